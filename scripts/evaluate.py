@@ -1,0 +1,20 @@
+"""Scores a run on a split: one JSON line on stdout."""
+
+import json
+
+from absl import flags
+from ml_collections import ConfigDict
+
+from transformer_jax import command_line
+from transformer_jax.predictor import Predictor
+
+SPLIT = flags.DEFINE_string("split", None, "a file's stem or a tfds split; by default config.data.test_split")
+
+
+def main(config: ConfigDict) -> None:
+    predictor = Predictor.from_config(flags.FLAGS.workdir, config)
+    print(json.dumps(predictor.evaluate(SPLIT.value)))
+
+
+if __name__ == "__main__":
+    command_line.run_on_workdir(main)

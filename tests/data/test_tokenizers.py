@@ -1,0 +1,205 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+import tokenizers as hugging_face
+
+from transformer_jax.data.tokenizers import (
+    BOS_ID,
+    EOS_ID,
+    KINDS,
+    PAD_ID,
+    SPECIALS,
+    UNK_ID,
+    Tokenizer,
+    TokenizerError,
+    train_tokenizer,
+)
+
+LINES = [
+    "Ein Hund läuft über die Wiese .",
+    "Two dogs , both <brown> , run </s> here  and there .",
+    "  the 日本 café\twas closed",
+    "<pad> <s> </s> <unk> x</s> </s>y x</s> </s>y <unk> <pad>x",
+    "Straße",
+] * 3
+ODD = ["", " ", "  ", " a", "a ", "a  b", "</s>", "<pad>", " </s> <pad>", "a</s>b", "<s> <unk> a"]
+
+
+def train(kind, **arguments):
+    return train_tokenizer(kind, LINES, 400, **arguments)
+
+
+def ids(tokenizer, line):
+    return tokenizer.encode_batch([line])[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_is_deterministic_and_specials_come_first(kind):
+    tokenizer = train(kind)
+    assert train_tokenizer(kind, iter(LINES), 400).sha256 == tokenizer.sha256
+    assert tokenizer.tokens(range(4)) == list(SPECIALS)
+    assert (PAD_ID, BOS_ID, EOS_ID, UNK_ID) == (0, 1, 2, 3)
+    assert 4 < tokenizer.size <= 400
+    used = tokenizer.tokens(range(tokenizer.size))
+    assert len(set(used)) == tokenizer.size
+    assert "" not in used
+    assert tokenizer.tokens([tokenizer.size]) == [""]
+
+
+@pytest.mark.parametrize("kind", ["bpe_bytes", "bpe_metaspace", "characters"])
+def test_round_trip_is_exact(kind):
+    tokenizer = train(kind)
+    for line in LINES + ODD:
+        assert tokenizer.decode(ids(tokenizer, line)) == line
+
+
+def test_words_come_back_joined_by_single_spaces():
+    tokenizer = train("words")
+    assert tokenizer.decode(ids(tokenizer, "  the   Hund\tläuft here ")) == "the Hund läuft here"
+    assert tokenizer.decode(ids(tokenizer, "the cat")) == "the <unk>"
+
+
+@pytest.mark.parametrize("reload", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_never_becomes_padding_begin_or_end(kind, reload, tmp_path):
+    tokenizer = train(kind)  # on lines that spell the specials: a merge or a word could have become one
+    if reload:
+        tokenizer.save(tmp_path / "tokenizer.json")
+        tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
+    for line in LINES + ODD:
+        assert min(ids(tokenizer, line), default=UNK_ID) >= UNK_ID
+    if kind == "words":
+        assert ids(tokenizer, "the </s> <unk>")[1:] == [UNK_ID, UNK_ID]
+
+
+def test_unseen_characters():
+    assert UNK_ID not in ids(train("bpe_bytes"), "☃\u2028é")
+    assert train("bpe_bytes").decode(ids(train("bpe_bytes"), "☃\u2028é")) == "☃\u2028é"
+    for kind in ("bpe_metaspace", "characters"):
+        tokenizer = train(kind)
+        assert ids(tokenizer, "a☃").count(UNK_ID) == 1
+        assert tokenizer.decode(ids(tokenizer, "a☃ b")) == "a<unk> b"
+    assert train("bpe_metaspace").decode(ids(train("bpe_metaspace"), "a▁b")) == "a b"
+
+
+def test_bytes_concatenate():
+    tokenizer = train("bpe_bytes")
+    start, end = ids(tokenizer, "Ein Hund"), ids(tokenizer, " läuft")
+    assert tokenizer.decode(start) + tokenizer.decode(end) == tokenizer.decode(start + end) == "Ein Hund läuft"
+
+
+def test_decode_stops_at_the_first_end_and_drops_specials():
+    tokenizer = train("bpe_metaspace")
+    hund, dogs = ids(tokenizer, "Ein Hund"), ids(tokenizer, "dogs")
+    assert tokenizer.decode([BOS_ID, *hund, PAD_ID, EOS_ID, *dogs, EOS_ID]) == "Ein Hund"
+    assert tokenizer.decode([*dogs, tokenizer.size + 3]) == "dogs"
+    assert tokenizer.decode([]) == tokenizer.decode([EOS_ID, *dogs]) == ""
+
+
+def test_encoding_adds_and_cuts_nothing():
+    tokenizer = train("characters")
+    assert tokenizer.encode_batch([]) == []
+    assert [len(line) for line in tokenizer.encode_batch(["", "a" * 1000, "ab"])] == [0, 1000, 2]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lowercase(kind):
+    tokenizer = train(kind, lowercase=True)
+    assert tokenizer.decode(ids(tokenizer, "EIN Hund LÄUFT")) == "ein hund läuft"
+
+
+def test_words_are_kept_by_count_then_alphabet():
+    lines = ["b c a a", "c b c d"]  # c 3; a, b 2; d 1
+    assert train_tokenizer("words", lines, 7).tokens(range(4, 8)) == ["c", "a", "b", ""]
+    assert train_tokenizer("words", lines, 99, min_count=3).size == 5
+    assert train_tokenizer("characters", lines, 99, min_count=2).tokens(range(4, 9)) == [" ", "c", "a", "b", ""]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_save_and_load(kind, tmp_path):
+    tokenizer, path = train(kind), tmp_path / "new" / "tokenizer.json"
+    tokenizer.save(path)
+    loaded = Tokenizer.load(path)
+    assert loaded.sha256 == tokenizer.sha256
+    assert loaded.to_json() == tokenizer.to_json() == path.read_text(encoding="utf-8")
+    assert loaded.size == tokenizer.size
+    assert loaded.encode_batch(LINES + ODD) == tokenizer.encode_batch(LINES + ODD)
+    assert [file.name for file in path.parent.iterdir()] == ["tokenizer.json"]
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")), indent=2), encoding="utf-8")
+    assert Tokenizer.load(path).sha256 == tokenizer.sha256
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"{}", b"[1]", b"\xff\xfe", b'{"model": {"type": "BPE"}}'])
+def test_a_broken_file_is_named(content, tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(content)
+    with pytest.raises(TokenizerError, match=r"Cannot load the tokenizer .*tokenizer\.json: .* Restore the file"):
+        Tokenizer.load(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(TokenizerError, match=r"Cannot load the tokenizer .*absent\.json"):
+        Tokenizer.load(tmp_path / "absent.json")
+
+
+def test_others_specials_are_refused():
+    foreign = hugging_face.Tokenizer(hugging_face.models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
+    with pytest.raises(TokenizerError, match=r"Ids 0–3 are .*\[UNK\].* must be"):
+        Tokenizer(foreign.to_str())
+
+
+def test_not_json_is_refused():
+    with pytest.raises(TokenizerError, match="Not a tokenizer's JSON"):
+        Tokenizer("nonsense")
+
+
+def test_unknown_kind():
+    with pytest.raises(TokenizerError, match="'unigram': choose one of bpe_bytes"):
+        train("unigram")
+
+
+@pytest.mark.parametrize("lines", [[], ["", "  "]])
+@pytest.mark.parametrize("kind", KINDS)
+def test_empty_corpus(kind, lines):
+    with pytest.raises(TokenizerError, match=f"all of {len(lines)} lines are empty"):
+        train_tokenizer(kind, lines, 100)
+
+
+@pytest.mark.parametrize(("kind", "minimum"), [("bpe_bytes", 260), ("bpe_metaspace", 8), ("characters", 7)])
+def test_vocabulary_holds_specials_and_alphabet(kind, minimum):
+    lines = ["ab", "cab"]
+    for size in (-1, 2, minimum - 1):
+        with pytest.raises(TokenizerError, match=f"vocab_size={size} is too small for {kind}.* least {minimum}"):
+            train_tokenizer(kind, lines, size)
+    assert train_tokenizer(kind, lines, minimum).size == minimum
+
+
+def test_vocabulary_of_words_holds_one():
+    with pytest.raises(TokenizerError, match=r"vocab_size=4 is too small for words.* least 5"):
+        train_tokenizer("words", ["a b"], 4)
+    assert train_tokenizer("words", ["a b"], 5).size == 5
+
+
+@pytest.mark.parametrize("kind", ["words", "characters"])
+def test_min_count_above_all_counts(kind):
+    with pytest.raises(TokenizerError, match="Nothing occurs min_count=9 times in 1 lines"):
+        train_tokenizer(kind, ["a b"], 100, min_count=9)
+
+
+def test_bpe_on_multi30k_gives_its_tokens_back():
+    data = Path(os.environ.get("TRANSFORMER_JAX_DATA", Path(__file__).parents[2] / "../shared/data"))
+    if not data.is_dir():
+        pytest.skip(f"no real data in {data}: set TRANSFORMER_JAX_DATA")
+    read = {
+        name: (data / "multi30k" / "tok" / name).read_text(encoding="utf-8").split("\n")[:-1]
+        for name in ("val.en", "val.de", "test_2016_flickr.de")
+    }
+    tokenizer = train_tokenizer("bpe_metaspace", read["val.en"] + read["val.de"], 2000)
+    assert tokenizer.size == 2000
+    for line, encoded in zip(read["val.de"], tokenizer.encode_batch(read["val.de"]), strict=True):
+        assert tokenizer.decode(encoded) == line
+    seen = set("".join(read["val.en"] + read["val.de"]))
+    for line, encoded in zip(test := read["test_2016_flickr.de"], tokenizer.encode_batch(test), strict=True):
+        assert encoded.count(UNK_ID) == sum(character not in seen for character in line)

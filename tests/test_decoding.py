@@ -1,0 +1,378 @@
+"""Both searches against a search through all sequences, in NumPy float64."""
+
+import dataclasses
+import itertools
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from transformer_jax import decoding
+from transformer_jax.decoding import DecodingConfig, beam_search, greedy, lp
+
+PAD, BOS, EOS = 0, 1, 2
+IDS = {"bos_id": BOS, "eos_id": EOS, "pad_id": PAD}
+FORMS = [("wu", 0.0), ("wu", 0.6), ("wu", 2.0), ("power", 0.7), ("power", 1.0), ("power", 1.5)]
+PRIME = 251
+
+
+@pytest.fixture(autouse=True)
+def _no_rank_promotion():
+    with jax.numpy_rank_promotion("raise"):
+        yield
+
+
+def markov(tables):
+    """log P(next | previous) from tables (B, V, V): the cache holds each row's own table."""
+    return lambda cache, tokens, position: (cache[jnp.arange(len(tokens)), tokens], cache), jnp.asarray(tables)
+
+
+def hashed(table, multipliers):
+    """Logits that depend on the whole prefix, through a rolling hash of it in the cache."""
+
+    def step(cache, tokens, position):
+        hashes = (cache["hash"] * cache["multiplier"] + tokens + position) % PRIME
+        # a nested leaf of higher rank, whose last written column must agree with the hash's beam
+        seen = cache["seen"]["tokens"].at[:, position, 0].set(tokens)
+        logits = jnp.asarray(table)[(hashes + seen.sum(axis=(1, 2))) % PRIME]
+        return logits, {"hash": hashes, "multiplier": cache["multiplier"], "seen": {"tokens": seen}}
+
+    rows = len(multipliers)
+    cache = {"hash": jnp.zeros(rows, jnp.int32), "multiplier": jnp.asarray(multipliers, jnp.int32)}
+    return step, cache | {"seen": {"tokens": jnp.zeros((rows, 11, 1), jnp.int32)}}
+
+
+def prefix_logits_markov(table):
+    return lambda prefix: table[prefix[-1]]
+
+
+def prefix_logits_hashed(table, multiplier):
+    def logits(prefix):
+        value = 0
+        for position, token in enumerate(prefix):
+            value = (value * multiplier + token + position) % PRIME
+        return table[(value + sum(prefix)) % PRIME]
+
+    return logits
+
+
+def log_softmax(x):
+    x = np.asarray(x, np.float64)
+    return x - x.max() - np.log(np.exp(x - x.max()).sum())
+
+
+def penalty(length, alpha, form):
+    return (((5 + length) / 6) if form == "wu" else length) ** alpha
+
+
+def log_probability(logits, sequence):
+    prefix, total = [BOS], 0.0
+    for token in sequence:
+        total += log_softmax(logits(prefix))[token]
+        prefix.append(token)
+    return total
+
+
+def brute_force(logits, vocabulary, max_length, alpha, form):
+    """[(score, log P, tokens)], best first: all that end within max_length, then all that are cut off there."""
+    words = [v for v in range(vocabulary) if v not in (PAD, BOS, EOS)]
+    ended, cut_off = [], []
+    for length in range(1, max_length + 1):
+        for body in itertools.product(words, repeat=length - 1):
+            ended.append((*body, EOS))
+    cut_off = list(itertools.product(words, repeat=max_length))
+
+    def ranked(sequences):
+        totals = [(log_probability(logits, y), y) for y in sequences]
+        return sorted(((t / penalty(len(y), alpha, form), t, y) for t, y in totals), reverse=True)
+
+    return ranked(ended) + ranked(cut_off)
+
+
+def padded(sequence, length):
+    return [*sequence, *[PAD] * (length - len(sequence))]
+
+
+def search(model, **arguments):
+    step, cache = model
+    batch_size = len(jax.tree.leaves(cache)[0])
+    run = partial(greedy if "beam_size" not in arguments else beam_search, step)
+    return jax.tree.map(np.asarray, jax.jit(partial(run, batch_size=batch_size, **IDS, **arguments))(cache))
+
+
+def beams(beam_size, max_length, alpha=0.6, form="wu"):
+    return {
+        "beam_size": beam_size,
+        "max_length": max_length,
+        "length_penalty": alpha,
+        "length_penalty_form": form,
+    }
+
+
+def random_logits(seed, *shape, scale=1.5):
+    return (np.random.default_rng(seed).normal(size=shape) * scale).astype(np.float32)
+
+
+def assert_is_best(found, row, expected, max_length):
+    """The whole list of K agrees with the first K of the brute-force list: tokens, scores, probabilities."""
+    expected = expected[: found.tokens.shape[1]]
+    assert found.tokens[row].tolist() == [padded(y, max_length) for _, _, y in expected]
+    np.testing.assert_allclose(found.scores[row], [s for s, _, _ in expected], rtol=2e-5)
+    np.testing.assert_allclose(found.log_probabilities[row], [t for _, t, _ in expected], rtol=2e-5)
+
+
+@pytest.mark.parametrize(("form", "alpha"), FORMS)
+def test_wide_beam_is_brute_force_markov(form, alpha):
+    tables = random_logits(7, 3, 7, 7)
+    found = search(markov(tables), **beams(4**4, 4, alpha, form))
+    for row, table in enumerate(tables):
+        assert_is_best(found, row, brute_force(prefix_logits_markov(table), 7, 4, alpha, form), 4)
+
+
+@pytest.mark.parametrize(("form", "alpha"), FORMS)
+def test_wide_beam_is_brute_force_whole_prefix(form, alpha):
+    table, multipliers = random_logits(8, PRIME, 5), [3, 5]
+    found = search(hashed(table, multipliers), **beams(2**7, 7, alpha, form))
+    for row, multiplier in enumerate(multipliers):
+        assert_is_best(found, row, brute_force(prefix_logits_hashed(table, multiplier), 5, 7, alpha, form), 7)
+
+
+@pytest.mark.parametrize(("form", "alpha"), FORMS)
+def test_wide_beam_stops_early_and_still_finds_the_best(form, alpha):
+    """Fewer places than hypotheses, but more than prefixes alive: the bound is what ends the search."""
+    table = random_logits(9, PRIME, 5)
+    table[:, EOS] += 3
+    calls = []
+    step, cache = hashed(table, [3])
+
+    def counted(cache, tokens, position):
+        jax.debug.callback(lambda p: calls.append(int(p)), position)
+        return step(cache, tokens, position)
+
+    found = search((counted, cache), **beams(31, 11, alpha, form))
+    jax.effects_barrier()
+    expected = brute_force(prefix_logits_hashed(table, 3), 5, 11, alpha, form)
+    assert found.tokens[0, :3].tolist() == [padded(y, 11) for _, _, y in expected[:3]]
+    if (form, alpha) == ("wu", 0.0):
+        assert len(calls) < 11
+
+
+def reference_beam(logits, vocabulary, max_length, K, alpha, form):
+    """The narrow beam in plain Python, without a bound: it always runs to max_length."""
+    alive, finished = [(0.0, (BOS,))], []
+    for length in range(1, max_length + 1):
+        candidates = []
+        for total, prefix in alive:
+            added = log_softmax(logits(list(prefix)))
+            candidates += [(total + added[v], (*prefix, v)) for v in range(vocabulary) if v not in (PAD, BOS)]
+        candidates = sorted(candidates, reverse=True)[: 2 * K]
+        finished += [(total / penalty(length, alpha, form), total, y[1:]) for total, y in candidates if y[-1] == EOS]
+        finished = sorted(finished, reverse=True)[:K]
+        alive = [(total, y) for total, y in candidates if y[-1] != EOS][:K]
+    return finished + [(t / penalty(max_length, alpha, form), t, y[1:]) for t, y in alive]
+
+
+@pytest.mark.parametrize(("form", "alpha"), FORMS)
+@pytest.mark.parametrize("beam_size", [1, 2, 5])
+def test_narrow_beam_is_the_reference_that_never_stops(beam_size, form, alpha):
+    """Stopping early changes nothing, in any row, and the cache follows its beam."""
+    table, multipliers = random_logits(10, PRIME, 13), [3, 5, 7, 11, 13, 17, 19]
+    table[:, EOS] += np.linspace(-1, 3, PRIME, dtype=np.float32)
+    found = search(hashed(table, multipliers), **beams(beam_size, 11, alpha, form))
+    for row, multiplier in enumerate(multipliers):
+        logits = prefix_logits_hashed(table, multiplier)
+        assert_is_best(found, row, reference_beam(logits, 13, 11, beam_size, alpha, form), 11)
+
+
+def test_greedy_takes_the_most_probable_token():
+    table, multipliers = random_logits(11, PRIME, 13), [3, 5, 7, 11, 13]
+    found = search(hashed(table, multipliers), max_length=11)
+    for row, multiplier in enumerate(multipliers):
+        logits, prefix = prefix_logits_hashed(table, multiplier), [BOS]
+        while len(prefix) <= 11 and prefix[-1] != EOS:
+            allowed = np.array(logits(prefix))
+            allowed[[PAD, BOS]] = -np.inf
+            prefix.append(int(allowed.argmax()))
+        assert found.tokens[row, 0].tolist() == padded(prefix[1:], 11)
+        expected = log_probability(logits, prefix[1:])
+        np.testing.assert_allclose(found.log_probabilities[row, 0], expected, rtol=2e-5)
+    np.testing.assert_array_equal(found.scores, found.log_probabilities)
+
+
+def test_beam_of_one_without_penalty_is_greedy_where_eos_is_never_second():
+    """EOS is certain after the word 3 and impossible elsewhere; then no shorter output competes."""
+    tables = random_logits(12, 5, 7, 7)
+    tables[:, :, EOS] = -80
+    tables[:, 3, EOS] = 80
+    one, best = search(markov(tables), **beams(1, 11, alpha=0.0)), search(markov(tables), max_length=11)
+    assert (best.tokens == 3).any()
+    np.testing.assert_array_equal(one.tokens, best.tokens)
+    np.testing.assert_allclose(one.scores, best.scores, rtol=1e-6)
+
+
+@pytest.mark.parametrize("arguments", [{"max_length": 11}, beams(1, 11), beams(3, 11), beams(5, 11, 0.0)])
+def test_rows_do_not_depend_on_the_batch(arguments):
+    """Rows that end soon, late and never, bitwise the same alone, together and in another order."""
+    tables = random_logits(13, 5, 7, 7)
+    tables[:, :, EOS] += np.array([6.0, 2.0, 0.0, -2.0, -60.0], np.float32)[:, None]
+    together = search(markov(tables), **arguments)
+    lengths = (together.tokens[:, 0] != PAD).sum(axis=-1)
+    assert lengths.min() < 3
+    assert lengths.max() == 11
+    backwards = search(markov(tables[::-1]), **arguments)
+    for row in range(5):
+        alone = search(markov(tables[row : row + 1]), **arguments)
+        for a, b, c in zip(alone, together, backwards, strict=True):
+            np.testing.assert_array_equal(a[0], b[row])
+            np.testing.assert_array_equal(a[0], c[4 - row])
+
+
+@pytest.mark.parametrize("arguments", [{}, beams(3, 0, 0.0)])
+def test_finished_hypotheses_are_frozen(arguments):
+    """A step that turns to nonsense, more probable than anything allowed to be, after the first row is done."""
+
+    def step(cache, tokens, position):
+        fair = jnp.full((len(tokens), 7), -5.0).at[:, EOS].set(5.0)
+        slow = jnp.full((len(tokens), 7), -5.0).at[:, 5].set(5.0)
+        logits = jnp.where(cache[:, None], fair, slow)
+        return jnp.where(cache[:, None] & (position > 5), jnp.inf, logits), cache
+
+    def run(rows, length):
+        return search((step, jnp.array(rows)), **{**arguments, "max_length": length})
+
+    both, soon = run([True, False], 11), run([True], 5)
+    assert np.isfinite(both.scores).all()
+    np.testing.assert_array_equal(both.tokens[0, :, :5], soon.tokens[0])
+    np.testing.assert_array_equal(both.scores[0], soon.scores[0])
+    assert not both.tokens[0, :, 5:].any()
+    assert (both.tokens[1, 0] == 5).all()
+
+
+def test_cut_off_at_max_length():
+    """Nothing ends: K outputs of T tokens, the K best of those, with lp(T)."""
+    table = random_logits(14, PRIME, 5)
+    table[:, EOS] = -np.inf
+    found = search(hashed(table, [3]), **beams(2**5, 5, 0.6))
+    expected = brute_force(prefix_logits_hashed(table, 3), 5, 5, 0.6, "wu")
+    assert_is_best(found, 0, [e for e in expected if EOS not in e[2]], 5)
+    best = search(hashed(table, [3]), max_length=5)
+    assert best.tokens.shape == (1, 1, 5)
+    assert not np.isin(best.tokens, [PAD, BOS, EOS]).any()
+
+
+def test_finished_come_before_better_ones_that_were_cut_off():
+    table = np.full((1, 5, 5), -30.0, np.float32)
+    table[0, :, 3] = 5.0
+    table[0, :, 4] = -3.0
+    table[0, 4, EOS] = 9.0
+    found = search(markov(table), **beams(3, 2, 0.0))
+    assert found.tokens[0].tolist() == [[4, EOS], [3, 3], [3, 4]]
+    assert found.scores[0, 0] < found.scores[0, 1]
+
+
+def test_places_that_nothing_is_left_for():
+    """One word and two positions: w EOS, EOS, and w w cut off, whatever the beam."""
+    logits = random_logits(15, 1, 4, 4)
+    found = search(markov(logits), **beams(5, 2))
+    assert_is_best(
+        decoding.Hypotheses(*(x[:, :3] for x in found)),
+        0,
+        brute_force(prefix_logits_markov(logits[0]), 4, 2, 0.6, "wu"),
+        2,
+    )
+    assert not found.tokens[0, 3:].any()
+    assert np.isneginf(found.scores[0, 3:]).all()
+    assert np.isneginf(found.log_probabilities[0, 3:]).all()
+
+
+@pytest.mark.parametrize("arguments", [{"max_length": 11}, beams(3, 11)])
+def test_pad_and_bos_are_never_chosen(arguments):
+    tables = random_logits(16, 5, 7, 7)
+    tables[:, :, [PAD, BOS]] += 20
+    found = search(markov(tables), **arguments)
+    assert not (found.tokens == BOS).any()
+    ended = np.cumsum(found.tokens == EOS, axis=-1) - (found.tokens == EOS)
+    np.testing.assert_array_equal(found.tokens == PAD, ended > 0)
+    assert (found.log_probabilities < -10).all(), "the probabilities must stay those of the model"
+
+
+@pytest.mark.parametrize("arguments", [{"max_length": 5}, beams(3, 5)])
+def test_one_id_for_bos_pad_and_eos(arguments):
+    step, cache = markov(random_logits(17, 3, 7, 7))
+    run = greedy if "beam_size" not in arguments else beam_search
+    found = run(step, cache, batch_size=3, bos_id=EOS, eos_id=EOS, pad_id=EOS, **arguments)
+    assert (found.tokens == EOS).any()
+
+
+@pytest.mark.parametrize("arguments", [{"max_length": 11}, beams(3, 11)])
+def test_traced_once_for_a_shape(arguments):
+    """One trace for all positions and later calls; a second only if the loop must find its types out."""
+    step, cache = markov(random_logits(18, 3, 7, 7))
+    traces = []
+
+    def counted(cache, tokens, position):
+        traces.append((tokens.shape, tokens.dtype, position.shape, position.dtype))
+        return step(cache, tokens, position)
+
+    run = greedy if "beam_size" not in arguments else beam_search
+    decode = jax.jit(partial(run, counted, batch_size=3, **IDS, **arguments))
+    decode(cache)
+    decode(cache + 1)
+    rows = 3 * arguments.get("beam_size", 1)
+    assert traces == [((rows,), jnp.int32, (), jnp.int32)]
+
+
+@pytest.mark.parametrize(("size", "k"), [(10_000, 12), (992, 3), (7, 5), (48, 7), (2 * 211, 5)])
+@pytest.mark.parametrize("levels", [3, 10**6])
+def test_top_k_is_lax_top_k_ties_included(size, k, levels):
+    x = jnp.asarray(np.random.default_rng(19).integers(levels, size=(3, 5, size)), jnp.float32)
+    for ours, theirs in zip(decoding._top_k(x, k), jax.lax.top_k(x, k), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_length_penalty_by_hand():
+    np.testing.assert_allclose(lp(1, 0.6, "wu"), 1.0)
+    np.testing.assert_allclose(lp(7, 2.0, "wu"), 4.0)
+    np.testing.assert_allclose(lp(jnp.arange(1, 4), 2.0, "power"), [1.0, 4.0, 9.0])
+    np.testing.assert_allclose(lp(17, 0.0, "power"), 1.0)
+
+
+@pytest.mark.parametrize(("alpha", "form"), [(-0.1, "wu"), (float("nan"), "power"), (0.6, "gnmt")])
+def test_length_penalty_refuses(alpha, form):
+    with pytest.raises(ValueError, match=r"form=.*alpha=.*must be one of .*use 0"):
+        search(markov(random_logits(20, 3, 7, 7)), **beams(2, 3, alpha, form))
+
+
+VALID = DecodingConfig(beam_size=4, length_penalty=0.6, length_penalty_form="wu", max_ratio=1.0, max_extra=50)
+
+
+def test_valid_config_has_no_problems_and_limits_the_output():
+    assert list(VALID.problems()) == []
+    assert VALID.max_length(7) == 57
+    assert dataclasses.replace(VALID, max_ratio=1.5, max_extra=3).max_length(7) == 13
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "rule"),
+    [
+        ("beam_size", 0, "at least 1; use 1"),
+        ("length_penalty", -0.1, "at least 0; use 0 "),
+        ("length_penalty", float("nan"), "finite"),
+        ("length_penalty", float("inf"), "finite"),
+        ("length_penalty_form", "gnmt", "one of wu, power; use wu"),
+        ("max_ratio", -1.0, "at least 0; use 1.0"),
+        ("max_ratio", float("inf"), "finite"),
+        ("max_extra", 0, "at least 1, or a short source has no output; use 50"),
+    ],
+)
+def test_problems(field, value, rule):
+    [(name, message)] = dataclasses.replace(VALID, **{field: value}).problems()
+    assert name == field
+    assert rule in message
+
+
+def test_all_problems_at_once():
+    broken = DecodingConfig(0, -1.0, "", -1.0, 0)
+    assert [name for name, _ in broken.problems()] == [f.name for f in dataclasses.fields(broken)]

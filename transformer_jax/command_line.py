@@ -1,0 +1,47 @@
+"""What the scripts share: flags, messages on stderr, errors without tracebacks."""
+
+import logging
+import sys
+from collections.abc import Callable
+
+from absl import app, flags
+from ml_collections import ConfigDict
+
+from transformer_jax.config import override, read_workdir
+
+EXIT_ERROR = 2
+
+
+def run(main: Callable[[], None], argv: list[str] | None = None) -> None:
+    """Parses flags and runs `main`. What a user can mend ends as one message on stderr and exit code 2."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s", force=True)
+    app.define_help_flags()
+    try:
+        try:
+            flags.FLAGS(sys.argv if argv is None else argv)
+        except (
+            AttributeError,
+            KeyError,
+            TypeError,
+        ) as error:  # ml_collections' words for a wrong --config.key
+            raise flags.Error(str(error)) from error
+        main()
+    except (ValueError, OSError, flags.Error) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(EXIT_ERROR)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def run_on_workdir(main: Callable[[ConfigDict], None]) -> None:
+    """The same for a program that takes its config from --workdir, with `--config.a.b=v` over it."""
+    overrides = [argument for argument in sys.argv if argument.startswith("--config.")]
+    argv = [argument for argument in sys.argv if not argument.startswith("--config.")]
+    workdir = flags.DEFINE_string("workdir", None, "the folder of a run", required=True)
+
+    def overridden() -> None:
+        config = read_workdir(workdir.value)
+        override(config, overrides)
+        main(config)
+
+    run(overridden, argv)

@@ -1,0 +1,194 @@
+"""Text to ids and back: Hugging Face `tokenizers`, trained here, stored as one canonical JSON file.
+
+Ids 0–3 are always padding, begin, end and unknown. Text never becomes one of the first three: a line that
+spells "</s>" is encoded as its characters (`words`: as unknown). What decode(encode(text)) gives back:
+
+- `bpe_bytes`: BPE over bytes as in GPT-2, never unknown. The text, always. No space is put before a line, so
+  that decode(a + b) == decode(a) + decode(b) where both are whole characters.
+- `bpe_metaspace`: BPE with "▁" for the space as in SentencePiece. The text with all its spaces, except for
+  characters unseen in training (unknown) and "▁" itself (a space). Right for text already split into tokens.
+- `words`: the words between whitespace, joined by single spaces; rare ones are unknown.
+- `characters`: the text, where its characters (code points) are known.
+
+`lowercase=True` loses case besides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import tokenizers
+from etils import epath
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+PAD_ID, BOS_ID, EOS_ID, UNK_ID = 0, 1, 2, 3
+PAD, BOS, EOS, UNK = SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
+KINDS = ("bpe_bytes", "bpe_metaspace", "words", "characters")
+
+
+class TokenizerError(ValueError):
+    """A tokenizer that cannot be trained, or a file that does not hold one."""
+
+
+class Tokenizer:
+    """A trained tokenizer; what it is, is its canonical JSON, and `sha256` names it.
+
+    Raises:
+        TokenizerError: `text` is no tokenizer's JSON, or ids 0–3 in it are not `SPECIALS`.
+    """
+
+    def __init__(self, text: str):
+        try:
+            self._json = json.dumps(json.loads(text), ensure_ascii=False, sort_keys=True)
+            self._tokenizer = tokenizers.Tokenizer.from_str(self._json)
+        except Exception as error:  # the Rust library raises bare Exception
+            raise TokenizerError(f"Not a tokenizer's JSON: {error}") from error
+        found = tuple(self._tokenizer.id_to_token(i) for i in range(len(SPECIALS)))
+        if found != SPECIALS:
+            raise TokenizerError(f"Ids 0–3 are {found}, but must be {SPECIALS}: train it with train_tokenizer.")
+        # Not part of the JSON, so it must be set after every load: without it the text "</s>" becomes EOS_ID.
+        self._tokenizer.encode_special_tokens = True
+
+    @classmethod
+    def load(cls, path: epath.PathLike) -> Tokenizer:
+        """Reads what `save` wrote.
+
+        Raises:
+            TokenizerError: the file is missing, unreadable, or holds no tokenizer of ours.
+        """
+        try:
+            return cls(epath.Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise TokenizerError(
+                f"Cannot load the tokenizer {path}: {error} Restore the file from a backup, or remove it and "
+                "train again in a new workdir: ids of another tokenizer do not fit an old checkpoint."
+            ) from error
+
+    def save(self, path: epath.PathLike) -> None:
+        """Writes the canonical JSON; a reader sees the old file or the new one, never half of it."""
+        path = epath.Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(path.name + ".tmp")
+        temporary.write_text(self._json, encoding="utf-8")
+        temporary.replace(path)
+
+    def to_json(self) -> str:
+        return self._json
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self._json.encode()).hexdigest()
+
+    @property
+    def size(self) -> int:
+        """How many ids there are, specials included."""
+        return self._tokenizer.get_vocab_size()
+
+    def encode_batch(self, lines: Iterable[str]) -> list[list[int]]:
+        """Ids of each line, in all threads at once; no begin or end is added, nothing is cut."""
+        encodings = self._tokenizer.encode_batch_fast(list(lines), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def tokens(self, ids: Iterable[int]) -> list[str]:
+        """The pieces behind the ids as stored ("▁the", "Ġthe", "</s>"), for pictures; unused ids give ""."""
+        return [self._tokenizer.id_to_token(int(i)) or "" for i in ids]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text up to the first end; padding and begin dropped, unknown as "<unk>", ids ≥ `size` skipped."""
+        kept = []
+        for i in map(int, ids):
+            if i == EOS_ID:
+                break
+            if i not in (PAD_ID, BOS_ID):
+                kept.append(i)
+        return self._tokenizer.decode(kept, skip_special_tokens=False)
+
+
+def train_tokenizer(
+    kind: str, lines: Iterable[str], vocab_size: int, *, min_count: int = 1, lowercase: bool = False
+) -> Tokenizer:
+    """Learns at most `vocab_size` ids, specials included; the same lines give the same `sha256`.
+
+    `min_count`: what occurs more rarely becomes no entry (a word, a character) and no merge (BPE; its
+    alphabet is kept whole). `words` keeps the most frequent that fit; others refuse if theirs do not.
+
+    Raises:
+        TokenizerError: unknown kind, nothing to learn from, or `vocab_size` below the smallest possible.
+    """
+    if kind not in KINDS:
+        raise TokenizerError(f"Unknown kind of tokenizer {kind!r}: choose one of {', '.join(KINDS)}.")
+    lines = list(lines)
+    if not any(map(str.strip, lines)):
+        raise TokenizerError(f"No text to train the tokenizer on: all of {len(lines)} lines are empty.")
+    tokenizer = _untrained(kind, lowercase)
+    if kind.startswith("bpe"):
+        alphabet = pre_tokenizers.ByteLevel.alphabet() if kind == "bpe_bytes" else []
+        trainer = trainers.BpeTrainer(
+            vocab_size=max(vocab_size, 0),
+            min_frequency=min_count,
+            special_tokens=list(SPECIALS),
+            initial_alphabet=alphabet,
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator(lines, trainer, length=len(lines))
+        minimum = tokenizer.get_vocab_size()  # beyond vocab_size only where specials and alphabet alone are
+    else:
+        vocabulary = _count(tokenizer.normalizer, lines, min_count, by_word=kind == "words")
+        minimum = len(SPECIALS) + (1 if kind == "words" else len(vocabulary))
+        ids = {token: i for i, token in enumerate((*SPECIALS, *vocabulary)) if i < vocab_size}
+        tokenizer.model = models.WordLevel(ids, unk_token=UNK)
+        tokenizer.add_special_tokens(list(SPECIALS))
+    if vocab_size < minimum:
+        raise TokenizerError(
+            f"vocab_size={vocab_size} is too small for {kind}: specials and alphabet of these lines need at "
+            f"least {minimum}. Raise it, or take bpe_bytes (at least {len(SPECIALS) + 256})."
+        )
+    return Tokenizer(tokenizer.to_str())
+
+
+def _count(normalizer: Any, lines: list[str], min_count: int, by_word: bool) -> list[str]:
+    """Words or characters, most frequent first. (WordLevelTrainer gives a literal "<unk>" a second id.)"""
+    counts: Counter[str] = Counter()
+    for line in lines:
+        line = normalizer.normalize_str(line)
+        counts.update(line.split() if by_word else line)
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    vocabulary = [token for token, count in ranked if count >= min_count and token not in SPECIALS]
+    if not vocabulary:
+        raise TokenizerError(f"Nothing occurs min_count={min_count} times in {len(lines)} lines: lower it.")
+    return vocabulary
+
+
+def _untrained(kind: str, lowercase: bool) -> tokenizers.Tokenizer:
+    """The road from text to pieces and back, with an empty model."""
+    normalizer: list[Any] = [normalizers.Lowercase()] if lowercase else []
+    pieces: Any
+    decoder: Any = None
+    if kind == "bpe_bytes":
+        # Its pattern parts "<", letters and ">", so that no merge can spell a special.
+        pieces, decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    elif kind == "bpe_metaspace":
+        # One "▁" goes before every line, also before a space, and one space is taken away in decoding:
+        # Metaspace's own prepending loses a leading space.
+        normalizer.append(normalizers.Prepend("▁"))
+        # "<" stands alone, lest a merge spell a special: training gives a merged "</s>" the id EOS_ID.
+        alone = pre_tokenizers.Split("<", "isolated")
+        pieces = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(prepend_scheme="never"), alone])
+        decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    elif kind == "words":
+        pattern = tokenizers.Regex(r"(?<!\S)<(pad|s|/s)>(?!\S)")
+        normalizer.append(normalizers.Replace(pattern, UNK))
+        pieces = pre_tokenizers.WhitespaceSplit()
+    else:
+        pieces = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
+        decoder = decoders.Fuse()
+    tokenizer = tokenizers.Tokenizer(models.BPE(unk_token=None if kind == "bpe_bytes" else UNK))
+    tokenizer.normalizer = normalizers.Sequence(normalizer)
+    tokenizer.pre_tokenizer = pieces
+    if decoder is not None:
+        tokenizer.decoder = decoder
+    return tokenizer

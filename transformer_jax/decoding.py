@@ -1,0 +1,225 @@
+"""Greedy and beam search over a step function and an explicit cache; they know no model.
+
+A `Step` takes the cache, the newest token of every row (N,) int32, and its position () int32, which is also
+the number of tokens already in the cache. It returns the logits of the next token (N, V) float32 and the cache
+with the newest one in it. A cache is any pytree whose leaves have the rows as first axis. Greedy search has
+N = B rows, beam search N = B·K, the K beams of a row side by side; what these share (the encoder's output)
+`step` may close over, and a cache without it is cheaper to reorder.
+
+B batch, K beams, V vocabulary; T = `max_length`, the most tokens an output can have, EOS counted and BOS not.
+PAD and BOS are never chosen (unless EOS has the same id). The probabilities stay the model's own: the share
+of these two is not spread over the others. Call both searches under `jit`; keyword arguments are static.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+Cache = Any
+Step = Callable[[Cache, jax.Array, jax.Array], tuple[jax.Array, Cache]]
+
+LENGTH_PENALTY_FORMS = ("wu", "power")
+IMPOSSIBLE = -1e9  # stands for log 0; finite, so that no difference is NaN
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodingConfig:
+    """How outputs are searched for, and how long they may get."""
+
+    beam_size: int = 4  # 1 is greedy
+    length_penalty: float = 0.6  # α; 0 ranks by probability alone
+    length_penalty_form: str = "wu"  # "wu" or "power", see `lp`
+    max_ratio: float = 1.0
+    max_extra: int = 50
+
+    def max_length(self, source_length: int) -> int:
+        return int(source_length * self.max_ratio) + self.max_extra
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yields (field name, "rule; remedy") for every value that cannot be used."""
+        if self.beam_size < 1:
+            yield "beam_size", "must be at least 1; use 1 for greedy search, 4 for Vaswani et al. 2017"
+        if not 0 <= self.length_penalty < math.inf:
+            yield "length_penalty", "must be finite, at least 0; use 0 for none, 0.6 for Vaswani et al. 2017"
+        if self.length_penalty_form not in LENGTH_PENALTY_FORMS:
+            yield (
+                "length_penalty_form",
+                f"must be one of {', '.join(LENGTH_PENALTY_FORMS)}; use wu if in doubt",
+            )
+        if not 0 <= self.max_ratio < math.inf:
+            yield "max_ratio", "must be finite, at least 0; use 1.0 for outputs about as long as their source"
+        if self.max_extra < 1:
+            yield "max_extra", "must be at least 1, or a short source has no output; use 50 if in doubt"
+
+
+class Hypotheses(NamedTuple):
+    """The K best outputs of each row, best first.
+
+    All that end in EOS come before those cut off at T tokens, which only fill the places left over; either
+    kind is ordered by score. A place that nothing is left for (tiny vocabularies) has PAD only and minus infinity.
+    """
+
+    tokens: jax.Array  # (B, K, T) int32: no BOS, EOS kept, PAD after it
+    scores: jax.Array  # (B, K) float32: log P(Y|X) / lp(Y)
+    log_probabilities: jax.Array  # (B, K) float32: log P(Y|X), summed over the tokens, EOS too
+
+
+def lp(length: jax.Array | int, alpha: float, form: str) -> jax.Array:
+    """The length penalty lp(Y) of |Y| tokens, EOS counted; ValueError for α < 0 or another form.
+
+    "wu": ((5 + |Y|) / 6)^α (Wu et al. 2016, eq. 14). "power": |Y|^α.
+    Differs: no coverage penalty, the other term of that equation.
+    """
+    if form not in LENGTH_PENALTY_FORMS or not 0 <= alpha < math.inf:
+        raise ValueError(f"{form=}, {alpha=}: must be one of {LENGTH_PENALTY_FORMS} and ≥ 0; use 0 for no penalty")
+    length = jnp.asarray(length, jnp.float32)
+    return ((5.0 + length) / 6.0) ** alpha if form == "wu" else length**alpha
+
+
+def _top_k(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+    """`jax.lax.top_k` over the last axis, ties included, at about half its cost for a vocabulary on CPU.
+
+    The k largest lie in the k groups of neighbours that have the largest maxima: only those are searched.
+    """
+    size = math.gcd(x.shape[-1], 16)
+    groups = x.reshape(*x.shape[:-1], -1, size)
+    if size == 1 or groups.shape[-2] <= k:
+        return jax.lax.top_k(x, k)
+    chosen = jnp.sort(jax.lax.top_k(groups.max(axis=-1), k)[1], axis=-1)  # sorted, so that ties fall as in x
+    members = jnp.take_along_axis(groups, chosen[..., None], axis=-2)
+    values, places = jax.lax.top_k(members.reshape(*x.shape[:-1], -1), k)
+    return values, jnp.take_along_axis(chosen, places // size, axis=-1) * size + places % size
+
+
+def _best_tokens(logits: jax.Array, k: int, forbidden: list[int]) -> tuple[jax.Array, jax.Array]:
+    """Log-probabilities and ids (N, ≥k), the k best allowed tokens among them, forbidden ones IMPOSSIBLE."""
+    values, tokens = _top_k(logits, min(k + len(forbidden), logits.shape[-1]))
+    log_probabilities = values - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    barred = jnp.isin(tokens, jnp.array(forbidden, jnp.int32))
+    return jnp.where(barred, IMPOSSIBLE, jnp.maximum(log_probabilities, IMPOSSIBLE)), tokens
+
+
+def greedy(
+    step: Step, cache: Cache, *, batch_size: int, max_length: int, bos_id: int, eos_id: int, pad_id: int
+) -> Hypotheses:
+    """The most probable token at every position until EOS: K = 1, the score is the log-probability."""
+    forbidden = sorted({pad_id, bos_id} - {eos_id})
+
+    def unfinished(state):
+        position, _, _, finished, _ = state
+        return (position < max_length) & ~finished.all()
+
+    def advance(state):
+        position, tokens, total, finished, cache = state
+        logits, cache = step(cache, tokens[:, position], position)
+        log_probabilities, candidates = _best_tokens(logits, 1, forbidden)
+        best = log_probabilities.argmax(axis=-1, keepdims=True)
+        token = jnp.take_along_axis(candidates, best, axis=-1)[:, 0]
+        total += jnp.where(finished, 0.0, log_probabilities.max(axis=-1))
+        tokens = tokens.at[:, position + 1].set(jnp.where(finished, pad_id, token))
+        return position + 1, tokens, total, finished | (token == eos_id), cache
+
+    tokens = jnp.full((batch_size, 1 + max_length), pad_id, jnp.int32).at[:, 0].set(bos_id)
+    total, finished = jnp.zeros(batch_size, jnp.float32), jnp.zeros(batch_size, bool)
+    state = (jnp.int32(0), tokens, total, finished, cache)
+    _, tokens, total, _, _ = jax.lax.while_loop(unfinished, advance, state)
+    return Hypotheses(tokens[:, None, 1:], total[:, None], total[:, None])
+
+
+class _Beams(NamedTuple):
+    """Hypotheses of each row; a score of IMPOSSIBLE says that there is none."""
+
+    tokens: jax.Array  # (B, K, 1 + T), BOS first
+    log_probabilities: jax.Array  # (B, K)
+    scores: jax.Array  # (B, K)
+
+
+def _take(beams: Any, chosen: jax.Array) -> Any:
+    """Leaves (B, K, ...) at chosen (B, k) → (B, k, ...); each gather stays in its row, so B may be sharded."""
+    take = jax.vmap(lambda row, i: row.at[i].get(mode="promise_in_bounds"))
+    return jax.tree.map(lambda x: take(x, chosen), beams)
+
+
+def _join(a: _Beams, b: _Beams) -> _Beams:
+    return jax.tree.map(lambda x, y: jnp.concatenate([x, y], axis=1), a, b)
+
+
+def beam_search(
+    step: Step,
+    cache: Cache,
+    *,
+    batch_size: int,
+    max_length: int,
+    beam_size: int,
+    length_penalty: float,
+    length_penalty_form: str,
+    bos_id: int,
+    eos_id: int,
+    pad_id: int,
+) -> Hypotheses:
+    """The K hypotheses with the largest log P(Y|X) / lp(Y) that a beam of K finds (Wu et al. 2016, sec. 7).
+
+    `cache` has B rows and is repeated K times here. Of the 2K best continuations of a row at least K do not
+    end, so K go on; those that end compete for the K finished places. A row is done, its finished ones
+    frozen, once none that goes on can beat the worst of them: as log P only falls and lp grows with length,
+    no score can exceed log P(so far) / lp(T). ValueError from `lp`.
+
+    Differs: Wu et al. also prune what falls too far behind the best in log-probability; here only rank counts.
+    """
+    B, K, T = batch_size, beam_size, max_length
+    forbidden = sorted({pad_id, bos_id} - {eos_id})
+
+    def score(log_probabilities, length):
+        penalized = log_probabilities / lp(length, length_penalty, length_penalty_form)
+        return jnp.where(log_probabilities > IMPOSSIBLE, penalized, IMPOSSIBLE)
+
+    def unfinished(state):
+        position, _, _, done, _ = state
+        return (position < T) & ~done.all()
+
+    def advance(state):
+        position, alive, finished, done, cache = state
+        logits, cache = step(cache, alive.tokens[:, :, position].reshape(B * K), position)
+
+        # A row's 2K best are among the 2K best of its beams: cheaper than to search its K·V at once.
+        added, tokens = (x.reshape(B, K, -1) for x in _best_tokens(logits, 2 * K, forbidden))
+        totals = jnp.maximum(alive.log_probabilities[:, :, None] + added, IMPOSSIBLE)
+        totals, chosen = jax.lax.top_k(totals.reshape(B, -1), 2 * K)
+        parents, token = chosen // added.shape[-1], _take(tokens.reshape(B, -1), chosen)
+        continued = _take(alive.tokens, parents).at[:, :, position + 1].set(token)
+        ends = token == eos_id
+
+        going_on, kept = jax.lax.top_k(jnp.where(ends, IMPOSSIBLE, totals), K)
+        alive = _Beams(_take(continued, kept), going_on, going_on)
+        parents = _take(parents, kept)
+        cache = jax.tree.map(lambda x: _take(x.reshape(B, K, *x.shape[1:]), parents).reshape(x.shape), cache)
+
+        ended = jnp.where(ends & ~done[:, None], totals, IMPOSSIBLE)  # done: no rounding may pass the bound
+        finished = _join(finished, _Beams(continued, ended, score(ended, position + 1)))
+        finished = _take(finished, jax.lax.top_k(finished.scores, K)[1])
+        done |= score(alive.log_probabilities[:, 0], T) <= finished.scores[:, -1]
+        return position + 1, alive, finished, done, cache
+
+    tokens = jnp.full((B, K, 1 + T), pad_id, jnp.int32).at[:, :, 0].set(bos_id)
+    none = jnp.full((B, K), IMPOSSIBLE, jnp.float32)
+    first = none.at[:, 0].set(0.0)  # one beam, lest all K find the same
+    cache = jax.tree.map(lambda x: jnp.repeat(x, K, axis=0), cache)
+    state = (
+        jnp.int32(0),
+        _Beams(tokens, first, first),
+        _Beams(tokens, none, none),
+        jnp.zeros(B, bool),
+        cache,
+    )
+    _, alive, finished, _, _ = jax.lax.while_loop(unfinished, advance, state)
+
+    cut_off = alive._replace(scores=score(alive.log_probabilities, T))
+    place, count = jnp.arange(K)[None], (finished.scores > IMPOSSIBLE).sum(axis=1, keepdims=True)
+    best = _take(_join(finished, cut_off), jnp.where(place < count, place, K + place - count))
+    exists = best.scores > IMPOSSIBLE
+    scores, log_probabilities = (jnp.where(exists, x, -jnp.inf) for x in (best.scores, best.log_probabilities))
+    return Hypotheses(jnp.where(exists[:, :, None], best.tokens[:, :, 1:], pad_id), scores, log_probabilities)

@@ -1,0 +1,237 @@
+"""The parts that every model is made of: linear maps, embeddings, positions, feed-forward, dropout, residuals.
+
+Shapes: B batch · T positions · D d_model · F d_ff · V vocabulary.
+
+Dropout acts when `apply` is given a "dropout" key, and only then:
+`model.apply(params, ..., rngs={"dropout": key})` trains, `model.apply(params, ...)` evaluates.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Array = jax.Array
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "relu": nn.relu,
+    "gelu": functools.partial(nn.gelu, approximate=False),
+    "gelu_tanh": functools.partial(nn.gelu, approximate=True),
+    "silu": nn.silu,
+}
+NORMS = ("post", "pre")
+POSITIONS = ("sinusoidal", "learned", "none")
+EMBEDDING_INITS = ("normal", "xavier_uniform")
+
+
+def dropout(x: Array, rate: float, key: Array) -> Array:
+    """Zeroes every element with probability `rate` and scales the others by 1 / (1 - rate).
+
+    The rate is rounded to a multiple of 2⁻¹⁶ (two elements share one 32-bit draw, which halves its cost);
+    the scale is that of the rounded rate, so the expectation is exact.
+    """
+    cut = round(rate * 2**16)
+    if cut == 0:
+        return x
+    width = -(-x.shape[-1] // 2)
+    bits = jax.random.bits(key, (*x.shape[:-1], width), jnp.uint32)
+    halves = jnp.concatenate([bits >> 16, bits & 0xFFFF], axis=-1)[..., : x.shape[-1]]
+    return jnp.where(halves >= cut, x * (2**16 / (2**16 - cut)), jnp.zeros_like(x))
+
+
+class Dropout(nn.Module):
+    """Srivastava et al. 2014. Active when the caller gives a "dropout" key."""
+
+    rate: float
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        if self.rate == 0.0 or not self.has_rng("dropout"):
+            return x
+        return dropout(x, self.rate, self.make_rng("dropout"))
+
+
+def parameter(
+    module: nn.Module, name: str, init: Callable[..., Array], shape: tuple[int, ...], axes: tuple[str, ...]
+) -> Array:
+    """A float32 parameter with a name for each axis: that is what decides how it is sharded."""
+    boxed: Any = nn.with_logical_partitioning(init, axes)
+    return module.param(name, boxed, shape, jnp.float32)
+
+
+class Linear(nn.Module):
+    """y = x W + b over the last `num_inputs` axes of x.
+
+    The kernel keeps the shape it has in the equations, such as (D, N, H) for the projection to heads, and a
+    name for each axis, so that the heads of one matrix can be sharded. Xavier uniform (Glorot and Bengio 2010).
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    num_inputs: int = 1
+    use_bias: bool = True
+    dtype: str = "float32"
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        inputs, outputs = range(self.num_inputs), range(self.num_inputs, len(self.shape))
+        init = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform", tuple(inputs), tuple(outputs))
+        kernel = parameter(self, "kernel", init, self.shape, self.axes)
+        y = jnp.tensordot(x.astype(self.dtype), kernel.astype(self.dtype), axes=self.num_inputs)
+        if self.use_bias:
+            shape, axes = self.shape[self.num_inputs :], self.axes[self.num_inputs :]
+            bias = parameter(self, "bias", nn.initializers.zeros, shape, axes)
+            y += jnp.expand_dims(bias.astype(self.dtype), tuple(range(y.ndim - bias.ndim)))
+        return y
+
+
+def layer_norm(epsilon: float, name: str | None = None) -> nn.LayerNorm:
+    """Ba et al. 2016: zero mean and unit variance over the D features of one position, then gain and bias."""
+    return nn.LayerNorm(
+        epsilon=epsilon,
+        scale_init=nn.with_logical_partitioning(nn.initializers.ones, ("embed",)),
+        bias_init=nn.with_logical_partitioning(nn.initializers.zeros, ("embed",)),
+        name=name,
+    )
+
+
+class Residual(nn.Module):
+    """What surrounds a sub-layer f. Where the norm stands is decided here and nowhere else.
+
+    post (Vaswani et al. 2017, Section 5.4):  y = norm(x + dropout(f(x)))
+    pre (Xiong et al. 2020):                  y = x + dropout(f(norm(x)))
+
+    Used as `y = residual.after(x, f(residual.before(x)))`.
+    """
+
+    norm: str
+    dropout_rate: float
+    epsilon: float
+
+    def setup(self) -> None:
+        self.layer_norm = layer_norm(self.epsilon)
+        self.dropout = Dropout(self.dropout_rate)
+
+    def before(self, x: Array) -> Array:
+        return self.layer_norm(x) if self.norm == "pre" else x
+
+    def after(self, x: Array, y: Array) -> Array:
+        x = x + self.dropout(y)
+        return x if self.norm == "pre" else self.layer_norm(x)
+
+
+def final_norm(norm: str, epsilon: float) -> Callable[[Array], Array]:
+    """What follows the last layer: a pre-LN stack ends in a norm of its own, a post-LN stack has had it."""
+    return layer_norm(epsilon, name="final_norm") if norm == "pre" else lambda x: x
+
+
+class FeedForward(nn.Module):
+    """FFN(x) = activation(x W₁ + b₁) W₂ + b₂, (B, T, D) → (B, T, D). Vaswani et al. 2017, eq. 2 (ReLU).
+
+    `dropout_rate` acts on the F hidden units; the paper has none there.
+    """
+
+    d_model: int
+    d_ff: int
+    activation: str = "relu"
+    dropout_rate: float = 0.0
+    dtype: str = "float32"
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        h = Linear((self.d_model, self.d_ff), ("embed", "mlp"), dtype=self.dtype, name="inner")(x)
+        h = Dropout(self.dropout_rate)(ACTIVATIONS[self.activation](h))
+        return Linear((self.d_ff, self.d_model), ("mlp", "embed"), dtype=self.dtype, name="outer")(h)
+
+
+class Embedding(nn.Module):
+    """A table (V, D) that turns ids into vectors and, when tied, vectors into logits.
+
+    Vaswani et al. 2017, Section 3.4: the vectors are multiplied by √d_model, the logits are not.
+    The table is padded to a multiple of `vocab_multiple` rows so that it can be sharded; see `mask_padding`.
+    `initializer`: "normal" has variance 1 / d_model (tensor2tensor, the authors' code), so that the scaled vectors have
+    unit variance; "xavier_uniform" is that of the (V, D) matrix. The paper names neither.
+    """
+
+    vocab_size: int
+    d_model: int
+    vocab_multiple: int = 1
+    initializer: str = "normal"
+    dtype: str = "float32"
+
+    def setup(self) -> None:
+        def table_init(key: Array, shape: tuple[int, int], dtype: jnp.dtype) -> Array:
+            init = nn.initializers.xavier_uniform()
+            if self.initializer == "normal":
+                init = nn.initializers.normal(self.d_model**-0.5)
+            table = init(key, (self.vocab_size, self.d_model), dtype)
+            return jnp.pad(table, ((0, shape[0] - self.vocab_size), (0, 0)))
+
+        shape = (padded_vocab_size(self.vocab_size, self.vocab_multiple), self.d_model)
+        self.table = parameter(self, "table", table_init, shape, ("vocab", "vector"))
+
+    def __call__(self, ids: Array) -> Array:
+        """ids (B, T) → (B, T, D), float32."""
+        return self.table[ids] * self.d_model**0.5
+
+    def logits(self, x: Array) -> Array:
+        """x (B, T, D) → (B, T, padded V), float32."""
+        x, table = x.astype(self.dtype), self.table.astype(self.dtype)
+        logits = jnp.einsum("BTD,VD->BTV", x, table, preferred_element_type=jnp.float32)
+        return mask_padding(logits, self.vocab_size)
+
+
+def padded_vocab_size(vocab_size: int, multiple: int) -> int:
+    return -(-vocab_size // multiple) * multiple
+
+
+def mask_padding(logits: Array, vocab_size: int) -> Array:
+    """Gives the padding rows of the vocabulary (ids ≥ `vocab_size`) a probability of zero."""
+    if logits.shape[-1] == vocab_size:
+        return logits
+    real = jnp.arange(logits.shape[-1]) < vocab_size
+    return jnp.where(jnp.expand_dims(real, (0, 1)), logits, jnp.finfo(logits.dtype).min)
+
+
+def sinusoidal_positions(length: int, d_model: int) -> np.ndarray:
+    """PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(same); (length, d_model), float32.
+
+    Vaswani et al. 2017, Section 3.5: pos counts from 0, i from 0 below d/2, sine and cosine interleaved; an odd
+    width drops the last cosine. Added to the embeddings, not concatenated. Computed in float64.
+    """
+    pairs = np.arange((d_model + 1) // 2)
+    angles = np.arange(length)[:, None] / 10000.0 ** (2 * pairs / d_model)[None]
+    waves = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(length, -1)
+    return waves[:, :d_model].astype(np.float32)
+
+
+class Positions(nn.Module):
+    """The (1, T, D) vectors added to embeddings at positions offset … offset + T - 1.
+
+    kind: "sinusoidal", "learned" (Gehring et al. 2017; row (E) of Table 3) or "none". Raises ValueError when T is
+    beyond `max_length`; offset + T beyond it cannot be seen under jit and is the caller's to keep.
+    """
+
+    kind: str
+    max_length: int
+    d_model: int
+
+    @nn.compact
+    def __call__(self, length: int, offset: Array | int = 0) -> Array:
+        if length > self.max_length:
+            raise ValueError(
+                f"a sequence of {length} positions is longer than max_length = {self.max_length}: "
+                "cut the sequence or raise model.max_length"
+            )
+        if self.kind == "none":
+            return jnp.zeros((1, length, self.d_model))
+        if self.kind == "learned":
+            shape = (self.max_length, self.d_model)
+            table = parameter(self, "table", nn.initializers.normal(0.02), shape, ("position", "embed"))
+        else:
+            table = jnp.asarray(sinusoidal_positions(self.max_length, self.d_model))
+        return jax.lax.dynamic_slice_in_dim(table, offset, length)[None]

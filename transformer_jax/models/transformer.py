@@ -1,0 +1,397 @@
+"""The Transformer: blocks, stacks and the encoder–decoder model (Vaswani et al. 2017, "Attention Is All You Need").
+
+Shapes: B batch · S source positions · T target positions · D d_model · N heads · H head width · F d_ff
+· V vocabulary · L layers. The parameters of a stack's layers are stored stacked, axis L first.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from transformer_jax.models import layers
+from transformer_jax.models.attention import (
+    KeyValue,
+    MultiHeadAttention,
+    causal_mask,
+    combine_masks,
+    padding_mask,
+)
+from transformer_jax.models.layers import Embedding, FeedForward, Linear, Positions, Residual, final_norm
+
+Array = jax.Array
+
+TIES = ("all", "decoder", "none")
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerConfig:
+    """The defaults are the paper's base model (Table 3, first row)."""
+
+    source_vocab_size: int = 37000
+    target_vocab_size: int = 37000
+    num_encoder_layers: int = 6
+    num_decoder_layers: int = 6
+    d_model: int = 512
+    d_ff: int = 2048
+    num_heads: int = 8
+    head_dim: int = 64  # d_k
+    value_dim: int = 64  # d_v
+    activation: str = "relu"
+    norm: str = "post"
+    positions: str = "sinusoidal"
+    max_length: int = 1024
+    # "all": source, target and output embeddings are one table (Section 3.4); "decoder": target and output are.
+    tie_embeddings: str = "all"
+    dropout_rate: float = 0.1  # on each sub-layer's output and on the sums of embeddings and positions
+    attention_dropout_rate: float = 0.0  # on the attention weights
+    feed_forward_dropout_rate: float = 0.0  # on the d_ff hidden units
+    attention_bias: bool = True
+    output_bias: bool = False  # of an untied output projection
+    embedding_init: str = "normal"
+    norm_epsilon: float = 1e-6
+    vocab_multiple: int = 1  # embedding tables are padded to a multiple of this many rows
+    dtype: str = "float32"  # of the matrix products
+    unroll: int = 1  # layers that one iteration of a stack's loop holds
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """What is wrong, as (field, rule and remedy)."""
+        for name in ("source_vocab_size", "target_vocab_size", "num_encoder_layers", "num_decoder_layers"):
+            if getattr(self, name) < 1:
+                yield name, "must be at least 1"
+        for name in ("d_model", "d_ff", "num_heads", "head_dim", "value_dim", "max_length"):
+            if getattr(self, name) < 1:
+                yield name, "must be at least 1"
+        for name in ("vocab_multiple", "unroll"):
+            if getattr(self, name) < 1:
+                yield name, "must be at least 1"
+        for name in ("dropout_rate", "attention_dropout_rate", "feed_forward_dropout_rate"):
+            if not 0 <= getattr(self, name) < 1:
+                yield name, "must be in [0, 1)"
+        if self.norm_epsilon <= 0:
+            yield "norm_epsilon", "must be positive, as 1e-6"
+        choices = {
+            "activation": tuple(layers.ACTIVATIONS),
+            "norm": layers.NORMS,
+            "positions": layers.POSITIONS,
+            "tie_embeddings": TIES,
+            "embedding_init": layers.EMBEDDING_INITS,
+            "dtype": DTYPES,
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                yield name, f"must be one of {', '.join(allowed)}"
+        if self.num_heads >= 1 and self.d_model % self.num_heads:
+            divisors = [n for n in range(1, self.d_model + 1) if self.d_model % n == 0 and n <= 64]
+            yield "num_heads", f"must divide d_model = {self.d_model}: choose one of {divisors}"
+        if self.tie_embeddings == "all" and self.source_vocab_size != self.target_vocab_size:
+            yield (
+                "tie_embeddings",
+                f"'all' shares one table, but source_vocab_size = {self.source_vocab_size} and target_vocab_size = "
+                f"{self.target_vocab_size}: make them equal or set tie_embeddings to 'decoder'",
+            )
+        if self.tie_embeddings != "none" and self.output_bias:
+            yield "output_bias", "belongs to an untied output projection: set tie_embeddings to 'none'"
+
+
+class Cache(NamedTuple):
+    """What decoding keeps between steps; the batch axis comes first in every leaf.
+
+    self_attention: keys and values (B, L, T, N, H) of the target so far; cross_attention: those of the source,
+    (B, L, S, N, H); source_valid: (B, S).
+    """
+
+    self_attention: KeyValue
+    cross_attention: KeyValue
+    source_valid: Array
+
+
+def _attention(config: TransformerConfig) -> MultiHeadAttention:
+    return MultiHeadAttention(
+        num_heads=config.num_heads,
+        d_model=config.d_model,
+        head_dim=config.head_dim,
+        value_dim=config.value_dim,
+        use_bias=config.attention_bias,
+        dropout_rate=config.attention_dropout_rate,
+        dtype=config.dtype,
+    )
+
+
+def _feed_forward(config: TransformerConfig) -> FeedForward:
+    return FeedForward(config.d_model, config.d_ff, config.activation, config.feed_forward_dropout_rate, config.dtype)
+
+
+def _residual(config: TransformerConfig) -> Residual:
+    return Residual(config.norm, config.dropout_rate, config.norm_epsilon)
+
+
+class EncoderBlock(nn.Module):
+    """Self-attention and a feed-forward network, each in its residual (Section 3.1)."""
+
+    config: TransformerConfig
+
+    def setup(self) -> None:
+        self.self_attention, self.self_attention_residual = _attention(self.config), _residual(self.config)
+        self.feed_forward, self.feed_forward_residual = _feed_forward(self.config), _residual(self.config)
+
+    def __call__(self, x: Array, mask: Array | None = None) -> Array:
+        """x (B, S, D), mask to (B, N, S, S) → (B, S, D)."""
+        h = self.self_attention_residual.before(x)
+        x = self.self_attention_residual.after(x, self.self_attention(h, h, mask=mask))
+        h = self.feed_forward_residual.before(x)
+        return self.feed_forward_residual.after(x, self.feed_forward(h))
+
+
+class DecoderBlock(nn.Module):
+    """Causal self-attention, attention to the source, feed-forward, each in its residual (Section 3.1).
+
+    In the attention to the source the queries come from the decoder, keys and values from the encoder.
+    """
+
+    config: TransformerConfig
+
+    def setup(self) -> None:
+        self.self_attention, self.self_attention_residual = _attention(self.config), _residual(self.config)
+        self.cross_attention, self.cross_attention_residual = _attention(self.config), _residual(self.config)
+        self.feed_forward, self.feed_forward_residual = _feed_forward(self.config), _residual(self.config)
+
+    def __call__(
+        self,
+        x: Array,
+        memory: Array | KeyValue,
+        self_mask: Array | None = None,
+        cross_mask: Array | None = None,
+        cache: KeyValue | None = None,
+        position: Array | int = 0,
+    ) -> tuple[Array, KeyValue | None]:
+        """x (B, T, D), memory (B, S, D) or its projection → (B, T, D) and the cache, extended at `position`."""
+        h = self.self_attention_residual.before(x)
+        if cache is not None:
+            cache = self.self_attention.extend(cache, h, position)
+        y = self.self_attention(h, h if cache is None else cache, mask=self_mask)
+        x = self.self_attention_residual.after(x, y)
+        h = self.cross_attention_residual.before(x)
+        x = self.cross_attention_residual.after(x, self.cross_attention(h, memory, mask=cross_mask))
+        h = self.feed_forward_residual.before(x)
+        return self.feed_forward_residual.after(x, self.feed_forward(h)), cache
+
+
+def over_layers(body: Callable, num_layers: int, unroll: int) -> Callable:
+    """body(block, carry, inputs) → (carry, outputs), run through a stack whose parameters lie along axis 0.
+
+    Inputs and outputs that belong to a layer have the layers on axis 1, behind the batch.
+    """
+    return nn.scan(
+        body,
+        variable_axes={"params": 0, "intermediates": 0},
+        split_rngs={"params": True, "dropout": True},
+        length=num_layers,
+        in_axes=1,
+        out_axes=1,
+        unroll=unroll,
+        metadata_params={nn.PARTITION_NAME: "layers"},
+    )
+
+
+class Encoder(nn.Module):
+    """A stack of encoder blocks; every position sees every other (it is not causal)."""
+
+    config: TransformerConfig
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array | None = None) -> Array:
+        """x (B, S, D) → (B, S, D)."""
+
+        def body(block: EncoderBlock, x: Array, _: None) -> tuple[Array, None]:
+            return block(x, mask), None
+
+        run = over_layers(body, self.config.num_encoder_layers, self.config.unroll)
+        x, _ = run(EncoderBlock(self.config, name="layers"), x, None)
+        return final_norm(self.config.norm, self.config.norm_epsilon)(x)
+
+
+class Decoder(nn.Module):
+    """A stack of decoder blocks."""
+
+    config: TransformerConfig
+
+    def setup(self) -> None:
+        self.layers = DecoderBlock(self.config)
+        self.norm = final_norm(self.config.norm, self.config.norm_epsilon)
+
+    def __call__(
+        self, x: Array, memory: Array, self_mask: Array | None = None, cross_mask: Array | None = None
+    ) -> Array:
+        """x (B, T, D), memory (B, S, D) → (B, T, D)."""
+
+        def body(block: DecoderBlock, x: Array, _: None) -> tuple[Array, Any]:
+            return block(x, memory, self_mask, cross_mask)
+
+        x, _ = self._run(body, x, None)
+        return self.norm(x)
+
+    def init_cache(self, memory: Array, source_valid: Array, length: int) -> Cache:
+        """A cache with room for `length` target positions and the source's keys and values in it."""
+
+        def body(block: DecoderBlock, carry: None, _: None) -> tuple[None, tuple[KeyValue, KeyValue]]:
+            empty = block.self_attention.empty_cache(memory.shape[0], length)
+            return carry, (empty, block.cross_attention.project(memory))
+
+        _, (self_attention, cross_attention) = self._run(body, None, None)
+        return Cache(self_attention, cross_attention, source_valid)
+
+    def extend(self, x: Array, cache: Cache, position: Array | int) -> tuple[Array, Cache]:
+        """x (B, T, D) at positions position … position + T - 1 → (B, T, D) and the cache with them in it."""
+        self_mask = causal_mask(x.shape[1], cache.self_attention.key.shape[2], position)
+        cross_mask = padding_mask(cache.source_valid)
+
+        def body(block: DecoderBlock, x: Array, cached: Any) -> tuple[Array, Any]:
+            own, memory = cached
+            return block(x, memory, self_mask, cross_mask, own, position)
+
+        x, self_attention = self._run(body, x, (cache.self_attention, cache.cross_attention))
+        return self.norm(x), cache._replace(self_attention=self_attention)
+
+    def _run(self, body: Callable, carry: Any, inputs: Any) -> tuple[Any, Any]:
+        return over_layers(body, self.config.num_decoder_layers, self.config.unroll)(self.layers, carry, inputs)
+
+
+class Transformer(nn.Module):
+    """The encoder–decoder model.
+
+    `model.apply(params, source, target)` gives the logits of every next target token; `target` starts with the
+    begin-of-sentence id (`shift_right`). To decode: `encode` once, `init_cache`, then `extend` by prompts of any
+    length and by single tokens.
+    """
+
+    config: TransformerConfig
+
+    def setup(self) -> None:
+        c = self.config
+
+        def embedding(vocab_size: int) -> Embedding:
+            return Embedding(vocab_size, c.d_model, c.vocab_multiple, c.embedding_init, c.dtype)
+
+        self.target_embedding = embedding(c.target_vocab_size)
+        if c.tie_embeddings == "all":
+            self.source_embedding = self.target_embedding
+        else:
+            self.source_embedding = embedding(c.source_vocab_size)
+        if c.tie_embeddings == "none":
+            padded = layers.padded_vocab_size(c.target_vocab_size, c.vocab_multiple)
+            self.output = Linear((c.d_model, padded), ("embed", "vocab"), use_bias=c.output_bias, dtype=c.dtype)
+        self.source_positions = Positions(c.positions, c.max_length, c.d_model)
+        self.target_positions = Positions(c.positions, c.max_length, c.d_model)
+        self.dropout = layers.Dropout(c.dropout_rate)
+        self.encoder, self.decoder = Encoder(c), Decoder(c)
+
+    def encode(self, source: Array, source_valid: Array) -> Array:
+        """source ids (B, S), source_valid (B, S) → memory (B, S, D)."""
+        x = self.source_embedding(source) + self.source_positions(source.shape[1])
+        return self.encoder(self.dropout(x), padding_mask(source_valid))
+
+    def __call__(
+        self,
+        source: Array,
+        target: Array,
+        source_valid: Array | None = None,
+        target_valid: Array | None = None,
+    ) -> Array:
+        """source ids (B, S), target ids (B, T) → logits (B, T, padded V) of the token after each, float32.
+
+        `source_valid`, `target_valid`: True at tokens, False at padding; None: there is no padding. The source's
+        masks encoder self-attention and cross-attention, the target's (with causality) decoder self-attention.
+        """
+        if source_valid is None:
+            source_valid = jnp.ones(source.shape, bool)
+        memory = self.encode(source, source_valid)
+        valid = None if target_valid is None else padding_mask(target_valid)
+        self_mask = combine_masks(causal_mask(target.shape[1]), valid)
+        x = self.dropout(self.target_embedding(target) + self.target_positions(target.shape[1]))
+        return self.logits(self.decoder(x, memory, self_mask, padding_mask(source_valid)))
+
+    def logits(self, x: Array) -> Array:
+        """(B, T, D) → (B, T, padded V), float32; Section 3.4: tied to the target embedding."""
+        if self.config.tie_embeddings != "none":
+            return self.target_embedding.logits(x)
+        return layers.mask_padding(self.output(x).astype(jnp.float32), self.config.target_vocab_size)
+
+    def init_cache(self, source: Array, source_valid: Array, length: int) -> Cache:
+        """Runs the encoder, once, and makes room for `length` target positions."""
+        return self.decoder.init_cache(self.encode(source, source_valid), source_valid, length)
+
+    def extend(self, cache: Cache, target: Array, position: Array | int) -> tuple[Array, Cache]:
+        """target ids (B, T) at positions position … → logits (B, T, padded V) and the extended cache."""
+        x = self.target_embedding(target) + self.target_positions(target.shape[1], position)
+        x, cache = self.decoder.extend(self.dropout(x), cache, position)
+        return self.logits(x), cache
+
+
+def shift_right(target: Array, bos_id: int) -> Array:
+    """(B, T) → (B, T): what the decoder reads to predict `target`: begin-of-sentence first, the last one left out."""
+    return jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=bos_id)
+
+
+def num_parameters(config: TransformerConfig) -> int:
+    """The number of parameters in closed form, the padding rows of the embedding tables left out.
+
+    attention(D) = D·N·(2 d_k + d_v) + N·d_v·D, plus biases N·(2 d_k + d_v) + D;
+    ffn = 2·D·F + F + D; norm = 2·D; an encoder layer has one attention, one ffn and two norms, a decoder
+    layer two, one and three; a pre-LN stack one norm more; V·D for every separate embedding or output table.
+    """
+    c = config
+    heads = c.num_heads * (2 * c.head_dim + c.value_dim)
+    attention = c.d_model * heads + c.num_heads * c.value_dim * c.d_model
+    if c.attention_bias:
+        attention += heads + c.d_model
+    ffn, norm = 2 * c.d_model * c.d_ff + c.d_ff + c.d_model, 2 * c.d_model
+    total = c.num_encoder_layers * (attention + ffn + 2 * norm)
+    total += c.num_decoder_layers * (2 * attention + ffn + 3 * norm)
+    total += 2 * norm * (c.norm == "pre")
+    tables = {
+        "all": c.target_vocab_size,
+        "decoder": c.source_vocab_size + c.target_vocab_size,
+        "none": c.source_vocab_size + 2 * c.target_vocab_size,
+    }
+    total += tables[c.tie_embeddings] * c.d_model + c.output_bias * c.target_vocab_size
+    return total + 2 * c.max_length * c.d_model * (c.positions == "learned")
+
+
+def forward_flops(config: TransformerConfig, source_lengths: Array, target_lengths: Array) -> Array:
+    """FLOPs of the matrix products in one forward pass over pairs of these lengths; training takes three times it.
+
+    A product (m, k) × (k, n) counts 2·m·k·n; masked scores count, padding does not.
+    """
+    c, s, t = config, source_lengths, target_lengths
+    mix = c.num_heads * (c.head_dim + c.value_dim)  # queries and output, keys and values, or scores and average
+    ffn = 2 * c.d_model * c.d_ff
+    encoder = s * (2 * c.d_model * mix + ffn) + s * s * mix
+    decoder = t * (3 * c.d_model * mix + ffn) + s * c.d_model * mix + t * t * mix + t * s * mix
+    logits = t * c.d_model * c.target_vocab_size
+    return 2 * (c.num_encoder_layers * encoder + c.num_decoder_layers * decoder + logits)
+
+
+def annotated(source_vocab_size: int, target_vocab_size: int) -> TransformerConfig:
+    """The model that the Annotated Transformer (Rush 2018; Huang et al. 2022) builds, at base size.
+
+    Pre-LN with final norms (where its text says post-LN), SiLU, dropout 0.1 also on the attention weights and
+    in the feed-forward networks, biases everywhere, three separate tables.
+    Differs: its LayerNorm divides by the unbiased standard deviation plus 1e-6.
+    """
+    return TransformerConfig(
+        source_vocab_size=source_vocab_size,
+        target_vocab_size=target_vocab_size,
+        activation="silu",
+        norm="pre",
+        tie_embeddings="none",
+        attention_dropout_rate=0.1,
+        feed_forward_dropout_rate=0.1,
+        output_bias=True,
+        embedding_init="xavier_uniform",
+        max_length=5000,
+    )

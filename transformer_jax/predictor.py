@@ -1,0 +1,60 @@
+"""A trained run, opened for prediction and evaluation."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from etils import epath
+from ml_collections import ConfigDict
+
+from transformer_jax import config as configs
+from transformer_jax.training.checkpoint import Checkpoints, parameters_sha256
+from transformer_jax.training.evaluation import Evaluator, restore_parameters
+from transformer_jax.training.sharding import make_mesh
+from transformer_jax.training.task import Params
+
+
+class Predictor:
+    """The model of a workdir; `params`, `step` and `task` are there for research code."""
+
+    def __init__(self, workdir: epath.PathLike, overrides: Mapping[str, Any] | None = None):
+        """`overrides` of the run's config, as {"evaluation.checkpoint": "best"}.
+
+        Raises ConfigError for a folder that is no run or keys that do not exist, CheckpointError where no good
+        checkpoint is found.
+        """
+        config = configs.read_workdir(workdir)
+        configs.override(config, [f"--config.{key}={value}" for key, value in (overrides or {}).items()])
+        self._open(workdir, config)
+
+    @classmethod
+    def from_config(cls, workdir: epath.PathLike, config: ConfigDict) -> "Predictor":
+        """The same with the config already read and changed."""
+        predictor = cls.__new__(cls)
+        predictor._open(workdir, config)
+        return predictor
+
+    def _open(self, workdir: epath.PathLike, raw: ConfigDict) -> None:
+        self.config = configs.parse(raw)
+        self.task = self.config.make_task(workdir)
+        mesh = make_mesh(self.config.mesh)
+        checkpoints = Checkpoints(epath.Path(workdir) / "checkpoints", self.config.checkpoint)
+        restored = restore_parameters(self.task, checkpoints, self.config.evaluation, mesh)
+        self.step: int = restored[0]
+        self.params: Params = restored[1]
+        self._evaluator = Evaluator(self.task, mesh, self.config.evaluation.rows)
+
+    def predict(self, lines: Sequence[str], scored: bool = False) -> list[str]:
+        """A line for every line, in order; `scored`: JSON objects with text and score."""
+        write = self.task.write_scored if scored else self.task.write
+        return self._evaluator.predict(self.params, lines, write=write)
+
+    def evaluate(self, split: str | None = None) -> dict[str, float | str | int]:
+        """The task's scores on a split (by default the test split), with `step` and `parameters_sha256`."""
+        split = split or self.task.test_split
+        scores = self._evaluator.evaluate(self.params, split, fast=False)
+        return {"split": split, "step": self.step, **scores, "parameters_sha256": self.parameters_sha256}
+
+    @functools.cached_property
+    def parameters_sha256(self) -> str:
+        return parameters_sha256(self.params)

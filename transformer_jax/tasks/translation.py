@@ -1,0 +1,366 @@
+"""Translation: parallel text, an encoder–decoder model, label-smoothed cross-entropy, beam search, BLEU."""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+
+from transformer_jax import decoding, losses, metrics
+from transformer_jax.data import sources, tokenizers
+from transformer_jax.data.batching import Batch, BatchPlan, pad
+from transformer_jax.data.tokenizers import BOS_ID, EOS_ID, PAD_ID, Tokenizer
+from transformer_jax.decoding import DecodingConfig
+from transformer_jax.models.transformer import Transformer, TransformerConfig, forward_flops, shift_right
+from transformer_jax.training.task import Arrays, Batches, Params, Sums, TrainingConfig
+
+log = logging.getLogger(__name__)
+
+SOURCES = ("files", "tfds")
+
+
+@dataclasses.dataclass(frozen=True)
+class TranslationData:
+    """Where the text is, how it is tokenized and how it is batched."""
+
+    source: str = "files"  # "files": {split}.{language}[.gz] in `directory`; "tfds": `name`, prepared there
+    name: str = ""
+    directory: str = ""
+    train_split: str = "train"
+    validation_split: str = "val"
+    test_split: str = "test"
+    source_language: str = "en"
+    target_language: str = "de"
+    tokenizer: str = "bpe_bytes"
+    joint_tokenizer: bool = True  # one vocabulary for both languages
+    lowercase: bool = False
+    min_count: int = 1  # of words and characters that enter a vocabulary
+    max_length: int = 256  # tokens a sentence, the end included; longer pairs are not trained on
+    batch_tokens: int = 4096  # padded positions of a batch's longer side
+    max_shapes: int = 8  # batch shapes, and so compilations of the training step
+    rows_multiple: int = 8  # of every batch's rows: what devices and microbatches divide
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """What is wrong, as (field, rule and remedy)."""
+        if self.source not in SOURCES:
+            yield "source", f"must be one of {', '.join(SOURCES)}"
+        if self.source == "tfds" and not self.name:
+            yield "name", "must be the data set's name in tfds, as 'wmt14_translate/de-en'"
+        if not self.directory:
+            yield "directory", "must be the folder of the data: add --config.data.directory=DIR"
+        if self.source_language == self.target_language:
+            yield "target_language", "must differ from source_language"
+        if self.tokenizer not in tokenizers.KINDS:
+            yield "tokenizer", f"must be one of {', '.join(tokenizers.KINDS)}"
+        if self.max_length < 2:
+            yield "max_length", "must be at least 2: a token and the end"
+        for name in ("min_count", "batch_tokens", "max_shapes", "rows_multiple"):
+            if getattr(self, name) < 1:
+                yield name, "must be at least 1"
+        if self.rows_multiple >= 1 and self.batch_tokens < self.max_length * self.rows_multiple:
+            yield (
+                "batch_tokens",
+                f"must hold rows_multiple = {self.rows_multiple} rows of max_length = {self.max_length}: set it to "
+                f"{self.max_length * self.rows_multiple} or more",
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class TranslationTraining(TrainingConfig):
+    """The engine's keys and those of this objective."""
+
+    label_smoothing: float = 0.1  # ε
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """What is wrong, as (field, rule and remedy)."""
+        yield from super().problems()
+        if not 0 <= self.label_smoothing < 1:
+            yield "label_smoothing", "must be in [0, 1); 0 switches it off"
+
+
+class Translation:
+    """The task: see `training.task.Task`."""
+
+    sections: ClassVar[dict[str, type]] = {
+        "model": TransformerConfig,
+        "data": TranslationData,
+        "training": TranslationTraining,
+        "decoding": DecodingConfig,
+    }
+
+    def __init__(self, config: Any, workdir: epath.PathLike):
+        """`config` has this class's sections as attributes; tokenizers live in `workdir`."""
+        self.config, self.workdir = config, epath.Path(workdir)
+        self.model = Transformer(config.model)
+        self.d_model, data = config.model.d_model, config.data
+        self.train_split, self.validation_split = data.train_split, data.validation_split
+        self.test_split = data.test_split
+
+    @staticmethod
+    def problems(config: Any) -> Iterator[tuple[str, str]]:
+        """What is wrong between sections, as (dotted key, rule and remedy)."""
+        model, data = config.model, config.data
+        if data.max_length > model.max_length:
+            yield "data.max_length", f"must not be beyond model.max_length = {model.max_length}"
+        if data.joint_tokenizer and model.source_vocab_size != model.target_vocab_size:
+            yield (
+                "data.joint_tokenizer",
+                f"one vocabulary has one size, but model.source_vocab_size = {model.source_vocab_size} and "
+                f"model.target_vocab_size = {model.target_vocab_size}: make them equal, or set it to False",
+            )
+        if model.tie_embeddings == "all" and not data.joint_tokenizer:
+            yield "model.tie_embeddings", "'all' needs data.joint_tokenizer; else set it to 'decoder'"
+
+    @staticmethod
+    def advice(config: Any) -> Iterator[str]:
+        """What is merely unwise."""
+        if config.model.norm == "post" and config.optimizer.warmup_steps == 0:
+            yield (
+                "config.optimizer.warmup_steps = 0 with config.model.norm = 'post': post-LN seldom trains without "
+                "warm-up (Xiong et al. 2020); set some thousand steps, or model.norm to 'pre'"
+            )
+
+    # On the device.
+
+    def init(self, key: jax.Array) -> Params:
+        token = jnp.zeros((1, 1), jnp.int32)
+        return self.model.init(key, token, token)["params"]
+
+    def _logits(
+        self, params: Params, batch: Mapping[str, jax.Array], key: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        source, target = batch["source"], batch["target"]
+        weights = target != PAD_ID
+        logits: Any = self.model.apply(
+            {"params": params},
+            source,
+            shift_right(target, BOS_ID),
+            source_valid=source != PAD_ID,
+            target_valid=weights,
+            rngs=None if key is None else {"dropout": key},
+        )
+        return logits, weights
+
+    def loss(self, params: Params, batch: Mapping[str, jax.Array], key: jax.Array) -> tuple[jax.Array, jax.Array, Sums]:
+        """Label-smoothed cross-entropy over the target's tokens, the end included."""
+        logits, weights = self._logits(params, batch, key)
+        total, weight = losses.cross_entropy(
+            logits,
+            batch["target"],
+            weights,
+            vocab_size=self.config.model.target_vocab_size,
+            label_smoothing=self.config.training.label_smoothing,
+        )
+        return total, weight, {}
+
+    def measure(self, params: Params, batch: Mapping[str, jax.Array]) -> Sums:
+        """Cross-entropy without smoothing, and how many target tokens and sentences it is over."""
+        logits, weights = self._logits(params, batch, None)
+        total, weight = losses.cross_entropy(
+            logits, batch["target"], weights, vocab_size=self.config.model.target_vocab_size
+        )
+        return {"loss": total, "tokens": weight, "examples": weights.any(axis=1).sum()}
+
+    def predict(self, params: Params, batch: Mapping[str, jax.Array], fast: bool) -> dict[str, jax.Array]:
+        """The best translation of each row: tokens (B, T) and its score (B,)."""
+        source, search = batch["source"], self.config.decoding
+        rows, length = source.shape
+        max_length = min(search.max_length(length), self.config.model.max_length)
+        apply = functools.partial(self.model.apply, {"params": params})
+
+        def step(cache: Any, token: jax.Array, position: jax.Array) -> tuple[jax.Array, Any]:
+            logits, cache = apply(cache, token[:, None], position, method="extend")
+            return logits[:, 0], cache
+
+        cache = apply(source, source != PAD_ID, max_length, method="init_cache")
+        ids = {"bos_id": BOS_ID, "eos_id": EOS_ID, "pad_id": PAD_ID}
+        if fast or search.beam_size == 1:
+            found = decoding.greedy(step, cache, batch_size=rows, max_length=max_length, **ids)
+        else:
+            found = decoding.beam_search(
+                step,
+                cache,
+                batch_size=rows,
+                max_length=max_length,
+                beam_size=search.beam_size,
+                length_penalty=search.length_penalty,
+                length_penalty_form=search.length_penalty_form,
+                **ids,
+            )
+        return {"tokens": found.tokens[:, 0], "scores": found.scores[:, 0]}
+
+    # On the host.
+
+    @functools.cached_property
+    def _train_text(self) -> sources.Source:
+        return self._open(self.config.data.train_split)
+
+    @functools.cached_property
+    def _tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
+        """(source, target): those of the workdir; when it has none yet, trained on the training split."""
+        data, model = self.config.data, self.config.model
+        sides = {"source": model.source_vocab_size, "target": model.target_vocab_size}
+        if data.joint_tokenizer:
+            joint = self._tokenizer("tokenizer.json", ("source", "target"), sides["target"])
+            return joint, joint
+        source, target = (self._tokenizer(f"tokenizer.{side}.json", (side,), size) for side, size in sides.items())
+        return source, target
+
+    def _tokenizer(self, name: str, sides: Sequence[str], vocab_size: int) -> Tokenizer:
+        path, data = self.workdir / name, self.config.data
+        if not path.exists():
+            if (self.workdir / "checkpoints").exists():
+                raise ValueError(
+                    f"{path} is missing, and the checkpoints beside it belong to it: restore the file, or "
+                    "train anew in another workdir"
+                )
+            languages = {"source": data.source_language, "target": data.target_language}
+            lines = [line for side in sides for line in self._train_text.column(languages[side])]
+            tokenizer = tokenizers.train_tokenizer(
+                data.tokenizer, lines, vocab_size, min_count=data.min_count, lowercase=data.lowercase
+            )
+            tokenizer.save(path)
+            log.info("trained %s on %d lines: %d of %d ids", name, len(lines), tokenizer.size, vocab_size)
+        tokenizer = Tokenizer.load(path)
+        if tokenizer.size > vocab_size:
+            keys = " and ".join(f"model.{side}_vocab_size" for side in sides)
+            raise ValueError(
+                f"{path} has {tokenizer.size} ids, but {keys} = {vocab_size}: the vocabulary does not fit the "
+                f"model; set {keys} to {tokenizer.size} or restore the tokenizer it was trained with"
+            )
+        return tokenizer
+
+    def _open(self, split: str) -> sources.Source:
+        data = self.config.data
+        languages = (data.source_language, data.target_language)
+        if data.source == "tfds":
+            return sources.tfds_source(data.name, data.directory, split, languages)
+        return sources.parallel_files(data.directory, split, languages)
+
+    def _encode(self, side: int, lines: Sequence[str]) -> list[list[int]]:
+        return [[*ids, EOS_ID] for ids in self._tokenizers[side].encode_batch(lines)]
+
+    def batches(self, split: str, seed: int | None) -> Batches:
+        """Pairs {"source": (B, S), "target": (B, T)} int32, each ending in EOS, then padding."""
+        data = self.config.data
+        training = seed is not None
+        text = self._train_text if split == data.train_split else self._open(split)
+        source = self._encode(0, text.column(data.source_language))
+        target = self._encode(1, text.column(data.target_language))
+        if not training:
+            source, target = self._cut(source, split), self._cut(target, split)
+        lengths = np.array([(len(s), len(t)) for s, t in zip(source, target, strict=True)])
+        if training:
+            # A pair with an empty side teaches nothing: one past the limit drops it with the over-long ones.
+            empty = (lengths == 1).any(axis=1)
+            lengths[empty] = data.max_length + 1
+        plan = BatchPlan(
+            lengths,
+            max_lengths=(data.max_length,) * 2 if training else None,
+            tokens=data.batch_tokens if training else max(data.batch_tokens, int(lengths.max()) * data.rows_multiple),
+            max_shapes=data.max_shapes,
+            rows_multiple=data.rows_multiple,
+            seed=seed,
+        )
+        if training:
+            log.info(
+                "%s: %d pairs in %d batches of %d shapes, %.0f %% of the target positions filled; left out: %d longer "
+                "than data.max_length = %d, %d with an empty side",
+                split,
+                len(plan.kept),
+                len(plan),
+                len(plan.shapes),
+                100 * plan.fill[1],
+                plan.dropped - empty.sum(),
+                data.max_length,
+                empty.sum(),
+            )
+
+        def load(batch: Batch) -> Arrays:
+            return {
+                "source": pad(source, batch.indices, batch.shape[0], PAD_ID),
+                "target": pad(target, batch.indices, batch.shape[1], PAD_ID),
+            }
+
+        return Batches(plan, load)
+
+    def _cut(self, rows: list[list[int]], what: str) -> list[list[int]]:
+        """Rows of at most model.max_length tokens; those cut are said."""
+        limit = self.config.model.max_length
+        for number, ids in enumerate(rows, 1):
+            if len(ids) > limit:
+                log.warning("%s, line %d: %d tokens, cut to model.max_length = %d", what, number, len(ids), limit)
+        return [ids if len(ids) <= limit else [*ids[: limit - 1], EOS_ID] for ids in rows]
+
+    def examples(self, split: str) -> tuple[Sequence[str], Sequence[str]]:
+        text = self._open(split)
+        return text.column(self.config.data.source_language), text.column(self.config.data.target_language)
+
+    def read(self, lines: Sequence[str], rows: int) -> Batches:
+        """{"source": (rows, S)}: S depends on a sentence's own length alone, and so does its translation."""
+        source = self._cut(self._encode(0, lines), "input")
+        empty = [number for number, ids in enumerate(source, 1) if len(ids) == 1]
+        if empty:
+            shown = ", ".join(map(str, empty[:5])) + (", …" if len(empty) > 5 else "")
+            log.warning("%d empty lines stay empty: %s", len(empty), shown)
+        lengths = np.array([len(ids) for ids in source])
+        plan = BatchPlan.ladder(lengths, self._ladder(), rows)
+        return Batches(plan, lambda batch: {"source": pad(source, batch.indices, batch.shape[0], PAD_ID)})
+
+    def _ladder(self) -> list[int]:
+        """8, 12, 16, 24, 32, 48 … model.max_length."""
+        limit = self.config.model.max_length
+        steps = [2**n * half // 2 for n in range(3, 32) for half in (2, 3)]
+        return [*(step for step in steps if step < limit), limit]
+
+    def write(self, arrays: Arrays, batch: Arrays) -> list[str]:
+        """Text; "" for an empty source."""
+        target = self._tokenizers[1]
+        return [
+            "" if source[0] == EOS_ID else target.decode(ids)
+            for source, ids in zip(batch["source"], arrays["tokens"], strict=True)
+        ]
+
+    def write_scored(self, arrays: Arrays, batch: Arrays) -> list[str]:
+        """{"text", "score"}: the score is log P / lp, which beam search ranks by."""
+        return [
+            json.dumps({"text": text, "score": None if text == "" else float(score)}, ensure_ascii=False)
+            for text, score in zip(self.write(arrays, batch), arrays["scores"], strict=True)
+        ]
+
+    def score(
+        self, sums: Mapping[str, float], lines: Sequence[str], references: Sequence[str]
+    ) -> dict[str, float | str]:
+        loss = sums["loss"] / sums["tokens"]
+        return {
+            "loss": loss,
+            "perplexity": math.exp(min(loss, 700)),
+            **metrics.bleu(lines, references),
+            "exact_match": metrics.exact_match(lines, references),
+            "examples": int(sums["examples"]),
+        }
+
+    def flops(self, batch: Arrays) -> float:
+        """Of the matrix products of a training step, padding left out."""
+        source, target = ((batch[side] != PAD_ID).sum(axis=1) for side in ("source", "target"))
+        return 3 * float(forward_flops(self.config.model, source, target).sum())
+
+    def identity(self, training: bool) -> dict[str, str]:
+        """Hashes of the tokenizers and, for training, of the text."""
+        data = self.config.data
+        source, target = self._tokenizers
+        hashes = {"source tokenizer": source.sha256, "target tokenizer": target.sha256}
+        if training:
+            digest = hashlib.sha256()
+            for language in (data.source_language, data.target_language):
+                digest.update("\n".join([*self._train_text.column(language), ""]).encode())
+            hashes["training data"] = digest.hexdigest()
+        return hashes

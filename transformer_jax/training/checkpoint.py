@@ -1,0 +1,315 @@
+"""Checkpoints that can be trusted: what comes back is bit for bit what was saved, or an error.
+
+    <workdir>/checkpoints/STEP/state/           the train state, written by Orbax
+                              meta/meta.json    what the caller wants to know again, and the step's scores
+                              manifest.json     size and sha256 of every file above, written last
+
+Orbax notices a file that is missing or too short, but returns wrong numbers for flipped bits. Hence the
+manifest: a step counts only when it is there and every file agrees with it.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import io
+import itertools
+import json
+import logging
+import math
+import os
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+from jax.experimental import multihost_utils
+
+PyTree = Any
+
+log = logging.getLogger(__name__)
+# Orbax reports some forty INFO lines a save through absl, which absl.app sends to stderr.
+logging.getLogger("absl").addFilter(lambda r: r.levelno >= logging.WARNING or "orbax" not in r.pathname)
+
+_MANIFEST = "manifest.json"
+_META = "meta.json"
+_STEP_FOLDER = re.compile(r"(0|[1-9]\d*)(\.orbax-checkpoint-tmp.*)?")
+_LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte")
+
+
+class CheckpointError(ValueError):
+    """A checkpoint could not be written, or is damaged, or does not fit the model."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+    """When to save and what to keep: the latest steps and, besides, those with the best score."""
+
+    every: int = 1000  # steps between saves
+    keep_latest: int = 5
+    keep_best: int = 1  # 0: none are kept for their score
+    best_metric: str = "loss"  # a validation metric's name, e.g. "bleu" or "loss"
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yields (field, rule and remedy) for every invalid value."""
+        if self.every < 1:
+            yield "every", "must be at least 1; to save only at the end, set it to training.steps"
+        if self.keep_latest < 1:
+            yield "keep_latest", "must be at least 1, for training to resume from; 2 outlive a damaged one"
+        if self.keep_best < 0:
+            yield "keep_best", "must be at least 0; 0 keeps none for its score"
+        if not self.best_metric:
+            yield "best_metric", "must name a validation metric, e.g. 'loss'"
+
+
+def parameters_sha256(params: PyTree) -> str:
+    """sha256 over the arrays' bytes alone (C order, little endian), in `jax.tree.leaves` order.
+
+    Names and shapes are not part of it, so that three lines of NumPy reproduce it.
+    """
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(params):
+        if not getattr(leaf, "is_fully_addressable", True):
+            leaf = multihost_utils.process_allgather(leaf, tiled=True)
+        digest.update(np.asarray(leaf).tobytes())
+    return digest.hexdigest()
+
+
+class Checkpoints:
+    """The checkpoints below one directory. Only the run that trains may call `save` and `discard_after`.
+
+    With several processes all call every method; the first one alone writes manifests and removes.
+    """
+
+    def __init__(self, directory: epath.PathLike, config: CheckpointConfig):
+        self.directory = epath.Path(directory).resolve()
+        self.config = config
+
+    def save(self, step: int, state: PyTree, meta: dict, metrics: dict[str, float] | None = None) -> None:
+        """Writes `state` (arrays) and `meta` (JSON) as `step`; then removes what need not be kept.
+
+        When it returns, the step is complete on disk. Raises CheckpointError if the step exists or cannot be
+        written. Then the earlier steps are untouched, and what is left of this one does not count:
+        `discard_after` removes it at the next start (not here, Orbax's threads may still be writing).
+        """
+        folder = self._folder(step)
+        if folder.exists():
+            raise CheckpointError(
+                f"{folder} exists already. Stop whatever else trains in this workdir, or resume through "
+                "discard_after(), which removes the steps that are to be trained again."
+            )
+        scores = {name: float(value) for name, value in (metrics or {}).items()}
+        items = ocp.args.Composite(
+            state=ocp.args.PyTreeSave(state), meta=ocp.args.JsonSave({"meta": meta, "metrics": scores})
+        )
+        try:
+            self._manager.save(step, args=items, force=True)
+            if jax.process_index() == 0:
+                _write_manifest(folder)
+        except Exception as error:  # Orbax raises bare Exception, ValueError, OSError, …
+            newest = self.newest()
+            rest = "no step was saved before" if newest is None else f"the newest good step is {newest}"
+            raise CheckpointError(
+                f"step {step} was not saved in {self.directory} ({rest}): {error}\n"
+                "See that the directory can be written and the disk has room, then start again."
+            ) from error
+        # Not by Orbax's preservation policy: that deletes inside save(), when the new step has no manifest
+        # yet, and a kill in between could leave no good step at all.
+        if jax.process_index() == 0:
+            for old in self._surplus():
+                self._folder(old).rmtree()
+        multihost_utils.sync_global_devices(f"checkpoint {step} complete")
+
+    def verified(self) -> list[int]:
+        """The steps that agree with their manifest, ascending; says which are passed over, and why."""
+        return sorted(self._verified_newest_first())
+
+    def newest(self) -> int | None:
+        return next(self._verified_newest_first(), None)
+
+    def latest(self, n: int) -> list[int]:
+        """The newest `n` verified steps, or as many as there are, ascending."""
+        return sorted(itertools.islice(self._verified_newest_first(), n))
+
+    def best(self) -> int | None:
+        """The verified step with the best `config.best_metric`, the newer of equals; None if none has it."""
+        return next(iter(self._best_first(self.verified())), None)
+
+    def meta(self, step: int) -> dict:
+        """What `save` was given with the step."""
+        return self._meta(step)["meta"]
+
+    def restore(self, step: int, abstract_state: PyTree) -> tuple[PyTree, dict]:
+        """The state, typed and placed as `abstract_state` (jax.ShapeDtypeStruct leaves) says, and the meta.
+
+        A leaf without a sharding goes to the first device. Raises CheckpointError if the step is damaged or
+        holds other parameters, shapes or dtypes, and names them.
+        """
+        state = self._restore(step, abstract_state, "")
+        return state, self._meta(step)["meta"]
+
+    def restore_params(self, step: int, abstract_params: PyTree) -> PyTree:
+        """Like `restore`, of `state.params` (or `state["params"]`) alone."""
+        return self._restore(step, {"params": abstract_params}, "params/")["params"]
+
+    def average(self, steps: Sequence[int], abstract_params: PyTree) -> PyTree:
+        """The mean of the steps' parameters: summed in float32 in the order given, divided once."""
+        if not steps:
+            raise CheckpointError("average() needs at least one step; save a checkpoint first")
+        total = None
+        for step in steps:
+            params = jax.tree.map(lambda p: p.astype(jnp.float32), self.restore_params(step, abstract_params))
+            total = params if total is None else jax.tree.map(jnp.add, total, params)
+        return jax.tree.map(lambda t, p: (t / len(steps)).astype(p.dtype), total, abstract_params)
+
+    def discard_after(self, step: int) -> None:
+        """Removes newer, damaged and unfinished steps: training goes on from `step` and saves them anew."""
+        if jax.process_index() == 0:
+            for at, folder in self._entries():
+                reason = f"training goes on from step {step}" if at > step else _damage(folder)
+                if reason is not None:
+                    log.warning("removing %s: %s", folder, reason)
+                    folder.rmtree()
+        multihost_utils.sync_global_devices(f"checkpoints after {step} discarded")
+        self.close()
+
+    def close(self) -> None:
+        """Forgets what Orbax holds: the steps it saw, its threads. The next call opens it again."""
+        manager = self.__dict__.pop("_manager", None)
+        if manager is not None:
+            manager.close()
+
+    @functools.cached_property
+    def _manager(self) -> ocp.CheckpointManager:
+        return ocp.CheckpointManager(
+            self.directory,
+            item_handlers={
+                "state": ocp.PyTreeCheckpointHandler(),
+                "meta": ocp.JsonCheckpointHandler(filename=_META),
+            },
+            options=ocp.CheckpointManagerOptions(enable_async_checkpointing=False),
+        )
+
+    def _folder(self, step: int) -> epath.Path:
+        return self.directory / str(step)
+
+    def _entries(self) -> list[tuple[int, epath.Path]]:
+        """(step, folder) of every step, finished or not; anything else in the directory is not ours."""
+        if not self.directory.is_dir():
+            return []
+        found = ((_STEP_FOLDER.fullmatch(path.name), path) for path in self.directory.iterdir())
+        return [(int(match[1]), path) for match, path in found if match]
+
+    def _steps(self) -> list[int]:
+        return sorted(step for step, path in self._entries() if path == self._folder(step))
+
+    def _meta(self, step: int) -> dict:
+        return json.loads((self._folder(step) / "meta" / _META).read_text())
+
+    def _verified_newest_first(self) -> Iterator[int]:
+        for step in reversed(self._steps()):
+            damage = _damage(self._folder(step))
+            if damage is None:
+                yield step
+            else:
+                log.warning("passing over checkpoint %s: %s", self._folder(step), damage)
+
+    def _best_first(self, steps: Sequence[int]) -> list[int]:
+        """Those of `steps` that have a score which is a number, best first, the newer of equals first."""
+        sign = -1 if self.config.best_metric in _LOWER_IS_BETTER else 1
+        scores = {}
+        for step in steps:
+            try:
+                score = sign * self._meta(step)["metrics"][self.config.best_metric]
+            except (OSError, ValueError, KeyError):  # not evaluated at this step, or damaged
+                continue
+            if not math.isnan(score):
+                scores[step] = score
+        return sorted(scores, key=lambda step: (scores[step], step), reverse=True)
+
+    def _surplus(self) -> list[int]:
+        complete = [step for step in self._steps() if (self._folder(step) / _MANIFEST).exists()]
+        kept = complete[-self.config.keep_latest :] + self._best_first(complete)[: self.config.keep_best]
+        return [step for step in complete if step not in kept]
+
+    def _restore(self, step: int, abstract: PyTree, prefix: str) -> PyTree:
+        """The part of the stored state that `abstract` describes: what has names beginning with `prefix`."""
+        damage = _damage(self._folder(step))
+        if damage is not None:
+            raise CheckpointError(
+                f"{self._folder(step)} cannot be restored: {damage}. "
+                f"Take another step (those that verify: {self.verified()}), or save this one again."
+            )
+        stored = _shapes(self._manager.item_metadata(step)["state"].tree)
+        expected = _shapes(abstract)
+        names = sorted(expected.keys() | {name for name in stored if name.startswith(prefix)})
+        wrong = [
+            f"{name}: stored {stored.get(name, 'nothing')}, expected {expected.get(name, 'nothing')}"
+            for name in names
+            if stored.get(name) != expected.get(name)
+        ]
+        if wrong:
+            raise CheckpointError(
+                f"{self._folder(step)} does not fit the model; {len(wrong)} of {len(names)} arrays differ:"
+                + "\n  ".join(["", *wrong[:10]] + ["…"] * (len(wrong) > 10))
+                + "\nUse the config with which it was trained, or another workdir."
+            )
+        first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        abstract = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding or first), abstract
+        )
+        restore_args = ocp.checkpoint_utils.construct_restore_args(abstract)
+        state = ocp.args.PyTreeRestore(abstract, restore_args=restore_args, partial_restore=True)
+        return self._manager.restore(step, args=ocp.args.Composite(state=state))["state"]
+
+
+def _shapes(tree: PyTree) -> dict[str, str]:
+    """{"params/decoder/kernel": "float32[7, 5]"}: the same for a namedtuple as for Orbax's dict of it."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): f"{np.dtype(leaf.dtype)}{list(leaf.shape)}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def _sha256(path: epath.Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write_manifest(folder: epath.Path) -> None:
+    paths = sorted(root / name for root, _, names in folder.walk() for name in names)
+    files = {str(path.relative_to(folder)): {"size": path.stat().length, "sha256": _sha256(path)} for path in paths}
+    unfinished = folder / f"{_MANIFEST}.tmp"
+    with unfinished.open("w") as file:
+        json.dump({"files": files}, file, indent=1)
+        file.flush()
+        with contextlib.suppress(io.UnsupportedOperation):  # in a bucket a file appears whole or not at all
+            os.fsync(file.fileno())
+    unfinished.replace(folder / _MANIFEST)
+
+
+def _damage(folder: epath.Path) -> str | None:
+    """What is wrong with a step, or None if every file agrees with the manifest."""
+    if not folder.is_dir():
+        return "there is no such step"
+    if not (folder / _MANIFEST).exists():
+        return f"{_MANIFEST} is missing, saving was not finished"
+    try:
+        files = json.loads((folder / _MANIFEST).read_text())["files"]
+        for name, file in files.items():
+            path = folder / name
+            if not path.is_file():
+                return f"{name} is missing, which {_MANIFEST} lists"
+            if path.stat().length != file["size"]:
+                return f"{name} has {path.stat().length} bytes, {_MANIFEST} says {file['size']}"
+            if _sha256(path) != file["sha256"]:
+                return f"{name} has another sha256 sum than {_MANIFEST} says"
+    except (ValueError, KeyError) as error:
+        return f"{_MANIFEST} is damaged ({error})"
+    except OSError as error:
+        return f"it cannot be read ({error})"
+    return None

@@ -1,0 +1,131 @@
+"""Metrics over every example of a split, predictions for lines, and the parameters to use for both."""
+
+import collections
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from transformer_jax.training.checkpoint import CheckpointError, Checkpoints
+from transformer_jax.training.sharding import batch_sharding, shardings
+from transformer_jax.training.task import Arrays, Batches, Params, Task
+
+log = logging.getLogger(__name__)
+
+CHECKPOINTS = ("latest", "best", "average")
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationConfig:
+    """Which parameters are evaluated, and how."""
+
+    checkpoint: str = "latest"  # "latest", "best" (by checkpoint.best_metric) or "average" (of the last ones)
+    average_last: int = 10
+    rows: int = 64  # sentences predicted at a time
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """What is wrong, as (field, rule and remedy)."""
+        if self.checkpoint not in CHECKPOINTS:
+            yield "checkpoint", f"must be one of {', '.join(CHECKPOINTS)}"
+        for name in ("average_last", "rows"):
+            if getattr(self, name) < 1:
+                yield name, "must be at least 1"
+
+
+class Evaluator:
+    """Compiles a task's `measure` and `predict`, once for each batch shape, and runs them."""
+
+    def __init__(self, task: Task, mesh: Mesh, rows: int):
+        self.task, self.rows = task, rows
+        self._sharding = batch_sharding(mesh)
+        self._devices = self._sharding.num_devices // mesh.shape["tensor"]
+        self._measure = jax.jit(task.measure)
+        self._predict = jax.jit(task.predict, static_argnames="fast")
+        self._measured: dict[str, Batches] = {}
+
+    def evaluate(self, params: Params, split: str, fast: bool) -> dict[str, float | str]:
+        """The task's scores over all examples of `split`."""
+        if split not in self._measured:
+            self._measured[split] = self.task.batches(split, seed=None)
+        batches, sums = self._measured[split], collections.Counter[str]()
+        for _, arrays in every_batch(batches):
+            measured = self._measure(params, jax.device_put(arrays, self._sharding))
+            sums.update({name: float(value) for name, value in measured.items()})
+        inputs, references = self.task.examples(split)
+        return self.task.score(sums, self.predict(params, inputs, fast), references)
+
+    def predict(
+        self,
+        params: Params,
+        lines: Sequence[str],
+        fast: bool = False,
+        write: Callable[[Arrays, Arrays], list[str]] | None = None,
+    ) -> list[str]:
+        """A line for every line, in their order; `write` is the task's own by default."""
+        if not lines:
+            return []
+        write = write or self.task.write
+        rows = -(-self.rows // self._devices) * self._devices
+        predicted = [""] * len(lines)
+        for indices, arrays in every_batch(self.task.read(lines, rows)):
+            found = self._predict(params, jax.device_put(arrays, self._sharding), fast=fast)
+            for index, line in zip(indices, write(jax.device_get(found), arrays), strict=True):
+                if index >= 0:
+                    predicted[index] = line
+        return predicted
+
+
+def every_batch(batches: Batches) -> Iterator[tuple[np.ndarray, Arrays]]:
+    """One epoch: (indices, arrays)."""
+    for i in range(len(batches.plan)):
+        batch = batches.plan.batch(i)
+        yield batch.indices, batches.load(batch)
+
+
+def restore_parameters(
+    task: Task, checkpoints: Checkpoints, config: EvaluationConfig, mesh: Mesh
+) -> tuple[int, Params]:
+    """(step, parameters) that `config` asks for.
+
+    Raises CheckpointError when there is none, or when it belongs to another tokenizer than the workdir's.
+    """
+    boxed = jax.eval_shape(task.init, jax.random.key(0))
+    abstract = jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        nn.unbox(boxed),
+        shardings(boxed, mesh),
+    )
+    verified = checkpoints.verified()
+    if not verified:
+        raise CheckpointError(f"{checkpoints.directory} holds no good checkpoint: train first with this --workdir")
+    if config.checkpoint == "average":
+        steps = verified[-config.average_last :]
+    else:
+        step = checkpoints.best() if config.checkpoint == "best" else verified[-1]
+        if step is None:
+            raise CheckpointError(
+                f"no checkpoint in {checkpoints.directory} has a score: set evaluation.checkpoint to 'latest'"
+            )
+        steps = [step]
+    for step in steps:
+        check_identity(task.identity(training=False), checkpoints.meta(step), checkpoints.directory)
+    if len(steps) > 1:
+        log.info("averaging steps %s", ", ".join(map(str, steps)))
+        return steps[-1], checkpoints.average(steps, abstract)
+    return steps[0], checkpoints.restore_params(steps[0], abstract)
+
+
+def check_identity(identity: Mapping[str, str], meta: Mapping[str, Any], where: Any) -> None:
+    """Raises CheckpointError when a tokenizer or the data is not what the checkpoint was made with."""
+    stored = meta["identity"]
+    for name, value in identity.items():
+        if stored.get(name) != value:
+            raise CheckpointError(
+                f"{name}: sha256 {value[:12]}… here, {stored.get(name, 'none')[:12]}… in the checkpoints of {where}: "
+                "they do not belong together; restore the file it was trained with, or use another --workdir"
+            )

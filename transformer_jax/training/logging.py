@@ -1,0 +1,78 @@
+"""What a run leaves to read: metrics.jsonl, TensorBoard events, progress lines."""
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+
+from etils import epath
+
+log = logging.getLogger(__name__)
+
+
+class MetricsWriter:
+    """`metrics.jsonl` (one object a line: step, split, values) and TensorBoard events in `workdir`.
+
+    On resumption at `step`, later rows, and a last line that a kill cut short, are removed.
+    """
+
+    def __init__(self, workdir: epath.PathLike, step: int):
+        # Imported late: it costs 0.2 s, and prediction has no use for it.
+        from tensorboardX import SummaryWriter
+
+        self._path = epath.Path(workdir) / "metrics.jsonl"
+        kept = [line for line, row in read_rows(self._path) if row["step"] <= step]
+        self._path.write_text("".join(line + "\n" for line in kept))
+        self._events = SummaryWriter(str(workdir), purge_step=step + 1)
+
+    def write(self, step: int, split: str, values: Mapping[str, float | str]) -> None:
+        with self._path.open("a") as file:
+            file.write(json.dumps({"step": step, "split": split, **values}) + "\n")
+        for name, value in values.items():
+            if not isinstance(value, str):
+                self._events.add_scalar(f"{split}/{name}", value, step)
+        self._events.flush()
+
+    def close(self) -> None:
+        self._events.close()
+
+
+def read_rows(path: epath.PathLike) -> list[tuple[str, dict]]:
+    """(line, parsed) of every whole row; a torn line is passed over."""
+    path = epath.Path(path)
+    rows = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            rows.append((line, json.loads(line)))
+        except json.JSONDecodeError:
+            log.warning("%s: passed over a torn line: %.40s", path, line)
+    return rows
+
+
+class Progress:
+    """Target tokens a second since the last report, and the time left at the pace of this run so far."""
+
+    def __init__(self, step: int, steps: int):
+        self._steps, self._last = steps, step
+        self._training, self._since = 0.0, time.perf_counter()
+        self._done = 0
+
+    def report(self, step: int, weight: float) -> tuple[float, float]:
+        """(tokens a second since the last report, seconds left)."""
+        elapsed = time.perf_counter() - self._since
+        self._training += elapsed
+        self._done += step - self._last
+        self._last = step
+        self.resume()
+        return weight / elapsed, self._training / self._done * (self._steps - step)
+
+    def resume(self) -> None:
+        """What happened since the last report was not training."""
+        self._since = time.perf_counter()
+
+
+def clock(seconds: float) -> str:
+    """75 → "1:15"."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -1,0 +1,220 @@
+"""The training loop: one jitted step, state donated; evaluation, checkpoints, progress; exact resumption."""
+
+import functools
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from etils import epath
+
+from transformer_jax.data.batching import prefetch
+from transformer_jax.training import optimizer as optimizers
+from transformer_jax.training.checkpoint import CheckpointConfig, Checkpoints
+from transformer_jax.training.evaluation import EvaluationConfig, Evaluator, check_identity
+from transformer_jax.training.logging import MetricsWriter, Progress, clock
+from transformer_jax.training.optimizer import OptimizerConfig
+from transformer_jax.training.sharding import MeshConfig, batch_sharding, make_mesh, shardings
+from transformer_jax.training.task import Arrays, Batches, Params, Task, TrainingConfig
+
+log = logging.getLogger(__name__)
+
+
+class EngineConfig(NamedTuple):
+    """The sections that the engine reads."""
+
+    optimizer: OptimizerConfig
+    training: TrainingConfig
+    evaluation: EvaluationConfig
+    checkpoint: CheckpointConfig
+    mesh: MeshConfig
+
+
+class TrainState(NamedTuple):
+    """What a checkpoint holds. `step` counts updates, and batches of the plan: it is the position in the data."""
+
+    step: jax.Array
+    params: Params
+    opt_state: optax.OptState
+
+
+TrainStep = Callable[[TrainState, Mapping[str, jax.Array]], tuple[TrainState, dict[str, jax.Array]]]
+
+
+def init_state(task: Task, optimizer: optax.GradientTransformation, key: jax.Array) -> TrainState:
+    """Leaves carry their logical axis names; `nn.unbox` takes them off."""
+    params = task.init(key)
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+
+
+def make_train_step(task: Task, optimizer: optax.GradientTransformation, *, seed: int, microbatches: int) -> TrainStep:
+    """step(state, batch) → (state, {"loss", "weight", "gradient_norm"}), not yet jitted.
+
+    The batch's rows are cut into microbatches whose sums, weights and gradients add up and are divided once.
+    The step's key is folded from seed and step, a microbatch's from that and its number.
+    """
+
+    def sums(params: Params, batch: Mapping[str, jax.Array], key: jax.Array) -> tuple:
+        def total(params: Params) -> tuple[jax.Array, tuple]:
+            loss, weight, auxiliary = task.loss(params, batch, key)
+            return loss, (loss, weight, auxiliary)
+
+        gradient, (loss, weight, auxiliary) = jax.grad(total, has_aux=True)(params)
+        return gradient, loss, weight, auxiliary
+
+    def accumulate(params: Params, batch: Mapping[str, jax.Array], key: jax.Array) -> tuple:
+        if microbatches == 1:
+            return sums(params, batch, key)
+        parts = jax.tree.map(lambda x: x.reshape(microbatches, -1, *x.shape[1:]), batch)
+
+        def add(so_far: tuple, part: tuple) -> tuple[tuple, None]:
+            number, rows = part
+            return jax.tree.map(jnp.add, so_far, sums(params, rows, jax.random.fold_in(key, number))), None
+
+        first = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(sums, params, batch, key))
+        return jax.lax.scan(add, first, (jnp.arange(microbatches), parts))[0]
+
+    def train_step(state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[TrainState, dict[str, jax.Array]]:
+        key = jax.random.fold_in(jax.random.key(seed), state.step)
+        gradient, loss, weight, auxiliary = accumulate(state.params, batch, key)
+        gradient = jax.tree.map(lambda g: g / weight, gradient)
+        updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        metrics = {"loss": loss / weight, "weight": weight, "gradient_norm": optax.global_norm(gradient)}
+        metrics |= {name: value / weight for name, value in auxiliary.items()}
+        return TrainState(state.step + 1, params, opt_state), metrics
+
+    return train_step
+
+
+class Engine:
+    """A task's state and compiled step on a mesh."""
+
+    def __init__(self, task: Task, config: EngineConfig):
+        self.task, self.config = task, config
+        self.mesh = make_mesh(config.mesh)
+        self.schedule = optimizers.schedule(config.optimizer, task.d_model)
+        self.optimizer = optimizers.make_optimizer(config.optimizer, task.d_model)
+        init = functools.partial(init_state, task, self.optimizer)
+        boxed = jax.eval_shape(init, jax.random.key(0))
+        self.state_sharding = shardings(boxed, self.mesh)
+        self.batch_sharding = batch_sharding(self.mesh)
+        self.abstract_state = jax.tree.map(
+            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            nn.unbox(boxed),
+            self.state_sharding,
+        )
+        self.init = jax.jit(lambda key: nn.unbox(init(key)), out_shardings=self.state_sharding)
+        step = make_train_step(
+            task,
+            self.optimizer,
+            seed=config.training.seed,
+            microbatches=config.training.microbatches,
+        )
+        self.step = jax.jit(step, donate_argnums=0, out_shardings=(self.state_sharding, None))
+
+    def restore_or_init(self, checkpoints: Checkpoints, identity: dict[str, str]) -> TrainState:
+        """The newest good checkpoint's state, or a new one. What is newer than that checkpoint is removed."""
+        step = checkpoints.newest()
+        if step is None:
+            checkpoints.discard_after(-1)
+            return self.init(jax.random.key(self.config.training.seed))
+        check_identity(identity, checkpoints.meta(step), checkpoints.directory)
+        checkpoints.discard_after(step)
+        state, _ = checkpoints.restore(step, self.abstract_state)
+        log.info("resumed from step %d", step)
+        return state
+
+
+def train(task: Task, config: EngineConfig, workdir: epath.PathLike) -> TrainState:
+    """Trains to `config.training.steps`, going on from the newest good checkpoint of `workdir`.
+
+    Raises CheckpointError when a checkpoint is of other data or tokenizers, or cannot be written.
+    """
+    training, workdir = config.training, epath.Path(workdir)
+    batches = task.batches(task.train_split, training.seed)
+    engine = Engine(task, config)
+    checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint)
+    identity = task.identity(training=True)
+    state = engine.restore_or_init(checkpoints, identity)
+    first = int(state.step)
+    evaluator = Evaluator(task, engine.mesh, config.evaluation.rows)
+    writer = MetricsWriter(workdir, first)
+    count = sum(x.size for x in jax.tree.leaves(state.params))
+    log.info("%s parameters in arrays, devices: %s", f"{count:,}", engine.mesh.shape)
+
+    progress, pending, scores = Progress(first, training.steps), [], None
+    compiled = _CompileCount(engine.step, len(batches.plan.shapes))
+    arrays = prefetch(_from(batches, first, training.steps))
+    for step, batch in zip(range(first + 1, training.steps + 1), arrays, strict=True):
+        state, metrics = engine.step(state, jax.device_put(batch, engine.batch_sharding))
+        pending.append(metrics)
+        compiled.check(batch)
+        if step % training.log_every == 0 or step == training.steps:
+            _report(step, jax.device_get(pending), engine.schedule, progress, writer, training.steps)
+            pending = []
+        scores = None
+        if step % training.evaluate_every == 0 or step == training.steps:
+            jax.block_until_ready(state)
+            scores = _evaluate(evaluator, state.params, task.validation_split, step, writer)
+            progress.resume()
+        if step % config.checkpoint.every == 0 or step == training.steps:
+            checkpoints.save(step, state, {"identity": identity, "position": step}, scores)
+            progress.resume()
+    writer.close()
+    return state
+
+
+def _from(batches: Batches, first: int, stop: int) -> Iterator[Arrays]:
+    for i in range(first, stop):
+        yield batches.load(batches.plan.batch(i))
+
+
+def _report(
+    step: int,
+    pending: list[dict[str, Any]],
+    schedule: optax.Schedule,
+    progress: Progress,
+    writer: MetricsWriter,
+    steps: int,
+) -> None:
+    speed, left = progress.report(step, float(sum(metrics["weight"] for metrics in pending)))
+    values = {name: float(value) for name, value in pending[-1].items() if name != "weight"}
+    values |= {"learning_rate": float(schedule(step - 1)), "tokens_per_s": round(speed, 1)}
+    writer.write(step, "train", values)
+    log.info(
+        "step %d/%d  loss %.3f  %s tokens/s  ETA %s",
+        step,
+        steps,
+        values["loss"],
+        f"{speed:,.0f}",
+        clock(left),
+    )
+
+
+def _evaluate(evaluator: Evaluator, params: Params, split: str, step: int, writer: MetricsWriter) -> dict[str, float]:
+    start = time.perf_counter()
+    scores = evaluator.evaluate(params, split, fast=True)
+    writer.write(step, split, scores)
+    numbers = {name: value for name, value in scores.items() if not isinstance(value, str)}
+    shown = "  ".join(f"{name} {value:.4g}" for name, value in numbers.items())
+    log.info("step %d  %s: %s  (%.1f s)", step, split, shown, time.perf_counter() - start)
+    return numbers
+
+
+class _CompileCount:
+    """Says when a step was compiled, for which shape, and how many shapes there are."""
+
+    def __init__(self, step: Any, shapes: int):
+        self._step, self._shapes, self._count = step, shapes, 0
+
+    def check(self, batch: Arrays) -> None:
+        count = self._step._cache_size()
+        if count > self._count:
+            self._count = count
+            shape = ", ".join(f"{name} {array.shape}" for name, array in batch.items())
+            log.info("compiled the step for %s: %d of at most %d", shape, count, self._shapes)

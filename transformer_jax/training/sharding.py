@@ -1,0 +1,66 @@
+"""The device mesh and where every logical axis lies on it."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import flax.linen as nn
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+AXES = ("data", "fsdp", "tensor")
+
+# Logical axis of a parameter → mesh axis. An embedding table lies along one mesh axis only: along two, XLA
+# rematerialises it for every look-up.
+RULES = (
+    ("embed", "fsdp"),
+    ("heads", "tensor"),
+    ("mlp", "tensor"),
+    ("vocab", "tensor"),
+    ("vector", None),
+    ("head_dim", None),
+    ("position", None),
+    ("layers", None),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """Devices along each axis; -1 takes what the others leave."""
+
+    data: int = -1
+    fsdp: int = 1
+    tensor: int = 1
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """What is wrong, as (field, rule and remedy)."""
+        sizes = dataclasses.asdict(self)
+        for name, size in sizes.items():
+            if size < 1 and size != -1:
+                yield name, "must be at least 1, or -1 for what the other axes leave"
+        if list(sizes.values()).count(-1) > 1:
+            yield "data", "only one axis of the mesh can be -1: name the sizes of the others"
+
+
+def make_mesh(config: MeshConfig) -> Mesh:
+    """Raises ValueError when the axes do not multiply to the number of devices."""
+    sizes, devices = dataclasses.asdict(config), jax.device_count()
+    given = math.prod(size for size in sizes.values() if size != -1)
+    shape = tuple(devices // given if size == -1 else size for size in sizes.values())
+    if math.prod(shape) != devices:
+        raise ValueError(
+            f"config.mesh = {sizes} needs a multiple of {given} devices and there are {devices}: "
+            "change mesh.data, mesh.fsdp or mesh.tensor"
+        )
+    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Rows over data and fsdp."""
+    return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+
+
+def shardings(boxed: Any, mesh: Mesh) -> Any:
+    """Of a tree whose leaves carry logical axis names: its shardings, without the boxes."""
+    return nn.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, RULES)
