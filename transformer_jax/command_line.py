@@ -14,7 +14,8 @@ EXIT_ERROR = 2
 
 def run(main: Callable[[], None], argv: list[str] | None = None) -> None:
     """Parses flags and runs `main`. What a user can mend ends as one message on stderr and exit code 2."""
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s", force=True)
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s", force=True)
+    logging.getLogger("transformer_jax").setLevel(logging.INFO)
     app.define_help_flags()
     try:
         try:

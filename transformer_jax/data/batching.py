@@ -67,7 +67,7 @@ class BatchPlan:
         widths, kind = np.unique(np.maximum(lengths[kept].max(axis=1), 1), return_inverse=True)
         if tokens < (least := widths[-1] * rows_multiple):
             what = f"{rows_multiple} row(s) of the longest example, {widths[-1]} tokens"
-            raise ValueError(f"data.batch_tokens={tokens} does not hold {what}: set {least} or more, or cut it.")
+            raise ValueError(f"data.batch_tokens={tokens} is too small for {what}: set {least} or more.")
         tops = np.ones((len(widths), lengths.shape[1]), np.int64)  # longest in each stream, for each width
         for stream, top in enumerate(tops.T):
             np.maximum.at(top, kind, lengths[kept, stream])
@@ -91,7 +91,7 @@ class BatchPlan:
         if not lengths.size:
             raise ValueError("There are no examples: a plan needs at least 1.")
         if (longest := lengths.max()) > (last := boundaries[-1]):
-            raise ValueError(f"Example {lengths.argmax()} has {longest} tokens, but {last} is the limit: cut it.")
+            raise ValueError(f"Example {lengths.argmax()} has {longest} tokens, the limit is {last}: cut it.")
         used, bucket = np.unique(np.searchsorted(boundaries, lengths), return_inverse=True)
         shapes = np.array([(rows, boundaries[i]) for i in used])
         plan = cls.__new__(cls)

@@ -37,9 +37,9 @@ def dropout(x: Array, rate: float, key: Array) -> Array:
     cut = round(rate * 2**16)
     if cut == 0:
         return x
-    width = -(-x.shape[-1] // 2)
-    bits = jax.random.bits(key, (*x.shape[:-1], width), jnp.uint32)
-    halves = jnp.concatenate([bits >> 16, bits & 0xFFFF], axis=-1)[..., : x.shape[-1]]
+    *rows, width = x.shape
+    bits = jax.random.bits(key, (*rows, -(-width // 2)), jnp.uint32)
+    halves = jax.lax.bitcast_convert_type(bits, jnp.uint16).reshape(*rows, -1)[..., :width]
     return jnp.where(halves >= cut, x * (2**16 / (2**16 - cut)), jnp.zeros_like(x))
 
 

@@ -178,7 +178,10 @@ class Translation:
 
         def step(cache: Any, token: jax.Array, position: jax.Array) -> tuple[jax.Array, Any]:
             logits, cache = apply(cache, token[:, None], position, method="extend")
-            return logits[:, 0], cache
+            # Nothing to translate, in empty lines and rows that fill a batch: end at once.
+            empty = cache.source_valid.sum(axis=1, keepdims=True) <= 1
+            end = jnp.where(jnp.arange(logits.shape[-1]) == EOS_ID, 0.0, decoding.IMPOSSIBLE)[None]
+            return jnp.where(empty, end, logits[:, 0]), cache
 
         cache = apply(source, source != PAD_ID, max_length, method="init_cache")
         ids = {"bos_id": BOS_ID, "eos_id": EOS_ID, "pad_id": PAD_ID}
@@ -323,16 +326,12 @@ class Translation:
 
     def write(self, arrays: Arrays, batch: Arrays) -> list[str]:
         """Text; "" for an empty source."""
-        target = self._tokenizers[1]
-        return [
-            "" if source[0] == EOS_ID else target.decode(ids)
-            for source, ids in zip(batch["source"], arrays["tokens"], strict=True)
-        ]
+        return [self._tokenizers[1].decode(ids) for ids in arrays["tokens"]]
 
     def write_scored(self, arrays: Arrays, batch: Arrays) -> list[str]:
         """{"text", "score"}: the score is log P / lp, which beam search ranks by."""
         return [
-            json.dumps({"text": text, "score": None if text == "" else float(score)}, ensure_ascii=False)
+            json.dumps({"text": text, "score": float(score)}, ensure_ascii=False)
             for text, score in zip(self.write(arrays, batch), arrays["scores"], strict=True)
         ]
 

@@ -107,7 +107,7 @@ class Checkpoints:
             state=ocp.args.PyTreeSave(state), meta=ocp.args.JsonSave({"meta": meta, "metrics": scores})
         )
         try:
-            self._manager.save(step, args=items, force=True)
+            self._manager.save(step, args=items, force=True)  # else skipped in silence if a newer step exists
             if jax.process_index() == 0:
                 _write_manifest(folder)
         except Exception as error:  # Orbax raises bare Exception, ValueError, OSError, …
@@ -141,7 +141,7 @@ class Checkpoints:
 
     def meta(self, step: int) -> dict:
         """What `save` was given with the step."""
-        return self._meta(step)["meta"]
+        return self._stored(step)["meta"]
 
     def restore(self, step: int, abstract_state: PyTree) -> tuple[PyTree, dict]:
         """The state, typed and placed as `abstract_state` (jax.ShapeDtypeStruct leaves) says, and the meta.
@@ -150,7 +150,7 @@ class Checkpoints:
         holds other parameters, shapes or dtypes, and names them.
         """
         state = self._restore(step, abstract_state, "")
-        return state, self._meta(step)["meta"]
+        return state, self.meta(step)
 
     def restore_params(self, step: int, abstract_params: PyTree) -> PyTree:
         """Like `restore`, of `state.params` (or `state["params"]`) alone."""
@@ -166,11 +166,22 @@ class Checkpoints:
             total = params if total is None else jax.tree.map(jnp.add, total, params)
         return jax.tree.map(lambda t, p: (t / len(steps)).astype(p.dtype), total, abstract_params)
 
-    def discard_after(self, step: int) -> None:
-        """Removes newer, damaged and unfinished steps: training goes on from `step` and saves them anew."""
+    def discard_after(self, step: int | None) -> None:
+        """Removes newer, damaged and unfinished steps: training goes on from `step` and saves them anew.
+
+        None: training starts, since no step is good. Raises CheckpointError if one was good once: that may be the
+        disk's passing fault, and removing it would lose the run.
+        """
         if jax.process_index() == 0:
             for at, folder in self._entries():
-                reason = f"training goes on from step {step}" if at > step else _damage(folder)
+                reason = _damage(folder)
+                if step is None and (folder / _MANIFEST).exists():
+                    raise CheckpointError(
+                        f"{self.directory} has no good checkpoint left, newest damage: {folder}: {reason}. Restore the "
+                        "folder from a backup, remove it to train anew, or choose another workdir."
+                    )
+                if step is not None and at > step:
+                    reason = f"training goes on from step {step}"
                 if reason is not None:
                     log.warning("removing %s: %s", folder, reason)
                     folder.rmtree()
@@ -207,7 +218,7 @@ class Checkpoints:
     def _steps(self) -> list[int]:
         return sorted(step for step, path in self._entries() if path == self._folder(step))
 
-    def _meta(self, step: int) -> dict:
+    def _stored(self, step: int) -> dict[str, dict]:
         return json.loads((self._folder(step) / "meta" / _META).read_text())
 
     def _verified_newest_first(self) -> Iterator[int]:
@@ -224,7 +235,7 @@ class Checkpoints:
         scores = {}
         for step in steps:
             try:
-                score = sign * self._meta(step)["metrics"][self.config.best_metric]
+                score = sign * self._stored(step)["metrics"][self.config.best_metric]
             except (OSError, ValueError, KeyError):  # not evaluated at this step, or damaged
                 continue
             if not math.isnan(score):

@@ -121,11 +121,11 @@ class Engine:
         """The newest good checkpoint's state, or a new one. What is newer than that checkpoint is removed."""
         step = checkpoints.newest()
         if step is None:
-            checkpoints.discard_after(-1)
+            checkpoints.discard_after(None)
             return self.init(jax.random.key(self.config.training.seed))
         check_identity(identity, checkpoints.meta(step), checkpoints.directory)
-        checkpoints.discard_after(step)
         state, _ = checkpoints.restore(step, self.abstract_state)
+        checkpoints.discard_after(step)
         log.info("resumed from step %d", step)
         return state
 

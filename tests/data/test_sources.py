@@ -1,0 +1,217 @@
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from transformer_jax.data.sources import DataError, Source, parallel_files, tfds_source
+
+
+def write(directory, **files):
+    for name, content in files.items():
+        (directory / name.replace("_", ".", 1)).write_bytes(content)
+
+
+def test_files(tmp_path):
+    write(tmp_path, train_en=b"a b\n\nc\n", train_de="ä\nö\nü".encode(), val_en=b"x\n")
+    source = parallel_files(tmp_path, "train", ["en", "de"])
+    assert len(source) == 3
+    assert source[0] == {"en": "a b", "de": "ä"}
+    assert source[-1] == {"en": "c", "de": "ü"}
+    assert source.column("en") == ["a b", "", "c"]
+    assert [example["de"] for example in source] == ["ä", "ö", "ü"]
+    assert parallel_files(str(tmp_path), "val", ["en"])[0] == {"en": "x"}
+
+
+def test_only_newlines_end_lines(tmp_path):
+    text = "a\u2028b\u0085c\x0bd\x0ce\x1cf\rg\r\n\r\nlast\r"
+    write(tmp_path, train_en=text.encode())
+    column = parallel_files(tmp_path, "train", ["en"]).column("en")
+    assert column == ["a\u2028b\u0085c\x0bd\x0ce\x1cf\rg", "", "last"]
+
+
+def test_byte_order_mark_is_dropped_at_the_start_only(tmp_path):
+    write(tmp_path, train_en="\ufeffa\n\ufeffb\n".encode())
+    assert parallel_files(tmp_path, "train", ["en"]).column("en") == ["a", "\ufeffb"]
+
+
+def test_gz_is_read_where_there_is_no_plain_file(tmp_path):
+    (tmp_path / "train.en.gz").write_bytes(gzip.compress(b"zipped\n"))
+    write(tmp_path, train_de=b"plain\n")
+    (tmp_path / "train.de.gz").write_bytes(b"not looked at")
+    assert parallel_files(tmp_path, "train", ["en", "de"])[0] == {"en": "zipped", "de": "plain"}
+
+
+def test_missing_directory(tmp_path):
+    with pytest.raises(DataError, match=r"no directory .*absent: set data\.directory"):
+        parallel_files(tmp_path / "absent", "train", ["en"])
+
+
+def test_missing_file_lists_what_there_is(tmp_path):
+    write(tmp_path, train_en=b"a", train_de=b"a", val_en=b"a", README=b"")
+    (tmp_path / "test_2016.fr.gz").write_bytes(b"")
+    (tmp_path / "tok.d").mkdir()
+    with pytest.raises(DataError) as error:
+        parallel_files(tmp_path, "train", ["en", "fr"])
+    assert f"neither train.fr nor train.fr.gz in {tmp_path}" in str(error.value)
+    assert "It holds test_2016 (fr); train (de, en); val (en). Set data.directory" in str(error.value)
+
+
+def test_missing_file_in_an_empty_directory(tmp_path):
+    with pytest.raises(DataError, match="It holds no such files"):
+        parallel_files(tmp_path, "train", ["en"])
+
+
+def test_unequal_numbers_of_lines(tmp_path):
+    write(tmp_path, train_en=b"a\nb\n", train_de=b"a\nb\nalone\nd\n")
+    with pytest.raises(DataError) as error:
+        parallel_files(tmp_path, "train", ["en", "de"])
+    assert f"{tmp_path}/train.en has 2, {tmp_path}/train.de has 4." in str(error.value)
+    assert f"without a partner is {tmp_path}/train.de:3: 'alone'. Cut" in str(error.value)
+
+
+def test_no_line_at_all(tmp_path):
+    write(tmp_path, train_en=b"", train_de=b"\xef\xbb\xbf")
+    with pytest.raises(DataError, match=r"train\.en and .*train\.de hold no line"):
+        parallel_files(tmp_path, "train", ["en", "de"])
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_invalid_utf8_is_located(mark, tmp_path):
+    write(tmp_path, train_en=mark + b"fine\n\nna\xefve\nfine\n")
+    with pytest.raises(DataError, match=r"train\.en:3 is not UTF-8: byte 0xef at offset 2 of the line"):
+        parallel_files(tmp_path, "train", ["en"])
+
+
+@pytest.mark.parametrize("damage", ["truncated", "corrupt", "not gz", "empty"])
+def test_broken_gz_is_named(damage, tmp_path):
+    good = gzip.compress(os.urandom(999))
+    content = {
+        "truncated": good[:-20],
+        "corrupt": good[:50] + b"\0\0\0\0" + good[54:],
+        "not gz": b"plain text\n",
+        "empty": good[:5],
+    }
+    (tmp_path / "train.en.gz").write_bytes(content[damage])
+    with pytest.raises(DataError, match=r"Cannot read .*train\.en\.gz: .* copy it again"):
+        parallel_files(tmp_path, "train", ["en"])
+
+
+@pytest.fixture(scope="module")
+def dates(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("tfds")
+    return directory, tfds_source("dates", directory, "train", ["written", "iso"])
+
+
+def test_dates_are_prepared_and_read(dates, capfd):
+    directory, source = dates
+    assert isinstance(source, Source)
+    assert len(source) == 40_000
+    assert source[0].keys() == {"written", "iso"}
+    assert all(type(text) is str for text in source[0].values())
+    assert source[17] == {language: source.column(language)[17] for language in ("written", "iso")}
+    part = tfds_source("dates", directory, "train[10:20]", ["iso"])
+    assert part.column("iso") == source.column("iso")[10:20]
+    assert len(tfds_source("dates", str(directory), "validation", ["iso"])) == 1_000
+    assert capfd.readouterr() == ("", "")
+
+
+def test_processes_may_prepare_dates_at_once_and_say_nothing(tmp_path, capfd):
+    code = (
+        "import sys; from transformer_jax.data.sources import tfds_source; "
+        "tfds_source('dates', sys.argv[1], 'test', ['iso'])"
+    )
+    workers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) for _ in range(2)]
+    assert [worker.wait() for worker in workers] == [0, 0]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_unknown_split(dates):
+    with pytest.raises(DataError, match=r"Cannot read split 'dev' of tfds dates in .*'train', 'validation', 'test'"):
+        tfds_source("dates", dates[0], "dev", ["iso"])
+
+
+def test_unknown_feature(dates):
+    with pytest.raises(DataError, match=r"tfds dates has no text de: choose from .*written"):
+        tfds_source("dates", dates[0], "train", ["iso", "de"])
+
+
+def test_dates_cannot_be_prepared_in_a_file(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"Cannot prepare dates in .*file: .* Set data\.directory elsewhere"):
+        tfds_source("dates", tmp_path / "file", "train", ["iso"])
+
+
+@pytest.mark.parametrize("name", ["nonsense", "wmt14_translate/xx-yy", ""])
+def test_unknown_name(name, tmp_path):
+    with pytest.raises(DataError, match=rf"tfds cannot open '{name}' .* Set data\.name"):
+        tfds_source(name, tmp_path, "train", ["de", "en"])
+
+
+def test_another_format_is_refused(dates, tmp_path):
+    shutil.copytree(dates[0], tmp_path, dirs_exist_ok=True)
+    info = tmp_path / "dates" / "1.0.0" / "dataset_info.json"
+    content = json.loads(info.read_text())
+    info.write_text(json.dumps({**content, "fileFormat": "tfrecord"}))
+    with pytest.raises(DataError, match=r"as array_record: .*TFRECORD"):
+        tfds_source("dates", tmp_path, "test", ["iso"])
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("wmt14_translate/de-en", "import tensorflow_datasets.translate.wmt14; "),
+        ("ted_hrlr_translate/pt_to_en", ""),
+    ],
+)
+def test_what_is_not_prepared_fails_at_once_and_says_how_to_prepare_it(name, module, tmp_path):
+    start = time.perf_counter()
+    with pytest.raises(DataError) as error:
+        tfds_source(name, tmp_path, "train", ["de", "en"] if module else ["pt", "en"])
+    assert time.perf_counter() - start < 20  # a download takes 204 s to fail without a network
+    assert f"{name} is not prepared in {tmp_path}" in str(error.value)
+    command = str(error.value).splitlines()[-1].strip()
+    assert module in command
+    statements = command.removeprefix('python -c "').removesuffix('.download_and_prepare()"')
+    scope: dict = {}
+    exec(f"{statements.replace('tfds.builder(', 'builder = tfds.builder(')}", scope)
+    assert str(scope["builder"].data_path).startswith(f"{tmp_path}/{name}")
+
+
+def test_prepared_data_of_others_are_read_as_bytes_or_text(tmp_path, monkeypatch):
+    class Records(list):
+        def __getitems__(self, keys):
+            return [self[key] for key in keys]
+
+    import tensorflow_datasets as tfds
+
+    records = Records([{"de": b"\xc3\xa4", "en": "a"}, {"de": b"b", "en": b"\xff"}])
+
+    class Builder:
+        info = type("Info", (), {"features": {"de": tfds.features.Text(), "en": tfds.features.Text()}})
+        data_path = tmp_path
+
+        def is_prepared(self):
+            return True
+
+        def as_data_source(self, split):
+            return records
+
+    monkeypatch.setattr(tfds, "builder", lambda *_, **__: Builder())
+    assert tfds_source("anything", tmp_path, "train", ["de"]).column("de") == ["ä", "b"]
+    with pytest.raises(DataError, match="tfds example anything train 1 en is not UTF-8"):
+        tfds_source("anything", tmp_path, "train", ["de", "en"])
+
+
+def test_multi30k():
+    data = Path(os.environ.get("TRANSFORMER_JAX_DATA", Path(__file__).parents[2] / "../shared/data"))
+    if not data.is_dir():
+        pytest.skip(f"no real data in {data}: set TRANSFORMER_JAX_DATA")
+    source = parallel_files(data / "multi30k" / "tok", "train", ["en", "de", "fr"])
+    assert len(source) == 29_000
+    assert source[0]["en"] == "two young , white males are outside near many bushes ."
