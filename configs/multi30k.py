@@ -84,10 +84,10 @@ def quick(config: ConfigDict) -> None:
     config.model.d_ff = 512
     config.model.num_heads = 4
     config.model.head_dim = config.model.value_dim = 64
-    config.model.dropout_rate = 0.2
+    config.model.dropout_rate = 0.15
     config.optimizer.schedule = "cosine"
-    config.optimizer.learning_rate = 1.5e-3
-    config.optimizer.warmup_steps = 400
-    config.training.steps = config.optimizer.decay_steps = 3300
-    config.training.evaluate_every = config.checkpoint.every = 825
+    config.optimizer.learning_rate = 1e-3
+    config.optimizer.warmup_steps = 300
+    config.training.steps = config.optimizer.decay_steps = 2800
+    config.training.evaluate_every = config.checkpoint.every = 700
     config.evaluation.checkpoint = "best"

@@ -1,0 +1,66 @@
+"""Ground rules of all tests, and a corpus small enough to train on in seconds."""
+
+import logging
+import os
+import random
+from pathlib import Path
+
+import jax
+import pytest
+from ml_collections import ConfigDict
+
+from transformer_jax.config import defaults
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+logging.getLogger("transformer_jax").setLevel(logging.INFO)
+
+ROOT = Path(__file__).parents[1]
+
+
+def write_corpus(directory: Path, pairs: int = 60, languages: tuple[str, ...] = ("en", "de", "fr")) -> None:
+    """Sentences of 1–6 made-up words; each language spells the same words in its own way."""
+    directory.mkdir(parents=True, exist_ok=True)
+    draw = random.Random(0)
+    for split, count in (("train", pairs), ("val", 11), ("test", 7), ("test_2016_flickr", 7), ("validation", 11)):
+        rows = [[draw.randrange(20) for _ in range(draw.randint(1, 6))] for _ in range(count)]
+        for language in languages:
+            lines = [" ".join(f"{language[0]}{'aeiou'[w % 5]}{'kmst'[w // 5]}" for w in row) for row in rows]
+            (directory / f"{split}.{language}").write_text("\n".join(lines) + "\n")
+
+
+def shrink(config: ConfigDict, directory: Path, steps: int = 4) -> ConfigDict:
+    """The same recipe, small enough for seconds: every other key is left as it is."""
+    model = config.model
+    config.data.source, config.data.directory = "files", str(directory)
+    size = 300 if config.data.tokenizer == "bpe_bytes" else 90
+    model.source_vocab_size = model.target_vocab_size = size
+    model.num_encoder_layers = model.num_decoder_layers = 2
+    model.d_model, model.d_ff, model.num_heads, model.head_dim, model.value_dim = 16, 24, 2, 8, 8
+    model.max_length = config.data.max_length = 32
+    config.data.batch_tokens, config.data.max_shapes = 1024, 1
+    config.training.steps = steps
+    config.training.log_every = config.training.evaluate_every = config.checkpoint.every = 2
+    config.optimizer.warmup_steps = min(config.optimizer.warmup_steps, 2)
+    config.decoding.max_extra = 5
+    config.evaluation.rows = 8
+    return config
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    write_corpus(tmp_path / "corpus")
+    return tmp_path / "corpus"
+
+
+@pytest.fixture
+def tiny(corpus: Path) -> ConfigDict:
+    """A shrunk translation config; the paper's defaults else."""
+    return shrink(defaults("translation"), corpus)
+
+
+def real_data(name: str) -> Path:
+    """The folder of a real data set, else the test is skipped, saying so."""
+    folder = Path(os.environ.get("TRANSFORMER_JAX_DATA", ROOT.parent / "shared" / "data")) / name
+    if not folder.is_dir():
+        pytest.skip(f"no real data in {folder}: set TRANSFORMER_JAX_DATA")
+    return folder

@@ -1,0 +1,239 @@
+"""The papers' equations in NumPy float64, written from the papers and not from the code under test.
+
+Parameters come as the tree that the model stores: names as there, the layers of a stack along axis 0.
+"""
+
+import math
+
+import numpy as np
+
+
+def relative(a, b):
+    """max|a - b| / max|b|."""
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    assert a.shape == b.shape, (a.shape, b.shape)
+    return np.abs(a - b).max() / np.abs(b).max()
+
+
+def randomized(tree, seed=0):
+    """Float32 values for a tree of shapes, no bias zero and no gain one, so that none can be left out unseen."""
+    rng = np.random.default_rng(seed)
+
+    def fill(tree, name):
+        if isinstance(tree, dict):
+            return {name: fill(tree[name], name) for name in sorted(tree)}
+        values = rng.normal(size=tree.shape)
+        return np.float32(1 + 0.2 * values if name == "scale" else 0.4 * values)
+
+    return fill(tree, None)
+
+
+def float64(tree):
+    if isinstance(tree, dict):
+        return {name: float64(branch) for name, branch in tree.items()}
+    return np.asarray(tree, np.float64)
+
+
+def softmax(x):
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def attention(query, key, value, mask=None, bias=None):
+    """softmax(Q Kᵀ / √d_k + bias) V, one query at a time over the keys it may see: (B, T, N, H'), (B, N, T, S)."""
+    query, key, value = float64(query), float64(key), float64(value)
+    rows, length, heads, width = query.shape
+    weights = np.zeros((rows, heads, length, key.shape[1]))
+    output = np.zeros((rows, length, heads, value.shape[-1]))
+    mask = np.broadcast_to(True if mask is None else mask, weights.shape)
+    bias = np.broadcast_to(0.0 if bias is None else bias, weights.shape)
+    for b, n, t in np.ndindex(rows, heads, length):
+        seen = np.flatnonzero(mask[b, n, t])
+        if seen.size:
+            weights[b, n, t, seen] = softmax(key[b, seen, n] @ query[b, t, n] / math.sqrt(width) + bias[b, n, t, seen])
+        output[b, t, n] = weights[b, n, t] @ value[b, :, n]
+    return output, weights
+
+
+def linear(p, x):
+    return x @ p["kernel"] + p.get("bias", 0.0)
+
+
+def multi_head(p, x, memory, mask=None, bias=None):
+    """Concat(head₁ … head_N) W_O."""
+    p, x, memory = float64(p), float64(x), float64(memory)
+    heads = p["query"]["kernel"].shape[1]
+
+    def head(projection, n):
+        return {"kernel": projection["kernel"][:, n], "bias": projection["bias"][n] if "bias" in projection else 0.0}
+
+    def project(name, x):
+        return np.stack([linear(head(p[name], n), x) for n in range(heads)], axis=2)
+
+    output, _ = attention(project("query", x), project("key", memory), project("value", memory), mask, bias)
+    concatenated = np.concatenate([output[:, :, n] for n in range(heads)], axis=-1)
+    return concatenated @ np.concatenate(list(p["output"]["kernel"])) + p["output"].get("bias", 0.0)
+
+
+def relu(x):
+    return np.maximum(x, 0)
+
+
+def gelu(x):
+    return x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+
+
+def gelu_tanh(x):
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "silu": silu}
+
+
+def feed_forward(p, x, activation):
+    p = float64(p)
+    return linear(p["outer"], ACTIVATIONS[activation](linear(p["inner"], float64(x))))
+
+
+def layer_norm(p, x, epsilon):
+    p, x = float64(p), float64(x)
+    mean = x.mean(axis=-1, keepdims=True)
+    variance = ((x - mean) ** 2).mean(axis=-1, keepdims=True)
+    return (x - mean) / np.sqrt(variance + epsilon) * p["scale"] + p["bias"]
+
+
+def residual(p, x, sublayer, norm, epsilon):
+    """post: norm(x + f(x)); pre: x + f(norm(x))."""
+    if norm == "post":
+        return layer_norm(p["layer_norm"], x + sublayer(x), epsilon)
+    return x + sublayer(layer_norm(p["layer_norm"], x, epsilon))
+
+
+def encoder_block(p, x, mask, config):
+    def around(name, sublayer, x):
+        return residual(p[f"{name}_residual"], x, sublayer, config.norm, config.norm_epsilon)
+
+    x = around("self_attention", lambda h: multi_head(p["self_attention"], h, h, mask), x)
+    return around("feed_forward", lambda h: feed_forward(p["feed_forward"], h, config.activation), x)
+
+
+def decoder_block(p, x, memory, self_mask, cross_mask, config):
+    def around(name, sublayer, x):
+        return residual(p[f"{name}_residual"], x, sublayer, config.norm, config.norm_epsilon)
+
+    x = around("self_attention", lambda h: multi_head(p["self_attention"], h, h, self_mask), x)
+    x = around("cross_attention", lambda h: multi_head(p["cross_attention"], h, memory, cross_mask), x)
+    return around("feed_forward", lambda h: feed_forward(p["feed_forward"], h, config.activation), x)
+
+
+def layer(tree, number):
+    if isinstance(tree, dict):
+        return {name: layer(branch, number) for name, branch in tree.items()}
+    return tree[number]
+
+
+def sinusoids(length, d_model):
+    """PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(pos / 10000^(2i/d))."""
+    waves = np.zeros((length, d_model))
+    for position in range(length):
+        for i in range(d_model):
+            if 2 * i < d_model:
+                waves[position, 2 * i] = math.sin(position / 10000 ** (2 * i / d_model))
+            if 2 * i + 1 < d_model:
+                waves[position, 2 * i + 1] = math.cos(position / 10000 ** (2 * i / d_model))
+    return waves
+
+
+def transformer(params, config, source, target, source_valid=None, target_valid=None):
+    """The logits (B, T, V) of the next target token, the vocabulary's padding left out."""
+    params = float64(params)
+    rows, source_length = source.shape
+    length = target.shape[1]
+    source_valid = np.ones(source.shape, bool) if source_valid is None else source_valid
+    target_valid = np.ones(target.shape, bool) if target_valid is None else target_valid
+    source_mask = np.zeros((rows, 1, 1, source_length), bool)
+    target_mask = np.zeros((rows, 1, length, length), bool)
+    for b in range(rows):
+        source_mask[b, 0, 0] = source_valid[b]
+        for t in range(length):
+            for earlier in range(t + 1):
+                target_mask[b, 0, t, earlier] = target_valid[b, earlier]
+
+    def embed(ids, embedding, positions):
+        x = params[embedding]["table"][ids] * math.sqrt(config.d_model)
+        if config.positions == "sinusoidal":
+            x = x + sinusoids(ids.shape[1], config.d_model)
+        elif config.positions == "learned":
+            x = x + params[positions]["table"][: ids.shape[1]]
+        return x
+
+    def finished(stack, x):
+        return x if config.norm == "post" else layer_norm(params[stack]["final_norm"], x, config.norm_epsilon)
+
+    shared = config.tie_embeddings == "all"
+    x = embed(source, "target_embedding" if shared else "source_embedding", "source_positions")
+    for number in range(config.num_encoder_layers):
+        x = encoder_block(layer(params["encoder"]["layers"], number), x, source_mask, config)
+    memory = finished("encoder", x)
+
+    x = embed(target, "target_embedding", "target_positions")
+    for number in range(config.num_decoder_layers):
+        x = decoder_block(layer(params["decoder"]["layers"], number), x, memory, target_mask, source_mask, config)
+    x = finished("decoder", x)
+
+    if config.tie_embeddings == "none":
+        logits = linear(params["output"], x)
+    else:
+        logits = x @ params["target_embedding"]["table"].T
+    return logits[..., : config.target_vocab_size]
+
+
+def smoothed(labels, vocab_size, label_smoothing):
+    """q: ε / V everywhere and 1 - ε more at the label."""
+    q = np.full((*labels.shape, vocab_size), label_smoothing / vocab_size)
+    for place in np.ndindex(labels.shape):
+        q[(*place, labels[place])] += 1 - label_smoothing
+    return q
+
+
+def cross_entropy(logits, labels, weights, label_smoothing=0.0):
+    """(Σ w · -Σ q log p, Σ w) with logits (B, T, V)."""
+    log_p = np.log(softmax(float64(logits)))
+    losses = -(smoothed(labels, logits.shape[-1], label_smoothing) * log_p).sum(axis=-1)
+    return (weights * losses).sum(), weights.sum()
+
+
+def learning_rate(config, d_model, n):
+    """Of the n-th update, n = 1, 2, …; without warm-up the peak is at the first."""
+    peak, warmup = config.learning_rate, config.warmup_steps or 1
+    if config.schedule == "paper":
+        return peak * d_model**-0.5 * min(n**-0.5, n * warmup**-1.5)
+    if n < warmup:
+        return peak * n / warmup
+    if config.schedule == "inverse_sqrt":
+        return peak * math.sqrt(warmup / n)
+    if config.schedule == "constant":
+        return peak
+    done = min((n - warmup) / (config.decay_steps - warmup), 1.0)
+    return peak * (config.end_fraction + (1 - config.end_fraction) * (1 + math.cos(math.pi * done)) / 2)
+
+
+def adam(params, gradients, rates, *, b1, b2, epsilon, weight_decay=0.0, decayed=(), clip_norm=0.0):
+    """Kingma and Ba 2015, Algorithm 1, with decoupled decay of the names in `decayed`; gradients cut to a norm first."""
+    params = float64(params)
+    m = {name: np.zeros_like(p) for name, p in params.items()}
+    v = {name: np.zeros_like(p) for name, p in params.items()}
+    for t, (gradient, rate) in enumerate(zip(gradients, rates, strict=True), start=1):
+        gradient = float64(gradient)
+        norm = math.sqrt(sum((g**2).sum() for g in gradient.values()))
+        cut = clip_norm / norm if clip_norm and norm > clip_norm else 1.0
+        for name, p in params.items():
+            m[name] = b1 * m[name] + (1 - b1) * cut * gradient[name]
+            v[name] = b2 * v[name] + (1 - b2) * (cut * gradient[name]) ** 2
+            step = (m[name] / (1 - b1**t)) / (np.sqrt(v[name] / (1 - b2**t)) + epsilon)
+            params[name] = p - rate * (step + weight_decay * p * (name in decayed))
+    return params

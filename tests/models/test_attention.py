@@ -1,0 +1,283 @@
+"""Masks against loops, attention against NumPy float64, the cache against attention to everything at once."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+
+from transformer_jax.models import layers
+from transformer_jax.models.attention import (
+    KeyValue,
+    MultiHeadAttention,
+    attention_weights,
+    causal_mask,
+    combine_masks,
+    dot_product_attention,
+    padding_mask,
+    scaled_dot_product_scores,
+    segment_mask,
+)
+
+B, T, S, N, H, W, D = 2, 3, 5, 7, 11, 13, 17
+
+
+def normal(*shape, seed=0):
+    return np.float32(np.random.default_rng([seed, *shape]).normal(size=shape))
+
+
+def some_mask(*shape, seed=0):
+    return np.random.default_rng([seed, *shape]).random(shape) < 0.6
+
+
+def some_qkv():
+    return normal(B, T, N, H), normal(B, S, N, H), normal(B, S, N, W)
+
+
+def make(head_dim=H, value_dim=W, **kwargs):
+    """A module and parameters for it."""
+    module = MultiHeadAttention(N, D, head_dim, value_dim, **kwargs)
+    shapes = nn.unbox(jax.eval_shape(module.init, jax.random.key(0), normal(B, T, D), normal(B, S, D)))["params"]
+    return module, {"params": oracle.randomized(shapes)}
+
+
+def test_padding_mask():
+    valid = some_mask(B, S)
+    mask = np.asarray(padding_mask(jnp.asarray(valid)))
+    assert mask.shape == (B, 1, 1, S)
+    assert mask.dtype == bool
+    for b, s in np.ndindex(B, S):
+        assert mask[b, 0, 0, s] == valid[b, s]
+    np.testing.assert_array_equal(padding_mask(jnp.asarray(valid, jnp.int32)), mask)
+
+
+@pytest.mark.parametrize(("length", "keys", "offset"), [(5, None, 0), (3, 7, 0), (3, 7, 4), (1, 7, 6), (5, 2, 0)])
+def test_causal_mask(length, keys, offset):
+    mask = np.asarray(causal_mask(length, keys, offset))
+    assert mask.shape == (1, 1, length, keys or length)
+    for t, s in np.ndindex(length, keys or length):
+        assert mask[0, 0, t, s] == (s <= offset + t)
+    np.testing.assert_array_equal(jax.jit(lambda offset: causal_mask(length, keys, offset))(offset), mask)
+
+
+def test_segment_mask():
+    queries, keys = np.array([[1, 1, 2], [2, 0, 3]]), np.array([[1, 2, 2, 1, 0], [0, 0, 1, 2, 3]])
+    mask = np.asarray(segment_mask(jnp.asarray(queries), jnp.asarray(keys)))
+    assert mask.shape == (B, 1, T, S)
+    for b, t, s in np.ndindex(B, T, S):
+        assert mask[b, 0, t, s] == (queries[b, t] != 0 and queries[b, t] == keys[b, s])
+
+
+def test_combine_masks():
+    a, b = some_mask(B, 1, 1, S), some_mask(1, 1, T, S, seed=1)
+    combined = np.asarray(combine_masks(None, jnp.asarray(a), None, jnp.asarray(b)))
+    assert combined.shape == (B, 1, T, S)
+    for row, t, s in np.ndindex(B, T, S):
+        assert combined[row, 0, t, s] == (a[row, 0, 0, s] and b[0, 0, t, s])
+    assert combine_masks() is None
+    assert combine_masks(None, None) is None
+    np.testing.assert_array_equal(combine_masks(None, jnp.asarray(a)), a)
+
+
+@pytest.mark.parametrize("mask_shape", [None, (B, N, T, S), (B, 1, 1, S), (1, 1, T, S)])
+@pytest.mark.parametrize("bias_shape", [None, (B, N, T, S), (1, N, T, S)])
+def test_attention_is_the_equation(mask_shape, bias_shape):
+    q, k, v = some_qkv()
+    mask = None if mask_shape is None else some_mask(*mask_shape)
+    bias = None if bias_shape is None else normal(*bias_shape)
+    output, weights = dot_product_attention(q, k, v, mask=mask, bias=bias, return_weights=True)
+    expected, expected_weights = oracle.attention(q, k, v, mask, bias)
+    assert oracle.relative(output, expected) <= 1e-5
+    assert oracle.relative(weights, expected_weights) <= 1e-5
+    assert weights.dtype == jnp.float32
+    np.testing.assert_array_equal(dot_product_attention(q, k, v, mask=mask, bias=bias), output)
+
+
+def test_weights_sum_to_one_and_are_zero_where_masked():
+    q, k, v = some_qkv()
+    mask = some_mask(B, N, T, S) | (np.arange(S) == 2)
+    _, weights = dot_product_attention(q, k, v, mask=mask, return_weights=True)
+    np.testing.assert_allclose(weights.sum(axis=-1), 1, rtol=1e-6)
+    np.testing.assert_array_equal(weights > 0, mask)
+
+
+def test_a_row_with_nothing_to_attend_to_gives_zeros_and_finite_gradients():
+    q, k, v = some_qkv()
+    mask = some_mask(B, N, T, S) | (np.arange(S) == 2)
+    mask[1, :, 2] = False
+
+    def attend(q, k, v, bias):
+        return dot_product_attention(q, k, v, mask=mask, bias=bias, return_weights=True)
+
+    output, weights = attend(q, k, v, normal(B, N, T, S))
+    assert (output[1, 2] == 0).all()
+    assert (weights[1, :, 2] == 0).all()
+    assert (output[1, 1] != 0).all()
+    projected = normal(B, T, N, W, seed=1)
+    gradients = jax.grad(lambda *x: (attend(*x)[0] * projected).sum(), argnums=(0, 1, 2, 3))(
+        q, k, v, normal(B, N, T, S)
+    )
+    assert all(np.isfinite(gradient).all() for gradient in gradients)
+    assert (gradients[0][1, 2] == 0).all()
+    assert (gradients[3][1, :, 2] == 0).all()
+    assert all((gradient != 0).any() for gradient in gradients)
+
+
+def test_all_rows_empty():
+    q, k, v = some_qkv()
+    mask = np.zeros((B, 1, 1, S), bool)
+    assert (dot_product_attention(q, k, v, mask=mask) == 0).all()
+    gradients = jax.grad(lambda *x: dot_product_attention(*x, mask=mask).sum(), argnums=(0, 1, 2))(q, k, v)
+    assert all((gradient == 0).all() for gradient in gradients)
+
+
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [
+        ((112, 96), (1, 1.1254e-7)),
+        ((14, 12), (0.8808, 0.1192)),
+        ((0.36, 2.4, 0.36, 0.36), (0.0935, 0.7194, 0.0935, 0.0935)),
+        ((0.36, 2.4, -0.36, 0.36), (0.0983, 0.7557, 0.0478, 0.0983)),
+    ],
+)
+def test_weights_computable_by_hand(scores, expected):
+    weights = attention_weights(jnp.asarray(scores, jnp.float32).reshape(1, 1, 1, -1))
+    np.testing.assert_allclose(weights[0, 0, 0], expected, rtol=1e-3)
+
+
+def test_a_mask_leaves_out_keys_and_does_not_lower_their_scores():
+    scores = jnp.asarray([1e30, 14.0, -1e30, 12.0]).reshape(1, 1, 1, 4)
+    weights = attention_weights(scores, jnp.asarray([False, True, False, True]).reshape(1, 1, 1, 4))
+    np.testing.assert_allclose(weights[0, 0, 0], (0, 0.8808, 0, 0.1192), rtol=1e-3)
+
+
+def test_the_order_of_keys_does_not_matter():
+    q, k, v = some_qkv()
+    mask, order = some_mask(B, N, T, S), np.random.default_rng(0).permutation(S)
+    assert (order != np.arange(S)).any()
+    output = dot_product_attention(q, k, v, mask=mask)
+    permuted = dot_product_attention(q, k[:, order], v[:, order], mask=mask[..., order])
+    assert oracle.relative(permuted, output) <= 1e-6
+
+
+@pytest.mark.parametrize("width", [1, 4, 25])
+def test_the_scale_is_the_root_of_the_head_width(width):
+    ones = jnp.ones((1, 1, N, width))
+    np.testing.assert_allclose(scaled_dot_product_scores(ones, ones), width / width**0.5, rtol=1e-6)
+
+
+def test_the_scale_of_multi_head_attention_is_of_the_head_and_not_of_the_model():
+    module, variables = make(head_dim=4, use_bias=False)
+    params = variables["params"]
+    for name in ("query", "key"):
+        params[name]["kernel"] = np.zeros((D, N, 4), np.float32)
+        params[name]["kernel"][0] = 1.0
+    x = normal(1, 2, D)
+    x[0, :, 0] = 1.0, 2.0
+    _, state = module.apply({"params": params}, x, x, mutable=["intermediates"])
+    (weights,) = state["intermediates"]["weights"]
+    expected = oracle.softmax(np.array([[1 * 4, 2 * 4], [2 * 4, 4 * 4]]) / 2.0)
+    np.testing.assert_allclose(weights[0], np.broadcast_to(expected, (N, 2, 2)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("use_bias", [True, False])
+def test_multi_head_attention_is_the_equation(use_bias):
+    module, variables = make(use_bias=use_bias)
+    x, memory, mask, bias = normal(B, T, D), normal(B, S, D), some_mask(B, N, T, S), normal(1, N, T, S)
+    output, state = module.apply(variables, x, memory, mask=mask, bias=bias, mutable=["intermediates"])
+    assert oracle.relative(output, oracle.multi_head(variables["params"], x, memory, mask, bias)) <= 1e-5
+    assert state["intermediates"]["weights"][0].shape == (B, N, T, S)
+    biases = ["bias" in variables["params"][name] for name in ("query", "key", "value", "output")]
+    assert biases == [use_bias] * 4
+
+
+def test_a_projected_memory_is_as_good_as_the_memory():
+    module, variables = make()
+    x, memory = normal(B, T, D), normal(B, S, D)
+    projected = module.apply(variables, memory, method="project")
+    assert projected.key.shape == (B, S, N, H)
+    assert projected.value.shape == (B, S, N, W)
+    np.testing.assert_array_equal(module.apply(variables, x, projected), module.apply(variables, x, memory))
+
+
+def test_queries_come_from_x_and_keys_and_values_from_memory():
+    """A kernel's gradient is zero exactly where its input is."""
+    module, variables = make()
+    x, memory = normal(B, T, D), normal(B, S, D)
+
+    def touched(x, memory):
+        gradient = jax.grad(lambda v: (module.apply(v, x, memory) * normal(B, T, D, seed=1)).sum())(variables)
+        return {name: bool((gradient["params"][name]["kernel"] != 0).any()) for name in ("query", "key", "value")}
+
+    assert touched(x, memory) == {"query": True, "key": True, "value": True}
+    assert touched(np.zeros_like(x), memory) == {"query": False, "key": True, "value": True}
+    left = np.where(np.arange(D) < 5, x, 0)  # the first 5 features only
+    right = np.where(np.arange(D) < 5, 0, memory)
+    gradient = jax.grad(lambda v: (module.apply(v, left, right) * normal(B, T, D, seed=1)).sum())(variables)["params"]
+    assert (gradient["query"]["kernel"][5:] == 0).all()
+    assert (gradient["query"]["kernel"][:5] != 0).any()
+    for name in ("key", "value"):
+        assert (gradient[name]["kernel"][:5] == 0).all()
+        assert (gradient[name]["kernel"][5:] != 0).any()
+
+
+def test_dropout_acts_on_the_weights_when_given_a_key():
+    q, k, v = some_qkv()
+    key, rate, mask = jax.random.key(1), 0.375, some_mask(B, N, T, S)
+    attend = functools.partial(dot_product_attention, q, k, v, mask=mask, return_weights=True)
+    plain, weights = attend()
+    np.testing.assert_array_equal(attend(dropout_rate=rate)[0], plain)
+    np.testing.assert_array_equal(attend(dropout_rate=0.0, dropout_key=key)[0], plain)
+    dropped, reported = attend(dropout_rate=rate, dropout_key=key)
+    np.testing.assert_array_equal(reported, weights)
+    expected = np.einsum("BNTS,BSNH->BTNH", layers.dropout(weights, rate, key), v)
+    assert oracle.relative(dropped, expected) <= 1e-5
+    assert oracle.relative(dropped, plain) > 0.1
+
+
+def test_dropout_of_multi_head_attention_needs_a_key_and_a_rate():
+    x, memory, rngs = normal(B, T, D), normal(B, S, D), {"dropout": jax.random.key(1)}
+    module, variables = make()
+    plain = module.apply(variables, x, memory)
+    np.testing.assert_array_equal(module.apply(variables, x, memory, rngs=rngs), plain)
+    module, _ = make(dropout_rate=0.5)
+    np.testing.assert_array_equal(module.apply(variables, x, memory), plain)
+    dropped = module.apply(variables, x, memory, rngs=rngs)
+    assert oracle.relative(dropped, plain) > 0.1
+    np.testing.assert_array_equal(module.apply(variables, x, memory, rngs=rngs), dropped)
+    assert (module.apply(variables, x, memory, rngs={"dropout": jax.random.key(2)}) != dropped).any()
+
+
+@pytest.mark.parametrize("prompt", range(1, S + 1))
+def test_a_prompt_and_then_single_steps_give_what_the_whole_gives(prompt):
+    module, variables = make()
+    x, room = normal(B, S, D), S + 2
+    whole = module.apply(variables, x, x, mask=causal_mask(S))
+
+    @jax.jit
+    def step(cache, x, position):
+        cache = module.apply(variables, cache, x, position, method="extend")
+        return module.apply(variables, x, cache, mask=causal_mask(x.shape[1], room, position)), cache
+
+    cache = module.apply(variables, B, room, method="empty_cache")
+    assert isinstance(cache, KeyValue)
+    assert (cache.key.shape, cache.value.shape) == ((B, room, N, H), (B, room, N, W))
+    output, cache = step(cache, x[:, :prompt], 0)
+    outputs = [output]
+    for t in range(prompt, S):
+        output, cache = step(cache, x[:, t : t + 1], t)
+        outputs.append(output)
+    assert oracle.relative(np.concatenate(outputs, axis=1), whole) <= 1e-5
+    assert (cache.key[:, S:] == 0).all()
+
+
+def test_bfloat16_products_and_float32_weights():
+    module, variables = make(dtype="bfloat16")
+    x, memory = normal(B, T, D), normal(B, S, D)
+    output, state = module.apply(variables, x, memory, mutable=["intermediates"])
+    assert output.dtype == jnp.bfloat16
+    assert state["intermediates"]["weights"][0].dtype == jnp.float32
+    assert oracle.relative(output, oracle.multi_head(variables["params"], x, memory)) <= 0.05

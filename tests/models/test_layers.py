@@ -1,0 +1,257 @@
+"""Positions and activations from their formulas, dropout by its statistics, initializers by their bounds."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+
+from transformer_jax.models.layers import (
+    ACTIVATIONS,
+    Dropout,
+    Embedding,
+    FeedForward,
+    Linear,
+    Positions,
+    Residual,
+    dropout,
+    final_norm,
+    layer_norm,
+    mask_padding,
+    padded_vocab_size,
+    sinusoidal_positions,
+)
+
+B, T, D, F, V = 2, 3, 5, 7, 11
+
+
+def normal(*shape, seed=0):
+    return np.float32(np.random.default_rng([seed, *shape]).normal(size=shape))
+
+
+def randomized(module, *args, seed=0):
+    """Variables for a module, none of them at its initial value."""
+    shapes = nn.unbox(jax.eval_shape(lambda key: module.init(key, *args), jax.random.key(0)))
+    return {"params": oracle.randomized(shapes["params"], seed)}
+
+
+@pytest.mark.parametrize("d_model", [1, 2, 7, 8, 13])
+def test_sinusoids_are_the_formula(d_model):
+    found = sinusoidal_positions(101, d_model)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, oracle.sinusoids(101, d_model), atol=1e-7)
+
+
+def test_positions_count_from_zero_and_waves_are_interleaved():
+    found = sinusoidal_positions(3, 5)
+    np.testing.assert_array_equal(found[0], [0, 1, 0, 1, 0])
+    np.testing.assert_allclose(found[1, :2], [np.sin(1), np.cos(1)], rtol=1e-6)
+    np.testing.assert_allclose(found[2, 2:4], [np.sin(2 / 10000**0.4), np.cos(2 / 10000**0.4)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["sinusoidal", "learned", "none"])
+def test_positions(kind):
+    positions = Positions(kind, 13, D)
+    variables = randomized(positions, 1) if kind == "learned" else {}
+    tables = {"sinusoidal": sinusoidal_positions(13, D), "none": np.zeros((13, D))}
+    table = variables["params"]["table"] if kind == "learned" else tables[kind]
+    assert table.shape == (13, D)
+    np.testing.assert_array_equal(positions.apply(variables, 13), table[None])
+    np.testing.assert_array_equal(positions.apply(variables, T), table[None, :T])
+    np.testing.assert_array_equal(positions.apply(variables, T, 10), table[None, 10:])
+    later = jax.jit(lambda offset: positions.apply(variables, T, offset))
+    np.testing.assert_array_equal(later(4), table[None, 4:7])
+
+
+@pytest.mark.parametrize("kind", ["sinusoidal", "learned", "none"])
+def test_too_long_a_sequence_is_refused(kind):
+    message = "a sequence of 6 positions is longer than max_length = 5: cut the sequence or raise model.max_length"
+    with pytest.raises(ValueError, match=message):
+        Positions(kind, 5, D).init(jax.random.key(0), 6)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.3, 0.5, 0.9])
+@pytest.mark.parametrize("width", [1, 2, 7])
+def test_dropout_drops_at_the_rate_and_keeps_the_mean(rate, width):
+    rows = 30011
+    x = np.abs(normal(rows, width)) + 1
+    y = np.asarray(dropout(x, rate, jax.random.key(3)))
+    exact = round(rate * 2**16) / 2**16
+    kept = y != 0
+    np.testing.assert_allclose(y[kept], x[kept] / (1 - exact), rtol=1e-6)
+    # five standard deviations of a binomial, for all of x and for each of its columns
+    for part in (kept, *kept.T):
+        assert abs(part.mean() - (1 - rate)) < 5 * np.sqrt(rate * (1 - rate) / part.size)
+    deviation = np.sqrt((x**2).mean() * rate / (1 - rate) / x.size)
+    assert abs(y.mean() - x.mean()) < 5 * deviation
+
+
+def test_dropout_treats_neighbours_independently():
+    dropped = np.asarray(dropout(np.ones((30011, 7), np.float32), 0.5, jax.random.key(4))) == 0
+    correlation = np.corrcoef(dropped.T) - np.eye(7)
+    assert np.abs(correlation).max() < 5 / np.sqrt(30011)
+    assert abs(np.corrcoef(dropped[1:].ravel(), dropped[:-1].ravel())[0, 1]) < 5 / np.sqrt(30010 * 7)
+
+
+def test_dropout_is_a_function_of_its_key():
+    x, key = normal(B, T, 31), jax.random.key(0)
+    np.testing.assert_array_equal(dropout(x, 0.5, key), dropout(x, 0.5, key))
+    assert (dropout(x, 0.5, key) != dropout(x, 0.5, jax.random.key(1))).any()
+    np.testing.assert_array_equal(dropout(x, 0.0, key), x)
+    gradient = jax.grad(lambda x: dropout(x, 0.25, key).sum())(x)
+    np.testing.assert_array_equal(gradient, np.where(dropout(x, 0.25, key) == 0, 0, np.float32(4 / 3)))
+    assert dropout(jnp.asarray(x, jnp.bfloat16), 0.5, key).dtype == jnp.bfloat16
+
+
+def test_the_dropout_module_acts_when_given_a_key():
+    x, rngs = normal(B, T, 31), {"dropout": jax.random.key(0)}
+    np.testing.assert_array_equal(Dropout(0.5).apply({}, x), x)
+    np.testing.assert_array_equal(Dropout(0.0).apply({}, x, rngs=rngs), x)
+    y = np.asarray(Dropout(0.5).apply({}, x, rngs=rngs))
+    np.testing.assert_array_equal(y, np.where(y == 0, 0, 2 * x))
+    assert 0 < (y == 0).sum() < y.size
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_are_their_formulas(name):
+    x = np.linspace(-6, 6, 121, dtype=np.float32)
+    expected = oracle.ACTIVATIONS[name](np.float64(x))
+    np.testing.assert_allclose(ACTIVATIONS[name](x), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_feed_forward_is_the_equation(name):
+    module, x = FeedForward(D, F, name), normal(B, T, D)
+    variables = randomized(module, x)
+    expected = oracle.feed_forward(variables["params"], x, name)
+    assert oracle.relative(module.apply(variables, x), expected) <= 1e-5
+
+
+def test_feed_forward_drops_hidden_units_when_given_a_key():
+    module, x, rngs = FeedForward(D, F, dropout_rate=0.5), normal(B, T, D), {"dropout": jax.random.key(0)}
+    variables = randomized(module, x)
+    plain = FeedForward(D, F).apply(variables, x)
+    np.testing.assert_array_equal(module.apply(variables, x), plain)
+    dropped = module.apply(variables, x, rngs=rngs)
+    assert oracle.relative(dropped, plain) > 0.01
+    # the hidden units, not the output: what is left is a sum of fewer of the same terms, plus the bias
+    assert (dropped != 0).all()
+
+
+def test_layer_norm_is_the_equation():
+    module, x = layer_norm(0.01), 3 * normal(B, T, D) + 2
+    variables = randomized(module, x)
+    expected = oracle.layer_norm(variables["params"], x, 0.01)
+    assert oracle.relative(module.apply(variables, x), expected) <= 1e-5
+
+
+def test_layer_norm_gives_zero_mean_and_unit_variance_over_the_features_of_a_position():
+    x = 3 * normal(B, T, 101) + 2
+    y = np.asarray(layer_norm(1e-6).apply({"params": {"scale": jnp.ones(101), "bias": jnp.zeros(101)}}, x))
+    np.testing.assert_allclose(y.mean(axis=-1), 0, atol=1e-6)
+    np.testing.assert_allclose(y.var(axis=-1), 1, rtol=1e-5)
+
+
+def around(module, variables, x, sublayer, **kwargs):
+    return nn.apply(lambda m, x: m.after(x, sublayer(m.before(x))), module)(variables, x, **kwargs)
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_residual_is_the_equation(norm):
+    x = normal(B, T, D)
+    variables = {"params": {"layer_norm": {"scale": 1 + 0.3 * normal(D), "bias": normal(D, seed=1)}}}
+
+    def sublayer(h):
+        return h**2 - 3 * h
+
+    output = around(Residual(norm, 0.5, 1e-6), variables, x, sublayer)
+    assert oracle.relative(output, oracle.residual(variables["params"], x, sublayer, norm, 1e-6)) <= 1e-5
+
+
+def test_dropout_acts_on_the_sublayer_and_not_on_the_residual():
+    x, rngs = 5 + normal(B, T, 31), {"dropout": jax.random.key(0)}
+    variables = {"params": {"layer_norm": {"scale": jnp.ones(31), "bias": jnp.zeros(31)}}}
+    pre = np.asarray(around(Residual("pre", 0.5, 1e-6), variables, x, lambda h: 0 * h + 3, rngs=rngs) - x)
+    zero = np.abs(pre) < 1e-5
+    assert 0 < zero.sum() < zero.size
+    np.testing.assert_allclose(pre[~zero], 6, rtol=1e-5)
+    post = np.asarray(around(Residual("post", 0.5, 1e-6), variables, x, lambda h: 0 * h + 3, rngs=rngs))
+    expected = oracle.layer_norm(variables["params"]["layer_norm"], x + np.where(zero, 0, 6), 1e-6)
+    assert oracle.relative(post, expected) <= 1e-5
+
+
+def test_only_a_pre_norm_stack_ends_in_a_norm():
+    x = normal(B, T, D)
+    np.testing.assert_array_equal(final_norm("post", 1e-6)(x), x)
+    assert isinstance(final_norm("pre", 1e-6), nn.LayerNorm)
+
+
+@pytest.mark.parametrize(("multiple", "padded"), [(1, 11), (8, 16), (11, 11)])
+def test_embedding(multiple, padded):
+    assert padded_vocab_size(V, multiple) == padded
+    module, ids, x = Embedding(V, D, multiple), np.array([[0, 3, 10], [7, 3, 1]]), normal(B, T, D)
+    initial = nn.unbox(module.init(jax.random.key(0), ids))["params"]["table"]
+    assert initial.shape == (padded, D)
+    assert (initial[V:] == 0).all()
+    assert (initial[:V] != 0).all()
+    variables = randomized(module, ids)
+    table = variables["params"]["table"]
+    np.testing.assert_allclose(module.apply(variables, ids), table[ids] * np.sqrt(D), rtol=1e-6)
+    logits = module.apply(variables, x, method="logits")
+    assert logits.shape == (B, T, padded)
+    assert oracle.relative(logits[..., :V], np.float64(x) @ table[:V].T) <= 1e-5
+    probabilities = jax.nn.softmax(logits)
+    assert (probabilities[..., V:] == 0).all()
+    np.testing.assert_allclose(probabilities[..., :V].sum(axis=-1), 1, rtol=1e-6)
+
+
+def test_logits_without_padding_are_left_alone():
+    logits = normal(B, T, V)
+    assert mask_padding(logits, V) is logits
+
+
+def test_embedding_initializers():
+    key, ids, vocab, width = jax.random.key(0), np.zeros((1, 1), int), 503, 101
+
+    def table(initializer):
+        return nn.unbox(Embedding(vocab, width, 8, initializer).init(key, ids))["params"]["table"][:vocab]
+
+    np.testing.assert_allclose(table("normal").std(), width**-0.5, rtol=0.02)
+    assert np.abs(table("normal")).max() > 3 * width**-0.5
+    limit = np.sqrt(6 / (vocab + width))
+    assert 0.99 * limit < np.abs(table("xavier_uniform")).max() <= limit
+    np.testing.assert_allclose(table("xavier_uniform").std(), limit / np.sqrt(3), rtol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("shape", "num_inputs", "fan_in", "fan_out"),
+    [((53, 61), 1, 53, 61), ((61, 7, 11), 1, 61, 77), ((7, 11, 61), 2, 77, 61)],
+)
+def test_linear_starts_as_xavier_uniform_of_the_whole_matrix(shape, num_inputs, fan_in, fan_out):
+    module = Linear(shape, ("a", "b", "c")[: len(shape)], num_inputs=num_inputs)
+    params = nn.unbox(module.init(jax.random.key(0), np.zeros((1, *shape[:num_inputs]), np.float32)))["params"]
+    limit = np.sqrt(6 / (fan_in + fan_out))
+    kernel = np.asarray(params["kernel"])
+    assert kernel.shape == shape
+    assert 0.99 * limit < np.abs(kernel).max() <= limit
+    np.testing.assert_allclose(kernel.var(), limit**2 / 3, rtol=0.07)
+    assert abs(kernel.mean()) < 5 * limit / np.sqrt(3 * kernel.size)
+    assert params["bias"].shape == shape[num_inputs:]
+    assert (params["bias"] == 0).all()
+
+
+@pytest.mark.parametrize(("shape", "num_inputs"), [((5, 7), 1), ((5, 7, 11), 1), ((5, 7, 11), 2)])
+@pytest.mark.parametrize("use_bias", [True, False])
+def test_linear_is_the_equation(shape, num_inputs, use_bias):
+    module = Linear(shape, ("a", "b", "c")[: len(shape)], num_inputs=num_inputs, use_bias=use_bias)
+    x = normal(B, T, *shape[:num_inputs])
+    variables = randomized(module, x)
+    p = oracle.float64(variables["params"])
+    assert set(p) == ({"kernel", "bias"} if use_bias else {"kernel"})
+    flat = np.float64(x).reshape(B, T, -1) @ p["kernel"].reshape(np.prod(shape[:num_inputs]), -1)
+    expected = flat.reshape(B, T, *shape[num_inputs:]) + p.get("bias", 0)
+    assert oracle.relative(module.apply(variables, x), expected) <= 1e-5
+    rounded = module.clone(dtype="bfloat16").apply(variables, x)
+    assert rounded.dtype == jnp.bfloat16
+    assert oracle.relative(rounded, expected) <= 0.02

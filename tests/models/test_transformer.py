@@ -1,0 +1,491 @@
+"""The Transformer against NumPy float64; by gradients, what sees what; the paper's table of sizes."""
+
+import dataclasses
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+
+from transformer_jax.models.layers import Dropout
+from transformer_jax.models.transformer import (
+    DecoderBlock,
+    EncoderBlock,
+    Transformer,
+    TransformerConfig,
+    annotated,
+    forward_flops,
+    num_parameters,
+    shift_right,
+)
+
+B, T, S = 5, 11, 13
+TINY = TransformerConfig(
+    source_vocab_size=31,
+    target_vocab_size=31,
+    num_encoder_layers=2,
+    num_decoder_layers=3,
+    d_model=17,
+    d_ff=19,
+    num_heads=7,
+    head_dim=23,
+    value_dim=29,
+    max_length=37,
+    dropout_rate=0.5,
+)
+TWO_VOCABULARIES = dataclasses.replace(TINY, source_vocab_size=41, tie_embeddings="decoder")
+SMALL = dataclasses.replace(
+    TINY, num_encoder_layers=1, num_decoder_layers=2, d_model=5, d_ff=7, num_heads=2, head_dim=3, value_dim=3
+)
+
+
+def normal(*shape, seed=0):
+    return np.float32(np.random.default_rng([seed, *shape]).normal(size=shape))
+
+
+@functools.cache
+def shapes(config):
+    ids = np.zeros((1, 1), np.int32)
+    return nn.unbox(jax.eval_shape(Transformer(config).init, jax.random.key(0), ids, ids))["params"]
+
+
+def parameters(config):
+    return oracle.randomized(shapes(config))
+
+
+def some_ids(config, rows=B, source_length=S, length=T):
+    rng = np.random.default_rng(1)
+    source = rng.integers(0, config.source_vocab_size, (rows, source_length))
+    return source, rng.integers(0, config.target_vocab_size, (rows, length))
+
+
+def logits(config, params, *args, **kwargs):
+    return np.asarray(jax.jit(Transformer(config).apply)({"params": params}, *args, **kwargs))
+
+
+ORACLE_CASES = {
+    "base": TINY,
+    "pre": dataclasses.replace(TINY, norm="pre", vocab_multiple=8),
+    "learned": dataclasses.replace(TWO_VOCABULARIES, positions="learned", activation="gelu", vocab_multiple=8),
+    "pre, no positions": dataclasses.replace(TINY, norm="pre", positions="none", activation="gelu_tanh"),
+    "untied": dataclasses.replace(TWO_VOCABULARIES, tie_embeddings="none", activation="silu", vocab_multiple=8),
+    "untied, pre, output bias": dataclasses.replace(
+        TWO_VOCABULARIES, tie_embeddings="none", norm="pre", positions="learned", output_bias=True, norm_epsilon=0.1
+    ),
+    "no attention bias": dataclasses.replace(TINY, attention_bias=False),
+    "one head, unrolled": dataclasses.replace(TINY, num_heads=1, unroll=2),
+}
+
+
+@pytest.mark.parametrize("name", ORACLE_CASES)
+def test_the_model_is_the_equations(name):
+    config = ORACLE_CASES[name]
+    params, (source, target) = parameters(config), some_ids(config)
+    source_valid = np.arange(S) < np.array([13, 7, 3, 1, 5])[:, None]
+    target_valid = np.arange(T) < np.array([5, 11, 2, 7, 1])[:, None]
+    found = logits(config, params, source, target, source_valid, target_valid)
+    expected = oracle.transformer(params, config, source, target, source_valid, target_valid)
+    assert found.dtype == np.float32
+    assert oracle.relative(found[..., : config.target_vocab_size], expected) <= 1e-5
+    padding = found[..., config.target_vocab_size :]
+    assert padding.shape[-1] == -config.target_vocab_size % config.vocab_multiple
+    assert (np.asarray(jax.nn.softmax(found))[..., config.target_vocab_size :] == 0).all()
+
+
+def test_without_valid_nothing_is_padding():
+    params, (source, target) = parameters(SMALL), some_ids(SMALL)
+    found = logits(SMALL, params, source, target)
+    assert oracle.relative(found, oracle.transformer(params, SMALL, source, target)) <= 1e-5
+    explicit = logits(SMALL, params, source, target, np.ones((B, S), bool), np.ones((B, T), bool))
+    assert oracle.relative(found, explicit) <= 1e-6
+
+
+def test_any_pattern_of_padding_and_an_empty_source():
+    rng = np.random.default_rng(2)
+    source_valid, target_valid = rng.random((B, S)) < 0.5, rng.random((B, T)) < 0.5
+    source_valid[3] = False
+    target_valid[1, :3] = False
+    params, (source, target) = parameters(TINY), some_ids(TINY)
+    found = logits(TINY, params, source, target, source_valid, target_valid)
+    expected = oracle.transformer(params, TINY, source, target, source_valid, target_valid)
+    assert oracle.relative(found, expected) <= 1e-5
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("block", [EncoderBlock, DecoderBlock])
+def test_a_block_is_the_equations(block, norm):
+    config = dataclasses.replace(TINY, norm=norm)
+    x, memory = normal(B, T, 17), normal(B, S, 17)
+    own = np.random.default_rng(0).random((B, 1, T, T)) < 0.7
+    cross = np.random.default_rng(1).random((B, 1, 1, S)) < 0.7
+    args = (x, own) if block is EncoderBlock else (x, memory, own, cross)
+    params = oracle.randomized(nn.unbox(jax.eval_shape(block(config).init, jax.random.key(0), *args))["params"])
+    found = jax.jit(block(config).apply)({"params": params}, *args)
+    if block is EncoderBlock:
+        expected = oracle.encoder_block(params, x, own, config)
+    else:
+        found, cache = found
+        assert cache is None
+        expected = oracle.decoder_block(params, x, memory, own, cross, config)
+    assert oracle.relative(found, expected) <= 1e-5
+
+
+def test_layers_start_different_and_as_one_layer_does():
+    config = dataclasses.replace(TINY, d_model=53, num_heads=3)
+    ids = np.zeros((1, 1), np.int32)
+    params = nn.unbox(jax.jit(Transformer(config).init)(jax.random.key(0), ids, ids))["params"]
+    query = np.asarray(params["decoder"]["layers"]["cross_attention"]["query"]["kernel"])
+    assert query.shape == (3, 53, 3, 23)
+    assert (query[0] != query[1]).all()
+    limit = np.sqrt(6 / (53 + 3 * 23))
+    for kernel in query:
+        assert 0.98 * limit < np.abs(kernel).max() <= limit
+    assert (query != np.asarray(params["decoder"]["layers"]["self_attention"]["query"]["kernel"])).all()
+    norms = params["decoder"]["layers"]["cross_attention_residual"]["layer_norm"]
+    assert (norms["scale"] == 1).all()
+    assert (norms["bias"] == 0).all()
+
+
+# Learned positions are added to the embeddings, so the gradient of their table is that of the decoder's and encoder's
+# inputs, position by position.
+BY_GRADIENT = dataclasses.replace(SMALL, positions="learned", max_length=S)
+SOURCE_VALID = np.arange(S) < np.array([13, 7, 3])[:, None]
+
+
+def sensitivities(side, source_valid=None, target_valid=None, output="logits"):
+    """(3, outputs, inputs): does that output depend on the input at that position of `side`?"""
+    params, (source, target) = parameters(BY_GRADIENT), some_ids(BY_GRADIENT, rows=3)
+    model = Transformer(BY_GRADIENT)
+
+    def run(table):
+        variables = {"params": params | {f"{side}_positions": {"table": table}}}
+        if output == "memory":
+            y = model.apply(variables, source, source_valid, method="encode")
+        else:
+            y = model.apply(variables, source, target, source_valid, target_valid)
+        return y @ normal(y.shape[-1])
+
+    jacobian = jax.jit(jax.jacrev(run))(params[f"{side}_positions"]["table"])
+    inputs = source.shape[1] if side == "source" else target.shape[1]
+    assert (jacobian[:, :, inputs:] == 0).all()
+    return np.asarray((jacobian != 0).any(axis=-1))[:, :, :inputs]
+
+
+def test_the_decoder_is_causal():
+    np.testing.assert_array_equal(sensitivities("target"), np.broadcast_to(np.tri(T, dtype=bool), (3, T, T)))
+
+
+def test_nothing_depends_on_target_padding_but_its_own_output():
+    target_valid = np.ones((3, T), bool)
+    target_valid[1, [0, 4]] = False
+    target_valid[2, 6:] = False
+    seen = np.tri(T, dtype=bool) & target_valid[:, None, :] | np.eye(T, dtype=bool)
+    np.testing.assert_array_equal(sensitivities("target", SOURCE_VALID, target_valid), seen)
+
+
+def test_every_output_depends_on_every_source_token_and_on_no_padding():
+    seen = np.broadcast_to(SOURCE_VALID[:, None, :], (3, T, S))
+    np.testing.assert_array_equal(sensitivities("source", SOURCE_VALID), seen)
+
+
+def test_the_encoder_is_bidirectional():
+    seen = SOURCE_VALID[:, None, :] | np.eye(S, dtype=bool)
+    np.testing.assert_array_equal(sensitivities("source", SOURCE_VALID, output="memory"), seen)
+
+
+def test_padded_ids_do_not_matter():
+    params, (source, target) = parameters(SMALL), some_ids(SMALL)
+    source_valid = np.arange(S) < np.array([13, 7, 3, 1, 5])[:, None]
+    target_valid = np.arange(T) < np.array([5, 11, 2, 7, 1])[:, None]
+    found = logits(SMALL, params, source, target, source_valid, target_valid)
+    other_source, other_target = np.where(source_valid, source, 3), np.where(target_valid, target, 3)
+    assert (other_source != source).any()
+    assert (other_target != target).any()
+    other = logits(SMALL, params, other_source, other_target, source_valid, target_valid)
+    np.testing.assert_array_equal(other[target_valid], found[target_valid])
+
+
+def test_cross_attention_asks_from_the_decoder_and_looks_at_the_encoder():
+    """Each kernel's gradient vanishes with its own input, and the output's with both."""
+    config = dataclasses.replace(SMALL, norm="pre")
+    block, x, memory = DecoderBlock(config), normal(B, T, 5), normal(B, S, 5)
+    params = oracle.randomized(nn.unbox(jax.eval_shape(block.init, jax.random.key(0), x, memory))["params"])
+
+    @jax.jit
+    def touched(params, memory):
+        def total(params, memory):
+            return (block.apply({"params": params}, x, memory)[0] * normal(B, T, 5, seed=1)).sum()
+
+        by_params, by_memory = jax.grad(total, argnums=(0, 1))(params, memory)
+        kernels = {name: by_params["cross_attention"][name]["kernel"] for name in ("query", "key", "value")}
+        return {name: (kernel != 0).any() for name, kernel in kernels.items()} | {"memory": (by_memory != 0).all()}
+
+    def names(found):
+        return {name for name, value in found.items() if value}
+
+    assert names(touched(params, memory)) == {"query", "key", "value", "memory"}
+    # a norm without gain and bias silences the decoder's stream before cross-attention
+    silenced = params | {"cross_attention_residual": {"layer_norm": {"scale": np.zeros(5), "bias": np.zeros(5)}}}
+    assert names(touched(silenced, memory)) == {"key", "value", "memory"}
+    assert not names(touched(params, np.zeros_like(memory))) & {"key", "value"}
+
+
+def test_attention_weights_can_be_looked_at():
+    params, (source, target) = parameters(TINY), some_ids(TINY)
+    source_valid = np.arange(S) < np.array([13, 7, 3, 1, 5])[:, None]
+    apply = functools.partial(Transformer(TINY).apply, mutable=["intermediates"])
+    _, state = jax.jit(apply)({"params": params}, source, target, source_valid)
+    seen = jax.tree.map(np.asarray, state["intermediates"])
+    (encoder,) = seen["encoder"]["layers"]["self_attention"]["weights"]
+    (decoder,) = seen["decoder"]["layers"]["self_attention"]["weights"]
+    (cross,) = seen["decoder"]["layers"]["cross_attention"]["weights"]
+    assert encoder.shape == (2, B, 7, S, S)
+    assert decoder.shape == (3, B, 7, T, T)
+    assert cross.shape == (3, B, 7, T, S)
+    for weights in (encoder, decoder, cross):
+        np.testing.assert_allclose(weights.sum(axis=-1), 1, rtol=1e-5)
+    assert (decoder[..., ~np.tri(T, dtype=bool)] == 0).all()
+    for b, n in enumerate(source_valid.sum(axis=1)):
+        assert (encoder[:, b, ..., n:] == 0).all()
+        assert (cross[:, b, ..., n:] == 0).all()
+
+
+@pytest.mark.parametrize("change", [{}, {"norm": "pre", "positions": "learned"}], ids=["post", "pre"])
+def test_decoding_with_a_cache_gives_the_logits_of_the_whole(change):
+    """For every length of the prompt, followed by single steps."""
+    config, length = dataclasses.replace(SMALL, **change), 5
+    params, (source, target) = parameters(config), some_ids(config, rows=3, length=length)
+    whole = logits(config, params, source, target, SOURCE_VALID)
+    apply = functools.partial(Transformer(config).apply, {"params": params})
+    start = jax.jit(functools.partial(apply, method="init_cache"), static_argnums=2)
+    extend = jax.jit(functools.partial(apply, method="extend"))
+    first = start(source, SOURCE_VALID, length + 2)
+    assert all(len(leaf) == 3 for leaf in jax.tree.leaves(first))
+    assert first.self_attention.key.shape == (3, 2, length + 2, 2, 3)
+    assert first.cross_attention.value.shape == (3, 2, S, 2, 3)
+    for prompt in range(1, length + 1):
+        found, cache = extend(first, target[:, :prompt], 0)
+        found = [found]
+        for t in range(prompt, length):
+            one, cache = extend(cache, target[:, t : t + 1], t)
+            found.append(one)
+        assert oracle.relative(np.concatenate(found, axis=1), whole) <= 1e-5
+
+
+def test_a_cache_can_be_reordered_by_rows():
+    params, (source, target) = parameters(SMALL), some_ids(SMALL, rows=3, length=4)
+    whole, order = logits(SMALL, params, source, target, SOURCE_VALID), np.array([2, 0, 0])
+    apply = functools.partial(Transformer(SMALL).apply, {"params": params})
+    cache = apply(source, SOURCE_VALID, 4, method="init_cache")
+    _, cache = apply(cache, target[:, :3], 0, method="extend")
+    cache = jax.tree.map(lambda leaf: leaf[order], cache)
+    found, _ = apply(cache, target[order, 3:], 3, method="extend")
+    assert oracle.relative(found, whole[order, 3:]) <= 1e-5
+
+
+def test_dropout_acts_when_given_a_key_wherever_it_has_a_rate():
+    params, (source, target) = parameters(SMALL), some_ids(SMALL)
+    plain = logits(dataclasses.replace(SMALL, dropout_rate=0.0), params, source, target)
+    np.testing.assert_array_equal(logits(SMALL, params, source, target), plain)
+    rngs, others = {"dropout": jax.random.key(0)}, {"dropout": jax.random.key(1)}
+    for name in ("dropout_rate", "attention_dropout_rate", "feed_forward_dropout_rate"):
+        config = dataclasses.replace(SMALL, **({"dropout_rate": 0.0} | {name: 0.5}))
+        apply = jax.jit(Transformer(config).apply)
+        dropped = np.asarray(apply({"params": params}, source, target, rngs=rngs))
+        assert oracle.relative(dropped, plain) > 0.01
+        np.testing.assert_array_equal(apply({"params": params}, source, target, rngs=rngs), dropped)
+        assert (apply({"params": params}, source, target, rngs=others) != dropped).any()
+
+
+def test_every_layer_and_sublayer_drops_other_units():
+    params, (source, target) = parameters(TINY), some_ids(TINY)
+
+    def is_dropout(module, _):
+        return isinstance(module, Dropout)
+
+    apply = functools.partial(Transformer(TINY).apply, mutable=["intermediates"], capture_intermediates=is_dropout)
+    _, state = jax.jit(apply)({"params": params}, source, target, rngs={"dropout": jax.random.key(0)})
+    names = ("self_attention_residual", "cross_attention_residual", "feed_forward_residual")
+    layers = state["intermediates"]["decoder"]["layers"]
+    kept = np.concatenate([np.asarray(layers[name]["dropout"]["__call__"][0]) != 0 for name in names])
+    assert kept.shape == (9, B, T, 17)
+    assert len({mask.tobytes() for mask in kept}) == 9
+    np.testing.assert_allclose(kept.mean(axis=(1, 2, 3)), 0.5, atol=5 * 0.5 / np.sqrt(B * T * 17))
+
+
+def test_half_precision_products_leave_logits_and_parameters_in_float32():
+    config = dataclasses.replace(SMALL, dtype="bfloat16")
+    params, (source, target) = parameters(config), some_ids(config)
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(shapes(config)))
+    found = logits(config, params, source, target)
+    assert found.dtype == np.float32
+    assert oracle.relative(found, oracle.transformer(params, config, source, target)) <= 0.05
+
+
+def test_too_long_a_sequence_is_refused():
+    params, (source, target) = parameters(SMALL), some_ids(SMALL, source_length=38)
+    with pytest.raises(ValueError, match="a sequence of 38 positions is longer than max_length = 37"):
+        Transformer(SMALL).apply({"params": params}, source, target)
+
+
+def test_shift_right():
+    np.testing.assert_array_equal(shift_right(jnp.asarray([[5, 6, 7], [8, 9, 2]]), 1), [[1, 5, 6], [1, 8, 9]])
+
+
+BASE = {}
+BIG = {"d_model": 1024, "d_ff": 4096, "num_heads": 16, "dropout_rate": 0.3}
+# Table 3 of Vaswani et al. 2017 with its column "params", in millions. The paper rounded, and counted at another
+# vocabulary than V = 37000: its base fits V ≈ 41k, its big V ≈ 36k. Rows without a number there share that of the base.
+TABLE_3 = {
+    "base": (BASE, 65),
+    "A h=1": ({"num_heads": 1, "head_dim": 512, "value_dim": 512}, 65),
+    "A h=4": ({"num_heads": 4, "head_dim": 128, "value_dim": 128}, 65),
+    "A h=16": ({"num_heads": 16, "head_dim": 32, "value_dim": 32}, 65),
+    "A h=32": ({"num_heads": 32, "head_dim": 16, "value_dim": 16}, 65),
+    "B d_k=16": ({"head_dim": 16}, 58),
+    "B d_k=32": ({"head_dim": 32}, 60),
+    "C N=2": ({"num_encoder_layers": 2, "num_decoder_layers": 2}, 36),
+    "C N=4": ({"num_encoder_layers": 4, "num_decoder_layers": 4}, 50),
+    "C N=8": ({"num_encoder_layers": 8, "num_decoder_layers": 8}, 80),
+    "C d_model=256": ({"d_model": 256, "head_dim": 32, "value_dim": 32}, 28),
+    "C d_model=1024": ({"d_model": 1024, "head_dim": 128, "value_dim": 128}, 168),
+    "C d_ff=1024": ({"d_ff": 1024}, 53),
+    "C d_ff=4096": ({"d_ff": 4096}, 90),
+    "D dropout=0": ({"dropout_rate": 0.0}, 65),
+    "D dropout=0.2": ({"dropout_rate": 0.2}, 65),
+    "E learned positions": ({"positions": "learned"}, 65),
+    "big": (BIG, 213),
+}
+PAPER_TOLERANCE = 0.08
+
+
+def counted(config):
+    """From the arrays, without the padding rows of embedding and output tables."""
+    padding = -config.target_vocab_size % config.vocab_multiple, -config.source_vocab_size % config.vocab_multiple
+    tables = {"all": padding[0], "decoder": sum(padding), "none": padding[0] + sum(padding)}
+    total = sum(leaf.size for leaf in jax.tree.leaves(shapes(config)))
+    return total - tables[config.tie_embeddings] * config.d_model - config.output_bias * padding[0]
+
+
+@pytest.mark.parametrize("row", TABLE_3)
+def test_parameters_of_the_papers_models(row):
+    changes, millions = TABLE_3[row]
+    config = TransformerConfig(**changes)
+    assert num_parameters(config) == counted(config)
+    assert abs(num_parameters(config) / (millions * 1e6) - 1) < PAPER_TOLERANCE
+
+
+def test_parameters_as_literals():
+    def count(row):
+        return num_parameters(TransformerConfig(**TABLE_3[row][0]))
+
+    assert count("base") == count("D dropout=0") == count("D dropout=0.2") == 63_082_496
+    assert count("big") == 214_245_376
+    # widths of heads that add up to the same: only the biases of the projections can differ, and do not
+    assert {count(f"A h={h}") for h in (1, 4, 16, 32)} == {63_082_496}
+    assert count("base") - count("B d_k=32") == 18 * (2 * 512 * 8 * 32 + 2 * 8 * 32)
+    assert count("E learned positions") - count("base") == 2 * 1024 * 512
+    assert num_parameters(annotated(10000, 10000)) == 59_510_544
+
+
+@pytest.mark.parametrize("name", ORACLE_CASES)
+def test_parameters_of_variants_without_padding_rows(name):
+    config = ORACLE_CASES[name]
+    assert num_parameters(config) == counted(config)
+    padded = dataclasses.replace(config, vocab_multiple=128)
+    assert num_parameters(padded) == num_parameters(config) == counted(padded)
+
+
+def test_annotated_parameters_are_counted_from_the_arrays():
+    config = annotated(10000, 10000)
+    assert num_parameters(config) == counted(config)
+    assert not list(config.problems())
+
+
+def by_hand(c, s, t):
+    """2·m·k·n for every product (m, k) × (k, n) of one pair."""
+
+    def attention(queries, keys):
+        one_head = [(queries, c.head_dim, keys), (queries, keys, c.value_dim)]
+        return [
+            (queries, c.d_model, c.num_heads * c.head_dim),
+            (keys, c.d_model, c.num_heads * c.head_dim),
+            (keys, c.d_model, c.num_heads * c.value_dim),
+            *(c.num_heads * one_head),
+            (queries, c.num_heads * c.value_dim, c.d_model),
+        ]
+
+    def ffn(length):
+        return [(length, c.d_model, c.d_ff), (length, c.d_ff, c.d_model)]
+
+    products = c.num_encoder_layers * (attention(s, s) + ffn(s))
+    products += c.num_decoder_layers * (attention(t, t) + attention(t, s) + ffn(t))
+    products += [(t, c.d_model, c.target_vocab_size)]
+    return sum(2 * m * k * n for m, k, n in products)
+
+
+def test_forward_flops():
+    assert forward_flops(TWO_VOCABULARIES, 13, 11) == by_hand(TWO_VOCABULARIES, 13, 11)
+    sources, targets = np.array([13, 1, 5]), np.array([11, 3, 1])
+    expected = [by_hand(TWO_VOCABULARIES, s, t) for s, t in zip(sources, targets, strict=True)]
+    np.testing.assert_array_equal(forward_flops(TWO_VOCABULARIES, sources, targets), expected)
+    assert forward_flops(dataclasses.replace(TWO_VOCABULARIES, vocab_multiple=64), 13, 11) == expected[0]
+
+
+PROBLEMS = [
+    *(
+        ({name: 0}, name, "must be at least 1")
+        for name in (
+            "num_encoder_layers",
+            "num_decoder_layers",
+            "d_model",
+            "d_ff",
+            "num_heads",
+            "head_dim",
+            "value_dim",
+            "max_length",
+            "vocab_multiple",
+            "unroll",
+        )
+    ),
+    ({"source_vocab_size": 0, "tie_embeddings": "none"}, "source_vocab_size", "must be at least 1"),
+    ({"target_vocab_size": 0, "tie_embeddings": "none"}, "target_vocab_size", "must be at least 1"),
+    *(
+        ({name: rate}, name, "must be in [0, 1)")
+        for name in ("dropout_rate", "attention_dropout_rate", "feed_forward_dropout_rate")
+        for rate in (-0.1, 1.0)
+    ),
+    ({"norm_epsilon": 0.0}, "norm_epsilon", "must be positive, as 1e-6"),
+    ({"activation": "tanh"}, "activation", "must be one of relu, gelu, gelu_tanh, silu"),
+    ({"norm": "Pre"}, "norm", "must be one of post, pre"),
+    ({"positions": "rotary"}, "positions", "must be one of sinusoidal, learned, none"),
+    ({"tie_embeddings": "some"}, "tie_embeddings", "must be one of all, decoder, none"),
+    ({"embedding_init": "zeros"}, "embedding_init", "must be one of normal, xavier_uniform"),
+    ({"dtype": "float16"}, "dtype", "must be one of float32, bfloat16"),
+    ({"d_model": 12}, "num_heads", "must divide d_model = 12: choose one of [1, 2, 3, 4, 6, 12]"),
+    (
+        {"source_vocab_size": 7, "target_vocab_size": 11},
+        "tie_embeddings",
+        "'all' shares one table, but source_vocab_size = 7 and target_vocab_size = 11: "
+        "make them equal or set tie_embeddings to 'decoder'",
+    ),
+    ({"output_bias": True}, "output_bias", "belongs to an untied output projection: set tie_embeddings to 'none'"),
+]
+
+
+@pytest.mark.parametrize(("changes", "field", "rule"), PROBLEMS)
+def test_what_is_wrong_with_a_config_is_said(changes, field, rule):
+    assert list(TransformerConfig(**changes).problems()) == [(field, rule)]
+
+
+def test_all_that_is_wrong_is_said_at_once():
+    config = TransformerConfig(dropout_rate=2.0, norm="none", d_model=0, output_bias=True)
+    assert {name for name, _ in config.problems()} == {"dropout_rate", "norm", "d_model", "output_bias"}
+
+
+@pytest.mark.parametrize("changes", [BASE, BIG, {"tie_embeddings": "none", "output_bias": True}])
+def test_nothing_is_wrong_with_the_papers_configs(changes):
+    assert not list(TransformerConfig(**changes).problems())

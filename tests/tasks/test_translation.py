@@ -1,0 +1,160 @@
+"""The translation task, from text to scores, on a corpus of made-up words."""
+
+import json
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from transformer_jax.config import parse
+from transformer_jax.data.tokenizers import EOS_ID, PAD_ID, TokenizerError
+from transformer_jax.training.evaluation import Evaluator, every_batch
+from transformer_jax.training.sharding import make_mesh
+
+
+@pytest.fixture
+def task(tiny, tmp_path):
+    return parse(tiny).make_task(tmp_path / "run")
+
+
+@pytest.fixture
+def params(task):
+    return nn.unbox(task.init(jax.random.key(0)))
+
+
+def test_batches_hold_every_pair_once_an_epoch(task, corpus):
+    batches = task.batches("train", seed=3)
+    seen = []
+    for indices, arrays in every_batch(batches):
+        seen += [i for i in indices if i >= 0]
+        assert arrays["source"].shape[0] % 8 == 0
+        for row in (*arrays["source"][indices >= 0], *arrays["target"][indices >= 0]):
+            tokens = row[row != PAD_ID]
+            assert tokens[-1] == EOS_ID
+            assert (tokens[:-1] > EOS_ID).all()
+    assert sorted(seen) == list(range(60))
+
+
+def test_empty_and_over_long_pairs_are_counted(task, corpus, caplog):
+    lines = (corpus / "train.en").read_text().splitlines()
+    lines[4], lines[9] = "", "ek " * 40
+    (corpus / "train.en").write_text("\n".join(lines) + "\n")
+    plan = task.batches("train", seed=0).plan
+    assert sorted(set(range(60)) - set(plan.kept)) == [4, 9]
+    assert "left out: 1 longer than data.max_length = 32, 1 with an empty side" in caplog.text
+
+
+def test_evaluation_keeps_every_pair(task, corpus, caplog):
+    lines = (corpus / "val.de").read_text().splitlines()
+    lines[0], lines[1] = "", "dk " * 40
+    (corpus / "val.de").write_text("\n".join(lines) + "\n")
+    indices = np.concatenate([i for i, _ in every_batch(task.batches("val", seed=None))])
+    assert sorted(indices[indices >= 0]) == list(range(11))
+    assert "val, line 2" in caplog.text
+    assert "cut to model.max_length = 32" in caplog.text
+
+
+def test_loss_sees_no_padding(task, params):
+    """More padding, in rows or columns, changes neither sum nor weight."""
+    _, arrays = next(every_batch(task.batches("val", seed=None)))
+    key = jax.random.key(0)
+    wider = {name: np.pad(a, ((0, 3), (0, 2)), constant_values=PAD_ID) for name, a in arrays.items()}
+    apply = {"small": task.measure(params, arrays), "large": task.measure(params, wider)}
+    np.testing.assert_allclose(apply["small"]["loss"], apply["large"]["loss"], rtol=1e-5)
+    assert apply["small"]["tokens"] == apply["large"]["tokens"] == (arrays["target"] != PAD_ID).sum()
+    assert apply["small"]["examples"] == apply["large"]["examples"] == 11
+    assert task.loss(params, arrays, key)[1] == apply["small"]["tokens"]
+
+
+def test_loss_does_not_leak_its_label(task, params):
+    """The prediction of token t must not see token t: its logits do not move when the last token does."""
+    _, arrays = next(every_batch(task.batches("val", seed=None)))
+    row = int((arrays["target"] != PAD_ID).sum(axis=1).argmax())
+    pair = {name: jnp.asarray(a[row : row + 1]) for name, a in arrays.items()}
+    before, _ = task._logits(params, pair, None)
+    last = int((pair["target"] != PAD_ID).sum()) - 1
+    changed = {**pair, "target": pair["target"].at[0, last].set(7)}
+    after, _ = task._logits(params, changed, None)
+    np.testing.assert_array_equal(before[0, : last + 1], after[0, : last + 1])
+
+
+def test_smoothing_counts_only_in_training(task, params):
+    _, arrays = next(every_batch(task.batches("val", seed=None)))
+    plain, smoothed = task.measure(params, arrays)["loss"], task.loss(params, arrays, jax.random.key(0))[0]
+    assert abs(float(plain) - float(smoothed)) > 1e-3
+
+
+@pytest.mark.parametrize("fast", [True, False], ids=["greedy", "beam"])
+def test_predictions_come_in_order_one_for_one(task, params, fast, caplog):
+    lines = ["ek", "", "ak ek it", "ek " * 50, "ak", "", "em is ot uk"]
+    mesh = make_mesh(task.config.mesh)
+    together = Evaluator(task, mesh, rows=8).predict(params, lines, fast)
+    alone = Evaluator(task, mesh, rows=1).predict(params, lines, fast)
+    assert together == alone
+    assert len(together) == len(lines)
+    assert together[1] == together[5] == ""
+    assert "2 empty lines stay empty: 2, 6" in caplog.text
+    assert "input, line 4" in caplog.text
+    assert Evaluator(task, mesh, rows=8).predict(params, [], fast) == []
+
+
+def test_scored_predictions_are_json(task, params):
+    evaluator = Evaluator(task, make_mesh(task.config.mesh), rows=4)
+    plain = evaluator.predict(params, ["ek at", "", "ut"])
+    scored = [json.loads(line) for line in evaluator.predict(params, ["ek at", "", "ut"], write=task.write_scored)]
+    assert [row["text"] for row in scored] == plain
+    assert all(row["score"] <= 0 for row in scored)
+
+
+def test_score(task):
+    values = task.score({"loss": 6.0, "tokens": 3.0, "examples": 2.0}, ["a b c d", "x"], ["a b c d", "y"])
+    assert values["loss"] == 2.0
+    assert values["perplexity"] == pytest.approx(7.389056)
+    assert values["exact_match"] == 0.5
+    assert values["examples"] == 2
+    assert values["bleu_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a")
+
+
+def test_identity_names_tokenizer_and_data(task, tiny, corpus, tmp_path):
+    before = task.identity(training=True)
+    assert before["source tokenizer"] == before["target tokenizer"]
+    assert "training data" not in task.identity(training=False)
+    with (corpus / "train.de").open("a") as file:
+        file.write("dk\n")
+    with (corpus / "train.en").open("a") as file:
+        file.write("ek\n")
+    after = parse(tiny).make_task(tmp_path / "run").identity(training=True)
+    assert after["source tokenizer"] == before["source tokenizer"]  # trained once, kept
+    assert after["training data"] != before["training data"]
+
+
+def test_separate_tokenizers(tiny, tmp_path):
+    tiny.data.joint_tokenizer, tiny.model.tie_embeddings = False, "decoder"
+    task = parse(tiny).make_task(tmp_path / "run")
+    hashes = task.identity(training=False)
+    assert hashes["source tokenizer"] != hashes["target tokenizer"]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+        "tokenizer.source.json",
+        "tokenizer.target.json",
+    ]
+
+
+def test_vocabulary_must_fit(task, tiny, tmp_path):
+    task.identity(training=False)
+    tiny.model.source_vocab_size = tiny.model.target_vocab_size = 280
+    with pytest.raises(ValueError, match=r"tokenizer.json has 300 ids, but .* = 280: the vocabulary does not fit"):
+        parse(tiny).make_task(tmp_path / "run").identity(training=False)
+
+
+def test_lost_or_broken_tokenizer(task, tiny, tmp_path):
+    task.identity(training=False)
+    path = tmp_path / "run" / "tokenizer.json"
+    path.write_text(path.read_text()[:100])
+    with pytest.raises(TokenizerError, match="Cannot load the tokenizer"):
+        parse(tiny).make_task(tmp_path / "run").identity(training=False)
+    path.unlink()
+    (tmp_path / "run" / "checkpoints").mkdir()
+    with pytest.raises(ValueError, match=r"tokenizer.json is missing, and the checkpoints beside it belong to it"):
+        parse(tiny).make_task(tmp_path / "run").identity(training=False)

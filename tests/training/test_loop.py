@@ -1,0 +1,151 @@
+"""Training as users run it: it learns, says what it does, and goes on bitwise after any interruption."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+import transformer_jax
+from transformer_jax.config import claim_workdir, parse
+from transformer_jax.training.checkpoint import CheckpointError, parameters_sha256
+from transformer_jax.training.loop import Engine, train
+from transformer_jax.training.sharding import MeshConfig, make_mesh
+
+
+def run(config: ConfigDict, workdir, **changes):
+    config = ConfigDict(config.to_dict())
+    config.update_from_flattened_dict({key.replace("__", "."): value for key, value in changes.items()})
+    claim_workdir(workdir, config)
+    parsed = parse(config)
+    return train(parsed.make_task(workdir), parsed.engine, workdir)
+
+
+def rows(workdir):
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_training_learns_and_leaves_what_it_should(tiny, tmp_path, caplog):
+    tiny.optimizer.schedule, tiny.optimizer.learning_rate = "constant", 1e-2
+    tiny.training.evaluate_every = tiny.checkpoint.every = tiny.training.log_every = 20
+    run(tiny, tmp_path / "run", training__steps=40)
+    train_rows = [row for row in rows(tmp_path / "run") if row["split"] == "train"]
+    val_rows = [row for row in rows(tmp_path / "run") if row["split"] == "val"]
+    assert [row["step"] for row in train_rows] == [row["step"] for row in val_rows] == [20, 40]
+    assert val_rows[1]["loss"] < val_rows[0]["loss"] < np.log(300)
+    assert {"loss", "learning_rate", "tokens_per_s"} <= set(train_rows[0])
+    assert {"loss", "perplexity", "bleu", "bleu_signature", "bleu_tokenized", "examples"} <= set(val_rows[0])
+    assert val_rows[0]["examples"] == 11
+    assert "step 40/40  loss" in caplog.text
+    assert "1 of at most 1" in caplog.text
+    names = {path.name.split(".")[0] for path in (tmp_path / "run").iterdir()}
+    assert names == {"config", "metrics", "events", "tokenizer", "checkpoints"}
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_resumed_run_is_bitwise_the_run_never_stopped(tiny, tmp_path, microbatches, caplog):
+    tiny.training.microbatches = microbatches
+    whole = run(tiny, tmp_path / "whole", training__steps=6)
+    run(tiny, tmp_path / "parts", training__steps=2)
+    resumed = run(tiny, tmp_path / "parts", training__steps=6)
+    assert "resumed from step 2" in caplog.text
+    assert parameters_sha256(resumed) == parameters_sha256(whole)
+    kept = ("step", "split", "loss", "gradient_norm", "bleu")
+    strip = [[{key: row.get(key) for key in kept} for row in rows(tmp_path / name)] for name in ("whole", "parts")]
+    assert strip[0] == strip[1]
+
+
+def test_killed_in_the_middle_of_a_save(tiny, tmp_path, caplog):
+    """An unfinished step is passed over aloud, and rows of steps that are trained again are cut."""
+    whole = run(tiny, tmp_path / "whole", training__steps=6)
+    run(tiny, tmp_path / "killed", training__steps=4)
+    (tmp_path / "killed" / "checkpoints" / "4" / "manifest.json").unlink()
+    with (tmp_path / "killed" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "spl')
+    resumed = run(tiny, tmp_path / "killed", training__steps=6)
+    assert "passing over checkpoint" in caplog.text
+    assert "resumed from step 2" in caplog.text
+    assert "torn line" in caplog.text
+    assert parameters_sha256(resumed) == parameters_sha256(whole)
+    assert [row["step"] for row in rows(tmp_path / "killed")] == [2, 2, 4, 4, 6, 6]
+
+
+def test_finished_run_does_nothing_more(tiny, tmp_path):
+    first = run(tiny, tmp_path / "run", training__steps=2)
+    before = rows(tmp_path / "run")
+    again = run(tiny, tmp_path / "run", training__steps=2)
+    assert parameters_sha256(first) == parameters_sha256(again)
+    assert rows(tmp_path / "run") == before
+
+
+def test_no_good_checkpoint_left_is_an_error(tiny, tmp_path):
+    run(tiny, tmp_path / "run", training__steps=2)
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "2" / "state")
+    with pytest.raises(CheckpointError, match="has no good checkpoint left"):
+        run(tiny, tmp_path / "run", training__steps=4)
+    assert (tmp_path / "run" / "checkpoints" / "2").exists()
+
+
+def test_other_data_or_tokenizer_is_refused(tiny, corpus, tmp_path):
+    run(tiny, tmp_path / "run", training__steps=2)
+    path = tmp_path / "run" / "tokenizer.json"
+    stored = path.read_text()
+    ids = json.loads(stored)
+    ids["model"]["merges"].pop()
+    path.write_text(json.dumps(ids))
+    with pytest.raises(CheckpointError, match="source tokenizer: sha256 .* they do not belong together"):
+        transformer_jax.load(str(tmp_path / "run"))
+    path.write_text(stored)
+    for language in ("en", "de"):
+        with (corpus / f"train.{language}").open("a") as file:
+            file.write("ak\n")
+    with pytest.raises(CheckpointError, match="training data: sha256"):
+        run(tiny, tmp_path / "run", training__steps=4)
+
+
+def test_evaluation_takes_latest_best_or_average(tiny, tmp_path):
+    tiny.checkpoint.best_metric = "loss"
+    run(tiny, tmp_path / "run", training__steps=6)
+    load = {
+        name: transformer_jax.load(str(tmp_path / "run"), {"evaluation.checkpoint": name, "evaluation.average_last": 3})
+        for name in ("latest", "best", "average")
+    }
+    losses = {row["step"]: row["loss"] for row in rows(tmp_path / "run") if row["split"] == "val"}
+    assert load["latest"].step == load["average"].step == 6
+    assert load["best"].step == min(losses, key=lambda step: losses[step])
+    single = [
+        transformer_jax.load(str(tmp_path / "run"), {"training.steps": 6, "evaluation.checkpoint": "latest"}).params
+    ]
+    assert parameters_sha256(single[0]) == load["latest"].parameters_sha256
+    assert load["average"].parameters_sha256 != load["latest"].parameters_sha256
+    first = load["latest"].evaluate("val")
+    assert first["loss"] == pytest.approx(losses[6], rel=1e-6)
+    assert first["parameters_sha256"] == load["latest"].parameters_sha256
+
+
+def test_no_checkpoint_yet(tiny, tmp_path):
+    claim_workdir(tmp_path / "run", tiny)
+    with pytest.raises(CheckpointError, match="holds no good checkpoint: train first"):
+        transformer_jax.load(str(tmp_path / "run"))
+    run(tiny, tmp_path / "run", training__steps=2, checkpoint__best_metric="accuracy")
+    with pytest.raises(CheckpointError, match="has a score: set evaluation.checkpoint to 'latest'"):
+        transformer_jax.load(str(tmp_path / "run"), {"evaluation.checkpoint": "best"})
+
+
+def test_one_compilation_a_shape(tiny, tmp_path):
+    tiny.data.max_shapes, tiny.data.batch_tokens = 3, 256
+    parsed = parse(tiny)
+    task = parsed.make_task(tmp_path / "run")
+    batches = task.batches("train", 0)
+    engine = Engine(task, parsed.engine)
+    state = engine.init(jax.random.key(0))
+    for i in range(2 * len(batches.plan)):
+        state, _ = engine.step(state, jax.device_put(batches.load(batches.plan.batch(i)), engine.batch_sharding))
+    assert engine.step._cache_size() == len(batches.plan.shapes) <= 3
+
+
+def test_mesh_must_fit_the_devices():
+    with pytest.raises(ValueError, match="needs a multiple of 7 devices and there are"):
+        make_mesh(MeshConfig(data=7, fsdp=-1))

@@ -1,0 +1,191 @@
+"""Schedules and Adam against NumPy float64; what decays; what clipping leaves alone."""
+
+import sys
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from transformer_jax.models import Transformer, TransformerConfig
+from transformer_jax.training.optimizer import OptimizerConfig, decays, make_optimizer, schedule
+
+sys.path.append(str(Path(__file__).parents[1] / "models"))
+import oracle
+
+SCHEDULES = {
+    "paper": OptimizerConfig(warmup_steps=17, learning_rate=2.0),
+    "paper, no warm-up": OptimizerConfig(warmup_steps=0),
+    "inverse_sqrt": OptimizerConfig(schedule="inverse_sqrt", learning_rate=5e-4, warmup_steps=17),
+    "inverse_sqrt, no warm-up": OptimizerConfig(schedule="inverse_sqrt", learning_rate=5e-4, warmup_steps=0),
+    "cosine": OptimizerConfig(schedule="cosine", learning_rate=0.3, warmup_steps=17, decay_steps=1009),
+    "cosine to a tenth": OptimizerConfig(
+        schedule="cosine", learning_rate=0.3, warmup_steps=17, decay_steps=1009, end_fraction=0.1
+    ),
+    "cosine, no warm-up": OptimizerConfig(schedule="cosine", learning_rate=0.3, warmup_steps=0, decay_steps=1009),
+    "constant": OptimizerConfig(schedule="constant", learning_rate=0.3, warmup_steps=17),
+    "constant, no warm-up": OptimizerConfig(schedule="constant", learning_rate=0.3, warmup_steps=0),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_are_their_formulas(name):
+    config = SCHEDULES[name]
+    rate = jax.jit(schedule(config, 512))
+    for n in (*range(1, 40), 500, 1007, 1008, 1009, 1010, 5000, 300_000):
+        expected = oracle.learning_rate(config, 512, n)
+        np.testing.assert_allclose(rate(n - 1), expected, rtol=2e-6, atol=1e-7 * config.learning_rate)
+
+
+def test_the_papers_schedule_peaks_at_the_end_of_warm_up():
+    rates = np.asarray(schedule(OptimizerConfig(), 512)(np.arange(20_000)))
+    assert rates.argmax() + 1 == 4000
+    np.testing.assert_allclose(rates.max(), 6.98771e-4, rtol=1e-5)
+    np.testing.assert_allclose(np.diff(rates[:3999]), rates[0], rtol=1e-2)
+    np.testing.assert_allclose(rates[15_999], rates.max() / 2, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["inverse_sqrt", "cosine", "constant"])
+def test_the_others_reach_their_learning_rate_at_the_end_of_warm_up(name):
+    config = SCHEDULES[name]
+    rates = np.asarray(schedule(config, 512)(np.arange(2000)))
+    np.testing.assert_allclose(rates.max(), config.learning_rate, rtol=1e-6)
+    np.testing.assert_allclose(rates[16], config.learning_rate, rtol=1e-6)
+    assert (rates > 0).all() or name == "cosine"
+
+
+def test_cosine_ends_where_it_is_told_and_stays():
+    for name, end in {"cosine": 0.0, "cosine to a tenth": 0.03}.items():
+        rates = np.asarray(schedule(SCHEDULES[name], 512)(np.array([1008, 1009, 5000])))
+        np.testing.assert_allclose(rates, end, rtol=1e-5, atol=1e-8)
+
+
+def test_what_decays():
+    config = TransformerConfig(
+        11, 13, 1, 1, 8, 4, 2, 4, 4, norm="pre", positions="learned", tie_embeddings="none", output_bias=True
+    )
+    ids = np.zeros((1, 1), np.int32)
+    params = nn.unbox(jax.eval_shape(Transformer(config).init, jax.random.key(0), ids, ids))["params"]
+    marked = jax.tree_util.tree_leaves_with_path(decays(params))
+    by_name = {True: set(), False: set()}
+    for path, value in marked:
+        by_name[value].add(jax.tree_util.keystr(path[-1:], simple=True))
+    assert by_name == {True: {"kernel", "table"}, False: {"bias", "scale"}}
+    assert sum(value for _, value in marked) == 2 + 2 + 1 + (4 + 2) + (4 + 4 + 2)  # tables, positions, output, stacks
+
+
+PARAMS = {
+    "kernel": np.float32(np.random.default_rng(0).normal(size=(3, 5))),
+    "bias": np.float32(np.random.default_rng(1).normal(size=5)),
+    "scale": np.float32(np.random.default_rng(2).normal(size=7)),
+    "table": np.float32(np.random.default_rng(3).normal(size=(7, 3))),
+}
+
+
+def some_gradients(steps=4):
+    rng = np.random.default_rng(4)
+    sizes = (1.0, 0.01, 3.0, 0.2)[:steps]
+    return [{name: np.float32(size * rng.normal(size=p.shape)) for name, p in PARAMS.items()} for size in sizes]
+
+
+def updated(config, gradients):
+    optimizer, params = make_optimizer(config, 512), jax.tree.map(jnp.asarray, PARAMS)
+    state = optimizer.init(params)
+    for gradient in gradients:
+        updates, state = optimizer.update(gradient, state, params)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"b1": 0.8, "b2": 0.9, "epsilon": 1e-2},
+        {"weight_decay": 0.1},
+        {"clip_norm": 0.5},
+        {"clip_norm": 0.5, "weight_decay": 0.1, "epsilon": 1e-2},
+    ],
+)
+def test_updates_are_adams(changes, steps):
+    config = OptimizerConfig(schedule="constant", learning_rate=0.1, warmup_steps=2, **changes)
+    rates = [0.05, 0.1, 0.1, 0.1][:steps]
+    found = updated(config, some_gradients(steps))
+    expected = oracle.adam(
+        PARAMS,
+        some_gradients(steps),
+        rates,
+        b1=config.b1,
+        b2=config.b2,
+        epsilon=config.epsilon,
+        weight_decay=config.weight_decay,
+        decayed=("kernel", "table"),
+        clip_norm=config.clip_norm,
+    )
+    for name, p in PARAMS.items():
+        assert oracle.relative(found[name] - p, expected[name] - p) <= 1e-5
+
+
+def test_the_first_update_moves_every_parameter_by_the_learning_rate():
+    (gradient,) = some_gradients(1)
+    found = updated(OptimizerConfig(schedule="constant", learning_rate=0.1, warmup_steps=0), [gradient])
+    for name, p in PARAMS.items():
+        np.testing.assert_allclose(found[name] - p, -0.1 * np.sign(gradient[name]), rtol=1e-5)
+
+
+def first_moment(config, gradient):
+    optimizer = make_optimizer(config, 512)
+    _, state = optimizer.update(gradient, optimizer.init(PARAMS), PARAMS)
+    (adam,) = [part for part in state if isinstance(part, optax.ScaleByAdamState)]
+    return jax.tree.map(lambda m: np.asarray(m) / np.float32(1 - config.b1), adam.mu)
+
+
+def test_clipping_cuts_to_the_norm_and_leaves_what_is_below():
+    (gradient,) = some_gradients(1)
+    norm = float(optax.global_norm(gradient))
+    untouched = first_moment(OptimizerConfig(), gradient)
+    below = first_moment(OptimizerConfig(clip_norm=1.01 * norm), gradient)
+    jax.tree.map(np.testing.assert_array_equal, below, untouched)
+    cut = first_moment(OptimizerConfig(clip_norm=0.25 * norm), gradient)
+    np.testing.assert_allclose(optax.global_norm(cut), 0.25 * norm, rtol=1e-5)
+    for name, g in gradient.items():
+        np.testing.assert_allclose(cut[name], 0.25 * g, rtol=1e-5)
+
+
+def test_only_the_learning_rate_and_the_decay_act_on_parameters_without_gradient():
+    config = OptimizerConfig(schedule="constant", learning_rate=0.1, warmup_steps=0, weight_decay=0.3)
+    found = updated(config, [jax.tree.map(np.zeros_like, PARAMS)])
+    for name, p in PARAMS.items():
+        np.testing.assert_allclose(found[name], p * (0.97 if name in ("kernel", "table") else 1), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "rule"),
+    [
+        ({"schedule": "linear"}, "schedule", "must be one of paper, inverse_sqrt, cosine, constant"),
+        ({"learning_rate": 0.0}, "learning_rate", "must be positive"),
+        ({"epsilon": -1e-9}, "epsilon", "must be positive"),
+        ({"warmup_steps": -1}, "warmup_steps", "must not be negative; 0 switches it off"),
+        ({"weight_decay": -0.1}, "weight_decay", "must not be negative; 0 switches it off"),
+        ({"clip_norm": -1.0}, "clip_norm", "must not be negative; 0 switches it off"),
+        ({"b1": 1.0}, "b1", "must be in [0, 1)"),
+        ({"b2": -0.1}, "b2", "must be in [0, 1)"),
+        ({"end_fraction": 1.1}, "end_fraction", "must be in [0, 1]"),
+        (
+            {"schedule": "cosine", "decay_steps": 4000},
+            "decay_steps",
+            "must be beyond warmup_steps = 4000: usually training.steps",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_config_is_said(changes, field, rule):
+    assert list(OptimizerConfig(**changes).problems()) == [(field, rule)]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_nothing_is_wrong_with_the_others(name):
+    assert not list(SCHEDULES[name].problems())
