@@ -79,9 +79,9 @@ def test_types_and_missing_keys(tiny):
 
 
 def test_task_must_be_known():
-    with pytest.raises(ValueError, match="config.task = 'translating' is not a task: choose one of translation"):
+    with pytest.raises(ValueError, match=r"config.task = 'translating' is not a task: choose one of translation"):
         parse({"task": "translating"})
-    with pytest.raises(ConfigError, match="config.task is missing"):
+    with pytest.raises(ConfigError, match=r"config.task is missing"):
         parse({})
 
 
@@ -113,11 +113,11 @@ def test_overrides_are_read_as_the_type_they_replace(tiny):
     )
     assert rest == ["--split=x"]
     assert (tiny.decoding.beam_size, tiny.model.norm, tiny.data.lowercase) == (7, "pre", True)
-    with pytest.raises(ConfigError, match="config.decoding.beam is not a key: did you mean decoding.beam_size"):
+    with pytest.raises(ConfigError, match=r"config.decoding.beam is not a key: did you mean decoding.beam_size"):
         override(tiny, ["--config.decoding.beam=3"])
-    with pytest.raises(ConfigError, match="config.decoding.beam_size = 'many': must be of type int"):
+    with pytest.raises(ConfigError, match=r"config.decoding.beam_size = 'many': must be of type int"):
         override(tiny, ["--config.decoding.beam_size=many"])
-    with pytest.raises(ConfigError, match="write it as --config.decoding.beam_size=VALUE"):
+    with pytest.raises(ConfigError, match=r"write it as --config.decoding.beam_size=VALUE"):
         override(tiny, ["--config.decoding.beam_size"])
 
 
@@ -142,12 +142,12 @@ def test_workdir_holds_one_experiment(tiny, tmp_path, caplog):
 
 def test_workdir_errors(tiny, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="file/run cannot be written"):
+    with pytest.raises(ConfigError, match=r"file/run cannot be written"):
         claim_workdir(tmp_path / "file" / "run", tiny)
     (tmp_path / "old" / "checkpoints").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="has checkpoints but no config.json"):
+    with pytest.raises(ConfigError, match=r"has checkpoints but no config.json"):
         claim_workdir(tmp_path / "old", tiny)
-    with pytest.raises(ConfigError, match="is not the folder of a run"):
+    with pytest.raises(ConfigError, match=r"is not the folder of a run"):
         read_workdir(tmp_path)
 
 

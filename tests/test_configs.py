@@ -57,5 +57,10 @@ def test_recipe_refuses_unknown_arguments(name):
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipe_says_what_it_is(name):
     doc = (ROOT / "configs" / f"{name}.py").read_text()
-    for word in ("Paper:", "Command:", "Cost:" if name != "multi30k" else "cost", "Expected:" if name == "dates" else ""):
+    for word in (
+        "Paper:",
+        "Command:",
+        "Cost:" if name != "multi30k" else "cost",
+        "Expected:" if name == "dates" else "",
+    ):
         assert word in doc

@@ -223,7 +223,7 @@ def learning_rate(config, d_model, n):
 
 
 def adam(params, gradients, rates, *, b1, b2, epsilon, weight_decay=0.0, decayed=(), clip_norm=0.0):
-    """Kingma and Ba 2015, Algorithm 1, with decoupled decay of the names in `decayed`; gradients cut to a norm first."""
+    """Kingma and Ba 2015, Algorithm 1; gradients are cut to a norm first, the names in `decayed` decay decoupled."""
     params = float64(params)
     m = {name: np.zeros_like(p) for name, p in params.items()}
     v = {name: np.zeros_like(p) for name, p in params.items()}

@@ -83,7 +83,7 @@ def test_finished_run_does_nothing_more(tiny, tmp_path):
 def test_no_good_checkpoint_left_is_an_error(tiny, tmp_path):
     run(tiny, tmp_path / "run", training__steps=2)
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "2" / "state")
-    with pytest.raises(CheckpointError, match="has no good checkpoint left"):
+    with pytest.raises(CheckpointError, match=r"has no good checkpoint left"):
         run(tiny, tmp_path / "run", training__steps=4)
     assert (tmp_path / "run" / "checkpoints" / "2").exists()
 
@@ -95,7 +95,7 @@ def test_other_data_or_tokenizer_is_refused(tiny, corpus, tmp_path):
     ids = json.loads(stored)
     ids["model"]["merges"].pop()
     path.write_text(json.dumps(ids))
-    with pytest.raises(CheckpointError, match="source tokenizer: sha256 .* they do not belong together"):
+    with pytest.raises(CheckpointError, match=r"source tokenizer: sha256 .* they do not belong together"):
         transformer_jax.load(str(tmp_path / "run"))
     path.write_text(stored)
     for language in ("en", "de"):
@@ -130,7 +130,7 @@ def test_no_checkpoint_yet(tiny, tmp_path):
     with pytest.raises(CheckpointError, match="holds no good checkpoint: train first"):
         transformer_jax.load(str(tmp_path / "run"))
     run(tiny, tmp_path / "run", training__steps=2, checkpoint__best_metric="accuracy")
-    with pytest.raises(CheckpointError, match="has a score: set evaluation.checkpoint to 'latest'"):
+    with pytest.raises(CheckpointError, match=r"has a score: set evaluation.checkpoint to 'latest'"):
         transformer_jax.load(str(tmp_path / "run"), {"evaluation.checkpoint": "best"})
 
 

@@ -19,7 +19,8 @@ from transformer_jax.data import sources, tokenizers
 from transformer_jax.data.batching import Batch, BatchPlan, pad
 from transformer_jax.data.tokenizers import BOS_ID, EOS_ID, PAD_ID, Tokenizer
 from transformer_jax.decoding import DecodingConfig
-from transformer_jax.models.transformer import Transformer, TransformerConfig, forward_flops, shift_right
+from transformer_jax.models.attention import KeyValue
+from transformer_jax.models.transformer import Cache, Transformer, TransformerConfig, forward_flops, shift_right
 from transformer_jax.training.task import Arrays, Batches, Params, Sums, TrainingConfig
 
 log = logging.getLogger(__name__)
@@ -103,6 +104,7 @@ class Translation:
         self.d_model, data = config.model.d_model, config.data
         self.train_split, self.validation_split = data.train_split, data.validation_split
         self.test_split = data.test_split
+        self._opened: dict[str, sources.Source] = {}
 
     @staticmethod
     def problems(config: Any) -> Iterator[tuple[str, str]]:
@@ -174,37 +176,47 @@ class Translation:
         source, search = batch["source"], self.config.decoding
         rows, length = source.shape
         max_length = min(search.max_length(length), self.config.model.max_length)
-        apply = functools.partial(self.model.apply, {"params": params})
-
-        def step(cache: Any, token: jax.Array, position: jax.Array) -> tuple[jax.Array, Any]:
-            logits, cache = apply(cache, token[:, None], position, method="extend")
-            # Nothing to translate, in empty lines and rows that fill a batch: end at once.
-            empty = cache.source_valid.sum(axis=1, keepdims=True) <= 1
-            end = jnp.where(jnp.arange(logits.shape[-1]) == EOS_ID, 0.0, decoding.IMPOSSIBLE)[None]
-            return jnp.where(empty, end, logits[:, 0]), cache
-
+        beams = 1 if fast else search.beam_size
+        apply: Any = functools.partial(self.model.apply, {"params": params})
         cache = apply(source, source != PAD_ID, max_length, method="init_cache")
+        # The source is the same for all beams of a row: out of the cache that the search reorders.
+        memory, valid = jax.tree.map(
+            lambda x: jnp.repeat(x, beams, axis=0), (cache.cross_attention, cache.source_valid)
+        )
+        # Nothing to translate, in empty lines and in rows that fill a batch: end at once.
+        empty = valid.sum(axis=1, keepdims=True) <= 1
+
+        def step(past: KeyValue, token: jax.Array, position: jax.Array) -> tuple[jax.Array, KeyValue]:
+            logits, extended = apply(Cache(past, memory, valid), token[:, None], position, method="extend")
+            end = jnp.where(jnp.arange(logits.shape[-1]) == EOS_ID, 0.0, decoding.IMPOSSIBLE)[None]
+            return jnp.where(empty, end, logits[:, 0]), extended.self_attention
+
         ids = {"bos_id": BOS_ID, "eos_id": EOS_ID, "pad_id": PAD_ID}
-        if fast or search.beam_size == 1:
-            found = decoding.greedy(step, cache, batch_size=rows, max_length=max_length, **ids)
+        options: dict[str, Any] = {"batch_size": rows, "max_length": max_length, **ids}
+        if beams == 1:
+            found = decoding.greedy(step, cache.self_attention, **options)
         else:
             found = decoding.beam_search(
                 step,
-                cache,
-                batch_size=rows,
-                max_length=max_length,
-                beam_size=search.beam_size,
+                cache.self_attention,
+                beam_size=beams,
                 length_penalty=search.length_penalty,
                 length_penalty_form=search.length_penalty_form,
-                **ids,
+                **options,
             )
         return {"tokens": found.tokens[:, 0], "scores": found.scores[:, 0]}
 
     # On the host.
 
-    @functools.cached_property
-    def _train_text(self) -> sources.Source:
-        return self._open(self.config.data.train_split)
+    def _open(self, split: str) -> sources.Source:
+        data = self.config.data
+        languages = (data.source_language, data.target_language)
+        if split not in self._opened:
+            if data.source == "tfds":
+                self._opened[split] = sources.tfds_source(data.name, data.directory, split, languages)
+            else:
+                self._opened[split] = sources.parallel_files(data.directory, split, languages)
+        return self._opened[split]
 
     @functools.cached_property
     def _tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
@@ -226,7 +238,7 @@ class Translation:
                     "train anew in another workdir"
                 )
             languages = {"source": data.source_language, "target": data.target_language}
-            lines = [line for side in sides for line in self._train_text.column(languages[side])]
+            lines = [line for side in sides for line in self._open(data.train_split).column(languages[side])]
             tokenizer = tokenizers.train_tokenizer(
                 data.tokenizer, lines, vocab_size, min_count=data.min_count, lowercase=data.lowercase
             )
@@ -241,13 +253,6 @@ class Translation:
             )
         return tokenizer
 
-    def _open(self, split: str) -> sources.Source:
-        data = self.config.data
-        languages = (data.source_language, data.target_language)
-        if data.source == "tfds":
-            return sources.tfds_source(data.name, data.directory, split, languages)
-        return sources.parallel_files(data.directory, split, languages)
-
     def _encode(self, side: int, lines: Sequence[str]) -> list[list[int]]:
         return [[*ids, EOS_ID] for ids in self._tokenizers[side].encode_batch(lines)]
 
@@ -255,7 +260,7 @@ class Translation:
         """Pairs {"source": (B, S), "target": (B, T)} int32, each ending in EOS, then padding."""
         data = self.config.data
         training = seed is not None
-        text = self._train_text if split == data.train_split else self._open(split)
+        text = self._open(split)
         source = self._encode(0, text.column(data.source_language))
         target = self._encode(1, text.column(data.target_language))
         if not training:
@@ -360,6 +365,6 @@ class Translation:
         if training:
             digest = hashlib.sha256()
             for language in (data.source_language, data.target_language):
-                digest.update("\n".join([*self._train_text.column(language), ""]).encode())
+                digest.update("\n".join([*self._open(data.train_split).column(language), ""]).encode())
             hashes["training data"] = digest.hexdigest()
         return hashes

@@ -43,7 +43,7 @@ class Evaluator:
     def __init__(self, task: Task, mesh: Mesh, rows: int):
         self.task, self.rows = task, rows
         self._sharding = batch_sharding(mesh)
-        self._devices = self._sharding.num_devices // mesh.shape["tensor"]
+        self._devices = mesh.shape["data"] * mesh.shape["fsdp"]
         self._measure = jax.jit(task.measure)
         self._predict = jax.jit(task.predict, static_argnames="fast")
         self._measured: dict[str, Batches] = {}

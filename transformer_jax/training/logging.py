@@ -50,25 +50,26 @@ def read_rows(path: epath.PathLike) -> list[tuple[str, dict]]:
 
 
 class Progress:
-    """Target tokens a second since the last report, and the time left at the pace of this run so far."""
+    """Target tokens a second since the last report, and the time left at the pace of this run so far.
+
+    Only training counts: time spent compiling, evaluating and saving is left out.
+    """
 
     def __init__(self, step: int, steps: int):
-        self._steps, self._last = steps, step
-        self._training, self._since = 0.0, time.perf_counter()
-        self._done = 0
+        self._first, self._steps = step, steps
+        self._training = 0.0
+        self._since = time.perf_counter()
+
+    def leave_out(self, since: float) -> None:
+        """What happened from `since` (time.perf_counter) to now was not training."""
+        self._since += time.perf_counter() - since
 
     def report(self, step: int, weight: float) -> tuple[float, float]:
         """(tokens a second since the last report, seconds left)."""
-        elapsed = time.perf_counter() - self._since
+        now = time.perf_counter()
+        elapsed, self._since = now - self._since, now
         self._training += elapsed
-        self._done += step - self._last
-        self._last = step
-        self.resume()
-        return weight / elapsed, self._training / self._done * (self._steps - step)
-
-    def resume(self) -> None:
-        """What happened since the last report was not training."""
-        self._since = time.perf_counter()
+        return weight / elapsed, self._training / (step - self._first) * (self._steps - step)
 
 
 def clock(seconds: float) -> str:

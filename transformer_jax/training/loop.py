@@ -18,7 +18,7 @@ from transformer_jax.training.checkpoint import CheckpointConfig, Checkpoints
 from transformer_jax.training.evaluation import EvaluationConfig, Evaluator, check_identity
 from transformer_jax.training.logging import MetricsWriter, Progress, clock
 from transformer_jax.training.optimizer import OptimizerConfig
-from transformer_jax.training.sharding import MeshConfig, batch_sharding, make_mesh, shardings
+from transformer_jax.training.sharding import MeshConfig, batch_sharding, check_rows, make_mesh, shardings
 from transformer_jax.training.task import Arrays, Batches, Params, Task, TrainingConfig
 
 log = logging.getLogger(__name__)
@@ -143,28 +143,31 @@ def train(task: Task, config: EngineConfig, workdir: epath.PathLike) -> TrainSta
     state = engine.restore_or_init(checkpoints, identity)
     first = int(state.step)
     evaluator = Evaluator(task, engine.mesh, config.evaluation.rows)
+    check_rows((rows for rows, *_ in batches.plan.shapes), engine.mesh)
     writer = MetricsWriter(workdir, first)
     count = sum(x.size for x in jax.tree.leaves(state.params))
     log.info("%s parameters in arrays, devices: %s", f"{count:,}", engine.mesh.shape)
 
-    progress, pending, scores = Progress(first, training.steps), [], None
+    progress, pending = Progress(first, training.steps), []
     compiled = _CompileCount(engine.step, len(batches.plan.shapes))
     arrays = prefetch(_from(batches, first, training.steps))
     for step, batch in zip(range(first + 1, training.steps + 1), arrays, strict=True):
+        start = time.perf_counter()
         state, metrics = engine.step(state, jax.device_put(batch, engine.batch_sharding))
+        if compiled.has_grown(batch):
+            progress.leave_out(start)
         pending.append(metrics)
-        compiled.check(batch)
-        if step % training.log_every == 0 or step == training.steps:
+        last = step == training.steps
+        if last or step % training.log_every == 0:
             _report(step, jax.device_get(pending), engine.schedule, progress, writer, training.steps)
             pending = []
-        scores = None
-        if step % training.evaluate_every == 0 or step == training.steps:
-            jax.block_until_ready(state)
+        start, scores = time.perf_counter(), None
+        if last or step % training.evaluate_every == 0:
             scores = _evaluate(evaluator, state.params, task.validation_split, step, writer)
-            progress.resume()
-        if step % config.checkpoint.every == 0 or step == training.steps:
+        if last or step % config.checkpoint.every == 0:
             checkpoints.save(step, state, {"identity": identity, "position": step}, scores)
-            progress.resume()
+        if scores is not None or step % config.checkpoint.every == 0:
+            progress.leave_out(start)
     writer.close()
     return state
 
@@ -207,14 +210,15 @@ def _evaluate(evaluator: Evaluator, params: Params, split: str, step: int, write
 
 
 class _CompileCount:
-    """Says when a step was compiled, for which shape, and how many shapes there are."""
+    """Says when the step was compiled, for which shape, and how many shapes there are."""
 
     def __init__(self, step: Any, shapes: int):
         self._step, self._shapes, self._count = step, shapes, 0
 
-    def check(self, batch: Arrays) -> None:
+    def has_grown(self, batch: Arrays) -> bool:
         count = self._step._cache_size()
-        if count > self._count:
-            self._count = count
+        grown, self._count = count > self._count, count
+        if grown:
             shape = ", ".join(f"{name} {array.shape}" for name, array in batch.items())
             log.info("compiled the step for %s: %d of at most %d", shape, count, self._shapes)
+        return grown

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import flax.linen as nn
@@ -64,3 +64,14 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 def shardings(boxed: Any, mesh: Mesh) -> Any:
     """Of a tree whose leaves carry logical axis names: its shardings, without the boxes."""
     return nn.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, RULES)
+
+
+def check_rows(rows: Iterable[int], mesh: Mesh) -> None:
+    """Raises ValueError for a batch whose rows cannot be shared out among data × fsdp."""
+    devices = mesh.shape["data"] * mesh.shape["fsdp"]
+    for count in rows:
+        if count % devices:
+            raise ValueError(
+                f"a batch of {count} rows cannot be shared out among mesh.data × mesh.fsdp = {devices} devices: "
+                f"set data.rows_multiple to a multiple of {devices}"
+            )

@@ -1,0 +1,204 @@
+"""The command line, as a user meets it: results on stdout, messages on stderr, errors without tracebacks."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, write_corpus
+
+RECIPE = """
+from transformer_jax.config import defaults, parse_arg
+
+def get_config(arg=None):
+    choice = parse_arg(arg, {"norm": ("post", "pre")})
+    config = defaults("translation")
+    config.data.directory = "DIRECTORY"
+    config.data.max_length, config.data.batch_tokens, config.data.max_shapes = 32, 1024, 1
+    model = config.model
+    model.source_vocab_size = model.target_vocab_size = 300
+    model.num_encoder_layers = model.num_decoder_layers = 1
+    model.d_model, model.d_ff, model.num_heads, model.head_dim, model.value_dim = 16, 24, 2, 8, 8
+    model.max_length, model.norm = 32, choice["norm"]
+    config.optimizer.warmup_steps = 10
+    config.training.steps = 4
+    config.training.log_every = config.training.evaluate_every = config.checkpoint.every = 2
+    config.decoding.max_extra = 5
+    return config
+"""
+
+
+def script(name: str, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess:
+    command = [sys.executable, str(ROOT / "scripts" / f"{name}.py"), *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, cwd=ROOT, timeout=300)
+
+
+def train(recipe: Path, workdir: Path, *arguments: str) -> subprocess.CompletedProcess:
+    return script("train", f"--config={recipe}", f"--workdir={workdir}", *arguments)
+
+
+def fails(result: subprocess.CompletedProcess, *words: str) -> None:
+    """Exit code 2, nothing on stdout, one message and no traceback on stderr."""
+    stderr = result.stderr.decode()
+    assert result.returncode == 2, stderr
+    assert result.stdout == b""
+    assert "Traceback" not in stderr
+    assert "error: " in stderr
+    for word in words:
+        assert word in stderr
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("recipe")
+    write_corpus(folder / "corpus")
+    path = folder / "tiny.py"
+    path.write_text(RECIPE.replace("DIRECTORY", str(folder / "corpus")))
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(recipe, tmp_path_factory) -> Path:
+    workdir = tmp_path_factory.mktemp("trained") / "run"
+    result = train(recipe, workdir)
+    assert result.returncode == 0, result.stderr.decode()
+    assert b"step 4/4  loss" in result.stderr
+    assert b"ETA" in result.stderr
+    return workdir
+
+
+def test_evaluate_prints_one_json_line(trained):
+    result = script("evaluate", f"--workdir={trained}", "--split=val", "--config.decoding.beam_size=2")
+    assert result.returncode == 0, result.stderr.decode()
+    (line,) = result.stdout.decode().splitlines()
+    values = json.loads(line)
+    assert values["step"] == 4
+    assert values["split"] == "val"
+    assert len(values["parameters_sha256"]) == 64
+    assert {"loss", "perplexity", "bleu", "bleu_signature", "bleu_tokenized", "exact_match", "examples"} <= set(values)
+
+
+def test_predict_keeps_order_empty_and_over_long_lines(trained, tmp_path):
+    lines = ["ek at", "", "ek " * 60, "ut"] * 5
+    result = script("predict", f"--workdir={trained}", stdin="\n".join(lines).encode() + b"\n")
+    assert result.returncode == 0, result.stderr.decode()
+    predicted = result.stdout.decode().split("\n")[:-1]
+    assert len(predicted) == 20
+    assert predicted[1] == ""
+    assert predicted[:4] * 5 == predicted
+    assert b"5 empty lines stay empty: 2, 6, 10, 14, 18" in result.stderr
+    assert b"input, line 3: " in result.stderr
+
+    (tmp_path / "in").write_text("\n".join(lines))
+    files = (f"--input={tmp_path / 'in'}", f"--output={tmp_path / 'out'}")
+    assert script("predict", f"--workdir={trained}", *files).stdout == b""
+    assert (tmp_path / "out").read_text().split("\n")[:-1] == predicted
+    scored = script("predict", f"--workdir={trained}", "--score", *files[:1])
+    assert [json.loads(line)["text"] for line in scored.stdout.decode().splitlines()] == predicted
+
+
+def test_benchmark_prints_one_json_line(recipe):
+    result = script("benchmark", f"--config={recipe}", "--rounds=1")
+    assert result.returncode == 0, result.stderr.decode()
+    values = json.loads(result.stdout)
+    assert {"compile_s", "step_ms", "tokens_per_s", "mfu", "peak_bytes"} <= set(values)
+    assert 0 < values["mfu"] < 1
+
+
+def test_wrong_commands(recipe, tmp_path):
+    workdir = tmp_path / "run"
+    fails(train(recipe, workdir, "--config.model.d_modle=8"), "d_modle", "d_model")
+    fails(train(Path(f"{recipe}:norm=middle"), workdir), "'norm=middle' is unknown: choose from norm=post|pre")
+    fails(train(recipe, workdir, "--config.model.num_heads=3"), "config.model.num_heads = 3: must divide d_model = 16")
+    fails(train(tmp_path / "none.py", workdir), "none.py")
+    fails(script("train", f"--config={recipe}"), "--workdir")
+    fails(script("evaluate", f"--workdir={tmp_path / 'none'}"), "is not the folder of a run")
+    assert not workdir.exists()
+
+
+def test_wrong_data(recipe, tmp_path):
+    def with_files(**contents: bytes) -> subprocess.CompletedProcess:
+        write_corpus(tmp_path / "corpus")
+        for name, content in contents.items():
+            (tmp_path / "corpus" / name.replace("_", ".")).write_bytes(content)
+        return train(recipe, tmp_path / "run", f"--config.data.directory={tmp_path / 'corpus'}")
+
+    missing = train(recipe, tmp_path / "run", f"--config.data.directory={tmp_path}", "--config.data.train_split=trial")
+    fails(missing, "neither trial.en nor trial.en.gz")
+    fails(with_files(train_de=b"dk\n" * 59), "train.en:60")
+    fails(with_files(train_de=b"", train_en=b""), "train.en", "hold no line")
+    fails(
+        with_files(train_de=b"dk\n" * 30 + b"d\xff\n" + b"dk\n" * 29), "train.de:31 is not UTF-8: byte 0xff at offset 1"
+    )
+    wmt14 = [f"--config={ROOT / 'configs' / 'wmt14.py'}:base", f"--config.data.directory={tmp_path}"]
+    start = time.monotonic()
+    absent = script("train", *wmt14, f"--workdir={tmp_path / 'run'}")
+    fails(absent, "wmt14_translate/de-en is not prepared in", "download_and_prepare")
+    assert time.monotonic() - start < 100  # a download without a network gives up after 204 s
+
+
+def test_wrong_workdir(recipe, trained, tmp_path):
+    fails(
+        train(recipe, trained, "--config.model.d_ff=48", "--config.training.seed=5"),
+        "holds another experiment",
+        "config.model.d_ff: 24 there, 48 now",
+        "config.training.seed: 0 there, 5 now",
+    )
+    (tmp_path / "file").write_text("")
+    fails(train(recipe, tmp_path / "file" / "run"), "file/run cannot be written")
+    fails(script("predict", f"--workdir={trained}", stdin=b"ek\n\xff\n"), "stdin:2 is not UTF-8")
+
+
+def test_truncated_checkpoint(recipe, tmp_path):
+    workdir = tmp_path / "run"
+    assert train(recipe, workdir).returncode == 0
+    biggest = max((workdir / "checkpoints" / "4").rglob("*"), key=lambda path: path.stat().st_size)
+    biggest.write_bytes(biggest.read_bytes()[:-7])
+    result = script("evaluate", f"--workdir={workdir}", "--split=val")
+    assert json.loads(result.stdout)["step"] == 2
+    assert b"passing over checkpoint" in result.stderr
+    assert biggest.name.encode() in result.stderr
+
+
+@pytest.mark.slow
+def test_killed_runs_end_as_the_one_never_stopped(recipe, tmp_path):
+    """kill -9, each of three runs twice: at random steps, and the last one in the middle of a save."""
+    steps = ("--config.training.steps=600", "--config.checkpoint.every=20", "--config.training.evaluate_every=20")
+    assert train(recipe, tmp_path / "whole", *steps).returncode == 0
+    expected = parameters(tmp_path / "whole")
+    for name, in_save in (("first", False), ("second", False), ("third", True)):
+        workdir = tmp_path / name
+        command = [sys.executable, "scripts/train.py", f"--config={recipe}", f"--workdir={workdir}", *steps]
+        for moment in sorted(random.sample(range(20, 560), 2)):
+            process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+            while last_step(workdir) < moment or (in_save and not is_saving(workdir)):
+                assert process.poll() is None, "it ended before it was killed"
+                time.sleep(0.0005)
+            if not in_save:
+                time.sleep(random.random() / 10)
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            assert is_saving(workdir) or not in_save, "killed too late to be in a save: run it again"
+            print(f"{name}: killed after step {last_step(workdir)}, in a save: {is_saving(workdir)}")
+        assert subprocess.run(command, cwd=ROOT, stderr=subprocess.DEVNULL).returncode == 0
+        assert parameters(workdir) == expected
+
+
+def last_step(workdir: Path) -> int:
+    """The newest that is completely saved."""
+    manifests = (workdir / "checkpoints").glob("*/manifest.json")
+    return max((int(path.parent.name) for path in manifests), default=0)
+
+
+def is_saving(workdir: Path) -> bool:
+    folders = (workdir / "checkpoints").glob("*/")
+    return any(not (folder / "manifest.json").exists() for folder in folders)
+
+
+def parameters(workdir: Path) -> str:
+    return json.loads(script("evaluate", f"--workdir={workdir}", "--split=val").stdout)["parameters_sha256"]
