@@ -11,7 +11,7 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, floa
     `bleu` with `bleu_signature`: sacreBLEU's own tokenization, for raw text. `bleu_tokenized`: lower-cased, on the
     tokens as given, which is what papers report on text that was tokenized beforehand.
     """
-    standard = sacrebleu.BLEU()
+    standard = sacrebleu.BLEU(force=True)  # no warning on text that is tokenized: the reader knows which it is
     as_given = sacrebleu.BLEU(lowercase=True, tokenize="none", force=True)
     return {
         "bleu": standard.corpus_score(hypotheses, [references]).score,

@@ -330,8 +330,8 @@ class Translation:
         return [*(step for step in steps if step < limit), limit]
 
     def write(self, arrays: Arrays, batch: Arrays) -> list[str]:
-        """Text; "" for an empty source."""
-        return [self._tokenizers[1].decode(ids) for ids in arrays["tokens"]]
+        """Text, each on one line; "" for an empty source."""
+        return [self._tokenizers[1].decode(ids).replace("\n", " ") for ids in arrays["tokens"]]
 
     def write_scored(self, arrays: Arrays, batch: Arrays) -> list[str]:
         """{"text", "score"}: the score is log P / lp, which beam search ranks by."""
