@@ -2,7 +2,7 @@
 
 Paper: the Transformer of Vaswani et al. 2017, two layers, 128 wide, over characters.
 Command: python scripts/train.py --config=configs/dates.py --workdir=runs/dates
-Cost: see the README; the data is generated into ../data beside the workdir, nothing is downloaded.
+Cost: a few minutes on two CPU cores; see the README. The data is generated into runs/data, nothing is downloaded.
 Expected: at least 99 % of unseen dates exactly right.
 """
 
@@ -24,7 +24,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.data.target_language = "iso"
     config.data.tokenizer = "characters"
     config.data.max_length = 48
-    config.data.batch_tokens = 4096
+    config.data.batch_tokens = 2048
     config.data.max_shapes = 3
 
     config.model.source_vocab_size = 128
@@ -38,18 +38,18 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.model.value_dim = 32
     config.model.norm = "pre"
     config.model.max_length = 64
-    config.model.dropout_rate = 0.1
+    config.model.dropout_rate = 0.0
 
     config.optimizer.schedule = "cosine"
     config.optimizer.learning_rate = 2e-3
-    config.optimizer.warmup_steps = 200
-    config.optimizer.decay_steps = 2000
+    config.optimizer.warmup_steps = 100
+    config.optimizer.decay_steps = 1300
 
-    config.training.steps = 2000
+    config.training.steps = 1300
     config.training.log_every = 100
-    config.training.evaluate_every = 500
+    config.training.evaluate_every = 650
 
-    config.checkpoint.every = 500
+    config.checkpoint.every = 650
     config.checkpoint.keep_latest = 2
     config.checkpoint.keep_best = 1
     config.checkpoint.best_metric = "exact_match"
