@@ -10,7 +10,7 @@ if ! cmp -s <(cat constraints.txt pyproject.toml) "$stamp"; then
     done
     [ -n "$python" ] || { echo "error: no Python 3.11 or newer found; install one and run this again" >&2; exit 2; }
     "$python" -m venv .venv
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e "$1"
+    .venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt -e "$1"
     cat constraints.txt pyproject.toml >"$stamp"
 fi
 export PATH="$PWD/.venv/bin:$PATH"

@@ -146,12 +146,12 @@ def first_moment(config, gradient):
 
 def test_clipping_cuts_to_the_norm_and_leaves_what_is_below():
     (gradient,) = some_gradients(1)
-    norm = float(optax.global_norm(gradient))
+    norm = float(optax.tree.norm(gradient))
     untouched = first_moment(OptimizerConfig(), gradient)
     below = first_moment(OptimizerConfig(clip_norm=1.01 * norm), gradient)
     jax.tree.map(np.testing.assert_array_equal, below, untouched)
     cut = first_moment(OptimizerConfig(clip_norm=0.25 * norm), gradient)
-    np.testing.assert_allclose(optax.global_norm(cut), 0.25 * norm, rtol=1e-5)
+    np.testing.assert_allclose(optax.tree.norm(cut), 0.25 * norm, rtol=1e-5)
     for name, g in gradient.items():
         np.testing.assert_allclose(cut[name], 0.25 * g, rtol=1e-5)
 
