@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 from transformer_jax.config import defaults
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_disable_most_optimizations", True)  # compiling is most of the time of these tests
 logging.getLogger("transformer_jax").setLevel(logging.INFO)
 
 ROOT = Path(__file__).parents[1]

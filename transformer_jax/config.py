@@ -211,7 +211,7 @@ def claim_workdir(workdir: epath.PathLike, config: ConfigDict) -> None:
             raise ConfigError(f"{workdir} has checkpoints but no config.json: choose another --workdir")
         temporary = workdir / "config.json.tmp"
         temporary.write_text(json.dumps(new, indent=2) + "\n")
-        temporary.rename(path)
+        temporary.replace(path)
     except OSError as error:
         raise ConfigError(f"--workdir={workdir} cannot be written: {error}; choose another") from error
 

@@ -286,13 +286,13 @@ def test_a_cache_can_be_reordered_by_rows():
     apply = functools.partial(Transformer(SMALL).apply, {"params": jax.tree.map(jnp.asarray, params)})
 
     @jax.jit
-    def run(source, target, order):
-        cache = apply(source, SOURCE_VALID, 4, method="init_cache")
+    def run(source, source_valid, target, order):
+        cache = apply(source, source_valid, 4, method="init_cache")
         _, cache = apply(cache, target[:, :3], 0, method="extend")
         cache = jax.tree.map(lambda leaf: leaf[order], cache)
         return apply(cache, target[order, 3:], 3, method="extend")[0]
 
-    assert oracle.relative(run(source, target, order), whole[order, 3:]) <= 1e-5
+    assert oracle.relative(run(source, SOURCE_VALID, target, order), whole[order, 3:]) <= 1e-5
 
 
 @pytest.mark.parametrize("name", ["dropout_rate", "attention_dropout_rate", "feed_forward_dropout_rate"])

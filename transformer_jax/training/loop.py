@@ -84,7 +84,7 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, *, seed
         gradient = jax.tree.map(lambda g: g / weight, gradient)
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        metrics = {"loss": loss / weight, "weight": weight, "gradient_norm": optax.global_norm(gradient)}
+        metrics = {"loss": loss / weight, "weight": weight, "gradient_norm": optax.tree.norm(gradient)}
         metrics |= {name: value / weight for name, value in auxiliary.items()}
         return TrainState(state.step + 1, params, opt_state), metrics
 
