@@ -125,6 +125,7 @@ def test_workdir_holds_one_experiment(tiny, tmp_path, caplog):
     workdir = tmp_path / "run"
     claim_workdir(workdir, tiny)
     assert read_workdir(workdir).to_dict() == tiny.to_dict()
+    (workdir / "checkpoints").mkdir()
 
     free = ConfigDict(tiny.to_dict())
     free.training.steps, free.data.directory, free.decoding.beam_size = 9, "elsewhere", 9
@@ -138,6 +139,18 @@ def test_workdir_holds_one_experiment(tiny, tmp_path, caplog):
         claim_workdir(workdir, other)
     for line in ("config.model.d_model: 16 there, 32 now", "config.optimizer.b1", "config.training.seed: 0 there"):
         assert line in str(error.value)
+
+
+def test_workdir_that_has_learned_nothing_takes_any_config(tiny, tmp_path):
+    """A first attempt that failed, for a wrong key or file, does not spoil the workdir."""
+    claim_workdir(tmp_path, tiny)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    claim_workdir(tmp_path, tiny)
+    assert (tmp_path / "tokenizer.json").exists()
+    tiny.data.train_split = "val"
+    claim_workdir(tmp_path, tiny)
+    assert read_workdir(tmp_path).data.train_split == "val"
+    assert not (tmp_path / "tokenizer.json").exists()
 
 
 def test_workdir_errors(tiny, tmp_path):

@@ -28,10 +28,18 @@ def run(main: Callable[[], None], argv: list[str] | None = None) -> None:
             raise flags.Error(str(error)) from error
         main()
     except (ValueError, OSError, flags.Error) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {_message(error)}", file=sys.stderr)
         sys.exit(EXIT_ERROR)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _message(error: Exception) -> str:
+    """ml_collections puts a whole traceback into its message: what counts is its last line, after the class."""
+    message = str(error).strip()
+    if "Traceback (most recent call last)" in message:
+        message = message.splitlines()[-1].partition(": ")[2]
+    return message
 
 
 def run_on_workdir(main: Callable[[ConfigDict], None]) -> None:

@@ -199,16 +199,21 @@ def _literal(text: str) -> Any:
 def claim_workdir(workdir: epath.PathLike, config: ConfigDict) -> None:
     """Writes config.json into a new workdir; into an old one only what does not make another experiment.
 
+    A workdir without checkpoints has learned nothing yet: it takes any config, and tokenizers are trained anew.
     Raises ConfigError, naming the keys that differ, if it holds another experiment, or if it cannot be written.
     """
     workdir = epath.Path(workdir)
     path, new = workdir / "config.json", config.to_dict()
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            _compare(workdir, json.loads(path.read_text()), new)
-        elif (workdir / "checkpoints").exists():
-            raise ConfigError(f"{workdir} has checkpoints but no config.json: choose another --workdir")
+        old = json.loads(path.read_text()) if path.exists() else None
+        if (workdir / "checkpoints").exists():
+            if old is None:
+                raise ConfigError(f"{workdir} has checkpoints but no config.json: choose another --workdir")
+            _compare(workdir, old, new)
+        elif old != new:
+            for tokenizer in workdir.glob("tokenizer*.json"):
+                tokenizer.unlink()
         temporary = workdir / "config.json.tmp"
         temporary.write_text(json.dumps(new, indent=2) + "\n")
         temporary.replace(path)
