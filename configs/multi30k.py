@@ -1,16 +1,20 @@
 """Multi30k (Elliott et al. 2016), image captions: en-de, de-en or en-fr, tokenized and lower-cased text.
 
 Paper: Wu et al. 2021, "Good for Misconceived Reasons", whose text-only Transformer-tiny (4+4 layers, 128 wide,
-2.57 M parameters, joint BPE of about 10k) has 41.02 BLEU on en-de test2016. Sizes `small` and `base` are wider.
+2.57 M parameters, joint BPE of about 10k) has 41.02 BLEU on en-de test2016. Sizes `small` and `base` are wider;
+`annotated` is the Annotated Transformer's model (59,510,544 parameters) over words, with its schedule.
 Command: python scripts/train.py --config=configs/multi30k.py:en-de --workdir=runs/multi30k --config.data.directory=DIR
 Data: DIR holds train, val and test_2016_flickr, one file a language.
 Score: python scripts/evaluate.py --workdir=runs/multi30k; papers report `bleu_tokenized`.
 `quick`: `small`, pre-LN and half an hour on two CPU cores; cost and result in the README.
 """
 
+import dataclasses
+
 from ml_collections import ConfigDict
 
 from transformer_jax.config import defaults, parse_arg
+from transformer_jax.models.transformer import annotated
 
 # size: layers of encoder and decoder, d_model, d_ff, heads.
 SIZES = {
@@ -25,7 +29,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     words = {
         "pair": ("en-de", "de-en", "en-fr"),
         # The first is the default.
-        "size": ("small", "tiny", "base") if quick else ("tiny", "small", "base"),
+        "size": ("small", "tiny", "base") if quick else ("tiny", "small", "base", "annotated"),
         "norm": ("pre", "post") if quick else ("post", "pre"),
     }
     choice = parse_arg(arg, words, flags=("quick",))
@@ -37,7 +41,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.data.max_length = 128
     config.data.batch_tokens = 8192
 
-    num_encoder_layers, num_decoder_layers, d_model, d_ff, num_heads = SIZES[choice["size"]]
+    size = "base" if choice["size"] == "annotated" else choice["size"]
+    num_encoder_layers, num_decoder_layers, d_model, d_ff, num_heads = SIZES[size]
     config.model.source_vocab_size = 10_000
     config.model.target_vocab_size = 10_000
     config.model.num_encoder_layers = num_encoder_layers
@@ -72,6 +77,13 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.decoding.max_ratio = 1.5
     config.decoding.max_extra = 10
 
+    if choice["size"] == "annotated":
+        config.model.update(dataclasses.asdict(annotated(10_000, 10_000)))
+        config.data.joint_tokenizer = False
+        config.data.tokenizer = "words"
+        config.optimizer.schedule = "paper"
+        config.optimizer.learning_rate = 1.0
+        config.optimizer.warmup_steps = 3000
     if quick:
         shorten(config)
     return config

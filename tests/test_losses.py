@@ -1,18 +1,13 @@
 """Cross-entropy against the explicit distribution; BLEU computable by hand."""
 
-import sys
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
+import oracle
 import pytest
 
 from transformer_jax.losses import cross_entropy
 from transformer_jax.metrics import bleu, exact_match
-
-sys.path.append(str(Path(__file__).parent / "models"))
-import oracle
 
 B, T, V = 3, 5, 7
 

@@ -1,20 +1,15 @@
 """Schedules and Adam against NumPy float64; what decays; what clipping leaves alone."""
 
-import sys
-from pathlib import Path
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import oracle
 import pytest
 
 from transformer_jax.models import Transformer, TransformerConfig
 from transformer_jax.training.optimizer import OptimizerConfig, decays, make_optimizer, schedule
-
-sys.path.append(str(Path(__file__).parents[1] / "models"))
-import oracle
 
 SCHEDULES = {
     "paper": OptimizerConfig(warmup_steps=17, learning_rate=2.0),
@@ -178,7 +173,7 @@ def test_only_the_learning_rate_and_the_decay_act_on_parameters_without_gradient
         (
             {"schedule": "cosine", "decay_steps": 4000},
             "decay_steps",
-            "must be beyond warmup_steps = 4000: usually training.steps",
+            "must be beyond warmup_steps = 4000 and 1: usually training.steps",
         ),
     ],
 )
@@ -189,3 +184,11 @@ def test_what_is_wrong_with_a_config_is_said(changes, field, rule):
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_nothing_is_wrong_with_the_others(name):
     assert not list(SCHEDULES[name].problems())
+
+
+def test_cosine_without_room_and_nan_are_refused():
+    """warmup_steps = 0 counts as 1; a comparison with NaN is never true."""
+    config = OptimizerConfig(schedule="cosine", warmup_steps=0, decay_steps=1)
+    assert [name for name, _ in config.problems()] == ["decay_steps"]
+    config = OptimizerConfig(learning_rate=float("nan"), clip_norm=float("nan"))
+    assert [name for name, _ in config.problems()] == ["learning_rate", "clip_norm"]

@@ -93,6 +93,7 @@ def layer_norm(epsilon: float, name: str | None = None) -> nn.LayerNorm:
     """Ba et al. 2016: zero mean and unit variance over the D features of one position, then gain and bias."""
     return nn.LayerNorm(
         epsilon=epsilon,
+        use_fast_variance=False,  # E[x²] - E[x]² loses digits where the mean is large
         scale_init=nn.with_logical_partitioning(nn.initializers.ones, ("embed",)),
         bias_init=nn.with_logical_partitioning(nn.initializers.zeros, ("embed",)),
         name=name,
@@ -176,7 +177,7 @@ class Embedding(nn.Module):
 
     def __call__(self, ids: Array) -> Array:
         """ids (B, T) → (B, T, D), float32."""
-        return self.table[ids] * self.d_model**0.5
+        return jnp.take(self.table, ids, axis=0) * self.d_model**0.5
 
     def logits(self, x: Array) -> Array:
         """x (B, T, D) → (B, T, padded V), float32."""

@@ -72,7 +72,7 @@ class TransformerConfig:
         for name in ("dropout_rate", "attention_dropout_rate", "feed_forward_dropout_rate"):
             if not 0 <= getattr(self, name) < 1:
                 yield name, "must be in [0, 1)"
-        if self.norm_epsilon <= 0:
+        if not self.norm_epsilon > 0:
             yield "norm_epsilon", "must be positive, as 1e-6"
         choices = {
             "activation": tuple(layers.ACTIVATIONS),
@@ -85,7 +85,7 @@ class TransformerConfig:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 yield name, f"must be one of {', '.join(allowed)}"
-        if self.num_heads >= 1 and self.d_model % self.num_heads:
+        if self.num_heads >= 1 and self.d_model >= 1 and self.d_model % self.num_heads:
             divisors = [n for n in range(1, self.d_model + 1) if self.d_model % n == 0 and n <= 64]
             yield "num_heads", f"must divide d_model = {self.d_model}: choose one of {divisors}"
         if self.tie_embeddings == "all" and self.source_vocab_size != self.target_vocab_size:

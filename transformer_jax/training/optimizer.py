@@ -1,6 +1,7 @@
 """Adam, its learning-rate schedules, weight decay and clipping, all from optax."""
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,18 +32,18 @@ class OptimizerConfig:
         if self.schedule not in SCHEDULES:
             yield "schedule", f"must be one of {', '.join(SCHEDULES)}"
         for name in ("learning_rate", "epsilon"):
-            if getattr(self, name) <= 0:
+            if not 0 < getattr(self, name) < math.inf:
                 yield name, "must be positive"
         for name in ("warmup_steps", "weight_decay", "clip_norm"):
-            if getattr(self, name) < 0:
+            if not 0 <= getattr(self, name) < math.inf:
                 yield name, "must not be negative; 0 switches it off"
         for name in ("b1", "b2"):
             if not 0 <= getattr(self, name) < 1:
                 yield name, "must be in [0, 1)"
         if not 0 <= self.end_fraction <= 1:
             yield "end_fraction", "must be in [0, 1]"
-        if self.schedule == "cosine" and self.decay_steps <= self.warmup_steps:
-            yield "decay_steps", f"must be beyond warmup_steps = {self.warmup_steps}: usually training.steps"
+        if self.schedule == "cosine" and self.decay_steps <= max(self.warmup_steps, 1):
+            yield "decay_steps", f"must be beyond warmup_steps = {self.warmup_steps} and 1: usually training.steps"
 
 
 def schedule(config: OptimizerConfig, d_model: int) -> optax.Schedule:
