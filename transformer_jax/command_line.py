@@ -20,12 +20,10 @@ def run(main: Callable[[], None], argv: list[str] | None = None) -> None:
     try:
         try:
             flags.FLAGS(sys.argv if argv is None else argv)
-        except (
-            AttributeError,
-            KeyError,
-            TypeError,
-        ) as error:  # ml_collections' words for a wrong --config.key
-            raise flags.Error(str(error)) from error
+        except (AttributeError, KeyError, TypeError) as error:
+            # ml_collections' words for a wrong --config.key, at times a quoted string within a string.
+            words = str(error.args[0]).replace("\\n", "\n").replace("\\'", "'").splitlines()
+            raise flags.Error("config key " + "; ".join(word.strip("\"'") for word in words)) from error
         main()
     except (ValueError, OSError, flags.Error) as error:
         print(f"error: {_message(error)}", file=sys.stderr)
