@@ -1,6 +1,5 @@
 import itertools
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -141,11 +140,11 @@ def test_ladder_refuses_what_it_cannot_hold():
         BatchPlan.ladder(np.array([], int), boundaries=(8, 16), rows=3)
 
 
-def test_plan_of_a_million_examples_is_quick():
-    lengths = some_lengths(n=1_000_000, longest=200)
-    start = time.perf_counter()
-    BatchPlan(lengths, max_lengths=None, tokens=25_000, seed=1).batch(0)
-    assert time.perf_counter() - start < 10  # 0.4 s on two cores; a loop over examples takes more
+def test_plan_of_a_million_examples():
+    plan = BatchPlan(some_lengths(n=1_000_000, longest=200), max_lengths=None, tokens=25_000, seed=1)
+    assert len(plan.kept) == 1_000_000
+    assert len(plan.shapes) <= 8
+    assert len(np.unique(plan.batch(0).indices)) == len(plan.batch(0).indices)
 
 
 def test_pad():
