@@ -31,6 +31,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.model.target_vocab_size = 128
     config.model.num_encoder_layers = 2
     config.model.num_decoder_layers = 2
+    config.model.unroll = 2
     config.model.d_model = 128
     config.model.d_ff = 256
     config.model.num_heads = 4

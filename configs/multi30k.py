@@ -52,6 +52,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.model.num_heads = num_heads
     config.model.head_dim = d_model // num_heads
     config.model.value_dim = d_model // num_heads
+    config.model.unroll = max(num_encoder_layers, num_decoder_layers)  # a quarter faster on CPU
     config.model.dropout_rate = 0.3
     config.model.norm = choice["norm"]
     config.model.max_length = 256

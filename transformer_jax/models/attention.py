@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from transformer_jax.models.layers import Linear, dropout
+from transformer_jax.models.layers import Linear, dropout, einsum
 
 Array = jax.Array
 
@@ -42,10 +42,10 @@ def combine_masks(*masks: Array | None) -> Array | None:
     return combined
 
 
-def scaled_dot_product_scores(query: Array, key: Array) -> Array:
+def scaled_dot_product_scores(query: Array, key: Array, dtype: str = "float32") -> Array:
     """Q Kᵀ / √d_k: (B, T, N, H), (B, S, N, H) → (B, N, T, S), float32. d_k is the width of one head."""
     query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
-    return jnp.einsum("BTNH,BSNH->BNTS", query, key, preferred_element_type=jnp.float32)
+    return einsum("BTNH,BSNH->BNTS", query, key, dtype)
 
 
 def attention_weights(scores: Array, mask: Array | None = None) -> Array:
@@ -65,20 +65,21 @@ def dot_product_attention(
     bias: Array | None = None,
     dropout_rate: float = 0.0,
     dropout_key: Array | None = None,
+    dtype: str = "float32",
     return_weights: bool = False,
 ) -> Array | tuple[Array, Array]:
     """Attention(Q, K, V) = softmax(Q Kᵀ / √d_k + bias) V. Vaswani et al. 2017, eq. 1.
 
     query (B, T, N, H), key (B, S, N, H), value (B, S, N, H') → (B, T, N, H') and, on request, the weights
     (B, N, T, S) in float32 before dropout. `mask` and `bias` broadcast to (B, N, T, S). Dropout acts on the
-    weights when a key is given; the paper has none there.
+    weights when a key is given; the paper has none there. The two products are computed in `dtype`.
     """
-    scores = scaled_dot_product_scores(query, key)
+    scores = scaled_dot_product_scores(query, key, dtype)
     if bias is not None:
         scores = scores + bias
     weights = attention_weights(scores, mask)
     dropped = weights if dropout_key is None else dropout(weights, dropout_rate, dropout_key)
-    output = jnp.einsum("BNTS,BSNH->BTNH", dropped.astype(value.dtype), value)
+    output = einsum("BNTS,BSNH->BTNH", dropped, value, dtype)
     return (output, weights) if return_weights else output
 
 
@@ -135,7 +136,7 @@ class MultiHeadAttention(nn.Module):
         """The cache with the keys and values of x (B, T, D) at positions position … position + T - 1."""
 
         def write(old: Array, new: Array) -> Array:
-            return jax.lax.dynamic_update_slice_in_dim(old, new, position, axis=1)
+            return jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), position, axis=1)
 
         return jax.tree.map(write, cache, self.project(x))
 
@@ -156,6 +157,7 @@ class MultiHeadAttention(nn.Module):
             bias=bias,
             dropout_rate=self.dropout_rate,
             dropout_key=dropout_key,
+            dtype=self.dtype,
             return_weights=True,
         )
         self.sow("intermediates", "weights", weights)

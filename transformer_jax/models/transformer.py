@@ -20,7 +20,15 @@ from transformer_jax.models.attention import (
     combine_masks,
     padding_mask,
 )
-from transformer_jax.models.layers import Embedding, FeedForward, Linear, Positions, Residual, final_norm
+from transformer_jax.models.layers import (
+    Embedding,
+    FeedForward,
+    OutputLayer,
+    Positions,
+    Projection,
+    Residual,
+    final_norm,
+)
 
 Array = jax.Array
 
@@ -284,7 +292,7 @@ class Transformer(nn.Module):
             self.source_embedding = embedding(c.source_vocab_size)
         if c.tie_embeddings == "none":
             padded = layers.padded_vocab_size(c.target_vocab_size, c.vocab_multiple)
-            self.output = Linear((c.d_model, padded), ("embed", "vocab"), use_bias=c.output_bias, dtype=c.dtype)
+            self.output = OutputLayer(c.d_model, padded, c.output_bias)
         self.source_positions = Positions(c.positions, c.max_length, c.d_model)
         self.target_positions = Positions(c.positions, c.max_length, c.d_model)
         self.dropout = layers.Dropout(c.dropout_rate)
@@ -304,6 +312,20 @@ class Transformer(nn.Module):
     ) -> Array:
         """source ids (B, S), target ids (B, T) → logits (B, T, padded V) of the token after each, float32.
 
+        See `hidden` for the masks.
+        """
+        x, project = self.hidden(source, target, source_valid, target_valid)
+        return project(x, self.config.target_vocab_size, self.config.dtype)
+
+    def hidden(
+        self,
+        source: Array,
+        target: Array,
+        source_valid: Array | None = None,
+        target_valid: Array | None = None,
+    ) -> tuple[Array, Projection]:
+        """The decoder's output (B, T, D) and what projects it to logits: for a loss that does so in chunks.
+
         `source_valid`, `target_valid`: True at tokens, False at padding; None: there is no padding. The source's
         masks encoder self-attention and cross-attention, the target's (with causality) decoder self-attention.
         """
@@ -313,13 +335,17 @@ class Transformer(nn.Module):
         valid = None if target_valid is None else padding_mask(target_valid)
         self_mask = combine_masks(causal_mask(target.shape[1]), valid)
         x = self.dropout(self.target_embedding(target) + self.target_positions(target.shape[1]))
-        return self.logits(self.decoder(x, memory, self_mask, padding_mask(source_valid)))
+        return self.decoder(x, memory, self_mask, padding_mask(source_valid)), self.projection()
+
+    def projection(self) -> Projection:
+        """What turns the decoder's output into logits; Section 3.4: the target embedding."""
+        if self.config.tie_embeddings == "none":
+            return self.output.projection()
+        return self.target_embedding.projection()
 
     def logits(self, x: Array) -> Array:
-        """(B, T, D) → (B, T, padded V), float32; Section 3.4: tied to the target embedding."""
-        if self.config.tie_embeddings != "none":
-            return self.target_embedding.logits(x)
-        return layers.mask_padding(self.output(x).astype(jnp.float32), self.config.target_vocab_size)
+        """(B, T, D) → (B, T, padded V), float32."""
+        return self.projection()(x, self.config.target_vocab_size, self.config.dtype)
 
     def init_cache(self, source: Array, source_valid: Array, length: int) -> Cache:
         """Runs the encoder, once, and makes room for `length` target positions."""

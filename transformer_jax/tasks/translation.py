@@ -20,6 +20,7 @@ from transformer_jax.data.batching import Batch, BatchPlan, pad
 from transformer_jax.data.tokenizers import BOS_ID, EOS_ID, PAD_ID, Tokenizer
 from transformer_jax.decoding import DecodingConfig
 from transformer_jax.models.attention import KeyValue
+from transformer_jax.models.layers import Projection
 from transformer_jax.models.transformer import Cache, Transformer, TransformerConfig, forward_flops, shift_right
 from transformer_jax.training.task import Arrays, Batches, Params, Sums, TrainingConfig
 
@@ -136,40 +137,41 @@ class Translation:
         token = jnp.zeros((1, 1), jnp.int32)
         return self.model.init(key, token, token)["params"]
 
-    def _logits(
-        self, params: Params, batch: Mapping[str, jax.Array], key: jax.Array | None
+    def _cross_entropy(
+        self, params: Params, batch: Mapping[str, jax.Array], key: jax.Array | None, label_smoothing: float
     ) -> tuple[jax.Array, jax.Array]:
+        """(sum, weight) over the target's tokens, the end included."""
         source, target = batch["source"], batch["target"]
         weights = target != PAD_ID
-        logits: Any = self.model.apply(
+        hidden: Any = self.model.apply(
             {"params": params},
             source,
             shift_right(target, BOS_ID),
             source_valid=source != PAD_ID,
             target_valid=weights,
             rngs=None if key is None else {"dropout": key},
+            method="hidden",
         )
-        return logits, weights
+        vocab_size, dtype = self.config.model.target_vocab_size, self.config.model.dtype
+
+        def loss(project: Projection, x: jax.Array, labels: jax.Array, weights: jax.Array) -> jax.Array:
+            logits = project(x, vocab_size, dtype)
+            return losses.cross_entropy(
+                logits, labels, weights, vocab_size=vocab_size, label_smoothing=label_smoothing
+            )[0]
+
+        x, project = hidden
+        total = losses.sum_in_chunks(loss, project, x, target, weights, 256, self.config.mesh.data_shards())
+        return total, weights.sum().astype(jnp.float32)
 
     def loss(self, params: Params, batch: Mapping[str, jax.Array], key: jax.Array) -> tuple[jax.Array, jax.Array, Sums]:
         """Label-smoothed cross-entropy over the target's tokens, the end included."""
-        logits, weights = self._logits(params, batch, key)
-        total, weight = losses.cross_entropy(
-            logits,
-            batch["target"],
-            weights,
-            vocab_size=self.config.model.target_vocab_size,
-            label_smoothing=self.config.training.label_smoothing,
-        )
-        return total, weight, {}
+        return *self._cross_entropy(params, batch, key, self.config.training.label_smoothing), {}
 
     def measure(self, params: Params, batch: Mapping[str, jax.Array]) -> Sums:
         """Cross-entropy without smoothing, and how many target tokens and sentences it is over."""
-        logits, weights = self._logits(params, batch, None)
-        total, weight = losses.cross_entropy(
-            logits, batch["target"], weights, vocab_size=self.config.model.target_vocab_size
-        )
-        return {"loss": total, "tokens": weight, "examples": weights.any(axis=1).sum()}
+        total, weight = self._cross_entropy(params, batch, None, 0.0)
+        return {"loss": total, "tokens": weight, "examples": (batch["target"] != PAD_ID).any(axis=1).sum()}
 
     def predict(self, params: Params, batch: Mapping[str, jax.Array], fast: bool) -> dict[str, jax.Array]:
         """The best translation of each row: tokens (B, T) and its score (B,)."""

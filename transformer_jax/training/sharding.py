@@ -43,17 +43,27 @@ class MeshConfig:
             yield "data", "only one axis of the mesh can be -1: name the sizes of the others"
 
 
+    def shape(self) -> tuple[int, int, int]:
+        """On the devices there are. Raises ValueError when the axes do not multiply to their number."""
+        sizes, devices = dataclasses.asdict(self), jax.device_count()
+        given = math.prod(size for size in sizes.values() if size != -1)
+        data, fsdp, tensor = (devices // given if size == -1 else size for size in sizes.values())
+        if data * fsdp * tensor != devices:
+            raise ValueError(
+                f"config.mesh = {sizes} needs a multiple of {given} devices and there are {devices}: "
+                "change mesh.data, mesh.fsdp or mesh.tensor"
+            )
+        return data, fsdp, tensor
+
+    def data_shards(self) -> int:
+        """In how many parts the rows of a batch lie on the devices."""
+        data, fsdp, _ = self.shape()
+        return data * fsdp
+
+
 def make_mesh(config: MeshConfig) -> Mesh:
     """Raises ValueError when the axes do not multiply to the number of devices."""
-    sizes, devices = dataclasses.asdict(config), jax.device_count()
-    given = math.prod(size for size in sizes.values() if size != -1)
-    shape = tuple(devices // given if size == -1 else size for size in sizes.values())
-    if math.prod(shape) != devices:
-        raise ValueError(
-            f"config.mesh = {sizes} needs a multiple of {given} devices and there are {devices}: "
-            "change mesh.data, mesh.fsdp or mesh.tensor"
-        )
-    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    return jax.make_mesh(config.shape(), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
