@@ -3,6 +3,8 @@
 import logging
 import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -65,3 +67,14 @@ def real_data(name: str) -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real data in {folder}: set TRANSFORMER_JAX_DATA")
     return folder
+
+
+def on_devices(count: int, program: str) -> str:
+    """What a Python program prints that has `count` fake devices: they must be there before jax starts."""
+    flags = f"--xla_force_host_platform_device_count={count}"
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+from conftest import on_devices
 
-from transformer_jax.losses import cross_entropy
+from transformer_jax.losses import cross_entropy, sum_in_chunks
 from transformer_jax.metrics import bleu, exact_match
 
 B, T, V = 3, 5, 7
@@ -125,3 +126,89 @@ def test_exact_match():
     assert exact_match(["a", "b", "c", ""], ["a", "x", "c ", ""]) == 0.5
     with pytest.raises(ValueError, match="argument 2 is longer"):
         exact_match(["a"], ["a", "b"])
+
+
+D = 4
+
+
+def positions(rows, width, filled, seed=0):
+    """x (B, T, D), labels, weights of padding anywhere in a row (not only behind), a table (V, D)."""
+    draw = np.random.default_rng(seed)
+    x, table = np.float32(draw.normal(size=(rows, width, D))), np.float32(draw.normal(size=(V, D)))
+    weights = np.float32((draw.random((rows, width)) < filled) * draw.random((rows, width)))
+    return table, x, draw.integers(0, V, (rows, width)), weights
+
+
+def projected(table, x, labels, weights):
+    return cross_entropy(x @ table.T, labels, weights, vocab_size=V, label_smoothing=0.1)[0]
+
+
+@pytest.mark.parametrize("filled", [0.0, 0.1, 0.7, 1.0])
+@pytest.mark.parametrize(
+    ("rows", "width", "chunk", "shards"), [(4, 5, 3, 1), (4, 5, 20, 1), (4, 5, 99, 1), (4, 5, 6, 2), (6, 7, 1, 3)]
+)
+def test_chunks_give_the_value_and_the_gradient_of_the_plain_form(rows, width, chunk, shards, filled):
+    table, x, labels, weights = positions(rows, width, filled)
+    plain = jax.value_and_grad(projected, (0, 1))(table, x, labels, weights)
+
+    def chunked(table, x):
+        return sum_in_chunks(projected, table, x, labels, weights, chunk, shards)
+
+    found = jax.jit(jax.value_and_grad(chunked, (0, 1)))(table, x)
+    np.testing.assert_allclose(chunked(table, x), plain[0], rtol=1e-5)  # and without a gradient
+    np.testing.assert_allclose(found[0], plain[0], rtol=1e-5)
+    for one, other in zip(found[1], plain[1], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    assert (np.asarray(found[1][1])[weights == 0] == 0).all()
+
+
+def test_the_gradient_of_chunks_is_scaled_by_what_follows():
+    table, x, labels, weights = positions(4, 5, 0.7)
+    by_three = jax.grad(lambda x: 3 * sum_in_chunks(projected, table, x, labels, weights, 4))(x)
+    np.testing.assert_allclose(by_three, 3 * jax.grad(projected, 1)(table, x, labels, weights), rtol=1e-5, atol=1e-6)
+
+
+def test_padding_costs_no_chunk():
+    """The number of chunks follows the positions with weight, not the width of the batch."""
+    table, x, labels, weights = positions(8, 8, 1.0)
+    weights[:, 3:] = 0
+    calls = []
+
+    def counted(table, x, labels, weights):
+        jax.debug.callback(lambda: calls.append(1))
+        return projected(table, x, labels, weights)
+
+    jax.block_until_ready(jax.jit(lambda: sum_in_chunks(counted, table, x, labels, weights, 8))())
+    jax.effects_barrier()
+    assert len(calls) == 3  # 24 positions of 64
+
+
+def test_chunks_on_eight_devices():
+    """The value and the gradient of one device, rows sharded, and no position leaves its device to be sorted."""
+    program = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from transformer_jax.losses import cross_entropy, sum_in_chunks
+draw = np.random.default_rng(0)
+B, T, D, V = 16, 6, 4, 24
+x, table = np.float32(draw.normal(size=(B, T, D))), np.float32(draw.normal(size=(V, D)))
+labels, weights = draw.integers(0, V, (B, T)), np.float32(draw.random((B, T)) < 0.6)
+def loss(table, x, labels, weights):
+    return cross_entropy(x @ table.T, labels, weights, vocab_size=V, label_smoothing=0.1)[0]
+plain = jax.value_and_grad(loss, (0, 1))(table, x, labels, weights)
+for axes in ((8, 1), (4, 2)):
+    mesh = jax.make_mesh(axes, ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
+    rows, vocab = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec("tensor"))
+    def chunked(table, x, labels, weights):
+        return jax.value_and_grad(lambda t, x: sum_in_chunks(loss, t, x, labels, weights, 16, axes[0]), (0, 1))(table, x)
+    run = jax.jit(chunked, in_shardings=(vocab, rows, rows, rows))
+    found = run(table, x, labels, weights)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(plain), strict=True):
+        assert np.abs(one - other).max() <= 1e-5 * np.abs(other).max(), axes
+    if axes == (8, 1):
+        text = run.lower(table, x, labels, weights).compile().as_text()
+        assert "all-reduce" in text
+        assert not any(word in text for word in ("all-gather(", "all-to-all(", "collective-permute("))
+print("equal")
+"""
+    assert on_devices(8, program) == "equal\n"

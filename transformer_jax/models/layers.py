@@ -212,7 +212,6 @@ class Embedding(nn.Module):
     d_model: int
     vocab_multiple: int = 1
     initializer: str = "normal"
-    dtype: str = "float32"
 
     def setup(self) -> None:
         def table_init(key: Array, shape: tuple[int, int], dtype: jnp.dtype) -> Array:

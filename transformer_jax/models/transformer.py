@@ -283,7 +283,7 @@ class Transformer(nn.Module):
         c = self.config
 
         def embedding(vocab_size: int) -> Embedding:
-            return Embedding(vocab_size, c.d_model, c.vocab_multiple, c.embedding_init, c.dtype)
+            return Embedding(vocab_size, c.d_model, c.vocab_multiple, c.embedding_init)
 
         self.target_embedding = embedding(c.target_vocab_size)
         if c.tie_embeddings == "all":

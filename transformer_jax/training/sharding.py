@@ -42,7 +42,6 @@ class MeshConfig:
         if list(sizes.values()).count(-1) > 1:
             yield "data", "only one axis of the mesh can be -1: name the sizes of the others"
 
-
     def shape(self) -> tuple[int, int, int]:
         """On the devices there are. Raises ValueError when the axes do not multiply to their number."""
         sizes, devices = dataclasses.asdict(self), jax.device_count()
