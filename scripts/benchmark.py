@@ -56,9 +56,11 @@ def main() -> None:
         for same in by_shape.values():
             state, _ = jax.block_until_ready(engine.step(state, batches.load(same[0])))
         compile_s = time.perf_counter() - start
-        times, tokens, flops = [], 0.0, 0.0
+        times, data_times, tokens, flops = [], [], 0.0, 0.0
         for batch in itertools.chain.from_iterable([chosen] * ROUNDS.value):
+            start = time.perf_counter()
             arrays = batches.load(batch)
+            data_times.append(time.perf_counter() - start)
             start = time.perf_counter()
             state, metrics = jax.block_until_ready(engine.step(state, arrays))
             times.append(time.perf_counter() - start)
@@ -72,6 +74,7 @@ def main() -> None:
                 "compile_s": round(compile_s, 2),
                 "shapes": len(by_shape),
                 "step_ms": round(1000 * statistics.mean(times), 2),
+                "data_ms": round(1000 * statistics.mean(data_times), 2),  # in a thread beside the step when training
                 "tokens_per_s": round(tokens / sum(times), 1),
                 "mfu": round(flops / sum(times) / (rate * jax.device_count()), 4),
                 "matrix_gflops": round(rate / 1e9, 1),

@@ -200,7 +200,8 @@ for axes in ((8, 1), (4, 2)):
     mesh = jax.make_mesh(axes, ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
     rows, vocab = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec("tensor"))
     def chunked(table, x, labels, weights):
-        return jax.value_and_grad(lambda t, x: sum_in_chunks(loss, t, x, labels, weights, 16, axes[0]), (0, 1))(table, x)
+        total = lambda t, x: sum_in_chunks(loss, t, x, labels, weights, 16, axes[0])
+        return jax.value_and_grad(total, (0, 1))(table, x)
     run = jax.jit(chunked, in_shardings=(vocab, rows, rows, rows))
     found = run(table, x, labels, weights)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(plain), strict=True):

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, write_corpus
+from conftest import ROOT, on_devices, write_corpus
 
 RECIPE = """
 from transformer_jax.config import defaults, parse_arg
@@ -202,3 +202,35 @@ def is_saving(workdir: Path) -> bool:
 
 def parameters(workdir: Path) -> str:
     return json.loads(script("evaluate", f"--workdir={workdir}", "--split=val").stdout)["parameters_sha256"]
+
+
+def test_compiled_programs_are_kept_in_the_users_cache(tmp_path, monkeypatch):
+    """A second process compiles nothing; a torn entry is compiled anew."""
+    program = (
+        "import jax, jax.numpy as jnp\n"
+        "from transformer_jax.command_line import cache_compilations\n"
+        "cache_compilations()\n"
+        "jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)\n"
+        "print(jax.jit(lambda x: jnp.sin(x) @ x)(jnp.eye(3)).sum())\n"
+    )
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+
+    def entries():
+        return {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*-cache")}
+
+    first = on_devices(1, program)
+    kept = entries()
+    assert kept
+    assert all(p.parent.name.startswith("xla-") and p.parents[1].name == "transformer_jax" for p in kept)
+    assert on_devices(1, program) == first
+    assert entries() == kept
+    for path in kept:
+        path.write_bytes(path.read_bytes()[:20])
+    assert (
+        on_devices(1, program.replace("import jax,", "import warnings\nwarnings.simplefilter('ignore')\nimport jax,"))
+        == first
+    )
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "own"))
+    on_devices(1, program)
+    assert (tmp_path / "own").exists()

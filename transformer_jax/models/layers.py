@@ -84,8 +84,8 @@ def einsum(spec: str, a: Array, b: Array, dtype: str = "float32") -> Array:
     """A product of two arrays in `dtype`, accumulated in float32 and float32 out, forward and backward.
 
     Every index of an operand must stand in the other or in the output. Differs from autodiff of `jnp.einsum` in speed
-    alone: in bfloat16 that multiplies float32 cotangents; and for the gradient of b it always transposes the cotangent,
-    with all that made it, where here the operand that comes first in b does. The price: no forward-mode differentiation.
+    alone: that multiplies float32 cotangents in bfloat16; and for the gradient of b it always transposes the cotangent,
+    with all that made it, where here it is what comes first in b. The price: no forward-mode differentiation.
     """
     return jnp.einsum(spec, a.astype(dtype), b.astype(dtype), preferred_element_type=jnp.float32)
 

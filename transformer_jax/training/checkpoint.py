@@ -25,9 +25,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
-from etils import epath
+from etils import epath, epy
 from jax.experimental import multihost_utils
+
+with epy.lazy_imports():  # 0.3 s that the first step need not wait for
+    import orbax.checkpoint as ocp
 
 PyTree = Any
 
@@ -195,7 +197,7 @@ class Checkpoints:
             manager.close()
 
     @functools.cached_property
-    def _manager(self) -> ocp.CheckpointManager:
+    def _manager(self) -> "ocp.CheckpointManager":
         return ocp.CheckpointManager(
             self.directory,
             item_handlers={
