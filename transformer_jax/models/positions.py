@@ -78,7 +78,9 @@ def relative_scores(query: Array, table: Array, length: int, position: Array | i
     return _to_keys(by_distance, length, position)
 
 
-def relative_values(weights: Array, table: Array, position: Array | int = 0, dtype: str = "float32") -> Array:
+def relative_values(
+    weights: Array, table: Array, position: Array | int = 0, dtype: jax.typing.DTypeLike = jnp.float32
+) -> Array:
     """Σ_j α_ij a_ij^V, a_ij^V = w^V of clip(j - i, -k, k): weights (B, N, T, S) → (B, T, N, H').
 
     The second term of eq. 3 in Shaw et al. 2018; table (2k + 1, H'). The weights at each distance are summed first,
