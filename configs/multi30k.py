@@ -3,6 +3,7 @@
 Paper: Wu et al. 2021, "Good for Misconceived Reasons", whose text-only Transformer-tiny (4+4 layers, 128 wide,
 2.57 M parameters, joint BPE of about 10k) has 41.02 BLEU on en-de test2016. Sizes `small` and `base` are wider;
 `annotated` is the Annotated Transformer's model (59,510,544 parameters) over words, with its schedule.
+`positions=sinusoidal|learned|relative|rotary` (Shaw et al. 2018; Su et al. 2021) goes with each of them.
 Command: python scripts/train.py --config=configs/multi30k.py:en-de --workdir=runs/multi30k --config.data.directory=DIR
 Data: DIR holds train, val and test_2016_flickr, one file a language.
 Score: python scripts/evaluate.py --workdir=runs/multi30k; papers report `bleu_tokenized`.
@@ -31,6 +32,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
         # The first is the default.
         "size": ("small", "tiny", "base") if quick else ("tiny", "small", "base", "annotated"),
         "norm": ("pre", "post") if quick else ("post", "pre"),
+        "positions": ("sinusoidal", "learned", "relative", "rotary"),
     }
     choice = parse_arg(arg, words, flags=("quick",))
     config = defaults("translation")
@@ -85,6 +87,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
         config.optimizer.schedule = "paper"
         config.optimizer.learning_rate = 1.0
         config.optimizer.warmup_steps = 3000
+    config.model.positions = choice["positions"]
     if quick:
         shorten(config)
     return config

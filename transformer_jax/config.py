@@ -143,6 +143,14 @@ def _between(config: Config) -> list[tuple[str, str]]:
                 "change either, or set checkpoint.keep_best to 0",
             )
         )
+    if config.evaluation.checkpoint == "ema" and not config.training.ema_decay:
+        problems.append(
+            (
+                "evaluation.checkpoint",
+                "training.ema_decay = 0.0 keeps no moving average: train with it at 0.999, say, or set this to "
+                "'latest', 'best' or 'average'",
+            )
+        )
     return problems
 
 

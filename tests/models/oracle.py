@@ -55,12 +55,55 @@ def attention(query, key, value, mask=None, bias=None):
     return output, weights
 
 
+def clipped(tables, i, j):
+    """a_ij = w of clip(j - i, -k, k); the tables have 2k + 1 rows (Shaw et al. 2018, Section 3.2)."""
+    k = (len(tables) - 1) // 2
+    return tables[max(-k, min(k, j - i)) + k]
+
+
+def relative_attention(query, key, value, key_table, value_table, mask=None, bias=None, position=0):
+    """Shaw et al. 2018: e_ij = q_i · (k_j + a_ij^K) / √d_k (eq. 2, 4), z_i = Σ_j α_ij (v_j + a_ij^V) (eq. 3)."""
+    query, key, value = float64(query), float64(key), float64(value)
+    key_table, value_table = float64(key_table), float64(value_table)
+    rows, length, heads, width = query.shape
+    scores = np.zeros((rows, heads, length, key.shape[1]))
+    output = np.zeros((rows, length, heads, value.shape[-1]))
+    mask = np.broadcast_to(True if mask is None else mask, scores.shape)
+    bias = np.broadcast_to(0.0 if bias is None else bias, scores.shape)
+    for b, n, t, j in np.ndindex(scores.shape):
+        a = clipped(key_table, position + t, j)
+        scores[b, n, t, j] = query[b, t, n] @ (key[b, j, n] + a) / math.sqrt(width) + bias[b, n, t, j]
+    for b, n, t in np.ndindex(rows, heads, length):
+        seen = np.flatnonzero(mask[b, n, t])
+        for j, weight in zip(seen, softmax(scores[b, n, t, seen]) if seen.size else (), strict=True):
+            output[b, t, n] += weight * (value[b, j, n] + clipped(value_table, position + t, j))
+    return output
+
+
+def rotation(m, width):
+    """R^d_Θ,m of RoFormer (Su et al. 2021), eq. 15: blocks (cos mθ_i, -sin mθ_i; sin mθ_i, cos mθ_i)."""
+    matrix = np.zeros((width, width))
+    for i in range(1, width // 2 + 1):
+        angle = m * 10000 ** (-2 * (i - 1) / width)
+        block = [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
+        matrix[2 * i - 2 : 2 * i, 2 * i - 2 : 2 * i] = block
+    return matrix
+
+
+def rotated(x, position=0):
+    """x (B, T, N, H), each vector turned by its position."""
+    x, turned = float64(x), np.zeros(x.shape)
+    for b, t, n in np.ndindex(x.shape[:3]):
+        turned[b, t, n] = rotation(position + t, x.shape[-1]) @ x[b, t, n]
+    return turned
+
+
 def linear(p, x):
     return x @ p["kernel"] + p.get("bias", 0.0)
 
 
-def multi_head(p, x, memory, mask=None, bias=None):
-    """Concat(head₁ … head_N) W_O."""
+def multi_head(p, x, memory, mask=None, bias=None, positions="none"):
+    """Concat(head₁ … head_N) W_O, with the relative or rotary positions of self-attention."""
     p, x, memory = float64(p), float64(x), float64(memory)
     heads = p["query"]["kernel"].shape[1]
 
@@ -70,7 +113,14 @@ def multi_head(p, x, memory, mask=None, bias=None):
     def project(name, x):
         return np.stack([linear(head(p[name], n), x) for n in range(heads)], axis=2)
 
-    output, _ = attention(project("query", x), project("key", memory), project("value", memory), mask, bias)
+    query, key, value = project("query", x), project("key", memory), project("value", memory)
+    if positions == "relative":
+        tables = p["relative"]["key_table"], p["relative"]["value_table"]
+        output = relative_attention(query, key, value, *tables, mask, bias)
+    elif positions == "rotary":
+        output, _ = attention(rotated(query), rotated(key), value, mask, bias)
+    else:
+        output, _ = attention(query, key, value, mask, bias)
     concatenated = np.concatenate([output[:, :, n] for n in range(heads)], axis=-1)
     return concatenated @ np.concatenate(list(p["output"]["kernel"])) + p["output"].get("bias", 0.0)
 
@@ -117,7 +167,7 @@ def encoder_block(p, x, mask, config):
     def around(name, sublayer, x):
         return residual(p[f"{name}_residual"], x, sublayer, config.norm, config.norm_epsilon)
 
-    x = around("self_attention", lambda h: multi_head(p["self_attention"], h, h, mask), x)
+    x = around("self_attention", lambda h: multi_head(p["self_attention"], h, h, mask, None, config.positions), x)
     return around("feed_forward", lambda h: feed_forward(p["feed_forward"], h, config.activation), x)
 
 
@@ -125,7 +175,7 @@ def decoder_block(p, x, memory, self_mask, cross_mask, config):
     def around(name, sublayer, x):
         return residual(p[f"{name}_residual"], x, sublayer, config.norm, config.norm_epsilon)
 
-    x = around("self_attention", lambda h: multi_head(p["self_attention"], h, h, self_mask), x)
+    x = around("self_attention", lambda h: multi_head(p["self_attention"], h, h, self_mask, None, config.positions), x)
     x = around("cross_attention", lambda h: multi_head(p["cross_attention"], h, memory, cross_mask), x)
     return around("feed_forward", lambda h: feed_forward(p["feed_forward"], h, config.activation), x)
 

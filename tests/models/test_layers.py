@@ -1,4 +1,4 @@
-"""Positions and activations from their formulas, dropout by its statistics, initializers by their bounds."""
+"""Activations from their formulas, dropout by its statistics, initializers by their bounds."""
 
 import hashlib
 import math
@@ -18,7 +18,6 @@ from transformer_jax.models.layers import (
     Embedding,
     FeedForward,
     Linear,
-    Positions,
     Residual,
     dropout,
     einsum,
@@ -27,7 +26,6 @@ from transformer_jax.models.layers import (
     layer_norm,
     mask_padding,
     padded_vocab_size,
-    sinusoidal_positions,
 )
 
 B, T, D, F, V = 2, 3, 5, 7, 11
@@ -41,41 +39,6 @@ def randomized(module, *args, seed=0):
     """Variables for a module, none of them at its initial value."""
     shapes = nn.unbox(jax.eval_shape(lambda key: module.init(key, *args), jax.random.key(0)))
     return {"params": oracle.randomized(shapes["params"], seed)}
-
-
-@pytest.mark.parametrize("d_model", [1, 2, 7, 8, 13])
-def test_sinusoids_are_the_formula(d_model):
-    found = sinusoidal_positions(101, d_model)
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, oracle.sinusoids(101, d_model), atol=1e-7)
-
-
-def test_positions_count_from_zero_and_waves_are_interleaved():
-    found = sinusoidal_positions(3, 5)
-    np.testing.assert_array_equal(found[0], [0, 1, 0, 1, 0])
-    np.testing.assert_allclose(found[1, :2], [np.sin(1), np.cos(1)], rtol=1e-6)
-    np.testing.assert_allclose(found[2, 2:4], [np.sin(2 / 10000**0.4), np.cos(2 / 10000**0.4)], rtol=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["sinusoidal", "learned", "none"])
-def test_positions(kind):
-    positions = Positions(kind, 13, D)
-    variables = randomized(positions, 1) if kind == "learned" else {}
-    tables = {"sinusoidal": sinusoidal_positions(13, D), "none": np.zeros((13, D))}
-    table = variables["params"]["table"] if kind == "learned" else tables[kind]
-    assert table.shape == (13, D)
-    np.testing.assert_array_equal(positions.apply(variables, 13), table[None])
-    np.testing.assert_array_equal(positions.apply(variables, T), table[None, :T])
-    np.testing.assert_array_equal(positions.apply(variables, T, 10), table[None, 10:])
-    later = jax.jit(lambda offset: positions.apply(variables, T, offset))
-    np.testing.assert_array_equal(later(4), table[None, 4:7])
-
-
-@pytest.mark.parametrize("kind", ["sinusoidal", "learned", "none"])
-def test_too_long_a_sequence_is_refused(kind):
-    message = "a sequence of 6 positions is longer than max_length = 5: cut the sequence or raise model.max_length"
-    with pytest.raises(ValueError, match=message):
-        Positions(kind, 5, D).init(jax.random.key(0), 6)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.3, 0.5, 0.9])

@@ -469,7 +469,7 @@ PROBLEMS = [
     ({"norm_epsilon": 0.0}, "norm_epsilon", "must be positive, as 1e-6"),
     ({"activation": "tanh"}, "activation", "must be one of relu, gelu, gelu_tanh, silu"),
     ({"norm": "Pre"}, "norm", "must be one of post, pre"),
-    ({"positions": "rotary"}, "positions", "must be one of sinusoidal, learned, none"),
+    ({"positions": "fixed"}, "positions", "must be one of sinusoidal, learned, relative, rotary, none"),
     ({"tie_embeddings": "some"}, "tie_embeddings", "must be one of all, decoder, none"),
     ({"embedding_init": "zeros"}, "embedding_init", "must be one of normal, xavier_uniform"),
     ({"dtype": "float16"}, "dtype", "must be one of float32, bfloat16"),

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.models.layers import Linear, dropout, einsum
+from transformer_jax.models.positions import Relations, RelativePositions, relative_scores, relative_values, rotate
 
 Array = jax.Array
 
@@ -63,6 +64,7 @@ def dot_product_attention(
     *,
     mask: Array | None = None,
     bias: Array | None = None,
+    relations: Relations | None = None,
     dropout_rate: float = 0.0,
     dropout_key: Array | None = None,
     dtype: str = "float32",
@@ -72,14 +74,19 @@ def dot_product_attention(
 
     query (B, T, N, H), key (B, S, N, H), value (B, S, N, H') → (B, T, N, H') and, on request, the weights
     (B, N, T, S) in float32 before dropout. `mask` and `bias` broadcast to (B, N, T, S). Dropout acts on the
-    weights when a key is given; the paper has none there. The two products are computed in `dtype`.
+    weights when a key is given; the paper has none there. `relations`: those of Shaw et al. 2018, eqs. 3 and 4. The
+    products are computed in `dtype`.
     """
     scores = scaled_dot_product_scores(query, key, dtype)
     if bias is not None:
         scores = scores + bias
+    if relations is not None:
+        scores = scores + relative_scores(query, relations.key, key.shape[1], relations.position, dtype)
     weights = attention_weights(scores, mask)
     dropped = weights if dropout_key is None else dropout(weights, dropout_rate, dropout_key)
     output = einsum("BNTS,BSNH->BTNH", dropped, value, dtype)
+    if relations is not None:
+        output = output + relative_values(dropped, relations.value, relations.position, dtype)
     return (output, weights) if return_weights else output
 
 
@@ -94,7 +101,8 @@ class MultiHeadAttention(nn.Module):
     """MultiHead(Q, K, V) = Concat(head₁ … head_N) W_O, head_i = Attention(Q W_Qⁱ, K W_Kⁱ, V W_Vⁱ). Section 3.2.2.
 
     Concatenation and W_O are one product with a kernel (N, H', D). `head_dim` is d_k, `value_dim` d_v; neither
-    has to be D / N. The weights are sown as "weights" in the collection "intermediates".
+    has to be D / N. The weights are sown as "weights" in the collection "intermediates". `positions`, for
+    self-attention: "relative" (Shaw et al. 2018, up to `max_relative_distance`), "rotary" (Su et al. 2021) or "none".
 
     Differs: the projections have biases (`use_bias`), of which the paper says nothing and its authors' code has none.
     """
@@ -106,6 +114,8 @@ class MultiHeadAttention(nn.Module):
     use_bias: bool = True
     dropout_rate: float = 0.0
     dtype: str = "float32"
+    positions: str = "none"
+    max_relative_distance: int = 16
 
     def setup(self) -> None:
         def to_heads(width: int) -> Linear:
@@ -122,10 +132,13 @@ class MultiHeadAttention(nn.Module):
             use_bias=self.use_bias,
             dtype=self.dtype,
         )
+        if self.positions == "relative":
+            self.relative = RelativePositions(self.max_relative_distance, self.head_dim, self.value_dim)
 
-    def project(self, memory: Array) -> KeyValue:
-        """(B, S, D) → its keys and values."""
-        return KeyValue(self.key(memory), self.value(memory))
+    def project(self, memory: Array, position: Array | int = 0, room: int | None = None) -> KeyValue:
+        """(B, S, D) at positions position … position + S - 1, all below `room` → its keys and values."""
+        key = self.key(memory)
+        return KeyValue(rotate(key, position, room) if self.positions == "rotary" else key, self.value(memory))
 
     def empty_cache(self, batch_size: int, length: int) -> KeyValue:
         """Room for `length` positions."""
@@ -138,23 +151,33 @@ class MultiHeadAttention(nn.Module):
         def write(old: Array, new: Array) -> Array:
             return jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), position, axis=1)
 
-        return jax.tree.map(write, cache, self.project(x))
+        return jax.tree.map(write, cache, self.project(x, position, cache.key.shape[1]))
 
     def __call__(
-        self, x: Array, memory: Array | KeyValue, *, mask: Array | None = None, bias: Array | None = None
+        self,
+        x: Array,
+        memory: Array | KeyValue,
+        *,
+        mask: Array | None = None,
+        bias: Array | None = None,
+        position: Array | int = 0,
     ) -> Array:
         """x (B, T, D) gives the queries, `memory` (B, S, D) or its projection the keys and values; → (B, T, D).
 
-        Self-attention: `memory` is x itself.
+        Self-attention: `memory` is x itself, or a cache that holds x from `position` on.
         """
         key, value = memory if isinstance(memory, KeyValue) else self.project(memory)
+        query = self.query(x)
+        if self.positions == "rotary":
+            query = rotate(query, position, key.shape[1])
         dropout_key = self.make_rng("dropout") if self.dropout_rate and self.has_rng("dropout") else None
         heads, weights = dot_product_attention(
-            self.query(x),
+            query,
             key,
             value,
             mask=mask,
             bias=bias,
+            relations=self.relative(position) if self.positions == "relative" else None,
             dropout_rate=self.dropout_rate,
             dropout_key=dropout_key,
             dtype=self.dtype,

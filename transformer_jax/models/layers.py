@@ -1,4 +1,4 @@
-"""The parts that every model is made of: linear maps, embeddings, positions, feed-forward, dropout, residuals.
+"""The parts that every model is made of: linear maps, embeddings, feed-forward, dropout, residuals.
 
 Shapes: B batch · T positions · D d_model · F d_ff · V vocabulary.
 
@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 Array = jax.Array
 
@@ -25,7 +24,6 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": nn.silu,
 }
 NORMS = ("post", "pre")
-POSITIONS = ("sinusoidal", "learned", "none")
 EMBEDDING_INITS = ("normal", "xavier_uniform")
 
 
@@ -273,43 +271,3 @@ def mask_padding(logits: Array, vocab_size: int) -> Array:
         return logits
     real = jnp.arange(logits.shape[-1]) < vocab_size
     return jnp.where(jnp.expand_dims(real, (0, 1)), logits, jnp.finfo(logits.dtype).min)
-
-
-def sinusoidal_positions(length: int, d_model: int) -> np.ndarray:
-    """PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(same); (length, d_model), float32.
-
-    Vaswani et al. 2017, Section 3.5: pos counts from 0, i from 0 below d/2, sine and cosine interleaved; an odd
-    width drops the last cosine. Added to the embeddings, not concatenated. Computed in float64.
-    """
-    pairs = np.arange((d_model + 1) // 2)
-    angles = np.arange(length)[:, None] / 10000.0 ** (2 * pairs / d_model)[None]
-    waves = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(length, -1)
-    return waves[:, :d_model].astype(np.float32)
-
-
-class Positions(nn.Module):
-    """The (1, T, D) vectors added to embeddings at positions offset … offset + T - 1.
-
-    kind: "sinusoidal", "learned" (Gehring et al. 2017; row (E) of Table 3) or "none". Raises ValueError when T is
-    beyond `max_length`; offset + T beyond it cannot be seen under jit and is the caller's to keep.
-    """
-
-    kind: str
-    max_length: int
-    d_model: int
-
-    @nn.compact
-    def __call__(self, length: int, offset: Array | int = 0) -> Array:
-        if length > self.max_length:
-            raise ValueError(
-                f"a sequence of {length} positions is longer than max_length = {self.max_length}: "
-                "cut the sequence or raise model.max_length"
-            )
-        if self.kind == "none":
-            return jnp.zeros((1, length, self.d_model))
-        if self.kind == "learned":
-            shape = (self.max_length, self.d_model)
-            table = parameter(self, "table", nn.initializers.normal(0.02), shape, ("position", "embed"))
-        else:
-            table = jnp.asarray(sinusoidal_positions(self.max_length, self.d_model))
-        return jax.lax.dynamic_slice_in_dim(table, offset, length)[None]

@@ -24,11 +24,11 @@ from transformer_jax.models.layers import (
     Embedding,
     FeedForward,
     OutputLayer,
-    Positions,
     Projection,
     Residual,
     final_norm,
 )
+from transformer_jax.models.positions import IN_ATTENTION, POSITIONS, Positions
 
 Array = jax.Array
 
@@ -52,6 +52,7 @@ class TransformerConfig:
     activation: str = "relu"
     norm: str = "post"
     positions: str = "sinusoidal"
+    max_relative_distance: int = 16  # k of "relative": farther tokens are all alike
     max_length: int = 1024
     # "all": source, target and output embeddings are one table (Section 3.4); "decoder": target and output are.
     tie_embeddings: str = "all"
@@ -71,7 +72,7 @@ class TransformerConfig:
         for name in ("source_vocab_size", "target_vocab_size", "num_encoder_layers", "num_decoder_layers"):
             if getattr(self, name) < 1:
                 yield name, "must be at least 1"
-        for name in ("d_model", "d_ff", "num_heads", "head_dim", "value_dim", "max_length"):
+        for name in ("d_model", "d_ff", "num_heads", "head_dim", "value_dim", "max_length", "max_relative_distance"):
             if getattr(self, name) < 1:
                 yield name, "must be at least 1"
         for name in ("vocab_multiple", "unroll"):
@@ -85,7 +86,7 @@ class TransformerConfig:
         choices = {
             "activation": tuple(layers.ACTIVATIONS),
             "norm": layers.NORMS,
-            "positions": layers.POSITIONS,
+            "positions": POSITIONS,
             "tie_embeddings": TIES,
             "embedding_init": layers.EMBEDDING_INITS,
             "dtype": DTYPES,
@@ -96,6 +97,8 @@ class TransformerConfig:
         if self.num_heads >= 1 and self.d_model >= 1 and self.d_model % self.num_heads:
             divisors = [n for n in range(1, self.d_model + 1) if self.d_model % n == 0 and n <= 64]
             yield "num_heads", f"must divide d_model = {self.d_model}: choose one of {divisors}"
+        if self.positions == "rotary" and self.head_dim % 2:
+            yield "head_dim", "must be even, since 'rotary' turns pairs of features: change it or model.positions"
         if self.tie_embeddings == "all" and self.source_vocab_size != self.target_vocab_size:
             yield (
                 "tie_embeddings",
@@ -118,7 +121,7 @@ class Cache(NamedTuple):
     source_valid: Array
 
 
-def _attention(config: TransformerConfig) -> MultiHeadAttention:
+def _attention(config: TransformerConfig, to_itself: bool) -> MultiHeadAttention:
     return MultiHeadAttention(
         num_heads=config.num_heads,
         d_model=config.d_model,
@@ -127,6 +130,8 @@ def _attention(config: TransformerConfig) -> MultiHeadAttention:
         use_bias=config.attention_bias,
         dropout_rate=config.attention_dropout_rate,
         dtype=config.dtype,
+        positions=config.positions if to_itself and config.positions in IN_ATTENTION else "none",
+        max_relative_distance=config.max_relative_distance,
     )
 
 
@@ -144,7 +149,7 @@ class EncoderBlock(nn.Module):
     config: TransformerConfig
 
     def setup(self) -> None:
-        self.self_attention, self.self_attention_residual = _attention(self.config), _residual(self.config)
+        self.self_attention, self.self_attention_residual = _attention(self.config, True), _residual(self.config)
         self.feed_forward, self.feed_forward_residual = _feed_forward(self.config), _residual(self.config)
 
     def __call__(self, x: Array, mask: Array | None = None) -> Array:
@@ -164,8 +169,8 @@ class DecoderBlock(nn.Module):
     config: TransformerConfig
 
     def setup(self) -> None:
-        self.self_attention, self.self_attention_residual = _attention(self.config), _residual(self.config)
-        self.cross_attention, self.cross_attention_residual = _attention(self.config), _residual(self.config)
+        self.self_attention, self.self_attention_residual = _attention(self.config, True), _residual(self.config)
+        self.cross_attention, self.cross_attention_residual = _attention(self.config, False), _residual(self.config)
         self.feed_forward, self.feed_forward_residual = _feed_forward(self.config), _residual(self.config)
 
     def __call__(
@@ -181,7 +186,7 @@ class DecoderBlock(nn.Module):
         h = self.self_attention_residual.before(x)
         if cache is not None:
             cache = self.self_attention.extend(cache, h, position)
-        y = self.self_attention(h, h if cache is None else cache, mask=self_mask)
+        y = self.self_attention(h, h if cache is None else cache, mask=self_mask, position=position)
         x = self.self_attention_residual.after(x, y)
         h = self.cross_attention_residual.before(x)
         x = self.cross_attention_residual.after(x, self.cross_attention(h, memory, mask=cross_mask))
@@ -368,7 +373,8 @@ def num_parameters(config: TransformerConfig) -> int:
 
     attention(D) = D·N·(2 d_k + d_v) + N·d_v·D, plus biases N·(2 d_k + d_v) + D;
     ffn = 2·D·F + F + D; norm = 2·D; an encoder layer has one attention, one ffn and two norms, a decoder
-    layer two, one and three; a pre-LN stack one norm more; V·D for every separate embedding or output table.
+    layer two, one and three; a pre-LN stack one norm more; V·D for every separate embedding or output table;
+    max_length·D for each table of learned positions, (2k + 1)·(d_k + d_v) a layer for relative ones.
     """
     c = config
     heads = c.num_heads * (2 * c.head_dim + c.value_dim)
@@ -379,6 +385,9 @@ def num_parameters(config: TransformerConfig) -> int:
     total = c.num_encoder_layers * (attention + ffn + 2 * norm)
     total += c.num_decoder_layers * (2 * attention + ffn + 3 * norm)
     total += 2 * norm * (c.norm == "pre")
+    if c.positions == "relative":
+        distances = 2 * c.max_relative_distance + 1
+        total += (c.num_encoder_layers + c.num_decoder_layers) * distances * (c.head_dim + c.value_dim)
     tables = {
         "all": c.target_vocab_size,
         "decoder": c.source_vocab_size + c.target_vocab_size,
@@ -391,13 +400,15 @@ def num_parameters(config: TransformerConfig) -> int:
 def forward_flops(config: TransformerConfig, source_lengths: Array, target_lengths: Array) -> Array:
     """FLOPs of the matrix products in one forward pass over pairs of these lengths; training takes three times it.
 
-    A product (m, k) × (k, n) counts 2·m·k·n; masked scores count, padding does not.
+    A product (m, k) × (k, n) counts 2·m·k·n; masked scores count, padding does not. Relative positions count with
+    all their 2k + 1 distances for every query; rotations are no products.
     """
     c, s, t = config, source_lengths, target_lengths
     mix = c.num_heads * (c.head_dim + c.value_dim)  # queries and output, keys and values, or scores and average
     ffn = 2 * c.d_model * c.d_ff
-    encoder = s * (2 * c.d_model * mix + ffn) + s * s * mix
-    decoder = t * (3 * c.d_model * mix + ffn) + s * c.d_model * mix + t * t * mix + t * s * mix
+    relations = (2 * c.max_relative_distance + 1) * mix if c.positions == "relative" else 0
+    encoder = s * (2 * c.d_model * mix + ffn + relations) + s * s * mix
+    decoder = t * (3 * c.d_model * mix + ffn + relations) + s * c.d_model * mix + t * t * mix + t * s * mix
     logits = t * c.d_model * c.target_vocab_size
     return 2 * (c.num_encoder_layers * encoder + c.num_decoder_layers * decoder + logits)
 

@@ -154,9 +154,9 @@ class Checkpoints:
         state = self._restore(step, abstract_state, "")
         return state, self.meta(step)
 
-    def restore_params(self, step: int, abstract_params: PyTree) -> PyTree:
-        """Like `restore`, of `state.params` (or `state["params"]`) alone."""
-        return self._restore(step, {"params": abstract_params}, "params/")["params"]
+    def restore_params(self, step: int, abstract_params: PyTree, part: str = "params") -> PyTree:
+        """Like `restore`, of `state.params` (or `state["params"]`) alone, or of another part like it, as "ema"."""
+        return self._restore(step, {part: abstract_params}, f"{part}/")[part]
 
     def average(self, steps: Sequence[int], abstract_params: PyTree) -> PyTree:
         """The mean of the steps' parameters: summed in float32 in the order given, divided once."""

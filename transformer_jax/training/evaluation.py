@@ -17,14 +17,19 @@ from transformer_jax.training.task import Arrays, Batches, Params, Task
 
 log = logging.getLogger(__name__)
 
-CHECKPOINTS = ("latest", "best", "average")
+CHECKPOINTS = ("latest", "best", "average", "ema")
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationConfig:
-    """Which parameters are evaluated, and how."""
+    """Which parameters are evaluated, and how.
 
-    checkpoint: str = "latest"  # "latest", "best" (by checkpoint.best_metric) or "average" (of the last ones)
+    checkpoint: "latest", "best" (by checkpoint.best_metric), "average" (of the last ones) or "ema" (the moving average
+    that training.ema_decay keeps, in the latest). While training, scores are of the moving average under "ema", and
+    of the parameters themselves under the others.
+    """
+
+    checkpoint: str = "latest"
     average_last: int = 10
     rows: int = 64  # sentences predicted at a time
 
@@ -117,7 +122,8 @@ def restore_parameters(
     if len(steps) > 1:
         log.info("averaging steps %s", ", ".join(map(str, steps)))
         return steps[-1], checkpoints.average(steps, abstract)
-    return steps[0], checkpoints.restore_params(steps[0], abstract)
+    part = "ema" if config.checkpoint == "ema" else "params"
+    return steps[0], checkpoints.restore_params(steps[0], abstract, part)
 
 
 def check_identity(identity: Mapping[str, str], meta: Mapping[str, Any], where: Any) -> None:

@@ -40,18 +40,34 @@ class TrainState(NamedTuple):
     step: jax.Array
     params: Params
     opt_state: optax.OptState
+    ema: Params | None = None  # their moving average; None, which is no array, when training.ema_decay is 0
 
 
 TrainStep = Callable[[TrainState, Mapping[str, jax.Array]], tuple[TrainState, dict[str, jax.Array]]]
 
 
-def init_state(task: Task, optimizer: optax.GradientTransformation, key: jax.Array) -> TrainState:
+def init_state(
+    task: Task, optimizer: optax.GradientTransformation, key: jax.Array, ema_decay: float = 0.0
+) -> TrainState:
     """Leaves carry their logical axis names; `nn.unbox` takes them off."""
     params = task.init(key)
-    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), params if ema_decay else None)
 
 
-def make_train_step(task: Task, optimizer: optax.GradientTransformation, *, seed: int, microbatches: int) -> TrainStep:
+def moving_average(average: Params, params: Params, n: jax.Array, decay: float) -> Params:
+    """The average after update n = 1, 2, …: d · average + (1 - d) · params, d = min(decay, (1 + n) / (10 + n)).
+
+    Averaging of iterates (Polyak and Juditsky 1992) with weights that fall off exponentially. The warm-up of d is that
+    of TensorFlow's ExponentialMovingAverage: the initial parameters, where it starts, are soon forgotten, and the
+    average is one at every step, with nothing to correct. In float32, as parameters are.
+    """
+    d = jnp.minimum(decay, (1.0 + n) / (10.0 + n))
+    return jax.tree.map(lambda a, p: d * a + (1 - d) * p, average, params)
+
+
+def make_train_step(
+    task: Task, optimizer: optax.GradientTransformation, *, seed: int, microbatches: int, ema_decay: float = 0.0
+) -> TrainStep:
     """step(state, batch) → (state, {"loss", "weight", "gradient_norm"}), not yet jitted.
 
     The batch's rows are cut into microbatches whose sums, weights and gradients add up and are divided once.
@@ -86,7 +102,8 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, *, seed
         params = optax.apply_updates(state.params, updates)
         metrics = {"loss": loss / weight, "weight": weight, "gradient_norm": optax.tree.norm(gradient)}
         metrics |= {name: value / weight for name, value in auxiliary.items()}
-        return TrainState(state.step + 1, params, opt_state), metrics
+        ema = moving_average(state.ema, params, state.step + 1, ema_decay) if ema_decay else None
+        return TrainState(state.step + 1, params, opt_state, ema), metrics
 
     return train_step
 
@@ -99,7 +116,7 @@ class Engine:
         self.mesh = make_mesh(config.mesh)
         self.schedule = optimizers.schedule(config.optimizer, task.d_model)
         self.optimizer = optimizers.make_optimizer(config.optimizer, task.d_model)
-        init = functools.partial(init_state, task, self.optimizer)
+        init = functools.partial(init_state, task, self.optimizer, ema_decay=config.training.ema_decay)
         boxed = jax.eval_shape(init, jax.random.key(0))
         self.state_sharding = shardings(boxed, self.mesh)
         self.batch_sharding = batch_sharding(self.mesh)
@@ -114,6 +131,7 @@ class Engine:
             self.optimizer,
             seed=config.training.seed,
             microbatches=config.training.microbatches,
+            ema_decay=config.training.ema_decay,
         )
         self.step = jax.jit(step, donate_argnums=0, out_shardings=(self.state_sharding, None))
 
@@ -132,6 +150,8 @@ class Engine:
 
 def train(task: Task, config: EngineConfig, workdir: epath.PathLike) -> TrainState:
     """Trains to `config.training.steps`, going on from the newest good checkpoint of `workdir`.
+
+    Validation scores are of the moving average when evaluation.checkpoint is "ema", else of the parameters.
 
     Raises CheckpointError when a checkpoint is of other data or tokenizers, or cannot be written.
     """
@@ -163,7 +183,8 @@ def train(task: Task, config: EngineConfig, workdir: epath.PathLike) -> TrainSta
             pending = []
         start, scores = time.perf_counter(), None
         if last or step % training.evaluate_every == 0:
-            scores = _evaluate(evaluator, state.params, task.validation_split, step, writer)
+            params = state.ema if config.evaluation.checkpoint == "ema" else state.params
+            scores = _evaluate(evaluator, params, task.validation_split, step, writer)
         if last or step % config.checkpoint.every == 0:
             checkpoints.save(step, state, {"identity": identity, "position": step}, scores)
         if scores is not None or step % config.checkpoint.every == 0:

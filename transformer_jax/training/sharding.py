@@ -21,6 +21,7 @@ RULES = (
     ("vector", None),
     ("head_dim", None),
     ("position", None),
+    ("distance", None),
     ("layers", None),
 )
 

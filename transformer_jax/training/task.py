@@ -23,6 +23,7 @@ class TrainingConfig:
     evaluate_every: int = 1000
     seed: int = 0
     microbatches: int = 1  # a batch's gradient is summed over this many parts
+    ema_decay: float = 0.0  # of the parameters' moving average, for evaluation.checkpoint = "ema"; 0: there is none
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """What is wrong, as (field, rule and remedy)."""
@@ -31,6 +32,8 @@ class TrainingConfig:
                 yield name, "must be at least 1"
         if not 0 <= self.seed < 2**31:
             yield "seed", "must be in [0, 2³¹)"
+        if not 0 <= self.ema_decay < 1:
+            yield "ema_decay", "must be in [0, 1), as 0.999; 0 keeps no average"
 
 
 class Batches(NamedTuple):

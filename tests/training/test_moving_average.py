@@ -1,0 +1,116 @@
+"""The parameters' moving average: its recursion in NumPy, resumed, sharded, evaluated; off, it costs nothing."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from test_loop import rows, run
+
+import transformer_jax
+from transformer_jax.config import ConfigError, claim_workdir, parse
+from transformer_jax.training.checkpoint import CheckpointConfig, CheckpointError, Checkpoints, parameters_sha256
+from transformer_jax.training.loop import Engine, TrainState, init_state, make_train_step
+
+
+class Pulling:
+    """Its gradient is that of the parameters' distance from the batch."""
+
+    d_model = 1
+
+    def init(self, key):
+        return {"a": jnp.full((3,), 5.0), "b": {"c": jnp.full((2, 1), -2.0)}}
+
+    def loss(self, params, batch, key):
+        total = sum(((leaf - batch["x"].mean()) ** 2).sum() for leaf in jax.tree.leaves(params))
+        return total, jnp.ones(()), {}
+
+
+@pytest.mark.parametrize("decay", [0.3, 0.5, 0.99])
+def test_the_average_is_the_recursion(decay):
+    """(1 + n) / (10 + n) reaches 0.3 at n = 2.86 and 0.5 at n = 8."""
+    optimizer = optax.sgd(0.1)
+    state = init_state(Pulling(), optimizer, jax.random.key(0), decay)
+    step = jax.jit(make_train_step(Pulling(), optimizer, seed=0, microbatches=1, ema_decay=decay))
+    expected = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(state.params)]
+    for n in range(1, 12):
+        state, _ = step(state, {"x": jnp.full((4,), float(n))})
+        d = min(decay, (1 + n) / (10 + n))
+        params = jax.tree.leaves(state.params)
+        expected = [d * e + (1 - d) * np.asarray(p, np.float64) for e, p in zip(expected, params, strict=True)]
+        for found, e, p in zip(jax.tree.leaves(state.ema), expected, params, strict=True):
+            assert found.dtype == jnp.float32
+            np.testing.assert_allclose(found, e, rtol=1e-5)
+            assert (np.abs(found - p) > 1e-3).all()
+
+
+def test_off_there_is_no_array_of_it(tiny, tmp_path):
+    plain = Engine(parse(tiny).make_task(tmp_path), parse(tiny).engine)
+    assert plain.abstract_state.ema is None
+    tiny.training.ema_decay = 0.9
+    engine = Engine(parse(tiny).make_task(tmp_path), parse(tiny).engine)
+    params = jax.tree.leaves(engine.abstract_state.params)
+    assert jax.tree.structure(engine.abstract_state.ema) == jax.tree.structure(engine.abstract_state.params)
+    assert len(jax.tree.leaves(engine.abstract_state)) == len(jax.tree.leaves(plain.abstract_state)) + len(params)
+    assert jax.tree.leaves(engine.state_sharding.ema) == jax.tree.leaves(engine.state_sharding.params)
+
+
+def loss(predictor):
+    """On the validation split, per token."""
+    batches = predictor.task.batches("val", seed=None)
+    arrays = [batches.load(batches.plan.batch(i)) for i in range(len(batches.plan))]
+    sums = [jax.jit(predictor.task.measure)(predictor.params, batch) for batch in arrays]
+    return float(sum(s["loss"] for s in sums) / sum(s["tokens"] for s in sums))
+
+
+def test_it_is_resumed_bitwise_and_evaluated_by_those_who_ask_for_it(tiny, tmp_path):
+    tiny.training.ema_decay = 0.9
+    whole = run(tiny, tmp_path / "whole", training__steps=4, evaluation__checkpoint="ema")
+    run(tiny, tmp_path / "parts", training__steps=2)
+    resumed = run(tiny, tmp_path / "parts", training__steps=4)
+    assert parameters_sha256(resumed) == parameters_sha256(whole)
+
+    for name, workdir, params in (("ema", "whole", whole.ema), ("latest", "parts", whole.params)):
+        loaded = transformer_jax.load(str(tmp_path / workdir), {"evaluation.checkpoint": name})
+        assert loaded.step == 4
+        assert loaded.parameters_sha256 == parameters_sha256(params)
+        (scored,) = (row["loss"] for row in rows(tmp_path / workdir) if row["split"] == "val" and row["step"] == 4)
+        assert loss(loaded) == pytest.approx(scored, rel=1e-6)
+    assert parameters_sha256(whole.ema) != parameters_sha256(whole.params)
+    scores = [[row["loss"] for row in rows(tmp_path / name) if row["split"] == "val"] for name in ("whole", "parts")]
+    assert abs(scores[0][1] - scores[1][1]) > 1e-4
+
+
+def test_it_does_not_change_the_parameters():
+    optimizer, batch = optax.sgd(0.1), {"x": jnp.ones((4,))}
+    averaged, plain = (
+        make_train_step(Pulling(), optimizer, seed=0, microbatches=1, ema_decay=decay)(
+            init_state(Pulling(), optimizer, jax.random.key(0), decay), batch
+        )[0]
+        for decay in (0.9, 0.0)
+    )
+    assert plain.ema is None
+    assert averaged.ema is not None
+    assert parameters_sha256(averaged.params) == parameters_sha256(plain.params)
+
+
+def test_it_makes_another_experiment(tiny, tmp_path):
+    claim_workdir(tmp_path, tiny)
+    (tmp_path / "checkpoints").mkdir()
+    tiny.training.ema_decay = 0.9
+    with pytest.raises(ConfigError, match=r"config.training.ema_decay: 0.0 there, 0.9 now"):
+        claim_workdir(tmp_path, tiny)
+
+
+def test_checkpoints_from_before_it_restore_and_hold_none(tmp_path):
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig())
+    state = {"step": jnp.asarray(3), "params": {"a": jnp.arange(5.0)}, "opt_state": {"m": jnp.ones(2)}}
+    checkpoints.save(3, state, {})
+    now = TrainState(**{name: jax.eval_shape(lambda x: x, part) for name, part in state.items()})
+    restored, _ = checkpoints.restore(3, now)
+    assert restored.ema is None
+    np.testing.assert_array_equal(restored.params["a"], np.arange(5.0))
+    with pytest.raises(
+        CheckpointError, match=r"does not fit the model; 1 of 1 arrays differ:\n  ema/a: stored nothing"
+    ):
+        checkpoints.restore_params(3, now.params, "ema")

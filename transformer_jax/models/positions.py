@@ -1,0 +1,142 @@
+"""Where a token stands: vectors added to embeddings, or relations between queries and keys. Pure functions first.
+
+Shapes: B batch · T query positions · S key positions · D d_model · N heads · H width of a head · k the distance
+from which all are alike · R = 2k + 1 clipped distances.
+"""
+
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer_jax.models.layers import einsum, parameter
+
+Array = jax.Array
+
+IN_ATTENTION = ("relative", "rotary")  # the others are added to embeddings
+POSITIONS = ("sinusoidal", "learned", *IN_ATTENTION, "none")
+
+
+def sinusoidal_positions(length: int, d_model: int) -> np.ndarray:
+    """PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(same); (length, d_model), float32.
+
+    Vaswani et al. 2017, Section 3.5: pos counts from 0, i from 0 below d/2, sine and cosine interleaved; an odd
+    width drops the last cosine. Added to the embeddings, not concatenated. Computed in float64.
+    """
+    pairs = np.arange((d_model + 1) // 2)
+    angles = np.arange(length)[:, None] / 10000.0 ** (2 * pairs / d_model)[None]
+    waves = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(length, -1)
+    return waves[:, :d_model].astype(np.float32)
+
+
+def rotate(x: Array, position: Array | int = 0, room: int | None = None) -> Array:
+    """R_m x_m for x (B, T, N, H) at positions m = position … position + T - 1, all below `room` (T by default).
+
+    Su et al. 2021 (RoFormer), eqs. 15 and 34: each pair (x_2i-1, x_2i), i = 1 … H/2, is turned by m θ_i with
+    θ_i = 10000^(-2(i-1)/H), so that the product of a query at m and a key at n depends on n - m alone (eq. 16).
+    Sines and cosines are those of `sinusoidal_positions`; computed in float32.
+    """
+    length, width = x.shape[1], x.shape[3]
+    if width % 2:
+        raise ValueError(f"{width} features cannot be rotated in pairs: make the head's width (model.head_dim) even")
+    waves = jnp.asarray(sinusoidal_positions(length if room is None else room, width))
+    waves = jax.lax.dynamic_slice_in_dim(waves, position, length)[None, :, None]
+    sine, cosine = waves[..., 0::2], waves[..., 1::2]
+    first, second = x[..., 0::2], x[..., 1::2]
+    turned = jnp.stack([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
+    return turned.reshape(x.shape).astype(x.dtype)
+
+
+class Relations(NamedTuple):
+    """The vectors w^K (R, H) and w^V (R, H') of the distances -k … k, and the position of the first query."""
+
+    key: Array
+    value: Array
+    position: Array | int = 0
+
+
+def _to_keys(by_distance: Array, length: int, position: Array | int) -> Array:
+    """(B, N, T, R) → (B, N, T, S): what belongs to clip(j - i, -k, k), i = position + t, j = s = 0 … `length` - 1."""
+    queries, distances = by_distance.shape[2:]
+    k = distances // 2
+    index = jnp.arange(length)[None] - (position + jnp.arange(queries))[:, None]
+    index = (jnp.clip(index, -k, k) + k)[None, None]
+    return jnp.take_along_axis(by_distance, index, axis=-1, mode="promise_in_bounds")
+
+
+def relative_scores(
+    query: Array, table: Array, length: int, position: Array | int = 0, dtype: str = "float32"
+) -> Array:
+    """x_i W_Q · a_ij^K / √d_k for `length` keys, a_ij^K = w^K of clip(j - i, -k, k): → (B, N, T, S), float32.
+
+    The second term of eq. 4 in Shaw et al. 2018; query (B, T, N, H) at positions i = position … position + T - 1,
+    keys at j = 0 …; table (2k + 1, H). As Section 3.3 asks, the a_ij are not laid out: one product with the table.
+    """
+    query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
+    return _to_keys(einsum("BTNH,RH->BNTR", query, table, dtype), length, position)
+
+
+def relative_values(weights: Array, table: Array, position: Array | int = 0, dtype: str = "float32") -> Array:
+    """Σ_j α_ij a_ij^V, a_ij^V = w^V of clip(j - i, -k, k): weights (B, N, T, S) → (B, T, N, H').
+
+    The second term of eq. 3 in Shaw et al. 2018; table (2k + 1, H'). The weights at each distance are summed first,
+    which is the transpose of laying out scores by distance; the product with the table is in `dtype`.
+    """
+
+    def lay_out(by_distance: Array) -> Array:
+        return _to_keys(by_distance, weights.shape[3], position)
+
+    shape = jax.ShapeDtypeStruct((*weights.shape[:3], table.shape[0]), weights.dtype)
+    (by_distance,) = jax.linear_transpose(lay_out, shape)(weights)
+    # Not "BNTR,RH->BTNH": XLA for CPU then refuses bfloat16 operands with a float32 product.
+    return einsum("BTNR,RH->BTNH", by_distance.swapaxes(1, 2), table, dtype)
+
+
+class RelativePositions(nn.Module):
+    """The tables w^K (2k + 1, head_dim) and w^V (2k + 1, value_dim), which all heads share (Shaw et al. 2018, 3.3).
+
+    Xavier uniform; the paper does not say.
+    """
+
+    max_distance: int
+    head_dim: int
+    value_dim: int
+
+    @nn.compact
+    def __call__(self, position: Array | int = 0) -> Relations:
+        def table(name: str, width: int) -> Array:
+            shape, axes = (2 * self.max_distance + 1, width), ("distance", "head_dim")
+            return parameter(self, name, nn.initializers.xavier_uniform(), shape, axes)
+
+        return Relations(table("key_table", self.head_dim), table("value_table", self.value_dim), position)
+
+
+class Positions(nn.Module):
+    """The (1, T, D) vectors added to embeddings at positions offset … offset + T - 1.
+
+    kind: "sinusoidal", "learned" (Gehring et al. 2017; row (E) of Table 3) or "none"; with "relative" and "rotary",
+    which act in attention and at any length, zeros. Else raises ValueError when T is beyond `max_length`; offset + T
+    beyond it cannot be seen under jit and is the caller's to keep.
+    """
+
+    kind: str
+    max_length: int
+    d_model: int
+
+    @nn.compact
+    def __call__(self, length: int, offset: Array | int = 0) -> Array:
+        if length > self.max_length and self.kind not in IN_ATTENTION:
+            raise ValueError(
+                f"a sequence of {length} positions is longer than max_length = {self.max_length}: "
+                "cut the sequence or raise model.max_length"
+            )
+        if self.kind == "learned":
+            shape = (self.max_length, self.d_model)
+            table = parameter(self, "table", nn.initializers.normal(0.02), shape, ("position", "embed"))
+        elif self.kind == "sinusoidal":
+            table = jnp.asarray(sinusoidal_positions(self.max_length, self.d_model))
+        else:
+            return jnp.zeros((1, length, self.d_model))
+        return jax.lax.dynamic_slice_in_dim(table, offset, length)[None]
