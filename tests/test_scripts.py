@@ -202,3 +202,14 @@ def is_saving(workdir: Path) -> bool:
 
 def parameters(workdir: Path) -> str:
     return json.loads(script("evaluate", f"--workdir={workdir}", "--split=val").stdout)["parameters_sha256"]
+
+
+def test_prepare_makes_a_corpus_of_fetched_files_ready_and_says_so(tmp_path):
+    write_corpus(tmp_path / "fetched", languages=("en", "de"))
+    arguments = "--name=multi30k/en-de", f"--directory={tmp_path}/data"
+    result = script("prepare", *arguments, f"--manual_dir={tmp_path}/fetched")
+    assert result.returncode == 0, result.stderr.decode()
+    assert result.stdout == b""
+    folder = f"{tmp_path}/data/multi30k/en-de/1.0.0"
+    assert f"multi30k/en-de in {folder}: train 60, val 11, test_2016_flickr 7" in result.stderr.decode()
+    fails(script("prepare", *arguments, "--manual_dir=absent"), "no directory absent")
