@@ -5,7 +5,10 @@ Paper: Wu et al. 2021, "Good for Misconceived Reasons", whose text-only Transfor
 `annotated` is the Annotated Transformer's model (59,510,544 parameters) over words, with its schedule.
 `positions=sinusoidal|learned|relative|rotary` (Shaw et al. 2018; Su et al. 2021) goes with each of them.
 Command: python scripts/train.py --config=configs/multi30k.py:en-de --workdir=runs/multi30k --config.data.directory=DIR
-Data: DIR holds train, val and test_2016_flickr, one file a language.
+Data: DIR holds train, val and test_2016_flickr, one file a language, as in data/task1/tok of
+https://github.com/multi30k/dataset. Or the captions as they were written, downloaded and read through tfds:
+    python scripts/prepare.py --name=multi30k/en-de --directory=DIR      (also multi30k/en-fr, multi30k/de-fr)
+    and for training --config.data.source=tfds --config.data.name=multi30k/en-de --config.data.directory=DIR
 Score: python scripts/evaluate.py --workdir=runs/multi30k; papers report `bleu_tokenized`.
 `quick`: `small`, pre-LN and half an hour on two CPU cores; cost and result in the README.
 """

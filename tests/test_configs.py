@@ -1,14 +1,17 @@
 """Every recipe, shrunk, trains, is evaluated and predicts: a new file in configs/ is tested by existing."""
 
+import dataclasses
 import importlib.util
 import json
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, shrink, write_corpus
+from test_transformer import TABLE_3
 
 import transformer_jax
 from transformer_jax.config import ConfigError, claim_workdir, parse
+from transformer_jax.models.transformer import TransformerConfig, num_parameters
 from transformer_jax.training.loop import train
 
 ARGUMENTS = {
@@ -17,7 +20,7 @@ ARGUMENTS = {
         *("en-de", "de-en,size=small", "en-fr,norm=pre,base", "en-de,quick", "annotated"),
         *("en-de,quick,positions=rotary", "annotated,relative"),
     ],
-    "wmt14": ["base", "big,norm=pre"],
+    "wmt14": ["base", "big,norm=pre,en-fr"],
 }
 RECIPES = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
 
@@ -67,3 +70,50 @@ def test_recipe_says_what_it_is(name):
         "Expected:" if name == "dates" else "",
     ):
         assert word in doc
+
+
+# The names of configs/wmt14.py for the rows of the table of parameter counts; label smoothing has no parameters.
+WMT14_ROWS = {
+    **{f"heads-{n}": f"A h={n}" for n in (1, 4, 16, 32)},
+    **{f"d_k-{width}": f"B d_k={width}" for width in (16, 32)},
+    **{f"layers-{n}": f"C N={n}" for n in (2, 4, 8)},
+    **{f"{key}-{width}": f"C {key}={width}" for key, width in (("d_model", 256), ("d_model", 1024))},
+    **{f"d_ff-{width}": f"C d_ff={width}" for width in (1024, 4096)},
+    **{f"dropout-{rate}": f"D dropout={rate}" for rate in ("0", "0.2")},
+    **{f"smoothing-{rate}": "base" for rate in ("0", "0.2")},
+    **{"learned": "E learned positions", "base": "base", "big": "big"},
+}
+
+
+def test_wmt14_has_every_row_of_the_table():
+    assert set(WMT14_ROWS.values()) == set(TABLE_3)
+    doc = (ROOT / "configs" / "wmt14.py").read_text().split('"""')[1]
+    assert all(row in doc for row in WMT14_ROWS)
+
+
+@pytest.mark.parametrize("row", WMT14_ROWS)
+def test_a_row_of_wmt14_is_the_papers_model(row):
+    parsed = parse(get_config("wmt14", row))
+    expected = TransformerConfig(**TABLE_3[WMT14_ROWS[row]][0])
+    assert dataclasses.replace(parsed.model, vocab_multiple=1, dtype="float32") == expected
+    assert num_parameters(parsed.model) == num_parameters(expected)
+    smoothing = {"smoothing-0": 0.0, "smoothing-0.2": 0.2}.get(row, 0.1)
+    assert parsed.training.label_smoothing == smoothing
+    assert parsed.training.steps == (300_000 if row == "big" else 100_000)
+    assert parsed.evaluation.checkpoint == ("average" if row in ("base", "big") else "latest")
+
+
+@pytest.mark.parametrize("pair", ["en-de", "de-en", "en-fr", "fr-en"])
+def test_pairs_of_wmt14(pair):
+    config = get_config("wmt14", f"big,{pair}")
+    source, target = pair.split("-")
+    assert (config.data.source_language, config.data.target_language) == (source, target)
+    assert config.data.name == f"wmt14_translate/{({source, target} - {'en'}).pop()}-en"
+    assert config.model.target_vocab_size == (32_000 if "fr" in pair else 37_000)
+    assert config.model.dropout_rate == (0.1 if "fr" in pair else 0.3)  # Section 6.1
+    assert get_config("wmt14", "").data.source_language == "en"
+
+
+def test_ted_is_the_tutorials_model():
+    model = parse(get_config("ted_hrlr", "")).model
+    assert num_parameters(dataclasses.replace(model, source_vocab_size=7765, target_vocab_size=7010)) == 10_184_162

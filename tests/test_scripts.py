@@ -234,3 +234,14 @@ def test_compiled_programs_are_kept_in_the_users_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "own"))
     on_devices(1, program)
     assert (tmp_path / "own").exists()
+
+
+def test_prepare_makes_a_corpus_of_fetched_files_ready_and_says_so(tmp_path):
+    write_corpus(tmp_path / "fetched", languages=("en", "de"))
+    arguments = "--name=multi30k/en-de", f"--directory={tmp_path}/data"
+    result = script("prepare", *arguments, f"--manual_dir={tmp_path}/fetched")
+    assert result.returncode == 0, result.stderr.decode()
+    assert result.stdout == b""
+    folder = f"{tmp_path}/data/multi30k/en-de/1.0.0"
+    assert f"multi30k/en-de in {folder}: train 60, val 11, test_2016_flickr 7" in result.stderr.decode()
+    fails(script("prepare", *arguments, "--manual_dir=absent"), "no directory absent")

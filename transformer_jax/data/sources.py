@@ -10,6 +10,7 @@ import logging
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from etils import epath
 
@@ -129,44 +130,50 @@ def decode_lines(content: bytes, path: str) -> list[str]:
     return [line.removesuffix("\r") for line in lines]
 
 
-# Builders that tfds finds only after their module has been imported.
-_MODULES = {f"wmt{year}_translate": f"tensorflow_datasets.translate.wmt{year}" for year in range(13, 20)}
+# Builders that tfds finds only after their module has been imported: some of its own, and ours.
+_MODULES = {f"wmt{year}_translate": f"tensorflow_datasets.translate.wmt{year}" for year in range(13, 20)} | {
+    "dates": "transformer_jax.data.dates",
+    "multi30k": "transformer_jax.data.multi30k",
+}
 
 
-def _builder(name: str, directory: epath.Path):
-    """The builder of data that are prepared in `directory`."""
+def tfds_builder(name: str, directory: epath.PathLike) -> Any:
+    """The tfds builder of `name` in `directory`, as array_record, prepared or not.
+
+    Raises:
+        DataError: no such data set, or `directory` holds it in another format.
+    """
     import tensorflow_datasets as tfds
 
-    module = _MODULES.get(name.partition("/")[0])
     try:
-        if name == "dates":
-            from transformer_jax.data.dates import Dates
-
-            builder = Dates(data_dir=directory, file_format="array_record")
-            if not builder.is_prepared():
-                with contextlib.suppress(FileExistsError):  # another process was faster
-                    builder.download_and_prepare()
-                builder = Dates(data_dir=directory, file_format="array_record")
-            return builder
-        if module:
+        if module := _MODULES.get(name.partition("/")[0]):
             importlib.import_module(module)
-        builder = tfds.builder(name, data_dir=directory, file_format="array_record")
-    except OSError as error:
-        raise DataError(f"Cannot prepare {name} in {directory}: {error} Set data.directory elsewhere.") from error
+        return tfds.builder(name, data_dir=epath.Path(directory).expanduser(), file_format="array_record")
     except ValueError as error:
         reason = str(error).splitlines()[0]
         raise DataError(
             f"tfds cannot open {name!r} in {directory} as array_record: {reason} "
-            "Set data.name to a dataset of tfds or to dates, and data.directory to where it is in this format."
+            "Set data.name to a dataset of tfds, to dates or multi30k/en-de, and data.directory to where it is in "
+            "this format."
         ) from error
-    # Without a network, a download would fail only after minutes.
+
+
+def _builder(name: str, directory: epath.Path) -> Any:
+    """The builder of data that are prepared in `directory`."""
+    builder = tfds_builder(name, directory)
+    if name == "dates" and not builder.is_prepared():
+        try:
+            with contextlib.suppress(FileExistsError):  # another process was faster
+                builder.download_and_prepare()
+        except OSError as error:
+            raise DataError(f"Cannot prepare dates in {directory}: {error} Set data.directory elsewhere.") from error
+        builder = tfds_builder(name, directory)
+    # Training downloads nothing: without a network that fails only after minutes.
     if not builder.is_prepared():
-        imports = f"import {module}; " if module else ""
         raise DataError(
-            f"{name} is not prepared in {directory} (looked for {builder.data_path}). Set data.directory, or "
-            "prepare it on a machine with a network and copy it there:\n"
-            f"  python -c \"import tensorflow_datasets as tfds; {imports}tfds.builder('{name}', "
-            f"data_dir='{directory}', file_format='array_record').download_and_prepare()\""
+            f"{name} is not prepared in {directory} (looked for {builder.data_path}). Set data.directory, or prepare "
+            "it, if need be on a machine with a network, and copy it there:\n"
+            f"  python scripts/prepare.py --name={name} --directory={directory}"
         )
     return builder
 

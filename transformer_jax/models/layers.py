@@ -85,7 +85,20 @@ def einsum(spec: str, a: Array, b: Array, dtype: str = "float32") -> Array:
     alone: that multiplies float32 cotangents in bfloat16; and for the gradient of b it always transposes the cotangent,
     with all that made it, where here it is what comes first in b. The price: no forward-mode differentiation.
     """
-    return jnp.einsum(spec, a.astype(dtype), b.astype(dtype), preferred_element_type=jnp.float32)
+    (in_a, in_b), out = _indices(spec)
+    batch = [i for i in in_a if i in in_b and i in out]
+    order = [*batch, *(i for i in in_a if i not in in_b), *(i for i in in_b if i not in in_a)]
+    # In the order of the operands, and transposed after: as one product XLA for CPU may refuse bfloat16.
+    natural = f"{in_a},{in_b}->{''.join(order)}"
+    product = jnp.einsum(natural, a.astype(dtype), b.astype(dtype), preferred_element_type=jnp.float32)
+    if dtype != "float32":
+        product = jax.lax.platform_dependent(product, cpu=jax.lax.optimization_barrier, default=lambda x: x)
+    return product.transpose([order.index(i) for i in out])
+
+
+def _indices(spec: str) -> tuple[list[str], str]:
+    operands, out = spec.split("->")
+    return operands.split(","), out
 
 
 def _einsum_forward(spec: str, a: Array, b: Array, dtype: str) -> tuple[Array, tuple]:
@@ -96,8 +109,7 @@ def _einsum_forward(spec: str, a: Array, b: Array, dtype: str) -> tuple[Array, t
 
 def _einsum_backward(spec: str, dtype: str, saved: tuple, cotangent: Array) -> tuple[Array, Array]:
     a, b, like_a, like_b = saved
-    operands, out = spec.split("->")
-    in_a, in_b = operands.split(",")
+    (in_a, in_b), out = _indices(spec)
     da = einsum(f"{out},{in_b}->{in_a}", cotangent, b, dtype)
     if in_b[0] in in_a:
         db = einsum(f"{in_a},{out}->{in_b}", a, cotangent, dtype)

@@ -90,8 +90,7 @@ def relative_values(weights: Array, table: Array, position: Array | int = 0, dty
 
     shape = jax.ShapeDtypeStruct((*weights.shape[:3], table.shape[0]), weights.dtype)
     (by_distance,) = jax.linear_transpose(lay_out, shape)(weights)
-    # Not "BNTR,RH->BTNH": XLA for CPU then refuses bfloat16 operands with a float32 product.
-    return einsum("BTNR,RH->BTNH", by_distance.swapaxes(1, 2), table, dtype)
+    return einsum("BNTR,RH->BTNH", by_distance, table, dtype)
 
 
 class RelativePositions(nn.Module):
