@@ -275,9 +275,13 @@ def test_multi30k_from_a_folder(no_network, tmp_path):
         assert rows("multi30k/de-fr", tmp_path / "data", split, ["de", "fr"]) == expected
     with pytest.raises(DataError, match="'train', 'val', 'test_2017_flickr'"):
         tfds_source("multi30k/de-fr", tmp_path / "data", "test_2016_flickr", ["de"])
-    # Half a pair is refused, and so is a folder with tests alone.
+    # Half a pair is refused, and so is a folder without val.
     with pytest.raises(DataError, match=r"neither train\.en nor train\.en\.gz"):
         prepare("multi30k/en-de", tmp_path / "data", fetched)
+    for path in fetched.glob("val.*"):
+        path.unlink()
+    with pytest.raises(DataError, match=r"neither val\.de nor val\.de\.gz"):
+        prepare("multi30k/de-fr", tmp_path / "others", fetched)
 
 
 def test_multi30k_as_it_is(no_network, tmp_path):
