@@ -13,7 +13,7 @@ from transformer_jax.training.loop import train
 
 ARGUMENTS = {
     "dates": [""],
-    "multi30k": ["en-de", "de-en,size=small", "en-fr,norm=pre,base", "en-de,quick", "annotated"],
+    "multi30k": ["en-de", "de-en,size=small", "en-fr,norm=pre,base", "en-de,quick,wordpiece", "annotated"],
     "wmt14": ["base", "big,norm=pre"],
 }
 RECIPES = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))

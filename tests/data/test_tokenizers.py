@@ -1,5 +1,7 @@
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,11 +50,64 @@ def test_training_is_deterministic_and_specials_come_first(kind):
     assert tokenizer.tokens([tokenizer.size]) == [""]
 
 
-@pytest.mark.parametrize("kind", ["bpe_bytes", "bpe_metaspace", "characters"])
+@pytest.mark.parametrize("kind", ["wordpiece", "unigram"])
+def test_every_process_trains_the_same(kind):
+    """Their trainers number pieces in the order of a hash map and break ties by number."""
+    code = (
+        "import itertools, sys; from transformer_jax.data.tokenizers import train_tokenizer\n"
+        "words = [''.join(word) for word in itertools.product('abgh', 'eiou', 'klmn', 'eo', 'stz')]\n"
+        "lines = [' '.join(words[: i * i : i]) for i in range(1, 25)] + ['ÄÖÜß 0123456789']\n"
+        "print(*(train_tokenizer(sys.argv[1], lines, size).sha256 for size in (90, 120)))"
+    )
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, kind],
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for seed in range(3)
+    ]
+    printed = {run.communicate()[0] for run in runs}
+    assert len(printed) == 1
+    assert len(set(printed.pop().split())) == 2
+
+
+@pytest.mark.parametrize("kind", ["bpe_bytes", "bpe_metaspace", "unigram", "characters"])
 def test_round_trip_is_exact(kind):
     tokenizer = train(kind)
     for line in LINES + ODD:
         assert tokenizer.decode(ids(tokenizer, line)) == line
+
+
+def test_wordpiece_gives_the_words_back_joined_by_single_spaces():
+    tokenizer = train("wordpiece")
+    for line in (LINES[0], LINES[2], LINES[4], "x</s> die<s>x ", "dieüber", "##"):
+        assert tokenizer.decode(ids(tokenizer, line)) == " ".join(line.split()).replace("##", "<unk>")
+    assert tokenizer.decode(ids(tokenizer, "the <s> </s>x ##b Hun☃ here " + "a" * 101)) == (
+        "the <unk> <unk>x <unk>b <unk> here <unk>"
+    )
+
+
+def test_wordpiece_cuts_from_the_left_into_the_longest_pieces():
+    tokenizer = train_tokenizer("wordpiece", ["unable un able table"] * 9, 40)
+    assert tokenizer.tokens(ids(tokenizer, "unable untable")) == ["unable", "un", "##t", "##able"]
+
+
+def test_unigram_takes_the_likeliest_pieces():
+    tokenizer = train_tokenizer("unigram", [" ".join(a + b for a in ("rot", "blau") for b in ("haus", "berg"))] * 9, 60)
+    model = json.loads(tokenizer.to_json())["model"]["vocab"]
+    scores, word = dict(model[4:]), "▁blauberg"
+    best = {0: (0.0, [])}
+    for end in range(1, len(word) + 1):
+        ways = [
+            (best[start][0] + scores[word[start:end]], [*best[start][1], word[start:end]])
+            for start in range(end)
+            if word[start:end] in scores
+        ]
+        best[end] = max(ways)
+    assert tokenizer.tokens(ids(tokenizer, "blauberg")) == best[len(word)][1]
+    assert [score for _, score in model[4:]] == sorted(scores.values(), reverse=True)
 
 
 def test_words_come_back_joined_by_single_spaces():
@@ -77,11 +132,12 @@ def test_text_never_becomes_padding_begin_or_end(kind, reload, tmp_path):
 def test_unseen_characters():
     assert UNK_ID not in ids(train("bpe_bytes"), "☃\u2028é")
     assert train("bpe_bytes").decode(ids(train("bpe_bytes"), "☃\u2028é")) == "☃\u2028é"
-    for kind in ("bpe_metaspace", "characters"):
+    for kind in ("bpe_metaspace", "unigram", "characters"):
         tokenizer = train(kind)
         assert ids(tokenizer, "a☃").count(UNK_ID) == 1
         assert tokenizer.decode(ids(tokenizer, "a☃ b")) == "a<unk> b"
-    assert train("bpe_metaspace").decode(ids(train("bpe_metaspace"), "a▁b")) == "a b"
+        if kind != "characters":
+            assert tokenizer.decode(ids(tokenizer, "a▁b")) == "a b"
 
 
 def test_bytes_concatenate():
@@ -156,8 +212,8 @@ def test_not_json_is_refused():
 
 
 def test_unknown_kind():
-    with pytest.raises(TokenizerError, match="'unigram': choose one of bpe_bytes"):
-        train("unigram")
+    with pytest.raises(TokenizerError, match="'bpe': choose one of bpe_bytes"):
+        train("bpe")
 
 
 @pytest.mark.parametrize("lines", [[], ["", "  "]])
@@ -167,7 +223,10 @@ def test_empty_corpus(kind, lines):
         train_tokenizer(kind, lines, 100)
 
 
-@pytest.mark.parametrize(("kind", "minimum"), [("bpe_bytes", 260), ("bpe_metaspace", 8), ("characters", 7)])
+@pytest.mark.parametrize(
+    ("kind", "minimum"),
+    [("bpe_bytes", 260), ("bpe_metaspace", 8), ("wordpiece", 10), ("unigram", 8), ("characters", 7)],
+)
 def test_vocabulary_holds_specials_and_alphabet(kind, minimum):
     lines = ["ab", "cab"]
     for size in (-1, 2, minimum - 1):
@@ -186,6 +245,16 @@ def test_vocabulary_of_words_holds_one():
 def test_min_count_above_all_counts(kind):
     with pytest.raises(TokenizerError, match="Nothing occurs min_count=9 times in 1 lines"):
         train_tokenizer(kind, ["a b"], 100, min_count=9)
+
+
+def test_min_count_of_pieces():
+    lines = ["aaa bbb", "aaa bb"]
+    assert "bbb" in train_tokenizer("wordpiece", lines, 99).tokens(range(99))
+    pieces = train_tokenizer("wordpiece", lines, 99, min_count=2).tokens(range(99))
+    assert "aaa" in pieces
+    assert "bbb" not in pieces
+    with pytest.raises(TokenizerError, match=r"min_count=2: unigram .* set it to 1"):
+        train_tokenizer("unigram", lines, 99, min_count=2)
 
 
 def test_bpe_on_multi30k_gives_its_tokens_back():
