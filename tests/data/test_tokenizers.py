@@ -4,9 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tokenizers as hugging_face
 
+import transformer_jax.data.tokenizers as module
 from transformer_jax.data.tokenizers import (
     BOS_ID,
     EOS_ID,
@@ -152,6 +154,34 @@ def test_decode_stops_at_the_first_end_and_drops_specials():
     assert tokenizer.decode([BOS_ID, *hund, PAD_ID, EOS_ID, *dogs, EOS_ID]) == "Ein Hund"
     assert tokenizer.decode([*dogs, tokenizer.size + 3]) == "dogs"
     assert tokenizer.decode([]) == tokenizer.decode([EOS_ID, *dogs]) == ""
+
+
+@pytest.mark.parametrize("size", [30_000, 2])
+@pytest.mark.parametrize("lowercase", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_encoding_word_by_word_is_encoding_lines(kind, lowercase, size, monkeypatch):
+    """Spaces of every kind, specials' names, unknown characters; in one chunk and table, and in many."""
+    monkeypatch.setattr(module, "CHUNK", size)
+    monkeypatch.setattr(module, "REMEMBERED", 3 * size)
+    tokenizer = train(kind, lowercase=lowercase)
+    gaps = ["", " ", "  ", "   ", "\t", " \t", "\t ", "\xa0", " \u2028", "\x1f", "\n", "\r"]
+    parts = ["Ein", "don't", "</s>", "##a", "▁x", "日☃☃本", "3rd", "!?", "ΑΣ"]
+    made = [f"{gap}{a}{gap}{b} {a}{gap}" for gap in gaps for a in parts for b in parts]
+    lines = LINES + ODD + made + [line.strip() for line in made]
+    encoded = tokenizer.encode(lines, end=EOS_ID)
+    assert [encoded[i].tolist() for i in range(len(encoded))] == [
+        [*row, EOS_ID] for row in tokenizer.encode_batch(lines)
+    ]
+    assert encoded.values.dtype == np.uint16
+    assert len(tokenizer.encode([], end=EOS_ID)) == 0
+
+
+def test_large_vocabularies_are_encoded_in_more_bits():
+    words = " ".join(f"w{i}" for i in range(66_000))
+    tokenizer = train_tokenizer("words", [words], 66_004)
+    encoded = tokenizer.encode([words], end=EOS_ID)
+    assert encoded.values.dtype == np.int32
+    assert encoded.values.max() == 66_003
 
 
 def test_encoding_adds_and_cuts_nothing():

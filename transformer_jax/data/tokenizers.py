@@ -25,16 +25,22 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import tokenizers
 from etils import epath
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
+from transformer_jax.data.ragged import Ragged
+
 PAD_ID, BOS_ID, EOS_ID, UNK_ID = 0, 1, 2, 3
 PAD, BOS, EOS, UNK = SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
 KINDS = ("bpe_bytes", "bpe_metaspace", "wordpiece", "unigram", "words", "characters")
+
+CHUNK = 20_000  # lines encoded at a time
+REMEMBERED = 1_000_000  # words whose ids are kept meanwhile
 
 
 class TokenizerError(ValueError):
@@ -100,6 +106,31 @@ class Tokenizer:
         encodings = self._tokenizer.encode_batch_fast(list(lines), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
+    def encode(self, lines: Sequence[str], end: int) -> Ragged:
+        """The same ids, `end` after each line, in flat arrays: for corpora of any size.
+
+        No kind has a piece that goes beyond a word where words stand between single spaces, and most of a text
+        is words seen before: each is encoded once and looked up from then on. Other lines are encoded whole.
+        """
+        dtype = np.uint16 if self.size <= 2**16 else np.int32
+        both, first, second = self.encode_batch(["e e", "e", " e"])
+        spaced = both == first + second  # else a space before a word is already in the word's ids
+        values, lengths = [np.zeros(0, dtype)], [np.zeros(0, np.int32)]
+        table = _Words(self, end, dtype)
+        for start in range(0, len(lines), CHUNK):
+            if len(table) > REMEMBERED:
+                table = _Words(self, end, dtype)
+            words: list[str | None] = []
+            stops = [0]
+            for line in lines[start : start + CHUNK]:
+                words += _words(line, spaced)
+                words.append(None)
+                stops.append(len(words))
+            found = table.ids(words)
+            values.append(found.values)
+            lengths.append(np.diff(found.offsets[stops]).astype(np.int32))
+        return Ragged(np.concatenate(values), np.concatenate(lengths))
+
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """The pieces behind the ids as stored ("▁the", "Ġthe", "</s>"), for pictures; unused ids give ""."""
         return [self._tokenizer.id_to_token(int(i)) or "" for i in ids]
@@ -113,6 +144,34 @@ class Tokenizer:
             if i not in (PAD_ID, BOS_ID):
                 kept.append(i)
         return self._tokenizer.decode(kept, skip_special_tokens=False)
+
+
+def _words(line: str, spaced: bool) -> list[str]:
+    """What can be encoded one by one: words, later ones with their space if `spaced`; else the whole line."""
+    words = line.split(" ")
+    if words != line.split():
+        return [line]
+    return line.replace(" ", "\n ").split("\n") if spaced else words
+
+
+class _Words(dict[str | None, int]):
+    """Numbers words as they come, and knows their ids; None stands for the end of a line."""
+
+    def __init__(self, tokenizer: Tokenizer, end: int, dtype: np.typing.DTypeLike):
+        super().__init__({None: 0})
+        self._tokenizer, self._new, self._ids = tokenizer, list[str](), Ragged.of([[end]], dtype)
+
+    def __missing__(self, word: str) -> int:
+        self._new.append(word)
+        self[word] = number = len(self)
+        return number
+
+    def ids(self, words: Sequence[str | None]) -> Ragged:
+        numbers = np.fromiter(map(self.__getitem__, words), np.int64, len(words))
+        new = Ragged.of(self._tokenizer.encode_batch(self._new), self._ids.values.dtype)
+        old, self._new = self._ids, []
+        self._ids = Ragged(np.concatenate([old.values, new.values]), np.concatenate([old.lengths, new.lengths]))
+        return self._ids.take(numbers)
 
 
 def train_tokenizer(
@@ -131,7 +190,7 @@ def train_tokenizer(
         raise TokenizerError(f"Unknown kind of tokenizer {kind!r}: choose one of {', '.join(KINDS)}.")
     if kind == "unigram" and min_count != 1:
         raise TokenizerError(f"min_count={min_count}: unigram keeps the likeliest pieces, not by count; set it to 1.")
-    lines = list(lines)
+    lines = lines if isinstance(lines, Sequence) else list(lines)
     if not any(map(str.strip, lines)):
         raise TokenizerError(f"No text to train the tokenizer on: all of {len(lines)} lines are empty.")
     tokenizer = _untrained(kind, lowercase)
@@ -162,7 +221,7 @@ def train_tokenizer(
 
 
 def _train_bpe(
-    tokenizer: tokenizers.Tokenizer, lines: list[str], vocab_size: int, min_count: int = 1, by_bytes: bool = False
+    tokenizer: tokenizers.Tokenizer, lines: Sequence[str], vocab_size: int, min_count: int = 1, by_bytes: bool = False
 ) -> None:
     tokenizer.model = models.BPE(unk_token=None if by_bytes else UNK)
     trainer = trainers.BpeTrainer(
@@ -176,7 +235,7 @@ def _train_bpe(
 
 
 def _wordpiece(
-    tokenizer: tokenizers.Tokenizer, lines: list[str], alphabet: list[str], vocab_size: int, min_count: int
+    tokenizer: tokenizers.Tokenizer, lines: Sequence[str], alphabet: list[str], vocab_size: int, min_count: int
 ) -> models.Model:
     """The trainer numbers "##a", "##b" … as its hash map has them, and equal counts are merged by these numbers:
     as specials they have fixed ones, and every known character may stand anywhere in a word."""
@@ -190,7 +249,9 @@ def _wordpiece(
     return models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token=UNK)
 
 
-def _unigram(tokenizer: tokenizers.Tokenizer, lines: list[str], alphabet: list[str], vocab_size: int) -> models.Model:
+def _unigram(
+    tokenizer: tokenizers.Tokenizer, lines: Sequence[str], alphabet: list[str], vocab_size: int
+) -> models.Model:
     """Each training sums in another order, and puts the characters that are no likely pieces, in any order, in
     steps of 0.0001 above the lowest score. Here these get that score, all are rounded (coarsely: the sums were
     seen to differ by 4e-11, and one that straddles two roundings would tell), equal ones are sorted."""
@@ -208,7 +269,7 @@ def _unigram(tokenizer: tokenizers.Tokenizer, lines: list[str], alphabet: list[s
     return models.Unigram([*((special, 0.0) for special in SPECIALS), *scores], unk_id=UNK_ID)
 
 
-def _count(normalizer: Any, lines: list[str], min_count: int, by_word: bool) -> list[str]:
+def _count(normalizer: Any, lines: Sequence[str], min_count: int, by_word: bool) -> list[str]:
     """Words or characters, most frequent first. (WordLevelTrainer gives a literal "<unk>" a second id.)"""
     counts: Counter[str] = Counter()
     for line in lines:
