@@ -4,6 +4,7 @@ Paper: Wu et al. 2021, "Good for Misconceived Reasons", whose text-only Transfor
 2.57 M parameters, joint BPE of about 10k) has 41.02 BLEU on en-de test2016. Sizes `small` and `base` are wider;
 `annotated` is the Annotated Transformer's model (59,510,544 parameters) over words, with its schedule.
 `positions=sinusoidal|learned|relative|rotary` (Shaw et al. 2018; Su et al. 2021) goes with each of them.
+`wordpiece` or `unigram` in place of BPE (`tokenizer=bpe`); `annotated` keeps its words.
 Command: python scripts/train.py --config=configs/multi30k.py:en-de --workdir=runs/multi30k --config.data.directory=DIR
 Data: DIR holds train, val and test_2016_flickr, one file a language, as in data/task1/tok of
 https://github.com/multi30k/dataset. Or the captions as they were written, downloaded and read through tfds:
@@ -36,13 +37,14 @@ def get_config(arg: str | None = None) -> ConfigDict:
         "size": ("small", "tiny", "base") if quick else ("tiny", "small", "base", "annotated"),
         "norm": ("pre", "post") if quick else ("post", "pre"),
         "positions": ("sinusoidal", "learned", "relative", "rotary"),
+        "tokenizer": ("bpe", "wordpiece", "unigram"),
     }
     choice = parse_arg(arg, words, flags=("quick",))
     config = defaults("translation")
 
     config.data.source_language, config.data.target_language = choice["pair"].split("-")
     config.data.test_split = "test_2016_flickr"
-    config.data.tokenizer = "bpe_metaspace"
+    config.data.tokenizer = "bpe_metaspace" if choice["tokenizer"] == "bpe" else choice["tokenizer"]
     config.data.max_length = 128
     config.data.batch_tokens = 8192
 

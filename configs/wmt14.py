@@ -66,6 +66,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.data.validation_split = "validation"
     config.data.test_split = "test"
     config.data.max_length = 256
+    config.data.max_ratio = 9.0  # the paper names no filter; this is the usual one of Moses' clean-corpus-n.perl
     config.data.batch_tokens = 25_000
     config.data.rows_multiple = 32
 

@@ -49,6 +49,8 @@ def test_all_problems_are_told_at_once(tiny):
         ({"data.target_language": "en"}, "data.target_language = 'en': must differ"),
         ({"data.tokenizer": "letters"}, "data.tokenizer = 'letters': must be one of"),
         ({"data.max_length": 1}, "data.max_length = 1: must be at least 2"),
+        ({"data.max_ratio": 0.5}, "data.max_ratio = 0.5: must be at least 1, or 0 for no limit"),
+        ({"data.tokenizer_lines": -1}, "data.tokenizer_lines = -1: must be at least 1, or 0 for all"),
         ({"data.min_count": 0}, "data.min_count = 0: must be at least 1"),
         ({"data.batch_tokens": 100}, "data.batch_tokens = 100: must hold rows_multiple = 8 rows"),
         ({"training.label_smoothing": 1.0}, "training.label_smoothing = 1.0: must be in [0, 1)"),

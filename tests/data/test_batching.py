@@ -147,6 +147,15 @@ def test_plan_of_a_million_examples():
     assert len(np.unique(plan.batch(0).indices)) == len(plan.batch(0).indices)
 
 
+def test_the_search_for_buckets_is_bounded_where_lengths_are_not():
+    lengths = np.arange(1, 200_001, 3)[:, None]
+    plan = BatchPlan(lengths, max_lengths=None, tokens=199_999, max_shapes=3, seed=None)
+    assert len(plan.shapes) == 3
+    assert plan.shapes[-1][1] == lengths.max() == 199_999
+    np.testing.assert_array_equal(np.sort(examples(epoch(plan))), np.arange(len(lengths)))
+    assert all((lengths[i[i >= 0]] <= shape).all() and len(i) * shape[0] <= 199_999 for i, shape in epoch(plan)[-99:])
+
+
 def test_pad():
     padded = pad([[5, 6, 7], [], [8]], np.array([2, -1, 0, 1]), length=3, pad_id=9)
     assert padded.dtype == np.int32

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from transformer_jax.data import sources
 from transformer_jax.data.sources import DataError, Source, parallel_files, tfds_source
 
 
@@ -33,6 +34,35 @@ def test_only_newlines_end_lines(tmp_path):
     write(tmp_path, train_en=text.encode())
     column = parallel_files(tmp_path, "train", ["en"]).column("en")
     assert column == ["a\u2028b\u0085c\x0bd\x0ce\x1cf\rg", "", "last"]
+
+
+def test_lines_are_a_sequence(tmp_path):
+    write(tmp_path, train_en="ä\nb\r\n\nd".encode(), train_de=b"1\n2\n3\n4\n")
+    column = parallel_files(tmp_path, "train", ["en", "de"]).column("en")
+    expected = ["ä", "b", "", "d"]
+    assert list(column) == expected
+    assert [column[i] for i in range(-4, 4)] == expected * 2
+    for part in (slice(None), slice(1, 3), slice(3, 1), slice(None, None, -2), slice(-2, None), slice(9, 99)):
+        assert column[part] == expected[part]
+    assert column != ["ä", "b"]
+    assert b"".join(column.blocks()) == "ä\nb\n\nd\n".encode()
+    for i in (4, -5):
+        with pytest.raises(IndexError, match=f"no line {i} in 4 lines"):
+            column[i]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7])
+def test_blocks_end_anywhere(size, tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "BLOCK", max(size, 4))
+    text = "\ufeff日本ä\n\n😀b\r\nc\n\né"[: 11 + size]
+    write(tmp_path, train_en=text.encode())
+    lines = [line.removesuffix("\r") for line in text[1:].removesuffix("\n").split("\n")]
+    assert list(parallel_files(tmp_path, "train", ["en"]).column("en")) == lines
+    for at, (line, offset) in {3: (1, 0), 12: (2, 0), 13: (3, 0)}.items():
+        content = text.encode()
+        write(tmp_path, train_en=content[:at] + b"\x80" * size + content[at:])
+        with pytest.raises(DataError, match=rf"train\.en:{line} is not UTF-8: byte 0x80 at offset {offset} of"):
+            parallel_files(tmp_path, "train", ["en"])
 
 
 def test_byte_order_mark_is_dropped_at_the_start_only(tmp_path):
@@ -187,7 +217,7 @@ def test_prepared_data_of_others_are_read_as_bytes_or_text(tmp_path, monkeypatch
 
     import tensorflow_datasets as tfds
 
-    records = Records([{"de": b"\xc3\xa4", "en": "a"}, {"de": b"b", "en": b"\xff"}])
+    records = Records([{"de": b"\xc3\xa4\n\nc\n", "en": "a"}, {"de": b"b", "en": b"\xff"}])
 
     class Builder:
         info = type("Info", (), {"features": {"de": tfds.features.Text(), "en": tfds.features.Text()}})
@@ -200,7 +230,7 @@ def test_prepared_data_of_others_are_read_as_bytes_or_text(tmp_path, monkeypatch
             return records
 
     monkeypatch.setattr(tfds, "builder", lambda *_, **__: Builder())
-    assert tfds_source("anything", tmp_path, "train", ["de"]).column("de") == ["ä", "b"]
+    assert tfds_source("anything", tmp_path, "train", ["de"]).column("de") == ["ä\n\nc\n", "b"]
     with pytest.raises(DataError, match="tfds example anything train 1 en is not UTF-8"):
         tfds_source("anything", tmp_path, "train", ["de", "en"])
 

@@ -1,10 +1,14 @@
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tokenizers as hugging_face
 
+import transformer_jax.data.tokenizers as module
 from transformer_jax.data.tokenizers import (
     BOS_ID,
     EOS_ID,
@@ -48,11 +52,64 @@ def test_training_is_deterministic_and_specials_come_first(kind):
     assert tokenizer.tokens([tokenizer.size]) == [""]
 
 
-@pytest.mark.parametrize("kind", ["bpe_bytes", "bpe_metaspace", "characters"])
+@pytest.mark.parametrize("kind", ["wordpiece", "unigram"])
+def test_every_process_trains_the_same(kind):
+    """Their trainers number pieces in the order of a hash map and break ties by number."""
+    code = (
+        "import itertools, sys; from transformer_jax.data.tokenizers import train_tokenizer\n"
+        "words = [''.join(word) for word in itertools.product('abgh', 'eiou', 'klmn', 'eo', 'stz')]\n"
+        "lines = [' '.join(words[: i * i : i]) for i in range(1, 25)] + ['ÄÖÜß 0123456789']\n"
+        "print(*(train_tokenizer(sys.argv[1], lines, size).sha256 for size in (90, 120)))"
+    )
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, kind],
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for seed in range(3)
+    ]
+    printed = {run.communicate()[0] for run in runs}
+    assert len(printed) == 1
+    assert len(set(printed.pop().split())) == 2
+
+
+@pytest.mark.parametrize("kind", ["bpe_bytes", "bpe_metaspace", "unigram", "characters"])
 def test_round_trip_is_exact(kind):
     tokenizer = train(kind)
     for line in LINES + ODD:
         assert tokenizer.decode(ids(tokenizer, line)) == line
+
+
+def test_wordpiece_gives_the_words_back_joined_by_single_spaces():
+    tokenizer = train("wordpiece")
+    for line in (LINES[0], LINES[2], LINES[4], "x</s> die<s>x ", "dieüber", "##"):
+        assert tokenizer.decode(ids(tokenizer, line)) == " ".join(line.split()).replace("##", "<unk>")
+    assert tokenizer.decode(ids(tokenizer, "the <s> </s>x ##b Hun☃ here " + "a" * 101)) == (
+        "the <unk> <unk>x <unk>b <unk> here <unk>"
+    )
+
+
+def test_wordpiece_cuts_from_the_left_into_the_longest_pieces():
+    tokenizer = train_tokenizer("wordpiece", ["unable un able table"] * 9, 40)
+    assert tokenizer.tokens(ids(tokenizer, "unable untable")) == ["unable", "un", "##t", "##able"]
+
+
+def test_unigram_takes_the_likeliest_pieces():
+    tokenizer = train_tokenizer("unigram", [" ".join(a + b for a in ("rot", "blau") for b in ("haus", "berg"))] * 9, 60)
+    model = json.loads(tokenizer.to_json())["model"]["vocab"]
+    scores, word = dict(model[4:]), "▁blauberg"
+    best = {0: (0.0, [])}
+    for end in range(1, len(word) + 1):
+        ways = [
+            (best[start][0] + scores[word[start:end]], [*best[start][1], word[start:end]])
+            for start in range(end)
+            if word[start:end] in scores
+        ]
+        best[end] = max(ways)
+    assert tokenizer.tokens(ids(tokenizer, "blauberg")) == best[len(word)][1]
+    assert [score for _, score in model[4:]] == sorted(scores.values(), reverse=True)
 
 
 def test_words_come_back_joined_by_single_spaces():
@@ -77,11 +134,12 @@ def test_text_never_becomes_padding_begin_or_end(kind, reload, tmp_path):
 def test_unseen_characters():
     assert UNK_ID not in ids(train("bpe_bytes"), "☃\u2028é")
     assert train("bpe_bytes").decode(ids(train("bpe_bytes"), "☃\u2028é")) == "☃\u2028é"
-    for kind in ("bpe_metaspace", "characters"):
+    for kind in ("bpe_metaspace", "unigram", "characters"):
         tokenizer = train(kind)
         assert ids(tokenizer, "a☃").count(UNK_ID) == 1
         assert tokenizer.decode(ids(tokenizer, "a☃ b")) == "a<unk> b"
-    assert train("bpe_metaspace").decode(ids(train("bpe_metaspace"), "a▁b")) == "a b"
+        if kind != "characters":
+            assert tokenizer.decode(ids(tokenizer, "a▁b")) == "a b"
 
 
 def test_bytes_concatenate():
@@ -96,6 +154,34 @@ def test_decode_stops_at_the_first_end_and_drops_specials():
     assert tokenizer.decode([BOS_ID, *hund, PAD_ID, EOS_ID, *dogs, EOS_ID]) == "Ein Hund"
     assert tokenizer.decode([*dogs, tokenizer.size + 3]) == "dogs"
     assert tokenizer.decode([]) == tokenizer.decode([EOS_ID, *dogs]) == ""
+
+
+@pytest.mark.parametrize("size", [30_000, 2])
+@pytest.mark.parametrize("lowercase", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_encoding_word_by_word_is_encoding_lines(kind, lowercase, size, monkeypatch):
+    """Spaces of every kind, specials' names, unknown characters; in one chunk and table, and in many."""
+    monkeypatch.setattr(module, "CHUNK", size)
+    monkeypatch.setattr(module, "REMEMBERED", 3 * size)
+    tokenizer = train(kind, lowercase=lowercase)
+    gaps = ["", " ", "  ", "   ", "\t", " \t", "\t ", "\xa0", " \u2028", "\x1f", "\n", "\r"]
+    parts = ["Ein", "don't", "</s>", "##a", "▁x", "日☃☃本", "3rd", "!?", "ΑΣ"]
+    made = [f"{gap}{a}{gap}{b} {a}{gap}" for gap in gaps for a in parts for b in parts]
+    lines = LINES + ODD + made + [line.strip() for line in made]
+    encoded = tokenizer.encode(lines, end=EOS_ID)
+    assert [encoded[i].tolist() for i in range(len(encoded))] == [
+        [*row, EOS_ID] for row in tokenizer.encode_batch(lines)
+    ]
+    assert encoded.values.dtype == np.uint16
+    assert len(tokenizer.encode([], end=EOS_ID)) == 0
+
+
+def test_large_vocabularies_are_encoded_in_more_bits():
+    words = " ".join(f"w{i}" for i in range(66_000))
+    tokenizer = train_tokenizer("words", [words], 66_004)
+    encoded = tokenizer.encode([words], end=EOS_ID)
+    assert encoded.values.dtype == np.int32
+    assert encoded.values.max() == 66_003
 
 
 def test_encoding_adds_and_cuts_nothing():
@@ -156,8 +242,8 @@ def test_not_json_is_refused():
 
 
 def test_unknown_kind():
-    with pytest.raises(TokenizerError, match="'unigram': choose one of bpe_bytes"):
-        train("unigram")
+    with pytest.raises(TokenizerError, match="'bpe': choose one of bpe_bytes"):
+        train("bpe")
 
 
 @pytest.mark.parametrize("lines", [[], ["", "  "]])
@@ -167,7 +253,10 @@ def test_empty_corpus(kind, lines):
         train_tokenizer(kind, lines, 100)
 
 
-@pytest.mark.parametrize(("kind", "minimum"), [("bpe_bytes", 260), ("bpe_metaspace", 8), ("characters", 7)])
+@pytest.mark.parametrize(
+    ("kind", "minimum"),
+    [("bpe_bytes", 260), ("bpe_metaspace", 8), ("wordpiece", 10), ("unigram", 8), ("characters", 7)],
+)
 def test_vocabulary_holds_specials_and_alphabet(kind, minimum):
     lines = ["ab", "cab"]
     for size in (-1, 2, minimum - 1):
@@ -186,6 +275,16 @@ def test_vocabulary_of_words_holds_one():
 def test_min_count_above_all_counts(kind):
     with pytest.raises(TokenizerError, match="Nothing occurs min_count=9 times in 1 lines"):
         train_tokenizer(kind, ["a b"], 100, min_count=9)
+
+
+def test_min_count_of_pieces():
+    lines = ["aaa bbb", "aaa bb"]
+    assert "bbb" in train_tokenizer("wordpiece", lines, 99).tokens(range(99))
+    pieces = train_tokenizer("wordpiece", lines, 99, min_count=2).tokens(range(99))
+    assert "aaa" in pieces
+    assert "bbb" not in pieces
+    with pytest.raises(TokenizerError, match=r"min_count=2: unigram .* set it to 1"):
+        train_tokenizer("unigram", lines, 99, min_count=2)
 
 
 def test_bpe_on_multi30k_gives_its_tokens_back():

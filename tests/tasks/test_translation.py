@@ -1,5 +1,6 @@
 """The translation task, from text to scores, on a corpus of made-up words."""
 
+import gzip
 import json
 
 import flax.linen as nn
@@ -43,7 +44,30 @@ def test_empty_and_over_long_pairs_are_counted(task, corpus, caplog):
     (corpus / "train.en").write_text("\n".join(lines) + "\n")
     plan = task.batches("train", seed=0).plan
     assert sorted(set(range(60)) - set(plan.kept)) == [4, 9]
-    assert "left out: 1 longer than data.max_length = 32, 1 with an empty side" in caplog.text
+    assert (
+        "left out: 1 longer than data.max_length = 32, 1 with an empty side, 0 beyond data.max_ratio = 0" in caplog.text
+    )
+
+
+def test_uneven_pairs_are_counted(tiny, tmp_path, corpus, caplog):
+    for language, lines in {"en": ["ek"] * 4 + [""], "de": ["dk", "dk " * 5, "dk " * 6, "dk " * 50, "dk"]}.items():
+        (corpus / f"train.{language}").write_text("\n".join(lines) + "\n")
+    tiny.data.tokenizer, tiny.data.max_ratio = "words", 5.0
+    plan = parse(tiny).make_task(tmp_path / "run").batches("train", seed=0).plan
+    assert plan.kept.tolist() == [0, 1]
+    assert (
+        "left out: 1 longer than data.max_length = 32, 1 with an empty side, 1 beyond data.max_ratio = 5" in caplog.text
+    )
+
+
+@pytest.mark.parametrize(("count", "learned"), [(0, "0123456789abcdefghij"), (8, "0257acfh"), (1, "0a")])
+def test_the_tokenizer_learns_from_lines_spread_evenly(count, learned, tiny, tmp_path, corpus):
+    (corpus / "train.en").write_text("\n".join("0123456789") + "\n")
+    (corpus / "train.de").write_text("\n".join("abcdefghij") + "\n")
+    tiny.data.tokenizer, tiny.data.tokenizer_lines = "words", count
+    task = parse(tiny).make_task(tmp_path / "run")
+    task.identity(training=False)
+    assert set(task._tokenizers[0].tokens(range(4, 90))) - {""} == set(learned)
 
 
 def test_evaluation_keeps_every_pair(task, corpus, caplog):
@@ -128,6 +152,14 @@ def test_identity_names_tokenizer_and_data(task, tiny, corpus, tmp_path):
     after = parse(tiny).make_task(tmp_path / "run").identity(training=True)
     assert after["source tokenizer"] == before["source tokenizer"]  # trained once, kept
     assert after["training data"] != before["training data"]
+
+
+def test_identity_is_of_the_text_not_its_packing(task, tiny, corpus, tmp_path):
+    before = task.identity(training=True)
+    (corpus / "train.de.gz").write_bytes(gzip.compress((corpus / "train.de").read_bytes()))
+    (corpus / "train.de").unlink()
+    (corpus / "train.en").write_bytes((corpus / "train.en").read_bytes().replace(b"\n", b"\r\n"))
+    assert parse(tiny).make_task(tmp_path / "run").identity(training=True) == before
 
 
 def test_separate_tokenizers(tiny, tmp_path):

@@ -13,7 +13,11 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from transformer_jax.data.ragged import Ragged
+
 Item = TypeVar("Item")
+
+MAX_WIDTHS = 1024  # buckets end at any length up to this, and at multiples where examples are longer
 
 
 class Batch(NamedTuple):
@@ -64,7 +68,9 @@ class BatchPlan:
         if not len(kept):
             raise ValueError(f"All {len(lengths)} examples exceed max_lengths={max_lengths}: raise them.")
         # An empty example takes one position, since nothing can be computed on arrays of length 0.
-        widths, kind = np.unique(np.maximum(lengths[kept].max(axis=1), 1), return_inverse=True)
+        width = np.maximum(lengths[kept].max(axis=1), 1)
+        step = -(-width.max() // MAX_WIDTHS)  # the search for buckets takes memory by the square of the widths
+        widths, kind = np.unique(np.minimum(-(-width // step) * step, width.max()), return_inverse=True)
         if tokens < (least := widths[-1] * rows_multiple):
             what = f"{rows_multiple} row(s) of the longest example, {widths[-1]} tokens"
             raise ValueError(f"data.batch_tokens={tokens} is too small for {what}: set {least} or more.")
@@ -168,18 +174,22 @@ def _bucket_ends(counts: np.ndarray, tops: np.ndarray, rows: np.ndarray, max_sha
     return np.array(ends[::-1])
 
 
-def pad(rows: Sequence[Sequence[int]], indices: np.ndarray, length: int, pad_id: int) -> np.ndarray:
+def pad(rows: Ragged | Sequence[Sequence[int]], indices: np.ndarray, length: int, pad_id: int) -> np.ndarray:
     """(len(indices), length) int32: rows[i] for each index, padded on the right; all padding where i is -1.
 
     Raises:
         ValueError: a row is longer than `length`.
     """
+    filled = indices >= 0
+    which = indices[filled]
+    found = rows.take(which) if isinstance(rows, Ragged) else Ragged.of(rows[i] for i in which)
+    if len(which) and (longest := found.lengths.max()) > length:
+        example = which[found.lengths.argmax()]
+        raise ValueError(f"Example {example} has {longest} tokens, its batch {length}: cut it before.")
+    lengths = np.zeros(len(indices), np.int64)
+    lengths[filled] = found.lengths
     padded = np.full((len(indices), length), pad_id, np.int32)
-    for out, i in zip(padded, indices, strict=True):
-        if i >= 0:
-            if len(rows[i]) > length:
-                raise ValueError(f"Example {i} has {len(rows[i])} tokens, its batch {length}: cut it before.")
-            out[: len(rows[i])] = rows[i]
+    padded[np.arange(length) < lengths[:, None]] = found.values
     return padded
 
 

@@ -7,6 +7,13 @@ spells "</s>" is encoded as its characters (`words`: as unknown). What decode(en
   that decode(a + b) == decode(a) + decode(b) where both are whole characters.
 - `bpe_metaspace`: BPE with "▁" for the space as in SentencePiece. The text with all its spaces, except for
   characters unseen in training (unknown) and "▁" itself (a space). Right for text already split into tokens.
+- `unigram`: the most probable pieces under a unigram model (Kudo 2018, section 3.2), with "▁" for the space. The
+  same as `bpe_metaspace`, but unseen characters in a row are one unknown.
+- `wordpiece`: each word between whitespace cut from the left into the longest pieces there are, all but the first
+  written "##…" (Devlin et al. 2019). The words joined by single spaces: right for text already split into
+  tokens. Unknown as a whole is a word with an unseen character or of more than 100; so is "##", or the name of a
+  special, at a word's start. Differs: pieces are merged by count, not by likelihood (Schuster and Nakajima
+  2012, section 2); punctuation is not split off.
 - `words`: the words between whitespace, joined by single spaces; rare ones are unknown.
 - `characters`: the text, where its characters (code points) are known.
 
@@ -18,16 +25,22 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import tokenizers
 from etils import epath
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
+from transformer_jax.data.ragged import Ragged
+
 PAD_ID, BOS_ID, EOS_ID, UNK_ID = 0, 1, 2, 3
 PAD, BOS, EOS, UNK = SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
-KINDS = ("bpe_bytes", "bpe_metaspace", "words", "characters")
+KINDS = ("bpe_bytes", "bpe_metaspace", "wordpiece", "unigram", "words", "characters")
+
+CHUNK = 20_000  # lines encoded at a time
+REMEMBERED = 1_000_000  # words whose ids are kept meanwhile
 
 
 class TokenizerError(ValueError):
@@ -93,6 +106,31 @@ class Tokenizer:
         encodings = self._tokenizer.encode_batch_fast(list(lines), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
+    def encode(self, lines: Sequence[str], end: int) -> Ragged:
+        """The same ids, `end` after each line, in flat arrays: for corpora of any size.
+
+        No kind has a piece that goes beyond a word where words stand between single spaces, and most of a text
+        is words seen before: each is encoded once and looked up from then on. Other lines are encoded whole.
+        """
+        dtype = np.uint16 if self.size <= 2**16 else np.int32
+        both, first, second = self.encode_batch(["e e", "e", " e"])
+        spaced = both == first + second  # else a space before a word is already in the word's ids
+        values, lengths = [np.zeros(0, dtype)], [np.zeros(0, np.int32)]
+        table = _Words(self, end, dtype)
+        for start in range(0, len(lines), CHUNK):
+            if len(table) > REMEMBERED:
+                table = _Words(self, end, dtype)
+            words: list[str | None] = []
+            stops = [0]
+            for line in lines[start : start + CHUNK]:
+                words += _words(line, spaced)
+                words.append(None)
+                stops.append(len(words))
+            found = table.ids(words)
+            values.append(found.values)
+            lengths.append(np.diff(found.offsets[stops]).astype(np.int32))
+        return Ragged(np.concatenate(values), np.concatenate(lengths))
+
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """The pieces behind the ids as stored ("▁the", "Ġthe", "</s>"), for pictures; unused ids give ""."""
         return [self._tokenizer.id_to_token(int(i)) or "" for i in ids]
@@ -108,34 +146,66 @@ class Tokenizer:
         return self._tokenizer.decode(kept, skip_special_tokens=False)
 
 
+def _words(line: str, spaced: bool) -> list[str]:
+    """What can be encoded one by one: words, later ones with their space if `spaced`; else the whole line."""
+    words = line.split(" ")
+    if words != line.split():
+        return [line]
+    return line.replace(" ", "\n ").split("\n") if spaced else words
+
+
+class _Words(dict[str | None, int]):
+    """Numbers words as they come, and knows their ids; None stands for the end of a line."""
+
+    def __init__(self, tokenizer: Tokenizer, end: int, dtype: np.typing.DTypeLike):
+        super().__init__({None: 0})
+        self._tokenizer, self._new, self._ids = tokenizer, list[str](), Ragged.of([[end]], dtype)
+
+    def __missing__(self, word: str) -> int:
+        self._new.append(word)
+        self[word] = number = len(self)
+        return number
+
+    def ids(self, words: Sequence[str | None]) -> Ragged:
+        numbers = np.fromiter(map(self.__getitem__, words), np.int64, len(words))
+        new = Ragged.of(self._tokenizer.encode_batch(self._new), self._ids.values.dtype)
+        old, self._new = self._ids, []
+        self._ids = Ragged(np.concatenate([old.values, new.values]), np.concatenate([old.lengths, new.lengths]))
+        return self._ids.take(numbers)
+
+
 def train_tokenizer(
     kind: str, lines: Iterable[str], vocab_size: int, *, min_count: int = 1, lowercase: bool = False
 ) -> Tokenizer:
     """Learns at most `vocab_size` ids, specials included; the same lines give the same `sha256`.
 
-    `min_count`: what occurs more rarely becomes no entry (a word, a character) and no merge (BPE; its
+    `min_count`: what occurs more rarely becomes no entry (a word, a character) and no merge (BPE, wordpiece; their
     alphabet is kept whole). `words` keeps the most frequent that fit; others refuse if theirs do not.
 
     Raises:
-        TokenizerError: unknown kind, nothing to learn from, or `vocab_size` below the smallest possible.
+        TokenizerError: unknown kind, nothing to learn from, `vocab_size` below the smallest possible, or a
+            `min_count` for unigram, which goes by probability.
     """
     if kind not in KINDS:
         raise TokenizerError(f"Unknown kind of tokenizer {kind!r}: choose one of {', '.join(KINDS)}.")
-    lines = list(lines)
+    if kind == "unigram" and min_count != 1:
+        raise TokenizerError(f"min_count={min_count}: unigram keeps the likeliest pieces, not by count; set it to 1.")
+    lines = lines if isinstance(lines, Sequence) else list(lines)
     if not any(map(str.strip, lines)):
         raise TokenizerError(f"No text to train the tokenizer on: all of {len(lines)} lines are empty.")
     tokenizer = _untrained(kind, lowercase)
     if kind.startswith("bpe"):
-        alphabet = pre_tokenizers.ByteLevel.alphabet() if kind == "bpe_bytes" else []
-        trainer = trainers.BpeTrainer(
-            vocab_size=max(vocab_size, 0),
-            min_frequency=min_count,
-            special_tokens=list(SPECIALS),
-            initial_alphabet=alphabet,
-            show_progress=False,
-        )
-        tokenizer.train_from_iterator(lines, trainer, length=len(lines))
+        _train_bpe(tokenizer, lines, vocab_size, min_count, by_bytes=kind == "bpe_bytes")
         minimum = tokenizer.get_vocab_size()  # beyond vocab_size only where specials and alphabet alone are
+    elif kind in ("wordpiece", "unigram"):
+        _train_bpe(tokenizer, lines, 0)  # gives the alphabet
+        alphabet = sorted(tokenizer.get_vocab().keys() - set(SPECIALS))
+        minimum = len(SPECIALS) + len(alphabet) * (2 if kind == "wordpiece" else 1)
+        if vocab_size >= minimum and kind == "wordpiece":
+            tokenizer.model = _wordpiece(tokenizer, lines, alphabet, vocab_size, min_count)
+        elif vocab_size >= minimum:
+            tokenizer.model = _unigram(tokenizer, lines, alphabet, vocab_size)
+        tokenizer.add_special_tokens(list(SPECIALS))
     else:
         vocabulary = _count(tokenizer.normalizer, lines, min_count, by_word=kind == "words")
         minimum = len(SPECIALS) + (1 if kind == "words" else len(vocabulary))
@@ -150,7 +220,56 @@ def train_tokenizer(
     return Tokenizer(tokenizer.to_str())
 
 
-def _count(normalizer: Any, lines: list[str], min_count: int, by_word: bool) -> list[str]:
+def _train_bpe(
+    tokenizer: tokenizers.Tokenizer, lines: Sequence[str], vocab_size: int, min_count: int = 1, by_bytes: bool = False
+) -> None:
+    tokenizer.model = models.BPE(unk_token=None if by_bytes else UNK)
+    trainer = trainers.BpeTrainer(
+        vocab_size=max(vocab_size, 0),
+        min_frequency=min_count,
+        special_tokens=list(SPECIALS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet() if by_bytes else [],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(lines, trainer, length=len(lines))
+
+
+def _wordpiece(
+    tokenizer: tokenizers.Tokenizer, lines: Sequence[str], alphabet: list[str], vocab_size: int, min_count: int
+) -> models.Model:
+    """The trainer numbers "##a", "##b" … as its hash map has them, and equal counts are merged by these numbers:
+    as specials they have fixed ones, and every known character may stand anywhere in a word."""
+    first = [*SPECIALS, *("##" + character for character in alphabet)]
+    tokenizer.model = models.WordPiece(unk_token=UNK)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size, min_frequency=min_count, special_tokens=first, show_progress=False
+    )
+    tokenizer.train_from_iterator(lines, trainer, length=len(lines))
+    pieces = [*SPECIALS, *sorted(tokenizer.get_vocab().keys() - set(SPECIALS))]
+    return models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token=UNK)
+
+
+def _unigram(
+    tokenizer: tokenizers.Tokenizer, lines: Sequence[str], alphabet: list[str], vocab_size: int
+) -> models.Model:
+    """Each training sums in another order, and puts the characters that are no likely pieces, in any order, in
+    steps of 0.0001 above the lowest score. Here these get that score, all are rounded (coarsely: the sums were
+    seen to differ by 4e-11, and one that straddles two roundings would tell), equal ones are sorted."""
+    tokenizer.model = models.Unigram()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=vocab_size, special_tokens=list(SPECIALS), unk_token=UNK, show_progress=False
+    )
+    tokenizer.train_from_iterator(lines, trainer, length=len(lines))
+    learned = json.loads(tokenizer.to_str())["model"]["vocab"][len(SPECIALS) :]
+    least = min(score for _, score in learned)
+    near = least + 1e-4 * len(alphabet)
+    scores = [(piece, round(least if len(piece) == 1 and s < near else s, 3)) for piece, s in learned]
+    scores.sort(key=lambda item: (-item[1], item[0]))
+    # The specials' 0 would be the best score, but no text spells them, as "<" stands alone.
+    return models.Unigram([*((special, 0.0) for special in SPECIALS), *scores], unk_id=UNK_ID)
+
+
+def _count(normalizer: Any, lines: Sequence[str], min_count: int, by_word: bool) -> list[str]:
     """Words or characters, most frequent first. (WordLevelTrainer gives a literal "<unk>" a second id.)"""
     counts: Counter[str] = Counter()
     for line in lines:
@@ -171,14 +290,17 @@ def _untrained(kind: str, lowercase: bool) -> tokenizers.Tokenizer:
     if kind == "bpe_bytes":
         # Its pattern parts "<", letters and ">", so that no merge can spell a special.
         pieces, decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    elif kind == "bpe_metaspace":
+    elif kind in ("bpe_metaspace", "unigram"):
         # One "▁" goes before every line, also before a space, and one space is taken away in decoding:
         # Metaspace's own prepending loses a leading space.
         normalizer.append(normalizers.Prepend("▁"))
-        # "<" stands alone, lest a merge spell a special: training gives a merged "</s>" the id EOS_ID.
+        # "<" stands alone, lest a piece spell a special: training gives a merged "</s>" the id EOS_ID.
         alone = pre_tokenizers.Split("<", "isolated")
         pieces = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(prepend_scheme="never"), alone])
         decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    elif kind == "wordpiece":
+        normalizer.append(normalizers.Replace(tokenizers.Regex(r"(?<!\S)(<(pad|s|/s)>|##)"), UNK))
+        pieces, decoder = pre_tokenizers.WhitespaceSplit(), decoders.WordPiece(prefix="##", cleanup=False)
     elif kind == "words":
         pattern = tokenizers.Regex(r"(?<!\S)<(pad|s|/s)>(?!\S)")
         normalizer.append(normalizers.Replace(pattern, UNK))
@@ -186,7 +308,7 @@ def _untrained(kind: str, lowercase: bool) -> tokenizers.Tokenizer:
     else:
         pieces = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
         decoder = decoders.Fuse()
-    tokenizer = tokenizers.Tokenizer(models.BPE(unk_token=None if kind == "bpe_bytes" else UNK))
+    tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.Sequence(normalizer)
     tokenizer.pre_tokenizer = pieces
     if decoder is not None:

@@ -17,6 +17,7 @@ from etils import epath
 from transformer_jax import decoding, losses, metrics
 from transformer_jax.data import sources, tokenizers
 from transformer_jax.data.batching import Batch, BatchPlan, pad
+from transformer_jax.data.ragged import Ragged
 from transformer_jax.data.tokenizers import BOS_ID, EOS_ID, PAD_ID, Tokenizer
 from transformer_jax.decoding import DecodingConfig
 from transformer_jax.models.attention import KeyValue
@@ -42,10 +43,12 @@ class TranslationData:
     source_language: str = "en"
     target_language: str = "de"
     tokenizer: str = "bpe_bytes"
+    tokenizer_lines: int = 500_000  # it learns from, evenly spread over the training split; 0: from all
     joint_tokenizer: bool = True  # one vocabulary for both languages
     lowercase: bool = False
     min_count: int = 1  # of words and characters that enter a vocabulary
     max_length: int = 256  # tokens a sentence, the end included; longer pairs are not trained on
+    max_ratio: float = 0.0  # tokens of the longer side over the shorter's, beyond: not trained on; 0: no limit
     batch_tokens: int = 4096  # padded positions of a batch's longer side
     max_shapes: int = 8  # batch shapes, and so compilations of the training step
     rows_multiple: int = 8  # of every batch's rows: what devices and microbatches divide
@@ -64,6 +67,10 @@ class TranslationData:
             yield "tokenizer", f"must be one of {', '.join(tokenizers.KINDS)}"
         if self.max_length < 2:
             yield "max_length", "must be at least 2: a token and the end"
+        if self.max_ratio and self.max_ratio < 1:
+            yield "max_ratio", "must be at least 1, or 0 for no limit"
+        if self.tokenizer_lines < 0:
+            yield "tokenizer_lines", "must be at least 1, or 0 for all"
         for name in ("min_count", "batch_tokens", "max_shapes", "rows_multiple"):
             if getattr(self, name) < 1:
                 yield name, "must be at least 1"
@@ -240,7 +247,10 @@ class Translation:
                     "train anew in another workdir"
                 )
             languages = {"source": data.source_language, "target": data.target_language}
-            lines = [line for side in sides for line in self._open(data.train_split).column(languages[side])]
+            text = self._open(data.train_split)
+            share = -(-data.tokenizer_lines // len(sides)) or len(text)
+            chosen = [i * len(text) // share for i in range(share)] if share < len(text) else range(len(text))
+            lines = [text.column(languages[side])[i] for side in sides for i in chosen]
             tokenizer = tokenizers.train_tokenizer(
                 data.tokenizer, lines, vocab_size, min_count=data.min_count, lowercase=data.lowercase
             )
@@ -255,8 +265,8 @@ class Translation:
             )
         return tokenizer
 
-    def _encode(self, side: int, lines: Sequence[str]) -> list[list[int]]:
-        return [[*ids, EOS_ID] for ids in self._tokenizers[side].encode_batch(lines)]
+    def _encode(self, side: int, lines: Sequence[str]) -> Ragged:
+        return self._tokenizers[side].encode(lines, EOS_ID)
 
     def batches(self, split: str, seed: int | None) -> Batches:
         """Pairs {"source": (B, S), "target": (B, T)} int32, each ending in EOS, then padding."""
@@ -267,11 +277,14 @@ class Translation:
         target = self._encode(1, text.column(data.target_language))
         if not training:
             source, target = self._cut(source, split), self._cut(target, split)
-        lengths = np.array([(len(s), len(t)) for s, t in zip(source, target, strict=True)])
+        lengths = np.stack([source.lengths, target.lengths], axis=1)
         if training:
             # A pair with an empty side teaches nothing: one past the limit drops it with the over-long ones.
-            empty = (lengths == 1).any(axis=1)
-            lengths[empty] = data.max_length + 1
+            shorter, longer = lengths.min(axis=1) - 1, lengths.max(axis=1) - 1
+            empty = shorter == 0
+            limit = data.max_ratio * shorter
+            uneven = (limit > 0) & (longer > limit) & (longer < data.max_length)
+            lengths[empty | uneven] = data.max_length + 1
         plan = BatchPlan(
             lengths,
             max_lengths=(data.max_length,) * 2 if training else None,
@@ -283,15 +296,17 @@ class Translation:
         if training:
             log.info(
                 "%s: %d pairs in %d batches of %d shapes, %.0f %% of the target positions filled; left out: %d longer "
-                "than data.max_length = %d, %d with an empty side",
+                "than data.max_length = %d, %d with an empty side, %d beyond data.max_ratio = %g",
                 split,
                 len(plan.kept),
                 len(plan),
                 len(plan.shapes),
                 100 * plan.fill[1],
-                plan.dropped - empty.sum(),
+                plan.dropped - empty.sum() - uneven.sum(),
                 data.max_length,
                 empty.sum(),
+                uneven.sum(),
+                data.max_ratio,
             )
 
         def load(batch: Batch) -> Arrays:
@@ -302,13 +317,12 @@ class Translation:
 
         return Batches(plan, load)
 
-    def _cut(self, rows: list[list[int]], what: str) -> list[list[int]]:
+    def _cut(self, rows: Ragged, what: str) -> Ragged:
         """Rows of at most model.max_length tokens; those cut are said."""
         limit = self.config.model.max_length
-        for number, ids in enumerate(rows, 1):
-            if len(ids) > limit:
-                log.warning("%s, line %d: %d tokens, cut to model.max_length = %d", what, number, len(ids), limit)
-        return [ids if len(ids) <= limit else [*ids[: limit - 1], EOS_ID] for ids in rows]
+        for i in np.flatnonzero(rows.lengths > limit):
+            log.warning("%s, line %d: %d tokens, cut to model.max_length = %d", what, i + 1, rows.lengths[i], limit)
+        return rows.cut(limit, EOS_ID)
 
     def examples(self, split: str) -> tuple[Sequence[str], Sequence[str]]:
         text = self._open(split)
@@ -317,12 +331,11 @@ class Translation:
     def read(self, lines: Sequence[str], rows: int) -> Batches:
         """{"source": (rows, S)}: S depends on a sentence's own length alone, and so does its translation."""
         source = self._cut(self._encode(0, lines), "input")
-        empty = [number for number, ids in enumerate(source, 1) if len(ids) == 1]
-        if empty:
+        empty = np.flatnonzero(source.lengths == 1) + 1
+        if len(empty):
             shown = ", ".join(map(str, empty[:5])) + (", …" if len(empty) > 5 else "")
             log.warning("%d empty lines stay empty: %s", len(empty), shown)
-        lengths = np.array([len(ids) for ids in source])
-        plan = BatchPlan.ladder(lengths, self._ladder(), rows)
+        plan = BatchPlan.ladder(source.lengths, self._ladder(), rows)
         return Batches(plan, lambda batch: {"source": pad(source, batch.indices, batch.shape[0], PAD_ID)})
 
     def _ladder(self) -> list[int]:
@@ -367,6 +380,7 @@ class Translation:
         if training:
             digest = hashlib.sha256()
             for language in (data.source_language, data.target_language):
-                digest.update("\n".join([*self._open(data.train_split).column(language), ""]).encode())
+                for block in self._open(data.train_split).column(language).blocks():
+                    digest.update(block)
             hashes["training data"] = digest.hexdigest()
         return hashes
