@@ -83,7 +83,10 @@ def dot_product_attention(
 
 
 class KeyValue(NamedTuple):
-    """What queries look at: keys (B, S, N, H) and values (B, S, N, H'). Kept between steps, it is the cache."""
+    """What queries look at: keys (B, N, S, H) and values (B, N, S, H'). Kept between steps, it is the cache.
+
+    The heads stand before the positions, as in the products that read them: else every step would copy the cache.
+    """
 
     key: Array
     value: Array
@@ -124,18 +127,18 @@ class MultiHeadAttention(nn.Module):
 
     def project(self, memory: Array) -> KeyValue:
         """(B, S, D) → its keys and values."""
-        return KeyValue(self.key(memory), self.value(memory))
+        return KeyValue(jnp.swapaxes(self.key(memory), 1, 2), jnp.swapaxes(self.value(memory), 1, 2))
 
     def empty_cache(self, batch_size: int, length: int) -> KeyValue:
         """Room for `length` positions."""
-        shape = (batch_size, length, self.num_heads)
+        shape = (batch_size, self.num_heads, length)
         return KeyValue(jnp.zeros((*shape, self.head_dim), self.dtype), jnp.zeros((*shape, self.value_dim), self.dtype))
 
     def extend(self, cache: KeyValue, x: Array, position: Array | int) -> KeyValue:
         """The cache with the keys and values of x (B, T, D) at positions position … position + T - 1."""
 
         def write(old: Array, new: Array) -> Array:
-            return jax.lax.dynamic_update_slice_in_dim(old, new, position, axis=1)
+            return jax.lax.dynamic_update_slice_in_dim(old, new, position, axis=2)
 
         return jax.tree.map(write, cache, self.project(x))
 
@@ -146,7 +149,8 @@ class MultiHeadAttention(nn.Module):
 
         Self-attention: `memory` is x itself.
         """
-        key, value = memory if isinstance(memory, KeyValue) else self.project(memory)
+        projected = memory if isinstance(memory, KeyValue) else self.project(memory)
+        key, value = (jnp.swapaxes(x, 1, 2) for x in projected)
         dropout_key = self.make_rng("dropout") if self.dropout_rate and self.has_rng("dropout") else None
         heads, weights = dot_product_attention(
             self.query(x),

@@ -19,8 +19,13 @@ from transformer_jax.data import sources, tokenizers
 from transformer_jax.data.batching import Batch, BatchPlan, pad
 from transformer_jax.data.tokenizers import BOS_ID, EOS_ID, PAD_ID, Tokenizer
 from transformer_jax.decoding import DecodingConfig
-from transformer_jax.models.attention import KeyValue
-from transformer_jax.models.transformer import Cache, Transformer, TransformerConfig, forward_flops, shift_right
+from transformer_jax.models.transformer import (
+    Transformer,
+    TransformerConfig,
+    forward_flops,
+    shift_right,
+    unstack_decoder,
+)
 from transformer_jax.training.task import Arrays, Batches, Params, Sums, TrainingConfig
 
 log = logging.getLogger(__name__)
@@ -181,15 +186,14 @@ class Translation:
         copies = 1 if fast else options.n_best if drawn else options.beam_size
         apply: Any = functools.partial(self.model.apply, {"params": params})
         cache = apply(source, source != PAD_ID, max_length, method="init_cache")
-        # The source is the same for all copies of a row: out of the cache that the search reorders.
-        memory, valid = jax.tree.map(
-            lambda x: jnp.repeat(x, copies, axis=0), (cache.cross_attention, cache.source_valid)
-        )
+        # What the steps share: layers taken apart, and the source, which all copies of a row read as it is.
+        layers = unstack_decoder(params, self.config.model.num_decoder_layers)
+        extend: Any = functools.partial(self.model.apply, {"params": layers}, method="extend")
         # Nothing to translate, in empty lines and in rows that fill a batch: end at once.
-        empty = valid.sum(axis=1, keepdims=True) <= 1
+        empty = jnp.repeat(cache.source_valid.sum(axis=1, keepdims=True) <= 1, copies, axis=0)
 
-        def step(past: KeyValue, token: jax.Array, position: jax.Array) -> tuple[jax.Array, KeyValue]:
-            logits, extended = apply(Cache(past, memory, valid), token[:, None], position, method="extend")
+        def step(past: Any, token: jax.Array, position: jax.Array) -> tuple[jax.Array, Any]:
+            logits, extended = extend(cache._replace(self_attention=past), token[:, None], position)
             end = jnp.where(jnp.arange(logits.shape[-1]) == EOS_ID, 0.0, decoding.IMPOSSIBLE)[None]
             return jnp.where(empty, end, logits[:, 0]), extended.self_attention
 
