@@ -1,4 +1,7 @@
-"""Predicts a line for every line of the input, in order. Messages go to stderr."""
+"""Predicts a line for every line of the input, in order. Messages go to stderr.
+
+With --config.decoding.n_best above 1 a line is {"hypotheses": [{"text", "score", "log_probability"}, ...]}, best first.
+"""
 
 import sys
 from pathlib import Path

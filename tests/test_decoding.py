@@ -360,6 +360,8 @@ def test_valid_config_has_no_problems_and_limits_the_output():
     assert list(VALID.problems()) == []
     assert VALID.max_length(7) == 57
     assert dataclasses.replace(VALID, max_ratio=1.5, max_extra=3).max_length(7) == 13
+    assert list(dataclasses.replace(VALID, temperature=0.7, top_k=5, top_p=0.9, n_best=9).problems()) == []
+    assert list(dataclasses.replace(VALID, n_best=4).problems()) == []
 
 
 @pytest.mark.parametrize(
@@ -373,6 +375,16 @@ def test_valid_config_has_no_problems_and_limits_the_output():
         ("max_ratio", -1.0, "at least 0; use 1.0"),
         ("max_ratio", float("inf"), "finite"),
         ("max_extra", 0, "at least 1, or a short source has no output; use 50"),
+        ("temperature", -0.1, "at least 0; use 0 to search, 1.0 to draw"),
+        ("temperature", float("inf"), "finite"),
+        ("top_k", -1, "at least 0; use 0"),
+        ("top_k", 5, "no use in a search: set decoding.temperature, as to 1.0, or top_k to 0"),
+        ("top_p", 0.0, "in (0, 1]; use 1.0"),
+        ("top_p", 1.1, "in (0, 1]; use 1.0"),
+        ("top_p", 0.9, "no use in a search: set decoding.temperature, as to 1.0, or top_p to 1.0"),
+        ("seed", -1, "in [0, 2³¹)"),
+        ("n_best", 0, "at least 1"),
+        ("n_best", 5, "beyond beam_size = 4 in a search: set decoding.beam_size to it, or draw"),
     ],
 )
 def test_problems(field, value, rule):
@@ -382,5 +394,5 @@ def test_problems(field, value, rule):
 
 
 def test_all_problems_at_once():
-    broken = DecodingConfig(0, -1.0, "", -1.0, 0)
+    broken = DecodingConfig(0, -1.0, "", -1.0, 0, -1.0, -1, 0.0, -1, 0)
     assert [name for name, _ in broken.problems()] == [f.name for f in dataclasses.fields(broken)]

@@ -100,6 +100,12 @@ def test_predict_keeps_order_empty_and_over_long_lines(trained, tmp_path):
     assert (tmp_path / "out").read_text().split("\n")[:-1] == predicted
     scored = script("predict", f"--workdir={trained}", "--score", *files[:1])
     assert [json.loads(line)["text"] for line in scored.stdout.decode().splitlines()] == predicted
+    several = script("predict", f"--workdir={trained}", *files[:1], "--config.decoding.n_best=2")
+    best = [json.loads(line)["hypotheses"] for line in several.stdout.decode().splitlines()]
+    assert [row[0]["text"] for row in best] == predicted
+    assert len(best[0]) == 2
+    assert set(best[0][0]) == {"text", "score", "log_probability"}
+    fails(script("predict", f"--workdir={trained}", *files[:1], "--config.decoding.top_k=5"), "decoding.temperature")
 
 
 def test_benchmark_prints_one_json_line(recipe):

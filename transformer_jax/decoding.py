@@ -1,14 +1,15 @@
-"""Greedy and beam search over a step function and an explicit cache; they know no model.
+"""Greedy search, beam search and sampling over a step function and an explicit cache; they know no model.
 
 A `Step` takes the cache, the newest token of every row (N,) int32, and its position () int32, which is also
 the number of tokens already in the cache. It returns the logits of the next token (N, V) float32 and the cache
 with the newest one in it. A cache is any pytree whose leaves have the rows as first axis. Greedy search has
-N = B rows, beam search N = B·K, the K beams of a row side by side; what these share (the encoder's output)
-`step` may close over, and a cache without it is cheaper to reorder.
+N = B rows, beam search and sampling N = B·K, the K beams or draws of a row side by side; what these share (the
+encoder's output) `step` may close over, and a cache without it is cheaper to reorder.
 
-B batch, K beams, V vocabulary; T = `max_length`, the most tokens an output can have, EOS counted and BOS not.
+B batch, K beams or draws, V vocabulary; T = `max_length`, the most tokens an output can have, EOS counted and BOS not.
 PAD and BOS are never chosen (unless EOS has the same id). The probabilities stay the model's own: the share
-of these two is not spread over the others. Call both searches under `jit`; keyword arguments are static.
+of these two is not spread over the others. Call all three under `jit`; keyword arguments are static, but for
+arrays.
 """
 
 import dataclasses
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 Cache = Any
 Step = Callable[[Cache, jax.Array, jax.Array], tuple[jax.Array, Cache]]
@@ -28,13 +30,18 @@ IMPOSSIBLE = -1e9  # stands for log 0; finite, so that no difference is NaN
 
 @dataclasses.dataclass(frozen=True)
 class DecodingConfig:
-    """How outputs are searched for, and how long they may get."""
+    """How outputs are searched for or drawn, and how long they may get."""
 
-    beam_size: int = 4  # 1 is greedy
+    beam_size: int = 4  # 1 is greedy; drawing has none
     length_penalty: float = 0.6  # α; 0 ranks by probability alone
     length_penalty_form: str = "wu"  # "wu" or "power", see `lp`
     max_ratio: float = 1.0
     max_extra: int = 50
+    temperature: float = 0.0  # 0 searches; above it outputs are drawn, see `sample`
+    top_k: int = 0  # 0: all
+    top_p: float = 1.0  # 1: all
+    seed: int = 0  # of the draws; each line has its own
+    n_best: int = 1  # outputs a line
 
     def max_length(self, source_length: int) -> int:
         return int(source_length * self.max_ratio) + self.max_extra
@@ -54,10 +61,34 @@ class DecodingConfig:
             yield "max_ratio", "must be finite, at least 0; use 1.0 for outputs about as long as their source"
         if self.max_extra < 1:
             yield "max_extra", "must be at least 1, or a short source has no output; use 50 if in doubt"
+        yield from self._sampling_problems()
+
+    def _sampling_problems(self) -> Iterator[tuple[str, str]]:
+        searches = self.temperature == 0
+        if not 0 <= self.temperature < math.inf:
+            yield "temperature", "must be finite, at least 0; use 0 to search, 1.0 to draw from the model as it is"
+        if self.top_k < 0:
+            yield "top_k", "must be at least 0; use 0 to draw from all tokens"
+        elif self.top_k and searches:
+            yield "top_k", "is of no use in a search: set decoding.temperature, as to 1.0, or top_k to 0"
+        if not 0 < self.top_p <= 1:
+            yield "top_p", "must be in (0, 1]; use 1.0 to draw from all tokens"
+        elif self.top_p < 1 and searches:
+            yield "top_p", "is of no use in a search: set decoding.temperature, as to 1.0, or top_p to 1.0"
+        if not 0 <= self.seed < 2**31:
+            yield "seed", "must be in [0, 2³¹)"
+        if self.n_best < 1:
+            yield "n_best", "must be at least 1"
+        elif self.n_best > max(self.beam_size, 1) and searches:
+            yield (
+                "n_best",
+                f"must not be beyond beam_size = {self.beam_size} in a search: set decoding.beam_size to it, or draw "
+                "with decoding.temperature = 1.0",
+            )
 
 
 class Hypotheses(NamedTuple):
-    """The K best outputs of each row, best first.
+    """The K best outputs of each row, best first; or K drawn ones, ordered by score alone.
 
     All that end in EOS come before those cut off at T tokens, which only fill the places left over; either
     kind is ordered by score. A place that nothing is left for (tiny vocabularies) has PAD only and minus infinity.
@@ -103,11 +134,19 @@ def _best_tokens(logits: jax.Array, k: int, forbidden: list[int]) -> tuple[jax.A
     return jnp.where(barred, IMPOSSIBLE, jnp.maximum(log_probabilities, IMPOSSIBLE)), tokens
 
 
-def greedy(
-    step: Step, cache: Cache, *, batch_size: int, max_length: int, bos_id: int, eos_id: int, pad_id: int
-) -> Hypotheses:
-    """The most probable token at every position until EOS: K = 1, the score is the log-probability."""
-    forbidden = sorted({pad_id, bos_id} - {eos_id})
+def _one_by_one(
+    step: Step,
+    cache: Cache,
+    choose: Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]],
+    *,
+    rows: int,
+    max_length: int,
+    bos_id: int,
+    eos_id: int,
+    pad_id: int,
+) -> tuple[jax.Array, jax.Array]:
+    """Tokens (N, T) and their log-probabilities (N,): `choose` turns logits (N, V) and position into one token a row
+    and its log-probability, until EOS."""
 
     def unfinished(state):
         position, _, _, finished, _ = state
@@ -116,18 +155,122 @@ def greedy(
     def advance(state):
         position, tokens, total, finished, cache = state
         logits, cache = step(cache, tokens[:, position], position)
-        log_probabilities, candidates = _best_tokens(logits, 1, forbidden)
-        best = log_probabilities.argmax(axis=-1, keepdims=True)
-        token = jnp.take_along_axis(candidates, best, axis=-1)[:, 0]
-        total += jnp.where(finished, 0.0, log_probabilities.max(axis=-1))
+        token, log_probability = choose(logits, position)
+        total += jnp.where(finished, 0.0, log_probability)
         tokens = tokens.at[:, position + 1].set(jnp.where(finished, pad_id, token))
         return position + 1, tokens, total, finished | (token == eos_id), cache
 
-    tokens = jnp.full((batch_size, 1 + max_length), pad_id, jnp.int32).at[:, 0].set(bos_id)
-    total, finished = jnp.zeros(batch_size, jnp.float32), jnp.zeros(batch_size, bool)
+    tokens = jnp.full((rows, 1 + max_length), pad_id, jnp.int32).at[:, 0].set(bos_id)
+    total, finished = jnp.zeros(rows, jnp.float32), jnp.zeros(rows, bool)
     state = (jnp.int32(0), tokens, total, finished, cache)
     _, tokens, total, _, _ = jax.lax.while_loop(unfinished, advance, state)
-    return Hypotheses(tokens[:, None, 1:], total[:, None], total[:, None])
+    return tokens[:, 1:], total
+
+
+def greedy(
+    step: Step, cache: Cache, *, batch_size: int, max_length: int, bos_id: int, eos_id: int, pad_id: int
+) -> Hypotheses:
+    """The most probable token at every position until EOS: K = 1, the score is the log-probability."""
+    forbidden = sorted({pad_id, bos_id} - {eos_id})
+
+    def choose(logits, _):
+        log_probabilities, candidates = _best_tokens(logits, 1, forbidden)
+        best = log_probabilities.argmax(axis=-1, keepdims=True)
+        return jnp.take_along_axis(candidates, best, axis=-1)[:, 0], log_probabilities.max(axis=-1)
+
+    ids = {"bos_id": bos_id, "eos_id": eos_id, "pad_id": pad_id}
+    tokens, total = _one_by_one(step, cache, choose, rows=batch_size, max_length=max_length, **ids)
+    return Hypotheses(tokens[:, None], total[:, None], total[:, None])
+
+
+def _nucleus(probabilities: jax.Array, p: float) -> jax.Array:
+    """(N, C) → True in the smallest set of each row that has a probability of p, the first of equals first.
+
+    Bisects for the least probability in it; on CPU that takes a small part of the time of sorting a vocabulary.
+    """
+    bits = jax.lax.bitcast_convert_type(probabilities, jnp.int32)  # in the order of the numbers, as none is negative
+
+    def mass(kept):
+        return jnp.where(kept, probabilities, 0.0).sum(axis=-1, keepdims=True)
+
+    def halve(_, bounds):
+        low, high = bounds
+        middle = low + (high - low) // 2
+        enough = mass(bits >= middle) >= p
+        return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
+
+    low = jnp.zeros_like(bits[:, :1])
+    least, _ = jax.lax.fori_loop(0, 31, halve, (low, jnp.full_like(low, np.float32(2.0).view(np.int32))))
+    equal = bits == least
+    before = mass(bits > least) + (jnp.cumsum(equal, axis=-1) - 1) * probabilities
+    return (bits > least) | (equal & (before < p))
+
+
+def truncate(logits: jax.Array, *, temperature: float, top_k: int, top_p: float) -> tuple[jax.Array, jax.Array]:
+    """logits (N, V) → what is drawn from: logits (N, C), those cut off minus infinity, and their tokens (N, C).
+
+    In this order: temperature, softmax(x / temperature) (Ackley et al. 1985); top-k, the k most probable (Fan et
+    al. 2018), 0 for all; top-p, of what top-k left and made to sum to 1 the smallest set, the most probable first,
+    that has a probability of at least p (Holtzman et al. 2020), 1 for all. The most probable always stays. Of equals
+    the smaller ids go first. Raises ValueError for values out of range.
+    """
+    if not (0 < temperature < math.inf and top_k >= 0 and 0 < top_p <= 1):
+        raise ValueError(
+            f"{temperature=}, {top_k=}, {top_p=}: must be positive, at least 0, and in (0, 1]; use 1.0, 0 and 1.0 to "
+            "draw from the model as it is"
+        )
+    # What is IMPOSSIBLE stays so at any temperature.
+    logits = jnp.where(logits <= IMPOSSIBLE, -jnp.inf, logits / temperature)
+    if 0 < top_k < logits.shape[-1]:
+        logits, tokens = _top_k(logits, top_k)
+    else:
+        tokens = jnp.broadcast_to(jnp.arange(logits.shape[-1])[None], logits.shape)
+    if top_p < 1:
+        logits = jnp.where(_nucleus(jax.nn.softmax(logits), top_p), logits, -jnp.inf)
+    return logits, tokens
+
+
+def sample(
+    step: Step,
+    cache: Cache,
+    *,
+    key: jax.Array,
+    row_ids: jax.Array,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    num_samples: int,
+    batch_size: int,
+    max_length: int,
+    bos_id: int,
+    eos_id: int,
+    pad_id: int,
+) -> Hypotheses:
+    """K = `num_samples` independent draws for each row, ordered by score: the log-probability under the model itself,
+    before what `truncate` does to it. The same output may be drawn twice.
+
+    `cache` has B rows and is repeated K times here. `row_ids` (B,) integers say which row is which: its draws
+    depend on `key` and on its own id alone, not on the batch or on its place there. ValueError from `truncate`.
+    """
+    B, K, T = batch_size, num_samples, max_length
+    forbidden = jnp.array(sorted({pad_id, bos_id} - {eos_id}), jnp.int32)
+    fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
+    keys = jax.vmap(fold, in_axes=(0, None))(fold(key, row_ids), jnp.arange(K)).reshape(B * K)
+
+    def choose(logits, position):
+        likely, tokens = truncate(
+            logits.at[:, forbidden].set(-jnp.inf), temperature=temperature, top_k=top_k, top_p=top_p
+        )
+        draw = jax.vmap(lambda key, x: jax.random.categorical(jax.random.fold_in(key, position), x))(keys, likely)
+        token = jnp.take_along_axis(tokens, draw[:, None], axis=-1)
+        log_probability = jnp.take_along_axis(logits, token, axis=-1)[:, 0] - jax.nn.logsumexp(logits, axis=-1)
+        return token[:, 0], log_probability
+
+    cache = jax.tree.map(lambda x: jnp.repeat(x, K, axis=0), cache)
+    ids = {"bos_id": bos_id, "eos_id": eos_id, "pad_id": pad_id}
+    tokens, total = _one_by_one(step, cache, choose, rows=B * K, max_length=T, **ids)
+    total, order = jax.lax.top_k(total.reshape(B, K), K)
+    return Hypotheses(_take(tokens.reshape(B, K, T), order), total, total)
 
 
 class _Beams(NamedTuple):

@@ -45,8 +45,9 @@ class Predictor:
         self._evaluator = Evaluator(self.task, mesh, self.config.evaluation.rows)
 
     def predict(self, lines: Sequence[str], scored: bool = False) -> list[str]:
-        """A line for every line, in order; `scored`: JSON objects with text and score."""
-        write = self.task.write_scored if scored else self.task.write
+        """A line for every line, in order; JSON objects if `scored`, or if `decoding.n_best` asks for more than one."""
+        several = self.config.decoding is not None and self.config.decoding.n_best > 1
+        write = self.task.write_scored if scored or several else self.task.write
         return self._evaluator.predict(self.params, lines, write=write)
 
     def evaluate(self, split: str | None = None) -> dict[str, float | str | int]:

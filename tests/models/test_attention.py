@@ -198,7 +198,7 @@ def test_a_projected_memory_is_as_good_as_the_memory():
     module, variables = make()
     x, memory = normal(B, T, D), normal(B, S, D)
     projected = module.apply(variables, memory, method="project")
-    assert projected.key.shape == (B, S, N, H)
+    assert projected.key.shape == (B, N, S, H)
     assert projected.value.shape == (B, S, N, W)
     np.testing.assert_array_equal(module.apply(variables, x, projected), module.apply(variables, x, memory))
 
@@ -264,14 +264,14 @@ def test_a_prompt_and_then_single_steps_give_what_the_whole_gives(prompt):
 
     cache = module.apply(variables, B, room, method="empty_cache")
     assert isinstance(cache, KeyValue)
-    assert (cache.key.shape, cache.value.shape) == ((B, room, N, H), (B, room, N, W))
+    assert (cache.key.shape, cache.value.shape) == ((B, N, room, H), (B, N, room, W))
     output, cache = step(cache, x[:, :prompt], 0)
     outputs = [output]
     for t in range(prompt, S):
         output, cache = step(cache, x[:, t : t + 1], t)
         outputs.append(output)
     assert oracle.relative(np.concatenate(outputs, axis=1), whole) <= 1e-5
-    assert (cache.key[:, S:] == 0).all()
+    assert (cache.key[:, :, S:] == 0).all()
 
 
 def test_bfloat16_products_and_float32_weights():

@@ -20,6 +20,7 @@ from transformer_jax.models.transformer import (
     forward_flops,
     num_parameters,
     shift_right,
+    unstack_decoder,
 )
 
 B, T, S = 5, 11, 13
@@ -269,8 +270,8 @@ def test_decoding_with_a_cache_gives_the_logits_of_the_whole(change):
     extend = jax.jit(functools.partial(apply, method="extend"))
     first = start(source, SOURCE_VALID, length + 2)
     assert all(len(leaf) == 3 for leaf in jax.tree.leaves(first))
-    assert first.self_attention.key.shape == (3, 2, length + 2, 2, 3)
-    assert first.cross_attention.value.shape == (3, 2, S, 2, 3)
+    assert [layer.key.shape for layer in first.self_attention] == [(3, 2, length + 2, 3)] * 2
+    assert [layer.value.shape for layer in first.cross_attention] == [(3, 2, S, 3)] * 2
     for prompt in range(1, length + 1):
         found, cache = extend(first, target[:, :prompt], 0)
         found = [found]
@@ -293,6 +294,20 @@ def test_a_cache_can_be_reordered_by_rows():
         return apply(cache, target[order, 3:], 3, method="extend")[0]
 
     assert oracle.relative(run(source, SOURCE_VALID, target, order), whole[order, 3:]) <= 1e-5
+
+
+def test_rows_that_share_a_source_read_it_once():
+    """Three rows a source, side by side, on a cache of the source alone; with the layers taken apart or not."""
+    params, (source, _) = parameters(SMALL), some_ids(SMALL, rows=3, length=4)
+    _, target = some_ids(SMALL, rows=9, length=4)
+    whole = logits(SMALL, params, np.repeat(source, 3, axis=0), target, np.repeat(SOURCE_VALID, 3, axis=0))
+    cache = Transformer(SMALL).apply({"params": params}, source, SOURCE_VALID, 4, method="init_cache")
+    wide = jax.tree.map(lambda x: jnp.repeat(x, 3, axis=0), cache.self_attention)
+    for given in (params, unstack_decoder(params, SMALL.num_decoder_layers)):
+        extend = jax.jit(functools.partial(Transformer(SMALL).apply, {"params": given}, method="extend"))
+        found, extended = extend(cache._replace(self_attention=wide), target, 0)
+        assert oracle.relative(found, whole) <= 1e-5
+    assert extended.cross_attention[0].key.shape[0] == 3
 
 
 @pytest.mark.parametrize("name", ["dropout_rate", "attention_dropout_rate", "feed_forward_dropout_rate"])

@@ -190,3 +190,44 @@ def test_lost_or_broken_tokenizer(task, tiny, tmp_path):
     (tmp_path / "run" / "checkpoints").mkdir()
     with pytest.raises(ValueError, match=r"tokenizer.json is missing, and the checkpoints beside it belong to it"):
         parse(tiny).make_task(tmp_path / "run").identity(training=False)
+
+
+LINES = ["ek at", "", "ut", "at ek ut", "ek at", "im"] * 3
+
+
+def predictions(tiny, tmp_path, params, lines=LINES, rows=8, **options):
+    tiny.decoding.update(options)
+    task = parse(tiny).make_task(tmp_path / "run")
+    evaluator = Evaluator(task, make_mesh(task.config.mesh), rows=rows)
+    several = tiny.decoding.n_best > 1
+    found = evaluator.predict(params, lines, write=task.write_scored if several else task.write)
+    return [json.loads(line)["hypotheses"] for line in found] if several else found
+
+
+def test_n_best_of_a_beam(tiny, tmp_path, params):
+    plain = predictions(tiny, tmp_path, params, beam_size=5)
+    found = predictions(tiny, tmp_path, params, n_best=3)
+    assert [row[0]["text"] for row in found] == plain
+    task = parse(tiny).make_task(tmp_path / "run")
+    _, arrays = next(every_batch(task.read(["ek at"], 1)))
+    best = task.predict(params, arrays, fast=False)
+    assert {name: value.shape[:2] for name, value in best.items()} == dict.fromkeys(best, (1, 3))
+    np.testing.assert_allclose([row["score"] for row in found[0]], best["scores"][0], rtol=1e-5)
+    assert [row["score"] for row in found[0]] == sorted((row["score"] for row in found[0]), reverse=True)
+    assert all(row["log_probability"] < row["score"] < 0 for row in found[0])
+    assert found[1] == [{"text": "", "score": 0.0, "log_probability": 0.0}]
+    assert len({row["text"] for row in found[3]}) > 1
+    assert task.predict(params, arrays, fast=True)["tokens"].shape[:2] == (1, 1)
+
+
+def test_drawn_translations_depend_on_seed_and_line_not_on_the_batch(tiny, tmp_path, params):
+    options = {"temperature": 1.0, "top_k": 20, "top_p": 0.95, "n_best": 2, "seed": 3}
+    found = predictions(tiny, tmp_path, params, **options)
+    texts, scores = ([[row[name] for row in rows] for rows in found] for name in ("text", "score"))
+    alone = predictions(tiny, tmp_path, params, rows=1)
+    assert [[row["text"] for row in rows] for rows in alone] == texts
+    np.testing.assert_allclose([[row["score"] for row in rows] for rows in alone], scores, rtol=1e-5)
+    assert (texts[1], scores[1]) == (["", ""], [0.0, 0.0])
+    assert len(set(map(tuple, texts[::6] + texts[4::6]))) == 6, "the same line in another place is drawn anew"
+    others = predictions(tiny, tmp_path, params, seed=4)
+    assert all(a != b for a, b in zip(found[::6], others[::6], strict=True))

@@ -91,7 +91,10 @@ def dot_product_attention(
 
 
 class KeyValue(NamedTuple):
-    """What queries look at: keys (B, S, N, H) and values (B, S, N, H'). Kept between steps, it is the cache."""
+    """What queries look at: keys (B, N, S, H) and values (B, N, S, H'). Kept between steps, it is the cache.
+
+    The heads stand before the positions, as in the products that read them: else every step would copy the cache.
+    """
 
     key: Array
     value: Array
@@ -138,20 +141,21 @@ class MultiHeadAttention(nn.Module):
     def project(self, memory: Array, position: Array | int = 0, room: int | None = None) -> KeyValue:
         """(B, S, D) at positions position … position + S - 1, all below `room` → its keys and values."""
         key = self.key(memory)
-        return KeyValue(rotate(key, position, room) if self.positions == "rotary" else key, self.value(memory))
+        key = rotate(key, position, room) if self.positions == "rotary" else key
+        return KeyValue(jnp.swapaxes(key, 1, 2), jnp.swapaxes(self.value(memory), 1, 2))
 
     def empty_cache(self, batch_size: int, length: int) -> KeyValue:
         """Room for `length` positions."""
-        shape = (batch_size, length, self.num_heads)
+        shape = (batch_size, self.num_heads, length)
         return KeyValue(jnp.zeros((*shape, self.head_dim), self.dtype), jnp.zeros((*shape, self.value_dim), self.dtype))
 
     def extend(self, cache: KeyValue, x: Array, position: Array | int) -> KeyValue:
         """The cache with the keys and values of x (B, T, D) at positions position … position + T - 1."""
 
         def write(old: Array, new: Array) -> Array:
-            return jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), position, axis=1)
+            return jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), position, axis=2)
 
-        return jax.tree.map(write, cache, self.project(x, position, cache.key.shape[1]))
+        return jax.tree.map(write, cache, self.project(x, position, cache.key.shape[2]))
 
     def __call__(
         self,
@@ -166,7 +170,8 @@ class MultiHeadAttention(nn.Module):
 
         Self-attention: `memory` is x itself, or a cache that holds x from `position` on.
         """
-        key, value = memory if isinstance(memory, KeyValue) else self.project(memory)
+        projected = memory if isinstance(memory, KeyValue) else self.project(memory)
+        key, value = (jnp.swapaxes(x, 1, 2) for x in projected)
         query = self.query(x)
         if self.positions == "rotary":
             query = rotate(query, position, key.shape[1])

@@ -112,12 +112,12 @@ class TransformerConfig:
 class Cache(NamedTuple):
     """What decoding keeps between steps; the batch axis comes first in every leaf.
 
-    self_attention: keys and values (B, L, T, N, H) of the target so far; cross_attention: those of the source,
-    (B, L, S, N, H); source_valid: (B, S).
+    self_attention: for each layer keys and values (B, N, T, H) of the target so far; cross_attention: those of the
+    source, (B, N, S, H); source_valid: (B, S).
     """
 
-    self_attention: KeyValue
-    cross_attention: KeyValue
+    self_attention: tuple[KeyValue, ...]
+    cross_attention: tuple[KeyValue, ...]
     source_valid: Array
 
 
@@ -182,14 +182,19 @@ class DecoderBlock(nn.Module):
         cache: KeyValue | None = None,
         position: Array | int = 0,
     ) -> tuple[Array, KeyValue | None]:
-        """x (B, T, D), memory (B, S, D) or its projection → (B, T, D) and the cache, extended at `position`."""
+        """x (B, T, D), memory (B, S, D) or its projection → (B, T, D) and the cache, extended at `position`.
+
+        Memory of fewer rows, B / K, is shared: each of its rows is read once for K neighbouring rows of x.
+        """
         h = self.self_attention_residual.before(x)
         if cache is not None:
             cache = self.self_attention.extend(cache, h, position)
         y = self.self_attention(h, h if cache is None else cache, mask=self_mask, position=position)
         x = self.self_attention_residual.after(x, y)
         h = self.cross_attention_residual.before(x)
-        x = self.cross_attention_residual.after(x, self.cross_attention(h, memory, mask=cross_mask))
+        shared = h.reshape(jax.tree.leaves(memory)[0].shape[0], -1, h.shape[-1])
+        y = self.cross_attention(shared, memory, mask=cross_mask)
+        x = self.cross_attention_residual.after(x, y.reshape(x.shape))
         h = self.feed_forward_residual.before(x)
         return self.feed_forward_residual.after(x, self.feed_forward(h)), cache
 
@@ -209,6 +214,15 @@ def over_layers(body: Callable, num_layers: int, unroll: int) -> Callable:
         unroll=unroll,
         metadata_params={nn.PARTITION_NAME: "layers"},
     )
+
+
+def unstack(stacked: Any, num_layers: int, axis: int = 0) -> tuple[Any, ...]:
+    """Leaves with the layers along `axis` → a tree for each layer."""
+
+    def one(layer: int) -> Any:
+        return jax.tree.map(lambda x: jax.lax.index_in_dim(x, layer, axis, keepdims=False), stacked)
+
+    return tuple(map(one, range(num_layers)))
 
 
 class Encoder(nn.Module):
@@ -253,22 +267,30 @@ class Decoder(nn.Module):
 
         def body(block: DecoderBlock, carry: None, _: None) -> tuple[None, tuple[KeyValue, KeyValue]]:
             empty = block.self_attention.empty_cache(memory.shape[0], length)
-            return carry, (empty, block.cross_attention.project(memory))
+            cross = jax.tree.map(lambda x: x.astype(self.config.dtype), block.cross_attention.project(memory))
+            return carry, (empty, cross)
 
-        _, (self_attention, cross_attention) = self._run(body, None, None)
+        _, stacked = self._run(body, None, None)
+        self_attention, cross_attention = (unstack(x, self.config.num_decoder_layers, axis=1) for x in stacked)
         return Cache(self_attention, cross_attention, source_valid)
 
     def extend(self, x: Array, cache: Cache, position: Array | int) -> tuple[Array, Cache]:
-        """x (B, T, D) at positions position … position + T - 1 → (B, T, D) and the cache with them in it."""
-        self_mask = causal_mask(x.shape[1], cache.self_attention.key.shape[2], position)
+        """x (B, T, D) at positions position … position + T - 1 → (B, T, D) and the cache with them in it.
+
+        The layers follow one another in the open, and each has a cache of its own: a loop over them would copy the
+        whole cache at every step. Their parameters are taken apart here unless `unstack_decoder` has done so. The
+        rows of x may be K times those of the source, side by side: they share it. No dropout; nothing is sown.
+        """
+        self_mask = causal_mask(x.shape[1], cache.self_attention[0].key.shape[2], position)
         cross_mask = padding_mask(cache.source_valid)
-
-        def body(block: DecoderBlock, x: Array, cached: Any) -> tuple[Array, Any]:
-            own, memory = cached
-            return block(x, memory, self_mask, cross_mask, own, position)
-
-        x, self_attention = self._run(body, x, (cache.self_attention, cache.cross_attention))
-        return self.norm(x), cache._replace(self_attention=self_attention)
+        stack: Any = self.variables["params"]["layers"]
+        layers = stack if isinstance(stack, tuple) else unstack(nn.unbox(stack), self.config.num_decoder_layers)
+        block: Any = DecoderBlock(self.config, parent=None)
+        extended: list[KeyValue] = []
+        for params, past, memory in zip(layers, cache.self_attention, cache.cross_attention, strict=True):
+            x, past = block.apply({"params": params}, x, memory, self_mask, cross_mask, past, position)
+            extended.append(past)
+        return self.norm(x), cache._replace(self_attention=tuple(extended))
 
     def _run(self, body: Callable, carry: Any, inputs: Any) -> tuple[Any, Any]:
         return over_layers(body, self.config.num_decoder_layers, self.config.unroll)(self.layers, carry, inputs)
@@ -361,6 +383,13 @@ class Transformer(nn.Module):
         x = self.target_embedding(target) + self.target_positions(target.shape[1], position)
         x, cache = self.decoder.extend(self.dropout(x), cache, position)
         return self.logits(x), cache
+
+
+def unstack_decoder(params: Any, num_layers: int) -> Any:
+    """The Transformer's parameters with the decoder's layers apart, for `extend` in a loop: else it would take them
+    apart at every step."""
+    decoder = params["decoder"]
+    return params | {"decoder": decoder | {"layers": unstack(decoder["layers"], num_layers)}}
 
 
 def shift_right(target: Array, bos_id: int) -> Array:

@@ -20,9 +20,14 @@ from transformer_jax.data.batching import Batch, BatchPlan, pad
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.data.tokenizers import BOS_ID, EOS_ID, PAD_ID, Tokenizer
 from transformer_jax.decoding import DecodingConfig
-from transformer_jax.models.attention import KeyValue
 from transformer_jax.models.layers import Projection
-from transformer_jax.models.transformer import Cache, Transformer, TransformerConfig, forward_flops, shift_right
+from transformer_jax.models.transformer import (
+    Transformer,
+    TransformerConfig,
+    forward_flops,
+    shift_right,
+    unstack_decoder,
+)
 from transformer_jax.training.task import Arrays, Batches, Params, Sums, TrainingConfig
 
 log = logging.getLogger(__name__)
@@ -181,39 +186,53 @@ class Translation:
         return {"loss": total, "tokens": weight, "examples": (batch["target"] != PAD_ID).any(axis=1).sum()}
 
     def predict(self, params: Params, batch: Mapping[str, jax.Array], fast: bool) -> dict[str, jax.Array]:
-        """The best translation of each row: tokens (B, T) and its score (B,)."""
-        source, search = batch["source"], self.config.decoding
+        """The K = `decoding.n_best` translations of each row, best first: tokens (B, K, T), scores and
+        log_probabilities (B, K); `fast` is greedy, K = 1."""
+        source, options = batch["source"], self.config.decoding
         rows, length = source.shape
-        max_length = min(search.max_length(length), self.config.model.max_length)
-        beams = 1 if fast else search.beam_size
+        max_length = min(options.max_length(length), self.config.model.max_length)
+        drawn = options.temperature > 0 and not fast
+        copies = 1 if fast else options.n_best if drawn else options.beam_size
         apply: Any = functools.partial(self.model.apply, {"params": params})
         cache = apply(source, source != PAD_ID, max_length, method="init_cache")
-        # The source is the same for all beams of a row: out of the cache that the search reorders.
-        memory, valid = jax.tree.map(
-            lambda x: jnp.repeat(x, beams, axis=0), (cache.cross_attention, cache.source_valid)
-        )
+        # What the steps share: layers taken apart, and the source, which all copies of a row read as it is.
+        layers = unstack_decoder(params, self.config.model.num_decoder_layers)
+        extend: Any = functools.partial(self.model.apply, {"params": layers}, method="extend")
         # Nothing to translate, in empty lines and in rows that fill a batch: end at once.
-        empty = valid.sum(axis=1, keepdims=True) <= 1
+        empty = jnp.repeat(cache.source_valid.sum(axis=1, keepdims=True) <= 1, copies, axis=0)
 
-        def step(past: KeyValue, token: jax.Array, position: jax.Array) -> tuple[jax.Array, KeyValue]:
-            logits, extended = apply(Cache(past, memory, valid), token[:, None], position, method="extend")
+        def step(past: Any, token: jax.Array, position: jax.Array) -> tuple[jax.Array, Any]:
+            logits, extended = extend(cache._replace(self_attention=past), token[:, None], position)
             end = jnp.where(jnp.arange(logits.shape[-1]) == EOS_ID, 0.0, decoding.IMPOSSIBLE)[None]
             return jnp.where(empty, end, logits[:, 0]), extended.self_attention
 
-        ids = {"bos_id": BOS_ID, "eos_id": EOS_ID, "pad_id": PAD_ID}
-        options: dict[str, Any] = {"batch_size": rows, "max_length": max_length, **ids}
-        if beams == 1:
-            found = decoding.greedy(step, cache.self_attention, **options)
+        common: dict[str, Any] = {"batch_size": rows, "max_length": max_length}
+        common |= {"bos_id": BOS_ID, "eos_id": EOS_ID, "pad_id": PAD_ID}
+        if drawn:
+            found = decoding.sample(
+                step,
+                cache.self_attention,
+                key=jax.random.key(options.seed),
+                row_ids=batch["line"],
+                temperature=options.temperature,
+                top_k=options.top_k,
+                top_p=options.top_p,
+                num_samples=copies,
+                **common,
+            )
+        elif copies == 1:
+            found = decoding.greedy(step, cache.self_attention, **common)
         else:
             found = decoding.beam_search(
                 step,
                 cache.self_attention,
-                beam_size=beams,
-                length_penalty=search.length_penalty,
-                length_penalty_form=search.length_penalty_form,
-                **options,
+                beam_size=copies,
+                length_penalty=options.length_penalty,
+                length_penalty_form=options.length_penalty_form,
+                **common,
             )
-        return {"tokens": found.tokens[:, 0], "scores": found.scores[:, 0]}
+        best = 1 if fast else options.n_best
+        return {name: value[:, :best] for name, value in found._asdict().items()}
 
     # On the host.
 
@@ -329,14 +348,22 @@ class Translation:
         return text.column(self.config.data.source_language), text.column(self.config.data.target_language)
 
     def read(self, lines: Sequence[str], rows: int) -> Batches:
-        """{"source": (rows, S)}: S depends on a sentence's own length alone, and so does its translation."""
+        """{"source": (rows, S), "line": (rows,)}: S depends on a sentence's own length alone, and so does its
+        translation; one that is drawn depends on its place among the lines too, which is "line"."""
         source = self._cut(self._encode(0, lines), "input")
         empty = np.flatnonzero(source.lengths == 1) + 1
         if len(empty):
             shown = ", ".join(map(str, empty[:5])) + (", …" if len(empty) > 5 else "")
             log.warning("%d empty lines stay empty: %s", len(empty), shown)
         plan = BatchPlan.ladder(source.lengths, self._ladder(), rows)
-        return Batches(plan, lambda batch: {"source": pad(source, batch.indices, batch.shape[0], PAD_ID)})
+
+        def load(batch: Batch) -> Arrays:
+            return {
+                "source": pad(source, batch.indices, batch.shape[0], PAD_ID),
+                "line": batch.indices.astype(np.int32),
+            }
+
+        return Batches(plan, load)
 
     def _ladder(self) -> list[int]:
         """8, 12, 16, 24, 32, 48 … model.max_length."""
@@ -345,15 +372,31 @@ class Translation:
         return [*(step for step in steps if step < limit), limit]
 
     def write(self, arrays: Arrays, batch: Arrays) -> list[str]:
-        """Text, each on one line; "" for an empty source."""
-        return [self._tokenizers[1].decode(ids).replace("\n", " ") for ids in arrays["tokens"]]
+        """The best text, each on one line; "" for an empty source."""
+        return [self._text(tokens[0]) for tokens in arrays["tokens"]]
+
+    def _text(self, tokens: np.ndarray) -> str:
+        return self._tokenizers[1].decode(tokens).replace("\n", " ")
 
     def write_scored(self, arrays: Arrays, batch: Arrays) -> list[str]:
-        """{"text", "score"}: the score is log P / lp, which beam search ranks by."""
-        return [
-            json.dumps({"text": text, "score": float(score)}, ensure_ascii=False)
-            for text, score in zip(self.write(arrays, batch), arrays["scores"], strict=True)
+        """{"text", "score"}: the score is log P / lp, which beam search ranks by; log P of what was drawn.
+
+        With `decoding.n_best` above 1: {"hypotheses": [{"text", "score", "log_probability"}, …]}, best first, fewer
+        where a search finds no more, as in an empty source.
+        """
+        rows = [
+            [
+                {"text": self._text(tokens), "score": float(score), "log_probability": float(log_probability)}
+                for tokens, score, log_probability in zip(*row, strict=True)
+                if score != -math.inf
+            ]
+            for row in zip(arrays["tokens"], arrays["scores"], arrays["log_probabilities"], strict=True)
         ]
+        if self.config.decoding.n_best > 1:
+            results: list[Any] = [{"hypotheses": row} for row in rows]
+        else:
+            results = [{name: row[0][name] for name in ("text", "score")} for row in rows]
+        return [json.dumps(result, ensure_ascii=False) for result in results]
 
     def score(
         self, sums: Mapping[str, float], lines: Sequence[str], references: Sequence[str]

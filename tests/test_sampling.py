@@ -1,0 +1,165 @@
+"""Sampling: the truncated distribution in NumPy float64, drawn frequencies against it, whom a draw depends on."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_decoding import BOS, EOS, IDS, PAD, log_softmax, markov, random_logits, search
+
+from transformer_jax.decoding import IMPOSSIBLE, sample, truncate
+
+SETTINGS = [
+    {"temperature": 1.0, "top_k": 0, "top_p": 1.0},
+    {"temperature": 0.7, "top_k": 0, "top_p": 1.0},
+    {"temperature": 1.3, "top_k": 5, "top_p": 1.0},
+    {"temperature": 1.3, "top_k": 0, "top_p": 0.8},
+    {"temperature": 1.3, "top_k": 5, "top_p": 0.8},
+    {"temperature": 0.7, "top_k": 99, "top_p": 0.99},
+    {"temperature": 0.7, "top_k": 3, "top_p": 1e-6},
+]
+PLAIN = SETTINGS[0]
+
+
+def softmax(x):
+    return np.exp(log_softmax(x))
+
+
+def expected_distribution(logits, temperature, top_k, top_p):
+    """Probabilities (V,), one token at a time, by the definitions."""
+    x = np.asarray(logits, np.float64) / temperature
+    order = sorted(range(len(x)), key=lambda v: (-x[v], v))[: top_k or None]
+    left = softmax([x[v] for v in order])
+    kept, mass = [], 0.0
+    while mass < top_p and len(kept) < len(order):
+        kept.append(order[len(kept)])
+        mass += left[len(kept) - 1]
+    found = np.zeros(len(x))
+    found[kept] = softmax(x[kept])
+    return found
+
+
+def draw(model, row_ids=None, seed=0, num_samples=3, max_length=7, **settings):
+    step, cache = model
+    rows = len(jax.tree.leaves(cache)[0])
+    run = functools.partial(
+        sample, step, batch_size=rows, num_samples=num_samples, max_length=max_length, **IDS, **{**PLAIN, **settings}
+    )
+    ids = jnp.arange(rows) if row_ids is None else jnp.asarray(row_ids)
+    return jax.tree.map(np.asarray, jax.jit(run)(cache, key=jax.random.key(seed), row_ids=ids))
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_truncated_distribution(settings):
+    logits = random_logits(3, 7, 53, scale=2.0)
+    logits[3] = np.round(logits[3]) + 0.0  # equals, and no -0.0, which top_k puts behind 0.0
+    kept, tokens = jax.jit(functools.partial(truncate, **settings))(logits)
+    for row, x in enumerate(logits):
+        found = np.zeros(53)
+        found[np.asarray(tokens[row])] = jax.nn.softmax(kept[row])
+        np.testing.assert_allclose(found, expected_distribution(x, **settings), rtol=1e-5, atol=1e-9)
+        assert found[x.argmax()] > 0
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_it():
+    """1/2, then 1/4, then the first of the two 1/8."""
+    logits = jnp.log(jnp.array([[0.125, 0.5, 0.125, 0.25]]))
+    for top_p, count in ((1e-3, 1), (0.49, 1), (0.51, 2), (0.74, 2), (0.76, 3), (0.88, 4)):
+        kept, tokens = truncate(logits, temperature=1.0, top_k=0, top_p=top_p)
+        assert tokens[0][jnp.isfinite(kept[0])].tolist() == sorted([1, 3, 0, 2][:count])
+
+
+def test_what_is_impossible_stays_so_at_any_temperature():
+    kept, _ = truncate(jnp.array([[0.0, IMPOSSIBLE, -3.0]]), temperature=1e12, top_k=0, top_p=1.0)
+    np.testing.assert_allclose(jax.nn.softmax(kept[0]), [0.5, 0.0, 0.5])
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"temperature": 0.0}, {"temperature": float("inf")}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.1}]
+)
+def test_truncate_refuses(wrong):
+    with pytest.raises(ValueError, match=r"temperature=.*top_k=.*top_p=.*must be positive.*use 1.0, 0 and 1.0"):
+        truncate(jnp.zeros((1, 3)), **{**PLAIN, **wrong})
+
+
+@pytest.mark.parametrize("settings", SETTINGS[:5])
+def test_frequencies(settings):
+    """20,000 outputs of two tokens each: pairs against the chain's probabilities, chi-square."""
+    table, count = random_logits(4, 7, 7, scale=1.0), 20_000
+    table[:, [PAD, BOS]] += 1  # they must take no place among the kept, and no share
+    found = draw(markov(table[None]), num_samples=count, max_length=2, **settings)
+    allowed = table.copy()
+    allowed[:, [PAD, BOS]] = -np.inf
+    first = expected_distribution(allowed[BOS], **settings)
+    probability = np.zeros((7, 7))
+    for v in range(7):
+        after = np.eye(7)[PAD] if v == EOS else expected_distribution(allowed[v], **settings)
+        probability[v] = first[v] * after
+    observed = np.zeros((7, 7))
+    np.add.at(observed, tuple(found.tokens[0].T), 1)
+    assert (observed[probability == 0] == 0).all()
+    likely = probability > 0
+    chi = ((observed - count * probability)[likely] ** 2 / (count * probability)[likely]).sum()
+    freedom = likely.sum() - 1
+    assert chi < freedom + 4 * np.sqrt(2 * freedom) + 4, (chi, freedom)
+
+
+def test_scores_are_the_models_own():
+    tables = random_logits(5, 3, 7, 7)
+    tables[:, :, [PAD, BOS]] += 2
+    found = draw(markov(tables), num_samples=11, temperature=0.5, top_k=3, top_p=0.9)
+    for row, table in enumerate(tables):
+        for tokens, total in zip(found.tokens[row], found.log_probabilities[row], strict=True):
+            y = [BOS, *tokens[: (tokens != PAD).sum()]]
+            expected = sum(log_softmax(table[a])[b] for a, b in itertools.pairwise(y))
+            np.testing.assert_allclose(total, expected, rtol=2e-5)
+    np.testing.assert_array_equal(found.scores, found.log_probabilities)
+    assert (np.diff(found.scores, axis=1) <= 0).all()
+
+
+def test_only_padding_after_the_end():
+    tables = random_logits(6, 5, 7, 7)
+    tables[:, :, [PAD, BOS]] += 20
+    found = draw(markov(tables), num_samples=13)
+    assert found.tokens.shape == (5, 13, 7)
+    assert not (found.tokens == BOS).any()
+    ended = np.cumsum(found.tokens == EOS, axis=-1) - (found.tokens == EOS)
+    assert ended.any()
+    np.testing.assert_array_equal(found.tokens == PAD, ended > 0)
+
+
+@pytest.mark.parametrize("cold", [{"top_k": 1}, {"temperature": 1e-5}, {"top_p": 1e-6}])
+def test_the_coldest_is_greedy(cold):
+    model = markov(random_logits(7, 5, 7, 7))
+    found, best = draw(model, **cold), search(model, max_length=7)
+    np.testing.assert_array_equal(found.tokens, np.repeat(best.tokens, 3, axis=1))
+    np.testing.assert_allclose(found.scores, np.repeat(best.scores, 3, axis=1), rtol=1e-6)
+
+
+def test_draws_depend_on_seed_and_row_and_draw_alone():
+    """Bitwise the same alone, together and in another order; another for another seed, row or draw."""
+    tables = np.repeat(random_logits(8, 1, 13, 13, scale=0.5), 5, axis=0)
+    model, ids = markov(tables), np.array([41, 2, 3, 5, 7])
+    together = draw(model, ids)
+    again, backwards = draw(model, ids), draw(model, ids[::-1])
+    for row in range(5):
+        alone = draw(markov(tables[:1]), ids[row : row + 1])
+        for a, b, c, d in zip(alone, together, again, backwards, strict=True):
+            np.testing.assert_array_equal(a[0], b[row])
+            np.testing.assert_array_equal(a[0], c[row])
+            np.testing.assert_array_equal(a[0], d[4 - row])
+    more = draw(model, ids, num_samples=4)
+    for row in range(5):
+        assert {tuple(y) for y in together.tokens[row]} <= {tuple(y) for y in more.tokens[row]}
+    everything = np.concatenate([together.tokens, draw(model, ids, seed=1).tokens]).reshape(-1, 7)
+    assert len({tuple(y) for y in everything}) > 27
+
+
+def test_positions_draw_anew():
+    """One table for all positions: the tokens of an output differ."""
+    table = np.zeros((1, 31, 31), np.float32)
+    table[:, :, EOS] = -np.inf
+    found = draw(markov(table), num_samples=1, max_length=23).tokens[0, 0]
+    assert len(set(found.tolist())) > 10
