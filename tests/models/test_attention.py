@@ -199,7 +199,7 @@ def test_a_projected_memory_is_as_good_as_the_memory():
     x, memory = normal(B, T, D), normal(B, S, D)
     projected = module.apply(variables, memory, method="project")
     assert projected.key.shape == (B, N, S, H)
-    assert projected.value.shape == (B, S, N, W)
+    assert projected.value.shape == (B, N, S, W)
     np.testing.assert_array_equal(module.apply(variables, x, projected), module.apply(variables, x, memory))
 
 

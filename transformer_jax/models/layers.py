@@ -87,13 +87,26 @@ def einsum(spec: str, a: Array, b: Array, dtype: str = "float32") -> Array:
     """
     (in_a, in_b), out = _indices(spec)
     batch = [i for i in in_a if i in in_b and i in out]
-    order = [*batch, *(i for i in in_a if i not in in_b), *(i for i in in_b if i not in in_a)]
-    # In the order of the operands, and transposed after: as one product XLA for CPU may refuse bfloat16.
-    natural = f"{in_a},{in_b}->{''.join(order)}"
-    product = jnp.einsum(natural, a.astype(dtype), b.astype(dtype), preferred_element_type=jnp.float32)
+    summed = [i for i in in_a if i in in_b and i not in out]
+    rows, columns = [i for i in in_a if i not in in_b], [i for i in in_b if i not in in_a]
+    a = a.astype(dtype).transpose([in_a.index(i) for i in (*batch, *rows, *summed)])
+    b = b.astype(dtype).transpose([in_b.index(i) for i in (*batch, *summed, *columns)])
     if dtype != "float32":
-        product = jax.lax.platform_dependent(product, cpu=jax.lax.optimization_barrier, default=lambda x: x)
-    return product.transpose([order.index(i) for i in out])
+        a, b = _as_it_stands(a, b)
+    m, k, n = len(batch) + len(rows), len(summed), len(batch)
+    sums = tuple(range(m, m + k)), tuple(range(n, n + k))
+    pairs = tuple(range(n)), tuple(range(n))
+    product = jax.lax.dot_general(a, b, (sums, pairs), preferred_element_type=jnp.float32)
+    if dtype != "float32":
+        (product,) = _as_it_stands(product)
+    return product.transpose([[*batch, *rows, *columns].index(i) for i in out])
+
+
+def _as_it_stands(*arrays: Array) -> tuple[Array, ...]:
+    """Keeps XLA for CPU from making these transpositions part of a product, which it then refuses in bfloat16."""
+    return jax.lax.platform_dependent(
+        *arrays, cpu=lambda *arrays: jax.lax.optimization_barrier(arrays), default=lambda *arrays: arrays
+    )
 
 
 def _indices(spec: str) -> tuple[list[str], str]:
