@@ -14,8 +14,11 @@ from transformer_jax.training.loop import train
 ARGUMENTS = {
     "dates": [""],
     "multi30k": [
-        *("en-de", "de-en,size=small", "en-fr,norm=pre,base", "en-de,quick", "annotated"),
-        *("en-de,quick,positions=rotary", "annotated,relative"),
+        "en-de",
+        "de-en,size=small,relative",
+        "en-fr,norm=pre,base",
+        "en-de,quick,positions=rotary",
+        "annotated",
     ],
     "wmt14": ["base", "big,norm=pre"],
 }
