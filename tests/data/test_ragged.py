@@ -18,6 +18,7 @@ def test_rows():
     assert ragged.lengths.tolist() == [3, 0, 1, 5, 0]
     assert ragged.offsets.tolist() == [0, 3, 3, 4, 9, 9]
     assert lists(Ragged.of([])) == []
+    assert lists(Ragged.join([ragged, Ragged.of([]), ragged])) == ROWS * 2
 
 
 def test_take():

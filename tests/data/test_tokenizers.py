@@ -156,7 +156,7 @@ def test_decode_stops_at_the_first_end_and_drops_specials():
     assert tokenizer.decode([]) == tokenizer.decode([EOS_ID, *dogs]) == ""
 
 
-@pytest.mark.parametrize("size", [30_000, 2])
+@pytest.mark.parametrize("size", [30_000, 50])
 @pytest.mark.parametrize("lowercase", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_encoding_word_by_word_is_encoding_lines(kind, lowercase, size, monkeypatch):
@@ -164,7 +164,7 @@ def test_encoding_word_by_word_is_encoding_lines(kind, lowercase, size, monkeypa
     monkeypatch.setattr(module, "CHUNK", size)
     monkeypatch.setattr(module, "REMEMBERED", 3 * size)
     tokenizer = train(kind, lowercase=lowercase)
-    gaps = ["", " ", "  ", "   ", "\t", " \t", "\t ", "\xa0", " \u2028", "\x1f", "\n", "\r"]
+    gaps = ["", " ", "  ", "   ", "\t", " \t", "\t ", "\xa0", " \u2028", "\x1f", "\n", "\r", "\0"]
     parts = ["Ein", "don't", "</s>", "##a", "▁x", "日☃☃本", "3rd", "!?", "ΑΣ"]
     made = [f"{gap}{a}{gap}{b} {a}{gap}" for gap in gaps for a in parts for b in parts]
     lines = LINES + ODD + made + [line.strip() for line in made]

@@ -20,6 +20,11 @@ class Ragged:
         values = np.fromiter((value for row in rows for value in row), dtype)
         return cls(values, np.fromiter(map(len, rows), np.int32, len(rows)))
 
+    @classmethod
+    def join(cls, parts: Sequence[Ragged]) -> Ragged:
+        """Their rows, one after another."""
+        return cls(np.concatenate([part.values for part in parts]), np.concatenate([part.lengths for part in parts]))
+
     def __len__(self) -> int:
         return len(self.lengths)
 

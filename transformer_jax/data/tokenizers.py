@@ -113,23 +113,12 @@ class Tokenizer:
         is words seen before: each is encoded once and looked up from then on. Other lines are encoded whole.
         """
         dtype = np.uint16 if self.size <= 2**16 else np.int32
-        both, first, second = self.encode_batch(["e e", "e", " e"])
-        spaced = both == first + second  # else a space before a word is already in the word's ids
-        values, lengths = [np.zeros(0, dtype)], [np.zeros(0, np.int32)]
-        table = _Words(self, end, dtype)
+        words, parts = _Words(self, end, dtype), []
         for start in range(0, len(lines), CHUNK):
-            if len(table) > REMEMBERED:
-                table = _Words(self, end, dtype)
-            words: list[str | None] = []
-            stops = [0]
-            for line in lines[start : start + CHUNK]:
-                words += _words(line, spaced)
-                words.append(None)
-                stops.append(len(words))
-            found = table.ids(words)
-            values.append(found.values)
-            lengths.append(np.diff(found.offsets[stops]).astype(np.int32))
-        return Ragged(np.concatenate(values), np.concatenate(lengths))
+            if len(words) > REMEMBERED:
+                words = _Words(self, end, dtype)
+            parts.append(words.encode(lines[start : start + CHUNK]))
+        return Ragged.join(parts) if parts else Ragged.of([], dtype)
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """The pieces behind the ids as stored ("▁the", "Ġthe", "</s>"), for pictures; unused ids give ""."""
@@ -146,32 +135,52 @@ class Tokenizer:
         return self._tokenizer.decode(kept, skip_special_tokens=False)
 
 
-def _words(line: str, spaced: bool) -> list[str]:
-    """What can be encoded one by one: words, later ones with their space if `spaced`; else the whole line."""
-    words = line.split(" ")
-    if words != line.split():
-        return [line]
-    return line.replace(" ", "\n ").split("\n") if spaced else words
+class _Words(dict[str, int]):
+    """Numbers words as they come and keeps their ids; number 0, "\\n", ends a line.
 
-
-class _Words(dict[str | None, int]):
-    """Numbers words as they come, and knows their ids; None stands for the end of a line."""
+    Later words of a line have the space before them if `spaced`; else that space is already in a word's ids.
+    """
 
     def __init__(self, tokenizer: Tokenizer, end: int, dtype: np.typing.DTypeLike):
-        super().__init__({None: 0})
+        super().__init__({"\n": 0})
         self._tokenizer, self._new, self._ids = tokenizer, list[str](), Ragged.of([[end]], dtype)
+        both, first, second = tokenizer.encode_batch(["e e", "e", " e"])
+        self._spaced = both == first + second
+        self._odd = np.zeros(1, bool)  # what is no word: its line is encoded whole
 
     def __missing__(self, word: str) -> int:
         self._new.append(word)
         self[word] = number = len(self)
         return number
 
-    def ids(self, words: Sequence[str | None]) -> Ragged:
+    def _numbers(self, words: Sequence[str]) -> np.ndarray:
         numbers = np.fromiter(map(self.__getitem__, words), np.int64, len(words))
-        new = Ragged.of(self._tokenizer.encode_batch(self._new), self._ids.values.dtype)
-        old, self._new = self._ids, []
-        self._ids = Ragged(np.concatenate([old.values, new.values]), np.concatenate([old.lengths, new.lengths]))
-        return self._ids.take(numbers)
+        new, self._new = self._new, []
+        ids = Ragged.of(self._tokenizer.encode_batch(new), self._ids.values.dtype)
+        self._ids = Ragged.join([self._ids, ids])
+        odd = np.array([word.split() != [word.removeprefix(" ")] for word in new], bool)
+        self._odd = np.concatenate([self._odd, odd])
+        return numbers
+
+    def encode(self, lines: Sequence[str]) -> Ragged:
+        text = "\n".join(["\t" if "\0" in line or "\n" in line else line for line in lines]) + "\n"
+        if self._spaced:
+            words = text.replace(" ", "\0 ").replace("\n", "\0\n\0").split("\0")[:-1]
+        else:
+            words = text.replace("\n", " \n ").split(" ")[:-1]
+        numbers = self._numbers(words)
+        ends = np.flatnonzero(numbers == 0)
+        whole = np.unique(np.searchsorted(ends, np.flatnonzero(self._odd[numbers])))
+        if len(whole):
+            sizes = np.diff(ends, prepend=-1)
+            kept = np.repeat(~np.isin(np.arange(len(lines)), whole), sizes)
+            first = (ends - sizes + 1)[whole]
+            kept[first] = kept[ends] = True
+            numbers[first] = self._numbers([lines[i] for i in whole])
+            numbers = numbers[kept]
+            ends = np.flatnonzero(numbers == 0)
+        ids = self._ids.take(numbers)
+        return Ragged(ids.values, np.diff(ids.offsets[ends + 1], prepend=0).astype(np.int32))
 
 
 def train_tokenizer(
