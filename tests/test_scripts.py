@@ -144,7 +144,7 @@ def test_wrong_data(recipe, tmp_path):
     wmt14 = [f"--config={ROOT / 'configs' / 'wmt14.py'}:base", f"--config.data.directory={tmp_path}"]
     start = time.monotonic()
     absent = script("train", *wmt14, f"--workdir={tmp_path / 'run'}")
-    fails(absent, "wmt14_translate/de-en is not prepared in", "download_and_prepare")
+    fails(absent, "wmt14_translate/de-en is not prepared in", "scripts/prepare.py --name=wmt14_translate/de-en")
     assert time.monotonic() - start < 100  # a download without a network gives up after 204 s
 
 
