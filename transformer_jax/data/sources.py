@@ -65,6 +65,7 @@ class Lines(Sequence[str]):
             block = self._content[self._offsets[start] : self._offsets[stop]]
             if b"\r" in block or not block.endswith(b"\n"):
                 block = "\n".join([*self._read(start, stop), ""]).encode()
+            _release(self._content)
             yield block
 
     def __eq__(self, other: object) -> bool:
@@ -76,6 +77,7 @@ class Lines(Sequence[str]):
 
     def _read(self, start: int, stop: int) -> list[str]:
         text = self._content[self._offsets[start] : self._offsets[stop]].decode()
+        _release(self._content)
         lines = text.removesuffix("\n").split("\n") if text else []
         if "\r" in text or len(lines) != stop - start:  # tfds may have "\n" within
             return [self._line(i) for i in range(start, stop)]
@@ -183,6 +185,12 @@ def _mapped(file: IO[bytes]) -> bytes | mmap.mmap:
     return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if os.fstat(file.fileno()).st_size else b""
 
 
+def _release(content: bytes | mmap.mmap) -> None:
+    """What has been read of a mapped file no longer counts as this process's memory."""
+    if isinstance(content, mmap.mmap) and hasattr(content, "madvise"):
+        content.madvise(mmap.MADV_DONTNEED)
+
+
 def decode_lines(content: bytes, path: str) -> list[str]:
     """The lines of UTF-8 text that came from `path`. Raises DataError, with file and line, if it is not UTF-8."""
     return list(_parse(content, path))
@@ -206,6 +214,7 @@ def _parse(content: bytes | mmap.mmap, path: str) -> Lines:
                 f"{path}:{line} is not UTF-8: byte 0x{content[at]:02x} at offset {at - begin} of "
                 "the line. Convert the file (iconv -t UTF-8), or mend the line."
             ) from error
+        _release(content)
         offsets.append(np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")) + (start + 1))
         start = stop
     if max(offsets[-1], default=first) < len(content):
