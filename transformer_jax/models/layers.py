@@ -89,17 +89,27 @@ def einsum(spec: str, a: Array, b: Array, dtype: str = "float32") -> Array:
     batch = [i for i in in_a if i in in_b and i in out]
     summed = [i for i in in_a if i in in_b and i not in out]
     rows, columns = [i for i in in_a if i not in in_b], [i for i in in_b if i not in in_a]
-    a = a.astype(dtype).transpose([in_a.index(i) for i in (*batch, *rows, *summed)])
-    b = b.astype(dtype).transpose([in_b.index(i) for i in (*batch, *summed, *columns)])
+    # Matrix products take their operands transposed or not: in float32, as they stand.
+    a_transposed = dtype == "float32" and [i for i in in_a if i not in batch] == summed + rows
+    b_transposed = dtype == "float32" and [i for i in in_b if i not in batch] == columns + summed
+    sizes = dict(zip(in_a + in_b, a.shape + b.shape, strict=True))
+
+    def matrices(x: Array, indices: str, *groups: list[str]) -> Array:
+        x = x.astype(dtype).transpose([indices.index(i) for i in sum(groups, batch)])
+        return x.reshape([sizes[i] for i in batch] + [math.prod(sizes[i] for i in group) for group in groups])
+
+    a = matrices(a, in_a, summed, rows) if a_transposed else matrices(a, in_a, rows, summed)
+    b = matrices(b, in_b, columns, summed) if b_transposed else matrices(b, in_b, summed, columns)
     if dtype != "float32":
         a, b = _as_it_stands(a, b)
-    m, k, n = len(batch) + len(rows), len(summed), len(batch)
-    sums = tuple(range(m, m + k)), tuple(range(n, n + k))
+    n = len(batch)
+    sums = (n if a_transposed else n + 1,), (n + 1 if b_transposed else n,)
     pairs = tuple(range(n)), tuple(range(n))
     product = jax.lax.dot_general(a, b, (sums, pairs), preferred_element_type=jnp.float32)
     if dtype != "float32":
         (product,) = _as_it_stands(product)
-    return product.transpose([[*batch, *rows, *columns].index(i) for i in out])
+    order = [*batch, *rows, *columns]
+    return product.reshape([sizes[i] for i in order]).transpose([order.index(i) for i in out])
 
 
 def _as_it_stands(*arrays: Array) -> tuple[Array, ...]:
@@ -124,7 +134,7 @@ def _einsum_backward(spec: str, dtype: str, saved: tuple, cotangent: Array) -> t
     a, b, like_a, like_b = saved
     (in_a, in_b), out = _indices(spec)
     da = einsum(f"{out},{in_b}->{in_a}", cotangent, b, dtype)
-    if in_b[0] in in_a:
+    if in_b[-1] in out:  # what lies last in b lies last in the product
         db = einsum(f"{in_a},{out}->{in_b}", a, cotangent, dtype)
     else:
         db = einsum(f"{out},{in_a}->{in_b}", cotangent, a, dtype)
