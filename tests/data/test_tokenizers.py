@@ -176,6 +176,34 @@ def test_encoding_word_by_word_is_encoding_lines(kind, lowercase, size, monkeypa
     assert len(tokenizer.encode([], end=EOS_ID)) == 0
 
 
+def test_many_lines_are_encoded_in_several_processes(monkeypatch):
+    tokenizer = train("bpe_metaspace")
+    alone = tokenizer.encode(LINES * 20, end=EOS_ID)
+    started = []
+    monkeypatch.setattr(module, "CHUNK", 7)
+    monkeypatch.setattr(module, "MANY", 1)
+    pool = module.ProcessPoolExecutor
+    monkeypatch.setattr(module, "ProcessPoolExecutor", lambda count, *rest: (started.append(count), pool(2, *rest))[1])
+    together = tokenizer.encode(LINES * 20, end=EOS_ID)
+    assert started
+    np.testing.assert_array_equal(together.values, alone.values)
+    np.testing.assert_array_equal(together.lengths, alone.lengths)
+
+
+def test_a_script_without_a_main_guard_encodes_alone(tmp_path):
+    """Its child processes would run it once more, which Python refuses: the result is the same, and it is said."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from transformer_jax.data import tokenizers\n"
+        "tokenizers.MANY = 1\n"
+        "tokenizer = tokenizers.train_tokenizer('characters', ['ab'], 10)\n"
+        "print(tokenizer.encode(['ab', 'b'], end=2).values.tolist())\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert done.stdout == "[4, 5, 2, 5, 2]\n"
+    assert "this one does it alone" in done.stderr
+
+
 def test_large_vocabularies_are_encoded_in_more_bits():
     words = " ".join(f"w{i}" for i in range(66_000))
     tokenizer = train_tokenizer("words", [words], 66_004)

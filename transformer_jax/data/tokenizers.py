@@ -24,8 +24,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Iterable, Sequence
+import logging
+import multiprocessing
+import os
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import numpy as np
@@ -40,7 +45,11 @@ PAD, BOS, EOS, UNK = SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
 KINDS = ("bpe_bytes", "bpe_metaspace", "wordpiece", "unigram", "words", "characters")
 
 CHUNK = 20_000  # lines encoded at a time
-REMEMBERED = 1_000_000  # words whose ids are kept meanwhile
+REMEMBERED = 1_000_000  # words whose ids are kept meanwhile, in each process
+MANY = 500_000  # lines from which on several processes encode
+MAX_PROCESSES = 16
+
+log = logging.getLogger(__name__)
 
 
 class TokenizerError(ValueError):
@@ -112,13 +121,16 @@ class Tokenizer:
         No kind has a piece that goes beyond a word where words stand between single spaces, and most of a text
         is words seen before: each is encoded once and looked up from then on. Other lines are encoded whole.
         """
-        dtype = np.uint16 if self.size <= 2**16 else np.int32
-        words, parts = _Words(self, end, dtype), []
-        for start in range(0, len(lines), CHUNK):
-            if len(words) > REMEMBERED:
-                words = _Words(self, end, dtype)
-            parts.append(words.encode(lines[start : start + CHUNK]))
-        return Ragged.join(parts) if parts else Ragged.of([], dtype)
+        parts: Iterable[Ragged]
+        if len(lines) < MANY:
+            parts = map(_Words(self, end).encode, _chunks(lines))
+        else:
+            try:
+                parts = [*_encode_in_processes(self, lines, end)]
+            except BrokenProcessPool:  # none can be started from a script without `if __name__ == "__main__"`
+                log.warning("no other processes to encode %d lines in: this one does it alone", len(lines))
+                parts = map(_Words(self, end).encode, _chunks(lines))
+        return Ragged.join([Ragged.of([], _dtype(self)), *parts])
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """The pieces behind the ids as stored ("▁the", "Ġthe", "</s>"), for pictures; unused ids give ""."""
@@ -135,17 +147,56 @@ class Tokenizer:
         return self._tokenizer.decode(kept, skip_special_tokens=False)
 
 
+def _dtype(tokenizer: Tokenizer) -> np.typing.DTypeLike:
+    return np.uint16 if tokenizer.size <= 2**16 else np.int32
+
+
+def _chunks(lines: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (lines[start : start + CHUNK] for start in range(0, len(lines), CHUNK))
+
+
+def _encode_in_processes(tokenizer: Tokenizer, lines: Sequence[str], end: int) -> Iterator[Ragged]:
+    """One for each core, since most of the work is Python's; a few chunks of text are on their way at a time."""
+    count, waiting = min(os.cpu_count() or 1, MAX_PROCESSES), deque[Future[Ragged]]()
+    context = multiprocessing.get_context("spawn")  # a fork of a process in which JAX runs can hang
+    with ProcessPoolExecutor(count, context, _start_process, (tokenizer.to_json(), end)) as pool:
+        for chunk in _chunks(lines):
+            waiting.append(pool.submit(_encode_chunk, list(chunk)))
+            if len(waiting) > 2 * count:
+                yield waiting.popleft().result()
+        for future in waiting:
+            yield future.result()
+
+
+_words: _Words  # those of a process started to encode
+
+
+def _start_process(text: str, end: int) -> None:
+    global _words
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _words = _Words(Tokenizer(text), end)
+
+
+def _encode_chunk(lines: list[str]) -> Ragged:
+    return _words.encode(lines)
+
+
 class _Words(dict[str, int]):
     """Numbers words as they come and keeps their ids; number 0, "\\n", ends a line.
 
     Later words of a line have the space before them if `spaced`; else that space is already in a word's ids.
     """
 
-    def __init__(self, tokenizer: Tokenizer, end: int, dtype: np.typing.DTypeLike):
-        super().__init__({"\n": 0})
-        self._tokenizer, self._new, self._ids = tokenizer, list[str](), Ragged.of([[end]], dtype)
+    def __init__(self, tokenizer: Tokenizer, end: int):
+        self._tokenizer, self._end, self._new = tokenizer, end, list[str]()
         both, first, second = tokenizer.encode_batch(["e e", "e", " e"])
         self._spaced = both == first + second
+        self._forget()
+
+    def _forget(self) -> None:
+        self.clear()
+        self["\n"] = 0
+        self._ids = Ragged.of([[self._end]], _dtype(self._tokenizer))
         self._odd = np.zeros(1, bool)  # what is no word: its line is encoded whole
 
     def __missing__(self, word: str) -> int:
@@ -163,6 +214,8 @@ class _Words(dict[str, int]):
         return numbers
 
     def encode(self, lines: Sequence[str]) -> Ragged:
+        if len(self) > REMEMBERED:
+            self._forget()
         text = "\n".join(["\t" if "\0" in line or "\n" in line else line for line in lines]) + "\n"
         if self._spaced:
             words = text.replace(" ", "\0 ").replace("\n", "\0\n\0").split("\0")[:-1]

@@ -7,6 +7,7 @@ import json
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
 import jax
@@ -421,9 +422,15 @@ class Translation:
         source, target = self._tokenizers
         hashes = {"source tokenizer": source.sha256, "target tokenizer": target.sha256}
         if training:
-            digest = hashlib.sha256()
-            for language in (data.source_language, data.target_language):
-                for block in self._open(data.train_split).column(language).blocks():
+            text = self._open(data.train_split)
+
+            def sha256(language: str) -> str:
+                digest = hashlib.sha256()
+                for block in text.column(language).blocks():
                     digest.update(block)
-            hashes["training data"] = digest.hexdigest()
+                return digest.hexdigest()
+
+            with ThreadPoolExecutor() as pool:
+                languages = (data.source_language, data.target_language)
+                hashes |= dict(zip(("source text", "target text"), pool.map(sha256, languages), strict=True))
         return hashes
