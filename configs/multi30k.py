@@ -18,7 +18,7 @@ import dataclasses
 
 from ml_collections import ConfigDict
 
-from transformer_jax.config import defaults, parse_arg
+from transformer_jax.config import ConfigError, defaults, parse_arg
 from transformer_jax.models.transformer import annotated
 
 # size: layers of encoder and decoder, d_model, d_ff, heads.
@@ -40,6 +40,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
         "tokenizer": ("bpe", "wordpiece", "unigram"),
     }
     choice = parse_arg(arg, words, flags=("quick",))
+    given = {part.rpartition("=")[2] for part in (arg or "").split(",")}
+    if choice["size"] == "annotated" and (own := given & {*words["norm"], *words["tokenizer"]}):
+        raise ConfigError(f"config argument {min(own)!r} does not go with 'annotated', which has its own")
     config = defaults("translation")
 
     config.data.source_language, config.data.target_language = choice["pair"].split("-")

@@ -13,9 +13,9 @@ Table 3 has BLEU on newstest2013 (en-de, no averaging of checkpoints, which is t
         smoothing-0, smoothing-0.2              25.3, 25.7
     (E) learned                                 25.7: positions
 
-Command: python scripts/train.py --config=configs/wmt14.py:base --workdir=gs://BUCKET/wmt14 --config.data.directory=DIR
+Command: python scripts/train.py --config=configs/wmt14.py:base --workdir=runs/wmt14 --config.data.directory=DIR
 Pairs: en-de, de-en, en-fr, fr-en, as in :big,en-fr; norm=post|pre.
-Score: python scripts/evaluate.py --workdir=gs://BUCKET/wmt14; with --split=validation what Table 3 has.
+Score: python scripts/evaluate.py --workdir=runs/wmt14; with --split=validation what Table 3 has.
 Cost: 100,000 steps of about 25,000 source and 25,000 target tokens (base; 12 hours on 8 P100 in the paper),
 300,000 steps (big; 3.5 days).
 Expected: the paper's figures; none of these rows has been trained with this code yet.

@@ -4,6 +4,7 @@ mfu is the share of the matrix-product rate measured in the same run (2048³, in
 products: those on tokens, not on padding. On a shared machine compare ratios within one run, not times across runs.
 """
 
+import functools
 import itertools
 import json
 import statistics
@@ -45,6 +46,7 @@ def main() -> None:
         batches = task.batches(task.train_split, config.training.seed)
         engine = Engine(task, config.engine)
         state = engine.init(jax.random.key(0))
+        place = functools.partial(jax.device_put, device=engine.batch_sharding)
         by_shape: dict[tuple, list] = {}
         for i in range(len(batches.plan)):
             batch = batches.plan.batch(i)
@@ -54,7 +56,7 @@ def main() -> None:
         chosen = [b for same in by_shape.values() for b in same[: max(1, len(same) // rarest)]]
         start = time.perf_counter()
         for same in by_shape.values():
-            state, _ = jax.block_until_ready(engine.step(state, batches.load(same[0])))
+            state, _ = jax.block_until_ready(engine.step(state, place(batches.load(same[0]))))
         compile_s = time.perf_counter() - start
         times, data_times, tokens, flops = [], [], 0.0, 0.0
         for batch in itertools.chain.from_iterable([chosen] * ROUNDS.value):
@@ -62,7 +64,7 @@ def main() -> None:
             arrays = batches.load(batch)
             data_times.append(time.perf_counter() - start)
             start = time.perf_counter()
-            state, metrics = jax.block_until_ready(engine.step(state, arrays))
+            state, metrics = jax.block_until_ready(engine.step(state, place(arrays)))
             times.append(time.perf_counter() - start)
             tokens += float(metrics["weight"])
             flops += task.flops(arrays)

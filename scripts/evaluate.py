@@ -12,7 +12,7 @@ SPLIT = flags.DEFINE_string("split", None, "a file's stem or a tfds split; by de
 
 
 def main(config: ConfigDict) -> None:
-    predictor = Predictor.from_config(flags.FLAGS.workdir, config)
+    predictor = Predictor(flags.FLAGS.workdir, config)
     print(json.dumps(predictor.evaluate(SPLIT.value)))
 
 

@@ -4,9 +4,9 @@ With --config.decoding.n_best above 1 a line is {"hypotheses": [{"text", "score"
 """
 
 import sys
-from pathlib import Path
 
 from absl import flags
+from etils import epath
 from ml_collections import ConfigDict
 
 from transformer_jax import command_line
@@ -19,14 +19,12 @@ SCORE = flags.DEFINE_bool("score", False, "write JSON objects with text and scor
 
 
 def main(config: ConfigDict) -> None:
-    predictor = Predictor.from_config(flags.FLAGS.workdir, config)
-    data = sys.stdin.buffer.read() if INPUT.value == "-" else Path(INPUT.value).read_bytes()
+    data = sys.stdin.buffer.read() if INPUT.value == "-" else epath.Path(INPUT.value).read_bytes()
     lines = decode_lines(data, "stdin" if INPUT.value == "-" else INPUT.value)
-    predicted = "".join(line + "\n" for line in predictor.predict(lines, scored=SCORE.value))
-    if OUTPUT.value == "-":
-        sys.stdout.buffer.write(predicted.encode())
-    else:
-        Path(OUTPUT.value).write_bytes(predicted.encode())
+    with sys.stdout.buffer if OUTPUT.value == "-" else epath.Path(OUTPUT.value).open("wb") as output:
+        predictor = Predictor(flags.FLAGS.workdir, config)
+        for line in predictor.predict(lines, scored=SCORE.value):
+            output.write(line.encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -21,11 +21,13 @@ ROOT = Path(__file__).parents[1]
 
 
 def write_corpus(directory: Path, pairs: int = 60, languages: tuple[str, ...] = ("en", "de", "fr")) -> None:
-    """Sentences of 1–6 made-up words; each language spells the same words in its own way."""
+    """Sentences of 1–6 made-up words, 1–3 where they are translated, which compiles a program for each length; each
+    language spells the same words in its own way."""
     directory.mkdir(parents=True, exist_ok=True)
     draw = random.Random(0)
     for split, count in (("train", pairs), ("val", 11), ("test", 7), ("test_2016_flickr", 7), ("validation", 11)):
-        rows = [[draw.randrange(20) for _ in range(draw.randint(1, 6))] for _ in range(count)]
+        longest = 6 if split == "train" else 3
+        rows = [[draw.randrange(20) for _ in range(draw.randint(1, longest))] for _ in range(count)]
         for language in languages:
             lines = [" ".join(f"{language[0]}{'aeiou'[w % 5]}{'kmst'[w // 5]}" for w in row) for row in rows]
             (directory / f"{split}.{language}").write_text("\n".join(lines) + "\n")

@@ -21,7 +21,7 @@ def test_defaults_become_dataclasses(tiny):
 
 
 def test_all_problems_are_told_at_once(tiny):
-    tiny.model.num_heads = 3
+    tiny.model.norm = "Pre"
     tiny.training.steps = 0
     tiny.optimizer.schedule = "linear"
     tiny.unlock()
@@ -29,7 +29,7 @@ def test_all_problems_are_told_at_once(tiny):
     with pytest.raises(ConfigError) as error:
         parse(tiny)
     message = str(error.value)
-    assert "config.model.num_heads = 3: must divide d_model = 16: choose one of [1, 2, 4, 8, 16]" in message
+    assert "config.model.norm = 'Pre': must be one of post, pre" in message
     assert "config.training.steps = 0: must be at least 1" in message
     assert "config.optimizer.schedule = 'linear': must be one of paper, inverse_sqrt" in message
     assert "config.data.max_lenght is not a key: did you mean max_length?" in message
@@ -112,16 +112,13 @@ def test_argument():
 
 
 def test_overrides_are_read_as_the_type_they_replace(tiny):
-    rest = override(
-        tiny,
-        ["--config.decoding.beam_size=7", "--split=x", "--config.model.norm=pre", "--config.data.lowercase=true"],
-    )
-    assert rest == ["--split=x"]
+    override(tiny, ["--config.decoding.beam_size=7", "--config.model.norm=pre", "--config.data.lowercase=true"])
     assert (tiny.decoding.beam_size, tiny.model.norm, tiny.data.lowercase) == (7, "pre", True)
     with pytest.raises(ConfigError, match=r"config.decoding.beam is not a key: did you mean decoding.beam_size"):
         override(tiny, ["--config.decoding.beam=3"])
-    with pytest.raises(ConfigError, match=r"config.decoding.beam_size = 'many': must be of type int"):
-        override(tiny, ["--config.decoding.beam_size=many"])
+    for wrong in ("many", "", "08", "4f"):
+        with pytest.raises(ConfigError, match=rf"config.decoding.beam_size = '{wrong}': must be of type int"):
+            override(tiny, [f"--config.decoding.beam_size={wrong}"])
     with pytest.raises(ConfigError, match=r"write it as --config.decoding.beam_size=VALUE"):
         override(tiny, ["--config.decoding.beam_size"])
 
@@ -167,6 +164,15 @@ def test_workdir_errors(tiny, tmp_path):
         claim_workdir(tmp_path / "old", tiny)
     with pytest.raises(ConfigError, match=r"is not the folder of a run"):
         read_workdir(tmp_path)
+    (tmp_path / "file").rename(tmp_path / "old" / "config.json")
+    with pytest.raises(ConfigError, match=r"old is not the folder of a run: Expecting value"):
+        claim_workdir(tmp_path / "old", tiny)
+
+
+def test_a_folder_that_is_no_run_loses_nothing(tiny, tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    claim_workdir(tmp_path, tiny)
+    assert (tmp_path / "tokenizer.json").read_text() == "{}"
 
 
 def test_defaults_name_every_key():

@@ -63,6 +63,12 @@ def test_recipe_refuses_unknown_arguments(name):
         get_config(name, "nonsense")
 
 
+@pytest.mark.parametrize("word", ["norm=post", "pre", "tokenizer=unigram"])
+def test_annotated_is_one_model(word):
+    with pytest.raises(ConfigError, match="does not go with 'annotated'"):
+        get_config("multi30k", f"annotated,{word}")
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipe_says_what_it_is(name):
     doc = (ROOT / "configs" / f"{name}.py").read_text()
@@ -70,7 +76,7 @@ def test_recipe_says_what_it_is(name):
         "Paper:",
         "Command:",
         "Cost:" if name != "multi30k" else "cost",
-        "Expected:" if name == "dates" else "",
+        "Expected:" if name != "multi30k" else "Score:",
     ):
         assert word in doc
 

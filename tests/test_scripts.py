@@ -120,7 +120,8 @@ def test_wrong_commands(recipe, tmp_path):
     workdir = tmp_path / "run"
     fails(train(recipe, workdir, "--config.model.d_modle=8"), "d_modle", "d_model")
     fails(train(Path(f"{recipe}:norm=middle"), workdir), "'norm=middle' is unknown: choose from norm=post|pre")
-    fails(train(recipe, workdir, "--config.model.num_heads=3"), "config.model.num_heads = 3: must divide d_model = 16")
+    fails(train(recipe, workdir, "--config.model.num_heads=0"), "config.model.num_heads = 0: must be at least 1")
+    fails(script("predict", f"--workdir={workdir}", "in.txt"), "'in.txt' is not an option", "--help")
     fails(train(tmp_path / "none.py", workdir), "none.py")
     fails(script("train", f"--config={recipe}"), "--workdir")
     fails(script("evaluate", f"--workdir={tmp_path / 'none'}"), "is not the folder of a run")

@@ -25,11 +25,13 @@ def run(main: Callable[[], None], argv: list[str] | None = None) -> None:
     cache_compilations()
     try:
         try:
-            flags.FLAGS(sys.argv if argv is None else argv)
+            rest = flags.FLAGS(sys.argv if argv is None else argv)[1:]
         except (AttributeError, KeyError, TypeError) as error:
             # ml_collections' words for a wrong --config.key, at times a quoted string within a string.
             words = str(error.args[0]).replace("\\n", "\n").replace("\\'", "'").splitlines()
             raise flags.Error("config key " + "; ".join(word.strip("\"'") for word in words)) from error
+        if rest:
+            raise flags.Error(f"{rest[0]!r} is not an option: all are written --name=value; --help names them")
         main()
     except (ValueError, OSError, flags.Error) as error:
         print(f"error: {_message(error)}", file=sys.stderr)

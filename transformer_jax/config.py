@@ -172,17 +172,13 @@ def _check_section(name: str, cls: type, values: Mapping[str, Any]) -> list[str]
     return problems
 
 
-def override(config: ConfigDict, arguments: list[str]) -> list[str]:
-    """Applies `--config.a.b=v` arguments to `config`; returns the others.
+def override(config: ConfigDict, arguments: list[str]) -> None:
+    """Applies `--config.a.b=v` arguments to `config`.
 
     For programs whose config comes from a workdir. Values are read as the type they replace.
     Raises ConfigError for unknown keys and values of another type.
     """
-    rest = []
     for argument in arguments:
-        if not argument.startswith("--config."):
-            rest.append(argument)
-            continue
         key, equals, text = argument.removeprefix("--config.").partition("=")
         if not equals:
             raise ConfigError(f"{argument}: write it as --config.{key}=VALUE")
@@ -195,9 +191,8 @@ def override(config: ConfigDict, arguments: list[str]) -> list[str]:
             section, parent = section[name], section
         try:
             parent[last] = text if isinstance(section, str) else _literal(text)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, SyntaxError) as error:
             raise ConfigError(f"config.{key} = {text!r}: must be of type {type(section).__name__}") from error
-    return rest
 
 
 def _literal(text: str) -> Any:
@@ -214,14 +209,14 @@ def claim_workdir(workdir: epath.PathLike, config: ConfigDict) -> None:
     path, new = workdir / "config.json", config.to_dict()
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        old = json.loads(path.read_text()) if path.exists() else None
+        old = read_workdir(workdir).to_dict() if path.exists() else None
         if (workdir / "checkpoints").exists():
             if old is None:
                 raise ConfigError(f"{workdir} has checkpoints but no config.json: choose another --workdir")
             _compare(workdir, old, new)
-        elif old != new:
-            for tokenizer in workdir.glob("tokenizer*.json"):
-                tokenizer.unlink()
+        elif old is not None and old != new:
+            for name in ("tokenizer.json", "tokenizer.source.json", "tokenizer.target.json"):
+                (workdir / name).unlink(missing_ok=True)
         temporary = workdir / "config.json.tmp"
         temporary.write_text(json.dumps(new, indent=2) + "\n")
         temporary.replace(path)
@@ -251,7 +246,7 @@ def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_workdir(workdir: epath.PathLike) -> ConfigDict:
-    """The config of a run. Raises ConfigError if there is none."""
+    """The config of a run. Raises ConfigError if there is none that can be read."""
     path = epath.Path(workdir) / "config.json"
     try:
         return ConfigDict(json.loads(path.read_text()))

@@ -219,8 +219,9 @@ def truncate(logits: jax.Array, *, temperature: float, top_k: int, top_p: float)
             f"{temperature=}, {top_k=}, {top_p=}: must be positive, at least 0, and in (0, 1]; use 1.0, 0 and 1.0 to "
             "draw from the model as it is"
         )
-    # What is IMPOSSIBLE stays so at any temperature.
-    logits = jnp.where(logits <= IMPOSSIBLE, -jnp.inf, logits / temperature)
+    # What is IMPOSSIBLE stays so at any temperature; the largest is 0, which no temperature makes infinite.
+    largest = logits.max(axis=-1, keepdims=True)
+    logits = jnp.where(logits <= IMPOSSIBLE, -jnp.inf, (logits - largest) / temperature)
     if 0 < top_k < logits.shape[-1]:
         logits, tokens = _top_k(logits, top_k)
     else:
@@ -303,17 +304,20 @@ def beam_search(
     bos_id: int,
     eos_id: int,
     pad_id: int,
+    n_best: int | None = None,
 ) -> Hypotheses:
     """The K hypotheses with the largest log P(Y|X) / lp(Y) that a beam of K finds (Wu et al. 2016, sec. 7).
 
     `cache` has B rows and is repeated K times here. Of the 2K best continuations of a row at least K do not
     end, so K go on; those that end compete for the K finished places. A row is done, its finished ones
     frozen, once none that goes on can beat the worst of them: as log P only falls and lp grows with length,
-    no score can exceed log P(so far) / lp(T). ValueError from `lp`.
+    no score can exceed log P(so far) / lp(T). Where the first `n_best` places are all that is wanted, it is done once
+    none can beat the last of those: they are the same, found sooner. ValueError from `lp`.
 
     Differs: Wu et al. also prune what falls too far behind the best in log-probability; here only rank counts.
     """
     B, K, T = batch_size, beam_size, max_length
+    wanted = min(n_best or K, K)
     forbidden = sorted({pad_id, bos_id} - {eos_id})
 
     def score(log_probabilities, length):
@@ -344,7 +348,7 @@ def beam_search(
         ended = jnp.where(ends & ~done[:, None], totals, IMPOSSIBLE)  # done: no rounding may pass the bound
         finished = _join(finished, _Beams(continued, ended, score(ended, position + 1)))
         finished = _take(finished, jax.lax.top_k(finished.scores, K)[1])
-        done |= score(alive.log_probabilities[:, 0], T) <= finished.scores[:, -1]
+        done |= score(alive.log_probabilities[:, 0], T) <= finished.scores[:, wanted - 1]
         return position + 1, alive, finished, done, cache
 
     tokens = jnp.full((B, K, 1 + T), pad_id, jnp.int32).at[:, :, 0].set(bos_id)

@@ -4,6 +4,7 @@ Shapes: B batch · T target positions · D d_model · V vocabulary.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ def cross_entropy(
     logits (B, T, padded V), labels (B, T), weights (B, T); ids ≥ `vocab_size` are padding and have no part in q.
     Szegedy et al. 2016, Section 7; Vaswani et al. 2017, Section 5.4 (ε = 0.1).
     """
+    logits = logits.astype(jnp.float32)
     log_z = jax.nn.logsumexp(logits, axis=-1)
     label_logits = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     losses = log_z - (1 - label_smoothing) * label_logits
@@ -47,27 +49,30 @@ def sum_in_chunks(
     gradient is made along with the value, so that nothing is computed twice; positions without weight (padding) are
     put last and left out. Exact: the order of summation is all that differs from the plain form.
 
-    `shards`: in how many parts the rows lie on the devices; each part's positions stay there, and every chunk takes
-    chunk / shards of each. B must be a multiple of it. Differentiable in `params` and `x`, once, in reverse.
+    `shards`: in how many parts the rows lie on the devices. Each part's positions stay there, `chunk` of each are
+    taken at a time, and their sums are added when all is done. Fewer where B is no multiple of it.
+    Differentiable in `params` and `x`, once, in reverse.
     """
-    run = _Chunks(x, labels, weights, chunk, shards)
-    return jax.lax.fori_loop(0, run.count, lambda i, total: total + loss(params, *run(i)), jnp.float32(0))
+    run, each = _Chunks(x, labels, weights, chunk, shards), jax.vmap(loss, (None, 0, 0, 0))
+    nothing = jnp.zeros(run.shards, jnp.float32)
+    return jax.lax.fori_loop(0, run.count, lambda i, total: total + each(params, *run(i)), nothing).sum()
 
 
 def _sum_and_gradient(
     loss: Callable, params: Any, x: Array, labels: Array, weights: Array, chunk: int, shards: int
 ) -> tuple[Array, tuple[Any, Array]]:
-    run = _Chunks(x, labels, weights, chunk, shards)
+    run, each = _Chunks(x, labels, weights, chunk, shards), jax.vmap(jax.value_and_grad(loss, (0, 1)), (None, 0, 0, 0))
 
     def add(i: Array, so_far: tuple) -> tuple:
         total, dparams, dx = so_far
-        value, (dp, dxi) = jax.value_and_grad(loss, (0, 1))(params, *run(i))
-        dx = jax.lax.dynamic_update_slice_in_dim(dx, dxi, i * run.width, axis=1)
+        value, (dp, dxi) = each(params, *run(i))
+        dx = jax.lax.dynamic_update_slice_in_dim(dx, dxi[:, 0], i * run.width, axis=1)
         return total + value, jax.tree.map(jnp.add, dparams, dp), dx
 
-    nothing = jnp.float32(0), jax.tree.map(jnp.zeros_like, params), jnp.zeros_like(run.x)
+    zeros = jax.tree.map(lambda p: jnp.zeros((run.shards, *p.shape), p.dtype), params)
+    nothing = jnp.zeros(run.shards, jnp.float32), zeros, jnp.zeros_like(run.x)
     total, dparams, dx = jax.lax.fori_loop(0, run.count, add, nothing)
-    return total, (dparams, run.back(dx).reshape(x.shape))
+    return total.sum(), (jax.tree.map(lambda d: d.sum(axis=0), dparams), run.back(dx).reshape(x.shape))
 
 
 def _scale_gradient(loss: Callable, chunk: int, shards: int, gradient: tuple, cotangent: Array) -> tuple:
@@ -79,15 +84,17 @@ sum_in_chunks.defvjp(_sum_and_gradient, _scale_gradient)
 
 
 class _Chunks:
-    """Positions, those with weight first, cut into chunks of (shards, width); `count` of them have any weight."""
+    """Positions, those with weight first, cut into chunks of (shards, 1, width); `count` of them have any weight."""
 
     def __init__(self, x: Array, labels: Array, weights: Array, chunk: int, shards: int):
+        self.shards = math.gcd(shards, x.shape[0])
+
         def cut(a: Array) -> Array:
-            return a.reshape(shards, -1, *a.shape[2:])
+            return a.reshape(self.shards, -1, *a.shape[2:])
 
         x, labels, weights = cut(x), cut(labels), cut(weights)
         size = x.shape[1]
-        self.width = min(max(chunk // shards, 1), size)
+        self.width = min(chunk, size)
         self._order = jnp.argsort(weights == 0, axis=1, stable=True)
         self._size, padding = size, -size % self.width
 
@@ -100,10 +107,10 @@ class _Chunks:
         self.count = -(-(weights != 0).sum(axis=1).max() // self.width)
 
     def __call__(self, i: Array) -> tuple[Array, Array, Array]:
-        """Chunk i of x, labels and weights: (shards, width, …)."""
+        """Chunk i of x, labels and weights: (shards, 1, width, …)."""
 
         def take(a: Array) -> Array:
-            return jax.lax.dynamic_slice_in_dim(a, i * self.width, self.width, axis=1)
+            return jax.lax.dynamic_slice_in_dim(a, i * self.width, self.width, axis=1)[:, None]
 
         return take(self.x), take(self._labels), take(self._weights)
 

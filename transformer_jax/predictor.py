@@ -1,8 +1,7 @@
 """A trained run, opened for prediction and evaluation."""
 
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from etils import epath
 from ml_collections import ConfigDict
@@ -17,25 +16,12 @@ from transformer_jax.training.task import Params
 class Predictor:
     """The model of a workdir; `params`, `step` and `task` are there for research code."""
 
-    def __init__(self, workdir: epath.PathLike, overrides: Mapping[str, Any] | None = None):
-        """`overrides` of the run's config, as {"evaluation.checkpoint": "best"}.
+    def __init__(self, workdir: epath.PathLike, config: ConfigDict):
+        """`config` is the run's, perhaps with other keys of `evaluation` or `decoding`: see `transformer_jax.load`.
 
-        Raises ConfigError for a folder that is no run or keys that do not exist, CheckpointError where no good
-        checkpoint is found.
+        Raises CheckpointError where no good checkpoint is found, ConfigError for values that cannot be used.
         """
-        config = configs.read_workdir(workdir)
-        configs.override(config, [f"--config.{key}={value}" for key, value in (overrides or {}).items()])
-        self._open(workdir, config)
-
-    @classmethod
-    def from_config(cls, workdir: epath.PathLike, config: ConfigDict) -> "Predictor":
-        """The same with the config already read and changed."""
-        predictor = cls.__new__(cls)
-        predictor._open(workdir, config)
-        return predictor
-
-    def _open(self, workdir: epath.PathLike, raw: ConfigDict) -> None:
-        self.config = configs.parse(raw)
+        self.config = configs.parse(config)
         self.task = self.config.make_task(workdir)
         mesh = make_mesh(self.config.mesh)
         checkpoints = Checkpoints(epath.Path(workdir) / "checkpoints", self.config.checkpoint)

@@ -4,7 +4,7 @@ import threading
 import numpy as np
 import pytest
 
-from transformer_jax.data.batching import BatchPlan, pad, prefetch
+from transformer_jax.data.batching import BatchPlan, prefetch
 
 
 def some_lengths(n=1013, streams=2, longest=47, seed=0):
@@ -154,14 +154,6 @@ def test_the_search_for_buckets_is_bounded_where_lengths_are_not():
     assert plan.shapes[-1][1] == lengths.max() == 199_999
     np.testing.assert_array_equal(np.sort(examples(epoch(plan))), np.arange(len(lengths)))
     assert all((lengths[i[i >= 0]] <= shape).all() and len(i) * shape[0] <= 199_999 for i, shape in epoch(plan)[-99:])
-
-
-def test_pad():
-    padded = pad([[5, 6, 7], [], [8]], np.array([2, -1, 0, 1]), length=3, pad_id=9)
-    assert padded.dtype == np.int32
-    assert padded.tolist() == [[8, 9, 9], [9, 9, 9], [5, 6, 7], [9, 9, 9]]
-    with pytest.raises(ValueError, match="Example 0 has 3 tokens, its batch 2"):
-        pad([[5, 6, 7]], np.array([0]), length=2, pad_id=9)
 
 
 def test_prefetch_keeps_order_and_runs_ahead_in_another_thread():

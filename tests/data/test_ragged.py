@@ -34,18 +34,11 @@ def test_cut_keeps_the_end():
     assert lists(ragged)[3] == [8, 9, 10, 11, 2]
 
 
-def test_padding_is_that_of_lists():
-    indices = np.array([3, -1, 0, 1, 3])
-    for rows in (ROWS, Ragged.of(ROWS, np.uint16)):
-        padded = pad(rows, indices, length=6, pad_id=0)
-        assert padded.dtype == np.int32
-        assert padded.tolist() == [
-            [9, 10, 11, 12, 2, 0],
-            [0] * 6,
-            [5, 6, 7, 0, 0, 0],
-            [0] * 6,
-            [9, 10, 11, 12, 2, 0],
-        ]
-        assert pad(rows, np.array([-1, 1]), length=2, pad_id=9).tolist() == [[9, 9], [9, 9]]
-        with pytest.raises(ValueError, match="Example 3 has 5 tokens, its batch 4"):
-            pad(rows, np.array([0, -1, 3]), length=4, pad_id=0)
+def test_pad():
+    rows = Ragged.of(ROWS, np.uint16)
+    padded = pad(rows, np.array([3, -1, 0, 1, 3]), length=6, pad_id=0)
+    assert padded.dtype == np.int32
+    assert padded.tolist() == [[9, 10, 11, 12, 2, 0], [0] * 6, [5, 6, 7, 0, 0, 0], [0] * 6, [9, 10, 11, 12, 2, 0]]
+    assert pad(rows, np.array([-1, 1]), length=2, pad_id=9).tolist() == [[9, 9], [9, 9]]
+    with pytest.raises(ValueError, match="Example 3 has 5 tokens, its batch 4"):
+        pad(rows, np.array([0, -1, 3]), length=4, pad_id=0)

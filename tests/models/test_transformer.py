@@ -488,7 +488,7 @@ PROBLEMS = [
     ({"tie_embeddings": "some"}, "tie_embeddings", "must be one of all, decoder, none"),
     ({"embedding_init": "zeros"}, "embedding_init", "must be one of normal, xavier_uniform"),
     ({"dtype": "float16"}, "dtype", "must be one of float32, bfloat16"),
-    ({"d_model": 12}, "num_heads", "must divide d_model = 12: choose one of [1, 2, 3, 4, 6, 12]"),
+    ({"num_heads": 0}, "num_heads", "must be at least 1"),
     (
         {"source_vocab_size": 7, "target_vocab_size": 11},
         "tie_embeddings",
@@ -502,6 +502,26 @@ PROBLEMS = [
 @pytest.mark.parametrize(("changes", "field", "rule"), PROBLEMS)
 def test_what_is_wrong_with_a_config_is_said(changes, field, rule):
     assert list(TransformerConfig(**changes).problems()) == [(field, rule)]
+
+
+def test_modules_refuse_a_config_that_is_wrong():
+    """Configs made in code do not go through a config file's checks: else a misspelt choice is another model."""
+    config = dataclasses.replace(TINY, positions="rope")
+    x = jnp.ones((1, 3, config.d_model))
+    token = jnp.ones((1, 3), jnp.int32)
+    for module, inputs in ((Transformer(config), (token, token)), (EncoderBlock(config), (x,))):
+        with pytest.raises(ValueError, match=r"TransformerConfig.positions = 'rope': must be one of sinusoidal, "):
+            module.init(jax.random.key(0), *inputs)
+    with pytest.raises(ValueError, match=r"TransformerConfig.norm = 'Pre'"):
+        DecoderBlock(dataclasses.replace(TINY, norm="Pre")).init(jax.random.key(0), x, x)
+
+
+def test_a_cache_beyond_the_positions_is_refused():
+    token, valid = jnp.ones((1, 3), jnp.int32), jnp.ones((1, 3), bool)
+    model = Transformer(dataclasses.replace(TINY, max_length=8))
+    params = model.init(jax.random.key(0), token, token)
+    with pytest.raises(ValueError, match=r"length=9: must not be beyond max_length = 8"):
+        model.apply(params, token, valid, 9, method="init_cache")
 
 
 def test_all_that_is_wrong_is_said_at_once():

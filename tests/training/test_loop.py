@@ -101,7 +101,7 @@ def test_other_data_or_tokenizer_is_refused(tiny, corpus, tmp_path):
     for language in ("en", "de"):
         with (corpus / f"train.{language}").open("a") as file:
             file.write("ak\n")
-    with pytest.raises(CheckpointError, match="source text: sha256"):
+    with pytest.raises(CheckpointError, match="training data: sha256"):
         run(tiny, tmp_path / "run", training__steps=4)
 
 

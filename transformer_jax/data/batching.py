@@ -174,7 +174,7 @@ def _bucket_ends(counts: np.ndarray, tops: np.ndarray, rows: np.ndarray, max_sha
     return np.array(ends[::-1])
 
 
-def pad(rows: Ragged | Sequence[Sequence[int]], indices: np.ndarray, length: int, pad_id: int) -> np.ndarray:
+def pad(rows: Ragged, indices: np.ndarray, length: int, pad_id: int) -> np.ndarray:
     """(len(indices), length) int32: rows[i] for each index, padded on the right; all padding where i is -1.
 
     Raises:
@@ -182,7 +182,7 @@ def pad(rows: Ragged | Sequence[Sequence[int]], indices: np.ndarray, length: int
     """
     filled = indices >= 0
     which = indices[filled]
-    found = rows.take(which) if isinstance(rows, Ragged) else Ragged.of(rows[i] for i in which)
+    found = rows.take(which)
     if len(which) and (longest := found.lengths.max()) > length:
         example = which[found.lengths.argmax()]
         raise ValueError(f"Example {example} has {longest} tokens, its batch {length}: cut it before.")

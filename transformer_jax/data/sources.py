@@ -272,6 +272,15 @@ def _builder(name: str, directory: epath.Path) -> Any:
 
 def _written_out(records: Any, languages: Sequence[str], name: str) -> dict[str, Lines]:
     """The texts of all records, in files that vanish with the process (in TMPDIR)."""
+    try:
+        return _copied(records, languages, name)
+    except OSError as error:
+        raise DataError(
+            f"Cannot copy the text of tfds {name} to {tempfile.gettempdir()}: {error} Make room there, or set TMPDIR."
+        ) from error
+
+
+def _copied(records: Any, languages: Sequence[str], name: str) -> dict[str, Lines]:
     lengths = {language: [np.zeros(1, np.int64)] for language in languages}
     with contextlib.ExitStack() as stack:
         files = {language: stack.enter_context(tempfile.TemporaryFile()) for language in languages}

@@ -122,12 +122,13 @@ class Tokenizer:
         is words seen before: each is encoded once and looked up from then on. Other lines are encoded whole.
         """
         parts: Iterable[Ragged]
-        if len(lines) < MANY:
+        if len(lines) < MANY or _cores() == 1:
             parts = map(_Words(self, end).encode, _chunks(lines))
         else:
             try:
                 parts = [*_encode_in_processes(self, lines, end)]
-            except BrokenProcessPool:  # none can be started from a script without `if __name__ == "__main__"`
+            except (BrokenProcessPool, OSError, NotImplementedError):
+                # As in a script without `if __name__ == "__main__"`, and where the system has no room for them.
                 log.warning("no other processes to encode %d lines in: this one does it alone", len(lines))
                 parts = map(_Words(self, end).encode, _chunks(lines))
         return Ragged.join([Ragged.of([], _dtype(self)), *parts])
@@ -151,13 +152,18 @@ def _dtype(tokenizer: Tokenizer) -> np.typing.DTypeLike:
     return np.uint16 if tokenizer.size <= 2**16 else np.int32
 
 
+def _cores() -> int:
+    """Those that this process may use, where the system tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _chunks(lines: Sequence[str]) -> Iterator[Sequence[str]]:
     return (lines[start : start + CHUNK] for start in range(0, len(lines), CHUNK))
 
 
 def _encode_in_processes(tokenizer: Tokenizer, lines: Sequence[str], end: int) -> Iterator[Ragged]:
     """One for each core, since most of the work is Python's; a few chunks of text are on their way at a time."""
-    count, waiting = min(os.cpu_count() or 1, MAX_PROCESSES), deque[Future[Ragged]]()
+    count, waiting = min(_cores(), MAX_PROCESSES), deque[Future[Ragged]]()
     context = multiprocessing.get_context("spawn")  # a fork of a process in which JAX runs can hang
     with ProcessPoolExecutor(count, context, _start_process, (tokenizer.to_json(), end)) as pool:
         for chunk in _chunks(lines):
@@ -200,21 +206,24 @@ class _Words(dict[str, int]):
         self._odd = np.zeros(1, bool)  # what is no word: its line is encoded whole
 
     def __missing__(self, word: str) -> int:
+        self[word] = number = len(self._ids) + len(self._new)
         self._new.append(word)
-        self[word] = number = len(self)
         return number
 
     def _numbers(self, words: Sequence[str]) -> np.ndarray:
         numbers = np.fromiter(map(self.__getitem__, words), np.int64, len(words))
         new, self._new = self._new, []
-        ids = Ragged.of(self._tokenizer.encode_batch(new), self._ids.values.dtype)
-        self._ids = Ragged.join([self._ids, ids])
-        odd = np.array([word.split() != [word.removeprefix(" ")] for word in new], bool)
-        self._odd = np.concatenate([self._odd, odd])
+        self._keep(new)
         return numbers
 
+    def _keep(self, texts: Sequence[str]) -> None:
+        ids = Ragged.of(self._tokenizer.encode_batch(texts), self._ids.values.dtype)
+        self._ids = Ragged.join([self._ids, ids])
+        odd = np.array([text.split() != [text.removeprefix(" ")] for text in texts], bool)
+        self._odd = np.concatenate([self._odd, odd])
+
     def encode(self, lines: Sequence[str]) -> Ragged:
-        if len(self) > REMEMBERED:
+        if len(self._ids) > REMEMBERED:
             self._forget()
         text = "\n".join(["\t" if "\0" in line or "\n" in line else line for line in lines]) + "\n"
         if self._spaced:
@@ -229,7 +238,8 @@ class _Words(dict[str, int]):
             kept = np.repeat(~np.isin(np.arange(len(lines)), whole), sizes)
             first = (ends - sizes + 1)[whole]
             kept[first] = kept[ends] = True
-            numbers[first] = self._numbers([lines[i] for i in whole])
+            numbers[first] = len(self._ids) + np.arange(len(whole))
+            self._keep([lines[i] for i in whole])
             numbers = numbers[kept]
             ends = np.flatnonzero(numbers == 0)
         ids = self._ids.take(numbers)

@@ -28,7 +28,13 @@ EMBEDDING_INITS = ("normal", "xavier_uniform")
 
 
 def dropout(x: Array, rate: float, key: Array) -> Array:
-    """Zeroes every element with probability `rate` (to 2⁻³²) and scales the others by 1 / (1 - rate)."""
+    """Zeroes every element with probability `rate` (to 2⁻³²) and scales the others by 1 / (1 - rate).
+
+    Raises:
+        ValueError: `rate` is not in [0, 1).
+    """
+    if not 0 <= rate < 1:
+        raise ValueError(f"{rate=}: must be in [0, 1).")
     cut = round(rate * 2**32)
     if cut == 0:
         return x
@@ -81,9 +87,13 @@ def parameter(
 def einsum(spec: str, a: Array, b: Array, dtype: str = "float32") -> Array:
     """A product of two arrays in `dtype`, accumulated in float32 and float32 out, forward and backward.
 
-    Every index of an operand must stand in the other or in the output. Differs from autodiff of `jnp.einsum` in speed
-    alone: that multiplies float32 cotangents in bfloat16; and for the gradient of b it always transposes the cotangent,
-    with all that made it, where here it is what comes first in b. The price: no forward-mode differentiation.
+    Every index of an operand must stand in the other or in the output. Differs from autodiff of `jnp.einsum`:
+    cotangents too are rounded to bfloat16, where that would multiply them in float32, at a fraction of the speed; and
+    the factors of a gradient stand in the order that transposes least. The price: no forward-mode differentiation.
+    What "float32" is on an accelerator, `jax_default_matmul_precision` decides: by default TF32 or bfloat16 passes.
+
+    Raises:
+        ValueError: sizes that do not fit.
     """
     (in_a, in_b), out = _indices(spec)
     batch = [i for i in in_a if i in in_b and i in out]
@@ -92,7 +102,11 @@ def einsum(spec: str, a: Array, b: Array, dtype: str = "float32") -> Array:
     # Matrix products take their operands transposed or not: in float32, as they stand.
     a_transposed = dtype == "float32" and [i for i in in_a if i not in batch] == summed + rows
     b_transposed = dtype == "float32" and [i for i in in_b if i not in batch] == columns + summed
-    sizes = dict(zip(in_a + in_b, a.shape + b.shape, strict=True))
+    sizes: dict[str, int] = {}
+    if (len(in_a), len(in_b)) != (a.ndim, b.ndim) or any(
+        sizes.setdefault(i, size) != size for i, size in zip(in_a + in_b, a.shape + b.shape, strict=True)
+    ):
+        raise ValueError(f"{spec} does not fit arrays of shapes {a.shape} and {b.shape}.")
 
     def matrices(x: Array, indices: str, *groups: list[str]) -> Array:
         x = x.astype(dtype).transpose([indices.index(i) for i in sum(groups, batch)])

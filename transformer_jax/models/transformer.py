@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from transformer_jax.models import layers
 from transformer_jax.models.attention import (
@@ -69,14 +70,8 @@ class TransformerConfig:
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """What is wrong, as (field, rule and remedy)."""
-        for name in ("source_vocab_size", "target_vocab_size", "num_encoder_layers", "num_decoder_layers"):
-            if getattr(self, name) < 1:
-                yield name, "must be at least 1"
-        for name in ("d_model", "d_ff", "num_heads", "head_dim", "value_dim", "max_length", "max_relative_distance"):
-            if getattr(self, name) < 1:
-                yield name, "must be at least 1"
-        for name in ("vocab_multiple", "unroll"):
-            if getattr(self, name) < 1:
+        for name, value in dataclasses.asdict(self).items():
+            if type(value) is int and value < 1:
                 yield name, "must be at least 1"
         for name in ("dropout_rate", "attention_dropout_rate", "feed_forward_dropout_rate"):
             if not 0 <= getattr(self, name) < 1:
@@ -94,9 +89,6 @@ class TransformerConfig:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 yield name, f"must be one of {', '.join(allowed)}"
-        if self.num_heads >= 1 and self.d_model >= 1 and self.d_model % self.num_heads:
-            divisors = [n for n in range(1, self.d_model + 1) if self.d_model % n == 0 and n <= 64]
-            yield "num_heads", f"must divide d_model = {self.d_model}: choose one of {divisors}"
         if self.positions == "rotary" and self.head_dim % 2:
             yield "head_dim", "must be even, since 'rotary' turns pairs of features: change it or model.positions"
         if self.tie_embeddings == "all" and self.source_vocab_size != self.target_vocab_size:
@@ -107,6 +99,11 @@ class TransformerConfig:
             )
         if self.tie_embeddings != "none" and self.output_bias:
             yield "output_bias", "belongs to an untied output projection: set tie_embeddings to 'none'"
+
+    def check(self) -> None:
+        """Raises ValueError for the first of `problems`: what a config file goes through, for configs made in code."""
+        for field, rule in self.problems():
+            raise ValueError(f"TransformerConfig.{field} = {getattr(self, field)!r}: {rule}")
 
 
 class Cache(NamedTuple):
@@ -149,6 +146,7 @@ class EncoderBlock(nn.Module):
     config: TransformerConfig
 
     def setup(self) -> None:
+        self.config.check()
         self.self_attention, self.self_attention_residual = _attention(self.config, True), _residual(self.config)
         self.feed_forward, self.feed_forward_residual = _feed_forward(self.config), _residual(self.config)
 
@@ -169,6 +167,7 @@ class DecoderBlock(nn.Module):
     config: TransformerConfig
 
     def setup(self) -> None:
+        self.config.check()
         self.self_attention, self.self_attention_residual = _attention(self.config, True), _residual(self.config)
         self.cross_attention, self.cross_attention_residual = _attention(self.config, False), _residual(self.config)
         self.feed_forward, self.feed_forward_residual = _feed_forward(self.config), _residual(self.config)
@@ -308,6 +307,7 @@ class Transformer(nn.Module):
 
     def setup(self) -> None:
         c = self.config
+        c.check()
 
         def embedding(vocab_size: int) -> Embedding:
             return Embedding(vocab_size, c.d_model, c.vocab_multiple, c.embedding_init)
@@ -375,13 +375,18 @@ class Transformer(nn.Module):
         return self.projection()(x, self.config.target_vocab_size, self.config.dtype)
 
     def init_cache(self, source: Array, source_valid: Array, length: int) -> Cache:
-        """Runs the encoder, once, and makes room for `length` target positions."""
+        """Runs the encoder, once, and makes room for `length` target positions.
+
+        Raises ValueError for more than there are position vectors.
+        """
+        if self.config.positions not in IN_ATTENTION and length > self.config.max_length:
+            raise ValueError(f"{length=}: must not be beyond max_length = {self.config.max_length}")
         return self.decoder.init_cache(self.encode(source, source_valid), source_valid, length)
 
     def extend(self, cache: Cache, target: Array, position: Array | int) -> tuple[Array, Cache]:
-        """target ids (B, T) at positions position … → logits (B, T, padded V) and the extended cache."""
+        """target ids (B, T) at positions position … → logits (B, T, padded V) and the extended cache. No dropout."""
         x = self.target_embedding(target) + self.target_positions(target.shape[1], position)
-        x, cache = self.decoder.extend(self.dropout(x), cache, position)
+        x, cache = self.decoder.extend(x, cache, position)
         return self.logits(x), cache
 
 
@@ -426,13 +431,13 @@ def num_parameters(config: TransformerConfig) -> int:
     return total + 2 * c.max_length * c.d_model * (c.positions == "learned")
 
 
-def forward_flops(config: TransformerConfig, source_lengths: Array, target_lengths: Array) -> Array:
+def forward_flops(config: TransformerConfig, source_lengths: np.ndarray, target_lengths: np.ndarray) -> np.ndarray:
     """FLOPs of the matrix products in one forward pass over pairs of these lengths; training takes three times it.
 
     A product (m, k) × (k, n) counts 2·m·k·n; masked scores count, padding does not. Relative positions count with
     all their 2k + 1 distances for every query; rotations are no products.
     """
-    c, s, t = config, source_lengths, target_lengths
+    c, s, t = config, np.asarray(source_lengths, np.float64), np.asarray(target_lengths, np.float64)
     mix = c.num_heads * (c.head_dim + c.value_dim)  # queries and output, keys and values, or scores and average
     ffn = 2 * c.d_model * c.d_ff
     relations = (2 * c.max_relative_distance + 1) * mix if c.positions == "relative" else 0
@@ -445,14 +450,13 @@ def forward_flops(config: TransformerConfig, source_lengths: Array, target_lengt
 def annotated(source_vocab_size: int, target_vocab_size: int) -> TransformerConfig:
     """The model that the Annotated Transformer (Rush 2018; Huang et al. 2022) builds, at base size.
 
-    Pre-LN with final norms (where its text says post-LN), SiLU, dropout 0.1 also on the attention weights and
-    in the feed-forward networks, biases everywhere, three separate tables.
-    Differs: its LayerNorm divides by the unbiased standard deviation plus 1e-6.
+    Pre-LN with final norms (where its text says post-LN), dropout 0.1 also on the attention weights and in the
+    feed-forward networks, biases everywhere, three separate tables.
+    Differs: its LayerNorm divides by the unbiased standard deviation plus 1e-6, and its biases start as torch's, not 0.
     """
     return TransformerConfig(
         source_vocab_size=source_vocab_size,
         target_vocab_size=target_vocab_size,
-        activation="silu",
         norm="pre",
         tie_embeddings="none",
         attention_dropout_rate=0.1,

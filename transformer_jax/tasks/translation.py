@@ -7,7 +7,6 @@ import json
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
 import jax
@@ -230,6 +229,7 @@ class Translation:
                 beam_size=copies,
                 length_penalty=options.length_penalty,
                 length_penalty_form=options.length_penalty_form,
+                n_best=options.n_best,
                 **common,
             )
         best = 1 if fast else options.n_best
@@ -305,6 +305,12 @@ class Translation:
             limit = data.max_ratio * shorter
             uneven = (limit > 0) & (longer > limit) & (longer < data.max_length)
             lengths[empty | uneven] = data.max_length + 1
+            if (lengths > data.max_length).any(axis=1).all():
+                raise ValueError(
+                    f"{split}: none of {len(lengths)} pairs is left: {empty.sum()} have an empty side, {uneven.sum()} "
+                    f"are beyond data.max_ratio = {data.max_ratio:g}, the others longer than data.max_length = "
+                    f"{data.max_length}"
+                )
         plan = BatchPlan(
             lengths,
             max_lengths=(data.max_length,) * 2 if training else None,
@@ -380,7 +386,8 @@ class Translation:
         return self._tokenizers[1].decode(tokens).replace("\n", " ")
 
     def write_scored(self, arrays: Arrays, batch: Arrays) -> list[str]:
-        """{"text", "score"}: the score is log P / lp, which beam search ranks by; log P of what was drawn.
+        """{"text", "score"}: the score is log P / lp, which beam search ranks by; log P of what greedy search finds or
+        was drawn.
 
         With `decoding.n_best` above 1: {"hypotheses": [{"text", "score", "log_probability"}, …]}, best first, fewer
         where a search finds no more, as in an empty source.
@@ -422,15 +429,9 @@ class Translation:
         source, target = self._tokenizers
         hashes = {"source tokenizer": source.sha256, "target tokenizer": target.sha256}
         if training:
-            text = self._open(data.train_split)
-
-            def sha256(language: str) -> str:
-                digest = hashlib.sha256()
-                for block in text.column(language).blocks():
+            digest = hashlib.sha256()
+            for language in (data.source_language, data.target_language):
+                for block in self._open(data.train_split).column(language).blocks():
                     digest.update(block)
-                return digest.hexdigest()
-
-            with ThreadPoolExecutor() as pool:
-                languages = (data.source_language, data.target_language)
-                hashes |= dict(zip(("source text", "target text"), pool.map(sha256, languages), strict=True))
+            hashes["training data"] = digest.hexdigest()
         return hashes

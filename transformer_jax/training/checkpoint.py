@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import hashlib
 import io
-import itertools
 import json
 import logging
 import math
@@ -132,10 +131,6 @@ class Checkpoints:
 
     def newest(self) -> int | None:
         return next(self._verified_newest_first(), None)
-
-    def latest(self, n: int) -> list[int]:
-        """The newest `n` verified steps, or as many as there are, ascending."""
-        return sorted(itertools.islice(self._verified_newest_first(), n))
 
     def best(self) -> int | None:
         """The verified step with the best `config.best_metric`, the newer of equals; None if none has it."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from etils import epath
 
@@ -85,7 +86,8 @@ def make_train_step(
     def accumulate(params: Params, batch: Mapping[str, jax.Array], key: jax.Array) -> tuple:
         if microbatches == 1:
             return sums(params, batch, key)
-        parts = jax.tree.map(lambda x: x.reshape(microbatches, -1, *x.shape[1:]), batch)
+        # Every m-th row: each device has its share of every microbatch.
+        parts = jax.tree.map(lambda x: x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1), batch)
 
         def add(so_far: tuple, part: tuple) -> tuple[tuple, None]:
             number, rows = part
@@ -163,7 +165,7 @@ def train(task: Task, config: EngineConfig, workdir: epath.PathLike) -> TrainSta
     state = engine.restore_or_init(checkpoints, identity)
     first = int(state.step)
     evaluator = Evaluator(task, engine.mesh, config.evaluation.rows)
-    check_rows((rows for rows, *_ in batches.plan.shapes), engine.mesh)
+    check_rows((rows for rows, *_ in batches.plan.shapes), engine.mesh, training.microbatches)
     writer = MetricsWriter(workdir, first)
     count = sum(x.size for x in jax.tree.leaves(state.params))
     log.info("%s parameters in arrays, devices: %s", f"{count:,}", engine.mesh.shape)
@@ -206,8 +208,14 @@ def _report(
     writer: MetricsWriter,
     steps: int,
 ) -> None:
-    speed, left = progress.report(step, float(sum(metrics["weight"] for metrics in pending)))
-    values = {name: float(value) for name, value in pending[-1].items() if name != "weight"}
+    weights = np.array([metrics["weight"] for metrics in pending], np.float64)
+    speed, left = progress.report(step, float(weights.sum()))
+    # Means since the last report: of one step they would tell the batch's bucket.
+    values = {
+        name: float(np.average([metrics[name] for metrics in pending], weights=weights))
+        for name in pending[0]
+        if name != "weight"
+    }
     values |= {"learning_rate": float(schedule(step - 1)), "tokens_per_s": round(speed, 1)}
     writer.write(step, "train", values)
     log.info(

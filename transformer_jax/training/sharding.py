@@ -76,12 +76,13 @@ def shardings(boxed: Any, mesh: Mesh) -> Any:
     return nn.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, RULES)
 
 
-def check_rows(rows: Iterable[int], mesh: Mesh) -> None:
-    """Raises ValueError for a batch whose rows cannot be shared out among data × fsdp."""
+def check_rows(rows: Iterable[int], mesh: Mesh, microbatches: int = 1) -> None:
+    """Raises ValueError for a batch whose microbatches cannot be shared out among data × fsdp."""
     devices = mesh.shape["data"] * mesh.shape["fsdp"]
     for count in rows:
-        if count % devices:
+        if count % (devices * microbatches):
             raise ValueError(
-                f"a batch of {count} rows cannot be shared out among mesh.data × mesh.fsdp = {devices} devices: "
-                f"set data.rows_multiple to a multiple of {devices}"
+                f"a batch of {count} rows cannot be shared out among mesh.data × mesh.fsdp = {devices} devices in "
+                f"training.microbatches = {microbatches}: set data.rows_multiple to a multiple of "
+                f"{devices * microbatches}"
             )
