@@ -16,9 +16,6 @@ def load(workdir: str, overrides: Mapping[str, Any] | None = None) -> "Predictor
     keys that do not exist, and CheckpointError where no good checkpoint is found.
     """
     # Imported here, so that `transformer_jax.models` needs jax and flax only.
-    from transformer_jax.config import override, read_workdir
     from transformer_jax.predictor import Predictor
 
-    config = read_workdir(workdir)
-    override(config, [f"--config.{key}={value}" for key, value in (overrides or {}).items()])
-    return Predictor(workdir, config)
+    return Predictor.load(workdir, overrides or {})

@@ -1,7 +1,8 @@
 """A trained run, opened for prediction and evaluation."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from etils import epath
 from ml_collections import ConfigDict
@@ -16,8 +17,15 @@ from transformer_jax.training.task import Params
 class Predictor:
     """The model of a workdir; `params`, `step` and `task` are there for research code."""
 
+    @classmethod
+    def load(cls, workdir: epath.PathLike, overrides: Mapping[str, Any]) -> "Predictor":
+        """See `transformer_jax.load`."""
+        config = configs.read_workdir(workdir)
+        configs.override(config, [f"--config.{key}={value}" for key, value in overrides.items()])
+        return cls(workdir, config)
+
     def __init__(self, workdir: epath.PathLike, config: ConfigDict):
-        """`config` is the run's, perhaps with other keys of `evaluation` or `decoding`: see `transformer_jax.load`.
+        """`config` is the run's, perhaps with other keys of `evaluation` or `decoding`.
 
         Raises CheckpointError where no good checkpoint is found, ConfigError for values that cannot be used.
         """
