@@ -17,12 +17,6 @@ FORMS = [("wu", 0.0), ("wu", 0.6), ("wu", 2.0), ("power", 0.7), ("power", 1.0), 
 PRIME = 251
 
 
-@pytest.fixture(autouse=True)
-def _no_rank_promotion():
-    with jax.numpy_rank_promotion("raise"):
-        yield
-
-
 def markov_step(cache, tokens, position):
     """log P(next | previous): the cache holds each row's own table (B, V, V)."""
     return cache[jnp.arange(len(tokens)), tokens], cache
@@ -151,6 +145,7 @@ def test_wide_beam_is_brute_force_whole_prefix(form, alpha):
         ({"max_length": 11}, 1),
         (beams(1, 11, 0.0), 1),  # log 0.9 is ahead of log 0.05
         (beams(2, 11, 0.0), 2),  # log 0.045 is, of log 0.0025
+        ({**beams(2, 11, 0.0), "n_best": 1}, 1),
         (beams(2, 2, 0.0), 2),
         (beams(1, 11, 5.0, "power"), 11),  # log 0.05 / 11^5 could still become the best
     ],
@@ -196,6 +191,10 @@ def test_narrow_beam_is_the_reference_that_never_stops(beam_size, form, alpha):
     for row, multiplier in enumerate(multipliers):
         logits = prefix_logits_hashed(table, multiplier)
         assert_is_best(found, row, reference_beam(logits, 13, 11, beam_size, alpha, form), 11)
+    for n_best in {1, beam_size - 1} - {0}:
+        fewer = search(hashed(table, multipliers), **beams(beam_size, 11, alpha, form), n_best=n_best)
+        for one, other in zip(fewer, found, strict=True):
+            np.testing.assert_array_equal(one[:, :n_best], other[:, :n_best])
 
 
 def test_greedy_takes_the_most_probable_token():
