@@ -1,7 +1,9 @@
 """Training as users run it: it learns, says what it does, and goes on bitwise after any interruption."""
 
+import itertools
 import json
 import shutil
+import signal
 
 import jax
 import numpy as np
@@ -11,7 +13,7 @@ from ml_collections import ConfigDict
 import transformer_jax
 from transformer_jax.config import claim_workdir, parse
 from transformer_jax.training.checkpoint import CheckpointError, parameters_sha256
-from transformer_jax.training.loop import Engine, train
+from transformer_jax.training.loop import Engine, Preempted, train
 from transformer_jax.training.sharding import MeshConfig, make_mesh
 
 
@@ -55,6 +57,36 @@ def test_resumed_run_is_bitwise_the_run_never_stopped(tiny, tmp_path, microbatch
     kept = ("step", "split", "loss", "gradient_norm", "bleu")
     strip = [[{key: row.get(key) for key in kept} for row in rows(tmp_path / name)] for name in ("whole", "parts")]
     assert strip[0] == strip[1]
+
+
+def test_a_run_asked_to_stop_saves_and_goes_on(tiny, tmp_path, monkeypatch):
+    """SIGTERM between two saves: the step is saved, and later is neither averaged nor kept."""
+    whole = run(tiny, tmp_path / "whole", training__steps=8)
+    step = Engine.__init__
+
+    def at_step_3(engine, *arguments):
+        step(engine, *arguments)
+        compiled, count = engine.step, itertools.count(1)
+
+        def counted(*inputs):
+            if next(count) == 3:
+                signal.raise_signal(signal.SIGTERM)
+            return compiled(*inputs)
+
+        counted._cache_size = compiled._cache_size
+        engine.step = counted
+
+    before = signal.getsignal(signal.SIGTERM)
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "__init__", at_step_3)
+        with pytest.raises(Preempted, match="stopped after step 3, which is saved"):
+            run(tiny, tmp_path / "parts", training__steps=8)
+    assert signal.getsignal(signal.SIGTERM) is before
+    saved = tmp_path / "parts" / "checkpoints"
+    assert sorted(int(path.name) for path in saved.iterdir()) == [2, 3]
+    resumed = run(tiny, tmp_path / "parts", training__steps=8)
+    assert parameters_sha256(resumed) == parameters_sha256(whole)
+    assert sorted(int(path.name) for path in saved.iterdir()) == [2, 4, 6, 8]
 
 
 def test_killed_in_the_middle_of_a_save(tiny, tmp_path, caplog):

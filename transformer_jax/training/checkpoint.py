@@ -90,8 +90,17 @@ class Checkpoints:
         self.directory = epath.Path(directory).resolve()
         self.config = config
 
-    def save(self, step: int, state: PyTree, meta: dict, metrics: dict[str, float] | None = None) -> None:
+    def save(
+        self,
+        step: int,
+        state: PyTree,
+        meta: dict,
+        metrics: dict[str, float] | None = None,
+        passing: bool = False,
+    ) -> None:
         """Writes `state` (arrays) and `meta` (JSON) as `step`; then removes what need not be kept.
+
+        `passing`: to go on from, where a run is stopped; it is removed with the next that is saved.
 
         When it returns, the step is complete on disk. Raises CheckpointError if the step exists or cannot be
         written. Then the earlier steps are untouched, and what is left of this one does not count:
@@ -105,7 +114,8 @@ class Checkpoints:
             )
         scores = {name: float(value) for name, value in (metrics or {}).items()}
         items = ocp.args.Composite(
-            state=ocp.args.PyTreeSave(state), meta=ocp.args.JsonSave({"meta": meta, "metrics": scores})
+            state=ocp.args.PyTreeSave(state),
+            meta=ocp.args.JsonSave({"meta": meta, "metrics": scores, "passing": passing}),
         )
         try:
             self._manager.save(step, args=items, force=True)  # else skipped in silence if a newer step exists
@@ -131,6 +141,16 @@ class Checkpoints:
 
     def newest(self) -> int | None:
         return next(self._verified_newest_first(), None)
+
+    def regular(self, steps: Sequence[int]) -> list[int]:
+        """`steps`, ascending, without those `passing`, unless it is the last."""
+
+        def passing(step: int) -> bool:
+            with contextlib.suppress(OSError, ValueError):
+                return bool(self._stored(step).get("passing"))
+            return False
+
+        return [step for step in steps if step == steps[-1] or not passing(step)]
 
     def best(self) -> int | None:
         """The verified step with the best `config.best_metric`, the newer of equals; None if none has it."""
@@ -241,7 +261,8 @@ class Checkpoints:
 
     def _surplus(self) -> list[int]:
         complete = [step for step in self._steps() if (self._folder(step) / _MANIFEST).exists()]
-        kept = complete[-self.config.keep_latest :] + self._best_first(complete)[: self.config.keep_best]
+        latest = self.regular(complete)[-self.config.keep_latest :]
+        kept = latest + self._best_first(complete)[: self.config.keep_best]
         return [step for step in complete if step not in kept]
 
     def _restore(self, step: int, abstract: PyTree, prefix: str) -> PyTree:

@@ -109,7 +109,7 @@ def restore_parameters(
     if not verified:
         raise CheckpointError(f"{checkpoints.directory} holds no good checkpoint: train first with this --workdir")
     if config.checkpoint == "average":
-        steps = verified[-config.average_last :]
+        steps = checkpoints.regular(verified)[-config.average_last :]
     else:
         step = checkpoints.best() if config.checkpoint == "best" else verified[-1]
         if step is None:

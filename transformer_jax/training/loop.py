@@ -2,9 +2,11 @@
 
 import functools
 import logging
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import flax.linen as nn
 import jax
@@ -150,13 +152,43 @@ class Engine:
         return state
 
 
+class Preempted(Exception):
+    """The run was asked to stop (SIGTERM) and has saved what it had: start it again to go on."""
+
+
+class _StopRequest:
+    """Set by SIGTERM, which then no longer kills: the step under way is finished and saved."""
+
+    def __init__(self) -> None:
+        self.received = False
+
+    def __enter__(self) -> Self:
+        self._handled = threading.current_thread() is threading.main_thread()
+        if self._handled:  # elsewhere Python takes no signals
+            self._before = signal.signal(signal.SIGTERM, self._receive)
+        return self
+
+    def _receive(self, *_: Any) -> None:
+        self.received = True
+
+    def __exit__(self, *_: Any) -> None:
+        if self._handled:
+            signal.signal(signal.SIGTERM, self._before)
+
+
 def train(task: Task, config: EngineConfig, workdir: epath.PathLike) -> TrainState:
     """Trains to `config.training.steps`, going on from the newest good checkpoint of `workdir`.
 
     Validation scores are of the moving average when evaluation.checkpoint is "ema", else of the parameters.
 
-    Raises CheckpointError when a checkpoint is of other data or tokenizers, or cannot be written.
+    Raises CheckpointError when a checkpoint is of other data or tokenizers, or cannot be written, and Preempted, with
+    everything saved, after SIGTERM.
     """
+    with _StopRequest() as stop:
+        return _train(task, config, workdir, stop)
+
+
+def _train(task: Task, config: EngineConfig, workdir: epath.PathLike, stop: _StopRequest) -> TrainState:
     training, workdir = config.training, epath.Path(workdir)
     batches = task.batches(task.train_split, training.seed)
     engine = Engine(task, config)
@@ -187,10 +219,15 @@ def train(task: Task, config: EngineConfig, workdir: epath.PathLike) -> TrainSta
         if last or step % training.evaluate_every == 0:
             params = state.ema if config.evaluation.checkpoint == "ema" else state.params
             scores = _evaluate(evaluator, params, task.validation_split, step, writer)
-        if last or step % config.checkpoint.every == 0:
-            checkpoints.save(step, state, {"identity": identity, "position": step}, scores)
+        stopping = stop.received and not last
+        regular = last or step % config.checkpoint.every == 0
+        if regular or stopping:
+            checkpoints.save(step, state, {"identity": identity, "position": step}, scores, passing=not regular)
         if scores is not None or step % config.checkpoint.every == 0:
             progress.leave_out(start)
+        if stopping:
+            writer.close()
+            raise Preempted(f"stopped after step {step}, which is saved: start it again to go on")
     writer.close()
     return state
 
