@@ -113,10 +113,8 @@ class Checkpoints:
                 "discard_after(), which removes the steps that are to be trained again."
             )
         scores = {name: float(value) for name, value in (metrics or {}).items()}
-        items = ocp.args.Composite(
-            state=ocp.args.PyTreeSave(state),
-            meta=ocp.args.JsonSave({"meta": meta, "metrics": scores, "passing": passing}),
-        )
+        facts = {"meta": meta, "metrics": scores, "passing": passing}
+        items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), meta=ocp.args.JsonSave(facts))
         try:
             self._manager.save(step, args=items, force=True)  # else skipped in silence if a newer step exists
             if jax.process_index() == 0:

@@ -222,7 +222,8 @@ def _train(task: Task, config: EngineConfig, workdir: epath.PathLike, stop: _Sto
         stopping = stop.received and not last
         regular = last or step % config.checkpoint.every == 0
         if regular or stopping:
-            checkpoints.save(step, state, {"identity": identity, "position": step}, scores, passing=not regular)
+            meta, kept_for = {"identity": identity, "position": step}, scores if regular else None
+            checkpoints.save(step, state, meta, kept_for, passing=not regular)
         if scores is not None or step % config.checkpoint.every == 0:
             progress.leave_out(start)
         if stopping:
