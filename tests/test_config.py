@@ -143,6 +143,24 @@ def test_workdir_holds_one_experiment(tiny, tmp_path, caplog):
         assert line in str(error.value)
 
 
+def test_keys_younger_than_the_workdir_are_at_their_defaults(tiny, tmp_path):
+    claim_workdir(tmp_path, tiny)
+    (tmp_path / "checkpoints").mkdir()
+    path = tmp_path / "config.json"
+    stored = json.loads(path.read_text())
+    del stored["model"]["unroll"], stored["mesh"]
+    path.write_text(json.dumps(stored))
+    assert read_workdir(tmp_path).to_dict() == tiny.to_dict()
+    claim_workdir(tmp_path, tiny)
+    path.write_text(json.dumps(stored))
+    tiny.model.unroll = 2
+    with pytest.raises(ConfigError, match=r"config.model.unroll: 1 there, 2 now"):
+        claim_workdir(tmp_path, tiny)
+    path.write_text('{"architectures": ["Marian"]}')
+    with pytest.raises(ConfigError, match=r"is not the folder of a run: config.json names no task"):
+        read_workdir(tmp_path)
+
+
 def test_workdir_that_has_learned_nothing_takes_any_config(tiny, tmp_path):
     """A first attempt that failed, for a wrong key or file, does not spoil the workdir."""
     claim_workdir(tmp_path, tiny)

@@ -246,11 +246,23 @@ def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_workdir(workdir: epath.PathLike) -> ConfigDict:
-    """The config of a run. Raises ConfigError if there is none that can be read."""
+    """The config of a run; keys that it is too old to have are at their defaults.
+
+    Raises ConfigError if there is none that can be read.
+    """
     path = epath.Path(workdir) / "config.json"
     try:
-        return ConfigDict(json.loads(path.read_text()))
-    except (OSError, json.JSONDecodeError) as error:
+        stored = json.loads(path.read_text())
+        if not isinstance(stored, dict) or "task" not in stored:
+            raise ValueError("config.json names no task")
+        known = defaults(stored["task"]).to_dict()
+        return ConfigDict(
+            {
+                name: {**known.get(name, {}), **v} if isinstance(v, dict) else v
+                for name, v in {**known, **stored}.items()
+            }
+        )
+    except (OSError, ValueError) as error:
         raise ConfigError(
             f"--workdir={workdir} is not the folder of a run: {error}; train one there with scripts/train.py"
         ) from error

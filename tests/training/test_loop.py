@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 import transformer_jax
 from transformer_jax.config import claim_workdir, parse
 from transformer_jax.training.checkpoint import CheckpointError, parameters_sha256
-from transformer_jax.training.loop import Engine, Preempted, train
+from transformer_jax.training.loop import Diverged, Engine, Preempted, train
 from transformer_jax.training.sharding import MeshConfig, make_mesh
 
 
@@ -87,6 +87,18 @@ def test_a_run_asked_to_stop_saves_and_goes_on(tiny, tmp_path, monkeypatch):
     resumed = run(tiny, tmp_path / "parts", training__steps=8)
     assert parameters_sha256(resumed) == parameters_sha256(whole)
     assert sorted(int(path.name) for path in saved.iterdir()) == [2, 4, 6, 8]
+
+
+def test_a_run_that_diverges_is_stopped(tiny, tmp_path, caplog):
+    tiny.optimizer.schedule, tiny.optimizer.learning_rate, tiny.optimizer.warmup_steps = "constant", 1e38, 0
+    tiny.checkpoint.keep_best = 0
+    with pytest.raises(
+        Diverged, match=r"step 11 \(epoch 2, batch \d.* is the 10th in a row .* checkpoint is 10\. Lower"
+    ):
+        run(tiny, tmp_path / "run", training__steps=40)
+    assert "step 2 (epoch 0, batch 1; both from 0): loss nan" in caplog.text
+    assert "step 1 (" not in caplog.text
+    assert "step 4/40  loss nan" in caplog.text
 
 
 def test_killed_in_the_middle_of_a_save(tiny, tmp_path, caplog):

@@ -27,6 +27,19 @@ class Pulling:
         return total, jnp.ones(()), {}
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30], ids=["nan", "inf", "overflow"])
+def test_a_step_without_a_finite_gradient_changes_nothing(bad):
+    """Neither parameters, optimizer state nor average; the next step goes on as if it had not been."""
+    optimizer = optax.adam(0.1)
+    step = jax.jit(make_train_step(Pulling(), optimizer, seed=0, microbatches=1, ema_decay=0.5))
+    before, _ = step(init_state(Pulling(), optimizer, jax.random.key(0), 0.5), {"x": jnp.ones(4)})
+    after, metrics = step(before, {"x": jnp.full((4,), bad)})
+    assert (int(before.step), int(after.step), float(metrics["skipped"])) == (1, 2, 1.0)
+    for old, new in zip(jax.tree.leaves(before)[1:], jax.tree.leaves(after)[1:], strict=True):
+        np.testing.assert_array_equal(new, old)
+    assert float(step(after, {"x": jnp.ones(4)})[1]["skipped"]) == 0.0
+
+
 @pytest.mark.parametrize("decay", [0.3, 0.5, 0.99])
 def test_the_average_is_the_recursion(decay):
     """(1 + n) / (10 + n) reaches 0.3 at n = 2.86 and 0.5 at n = 8."""

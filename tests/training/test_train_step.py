@@ -112,13 +112,13 @@ def leaves(tree):
 
 @pytest.mark.parametrize("microbatches", [2, 3, 6])
 def test_microbatches_give_the_loss_and_the_gradient_of_the_whole_batch(recorded, microbatches):
-    counts = (BATCH["target"] != PAD).reshape(microbatches, -1).sum(axis=1)
+    counts = (BATCH["target"] != PAD).sum(axis=1).reshape(-1, microbatches).sum(axis=0)
     assert len(set(counts)) > 1
     state, whole, metrics = recorded
     parts, summed = jax.jit(make_train_step(Copying(), recorder, seed=0, microbatches=microbatches))(state, BATCH)
     assert int(whole.step) == int(parts.step) == 1
     assert metrics["weight"] == summed["weight"] == (BATCH["target"] != PAD).sum()
-    assert set(metrics) == set(summed) == {"loss", "weight", "gradient_norm", "ends"}
+    assert set(metrics) == set(summed) == {"loss", "weight", "gradient_norm", "skipped", "ends"}
     for name, value in metrics.items():
         np.testing.assert_allclose(summed[name], value, rtol=1e-5)
     np.testing.assert_allclose(metrics["ends"], 6 / metrics["weight"], rtol=1e-6)

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import math
 import signal
 import threading
 import time
@@ -25,6 +26,8 @@ from transformer_jax.training.sharding import MeshConfig, batch_sharding, check_
 from transformer_jax.training.task import Arrays, Batches, Params, Task, TrainingConfig
 
 log = logging.getLogger(__name__)
+
+MAX_SKIPPED = 10  # steps in a row, before a run is given up
 
 
 class EngineConfig(NamedTuple):
@@ -71,10 +74,11 @@ def moving_average(average: Params, params: Params, n: jax.Array, decay: float) 
 def make_train_step(
     task: Task, optimizer: optax.GradientTransformation, *, seed: int, microbatches: int, ema_decay: float = 0.0
 ) -> TrainStep:
-    """step(state, batch) → (state, {"loss", "weight", "gradient_norm"}), not yet jitted.
+    """step(state, batch) → (state, {"loss", "weight", "gradient_norm", "skipped"}), not yet jitted.
 
     The batch's rows are cut into microbatches whose sums, weights and gradients add up and are divided once.
     The step's key is folded from seed and step, a microbatch's from that and its number.
+    Where the loss or the gradient is not finite, nothing but the step's number changes, and "skipped" is 1.
     """
 
     def sums(params: Params, batch: Mapping[str, jax.Array], key: jax.Array) -> tuple:
@@ -107,7 +111,10 @@ def make_train_step(
         metrics = {"loss": loss / weight, "weight": weight, "gradient_norm": optax.tree.norm(gradient)}
         metrics |= {name: value / weight for name, value in auxiliary.items()}
         ema = moving_average(state.ema, params, state.step + 1, ema_decay) if ema_decay else None
-        return TrainState(state.step + 1, params, opt_state, ema), metrics
+        after, skipped = TrainState(state.step + 1, params, opt_state, ema), state._replace(step=state.step + 1)
+        finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["gradient_norm"])
+        metrics["skipped"] = (~finite).astype(jnp.float32)
+        return jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, skipped), metrics
 
     return train_step
 
@@ -152,6 +159,10 @@ class Engine:
         return state
 
 
+class Diverged(ValueError):
+    """Loss or gradient were not finite too many times in a row."""
+
+
 class Preempted(Exception):
     """The run was asked to stop (SIGTERM) and has saved what it had: start it again to go on."""
 
@@ -181,8 +192,8 @@ def train(task: Task, config: EngineConfig, workdir: epath.PathLike) -> TrainSta
 
     Validation scores are of the moving average when evaluation.checkpoint is "ema", else of the parameters.
 
-    Raises CheckpointError when a checkpoint is of other data or tokenizers, or cannot be written, and Preempted, with
-    everything saved, after SIGTERM.
+    Raises CheckpointError when a checkpoint is of other data or tokenizers, or cannot be written; Diverged when loss or
+    gradient were not finite MAX_SKIPPED times in a row; and Preempted, with everything saved, after SIGTERM.
     """
     with _StopRequest() as stop:
         return _train(task, config, workdir, stop)
@@ -202,7 +213,7 @@ def _train(task: Task, config: EngineConfig, workdir: epath.PathLike, stop: _Sto
     count = sum(x.size for x in jax.tree.leaves(state.params))
     log.info("%s parameters in arrays, devices: %s", f"{count:,}", engine.mesh.shape)
 
-    progress, pending = Progress(first, training.steps), []
+    progress, pending, guard = Progress(first, training.steps), [], _Guard(batches, checkpoints)
     compiled = _CompileCount(engine.step, len(batches.plan.shapes))
     arrays = prefetch(_from(batches, first, training.steps))
     for step, batch in zip(range(first + 1, training.steps + 1), arrays, strict=True):
@@ -213,7 +224,8 @@ def _train(task: Task, config: EngineConfig, workdir: epath.PathLike, stop: _Sto
         pending.append(metrics)
         last = step == training.steps
         if last or step % training.log_every == 0:
-            _report(step, jax.device_get(pending), engine.schedule, progress, writer, training.steps)
+            finite = guard.check(step, jax.device_get(pending))
+            _report(step, finite, engine.schedule, progress, writer, training.steps)
             pending = []
         start, scores = time.perf_counter(), None
         if last or step % training.evaluate_every == 0:
@@ -240,19 +252,19 @@ def _from(batches: Batches, first: int, stop: int) -> Iterator[Arrays]:
 
 def _report(
     step: int,
-    pending: list[dict[str, Any]],
+    finite: list[dict[str, Any]],
     schedule: optax.Schedule,
     progress: Progress,
     writer: MetricsWriter,
     steps: int,
 ) -> None:
-    weights = np.array([metrics["weight"] for metrics in pending], np.float64)
+    weights = np.array([metrics["weight"] for metrics in finite], np.float64)
     speed, left = progress.report(step, float(weights.sum()))
     # Means since the last report: of one step they would tell the batch's bucket.
     values = {
-        name: float(np.average([metrics[name] for metrics in pending], weights=weights))
-        for name in pending[0]
-        if name != "weight"
+        name: float(np.average([metrics[name] for metrics in finite], weights=weights))
+        for name in (finite[0] if finite else ())
+        if name not in ("weight", "skipped")
     }
     values |= {"learning_rate": float(schedule(step - 1)), "tokens_per_s": round(speed, 1)}
     writer.write(step, "train", values)
@@ -260,10 +272,33 @@ def _report(
         "step %d/%d  loss %.3f  %s tokens/s  ETA %s",
         step,
         steps,
-        values["loss"],
+        values.get("loss", math.nan),
         f"{speed:,.0f}",
         clock(left),
     )
+
+
+class _Guard:
+    """Says which steps were skipped, and stops the run when too many were in a row."""
+
+    def __init__(self, batches: Batches, checkpoints: Checkpoints):
+        self._batches, self._checkpoints, self._in_a_row = batches, checkpoints, 0
+
+    def check(self, last: int, metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Of the steps up to `last`, those that were not skipped."""
+        for step, values in enumerate(metrics, last - len(metrics) + 1):
+            self._in_a_row = self._in_a_row + 1 if values["skipped"] else 0
+            if values["skipped"]:
+                epoch, batch = divmod(step - 1, len(self._batches.plan))
+                where = f"step {step} (epoch {epoch}, batch {batch}; both from 0)"
+                log.warning("%s: loss %s, gradient %s: skipped", where, values["loss"], values["gradient_norm"])
+            if self._in_a_row == MAX_SKIPPED:
+                raise Diverged(
+                    f"{where} is the {MAX_SKIPPED}th in a row whose loss or gradient is not finite. The last good "
+                    f"checkpoint is {self._checkpoints.newest() or 'none'}. Lower optimizer.learning_rate, lengthen "
+                    "optimizer.warmup_steps, set optimizer.clip_norm, or look at the data of these batches."
+                )
+        return [values for values in metrics if not values["skipped"]]
 
 
 def _evaluate(evaluator: Evaluator, params: Params, split: str, step: int, writer: MetricsWriter) -> dict[str, float]:
