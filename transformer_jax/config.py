@@ -255,13 +255,10 @@ def read_workdir(workdir: epath.PathLike) -> ConfigDict:
         stored = json.loads(path.read_text())
         if not isinstance(stored, dict) or "task" not in stored:
             raise ValueError("config.json names no task")
-        known = defaults(stored["task"]).to_dict()
-        return ConfigDict(
-            {
-                name: {**known.get(name, {}), **v} if isinstance(v, dict) else v
-                for name, v in {**known, **stored}.items()
-            }
-        )
+        config = defaults(stored["task"]).to_dict()
+        for name, value in stored.items():
+            config[name] = {**config.get(name, {}), **value} if isinstance(value, dict) else value
+        return ConfigDict(config)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"--workdir={workdir} is not the folder of a run: {error}; train one there with scripts/train.py"
