@@ -21,8 +21,8 @@ SCORE = flags.DEFINE_bool("score", False, "write JSON objects with text and scor
 def main(config: ConfigDict) -> None:
     data = sys.stdin.buffer.read() if INPUT.value == "-" else epath.Path(INPUT.value).read_bytes()
     lines = decode_lines(data, "stdin" if INPUT.value == "-" else INPUT.value)
+    predictor = Predictor(flags.FLAGS.workdir, config)
     with sys.stdout.buffer if OUTPUT.value == "-" else epath.Path(OUTPUT.value).open("wb") as output:
-        predictor = Predictor(flags.FLAGS.workdir, config)
         for line in predictor.predict(lines, scored=SCORE.value):
             output.write(line.encode() + b"\n")
 

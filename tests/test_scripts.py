@@ -150,6 +150,7 @@ def test_wrong_data(recipe, tmp_path):
 
 
 def test_wrong_workdir(recipe, trained, tmp_path):
+    before = {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}
     fails(
         train(recipe, trained, "--config.model.d_ff=48", "--config.training.seed=5"),
         "holds another experiment",
@@ -159,6 +160,7 @@ def test_wrong_workdir(recipe, trained, tmp_path):
     (tmp_path / "file").write_text("")
     fails(train(recipe, tmp_path / "file" / "run"), "file/run cannot be written")
     fails(script("predict", f"--workdir={trained}", stdin=b"ek\n\xff\n"), "stdin:2 is not UTF-8")
+    assert {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()} == before
 
 
 def test_truncated_checkpoint(recipe, tmp_path):

@@ -257,7 +257,7 @@ def read_workdir(workdir: epath.PathLike) -> ConfigDict:
             raise ValueError("config.json names no task")
         config = defaults(stored["task"]).to_dict()
         for name, value in stored.items():
-            config[name] = {**config.get(name, {}), **value} if isinstance(value, dict) else value
+            config[name] = {**config[name], **value} if name in config and isinstance(value, dict) else value
         return ConfigDict(config)
     except (OSError, ValueError) as error:
         raise ConfigError(

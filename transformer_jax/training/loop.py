@@ -168,14 +168,17 @@ class Preempted(Exception):
 
 
 class _StopRequest:
-    """Set by SIGTERM, which then no longer kills: the step under way is finished and saved."""
+    """Set by SIGTERM, which then no longer kills: the step under way is finished and saved.
+
+    Several processes would have to agree on the step: there, and in a thread, SIGTERM does what it did before.
+    """
 
     def __init__(self) -> None:
         self.received = False
 
     def __enter__(self) -> Self:
-        self._handled = threading.current_thread() is threading.main_thread()
-        if self._handled:  # elsewhere Python takes no signals
+        self._handled = jax.process_count() == 1 and threading.current_thread() is threading.main_thread()
+        if self._handled:
             self._before = signal.signal(signal.SIGTERM, self._receive)
         return self
 
@@ -195,11 +198,6 @@ def train(task: Task, config: EngineConfig, workdir: epath.PathLike) -> TrainSta
     Raises CheckpointError when a checkpoint is of other data or tokenizers, or cannot be written; Diverged when loss or
     gradient were not finite MAX_SKIPPED times in a row; and Preempted, with everything saved, after SIGTERM.
     """
-    with _StopRequest() as stop:
-        return _train(task, config, workdir, stop)
-
-
-def _train(task: Task, config: EngineConfig, workdir: epath.PathLike, stop: _StopRequest) -> TrainState:
     training, workdir = config.training, epath.Path(workdir)
     batches = task.batches(task.train_split, training.seed)
     engine = Engine(task, config)
@@ -216,31 +214,32 @@ def _train(task: Task, config: EngineConfig, workdir: epath.PathLike, stop: _Sto
     progress, pending, guard = Progress(first, training.steps), [], _Guard(batches, checkpoints)
     compiled = _CompileCount(engine.step, len(batches.plan.shapes))
     arrays = prefetch(_from(batches, first, training.steps))
-    for step, batch in zip(range(first + 1, training.steps + 1), arrays, strict=True):
-        start = time.perf_counter()
-        state, metrics = engine.step(state, jax.device_put(batch, engine.batch_sharding))
-        if compiled.has_grown(batch):
-            progress.leave_out(start)
-        pending.append(metrics)
-        last = step == training.steps
-        if last or step % training.log_every == 0:
-            finite = guard.check(step, jax.device_get(pending))
-            _report(step, finite, engine.schedule, progress, writer, training.steps)
-            pending = []
-        start, scores = time.perf_counter(), None
-        if last or step % training.evaluate_every == 0:
-            params = state.ema if config.evaluation.checkpoint == "ema" else state.params
-            scores = _evaluate(evaluator, params, task.validation_split, step, writer)
-        stopping = stop.received and not last
-        regular = last or step % config.checkpoint.every == 0
-        if regular or stopping:
-            meta, kept_for = {"identity": identity, "position": step}, scores if regular else None
-            checkpoints.save(step, state, meta, kept_for, passing=not regular)
-        if scores is not None or step % config.checkpoint.every == 0:
-            progress.leave_out(start)
-        if stopping:
-            writer.close()
-            raise Preempted(f"stopped after step {step}, which is saved: start it again to go on")
+    with _StopRequest() as stop:
+        for step, batch in zip(range(first + 1, training.steps + 1), arrays, strict=True):
+            start = time.perf_counter()
+            state, metrics = engine.step(state, jax.device_put(batch, engine.batch_sharding))
+            if compiled.has_grown(batch):
+                progress.leave_out(start)
+            pending.append(metrics)
+            last = step == training.steps
+            if last or step % training.log_every == 0:
+                finite = guard.check(step, jax.device_get(pending))
+                _report(step, finite, engine.schedule, progress, writer, training.steps)
+                pending = []
+            start, scores = time.perf_counter(), None
+            if last or step % training.evaluate_every == 0:
+                params = state.ema if config.evaluation.checkpoint == "ema" else state.params
+                scores = _evaluate(evaluator, params, task.validation_split, step, writer)
+            stopping = stop.received and not last
+            regular = last or step % config.checkpoint.every == 0
+            if regular or stopping:
+                meta, kept_for = {"identity": identity, "position": step}, scores if regular else None
+                checkpoints.save(step, state, meta, kept_for, passing=not regular)
+            if scores is not None or step % config.checkpoint.every == 0:
+                progress.leave_out(start)
+            if stopping:
+                writer.close()
+                raise Preempted(f"stopped after step {step}, which is saved: start it again to go on")
     writer.close()
     return state
 
