@@ -4,7 +4,6 @@ mfu is the share of the matrix-product rate measured in the same run (2048³, in
 products: those on tokens, not on padding. On a shared machine compare ratios within one run, not times across runs.
 """
 
-import functools
 import itertools
 import json
 import statistics
@@ -12,31 +11,18 @@ import tempfile
 import time
 
 import jax
-import jax.numpy as jnp
 from absl import flags
 from ml_collections import config_flags
 
 from transformer_jax import command_line
 from transformer_jax.config import parse
-from transformer_jax.training.loop import Engine
+from transformer_jax.data.batching import Batch
+from transformer_jax.training.engine import Engine
+from transformer_jax.training.profiling import matrix_peak
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "recipe: configs/NAME.py[:ARG]")
 ROUNDS = flags.DEFINE_integer("rounds", 5, "how often every batch shape is timed", lower_bound=1)
 flags.mark_flag_as_required("config")
-
-
-def matrix_rate(dtype: str, n: int = 2048) -> float:
-    """FLOP/s of an n³ product, the best of five."""
-    a = jnp.ones((n, n), dtype)
-    product = jax.jit(jnp.matmul)
-    product(a, a).block_until_ready()
-
-    def once() -> float:
-        start = time.perf_counter()
-        product(a, a).block_until_ready()
-        return time.perf_counter() - start
-
-    return 2 * n**3 / min(once() for _ in range(5))
 
 
 def main() -> None:
@@ -46,7 +32,10 @@ def main() -> None:
         batches = task.batches(task.train_split, config.training.seed)
         engine = Engine(task, config.engine)
         state = engine.init(jax.random.key(0))
-        place = functools.partial(jax.device_put, device=engine.batch_sharding)
+
+        def place(batch: Batch) -> dict[str, jax.Array]:
+            return engine.place(engine.load(batches, batch), len(batch.indices))
+
         by_shape: dict[tuple, list] = {}
         for i in range(len(batches.plan)):
             batch = batches.plan.batch(i)
@@ -56,19 +45,19 @@ def main() -> None:
         chosen = [b for same in by_shape.values() for b in same[: max(1, len(same) // rarest)]]
         start = time.perf_counter()
         for same in by_shape.values():
-            state, _ = jax.block_until_ready(engine.step(state, place(batches.load(same[0]))))
+            state, _ = jax.block_until_ready(engine.step(state, place(same[0])))
         compile_s = time.perf_counter() - start
         times, data_times, tokens, flops = [], [], 0.0, 0.0
         for batch in itertools.chain.from_iterable([chosen] * ROUNDS.value):
             start = time.perf_counter()
-            arrays = batches.load(batch)
+            placed = jax.block_until_ready(place(batch))
             data_times.append(time.perf_counter() - start)
             start = time.perf_counter()
-            state, metrics = jax.block_until_ready(engine.step(state, place(arrays)))
+            state, metrics = jax.block_until_ready(engine.step(state, placed))
             times.append(time.perf_counter() - start)
             tokens += float(metrics["weight"])
-            flops += task.flops(arrays)
-        rate = matrix_rate(config.model.dtype)
+            flops += task.flops(batches.load(batch))
+        peak = matrix_peak(config.model.dtype)
         memory = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
     print(
         json.dumps(
@@ -78,8 +67,8 @@ def main() -> None:
                 "step_ms": round(1000 * statistics.mean(times), 2),
                 "data_ms": round(1000 * statistics.mean(data_times), 2),  # in a thread beside the step when training
                 "tokens_per_s": round(tokens / sum(times), 1),
-                "mfu": round(flops / sum(times) / (rate * jax.device_count()), 4),
-                "matrix_gflops": round(rate / 1e9, 1),
+                "mfu": round(flops / sum(times) / peak, 4),
+                "matrix_gflops": round(peak / 1e9, 1),
                 "peak_bytes": memory,
                 "device": jax.devices()[0].device_kind,
             }

@@ -7,13 +7,16 @@ from ml_collections import ConfigDict
 
 from transformer_jax import command_line
 from transformer_jax.predictor import Predictor
+from transformer_jax.training import processes
 
 SPLIT = flags.DEFINE_string("split", None, "a file's stem or a tfds split; by default config.data.test_split")
 
 
 def main(config: ConfigDict) -> None:
     predictor = Predictor(flags.FLAGS.workdir, config)
-    print(json.dumps(predictor.evaluate(SPLIT.value)))
+    scores = predictor.evaluate(SPLIT.value)
+    if processes.is_first():
+        print(json.dumps(scores))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 With --config.decoding.n_best above 1 a line is {"hypotheses": [{"text", "score", "log_probability"}, ...]}, best first.
 """
 
+import os
 import sys
 
 from absl import flags
@@ -12,6 +13,7 @@ from ml_collections import ConfigDict
 from transformer_jax import command_line
 from transformer_jax.data.sources import decode_lines
 from transformer_jax.predictor import Predictor
+from transformer_jax.training import processes
 
 INPUT = flags.DEFINE_string("input", "-", "a file, or - for stdin")
 OUTPUT = flags.DEFINE_string("output", "-", "a file, or - for stdout")
@@ -21,8 +23,10 @@ SCORE = flags.DEFINE_bool("score", False, "write JSON objects with text and scor
 def main(config: ConfigDict) -> None:
     data = sys.stdin.buffer.read() if INPUT.value == "-" else epath.Path(INPUT.value).read_bytes()
     lines = decode_lines(data, "stdin" if INPUT.value == "-" else INPUT.value)
+    processes.agree("input", lines)
     predictor = Predictor(flags.FLAGS.workdir, config)
-    with sys.stdout.buffer if OUTPUT.value == "-" else epath.Path(OUTPUT.value).open("wb") as output:
+    path = OUTPUT.value if processes.is_first() else os.devnull
+    with sys.stdout.buffer if path == "-" else epath.Path(path).open("wb") as output:
         for line in predictor.predict(lines, scored=SCORE.value):
             output.write(line.encode() + b"\n")
 

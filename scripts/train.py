@@ -1,6 +1,8 @@
 """Trains a recipe in a workdir, or goes on where an earlier run of it stopped.
 
-After SIGTERM it saves, and ends with exit code 75: the same command goes on.
+After SIGTERM it saves, and ends with exit code 75: the same command goes on. Several processes, of which each is given
+the same command, train together: on TPU pods, SLURM and MPI they find one another, elsewhere they are told by
+--coordinator_address, --num_processes and --process_id; see scripts/launch.
 """
 
 import sys
@@ -10,10 +12,14 @@ from ml_collections import config_flags
 
 from transformer_jax import command_line
 from transformer_jax.config import claim_workdir, parse
+from transformer_jax.training import processes
+from transformer_jax.training.logging import wandb_listener
 from transformer_jax.training.loop import Preempted, train
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "recipe: configs/NAME.py[:ARG]")
 WORKDIR = flags.DEFINE_string("workdir", None, "folder for config, tokenizers, checkpoints, metrics", required=True)
+PROFILE = flags.DEFINE_string("profile", None, "steps to trace into WORKDIR/profile, as 20-25: for XProf or Perfetto")
+WANDB = flags.DEFINE_string("wandb_project", None, "also tell Weights & Biases, if wandb is installed")
 EXIT_RUN_AGAIN = 75  # EX_TEMPFAIL of sysexits.h
 
 flags.mark_flag_as_required("config")
@@ -21,12 +27,28 @@ flags.mark_flag_as_required("config")
 
 def main() -> None:
     config = parse(CONFIG.value)
-    claim_workdir(WORKDIR.value, CONFIG.value)
+    trace = traced_steps(PROFILE.value)
+    processes.agree("config", CONFIG.value.to_dict())
+    processes.first(lambda: claim_workdir(WORKDIR.value, CONFIG.value))
+    listeners = []
+    if WANDB.value and processes.is_first():
+        listeners.append(wandb_listener(WANDB.value, WORKDIR.value, CONFIG.value.to_dict()))
     try:
-        train(config.make_task(WORKDIR.value), config.engine, WORKDIR.value)
+        train(config.make_task(WORKDIR.value), config.engine, WORKDIR.value, trace=trace, listeners=listeners)
     except Preempted as stopped:
-        print(stopped, file=sys.stderr)
+        if processes.is_first():
+            print(stopped, file=sys.stderr)
         sys.exit(EXIT_RUN_AGAIN)
+
+
+def traced_steps(text: str | None) -> range:
+    """ "20-25" → range(20, 26). Raises ValueError for anything else."""
+    if text is None:
+        return range(0)
+    first, _, last = text.partition("-")
+    if not (first.isdigit() and last.isdigit() and 1 <= int(first) <= int(last)):
+        raise ValueError(f"--profile={text}: write it as FIRST-LAST, two steps, as 20-25")
+    return range(int(first), int(last) + 1)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,34 @@ import pytest
 from ml_collections import ConfigDict
 
 from transformer_jax.config import defaults
+from transformer_jax.tasks import task_class
+from transformer_jax.training import profiling
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_disable_most_optimizations", True)  # compiling is most of the time of these tests
 logging.getLogger("transformer_jax").setLevel(logging.INFO)
 
 ROOT = Path(__file__).parents[1]
+
+RECIPE = """
+from transformer_jax.config import defaults, parse_arg
+
+def get_config(arg=None):
+    choice = parse_arg(arg, {"norm": ("post", "pre")})
+    config = defaults("translation")
+    config.data.directory = "DIRECTORY"
+    config.data.max_length, config.data.batch_tokens, config.data.max_shapes = 32, 1024, 1
+    model = config.model
+    model.source_vocab_size = model.target_vocab_size = 300
+    model.num_encoder_layers = model.num_decoder_layers = 1
+    model.d_model, model.d_ff, model.num_heads, model.head_dim, model.value_dim = 16, 24, 2, 8, 8
+    model.max_length, model.norm = 32, choice["norm"]
+    config.optimizer.warmup_steps = 10
+    config.training.steps = 4
+    config.training.log_every = config.training.evaluate_every = config.checkpoint.every = 2
+    config.decoding.max_extra = 5
+    return config
+"""
 
 
 def write_corpus(directory: Path, pairs: int = 60, languages: tuple[str, ...] = ("en", "de", "fr")) -> None:
@@ -35,20 +57,17 @@ def write_corpus(directory: Path, pairs: int = 60, languages: tuple[str, ...] = 
 
 def shrink(config: ConfigDict, directory: Path, steps: int = 4) -> ConfigDict:
     """The same recipe, small enough for seconds: every other key is left as it is."""
-    model = config.model
+    task_class(config.task).shrink(config)
     config.data.source, config.data.directory = "files", str(directory)
-    size = 300 if config.data.tokenizer == "bpe_bytes" else 90
-    model.source_vocab_size = model.target_vocab_size = size
-    model.num_encoder_layers = model.num_decoder_layers = 2
-    model.d_model, model.d_ff, model.num_heads, model.head_dim, model.value_dim = 16, 24, 2, 8, 8
-    model.max_length = config.data.max_length = 32
-    config.data.batch_tokens, config.data.max_shapes = 1024, 1
     config.training.steps = steps
     config.training.log_every = config.training.evaluate_every = config.checkpoint.every = 2
-    config.optimizer.warmup_steps = min(config.optimizer.warmup_steps, 2)
-    config.decoding.max_extra = 5
-    config.evaluation.rows = 8
     return config
+
+
+@pytest.fixture(autouse=True)
+def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The devices' rate costs a second to measure, in every run that reports."""
+    monkeypatch.setattr(profiling, "matrix_peak", lambda dtype: 1e11)
 
 
 @pytest.fixture
@@ -61,6 +80,15 @@ def corpus(tmp_path: Path) -> Path:
 def tiny(corpus: Path) -> ConfigDict:
     """A shrunk translation config; the paper's defaults else."""
     return shrink(defaults("translation"), corpus)
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("recipe")
+    write_corpus(folder / "corpus")
+    path = folder / "tiny.py"
+    path.write_text(RECIPE.replace("DIRECTORY", str(folder / "corpus")))
+    return path
 
 
 def real_data(name: str) -> Path:

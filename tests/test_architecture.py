@@ -27,7 +27,8 @@ MAY_IMPORT = {
     "tasks": {"training.task", "models", "data", "decoding", "losses", "metrics"},
     "config": {"tasks", "training"},
     "predictor": {"config", "training"},
-    "command_line": {"config"},
+    "verification": {"config", "tasks", "training"},
+    "command_line": {"config", "training"},
     "__init__": {"predictor"},
 }
 

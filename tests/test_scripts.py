@@ -12,26 +12,6 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, on_devices, write_corpus
 
-RECIPE = """
-from transformer_jax.config import defaults, parse_arg
-
-def get_config(arg=None):
-    choice = parse_arg(arg, {"norm": ("post", "pre")})
-    config = defaults("translation")
-    config.data.directory = "DIRECTORY"
-    config.data.max_length, config.data.batch_tokens, config.data.max_shapes = 32, 1024, 1
-    model = config.model
-    model.source_vocab_size = model.target_vocab_size = 300
-    model.num_encoder_layers = model.num_decoder_layers = 1
-    model.d_model, model.d_ff, model.num_heads, model.head_dim, model.value_dim = 16, 24, 2, 8, 8
-    model.max_length, model.norm = 32, choice["norm"]
-    config.optimizer.warmup_steps = 10
-    config.training.steps = 4
-    config.training.log_every = config.training.evaluate_every = config.checkpoint.every = 2
-    config.decoding.max_extra = 5
-    return config
-"""
-
 
 def script(name: str, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess:
     command = [sys.executable, str(ROOT / "scripts" / f"{name}.py"), *arguments]
@@ -51,15 +31,6 @@ def fails(result: subprocess.CompletedProcess, *words: str) -> None:
     assert "error: " in stderr
     for word in words:
         assert word in stderr
-
-
-@pytest.fixture(scope="module")
-def recipe(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("recipe")
-    write_corpus(folder / "corpus")
-    path = folder / "tiny.py"
-    path.write_text(RECIPE.replace("DIRECTORY", str(folder / "corpus")))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +95,8 @@ def test_wrong_commands(recipe, tmp_path):
     fails(script("predict", f"--workdir={workdir}", "in.txt"), "'in.txt' is not an option", "--help")
     fails(train(tmp_path / "none.py", workdir), "none.py")
     fails(script("train", f"--config={recipe}"), "--workdir")
+    fails(train(recipe, workdir, "--profile=20"), "--profile=20: write it as FIRST-LAST")
+    fails(train(recipe, workdir, "--num_processes=2"), "--coordinator_address is missing: give --coordinator_address")
     fails(script("evaluate", f"--workdir={tmp_path / 'none'}"), "is not the folder of a run")
     assert not workdir.exists()
 

@@ -13,8 +13,13 @@ from absl import app, flags
 from ml_collections import ConfigDict
 
 from transformer_jax.config import override, read_workdir
+from transformer_jax.training import processes
 
 EXIT_ERROR = 2
+
+COORDINATOR = flags.DEFINE_string("coordinator_address", None, "of several processes: HOST:PORT of the first")
+NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "how many there are", lower_bound=1)
+PROCESS_ID = flags.DEFINE_integer("process_id", None, "which of them this is, from 0", lower_bound=0)
 
 
 def run(main: Callable[[], None], argv: list[str] | None = None) -> None:
@@ -32,6 +37,9 @@ def run(main: Callable[[], None], argv: list[str] | None = None) -> None:
             raise flags.Error("config key " + "; ".join(word.strip("\"'") for word in words)) from error
         if rest:
             raise flags.Error(f"{rest[0]!r} is not an option: all are written --name=value; --help names them")
+        processes.initialize(COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value)
+        if not processes.is_first():
+            logging.getLogger("transformer_jax").setLevel(logging.WARNING)
         main()
     except (ValueError, OSError, flags.Error) as error:
         print(f"error: {_message(error)}", file=sys.stderr)

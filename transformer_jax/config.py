@@ -14,8 +14,8 @@ from ml_collections import ConfigDict
 
 from transformer_jax.tasks import task_class
 from transformer_jax.training.checkpoint import CheckpointConfig
+from transformer_jax.training.engine import EngineConfig
 from transformer_jax.training.evaluation import EvaluationConfig
-from transformer_jax.training.loop import EngineConfig
 from transformer_jax.training.optimizer import OptimizerConfig
 from transformer_jax.training.sharding import MeshConfig
 from transformer_jax.training.task import Task, TrainingConfig

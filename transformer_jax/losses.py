@@ -13,6 +13,8 @@ import jax.numpy as jnp
 
 Array = jax.Array
 
+CHUNK = 256  # positions whose logits exist at a time
+
 
 def cross_entropy(
     logits: Array, labels: Array, weights: Array, *, vocab_size: int, label_smoothing: float = 0.0
@@ -39,7 +41,7 @@ def sum_in_chunks(
     x: Array,
     labels: Array,
     weights: Array,
-    chunk: int = 256,
+    chunk: int = CHUNK,
     shards: int = 1,
 ) -> Array:
     """Σ loss(params, x, labels, weights) over the positions that have a weight, some at a time.

@@ -75,7 +75,7 @@ def test_the_tokenizer_learns_from_lines_spread_evenly(count, learned, tiny, tmp
     tiny.data.tokenizer, tiny.data.tokenizer_lines = "words", count
     task = parse(tiny).make_task(tmp_path / "run")
     task.identity(training=False)
-    assert set(task._tokenizers[0].tokens(range(4, 90))) - {""} == set(learned)
+    assert set(task.text.tokenizers[0].tokens(range(4, 90))) - {""} == set(learned)
 
 
 def test_evaluation_keeps_every_pair(task, corpus, caplog):

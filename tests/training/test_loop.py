@@ -13,7 +13,8 @@ from ml_collections import ConfigDict
 import transformer_jax
 from transformer_jax.config import claim_workdir, parse
 from transformer_jax.training.checkpoint import CheckpointError, parameters_sha256
-from transformer_jax.training.loop import Diverged, Engine, Preempted, train
+from transformer_jax.training.engine import Engine
+from transformer_jax.training.loop import Diverged, Preempted, train
 from transformer_jax.training.sharding import MeshConfig, make_mesh
 
 
@@ -184,7 +185,7 @@ def test_one_compilation_a_shape(tiny, tmp_path):
     engine = Engine(task, parsed.engine)
     state = engine.init(jax.random.key(0))
     for i in range(2 * len(batches.plan)):
-        state, _ = engine.step(state, jax.device_put(batches.load(batches.plan.batch(i)), engine.batch_sharding))
+        state, _ = engine.step(state, engine.place(batches.load(batch := batches.plan.batch(i)), len(batch.indices)))
     assert engine.step._cache_size() == len(batches.plan.shapes) <= 3
 
 

@@ -14,10 +14,10 @@ import json, sys
 import jax
 from transformer_jax.config import override, parse
 from ml_collections import ConfigDict
-from transformer_jax.training.loop import Engine
+from transformer_jax.training.engine import Engine
 
 jax.config.update("jax_disable_most_optimizations", True)
-found = []
+found, shares = [], []
 for *mesh, microbatches in RUNS:
     raw = ConfigDict(CONFIG)
     raw.mesh.data, raw.mesh.fsdp, raw.mesh.tensor = mesh
@@ -28,11 +28,15 @@ for *mesh, microbatches in RUNS:
     batches = task.batches("train", 0)
     state = engine.init(jax.random.key(0))
     found.append([])
-    for i in range(3):
-        arrays = jax.device_put(batches.load(batches.plan.batch(i)), engine.batch_sharding)
-        state, metrics = engine.step(state, arrays)
+    for i in range(20):
+        batch = batches.plan.batch(i)
+        state, metrics = engine.step(state, engine.place(batches.load(batch), len(batch.indices)))
         found[-1].append(float(metrics["loss"]))
-print(json.dumps(found))
+    shares.append({})
+    for path, x in jax.tree_util.tree_leaves_with_path((state.params, state.opt_state)):
+        held = {shard.data.nbytes for shard in x.addressable_shards}
+        shares[-1][jax.tree_util.keystr(path, simple=True, separator="/")] = max(held) / x.nbytes
+print(json.dumps([found, shares]))
 """
 
 
@@ -44,14 +48,20 @@ def test_eight_devices_train_as_one(tmp_path):
     config.model.vocab_multiple = 8
     config.data.rows_multiple = 16
 
-    def losses(devices: int, runs: list[tuple[int, ...]]) -> list[list[float]]:
+    def train(devices: int, runs: list[tuple[int, ...]]) -> tuple[list[list[float]], list[dict[str, float]]]:
         program = PROGRAM.replace("CONFIG", repr(config.to_dict())).replace("WORKDIR", repr(str(tmp_path / "run")))
         return json.loads(on_devices(devices, program.replace("RUNS", repr(runs))))
 
-    whole, halves = losses(1, [(1, 1, 1, 1), (1, 1, 1, 2)])
-    runs = [(8, 1, 1, 2), (2, 2, 2, 1)]  # data, fsdp, tensor, microbatches
-    for run, found in zip(runs, losses(8, runs), strict=True):
+    (whole, halves), _ = train(1, [(1, 1, 1, 1), (1, 1, 1, 2)])
+    runs = [(8, 1, 1, 2), (1, 8, 1, 1), (2, 2, 2, 1), (1, 1, 8, 1)]  # data, fsdp, tensor, microbatches
+    losses, shares = train(8, runs)
+    for run, found in zip(runs, losses, strict=True):
         assert found == pytest.approx(whole if run[-1] == 1 else halves, rel=1e-5), run
+    assert set(shares[0].values()) == {1}
+    # FSDP: of all an eighth but of the biases of heads, which are no wider than the heads, and of the step's number.
+    whole_arrays = {name for name, share in shares[1].items() if share != 1 / 8}
+    assert {shares[1][name] for name in whole_arrays} == {1}
+    assert all(name.endswith(("query/bias", "key/bias", "value/bias", "count")) for name in whole_arrays)
 
 
 def test_rows_that_cannot_be_shared_out_are_refused():

@@ -10,8 +10,8 @@ from test_loop import rows, run
 import transformer_jax
 from transformer_jax.config import ConfigError, claim_workdir, parse
 from transformer_jax.training.checkpoint import CheckpointConfig, CheckpointError, Checkpoints, parameters_sha256
+from transformer_jax.training.engine import Engine, TrainState, init_state, make_train_step
 from transformer_jax.training.evaluation import Evaluator
-from transformer_jax.training.loop import Engine, TrainState, init_state, make_train_step
 
 
 class Pulling:

@@ -17,7 +17,7 @@ from transformer_jax.losses import cross_entropy
 from transformer_jax.models import Transformer, TransformerConfig
 from transformer_jax.models.layers import Embedding
 from transformer_jax.models.transformer import shift_right
-from transformer_jax.training.loop import TrainState, make_train_step
+from transformer_jax.training.engine import TrainState, make_train_step
 from transformer_jax.training.optimizer import OptimizerConfig, make_optimizer
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "step.json"

@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from transformer_jax.models.layers import Linear, dropout, einsum
+from transformer_jax.models.layers import Linear, constrain, dropout, einsum
 from transformer_jax.models.positions import Relations, RelativePositions, relative_scores, relative_values, rotate
 
 Array = jax.Array
@@ -90,6 +90,18 @@ def dot_product_attention(
     return (output, weights) if return_weights else output
 
 
+def fused_attention(
+    query: Array, key: Array, value: Array, *, mask: Array | None, dtype: str, implementation: str
+) -> Array:
+    """The same as `dot_product_attention` with `jax.nn.dot_product_attention`, which never has all scores at once on a
+    GPU (`implementation` "cudnn", in bfloat16; Dao et al. 2022); "xla" runs anywhere. No dropout, no weights out."""
+    query, key, value = (x.astype(dtype) for x in (query, key, value))
+    output = jax.nn.dot_product_attention(query, key, value, mask=mask, implementation=implementation)  # type: ignore
+    if mask is not None:  # where there is nothing to attend to it averages
+        output = jnp.where(mask.any(axis=-1)[:, :1].swapaxes(1, 2)[..., None], output, 0)
+    return output.astype(jnp.float32)
+
+
 class KeyValue(NamedTuple):
     """What queries look at: keys (B, N, S, H) and values (B, N, S, H'). Kept between steps, it is the cache.
 
@@ -106,6 +118,7 @@ class MultiHeadAttention(nn.Module):
     Concatenation and W_O are one product with a kernel (N, H', D). `head_dim` is d_k, `value_dim` d_v; neither
     has to be D / N. The weights are sown as "weights" in the collection "intermediates". `positions`, for
     self-attention: "relative" (Shaw et al. 2018, up to `max_relative_distance`), "rotary" (Su et al. 2021) or "none".
+    `implementation`: "einsum" is `dot_product_attention`, the others `fused_attention`, which sows no weights.
 
     Differs: the projections have biases (`use_bias`), of which the paper says nothing and its authors' code has none.
     """
@@ -119,6 +132,7 @@ class MultiHeadAttention(nn.Module):
     dtype: str = "float32"
     positions: str = "none"
     max_relative_distance: int = 16
+    implementation: str = "einsum"
 
     def setup(self) -> None:
         def to_heads(width: int) -> Linear:
@@ -142,12 +156,16 @@ class MultiHeadAttention(nn.Module):
         """(B, S, D) at positions position … position + S - 1, all below `room` → its keys and values."""
         key = self.key(memory)
         key = rotate(key, position, room) if self.positions == "rotary" else key
-        return KeyValue(jnp.swapaxes(key, 1, 2), jnp.swapaxes(self.value(memory), 1, 2))
+        heads = KeyValue(jnp.swapaxes(key, 1, 2), jnp.swapaxes(self.value(memory), 1, 2))
+        return jax.tree.map(lambda x: constrain(x, "batch", "heads", "length", "head_dim"), heads)
 
     def empty_cache(self, batch_size: int, length: int) -> KeyValue:
         """Room for `length` positions."""
         shape = (batch_size, self.num_heads, length)
-        return KeyValue(jnp.zeros((*shape, self.head_dim), self.dtype), jnp.zeros((*shape, self.value_dim), self.dtype))
+        empty = KeyValue(
+            jnp.zeros((*shape, self.head_dim), self.dtype), jnp.zeros((*shape, self.value_dim), self.dtype)
+        )
+        return jax.tree.map(lambda x: constrain(x, "batch", "heads", "length", "head_dim"), empty)
 
     def extend(self, cache: KeyValue, x: Array, position: Array | int) -> KeyValue:
         """The cache with the keys and values of x (B, T, D) at positions position … position + T - 1."""
@@ -172,9 +190,12 @@ class MultiHeadAttention(nn.Module):
         """
         projected = memory if isinstance(memory, KeyValue) else self.project(memory)
         key, value = (jnp.swapaxes(x, 1, 2) for x in projected)
-        query = self.query(x)
+        query = constrain(self.query(x), "batch", "length", "heads", "head_dim")
         if self.positions == "rotary":
             query = rotate(query, position, key.shape[1])
+        if self.implementation != "einsum":
+            heads = fused_attention(query, key, value, mask=mask, dtype=self.dtype, implementation=self.implementation)
+            return self.output(heads)
         dropout_key = self.make_rng("dropout") if self.dropout_rate and self.has_rng("dropout") else None
         heads, weights = dot_product_attention(
             query,

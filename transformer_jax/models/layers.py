@@ -83,6 +83,11 @@ def parameter(
     return module.param(name, boxed, shape, jnp.float32)
 
 
+def constrain(x: Array, *axes: str) -> Array:
+    """x, with names for its axes that decide how it lies on a mesh; without one, or without rules, nothing is done."""
+    return nn.with_logical_constraint(x, axes)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3))
 def einsum(spec: str, a: Array, b: Array, dtype: str = "float32") -> Array:
     """A product of two arrays in `dtype`, accumulated in float32 and float32 out, forward and backward.
@@ -219,7 +224,7 @@ class Residual(nn.Module):
 
     def after(self, x: Array, y: Array) -> Array:
         x = x + self.dropout(y)
-        return x if self.norm == "pre" else self.layer_norm(x)
+        return constrain(x if self.norm == "pre" else self.layer_norm(x), "batch", "length", "features")
 
 
 def final_norm(norm: str, epsilon: float) -> Callable[[Array], Array]:
@@ -242,6 +247,7 @@ class FeedForward(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         h = Linear((self.d_model, self.d_ff), ("embed", "mlp"), dtype=self.dtype, name="inner")(x)
+        h = constrain(h, "batch", "length", "mlp")
         h = Dropout(self.dropout_rate)(ACTIVATIONS[self.activation](h))
         return Linear((self.d_ff, self.d_model), ("mlp", "embed"), dtype=self.dtype, name="outer")(h)
 
@@ -273,11 +279,15 @@ class Embedding(nn.Module):
 
     def __call__(self, ids: Array) -> Array:
         """ids (B, T) → (B, T, D), float32."""
-        return jnp.take(self.table, ids, axis=0) * self.d_model**0.5
+        return constrain(jnp.take(self._in_use(), ids, axis=0) * self.d_model**0.5, "batch", "length", "features")
 
     def projection(self) -> "Projection":
         """The table as what turns vectors into logits."""
-        return Projection(self.table, None)
+        return Projection(self._in_use(), None)
+
+    def _in_use(self) -> Array:
+        """The rows that FSDP keeps apart are brought together once, before the loops that use them."""
+        return constrain(self.table, "logits", "vector")
 
 
 class OutputLayer(nn.Module):
@@ -295,7 +305,7 @@ class OutputLayer(nn.Module):
             self.bias = parameter(self, "bias", nn.initializers.zeros, shape[1:], ("vocab",))
 
     def projection(self) -> "Projection":
-        return Projection(self.kernel.T, self.bias)
+        return Projection(constrain(self.kernel.T, "logits", "vector"), self.bias)
 
 
 class Projection(NamedTuple):

@@ -35,6 +35,14 @@ Array = jax.Array
 
 TIES = ("all", "decoder", "none")
 DTYPES = ("float32", "bfloat16")
+IMPLEMENTATIONS = ("einsum", "xla", "cudnn")
+# Rematerialisation (Chen et al. 2016) of a layer: what its backward pass has to compute again. "none": nothing.
+# "scores": all but the products with weights, so that attention's (B, N, T, S) need not be kept. "full": everything.
+REMAT: dict[str, Callable[..., bool] | None] = {
+    "none": None,
+    "scores": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +75,8 @@ class TransformerConfig:
     vocab_multiple: int = 1  # embedding tables are padded to a multiple of this many rows
     dtype: str = "float32"  # of the matrix products
     unroll: int = 1  # layers that one iteration of a stack's loop holds
+    attention_implementation: str = "einsum"  # "xla", "cudnn": without dropout on weights and relative positions
+    remat: str = "none"  # what the backward pass computes again: see REMAT
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """What is wrong, as (field, rule and remedy)."""
@@ -85,10 +95,24 @@ class TransformerConfig:
             "tie_embeddings": TIES,
             "embedding_init": layers.EMBEDDING_INITS,
             "dtype": DTYPES,
+            "attention_implementation": IMPLEMENTATIONS,
+            "remat": tuple(REMAT),
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 yield name, f"must be one of {', '.join(allowed)}"
+        if self.attention_implementation != "einsum":
+            for name, plain in (
+                ("attention_dropout_rate", self.attention_dropout_rate == 0),
+                ("positions", self.positions != "relative"),
+            ):
+                if not plain:
+                    yield (
+                        name,
+                        f"attention_implementation = {self.attention_implementation!r} has none: set that to 'einsum'",
+                    )
+        if self.attention_implementation == "cudnn" and self.dtype != "bfloat16":
+            yield "dtype", "must be bfloat16 for attention_implementation = 'cudnn'"
         if self.positions == "rotary" and self.head_dim % 2:
             yield "head_dim", "must be even, since 'rotary' turns pairs of features: change it or model.positions"
         if self.tie_embeddings == "all" and self.source_vocab_size != self.target_vocab_size:
@@ -129,6 +153,7 @@ def _attention(config: TransformerConfig, to_itself: bool) -> MultiHeadAttention
         dtype=config.dtype,
         positions=config.positions if to_itself and config.positions in IN_ATTENTION else "none",
         max_relative_distance=config.max_relative_distance,
+        implementation=config.attention_implementation,
     )
 
 
@@ -198,11 +223,14 @@ class DecoderBlock(nn.Module):
         return self.feed_forward_residual.after(x, self.feed_forward(h)), cache
 
 
-def over_layers(body: Callable, num_layers: int, unroll: int) -> Callable:
+def over_layers(body: Callable, num_layers: int, unroll: int, remat: str) -> Callable:
     """body(block, carry, inputs) → (carry, outputs), run through a stack whose parameters lie along axis 0.
 
     Inputs and outputs that belong to a layer have the layers on axis 1, behind the batch.
     """
+    if policy := REMAT[remat]:
+        # In the loop's body nothing could be merged with the forward pass, in unrolled layers it must not be.
+        body = nn.remat(body, policy=policy, prevent_cse=unroll > 1)
     return nn.scan(
         body,
         variable_axes={"params": 0, "intermediates": 0},
@@ -236,7 +264,7 @@ class Encoder(nn.Module):
         def body(block: EncoderBlock, x: Array, _: None) -> tuple[Array, None]:
             return block(x, mask), None
 
-        run = over_layers(body, self.config.num_encoder_layers, self.config.unroll)
+        run = over_layers(body, self.config.num_encoder_layers, self.config.unroll, self.config.remat)
         x, _ = run(EncoderBlock(self.config, name="layers"), x, None)
         return final_norm(self.config.norm, self.config.norm_epsilon)(x)
 
@@ -292,7 +320,8 @@ class Decoder(nn.Module):
         return self.norm(x), cache._replace(self_attention=tuple(extended))
 
     def _run(self, body: Callable, carry: Any, inputs: Any) -> tuple[Any, Any]:
-        return over_layers(body, self.config.num_decoder_layers, self.config.unroll)(self.layers, carry, inputs)
+        c = self.config
+        return over_layers(body, c.num_decoder_layers, c.unroll, c.remat)(self.layers, carry, inputs)
 
 
 class Transformer(nn.Module):

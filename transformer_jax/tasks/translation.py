@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import hashlib
 import json
 import logging
 import math
@@ -15,10 +14,9 @@ import numpy as np
 from etils import epath
 
 from transformer_jax import decoding, losses, metrics
-from transformer_jax.data import sources, tokenizers
 from transformer_jax.data.batching import Batch, BatchPlan, pad
-from transformer_jax.data.ragged import Ragged
-from transformer_jax.data.tokenizers import BOS_ID, EOS_ID, PAD_ID, Tokenizer
+from transformer_jax.data.parallel import ParallelText, TranslationData
+from transformer_jax.data.tokenizers import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from transformer_jax.decoding import DecodingConfig
 from transformer_jax.models.layers import Projection
 from transformer_jax.models.transformer import (
@@ -31,60 +29,6 @@ from transformer_jax.models.transformer import (
 from transformer_jax.training.task import Arrays, Batches, Params, Sums, TrainingConfig
 
 log = logging.getLogger(__name__)
-
-SOURCES = ("files", "tfds")
-
-
-@dataclasses.dataclass(frozen=True)
-class TranslationData:
-    """Where the text is, how it is tokenized and how it is batched."""
-
-    source: str = "files"  # "files": {split}.{language}[.gz] in `directory`; "tfds": `name`, prepared there
-    name: str = ""
-    directory: str = ""
-    train_split: str = "train"
-    validation_split: str = "val"
-    test_split: str = "test"
-    source_language: str = "en"
-    target_language: str = "de"
-    tokenizer: str = "bpe_bytes"
-    tokenizer_lines: int = 500_000  # it learns from, evenly spread over the training split; 0: from all
-    joint_tokenizer: bool = True  # one vocabulary for both languages
-    lowercase: bool = False
-    min_count: int = 1  # of words and characters that enter a vocabulary
-    max_length: int = 256  # tokens a sentence, the end included; longer pairs are not trained on
-    max_ratio: float = 0.0  # tokens of the longer side over the shorter's, beyond: not trained on; 0: no limit
-    batch_tokens: int = 4096  # padded positions of a batch's longer side
-    max_shapes: int = 8  # batch shapes, and so compilations of the training step
-    rows_multiple: int = 8  # of every batch's rows: what devices and microbatches divide
-
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """What is wrong, as (field, rule and remedy)."""
-        if self.source not in SOURCES:
-            yield "source", f"must be one of {', '.join(SOURCES)}"
-        if self.source == "tfds" and not self.name:
-            yield "name", "must be the data set's name in tfds, as 'wmt14_translate/de-en'"
-        if not self.directory:
-            yield "directory", "must be the folder of the data: add --config.data.directory=DIR"
-        if self.source_language == self.target_language:
-            yield "target_language", "must differ from source_language"
-        if self.tokenizer not in tokenizers.KINDS:
-            yield "tokenizer", f"must be one of {', '.join(tokenizers.KINDS)}"
-        if self.max_length < 2:
-            yield "max_length", "must be at least 2: a token and the end"
-        if self.max_ratio and self.max_ratio < 1:
-            yield "max_ratio", "must be at least 1, or 0 for no limit"
-        if self.tokenizer_lines < 0:
-            yield "tokenizer_lines", "must be at least 1, or 0 for all"
-        for name in ("min_count", "batch_tokens", "max_shapes", "rows_multiple"):
-            if getattr(self, name) < 1:
-                yield name, "must be at least 1"
-        if self.rows_multiple >= 1 and self.batch_tokens < self.max_length * self.rows_multiple:
-            yield (
-                "batch_tokens",
-                f"must hold rows_multiple = {self.rows_multiple} rows of max_length = {self.max_length}: set it to "
-                f"{self.max_length * self.rows_multiple} or more",
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,12 +56,14 @@ class Translation:
 
     def __init__(self, config: Any, workdir: epath.PathLike):
         """`config` has this class's sections as attributes; tokenizers live in `workdir`."""
-        self.config, self.workdir = config, epath.Path(workdir)
+        self.config = config
         self.model = Transformer(config.model)
-        self.d_model, data = config.model.d_model, config.data
+        model, data = config.model, config.data
+        self.d_model, self.dtype = model.d_model, model.dtype
         self.train_split, self.validation_split = data.train_split, data.validation_split
         self.test_split = data.test_split
-        self._opened: dict[str, sources.Source] = {}
+        vocab_sizes = model.source_vocab_size, model.target_vocab_size
+        self.text = ParallelText(data, vocab_sizes, model.max_length, workdir)
 
     @staticmethod
     def problems(config: Any) -> Iterator[tuple[str, str]]:
@@ -133,6 +79,19 @@ class Translation:
             )
         if model.tie_embeddings == "all" and not data.joint_tokenizer:
             yield "model.tie_embeddings", "'all' needs data.joint_tokenizer; else set it to 'decoder'"
+
+    @staticmethod
+    def shrink(config: Any) -> None:
+        """Makes a recipe (ConfigDict) small enough for seconds; what is no size stays as it is."""
+        model, data = config.model, config.data
+        model.source_vocab_size = model.target_vocab_size = 300 if data.tokenizer == "bpe_bytes" else 90
+        model.num_encoder_layers = model.num_decoder_layers = 2
+        model.d_model, model.d_ff, model.num_heads, model.head_dim, model.value_dim = 16, 24, 2, 8, 8
+        model.max_length = data.max_length = 32
+        data.batch_tokens, data.max_shapes = 1024, 1
+        config.optimizer.warmup_steps = min(config.optimizer.warmup_steps, 2)
+        config.decoding.max_extra = 5
+        config.evaluation.rows = 8
 
     @staticmethod
     def advice(config: Any) -> Iterator[str]:
@@ -173,7 +132,8 @@ class Translation:
             )[0]
 
         x, project = hidden
-        total = losses.sum_in_chunks(loss, project, x, target, weights, 256, self.config.mesh.data_shards())
+        shards = self.config.mesh.data_shards()
+        total = losses.sum_in_chunks(loss, project, x, target, weights, losses.CHUNK, shards)
         return total, weights.sum().astype(jnp.float32)
 
     def loss(self, params: Params, batch: Mapping[str, jax.Array], key: jax.Array) -> tuple[jax.Array, jax.Array, Sums]:
@@ -237,127 +197,95 @@ class Translation:
 
     # On the host.
 
-    def _open(self, split: str) -> sources.Source:
-        data = self.config.data
-        languages = (data.source_language, data.target_language)
-        if split not in self._opened:
-            if data.source == "tfds":
-                self._opened[split] = sources.tfds_source(data.name, data.directory, split, languages)
-            else:
-                self._opened[split] = sources.parallel_files(data.directory, split, languages)
-        return self._opened[split]
-
-    @functools.cached_property
-    def _tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
-        """(source, target): those of the workdir; when it has none yet, trained on the training split."""
-        data, model = self.config.data, self.config.model
-        sides = {"source": model.source_vocab_size, "target": model.target_vocab_size}
-        if data.joint_tokenizer:
-            joint = self._tokenizer("tokenizer.json", ("source", "target"), sides["target"])
-            return joint, joint
-        source, target = (self._tokenizer(f"tokenizer.{side}.json", (side,), size) for side, size in sides.items())
-        return source, target
-
-    def _tokenizer(self, name: str, sides: Sequence[str], vocab_size: int) -> Tokenizer:
-        path, data = self.workdir / name, self.config.data
-        if not path.exists():
-            if (self.workdir / "checkpoints").exists():
-                raise ValueError(
-                    f"{path} is missing, and the checkpoints beside it belong to it: restore the file, or "
-                    "train anew in another workdir"
-                )
-            languages = {"source": data.source_language, "target": data.target_language}
-            text = self._open(data.train_split)
-            share = -(-data.tokenizer_lines // len(sides)) or len(text)
-            chosen = [i * len(text) // share for i in range(share)] if share < len(text) else range(len(text))
-            lines = [text.column(languages[side])[i] for side in sides for i in chosen]
-            tokenizer = tokenizers.train_tokenizer(
-                data.tokenizer, lines, vocab_size, min_count=data.min_count, lowercase=data.lowercase
-            )
-            tokenizer.save(path)
-            log.info("trained %s on %d lines: %d of %d ids", name, len(lines), tokenizer.size, vocab_size)
-        tokenizer = Tokenizer.load(path)
-        if tokenizer.size > vocab_size:
-            keys = " and ".join(f"model.{side}_vocab_size" for side in sides)
-            raise ValueError(
-                f"{path} has {tokenizer.size} ids, but {keys} = {vocab_size}: the vocabulary does not fit the "
-                f"model; set {keys} to {tokenizer.size} or restore the tokenizer it was trained with"
-            )
-        return tokenizer
-
-    def _encode(self, side: int, lines: Sequence[str]) -> Ragged:
-        return self._tokenizers[side].encode(lines, EOS_ID)
+    def prepare(self) -> None:
+        """Learns the tokenizers that the workdir lacks."""
+        self.text.open(self.train_split)
+        _ = self.text.tokenizers
 
     def batches(self, split: str, seed: int | None) -> Batches:
         """Pairs {"source": (B, S), "target": (B, T)} int32, each ending in EOS, then padding."""
-        data = self.config.data
-        training = seed is not None
-        text = self._open(split)
-        source = self._encode(0, text.column(data.source_language))
-        target = self._encode(1, text.column(data.target_language))
-        if not training:
-            source, target = self._cut(source, split), self._cut(target, split)
-        lengths = np.stack([source.lengths, target.lengths], axis=1)
-        if training:
-            # A pair with an empty side teaches nothing: one past the limit drops it with the over-long ones.
-            shorter, longer = lengths.min(axis=1) - 1, lengths.max(axis=1) - 1
-            empty = shorter == 0
-            limit = data.max_ratio * shorter
-            uneven = (limit > 0) & (longer > limit) & (longer < data.max_length)
-            lengths[empty | uneven] = data.max_length + 1
-            if (lengths > data.max_length).any(axis=1).all():
-                raise ValueError(
-                    f"{split}: none of {len(lengths)} pairs is left: {empty.sum()} have an empty side, {uneven.sum()} "
-                    f"are beyond data.max_ratio = {data.max_ratio:g}, the others longer than data.max_length = "
-                    f"{data.max_length}"
-                )
-        plan = BatchPlan(
-            lengths,
-            max_lengths=(data.max_length,) * 2 if training else None,
-            tokens=data.batch_tokens if training else max(data.batch_tokens, int(lengths.max()) * data.rows_multiple),
-            max_shapes=data.max_shapes,
-            rows_multiple=data.rows_multiple,
-            seed=seed,
-        )
-        if training:
-            log.info(
-                "%s: %d pairs in %d batches of %d shapes, %.0f %% of the target positions filled; left out: %d longer "
-                "than data.max_length = %d, %d with an empty side, %d beyond data.max_ratio = %g",
-                split,
-                len(plan.kept),
-                len(plan),
-                len(plan.shapes),
-                100 * plan.fill[1],
-                plan.dropped - empty.sum() - uneven.sum(),
-                data.max_length,
-                empty.sum(),
-                uneven.sum(),
-                data.max_ratio,
-            )
+        return Batches(*self.text.batches(split, seed))
 
-        def load(batch: Batch) -> Arrays:
-            return {
-                "source": pad(source, batch.indices, batch.shape[0], PAD_ID),
-                "target": pad(target, batch.indices, batch.shape[1], PAD_ID),
+    def show(self, arrays: Arrays, filled: np.ndarray) -> list[str]:
+        """The first pair, token by token. Raises ValueError for rows without a token or without an end, for ids that
+        no vocabulary has, and where the decoder's input tells more of the target than what came before."""
+        rows = np.flatnonzero(filled)
+        for side, every in arrays.items():
+            size, ids = getattr(self.config.model, f"{side}_vocab_size"), every[rows]
+            tokens = ids != PAD_ID
+            ends = np.maximum(tokens.sum(axis=1) - 1, 0)[:, None]
+            wrong = {
+                "has no token": ~tokens.any(axis=1),
+                "has padding between tokens": (tokens[:, 1:] & ~tokens[:, :-1]).any(axis=1),
+                "does not end in </s>": np.take_along_axis(ids, ends, axis=1)[:, 0] != EOS_ID,
+                f"has ids beyond the vocabulary of {size}": (ids >= size).any(axis=1),
             }
+            for what, where in wrong.items():
+                for i in np.flatnonzero(where)[:1]:
+                    raise ValueError(f"row {rows[i]} of the first batch {what} in its {side}: {ids[i]}")
+        target = arrays["target"]
+        inputs = np.asarray(shift_right(jnp.asarray(target), BOS_ID))
+        if (inputs[:, 0] != BOS_ID).any() or (inputs[:, 1:] != target[:, :-1]).any():
+            raise ValueError("the decoder's input is not the target shifted by one: its labels could be read off it")
 
-        return Batches(plan, load)
+        def line(name: str, side: int, ids: np.ndarray, length: int) -> str:
+            return f"  {name:<13}  {' '.join(self.text.tokenizers[side].tokens(ids[rows[0], :length]))}"
 
-    def _cut(self, rows: Ragged, what: str) -> Ragged:
-        """Rows of at most model.max_length tokens; those cut are said."""
-        limit = self.config.model.max_length
-        for i in np.flatnonzero(rows.lengths > limit):
-            log.warning("%s, line %d: %d tokens, cut to model.max_length = %d", what, i + 1, rows.lengths[i], limit)
-        return rows.cut(limit, EOS_ID)
+        lengths = {side: (ids[rows[0]] != PAD_ID).sum() for side, ids in arrays.items()}
+        return [
+            "the first pair of the first batch:",
+            line("source", 0, arrays["source"], lengths["source"]),
+            line("decoder input", 1, inputs, lengths["target"]),
+            line("target", 1, target, lengths["target"]),
+        ]
+
+    def made_up(self, rows: int, length: int, seed: int | None) -> Arrays:
+        """Pairs as `batches` has them, of tokens drawn at random."""
+        draw, arrays = np.random.default_rng(seed or 0), {}
+        for side in ("source", "target"):
+            ends = np.full(rows, length) if seed is None else draw.integers(1, length + 1, rows)
+            place = np.arange(1, length + 1)[None]
+            ids = draw.integers(UNK_ID + 1, getattr(self.config.model, f"{side}_vocab_size"), (rows, length), np.int32)
+            arrays[side] = np.select([place < ends[:, None], place == ends[:, None]], [ids, EOS_ID], PAD_ID)
+        return arrays
+
+    def exactness(self, params: Params, batch: Mapping[str, jax.Array]) -> Mapping[str, float]:
+        """Logits by a cache, token after token, against those of the whole target at once; and how much the logits
+        before a token tell of it."""
+        source, target = batch["source"], batch["target"]
+        inputs = shift_right(target, BOS_ID)
+
+        def whole(inputs: jax.Array) -> Any:
+            return self.model.apply({"params": params}, source, inputs, source_valid=source != PAD_ID)
+
+        def cached() -> jax.Array:
+            apply: Any = functools.partial(self.model.apply, {"params": params})
+            cache, columns = apply(source, source != PAD_ID, inputs.shape[1], method="init_cache"), []
+            for t in range(inputs.shape[1]):
+                logits, cache = apply(cache, inputs[:, t : t + 1], t, method="extend")
+                columns.append(logits)
+            return jnp.concatenate(columns, axis=1)
+
+        @jax.jit
+        def differences() -> tuple[jax.Array, jax.Array]:
+            logits, vocab_size = whole(inputs), self.config.model.target_vocab_size
+            half = inputs.shape[1] // 2
+            other = inputs.at[:, half:].set(UNK_ID)
+            largest = jnp.abs(logits[..., :vocab_size]).max()
+            past = jnp.abs(logits - whole(other))[:, :half, :vocab_size].max() / largest
+            return jnp.abs(logits - cached())[..., :vocab_size].max() / largest, past
+
+        decoding, leak = differences()
+        return {"cached = uncached decoding": float(decoding), "no token is seen before its place": float(leak)}
 
     def examples(self, split: str) -> tuple[Sequence[str], Sequence[str]]:
-        text = self._open(split)
+        text = self.text.open(split)
         return text.column(self.config.data.source_language), text.column(self.config.data.target_language)
 
     def read(self, lines: Sequence[str], rows: int) -> Batches:
         """{"source": (rows, S), "line": (rows,)}: S depends on a sentence's own length alone, and so does its
         translation; one that is drawn depends on its place among the lines too, which is "line"."""
-        source = self._cut(self._encode(0, lines), "input")
+        source = self.text.cut(self.text.encode(0, lines), "input")
         empty = np.flatnonzero(source.lengths == 1) + 1
         if len(empty):
             shown = ", ".join(map(str, empty[:5])) + (", …" if len(empty) > 5 else "")
@@ -383,7 +311,7 @@ class Translation:
         return [self._text(tokens[0]) for tokens in arrays["tokens"]]
 
     def _text(self, tokens: np.ndarray) -> str:
-        return self._tokenizers[1].decode(tokens).replace("\n", " ")
+        return self.text.tokenizers[1].decode(tokens).replace("\n", " ")
 
     def write_scored(self, arrays: Arrays, batch: Arrays) -> list[str]:
         """{"text", "score"}: the score is log P / lp, which beam search ranks by; log P of what greedy search finds or
@@ -425,13 +353,4 @@ class Translation:
 
     def identity(self, training: bool) -> dict[str, str]:
         """Hashes of the tokenizers and, for training, of the text."""
-        data = self.config.data
-        source, target = self._tokenizers
-        hashes = {"source tokenizer": source.sha256, "target tokenizer": target.sha256}
-        if training:
-            digest = hashlib.sha256()
-            for language in (data.source_language, data.target_language):
-                for block in self._open(data.train_split).column(language).blocks():
-                    digest.update(block)
-            hashes["training data"] = digest.hexdigest()
-        return hashes
+        return self.text.identity(training)

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from transformer_jax.training.checkpoint import CheckpointError, Checkpoints
-from transformer_jax.training.sharding import batch_sharding, shardings
+from transformer_jax.training.sharding import batch_sharding, on_mesh, place, replicated, shardings
 from transformer_jax.training.task import Arrays, Batches, Params, Task
 
 log = logging.getLogger(__name__)
@@ -49,8 +49,8 @@ class Evaluator:
         self.task, self.rows = task, rows
         self._sharding = batch_sharding(mesh)
         self._devices = mesh.shape["data"] * mesh.shape["fsdp"]
-        self._measure = jax.jit(task.measure)
-        self._predict = jax.jit(task.predict, static_argnames="fast")
+        self._measure = on_mesh(task.measure, mesh, out_shardings=replicated(mesh))
+        self._predict = on_mesh(task.predict, mesh, out_shardings=replicated(mesh), static_argnums=2)
         self._measured: dict[str, Batches] = {}
 
     def evaluate(self, params: Params, split: str, fast: bool) -> dict[str, float | str]:
@@ -59,7 +59,7 @@ class Evaluator:
             self._measured[split] = self.task.batches(split, seed=None)
         batches, sums = self._measured[split], collections.Counter[str]()
         for _, arrays in every_batch(batches):
-            measured = self._measure(params, jax.device_put(arrays, self._sharding))
+            measured = self._measure(params, self._place(arrays))
             sums.update({name: float(value) for name, value in measured.items()})
         inputs, references = self.task.examples(split)
         return self.task.score(sums, self.predict(params, inputs, fast), references)
@@ -78,11 +78,14 @@ class Evaluator:
         rows = -(-self.rows // self._devices) * self._devices
         predicted = [""] * len(lines)
         for indices, arrays in every_batch(self.task.read(lines, rows)):
-            found = self._predict(params, jax.device_put(arrays, self._sharding), fast=fast)
+            found = self._predict(params, self._place(arrays), fast)
             for index, line in zip(indices, write(jax.device_get(found), arrays), strict=True):
                 if index >= 0:
                     predicted[index] = line
         return predicted
+
+    def _place(self, arrays: Arrays) -> dict[str, jax.Array]:
+        return place(arrays, self._sharding, len(next(iter(arrays.values()))))
 
 
 def every_batch(batches: Batches) -> Iterator[tuple[np.ndarray, Arrays]]:

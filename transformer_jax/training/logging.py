@@ -1,22 +1,32 @@
 """What a run leaves to read: metrics.jsonl, TensorBoard events, progress lines."""
 
+import hashlib
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from etils import epath
 
+from transformer_jax.training import processes
+
 log = logging.getLogger(__name__)
+
+Listener = Callable[[int, str, Mapping[str, float | str]], None]  # step, split, values
 
 
 class MetricsWriter:
     """`metrics.jsonl` (one object a line: step, split, values) and TensorBoard events in `workdir`.
 
-    On resumption at `step`, later rows, and a last line that a kill cut short, are removed.
+    On resumption at `step`, later rows, and a last line that a kill cut short, are removed. Of several processes only
+    the first writes, and tells the listeners.
     """
 
-    def __init__(self, workdir: epath.PathLike, step: int):
+    def __init__(self, workdir: epath.PathLike, step: int, listeners: Sequence[Listener] = ()):
+        self._events, self._listeners = None, listeners
+        if not processes.is_first():
+            return
         # Imported late: it costs 0.2 s, and prediction has no use for it.
         from tensorboardX import SummaryWriter
 
@@ -26,15 +36,20 @@ class MetricsWriter:
         self._events = SummaryWriter(str(workdir), purge_step=step + 1)
 
     def write(self, step: int, split: str, values: Mapping[str, float | str]) -> None:
+        if self._events is None:
+            return
         with self._path.open("a") as file:
             file.write(json.dumps({"step": step, "split": split, **values}) + "\n")
         for name, value in values.items():
             if not isinstance(value, str):
                 self._events.add_scalar(f"{split}/{name}", value, step)
         self._events.flush()
+        for listener in self._listeners:
+            listener(step, split, values)
 
     def close(self) -> None:
-        self._events.close()
+        if self._events is not None:
+            self._events.close()
 
 
 def read_rows(path: epath.PathLike) -> list[tuple[str, dict]]:
@@ -50,7 +65,7 @@ def read_rows(path: epath.PathLike) -> list[tuple[str, dict]]:
 
 
 class Progress:
-    """Target tokens a second since the last report, and the time left at the pace of this run so far.
+    """The time since the last report, and the time left at the pace of this run so far.
 
     Only training counts: time spent compiling, evaluating and saving is left out.
     """
@@ -64,12 +79,12 @@ class Progress:
         """What happened from `since` (time.perf_counter) to now was not training."""
         self._since += time.perf_counter() - since
 
-    def report(self, step: int, weight: float) -> tuple[float, float]:
-        """(tokens a second since the last report, seconds left)."""
+    def report(self, step: int) -> tuple[float, float]:
+        """(seconds of training since the last report, seconds left)."""
         now = time.perf_counter()
         elapsed, self._since = now - self._since, now
         self._training += elapsed
-        return weight / elapsed, self._training / (step - self._first) * (self._steps - step)
+        return elapsed, self._training / (step - self._first) * (self._steps - step)
 
 
 def clock(seconds: float) -> str:
@@ -77,3 +92,29 @@ def clock(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def wandb_listener(project: str, workdir: epath.PathLike, config: Mapping[str, Any]) -> Listener:
+    """Tells Weights & Biases every row; a workdir is one run there, also after a restart.
+
+    Raises ValueError where wandb is not installed.
+    """
+    try:
+        import wandb
+    except ImportError as error:
+        raise ValueError(
+            f"--wandb_project={project} needs wandb: pip install wandb, or leave the option out"
+        ) from error
+    name = str(epath.Path(workdir).resolve())
+    run = wandb.init(
+        project=project,
+        id=hashlib.sha256(name.encode()).hexdigest()[:16],
+        name=name,
+        config=dict(config),
+        resume="allow",
+    )
+
+    def tell(step: int, split: str, values: Mapping[str, float | str]) -> None:
+        run.log({f"{split}/{key}": value for key, value in values.items()}, step=step)
+
+    return tell

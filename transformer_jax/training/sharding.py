@@ -1,22 +1,36 @@
-"""The device mesh and where every logical axis lies on it."""
+"""The device mesh, where every logical axis lies on it, and how a batch gets there.
+
+Everything is jitted over the whole mesh (GSPMD): the program is that of one device, XLA shares it out by the shardings
+of its inputs and by the axes that the models name.
+"""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import flax.linen as nn
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 AXES = ("data", "fsdp", "tensor")
 
-# Logical axis of a parameter → mesh axis. An embedding table lies along one mesh axis only: along two, XLA
-# rematerialises it for every look-up.
-RULES = (
+# Logical axis → mesh axes: of an axis' rules the first whose mesh axes no earlier rule has taken for the same array.
+# An embedding table lies along its rows alone: along both, XLA rematerialises it for every look-up.
+RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
+    # of activations
+    ("batch", ("data", "fsdp")),
+    ("length", None),
+    ("features", None),
+    ("logits", "tensor"),
+    # of parameters; heads and mlp also of activations
     ("embed", "fsdp"),
     ("heads", "tensor"),
+    ("mlp", ("tensor", "fsdp")),
     ("mlp", "tensor"),
+    ("vocab", ("tensor", "fsdp")),
     ("vocab", "tensor"),
     ("vector", None),
     ("head_dim", None),
@@ -24,11 +38,22 @@ RULES = (
     ("distance", None),
     ("layers", None),
 )
+# What sets the size of an axis that is shared out.
+KEYS = {
+    "embed": "model.d_model",
+    "heads": "model.num_heads",
+    "mlp": "model.d_ff",
+    "vocab": "model.vocab_multiple, to which tables are padded,",
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """Devices along each axis; -1 takes what the others leave."""
+    """Devices along each axis; -1 takes what the others leave.
+
+    data: every device has all parameters and some rows of a batch; fsdp: the same rows, but of the parameters and of
+    the optimizer's state a part, gathered when it is used; tensor: heads, hidden units and vocabulary are shared out.
+    """
 
     data: int = -1
     fsdp: int = 1
@@ -66,14 +91,54 @@ def make_mesh(config: MeshConfig) -> Mesh:
     return jax.make_mesh(config.shape(), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
+def on_mesh(function: Callable, mesh: Mesh, **options: Any) -> Any:
+    """`function` jitted with `options`; the axes that it names lie on the mesh."""
+
+    @functools.wraps(function)
+    def traced(*arguments: Any, **keywords: Any) -> Any:
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), nn.logical_axis_rules(RULES):
+            return function(*arguments, **keywords)
+
+    return jax.jit(traced, **options)
+
+
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Rows over data and fsdp."""
     return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
 
 
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Everything on every device: what all processes can read."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
 def shardings(boxed: Any, mesh: Mesh) -> Any:
-    """Of a tree whose leaves carry logical axis names: its shardings, without the boxes."""
-    return nn.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, RULES)
+    """Of a tree whose leaves carry logical axis names: its shardings, without the boxes.
+
+    Raises ValueError, naming every array, axis and config key, where a dimension cannot be shared out evenly.
+    """
+    specs = nn.get_partition_spec(boxed)
+    placed = nn.logical_to_mesh_sharding(specs, mesh, RULES)
+    problems: dict[tuple, str] = {}
+    for (path, leaf), names, sharding in zip(
+        jax.tree_util.tree_leaves_with_path(nn.unbox(boxed)),
+        jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, PartitionSpec)),
+        jax.tree.leaves(placed),
+        strict=True,
+    ):
+        for name, size, along in zip(names, leaf.shape, sharding.spec, strict=False):
+            axes = (along,) if isinstance(along, str) else along or ()
+            if size % math.prod(mesh.shape[axis] for axis in axes):
+                where = jax.tree_util.keystr(path, simple=True, separator="/")
+                over = " × ".join(f"mesh.{axis} = {mesh.shape[axis]}" for axis in axes)
+                problem = (
+                    f"{where}: {size} along its axis {name!r} cannot be shared out among {over} devices: change "
+                    f"{KEYS.get(name, 'the model')} or the mesh"
+                )
+                problems.setdefault((name, size, axes), problem)
+    if problems:
+        raise ValueError("\n".join(problems.values()))
+    return placed
 
 
 def check_rows(rows: Iterable[int], mesh: Mesh, microbatches: int = 1) -> None:
@@ -86,3 +151,23 @@ def check_rows(rows: Iterable[int], mesh: Mesh, microbatches: int = 1) -> None:
                 f"training.microbatches = {microbatches}: set data.rows_multiple to a multiple of "
                 f"{devices * microbatches}"
             )
+
+
+def rows_here(sharding: NamedSharding, rows: int) -> slice:
+    """Of a batch's `rows`, those that this process's devices hold."""
+    indices: Any = sharding.addressable_devices_indices_map((rows,))
+    held = [index[0].indices(rows) for index in indices.values()]
+    return slice(min(start for start, _, _ in held), max(stop for _, stop, _ in held))
+
+
+def place(arrays: Mapping[str, np.ndarray], sharding: NamedSharding, rows: int, first: int = 0) -> dict[str, jax.Array]:
+    """A batch of `rows`, of which `arrays` hold those from `first` on that this process's devices need, on devices."""
+
+    def one(array: np.ndarray) -> jax.Array:
+        def part(index: Any) -> np.ndarray:
+            start, stop, _ = index[0].indices(rows)
+            return array[start - first : stop - first]
+
+        return jax.make_array_from_callback((rows, *array.shape[1:]), sharding, part)
+
+    return {name: one(array) for name, array in arrays.items()}

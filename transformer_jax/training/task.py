@@ -50,9 +50,13 @@ class Task(Protocol):
     """
 
     d_model: int  # what the paper's learning-rate schedule scales with
+    dtype: str  # of the matrix products
     train_split: str
     validation_split: str
     test_split: str
+
+    def prepare(self) -> None:
+        """Makes what training needs and does not find, as tokenizers: one process does, and then the others find it."""
 
     def init(self, key: jax.Array) -> Params:
         """Parameters whose leaves carry their logical axis names (flax's boxes)."""
@@ -68,6 +72,17 @@ class Task(Protocol):
 
     def batches(self, split: str, seed: int | None) -> Batches:
         """With a seed the shuffled plan for training, without one every example exactly once."""
+
+    def made_up(self, rows: int, length: int, seed: int | None) -> Arrays:
+        """A batch without data: to describe a step, and to verify it with. Its examples are of random lengths up to
+        `length`; of that length without a seed."""
+
+    def exactness(self, params: Params, batch: Mapping[str, jax.Array]) -> Mapping[str, float]:
+        """What must be equal by this objective's nature, as {"cached = uncached decoding": relative difference}."""
+
+    def show(self, arrays: Arrays, filled: np.ndarray) -> list[str]:
+        """What a person should see of a batch for training. `filled` (rows,): which rows hold an example. Raises
+        ValueError for a batch that cannot be meant, as one whose labels can be read off the inputs."""
 
     def examples(self, split: str) -> tuple[Sequence[str], Sequence[str]]:
         """The lines that `read` takes and their references."""

@@ -1,0 +1,71 @@
+"""Describes a recipe's training step on any mesh, without data, devices or time: a table, or JSON with --json.
+
+    python scripts/describe.py --config=configs/wmt14.py:big --mesh=data=64,fsdp=8
+
+Parameters, FLOPs, bytes a device, what lies along what, what devices send one another. What is an estimate says so.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import sys
+
+
+def mesh_of(text: str) -> dict[str, int]:
+    """ "data=4,tensor=2" → {"data": 4, "fsdp": 1, "tensor": 2}."""
+    sizes = {"data": 1, "fsdp": 1, "tensor": 1}
+    for part in filter(None, text.split(",")):
+        axis, _, size = part.partition("=")
+        if axis not in sizes or not size.isdigit() or int(size) < 1:
+            print(f"error: --mesh={text}: write it as data=64,fsdp=8,tensor=1", file=sys.stderr)
+            sys.exit(2)
+        sizes[axis] = int(size)
+    return sizes
+
+
+# Fake devices must be there before jax is imported.
+MESH_SIZES = mesh_of(next((a.partition("=")[2] for a in sys.argv if a.startswith("--mesh=")), ""))
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={math.prod(MESH_SIZES.values())}"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+from absl import flags  # noqa: E402
+from ml_collections import config_flags  # noqa: E402
+
+from transformer_jax import command_line  # noqa: E402
+from transformer_jax.config import parse  # noqa: E402
+from transformer_jax.losses import CHUNK  # noqa: E402
+from transformer_jax.training.description import describe, table_rows  # noqa: E402
+from transformer_jax.training.engine import Engine  # noqa: E402
+
+CONFIG = config_flags.DEFINE_config_file("config", None, "recipe: configs/NAME.py[:ARG]")
+MESH = flags.DEFINE_string("mesh", "", "devices along each axis, as data=64,fsdp=8,tensor=1")
+LENGTH = flags.DEFINE_integer("length", 64, "tokens a sentence of the batch described", lower_bound=2)
+LINK = flags.DEFINE_float("link_gb_s", 100.0, "GB/s that a device sends", lower_bound=1e-3)
+PEAK = flags.DEFINE_float("peak_tflop_s", 400.0, "TFLOP/s of a device's matrix products", lower_bound=1e-3)
+JSON = flags.DEFINE_bool("json", False, "one JSON object in place of the table")
+flags.mark_flag_as_required("config")
+
+
+def main() -> None:
+    raw = CONFIG.value
+    raw.data.directory = raw.data.directory or "(none)"
+    raw.mesh.update(MESH_SIZES)
+    config = parse(raw)
+    shards = MESH_SIZES["data"] * MESH_SIZES["fsdp"] * config.training.microbatches
+    task = config.make_task("(none)")
+    rows = max(config.data.batch_tokens // LENGTH.value // shards, 1) * shards
+    batch = task.made_up(rows, LENGTH.value, seed=None)
+    turns = -(-max(array.size for array in batch.values()) // (shards * CHUNK))
+    described = describe(task, Engine(task, config.engine), batch, turns)
+    if JSON.value:
+        print(json.dumps(dataclasses.asdict(described)))
+        return
+    table = list(table_rows(described, LINK.value * 1e9, PEAK.value * 1e12))
+    width = max(len(name) for name, _ in table)
+    for name, value in table:
+        print(f"{name:<{width}}  {value}")
+
+
+if __name__ == "__main__":
+    command_line.run(main)

@@ -1,0 +1,223 @@
+"""The launchers: what they start, when they start it again, what they leave behind."""
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import ROOT
+
+LAUNCH = ROOT / "scripts" / "launch"
+
+# Stands in for train.py: a list of exit codes for each attempt, "sleep" for a process that would go on for ever.
+STUB = """
+import json, pathlib, signal, sys, time
+given = dict(a.lstrip("-").split("=", 1) for a in sys.argv[1:])
+folder, me = pathlib.Path(given["workdir"]), int(given["process_id"])
+plan = json.loads((folder / "plan.json").read_text())
+attempt = len(list(folder.glob(f"started-{me}-*")))
+(folder / f"started-{me}-{attempt}").write_text(json.dumps(given))
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+while len(list(folder.glob(f"started-*-{attempt}"))) < int(given["num_processes"]):
+    time.sleep(0.01)
+what = plan[attempt][me]
+if isinstance(what, str) and what.startswith("save"):
+    (folder / "checkpoints" / what[4:]).mkdir(parents=True)
+    (folder / "checkpoints" / what[4:] / "manifest.json").write_text("")
+    what = 1
+if what == "sleep":
+    time.sleep(600)
+sys.exit(what)
+"""
+
+
+@pytest.fixture
+def supervise(tmp_path):
+    """Starts the supervisor of a plan; the job is `tmp_path`'s."""
+    (tmp_path / "launch").mkdir()
+    copy = tmp_path / "launch" / "supervise.py"
+    copy.write_text((LAUNCH / "supervise.py").read_text())
+    (tmp_path / "train.py").write_text(STUB)
+
+    def start(plan: list, tries: int = 3) -> subprocess.Popen:
+        (tmp_path / "plan.json").write_text(json.dumps(plan))
+        environment = {**os.environ, "TRIES": str(tries), "PAUSE": "0.01"}
+        command = [sys.executable, str(copy), str(len(plan[0])), f"--workdir={tmp_path}"]
+        return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+    return start
+
+
+def ends(process: subprocess.Popen, code: int) -> str:
+    """What it said on stderr."""
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == code, stderr
+    return stderr
+
+
+def started(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("started-*"))
+
+
+def alive(folder: Path) -> bool:
+    return subprocess.run(["pgrep", "-f", f"workdir={folder}"], capture_output=True, check=False).returncode == 0
+
+
+def test_all_start_again_when_one_dies_and_none_is_left(supervise, tmp_path):
+    said = ends(supervise([[1, "sleep"], ["sleep", 3], [0, 0]]), 0)
+    assert "exit code 3: all start again in 0.02 s (2 of 3)" in said
+    assert started(tmp_path) == [f"started-{i}-{attempt}" for i in range(2) for attempt in range(3)]
+    given = [json.loads((tmp_path / f"started-{i}-2").read_text()) for i in range(2)]
+    assert [one["process_id"] for one in given] == ["0", "1"]
+    assert {one["num_processes"] for one in given} == {"2"}
+    assert given[0]["coordinator_address"] == given[1]["coordinator_address"]
+    assert not alive(tmp_path)
+
+
+def test_an_error_of_the_users_is_not_tried_again(supervise, tmp_path):
+    ends(supervise([["sleep", 2], [0, 0]]), 2)
+    assert len(started(tmp_path)) == 2
+    assert not alive(tmp_path)
+
+
+def test_it_gives_up_when_nothing_is_saved_any_more(supervise, tmp_path):
+    said = ends(supervise([["save10"], [1], ["save20"], [1], [5], [0]], tries=2), 5)
+    assert "given up after 2 restarts without a newer checkpoint" in said
+    assert len(started(tmp_path)) == 5
+
+
+def test_it_passes_a_stop_on(supervise, tmp_path):
+    """SIGTERM: the processes save and end; it says "run me again"."""
+    process = supervise([["sleep", "sleep"]])
+    while len(started(tmp_path)) < 2:
+        time.sleep(0.01)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)
+    ends(process, 75)
+    assert not alive(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells processes of their parent's death")
+def test_its_processes_stop_when_it_is_killed(supervise, tmp_path):
+    process = supervise([["sleep", "sleep"]])
+    while len(started(tmp_path)) < 2:
+        time.sleep(0.01)
+    time.sleep(0.3)
+    process.kill()
+    process.wait()
+    process.stderr.close()
+    until = time.monotonic() + 60
+    while alive(tmp_path) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not alive(tmp_path)
+
+
+@pytest.mark.parametrize("arguments", [[], ["0", "--workdir=x"], ["two", "--workdir=x"], ["2", "--config=x"]])
+def test_it_says_how_it_is_used(arguments):
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    command = ["bash", str(LAUNCH / "local.sh"), *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert result.returncode == 2
+    assert "N --config=FILE --workdir=DIR" in result.stderr
+
+
+# Two processes that SLURM would have started, and gcloud's two hosts, which JAX finds in the same way here.
+TWO_TASKS = """#!/usr/bin/env bash
+pids=()
+for i in 0 1; do
+    SLURM_JOB_ID=NUMBER SLURM_STEP_NODELIST=localhost SLURM_NTASKS=2 SLURM_PROCID=$i SLURM_LOCALID=$i COMMAND & pids+=($!)
+done
+code=0
+for pid in "${pids[@]}"; do wait "$pid" || code=$?; done
+exit $code
+"""
+GCLOUD = TWO_TASKS.replace("COMMAND", 'bash -c "${*#*--command=}"').replace(
+    "pids=()", '[[ $* = *pkill* ]] && exit 0\necho "$@" >>GCLOUD\nset -- "${@: -1}"\npids=()'
+)
+
+
+@pytest.fixture
+def stubs(tmp_path, recipe):
+    """What launchers call, before all else in PATH; and what they are to run."""
+    folder, number = tmp_path / "bin", random.randrange(4096)  # JAX makes the port of the job's number
+    folder.mkdir()
+    programs = {
+        "srun": TWO_TASKS.replace("COMMAND", '"${@:2}"').replace("NUMBER", str(number)),
+        "scontrol": f'#!/usr/bin/env bash\necho "$@" >>{tmp_path}/scontrol\n',
+        "gcloud": GCLOUD.replace(">>GCLOUD", f">>{tmp_path}/gcloud").replace("NUMBER", str(number)),
+    }
+    for name, text in programs.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    options = {"PATH": path, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PAUSE": "0"}
+    workdir = tmp_path / "run"
+
+    def launch(command: list[str], **more: str) -> subprocess.CompletedProcess:
+        environment = {**os.environ, **options, **more}
+        return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=300)
+
+    launch.flags = [f"--config={recipe}", f"--workdir={workdir}"]
+    launch.workdir = workdir
+    return launch
+
+
+def trained_by_two(result: subprocess.CompletedProcess, workdir: Path) -> None:
+    assert result.returncode == 0, result.stderr
+    assert "devices: {'data': 2, " in result.stderr
+    assert result.stderr.count("step 4/4  loss") == 1  # one of them tells
+    rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [2, 2, 4, 4]
+    assert sorted(path.name for path in (workdir / "checkpoints").iterdir()) == ["2", "4"]
+
+
+def test_local_processes_train_and_score_together(stubs):
+    trained_by_two(stubs(["bash", str(LAUNCH / "local.sh"), "2", *stubs.flags]), stubs.workdir)
+
+
+def test_slurm(stubs, tmp_path):
+    script = ["bash", str(LAUNCH / "slurm.sbatch")]
+    trained_by_two(stubs([*script, *stubs.flags]), stubs.workdir)
+    assert stubs([*script, *stubs.flags, "--config.model.d_ff=48"]).returncode == 2  # another experiment
+    assert not (tmp_path / "scontrol").exists()
+    (tmp_path / "bin" / "srun").write_text("#!/usr/bin/env bash\nexit 75\n")
+    assert stubs(script, SLURM_JOB_ID="7").returncode == 0
+    assert (tmp_path / "scontrol").read_text() == "requeue 7\n"
+    assert stubs(script, SLURM_JOB_ID="7", SLURM_RESTART_COUNT="3", TRIES="3").returncode == 75
+
+
+def test_tpu_pod(stubs, tmp_path):
+    script = ["bash", str(LAUNCH / "tpu_pod.sh"), "pod", "zone"]
+    trained_by_two(stubs([*script, *stubs.flags], REPOSITORY=str(ROOT)), stubs.workdir)
+    (called,) = (tmp_path / "gcloud").read_text().splitlines()
+    assert called.startswith("compute tpus tpu-vm ssh pod --zone=zone --worker=all --command=cd ")
+    (tmp_path / "bin" / "gcloud").write_text(f"#!/usr/bin/env bash\necho $* >>{tmp_path}/again\nexit 9\n")
+    given_up = stubs([*script, *stubs.flags], TRIES="2")
+    assert given_up.returncode == 9
+    assert "given up after 2 restarts" in given_up.stderr
+    commands = [line.partition("--command=")[2] for line in (tmp_path / "again").read_text().splitlines()]
+    assert ["pkill" in command for command in commands] == [False, True, False, True, False]
+
+
+def test_kubernetes(stubs):
+    """The pods' command, in two processes of this host."""
+    manifest = yaml.safe_load((LAUNCH / "kubernetes.yaml").read_text())
+    job = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
+    (container,) = job["template"]["spec"]["containers"]
+    *shell, command = container["command"]
+    assert f"--num_processes={job['completions']} " in command
+    assert job["completions"] == job["parallelism"]
+    own = command[: command.index("--config=")].replace("--num_processes=4", "--num_processes=2")
+    own = own.replace(":8476", "") + " ".join(stubs.flags)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    run = f"JOB_COMPLETION_INDEX=1 {shell[0]} -c '{own}' & JOB_COMPLETION_INDEX=0 {shell[0]} -c '{own}'; wait $!"
+    trained_by_two(stubs(["bash", "-c", run], COORDINATOR=address), stubs.workdir)

@@ -1,0 +1,126 @@
+"""describe: bytes are those of the real arrays; collectives are read off programs as XLA writes them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, on_devices, shrink
+
+from transformer_jax.config import defaults
+from transformer_jax.training.description import Collective, Description, read_collectives, table_rows
+
+HLO = """HloModule jit_step, is_scheduled=true
+
+%add (x: f32[], y: f32[]) -> f32[] {
+  ROOT %sum = f32[] add(%x, %y)
+}
+
+%layer (p: (s32[], f32[4,8])) -> (s32[], f32[4,8]) {
+  %gathered = f32[16,8]{1,0} all-gather(%p), channel_id=1, replica_groups=[2,4]<=[8], dimensions={0}
+  %both = (f32[3]{0}, bf16[5]{0}) all-reduce(%a, %b), channel_id=2, replica_groups={{0,1},{2,3}}, to_apply=%add
+  ROOT %t = (s32[], f32[4,8]) tuple(%i, %x)
+}
+
+%chunk (p: f32[]) -> f32[] {
+  ROOT %r = f32[2,4]{1,0} reduce-scatter(%p), channel_id=3, replica_groups=mesh['a'=2,'b'=4] {'b'}, to_apply=%add
+}
+
+%condition (p: s32[]) -> pred[] {
+  ROOT %less = pred[] compare(%p, %n), direction=LT
+}
+
+ENTRY %main (p: f32[4,8]) -> f32[4,8] {
+  %loop = (s32[], f32[4,8]) while(%init), condition=%condition, body=%layer, x={"known_trip_count":{"n":"6"}}
+  %data = f32[] while(%zero), condition=%condition, body=%chunk
+  %moved = f32[10]{0} collective-permute(%p), channel_id=4, source_target_pairs={{0,1},{1,0}}
+  ROOT %out = f32[4,8] get-tuple-element(%loop), index=1
+}
+"""
+
+
+def test_collectives_are_counted_with_their_loops():
+    found, guessed = read_collectives(HLO, turns=5)
+    assert guessed == 1
+    assert {c.kind: c for c in found} == {
+        "all-gather": Collective("all-gather", 4, 6, 6 * 16 * 8 * 4, 6 * 16 * 8 * 4 * 3 // 4),
+        "all-reduce": Collective("all-reduce", 2, 6, 6 * (12 + 10), 6 * (12 + 10)),
+        "reduce-scatter": Collective("reduce-scatter", 4, 5, 5 * 4 * 32, 5 * 4 * 32 * 3 // 4),
+        "collective-permute": Collective("collective-permute", 1, 1, 40, 40),
+    }
+    assert [c.sent for c in found] == sorted((c.sent for c in found), reverse=True)
+
+
+def test_groups_that_nobody_knows_are_an_error():
+    with pytest.raises(ValueError, match="XLA writes groups of devices in a way that is not known here: %gathered"):
+        read_collectives(HLO.replace("replica_groups=[2,4]<=[8]", "replica_groups=all"))
+
+
+def test_bytes_are_those_of_the_arrays(tmp_path):
+    config = shrink(defaults("translation"), tmp_path)
+    config.model.vocab_multiple = 8
+    config.mesh.data, config.mesh.fsdp, config.mesh.tensor = 2, 2, 2
+    program = f"""
+import dataclasses, json
+import jax
+from ml_collections import ConfigDict
+from transformer_jax.config import parse
+from transformer_jax.training.description import describe
+from transformer_jax.training.engine import Engine
+jax.config.update("jax_disable_most_optimizations", True)
+config = parse(ConfigDict({config.to_dict()!r}))
+task = config.make_task("none")
+engine = Engine(task, config.engine)
+described = describe(task, engine, task.made_up(16, 8, None))
+state = engine.init(jax.random.key(0))
+held = [sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(t)) for t in (state.params, state.opt_state)]
+count = sum(x.size for x in jax.tree.leaves(state.params))
+print(json.dumps([dataclasses.asdict(described), held, count]))
+"""
+    described, (parameters, optimizer), count = json.loads(on_devices(8, program))
+    assert described["parameter_bytes"] == described["gradient_bytes"] == parameters
+    assert described["optimizer_bytes"] == optimizer
+    assert described["parameters"] == count
+    assert described["mesh"] == {"data": 2, "fsdp": 2, "tensor": 2}
+    assert described["tokens"] == 16 * 8
+    assert sum(described["sharded"].values()) == 4 * count
+    assert described["temporary_bytes"] > parameters
+    kinds = {(c["kind"], c["group"]) for c in described["collectives"]}
+    assert ("all-gather", 2) in kinds  # parameters along fsdp
+    assert ("all-reduce", 2) in kinds  # partial sums along tensor
+
+
+def test_the_table_says_what_is_an_estimate():
+    described = Description(
+        mesh={"data": 2, "fsdp": 1, "tensor": 2},
+        parameters=1000,
+        batch={"source": (8, 16)},
+        tokens=128,
+        flops=4e12,
+        parameter_bytes=2000,
+        optimizer_bytes=4008,
+        gradient_bytes=2000,
+        temporary_bytes=5000,
+        sharded={"tensor": 3000, "whole on every device": 1000},
+        collectives=[Collective("all-reduce", 2, 3, 2 * 10**9, 2 * 10**9)],
+        guessed_loops=1,
+    )
+    rows = dict(table_rows(described, link=1e9, peak=1e12))
+    assert rows["mesh"] == "data 2 × fsdp 1 × tensor 2 = 4 devices"
+    assert rows["parameters along tensor"] == "75.0%"
+    assert rows["  activations and the rest (estimate)"] == "3,000"
+    assert rows["  in all (estimate)"] == "11,008"
+    time = rows["at 1 GB/s and 1 TFLOP/s (estimate)"]
+    assert time == "1e+03 ms of products, 2e+03 ms of sending: 67%, if nothing overlaps"
+    exact = {"mesh", "parameters", "batch", "tokens a step", "FLOPs a step"}
+    exact |= {"bytes a device: parameters", "  optimizer state", "  gradients", "loops over chunks of the loss"}
+    assert {name for name in rows if "(estimate)" not in name and not name.startswith("parameters along")} == exact
+
+
+def test_the_script_prints_a_table_or_json_without_data():
+    command = [sys.executable, "scripts/describe.py", "--config=configs/ted_hrlr.py", "--mesh=data=4,fsdp=2"]
+    table = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "data 4 × fsdp 2 × tensor 1 = 8 devices" in table
+    wrong = subprocess.run([*command[:-1], "--mesh=data=x"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2
+    assert "--mesh=data=x: write it as data=64,fsdp=8,tensor=1" in wrong.stderr

@@ -1,0 +1,196 @@
+"""What a training step needs on a mesh, before anything runs: parameters, FLOPs, bytes a device, what devices exchange.
+
+Bytes of parameters and optimizer state are exact. The others are read off the step as XLA compiles it for fake CPU
+devices, and so are estimates: an accelerator's compiler fuses and schedules otherwise.
+"""
+
+import collections
+import dataclasses
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from transformer_jax.training.engine import Engine
+from transformer_jax.training.task import Task
+
+ITEM_BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8}
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One kind of exchange among groups of devices, in one step.
+
+    bytes: of the arrays, whole, times how often; sent: what a device sends, in rings.
+    """
+
+    kind: str
+    group: int  # devices that exchange with one another
+    count: int
+    bytes: int
+    sent: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """Of one training step; bytes are those of one device, the fullest."""
+
+    mesh: dict[str, int]
+    parameters: int
+    batch: dict[str, tuple[int, ...]]
+    tokens: int  # positions of the batch's longest array, none of them padding
+    flops: float  # of the whole batch, on all devices
+    parameter_bytes: int
+    optimizer_bytes: int
+    gradient_bytes: int
+    temporary_bytes: int  # estimate: gradients, activations and what else the step holds at a time
+    sharded: dict[str, int]  # "heads → tensor": bytes of parameters that lie so
+    collectives: list[Collective]  # estimates
+    guessed_loops: int  # loops with collectives whose number of turns was not known: `turns` was taken
+
+
+def describe(task: Task, engine: Engine, batch: Mapping[str, np.ndarray], turns: int = 1) -> Description:
+    """`batch` is one without padding. `turns`: of loops that depend on the data, as that over the loss's chunks."""
+    state, placed = engine.abstract_state, {}
+    for name, array in batch.items():
+        placed[name] = jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=engine.batch_sharding)
+    compiled = engine.step.lower(state, placed).compile()
+    collectives, guessed = read_collectives(compiled.as_text(), turns)
+    parameter_bytes = _bytes_per_device(state.params)
+    return Description(
+        mesh=dict(engine.mesh.shape),
+        parameters=sum(math.prod(x.shape) for x in jax.tree.leaves(state.params)),
+        batch={name: array.shape for name, array in batch.items()},
+        tokens=max(array.size for array in batch.values()),
+        flops=task.flops(dict(batch)),
+        parameter_bytes=parameter_bytes,
+        optimizer_bytes=_bytes_per_device((state.opt_state, state.ema)),
+        gradient_bytes=parameter_bytes,
+        temporary_bytes=compiled.memory_analysis().temp_size_in_bytes,
+        sharded=_by_sharding(state.params),
+        collectives=collectives,
+        guessed_loops=guessed,
+    )
+
+
+def _bytes_per_device(tree: Any) -> int:
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def _by_sharding(params: Any) -> dict[str, int]:
+    """How the parameters lie, "axis 1 → fsdp, axis 2 → tensor" with the bytes of all devices together; most first."""
+    totals: collections.Counter[str] = collections.Counter()
+    for x in jax.tree.leaves(params):
+        named = [axes if isinstance(axes, str) else " × ".join(axes) for axes in x.sharding.spec if axes]
+        totals[", ".join(sorted(named)) or "whole on every device"] += math.prod(x.shape) * x.dtype.itemsize
+    return dict(totals.most_common())
+
+
+def read_collectives(hlo: str, turns: int = 1) -> tuple[list[Collective], int]:
+    """Those of a compiled program, loops' bodies times their turns; and in how many loops `turns` had to be guessed."""
+    computations, entry = _computations(hlo)
+    totals: dict[tuple[str, int], list[int]] = collections.defaultdict(lambda: [0, 0, 0])
+    guessed = 0
+
+    def walk(name: str, times: int) -> bool:
+        """Whether anything was exchanged in it."""
+        nonlocal guessed
+        found = False
+        for line in computations[name]:
+            if match := _COLLECTIVE.search(line):
+                found = True
+                kind, group, size = match["kind"], _group_size(line), _bytes(match["shape"])
+                if kind == "reduce-scatter":
+                    size *= group
+                share = {"all-reduce": 2 * (group - 1), "collective-permute": group}.get(kind, group - 1) / group
+                for i, value in enumerate((times, times * size, round(times * size * share))):
+                    totals[kind, group][i] += value
+            known = _TRIPS.search(line)
+            is_loop = " while(" in line
+            for callee in _CALLS.findall(line):
+                inside = walk(callee, times * (int(known[1]) if known else turns) if is_loop else times)
+                guessed += is_loop and inside and not known
+                found |= inside
+        return found
+
+    walk(entry, 1)
+    listed = [Collective(kind, group, *numbers) for (kind, group), numbers in totals.items()]
+    return sorted(listed, key=lambda c: -c.sent), guessed
+
+
+_COLLECTIVE = re.compile(rf"= (?P<shape>.*?) (?P<kind>{'|'.join(COLLECTIVES)})(?:-start)?\(")
+_TRIPS = re.compile(r'known_trip_count"?:\{"n":"(\d+)"\}')
+_CALLS = re.compile(r"(?:body|to_apply|true_computation|false_computation|calls)=%?([\w.\-]+)")
+_ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
+
+
+def _computations(hlo: str) -> tuple[dict[str, list[str]], str]:
+    """{name: lines} and the name of the one that is run."""
+    computations: dict[str, list[str]] = {}
+    entry = name = ""
+    for line in hlo.splitlines():
+        if match := re.match(r"(ENTRY )?%?([\w.\-]+) .*\{$", line):
+            name = match[2]
+            computations[name] = []
+            entry = name if match[1] else entry
+        elif name:
+            computations[name].append(line)
+    return computations, entry
+
+
+def _group_size(line: str) -> int:
+    """Of `replica_groups`, in each of the ways that XLA writes them."""
+    if match := re.search(r"replica_groups=\[\d+,(\d+)\]", line):
+        return int(match[1])
+    if match := re.search(r"replica_groups=\{\{([\d,]+)\}", line):
+        return len(match[1].split(","))
+    if match := re.search(r"replica_groups=mesh\[(.*?)\].*? \{(.*?)\}", line):
+        sizes = dict(re.findall(r"'(\w+)'=(\d+)", match[1]))
+        axes = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", match[2])
+        return math.prod(int(part or sizes[axis]) for axis, part in axes)
+    if match := re.search(r"source_target_pairs=", line):
+        return 1
+    raise ValueError(f"XLA writes groups of devices in a way that is not known here: {line.strip()[:300]}")
+
+
+def _bytes(shape: str) -> int:
+    """Of "f32[3,5]{1,0}" or of a tuple of such."""
+    return sum(
+        ITEM_BYTES[kind] * math.prod(map(int, filter(None, sizes.split(",")))) for kind, sizes in _ARRAY.findall(shape)
+    )
+
+
+def table_rows(description: Description, link: float, peak: float) -> Iterator[tuple[str, str]]:
+    """What a person reads: (name, value). `link`: bytes/s that a device sends; `peak`: its FLOP/s."""
+    d, devices = description, math.prod(description.mesh.values())
+    yield "mesh", " × ".join(f"{axis} {size}" for axis, size in d.mesh.items()) + f" = {devices} devices"
+    yield "parameters", f"{d.parameters:,}"
+    yield "batch", ", ".join(f"{name} {shape}" for name, shape in d.batch.items())
+    yield "tokens a step", f"{d.tokens:,}"
+    yield "FLOPs a step", f"{d.flops:.3g}, {d.flops / devices:.3g} a device"
+    yield "bytes a device: parameters", f"{d.parameter_bytes:,}"
+    yield "  optimizer state", f"{d.optimizer_bytes:,}"
+    yield "  gradients", f"{d.gradient_bytes:,}"
+    activations = max(d.temporary_bytes - d.gradient_bytes, 0)
+    yield "  activations and the rest (estimate)", f"{activations:,}"
+    total = d.parameter_bytes + d.optimizer_bytes + d.temporary_bytes
+    yield "  in all (estimate)", f"{total:,}"
+    for how, size in d.sharded.items():
+        yield f"parameters along {how}", f"{size / 4 / d.parameters:.1%}"
+    for c in d.collectives:
+        yield (
+            f"{c.kind} among {c.group} (estimate)",
+            f"{c.count:,} a step, {c.bytes:,} bytes, of which a device sends {c.sent:,}",
+        )
+    sending, computing = sum(c.sent for c in d.collectives) / link, d.flops / devices / peak
+    share = sending / (sending + computing)
+    yield (
+        f"at {link / 1e9:g} GB/s and {peak / 1e12:g} TFLOP/s (estimate)",
+        f"{1000 * computing:.3g} ms of products, {1000 * sending:.3g} ms of sending: {share:.0%}, if nothing overlaps",
+    )
+    if d.guessed_loops:
+        yield "loops over chunks of the loss", f"{d.guessed_loops}, counted with all chunks full"

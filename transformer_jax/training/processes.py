@@ -1,0 +1,114 @@
+"""Several processes, one program: how they find each other, what one does for all, what all must agree on.
+
+Everything may be used in a single process too; then it does nothing but the work.
+"""
+
+import hashlib
+import json
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any, Self
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+HEARTBEAT = 10  # seconds without a sign of life until the others give up; 100, JAX's own, holds a dead job too long
+
+
+def initialize(
+    coordinator_address: str | None = None, num_processes: int | None = None, process_id: int | None = None
+) -> None:
+    """Joins the other processes; must run before anything touches a device.
+
+    Without arguments JAX finds them itself on TPU pods, SLURM, Kubernetes and MPI; elsewhere there are none. Raises
+    ValueError when only some are given.
+    """
+    given = {"coordinator_address": coordinator_address, "num_processes": num_processes, "process_id": process_id}
+    missing = [name for name, value in given.items() if value is None]
+    if 0 < len(missing) < len(given):
+        raise ValueError(f"--{missing[0]} is missing: give {', '.join(f'--{name}' for name in given)}, or none of them")
+    try:
+        jax.distributed.initialize(coordinator_address, num_processes, process_id, heartbeat_timeout_seconds=HEARTBEAT)
+    except ValueError as error:
+        if not missing or "coordinator_address" not in str(error):  # which says that it found no cluster
+            raise
+
+
+def is_first() -> bool:
+    """Whether this process writes what is written once."""
+    return jax.process_index() == 0
+
+
+def wait(name: str) -> None:
+    """Until all processes are here."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(name)
+
+
+def first(action: Callable[[], Any]) -> None:
+    """`action` in the first process; the others wait until it is done."""
+    if is_first():
+        action()
+    wait("the first is done")
+
+
+def first_then_others(action: Callable[[], Any]) -> None:
+    """`action` in the first process; when it is done, in the others."""
+    first(action)
+    if not is_first():
+        action()
+
+
+def first_says(find: Callable[[], int | None]) -> int | None:
+    """What `find` returns in the first process, a number ≥ 0 or None, in all."""
+    found = find() if is_first() else None
+    if jax.process_count() > 1:
+        number = int(multihost_utils.broadcast_one_to_all(np.int32(-1 if found is None else found)))
+        found = None if number < 0 else number
+    return found
+
+
+def agree(what: str, value: Any) -> None:
+    """Raises ValueError, in all, when a process has another `value` (JSON) than the first."""
+    if jax.process_count() == 1:
+        return
+    digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
+    everyone = multihost_utils.process_allgather(np.frombuffer(digest, np.uint8))
+    others = [i for i, theirs in enumerate(everyone) if (theirs != everyone[0]).any()]
+    if others:
+        raise ValueError(
+            f"process {', '.join(map(str, others))} of {len(everyone)} has other {what} than process 0: give all the "
+            "same command, and the same files"
+        )
+
+
+class StopRequest:
+    """SIGTERM, which no longer kills: the step under way is finished and saved.
+
+    Of several processes one may have it: they agree on a step by JAX's own service, which listens from
+    `jax.distributed.initialize` on. In a thread SIGTERM does what it did before.
+    """
+
+    def __init__(self) -> None:
+        self._received = False
+
+    def reached(self, step: int) -> bool:
+        """Whether to stop after this step; to be asked at every step."""
+        if jax.process_count() > 1:
+            return multihost_utils.reached_preemption_sync_point(step)
+        return self._received
+
+    def __enter__(self) -> Self:
+        self._handled = jax.process_count() == 1 and threading.current_thread() is threading.main_thread()
+        if self._handled:
+            self._before = signal.signal(signal.SIGTERM, self._receive)
+        return self
+
+    def _receive(self, *_: Any) -> None:
+        self._received = True
+
+    def __exit__(self, *_: Any) -> None:
+        if self._handled:
+            signal.signal(signal.SIGTERM, self._before)
