@@ -132,7 +132,8 @@ def test_it_says_how_it_is_used(arguments):
 TWO_TASKS = """#!/usr/bin/env bash
 pids=()
 for i in 0 1; do
-    SLURM_JOB_ID=NUMBER SLURM_STEP_NODELIST=localhost SLURM_NTASKS=2 SLURM_PROCID=$i SLURM_LOCALID=$i COMMAND & pids+=($!)
+    SLURM_JOB_ID=NUMBER SLURM_STEP_NODELIST=localhost SLURM_NTASKS=2 SLURM_PROCID=$i SLURM_LOCALID=$i COMMAND &
+    pids+=($!)
 done
 code=0
 for pid in "${pids[@]}"; do wait "$pid" || code=$?; done

@@ -5,6 +5,7 @@ import logging
 import os
 import platform
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,9 +44,12 @@ def run(main: Callable[[], None], argv: list[str] | None = None) -> None:
         main()
     except (ValueError, OSError, flags.Error) as error:
         print(f"error: {_message(error)}", file=sys.stderr)
-        sys.exit(EXIT_ERROR)
+        processes.leave(EXIT_ERROR)
     except KeyboardInterrupt:
-        sys.exit(130)
+        processes.leave(130)
+    except Exception:
+        traceback.print_exc()
+        processes.leave(1)
 
 
 def cache_compilations() -> None:
