@@ -48,6 +48,8 @@ flags.mark_flag_as_required("config")
 
 
 def main() -> None:
+    if mesh_of(MESH.value) != MESH_SIZES:
+        raise flags.Error(f"--mesh={MESH.value}: write it with the sign =, and once")
     raw = CONFIG.value
     raw.data.directory = raw.data.directory or "(none)"
     raw.mesh.update(MESH_SIZES)
@@ -55,17 +57,26 @@ def main() -> None:
     shards = MESH_SIZES["data"] * MESH_SIZES["fsdp"] * config.training.microbatches
     task = config.make_task("(none)")
     rows = max(config.data.batch_tokens // LENGTH.value // shards, 1) * shards
+    if config.data.rows_multiple % shards:
+        least = config.data.max_length * shards
+        print(
+            f"to train on this mesh: --config.data.rows_multiple={shards} and, for that, --config.data.batch_tokens="
+            f"{max(config.data.batch_tokens, least)} or a smaller data.max_length",
+            file=sys.stderr,
+        )
     batch = task.made_up(rows, LENGTH.value, seed=None)
     turns = -(-max(array.size for array in batch.values()) // (shards * CHUNK))
     described = describe(task, Engine(task, config.engine), batch, turns)
+    link, peak = LINK.value * 1e9, PEAK.value * 1e12
     if JSON.value:
-        print(json.dumps(dataclasses.asdict(described)))
+        times = dict(zip(("computing_s", "sending_s"), described.times(link, peak), strict=True))
+        print(json.dumps(dataclasses.asdict(described) | times))
         return
-    table = list(table_rows(described, LINK.value * 1e9, PEAK.value * 1e12))
+    table = list(table_rows(described, link, peak))
     width = max(len(name) for name, _ in table)
     for name, value in table:
         print(f"{name:<{width}}  {value}")
 
 
 if __name__ == "__main__":
-    command_line.run(main)
+    command_line.run(main, distributed=False)

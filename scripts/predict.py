@@ -23,7 +23,7 @@ SCORE = flags.DEFINE_bool("score", False, "write JSON objects with text and scor
 def main(config: ConfigDict) -> None:
     data = sys.stdin.buffer.read() if INPUT.value == "-" else epath.Path(INPUT.value).read_bytes()
     lines = decode_lines(data, "stdin" if INPUT.value == "-" else INPUT.value)
-    processes.agree("input", lines)
+    processes.agree("input", lambda: lines)
     predictor = Predictor(flags.FLAGS.workdir, config)
     path = OUTPUT.value if processes.is_first() else os.devnull
     with sys.stdout.buffer if path == "-" else epath.Path(path).open("wb") as output:

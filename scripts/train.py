@@ -28,7 +28,7 @@ flags.mark_flag_as_required("config")
 def main() -> None:
     config = parse(CONFIG.value)
     trace = traced_steps(PROFILE.value)
-    processes.agree("config", CONFIG.value.to_dict())
+    processes.agree("config", CONFIG.value.to_dict)
     processes.first(lambda: claim_workdir(WORKDIR.value, CONFIG.value))
     listeners = []
     if WANDB.value and processes.is_first():

@@ -12,6 +12,7 @@ import sys
 # Before jax is imported; accelerators are not touched by it.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
+import jax
 from absl import flags
 from ml_collections import config_flags
 
@@ -23,15 +24,16 @@ flags.mark_flag_as_required("config")
 
 
 def main() -> None:
+    jax.config.update("jax_default_matmul_precision", "highest")
     failed = 0
-    print(f"{'':<45}{'difference':>12}{'allowed':>10}")
+    print(f"{'':<50}{'difference':>12}{'allowed':>10}")
     for row in verify(CONFIG.value):
         failed += not row.held
         difference = "not here" if row.difference is None else f"{row.difference:.2g}"
-        print(f"{row.name:<45}{difference:>12}{row.allowed:>10.0e}{'' if row.held else '  DOES NOT HOLD'}", flush=True)
+        print(f"{row.name:<50}{difference:>12}{row.allowed:>10.0e}{'' if row.held else '  DOES NOT HOLD'}", flush=True)
     if failed:
         sys.exit(1)
 
 
 if __name__ == "__main__":
-    command_line.run(main)
+    command_line.run(main, distributed=False)

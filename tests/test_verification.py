@@ -1,15 +1,16 @@
 """verify: it holds for the recipe as it is, and each comparison can fail."""
 
-import json
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
 import pytest
-from conftest import on_devices, shrink
+from conftest import ROOT
 
 from transformer_jax import verification
-from transformer_jax.config import defaults
 from transformer_jax.models import transformer
+from transformer_jax.tasks import task_class
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.verification import Row, verify
 
@@ -19,8 +20,8 @@ NAMES = [
     "rematerialised = kept",
     "rematerialised but for products = kept",
     "in microbatches = whole",
-    "fused attention = its equation",
-    "1 device = 1 devices",
+    "the library's attention = its equation",
+    "1 device = 1 × 1 × 1 (data, fsdp, tensor)",
     "rows of a batch do not see one another",
     "cached = uncached decoding",
     "no token is seen before its place",
@@ -28,22 +29,36 @@ NAMES = [
 
 
 def test_all_holds(tiny):
+    tiny.training.ema_decay, tiny.model.remat, tiny.data.rows_multiple = 0.9, "full", 64
     rows = list(verify(tiny))
     assert [row.name for row in rows] == NAMES
     assert [row.name for row in rows if not row.held] == []
-    assert [row.name for row in rows if row.difference is None] == ["1 device = 1 devices"]
+    assert [row.name for row in rows if row.difference is None] == ["1 device = 1 × 1 × 1 (data, fsdp, tensor)"]
 
 
-def test_eight_devices_are_one(tmp_path):
-    config = shrink(defaults("translation"), tmp_path)
+@pytest.mark.slow
+def test_the_script_says_what_does_not_hold():
+    """Eight devices; the rule that shares out the rows is broken where a mesh has tensor devices."""
     program = (
-        "import json; from ml_collections import ConfigDict\n"
+        "import sys; sys.argv = ['verify', '--config=configs/dates.py']\n"
+        "import os; os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=8'\n"
         "import jax; jax.config.update('jax_disable_most_optimizations', True)\n"
-        "from transformer_jax.verification import _Run, _apart\n"
-        f"run = _Run(ConfigDict({config.to_dict()!r}), {{'model.dropout_rate': 0.0}})\n"
-        "print(json.dumps(_apart(run.losses_on_one_device(), run.losses())))"
+        "sys.path.insert(0, 'scripts')\n"
+        "import verify\n"
+        "from transformer_jax import verification\n"
+        "losses = verification._Run.losses\n"
+        "def wrong(run):\n"
+        "    return [loss * (1 + 0.1 * (run.config.mesh.tensor == 8)) for loss in losses(run)]\n"
+        "verification._Run.losses = wrong\n"
+        "verify.command_line.run(verify.main, distributed=False)"
     )
-    assert 0 <= json.loads(on_devices(8, program)) < verification.ROUNDING
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 1 + len(NAMES) + 3
+    assert [line[:50].strip() for line in lines if line.endswith("DOES NOT HOLD")] == [
+        "1 device = 1 × 1 × 8 (data, fsdp, tensor)"
+    ]
 
 
 def test_each_comparison_can_fail(tiny, monkeypatch):
@@ -63,10 +78,6 @@ def test_each_comparison_can_fail(tiny, monkeypatch):
 
         return run
 
-    restore, over_layers, attention = Checkpoints.restore, transformer.over_layers, verification.on_mesh
-    task = transformer_task()
-    loss, measure, exactness = task.loss, task.measure, task.exactness
-
     def wrong_loss(self, params, batch, key):
         total, weight, more = loss(self, params, batch, key)
         factor = 1.1 if self.config.training.microbatches > 1 else 1.0
@@ -77,20 +88,19 @@ def test_each_comparison_can_fail(tiny, monkeypatch):
         sums = measure(self, params, batch)
         return sums | {"loss": sums["loss"] * (1 + batch["target"].mean())}
 
+    def wrong_extend(self, cache, target, position):
+        return extend(self, cache, target, position * 0)
+
+    task: type = task_class("translation")
+    restore, over_layers, extend = Checkpoints.restore, transformer.over_layers, transformer.Transformer.extend
+    loss, measure = task.loss, task.measure
     monkeypatch.setattr(Checkpoints, "restore", wrong_restore)
     monkeypatch.setattr(transformer, "over_layers", wrong_layers)
+    monkeypatch.setattr(transformer.Transformer, "extend", wrong_extend)
     monkeypatch.setattr(task, "loss", wrong_loss)
     monkeypatch.setattr(task, "measure", wrong_measure)
-    monkeypatch.setattr(task, "exactness", lambda *given: {name: 1.0 for name in exactness(*given)})
-    assert attention is verification.on_mesh
     held = {row.name for row in verify(tiny) if row.held}
-    assert held == {"1 device = 1 devices"}
-
-
-def transformer_task():
-    from transformer_jax.tasks import task_class
-
-    return task_class("translation")
+    assert held == {"1 device = 1 × 1 × 1 (data, fsdp, tensor)", "no token is seen before its place"}
 
 
 @pytest.mark.parametrize(("difference", "held"), [(None, True), (0.0, True), (1e-5, True), (2e-5, False)])

@@ -23,8 +23,9 @@ NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "how many there are"
 PROCESS_ID = flags.DEFINE_integer("process_id", None, "which of them this is, from 0", lower_bound=0)
 
 
-def run(main: Callable[[], None], argv: list[str] | None = None) -> None:
-    """Parses flags and runs `main`. What a user can mend ends as one message on stderr and exit code 2."""
+def run(main: Callable[[], None], argv: list[str] | None = None, distributed: bool = True) -> None:
+    """Parses flags and runs `main`, in a cluster or with --num_processes together with the other processes unless
+    `distributed` is false. What a user can mend ends as one message on stderr and exit code 2."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s", force=True)
     logging.getLogger("transformer_jax").setLevel(logging.INFO)
     app.define_help_flags()
@@ -38,9 +39,10 @@ def run(main: Callable[[], None], argv: list[str] | None = None) -> None:
             raise flags.Error("config key " + "; ".join(word.strip("\"'") for word in words)) from error
         if rest:
             raise flags.Error(f"{rest[0]!r} is not an option: all are written --name=value; --help names them")
-        processes.initialize(COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value)
-        if not processes.is_first():
-            logging.getLogger("transformer_jax").setLevel(logging.WARNING)
+        if distributed:
+            processes.initialize(COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value)
+            if not processes.is_first():
+                logging.getLogger("transformer_jax").setLevel(logging.WARNING)
         main()
     except (ValueError, OSError, flags.Error) as error:
         print(f"error: {_message(error)}", file=sys.stderr)

@@ -33,31 +33,41 @@ class Row(NamedTuple):
 
 
 def verify(recipe: ConfigDict) -> Iterator[Row]:
-    """Every comparison that the recipe's task and this machine allow, one by one. float32, on all devices there are."""
+    """Every comparison that the recipe's task and this machine allow, one by one. In float32, on all devices there are;
+    on accelerators with jax_default_matmul_precision "highest", else products differ by more."""
     recipe = recipe.copy_and_resolve_references()
     task: Any = task_class(recipe.task)
     task.shrink(recipe)
     recipe.data.directory = recipe.data.directory or "(none)"
-    recipe.model.dtype, recipe.training.microbatches = "float32", 1
+    recipe.data.rows_multiple, recipe.training.microbatches = 8, 1
+    recipe.mesh.data, recipe.mesh.fsdp, recipe.mesh.tensor = -1, 1, 1
+    model = recipe.model
+    model.num_heads, model.vocab_multiple = 8, 8  # what eight devices can share out
+    # What the variants are compared with, whatever the recipe has.
+    model.dtype, model.remat, model.unroll, model.attention_implementation = "float32", "none", 1, "einsum"
     yield Row("resumed = never stopped, bit for bit", _resumed(_Run(recipe)), 0.0)
 
-    for name in recipe.model:
+    for name in model:
         if name.endswith("dropout_rate"):
-            recipe.model[name] = 0.0
+            model[name] = 0.0
     plain = _Run(recipe)
     losses = plain.losses()
-    both = {"model.unroll": 2 if recipe.model.unroll == 1 else 1}
-    variants: dict[str, Mapping[str, Any]] = {
-        "unrolled = a loop over layers": both,
+    variants: dict[str, dict[str, Any]] = {
+        "unrolled = a loop over layers": {"model.unroll": 2},
         "rematerialised = kept": {"model.remat": "full"},
         "rematerialised but for products = kept": {"model.remat": "scores"},
         "in microbatches = whole": {"training.microbatches": 2},
     }
+    if model.positions != "relative" and model.value_dim == model.head_dim:
+        variants["the library's attention = its equation"] = {"model.attention_implementation": "xla"}
     for name, changes in variants.items():
         yield Row(name, _apart(_Run(recipe, changes).losses(), losses), ROUNDING)
-    yield Row("fused attention = its equation", _fused(recipe, losses), ROUNDING)
-    alone = _apart(plain.losses_on_one_device(), losses) if jax.device_count() > 1 else None
-    yield Row(f"1 device = {jax.device_count()} devices", alone, ROUNDING)
+    devices = jax.device_count()
+    alone = plain.losses_on_one_device() if devices > 1 else losses
+    for mesh in [(devices, 1, 1), (1, 8, 1), (2, 2, 2), (1, 1, 8)] if devices == 8 else [(devices, 1, 1)]:
+        shape = dict(zip(("mesh.data", "mesh.fsdp", "mesh.tensor"), mesh, strict=True))
+        apart = _apart(_Run(recipe, shape).losses(), alone) if devices > 1 else None
+        yield Row(f"1 device = {' × '.join(map(str, mesh))} (data, fsdp, tensor)", apart, ROUNDING)
     yield Row("rows of a batch do not see one another", _rows(plain), ROUNDING)
     params = jax.device_put(plain.engine.init(jax.random.key(0)).params, jax.devices()[0])
     for name, difference in plain.task.exactness(params, jax.device_put(plain.batch(0))).items():
@@ -93,7 +103,12 @@ class _Run:
 
     def losses_on_one_device(self) -> list[float]:
         state = jax.device_put(self.engine.init(jax.random.key(0)), jax.devices()[0])
-        step = jax.jit(make_train_step(self.task, self.engine.optimizer, seed=0, microbatches=1))
+        training = self.config.training
+        step = jax.jit(
+            make_train_step(
+                self.task, self.engine.optimizer, seed=training.seed, microbatches=1, ema_decay=training.ema_decay
+            )
+        )
         found = []
         for i in range(STEPS):
             state, metrics = step(state, self.batch(i))
@@ -119,15 +134,6 @@ def _resumed(run: _Run) -> float:
     resumed, _ = run.train(restored, range(STEPS // 2, STEPS))
     pairs = zip(jax.tree.leaves(whole), jax.tree.leaves(resumed), strict=True)
     return float(sum(np.asarray(a).tobytes() != np.asarray(b).tobytes() for a, b in pairs))
-
-
-def _fused(recipe: ConfigDict, losses: list[float]) -> float | None:
-    """None where the recipe's attention is none that libraries fuse."""
-    model = recipe.model
-    if model.positions == "relative":
-        return None
-    other = "xla" if model.attention_implementation == "einsum" else "einsum"
-    return _apart(_Run(recipe, {"model.attention_implementation": other}).losses(), losses)
 
 
 def _rows(run: _Run) -> float:

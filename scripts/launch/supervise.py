@@ -6,6 +6,7 @@ environment variables. SIGTERM and SIGINT reach all, which save. Exit codes: 0 f
 saved, run me again; 2 an error that no restart mends; else that of the process that died.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -15,12 +16,14 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+from etils import epath
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 FINISHED, ERROR, RUN_AGAIN = 0, 2, 75
 PR_SET_PDEATHSIG = 1
 POLL = 0.05  # seconds between looks at the processes
+LAST_WORDS = 5  # seconds that the others of a process with an error have for theirs
 GRACE = 600  # seconds that processes which were told to stop have to save
 
 
@@ -46,40 +49,36 @@ class Job:
         """The exit code of a process that failed, 0 when all have finished, None while they run."""
         codes = [process.poll() for process in self._processes]
         failed = [code for code in codes if code]
-        # Where an error is the reason, the others' deaths are what follows from it.
-        return ERROR if ERROR in failed else failed[0] if failed else None if None in codes else FINISHED
+        # Where an error is the reason, the others' deaths are what follows from it; not where one was killed.
+        if ERROR in failed and -signal.SIGKILL not in failed:
+            return ERROR
+        return min(failed) if failed else None if None in codes else FINISHED
 
     def tell(self, number: int) -> None:
         for process in self._processes:
             process.send_signal(number)
 
     def end(self, patience: float = 0) -> None:
-        """Waits for those that are still saving, then kills what is left."""
+        """Waits for those that have something left to save or to say, then kills all, and what they started."""
         until = time.monotonic() + patience
         while time.monotonic() < until and any(process.poll() is None for process in self._processes):
             time.sleep(POLL)
-        self.tell(signal.SIGKILL)
         for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
-def newest_checkpoint(workdir: Path) -> int:
+def newest_checkpoint(workdir: epath.Path) -> int:
     """The newest step that was completely saved; -1 if there is none."""
     return max((int(path.parent.name) for path in workdir.glob("checkpoints/*/manifest.json")), default=-1)
 
 
-def supervise(count: int, arguments: Sequence[str], workdir: Path, tries: int, pause: float) -> int:
+def supervise(count: int, arguments: Sequence[str], workdir: epath.Path, tries: int, pause: float) -> int:
     """Runs the job to its end; returns the exit code."""
     stopping: list[int] = []
-    job: Job | None = None
-
-    def stop(number: int, _: Any) -> None:
-        stopping.append(number)
-        if job is not None:
-            job.tell(signal.SIGTERM)
-
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
+        signal.signal(number, lambda number, _: stopping.append(number))
     failures, before = 0, newest_checkpoint(workdir)
     while True:
         job = Job(count, arguments)
@@ -87,17 +86,18 @@ def supervise(count: int, arguments: Sequence[str], workdir: Path, tries: int, p
         while (code := job.poll()) is None and (told is None or time.monotonic() < told + GRACE):
             if stopping and told is None:
                 told = time.monotonic()
+                job.tell(signal.SIGTERM)
             time.sleep(POLL)
-        job.end(GRACE if code == RUN_AGAIN else 0)
+        job.end({RUN_AGAIN: GRACE, ERROR: LAST_WORDS}.get(code, 0))
         if code in (FINISHED, ERROR):
             return code
-        if stopping:
-            return RUN_AGAIN
+        if stopping:  # a process that had not begun to train dies of the signal, and has nothing to save
+            return RUN_AGAIN if code in (RUN_AGAIN, -signal.SIGTERM) else _exit_code(code)
         after = newest_checkpoint(workdir)
         failures, before = 1 if after > before else failures + 1, after
         if failures > tries:
             print(f"given up after {tries} restarts without a newer checkpoint", file=sys.stderr)
-            return 1 if code is None else code if code > 0 else 128 - code
+            return _exit_code(code)
         wait = min(pause * 2 ** (failures - 1), 60)
         print(f"exit code {code}: all start again in {wait:g} s ({failures} of {tries})", file=sys.stderr, flush=True)
         until = time.monotonic() + wait
@@ -107,6 +107,11 @@ def supervise(count: int, arguments: Sequence[str], workdir: Path, tries: int, p
             return RUN_AGAIN
 
 
+def _exit_code(code: int | None) -> int:
+    """As a shell gives it: 128 + the number of the signal that ended a process; 1 where none ended."""
+    return 1 if code is None else code if code >= 0 else 128 - code
+
+
 def main() -> int:
     count, *arguments = sys.argv[1:] or [""]
     workdirs = [argument.partition("=")[2] for argument in arguments if argument.startswith("--workdir=")]
@@ -114,7 +119,7 @@ def main() -> int:
         print(f"usage: {sys.argv[0]} N --config=FILE --workdir=DIR [--config.a.b=v ...]", file=sys.stderr)
         return ERROR
     tries, pause = int(os.environ.get("TRIES", "10")), float(os.environ.get("PAUSE", "1"))
-    return supervise(int(count), arguments, Path(workdirs[-1]), tries, pause)
+    return supervise(int(count), arguments, epath.Path(workdirs[-1]), tries, pause)
 
 
 if __name__ == "__main__":

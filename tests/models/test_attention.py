@@ -17,6 +17,7 @@ from transformer_jax.models.attention import (
     causal_mask,
     combine_masks,
     dot_product_attention,
+    library_attention,
     padding_mask,
     scaled_dot_product_scores,
     segment_mask,
@@ -94,6 +95,30 @@ def test_attention_is_the_equation(mask_shape, bias_shape):
     assert oracle.relative(weights, expected_weights) <= 1e-5
     assert weights.dtype == jnp.float32
     np.testing.assert_array_equal(dot_product_attention(q, k, v, mask=mask, bias=bias), output)
+
+
+@pytest.mark.parametrize("mask_shape", [None, (B, N, T, S), (B, 1, 1, S), (1, 1, T, S)])
+@pytest.mark.parametrize("bias_shape", [None, (B, N, T, S), (1, N, T, S)])
+def test_the_librarys_attention_is_the_equation(mask_shape, bias_shape):
+    q, k, _ = some_qkv()
+    v = normal(*k.shape, seed=7)  # as wide as the keys
+    mask = None if mask_shape is None else some_mask(*mask_shape)
+    bias = None if bias_shape is None else normal(*bias_shape)
+    if mask is not None:
+        mask[-1, 0, 0] = False
+    output = library_attention(q, k, v, mask=mask, bias=bias, dtype="float32")
+    assert oracle.relative(output, oracle.attention(q, k, v, mask, bias)[0]) <= 1e-5
+    if mask is not None:
+        assert (np.asarray(output)[-1, 0, 0] == 0).all() or mask.shape[2] == 1
+    assert library_attention(q, k, v, mask=mask, bias=bias, dtype="bfloat16").dtype == jnp.float32
+
+
+@pytest.mark.parametrize("change", [{"dropout_rate": 0.1}, {"positions": "relative"}])
+def test_what_the_librarys_attention_cannot_do_is_refused(change):
+    attention = MultiHeadAttention(2, 8, 4, 4, implementation="xla", **change)
+    x = jnp.ones((1, 3, 8))
+    with pytest.raises(ValueError, match="implementation = 'xla' has no dropout on weights and no relative positions"):
+        attention.init(jax.random.key(0), x, x)
 
 
 def test_weights_sum_to_one_and_are_zero_where_masked():

@@ -489,6 +489,20 @@ PROBLEMS = [
     ({"embedding_init": "zeros"}, "embedding_init", "must be one of normal, xavier_uniform"),
     ({"dtype": "float16"}, "dtype", "must be one of float32, bfloat16"),
     ({"num_heads": 0}, "num_heads", "must be at least 1"),
+    ({"attention_implementation": "flash"}, "attention_implementation", "must be one of einsum, xla"),
+    ({"remat": "all"}, "remat", "must be one of none, scores, full"),
+    *(
+        (
+            {"attention_implementation": "xla", **change},
+            next(iter(change)),
+            f"attention_implementation = 'xla' cannot do that: set it to 'einsum', or this to {remedy}",
+        )
+        for change, remedy in (
+            ({"attention_dropout_rate": 0.1}, "0"),
+            ({"positions": "relative"}, "another"),
+            ({"value_dim": 32}, "head_dim = 64"),
+        )
+    ),
     (
         {"source_vocab_size": 7, "target_vocab_size": 11},
         "tie_embeddings",
@@ -502,6 +516,31 @@ PROBLEMS = [
 @pytest.mark.parametrize(("changes", "field", "rule"), PROBLEMS)
 def test_what_is_wrong_with_a_config_is_said(changes, field, rule):
     assert list(TransformerConfig(**changes).problems()) == [(field, rule)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"remat": "full"}, {"remat": "scores"}, {"remat": "full", "unroll": 3}, {"attention_implementation": "xla"}],
+)
+def test_other_ways_to_the_same(changes):
+    """Losses and gradients, dropout on where it may be; the weights are sown where there are any."""
+    config = dataclasses.replace(TINY, value_dim=TINY.head_dim, dropout_rate=0.1)
+    source, target = some_ids(config)
+    params = parameters(config)
+
+    def loss(params, config):
+        logits = Transformer(config).apply(
+            {"params": params}, source, target, source_valid=source > 2, rngs={"dropout": jax.random.key(1)}
+        )
+        return (logits**2).mean()
+
+    def loss_and_gradient(config):
+        value, gradient = jax.jit(jax.value_and_grad(loss), static_argnums=1)(params, config)
+        # All in one, since those of the keys' biases are nothing but rounding: softmax does not see them.
+        return value, np.concatenate([np.ravel(g) for g in jax.tree.leaves(gradient)])
+
+    for a, b in zip(loss_and_gradient(dataclasses.replace(config, **changes)), loss_and_gradient(config), strict=True):
+        assert oracle.relative(a, b) <= 1e-5
 
 
 def test_modules_refuse_a_config_that_is_wrong():

@@ -1,6 +1,7 @@
 """Meshes of fake devices: what one device computes, and who is refused."""
 
 import json
+from pathlib import Path
 
 import jax
 import pytest
@@ -28,7 +29,7 @@ for *mesh, microbatches in RUNS:
     batches = task.batches("train", 0)
     state = engine.init(jax.random.key(0))
     found.append([])
-    for i in range(20):
+    for i in range(STEPS):
         batch = batches.plan.batch(i)
         state, metrics = engine.step(state, engine.place(batches.load(batch), len(batch.indices)))
         found[-1].append(float(metrics["loss"]))
@@ -40,23 +41,68 @@ print(json.dumps([found, shares]))
 """
 
 
-def test_eight_devices_train_as_one(tmp_path):
-    """Dropout on, sharded over rows, parameters and heads, in microbatches: the losses of one device."""
-    write_corpus(tmp_path / "corpus")
-    config = shrink(defaults("translation"), tmp_path / "corpus")
+def train(folder: Path, devices: int, steps: int, runs: list[tuple[int, ...]]) -> tuple[list, list]:
+    """Of each run (data, fsdp, tensor, microbatches): its losses, and each array's share on a device. Dropout is on."""
+    write_corpus(folder / "corpus")
+    config = shrink(defaults("translation"), folder / "corpus")
     config.model.num_heads, config.model.head_dim, config.model.value_dim = 8, 4, 4
     config.model.vocab_multiple = 8
     config.data.rows_multiple = 16
+    program = PROGRAM.replace("CONFIG", repr(config.to_dict())).replace("WORKDIR", repr(str(folder / "run")))
+    return tuple(json.loads(on_devices(devices, program.replace("RUNS", repr(runs)).replace("STEPS", str(steps)))))
 
-    def train(devices: int, runs: list[tuple[int, ...]]) -> tuple[list[list[float]], list[dict[str, float]]]:
-        program = PROGRAM.replace("CONFIG", repr(config.to_dict())).replace("WORKDIR", repr(str(tmp_path / "run")))
-        return json.loads(on_devices(devices, program.replace("RUNS", repr(runs))))
 
-    (whole, halves), _ = train(1, [(1, 1, 1, 1), (1, 1, 1, 2)])
-    runs = [(8, 1, 1, 2), (1, 8, 1, 1), (2, 2, 2, 1), (1, 1, 8, 1)]  # data, fsdp, tensor, microbatches
-    losses, shares = train(8, runs)
+def test_eight_devices_train_as_one(tmp_path):
+    """Sharded over rows, parameters and heads, in microbatches: the losses of one device."""
+    (whole, halves), _ = train(tmp_path, 1, 3, [(1, 1, 1, 1), (1, 1, 1, 2)])
+    (found_halves, found), _ = train(tmp_path, 8, 3, [(8, 1, 1, 2), (2, 2, 2, 1)])
+    assert found_halves == pytest.approx(halves, rel=1e-5)
+    assert found == pytest.approx(whole, rel=1e-5)
+
+
+def test_the_loss_runs_under_pmap_too(tmp_path):
+    """For research code that wants it: gradients summed over the devices by hand are those of the whole batch."""
+    config = shrink(defaults("translation"), tmp_path)
+    config.model.dropout_rate = 0.0  # a device's share would draw other bits than the whole
+    program = f"""
+import jax
+import jax.numpy as jnp
+import flax.linen as nn
+from ml_collections import ConfigDict
+from transformer_jax.config import parse
+jax.config.update("jax_disable_most_optimizations", True)
+task = parse(ConfigDict({config.to_dict()!r})).make_task("none")
+params, batch, key = nn.unbox(task.init(jax.random.key(0))), task.made_up(16, 8, seed=1), jax.random.key(1)
+
+def gradient(params, batch):
+    def total(params):
+        loss, weight, _ = task.loss(params, batch, key)
+        return loss, weight
+    return jax.grad(total, has_aux=True)(params)
+
+def mean(params, batch):
+    found, weight = jax.lax.psum(gradient(params, batch), axis_name="devices")
+    return jax.tree.map(lambda g: g / weight, found)
+
+shares = jax.tree.map(lambda x: x.reshape(8, 2, *x.shape[1:]), batch)
+found = jax.tree.map(lambda g: g[0], jax.pmap(mean, axis_name="devices", in_axes=(None, 0))(params, shares))
+whole, weight = jax.jit(gradient)(params, batch)
+whole = jax.tree.map(lambda g: g / weight, whole)
+apart = [float(jnp.abs(a - b).max()) for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(whole), strict=True)]
+print(max(apart) / max(float(jnp.abs(b).max()) for b in jax.tree.leaves(whole)))
+"""
+    assert float(on_devices(8, program)) < 1e-5
+
+
+@pytest.mark.slow
+def test_every_mesh_trains_as_one_device_over_20_steps(tmp_path):
+    (whole,), _ = train(tmp_path, 1, 20, [(1, 1, 1, 1)])
+    runs = [(8, 1, 1, 1), (1, 8, 1, 1), (2, 2, 2, 1), (1, 1, 8, 1)]
+    losses, shares = train(tmp_path, 8, 20, runs)
     for run, found in zip(runs, losses, strict=True):
-        assert found == pytest.approx(whole if run[-1] == 1 else halves, rel=1e-5), run
+        apart = max(abs(a - b) / b for a, b in zip(found, whole, strict=True))
+        print(f"{run}: {apart:.1e} from one device")
+        assert apart < 1e-5, run
     assert set(shares[0].values()) == {1}
     # FSDP: of all an eighth but of the biases of heads, which are no wider than the heads, and of the step's number.
     whole_arrays = {name for name, share in shares[1].items() if share != 1 / 8}

@@ -7,7 +7,7 @@ on any number of hosts and devices. `k` is the number of streams (2 in translati
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
@@ -193,7 +193,7 @@ def pad(rows: Ragged, indices: np.ndarray, length: int, pad_id: int) -> np.ndarr
     return padded
 
 
-def prefetch(iterator: Iterator[Item], size: int = 2) -> Iterator[Item]:
+def prefetch(iterator: Iterator[Item], size: int = 2) -> Generator[Item]:
     """Yields the items in order, computed up to `size` ahead by a background thread that starts at first use.
 
     An exception of the iterator is raised at the item's place; closing the generator ends the thread.

@@ -90,15 +90,16 @@ def dot_product_attention(
     return (output, weights) if return_weights else output
 
 
-def fused_attention(
-    query: Array, key: Array, value: Array, *, mask: Array | None, dtype: str, implementation: str
+def library_attention(
+    query: Array, key: Array, value: Array, *, mask: Array | None, bias: Array | None, dtype: str
 ) -> Array:
-    """The same as `dot_product_attention` with `jax.nn.dot_product_attention`, which never has all scores at once on a
-    GPU (`implementation` "cudnn", in bfloat16; Dao et al. 2022); "xla" runs anywhere. No dropout, no weights out."""
+    """The same as `dot_product_attention`, by `jax.nn.dot_product_attention`: values as wide as keys, no dropout, no
+    weights out."""
     query, key, value = (x.astype(dtype) for x in (query, key, value))
-    output = jax.nn.dot_product_attention(query, key, value, mask=mask, implementation=implementation)  # type: ignore
+    bias = None if bias is None else bias.astype(dtype)
+    output = jax.nn.dot_product_attention(query, key, value, bias, mask, implementation="xla")
     if mask is not None:  # where there is nothing to attend to it averages
-        output = jnp.where(mask.any(axis=-1)[:, :1].swapaxes(1, 2)[..., None], output, 0)
+        output = jnp.where(mask.any(axis=-1).swapaxes(1, 2)[..., None], output, 0)
     return output.astype(jnp.float32)
 
 
@@ -118,7 +119,8 @@ class MultiHeadAttention(nn.Module):
     Concatenation and W_O are one product with a kernel (N, H', D). `head_dim` is d_k, `value_dim` d_v; neither
     has to be D / N. The weights are sown as "weights" in the collection "intermediates". `positions`, for
     self-attention: "relative" (Shaw et al. 2018, up to `max_relative_distance`), "rotary" (Su et al. 2021) or "none".
-    `implementation`: "einsum" is `dot_product_attention`, the others `fused_attention`, which sows no weights.
+    `implementation`: "einsum" is `dot_product_attention`; "xla" is `library_attention`, without dropout on the weights,
+    which are not sown, and without "relative".
 
     Differs: the projections have biases (`use_bias`), of which the paper says nothing and its authors' code has none.
     """
@@ -135,6 +137,9 @@ class MultiHeadAttention(nn.Module):
     implementation: str = "einsum"
 
     def setup(self) -> None:
+        if self.implementation == "xla" and (self.dropout_rate or self.positions == "relative"):
+            raise ValueError("implementation = 'xla' has no dropout on weights and no relative positions: use 'einsum'")
+
         def to_heads(width: int) -> Linear:
             shape = (self.d_model, self.num_heads, width)
             return Linear(shape, ("embed", "heads", "head_dim"), use_bias=self.use_bias, dtype=self.dtype)
@@ -193,9 +198,8 @@ class MultiHeadAttention(nn.Module):
         query = constrain(self.query(x), "batch", "length", "heads", "head_dim")
         if self.positions == "rotary":
             query = rotate(query, position, key.shape[1])
-        if self.implementation != "einsum":
-            heads = fused_attention(query, key, value, mask=mask, dtype=self.dtype, implementation=self.implementation)
-            return self.output(heads)
+        if self.implementation == "xla":
+            return self.output(library_attention(query, key, value, mask=mask, bias=bias, dtype=self.dtype))
         dropout_key = self.make_rng("dropout") if self.dropout_rate and self.has_rng("dropout") else None
         heads, weights = dot_product_attention(
             query,

@@ -286,7 +286,8 @@ class Embedding(nn.Module):
         return Projection(self._in_use(), None)
 
     def _in_use(self) -> Array:
-        """The rows that FSDP keeps apart are brought together once, before the loops that use them."""
+        """The rows that FSDP keeps apart are brought together here: once for the look-up, once for all of a loss's
+        chunks."""
         return constrain(self.table, "logits", "vector")
 
 

@@ -35,7 +35,7 @@ Array = jax.Array
 
 TIES = ("all", "decoder", "none")
 DTYPES = ("float32", "bfloat16")
-IMPLEMENTATIONS = ("einsum", "xla", "cudnn")
+IMPLEMENTATIONS = ("einsum", "xla")
 # Rematerialisation (Chen et al. 2016) of a layer: what its backward pass has to compute again. "none": nothing.
 # "scores": all but the products with weights, so that attention's (B, N, T, S) need not be kept. "full": everything.
 REMAT: dict[str, Callable[..., bool] | None] = {
@@ -75,7 +75,7 @@ class TransformerConfig:
     vocab_multiple: int = 1  # embedding tables are padded to a multiple of this many rows
     dtype: str = "float32"  # of the matrix products
     unroll: int = 1  # layers that one iteration of a stack's loop holds
-    attention_implementation: str = "einsum"  # "xla", "cudnn": without dropout on weights and relative positions
+    attention_implementation: str = "einsum"  # "xla": the library's, see `library_attention`
     remat: str = "none"  # what the backward pass computes again: see REMAT
 
     def problems(self) -> Iterator[tuple[str, str]]:
@@ -101,18 +101,14 @@ class TransformerConfig:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 yield name, f"must be one of {', '.join(allowed)}"
-        if self.attention_implementation != "einsum":
-            for name, plain in (
-                ("attention_dropout_rate", self.attention_dropout_rate == 0),
-                ("positions", self.positions != "relative"),
-            ):
-                if not plain:
-                    yield (
-                        name,
-                        f"attention_implementation = {self.attention_implementation!r} has none: set that to 'einsum'",
-                    )
-        if self.attention_implementation == "cudnn" and self.dtype != "bfloat16":
-            yield "dtype", "must be bfloat16 for attention_implementation = 'cudnn'"
+        if self.attention_implementation == "xla":
+            rule = "attention_implementation = 'xla' cannot do that: set it to 'einsum', or"
+            if self.attention_dropout_rate:
+                yield "attention_dropout_rate", f"{rule} this to 0"
+            if self.positions == "relative":
+                yield "positions", f"{rule} this to another"
+            if self.value_dim != self.head_dim:
+                yield "value_dim", f"{rule} this to head_dim = {self.head_dim}"
         if self.positions == "rotary" and self.head_dim % 2:
             yield "head_dim", "must be even, since 'rotary' turns pairs of features: change it or model.positions"
         if self.tie_embeddings == "all" and self.source_vocab_size != self.target_vocab_size:

@@ -86,9 +86,10 @@ class Translation:
         model, data = config.model, config.data
         model.source_vocab_size = model.target_vocab_size = 300 if data.tokenizer == "bpe_bytes" else 90
         model.num_encoder_layers = model.num_decoder_layers = 2
-        model.d_model, model.d_ff, model.num_heads, model.head_dim, model.value_dim = 16, 24, 2, 8, 8
+        model.value_dim = 8 if model.value_dim == model.head_dim else 4
+        model.d_model, model.d_ff, model.num_heads, model.head_dim = 16, 24, 2, 8
         model.max_length = data.max_length = 32
-        data.batch_tokens, data.max_shapes = 1024, 1
+        data.batch_tokens, data.max_shapes, data.rows_multiple = 1024, 1, min(data.rows_multiple, 32)
         config.optimizer.warmup_steps = min(config.optimizer.warmup_steps, 2)
         config.decoding.max_extra = 5
         config.evaluation.rows = 8

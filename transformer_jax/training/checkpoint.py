@@ -119,6 +119,8 @@ class Checkpoints:
             self._manager.save(step, args=items, force=True)  # else skipped in silence if a newer step exists
             if jax.process_index() == 0:
                 _write_manifest(folder)
+        except jax.errors.JaxRuntimeError:  # a process has died: that is not the disk's fault, and a restart mends it
+            raise
         except Exception as error:  # Orbax raises bare Exception, ValueError, OSError, …
             newest = self.newest()
             rest = "no step was saved before" if newest is None else f"the newest good step is {newest}"

@@ -46,11 +46,16 @@ class Description:
     flops: float  # of the whole batch, on all devices
     parameter_bytes: int
     optimizer_bytes: int
-    gradient_bytes: int
+    gradient_bytes: int  # estimate: as much as the parameters
     temporary_bytes: int  # estimate: gradients, activations and what else the step holds at a time
-    sharded: dict[str, int]  # "heads → tensor": bytes of parameters that lie so
+    sharded: dict[str, int]  # "fsdp, tensor": bytes of the parameters that lie along these mesh axes
     collectives: list[Collective]  # estimates
     guessed_loops: int  # loops with collectives whose number of turns was not known: `turns` was taken
+
+    def times(self, link: float, peak: float) -> tuple[float, float]:
+        """Seconds of products and of sending in a step: `peak` FLOP/s a device computes, `link` bytes/s it sends."""
+        devices = math.prod(self.mesh.values())
+        return self.flops / devices / peak, sum(c.sent for c in self.collectives) / link
 
 
 def describe(task: Task, engine: Engine, batch: Mapping[str, np.ndarray], turns: int = 1) -> Description:
@@ -82,11 +87,12 @@ def _bytes_per_device(tree: Any) -> int:
 
 
 def _by_sharding(params: Any) -> dict[str, int]:
-    """How the parameters lie, "axis 1 → fsdp, axis 2 → tensor" with the bytes of all devices together; most first."""
+    """Along which mesh axes the parameters lie, "fsdp, tensor", with the bytes of all devices together; most first."""
     totals: collections.Counter[str] = collections.Counter()
     for x in jax.tree.leaves(params):
-        named = [axes if isinstance(axes, str) else " × ".join(axes) for axes in x.sharding.spec if axes]
-        totals[", ".join(sorted(named)) or "whole on every device"] += math.prod(x.shape) * x.dtype.itemsize
+        named = {axis for axes in x.sharding.spec if axes for axis in ([axes] if isinstance(axes, str) else axes)}
+        along = sorted(axis for axis in named if x.sharding.mesh.shape[axis] > 1)
+        totals[", ".join(along) or "none: whole on every device"] += math.prod(x.shape) * x.dtype.itemsize
     return dict(totals.most_common())
 
 
@@ -103,7 +109,9 @@ def read_collectives(hlo: str, turns: int = 1) -> tuple[list[Collective], int]:
         for line in computations[name]:
             if match := _COLLECTIVE.search(line):
                 found = True
-                kind, group, size = match["kind"], _group_size(line), _bytes(match["shape"])
+                kind, group = match["kind"], _group_size(line)
+                in_and_out = bool(match["start"]) and kind in ("all-gather", "collective-permute")
+                size = _bytes(match["shape"], last=in_and_out)
                 if kind == "reduce-scatter":
                     size *= group
                 share = {"all-reduce": 2 * (group - 1), "collective-permute": group}.get(kind, group - 1) / group
@@ -111,7 +119,7 @@ def read_collectives(hlo: str, turns: int = 1) -> tuple[list[Collective], int]:
                     totals[kind, group][i] += value
             known = _TRIPS.search(line)
             is_loop = " while(" in line
-            for callee in _CALLS.findall(line):
+            for callee in _callees(line):
                 inside = walk(callee, times * (int(known[1]) if known else turns) if is_loop else times)
                 guessed += is_loop and inside and not known
                 found |= inside
@@ -122,10 +130,17 @@ def read_collectives(hlo: str, turns: int = 1) -> tuple[list[Collective], int]:
     return sorted(listed, key=lambda c: -c.sent), guessed
 
 
-_COLLECTIVE = re.compile(rf"= (?P<shape>.*?) (?P<kind>{'|'.join(COLLECTIVES)})(?:-start)?\(")
+_COLLECTIVE = re.compile(rf"= (?P<shape>.*?) (?P<kind>{'|'.join(COLLECTIVES)})(?P<start>-start)?\(")
 _TRIPS = re.compile(r'known_trip_count"?:\{"n":"(\d+)"\}')
-_CALLS = re.compile(r"(?:body|to_apply|true_computation|false_computation|calls)=%?([\w.\-]+)")
+_CALLS = re.compile(r"(?:body|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{(.*?)\}")
 _ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
+
+
+def _callees(line: str) -> list[str]:
+    """What an instruction runs; of alternatives all, as none is known to be taken."""
+    branches = _BRANCHES.search(line)
+    return _CALLS.findall(line) + ([name.strip(" %") for name in branches[1].split(",")] if branches else [])
 
 
 def _computations(hlo: str) -> tuple[dict[str, list[str]], str]:
@@ -151,17 +166,19 @@ def _group_size(line: str) -> int:
     if match := re.search(r"replica_groups=mesh\[(.*?)\].*? \{(.*?)\}", line):
         sizes = dict(re.findall(r"'(\w+)'=(\d+)", match[1]))
         axes = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", match[2])
-        return math.prod(int(part or sizes[axis]) for axis, part in axes)
-    if match := re.search(r"source_target_pairs=", line):
+        if axes and all(axis in sizes for axis, _ in axes):
+            return math.prod(int(part or sizes[axis]) for axis, part in axes)
+    if "source_target_pairs=" in line:
         return 1
     raise ValueError(f"XLA writes groups of devices in a way that is not known here: {line.strip()[:300]}")
 
 
-def _bytes(shape: str) -> int:
-    """Of "f32[3,5]{1,0}" or of a tuple of such."""
-    return sum(
+def _bytes(shape: str, last: bool = False) -> int:
+    """Of "f32[3,5]{1,0}" or of a tuple of such; `last`: of a tuple (inputs, outputs), the last array alone."""
+    arrays = [
         ITEM_BYTES[kind] * math.prod(map(int, filter(None, sizes.split(",")))) for kind, sizes in _ARRAY.findall(shape)
-    )
+    ]
+    return arrays[-1] if last else sum(arrays)
 
 
 def table_rows(description: Description, link: float, peak: float) -> Iterator[tuple[str, str]]:
@@ -174,7 +191,7 @@ def table_rows(description: Description, link: float, peak: float) -> Iterator[t
     yield "FLOPs a step", f"{d.flops:.3g}, {d.flops / devices:.3g} a device"
     yield "bytes a device: parameters", f"{d.parameter_bytes:,}"
     yield "  optimizer state", f"{d.optimizer_bytes:,}"
-    yield "  gradients", f"{d.gradient_bytes:,}"
+    yield "  gradients (estimate)", f"{d.gradient_bytes:,}"
     activations = max(d.temporary_bytes - d.gradient_bytes, 0)
     yield "  activations and the rest (estimate)", f"{activations:,}"
     total = d.parameter_bytes + d.optimizer_bytes + d.temporary_bytes
@@ -186,7 +203,7 @@ def table_rows(description: Description, link: float, peak: float) -> Iterator[t
             f"{c.kind} among {c.group} (estimate)",
             f"{c.count:,} a step, {c.bytes:,} bytes, of which a device sends {c.sent:,}",
         )
-    sending, computing = sum(c.sent for c in d.collectives) / link, d.flops / devices / peak
+    computing, sending = d.times(link, peak)
     share = sending / (sending + computing)
     yield (
         f"at {link / 1e9:g} GB/s and {peak / 1e12:g} TFLOP/s (estimate)",

@@ -148,14 +148,17 @@ class Engine:
         out = self.state_sharding, replicated(self.mesh)
         self.step = on_mesh(step, self.mesh, donate_argnums=0, out_shardings=out)
 
+    def rows_here(self, rows: int) -> slice:
+        """Of a batch of `rows`, those that this process's devices hold."""
+        return rows_here(self.batch_sharding, rows)
+
     def load(self, batches: Batches, batch: Batch) -> Arrays:
-        """Of a batch of the plan, the rows that this process's devices hold."""
-        here = rows_here(self.batch_sharding, len(batch.indices))
-        return batches.load(batch._replace(indices=batch.indices[here]))
+        """Of a batch of the plan, this process's rows."""
+        return batches.load(batch._replace(indices=batch.indices[self.rows_here(len(batch.indices))]))
 
     def place(self, arrays: Arrays, rows: int) -> dict[str, jax.Array]:
         """What `load` gave, on the devices, as part of a batch of `rows`."""
-        return place(arrays, self.batch_sharding, rows, rows_here(self.batch_sharding, rows).start)
+        return place(arrays, self.batch_sharding, rows, self.rows_here(rows).start)
 
     def restore_or_init(self, checkpoints: Checkpoints, identity: dict[str, str]) -> TrainState:
         """The newest good checkpoint's state, or a new one. What is newer than that checkpoint is removed."""

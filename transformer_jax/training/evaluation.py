@@ -55,14 +55,18 @@ class Evaluator:
 
     def evaluate(self, params: Params, split: str, fast: bool) -> dict[str, float | str]:
         """The task's scores over all examples of `split`."""
-        if split not in self._measured:
-            self._measured[split] = self.task.batches(split, seed=None)
-        batches, sums = self._measured[split], collections.Counter[str]()
-        for _, arrays in every_batch(batches):
+        sums = collections.Counter[str]()
+        for _, arrays in every_batch(self.open(split), self._devices):
             measured = self._measure(params, self._place(arrays))
             sums.update({name: float(value) for name, value in measured.items()})
         inputs, references = self.task.examples(split)
         return self.task.score(sums, self.predict(params, inputs, fast), references)
+
+    def open(self, split: str) -> Batches:
+        """The batches of a split, read and tokenized once."""
+        if split not in self._measured:
+            self._measured[split] = self.task.batches(split, seed=None)
+        return self._measured[split]
 
     def predict(
         self,
@@ -77,7 +81,7 @@ class Evaluator:
         write = write or self.task.write
         rows = -(-self.rows // self._devices) * self._devices
         predicted = [""] * len(lines)
-        for indices, arrays in every_batch(self.task.read(lines, rows)):
+        for indices, arrays in every_batch(self.task.read(lines, rows), self._devices):
             found = self._predict(params, self._place(arrays), fast)
             for index, line in zip(indices, write(jax.device_get(found), arrays), strict=True):
                 if index >= 0:
@@ -88,11 +92,12 @@ class Evaluator:
         return place(arrays, self._sharding, len(next(iter(arrays.values()))))
 
 
-def every_batch(batches: Batches) -> Iterator[tuple[np.ndarray, Arrays]]:
-    """One epoch: (indices, arrays)."""
+def every_batch(batches: Batches, devices: int) -> Iterator[tuple[np.ndarray, Arrays]]:
+    """One epoch: (indices, arrays), rows without an example added to what `devices` cannot share out."""
     for i in range(len(batches.plan)):
         batch = batches.plan.batch(i)
-        yield batch.indices, batches.load(batch)
+        indices = np.pad(batch.indices, (0, -len(batch.indices) % devices), constant_values=-1)
+        yield indices, batches.load(batch._replace(indices=indices))
 
 
 def restore_parameters(

@@ -31,15 +31,26 @@ class MetricsWriter:
         from tensorboardX import SummaryWriter
 
         self._path = epath.Path(workdir) / "metrics.jsonl"
-        kept = [line for line, row in read_rows(self._path) if row["step"] <= step]
-        self._path.write_text("".join(line + "\n" for line in kept))
+        self._kept = [line for line, row in read_rows(self._path) if row["step"] <= step]
+        self._rewrite()
         self._events = SummaryWriter(str(workdir), purge_step=step + 1)
+
+    def _rewrite(self) -> None:
+        """At no moment is there less of the file than before."""
+        temporary = self._path.with_name(self._path.name + ".tmp")
+        temporary.write_text("".join(line + "\n" for line in self._kept))
+        temporary.replace(self._path)
 
     def write(self, step: int, split: str, values: Mapping[str, float | str]) -> None:
         if self._events is None:
             return
-        with self._path.open("a") as file:
-            file.write(json.dumps({"step": step, "split": split, **values}) + "\n")
+        line = json.dumps({"step": step, "split": split, **values})
+        self._kept.append(line)
+        if "://" in str(self._path):  # in a bucket nothing can be added to
+            self._rewrite()
+        else:
+            with self._path.open("a") as file:
+                file.write(line + "\n")
         for name, value in values.items():
             if not isinstance(value, str):
                 self._events.add_scalar(f"{split}/{name}", value, step)

@@ -1,5 +1,6 @@
 """The training loop: steps, reports, evaluation, checkpoints; exact resumption."""
 
+import contextlib
 import logging
 import math
 import time
@@ -55,38 +56,41 @@ def train(
     check_rows((rows for rows, *_ in batches.plan.shapes), engine.mesh, training.microbatches)
     checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint)
     identity = task.identity(training=True)
-    processes.agree("tokenizers or training data", identity)
+    processes.agree("tokenizers or training data", lambda: identity)
     state = engine.restore_or_init(checkpoints, identity)
     first = int(state.step)
     evaluator = Evaluator(task, engine.mesh, config.evaluation.rows)
-    writer = MetricsWriter(workdir, first, listeners)
+    evaluator.open(task.validation_split)
+    processes.agree("validation data", lambda: [*map(list, task.examples(task.validation_split))])
     count = sum(x.size for x in jax.tree.leaves(state.params))
     log.info("%s parameters in arrays, devices: %s", f"{count:,}", dict(engine.mesh.shape))
     if first < training.steps:
         _show(task, batches, first)
 
-    report = _Report(engine, batches, checkpoints, writer, first)
     compiled = _CompileCount(engine.step, len(batches.plan.shapes))
-    profile = profiling.Trace(workdir / "profile", trace)
-    arrays, stopping = prefetch(_load(engine, batches, first)), False
-    with processes.StopRequest() as stop:
+    with (
+        contextlib.closing(MetricsWriter(workdir, first, listeners)) as writer,
+        contextlib.closing(profiling.Trace(workdir / "profile", trace)) as profile,
+        contextlib.closing(prefetch(_load(engine, batches, first))) as arrays,
+        processes.StopRequest() as stop,
+    ):
+        report = _Report(engine, batches, checkpoints, writer, first)
         for step, (batch, flops) in zip(range(first + 1, training.steps + 1), arrays, strict=True):
             start = time.perf_counter()
-            profile.before(step)
+            begun = profile.before(step, state)
             state, metrics = engine.step(state, batch)
-            profile.after(step, state)
-            if compiled.has_grown(batch):
+            if profile.after(step, state) or compiled.has_grown(batch) or begun:
                 report.progress.leave_out(start)
             report.add(metrics, flops)
             last = step == training.steps
-            if last or step % training.log_every == 0:
+            stopping = stop.reached(step) and not last
+            if last or stopping or step % training.log_every == 0:
                 report.write(step)
-            stopping, scores = stop.reached(step) and not last, None
             evaluating = last or step % training.evaluate_every == 0
             regular = last or step % config.checkpoint.every == 0
             if evaluating or regular:
                 jax.block_until_ready(state)  # steps run behind their calls: they are not what is left out
-            start = time.perf_counter()
+            start, scores = time.perf_counter(), None
             if evaluating:
                 params = state.ema if config.evaluation.checkpoint == "ema" else state.params
                 scores = _evaluate(evaluator, params, task.validation_split, step, writer)
@@ -96,11 +100,7 @@ def train(
             if evaluating or regular:
                 report.progress.leave_out(start)
             if stopping:
-                break
-    profile.close()
-    writer.close()
-    if stopping:
-        raise Preempted(f"stopped after step {step}, which is saved: start it again to go on")
+                raise Preempted(f"stopped after step {step}, which is saved: start it again to go on")
     return state
 
 
@@ -116,8 +116,9 @@ def _load(engine: Engine, batches: Batches, first: int) -> Iterator[tuple[Mappin
     for i in range(first, engine.config.training.steps):
         batch = batches.plan.batch(i)
         arrays = engine.load(batches, batch)
-        share = len(next(iter(arrays.values()))) / len(batch.indices)  # of the rows, in this process
-        yield engine.place(arrays, len(batch.indices)), engine.task.flops(arrays) / share
+        here, everywhere = (batch.indices[part] >= 0 for part in (engine.rows_here(len(batch.indices)), slice(None)))
+        flops = engine.task.flops(arrays) * everywhere.sum() / max(here.sum(), 1)  # of all processes, about
+        yield engine.place(arrays, len(batch.indices)), flops
 
 
 class _Report:

@@ -44,10 +44,12 @@ def leave(code: int) -> NoReturn:
     """Ends this process, failed, at once: JAX's own farewell waits for the others, who wait for this one."""
     sys.stdout.flush()
     sys.stderr.flush()
-    if jax.distributed.is_initialized():
+    if not jax.distributed.is_initialized():
+        sys.exit(code)
+    try:
         time.sleep(LAST_WORDS * is_first())
+    finally:
         os._exit(code)
-    sys.exit(code)
 
 
 def is_first() -> bool:
@@ -56,18 +58,21 @@ def is_first() -> bool:
 
 
 def first(action: Callable[[], Any]) -> None:
-    """`action` in the first process; the others wait until it is done. If it fails there, ValueError in all."""
-    failure = None
+    """`action` in the first process; the others wait until it is done. If it fails there, an error of like kind in all:
+    ValueError for what a user can mend, else RuntimeError."""
+    failure: Exception | None = None
     if is_first():
         try:
             action()
         except Exception as error:
             failure = error
-    failed = jax.process_count() > 1 and bool(multihost_utils.broadcast_one_to_all(np.bool_(failure is not None)))
+    kind = 0 if failure is None else 1 if isinstance(failure, ValueError | OSError) else 2
+    if jax.process_count() > 1:
+        kind = int(multihost_utils.broadcast_one_to_all(np.int32(kind)))
     if failure is not None:
         raise failure
-    if failed:
-        raise ValueError("process 0 has failed: its message says why")
+    if kind:
+        raise (ValueError if kind == 1 else RuntimeError)("process 0 has failed: its message says why")
 
 
 def first_then_others(action: Callable[[], Any]) -> None:
@@ -86,11 +91,11 @@ def first_says(find: Callable[[], int | None]) -> int | None:
     return found
 
 
-def agree(what: str, value: Any) -> None:
-    """Raises ValueError, in all, when a process has another `value` (JSON) than the first."""
+def agree(what: str, value: Callable[[], Any]) -> None:
+    """Raises ValueError, in all, when `value()`, JSON, is another in a process than in the first."""
     if jax.process_count() == 1:
         return
-    digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
+    digest = hashlib.sha256(json.dumps(value(), sort_keys=True).encode()).digest()
     everyone = multihost_utils.process_allgather(np.frombuffer(digest, np.uint8))
     others = [i for i, theirs in enumerate(everyone) if (theirs != everyone[0]).any()]
     if others:
@@ -104,20 +109,20 @@ class StopRequest:
     """SIGTERM, which no longer kills: the step under way is finished and saved.
 
     Of several processes one may have it: they agree on a step by JAX's own service, which listens from
-    `jax.distributed.initialize` on. In a thread SIGTERM does what it did before.
+    `initialize` on. In a thread, where Python takes no signals, SIGTERM does what it did before.
     """
 
     def __init__(self) -> None:
-        self._received = False
+        self._received, self._by_jax = False, jax.distributed.is_initialized()
 
     def reached(self, step: int) -> bool:
         """Whether to stop after this step; to be asked at every step."""
-        if jax.process_count() > 1:
+        if self._by_jax:
             return multihost_utils.reached_preemption_sync_point(step)
         return self._received
 
     def __enter__(self) -> Self:
-        self._handled = jax.process_count() == 1 and threading.current_thread() is threading.main_thread()
+        self._handled = not self._by_jax and threading.current_thread() is threading.main_thread()
         if self._handled:
             self._before = signal.signal(signal.SIGTERM, self._receive)
         return self

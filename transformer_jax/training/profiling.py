@@ -6,25 +6,28 @@ import jax
 import jax.numpy as jnp
 from etils import epath
 
+from transformer_jax.training import processes
 
-def matrix_rate(dtype: str, n: int = 2048) -> float:
-    """FLOP/s of an n³ product on one device, the best of five."""
-    a = jnp.ones((n, n), dtype)
-    product = jax.jit(jnp.matmul)
-    product(a, a).block_until_ready()
+
+def matrix_rate(dtype: str, n: int, chain: int) -> float:
+    """FLOP/s of products of n × n matrices on one device, `chain` of them at a call, the best of five calls."""
+    x, a = jnp.ones((n, n), dtype), jnp.full((n, n), 1 / n, dtype)  # x a = x
+    products = jax.jit(lambda x, a: jax.lax.fori_loop(0, chain, lambda _, x: x @ a, x))
+    products(x, a).block_until_ready()
 
     def once() -> float:
         start = time.perf_counter()
-        product(a, a).block_until_ready()
+        products(x, a).block_until_ready()
         return time.perf_counter() - start
 
-    return 2 * n**3 / min(once() for _ in range(5))
+    return chain * 2 * n**3 / min(once() for _ in range(5))
 
 
 def matrix_peak(dtype: str) -> float:
     """FLOP/s of all devices together, measured on one. A host's CPU devices share its cores: they count as one."""
-    of_cpus = jax.devices()[0].platform == "cpu"
-    return matrix_rate(dtype) * (jax.process_count() if of_cpus else jax.device_count())
+    if jax.devices()[0].platform == "cpu":
+        return matrix_rate(dtype, 2048, 1) * jax.process_count()
+    return matrix_rate(dtype, 8192, 20) * jax.device_count()
 
 
 def device_memory() -> dict[str, float]:
@@ -34,21 +37,28 @@ def device_memory() -> dict[str, float]:
 
 
 class Trace:
-    """A profile of the steps in `steps`, for TensorBoard's profiler, XProf or ui.perfetto.dev, in `directory`."""
+    """A profile of the steps in `steps`, by the first process, in `directory`: for XProf or ui.perfetto.dev."""
 
     def __init__(self, directory: epath.PathLike, steps: range):
-        self._directory, self._steps, self._running = str(directory), steps, False
+        self._directory, self._running = str(directory), False
+        self._steps = steps if processes.is_first() else range(0)
 
-    def before(self, step: int) -> None:
-        if step == self._steps.start:
-            jax.profiler.start_trace(self._directory)
-            self._running = True
+    def before(self, step: int, state: object) -> bool:
+        """Whether it starts with this step; `state`, what the steps before it compute, is waited for."""
+        if step != self._steps.start or not self._steps:
+            return False
+        jax.block_until_ready(state)
+        jax.profiler.start_trace(self._directory)
+        self._running = True
+        return True
 
-    def after(self, step: int, result: object) -> None:
-        """`result`: what the step computes; its end is waited for."""
-        if self._running and step + 1 >= self._steps.stop:
-            jax.block_until_ready(result)
-            self.close()
+    def after(self, step: int, state: object) -> bool:
+        """Whether it ends with this step, whose `state` is waited for."""
+        if not self._running or step + 1 < self._steps.stop:
+            return False
+        jax.block_until_ready(state)
+        self.close()
+        return True
 
     def close(self) -> None:
         if self._running:
