@@ -61,6 +61,7 @@ def test_the_script_says_what_does_not_hold():
     ]
 
 
+@pytest.mark.slow
 def test_each_comparison_can_fail(tiny, monkeypatch):
     """One fault for each; a fault may fail others too."""
 
