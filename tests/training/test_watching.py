@@ -115,3 +115,13 @@ def test_weights_and_biases_is_told_if_it_is_there(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ValueError, match="--wandb_project=attention needs wandb: pip install wandb"):
         wandb_listener("attention", tmp_path, {})
+
+
+def test_no_more_than_a_few_steps_are_under_way(monkeypatch):
+    """Else a run that is told to stop has to compute all that it has called before it can save."""
+    report, waited = object.__new__(loop._Report), []
+    report._pending, report._flops = [], 0.0
+    monkeypatch.setattr(loop.jax, "block_until_ready", waited.append)
+    for i in range(4):
+        report.add({"loss": i}, 1.0)
+    assert waited == [[], [], [{"loss": 0}], [{"loss": 1}]]

@@ -23,6 +23,7 @@ from transformer_jax.training.task import Batches, Params, Task
 log = logging.getLogger(__name__)
 
 MAX_SKIPPED = 10  # steps in a row, before a run is given up
+AHEAD = 2  # steps that are called before their predecessors are computed
 
 
 class Diverged(ValueError):
@@ -132,8 +133,11 @@ class _Report:
         self._peak = 0.0
 
     def add(self, metrics: Mapping[str, jax.Array], flops: float) -> None:
+        """Takes what a step gives, and waits until no more than AHEAD are under way: devices are kept busy by less than
+        the hundreds that would wait in line, and a stop takes as long as these."""
         self._pending.append(metrics)
         self._flops += flops
+        jax.block_until_ready(self._pending[:-AHEAD][-1:])
 
     def write(self, step: int) -> None:
         finite = self._guard.check(step, jax.device_get(self._pending))
