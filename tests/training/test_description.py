@@ -121,6 +121,7 @@ def test_the_table_says_what_is_an_estimate():
     assert {name for name in rows if "(estimate)" not in name and not name.startswith("parameters along")} == exact
 
 
+@pytest.mark.slow
 def test_the_script_prints_json_without_data():
     """4 × 2 devices are too many for the recipe's batches: it says what to set, and describes the step all the same."""
     command = [sys.executable, "scripts/describe.py", "--config=configs/ted_hrlr.py", "--mesh=data=4,fsdp=4", "--json"]

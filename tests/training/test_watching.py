@@ -28,21 +28,18 @@ def test_a_trace_of_chosen_steps(tmp_path):
     assert list(tmp_path.rglob("*.xplane.pb"))
 
 
-def test_utilisation_is_useful_flops_over_time_and_peak(tiny, tmp_path, monkeypatch):
+def test_a_run_tells_its_first_batch_and_utilisation(tiny, tmp_path, monkeypatch, caplog):
+    """mfu: useful FLOPs over time and peak."""
     monkeypatch.setattr(profiling, "matrix_peak", lambda dtype: 1e6)
     monkeypatch.setattr(loop.Progress, "report", lambda self, step: (4.0, 0.0))
     monkeypatch.setattr(profiling, "device_memory", lambda: {"device_memory_gb": 7.0})
     run(tiny, tmp_path / "run", training__steps=2)
-    parsed = parse(tiny)
-    batches = (task := parsed.make_task(tmp_path / "run")).batches("train", 0)
+    batches = (task := parse(tiny).make_task(tmp_path / "run")).batches("train", 0)
     flops = sum(task.flops(batches.load(batches.plan.batch(i))) for i in range(2))
     row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
     assert row["mfu"] == pytest.approx(flops / 4e6, abs=1e-4)
     assert row["device_memory_gb"] == 7.0
 
-
-def test_the_first_batch_is_shown(tiny, tmp_path, caplog):
-    run(tiny, tmp_path / "run", training__steps=2)
     text = caplog.text
     assert "the first pair of the first batch:" in text
     names = ("source", "decoder input", "target")

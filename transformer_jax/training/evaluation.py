@@ -92,7 +92,7 @@ class Evaluator:
         return place(arrays, self._sharding, len(next(iter(arrays.values()))))
 
 
-def every_batch(batches: Batches, devices: int) -> Iterator[tuple[np.ndarray, Arrays]]:
+def every_batch(batches: Batches, devices: int = 1) -> Iterator[tuple[np.ndarray, Arrays]]:
     """One epoch: (indices, arrays), rows without an example added to what `devices` cannot share out."""
     for i in range(len(batches.plan)):
         batch = batches.plan.batch(i)
