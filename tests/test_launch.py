@@ -127,6 +127,7 @@ def test_its_processes_stop_when_it_is_killed(supervise, tmp_path):
     process.kill()
     process.wait()
     until(lambda: not alive(tmp_path))
+    assert not alive(tmp_path)
 
 
 def test_a_killed_process_is_no_error_though_the_others_call_it_one(supervise, tmp_path):
@@ -208,7 +209,9 @@ def trained_by_two(result: subprocess.CompletedProcess, workdir: Path) -> None:
 
 
 def test_local_processes_train_and_score_together(stubs):
-    trained_by_two(stubs(["bash", str(LAUNCH / "local.sh"), "2", *stubs.flags]), stubs.workdir)
+    result = stubs(["bash", str(LAUNCH / "local.sh"), "2", *stubs.flags])
+    trained_by_two(result, stubs.workdir)
+    assert "all start again" not in result.stderr
 
 
 def test_slurm(stubs, tmp_path):
