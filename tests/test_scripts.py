@@ -2,8 +2,6 @@
 
 import json
 import os
-import random
-import signal
 import subprocess
 import sys
 import time
@@ -145,45 +143,6 @@ def test_truncated_checkpoint(recipe, tmp_path):
     assert json.loads(result.stdout)["step"] == 2
     assert b"passing over checkpoint" in result.stderr
     assert biggest.name.encode() in result.stderr
-
-
-@pytest.mark.slow
-def test_killed_runs_end_as_the_one_never_stopped(recipe, tmp_path):
-    """kill -9, each of three runs twice: at random steps, and the last one in the middle of a save."""
-    steps = ("--config.training.steps=600", "--config.checkpoint.every=20", "--config.training.evaluate_every=20")
-    assert train(recipe, tmp_path / "whole", *steps).returncode == 0
-    expected = parameters(tmp_path / "whole")
-    for name, in_save in (("first", False), ("second", False), ("third", True)):
-        workdir = tmp_path / name
-        command = [sys.executable, "scripts/train.py", f"--config={recipe}", f"--workdir={workdir}", *steps]
-        for moment in sorted(random.sample(range(20, 560), 2)):
-            process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
-            while last_step(workdir) < moment or (in_save and not is_saving(workdir)):
-                assert process.poll() is None, "it ended before it was killed"
-                time.sleep(0.0005)
-            if not in_save:
-                time.sleep(random.random() / 10)
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait()
-            assert is_saving(workdir) or not in_save, "killed too late to be in a save: run it again"
-            print(f"{name}: killed after step {last_step(workdir)}, in a save: {is_saving(workdir)}")
-        assert subprocess.run(command, cwd=ROOT, stderr=subprocess.DEVNULL).returncode == 0
-        assert parameters(workdir) == expected
-
-
-def last_step(workdir: Path) -> int:
-    """The newest that is completely saved."""
-    manifests = (workdir / "checkpoints").glob("*/manifest.json")
-    return max((int(path.parent.name) for path in manifests), default=0)
-
-
-def is_saving(workdir: Path) -> bool:
-    folders = (workdir / "checkpoints").glob("*/")
-    return any(not (folder / "manifest.json").exists() for folder in folders)
-
-
-def parameters(workdir: Path) -> str:
-    return json.loads(script("evaluate", f"--workdir={workdir}", "--split=val").stdout)["parameters_sha256"]
 
 
 def test_compiled_programs_are_kept_in_the_users_cache(tmp_path, monkeypatch):

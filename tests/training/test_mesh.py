@@ -5,11 +5,12 @@ from pathlib import Path
 
 import jax
 import pytest
-from conftest import on_devices, shrink, write_corpus
+from conftest import ROOT, on_devices, shrink, write_corpus
 
 from transformer_jax.config import defaults
 from transformer_jax.training.sharding import check_rows
 
+RUN = f"runpy.run_path({str(ROOT / 'scripts' / 'train.py')!r}, run_name='__main__')"
 PROGRAM = """
 import json, sys
 import jax
@@ -108,6 +109,26 @@ def test_every_mesh_trains_as_one_device_over_20_steps(tmp_path):
     whole_arrays = {name for name, share in shares[1].items() if share != 1 / 8}
     assert {shares[1][name] for name in whole_arrays} == {1}
     assert all(name.endswith(("query/bias", "key/bias", "value/bias", "count")) for name in whole_arrays)
+
+
+@pytest.mark.slow
+def test_a_run_goes_from_mesh_to_mesh(recipe, tmp_path):
+    """Saved on 2 × 2 × 2 devices it goes on on one, and back: the losses of one that stayed."""
+
+    def train(name: str, devices: int, steps: int, *mesh: int) -> list[float]:
+        sizes = [f"--config.mesh.{axis}={size}" for axis, size in zip(("data", "fsdp", "tensor"), mesh, strict=True)]
+        arguments = [f"--config={recipe}", f"--workdir={tmp_path / name}", f"--config.training.steps={steps}"]
+        arguments += ["--config.training.log_every=1", f"--config.training.evaluate_every={steps}", *sizes]
+        on_devices(devices, f"import runpy, sys\nsys.argv = ['train', *{arguments}]\nTRAIN".replace("TRAIN", RUN))
+        rows = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
+        return [row["loss"] for row in rows if row["split"] == "train"]
+
+    stayed = train("stayed", 1, 12, 1, 1, 1)
+    train("moved", 8, 4, 2, 2, 2)
+    train("moved", 1, 8, 1, 1, 1)
+    moved = train("moved", 8, 12, 2, 2, 2)
+    assert len(moved) == 12
+    assert moved == pytest.approx(stayed, rel=1e-5)
 
 
 def test_rows_that_cannot_be_shared_out_are_refused():

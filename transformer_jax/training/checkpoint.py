@@ -27,6 +27,8 @@ import numpy as np
 from etils import epath, epy
 from jax.experimental import multihost_utils
 
+from transformer_jax.training.logging import absolute
+
 with epy.lazy_imports():  # 0.3 s that the first step need not wait for
     import orbax.checkpoint as ocp
 
@@ -87,7 +89,7 @@ class Checkpoints:
     """
 
     def __init__(self, directory: epath.PathLike, config: CheckpointConfig):
-        self.directory = epath.Path(directory).resolve()
+        self.directory = absolute(directory)
         self.config = config
 
     def save(
@@ -309,9 +311,17 @@ def _sha256(path: epath.Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def _files(folder: epath.Path) -> Iterator[epath.Path]:
+    """All below it. (What epath's `walk` gives of a bucket has lost its gs://.)"""
+    for path in folder.iterdir():
+        yield from _files(path) if path.is_dir() else [path]
+
+
 def _write_manifest(folder: epath.Path) -> None:
-    paths = sorted(root / name for root, _, names in folder.walk() for name in names)
-    files = {str(path.relative_to(folder)): {"size": path.stat().length, "sha256": _sha256(path)} for path in paths}
+    files = {
+        str(path.relative_to(folder)): {"size": path.stat().length, "sha256": _sha256(path)}
+        for path in sorted(_files(folder))
+    }
     unfinished = folder / f"{_MANIFEST}.tmp"
     with unfinished.open("w") as file:
         json.dump({"files": files}, file, indent=1)

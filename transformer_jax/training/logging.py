@@ -63,6 +63,12 @@ class MetricsWriter:
             self._events.close()
 
 
+def absolute(path: epath.PathLike) -> epath.Path:
+    """The same place whatever the current directory. (epath's `resolve` takes gs:// for a folder of that.)"""
+    path = epath.Path(path)
+    return path if "://" in str(path) else path.resolve()
+
+
 def read_rows(path: epath.PathLike) -> list[tuple[str, dict]]:
     """(line, parsed) of every whole row; a torn line is passed over."""
     path = epath.Path(path)
@@ -116,7 +122,7 @@ def wandb_listener(project: str, workdir: epath.PathLike, config: Mapping[str, A
         raise ValueError(
             f"--wandb_project={project} needs wandb: pip install wandb, or leave the option out"
         ) from error
-    name = str(epath.Path(workdir).resolve())
+    name = str(absolute(workdir))
     run = wandb.init(
         project=project,
         id=hashlib.sha256(name.encode()).hexdigest()[:16],

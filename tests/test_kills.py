@@ -1,0 +1,136 @@
+"""kill -9 at random moments: nothing is lost, and the end is bit for bit that of the run never disturbed."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, real_data
+
+pytestmark = pytest.mark.slow
+
+
+def command(name: str, *arguments: str) -> list[str]:
+    return [sys.executable, f"scripts/{name}.py", *arguments]
+
+
+def parameters(workdir: Path) -> str:
+    scores = ("--split=val", "--config.evaluation.checkpoint=latest")
+    done = subprocess.run(
+        command("evaluate", f"--workdir={workdir}", *scores), cwd=ROOT, capture_output=True, check=True
+    )
+    return json.loads(done.stdout)["parameters_sha256"]
+
+
+def last_step(workdir: Path) -> int:
+    """The newest that is completely saved."""
+    manifests = (workdir / "checkpoints").glob("*/manifest.json")
+    return max((int(path.parent.name) for path in manifests), default=0)
+
+
+def is_saving(workdir: Path) -> bool:
+    folders = (workdir / "checkpoints").glob("*/")
+    return any(not (folder / "manifest.json").exists() for folder in folders)
+
+
+def test_a_run_killed_twenty_times(recipe, tmp_path):
+    """Every fourth time in the middle of a save."""
+    kills = 20
+    options = "--config.training.steps=1200", "--config.checkpoint.every=20", "--config.training.evaluate_every=1200"
+    run = command("train", f"--config={recipe}", *options)
+    subprocess.run([*run, f"--workdir={tmp_path / 'whole'}"], cwd=ROOT, stderr=subprocess.DEVNULL, check=True)
+    workdir = tmp_path / "killed"
+    for number, moment in enumerate(sorted(random.sample(range(20, 1160, 20), kills))):
+        in_save = number % 4 == 3
+        process = subprocess.Popen([*run, f"--workdir={workdir}"], cwd=ROOT, stderr=subprocess.DEVNULL)
+        while last_step(workdir) < moment or (in_save and not is_saving(workdir)):
+            assert process.poll() is None, "it ended before it was killed"
+            time.sleep(0.0005)
+        if not in_save:
+            time.sleep(random.random() / 10)
+        process.kill()
+        process.wait()
+        assert is_saving(workdir) or not in_save, "killed too late to be in a save: run it again"
+        print(f"killed after step {last_step(workdir)}, in a save: {is_saving(workdir)}")
+    subprocess.run([*run, f"--workdir={workdir}"], cwd=ROOT, stderr=subprocess.DEVNULL, check=True)
+    assert parameters(workdir) == parameters(tmp_path / "whole")
+
+
+@pytest.fixture(scope="module")
+def captions(tmp_path_factory) -> Path:
+    """Multi30k; of its validation split only what is soon translated."""
+    folder, real = tmp_path_factory.mktemp("captions"), real_data("multi30k") / "tok"
+    for language in ("en", "de"):
+        (folder / f"train.{language}").write_text((real / f"train.{language}").read_text())
+        lines = (real / f"val.{language}").read_text().splitlines()[:20]
+        (folder / f"val.{language}").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+class Watched:
+    """A job under its supervisor, and what it says, with the time."""
+
+    def __init__(self, count: int, workdir: Path, flags: list[str]):
+        self.workdir, self._said = workdir, workdir.with_suffix(".log")
+        with self._said.open("wb") as log:
+            run = command("launch/supervise", str(count), f"--workdir={workdir}", *flags)
+            self.process = subprocess.Popen(run, cwd=ROOT, stderr=log, env={**os.environ, "PAUSE": "0.1"})
+
+    def steps(self) -> list[int]:
+        """Those reported so far, again after a restart."""
+        return [int(step) for step in re.findall(r"^step (\d+)/\d+  loss", self._said.read_text(), re.MULTILINE)]
+
+    def restarts(self) -> int:
+        return self._said.read_text().count("all start again")
+
+    def wait(self, what) -> None:
+        while not what():
+            assert self.process.poll() is None, self._said.read_text()[-3000:]
+            time.sleep(0.01)
+
+    def kill(self, process_id: int) -> None:
+        pattern = f"process_id={process_id} --workdir={self.workdir} "
+        found = subprocess.run(["pgrep", "-f", pattern], capture_output=True, text=True, check=True).stdout.split()
+        os.kill(int(found[0]), signal.SIGKILL)
+
+    def end(self) -> None:
+        assert self.process.wait(timeout=600) == 0, self._said.read_text()[-3000:]
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_job_of_which_one_process_is_killed_ten_times(count, captions, tmp_path):
+    """The first process, which coordinates, among them. Prints how long each death cost."""
+    kills, steps = 10, 600
+    sizes = {"d_model": 32, "d_ff": 64, "head_dim": 8, "value_dim": 8, "unroll": 1}
+    sizes |= {"num_encoder_layers": 1, "num_decoder_layers": 1, "source_vocab_size": 2000, "target_vocab_size": 2000}
+    flags = [f"--config={ROOT}/configs/multi30k.py:en-de", f"--config.data.directory={captions}"]
+    flags += [f"--config.model.{name}={size}" for name, size in sizes.items()]
+    flags += ["--config.data.batch_tokens=1024", "--config.data.max_shapes=1", "--config.data.max_length=64"]
+    flags += [f"--config.training.steps={steps}", "--config.training.log_every=1", "--config.checkpoint.every=10"]
+    flags += [f"--config.training.evaluate_every={steps}"]
+
+    undisturbed = Watched(count, tmp_path / "undisturbed", flags)
+    undisturbed.end()
+    job = Watched(count, tmp_path / "killed", flags)
+    victims = random.sample([0, 0, *(random.randrange(count) for _ in range(kills - 2))], kills)
+    for number, (moment, victim) in enumerate(zip(sorted(random.sample(range(20, 560), kills)), victims, strict=True)):
+        job.wait(lambda moment=moment: max(job.steps(), default=0) >= moment and last_step(job.workdir) > 0)
+        time.sleep(random.random() / 5)
+        job.kill(victim)
+        death, at = time.monotonic(), max(job.steps())
+        job.wait(lambda number=number: job.restarts() > number)
+        again = len(job.steps())
+        job.wait(lambda again=again: len(job.steps()) > again)
+        cost = time.monotonic() - death
+        print(f"{count} processes: {victim} killed after step {at}, step {job.steps()[again]} after {cost:.1f} s")
+    job.end()
+    assert job.restarts() == kills
+    assert parameters(job.workdir) == parameters(undisturbed.workdir)
+    rows = [json.loads(line) for line in (job.workdir / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if row["split"] == "train"] == list(range(1, steps + 1))
