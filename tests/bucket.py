@@ -11,8 +11,10 @@ import os
 import re
 import threading
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+Answer = tuple[int, dict | bytes, dict[str, str]]  # status, body, headers
 
 
 class Store:
@@ -81,12 +83,6 @@ class Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         length = int(self.headers.get("Content-Length") or 0)
         body = self.rfile.read(length)
-        if self.headers.get("Transfer-Encoding") == "chunked":
-            body = b""
-            while size := int(self.rfile.readline(), 16):
-                body += self.rfile.read(size)
-                self.rfile.readline()
-            self.rfile.readline()
         try:
             with self.store.lock:
                 status, answer, headers = self.respond(self.command, self.path, self.headers, body)
@@ -100,23 +96,23 @@ class Handler(BaseHTTPRequestHandler):
         if status != 204:
             self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        if status != 204 and self.command != "HEAD":
-            self.wfile.write(data)
+        if status != 204:
+            with contextlib.suppress(BrokenPipeError):  # the client no longer waits for it
+                self.wfile.write(data)
 
-    do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = do_PATCH = _answer  # noqa: N815
+    do_GET = do_POST = do_PUT = do_DELETE = _answer
 
-    def respond(self, method: str, url: str, headers: dict, body: bytes) -> tuple[int, dict | bytes, dict]:
+    def respond(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> Answer:
         parts = urllib.parse.urlsplit(url)
         query = dict(urllib.parse.parse_qsl(parts.query))
         if parts.path.startswith("/batch/"):
             return self.batch(headers, body)
         if match := re.fullmatch(r"/upload/(?:storage/v1/)?b/([^/]+)/o", parts.path):
             return self.upload(method, match[1], query, headers, body)
-        if match := re.fullmatch(
-            r"(?:/download)?/storage/v1/b/([^/]+)/o/(.+?)/(rewriteTo|copyTo|moveTo)/(.+)", parts.path
-        ):
+        objects = r"(?:/download)?/storage/v1/b/([^/]+)/o/"
+        if match := re.fullmatch(objects + "(.+?)/(rewriteTo|copyTo|moveTo)/(.+)", parts.path):
             return self.copy(match, query)
-        if match := re.fullmatch(r"(?:/download)?/storage/v1/b/([^/]+)/o/(.+)", parts.path):
+        if match := re.fullmatch(objects + "(.+)", parts.path):
             return self.one(method, f"{match[1]}/{urllib.parse.unquote(match[2])}", query, headers)
         if match := re.fullmatch(r"/storage/v1/b/([^/]+)/o", parts.path):
             return 200, self.store.names(match[1], query), {}
@@ -124,7 +120,7 @@ class Handler(BaseHTTPRequestHandler):
             return 200, {"kind": "storage#bucket", "name": match[1], "id": match[1], "locationType": "region"}, {}
         raise Refused(501)
 
-    def one(self, method: str, key: str, query: dict, headers: dict) -> tuple[int, dict | bytes, dict]:
+    def one(self, method: str, key: str, query: dict, headers: Mapping[str, str]) -> Answer:
         if key not in self.store.objects:
             raise Refused(404)
         data, generation = self.store.objects[key]
@@ -133,11 +129,7 @@ class Handler(BaseHTTPRequestHandler):
             return 204, b"", {}
         if query.get("alt") != "media":
             return 200, self.store.resource(key), {}
-        told = {
-            "Content-Type": "application/octet-stream",
-            "x-goog-generation": str(generation),
-            "ETag": str(generation),
-        }
+        told = {"Content-Type": "application/octet-stream", "x-goog-generation": str(generation)}
         if query.get("ifGenerationNotMatch") == str(generation):
             return 304, b"", told
         if match := re.fullmatch(r"bytes=(\d+)-(\d*)", headers.get("Range", "")):
@@ -147,7 +139,7 @@ class Handler(BaseHTTPRequestHandler):
             return 206, data[first : last + 1], {**told, "Content-Range": f"bytes {first}-{last}/{len(data)}"}
         return 200, data, told
 
-    def copy(self, match: re.Match, query: dict) -> tuple[int, dict | bytes, dict]:
+    def copy(self, match: re.Match, query: dict) -> Answer:
         source, target = f"{match[1]}/{urllib.parse.unquote(match[2])}", urllib.parse.unquote(match[4])
         target = target.replace("o/", f"{match[1]}/", 1) if match[3] == "moveTo" else target[2:].replace("/o/", "/", 1)
         if source not in self.store.objects:
@@ -159,9 +151,7 @@ class Handler(BaseHTTPRequestHandler):
         rewritten = {"done": True, "resource": resource, "totalBytesRewritten": size, "objectSize": size}
         return 200, rewritten if match[3] == "rewriteTo" else resource, {}
 
-    def upload(
-        self, method: str, bucket: str, query: dict, headers: dict, body: bytes
-    ) -> tuple[int, dict | bytes, dict]:
+    def upload(self, method: str, bucket: str, query: dict, headers: Mapping[str, str], body: bytes) -> Answer:
         if "upload_id" in query:
             key, so_far = self.store.sessions[query["upload_id"]]
             asked = re.fullmatch(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)", headers.get("Content-Range", "bytes */*"))
@@ -174,12 +164,8 @@ class Handler(BaseHTTPRequestHandler):
             name = query.get("name") or json.loads(body)["name"]
             upload_id = str(len(self.store.sessions))
             self.store.sessions[upload_id] = f"{bucket}/{name}", b""
-            host = f"http://{self.headers['Host']}"
-            return (
-                200,
-                {},
-                {"Location": f"{host}/upload/storage/v1/b/{bucket}/o?uploadType=resumable&upload_id={upload_id}"},
-            )
+            session = f"upload/storage/v1/b/{bucket}/o?uploadType=resumable&upload_id={upload_id}"
+            return 200, {}, {"Location": f"http://{self.headers['Host']}/{session}"}
         if query["uploadType"] == "multipart":
             boundary = re.search(r'boundary="?([^";]+)', headers["Content-Type"])[1].encode()
             _, told, data, _ = body.split(b"--" + boundary)
@@ -192,7 +178,7 @@ class Handler(BaseHTTPRequestHandler):
             raise Refused(412)
         return 200, self.store.put(f"{bucket}/{query['name']}", body), {}
 
-    def batch(self, headers: dict, body: bytes) -> tuple[int, dict | bytes, dict]:
+    def batch(self, headers: Mapping[str, str], body: bytes) -> Answer:
         """Deletions, many in one request."""
         boundary = re.search(r'boundary="?([^";]+)', headers["Content-Type"])[1].encode()
         answers = []

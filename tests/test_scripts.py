@@ -1,7 +1,6 @@
 """The command line, as a user meets it: results on stdout, messages on stderr, errors without tracebacks."""
 
 import json
-import os
 import subprocess
 import sys
 import time
