@@ -287,3 +287,157 @@ def adam(params, gradients, rates, *, b1, b2, epsilon, weight_decay=0.0, decayed
             step = (m[name] / (1 - b1**t)) / (np.sqrt(v[name] / (1 - b2**t)) + epsilon)
             params[name] = p - rate * (step + weight_decay * p * (name in decayed))
     return params
+
+
+# Recurrent models. Parameters as flax names them: `i` of the input, `h` of the state before, then the gate.
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def gru(p, h, x):
+    """Cho et al. 2014, with the reset gate behind the product: the next h."""
+
+    def gate(name):
+        return x @ p[f"i{name}"]["kernel"] + p[f"i{name}"]["bias"], h @ p[f"h{name}"]["kernel"]
+
+    r, z = sigmoid(sum(gate("r"))), sigmoid(sum(gate("z")))
+    of_x, of_h = gate("n")
+    n = np.tanh(of_x + r * (of_h + p["hn"]["bias"]))
+    return (1 - z) * n + z * h
+
+
+def lstm(p, carry, x):
+    """Hochreiter and Schmidhuber 1997, with forget gates: the next (c, h)."""
+    c, h = carry
+
+    def gate(name):
+        return x @ p[f"i{name}"]["kernel"] + h @ p[f"h{name}"]["kernel"] + p[f"h{name}"]["bias"]
+
+    c = sigmoid(gate("f")) * c + sigmoid(gate("i")) * np.tanh(gate("g"))
+    return c, sigmoid(gate("o")) * np.tanh(c)
+
+
+def additive(s, h, w_a, u_a, v):
+    """e_j = vᵀ tanh(W_a s + U_a h_j), the vectors as rows: s (D,), h (S, C) → (S,)."""
+    return np.array([np.tanh(s @ w_a + h_j @ u_a) @ v for h_j in h])
+
+
+def concat(s, h, w, v):
+    """e_j = vᵀ tanh(W [h_j; s])."""
+    return np.array([np.tanh(np.concatenate([h_j, s]) @ w) @ v for h_j in h])
+
+
+class Recurrent:
+    """One sentence through the model, word by word, without padding: `c` is its config, `p` its parameters."""
+
+    def __init__(self, c, p):
+        self.c, self.p = c, float64(p)
+
+    def cell(self, p, carry, x):
+        """→ carry, h"""
+        if self.c.cell == "gru":
+            h = gru(p, carry, x)
+            return h, h
+        carry = lstm(p, carry, x)
+        return carry, carry[1]
+
+    def zero(self, width):
+        return np.zeros(width) if self.c.cell == "gru" else (np.zeros(width), np.zeros(width))
+
+    def embed(self, name, ids):
+        return self.p[f"{name}_embedding"]["table"][ids] * math.sqrt(self.c.embedding_dim)
+
+    def read(self, p, x, backwards):
+        carry, h = self.zero(p["hn" if self.c.cell == "gru" else "hi"]["kernel"].shape[1]), [None] * len(x)
+        for j in reversed(range(len(x))) if backwards else range(len(x)):
+            carry, h[j] = self.cell(p, carry, x[j])
+        return carry, np.array(h)
+
+    def encode(self, source):
+        c, p, x, first = self.c, self.p["encoder"], self.embed("source", source), []
+        for layer in range(c.num_layers):
+            carry, forward = self.read(p[f"forward_{layer}"], x, c.reverse_source)
+            if not c.bidirectional:
+                x, summary = forward, carry if c.cell == "gru" else carry[1]
+                first.append(carry)
+                continue
+            back, backward = self.read(p[f"backward_{layer}"], x, True)
+            x = np.concatenate([forward, backward], axis=1)
+            summary = np.concatenate([forward[-1], backward[0]])
+            parts = [back] if c.cell == "gru" else list(back)
+            bridged = []
+            for i, part in enumerate(parts):
+                bridge = p[f"bridge_{layer}_{i}"]
+                bridged.append(np.tanh(part @ bridge["kernel"] + bridge["bias"]))
+            first.append(bridged[0] if c.cell == "gru" else tuple(bridged))
+        return x, summary, first
+
+    def look(self, s, h):
+        """(context (C,), weights (N, S))"""
+        c, p, length = self.c, self.p["decoder"].get("alignment"), len(h)
+        values, heads = h[None], 1
+        if c.attention == "additive":
+            scores = additive(s, h, p["query"]["kernel"], p["key"]["kernel"], p["v"])[None]
+        elif c.attention == "concat":
+            scores = concat(s, h, np.concatenate([p["key"]["kernel"], p["query"]["kernel"]]), p["v"])[None]
+        elif c.attention == "dot":
+            scores = np.array([[s @ h_j for h_j in h]])
+        elif c.attention == "general":
+            scores = np.array([[s @ p["w"] @ h_j for h_j in h]])
+        else:
+            heads = p["query"]["kernel"].shape[1]
+            query = [s @ p["query"]["kernel"][:, n] for n in range(heads)]
+            keys = [h @ p["key"]["kernel"][:, n] for n in range(heads)]
+            values = [h @ p["value"]["kernel"][:, n] for n in range(heads)]
+            scores = np.array([keys[n] @ query[n] / math.sqrt(len(query[n])) for n in range(heads)])
+        if c.damping:
+            scores = scores * np.exp(-p["damping"] * scores)
+        if c.local_window:
+            center = length * sigmoid(np.tanh(s @ p["position"]["kernel"]) @ p["position_v"])
+            weights = np.zeros((1, length))
+            inside = [j for j in range(length) if abs(j - center) <= c.local_window]
+            if inside:
+                sigma = c.local_window / 2
+                gauss = np.exp(-((np.array(inside) - center) ** 2) / (2 * sigma**2))
+                weights[0, inside] = softmax(scores[0, inside]) * gauss
+        else:
+            weights = softmax(scores)
+        seen = [weights[n] @ values[n] for n in range(heads)]
+        if c.attention in ("scaled_dot", "multi_head"):
+            return sum(seen[n] @ p["output"]["kernel"][n] for n in range(heads)), weights
+        return seen[0], weights
+
+    def __call__(self, source, target):
+        """Logits (T, V) and weights (N, T, S)."""
+        c, p = self.c, self.p["decoder"]
+        h, summary, carries = self.encode(source)
+        fed, logits, all_weights = np.zeros(c.d_model), [], []
+
+        def recur(x):
+            for layer in range(c.num_layers):
+                carries[layer], x = self.cell(p[f"cells_{layer}"], carries[layer], x)
+            return x
+
+        for y in self.embed("target", target):
+            if c.attention == "none" and c.summary == "initial":
+                output = recur(y)
+            elif c.attention in ("none", "additive"):
+                context = summary
+                if c.attention == "additive":
+                    before = carries[-1] if c.cell == "gru" else carries[-1][1]
+                    context, weights = self.look(before, h)
+                    all_weights.append(weights)
+                s = recur(np.concatenate([y, context]))
+                output = np.concatenate([s, context, y])
+                if c.readout == "maxout":
+                    pairs = output @ p["maxout"]["kernel"] + p["maxout"]["bias"]
+                    output = np.maximum(pairs[0::2], pairs[1::2])
+            else:
+                s = recur(np.concatenate([y, fed]) if c.input_feeding else y)
+                context, weights = self.look(s, h)
+                all_weights.append(weights)
+                output = fed = np.tanh(np.concatenate([context, s]) @ p["combine"]["kernel"])
+            logits.append(output @ self.p["output"]["kernel"] + self.p["output"]["bias"])
+        return np.array(logits), np.array(all_weights).swapaxes(0, 1) if all_weights else None

@@ -49,6 +49,56 @@ def scaled_dot_product_scores(query: Array, key: Array, dtype: str = "float32") 
     return einsum("BTNH,BSNH->BNTS", query, key, dtype)
 
 
+# The road there: scores of a recurrent decoder's state against the encoder's, with one head, (B, T, S).
+
+
+def additive_scores(query: Array, key: Array, v: Array) -> Array:
+    """vᵀ tanh(W_a s + U_a h): query = W_a s (B, T, A), key = U_a h (B, S, A), v (A,) → (B, T, S).
+
+    Bahdanau et al. 2015, Section A.1.2. The keys are projected once a sentence, hence the products outside.
+    """
+    hidden = jnp.tanh(query[:, :, None] + key[:, None])
+    return einsum("BTSA,A->BTS", hidden, v)
+
+
+def concat_scores(query: Array, key: Array, w: Array, v: Array) -> Array:
+    """vᵀ tanh(W [h; s]): query s (B, T, D), key h (B, S, C), w (C + D, A), v (A,) → (B, T, S).
+
+    Luong et al. 2015, eq. 8. [h; s] W is h W₁ + s W₂ with W₁ above W₂ in W: `additive_scores`, and computed so.
+    """
+    above, below = w[: key.shape[-1]], w[key.shape[-1] :]
+    return additive_scores(einsum("BTD,DA->BTA", query, below), einsum("BSC,CA->BSA", key, above), v)
+
+
+def dot_scores(query: Array, key: Array, dtype: str = "float32") -> Array:
+    """sᵀ h: query (B, T, D), key (B, S, D) → (B, T, S). Luong et al. 2015, eq. 8; Vaswani et al. 2017 divide by √D."""
+    return einsum("BTD,BSD->BTS", query, key, dtype)
+
+
+def general_scores(query: Array, key: Array, w: Array, dtype: str = "float32") -> Array:
+    """sᵀ W h: query (B, T, D), key (B, S, C), w (D, C) → (B, T, S). Luong et al. 2015, eq. 8."""
+    return einsum("BTC,BSC->BTS", einsum("BTD,DC->BTC", query, w, dtype), key, dtype)
+
+
+def damped_scores(scores: Array, damping: Array) -> Array:
+    """s · exp(-λ s), λ = `damping` (): 0 leaves them as they are; above, scores beyond 1 / λ count for less again.
+
+    Met in teaching material, which gives no source.
+    """
+    return scores * jnp.exp(-damping * scores)
+
+
+def local_weights(scores: Array, center: Array, window: int, mask: Array) -> Array:
+    """Weights (B, T, S) about a predicted position: softmax within [p - D, p + D], times exp(-(s - p)² / 2σ²), σ = D/2.
+
+    scores (B, T, S), center p (B, T), `window` D, `mask` broadcasts to (B, T, S). Luong et al. 2015, eq. 10 (local-p).
+    They do not sum to 1.
+    """
+    distance = jnp.arange(scores.shape[-1], dtype=jnp.float32)[None, None] - center[..., None]
+    weights = attention_weights(scores, mask & (jnp.abs(distance) <= window))
+    return weights * jnp.exp(-2 * (distance / window) ** 2)
+
+
 def attention_weights(scores: Array, mask: Array | None = None) -> Array:
     """softmax over the keys, (B, N, T, S). A query that may attend to nothing gets zeros: no average, no NaN."""
     if mask is None:

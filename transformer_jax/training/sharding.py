@@ -30,6 +30,7 @@ RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
     ("heads", "tensor"),
     ("mlp", ("tensor", "fsdp")),
     ("mlp", "tensor"),
+    ("state", "tensor"),
     ("vocab", ("tensor", "fsdp")),
     ("vocab", "tensor"),
     ("vector", None),
@@ -43,6 +44,7 @@ KEYS = {
     "embed": "model.d_model",
     "heads": "model.num_heads",
     "mlp": "model.d_ff",
+    "state": "model.d_model",
     "vocab": "model.vocab_multiple, to which tables are padded,",
 }
 

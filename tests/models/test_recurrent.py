@@ -1,0 +1,256 @@
+"""The recurrent models against NumPy float64, word by word; what padding, caches and dropout may change."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+
+from transformer_jax.models.attention import (
+    additive_scores,
+    attention_weights,
+    concat_scores,
+    damped_scores,
+    dot_scores,
+    general_scores,
+    local_weights,
+    scaled_dot_product_scores,
+)
+from transformer_jax.models.recurrent import RecurrentConfig, RecurrentSeq2Seq, forward_flops
+
+SOURCE = np.array([[3, 4, 5, 6, 7], [8, 9, 10, 0, 0]])
+TARGET = np.array([[1, 4, 5, 6], [1, 5, 6, 0]])
+VALID = SOURCE != 0
+V = 23
+TINY = RecurrentConfig(
+    source_vocab_size=20,
+    target_vocab_size=V,
+    embedding_dim=6,
+    encoder_dim=8,
+    d_model=8,
+    attention_dim=5,
+    num_heads=2,
+    readout_dim=7,
+    vocab_multiple=4,
+)
+TWO_WAYS = {"bidirectional": True, "encoder_dim": 12}
+VARIANTS = [
+    {},
+    {"cell": "lstm", "num_layers": 2, "reverse_source": True},
+    {"summary": "every_step"},
+    {"summary": "every_step", "readout": "maxout", **TWO_WAYS},
+    {"attention": "additive", **TWO_WAYS},
+    {"attention": "additive", "readout": "maxout", "cell": "lstm", **TWO_WAYS},
+    {"attention": "concat"},
+    {"attention": "dot", "input_feeding": True, "cell": "lstm", "num_layers": 2, "bidirectional": True},
+    {"attention": "general", **TWO_WAYS},
+    {"attention": "general", "local_window": 2, **TWO_WAYS},
+    {"attention": "scaled_dot", "damping": True},
+    {"attention": "multi_head", **TWO_WAYS},
+]
+
+
+def normal(*shape, seed=0):
+    return np.float32(np.random.default_rng([seed, *shape]).normal(size=shape))
+
+
+def make(**changes):
+    """A model and parameters for it."""
+    model = RecurrentSeq2Seq(dataclasses.replace(TINY, **changes))
+    shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), SOURCE, TARGET))["params"]
+    return model, {"params": oracle.randomized(shapes)}
+
+
+@pytest.mark.parametrize("changes", VARIANTS, ids=lambda changes: "-".join(map(str, changes.values())) or "gru")
+def test_model_is_its_equations(changes):
+    """Logits and weights of sentences of different lengths, and of a cache that reads word by word."""
+    model, variables = make(**changes)
+
+    @jax.jit
+    def forward(variables):
+        logits, sown = model.apply(variables, SOURCE, TARGET, VALID, mutable="intermediates")
+        cache, columns = model.apply(variables, SOURCE, VALID, 4, method="init_cache"), []
+        for t in range(TARGET.shape[1]):
+            column, cache = model.apply(variables, cache, TARGET[:, t : t + 1], t, method="extend")
+            columns.append(column)
+        return logits, sown["intermediates"]["weights"][0], jnp.concatenate(columns, axis=1)
+
+    logits, weights, cached = forward(variables)
+    assert logits.shape == (2, 4, 24)
+    for row in range(2):
+        length = VALID[row].sum()
+        expected, expected_weights = oracle.Recurrent(model.config, variables["params"])(
+            SOURCE[row, :length], TARGET[row]
+        )
+        assert oracle.relative(logits[row, :, :V], expected[:, :V]) < 1e-5
+        assert oracle.relative(cached[row, :, :V], expected[:, :V]) < 1e-5
+        if expected_weights is None:
+            assert weights.shape == (2, 0, 4, 5)
+        else:
+            assert oracle.relative(weights[row, :, :, :length], expected_weights) < 1e-5
+            assert (weights[row, :, :, length:] == 0).all()
+
+
+def products(jaxpr, times=1):
+    """FLOPs of all matrix products in a program, loops' bodies as often as they run."""
+    total = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (summed, _), (shared, _) = equation.params["dimension_numbers"]
+            a, b = (v.aval.shape for v in equation.invars)
+            inner = np.prod([a[i] for i in summed], initial=1) * np.prod([a[i] for i in shared], initial=1)
+            total += times * 2 * np.prod(a) * np.prod(b) / inner
+        turns = times * equation.params["length"] if equation.primitive.name == "scan" else times
+        for value in equation.params.values():
+            if hasattr(inner := getattr(value, "jaxpr", value), "eqns"):
+                total += products(inner, turns)
+    return total
+
+
+@pytest.mark.parametrize("changes", VARIANTS, ids=lambda changes: "-".join(map(str, changes.values())) or "gru")
+def test_forward_flops(changes):
+    """As many as there are products in the program of one sentence."""
+    model, variables = make(**changes, vocab_multiple=1)
+    source, target = SOURCE[:1], TARGET[:1]
+    program = jax.make_jaxpr(lambda variables: model.apply(variables, source, target))(variables)
+    assert products(program.jaxpr) == forward_flops(model.config, 5, 4)
+
+
+@pytest.mark.parametrize("attention", ["none", "additive", "general"])
+def test_beams_share_their_source(attention):
+    """Rows of a cache that belong to one source, side by side, read it as a source of their own."""
+    model, variables = make(attention=attention, bidirectional=True, summary="every_step")
+    cache = model.apply(variables, SOURCE, VALID, 4, method="init_cache")
+    twice = cache._replace(past=jax.tree.map(lambda x: jnp.repeat(x, 2, axis=0), cache.past))
+    tokens = np.array([[4], [5], [6], [7]])
+    found, extended = model.apply(variables, twice, tokens, 0, method="extend")
+    for beam in range(2):
+        expected, alone = model.apply(variables, cache, tokens[beam::2], 0, method="extend")
+        assert oracle.relative(found[beam::2, :, :V], expected[..., :V]) < 1e-6
+        for a, b in zip(jax.tree.leaves(extended.past), jax.tree.leaves(alone.past), strict=True):
+            assert oracle.relative(a[beam::2], b) < 1e-6
+
+
+def test_dropout_acts_only_with_a_key():
+    model, variables = make(attention="additive", num_layers=2)
+    without = model.apply(variables, SOURCE, TARGET, VALID)
+    np.testing.assert_array_equal(without, model.apply(variables, SOURCE, TARGET, VALID))
+    one, other = (
+        model.apply(variables, SOURCE, TARGET, VALID, rngs={"dropout": jax.random.key(key)}) for key in (1, 2)
+    )
+    assert np.abs(one - other)[..., :V].max() > 0.01
+    assert np.abs(one - without)[..., :V].max() > 0.01
+
+
+def test_teacher_forcing():
+    """At rate 0 the model reads its own words; they are those of greedy decoding. Without a key it reads the target."""
+    model, variables = make(attention="additive", dropout_rate=0.0)
+    key = {"dropout": jax.random.key(0)}
+
+    def logits(target, rate, **options):
+        x, project = model.apply(variables, SOURCE, target, VALID, None, rate, method="hidden", **options)
+        return project(x, V)
+
+    own = np.full_like(TARGET, 1)
+    for t in range(1, own.shape[1]):
+        own[:, t] = logits(own, 1.0)[:, t - 1].argmax(axis=-1)
+    assert (own != TARGET).any()
+    np.testing.assert_allclose(logits(TARGET, 0.0, rngs=key), logits(own, 1.0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(logits(TARGET, 0.0), logits(TARGET, 1.0))
+    np.testing.assert_allclose(logits(TARGET, 1.0, rngs=key), logits(TARGET, 1.0), rtol=1e-5, atol=1e-6)
+    half = logits(TARGET, 0.5, rngs=key)
+    assert np.abs(half - logits(TARGET, 1.0)).max() > 1e-3
+
+
+def test_scores_against_their_equations():
+    b, t, s, d, c, a = 2, 3, 5, 7, 11, 13
+    query, key, v = normal(b, t, d), normal(b, s, c), normal(a)
+    w, between, same = normal(c + d, a), normal(d, c), normal(b, s, d)
+    concat, general = concat_scores(query, key, w, v), general_scores(query, key, between)
+    additive = additive_scores(query @ w[c:], key @ w[:c], v)
+    dot = dot_scores(query, same)
+    for i, j in np.ndindex(b, t):
+        state = np.float64(query[i, j])
+        assert oracle.relative(concat[i, j], oracle.concat(state, key[i], w, v)) < 1e-5
+        assert oracle.relative(additive[i, j], oracle.additive(state, key[i], w[c:], w[:c], v)) < 1e-5
+        assert oracle.relative(general[i, j], [state @ between @ h for h in key[i]]) < 1e-5
+        assert oracle.relative(dot[i, j], [state @ h for h in same[i]]) < 1e-5
+
+
+def test_concat_is_additive_with_stacked_matrices():
+    """W [h; s] = W_a s + U_a h, where W holds U_a above W_a."""
+    state, h, v = normal(7), normal(5, 11), normal(13)
+    w_a, u_a = normal(7, 13), normal(11, 13)
+    stacked = np.concatenate([u_a, w_a])
+    assert oracle.relative(oracle.concat(state, h, stacked, v), oracle.additive(state, h, w_a, u_a, v)) < 1e-6
+    found = concat_scores(state[None, None], h[None], stacked, v)[0, 0]
+    assert oracle.relative(found, oracle.additive(state, h, w_a, u_a, v)) < 1e-5
+
+
+def test_numbers():
+    """As they stand in the teaching texts that give them."""
+    query = jnp.array([[[0.6, 1.2, -1.2, 1.8]]])
+    keys = jnp.array([[[-0.2, 0.4, 1.2, 0.8], [0.2, 0.4, -0.6, 0.6]]])
+    np.testing.assert_allclose(dot_scores(query, keys)[0, 0], [0.36, 2.4], rtol=1e-6)
+    scores = scaled_dot_product_scores(query[:, :, None], keys[:, :, None])[0, 0, 0]
+    np.testing.assert_allclose(scores, [0.18, 1.2], rtol=1e-6)
+    weights = attention_weights(jnp.array([[[[0.36, 2.4, -0.36, 0.36]]]]))[0, 0, 0]
+    np.testing.assert_allclose(weights, [0.0983, 0.7557, 0.0478, 0.0983], atol=5e-5)
+
+
+def test_damped_scores():
+    scores = normal(2, 3, 5)
+    np.testing.assert_array_equal(damped_scores(scores, jnp.array(0.0)), scores)
+    expected = np.float64(scores) * np.exp(-0.3 * np.float64(scores))
+    assert oracle.relative(damped_scores(scores, jnp.array(0.3)), expected) < 1e-6
+    gradient = jax.grad(lambda damping: damped_scores(scores, damping).sum())(0.0)
+    assert oracle.relative(gradient, -(np.float64(scores) ** 2).sum()) < 1e-5
+
+
+def test_local_weights():
+    """Luong et al. 2015, eq. 10: a softmax within the window, times a Gaussian; nothing outside, nothing on padding."""
+    scores, center, window = normal(1, 2, 9), np.array([[3.2, 40.0]], np.float32), 2
+    mask = (np.arange(9) != 4)[None, None]
+    weights = np.asarray(local_weights(scores, center, window, mask))
+    inside = [2, 3, 5]
+    gauss = np.exp(-((np.array(inside) - 3.2) ** 2) / 2)  # σ = 1
+    assert oracle.relative(weights[0, 0, inside], oracle.softmax(np.float64(scores[0, 0, inside])) * gauss) < 1e-5
+    assert (np.delete(weights[0, 0], inside) == 0).all()
+    assert (weights[0, 1] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"cell": "rnn"}, "cell"),
+        ({"attention": "local"}, "attention"),
+        ({"summary": "all"}, "summary"),
+        ({"readout": "deep"}, "readout"),
+        ({"num_layers": 0}, "num_layers"),
+        ({"dropout_rate": 1.0}, "dropout_rate"),
+        ({"teacher_forcing": 1.5}, "teacher_forcing"),
+        ({"dtype": "float16"}, "dtype"),
+        ({"bidirectional": True, "encoder_dim": 7, "attention": "additive"}, "encoder_dim"),
+        ({"bidirectional": True, "reverse_source": True, "attention": "additive"}, "reverse_source"),
+        ({"bidirectional": True}, "summary"),
+        ({"encoder_dim": 10}, "encoder_dim"),
+        ({"encoder_dim": 10, "bidirectional": True, "attention": "dot"}, "encoder_dim"),
+        ({"attention": "multi_head", "num_heads": 3}, "num_heads"),
+        ({"attention": "additive", "input_feeding": True}, "input_feeding"),
+        ({"local_window": 3}, "local_window"),
+        ({"attention": "multi_head", "local_window": 3}, "local_window"),
+        ({"damping": True}, "damping"),
+    ],
+)
+def test_config_problems(changes, field):
+    config = dataclasses.replace(TINY, **changes)
+    assert field in [name for name, _ in config.problems()]
+    with pytest.raises(ValueError, match=f"RecurrentConfig.{field} = "):
+        config.check()
+
+
+def test_config_without_problems():
+    assert not list(RecurrentConfig().problems())
