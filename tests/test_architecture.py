@@ -105,7 +105,8 @@ def test_every_key_is_read(task):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                 read.add(node.attr)
-    for section in {**ENGINE, **task_class(task).sections}.values():
+    cls = task_class(task)
+    for section in (*ENGINE.values(), *cls.sections.values(), *cls.models.values()):
         fields = {field.name for field in dataclasses.fields(section)}
         if section is ENGINE["mesh"]:
             continue  # read as a whole, by dataclasses.asdict

@@ -23,6 +23,7 @@ ARGUMENTS = {
         "en-de,quick,positions=rotary,wordpiece",
         "annotated",
     ],
+    "road": ["additive", "none,lstm", "general,small", "transformer"],
     "wmt14": ["base", "big,norm=pre,en-fr"],
 }
 RECIPES = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
@@ -36,6 +37,16 @@ def get_config(name: str, arg: str):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.get_config(arg)
+
+
+@pytest.mark.parametrize("attention", ["additive", "none", "concat", "dot", "general", "scaled_dot", "multi_head"])
+@pytest.mark.parametrize("size", ["", "small"])
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_the_road_is_one_key(attention, size, cell):
+    config = get_config("road", f"attention={attention},cell={cell},{size}")
+    config.data.directory = "none"
+    model = parse(config).model
+    assert (model.architecture, model.attention, model.cell) == ("recurrent", attention, cell)
 
 
 @pytest.mark.parametrize(("name", "arg"), [(name, arg) for name in RECIPES for arg in ARGUMENTS.get(name, [""])])

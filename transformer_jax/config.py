@@ -64,11 +64,20 @@ class Config:
         return task_class(self.task)(self, workdir)
 
 
-def defaults(task: str) -> ConfigDict:
-    """Every key of the task with its default, for a recipe to change."""
-    cls: Any = task_class(task)
-    sections = {**ENGINE, **cls.sections}
+def defaults(task: str, architecture: str | None = None) -> ConfigDict:
+    """Every key of the task with its default, for a recipe to change; its model is the task's first unless named."""
+    sections = _sections(task, {} if architecture is None else {"architecture": architecture})
     return ConfigDict({"task": task, **{name: dataclasses.asdict(section()) for name, section in sections.items()}})
+
+
+def _sections(task: str, model: Mapping[str, Any]) -> dict[str, type]:
+    """The classes of a config's sections. Raises ConfigError for a model that the task does not have."""
+    cls: Any = task_class(task)
+    name = model.get("architecture", next(iter(cls.models)))
+    if name not in cls.models:
+        known = ", ".join(cls.models)
+        raise ConfigError(f"config.model.architecture = {name!r}: must be one of {known} for config.task = {task!r}")
+    return {**ENGINE, "model": cls.models[name], **cls.sections}
 
 
 def parse_arg(arg: str | None, words: Mapping[str, tuple[str, ...]], flags: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -102,7 +111,7 @@ def parse(config: ConfigDict | Mapping[str, Any]) -> Config:
     if "task" not in raw:
         raise ConfigError("config.task is missing: set it to the name of a task, as 'translation'")
     cls: Any = task_class(raw["task"])
-    classes = {**ENGINE, **cls.sections}
+    classes = _sections(raw["task"], raw.get("model", {}))
     problems = [_unknown("config", name, ["task", *classes]) for name in raw.keys() - {"task", *classes}]
     sections = {}
     for name, section_class in classes.items():
@@ -255,7 +264,7 @@ def read_workdir(workdir: epath.PathLike) -> ConfigDict:
         stored = json.loads(path.read_text())
         if not isinstance(stored, dict) or "task" not in stored:
             raise ValueError("config.json names no task")
-        config = defaults(stored["task"]).to_dict()
+        config = defaults(stored["task"], stored.get("model", {}).get("architecture")).to_dict()
         for name, value in stored.items():
             config[name] = {**config[name], **value} if name in config and isinstance(value, dict) else value
         return ConfigDict(config)

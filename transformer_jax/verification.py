@@ -42,9 +42,10 @@ def verify(recipe: ConfigDict) -> Iterator[Row]:
     recipe.data.rows_multiple, recipe.training.microbatches = 8, 1
     recipe.mesh.data, recipe.mesh.fsdp, recipe.mesh.tensor = -1, 1, 1
     model = recipe.model
-    model.num_heads, model.vocab_multiple = 8, 8  # what eight devices can share out
-    # What the variants are compared with, whatever the recipe has.
-    model.dtype, model.remat, model.unroll, model.attention_implementation = "float32", "none", 1, "einsum"
+    # What eight devices can share out; then what the variants are compared with, whatever the recipe has.
+    plain_values = {"num_heads": 8, "vocab_multiple": 8}
+    plain_values |= {"dtype": "float32", "remat": "none", "unroll": 1, "attention_implementation": "einsum"}
+    model.update({name: value for name, value in plain_values.items() if name in model})
     yield Row("resumed = never stopped, bit for bit", _resumed(_Run(recipe)), 0.0)
 
     for name in model:
@@ -58,9 +59,12 @@ def verify(recipe: ConfigDict) -> Iterator[Row]:
         "rematerialised but for products = kept": {"model.remat": "scores"},
         "in microbatches = whole": {"training.microbatches": 2},
     }
-    if model.positions != "relative" and model.value_dim == model.head_dim:
+    if "positions" not in model or (model.positions != "relative" and model.value_dim == model.head_dim):
         variants["the library's attention = its equation"] = {"model.attention_implementation": "xla"}
+    known = recipe.to_dict()
     for name, changes in variants.items():
+        if any(key not in known[section] for section, key in (change.split(".") for change in changes)):
+            continue  # a model without the choice
         yield Row(name, _apart(_Run(recipe, changes).losses(), losses), ROUNDING)
     devices = jax.device_count()
     alone = plain.losses_on_one_device() if devices > 1 else losses

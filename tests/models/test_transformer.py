@@ -302,12 +302,12 @@ def test_rows_that_share_a_source_read_it_once():
     _, target = some_ids(SMALL, rows=9, length=4)
     whole = logits(SMALL, params, np.repeat(source, 3, axis=0), target, np.repeat(SOURCE_VALID, 3, axis=0))
     cache = Transformer(SMALL).apply({"params": params}, source, SOURCE_VALID, 4, method="init_cache")
-    wide = jax.tree.map(lambda x: jnp.repeat(x, 3, axis=0), cache.self_attention)
+    wide = jax.tree.map(lambda x: jnp.repeat(x, 3, axis=0), cache.past)
     for given in (params, unstack_decoder(params, SMALL.num_decoder_layers)):
         extend = jax.jit(functools.partial(Transformer(SMALL).apply, {"params": given}, method="extend"))
-        found, extended = extend(cache._replace(self_attention=wide), target, 0)
+        found, extended = extend(cache._replace(past=wide), target, 0)
         assert oracle.relative(found, whole) <= 1e-5
-    assert extended.cross_attention[0].key.shape[0] == 3
+    assert extended.memory[0].key.shape[0] == 3
 
 
 @pytest.mark.parametrize("name", ["dropout_rate", "attention_dropout_rate", "feed_forward_dropout_rate"])

@@ -44,6 +44,7 @@ READOUTS = ("linear", "maxout")
 class RecurrentConfig:
     """What the keys mean is one axis, `attention`, and what the papers along it vary besides."""
 
+    architecture: str = "recurrent"
     source_vocab_size: int = 10_000
     target_vocab_size: int = 10_000
     cell: str = "gru"
@@ -81,7 +82,7 @@ class RecurrentConfig:
         if not 0 <= self.teacher_forcing <= 1:
             yield "teacher_forcing", "must be in [0, 1]; 1 always feeds the reference"
         choices = {"cell": tuple(CELLS), "attention": ATTENTIONS, "summary": SUMMARIES, "readout": READOUTS}
-        choices["dtype"] = "float32", "bfloat16"
+        choices |= {"architecture": ("recurrent",), "dtype": ("float32", "bfloat16")}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 yield name, f"must be one of {', '.join(allowed)}"
@@ -116,6 +117,22 @@ class RecurrentConfig:
         if self.follows or (self.attention == "none" and self.summary == "initial"):
             return self.d_model
         return self.readout_dim if self.readout == "maxout" else self.d_model + self.encoder_dim + self.embedding_dim
+
+    @property
+    def shares_tables(self) -> bool:
+        """Whether source and target have one embedding."""
+        return False
+
+    @property
+    def needs_warmup(self) -> bool:
+        """Of the learning rate."""
+        return False
+
+    @staticmethod
+    def shrink(model: Any) -> None:
+        """Makes sizes in a recipe's section (ConfigDict) those of seconds."""
+        model.num_heads, model.embedding_dim, model.attention_dim, model.readout_dim = 2, 8, 8, 8
+        model.d_model, model.encoder_dim = 16, 16 if model.encoder_dim == model.d_model else 32
 
     def check(self) -> None:
         """Raises ValueError for the first of `problems`."""
@@ -397,6 +414,16 @@ class RecurrentSeq2Seq(nn.Module):
         x, _, past = self._run(cache, target, None)
         project = self.output.projection()
         return project(x, self.config.target_vocab_size, self.config.dtype), cache._replace(past=past)
+
+    @nn.nowrap
+    def for_extend(self, params: Any) -> Any:
+        """The parameters as `extend` in a loop wants them."""
+        return params
+
+    @nn.nowrap
+    def forward_flops(self, source_lengths: np.ndarray, target_lengths: np.ndarray) -> np.ndarray:
+        """See the function."""
+        return forward_flops(self.config, source_lengths, target_lengths)
 
     def _run(self, cache: Cache, target: Array, given: Array | None) -> tuple[Array, Array, State]:
         """→ outputs (B, T, output_dim), weights (B, N, T, S), state. Where `given` (B, T) is False, the input is the

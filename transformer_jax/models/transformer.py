@@ -49,6 +49,7 @@ REMAT: dict[str, Callable[..., bool] | None] = {
 class TransformerConfig:
     """The defaults are the paper's base model (Table 3, first row)."""
 
+    architecture: str = "transformer"
     source_vocab_size: int = 37000
     target_vocab_size: int = 37000
     num_encoder_layers: int = 6
@@ -89,6 +90,7 @@ class TransformerConfig:
         if not self.norm_epsilon > 0:
             yield "norm_epsilon", "must be positive, as 1e-6"
         choices = {
+            "architecture": ("transformer",),
             "activation": tuple(layers.ACTIVATIONS),
             "norm": layers.NORMS,
             "positions": POSITIONS,
@@ -120,6 +122,23 @@ class TransformerConfig:
         if self.tie_embeddings != "none" and self.output_bias:
             yield "output_bias", "belongs to an untied output projection: set tie_embeddings to 'none'"
 
+    @property
+    def shares_tables(self) -> bool:
+        """Whether source and target have one embedding."""
+        return self.tie_embeddings == "all"
+
+    @property
+    def needs_warmup(self) -> bool:
+        """Post-LN seldom trains without (Xiong et al. 2020)."""
+        return self.norm == "post"
+
+    @staticmethod
+    def shrink(model: Any) -> None:
+        """Makes sizes in a recipe's section (ConfigDict) those of seconds."""
+        model.num_encoder_layers = model.num_decoder_layers = 2
+        model.value_dim = 8 if model.value_dim == model.head_dim else 4
+        model.d_model, model.d_ff, model.num_heads, model.head_dim = 16, 24, 2, 8
+
     def check(self) -> None:
         """Raises ValueError for the first of `problems`: what a config file goes through, for configs made in code."""
         for field, rule in self.problems():
@@ -129,12 +148,12 @@ class TransformerConfig:
 class Cache(NamedTuple):
     """What decoding keeps between steps; the batch axis comes first in every leaf.
 
-    self_attention: for each layer keys and values (B, N, T, H) of the target so far; cross_attention: those of the
-    source, (B, N, S, H); source_valid: (B, S).
+    past: for each layer keys and values (B, N, T, H) of the target so far, for self-attention; memory: those of the
+    source, (B, N, S, H), for cross-attention; source_valid: (B, S).
     """
 
-    self_attention: tuple[KeyValue, ...]
-    cross_attention: tuple[KeyValue, ...]
+    past: tuple[KeyValue, ...]
+    memory: tuple[KeyValue, ...]
     source_valid: Array
 
 
@@ -304,16 +323,16 @@ class Decoder(nn.Module):
         whole cache at every step. Their parameters are taken apart here unless `unstack_decoder` has done so. The
         rows of x may be K times those of the source, side by side: they share it. No dropout; nothing is sown.
         """
-        self_mask = causal_mask(x.shape[1], cache.self_attention[0].key.shape[2], position)
+        self_mask = causal_mask(x.shape[1], cache.past[0].key.shape[2], position)
         cross_mask = padding_mask(cache.source_valid)
         stack: Any = self.variables["params"]["layers"]
         layers = stack if isinstance(stack, tuple) else unstack(nn.unbox(stack), self.config.num_decoder_layers)
         block: Any = DecoderBlock(self.config, parent=None)
         extended: list[KeyValue] = []
-        for params, past, memory in zip(layers, cache.self_attention, cache.cross_attention, strict=True):
+        for params, past, memory in zip(layers, cache.past, cache.memory, strict=True):
             x, past = block.apply({"params": params}, x, memory, self_mask, cross_mask, past, position)
             extended.append(past)
-        return self.norm(x), cache._replace(self_attention=tuple(extended))
+        return self.norm(x), cache._replace(past=tuple(extended))
 
     def _run(self, body: Callable, carry: Any, inputs: Any) -> tuple[Any, Any]:
         c = self.config
@@ -413,6 +432,16 @@ class Transformer(nn.Module):
         x = self.target_embedding(target) + self.target_positions(target.shape[1], position)
         x, cache = self.decoder.extend(x, cache, position)
         return self.logits(x), cache
+
+    @nn.nowrap
+    def for_extend(self, params: Any) -> Any:
+        """The parameters as `extend` in a loop wants them."""
+        return unstack_decoder(params, self.config.num_decoder_layers)
+
+    @nn.nowrap
+    def forward_flops(self, source_lengths: np.ndarray, target_lengths: np.ndarray) -> np.ndarray:
+        """See the function."""
+        return forward_flops(self.config, source_lengths, target_lengths)
 
 
 def unstack_decoder(params: Any, num_layers: int) -> Any:

@@ -19,13 +19,8 @@ from transformer_jax.data.parallel import ParallelText, TranslationData
 from transformer_jax.data.tokenizers import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from transformer_jax.decoding import DecodingConfig
 from transformer_jax.models.layers import Projection
-from transformer_jax.models.transformer import (
-    Transformer,
-    TransformerConfig,
-    forward_flops,
-    shift_right,
-    unstack_decoder,
-)
+from transformer_jax.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
+from transformer_jax.models.transformer import Transformer, TransformerConfig, shift_right
 from transformer_jax.training.task import Arrays, Batches, Params, Sums, TrainingConfig
 
 log = logging.getLogger(__name__)
@@ -47,8 +42,8 @@ class TranslationTraining(TrainingConfig):
 class Translation:
     """The task: see `training.task.Task`."""
 
+    models: ClassVar[dict[str, Any]] = {"transformer": TransformerConfig, "recurrent": RecurrentConfig}
     sections: ClassVar[dict[str, type]] = {
-        "model": TransformerConfig,
         "data": TranslationData,
         "training": TranslationTraining,
         "decoding": DecodingConfig,
@@ -57,7 +52,8 @@ class Translation:
     def __init__(self, config: Any, workdir: epath.PathLike):
         """`config` has this class's sections as attributes; tokenizers live in `workdir`."""
         self.config = config
-        self.model = Transformer(config.model)
+        architectures: dict[str, Any] = {"transformer": Transformer, "recurrent": RecurrentSeq2Seq}
+        self.model = architectures[config.model.architecture](config.model)
         model, data = config.model, config.data
         self.d_model, self.dtype = model.d_model, model.dtype
         self.train_split, self.validation_split = data.train_split, data.validation_split
@@ -77,7 +73,7 @@ class Translation:
                 f"one vocabulary has one size, but model.source_vocab_size = {model.source_vocab_size} and "
                 f"model.target_vocab_size = {model.target_vocab_size}: make them equal, or set it to False",
             )
-        if model.tie_embeddings == "all" and not data.joint_tokenizer:
+        if model.shares_tables and not data.joint_tokenizer:
             yield "model.tie_embeddings", "'all' needs data.joint_tokenizer; else set it to 'decoder'"
 
     @staticmethod
@@ -85,9 +81,7 @@ class Translation:
         """Makes a recipe (ConfigDict) small enough for seconds; what is no size stays as it is."""
         model, data = config.model, config.data
         model.source_vocab_size = model.target_vocab_size = 300 if data.tokenizer == "bpe_bytes" else 90
-        model.num_encoder_layers = model.num_decoder_layers = 2
-        model.value_dim = 8 if model.value_dim == model.head_dim else 4
-        model.d_model, model.d_ff, model.num_heads, model.head_dim = 16, 24, 2, 8
+        Translation.models[model.architecture].shrink(model)
         model.max_length = data.max_length = 32
         data.batch_tokens, data.max_shapes, data.rows_multiple = 1024, 1, min(data.rows_multiple, 32)
         config.optimizer.warmup_steps = min(config.optimizer.warmup_steps, 2)
@@ -97,7 +91,7 @@ class Translation:
     @staticmethod
     def advice(config: Any) -> Iterator[str]:
         """What is merely unwise."""
-        if config.model.norm == "post" and config.optimizer.warmup_steps == 0:
+        if config.model.needs_warmup and config.optimizer.warmup_steps == 0:
             yield (
                 "config.optimizer.warmup_steps = 0 with config.model.norm = 'post': post-LN seldom trains without "
                 "warm-up (Xiong et al. 2020); set some thousand steps, or model.norm to 'pre'"
@@ -156,23 +150,22 @@ class Translation:
         copies = 1 if fast else options.n_best if drawn else options.beam_size
         apply: Any = functools.partial(self.model.apply, {"params": params})
         cache = apply(source, source != PAD_ID, max_length, method="init_cache")
-        # What the steps share: layers taken apart, and the source, which all copies of a row read as it is.
-        layers = unstack_decoder(params, self.config.model.num_decoder_layers)
-        extend: Any = functools.partial(self.model.apply, {"params": layers}, method="extend")
+        # What the steps share: the parameters, and the source, which all copies of a row read as it is.
+        extend: Any = functools.partial(self.model.apply, {"params": self.model.for_extend(params)}, method="extend")
         # Nothing to translate, in empty lines and in rows that fill a batch: end at once.
         empty = jnp.repeat(cache.source_valid.sum(axis=1, keepdims=True) <= 1, copies, axis=0)
 
         def step(past: Any, token: jax.Array, position: jax.Array) -> tuple[jax.Array, Any]:
-            logits, extended = extend(cache._replace(self_attention=past), token[:, None], position)
+            logits, extended = extend(cache._replace(past=past), token[:, None], position)
             end = jnp.where(jnp.arange(logits.shape[-1]) == EOS_ID, 0.0, decoding.IMPOSSIBLE)[None]
-            return jnp.where(empty, end, logits[:, 0]), extended.self_attention
+            return jnp.where(empty, end, logits[:, 0]), extended.past
 
         common: dict[str, Any] = {"batch_size": rows, "max_length": max_length}
         common |= {"bos_id": BOS_ID, "eos_id": EOS_ID, "pad_id": PAD_ID}
         if drawn:
             found = decoding.sample(
                 step,
-                cache.self_attention,
+                cache.past,
                 key=jax.random.key(options.seed),
                 row_ids=batch["line"],
                 temperature=options.temperature,
@@ -182,11 +175,11 @@ class Translation:
                 **common,
             )
         elif copies == 1:
-            found = decoding.greedy(step, cache.self_attention, **common)
+            found = decoding.greedy(step, cache.past, **common)
         else:
             found = decoding.beam_search(
                 step,
-                cache.self_attention,
+                cache.past,
                 beam_size=copies,
                 length_penalty=options.length_penalty,
                 length_penalty_form=options.length_penalty_form,
@@ -350,7 +343,7 @@ class Translation:
     def flops(self, batch: Arrays) -> float:
         """Of the matrix products of a training step, padding left out."""
         source, target = ((batch[side] != PAD_ID).sum(axis=1) for side in ("source", "target"))
-        return 3 * float(forward_flops(self.config.model, source, target).sum())
+        return 3 * float(self.model.forward_flops(source, target).sum())
 
     def identity(self, training: bool) -> dict[str, str]:
         """Hashes of the tokenizers and, for training, of the text."""

@@ -1,0 +1,47 @@
+"""The translation task with a recurrent model: nothing but the model is another."""
+
+import flax.linen as nn
+import jax
+import pytest
+from conftest import shrink
+
+from transformer_jax.config import ConfigError, claim_workdir, defaults, parse
+from transformer_jax.models.recurrent import ATTENTIONS
+from transformer_jax.predictor import load
+from transformer_jax.training.loop import train
+
+
+@pytest.fixture
+def recurrent(corpus):
+    return shrink(defaults("translation", "recurrent"), corpus)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_cached_is_whole_and_no_token_is_seen_before_its_place(recurrent, attention):
+    recurrent.model.attention = attention
+    task = parse(recurrent).make_task("(none)")
+    params, batch = nn.unbox(task.init(jax.random.key(0))), task.made_up(4, 6, seed=1)
+    for name, difference in task.exactness(params, batch).items():
+        assert difference < 1e-5, name
+
+
+def test_trains_resumes_and_translates(recurrent, tmp_path):
+    recurrent.model.attention = "additive"
+    recurrent.decoding.beam_size = 3
+    parsed = parse(recurrent)
+    train(parsed.make_task(tmp_path / "run"), parsed.engine, tmp_path / "run")
+    recurrent.training.steps = 6
+    claim_workdir(tmp_path / "run", recurrent)
+    parsed = parse(recurrent)
+    train(parsed.make_task(tmp_path / "run"), parsed.engine, tmp_path / "run")
+    predictor = load(str(tmp_path / "run"))
+    assert predictor.evaluate()["step"] == 6
+    assert predictor.predict([""]) == [""]
+
+
+def test_an_architecture_that_is_not_there(recurrent):
+    with pytest.raises(ConfigError, match="architecture = 'convolutional': must be one of transformer, recurrent"):
+        defaults("translation", "convolutional")
+    recurrent.model.architecture = "convolutional"
+    with pytest.raises(ConfigError, match="architecture = 'convolutional'"):
+        parse(recurrent)
