@@ -4,10 +4,12 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 from etils import epath
 from ml_collections import ConfigDict
 
 from transformer_jax import config as configs
+from transformer_jax.report.attention import AttentionMap, Sentence
 from transformer_jax.training.checkpoint import Checkpoints, parameters_sha256
 from transformer_jax.training.evaluation import Evaluator, restore_parameters
 from transformer_jax.training.sharding import make_mesh
@@ -49,6 +51,22 @@ class Predictor:
         split = split or self.task.test_split
         scores = self._evaluator.evaluate(self.params, split, fast=False)
         return {"split": split, "step": self.step, **scores, "parameters_sha256": self.parameters_sha256}
+
+    def attention(self, lines: Sequence[str], outputs: Sequence[str] | None = None) -> list[Sentence]:
+        """What looked at what while the model read its own translations of `lines`, or `outputs` where they are given."""
+        if not lines:
+            return []
+        outputs = self.predict(lines) if outputs is None else outputs
+        arrays = self.task.pair(lines, outputs)
+        weights = jax.device_get(jax.jit(self.task.attention)(self.params, arrays))
+        sentences = []
+        for row, (line, tokens) in enumerate(zip(lines, self.task.tokens(arrays), strict=True)):
+            maps = [
+                AttentionMap(name, tokens[who], tokens[what], w[row, :, :, : len(tokens[who]), : len(tokens[what])])
+                for (name, who, what), w in weights.items()
+            ]
+            sentences.append(Sentence(line, maps))
+        return sentences
 
     @functools.cached_property
     def parameters_sha256(self) -> str:

@@ -416,6 +416,13 @@ class RecurrentSeq2Seq(nn.Module):
         return project(x, self.config.target_vocab_size, self.config.dtype), cache._replace(past=past)
 
     @nn.nowrap
+    def attention_maps(self, sown: Any) -> dict[tuple[str, str, str], Array]:
+        """As `Transformer.attention_maps`: the alignment, in one layer; nothing without attention."""
+        return (
+            {("alignment", "target", "source"): sown["weights"][0][:, None]} if self.config.attention != "none" else {}
+        )
+
+    @nn.nowrap
     def for_extend(self, params: Any) -> Any:
         """The parameters as `extend` in a loop wants them."""
         return params

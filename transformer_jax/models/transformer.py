@@ -434,6 +434,22 @@ class Transformer(nn.Module):
         return self.logits(x), cache
 
     @nn.nowrap
+    def attention_maps(self, sown: Any) -> dict[tuple[str, str, str], Array]:
+        """Of what `apply(…, mutable="intermediates")` has sown: (name, who looks, at what) → weights (B, L, N, T, S).
+
+        Who and what are "source", "target" (what the decoder is about to say) or "input" (what it has read).
+        """
+
+        def layers_of(stack: str, sub_layer: str) -> Array:
+            return sown[stack]["layers"][sub_layer]["weights"][0].swapaxes(0, 1)
+
+        return {
+            ("cross-attention", "target", "source"): layers_of("decoder", "cross_attention"),
+            ("encoder self-attention", "source", "source"): layers_of("encoder", "self_attention"),
+            ("decoder self-attention", "target", "input"): layers_of("decoder", "self_attention"),
+        }
+
+    @nn.nowrap
     def for_extend(self, params: Any) -> Any:
         """The parameters as `extend` in a loop wants them."""
         return unstack_decoder(params, self.config.num_decoder_layers)

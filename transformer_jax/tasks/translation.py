@@ -189,7 +189,44 @@ class Translation:
         best = 1 if fast else options.n_best
         return {name: value[:, :best] for name, value in found._asdict().items()}
 
+    def attention(self, params: Params, batch: Mapping[str, jax.Array]) -> dict[tuple[str, str, str], jax.Array]:
+        """(name, who looks, at what) → weights (B, layers, heads, T, S), over pairs as `pair` has them; see `tokens`."""
+        source, target = batch["source"], batch["target"]
+        _, sown = self.model.apply(
+            {"params": params},
+            source,
+            shift_right(target, BOS_ID),
+            source_valid=source != PAD_ID,
+            target_valid=target != PAD_ID,
+            method="hidden",
+            mutable="intermediates",
+        )
+        return self.model.attention_maps(sown["intermediates"])
+
     # On the host.
+
+    def pair(self, lines: Sequence[str], outputs: Sequence[str]) -> Arrays:
+        """Lines and what they were translated to, as one batch."""
+        arrays = {}
+        for side, (name, text) in enumerate({"source": lines, "target": outputs}.items()):
+            ids = self.text.cut(self.text.encode(side, text), name)
+            arrays[name] = pad(ids, np.arange(len(text)), int(ids.lengths.max()), PAD_ID)
+        return arrays
+
+    def tokens(self, arrays: Arrays) -> list[dict[str, list[str]]]:
+        """Of each pair the tokens of "source", "target" and "input", the target as the decoder reads it."""
+        inputs = np.asarray(shift_right(jnp.asarray(arrays["target"]), BOS_ID))
+        rows = []
+        for source, target, read in zip(arrays["source"], arrays["target"], inputs, strict=True):
+            length = (target != PAD_ID).sum()
+            rows.append(
+                {
+                    "source": self.text.tokenizers[0].tokens(source[source != PAD_ID]),
+                    "target": self.text.tokenizers[1].tokens(target[:length]),
+                    "input": self.text.tokenizers[1].tokens(read[:length]),
+                }
+            )
+        return rows
 
     def prepare(self) -> None:
         """Learns the tokenizers that the workdir lacks."""

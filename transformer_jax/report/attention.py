@@ -1,0 +1,67 @@
+"""Attention weights as one HTML file that needs nothing else: no network, no server."""
+
+import base64
+import html
+import importlib.resources
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from etils import epath
+
+
+class AttentionMap(NamedTuple):
+    """Weights (layers, heads, rows, columns) of tokens that look, the rows, at others."""
+
+    name: str
+    rows: Sequence[str]
+    columns: Sequence[str]
+    weights: np.ndarray
+
+
+class Sentence(NamedTuple):
+    """What is shown together, under a name in a list."""
+
+    name: str
+    maps: Sequence[AttentionMap]
+
+
+def entropy(weights: np.ndarray) -> np.ndarray:
+    """(layers, heads, rows, columns) → (layers, heads): the mean over rows of -Σ w log₂ w, in bits."""
+    weights = np.asarray(weights, np.float64)
+    return -(weights * np.log2(np.where(weights > 0, weights, 1))).sum(axis=-1).mean(axis=-1)
+
+
+def write_report(path: epath.PathLike, title: str, sentences: Sequence[Sentence]) -> None:
+    """Weights are stored in steps of 1 / 255; entropies are those of the weights as given.
+
+    Raises ValueError for a map whose weights do not fit its tokens, and for a report of nothing.
+    """
+    if not any(sentence.maps for sentence in sentences):
+        raise ValueError("there is no attention to show: the model has none, or there was no sentence")
+    shown = []
+    for sentence in sentences:
+        maps = []
+        for name, rows, columns, weights in sentence.maps:
+            if weights.shape[2:] != (len(rows), len(columns)):
+                raise ValueError(
+                    f"{name}: weights of shape {weights.shape} do not fit {len(rows)} rows and {len(columns)} columns"
+                )
+            stored = np.round(255 * np.clip(weights, 0, 1)).astype(np.uint8)
+            maps.append(
+                {
+                    "name": name,
+                    "rows": list(rows),
+                    "columns": list(columns),
+                    "heads": weights.shape[1],
+                    "weights": base64.b64encode(stored.tobytes()).decode(),
+                    "entropy": np.round(entropy(weights), 3).tolist(),
+                }
+            )
+        shown.append({"name": sentence.name, "maps": maps})
+    # In a script element nothing is unescaped but its end: no "<" may stand in it.
+    data = json.dumps({"title": title, "sentences": shown}, ensure_ascii=False).replace("<", "\\u003c")
+    template = importlib.resources.files(__package__).joinpath("attention.html").read_text(encoding="utf-8")
+    page = template.replace("<title>Attention</title>", f"<title>{html.escape(title)}</title>").replace("DATA", data)
+    epath.Path(path).write_text(page)
