@@ -11,7 +11,8 @@ from test_transformer import TABLE_3
 
 import transformer_jax
 from transformer_jax.config import ConfigError, claim_workdir, parse
-from transformer_jax.models.transformer import TransformerConfig, num_parameters
+from transformer_jax.models.counting import num_parameters
+from transformer_jax.models.transformer import TransformerConfig
 from transformer_jax.training.loop import train
 
 ARGUMENTS = {

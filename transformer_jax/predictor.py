@@ -53,7 +53,7 @@ class Predictor:
         return {"split": split, "step": self.step, **scores, "parameters_sha256": self.parameters_sha256}
 
     def attention(self, lines: Sequence[str], outputs: Sequence[str] | None = None) -> list[Sentence]:
-        """What looked at what while the model read its own translations of `lines`, or `outputs` where they are given."""
+        """What looked at what while the model read its own translations of `lines`, or `outputs` if given."""
         if not lines:
             return []
         outputs = self.predict(lines) if outputs is None else outputs

@@ -11,6 +11,7 @@ import oracle
 import pytest
 
 from transformer_jax.models.attention import MultiHeadAttention, causal_mask, dot_product_attention
+from transformer_jax.models.counting import forward_flops, num_parameters
 from transformer_jax.models.positions import (
     IN_ATTENTION,
     POSITIONS,
@@ -24,8 +25,6 @@ from transformer_jax.models.positions import (
 from transformer_jax.models.transformer import (
     Transformer,
     TransformerConfig,
-    forward_flops,
-    num_parameters,
 )
 
 B, T, S, N, H, W, D = 2, 3, 11, 5, 6, 13, 17

@@ -19,7 +19,8 @@ from transformer_jax.models.attention import (
     local_weights,
     scaled_dot_product_scores,
 )
-from transformer_jax.models.recurrent import RecurrentConfig, RecurrentSeq2Seq, forward_flops
+from transformer_jax.models.counting import forward_flops
+from transformer_jax.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
 
 SOURCE = np.array([[3, 4, 5, 6, 7], [8, 9, 10, 0, 0]])
 TARGET = np.array([[1, 4, 5, 6], [1, 5, 6, 0]])

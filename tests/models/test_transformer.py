@@ -10,6 +10,7 @@ import numpy as np
 import oracle
 import pytest
 
+from transformer_jax.models.counting import forward_flops, num_parameters
 from transformer_jax.models.layers import Dropout
 from transformer_jax.models.transformer import (
     DecoderBlock,
@@ -17,8 +18,6 @@ from transformer_jax.models.transformer import (
     Transformer,
     TransformerConfig,
     annotated,
-    forward_flops,
-    num_parameters,
     shift_right,
     unstack_decoder,
 )

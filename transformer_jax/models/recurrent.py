@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from transformer_jax.models import layers
 from transformer_jax.models.attention import (
@@ -33,8 +32,6 @@ Array = jax.Array
 Carry = Any  # of a cell: h (B, D), and for an LSTM (c, h)
 
 CELLS: dict[str, Any] = {"lstm": nn.OptimizedLSTMCell, "gru": nn.GRUCell}
-GATES = {"lstm": 4, "gru": 3}  # a cell's gates, the candidate counted
-CARRIES = {"lstm": 2, "gru": 1}  # arrays that it hands on
 ATTENTIONS = ("none", "additive", "concat", "dot", "general", "scaled_dot", "multi_head")
 SUMMARIES = ("initial", "every_step")
 READOUTS = ("linear", "maxout")
@@ -427,11 +424,6 @@ class RecurrentSeq2Seq(nn.Module):
         """The parameters as `extend` in a loop wants them."""
         return params
 
-    @nn.nowrap
-    def forward_flops(self, source_lengths: np.ndarray, target_lengths: np.ndarray) -> np.ndarray:
-        """See the function."""
-        return forward_flops(self.config, source_lengths, target_lengths)
-
     def _run(self, cache: Cache, target: Array, given: Array | None) -> tuple[Array, Array, State]:
         """→ outputs (B, T, output_dim), weights (B, N, T, S), state. Where `given` (B, T) is False, the input is the
         word that the model itself would have said."""
@@ -454,36 +446,3 @@ class RecurrentSeq2Seq(nn.Module):
         )
         (past, _), (x, weights) = scan(self, (cache.past, target[:, 0]), (word(self, target), given))
         return x, weights, past
-
-
-def forward_flops(config: RecurrentConfig, source_lengths: np.ndarray, target_lengths: np.ndarray) -> np.ndarray:
-    """FLOPs of the matrix products in one forward pass over pairs of these lengths; training takes three times it.
-
-    As `transformer.forward_flops` counts: 2·m·k·n a product, padding left out.
-    """
-    c, s, t = config, np.asarray(source_lengths, np.float64), np.asarray(target_lengths, np.float64)
-    directions, gates = 1 + c.bidirectional, GATES[c.cell]
-    width, d, e = c.encoder_dim // directions, c.d_model, c.encoder_dim
-
-    def recurrence(inputs: int, width: int, first: int) -> int:
-        """Of all layers at a position, the first of which has other inputs."""
-        return gates * width * (first + width + (c.num_layers - 1) * (inputs + width))
-
-    source = directions * recurrence(e, width, c.embedding_dim)
-    more = {"none": e * (c.summary == "every_step"), "additive": e}.get(c.attention, d * c.input_feeding)
-    target = recurrence(d, d, c.embedding_dim + more) + c.output_dim * c.target_vocab_size
-    per_pair = e + d  # scores and contexts
-    if c.attention in ("additive", "concat"):
-        source, target, per_pair = source + e * c.attention_dim, target + d * c.attention_dim, c.attention_dim + e
-    elif c.attention == "general":
-        target, per_pair = target + d * e, 2 * e
-    elif c.attention in ("scaled_dot", "multi_head"):
-        source, target, per_pair = source + 2 * e * d, target + d * d + d * e, 2 * d
-    if c.local_window:
-        target += d * d + d
-    if c.follows:
-        target += (e + d) * d
-    elif c.readout == "maxout" and c.output_dim == c.readout_dim:
-        target += 2 * c.readout_dim * (d + e + c.embedding_dim)
-    bridges = c.num_layers * CARRIES[c.cell] * width * d * c.bidirectional
-    return 2 * (bridges + s * source + t * target + s * t * per_pair * (c.attention != "none"))

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from transformer_jax.models import layers
 from transformer_jax.models.attention import (
@@ -454,11 +453,6 @@ class Transformer(nn.Module):
         """The parameters as `extend` in a loop wants them."""
         return unstack_decoder(params, self.config.num_decoder_layers)
 
-    @nn.nowrap
-    def forward_flops(self, source_lengths: np.ndarray, target_lengths: np.ndarray) -> np.ndarray:
-        """See the function."""
-        return forward_flops(self.config, source_lengths, target_lengths)
-
 
 def unstack_decoder(params: Any, num_layers: int) -> Any:
     """The Transformer's parameters with the decoder's layers apart, for `extend` in a loop: else it would take them
@@ -470,51 +464,6 @@ def unstack_decoder(params: Any, num_layers: int) -> Any:
 def shift_right(target: Array, bos_id: int) -> Array:
     """(B, T) → (B, T): what the decoder reads to predict `target`: begin-of-sentence first, the last one left out."""
     return jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=bos_id)
-
-
-def num_parameters(config: TransformerConfig) -> int:
-    """The number of parameters in closed form, the padding rows of the embedding tables left out.
-
-    attention(D) = D·N·(2 d_k + d_v) + N·d_v·D, plus biases N·(2 d_k + d_v) + D;
-    ffn = 2·D·F + F + D; norm = 2·D; an encoder layer has one attention, one ffn and two norms, a decoder
-    layer two, one and three; a pre-LN stack one norm more; V·D for every separate embedding or output table;
-    max_length·D for each table of learned positions, (2k + 1)·(d_k + d_v) a layer for relative ones.
-    """
-    c = config
-    heads = c.num_heads * (2 * c.head_dim + c.value_dim)
-    attention = c.d_model * heads + c.num_heads * c.value_dim * c.d_model
-    if c.attention_bias:
-        attention += heads + c.d_model
-    ffn, norm = 2 * c.d_model * c.d_ff + c.d_ff + c.d_model, 2 * c.d_model
-    total = c.num_encoder_layers * (attention + ffn + 2 * norm)
-    total += c.num_decoder_layers * (2 * attention + ffn + 3 * norm)
-    total += 2 * norm * (c.norm == "pre")
-    if c.positions == "relative":
-        distances = 2 * c.max_relative_distance + 1
-        total += (c.num_encoder_layers + c.num_decoder_layers) * distances * (c.head_dim + c.value_dim)
-    tables = {
-        "all": c.target_vocab_size,
-        "decoder": c.source_vocab_size + c.target_vocab_size,
-        "none": c.source_vocab_size + 2 * c.target_vocab_size,
-    }
-    total += tables[c.tie_embeddings] * c.d_model + c.output_bias * c.target_vocab_size
-    return total + 2 * c.max_length * c.d_model * (c.positions == "learned")
-
-
-def forward_flops(config: TransformerConfig, source_lengths: np.ndarray, target_lengths: np.ndarray) -> np.ndarray:
-    """FLOPs of the matrix products in one forward pass over pairs of these lengths; training takes three times it.
-
-    A product (m, k) × (k, n) counts 2·m·k·n; masked scores count, padding does not. Relative positions count with
-    all their 2k + 1 distances for every query; rotations are no products.
-    """
-    c, s, t = config, np.asarray(source_lengths, np.float64), np.asarray(target_lengths, np.float64)
-    mix = c.num_heads * (c.head_dim + c.value_dim)  # queries and output, keys and values, or scores and average
-    ffn = 2 * c.d_model * c.d_ff
-    relations = (2 * c.max_relative_distance + 1) * mix if c.positions == "relative" else 0
-    encoder = s * (2 * c.d_model * mix + ffn + relations) + s * s * mix
-    decoder = t * (3 * c.d_model * mix + ffn + relations) + s * c.d_model * mix + t * t * mix + t * s * mix
-    logits = t * c.d_model * c.target_vocab_size
-    return 2 * (c.num_encoder_layers * encoder + c.num_decoder_layers * decoder + logits)
 
 
 def annotated(source_vocab_size: int, target_vocab_size: int) -> TransformerConfig:

@@ -18,6 +18,7 @@ from transformer_jax.data.batching import Batch, BatchPlan, pad
 from transformer_jax.data.parallel import ParallelText, TranslationData
 from transformer_jax.data.tokenizers import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from transformer_jax.decoding import DecodingConfig
+from transformer_jax.models.counting import forward_flops
 from transformer_jax.models.layers import Projection
 from transformer_jax.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
 from transformer_jax.models.transformer import Transformer, TransformerConfig, shift_right
@@ -190,7 +191,7 @@ class Translation:
         return {name: value[:, :best] for name, value in found._asdict().items()}
 
     def attention(self, params: Params, batch: Mapping[str, jax.Array]) -> dict[tuple[str, str, str], jax.Array]:
-        """(name, who looks, at what) → weights (B, layers, heads, T, S), over pairs as `pair` has them; see `tokens`."""
+        """(name, who looks, at what) → weights (B, layers, heads, T, S), of a batch as `pair` has it; see `tokens`."""
         source, target = batch["source"], batch["target"]
         _, sown = self.model.apply(
             {"params": params},
@@ -380,7 +381,7 @@ class Translation:
     def flops(self, batch: Arrays) -> float:
         """Of the matrix products of a training step, padding left out."""
         source, target = ((batch[side] != PAD_ID).sum(axis=1) for side in ("source", "target"))
-        return 3 * float(self.model.forward_flops(source, target).sum())
+        return 3 * float(forward_flops(self.config.model, source, target).sum())
 
     def identity(self, training: bool) -> dict[str, str]:
         """Hashes of the tokenizers and, for training, of the text."""
