@@ -35,21 +35,24 @@ def last_step(workdir: Path) -> int:
 
 
 def is_saving(workdir: Path) -> bool:
-    folders = (workdir / "checkpoints").glob("*/")
-    return any(not (folder / "manifest.json").exists() for folder in folders)
+    """Whether a step beyond the newest has begun to be written; older ones without a manifest are being removed."""
+    begun = (int(path.name.partition(".")[0]) for path in (workdir / "checkpoints").glob("*/"))
+    return max(begun, default=0) > last_step(workdir)
 
 
 def test_a_run_killed_twenty_times(recipe, tmp_path):
     """Every fourth time in the middle of a save."""
-    kills = 20
-    options = "--config.training.steps=1200", "--config.checkpoint.every=20", "--config.training.evaluate_every=1200"
+    every, steps = 10, 800
+    options = f"--config.training.steps={steps}", f"--config.checkpoint.every={every}"
+    options += f"--config.training.evaluate_every={steps}", "--config.checkpoint.keep_best=0"
     run = command("train", f"--config={recipe}", *options)
     subprocess.run([*run, f"--workdir={tmp_path / 'whole'}"], cwd=ROOT, stderr=subprocess.DEVNULL, check=True)
     workdir = tmp_path / "killed"
-    for number, moment in enumerate(sorted(random.sample(range(20, 1160, 20), kills))):
-        in_save = number % 4 == 3
+    for number, moment in enumerate(sorted(random.sample(range(2 * every, steps - every, 2 * every), 20))):
+        in_save, before = number % 4 == 3, last_step(workdir)
         process = subprocess.Popen([*run, f"--workdir={workdir}"], cwd=ROOT, stderr=subprocess.DEVNULL)
-        while last_step(workdir) < moment or (in_save and not is_saving(workdir)):
+        # At least one step is saved by this attempt: what an earlier one left unfinished has been removed.
+        while last_step(workdir) < max(moment, before + every) or (in_save and not is_saving(workdir)):
             assert process.poll() is None, "it ended before it was killed"
             time.sleep(0.0005)
         if not in_save:
@@ -74,7 +77,7 @@ def captions(tmp_path_factory) -> Path:
 
 
 class Watched:
-    """A job under its supervisor, and what it says, with the time."""
+    """A job under its supervisor, and what it says; nothing of it is left behind."""
 
     def __init__(self, count: int, workdir: Path, flags: list[str]):
         self.workdir, self._said = workdir, workdir.with_suffix(".log")
@@ -82,12 +85,17 @@ class Watched:
             run = command("launch/supervise", str(count), f"--workdir={workdir}", *flags)
             self.process = subprocess.Popen(run, cwd=ROOT, stderr=log, env={**os.environ, "PAUSE": "0.1"})
 
-    def steps(self) -> list[int]:
-        """Those reported so far, again after a restart."""
-        return [int(step) for step in re.findall(r"^step (\d+)/\d+  loss", self._said.read_text(), re.MULTILINE)]
+    def __enter__(self) -> "Watched":
+        return self
 
-    def restarts(self) -> int:
-        return self._said.read_text().count("all start again")
+    def __exit__(self, *_: object) -> None:
+        self.process.terminate()
+        self.process.wait(timeout=100)
+
+    def attempts(self) -> list[list[int]]:
+        """The steps that each attempt has reported so far."""
+        attempts = self._said.read_text().split("all start again")
+        return [[int(n) for n in re.findall(r"^step (\d+)/\d+  loss", said, re.MULTILINE)] for said in attempts]
 
     def wait(self, what) -> None:
         while not what():
@@ -106,31 +114,35 @@ class Watched:
 @pytest.mark.parametrize("count", [2, 4])
 def test_a_job_of_which_one_process_is_killed_ten_times(count, captions, tmp_path):
     """The first process, which coordinates, among them. Prints how long each death cost."""
-    kills, steps = 10, 600
+    kills, steps = 10, 500
     sizes = {"d_model": 32, "d_ff": 64, "head_dim": 8, "value_dim": 8, "unroll": 1}
     sizes |= {"num_encoder_layers": 1, "num_decoder_layers": 1, "source_vocab_size": 2000, "target_vocab_size": 2000}
     flags = [f"--config={ROOT}/configs/multi30k.py:en-de", f"--config.data.directory={captions}"]
     flags += [f"--config.model.{name}={size}" for name, size in sizes.items()]
     flags += ["--config.data.batch_tokens=1024", "--config.data.max_shapes=1", "--config.data.max_length=64"]
     flags += [f"--config.training.steps={steps}", "--config.training.log_every=1", "--config.checkpoint.every=10"]
-    flags += [f"--config.training.evaluate_every={steps}"]
+    flags += [f"--config.training.evaluate_every={steps}", "--config.checkpoint.keep_best=0"]
 
-    undisturbed = Watched(count, tmp_path / "undisturbed", flags)
-    undisturbed.end()
-    job = Watched(count, tmp_path / "killed", flags)
+    with Watched(count, tmp_path / "undisturbed", flags) as undisturbed:
+        undisturbed.end()
     victims = random.sample([0, 0, *(random.randrange(count) for _ in range(kills - 2))], kills)
-    for number, (moment, victim) in enumerate(zip(sorted(random.sample(range(20, 560), kills)), victims, strict=True)):
-        job.wait(lambda moment=moment: max(job.steps(), default=0) >= moment and last_step(job.workdir) > 0)
-        time.sleep(random.random() / 5)
-        job.kill(victim)
-        death, at = time.monotonic(), max(job.steps())
-        job.wait(lambda number=number: job.restarts() > number)
-        again = len(job.steps())
-        job.wait(lambda again=again: len(job.steps()) > again)
-        cost = time.monotonic() - death
-        print(f"{count} processes: {victim} killed after step {at}, step {job.steps()[again]} after {cost:.1f} s")
-    job.end()
-    assert job.restarts() == kills
+    with Watched(count, tmp_path / "killed", flags) as job:
+        for moment, victim in zip(sorted(random.sample(range(20, 480, 20), kills)), victims, strict=True):
+            # A random moment after it; every attempt comes at least one checkpoint farther.
+            since = last_step(job.workdir)
+
+            def reached(moment=moment, since=since) -> bool:
+                return max(job.attempts()[-1], default=0) >= moment and last_step(job.workdir) > since
+
+            job.wait(reached)
+            time.sleep(random.random() / 5)
+            job.kill(victim)
+            death, before = time.monotonic(), job.attempts()
+            job.wait(lambda before=before: len(job.attempts()) > len(before) and job.attempts()[-1])
+            cost = time.monotonic() - death
+            print(f"{count} processes: {victim} killed after {before[-1][-1]}, {job.attempts()[-1][0]} in {cost:.1f} s")
+        job.end()
+        assert len(job.attempts()) == 1 + kills
     assert parameters(job.workdir) == parameters(undisturbed.workdir)
     rows = [json.loads(line) for line in (job.workdir / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if row["split"] == "train"] == list(range(1, steps + 1))

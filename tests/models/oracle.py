@@ -325,8 +325,8 @@ def additive(s, h, w_a, u_a, v):
 
 
 def concat(s, h, w, v):
-    """e_j = vᵀ tanh(W [h_j; s])."""
-    return np.array([np.tanh(np.concatenate([h_j, s]) @ w) @ v for h_j in h])
+    """e_j = vᵀ tanh(W [s; h_j])."""
+    return np.array([np.tanh(np.concatenate([s, h_j]) @ w) @ v for h_j in h])
 
 
 class Recurrent:
@@ -381,7 +381,7 @@ class Recurrent:
         if c.attention == "additive":
             scores = additive(s, h, p["query"]["kernel"], p["key"]["kernel"], p["v"])[None]
         elif c.attention == "concat":
-            scores = concat(s, h, np.concatenate([p["key"]["kernel"], p["query"]["kernel"]]), p["v"])[None]
+            scores = concat(s, h, np.concatenate([p["query"]["kernel"], p["key"]["kernel"]]), p["v"])[None]
         elif c.attention == "dot":
             scores = np.array([[s @ h_j for h_j in h]])
         elif c.attention == "general":

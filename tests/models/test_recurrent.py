@@ -169,23 +169,23 @@ def test_teacher_forcing():
 def test_scores_against_their_equations():
     b, t, s, d, c, a = 2, 3, 5, 7, 11, 13
     query, key, v = normal(b, t, d), normal(b, s, c), normal(a)
-    w, between, same = normal(c + d, a), normal(d, c), normal(b, s, d)
+    w, between, same = normal(d + c, a), normal(d, c), normal(b, s, d)
     concat, general = concat_scores(query, key, w, v), general_scores(query, key, between)
-    additive = additive_scores(query @ w[c:], key @ w[:c], v)
+    additive = additive_scores(query @ w[:d], key @ w[d:], v)
     dot = dot_scores(query, same)
     for i, j in np.ndindex(b, t):
         state = np.float64(query[i, j])
         assert oracle.relative(concat[i, j], oracle.concat(state, key[i], w, v)) < 1e-5
-        assert oracle.relative(additive[i, j], oracle.additive(state, key[i], w[c:], w[:c], v)) < 1e-5
+        assert oracle.relative(additive[i, j], oracle.additive(state, key[i], w[:d], w[d:], v)) < 1e-5
         assert oracle.relative(general[i, j], [state @ between @ h for h in key[i]]) < 1e-5
         assert oracle.relative(dot[i, j], [state @ h for h in same[i]]) < 1e-5
 
 
 def test_concat_is_additive_with_stacked_matrices():
-    """W [h; s] = W_a s + U_a h, where W holds U_a above W_a."""
+    """W [s; h] = W_a s + U_a h, where W holds W_a above U_a."""
     state, h, v = normal(7), normal(5, 11), normal(13)
     w_a, u_a = normal(7, 13), normal(11, 13)
-    stacked = np.concatenate([u_a, w_a])
+    stacked = np.concatenate([w_a, u_a])
     assert oracle.relative(oracle.concat(state, h, stacked, v), oracle.additive(state, h, w_a, u_a, v)) < 1e-6
     found = concat_scores(state[None, None], h[None], stacked, v)[0, 0]
     assert oracle.relative(found, oracle.additive(state, h, w_a, u_a, v)) < 1e-5

@@ -62,21 +62,24 @@ def additive_scores(query: Array, key: Array, v: Array) -> Array:
 
 
 def concat_scores(query: Array, key: Array, w: Array, v: Array) -> Array:
-    """vᵀ tanh(W [h; s]): query s (B, T, D), key h (B, S, C), w (C + D, A), v (A,) → (B, T, S).
+    """vᵀ tanh(W [s; h]): query s (B, T, D), key h (B, S, C), w (D + C, A), v (A,) → (B, T, S).
 
-    Luong et al. 2015, eq. 8. [h; s] W is h W₁ + s W₂ with W₁ above W₂ in W: `additive_scores`, and computed so.
+    Luong et al. 2015, Section 3.1. [s; h] W is s W₁ + h W₂ with W₁ above W₂ in W: `additive_scores`, and computed so.
     """
-    above, below = w[: key.shape[-1]], w[key.shape[-1] :]
-    return additive_scores(einsum("BTD,DA->BTA", query, below), einsum("BSC,CA->BSA", key, above), v)
+    above, below = w[: query.shape[-1]], w[query.shape[-1] :]
+    return additive_scores(einsum("BTD,DA->BTA", query, above), einsum("BSC,CA->BSA", key, below), v)
 
 
 def dot_scores(query: Array, key: Array, dtype: str = "float32") -> Array:
-    """sᵀ h: query (B, T, D), key (B, S, D) → (B, T, S). Luong et al. 2015, eq. 8; Vaswani et al. 2017 divide by √D."""
+    """sᵀ h: query (B, T, D), key (B, S, D) → (B, T, S). Luong et al. 2015, Section 3.1.
+
+    Vaswani et al. 2017 divide by √d_k, the width of a head: `scaled_dot_product_scores`.
+    """
     return einsum("BTD,BSD->BTS", query, key, dtype)
 
 
 def general_scores(query: Array, key: Array, w: Array, dtype: str = "float32") -> Array:
-    """sᵀ W h: query (B, T, D), key (B, S, C), w (D, C) → (B, T, S). Luong et al. 2015, eq. 8."""
+    """sᵀ W h: query (B, T, D), key (B, S, C), w (D, C) → (B, T, S). Luong et al. 2015, Section 3.1."""
     return einsum("BTC,BSC->BTS", einsum("BTD,DC->BTC", query, w, dtype), key, dtype)
 
 

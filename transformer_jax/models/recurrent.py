@@ -352,8 +352,10 @@ class RecurrentSeq2Seq(nn.Module):
     """The encoder–decoder model; it is called, and decodes, as `Transformer` does.
 
     Differs: cells are flax's: GRU with the reset gate behind the recurrent product (as cuDNN), no peepholes; they
-    compute in float32. Word vectors are scaled as the Transformer's. The deep output of Bahdanau et al. sees s_t, as
-    their equation 4 has it, not s_{t-1} as in their appendix. The default readout is one linear map of [s_t; c_t; y].
+    compute in float32. Word vectors are scaled as the Transformer's. The summary is the encoder's last state itself,
+    where Cho et al. have tanh(V h) and a first state tanh(V' c). The deep output of Bahdanau et al. sees s_t, as their
+    equation 4 has it, not s_{t-1} as in their appendix; the default readout is one linear map of [s_t; c_t; y]. Luong
+    et al. have a one-way encoder, which hands its states to the decoder; so has this where `bidirectional` is off.
     """
 
     config: RecurrentConfig
@@ -387,7 +389,7 @@ class RecurrentSeq2Seq(nn.Module):
 
         `source_valid`: True at tokens, False at the padding behind them. A state sees what is before it, so that
         `target_valid` has nothing to do. `teacher_forcing`: in training the share of words taken from `target`, the
-        others being what the model would have said (Bengio et al. 2015), by default the config's.
+        others being what the model finds most probable (Bengio et al. 2015, who sample), by default the config's.
         """
         valid = jnp.ones(source.shape, bool) if source_valid is None else source_valid
         cache = self.init_cache(source, valid, target.shape[1])
