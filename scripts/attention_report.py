@@ -32,6 +32,7 @@ def main(config: ConfigDict) -> None:
         pairs = pairs[: SENTENCES.value]
     if "attention_implementation" in config.model:
         config.model.attention_implementation = "einsum"  # the library's keeps its weights to itself
+    config.decoding.n_best = 1
     predictor = Predictor(flags.FLAGS.workdir, config)
     sources = [source for source, *_ in pairs]
     own = iter(predictor.predict([source for source, *target in pairs if not target]))

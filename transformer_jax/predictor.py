@@ -53,10 +53,13 @@ class Predictor:
         return {"split": split, "step": self.step, **scores, "parameters_sha256": self.parameters_sha256}
 
     def attention(self, lines: Sequence[str], outputs: Sequence[str] | None = None) -> list[Sentence]:
-        """What looked at what while the model read its own translations of `lines`, or `outputs` if given."""
+        """What looks at what while the model reads its own translations of `lines`, or `outputs` if given.
+
+        Needs model.attention_implementation = "einsum", where there is a choice: the library's keeps its weights.
+        """
         if not lines:
             return []
-        outputs = self.predict(lines) if outputs is None else outputs
+        outputs = self._evaluator.predict(self.params, lines) if outputs is None else outputs
         arrays = self.task.pair(lines, outputs)
         weights = jax.device_get(jax.jit(self.task.attention)(self.params, arrays))
         sentences = []

@@ -43,14 +43,16 @@ def verify(recipe: ConfigDict) -> Iterator[Row]:
     recipe.mesh.data, recipe.mesh.fsdp, recipe.mesh.tensor = -1, 1, 1
     model = recipe.model
     # What eight devices can share out; then what the variants are compared with, whatever the recipe has.
-    plain_values = {"num_heads": 8, "vocab_multiple": 8}
+    plain_values: dict[str, Any] = {"num_heads": 8, "vocab_multiple": 8}
     plain_values |= {"dtype": "float32", "remat": "none", "unroll": 1, "attention_implementation": "einsum"}
     model.update({name: value for name, value in plain_values.items() if name in model})
     yield Row("resumed = never stopped, bit for bit", _resumed(_Run(recipe)), 0.0)
 
-    for name in model:
+    for name in model:  # what is drawn at random is drawn anew for every microbatch
         if name.endswith("dropout_rate"):
             model[name] = 0.0
+    if "teacher_forcing" in model:
+        model.teacher_forcing = 1.0
     plain = _Run(recipe)
     losses = plain.losses()
     variants: dict[str, dict[str, Any]] = {

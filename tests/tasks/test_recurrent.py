@@ -2,12 +2,13 @@
 
 import flax.linen as nn
 import jax
+import numpy as np
 import pytest
 from conftest import shrink
 
+import transformer_jax
 from transformer_jax.config import ConfigError, claim_workdir, defaults, parse
 from transformer_jax.models.recurrent import ATTENTIONS
-from transformer_jax.predictor import load
 from transformer_jax.training.loop import train
 
 
@@ -25,18 +26,23 @@ def test_cached_is_whole_and_no_token_is_seen_before_its_place(recurrent, attent
         assert difference < 1e-5, name
 
 
-def test_trains_resumes_and_translates(recurrent, tmp_path):
+def test_trains_resumes_and_translates(recurrent, tmp_path, caplog):
     recurrent.model.attention = "additive"
     recurrent.decoding.beam_size = 3
-    parsed = parse(recurrent)
-    train(parsed.make_task(tmp_path / "run"), parsed.engine, tmp_path / "run")
-    recurrent.training.steps = 6
-    claim_workdir(tmp_path / "run", recurrent)
-    parsed = parse(recurrent)
-    train(parsed.make_task(tmp_path / "run"), parsed.engine, tmp_path / "run")
-    predictor = load(str(tmp_path / "run"))
+    for steps in (4, 6):
+        recurrent.training.steps = steps
+        claim_workdir(tmp_path / "run", recurrent)
+        parsed = parse(recurrent)
+        train(parsed.make_task(tmp_path / "run"), parsed.engine, tmp_path / "run")
+    assert "resumed from step 4" in caplog.text
+    predictor = transformer_jax.load(str(tmp_path / "run"))
     assert predictor.evaluate()["step"] == 6
     assert predictor.predict([""]) == [""]
+    for sentence in predictor.attention(["ek at", "ut"], ["dk", "dk dk"]):
+        (alignment,) = sentence.maps
+        assert alignment.rows[-1] == alignment.columns[-1] == "</s>"
+        assert alignment.weights.shape == (1, 1, len(alignment.rows), len(alignment.columns))
+        np.testing.assert_allclose(alignment.weights.sum(axis=-1), 1, rtol=1e-5)
 
 
 def test_an_architecture_that_is_not_there(recurrent):

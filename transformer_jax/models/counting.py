@@ -1,4 +1,4 @@
-"""How many parameters a model has and how many FLOPs it takes, in closed form."""
+"""How many parameters a Transformer has, and how many FLOPs a model takes, in closed form."""
 
 import functools
 from typing import Any
@@ -65,6 +65,7 @@ def _transformer_flops(config: TransformerConfig, source_lengths: np.ndarray, ta
 
 @forward_flops.register
 def _recurrent_flops(config: RecurrentConfig, source_lengths: np.ndarray, target_lengths: np.ndarray) -> np.ndarray:
+    """Words of the model's own, which teacher forcing below 1 needs, do not count."""
     c, s, t = config, np.asarray(source_lengths, np.float64), np.asarray(target_lengths, np.float64)
     directions, gates = 1 + c.bidirectional, GATES[c.cell]
     width, d, e = c.encoder_dim // directions, c.d_model, c.encoder_dim
@@ -87,7 +88,7 @@ def _recurrent_flops(config: RecurrentConfig, source_lengths: np.ndarray, target
         target += d * d + d
     if c.follows:
         target += (e + d) * d
-    elif c.readout == "maxout" and c.output_dim == c.readout_dim:
+    elif c.readout == "maxout" and c.reads_context:
         target += 2 * c.readout_dim * (d + e + c.embedding_dim)
     bridges = c.num_layers * CARRIES[c.cell] * width * d * c.bidirectional
     return 2 * (bridges + s * source + t * target + s * t * per_pair * (c.attention != "none"))

@@ -100,6 +100,13 @@ class RecurrentConfig:
             yield name, f"belongs to Luong's decoder, and attention = {self.attention!r} is none of it"
         if self.local_window and self.attention == "multi_head":
             yield "local_window", "is for one head: set it to 0 or attention to 'scaled_dot'"
+        if self.readout == "maxout" and not self.reads_context:
+            yield (
+                "readout",
+                "'maxout' is of additive attention, or of none with summary = 'every_step': set it to 'linear'",
+            )
+        if self.summary == "every_step" and self.attention != "none":
+            yield "summary", "is for attention = 'none', which has no other context: set it to 'initial'"
         if self.damping and self.attention == "none":
             yield "damping", "has no scores to damp: set it to False or choose an attention"
 
@@ -109,9 +116,14 @@ class RecurrentConfig:
         return self.attention not in ("none", "additive")
 
     @property
+    def reads_context(self) -> bool:
+        """Whether what is projected to the vocabulary sees the context and the word before, beside the state."""
+        return self.attention == "additive" or (self.attention == "none" and self.summary == "every_step")
+
+    @property
     def output_dim(self) -> int:
         """Of what is projected to the vocabulary."""
-        if self.follows or (self.attention == "none" and self.summary == "initial"):
+        if not self.reads_context:
             return self.d_model
         return self.readout_dim if self.readout == "maxout" else self.d_model + self.encoder_dim + self.embedding_dim
 
@@ -295,7 +307,7 @@ class Decoder(nn.Module):
         if c.follows:  # W_c of Luong et al. 2015, eq. 5
             shape = c.encoder_dim + c.d_model, c.d_model
             self.combine = Linear(shape, ("embed", "state"), use_bias=False, dtype=c.dtype)
-        elif c.readout == "maxout" and c.output_dim == c.readout_dim:
+        elif c.readout == "maxout" and c.reads_context:
             shape = c.d_model + c.encoder_dim + c.embedding_dim, 2 * c.readout_dim
             self.maxout = Linear(shape, ("embed", "state"), dtype=c.dtype)
 

@@ -36,9 +36,9 @@ def entropy(weights: np.ndarray) -> np.ndarray:
 def write_report(path: epath.PathLike, title: str, sentences: Sequence[Sentence]) -> None:
     """Weights are stored in steps of 1 / 255; entropies are those of the weights as given.
 
-    Raises ValueError for a map whose weights do not fit its tokens, and for a report of nothing.
+    Raises ValueError for a map whose weights do not fit its tokens, and where there is nothing to show.
     """
-    if not any(sentence.maps for sentence in sentences):
+    if not sentences or not all(sentence.maps for sentence in sentences):
         raise ValueError("there is no attention to show: the model has none, or there was no sentence")
     shown = []
     for sentence in sentences:
@@ -63,5 +63,5 @@ def write_report(path: epath.PathLike, title: str, sentences: Sequence[Sentence]
     # In a script element nothing is unescaped but its end: no "<" may stand in it.
     data = json.dumps({"title": title, "sentences": shown}, ensure_ascii=False).replace("<", "\\u003c")
     template = importlib.resources.files(__package__).joinpath("attention.html").read_text(encoding="utf-8")
-    page = template.replace("<title>Attention</title>", f"<title>{html.escape(title)}</title>").replace("DATA", data)
+    page = template.replace("DATA", data).replace("<title>Attention</title>", f"<title>{html.escape(title)}</title>")
     epath.Path(path).write_text(page)

@@ -73,6 +73,15 @@ class Task(Protocol):
     def batches(self, split: str, seed: int | None) -> Batches:
         """With a seed the shuffled plan for training, without one every example exactly once."""
 
+    def attention(self, params: Params, batch: Mapping[str, jax.Array]) -> dict[tuple[str, str, str], jax.Array]:
+        """Of a batch as `pair` has it: (name, who looks, at what) → weights (B, layers, heads, T, S)."""
+
+    def pair(self, lines: Sequence[str], outputs: Sequence[str]) -> Arrays:
+        """Lines and what was predicted for them, as one batch."""
+
+    def tokens(self, arrays: Arrays) -> list[dict[str, list[str]]]:
+        """Of each row of such a batch, who looks and at what: a name's tokens."""
+
     def made_up(self, rows: int, length: int, seed: int | None) -> Arrays:
         """A batch without data: to describe a step, and to verify it with. Its examples are of random lengths up to
         `length`; of that length without a seed."""

@@ -1,0 +1,48 @@
+"""The attention report: what the file holds, and that nothing of a text can break out of it."""
+
+import base64
+import json
+import re
+
+import numpy as np
+import pytest
+
+from transformer_jax.report.attention import AttentionMap, Sentence, entropy, write_report
+
+EVIL = '</script><script>alert("DATA & <b>")</script>'
+
+
+def some_map(layers=2, heads=3, rows=("a", EVIL), columns=("x", "y", "<s>")):
+    weights = np.random.default_rng(0).random((layers, heads, len(rows), len(columns)))
+    return AttentionMap("cross <attention>", rows, columns, weights / weights.sum(axis=-1, keepdims=True))
+
+
+def test_file_holds_tokens_weights_and_entropies(tmp_path):
+    shown = some_map()
+    write_report(tmp_path / "report.html", EVIL, [Sentence(EVIL, [shown])])
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("</script>") == 2  # the data's and the program's
+    assert "http" not in page.replace("http-equiv", "")
+    data = json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)[1])
+    assert data["title"] == EVIL
+    (sentence,) = data["sentences"]
+    (found,) = sentence["maps"]
+    assert (sentence["name"], found["rows"], found["columns"]) == (EVIL, ["a", EVIL], ["x", "y", "<s>"])
+    stored = np.frombuffer(base64.b64decode(found["weights"]), np.uint8).reshape(2, 3, 2, 3) / 255
+    np.testing.assert_allclose(stored, shown.weights, atol=0.5 / 255 + 1e-9)
+    np.testing.assert_allclose(found["entropy"], entropy(shown.weights), atol=1e-3)
+
+
+def test_entropy():
+    weights = np.array([[[[1.0, 0, 0, 0], [0.25, 0.25, 0.25, 0.25]], [[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]]]])
+    np.testing.assert_allclose(entropy(weights), [[1.0, 1.0]])
+
+
+def test_what_cannot_be_drawn(tmp_path):
+    wrong = some_map()._replace(rows=["a"])
+    with pytest.raises(ValueError, match=r"weights of shape \(2, 3, 2, 3\) do not fit 1 rows and 3 columns"):
+        write_report(tmp_path / "report.html", "t", [Sentence("s", [wrong])])
+    for sentences in ([], [Sentence("s", [])], [Sentence("s", [some_map()]), Sentence("s", [])]):
+        with pytest.raises(ValueError, match="no attention to show"):
+            write_report(tmp_path / "report.html", "t", sentences)
+    assert not (tmp_path / "report.html").exists()
