@@ -4,8 +4,8 @@ Paper: Sutskever et al. 2014, Cho et al. 2014 (attention=none with cell=lstm, gr
 Luong et al. 2015 (concat, dot, general), Vaswani et al. 2017 (scaled_dot, multi_head on Luong's decoder; transformer).
 `attention=additive|none|concat|dot|general|scaled_dot|multi_head|transformer`, `cell=gru|lstm`; `small`: half as wide;
 `reversed`: the source is read from its end (for attention=none, where it matters).
-What moves with it: additive and the later ones read the source both ways, with 512 units each (dot, which compares states
-as they are, with 256 each); none reads it one way, as LSTM from its end and in two layers.
+What moves with it: additive and the later ones read the source both ways, with 512 units each (dot, which compares
+states as they are, with 256 each); none reads it one way, as LSTM from its end and in two layers.
 Sizes, dropout, teacher forcing and ten epochs are those of Trevett's tutorials (bentrevett/pytorch-seq2seq), whose
 scores of greedy search on test2016 stand in the README beside ours.
 Command: python scripts/train.py --config=configs/road.py:attention=dot --workdir=runs/dot --config.data.directory=DIR
