@@ -103,7 +103,7 @@ class RecurrentConfig:
         if self.readout == "maxout" and not self.reads_context:
             yield (
                 "readout",
-                "'maxout' is of additive attention, or of none with summary = 'every_step': set it to 'linear'",
+                "'maxout' needs additive attention, or none with summary 'every_step': set it to 'linear'",
             )
         if self.summary == "every_step" and self.attention != "none":
             yield "summary", "is for attention = 'none', which has no other context: set it to 'initial'"
