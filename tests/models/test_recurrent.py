@@ -122,7 +122,8 @@ def test_forward_flops(changes):
 @pytest.mark.parametrize("attention", ["none", "additive", "general"])
 def test_beams_share_their_source(attention):
     """Rows of a cache that belong to one source, side by side, read it as a source of their own."""
-    model, variables = make(attention=attention, bidirectional=True, summary="every_step")
+    summary = "every_step" if attention == "none" else "initial"
+    model, variables = make(attention=attention, bidirectional=True, summary=summary)
     cache = model.apply(variables, SOURCE, VALID, 4, method="init_cache")
     twice = cache._replace(past=jax.tree.map(lambda x: jnp.repeat(x, 2, axis=0), cache.past))
     tokens = np.array([[4], [5], [6], [7]])
@@ -243,6 +244,8 @@ def test_local_weights():
         ({"local_window": 3}, "local_window"),
         ({"attention": "multi_head", "local_window": 3}, "local_window"),
         ({"damping": True}, "damping"),
+        ({"readout": "maxout"}, "readout"),
+        ({"summary": "every_step", "attention": "dot"}, "summary"),
     ],
 )
 def test_config_problems(changes, field):

@@ -74,8 +74,9 @@ class RecurrentConfig:
     def problems(self) -> Iterator[tuple[str, str]]:
         """What is wrong, as (field, rule and remedy)."""
         for name, value in dataclasses.asdict(self).items():
-            if type(value) is int and value < (name != "local_window"):
-                yield name, f"must be at least {int(name != 'local_window')}"
+            least = 0 if name == "local_window" else 1
+            if type(value) is int and value < least:
+                yield name, f"must be at least {least}"
         if not 0 <= self.dropout_rate < 1:
             yield "dropout_rate", "must be in [0, 1)"
         if not 0 <= self.teacher_forcing <= 1:
@@ -102,6 +103,10 @@ class RecurrentConfig:
             yield name, f"belongs to Luong's decoder, and attention = {self.attention!r} is none of it"
         if self.local_window and self.attention == "multi_head":
             yield "local_window", "is for one head: set it to 0 or attention to 'scaled_dot'"
+        if self.readout == "maxout" and not self.reads_context:
+            yield "readout", "'maxout' needs additive attention, or none with summary 'every_step': set it to 'linear'"
+        if self.summary == "every_step" and self.attention != "none":
+            yield "summary", "is for attention = 'none', which has no other context: set it to 'initial'"
         if self.damping and self.attention == "none":
             yield "damping", "has no scores to damp: set it to False or choose an attention"
 
@@ -111,9 +116,14 @@ class RecurrentConfig:
         return self.attention not in ("none", "additive")
 
     @property
+    def reads_context(self) -> bool:
+        """Whether what is projected to the vocabulary sees context and word before, beside the state."""
+        return self.attention == "additive" or (self.attention == "none" and self.summary == "every_step")
+
+    @property
     def output_dim(self) -> int:
         """Of what is projected to the vocabulary."""
-        if self.follows or (self.attention == "none" and self.summary == "initial"):
+        if not self.reads_context:
             return self.d_model
         return self.readout_dim if self.readout == "maxout" else self.d_model + self.encoder_dim + self.embedding_dim
 
@@ -177,7 +187,6 @@ class Encoder(nn.Module):
 
         def read(x: Array, name: str, backwards: bool) -> tuple[Carry, Array]:
             cell = _cell(c, width, name)
-            # A cell of nn.RNN is given its own scope, or it would have the encoder's.
             return nn.RNN(cell, return_carry=True, reverse=backwards, keep_order=True)(x, seq_lengths=lengths)
 
         for layer in range(c.num_layers):
@@ -207,8 +216,8 @@ class Alignment(nn.Module):
     def setup(self) -> None:
         c, d, e = self.config, self.config.d_model, self.config.encoder_dim
 
-        def linear(inputs: int, outputs: int, axes: tuple[str, str] = ("embed", "state")) -> Linear:
-            return Linear((inputs, outputs), axes, use_bias=False, dtype=c.dtype)
+        def linear(inputs: int, outputs: int) -> Linear:
+            return Linear((inputs, outputs), ("embed", "state"), use_bias=False, dtype=c.dtype)
 
         if c.attention in ("additive", "concat"):  # W_a and U_a, or the two halves of W
             self.query, self.key = linear(d, c.attention_dim), linear(e, c.attention_dim)
@@ -254,7 +263,7 @@ class Alignment(nn.Module):
     def __call__(self, query: Array, memory: Memory, valid: Array) -> tuple[Array, Array]:
         """query (B, T, D), valid (B, S) → contexts (B, T, C), weights (B, N, T, S)."""
         c = self.config
-        scores, mask = self.scores(query, memory.keys), padding_mask(valid)
+        scores = self.scores(query, memory.keys)
         if c.damping:
             scores = damped_scores(scores, self.damping)
         if c.local_window:  # p = S · sigmoid(v_pᵀ tanh(W_p s)), Luong et al. 2015, eq. 9
@@ -262,7 +271,7 @@ class Alignment(nn.Module):
             center = where * valid.sum(axis=1, keepdims=True)
             weights = local_weights(scores[:, 0], center, c.local_window, valid[:, None])[:, None]
         else:
-            weights = attention_weights(scores, mask)
+            weights = attention_weights(scores, padding_mask(valid))
         seen = einsum("BNTS,BSNH->BTNH", weights, memory.values, c.dtype)
         return (self.output(seen) if c.attention in ("scaled_dot", "multi_head") else seen[:, :, 0]), weights
 
@@ -281,7 +290,7 @@ class Decoder(nn.Module):
         if c.follows:  # W_c of Luong et al. 2015, eq. 5
             shape = c.encoder_dim + c.d_model, c.d_model
             self.combine = Linear(shape, ("embed", "state"), use_bias=False, dtype=c.dtype)
-        elif c.readout == "maxout" and c.output_dim == c.readout_dim:
+        elif c.readout == "maxout" and c.reads_context:
             shape = c.d_model + c.encoder_dim + c.embedding_dim, 2 * c.readout_dim
             self.maxout = Linear(shape, ("embed", "state"), dtype=c.dtype)
 
@@ -451,7 +460,7 @@ def forward_flops(config: RecurrentConfig, source_lengths: np.ndarray, target_le
         target += d * d + d
     if c.follows:
         target += (e + d) * d
-    elif c.readout == "maxout" and c.output_dim == c.readout_dim:
+    elif c.readout == "maxout" and c.reads_context:
         target += 2 * c.readout_dim * (d + e + c.embedding_dim)
     bridges = c.num_layers * CARRIES[c.cell] * width * d * c.bidirectional
     return 2 * (bridges + s * source + t * target + s * t * per_pair * (c.attention != "none"))
