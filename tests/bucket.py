@@ -108,7 +108,7 @@ class Handler(BaseHTTPRequestHandler):
         if parts.path.startswith("/batch/"):
             return self.batch(headers, body)
         if match := re.fullmatch(r"/upload/(?:storage/v1/)?b/([^/]+)/o", parts.path):
-            return self.upload(method, match[1], query, headers, body)
+            return self.upload(match[1], query, headers, body)
         objects = r"(?:/download)?/storage/v1/b/([^/]+)/o/"
         if match := re.fullmatch(objects + "(.+?)/(rewriteTo|copyTo|moveTo)/(.+)", parts.path):
             return self.copy(match, query)
@@ -151,7 +151,7 @@ class Handler(BaseHTTPRequestHandler):
         rewritten = {"done": True, "resource": resource, "totalBytesRewritten": size, "objectSize": size}
         return 200, rewritten if match[3] == "rewriteTo" else resource, {}
 
-    def upload(self, method: str, bucket: str, query: dict, headers: Mapping[str, str], body: bytes) -> Answer:
+    def upload(self, bucket: str, query: dict, headers: Mapping[str, str], body: bytes) -> Answer:
         if "upload_id" in query:
             key, so_far = self.store.sessions[query["upload_id"]]
             asked = re.fullmatch(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)", headers.get("Content-Range", "bytes */*"))

@@ -11,7 +11,7 @@ from conftest import RECIPE, ROOT, write_corpus
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs a script whose gs://bucket holds a corpus; `run.objects` is what the bucket holds."""
+    """Runs a script whose gs://bucket holds a corpus; `run.store` is what it holds."""
     pytest.importorskip("gcsfs", reason="no gcsfs: pip install 'transformer_jax[gcs]'")
     write_corpus(tmp_path / "corpus")
     recipe = tmp_path / "tiny.py"

@@ -48,7 +48,7 @@ def test_a_run_killed_twenty_times(recipe, tmp_path):
     run = command("train", f"--config={recipe}", *options)
     subprocess.run([*run, f"--workdir={tmp_path / 'whole'}"], cwd=ROOT, stderr=subprocess.DEVNULL, check=True)
     workdir = tmp_path / "killed"
-    for number, moment in enumerate(sorted(random.sample(range(2 * every, steps - every, 2 * every), 20))):
+    for number, moment in enumerate(sorted(random.sample(range(2 * every, steps - 20 * every), 20))):
         in_save, before = number % 4 == 3, last_step(workdir)
         process = subprocess.Popen([*run, f"--workdir={workdir}"], cwd=ROOT, stderr=subprocess.DEVNULL)
         # At least one step is saved by this attempt: what an earlier one left unfinished has been removed.
@@ -127,7 +127,7 @@ def test_a_job_of_which_one_process_is_killed_ten_times(count, captions, tmp_pat
         undisturbed.end()
     victims = random.sample([0, 0, *(random.randrange(count) for _ in range(kills - 2))], kills)
     with Watched(count, tmp_path / "killed", flags) as job:
-        for moment, victim in zip(sorted(random.sample(range(20, 480, 20), kills)), victims, strict=True):
+        for moment, victim in zip(sorted(random.sample(range(20, 380), kills)), victims, strict=True):
             # A random moment after it; every attempt comes at least one checkpoint farther.
             since = last_step(job.workdir)
 

@@ -1,6 +1,7 @@
 """The command line, as a user meets it: results on stdout, messages on stderr, errors without tracebacks."""
 
 import json
+import platform
 import subprocess
 import sys
 import time
@@ -174,6 +175,30 @@ def test_compiled_programs_are_kept_in_the_users_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "own"))
     on_devices(1, program)
     assert (tmp_path / "own").exists()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library gives memory back in its own way")
+def test_freed_memory_stays_with_the_process():
+    program = """
+from pathlib import Path
+import numpy as np
+from transformer_jax.command_line import keep_freed_memory
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+def after_an_array():
+    before = resident()
+    np.ones(2**26, np.uint8)
+    return resident() - before
+
+given_back = after_an_array()
+keep_freed_memory()
+print(given_back, after_an_array())
+"""
+    given_back, kept = map(int, on_devices(1, program).split())
+    assert given_back < 2**25
+    assert kept > 2**25
 
 
 def test_prepare_makes_a_corpus_of_fetched_files_ready_and_says_so(tmp_path):

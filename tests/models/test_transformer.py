@@ -540,6 +540,18 @@ def test_other_ways_to_the_same(changes):
         assert oracle.relative(a, b) <= 1e-5
 
 
+def test_remat_scores_keeps_the_products_with_weights():
+    """It computes fewer products again than "full", and more than "none"."""
+
+    def products(remat):
+        config = dataclasses.replace(SMALL, remat=remat)
+        ids = jnp.ones((2, 3), jnp.int32)
+        loss = jax.grad(lambda params: Transformer(config).apply({"params": params}, ids, ids).sum())
+        return str(jax.make_jaxpr(loss)(parameters(config))).count("dot_general")
+
+    assert products("none") < products("scores") < products("full")
+
+
 def test_modules_refuse_a_config_that_is_wrong():
     """Configs made in code do not go through a config file's checks: else a misspelt choice is another model."""
     config = dataclasses.replace(TINY, positions="rope")

@@ -8,9 +8,14 @@ import pytest
 from conftest import ROOT, on_devices, shrink, write_corpus
 
 from transformer_jax.config import defaults
-from transformer_jax.training.sharding import check_rows
+from transformer_jax.training.sharding import AXES, check_rows
 
-RUN = f"runpy.run_path({str(ROOT / 'scripts' / 'train.py')!r}, run_name='__main__')"
+RUN = f"""
+import runpy, sys, warnings
+warnings.simplefilter("ignore")
+sys.argv = ["train", *ARGUMENTS]
+runpy.run_path({str(ROOT / "scripts" / "train.py")!r}, run_name="__main__")
+"""
 PROGRAM = """
 import json, sys
 import jax
@@ -116,10 +121,11 @@ def test_a_run_goes_from_mesh_to_mesh(recipe, tmp_path):
     """Saved on 2 × 2 × 2 devices it goes on on one, and back: the losses of one that stayed."""
 
     def train(name: str, devices: int, steps: int, *mesh: int) -> list[float]:
-        sizes = [f"--config.mesh.{axis}={size}" for axis, size in zip(("data", "fsdp", "tensor"), mesh, strict=True)]
         arguments = [f"--config={recipe}", f"--workdir={tmp_path / name}", f"--config.training.steps={steps}"]
-        arguments += ["--config.training.log_every=1", f"--config.training.evaluate_every={steps}", *sizes]
-        on_devices(devices, f"import runpy, sys\nsys.argv = ['train', *{arguments}]\nTRAIN".replace("TRAIN", RUN))
+        arguments += [f"--config.mesh.{axis}={size}" for axis, size in zip(AXES, mesh, strict=True)]
+        arguments += ["--config.training.log_every=1", "--config.checkpoint.every=4", "--config.checkpoint.keep_best=0"]
+        arguments += [f"--config.training.evaluate_every={steps}"]
+        on_devices(devices, RUN.replace("ARGUMENTS", repr(arguments)))
         rows = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
         return [row["loss"] for row in rows if row["split"] == "train"]
 

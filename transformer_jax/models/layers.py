@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 Array = jax.Array
 
@@ -24,6 +25,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": nn.silu,
 }
 NORMS = ("post", "pre")
+PRODUCT = "product"  # what rematerialisation calls the products with weights: policies do not see into `einsum`
 EMBEDDING_INITS = ("normal", "xavier_uniform")
 
 
@@ -183,7 +185,7 @@ class Linear(nn.Module):
         kernel = parameter(self, "kernel", init, self.shape, self.axes)
         rows, columns = "abcdefgh"[: x.ndim - self.num_inputs], "ijklmn"[: kernel.ndim]
         ins, outs = columns[: self.num_inputs], columns[self.num_inputs :]
-        y = einsum(f"{rows}{ins},{columns}->{rows}{outs}", x, kernel, self.dtype)
+        y = checkpoint_name(einsum(f"{rows}{ins},{columns}->{rows}{outs}", x, kernel, self.dtype), PRODUCT)
         if self.use_bias:
             shape, axes = self.shape[self.num_inputs :], self.axes[self.num_inputs :]
             bias = parameter(self, "bias", nn.initializers.zeros, shape, axes)

@@ -72,8 +72,9 @@ class RecurrentConfig:
     def problems(self) -> Iterator[tuple[str, str]]:
         """What is wrong, as (field, rule and remedy)."""
         for name, value in dataclasses.asdict(self).items():
-            if type(value) is int and value < (name != "local_window"):
-                yield name, f"must be at least {int(name != 'local_window')}"
+            least = 0 if name == "local_window" else 1
+            if type(value) is int and value < least:
+                yield name, f"must be at least {least}"
         if not 0 <= self.dropout_rate < 1:
             yield "dropout_rate", "must be in [0, 1)"
         if not 0 <= self.teacher_forcing <= 1:
@@ -101,10 +102,7 @@ class RecurrentConfig:
         if self.local_window and self.attention == "multi_head":
             yield "local_window", "is for one head: set it to 0 or attention to 'scaled_dot'"
         if self.readout == "maxout" and not self.reads_context:
-            yield (
-                "readout",
-                "'maxout' needs additive attention, or none with summary 'every_step': set it to 'linear'",
-            )
+            yield "readout", "'maxout' needs additive attention, or none with summary 'every_step': set it to 'linear'"
         if self.summary == "every_step" and self.attention != "none":
             yield "summary", "is for attention = 'none', which has no other context: set it to 'initial'"
         if self.damping and self.attention == "none":
@@ -117,7 +115,7 @@ class RecurrentConfig:
 
     @property
     def reads_context(self) -> bool:
-        """Whether what is projected to the vocabulary sees the context and the word before, beside the state."""
+        """Whether what is projected to the vocabulary sees context and word before, beside the state."""
         return self.attention == "additive" or (self.attention == "none" and self.summary == "every_step")
 
     @property
@@ -203,7 +201,6 @@ class Encoder(nn.Module):
 
         def read(x: Array, name: str, backwards: bool) -> tuple[Carry, Array]:
             cell = _cell(c, width, name)
-            # A cell of nn.RNN is given its own scope, or it would have the encoder's.
             return nn.RNN(cell, return_carry=True, reverse=backwards, keep_order=True)(x, seq_lengths=lengths)
 
         for layer in range(c.num_layers):
@@ -233,8 +230,8 @@ class Alignment(nn.Module):
     def setup(self) -> None:
         c, d, e = self.config, self.config.d_model, self.config.encoder_dim
 
-        def linear(inputs: int, outputs: int, axes: tuple[str, str] = ("embed", "state")) -> Linear:
-            return Linear((inputs, outputs), axes, use_bias=False, dtype=c.dtype)
+        def linear(inputs: int, outputs: int) -> Linear:
+            return Linear((inputs, outputs), ("embed", "state"), use_bias=False, dtype=c.dtype)
 
         if c.attention in ("additive", "concat"):  # W_a and U_a, or the two halves of W
             self.query, self.key = linear(d, c.attention_dim), linear(e, c.attention_dim)
@@ -280,7 +277,7 @@ class Alignment(nn.Module):
     def __call__(self, query: Array, memory: Memory, valid: Array) -> tuple[Array, Array]:
         """query (B, T, D), valid (B, S) → contexts (B, T, C), weights (B, N, T, S)."""
         c = self.config
-        scores, mask = self.scores(query, memory.keys), padding_mask(valid)
+        scores = self.scores(query, memory.keys)
         if c.damping:
             scores = damped_scores(scores, self.damping)
         if c.local_window:  # p = S · sigmoid(v_pᵀ tanh(W_p s)), Luong et al. 2015, eq. 9
@@ -288,7 +285,7 @@ class Alignment(nn.Module):
             center = where * valid.sum(axis=1, keepdims=True)
             weights = local_weights(scores[:, 0], center, c.local_window, valid[:, None])[:, None]
         else:
-            weights = attention_weights(scores, mask)
+            weights = attention_weights(scores, padding_mask(valid))
         seen = einsum("BNTS,BSNH->BTNH", weights, memory.values, c.dtype)
         return (self.output(seen) if c.attention in ("scaled_dot", "multi_head") else seen[:, :, 0]), weights
 

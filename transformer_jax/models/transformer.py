@@ -39,7 +39,7 @@ IMPLEMENTATIONS = ("einsum", "xla")
 # "scores": all but the products with weights, so that attention's (B, N, T, S) need not be kept. "full": everything.
 REMAT: dict[str, Callable[..., bool] | None] = {
     "none": None,
-    "scores": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "scores": jax.checkpoint_policies.save_only_these_names(layers.PRODUCT),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 
