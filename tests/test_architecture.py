@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "training": {"data"},
     "tasks": {"training.task", "models", "data", "decoding", "losses", "metrics"},
     "config": {"tasks", "training"},
-    "report": set(),
+    "report": {"metrics", "training.logging"},
     "predictor": {"config", "report", "training"},
     "verification": {"config", "tasks", "training"},
     "command_line": {"config", "training"},

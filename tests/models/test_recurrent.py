@@ -1,6 +1,7 @@
 """The recurrent models against NumPy float64, word by word; what padding, caches and dropout may change."""
 
 import dataclasses
+import itertools
 
 import flax.linen as nn
 import jax
@@ -149,22 +150,41 @@ def test_dropout_acts_only_with_a_key():
 
 def test_teacher_forcing():
     """At rate 0 the model reads its own words; they are those of greedy decoding. Without a key it reads the target."""
-    model, variables = make(attention="additive", dropout_rate=0.0)
+    forcing = {"teacher_forcing": 1.0, "teacher_forcing_end": 0.0, "teacher_forcing_steps": 10}
+    model, variables = make(attention="additive", dropout_rate=0.0, **forcing)
     key = {"dropout": jax.random.key(0)}
 
-    def logits(target, rate, **options):
-        x, project = model.apply(variables, SOURCE, target, VALID, None, rate, method="hidden", **options)
+    def logits(target, step, **options):
+        x, project = model.apply(variables, SOURCE, target, VALID, None, step, method="hidden", **options)
         return project(x, V)
 
-    own = np.full_like(TARGET, 1)
-    for t in range(1, own.shape[1]):
-        own[:, t] = logits(own, 1.0)[:, t - 1].argmax(axis=-1)
-    assert (own != TARGET).any()
-    np.testing.assert_allclose(logits(TARGET, 0.0, rngs=key), logits(own, 1.0), rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(logits(TARGET, 0.0), logits(TARGET, 1.0))
-    np.testing.assert_allclose(logits(TARGET, 1.0, rngs=key), logits(TARGET, 1.0), rtol=1e-5, atol=1e-6)
-    half = logits(TARGET, 0.5, rngs=key)
-    assert np.abs(half - logits(TARGET, 1.0)).max() > 1e-3
+    def reading(coins):
+        """Where a coin is False, all rows read the word that they found most probable."""
+        read = TARGET.copy()
+        for t, coin in enumerate(coins, start=1):
+            if not coin:
+                read[:, t] = logits(read, 0)[:, t - 1].argmax(axis=-1)
+        return logits(read, 0)
+
+    np.testing.assert_array_equal(logits(TARGET, 10), logits(TARGET, 0))
+    np.testing.assert_allclose(logits(TARGET, 10, rngs=key), reading([False] * 3), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(logits(TARGET, 0, rngs=key), reading([True] * 3), rtol=1e-5, atol=1e-6)
+    possible = [reading(coins) for coins in itertools.product([True, False], repeat=3)]
+    fell = set()
+    for i in range(6):
+        half = logits(TARGET, 5, rngs={"dropout": jax.random.key(i)})
+        apart = [np.abs(half - x)[..., :V].max() for x in possible]
+        assert min(apart) < 1e-5
+        fell.add(int(np.argmin(apart)))
+    assert len(fell) > 2
+
+
+@pytest.mark.parametrize(("step", "rate"), [(0, 0.9), (50, 0.6), (100, 0.3), (1000, 0.3)])
+def test_teacher_forcing_by_schedule(step, rate):
+    config = RecurrentConfig(teacher_forcing=0.9, teacher_forcing_end=0.3, teacher_forcing_steps=100)
+    np.testing.assert_allclose(config.teacher_forcing_at(step), rate, rtol=1e-6)
+    assert config.reads_itself
+    np.testing.assert_allclose(RecurrentConfig(teacher_forcing=0.9).teacher_forcing_at(step), 0.9, rtol=1e-6)
 
 
 def test_scores_against_their_equations():
@@ -234,6 +254,8 @@ def test_local_weights():
         ({"num_layers": 0}, "num_layers"),
         ({"dropout_rate": 1.0}, "dropout_rate"),
         ({"teacher_forcing": 1.5}, "teacher_forcing"),
+        ({"teacher_forcing_end": -0.5}, "teacher_forcing_end"),
+        ({"teacher_forcing_steps": -1}, "teacher_forcing_steps"),
         ({"dtype": "float16"}, "dtype"),
         ({"bidirectional": True, "encoder_dim": 7, "attention": "additive"}, "encoder_dim"),
         ({"bidirectional": True, "reverse_source": True, "attention": "additive"}, "reverse_source"),

@@ -22,7 +22,7 @@ class Pulling:
     def init(self, key):
         return {"a": jnp.full((3,), 5.0), "b": {"c": jnp.full((2, 1), -2.0)}}
 
-    def loss(self, params, batch, key):
+    def loss(self, params, batch, key, step):
         total = sum(((leaf - batch["x"].mean()) ** 2).sum() for leaf in jax.tree.leaves(params))
         return total, jnp.ones(()), {}
 

@@ -59,7 +59,7 @@ class Copying:
         token = jnp.zeros((1, 1), jnp.int32)
         return self.model.init(key, token, token)["params"]
 
-    def loss(self, params, batch, key):
+    def loss(self, params, batch, key, step):
         source, target = batch["source"], batch["target"]
         weights = target != PAD
         logits = self.model.apply(
@@ -80,7 +80,7 @@ class Drawing:
     def init(self, key):
         return {"kernel": jnp.ones(())}
 
-    def loss(self, params, batch, key):
+    def loss(self, params, batch, key, step):
         return params["kernel"] * jax.random.uniform(key), jnp.ones(()), {}
 
 

@@ -63,7 +63,11 @@ class RecurrentConfig:
     # Of additive attention and of summary = "every_step": what projects to the vocabulary.
     readout: str = "linear"
     readout_dim: int = 500  # of "maxout"
-    teacher_forcing: float = 1.0  # how often the reference's word is fed in training, not the model's own
+    # How often the reference's word is fed in training, not the model's own: from the first to the second in so many
+    # steps, along a line (Bengio et al. 2015, Section 2.4); 0 steps: always the first.
+    teacher_forcing: float = 1.0
+    teacher_forcing_end: float = 0.0
+    teacher_forcing_steps: int = 0
     dropout_rate: float = 0.5
     max_length: int = 1024
     vocab_multiple: int = 1
@@ -72,13 +76,14 @@ class RecurrentConfig:
     def problems(self) -> Iterator[tuple[str, str]]:
         """What is wrong, as (field, rule and remedy)."""
         for name, value in dataclasses.asdict(self).items():
-            least = 0 if name == "local_window" else 1
+            least = 0 if name in ("local_window", "teacher_forcing_steps") else 1
             if type(value) is int and value < least:
                 yield name, f"must be at least {least}"
         if not 0 <= self.dropout_rate < 1:
             yield "dropout_rate", "must be in [0, 1)"
-        if not 0 <= self.teacher_forcing <= 1:
-            yield "teacher_forcing", "must be in [0, 1]; 1 always feeds the reference"
+        for name in ("teacher_forcing", "teacher_forcing_end"):
+            if not 0 <= getattr(self, name) <= 1:
+                yield name, "must be in [0, 1]; 1 always feeds the reference"
         choices = {"cell": tuple(CELLS), "attention": ATTENTIONS, "summary": SUMMARIES, "readout": READOUTS}
         choices |= {"architecture": ("recurrent",), "dtype": ("float32", "bfloat16")}
         for name, allowed in choices.items():
@@ -124,6 +129,16 @@ class RecurrentConfig:
         if not self.reads_context:
             return self.d_model
         return self.readout_dim if self.readout == "maxout" else self.d_model + self.encoder_dim + self.embedding_dim
+
+    @property
+    def reads_itself(self) -> bool:
+        """Whether training feeds the decoder words of its own."""
+        return self.teacher_forcing < 1 or (self.teacher_forcing_steps > 0 and self.teacher_forcing_end < 1)
+
+    def teacher_forcing_at(self, step: Array | int) -> Array:
+        """The share of words that update `step` = 0, 1, … takes from the reference."""
+        passed = jnp.minimum(step / max(self.teacher_forcing_steps, 1), 1.0) if self.teacher_forcing_steps else 0.0
+        return self.teacher_forcing + (self.teacher_forcing_end - self.teacher_forcing) * jnp.asarray(passed)
 
     @property
     def shares_tables(self) -> bool:
@@ -392,20 +407,23 @@ class RecurrentSeq2Seq(nn.Module):
         target: Array,
         source_valid: Array | None = None,
         target_valid: Array | None = None,
-        teacher_forcing: Array | float | None = None,
+        step: Array | int = 0,
     ) -> tuple[Array, Projection]:
         """What is projected to logits (B, T, output_dim), and what does that. Weights are sown, (B, N, T, S).
 
         `source_valid`: True at tokens, False at the padding behind them. A state sees what is before it, so that
-        `target_valid` has nothing to do. `teacher_forcing`: in training the share of words taken from `target`, the
-        others being what the model finds most probable (Bengio et al. 2015, who sample), by default the config's.
+        `target_valid` has nothing to do. In training, update `step`, as many positions of `target` as the config says
+        are not read: there the model reads what it finds most probable itself (Bengio et al. 2015).
+
+        Differs: one coin is flipped a position, for the whole batch, where they flip one a word: what no row needs is
+        not computed.
         """
         valid = jnp.ones(source.shape, bool) if source_valid is None else source_valid
         cache = self.init_cache(source, valid, target.shape[1])
-        rate = self.config.teacher_forcing if teacher_forcing is None else teacher_forcing
         given = None
-        if self.has_rng("dropout") and not (isinstance(rate, float) and rate == 1):
-            given = jax.random.bernoulli(self.make_rng("dropout"), rate, target.shape).at[:, 0].set(True)
+        if self.has_rng("dropout") and self.config.reads_itself:
+            rate = self.config.teacher_forcing_at(step)
+            given = jax.random.bernoulli(self.make_rng("dropout"), rate, target.shape[1:]).at[0].set(True)
         x, weights, _ = self._run(cache, target, given)
         self.sow("intermediates", "weights", weights)
         return self.dropout(x), self.output.projection()
@@ -436,24 +454,34 @@ class RecurrentSeq2Seq(nn.Module):
         return params
 
     def _run(self, cache: Cache, target: Array, given: Array | None) -> tuple[Array, Array, State]:
-        """→ outputs (B, T, output_dim), weights (B, N, T, S), state. Where `given` (B, T) is False, the input is the
-        word that the model itself would have said."""
+        """→ outputs (B, T, output_dim), weights (B, N, T, S), state. Where `given` (T,) is False, the input is what the
+        model itself would have said."""
         c = self.config
 
         def word(model: RecurrentSeq2Seq, tokens: Array) -> Array:
             return model.dropout(model.target_embedding(tokens))
 
         def step(model: RecurrentSeq2Seq, before: tuple[State, Array], inputs: tuple) -> tuple[tuple, tuple]:
-            (state, own), (y, given) = before, inputs
-            if given is not None:
-                y = jnp.where(given[:, None], y, word(model, own[:, None])[:, 0])
+            (state, own), (y, coins) = before, inputs
+            if coins is not None:
+                y = jnp.where(coins[0], y, word(model, own[:, None])[:, 0])
             state, output, weights = model.decoder(state, y, cache.memory, cache.source_valid)
-            if given is not None:
-                own = model.output.projection()(output[:, None], c.target_vocab_size, c.dtype)[:, 0].argmax(axis=-1)
+            if coins is not None:  # the most probable word, if the next step reads it
+                project = model.output.projection()
+
+                def said(x: Array) -> Array:
+                    return project(x[:, None], c.target_vocab_size, c.dtype)[:, 0].argmax(axis=-1).astype(own.dtype)
+
+                own = jax.lax.cond(coins[1], lambda x: own, said, jax.lax.stop_gradient(output))
             return (state, own), (output, weights)
 
         scan = nn.scan(
-            step, variable_broadcast="params", split_rngs={"params": False, "dropout": True}, in_axes=1, out_axes=(1, 2)
+            step,
+            variable_broadcast="params",
+            split_rngs={"params": False, "dropout": True},
+            in_axes=((1, 0),),
+            out_axes=(1, 2),
         )
-        (past, _), (x, weights) = scan(self, (cache.past, target[:, 0]), (word(self, target), given))
+        coins = None if given is None else jnp.stack([given, jnp.roll(given, -1)], axis=1)  # this step's, the next's
+        (past, _), (x, weights) = scan(self, (cache.past, target[:, 0]), (word(self, target), coins))
         return x, weights, past

@@ -393,11 +393,13 @@ class Transformer(nn.Module):
         target: Array,
         source_valid: Array | None = None,
         target_valid: Array | None = None,
+        step: Array | int = 0,
     ) -> tuple[Array, Projection]:
         """The decoder's output (B, T, D) and what projects it to logits: for a loss that does so in chunks.
 
         `source_valid`, `target_valid`: True at tokens, False at padding; None: there is no padding. The source's
-        masks encoder self-attention and cross-attention, the target's (with causality) decoder self-attention.
+        masks encoder self-attention and cross-attention, the target's (with causality) decoder self-attention. `step`,
+        which a schedule may need, is free here.
         """
         if source_valid is None:
             source_valid = jnp.ones(source.shape, bool)

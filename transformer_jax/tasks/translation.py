@@ -105,7 +105,12 @@ class Translation:
         return self.model.init(key, token, token)["params"]
 
     def _cross_entropy(
-        self, params: Params, batch: Mapping[str, jax.Array], key: jax.Array | None, label_smoothing: float
+        self,
+        params: Params,
+        batch: Mapping[str, jax.Array],
+        key: jax.Array | None = None,
+        step: jax.Array | int = 0,
+        label_smoothing: float = 0.0,
     ) -> tuple[jax.Array, jax.Array]:
         """(sum, weight) over the target's tokens, the end included."""
         source, target = batch["source"], batch["target"]
@@ -116,6 +121,7 @@ class Translation:
             shift_right(target, BOS_ID),
             source_valid=source != PAD_ID,
             target_valid=weights,
+            step=step,
             rngs=None if key is None else {"dropout": key},
             method="hidden",
         )
@@ -132,13 +138,15 @@ class Translation:
         total = losses.sum_in_chunks(loss, project, x, target, weights, losses.CHUNK, shards)
         return total, weights.sum().astype(jnp.float32)
 
-    def loss(self, params: Params, batch: Mapping[str, jax.Array], key: jax.Array) -> tuple[jax.Array, jax.Array, Sums]:
+    def loss(
+        self, params: Params, batch: Mapping[str, jax.Array], key: jax.Array, step: jax.Array | int = 0
+    ) -> tuple[jax.Array, jax.Array, Sums]:
         """Label-smoothed cross-entropy over the target's tokens, the end included."""
-        return *self._cross_entropy(params, batch, key, self.config.training.label_smoothing), {}
+        return *self._cross_entropy(params, batch, key, step, self.config.training.label_smoothing), {}
 
     def measure(self, params: Params, batch: Mapping[str, jax.Array]) -> Sums:
         """Cross-entropy without smoothing, and how many target tokens and sentences it is over."""
-        total, weight = self._cross_entropy(params, batch, None, 0.0)
+        total, weight = self._cross_entropy(params, batch)
         return {"loss": total, "tokens": weight, "examples": (batch["target"] != PAD_ID).any(axis=1).sum()}
 
     def predict(self, params: Params, batch: Mapping[str, jax.Array], fast: bool) -> dict[str, jax.Array]:

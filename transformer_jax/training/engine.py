@@ -82,30 +82,30 @@ def make_train_step(
     Where the loss or the gradient is not finite, nothing but the step's number changes, and "skipped" is 1.
     """
 
-    def sums(params: Params, batch: Mapping[str, jax.Array], key: jax.Array) -> tuple:
+    def sums(params: Params, batch: Mapping[str, jax.Array], key: jax.Array, step: jax.Array) -> tuple:
         def total(params: Params) -> tuple[jax.Array, tuple]:
-            loss, weight, auxiliary = task.loss(params, batch, key)
+            loss, weight, auxiliary = task.loss(params, batch, key, step)
             return loss, (loss, weight, auxiliary)
 
         gradient, (loss, weight, auxiliary) = jax.grad(total, has_aux=True)(params)
         return gradient, loss, weight, auxiliary
 
-    def accumulate(params: Params, batch: Mapping[str, jax.Array], key: jax.Array) -> tuple:
+    def accumulate(params: Params, batch: Mapping[str, jax.Array], key: jax.Array, step: jax.Array) -> tuple:
         if microbatches == 1:
-            return sums(params, batch, key)
+            return sums(params, batch, key, step)
         # Every m-th row: each device has its share of every microbatch.
         parts = jax.tree.map(lambda x: x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1), batch)
 
         def add(so_far: tuple, part: tuple) -> tuple[tuple, None]:
             number, rows = part
-            return jax.tree.map(jnp.add, so_far, sums(params, rows, jax.random.fold_in(key, number))), None
+            return jax.tree.map(jnp.add, so_far, sums(params, rows, jax.random.fold_in(key, number), step)), None
 
-        first = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(sums, params, batch, key))
+        first = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(sums, params, batch, key, step))
         return jax.lax.scan(add, first, (jnp.arange(microbatches), parts))[0]
 
     def train_step(state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[TrainState, dict[str, jax.Array]]:
         key = jax.random.fold_in(jax.random.key(seed), state.step)
-        gradient, loss, weight, auxiliary = accumulate(state.params, batch, key)
+        gradient, loss, weight, auxiliary = accumulate(state.params, batch, key, state.step)
         gradient = jax.tree.map(lambda g: g / weight, gradient)
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)

@@ -61,8 +61,11 @@ class Task(Protocol):
     def init(self, key: jax.Array) -> Params:
         """Parameters whose leaves carry their logical axis names (flax's boxes)."""
 
-    def loss(self, params: Params, batch: Mapping[str, jax.Array], key: jax.Array) -> tuple[jax.Array, jax.Array, Sums]:
-        """(sum, weight, auxiliary sums). Only the sum is differentiated; the engine divides by the weight once."""
+    def loss(
+        self, params: Params, batch: Mapping[str, jax.Array], key: jax.Array, step: jax.Array | int
+    ) -> tuple[jax.Array, jax.Array, Sums]:
+        """(sum, weight, auxiliary sums). Only the sum is differentiated; the engine divides by the weight once. `step`
+        is the update's number, for what goes by a schedule."""
 
     def measure(self, params: Params, batch: Mapping[str, jax.Array]) -> Sums:
         """Evaluation sums of a batch, without dropout; they add up over batches."""

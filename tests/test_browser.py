@@ -1,0 +1,136 @@
+"""The attention report in headless Chromium, opened from a file and driven as a person would."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from transformer_jax.report.attention import AttentionMap, Sentence, write_report
+
+EVIL = "</script><img src=x onerror=\"document.title='broken out'\">"
+SOURCE, TARGET = ["ein", "Haus", EVIL, "</s>"], ["<s>", "a", "house"]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if not (shutil.which("chromium") and shutil.which("chromedriver")):
+        pytest.skip("no chromium and chromedriver: apt-get install chromium chromium-driver")
+    webdriver = pytest.importorskip("selenium.webdriver", reason="no selenium: pip install 'transformer_jax[test]'")
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium")
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1000,900"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def page(browser, tmp_path):
+    draw = np.random.default_rng(0)
+
+    def weights(layers, heads, rows, columns):
+        found = draw.random((layers, heads, rows, columns))
+        return found / found.sum(axis=-1, keepdims=True)
+
+    cross = AttentionMap("decoder over encoder", TARGET, SOURCE, weights(2, 3, 3, 4))
+    own = AttentionMap("encoder", SOURCE, SOURCE, weights(2, 3, 4, 4))
+    alignment = AttentionMap("alignment", ["x"], ["y", "z"], weights(1, 1, 1, 2))
+    write_report(tmp_path / "report.html", "A title", [Sentence(EVIL, [cross, own]), Sentence("second", [alignment])])
+    browser.get((tmp_path / "report.html").as_uri())
+    yield browser, {map.name: map for map in (cross, own, alignment)}
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+    requested = [entry["message"] for entry in browser.get_log("performance") if "willBeSent" in entry["message"]]
+    assert all("file://" in message for message in requested)  # and nothing of a network
+
+
+def choose(browser, name, text):
+    from selenium.webdriver.support.ui import Select
+
+    Select(browser.find_element("id", name)).select_by_visible_text(text)
+
+
+def cell(browser, row, column):
+    return browser.find_element("css selector", f'td[data-row="{row}"][data-column="{column}"]')
+
+
+def point(browser, element, kind):
+    """The mouse moves over it, or a finger touches it."""
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.actions.action_builder import ActionBuilder
+    from selenium.webdriver.common.actions.pointer_input import PointerInput
+
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
+    if kind == "mouse":
+        ActionChains(browser).move_to_element(element).perform()
+        return
+    actions = ActionBuilder(browser, mouse=PointerInput("touch", "finger"))
+    actions.pointer_action.move_to(element).pointer_down().pointer_up()
+    actions.perform()
+
+
+def said(browser):
+    return browser.find_element("id", "said").text
+
+
+def marked(browser):
+    return [element.text for element in browser.find_elements("css selector", "th.on")]
+
+
+@pytest.mark.parametrize("kind", ["mouse", "touch"])
+def test_pointing_marks_both_words_and_tells_the_number(page, kind):
+    browser, maps = page
+    weights = maps["decoder over encoder"].weights
+    point(browser, cell(browser, 2, 1), kind)
+    assert said(browser) == f"house → Haus: {round(255 * weights[0, 0, 2, 1]) / 255:.2f}"
+    assert marked(browser) == ["Haus", "house"]
+    point(browser, cell(browser, 0, 2), kind)
+    assert said(browser).startswith(f"<s> → {EVIL}")
+    assert len(marked(browser)) == 2
+
+
+def test_layers_and_heads_with_their_entropies(page):
+    browser, maps = page
+    weights = maps["decoder over encoder"].weights
+    buttons = browser.find_elements("css selector", "#heads button")
+    entropies = -(weights * np.log2(weights)).sum(axis=-1).mean(axis=-1)
+    assert all(button.text.endswith(" bits") for button in buttons)
+    shown = [float(button.text.removesuffix(" bits")) for button in buttons]
+    np.testing.assert_allclose(shown, entropies.reshape(-1), atol=0.006)
+    buttons[5].click()  # layer 2, head 3
+    assert [button.get_attribute("aria-pressed") for button in buttons] == ["false"] * 5 + ["true"]
+    point(browser, cell(browser, 1, 0), "mouse")
+    assert said(browser) == f"a → ein: {round(255 * weights[1, 2, 1, 0]) / 255:.2f}"
+
+
+def test_sentences_and_maps(page):
+    browser, maps = page
+    choose(browser, "map", "encoder")
+    assert len(browser.find_elements("css selector", "td[data-row]")) == 16
+    browser.find_elements("css selector", "#heads button")[5].click()
+    choose(browser, "sentence", "second")
+    assert len(browser.find_elements("css selector", "#heads button")) == 1
+    point(browser, cell(browser, 0, 1), "mouse")
+    assert said(browser) == f"x → z: {round(255 * maps['alignment'].weights[0, 0, 0, 1]) / 255:.2f}"
+
+
+def test_text_stays_text(page):
+    browser, _ = page
+    assert browser.title == "A title"
+    assert browser.find_elements("css selector", "img") == []
+    heads = [th.get_attribute("textContent") for th in browser.find_elements("css selector", "thead th")]
+    assert heads == SOURCE
+
+
+def test_light_and_dark(page):
+    browser, _ = page
+
+    def brightness():
+        color = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+        return sum(int(part) for part in color.strip("rgb()").split(",")) / 3
+
+    for scheme, bright in (("light", True), ("dark", False)):
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        assert (brightness() > 128) == bright

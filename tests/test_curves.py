@@ -1,0 +1,84 @@
+"""Runs side by side: what is read, what is drawn, what cannot be."""
+
+import json
+import random
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+from transformer_jax.metrics import bleu
+from transformer_jax.report.curves import Curve, LengthScore, bleu_by_length, draw_bleu_by_length, draw_curves
+from transformer_jax.report.curves import read_curves as read
+
+ROWS = [
+    {"step": 10, "split": "train", "loss": 3.0},
+    {"step": 10, "split": "val", "loss": 3.5, "bleu": 1.0, "bleu_signature": "s"},
+    {"step": 20, "split": "train", "loss": 2.0},
+    {"step": 20, "split": "val", "loss": 2.5, "bleu": 4.0, "bleu_signature": "s"},
+]
+
+
+@pytest.fixture
+def run(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS) + '{"st')
+    return tmp_path / "run"
+
+
+def test_curves_are_read_by_split(run):
+    assert read(run, "loss") == {"train": Curve([10, 20], [3.0, 2.0]), "val": Curve([10, 20], [3.5, 2.5])}
+    assert read(run, "bleu") == {"val": Curve([10, 20], [1.0, 4.0])}
+
+
+def test_a_run_without_the_value(run, tmp_path):
+    with pytest.raises(ValueError, match="has no 'blue': choose from bleu, loss"):
+        read(run, "blue")
+    with pytest.raises(ValueError, match="has no 'bleu_signature'"):
+        read(run, "bleu_signature")
+    with pytest.raises(ValueError, match="nowhere is not the folder of a run"):
+        read(tmp_path / "nowhere", "loss")
+
+
+@pytest.mark.parametrize("tokenized", [False, True])
+def test_bleu_by_length(tokenized):
+    draw = random.Random(0)
+    references = [" ".join(draw.choice("abcde") for _ in range(n)) for n in (4, 5, 6, 7, 8, 20)]
+    hypotheses = [*references[:3], *(reference[::-1] for reference in references[3:])]
+    sources = [" ".join("x" * n) for n in (1, 4, 5, 6, 10, 17)]
+    scores = bleu_by_length(sources, hypotheses, references, [5, 10, 12], tokenized)
+    assert [score[:3] for score in scores] == [(1, 5, 3), (6, 10, 2), (13, 17, 1)]
+    name = "bleu_tokenized" if tokenized else "bleu"
+    for score, part in zip(scores, (slice(0, 3), slice(3, 5), slice(5, 6)), strict=True):
+        assert score.bleu == bleu(hypotheses[part], references[part])[name]
+    assert scores[0].bleu == pytest.approx(100)
+    assert bleu_by_length(["", "a b"], ["", "c"], ["c", "c"], [5], tokenized)[0].sentences == 2
+    for edges in ([], [0, 5], [5, 5], [10, 5]):
+        with pytest.raises(ValueError, match="must rise"):
+            bleu_by_length(sources, hypotheses, references, edges, tokenized)
+
+
+@pytest.mark.parametrize("ending", ["svg", "png"])
+def test_pictures(run, tmp_path, ending):
+    pytest.importorskip("matplotlib", reason="no matplotlib: pip install 'transformer_jax[plots]'")
+    curves, lengths = tmp_path / f"curves.{ending}", tmp_path / f"lengths.{ending}"
+    draw_curves(curves, {"one run": {"loss": read(run, "loss"), "bleu": read(run, "bleu")}, "other": {}})
+    draw_bleu_by_length(lengths, {"one run": [LengthScore(1, 5, 3, 30.0), LengthScore(6, 10, 2, 20.0)]})
+    start = {"svg": b"<?xml", "png": b"\x89PNG"}[ending]
+    assert curves.read_bytes().startswith(start)
+    assert lengths.read_bytes().startswith(start)
+    with pytest.raises(ValueError, match=r"must end in one of .*\.svg"):
+        draw_bleu_by_length(tmp_path / "lengths.doc", {})
+
+
+def test_the_script(run, tmp_path):
+    pytest.importorskip("matplotlib", reason="no matplotlib: pip install 'transformer_jax[plots]'")
+    script = [sys.executable, ROOT / "scripts" / "compare.py", f"--workdirs={run},{run}"]
+    done = subprocess.run([*script, f"--output={tmp_path}/c.svg", "--values=loss,bleu"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "c.svg").exists()
+    wrong = subprocess.run([*script, f"--output={tmp_path}/d.svg", "--values=blue"], capture_output=True, text=True)
+    assert wrong.returncode == 2
+    assert "choose from bleu, loss" in wrong.stderr
+    assert "Traceback" not in wrong.stderr
