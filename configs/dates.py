@@ -1,6 +1,7 @@
 """Written dates in many formats and languages → ISO 8601, the smallest complete translation task.
 
-Paper: the Transformer of Vaswani et al. 2017, two layers, 128 wide, over characters.
+Paper: the Transformer of Vaswani et al. 2017, two layers, 128 wide, over characters. With `attention=additive`, or
+another of models/recurrent.py, the encoder–decoder of Bahdanau et al. 2015 in its place, 128 wide.
 Command: python scripts/train.py --config=configs/dates.py --workdir=runs/dates
 Cost: a few minutes on two CPU cores; see the README. The data is generated into runs/data, nothing is downloaded.
 Expected: at least 99 % of unseen dates exactly right.
@@ -9,11 +10,12 @@ Expected: at least 99 % of unseen dates exactly right.
 from ml_collections import ConfigDict
 
 from transformer_jax.config import defaults, parse_arg
+from transformer_jax.models.recurrent import ATTENTIONS
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    parse_arg(arg, {})
-    config = defaults("translation")
+    attention = parse_arg(arg, {"attention": ("transformer", *ATTENTIONS)})["attention"]
+    config = defaults("translation", "transformer" if attention == "transformer" else "recurrent")
 
     config.data.source = "tfds"
     config.data.name = "dates"
@@ -27,19 +29,19 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.data.batch_tokens = 2048
     config.data.max_shapes = 3
 
-    config.model.source_vocab_size = 128
-    config.model.target_vocab_size = 128
-    config.model.num_encoder_layers = 2
-    config.model.num_decoder_layers = 2
-    config.model.unroll = 2
-    config.model.d_model = 128
-    config.model.d_ff = 256
-    config.model.num_heads = 4
-    config.model.head_dim = 32
-    config.model.value_dim = 32
-    config.model.norm = "pre"
-    config.model.max_length = 64
-    config.model.dropout_rate = 0.0
+    model = config.model
+    model.source_vocab_size = model.target_vocab_size = 128
+    model.d_model, model.num_heads = 128, 4
+    model.max_length = 64
+    model.dropout_rate = 0.0
+    if attention == "transformer":
+        model.num_encoder_layers = model.num_decoder_layers = model.unroll = 2
+        model.d_ff, model.head_dim, model.value_dim = 256, 32, 32
+        model.norm = "pre"
+    else:
+        model.attention, model.bidirectional = attention, True
+        model.summary = "every_step" if attention == "none" else "initial"
+        model.embedding_dim, model.encoder_dim, model.attention_dim = 64, 128, 128
 
     config.optimizer.schedule = "cosine"
     config.optimizer.learning_rate = 2e-3

@@ -14,3 +14,5 @@ echo "== a few of one's own" >&2
 dates=('March 5, 2021' '5. März 2021' '5 mars 2021' '1 de mayo de 1999' '31.12.1999' '12/31/1999')
 read_as=$(printf '%s\n' "${dates[@]}" | python scripts/predict.py --workdir="$workdir")
 paste -d '\t' <(printf '%s\n' "${dates[@]}") <(printf '%s\n' "$read_as")
+printf '%s\n' "${dates[@]}" | python scripts/attention_report.py --workdir="$workdir" --output="$workdir/attention.html"
+echo "== what looks at what: open $workdir/attention.html in a browser" >&2

@@ -1,0 +1,46 @@
+"""Joined lines: all of them, in pairs that still belong together."""
+
+import collections
+
+import pytest
+
+from transformer_jax.data.concatenation import concatenate, concatenations
+from transformer_jax.data.sources import DataError
+
+
+@pytest.fixture
+def text(tmp_path):
+    (tmp_path / "in").mkdir()
+    for language in ("de", "en"):
+        lines = [f"{language}{i} ä" for i in range(11)]
+        (tmp_path / "in" / f"train.{language}").write_text("\n".join(lines) + "\n")
+    return tmp_path / "in"
+
+
+def test_every_size_takes_all_lines_once():
+    groups = list(concatenations(11, 4, seed=0))
+    assert collections.Counter(len(group) for group in groups) == {1: 11, 2: 5, 3: 3, 4: 2}
+    for size in range(1, 5):
+        taken = [i for group in groups if len(group) == size for i in group]
+        assert len(set(taken)) == len(taken) == 11 // size * size
+    assert groups == list(concatenations(11, 4, seed=0))
+    assert groups != list(concatenations(11, 4, seed=1))
+
+
+def test_languages_stay_together(text, tmp_path):
+    counts = concatenate(text, tmp_path / "out", ["train"], ["de", "en"], 3)
+    de, en = ((tmp_path / "out" / f"train.{language}").read_text().splitlines() for language in ("de", "en"))
+    assert len(de) == len(en) == counts["train"] == 11 + 5 + 3
+    assert [line.replace("de", "en") for line in de] == en
+    assert de[-1].count("ä") == 3
+    assert sorted(de[:11]) == sorted((text / "train.de").read_text().splitlines())
+
+
+def test_what_cannot_be_joined(text, tmp_path):
+    with pytest.raises(DataError, match=r"train in .* has 11 lines: too few to join 12"):
+        concatenate(text, tmp_path / "out", ["train"], ["de", "en"], 12)
+    with pytest.raises(DataError, match="holds the text to be joined"):
+        concatenate(text, text, ["train"], ["de", "en"], 2)
+    with pytest.raises(DataError, match="val"):
+        concatenate(text, tmp_path / "out", ["val"], ["de", "en"], 2)
+    assert not (tmp_path / "out").exists()
