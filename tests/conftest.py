@@ -1,5 +1,6 @@
 """Ground rules of all tests, and a corpus small enough to train on in seconds."""
 
+import importlib.util
 import logging
 import os
 import random
@@ -89,6 +90,17 @@ def recipe(tmp_path_factory) -> Path:
     path = folder / "tiny.py"
     path.write_text(RECIPE.replace("DIRECTORY", str(folder / "corpus")))
     return path
+
+
+def get_config(name: str, arg: str) -> ConfigDict:
+    """A recipe of configs/."""
+    path = ROOT / "configs" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"configs_{name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.get_config(arg)
 
 
 def real_data(name: str) -> Path:

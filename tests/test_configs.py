@@ -1,12 +1,11 @@
 """Every recipe, shrunk, trains, is evaluated and predicts: a new file in configs/ is tested by existing."""
 
 import dataclasses
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, shrink, write_corpus
+from conftest import ROOT, get_config, shrink, write_corpus
 from test_transformer import TABLE_3
 
 import transformer_jax
@@ -28,16 +27,6 @@ ARGUMENTS = {
     "wmt14": ["base", "big,norm=pre,en-fr"],
 }
 RECIPES = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
-
-
-def get_config(name: str, arg: str):
-    path = ROOT / "configs" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"configs_{name}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.get_config(arg)
 
 
 @pytest.mark.parametrize("attention", ["additive", "none", "concat", "dot", "general", "scaled_dot", "multi_head"])
