@@ -1,7 +1,7 @@
 """Written dates in many formats and languages → ISO 8601, the smallest complete translation task.
 
-Paper: the Transformer of Vaswani et al. 2017, two layers, 128 wide, over characters. With `attention=additive`, or
-another of models/recurrent.py, the encoder–decoder of Bahdanau et al. 2015 in its place, 128 wide.
+Paper: the Transformer of Vaswani et al. 2017, two layers, 128 wide, over characters. With `attention=additive`, after
+Bahdanau et al. 2015, or another of models/recurrent.py, a recurrent encoder–decoder in its place, 128 wide.
 Command: python scripts/train.py --config=configs/dates.py --workdir=runs/dates
 Cost: a few minutes on two CPU cores; see the README. The data is generated into runs/data, nothing is downloaded.
 Expected: at least 99 % of unseen dates exactly right.

@@ -2,16 +2,18 @@
 
 Paper: Sutskever et al. 2014, Cho et al. 2014 (attention=none with cell=lstm, gru), Bahdanau et al. 2015 (additive),
 Luong et al. 2015 (concat, dot, general), Vaswani et al. 2017 (scaled_dot, multi_head on Luong's decoder; transformer).
-`attention=additive|none|concat|dot|general|scaled_dot|multi_head|transformer`, `cell=gru|lstm`; `small`: half as wide;
-`reversed`: the source is read from its end (for attention=none, where it matters).
+`attention=additive|none|concat|dot|general|scaled_dot|multi_head|transformer`, `cell=gru|lstm`; `reversed`: the source is
+read from its end (for attention=none, where it matters); `small`: half as wide, dropout 0.3 in place of 0.5, and all
+words that the decoder reads in training are the reference's.
 What moves with it: additive and the later ones read the source both ways, with 512 units each (dot, which compares
-states as they are, with 256 each); none reads it one way, as LSTM from its end and in two layers.
-Sizes, dropout, teacher forcing and ten epochs are those of Trevett's tutorials (bentrevett/pytorch-seq2seq), whose
-scores of greedy search on test2016 stand in the README beside ours.
+states as they are, with 256 each); none reads it one way, as LSTM in two layers.
+Sizes, dropout, teacher forcing and ten epochs are those of Trevett's tutorials (bentrevett/pytorch-seq2seq), whose LSTM
+is `none,lstm,reversed`.
 Command: python scripts/train.py --config=configs/road.py:attention=dot --workdir=runs/dot --config.data.directory=DIR
 Data: as configs/multi30k.py says.
-Cost: 25 million parameters at most; see the README.
-Expected: see the README.
+Cost: 25 million parameters at most; under an hour on two cores.
+Expected: at least the tutorials' greedy BLEU on test2016: none,lstm,reversed 13.8, none 20.6, additive 28.3, transformer
+36.5 (to be measured).
 """
 
 from ml_collections import ConfigDict
@@ -27,9 +29,9 @@ WORDS = {
 def get_config(arg: str | None = None) -> ConfigDict:
     choice = parse_arg(arg, WORDS, flags=("small", "reversed"))
     if choice["reversed"] and choice["attention"] != "none":
-        raise ConfigError("config argument 'reversed' goes with attention=none alone")
+        raise ConfigError("config argument 'reversed' goes with attention=none alone: leave it out, or add that")
     if choice["cell"] == "lstm" and choice["attention"] == "transformer":
-        raise ConfigError("config argument 'lstm' does not go with attention=transformer, which has no cells")
+        raise ConfigError("config argument 'lstm' goes with recurrent models: leave it out, or choose an attention")
     config = defaults("translation", "transformer" if choice["attention"] == "transformer" else "recurrent")
     if choice["attention"] == "transformer":
         transformer(config.model, choice["small"])
@@ -81,7 +83,7 @@ def recurrent(model: ConfigDict, attention: str, cell: str, small: bool, reverse
     if attention == "none":
         model.num_layers = 2 if cell == "lstm" else 1
         model.summary = "initial" if cell == "lstm" else "every_step"
-        model.reverse_source = reversed or (cell == "lstm" and not small)
+        model.reverse_source = reversed
     else:
         model.bidirectional = True
         if attention != "dot":

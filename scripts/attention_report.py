@@ -15,6 +15,7 @@ from transformer_jax import command_line
 from transformer_jax.data.sources import decode_lines
 from transformer_jax.predictor import Predictor
 from transformer_jax.report.attention import write_report
+from transformer_jax.training import processes
 
 INPUT = flags.DEFINE_string("input", "-", "a file, or - for stdin")
 OUTPUT = flags.DEFINE_string("output", "report.html", "the file to write")
@@ -24,6 +25,7 @@ SENTENCES = flags.DEFINE_integer("sentences", 20, "how many of the input are dra
 def main(config: ConfigDict) -> None:
     data = sys.stdin.buffer.read() if INPUT.value == "-" else epath.Path(INPUT.value).read_bytes()
     lines = decode_lines(data, "stdin" if INPUT.value == "-" else INPUT.value)
+    processes.agree("input", lambda: lines)
     pairs = [line.split("\t", 1) for line in lines if line.strip()]
     if not pairs:
         raise ValueError(f"--input={INPUT.value} holds no line with text: there is nothing to draw")
@@ -37,8 +39,10 @@ def main(config: ConfigDict) -> None:
     sources = [source for source, *_ in pairs]
     own = iter(predictor.predict([source for source, *target in pairs if not target]))
     outputs = [target[0] if target else next(own) for _, *target in pairs]
-    write_report(OUTPUT.value, f"Attention: {flags.FLAGS.workdir}", predictor.attention(sources, outputs))
-    print(f"wrote {OUTPUT.value}", file=sys.stderr)
+    sentences = predictor.attention(sources, outputs)
+    if processes.is_first():
+        size = write_report(OUTPUT.value, f"Attention: {flags.FLAGS.workdir}", sentences)
+        print(f"wrote {OUTPUT.value}, {size:,} bytes", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The attention report in headless Chromium, opened from a file and driven as a person would."""
 
+import json
 import shutil
 
 import numpy as np
@@ -28,6 +29,8 @@ def browser():
 
 @pytest.fixture
 def page(browser, tmp_path):
+    from selenium.webdriver.support.wait import WebDriverWait
+
     draw = np.random.default_rng(0)
 
     def weights(layers, heads, rows, columns):
@@ -39,10 +42,25 @@ def page(browser, tmp_path):
     alignment = AttentionMap("alignment", ["x"], ["y", "z"], weights(1, 1, 1, 2))
     write_report(tmp_path / "report.html", "A title", [Sentence(EVIL, [cross, own]), Sentence("second", [alignment])])
     browser.get((tmp_path / "report.html").as_uri())
+    WebDriverWait(browser, 10).until(lambda browser: browser.find_elements("css selector", "#heads button"))
     yield browser, {map.name: map for map in (cross, own, alignment)}
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
-    requested = [entry["message"] for entry in browser.get_log("performance") if "willBeSent" in entry["message"]]
-    assert all("file://" in message for message in requested)  # and nothing of a network
+    assert {url.partition(":")[0] for url in requested(browser)} == {"file"}  # and nothing of a network
+
+
+def requested(browser) -> list[str]:
+    """What was asked for since the last time."""
+    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    sent = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    return [params["request"]["url"] for params in sent]
+
+
+def test_what_is_requested_is_seen(browser, tmp_path):
+    """Else the other tests would prove nothing."""
+    (tmp_path / "page.html").write_text('<img src="http://127.0.0.1:9/picture.png">')
+    browser.get((tmp_path / "page.html").as_uri())
+    assert "http://127.0.0.1:9/picture.png" in requested(browser)
+    browser.get_log("browser")
 
 
 def choose(browser, name, text):

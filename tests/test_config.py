@@ -148,7 +148,7 @@ def test_keys_younger_than_the_workdir_are_at_their_defaults(tiny, tmp_path):
     (tmp_path / "checkpoints").mkdir()
     path = tmp_path / "config.json"
     stored = json.loads(path.read_text())
-    del stored["model"]["unroll"], stored["mesh"]
+    del stored["model"]["unroll"], stored["model"]["architecture"], stored["mesh"]
     path.write_text(json.dumps(stored))
     assert read_workdir(tmp_path).to_dict() == tiny.to_dict()
     claim_workdir(tmp_path, tiny)
@@ -158,6 +158,9 @@ def test_keys_younger_than_the_workdir_are_at_their_defaults(tiny, tmp_path):
         claim_workdir(tmp_path, tiny)
     path.write_text('{"architectures": ["Marian"]}')
     with pytest.raises(ConfigError, match=r"is not the folder of a run: config.json names no task"):
+        read_workdir(tmp_path)
+    path.write_text('{"task": "translation", "model": {"architecture": "perceptron"}}')
+    with pytest.raises(ConfigError, match=r"config.json: config.model.architecture = 'perceptron': must be one of"):
         read_workdir(tmp_path)
 
 

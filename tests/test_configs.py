@@ -15,7 +15,7 @@ from transformer_jax.models.transformer import TransformerConfig
 from transformer_jax.training.loop import train
 
 ARGUMENTS = {
-    "dates": [""],
+    "dates": ["", "attention=additive"],
     "multi30k": [
         "en-de",
         "de-en,size=small,relative",
@@ -68,6 +68,14 @@ def test_recipe_refuses_unknown_arguments(name):
 def test_annotated_is_one_model(word):
     with pytest.raises(ConfigError, match="does not go with 'annotated'"):
         get_config("multi30k", f"annotated,{word}")
+
+
+@pytest.mark.parametrize(
+    ("arg", "words"), [("dot,reversed", "attention=none alone"), ("transformer,lstm", "recurrent")]
+)
+def test_road_takes_what_goes_together(arg, words):
+    with pytest.raises(ConfigError, match=words):
+        get_config("road", arg)
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -9,7 +9,14 @@ import pytest
 from conftest import ROOT
 
 from transformer_jax.metrics import bleu
-from transformer_jax.report.curves import Curve, LengthScore, bleu_by_length, draw_bleu_by_length, draw_curves
+from transformer_jax.report.curves import (
+    Curve,
+    LengthScore,
+    bleu_by_length,
+    check_edges,
+    draw_bleu_by_length,
+    draw_curves,
+)
 from transformer_jax.report.curves import read_curves as read
 
 ROWS = [
@@ -48,7 +55,7 @@ def test_bleu_by_length(tokenized):
     hypotheses = [*references[:3], *(reference[::-1] for reference in references[3:])]
     sources = [" ".join("x" * n) for n in (1, 4, 5, 6, 10, 17)]
     scores = bleu_by_length(sources, hypotheses, references, [5, 10, 12], tokenized)
-    assert [score[:3] for score in scores] == [(1, 5, 3), (6, 10, 2), (13, 17, 1)]
+    assert [score[:3] for score in scores] == [(0, 5, 3), (6, 10, 2), (13, 17, 1)]
     name = "bleu_tokenized" if tokenized else "bleu"
     for score, part in zip(scores, (slice(0, 3), slice(3, 5), slice(5, 6)), strict=True):
         assert score.bleu == bleu(hypotheses[part], references[part])[name]
@@ -57,6 +64,9 @@ def test_bleu_by_length(tokenized):
     for edges in ([], [0, 5], [5, 5], [10, 5]):
         with pytest.raises(ValueError, match="must rise"):
             bleu_by_length(sources, hypotheses, references, edges, tokenized)
+    with pytest.raises(ValueError, match="must be whole numbers"):
+        check_edges(["5", "ten"])
+    assert check_edges(["5", "10"]) == [5, 10]
 
 
 @pytest.mark.parametrize("ending", ["svg", "png"])

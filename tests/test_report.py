@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+import zlib
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ def test_file_holds_tokens_weights_and_entropies(tmp_path):
     (sentence,) = data["sentences"]
     (found,) = sentence["maps"]
     assert (sentence["name"], found["rows"], found["columns"]) == (EVIL, ["a", EVIL], ["x", "y", "<s>"])
-    stored = np.frombuffer(base64.b64decode(found["weights"]), np.uint8).reshape(2, 3, 2, 3) / 255
+    stored = np.frombuffer(zlib.decompress(base64.b64decode(found["weights"])), np.uint8).reshape(2, 3, 2, 3) / 255
     np.testing.assert_allclose(stored, shown.weights, atol=0.5 / 255 + 1e-9)
     np.testing.assert_allclose(found["entropy"], entropy(shown.weights), atol=1e-3)
 
@@ -42,7 +43,25 @@ def test_what_cannot_be_drawn(tmp_path):
     wrong = some_map()._replace(rows=["a"])
     with pytest.raises(ValueError, match=r"weights of shape \(2, 3, 2, 3\) do not fit 1 rows and 3 columns"):
         write_report(tmp_path / "report.html", "t", [Sentence("s", [wrong])])
-    for sentences in ([], [Sentence("s", [])], [Sentence("s", [some_map()]), Sentence("s", [])]):
-        with pytest.raises(ValueError, match="no attention to show"):
-            write_report(tmp_path / "report.html", "t", sentences)
+    with pytest.raises(ValueError, match="no sentence to show"):
+        write_report(tmp_path / "report.html", "t", [])
+    with pytest.raises(ValueError, match="no attention to show for 'second'"):
+        write_report(tmp_path / "report.html", "t", [Sentence("first", [some_map()]), Sentence("second", [])])
+    broken = some_map()
+    broken.weights[1, 2, 0, 0] = np.nan
+    with pytest.raises(ValueError, match="of 's': not all weights are finite"):
+        write_report(tmp_path / "report.html", "t", [Sentence("s", [broken])])
     assert not (tmp_path / "report.html").exists()
+
+
+def test_an_ordinary_report_is_below_2_megabytes(tmp_path):
+    """Twenty sentences of 30 tokens, six layers of eight heads; weights as peaked as a trained model's."""
+    draw, tokens = np.random.default_rng(0), [f"token{i}" for i in range(30)]
+
+    def maps():
+        weights = np.exp(4 * draw.normal(size=(3, 6, 8, 30, 30)))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        return [AttentionMap(name, tokens, tokens, w) for name, w in zip("abc", weights, strict=True)]
+
+    size = write_report(tmp_path / "report.html", "t", [Sentence(str(i), maps()) for i in range(20)])
+    assert size == (tmp_path / "report.html").stat().st_size < 2_000_000

@@ -2,6 +2,7 @@
 
 import json
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -75,6 +76,41 @@ def test_predict_keeps_order_empty_and_over_long_lines(trained, tmp_path):
     assert len(best[0]) == 2
     assert set(best[0][0]) == {"text", "score", "log_probability"}
     fails(script("predict", f"--workdir={trained}", *files[:1], "--config.decoding.top_k=5"), "decoding.temperature")
+
+
+def test_pictures(trained, tmp_path):
+    pytest.importorskip("matplotlib", reason="no matplotlib: pip install 'transformer_jax[plots]'")
+    report = ("attention_report", f"--workdir={trained}", f"--output={tmp_path / 'report.html'}")
+    result = script(*report, "--sentences=2", stdin=b"ek at\tdk\n\nut\nek\n")
+    assert result.returncode == 0, result.stderr.decode()
+    assert b"drawing the first 2 of 3 lines" in result.stderr
+    page = (tmp_path / "report.html").read_text()
+    data = json.loads(re.search(r'type="application/json">(.*?)</script>', page)[1])
+    assert [sentence["name"] for sentence in data["sentences"]] == ["ek at", "ut"]
+    cross = data["sentences"][0]["maps"][0]
+    assert "".join(cross["rows"]).replace("Ġ", "") == "dk</s>"
+    assert "".join(cross["columns"]).replace("Ġ", "") == "ekat</s>"
+    fails(script(*report, stdin=b"\n \n"), "--input=- holds no line with text")
+
+    compare = ("compare", f"--workdirs={trained}", f"--output={tmp_path / 'lengths.svg'}")
+    result = script(*compare, "--lengths=1,2", "--split=val")
+    assert result.returncode == 0, result.stderr.decode()
+    parts = [line.split("\t") for line in result.stdout.decode().splitlines()]
+    assert [part[1] for part in parts] == ["0-1", "2-2", "3-3"]
+    assert sum(int(part[2]) for part in parts) == 11
+    assert (tmp_path / "lengths.svg").exists()
+    fails(script(*compare, "--lengths=2,x"), "lengths 2,x must be whole numbers")
+    fails(script(*compare, "--split=val"), "add --lengths=10,20,30")
+    fails(script("compare", f"--workdirs={trained}", "--output=x.doc"), "x.doc must end in one of")
+
+
+def test_concatenate(tmp_path):
+    write_corpus(tmp_path / "in", languages=("de", "en"))
+    arguments = (f"--directory={tmp_path / 'in'}", f"--output={tmp_path / 'out'}", "--splits=train,val", "--longest=2")
+    result = script("concatenate", *arguments)
+    assert result.returncode == 0, result.stderr.decode()
+    assert b"train, 90 lines" in result.stderr
+    assert b"val, 16 lines" in result.stderr
 
 
 def test_benchmark_prints_one_json_line(recipe):

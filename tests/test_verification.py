@@ -79,8 +79,8 @@ def test_each_comparison_can_fail(tiny, monkeypatch):
 
         return run
 
-    def wrong_loss(self, params, batch, key):
-        total, weight, more = loss(self, params, batch, key)
+    def wrong_loss(self, params, batch, key, step):
+        total, weight, more = loss(self, params, batch, key, step)
         factor = 1.1 if self.config.training.microbatches > 1 else 1.0
         factor += 0.1 * (self.config.model.attention_implementation != "einsum")
         return total * factor, weight, more

@@ -102,10 +102,15 @@ def _message(error: Exception) -> str:
     return message
 
 
+def split_overrides() -> tuple[list[str], list[str]]:
+    """The command line's `--config.a.b=v`, and the rest of it."""
+    overrides = [argument for argument in sys.argv if argument.startswith("--config.")]
+    return overrides, [argument for argument in sys.argv if argument not in overrides]
+
+
 def run_on_workdir(main: Callable[[ConfigDict], None]) -> None:
     """The same for a program that takes its config from --workdir, with `--config.a.b=v` over it."""
-    overrides = [argument for argument in sys.argv if argument.startswith("--config.")]
-    argv = [argument for argument in sys.argv if not argument.startswith("--config.")]
+    overrides, argv = split_overrides()
     workdir = flags.DEFINE_string("workdir", None, "the folder of a run", required=True)
 
     def overridden() -> None:

@@ -77,6 +77,12 @@ def _sections(task: str, model: Mapping[str, Any]) -> dict[str, type]:
     if name not in cls.models:
         known = ", ".join(cls.models)
         raise ConfigError(f"config.model.architecture = {name!r}: must be one of {known} for config.task = {task!r}")
+    for other, section in cls.models.items():
+        if other != name and model.keys() == {field.name for field in dataclasses.fields(section)}:
+            raise ConfigError(
+                f"config.model.architecture = {name!r}: config.model has the keys of {other!r}; it is chosen by the "
+                "recipe, which has the keys of its model: see config.defaults"
+            )
     return {**ENGINE, "model": cls.models[name], **cls.sections}
 
 
@@ -262,12 +268,14 @@ def read_workdir(workdir: epath.PathLike) -> ConfigDict:
     path = epath.Path(workdir) / "config.json"
     try:
         stored = json.loads(path.read_text())
-        if not isinstance(stored, dict) or "task" not in stored:
-            raise ValueError("config.json names no task")
+        if not isinstance(stored, dict) or "task" not in stored or not isinstance(stored.get("model", {}), dict):
+            raise ValueError("config.json names no task, or no model")
         config = defaults(stored["task"], stored.get("model", {}).get("architecture")).to_dict()
         for name, value in stored.items():
             config[name] = {**config[name], **value} if name in config and isinstance(value, dict) else value
         return ConfigDict(config)
+    except ConfigError as error:
+        raise ConfigError(f"--workdir={workdir}, config.json: {error}") from error
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"--workdir={workdir} is not the folder of a run: {error}; train one there with scripts/train.py"

@@ -4,7 +4,6 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 from etils import epath
 from ml_collections import ConfigDict
 
@@ -53,19 +52,19 @@ class Predictor:
         return {"split": split, "step": self.step, **scores, "parameters_sha256": self.parameters_sha256}
 
     def attention(self, lines: Sequence[str], outputs: Sequence[str] | None = None) -> list[Sentence]:
-        """What looks at what while the model reads its own translations of `lines`, or `outputs` if given.
+        """What looks at what while the model reads its own translations of `lines`, tokenized anew, or `outputs`.
 
-        Needs model.attention_implementation = "einsum", where there is a choice: the library's keeps its weights.
+        Raises ValueError for model.attention_implementation = "xla", which keeps its weights to itself.
         """
         if not lines:
             return []
         outputs = self._evaluator.predict(self.params, lines) if outputs is None else outputs
         arrays = self.task.pair(lines, outputs)
-        weights = jax.device_get(jax.jit(self.task.attention)(self.params, arrays))
         sentences = []
-        for row, (line, tokens) in enumerate(zip(lines, self.task.tokens(arrays), strict=True)):
+        found = self._evaluator.attention(self.params, arrays)
+        for line, tokens, weights in zip(lines, self.task.tokens(arrays), found, strict=True):
             maps = [
-                AttentionMap(name, tokens[who], tokens[what], w[row, :, :, : len(tokens[who]), : len(tokens[what])])
+                AttentionMap(name, tokens[who], tokens[what], w[:, :, : len(tokens[who]), : len(tokens[what])])
                 for (name, who, what), w in weights.items()
             ]
             sentences.append(Sentence(line, maps))

@@ -52,7 +52,7 @@ def verify(recipe: ConfigDict) -> Iterator[Row]:
         if name.endswith("dropout_rate"):
             model[name] = 0.0
     if "teacher_forcing" in model:
-        model.teacher_forcing = 1.0
+        model.update({"teacher_forcing": 1.0, "teacher_forcing_end": 1.0, "teacher_forcing_steps": 0})
     plain = _Run(recipe)
     losses = plain.losses()
     variants: dict[str, dict[str, Any]] = {
@@ -61,7 +61,7 @@ def verify(recipe: ConfigDict) -> Iterator[Row]:
         "rematerialised but for products = kept": {"model.remat": "scores"},
         "in microbatches = whole": {"training.microbatches": 2},
     }
-    if "positions" not in model or (model.positions != "relative" and model.value_dim == model.head_dim):
+    if "positions" in model and model.positions != "relative" and model.value_dim == model.head_dim:
         variants["the library's attention = its equation"] = {"model.attention_implementation": "xla"}
     known = recipe.to_dict()
     for name, changes in variants.items():

@@ -36,11 +36,15 @@ def test_languages_stay_together(text, tmp_path):
     assert sorted(de[:11]) == sorted((text / "train.de").read_text().splitlines())
 
 
-def test_what_cannot_be_joined(text, tmp_path):
-    with pytest.raises(DataError, match=r"train in .* has 11 lines: too few to join 12"):
-        concatenate(text, tmp_path / "out", ["train"], ["de", "en"], 12)
-    with pytest.raises(DataError, match="holds the text to be joined"):
-        concatenate(text, text, ["train"], ["de", "en"], 2)
+def test_what_cannot_be_joined(text, tmp_path, monkeypatch):
+    for longest in (0, 12):
+        with pytest.raises(DataError, match=rf"train in .* has 11 lines: {longest} can't be joined"):
+            concatenate(text, tmp_path / "out", ["train"], ["de", "en"], longest)
     with pytest.raises(DataError, match="val"):
-        concatenate(text, tmp_path / "out", ["val"], ["de", "en"], 2)
+        concatenate(text, tmp_path / "out", ["train", "val"], ["de", "en"], 2)
     assert not (tmp_path / "out").exists()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(text)
+    for same in (text, "in", "./in/../in", "link"):
+        with pytest.raises(DataError, match="holds the text to be joined"):
+            concatenate(text, same, ["train"], ["de", "en"], 2)

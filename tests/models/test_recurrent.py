@@ -149,7 +149,7 @@ def test_dropout_acts_only_with_a_key():
 
 
 def test_teacher_forcing():
-    """At rate 0 the model reads its own words; they are those of greedy decoding. Without a key it reads the target."""
+    """At rate 0 the model reads what it finds most probable, at 1 the target, as it does without a key."""
     forcing = {"teacher_forcing": 1.0, "teacher_forcing_end": 0.0, "teacher_forcing_steps": 10}
     model, variables = make(attention="additive", dropout_rate=0.0, **forcing)
     key = {"dropout": jax.random.key(0)}
@@ -254,7 +254,8 @@ def test_local_weights():
         ({"num_layers": 0}, "num_layers"),
         ({"dropout_rate": 1.0}, "dropout_rate"),
         ({"teacher_forcing": 1.5}, "teacher_forcing"),
-        ({"teacher_forcing_end": -0.5}, "teacher_forcing_end"),
+        ({"teacher_forcing_end": -0.5, "teacher_forcing_steps": 1}, "teacher_forcing_end"),
+        ({"teacher_forcing_end": 0.5}, "teacher_forcing_end"),
         ({"teacher_forcing_steps": -1}, "teacher_forcing_steps"),
         ({"dtype": "float16"}, "dtype"),
         ({"bidirectional": True, "encoder_dim": 7, "attention": "additive"}, "encoder_dim"),

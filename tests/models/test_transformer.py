@@ -256,6 +256,10 @@ def test_attention_weights_can_be_looked_at():
     for b, n in enumerate(source_valid.sum(axis=1)):
         assert (encoder[:, b, ..., n:] == 0).all()
         assert (cross[:, b, ..., n:] == 0).all()
+    maps = Transformer(TINY).attention_maps(seen)
+    np.testing.assert_array_equal(maps["cross-attention", "target", "source"], cross.swapaxes(0, 1))
+    np.testing.assert_array_equal(maps["encoder self-attention", "source", "source"], encoder.swapaxes(0, 1))
+    np.testing.assert_array_equal(maps["decoder self-attention", "target", "input"], decoder.swapaxes(0, 1))
 
 
 @pytest.mark.parametrize("change", [{}, {"norm": "pre", "positions": "learned"}], ids=["post", "pre"])

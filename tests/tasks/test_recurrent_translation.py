@@ -10,6 +10,7 @@ import transformer_jax
 from transformer_jax.config import ConfigError, claim_workdir, defaults, parse
 from transformer_jax.models.recurrent import ATTENTIONS
 from transformer_jax.training.loop import train
+from transformer_jax.verification import verify
 
 
 @pytest.fixture
@@ -51,3 +52,24 @@ def test_an_architecture_that_is_not_there(recurrent):
     recurrent.model.architecture = "convolutional"
     with pytest.raises(ConfigError, match="architecture = 'convolutional'"):
         parse(recurrent)
+    recurrent.model.architecture = "transformer"
+    with pytest.raises(ConfigError, match=r"config.model has the keys of 'recurrent'; it is chosen by the recipe"):
+        parse(recurrent)
+
+
+def test_teacher_forcing_goes_by_the_step(recurrent):
+    model = recurrent.model
+    model.teacher_forcing, model.teacher_forcing_end, model.teacher_forcing_steps = 1.0, 0.0, 10
+    model.dropout_rate = 0.0
+    task = parse(recurrent).make_task("(none)")
+    params, batch, key = nn.unbox(task.init(jax.random.key(0))), task.made_up(4, 6, seed=1), jax.random.key(1)
+    first, last = (float(task.loss(params, batch, key, step)[0]) for step in (0, 10))
+    assert first == pytest.approx(float(task.measure(params, batch)["loss"]), rel=1e-5)
+    assert abs(last - first) > 1e-4 * first
+
+
+def test_what_must_be_equal_is(recurrent):
+    recurrent.model.attention, recurrent.model.teacher_forcing = "general", 0.5
+    rows = list(verify(recurrent))
+    assert [row.name for row in rows if not row.held] == []
+    assert "in microbatches = whole" in [row.name for row in rows]

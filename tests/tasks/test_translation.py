@@ -97,7 +97,7 @@ def test_loss_sees_no_padding(task, params):
     np.testing.assert_allclose(apply["small"]["loss"], apply["large"]["loss"], rtol=1e-5)
     assert apply["small"]["tokens"] == apply["large"]["tokens"] == (arrays["target"] != PAD_ID).sum()
     assert apply["small"]["examples"] == apply["large"]["examples"] == 11
-    assert task.loss(params, arrays, key)[1] == apply["small"]["tokens"]
+    assert task.loss(params, arrays, key, 0)[1] == apply["small"]["tokens"]
 
 
 def test_loss_does_not_leak_its_label(task, params):
@@ -129,7 +129,7 @@ def test_the_loss_is_the_cross_entropy_of_each_next_token(tiny, tmp_path):
     logits = task.model.apply({"params": params}, source, read, source != PAD_ID, target != PAD_ID)
     for found, smoothing in (
         (task.measure(params, arrays)["loss"], 0.0),
-        (task.loss(params, arrays, jax.random.key(0))[0], 0.1),
+        (task.loss(params, arrays, jax.random.key(0), 0)[0], 0.1),
     ):
         expected, _ = oracle.cross_entropy(np.asarray(logits), target, target != PAD_ID, smoothing)
         np.testing.assert_allclose(found, expected, rtol=1e-5)
@@ -155,6 +155,13 @@ def test_scored_predictions_are_json(task, params):
     scored = [json.loads(line) for line in evaluator.predict(params, ["ek at", "", "ut"], write=task.write_scored)]
     assert [row["text"] for row in scored] == plain
     assert all(row["score"] <= 0 for row in scored)
+
+
+def test_weights_that_the_library_keeps_cannot_be_shown(tiny, params):
+    tiny.model.attention_implementation = "xla"
+    task = parse(tiny).make_task("(none)")
+    with pytest.raises(ValueError, match=r"config.model.attention_implementation = 'xla' keeps .* set it to 'einsum'"):
+        task.attention(params, task.made_up(2, 4, seed=0))
 
 
 def test_score(task):

@@ -82,7 +82,7 @@ params, batch, key = nn.unbox(task.init(jax.random.key(0))), task.made_up(16, 8,
 
 def gradient(params, batch):
     def total(params):
-        loss, weight, _ = task.loss(params, batch, key)
+        loss, weight, _ = task.loss(params, batch, key, 0)
         return loss, weight
     return jax.grad(total, has_aux=True)(params)
 

@@ -84,6 +84,17 @@ class Drawing:
         return params["kernel"] * jax.random.uniform(key), jnp.ones(()), {}
 
 
+class Scheduled:
+    """A loss that shows the step."""
+
+    def init(self, key):
+        return {"kernel": jnp.ones(())}
+
+    def loss(self, params, batch, key, step):
+        weight = jnp.float32(len(batch["source"]))
+        return params["kernel"] * weight * step, weight, {}
+
+
 # Its state is the gradient.
 recorder = optax.GradientTransformation(lambda p: jax.tree.map(jnp.zeros_like, p), lambda g, *_: (g, g))
 
@@ -135,7 +146,7 @@ def test_the_gradient_is_that_of_the_mean_over_tokens(recorded):
     state, new, metrics = recorded
 
     def mean(params):
-        total, weight, _ = Copying().loss(params, BATCH, jax.random.key(0))
+        total, weight, _ = Copying().loss(params, BATCH, jax.random.key(0), 0)
         return total / weight
 
     loss, expected = jax.jit(jax.value_and_grad(mean))(state.params)
@@ -261,3 +272,12 @@ def test_the_stored_values_notice_one_percent_of_the_embeddings_scale(monkeypatc
     monkeypatch.setattr(Embedding, "__call__", lambda self, ids: 1.01 * call(self, ids))
     changed = differences(one_step(*adam_step.__wrapped__()))
     assert any(line.startswith(("loss", "gradient_norm")) for line in changed)
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_the_loss_is_told_the_updates_before(microbatches):
+    state = start(recorder, parameters(Scheduled))
+    step = jax.jit(make_train_step(Scheduled(), recorder, seed=0, microbatches=microbatches))
+    for before in range(3):
+        state, _ = step(state, BATCH)
+        assert state.opt_state["kernel"] == before

@@ -1,5 +1,6 @@
 """Longer sentences from short ones: parallel lines joined, to see what length does to a model."""
 
+import os
 import random
 from collections.abc import Iterator, Sequence
 
@@ -26,20 +27,23 @@ def concatenate(
 ) -> dict[str, int]:
     """Writes each split of `directory`, lines joined in groups by a space, to `output`; returns its lines.
 
-    Raises DataError where a split is missing or has fewer than `longest` lines, and where `output` is `directory`.
+    Raises DataError where a split is missing or has fewer than `longest` lines, and where `output` is `directory`:
+    before anything is written.
     """
-    if epath.Path(output).expanduser() == epath.Path(directory).expanduser():
+    source, target = (epath.Path(path).expanduser() for path in (directory, output))
+    if os.path.realpath(source) == os.path.realpath(target):
         raise DataError(f"{output} holds the text to be joined: choose another folder for the result")
+    texts = {split: parallel_files(source, split, languages) for split in splits}
+    for split, text in texts.items():
+        if not 1 <= longest <= len(text):
+            raise DataError(f"{split} in {directory} has {len(text)} lines: {longest} can't be joined; choose fewer")
+    target.mkdir(parents=True, exist_ok=True)
     counts = {}
-    for split in splits:
-        source = parallel_files(directory, split, languages)
-        if len(source) < longest:
-            raise DataError(f"{split} in {directory} has {len(source)} lines: too few to join {longest} of them")
-        groups = list(concatenations(len(source), longest, seed))
+    for split, text in texts.items():
+        groups = list(concatenations(len(text), longest, seed))
         counts[split] = len(groups)
-        epath.Path(output).expanduser().mkdir(parents=True, exist_ok=True)
         for language in languages:
-            column = source.column(language)
-            text = "".join(" ".join(column[i] for i in group) + "\n" for group in groups)
-            (epath.Path(output).expanduser() / f"{split}.{language}").write_text(text)
+            column = text.column(language)
+            joined = "".join(" ".join(column[i] for i in group) + "\n" for group in groups)
+            (target / f"{split}.{language}").write_text(joined)
     return counts

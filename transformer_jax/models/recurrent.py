@@ -66,7 +66,7 @@ class RecurrentConfig:
     # How often the reference's word is fed in training, not the model's own: from the first to the second in so many
     # steps, along a line (Bengio et al. 2015, Section 2.4); 0 steps: always the first.
     teacher_forcing: float = 1.0
-    teacher_forcing_end: float = 0.0
+    teacher_forcing_end: float = 1.0
     teacher_forcing_steps: int = 0
     dropout_rate: float = 0.5
     max_length: int = 1024
@@ -89,6 +89,8 @@ class RecurrentConfig:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 yield name, f"must be one of {', '.join(allowed)}"
+        if self.teacher_forcing_end != 1 and not self.teacher_forcing_steps:
+            yield "teacher_forcing_end", "is reached after teacher_forcing_steps = 0: set those, or leave it at 1.0"
         if self.bidirectional and self.encoder_dim % 2:
             yield "encoder_dim", "must be even: half of it belongs to each direction of a bidirectional encoder"
         if self.bidirectional and self.reverse_source:
@@ -137,8 +139,10 @@ class RecurrentConfig:
 
     def teacher_forcing_at(self, step: Array | int) -> Array:
         """The share of words that update `step` = 0, 1, … takes from the reference."""
-        passed = jnp.minimum(step / max(self.teacher_forcing_steps, 1), 1.0) if self.teacher_forcing_steps else 0.0
-        return self.teacher_forcing + (self.teacher_forcing_end - self.teacher_forcing) * jnp.asarray(passed)
+        if not self.teacher_forcing_steps:
+            return jnp.asarray(self.teacher_forcing)
+        passed = jnp.minimum(step / self.teacher_forcing_steps, 1)
+        return self.teacher_forcing + (self.teacher_forcing_end - self.teacher_forcing) * passed
 
     @property
     def shares_tables(self) -> bool:
@@ -415,8 +419,8 @@ class RecurrentSeq2Seq(nn.Module):
         `target_valid` has nothing to do. In training, update `step`, as many positions of `target` as the config says
         are not read: there the model reads what it finds most probable itself (Bengio et al. 2015).
 
-        Differs: one coin is flipped a position, for the whole batch, where they flip one a word: what no row needs is
-        not computed.
+        Differs: one coin is flipped a position, for all rows together, where they flip one a word: the product with the
+        vocabulary is skipped where no row needs it. Nothing forbids padding or the beginning, as decoding does.
         """
         valid = jnp.ones(source.shape, bool) if source_valid is None else source_valid
         cache = self.init_cache(source, valid, target.shape[1])
@@ -456,7 +460,7 @@ class RecurrentSeq2Seq(nn.Module):
     def _run(self, cache: Cache, target: Array, given: Array | None) -> tuple[Array, Array, State]:
         """→ outputs (B, T, output_dim), weights (B, N, T, S), state. Where `given` (T,) is False, the input is what the
         model itself would have said."""
-        c = self.config
+        c, project = self.config, self.output.projection()
 
         def word(model: RecurrentSeq2Seq, tokens: Array) -> Array:
             return model.dropout(model.target_embedding(tokens))
@@ -467,7 +471,6 @@ class RecurrentSeq2Seq(nn.Module):
                 y = jnp.where(coins[0], y, word(model, own[:, None])[:, 0])
             state, output, weights = model.decoder(state, y, cache.memory, cache.source_valid)
             if coins is not None:  # the most probable word, if the next step reads it
-                project = model.output.projection()
 
                 def said(x: Array) -> Array:
                     return project(x[:, None], c.target_vocab_size, c.dtype)[:, 0].argmax(axis=-1).astype(own.dtype)

@@ -4,6 +4,7 @@ import base64
 import html
 import importlib.resources
 import json
+import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -33,21 +34,26 @@ def entropy(weights: np.ndarray) -> np.ndarray:
     return -(weights * np.log2(np.where(weights > 0, weights, 1))).sum(axis=-1).mean(axis=-1)
 
 
-def write_report(path: epath.PathLike, title: str, sentences: Sequence[Sentence]) -> None:
-    """Weights are stored in steps of 1 / 255; entropies are those of the weights as given.
+def write_report(path: epath.PathLike, title: str, sentences: Sequence[Sentence]) -> int:
+    """Weights are stored in steps of 1 / 255, packed; entropies are those of the weights as given. Returns the
+    file's bytes: twenty sentences of 30 tokens in six layers of eight heads make about a million.
 
-    Raises ValueError for a map whose weights do not fit its tokens, and where there is nothing to show.
+    Raises ValueError for weights that do not fit their tokens or are not numbers, and where there is nothing to show.
     """
-    if not sentences or not all(sentence.maps for sentence in sentences):
-        raise ValueError("there is no attention to show: the model has none, or there was no sentence")
+    if not sentences:
+        raise ValueError("there is no sentence to show: give at least one")
     shown = []
     for sentence in sentences:
+        if not sentence.maps:
+            raise ValueError(f"there is no attention to show for {sentence.name!r}: its model has none")
         maps = []
         for name, rows, columns, weights in sentence.maps:
             if weights.shape[2:] != (len(rows), len(columns)):
                 raise ValueError(
                     f"{name}: weights of shape {weights.shape} do not fit {len(rows)} rows and {len(columns)} columns"
                 )
+            if not np.isfinite(weights).all():
+                raise ValueError(f"{name} of {sentence.name!r}: not all weights are finite; was the training?")
             stored = np.round(255 * np.clip(weights, 0, 1)).astype(np.uint8)
             maps.append(
                 {
@@ -55,7 +61,7 @@ def write_report(path: epath.PathLike, title: str, sentences: Sequence[Sentence]
                     "rows": list(rows),
                     "columns": list(columns),
                     "heads": weights.shape[1],
-                    "weights": base64.b64encode(stored.tobytes()).decode(),
+                    "weights": base64.b64encode(zlib.compress(stored.tobytes(), 9)).decode(),
                     "entropy": np.round(entropy(weights), 3).tolist(),
                 }
             )
@@ -64,4 +70,6 @@ def write_report(path: epath.PathLike, title: str, sentences: Sequence[Sentence]
     data = json.dumps({"title": title, "sentences": shown}, ensure_ascii=False).replace("<", "\\u003c")
     template = importlib.resources.files(__package__).joinpath("attention.html").read_text(encoding="utf-8")
     page = template.replace("DATA", data).replace("<title>Attention</title>", f"<title>{html.escape(title)}</title>")
-    epath.Path(path).write_text(page)
+    data_bytes = page.encode()
+    epath.Path(path).write_bytes(data_bytes)
+    return len(data_bytes)

@@ -55,17 +55,35 @@ def bleu_by_length(
 
     Raises ValueError for edges that do not rise from 1 or more.
     """
-    if not edges or edges[0] < 1 or list(edges) != sorted(set(edges)):
-        raise ValueError(f"the edges {list(edges)} of the lengths must rise, from 1 or more: as 10,20,30")
+    edges = check_edges(edges)
     lengths = [len(source.split()) for source in sources]
     scores = []
-    for shortest, longest in zip([0, *edges], [*edges, max([*lengths, edges[-1] + 1])], strict=True):
-        here = [i for i, length in enumerate(lengths) if shortest < length <= longest or length == shortest == 0]
+    for shortest, longest in zip([-1, *edges], [*edges, max([*lengths, edges[-1] + 1])], strict=True):
+        here = [i for i, length in enumerate(lengths) if shortest < length <= longest]
         if here:
             found = bleu([hypotheses[i] for i in here], [references[i] for i in here])
             score = found["bleu_tokenized" if tokenized else "bleu"]
             scores.append(LengthScore(shortest + 1, longest, len(here), float(score)))
     return scores
+
+
+def check_edges(edges: Sequence[int] | Sequence[str]) -> list[int]:
+    """The same as numbers. Raises ValueError for what is none, and where they do not rise from 1 or more."""
+    if not all(str(edge).isdecimal() for edge in edges):
+        raise ValueError(f"the lengths {','.join(map(str, edges))} must be whole numbers: as 10,20,30")
+    numbers = [int(edge) for edge in edges]
+    if not numbers or numbers[0] < 1 or numbers != sorted(set(numbers)):
+        raise ValueError(f"the lengths {numbers} must rise, from 1 or more: as 10,20,30")
+    return numbers
+
+
+def check_picture(path: epath.PathLike) -> str:
+    """How a picture of this name is written. Raises ValueError for an unknown ending, and without matplotlib."""
+    figure, _ = _figure(1)
+    ending = epath.Path(path).suffix.lstrip(".")
+    if ending not in (known := figure.canvas.get_supported_filetypes()):
+        raise ValueError(f"the picture {path} must end in one of {', '.join('.' + name for name in sorted(known))}")
+    return ending
 
 
 def draw_curves(path: epath.PathLike, runs: Mapping[str, Mapping[str, Mapping[str, Curve]]]) -> None:
@@ -107,13 +125,10 @@ def _colors(count: int) -> list[Any]:
 
 
 def _save(figure: Any, axes: Sequence[Any], path: epath.PathLike) -> None:
-    """As the file's ending says. Raises ValueError for one that it cannot be drawn as."""
     for axis in axes:
         axis.grid(alpha=0.3)
         if axis.lines:
             axis.legend(fontsize="small")
-    ending = epath.Path(path).suffix.lstrip(".")
-    if ending not in (known := figure.canvas.get_supported_filetypes()):
-        raise ValueError(f"--output={path} must end in one of {', '.join('.' + name for name in sorted(known))}")
+    ending = check_picture(path)
     with epath.Path(path).open("wb") as file:
         figure.savefig(file, format=ending)

@@ -139,7 +139,7 @@ class Translation:
         return total, weights.sum().astype(jnp.float32)
 
     def loss(
-        self, params: Params, batch: Mapping[str, jax.Array], key: jax.Array, step: jax.Array | int = 0
+        self, params: Params, batch: Mapping[str, jax.Array], key: jax.Array, step: jax.Array | int
     ) -> tuple[jax.Array, jax.Array, Sums]:
         """Label-smoothed cross-entropy over the target's tokens, the end included."""
         return *self._cross_entropy(params, batch, key, step, self.config.training.label_smoothing), {}
@@ -200,6 +200,11 @@ class Translation:
 
     def attention(self, params: Params, batch: Mapping[str, jax.Array]) -> dict[tuple[str, str, str], jax.Array]:
         """(name, who looks, at what) → weights (B, layers, heads, T, S), of a batch as `pair` has it; see `tokens`."""
+        chosen = getattr(self.config.model, "attention_implementation", "einsum")
+        if chosen != "einsum":
+            raise ValueError(
+                f"config.model.attention_implementation = {chosen!r} keeps its weights to itself: set it to 'einsum'"
+            )
         source, target = batch["source"], batch["target"]
         _, sown = self.model.apply(
             {"params": params},

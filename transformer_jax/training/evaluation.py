@@ -51,6 +51,7 @@ class Evaluator:
         self._devices = mesh.shape["data"] * mesh.shape["fsdp"]
         self._measure = on_mesh(task.measure, mesh, out_shardings=replicated(mesh))
         self._predict = on_mesh(task.predict, mesh, out_shardings=replicated(mesh), static_argnums=2)
+        self._attention = on_mesh(task.attention, mesh, out_shardings=replicated(mesh))
         self._measured: dict[str, Batches] = {}
 
     def evaluate(self, params: Params, split: str, fast: bool) -> dict[str, float | str]:
@@ -87,6 +88,16 @@ class Evaluator:
                 if index >= 0:
                     predicted[index] = line
         return predicted
+
+    def attention(self, params: Params, arrays: Arrays) -> Iterator[dict[tuple[str, str, str], np.ndarray]]:
+        """What `task.attention` gives, a row of `task.pair` at a time."""
+        count = len(next(iter(arrays.values())))
+        rows = -(-min(self.rows, count) // self._devices) * self._devices
+        for start in range(0, count, rows):
+            here = min(rows, count - start)
+            part = {name: np.pad(x[start : start + here], ((0, rows - here), (0, 0))) for name, x in arrays.items()}
+            found = jax.device_get(self._attention(params, self._place(part)))
+            yield from ({key: weights[row] for key, weights in found.items()} for row in range(here))
 
     def _place(self, arrays: Arrays) -> dict[str, jax.Array]:
         return place(arrays, self._sharding, len(next(iter(arrays.values()))))

@@ -65,7 +65,7 @@ class Task(Protocol):
         self, params: Params, batch: Mapping[str, jax.Array], key: jax.Array, step: jax.Array | int
     ) -> tuple[jax.Array, jax.Array, Sums]:
         """(sum, weight, auxiliary sums). Only the sum is differentiated; the engine divides by the weight once. `step`
-        is the update's number, for what goes by a schedule."""
+        counts the updates before this one, for what goes by a schedule."""
 
     def measure(self, params: Params, batch: Mapping[str, jax.Array]) -> Sums:
         """Evaluation sums of a batch, without dropout; they add up over batches."""
@@ -83,7 +83,7 @@ class Task(Protocol):
         """Lines and what was predicted for them, as one batch."""
 
     def tokens(self, arrays: Arrays) -> list[dict[str, list[str]]]:
-        """Of each row of such a batch, who looks and at what: a name's tokens."""
+        """Of each row of such a batch, the tokens of those that `attention` names: who looks, and at what."""
 
     def made_up(self, rows: int, length: int, seed: int | None) -> Arrays:
         """A batch without data: to describe a step, and to verify it with. Its examples are of random lengths up to
