@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 Array = jax.Array
 
-CHUNK = 256  # positions whose logits exist at a time
+CHUNK = 512  # positions whose logits exist at a time
 
 
 def cross_entropy(

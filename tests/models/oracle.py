@@ -236,7 +236,7 @@ def transformer(params, config, source, target, source_valid=None, target_valid=
     x = finished("decoder", x)
 
     if config.tie_embeddings == "none":
-        logits = linear(params["output"], x)
+        logits = x @ params["output"]["table"].T + params["output"].get("bias", 0.0)
     else:
         logits = x @ params["target_embedding"]["table"].T
     return logits[..., : config.target_vocab_size]
@@ -439,5 +439,5 @@ class Recurrent:
                 context, weights = self.look(s, h)
                 all_weights.append(weights)
                 output = fed = np.tanh(np.concatenate([context, s]) @ p["combine"]["kernel"])
-            logits.append(output @ self.p["output"]["kernel"] + self.p["output"]["bias"])
+            logits.append(self.p["output"]["table"] @ output + self.p["output"]["bias"])
         return np.array(logits), np.array(all_weights).swapaxes(0, 1) if all_weights else None

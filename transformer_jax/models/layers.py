@@ -301,14 +301,14 @@ class OutputLayer(nn.Module):
     use_bias: bool
 
     def setup(self) -> None:
-        shape = (self.d_model, self.padded_vocab_size)
-        self.kernel = parameter(self, "kernel", nn.initializers.xavier_uniform(), shape, ("embed", "vocab"))
+        shape = (self.padded_vocab_size, self.d_model)
+        self.table = parameter(self, "table", nn.initializers.xavier_uniform(), shape, ("vocab", "embed"))
         self.bias = None
         if self.use_bias:
-            self.bias = parameter(self, "bias", nn.initializers.zeros, shape[1:], ("vocab",))
+            self.bias = parameter(self, "bias", nn.initializers.zeros, shape[:1], ("vocab",))
 
     def projection(self) -> "Projection":
-        return Projection(constrain(self.kernel.T, "logits", "vector"), self.bias)
+        return Projection(constrain(self.table, "logits", "vector"), self.bias)
 
 
 class Projection(NamedTuple):
