@@ -60,7 +60,7 @@ def test_an_architecture_that_is_not_there(recurrent):
 def test_teacher_forcing_goes_by_the_step(recurrent):
     model = recurrent.model
     model.teacher_forcing, model.teacher_forcing_end, model.teacher_forcing_steps = 1.0, 0.0, 10
-    model.dropout_rate = 0.0
+    model.dropout_rate = recurrent.training.label_smoothing = 0.0
     task = parse(recurrent).make_task("(none)")
     params, batch, key = nn.unbox(task.init(jax.random.key(0))), task.made_up(4, 6, seed=1), jax.random.key(1)
     first, last = (float(task.loss(params, batch, key, step)[0]) for step in (0, 10))
