@@ -15,7 +15,7 @@ from transformer_jax.models.transformer import TransformerConfig
 from transformer_jax.training.loop import train
 
 ARGUMENTS = {
-    "dates": ["", "attention=additive"],
+    "dates": [""],
     "multi30k": [
         "en-de",
         "de-en,size=small,relative",
@@ -23,7 +23,7 @@ ARGUMENTS = {
         "en-de,quick,positions=rotary,wordpiece",
         "annotated",
     ],
-    "road": ["additive", "none,lstm", "general,small", "transformer"],
+    "road": ["additive", "none,lstm,reversed"],
     "wmt14": ["base", "big,norm=pre,en-fr"],
 }
 RECIPES = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
@@ -37,6 +37,7 @@ def test_the_road_is_one_key(attention, size, cell):
     config.data.directory = "none"
     model = parse(config).model
     assert (model.architecture, model.attention, model.cell) == ("recurrent", attention, cell)
+    assert parse(get_config("dates", attention)).model.attention == attention
 
 
 @pytest.mark.parametrize(("name", "arg"), [(name, arg) for name in RECIPES for arg in ARGUMENTS.get(name, [""])])

@@ -58,7 +58,7 @@ def test_every_axis_of_an_activation_has_a_rule(tiny, monkeypatch):
     monkeypatch.setattr(layers.nn, "with_logical_constraint", look)
     task = parse(tiny).make_task("(none)")
     params, batch = jax.eval_shape(task.init, jax.random.key(0)), task.made_up(8, 12, seed=1)
-    jax.eval_shape(task.loss, nn.unbox(params), batch, jax.random.key(0))
+    jax.eval_shape(task.loss, nn.unbox(params), batch, jax.random.key(0), 0)
     jax.eval_shape(lambda p: task.predict(p, {"source": batch["source"]}, True), nn.unbox(params))
     assert found == {"batch", "length", "features", "heads", "head_dim", "mlp", "logits", "vector"} <= NAMES
 

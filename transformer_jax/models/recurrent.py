@@ -41,7 +41,7 @@ READOUTS = ("linear", "maxout")
 class RecurrentConfig:
     """What the keys mean is one axis, `attention`, and what the papers along it vary besides."""
 
-    architecture: str = "recurrent"
+    architecture: str = dataclasses.field(default="recurrent", kw_only=True)
     source_vocab_size: int = 10_000
     target_vocab_size: int = 10_000
     cell: str = "gru"

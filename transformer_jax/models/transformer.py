@@ -48,7 +48,7 @@ REMAT: dict[str, Callable[..., bool] | None] = {
 class TransformerConfig:
     """The defaults are the paper's base model (Table 3, first row)."""
 
-    architecture: str = "transformer"
+    architecture: str = dataclasses.field(default="transformer", kw_only=True)
     source_vocab_size: int = 37000
     target_vocab_size: int = 37000
     num_encoder_layers: int = 6
