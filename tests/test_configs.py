@@ -17,14 +17,12 @@ from transformer_jax.training.loop import train
 ARGUMENTS = {
     "dates": [""],
     "multi30k": [
-        "en-de",
         "de-en,size=small,relative",
-        "en-fr,norm=pre,base",
         "en-de,quick,positions=rotary,wordpiece",
         "annotated",
     ],
-    "road": ["additive", "none,lstm,reversed"],
-    "wmt14": ["base", "big,norm=pre,en-fr"],
+    "road": ["none,lstm,reversed"],
+    "wmt14": ["big,norm=pre,en-fr"],
 }
 RECIPES = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
 

@@ -28,6 +28,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.slow
 def test_all_holds(tiny):
     tiny.training.ema_decay, tiny.model.remat, tiny.data.rows_multiple = 0.9, "full", 64
     rows = list(verify(tiny))

@@ -154,8 +154,9 @@ def test_teacher_forcing():
     model, variables = make(attention="additive", dropout_rate=0.0, **forcing)
     key = {"dropout": jax.random.key(0)}
 
-    def logits(target, step, **options):
-        x, project = model.apply(variables, SOURCE, target, VALID, None, step, method="hidden", **options)
+    @jax.jit
+    def logits(target, step, rngs=None):
+        x, project = model.apply(variables, SOURCE, target, VALID, None, step, method="hidden", rngs=rngs)
         return project(x, V)
 
     def reading(coins):
