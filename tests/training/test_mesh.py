@@ -5,9 +5,10 @@ from pathlib import Path
 
 import jax
 import pytest
-from conftest import ROOT, on_devices, shrink, write_corpus
+from conftest import ROOT, get_config, on_devices, shrink, write_corpus
 
 from transformer_jax.config import defaults
+from transformer_jax.tasks import task_class
 from transformer_jax.training.sharding import AXES, check_rows
 
 RUN = f"""
@@ -142,3 +143,31 @@ def test_rows_that_cannot_be_shared_out_are_refused():
     check_rows([8, 16], mesh, microbatches=4)
     with pytest.raises(ValueError, match=r"a batch of 18 rows cannot .* = 1 devices in training.microbatches = 4: set"):
         check_rows([8, 18], mesh, microbatches=4)
+
+
+def test_recurrent_gradients_are_those_of_one_device():
+    """Where data, fsdp and tensor all have two devices."""
+    config = get_config("road", "additive")
+    task_class("translation").shrink(config)
+    config.data.directory, config.data.rows_multiple = "(none)", 8
+    config.model.update({"dropout_rate": 0.0, "teacher_forcing": 1.0, "vocab_multiple": 8})
+    program = f"""
+import jax, numpy as np
+import flax.linen as nn
+from ml_collections import ConfigDict
+from transformer_jax.config import parse
+from transformer_jax.training.sharding import batch_sharding, make_mesh, on_mesh, shardings
+jax.config.update("jax_disable_most_optimizations", True)
+config = ConfigDict({config.to_dict()!r})
+config.mesh.data, config.mesh.fsdp, config.mesh.tensor = 2, 2, 2
+config = parse(config)
+task, mesh = config.make_task("(none)"), make_mesh(config.mesh)
+boxed = task.init(jax.random.key(0))
+params, batch = nn.unbox(boxed), task.made_up(16, 12, seed=1)
+gradient = jax.grad(lambda params, batch: task.loss(params, batch, jax.random.key(2), 0)[0])
+shared = jax.device_put(params, shardings(boxed, mesh)), jax.device_put(batch, batch_sharding(mesh))
+whole, found = jax.jit(gradient)(params, batch), on_mesh(gradient, mesh)(*shared)
+apart = jax.tree.map(lambda a, b: np.abs(a - np.asarray(b)).max() / np.abs(a).max(), whole, found)
+print(max(jax.tree.leaves(apart)))
+"""
+    assert float(on_devices(8, program)) < 1e-5
