@@ -11,7 +11,8 @@ Sizes, dropout, teacher forcing and ten epochs are those of Trevett's tutorials 
 is `none,lstm,reversed`.
 Command: python scripts/train.py --config=configs/road.py:attention=dot --workdir=runs/dot --config.data.directory=DIR
 Data: as configs/multi30k.py says.
-Cost: 25 million parameters at most; under an hour on two cores.
+Cost: additive has 20,509,552 parameters and trains at 700–950 target tokens a second on two cores: ten epochs are not
+run to the end yet and should take an hour and a half.
 Expected: at least the tutorials' greedy BLEU on test2016: none,lstm,reversed 13.8, none 20.6, additive 28.3,
 transformer 36.5 (to be measured).
 """
