@@ -106,9 +106,9 @@ def einsum(spec: str, a: Array, b: Array, dtype: str = "float32") -> Array:
     batch = [i for i in in_a if i in in_b and i in out]
     summed = [i for i in in_a if i in in_b and i not in out]
     rows, columns = [i for i in in_a if i not in in_b], [i for i in in_b if i not in in_a]
-    # Matrix products take their operands transposed or not: in float32, as they stand.
+    # Matrix products take their operands transposed or not, as they stand; in bfloat16, on CPU, the second alone.
     a_transposed = dtype == "float32" and [i for i in in_a if i not in batch] == summed + rows
-    b_transposed = dtype == "float32" and [i for i in in_b if i not in batch] == columns + summed
+    b_transposed = [i for i in in_b if i not in batch] == columns + summed
     sizes: dict[str, int] = {}
     if (len(in_a), len(in_b)) != (a.ndim, b.ndim) or any(
         sizes.setdefault(i, size) != size for i, size in zip(in_a + in_b, a.shape + b.shape, strict=True)
