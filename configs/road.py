@@ -11,10 +11,10 @@ Sizes, dropout, teacher forcing and ten epochs are those of Trevett's tutorials 
 is `none,lstm,reversed`.
 Command: python scripts/train.py --config=configs/road.py:attention=dot --workdir=runs/dot --config.data.directory=DIR
 Data: as configs/multi30k.py says.
-Cost: additive has 20,509,552 parameters and trains at 700–950 target tokens a second on two cores: ten epochs are not
-run to the end yet and should take an hour and a half.
-Expected: at least the tutorials' greedy BLEU on test2016: none,lstm,reversed 13.8, none 20.6, additive 28.3,
-transformer 36.5 (to be measured).
+Cost: in float32 on one core of a Xeon, additive (20,509,552 parameters) trains at 600–700 target tokens a second, at
+0.7 of the rate of matrix products alone; ten epochs took 1:50 hours. none: 1:10; transformer: 0:43.
+Expected: greedy BLEU on test2016, the tutorials' beside it: none 23.7 (20.6), additive 35.1 (28.3), transformer 35.5
+(36.5), none,lstm,reversed to be measured (13.8).
 """
 
 from ml_collections import ConfigDict
@@ -51,14 +51,14 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.data.max_length = 128
     config.data.batch_tokens = 2048
 
-    config.optimizer.schedule = "constant"
-    config.optimizer.learning_rate = 5e-4 if choice["attention"] == "transformer" else 1e-3
-    config.optimizer.warmup_steps = 100
+    config.optimizer.schedule = "cosine"
+    config.optimizer.learning_rate = 1e-3
+    config.optimizer.warmup_steps = 400 if choice["attention"] == "transformer" else 100
     config.optimizer.b2 = 0.999
     config.optimizer.epsilon = 1e-8
     config.optimizer.clip_norm = 1.0
 
-    config.training.steps = 1100 if choice["small"] else 2200  # five epochs or ten
+    config.training.steps = config.optimizer.decay_steps = 1100 if choice["small"] else 2200  # five epochs or ten
     config.training.evaluate_every = config.checkpoint.every = 220
     config.training.label_smoothing = 0.0
 
