@@ -23,6 +23,9 @@ SENTENCES = flags.DEFINE_integer("sentences", 20, "how many of the input are dra
 
 
 def main(config: ConfigDict) -> None:
+    command_line.check_output(OUTPUT.value)
+    if config.model.architecture == "recurrent" and config.model.attention == "none":
+        raise ValueError(f"config.model.attention = 'none' in {flags.FLAGS.workdir}: there is nothing to draw")
     data = sys.stdin.buffer.read() if INPUT.value == "-" else epath.Path(INPUT.value).read_bytes()
     lines = decode_lines(data, "stdin" if INPUT.value == "-" else INPUT.value)
     processes.agree("input", lambda: lines)

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import subprocess
 import sys
 
@@ -14,6 +15,7 @@ from transformer_jax.report.curves import (
     LengthScore,
     bleu_by_length,
     check_edges,
+    check_picture,
     draw_bleu_by_length,
     draw_curves,
 )
@@ -44,7 +46,7 @@ def test_a_run_without_the_value(run, tmp_path):
         read(run, "blue")
     with pytest.raises(ValueError, match="has no 'bleu_signature'"):
         read(run, "bleu_signature")
-    with pytest.raises(ValueError, match="nowhere is not the folder of a run"):
+    with pytest.raises(ValueError, match=r"nowhere.* name the folder of a run"):
         read(tmp_path / "nowhere", "loss")
 
 
@@ -69,6 +71,12 @@ def test_bleu_by_length(tokenized):
     assert check_edges(["5", "10"]) == [5, 10]
 
 
+def test_without_matplotlib(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ValueError, match=r"pip install 'transformer_jax\[plots\]'"):
+        check_picture("curves.svg")
+
+
 @pytest.mark.parametrize("ending", ["svg", "png"])
 def test_pictures(run, tmp_path, ending):
     pytest.importorskip("matplotlib", reason="no matplotlib: pip install 'transformer_jax[plots]'")
@@ -84,11 +92,18 @@ def test_pictures(run, tmp_path, ending):
 
 def test_the_script(run, tmp_path):
     pytest.importorskip("matplotlib", reason="no matplotlib: pip install 'transformer_jax[plots]'")
-    script = [sys.executable, ROOT / "scripts" / "compare.py", f"--workdirs={run},{run}"]
+    other = shutil.copytree(run, tmp_path / "another")
+    script = [sys.executable, ROOT / "scripts" / "compare.py", f"--workdirs={run},{other}"]
     done = subprocess.run([*script, f"--output={tmp_path}/c.svg", "--values=loss,bleu"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "c.svg").exists()
-    wrong = subprocess.run([*script, f"--output={tmp_path}/d.svg", "--values=blue"], capture_output=True, text=True)
-    assert wrong.returncode == 2
-    assert "choose from bleu, loss" in wrong.stderr
-    assert "Traceback" not in wrong.stderr
+    for arguments, words in {
+        (f"--output={tmp_path}/d.svg", "--values=blue"): "choose from bleu, loss",
+        (f"--output={tmp_path}/none/d.svg",): "there is no folder",
+        (f"--output={tmp_path}/d.svg", "--workdirs="): "--workdirs is empty",
+        (f"--output={tmp_path}/d.svg", "--values=bleu", "--lengths=3"): "leave one out",
+    }.items():
+        wrong = subprocess.run([*script, *arguments], capture_output=True, text=True)
+        assert wrong.returncode == 2
+        assert words in wrong.stderr
+        assert "Traceback" not in wrong.stderr

@@ -47,6 +47,8 @@ def test_what_cannot_be_drawn(tmp_path):
         write_report(tmp_path / "report.html", "t", [])
     with pytest.raises(ValueError, match="no attention to show for 'second'"):
         write_report(tmp_path / "report.html", "t", [Sentence("first", [some_map()]), Sentence("second", [])])
+    with pytest.raises(ValueError, match=r"of 's' has no weights, in shape \(2, 3, 0, 3\)"):
+        write_report(tmp_path / "report.html", "t", [Sentence("s", [some_map(rows=())])])
     broken = some_map()
     broken.weights[1, 2, 0, 0] = np.nan
     with pytest.raises(ValueError, match="of 's': not all weights are finite"):

@@ -91,6 +91,12 @@ def test_pictures(trained, tmp_path):
     assert "".join(cross["rows"]).replace("Ġ", "") == "dk</s>"
     assert "".join(cross["columns"]).replace("Ġ", "") == "ekat</s>"
     fails(script(*report, stdin=b"\n \n"), "--input=- holds no line with text")
+    nowhere = tmp_path / "none" / "report.html"
+    fails(script(*report[:2], f"--output={nowhere}", stdin=b"ek\n"), f"there is no folder {nowhere.parent}")
+    settings = json.loads((trained / "config.json").read_text())
+    without = {"architecture": "recurrent", "attention": "none"}
+    (tmp_path / "config.json").write_text(json.dumps({**settings, "model": {**settings["model"], **without}}))
+    fails(script(report[0], f"--workdir={tmp_path}", *report[2:], stdin=b"ek\n"), "'none'", "nothing to draw")
 
     compare = ("compare", f"--workdirs={trained}", f"--output={tmp_path / 'lengths.svg'}")
     result = script(*compare, "--lengths=1,2", "--split=val")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import jax
 from absl import app, flags
+from etils import epath
 from ml_collections import ConfigDict
 
 from transformer_jax.config import override, read_workdir
@@ -100,6 +101,13 @@ def _message(error: Exception) -> str:
     if "Traceback (most recent call last)" in message:
         message = message.splitlines()[-1].partition(": ")[2]
     return message
+
+
+def check_output(path: str) -> None:
+    """Raises ValueError where a file of this name has no folder to lie in: before long work, not after it."""
+    folder = epath.Path(path).expanduser().parent
+    if "://" not in path and not folder.is_dir():  # storage has no folders
+        raise ValueError(f"--output={path}: there is no folder {folder}; make it or name another")
 
 
 def split_overrides() -> tuple[list[str], list[str]]:

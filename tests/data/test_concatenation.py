@@ -40,6 +40,9 @@ def test_what_cannot_be_joined(text, tmp_path, monkeypatch):
     for longest in (0, 12):
         with pytest.raises(DataError, match=rf"train in .* has 11 lines: {longest} can't be joined"):
             concatenate(text, tmp_path / "out", ["train"], ["de", "en"], longest)
+    for splits, languages in (([], ["de"]), (["train"], [])):
+        with pytest.raises(DataError, match="name one or more of each"):
+            concatenate(text, tmp_path / "out", splits, languages, 2)
     with pytest.raises(DataError, match="val"):
         concatenate(text, tmp_path / "out", ["train", "val"], ["de", "en"], 2)
     assert not (tmp_path / "out").exists()

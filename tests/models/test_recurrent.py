@@ -121,11 +121,50 @@ def test_forward_flops(changes):
     assert products(program.jaxpr) == forward_flops(model.config, 5, 4)
 
 
-@pytest.mark.parametrize("attention", ["none", "additive", "general"])
-def test_beams_share_their_source(attention):
+@pytest.mark.parametrize("changes", VARIANTS, ids=lambda changes: "-".join(map(str, changes.values())) or "gru")
+def test_gradients(changes):
+    """They are finite and reach every parameter; what padding holds, in the source and behind the target, does not
+    change them."""
+    model, variables = make(**changes)
+
+    @jax.jit
+    def gradient(variables, source, target):
+        def total(variables):
+            logits = model.apply(variables, source, target, VALID)[..., :V]
+            return (logits.at[1, 3].set(0) ** 2).sum()
+
+        return jax.grad(total)(variables)
+
+    found = gradient(variables, SOURCE, TARGET)
+    assert all(np.isfinite(g).all() and np.abs(g).max() > 0 for g in jax.tree.leaves(found))
+    other = gradient(variables, np.where(VALID, SOURCE, 11), np.where(TARGET == 0, 11, TARGET))
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(other), strict=True):
+        assert oracle.relative(b, a) < 1e-5
+
+
+@pytest.mark.parametrize("attention", ["none", "additive", "general", "multi_head"])
+def test_bfloat16(attention):
+    """Products of bfloat16, 8 bits, change logits by about as much."""
+    model, variables = make(attention=attention)
+    half, _ = make(attention=attention, dtype="bfloat16")
+    logits, rounded = (m.apply(variables, SOURCE, TARGET, VALID)[..., :V] for m in (model, half))
+    assert rounded.dtype == np.float32
+    assert 0 < oracle.relative(rounded, logits) < 0.03
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"summary": "every_step"},
+        {"attention": "additive"},
+        {"attention": "general", "local_window": 2},
+        {"attention": "multi_head", "input_feeding": True},
+    ],
+    ids=str,
+)
+def test_beams_share_their_source(changes):
     """Rows of a cache that belong to one source, side by side, read it as a source of their own."""
-    summary = "every_step" if attention == "none" else "initial"
-    model, variables = make(attention=attention, bidirectional=True, summary=summary)
+    model, variables = make(bidirectional=True, **changes)
     cache = model.apply(variables, SOURCE, VALID, 4, method="init_cache")
     twice = cache._replace(past=jax.tree.map(lambda x: jnp.repeat(x, 2, axis=0), cache.past))
     tokens = np.array([[4], [5], [6], [7]])
@@ -269,6 +308,7 @@ def test_local_weights():
         ({"local_window": 3}, "local_window"),
         ({"attention": "multi_head", "local_window": 3}, "local_window"),
         ({"damping": True}, "damping"),
+        ({"damping": True, "attention": "dot"}, "damping"),
         ({"readout": "maxout"}, "readout"),
         ({"summary": "every_step", "attention": "dot"}, "summary"),
     ],
@@ -278,6 +318,11 @@ def test_config_problems(changes, field):
     assert field in [name for name, _ in config.problems()]
     with pytest.raises(ValueError, match=f"RecurrentConfig.{field} = "):
         config.check()
+
+
+def test_all_problems_are_named():
+    config = dataclasses.replace(TINY, attention="additive", input_feeding=True, local_window=3)
+    assert [name for name, _ in config.problems()] == ["input_feeding", "local_window"]
 
 
 def test_config_without_problems():

@@ -145,9 +145,10 @@ def test_rows_that_cannot_be_shared_out_are_refused():
         check_rows([8, 18], mesh, microbatches=4)
 
 
-def test_recurrent_gradients_are_those_of_one_device():
+@pytest.mark.parametrize("attention", ["additive", "scaled_dot", "multi_head"])
+def test_recurrent_gradients_are_those_of_one_device(attention):
     """Where data, fsdp and tensor all have two devices."""
-    config = get_config("road", "additive")
+    config = get_config("road", attention)
     task_class("translation").shrink(config)
     config.data.directory, config.data.rows_multiple = "(none)", 8
     config.model.update({"dropout_rate": 0.0, "teacher_forcing": 1.0, "vocab_multiple": 8})

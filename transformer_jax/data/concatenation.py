@@ -30,13 +30,16 @@ def concatenate(
     Raises DataError where a split is missing or has fewer than `longest` lines, and where `output` is `directory`:
     before anything is written.
     """
+    if not splits or not languages:
+        raise DataError(f"splits {list(splits)} and languages {list(languages)}: name one or more of each")
     source, target = (epath.Path(path).expanduser() for path in (directory, output))
     if os.path.realpath(source) == os.path.realpath(target):
         raise DataError(f"{output} holds the text to be joined: choose another folder for the result")
     texts = {split: parallel_files(source, split, languages) for split in splits}
     for split, text in texts.items():
         if not 1 <= longest <= len(text):
-            raise DataError(f"{split} in {directory} has {len(text)} lines: {longest} can't be joined; choose fewer")
+            rule = f"choose from 1 to {len(text)}"
+            raise DataError(f"{split} in {directory} has {len(text)} lines: {longest} can't be joined; {rule}")
     target.mkdir(parents=True, exist_ok=True)
     counts = {}
     for split, text in texts.items():

@@ -44,18 +44,23 @@ def combine_masks(*masks: Array | None) -> Array | None:
 
 
 def scaled_dot_product_scores(query: Array, key: Array, dtype: str = "float32") -> Array:
-    """Q Kᵀ / √d_k: (B, T, N, H), (B, S, N, H) → (B, N, T, S), float32. d_k is the width of one head."""
+    """Q Kᵀ / √d_k: (B, T, N, H), (B, S, N, H) → (B, N, T, S), float32. d_k is the width of one head.
+
+    Vaswani et al. 2017, in eq. 1.
+    """
     query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
     return einsum("BTNH,BSNH->BNTS", query, key, dtype)
 
 
-# The road there: scores of a recurrent decoder's state against the encoder's, with one head, (B, T, S).
+# The road there: scores of a recurrent decoder's state s (D wide) against the encoder's outputs h (C wide), with one
+# head, (B, T, S); A hidden units.
 
 
 def additive_scores(query: Array, key: Array, v: Array) -> Array:
     """vᵀ tanh(W_a s + U_a h): query = W_a s (B, T, A), key = U_a h (B, S, A), v (A,) → (B, T, S).
 
-    Bahdanau et al. 2015, Section A.1.2. The keys are projected once a sentence, hence the products outside.
+    Bahdanau et al. 2015, e of eq. 6, in the form of Section A.1.2. The keys are projected once a sentence, hence the
+    products outside.
     """
     hidden = jnp.tanh(query[:, :, None] + key[:, None])
     return einsum("BTSA,A->BTS", hidden, v)
@@ -64,14 +69,15 @@ def additive_scores(query: Array, key: Array, v: Array) -> Array:
 def concat_scores(query: Array, key: Array, w: Array, v: Array) -> Array:
     """vᵀ tanh(W [s; h]): query s (B, T, D), key h (B, S, C), w (D + C, A), v (A,) → (B, T, S).
 
-    Luong et al. 2015, Section 3.1. [s; h] W is s W₁ + h W₂ with W₁ above W₂ in W: `additive_scores`, and computed so.
+    Luong et al. 2015, Section 3.1, under eq. 7. [s; h] W is s W₁ + h W₂ with W₁ above W₂ in W: `additive_scores`, and
+    computed so.
     """
     above, below = w[: query.shape[-1]], w[query.shape[-1] :]
     return additive_scores(einsum("BTD,DA->BTA", query, above), einsum("BSC,CA->BSA", key, below), v)
 
 
 def dot_scores(query: Array, key: Array, dtype: str = "float32") -> Array:
-    """sᵀ h: query (B, T, D), key (B, S, D) → (B, T, S). Luong et al. 2015, Section 3.1.
+    """sᵀ h: query (B, T, D), key (B, S, D) → (B, T, S). Luong et al. 2015, Section 3.1, under eq. 7.
 
     Vaswani et al. 2017 divide by √d_k, the width of a head: `scaled_dot_product_scores`.
     """
@@ -79,14 +85,15 @@ def dot_scores(query: Array, key: Array, dtype: str = "float32") -> Array:
 
 
 def general_scores(query: Array, key: Array, w: Array, dtype: str = "float32") -> Array:
-    """sᵀ W h: query (B, T, D), key (B, S, C), w (D, C) → (B, T, S). Luong et al. 2015, Section 3.1."""
+    """sᵀ W h: query (B, T, D), key (B, S, C), w (D, C) → (B, T, S). Luong et al. 2015, Section 3.1, under eq. 7."""
     return einsum("BTC,BSC->BTS", einsum("BTD,DC->BTC", query, w, dtype), key, dtype)
 
 
 def damped_scores(scores: Array, damping: Array) -> Array:
-    """s · exp(-λ s), λ = `damping` (): 0 leaves them as they are; above, scores beyond 1 / λ count for less again.
+    """s · exp(-λ s) of scores s = q·k / √d_k (B, N, T, S), which go to `attention_weights` next. λ = `damping` ().
 
-    Met in teaching material, which gives no source.
+    λ = 0 leaves them as they are; above it, scores beyond 1 / λ count for less again; below, large ones for more.
+    float32 overflows where -λ s > 88: scores are to stay small. Met in teaching material, which gives no source.
     """
     return scores * jnp.exp(-damping * scores)
 

@@ -47,7 +47,7 @@ def forward_flops(config: Any, source_lengths: np.ndarray, target_lengths: np.nd
 
     A product (m, k) × (k, n) counts 2·m·k·n; masked scores count, padding does not. `config` is a model's.
     """
-    raise TypeError(f"nobody has counted the products of a {type(config).__name__}")
+    raise NotImplementedError(f"register the products of a {type(config).__name__} with forward_flops")
 
 
 @forward_flops.register

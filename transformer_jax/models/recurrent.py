@@ -103,17 +103,18 @@ class RecurrentConfig:
             yield "num_heads", f"must divide d_model = {self.d_model}"
         if self.attention == "none" and self.bidirectional and self.summary == "initial":
             yield "summary", "'initial' would leave out what the forward direction read: set it to 'every_step'"
-        if not self.follows and (self.input_feeding or self.local_window):
-            name = "input_feeding" if self.input_feeding else "local_window"
-            yield name, f"belongs to Luong's decoder, and attention = {self.attention!r} is none of it"
+        for name in ("input_feeding", "local_window"):
+            if getattr(self, name) and not self.follows:
+                rest = "concat, dot, general, scaled_dot or multi_head"
+                yield name, f"belongs to Luong's decoder: switch it off, or set attention to {rest}"
         if self.local_window and self.attention == "multi_head":
             yield "local_window", "is for one head: set it to 0 or attention to 'scaled_dot'"
         if self.readout == "maxout" and not self.reads_context:
             yield "readout", "'maxout' needs additive attention, or none with summary 'every_step': set it to 'linear'"
         if self.summary == "every_step" and self.attention != "none":
             yield "summary", "is for attention = 'none', which has no other context: set it to 'initial'"
-        if self.damping and self.attention == "none":
-            yield "damping", "has no scores to damp: set it to False or choose an attention"
+        if self.damping and self.attention not in ("scaled_dot", "multi_head"):
+            yield "damping", "is of s = q·k/√d: set attention to 'scaled_dot' or 'multi_head', or this to False"
 
     @property
     def follows(self) -> bool:
@@ -260,11 +261,11 @@ class Alignment(nn.Module):
             self.w = parameter(self, "w", init, (d, e), ("embed", "state"))
         elif c.attention in ("scaled_dot", "multi_head"):
             heads = c.num_heads if c.attention == "multi_head" else 1
-            names, shape = ("embed", "heads", "head_dim"), (heads, d // heads)
+            names, shape = ("embed", "state", "head_dim"), (heads, d // heads)
             self.query = Linear((d, *shape), names, use_bias=False, dtype=c.dtype)
             self.key = Linear((e, *shape), names, use_bias=False, dtype=c.dtype)
             self.value = Linear((e, *shape), names, use_bias=False, dtype=c.dtype)
-            to_output = ("heads", "head_dim", "embed")
+            to_output = ("state", "head_dim", "embed")
             self.output = Linear((*shape, e), to_output, num_inputs=2, use_bias=False, dtype=c.dtype)
         if c.damping:
             self.damping = parameter(self, "damping", nn.initializers.zeros, (), ())

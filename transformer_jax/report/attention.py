@@ -45,15 +45,17 @@ def write_report(path: epath.PathLike, title: str, sentences: Sequence[Sentence]
     shown = []
     for sentence in sentences:
         if not sentence.maps:
-            raise ValueError(f"there is no attention to show for {sentence.name!r}: its model has none")
+            raise ValueError(f"there is no attention to show for {sentence.name!r}: choose a model that has one")
         maps = []
         for name, rows, columns, weights in sentence.maps:
+            if not weights.size:
+                raise ValueError(f"{name} of {sentence.name!r} has no weights, in shape {weights.shape}: leave it out")
             if weights.shape[2:] != (len(rows), len(columns)):
                 raise ValueError(
                     f"{name}: weights of shape {weights.shape} do not fit {len(rows)} rows and {len(columns)} columns"
                 )
             if not np.isfinite(weights).all():
-                raise ValueError(f"{name} of {sentence.name!r}: not all weights are finite; was the training?")
+                raise ValueError(f"{name} of {sentence.name!r}: not all weights are finite: take another checkpoint")
             stored = np.round(255 * np.clip(weights, 0, 1)).astype(np.uint8)
             maps.append(
                 {

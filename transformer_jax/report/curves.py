@@ -33,7 +33,7 @@ def read_curves(workdir: epath.PathLike, name: str) -> dict[str, Curve]:
     path = epath.Path(workdir) / "metrics.jsonl"
     rows = [row for _, row in read_rows(path)]
     if not rows:
-        raise ValueError(f"{path} is missing or empty: {workdir} is not the folder of a run that has logged anything")
+        raise ValueError(f"{path} is missing or empty: name the folder of a run that has logged something")
     curves: dict[str, Curve] = {}
     for row in rows:
         if isinstance(row.get(name), int | float):

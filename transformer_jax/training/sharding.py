@@ -43,7 +43,7 @@ RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
 )
 # What sets the size of an axis that is shared out.
 KEYS = {
-    "embed": "model.d_model",
+    "embed": "model.d_model (of recurrent models also embedding_dim, encoder_dim, readout_dim)",
     "heads": "model.num_heads",
     "mlp": "model.d_ff",
     "vocab": "model.vocab_multiple, to which tables are padded,",
