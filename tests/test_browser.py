@@ -152,3 +152,13 @@ def test_light_and_dark(page):
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
         assert (brightness() > 128) == bright
+
+
+def test_a_browser_that_cannot_unpack_says_so(browser, tmp_path):
+    maps = [AttentionMap("alignment", ["x"], ["y"], np.ones((1, 1, 1, 1)))]
+    write_report(tmp_path / "report.html", "t", [Sentence("s", maps)])
+    lacking = {"source": "delete window.DecompressionStream"}
+    script = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", lacking)
+    browser.get((tmp_path / "report.html").as_uri())
+    browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
+    assert "cannot unpack the weights: ReferenceError" in said(browser)
