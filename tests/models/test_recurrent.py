@@ -1,6 +1,7 @@
 """The recurrent models against NumPy float64, word by word; what padding, caches and dropout may change."""
 
 import dataclasses
+import functools
 import itertools
 
 import flax.linen as nn
@@ -147,7 +148,7 @@ def test_bfloat16(attention):
     """Products of bfloat16, 8 bits, change logits by about as much."""
     model, variables = make(attention=attention)
     half, _ = make(attention=attention, dtype="bfloat16")
-    logits, rounded = (m.apply(variables, SOURCE, TARGET, VALID)[..., :V] for m in (model, half))
+    logits, rounded = (jax.jit(m.apply)(variables, SOURCE, TARGET, VALID)[..., :V] for m in (model, half))
     assert rounded.dtype == np.float32
     assert 0 < oracle.relative(rounded, logits) < 0.03
 
@@ -165,12 +166,13 @@ def test_bfloat16(attention):
 def test_beams_share_their_source(changes):
     """Rows of a cache that belong to one source, side by side, read it as a source of their own."""
     model, variables = make(bidirectional=True, **changes)
-    cache = model.apply(variables, SOURCE, VALID, 4, method="init_cache")
+    extend = jax.jit(functools.partial(model.apply, method="extend"))
+    cache = jax.jit(lambda variables: model.apply(variables, SOURCE, VALID, 4, method="init_cache"))(variables)
     twice = cache._replace(past=jax.tree.map(lambda x: jnp.repeat(x, 2, axis=0), cache.past))
     tokens = np.array([[4], [5], [6], [7]])
-    found, extended = model.apply(variables, twice, tokens, 0, method="extend")
+    found, extended = extend(variables, twice, tokens, 0)
     for beam in range(2):
-        expected, alone = model.apply(variables, cache, tokens[beam::2], 0, method="extend")
+        expected, alone = extend(variables, cache, tokens[beam::2], 0)
         assert oracle.relative(found[beam::2, :, :V], expected[..., :V]) < 1e-6
         for a, b in zip(jax.tree.leaves(extended.past), jax.tree.leaves(alone.past), strict=True):
             assert oracle.relative(a[beam::2], b) < 1e-6
@@ -178,11 +180,10 @@ def test_beams_share_their_source(changes):
 
 def test_dropout_acts_only_with_a_key():
     model, variables = make(attention="additive", num_layers=2)
-    without = model.apply(variables, SOURCE, TARGET, VALID)
-    np.testing.assert_array_equal(without, model.apply(variables, SOURCE, TARGET, VALID))
-    one, other = (
-        model.apply(variables, SOURCE, TARGET, VALID, rngs={"dropout": jax.random.key(key)}) for key in (1, 2)
-    )
+    apply = jax.jit(lambda rngs: model.apply(variables, SOURCE, TARGET, VALID, rngs=rngs))
+    without = apply(None)
+    np.testing.assert_array_equal(without, apply(None))
+    one, other = (apply({"dropout": jax.random.key(key)}) for key in (1, 2))
     assert np.abs(one - other)[..., :V].max() > 0.01
     assert np.abs(one - without)[..., :V].max() > 0.01
 
