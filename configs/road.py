@@ -8,13 +8,13 @@ with dropout 0.3 in place of 0.5 and nothing but the reference's words read by t
 What moves with it: additive and the later ones read the source both ways, with 512 units each (dot, which compares
 states as they are, with 256 each); none reads it one way, as LSTM in two layers.
 Sizes, dropout, teacher forcing, the Transformer's positions and first embeddings, and ten epochs are those of Trevett's
-tutorials (bentrevett/pytorch-seq2seq), whose LSTM is `none,lstm,reversed`. Differs: their learning rate is constant, and
-their Transformer has no label smoothing.
+tutorials (bentrevett/pytorch-seq2seq), whose LSTM is `none,lstm,reversed`. Differs: their learning rate is constant,
+and their Transformer has no label smoothing.
 Command: python scripts/train.py --config=configs/road.py:attention=dot --workdir=runs/dot --config.data.directory=DIR
 Data: as configs/multi30k.py says.
 Cost: in float32 on one core of a Xeon, additive (20,509,552 parameters) trains at 600–700 target tokens a second, at
-0.7 of the rate of matrix products alone; ten epochs took 1:50 hours. none: 1:10; transformer: 0:43. On one core of an EPYC: none,lstm,reversed 0:40,
-transformer 0:22.
+0.7 of the rate of matrix products alone; ten epochs took 1:50 hours. none: 1:10; transformer: 0:43. On one core of an
+EPYC: none,lstm,reversed 0:40, transformer 0:22.
 Expected: greedy BLEU on test2016, the tutorials' beside it: none,lstm,reversed 14.5 (13.8), none 23.7 (20.6), additive
 35.1 (28.3), transformer 36.4 (36.5).
 """
