@@ -453,6 +453,11 @@ def by_hand(c, s, t):
     return sum(2 * m * k * n for m, k, n in products)
 
 
+def test_flops_of_another_model():
+    with pytest.raises(NotImplementedError, match="register the products of a dict"):
+        forward_flops({}, 13, 11)
+
+
 def test_forward_flops():
     assert forward_flops(TWO_VOCABULARIES, 13, 11) == by_hand(TWO_VOCABULARIES, 13, 11)
     sources, targets = np.array([13, 1, 5]), np.array([11, 3, 1])
