@@ -23,6 +23,7 @@ spells "</s>" is encoded as its characters (`words`: as unknown). What decode(en
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import multiprocessing
@@ -115,6 +116,12 @@ class Tokenizer:
         encodings = self._tokenizer.encode_batch_fast(list(lines), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
+    def locate(self, lines: Sequence[str]) -> tuple[Ragged, Ragged]:
+        """Ids of each line as `encode_batch` has them, and the place in it of the character that each begins with."""
+        encodings = self._tokenizer.encode_batch(lines, add_special_tokens=False)
+        places = ([start for start, _ in encoding.offsets] for encoding in encodings)
+        return Ragged.of((encoding.ids for encoding in encodings), _dtype(self)), Ragged.of(places)
+
     def encode(self, lines: Sequence[str], end: int) -> Ragged:
         """The same ids, `end` after each line, in flat arrays: for corpora of any size.
 
@@ -197,13 +204,17 @@ class _Words(dict[str, int]):
         self._tokenizer, self._end, self._new = tokenizer, end, list[str]()
         both, first, second = tokenizer.encode_batch(["e e", "e", " e"])
         self._spaced = both == first + second
-        self._forget()
-
-    def _forget(self) -> None:
-        self.clear()
         self["\n"] = 0
         self._ids = Ragged.of([[self._end]], _dtype(self._tokenizer))
         self._odd = np.zeros(1, bool)  # what is no word: its line is encoded whole
+
+    def _forget(self) -> None:
+        """The latest quarter: words met early are mostly the frequent ones."""
+        kept = REMEMBERED * 3 // 4
+        while next(reversed(self.values())) >= kept:
+            self.popitem()
+        self._ids = Ragged(self._ids.values[: self._ids.offsets[kept]], self._ids.lengths[:kept])
+        self._odd = self._odd[:kept]
 
     def __missing__(self, word: str) -> int:
         self[word] = number = len(self._ids) + len(self._new)
@@ -213,13 +224,27 @@ class _Words(dict[str, int]):
     def _numbers(self, words: Sequence[str]) -> np.ndarray:
         numbers = np.fromiter(map(self.__getitem__, words), np.int64, len(words))
         new, self._new = self._new, []
-        self._keep(new)
+        odd = np.array([word.split() != [word.removeprefix(" ")] for word in new], bool)
+        pieces = self._pieces([word for word, whole in zip(new, odd, strict=True) if not whole])
+        lengths = np.zeros(len(new), np.int32)
+        lengths[~odd] = pieces.lengths
+        self._keep(Ragged(pieces.values, lengths), odd)
         return numbers
 
-    def _keep(self, texts: Sequence[str]) -> None:
-        ids = Ragged.of(self._tokenizer.encode_batch(texts), self._ids.values.dtype)
+    def _pieces(self, words: Sequence[str]) -> Ragged:
+        """The ids of each word, encoded many to a line, which takes half as long, and told apart by their places."""
+        gap = "" if self._spaced else " "
+        first = [i for i, word in enumerate(words) if i % 100 == 0 or (self._spaced and word[0] != " ")]
+        lines = [gap.join(words[start:end]) for start, end in itertools.pairwise([*first, len(words)])]
+        ids, places = self._tokenizer.locate(lines)
+        # A word starts with the gap before it, also where it is the first and has none.
+        ends = np.cumsum([len(word) + len(gap) for word in words], dtype=np.int64)
+        starts = np.concatenate([[0], ends[:-1]]) if len(words) else ends
+        where = places.values + np.repeat(starts[first] + len(gap), places.lengths)
+        return Ragged(ids.values, np.bincount(np.searchsorted(ends, where, "right"), minlength=len(words)))
+
+    def _keep(self, ids: Ragged, odd: np.ndarray) -> None:
         self._ids = Ragged.join([self._ids, ids])
-        odd = np.array([text.split() != [text.removeprefix(" ")] for text in texts], bool)
         self._odd = np.concatenate([self._odd, odd])
 
     def encode(self, lines: Sequence[str]) -> Ragged:
@@ -239,7 +264,8 @@ class _Words(dict[str, int]):
             first = (ends - sizes + 1)[whole]
             kept[first] = kept[ends] = True
             numbers[first] = len(self._ids) + np.arange(len(whole))
-            self._keep([lines[i] for i in whole])
+            rows = self._tokenizer.encode_batch([lines[i] for i in whole])
+            self._keep(Ragged.of(rows, self._ids.values.dtype), np.zeros(len(whole), bool))
             numbers = numbers[kept]
             ends = np.flatnonzero(numbers == 0)
         ids = self._ids.take(numbers)
