@@ -373,3 +373,11 @@ def test_problems():
     assert list(TransformerConfig(max_relative_distance=0).problems()) == [
         ("max_relative_distance", "must be at least 1")
     ]
+
+
+@pytest.mark.parametrize(("initializer", "deviation"), [("normal", 0.02), ("xavier_uniform", (2 / (503 + 101)) ** 0.5)])
+def test_learned_positions_start_as_the_initializer_says(initializer, deviation):
+    table = nn.unbox(Positions("learned", 503, 101, initializer).init(jax.random.key(0), 1))["params"]["table"]
+    np.testing.assert_allclose(table.std(), deviation, rtol=0.02)
+    if initializer == "xavier_uniform":
+        assert np.abs(table).max() <= 3**0.5 * deviation * 1.001

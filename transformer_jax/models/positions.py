@@ -118,11 +118,14 @@ class Positions(nn.Module):
     kind: "sinusoidal", "learned" (Gehring et al. 2017; row (E) of Table 3) or "none"; with "relative" and "rotary",
     which act in attention and at any length, zeros. Else raises ValueError when T is beyond `max_length`; offset + T
     beyond it cannot be seen under jit and is the caller's to keep.
+    `initializer` of learned ones: "normal" has a deviation of 0.02 (BERT, GPT); "xavier_uniform" is that of the
+    (max_length, d_model) matrix, which beside embeddings started alike is large enough to be seen from the first step.
     """
 
     kind: str
     max_length: int
     d_model: int
+    initializer: str = "normal"
 
     @nn.compact
     def __call__(self, length: int, offset: Array | int = 0) -> Array:
@@ -133,7 +136,9 @@ class Positions(nn.Module):
             )
         if self.kind == "learned":
             shape = (self.max_length, self.d_model)
-            table = parameter(self, "table", nn.initializers.normal(0.02), shape, ("position", "embed"))
+            xavier = self.initializer == "xavier_uniform"
+            init = nn.initializers.xavier_uniform() if xavier else nn.initializers.normal(0.02)
+            table = parameter(self, "table", init, shape, ("position", "embed"))
         elif self.kind == "sinusoidal":
             table = jnp.asarray(sinusoidal_positions(self.max_length, self.d_model))
         else:

@@ -70,7 +70,7 @@ class TransformerConfig:
     feed_forward_dropout_rate: float = 0.0  # on the d_ff hidden units
     attention_bias: bool = True
     output_bias: bool = False  # of an untied output projection
-    embedding_init: str = "normal"
+    embedding_init: str = "normal"  # of tokens, and of learned positions
     norm_epsilon: float = 1e-6
     vocab_multiple: int = 1  # embedding tables are padded to a multiple of this many rows
     dtype: str = "float32"  # of the matrix products
@@ -363,8 +363,8 @@ class Transformer(nn.Module):
         if c.tie_embeddings == "none":
             padded = layers.padded_vocab_size(c.target_vocab_size, c.vocab_multiple)
             self.output = OutputLayer(c.d_model, padded, c.output_bias)
-        self.source_positions = Positions(c.positions, c.max_length, c.d_model)
-        self.target_positions = Positions(c.positions, c.max_length, c.d_model)
+        self.source_positions = Positions(c.positions, c.max_length, c.d_model, c.embedding_init)
+        self.target_positions = Positions(c.positions, c.max_length, c.d_model, c.embedding_init)
         self.dropout = layers.Dropout(c.dropout_rate)
         self.encoder, self.decoder = Encoder(c), Decoder(c)
 
