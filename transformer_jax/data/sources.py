@@ -255,10 +255,13 @@ def _builder(name: str, directory: epath.Path) -> Any:
     builder = tfds_builder(name, directory)
     if name == "dates" and not builder.is_prepared():
         try:
-            with contextlib.suppress(FileExistsError):  # another process was faster
-                builder.download_and_prepare()
+            builder.download_and_prepare()
         except OSError as error:
-            raise DataError(f"Cannot prepare dates in {directory}: {error} Set data.directory elsewhere.") from error
+            another_was_faster = tfds_builder(name, directory).is_prepared()
+            if not another_was_faster:
+                raise DataError(
+                    f"Cannot prepare dates in {directory}: {error} Set data.directory elsewhere."
+                ) from error
         builder = tfds_builder(name, directory)
     # Training downloads nothing: without a network that fails only after minutes.
     if not builder.is_prepared():
