@@ -1,3 +1,4 @@
+import errno
 import gzip
 import json
 import os
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from transformer_jax.data import dates as dates_module
 from transformer_jax.data import sources
 from transformer_jax.data.sources import DataError, Source, parallel_files, tfds_source
 
@@ -159,6 +161,17 @@ def test_processes_may_prepare_dates_at_once_and_say_nothing(tmp_path, capfd):
     workers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) for _ in range(2)]
     assert [worker.wait() for worker in workers] == [0, 0]
     assert capfd.readouterr() == ("", "")
+
+
+def test_dates_that_another_process_prepared_meanwhile(tmp_path, monkeypatch):
+    prepare = dates_module.Dates.download_and_prepare
+
+    def both(builder, *args, **kwargs):
+        prepare(builder, *args, **kwargs)
+        raise OSError(errno.ENOTEMPTY, "Directory not empty")
+
+    monkeypatch.setattr(dates_module.Dates, "download_and_prepare", both)
+    assert len(tfds_source("dates", tmp_path, "test", ["iso"]))
 
 
 def test_unknown_split(dates):
