@@ -188,7 +188,16 @@ def test_many_lines_are_encoded_in_several_processes(monkeypatch, caplog):
     np.testing.assert_array_equal(together.lengths, alone.lengths)
 
 
-def test_a_script_without_a_main_guard_encodes_alone(tmp_path):
+def test_many_lines_are_trained_on_in_another_process(monkeypatch, caplog):
+    here = train("bpe_bytes", lowercase=True)
+    monkeypatch.setattr(module, "MANY", 1)
+    assert train("bpe_bytes", lowercase=True).sha256 == here.sha256
+    with pytest.raises(TokenizerError, match="all of 2 lines are empty"):
+        train_tokenizer("bpe_bytes", ["", " "], 300)
+    assert "no other process" not in caplog.text
+
+
+def test_a_script_without_a_main_guard_trains_and_encodes_alone(tmp_path):
     """Its child processes would run it once more, which Python refuses: the result is the same, and it is said."""
     script = tmp_path / "script.py"
     script.write_text(
@@ -200,7 +209,8 @@ def test_a_script_without_a_main_guard_encodes_alone(tmp_path):
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
     assert done.stdout == "[4, 5, 2, 5, 2]\n"
-    assert "this one does it alone" in done.stderr
+    assert "this one trains the tokenizer alone" in done.stderr
+    assert "this one encodes 2 lines alone" in done.stderr
 
 
 def test_large_vocabularies_are_encoded_in_more_bits():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -17,7 +18,7 @@ class Ragged:
     @classmethod
     def of(cls, rows: Iterable[Sequence[int]], dtype: np.typing.DTypeLike = np.int32) -> Ragged:
         rows = list(rows)
-        values = np.fromiter((value for row in rows for value in row), dtype)
+        values = np.fromiter(itertools.chain.from_iterable(rows), dtype)
         return cls(values, np.fromiter(map(len, rows), np.int32, len(rows)))
 
     @classmethod

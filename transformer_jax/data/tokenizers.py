@@ -35,6 +35,8 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.compute
 import tokenizers
 from etils import epath
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
@@ -45,10 +47,12 @@ PAD_ID, BOS_ID, EOS_ID, UNK_ID = 0, 1, 2, 3
 PAD, BOS, EOS, UNK = SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
 KINDS = ("bpe_bytes", "bpe_metaspace", "wordpiece", "unigram", "words", "characters")
 
-CHUNK = 20_000  # lines encoded at a time
+CHUNK = 100_000  # lines encoded at a time
 REMEMBERED = 1_000_000  # words whose ids are kept meanwhile, in each process
-MANY = 500_000  # lines from which on several processes encode
+MANY = 500_000  # lines from which on other processes train and encode
 MAX_PROCESSES = 16
+# As in a script without `if __name__ == "__main__"`, and where the system has no room for other processes.
+NO_PROCESSES = (BrokenProcessPool, OSError, NotImplementedError)
 
 log = logging.getLogger(__name__)
 
@@ -134,9 +138,8 @@ class Tokenizer:
         else:
             try:
                 parts = [*_encode_in_processes(self, lines, end)]
-            except (BrokenProcessPool, OSError, NotImplementedError):
-                # As in a script without `if __name__ == "__main__"`, and where the system has no room for them.
-                log.warning("no other processes to encode %d lines in: this one does it alone", len(lines))
+            except NO_PROCESSES:
+                log.warning("no other processes can be started: this one encodes %d lines alone", len(lines))
                 parts = map(_Words(self, end).encode, _chunks(lines))
         return Ragged.join([Ragged.of([], _dtype(self)), *parts])
 
@@ -168,11 +171,14 @@ def _chunks(lines: Sequence[str]) -> Iterator[Sequence[str]]:
     return (lines[start : start + CHUNK] for start in range(0, len(lines), CHUNK))
 
 
+def _pool(count: int, *start: Any) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), *start)  # a fork of JAX's threads can hang
+
+
 def _encode_in_processes(tokenizer: Tokenizer, lines: Sequence[str], end: int) -> Iterator[Ragged]:
     """One for each core, since most of the work is Python's; a few chunks of text are on their way at a time."""
     count, waiting = min(_cores(), MAX_PROCESSES), deque[Future[Ragged]]()
-    context = multiprocessing.get_context("spawn")  # a fork of a process in which JAX runs can hang
-    with ProcessPoolExecutor(count, context, _start_process, (tokenizer.to_json(), end)) as pool:
+    with _pool(count, _start_process, (tokenizer.to_json(), end)) as pool:
         for chunk in _chunks(lines):
             waiting.append(pool.submit(_encode_chunk, list(chunk)))
             if len(waiting) > 2 * count:
@@ -194,36 +200,34 @@ def _encode_chunk(lines: list[str]) -> Ragged:
     return _words.encode(lines)
 
 
-class _Words(dict[str, int]):
-    """Numbers words as they come and keeps their ids; number 0, "\\n", ends a line.
+class _Words:
+    """Numbers words as they come and keeps their ids; number 0, "\n", ends a line.
 
     Later words of a line have the space before them if `spaced`; else that space is already in a word's ids.
     """
 
     def __init__(self, tokenizer: Tokenizer, end: int):
-        self._tokenizer, self._end, self._new = tokenizer, end, list[str]()
+        self._tokenizer = tokenizer
         both, first, second = tokenizer.encode_batch(["e e", "e", " e"])
         self._spaced = both == first + second
-        self["\n"] = 0
-        self._ids = Ragged.of([[self._end]], _dtype(self._tokenizer))
+        self._numbers = {"\n": 0}
+        self._ids = Ragged.of([[end]], _dtype(tokenizer))
         self._odd = np.zeros(1, bool)  # what is no word: its line is encoded whole
 
     def _forget(self) -> None:
         """The latest quarter: words met early are mostly the frequent ones."""
         kept = REMEMBERED * 3 // 4
-        while next(reversed(self.values())) >= kept:
-            self.popitem()
+        while next(reversed(self._numbers.values())) >= kept:
+            self._numbers.popitem()
         self._ids = Ragged(self._ids.values[: self._ids.offsets[kept]], self._ids.lengths[:kept])
         self._odd = self._odd[:kept]
 
-    def __missing__(self, word: str) -> int:
-        self[word] = number = len(self._ids) + len(self._new)
-        self._new.append(word)
-        return number
-
-    def _numbers(self, words: Sequence[str]) -> np.ndarray:
-        numbers = np.fromiter(map(self.__getitem__, words), np.int64, len(words))
-        new, self._new = self._new, []
+    def _number(self, words: np.ndarray) -> np.ndarray:
+        """The number of each of the words, which differ; new ones are encoded."""
+        numbers = np.fromiter(map(self._numbers.get, words, itertools.repeat(-1)), np.int64, len(words))
+        new = words[numbers < 0].tolist()
+        numbers[numbers < 0] = len(self._ids) + np.arange(len(new))
+        self._numbers.update(zip(new, itertools.count(len(self._ids))))
         odd = np.array([word.split() != [word.removeprefix(" ")] for word in new], bool)
         pieces = self._pieces([word for word, whole in zip(new, odd, strict=True) if not whole])
         lengths = np.zeros(len(new), np.int32)
@@ -252,10 +256,10 @@ class _Words(dict[str, int]):
             self._forget()
         text = "\n".join(["\t" if "\0" in line or "\n" in line else line for line in lines]) + "\n"
         if self._spaced:
-            words = text.replace(" ", "\0 ").replace("\n", "\0\n\0").split("\0")[:-1]
+            words = _split(text.replace(" ", "\0 ").replace("\n", "\0\n\0"), "\0")
         else:
-            words = text.replace("\n", " \n ").split(" ")[:-1]
-        numbers = self._numbers(words)
+            words = _split(text.replace("\n", " \n "), " ")
+        numbers = self._number(words.dictionary.to_numpy(zero_copy_only=False))[words.indices.to_numpy()]
         ends = np.flatnonzero(numbers == 0)
         whole = np.unique(np.searchsorted(ends, np.flatnonzero(self._odd[numbers])))
         if len(whole):
@@ -270,6 +274,12 @@ class _Words(dict[str, int]):
             ends = np.flatnonzero(numbers == 0)
         ids = self._ids.take(numbers)
         return Ragged(ids.values, np.diff(ids.offsets[ends + 1], prepend=0).astype(np.int32))
+
+
+def _split(text: str, gap: str) -> pyarrow.DictionaryArray:
+    """The words that end in `gap`: each different one once, and which of them stands where."""
+    words = pyarrow.compute.split_pattern(pyarrow.array([text], pyarrow.large_string()), gap).values
+    return words[:-1].dictionary_encode()
 
 
 def train_tokenizer(
@@ -289,6 +299,18 @@ def train_tokenizer(
     if kind == "unigram" and min_count != 1:
         raise TokenizerError(f"min_count={min_count}: unigram keeps the likeliest pieces, not by count; set it to 1.")
     lines = lines if isinstance(lines, Sequence) else list(lines)
+    if len(lines) >= MANY:
+        # Where memory is kept (`command_line.keep_freed_memory`), the library's threads wait for one another's.
+        try:
+            with _pool(1) as pool:
+                return Tokenizer(pool.submit(_train, kind, lines, vocab_size, min_count, lowercase).result())
+        except NO_PROCESSES:
+            log.warning("no other process can be started: this one trains the tokenizer alone")
+    return Tokenizer(_train(kind, lines, vocab_size, min_count, lowercase))
+
+
+def _train(kind: str, lines: Sequence[str], vocab_size: int, min_count: int, lowercase: bool) -> str:
+    """A tokenizer's JSON."""
     if not any(map(str.strip, lines)):
         raise TokenizerError(f"No text to train the tokenizer on: all of {len(lines)} lines are empty.")
     tokenizer = _untrained(kind, lowercase)
@@ -315,7 +337,7 @@ def train_tokenizer(
             f"vocab_size={vocab_size} is too small for {kind}: specials and alphabet of these lines need at "
             f"least {minimum}. Raise it, or take bpe_bytes (at least {len(SPECIALS) + 256})."
         )
-    return Tokenizer(tokenizer.to_str())
+    return tokenizer.to_str()
 
 
 def _train_bpe(
