@@ -35,8 +35,6 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import numpy as np
-import pyarrow
-import pyarrow.compute
 import tokenizers
 from etils import epath
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
@@ -256,10 +254,10 @@ class _Words:
             self._forget()
         text = "\n".join(["\t" if "\0" in line or "\n" in line else line for line in lines]) + "\n"
         if self._spaced:
-            words = _split(text.replace(" ", "\0 ").replace("\n", "\0\n\0"), "\0")
+            words, places = _split(text.replace(" ", "\0 ").replace("\n", "\0\n\0"), "\0")
         else:
-            words = _split(text.replace("\n", " \n "), " ")
-        numbers = self._number(words.dictionary.to_numpy(zero_copy_only=False))[words.indices.to_numpy()]
+            words, places = _split(text.replace("\n", " \n "), " ")
+        numbers = self._number(words)[places]
         ends = np.flatnonzero(numbers == 0)
         whole = np.unique(np.searchsorted(ends, np.flatnonzero(self._odd[numbers])))
         if len(whole):
@@ -276,10 +274,13 @@ class _Words:
         return Ragged(ids.values, np.diff(ids.offsets[ends + 1], prepend=0).astype(np.int32))
 
 
-def _split(text: str, gap: str) -> pyarrow.DictionaryArray:
+def _split(text: str, gap: str) -> tuple[np.ndarray, np.ndarray]:
     """The words that end in `gap`: each different one once, and which of them stands where."""
+    import pyarrow.compute  # takes a tenth of a second
+
     words = pyarrow.compute.split_pattern(pyarrow.array([text], pyarrow.large_string()), gap).values
-    return words[:-1].dictionary_encode()
+    encoded = words[:-1].dictionary_encode()
+    return encoded.dictionary.to_numpy(zero_copy_only=False), encoded.indices.to_numpy()
 
 
 def train_tokenizer(
