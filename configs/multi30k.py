@@ -11,7 +11,10 @@ https://github.com/multi30k/dataset. Or the captions as they were written, downl
     python scripts/prepare.py --name=multi30k/en-de --directory=DIR      (also multi30k/en-fr, multi30k/de-fr)
     and for training --config.data.source=tfds --config.data.name=multi30k/en-de --config.data.directory=DIR
 Score: python scripts/evaluate.py --workdir=runs/multi30k; papers report `bleu_tokenized`.
-`quick`: `small`, pre-LN and half an hour on two CPU cores; cost and result in the README.
+`quick`: `small`, pre-LN, 2,800 steps of 2,048 positions.
+Cost: 8,000 steps, 55 million target tokens, two hours on two CPU cores; `quick`: 11 minutes on one (bfloat16
+instructions), 34 on two without.
+Expected: test_2016_flickr 40.8 to 41 BLEU; `quick` 38.
 """
 
 import dataclasses

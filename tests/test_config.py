@@ -59,6 +59,16 @@ def test_all_problems_are_told_at_once(tiny):
         ({"evaluation.checkpoint": "ema"}, "evaluation.checkpoint = 'ema': training.ema_decay = 0.0 keeps no moving"),
         ({"training.ema_decay": 1.0}, "training.ema_decay = 1.0: must be in [0, 1), as 0.999; 0 keeps no average"),
         ({"training.ema_decay": -0.1}, "training.ema_decay = -0.1: must be in [0, 1)"),
+        ({"training.microbatches": 0}, "training.microbatches = 0: must be at least 1"),
+        ({"training.evaluate_every": 0}, "training.evaluate_every = 0: must be at least 1"),
+        (
+            {"data.tokenizer": "unigram", "data.min_count": 2},
+            "data.min_count = 2: must be 1 with data.tokenizer = 'uni",
+        ),
+        (
+            {"evaluation.checkpoint": "average"},
+            "evaluation.average_last = 10: must not be beyond checkpoint.keep_latest",
+        ),
         ({"evaluation.rows": 0}, "evaluation.rows = 0: must be at least 1"),
         ({"mesh.fsdp": 0}, "mesh.fsdp = 0: must be at least 1, or -1"),
         ({"mesh.fsdp": -1}, "mesh.data = -1: only one axis"),

@@ -80,12 +80,7 @@ def test_road_takes_what_goes_together(arg, words):
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipe_says_what_it_is(name):
     doc = (ROOT / "configs" / f"{name}.py").read_text()
-    for word in (
-        "Paper:",
-        "Command:",
-        "Cost:" if name != "multi30k" else "cost",
-        "Expected:" if name != "multi30k" else "Score:",
-    ):
+    for word in ("Paper:", "Command:", "Cost:", "Expected:"):
         assert word in doc
 
 

@@ -124,8 +124,11 @@ def parse(config: ConfigDict | Mapping[str, Any]) -> Config:
         found = _check_section(name, section_class, raw.get(name, {}))
         problems += found
         if not found:
-            sections[name] = section_class(**raw[name])
-            problems += [f"config.{name}.{key} = {raw[name][key]!r}: {rule}" for key, rule in sections[name].problems()]
+            section = section_class(**raw[name])
+            found = [f"config.{name}.{key} = {raw[name][key]!r}: {rule}" for key, rule in section.problems()]
+            problems += found
+        if not found:
+            sections[name] = section
     if len(sections) == len(classes):
         parsed = Config(task=raw["task"], **sections)
         for key, rule in [*_between(parsed), *cls.problems(parsed)]:
@@ -156,6 +159,14 @@ def _between(config: Config) -> list[tuple[str, str]]:
                 "checkpoint.every",
                 f"must be a multiple of training.evaluate_every = {checked} to keep the best: "
                 "change either, or set checkpoint.keep_best to 0",
+            )
+        )
+    if config.evaluation.checkpoint == "average" and config.evaluation.average_last > config.checkpoint.keep_latest:
+        problems.append(
+            (
+                "evaluation.average_last",
+                f"must not be beyond checkpoint.keep_latest = {config.checkpoint.keep_latest}, since older ones are "
+                f"removed: set it to {config.checkpoint.keep_latest}, or train with more kept",
             )
         )
     if config.evaluation.checkpoint == "ema" and not config.training.ema_decay:

@@ -25,6 +25,7 @@ Cache = Any
 Step = Callable[[Cache, jax.Array, jax.Array], tuple[jax.Array, Cache]]
 
 LENGTH_PENALTY_FORMS = ("wu", "power")
+LEAST_TEMPERATURE = 1e-6  # logits divided by less may leave float32
 IMPOSSIBLE = -1e9  # stands for log 0; finite, so that no difference is NaN
 
 
@@ -35,6 +36,7 @@ class DecodingConfig:
     beam_size: int = 4  # 1 is greedy; drawing has none
     length_penalty: float = 0.6  # α; 0 ranks by probability alone
     length_penalty_form: str = "wu"  # "wu" or "power", see `lp`
+    # Outputs have at most max_ratio · S + max_extra tokens, where S is the width to which the source is padded.
     max_ratio: float = 1.0
     max_extra: int = 50
     temperature: float = 0.0  # 0 searches; above it outputs are drawn, see `sample`
@@ -65,8 +67,12 @@ class DecodingConfig:
 
     def _sampling_problems(self) -> Iterator[tuple[str, str]]:
         searches = self.temperature == 0
-        if not 0 <= self.temperature < math.inf:
-            yield "temperature", "must be finite, at least 0; use 0 to search, 1.0 to draw from the model as it is"
+        if not (self.temperature == 0 or LEAST_TEMPERATURE <= self.temperature < math.inf):
+            yield (
+                "temperature",
+                f"must be finite, 0 or at least {LEAST_TEMPERATURE}; use 0 to search, 1.0 to draw from the model as "
+                "it is",
+            )
         if self.top_k < 0:
             yield "top_k", "must be at least 0; use 0 to draw from all tokens"
         elif self.top_k and searches:
@@ -214,10 +220,10 @@ def truncate(logits: jax.Array, *, temperature: float, top_k: int, top_p: float)
     that has a probability of at least p (Holtzman et al. 2020), 1 for all. The most probable always stays. Of equals
     the smaller ids go first. Raises ValueError for values out of range.
     """
-    if not (0 < temperature < math.inf and top_k >= 0 and 0 < top_p <= 1):
+    if not (LEAST_TEMPERATURE <= temperature < math.inf and top_k >= 0 and 0 < top_p <= 1):
         raise ValueError(
-            f"{temperature=}, {top_k=}, {top_p=}: must be positive, at least 0, and in (0, 1]; use 1.0, 0 and 1.0 to "
-            "draw from the model as it is"
+            f"{temperature=}, {top_k=}, {top_p=}: must be at least {LEAST_TEMPERATURE}, at least 0, and in (0, 1]; "
+            "use 1.0, 0 and 1.0 to draw from the model as it is"
         )
     # What is IMPOSSIBLE stays so at any temperature; the largest is 0, which no temperature makes infinite.
     largest = logits.max(axis=-1, keepdims=True)

@@ -9,6 +9,7 @@ import pytest
 import tokenizers as hugging_face
 
 import transformer_jax.data.tokenizers as module
+from transformer_jax.data.sources import parallel_files
 from transformer_jax.data.tokenizers import (
     BOS_ID,
     EOS_ID,
@@ -176,25 +177,39 @@ def test_encoding_word_by_word_is_encoding_lines(kind, lowercase, size, monkeypa
     assert len(tokenizer.encode([], end=EOS_ID)) == 0
 
 
+def count_processes(monkeypatch):
+    """The list to which is added how many are started."""
+    started, pool = [], module._pool
+    monkeypatch.setattr(module, "_pool", lambda count, *rest: started.append(count) or pool(count, *rest))
+    return started
+
+
 def test_many_lines_are_encoded_in_several_processes(monkeypatch, caplog):
     tokenizer = train("bpe_metaspace")
-    alone = tokenizer.encode(LINES * 20, end=EOS_ID)
+    alone, started = tokenizer.encode(LINES * 20, end=EOS_ID), count_processes(monkeypatch)
     monkeypatch.setattr(module, "CHUNK", 7)
     monkeypatch.setattr(module, "MANY", 1)
     monkeypatch.setattr(module, "_cores", lambda: 2)
     together = tokenizer.encode(LINES * 20, end=EOS_ID)
-    assert "alone" not in caplog.text
+    assert (started, caplog.text) == ([2], "")
     np.testing.assert_array_equal(together.values, alone.values)
     np.testing.assert_array_equal(together.lengths, alone.lengths)
 
 
-def test_many_lines_are_trained_on_in_another_process(monkeypatch, caplog):
-    here = train("bpe_bytes", lowercase=True)
+def test_many_lines_are_trained_on_in_another_process(monkeypatch, caplog, tmp_path):
+    lines = ["Ein Hund läuft.", "Zwei Hunde."]
+    for language in ("en", "de"):
+        (tmp_path / f"train.{language}").write_text("\n".join(lines), encoding="utf-8")
+    mapped = parallel_files(tmp_path, "train", ["de", "en"]).column("de")
+    here, started = train_tokenizer("bpe_bytes", lines, 300, min_count=2, lowercase=True), count_processes(monkeypatch)
     monkeypatch.setattr(module, "MANY", 1)
-    assert train("bpe_bytes", lowercase=True).sha256 == here.sha256
+    for text in (lines, mapped):
+        there = train_tokenizer("bpe_bytes", text, 300, min_count=2, lowercase=True)
+        assert there.sha256 == here.sha256
+        assert there.encode_batch(["</s>"]) == here.encode_batch(["</s>"])
     with pytest.raises(TokenizerError, match="all of 2 lines are empty"):
         train_tokenizer("bpe_bytes", ["", " "], 300)
-    assert "no other process" not in caplog.text
+    assert (started, caplog.text) == ([1, 1, 1], "")
 
 
 def test_a_script_without_a_main_guard_trains_and_encodes_alone(tmp_path):
@@ -209,8 +224,8 @@ def test_a_script_without_a_main_guard_trains_and_encodes_alone(tmp_path):
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
     assert done.stdout == "[4, 5, 2, 5, 2]\n"
-    assert "this one trains the tokenizer alone" in done.stderr
-    assert "this one encodes 2 lines alone" in done.stderr
+    assert "this one trains the tokenizer" in done.stderr
+    assert "this one encodes 2 lines" in done.stderr
 
 
 def test_large_vocabularies_are_encoded_in_more_bits():
@@ -300,6 +315,16 @@ def test_vocabulary_holds_specials_and_alphabet(kind, minimum):
         with pytest.raises(TokenizerError, match=f"vocab_size={size} is too small for {kind}.* least {minimum}"):
             train_tokenizer(kind, lines, size)
     assert train_tokenizer(kind, lines, minimum).size == minimum
+
+
+@pytest.mark.parametrize("lines", [["eee", "a3Σ !Ä3/"], ["ab", "cab"]])
+def test_unigram_keeps_no_more_than_it_is_told(lines):
+    """Its trainer gives 13 pieces for the first."""
+    minimum = len(SPECIALS) + len({"▁", *"".join(lines)} - {" "})
+    for size in range(minimum, minimum + 5):
+        tokenizer = train_tokenizer("unigram", lines, size)
+        assert minimum <= tokenizer.size <= size
+        assert [tokenizer.decode(ids(tokenizer, line)) for line in lines] == lines
 
 
 def test_vocabulary_of_words_holds_one():

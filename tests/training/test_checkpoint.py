@@ -302,6 +302,15 @@ def test_keeps_the_latest_and_the_best_across_restarts(opened, metric, best):
     assert checkpoints.best() == best
 
 
+def test_the_latest_are_not_filled_up_with_what_is_kept_for_its_score(opened, tmp_path):
+    options = {"keep_latest": 2, "keep_best": 1}
+    for step, loss in [(10, 1.0), (20, 2.0), (30, 2.0), (40, 2.0)]:
+        opened(**options).save(step, make_state(), {}, {"loss": loss}, passing=step == 20)
+    checkpoints = opened(**options)
+    assert checkpoints.verified() == [10, 30, 40]
+    assert (checkpoints.latest(1), checkpoints.latest(2)) == ([40], [30, 40])
+
+
 def test_the_newer_of_equal_scores_is_best(opened):
     checkpoints = opened(keep_best=1)
     for step in (10, 20):

@@ -147,13 +147,14 @@ def test_other_data_or_tokenizer_is_refused(tiny, corpus, tmp_path):
         run(tiny, tmp_path / "run", training__steps=4)
 
 
-def test_evaluation_takes_latest_best_or_average(tiny, tmp_path):
+def test_evaluation_takes_latest_best_or_average(tiny, tmp_path, caplog):
     tiny.checkpoint.best_metric = "loss"
     run(tiny, tmp_path / "run", training__steps=6)
     load = {
-        name: transformer_jax.load(str(tmp_path / "run"), {"evaluation.checkpoint": name, "evaluation.average_last": 3})
+        name: transformer_jax.load(str(tmp_path / "run"), {"evaluation.checkpoint": name, "evaluation.average_last": 2})
         for name in ("latest", "best", "average")
     }
+    assert "averaging steps 4, 6" in caplog.text
     losses = {row["step"]: row["loss"] for row in rows(tmp_path / "run") if row["split"] == "val"}
     assert load["latest"].step == load["average"].step == 6
     assert load["best"].step == min(losses, key=lambda step: losses[step])

@@ -85,7 +85,8 @@ def test_it_is_resumed_bitwise_and_evaluated_by_those_who_ask_for_it(tiny, tmp_p
     resumed = run(tiny, tmp_path / "parts", training__steps=4)
     assert parameters_sha256(resumed) == parameters_sha256(whole)
 
-    for name, workdir, params in (("ema", "whole", whole.ema), ("latest", "parts", whole.params)):
+    averaged, plain = ("whole", whole.ema), ("parts", whole.params)
+    for name, (workdir, params) in (("ema", averaged), ("best", averaged), ("latest", plain), ("best", plain)):
         loaded = transformer_jax.load(str(tmp_path / workdir), {"evaluation.checkpoint": name})
         assert loaded.step == 4
         assert loaded.parameters_sha256 == parameters_sha256(params)

@@ -12,7 +12,7 @@ from etils import epath
 from transformer_jax.data import sources, tokenizers
 from transformer_jax.data.batching import Batch, BatchPlan, pad
 from transformer_jax.data.ragged import Ragged
-from transformer_jax.data.tokenizers import EOS_ID, PAD_ID, Tokenizer
+from transformer_jax.data.tokenizers import EOS_ID, PAD_ID, Tokenizer, TokenizerError
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class TranslationData:
     tokenizer_lines: int = 500_000  # it learns from, evenly spread over the training split; 0: from all
     joint_tokenizer: bool = True  # one vocabulary for both languages
     lowercase: bool = False
-    min_count: int = 1  # of words and characters that enter a vocabulary
+    min_count: int = 1  # of words and characters that enter a vocabulary, and of pairs that BPE and WordPiece merge
     max_length: int = 256  # tokens a sentence, the end included; longer pairs are not trained on
     max_ratio: float = 0.0  # tokens of the longer side over the shorter's, beyond: not trained on; 0: no limit
     batch_tokens: int = 4096  # padded positions of a batch's longer side
@@ -54,6 +54,8 @@ class TranslationData:
             yield "target_language", "must differ from source_language"
         if self.tokenizer not in tokenizers.KINDS:
             yield "tokenizer", f"must be one of {', '.join(tokenizers.KINDS)}"
+        elif self.tokenizer == "unigram" and self.min_count > 1:
+            yield "min_count", "must be 1 with data.tokenizer = 'unigram', which goes by probability, not by count"
         if self.max_length < 2:
             yield "max_length", "must be at least 2: a token and the end"
         if self.max_ratio and self.max_ratio < 1:
@@ -104,6 +106,7 @@ class ParallelText:
 
     def _tokenizer(self, name: str, sides: Sequence[str], vocab_size: int) -> Tokenizer:
         path, data = self.workdir / name, self.config
+        keys = " and ".join(f"model.{side}_vocab_size" for side in sides)
         if not path.exists():
             if (self.workdir / "checkpoints").exists():
                 raise ValueError(
@@ -115,14 +118,19 @@ class ParallelText:
             share = -(-data.tokenizer_lines // len(sides)) or len(text)
             chosen = [i * len(text) // share for i in range(share)] if share < len(text) else range(len(text))
             lines = [text.column(languages[side])[i] for side in sides for i in chosen]
-            tokenizer = tokenizers.train_tokenizer(
-                data.tokenizer, lines, vocab_size, min_count=data.min_count, lowercase=data.lowercase
-            )
+            try:
+                tokenizer = tokenizers.train_tokenizer(
+                    data.tokenizer, lines, vocab_size, min_count=data.min_count, lowercase=data.lowercase
+                )
+            except TokenizerError as error:
+                raise TokenizerError(
+                    f"data.tokenizer = {data.tokenizer!r}, {keys} = {vocab_size}, data.min_count = {data.min_count}: "
+                    f"{error}"
+                ) from error
             tokenizer.save(path)
             log.info("trained %s on %d lines: %d of %d ids", name, len(lines), tokenizer.size, vocab_size)
         tokenizer = Tokenizer.load(path)
         if tokenizer.size > vocab_size:
-            keys = " and ".join(f"model.{side}_vocab_size" for side in sides)
             raise ValueError(
                 f"{path} has {tokenizer.size} ids, but {keys} = {vocab_size}: the vocabulary does not fit the "
                 f"model; set {keys} to {tokenizer.size} or restore the tokenizer it was trained with"

@@ -136,8 +136,10 @@ class Tokenizer:
         else:
             try:
                 parts = [*_encode_in_processes(self, lines, end)]
-            except NO_PROCESSES:
-                log.warning("no other processes can be started: this one encodes %d lines alone", len(lines))
+            except NO_PROCESSES as error:
+                log.warning(
+                    "other processes cannot be started, or died (%s): this one encodes %d lines", error, len(lines)
+                )
                 parts = map(_Words(self, end).encode, _chunks(lines))
         return Ragged.join([Ragged.of([], _dtype(self)), *parts])
 
@@ -230,7 +232,8 @@ class _Words:
         pieces = self._pieces([word for word, whole in zip(new, odd, strict=True) if not whole])
         lengths = np.zeros(len(new), np.int32)
         lengths[~odd] = pieces.lengths
-        self._keep(Ragged(pieces.values, lengths), odd)
+        self._ids = Ragged.join([self._ids, Ragged(pieces.values, lengths)])
+        self._odd = np.concatenate([self._odd, odd])
         return numbers
 
     def _pieces(self, words: Sequence[str]) -> Ragged:
@@ -245,10 +248,6 @@ class _Words:
         where = places.values + np.repeat(starts[first] + len(gap), places.lengths)
         return Ragged(ids.values, np.bincount(np.searchsorted(ends, where, "right"), minlength=len(words)))
 
-    def _keep(self, ids: Ragged, odd: np.ndarray) -> None:
-        self._ids = Ragged.join([self._ids, ids])
-        self._odd = np.concatenate([self._odd, odd])
-
     def encode(self, lines: Sequence[str]) -> Ragged:
         if len(self._ids) > REMEMBERED:
             self._forget()
@@ -257,7 +256,7 @@ class _Words:
             words, places = _split(text.replace(" ", "\0 ").replace("\n", "\0\n\0"), "\0")
         else:
             words, places = _split(text.replace("\n", " \n "), " ")
-        numbers = self._number(words)[places]
+        numbers, known = self._number(words)[places], self._ids
         ends = np.flatnonzero(numbers == 0)
         whole = np.unique(np.searchsorted(ends, np.flatnonzero(self._odd[numbers])))
         if len(whole):
@@ -265,12 +264,12 @@ class _Words:
             kept = np.repeat(~np.isin(np.arange(len(lines)), whole), sizes)
             first = (ends - sizes + 1)[whole]
             kept[first] = kept[ends] = True
-            numbers[first] = len(self._ids) + np.arange(len(whole))
+            numbers[first] = len(known) + np.arange(len(whole))
             rows = self._tokenizer.encode_batch([lines[i] for i in whole])
-            self._keep(Ragged.of(rows, self._ids.values.dtype), np.zeros(len(whole), bool))
+            known = Ragged.join([known, Ragged.of(rows, known.values.dtype)])
             numbers = numbers[kept]
             ends = np.flatnonzero(numbers == 0)
-        ids = self._ids.take(numbers)
+        ids = known.take(numbers)
         return Ragged(ids.values, np.diff(ids.offsets[ends + 1], prepend=0).astype(np.int32))
 
 
@@ -304,9 +303,9 @@ def train_tokenizer(
         # Where memory is kept (`command_line.keep_freed_memory`), the library's threads wait for one another's.
         try:
             with _pool(1) as pool:
-                return Tokenizer(pool.submit(_train, kind, lines, vocab_size, min_count, lowercase).result())
-        except NO_PROCESSES:
-            log.warning("no other process can be started: this one trains the tokenizer alone")
+                return Tokenizer(pool.submit(_train, kind, list(lines), vocab_size, min_count, lowercase).result())
+        except NO_PROCESSES as error:
+            log.warning("another process cannot be started, or died (%s): this one trains the tokenizer", error)
     return Tokenizer(_train(kind, lines, vocab_size, min_count, lowercase))
 
 
@@ -386,6 +385,10 @@ def _unigram(
     near = least + 1e-4 * len(alphabet)
     scores = [(piece, round(least if len(piece) == 1 and s < near else s, 3)) for piece, s in learned]
     scores.sort(key=lambda item: (-item[1], item[0]))
+    # Near the smallest size there is, the trainer keeps more than it was told: the least likely go.
+    room = vocab_size - len(SPECIALS) - sum(len(piece) == 1 for piece, _ in scores)
+    kept = {piece for piece, _ in [item for item in scores if len(item[0]) > 1][:room]}
+    scores = [item for item in scores if len(item[0]) == 1 or item[0] in kept]
     # The specials' 0 would be the best score, but no text spells them, as "<" stands alone.
     return models.Unigram([*((special, 0.0) for special in SPECIALS), *scores], unk_id=UNK_ID)
 

@@ -154,6 +154,10 @@ class Checkpoints:
 
         return [step for step in steps if step == steps[-1] or not passing(step)]
 
+    def latest(self, count: int) -> list[int]:
+        """The `count` newest regular steps, ascending, whether they verify or not."""
+        return self.regular(self._complete())[-count:]
+
     def best(self) -> int | None:
         """The verified step with the best `config.best_metric`, the newer of equals; None if none has it."""
         return next(iter(self._best_first(self.verified())), None)
@@ -261,10 +265,12 @@ class Checkpoints:
                 scores[step] = score
         return sorted(scores, key=lambda step: (scores[step], step), reverse=True)
 
+    def _complete(self) -> list[int]:
+        return [step for step in self._steps() if (self._folder(step) / _MANIFEST).exists()]
+
     def _surplus(self) -> list[int]:
-        complete = [step for step in self._steps() if (self._folder(step) / _MANIFEST).exists()]
-        latest = self.regular(complete)[-self.config.keep_latest :]
-        kept = latest + self._best_first(complete)[: self.config.keep_best]
+        complete = self._complete()
+        kept = self.latest(self.config.keep_latest) + self._best_first(complete)[: self.config.keep_best]
         return [step for step in complete if step not in kept]
 
     def _restore(self, step: int, abstract: PyTree, prefix: str) -> PyTree:

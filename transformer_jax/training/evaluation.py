@@ -24,9 +24,9 @@ CHECKPOINTS = ("latest", "best", "average", "ema")
 class EvaluationConfig:
     """Which parameters are evaluated, and how.
 
-    checkpoint: "latest", "best" (by checkpoint.best_metric), "average" (of the last ones) or "ema" (the moving average
-    that training.ema_decay keeps, in the latest). While training, scores are of the moving average under "ema", and
-    of the parameters themselves under the others.
+    checkpoint: "latest", "best" (by checkpoint.best_metric), "average" (of the last `average_last`) or "ema" (the
+    moving average that training.ema_decay keeps, in the latest). While training, scores are of the moving average
+    under "ema", and of the parameters themselves under the others; "best" takes what had the best score.
     """
 
     checkpoint: str = "latest"
@@ -128,7 +128,13 @@ def restore_parameters(
     if not verified:
         raise CheckpointError(f"{checkpoints.directory} holds no good checkpoint: train first with this --workdir")
     if config.checkpoint == "average":
-        steps = checkpoints.regular(verified)[-config.average_last :]
+        newest = checkpoints.latest(config.average_last)  # nothing older in place of a damaged one
+        steps = [step for step in verified if step in newest]
+        if not steps:
+            raise CheckpointError(
+                f"the last {config.average_last} checkpoints in {checkpoints.directory} are damaged: set "
+                f"evaluation.checkpoint to 'latest' for the newest good one, step {verified[-1]}"
+            )
     else:
         step = checkpoints.best() if config.checkpoint == "best" else verified[-1]
         if step is None:
@@ -142,6 +148,8 @@ def restore_parameters(
         log.info("averaging steps %s", ", ".join(map(str, steps)))
         return steps[-1], checkpoints.average(steps, abstract)
     part = "ema" if config.checkpoint == "ema" else "params"
+    if config.checkpoint == "best":
+        part = checkpoints.meta(steps[0]).get("scored", part)
     return steps[0], checkpoints.restore_params(steps[0], abstract, part)
 
 

@@ -68,6 +68,7 @@ def train(
     if first < training.steps:
         _show(task, batches, first)
 
+    scored = "ema" if config.evaluation.checkpoint == "ema" else "params"
     compiled = _CompileCount(engine.step, len(batches.plan.shapes))
     with (
         contextlib.closing(MetricsWriter(workdir, first, listeners)) as writer,
@@ -93,10 +94,9 @@ def train(
                 jax.block_until_ready(state)  # steps run behind their calls: they are not what is left out
             start, scores = time.perf_counter(), None
             if evaluating:
-                params = state.ema if config.evaluation.checkpoint == "ema" else state.params
-                scores = _evaluate(evaluator, params, task.validation_split, step, writer)
+                scores = _evaluate(evaluator, getattr(state, scored), task.validation_split, step, writer)
             if regular or stopping:
-                meta, kept_for = {"identity": identity, "position": step}, scores if regular else None
+                meta, kept_for = {"identity": identity, "position": step, "scored": scored}, scores if regular else None
                 checkpoints.save(step, state, meta, kept_for, passing=not regular)
             if evaluating or regular:
                 report.progress.leave_out(start)
