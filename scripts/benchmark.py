@@ -1,7 +1,8 @@
 """Times the training step of a recipe on its own data: one JSON line on stdout.
 
-mfu is the share of the matrix-product rate measured in the same run (2048³, in model.dtype) that went into useful
-products: those on tokens, not on padding. On a shared machine compare ratios within one run, not times across runs.
+mfu is the share of the matrix-product rate measured in the same run (2048³ on CPU, 8192³ elsewhere; in model.dtype)
+that went into useful products: those on tokens, not on padding. On a shared machine compare ratios within one run, not
+times across runs.
 """
 
 import itertools
@@ -17,8 +18,10 @@ from ml_collections import config_flags
 from transformer_jax import command_line
 from transformer_jax.config import parse
 from transformer_jax.data.batching import Batch
+from transformer_jax.training import processes
 from transformer_jax.training.engine import Engine
 from transformer_jax.training.profiling import matrix_peak
+from transformer_jax.training.sharding import check_rows
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "recipe: configs/NAME.py[:ARG]")
 ROUNDS = flags.DEFINE_integer("rounds", 5, "how often every batch shape is timed", lower_bound=1)
@@ -31,6 +34,7 @@ def main() -> None:
         task = config.make_task(workdir)
         batches = task.batches(task.train_split, config.training.seed)
         engine = Engine(task, config.engine)
+        check_rows((rows for rows, *_ in batches.plan.shapes), engine.mesh, config.training.microbatches)
         state = engine.init(jax.random.key(0))
 
         def place(batch: Batch) -> dict[str, jax.Array]:
@@ -59,21 +63,24 @@ def main() -> None:
             flops += task.flops(batches.load(batch))
         peak = matrix_peak(config.model.dtype)
         memory = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
-    print(
-        json.dumps(
-            {
-                "compile_s": round(compile_s, 2),
-                "shapes": len(by_shape),
-                "step_ms": round(1000 * statistics.mean(times), 2),
-                "data_ms": round(1000 * statistics.mean(data_times), 2),  # in a thread beside the step when training
-                "tokens_per_s": round(tokens / sum(times), 1),
-                "mfu": round(flops / sum(times) / peak, 4),
-                "matrix_gflops": round(peak / 1e9, 1),
-                "peak_bytes": memory,
-                "device": jax.devices()[0].device_kind,
-            }
+    if processes.is_first():
+        print(
+            json.dumps(
+                {
+                    "compile_s": round(compile_s, 2),
+                    "shapes": len(by_shape),
+                    "step_ms": round(1000 * statistics.mean(times), 2),
+                    "data_ms": round(
+                        1000 * statistics.mean(data_times), 2
+                    ),  # in a thread beside the step when training
+                    "tokens_per_s": round(tokens / sum(times), 1),
+                    "mfu": round(flops / sum(times) / peak, 4),
+                    "matrix_gflops": round(peak / 1e9, 1),
+                    "peak_bytes": memory,
+                    "device": jax.devices()[0].device_kind,
+                }
+            )
         )
-    )
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ def mesh_of(text: str) -> dict[str, int]:
     sizes = {"data": 1, "fsdp": 1, "tensor": 1}
     for part in filter(None, text.split(",")):
         axis, _, size = part.partition("=")
-        if axis not in sizes or not size.isdigit() or int(size) < 1:
+        if axis not in sizes or not size.isdecimal() or int(size) < 1:
             print(f"error: --mesh={text}: write it as data=64,fsdp=8,tensor=1", file=sys.stderr)
             sys.exit(2)
         sizes[axis] = int(size)
@@ -50,6 +50,8 @@ flags.mark_flag_as_required("config")
 def main() -> None:
     if mesh_of(MESH.value) != MESH_SIZES:
         raise flags.Error(f"--mesh={MESH.value}: write it with the sign =, and once")
+    if any(argument.startswith("--config.mesh.") for argument in sys.argv):
+        raise flags.Error("the mesh is described by --mesh, as data=64,fsdp=8: leave out --config.mesh.…")
     raw = CONFIG.value
     raw.data.directory = raw.data.directory or "(none)"
     raw.mesh.update(MESH_SIZES)

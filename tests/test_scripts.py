@@ -93,6 +93,7 @@ def test_pictures(trained, tmp_path):
     fails(script(*report, stdin=b"\n \n"), "--input=- holds no line with text")
     nowhere = tmp_path / "none" / "report.html"
     fails(script(*report[:2], f"--output={nowhere}", stdin=b"ek\n"), f"there is no folder {nowhere.parent}")
+    fails(script(*report[:2], f"--output={tmp_path}", stdin=b"ek\n"), f"--output={tmp_path}: that is a folder")
     settings = json.loads((trained / "config.json").read_text())
     without = {"architecture": "recurrent", "attention": "none"}
     (tmp_path / "config.json").write_text(json.dumps({**settings, "model": {**settings["model"], **without}}))
@@ -137,7 +138,8 @@ def test_wrong_commands(recipe, tmp_path):
     fails(script("train", f"--config={recipe}"), "--workdir")
     fails(train(recipe, workdir, "--profile=20"), "--profile=20: write it as FIRST-LAST")
     fails(train(recipe, workdir, "--num_processes=2"), "--coordinator_address is missing: give --coordinator_address")
-    fails(script("evaluate", f"--workdir={tmp_path / 'none'}"), "is not the folder of a run")
+    fails(script("evaluate", "--workdir=~/none"), f"--workdir={Path.home() / 'none'} is not the folder of a run")
+    fails(script("describe", f"--config={recipe}", "--config.mesh.fsdp=2"), "described by --mesh, as data=64,fsdp=8")
     assert not workdir.exists()
 
 
@@ -172,6 +174,11 @@ def test_wrong_workdir(recipe, trained, tmp_path):
     )
     (tmp_path / "file").write_text("")
     fails(train(recipe, tmp_path / "file" / "run"), "file/run cannot be written")
+    fails(
+        script("evaluate", f"--workdir={trained}", "--config.model.norm=pre"),
+        "holds parameters of another model: leave out",
+        "config.model.norm: 'post' there, 'pre' now",
+    )
     fails(script("predict", f"--workdir={trained}", stdin=b"ek\n\xff\n"), "stdin:2 is not UTF-8")
     assert {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()} == before
 

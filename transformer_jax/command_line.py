@@ -19,6 +19,7 @@ from transformer_jax.config import override, read_workdir
 from transformer_jax.training import processes
 
 EXIT_ERROR = 2
+PATHS = ("workdir", "workdirs", "input", "output", "directory", "manual_dir")
 
 COORDINATOR = flags.DEFINE_string("coordinator_address", None, "of several processes: HOST:PORT of the first")
 NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "how many there are", lower_bound=1)
@@ -40,6 +41,7 @@ def run(main: Callable[[], None], argv: list[str] | None = None, distributed: bo
             # ml_collections' words for a wrong --config.key, at times a quoted string within a string.
             words = str(error.args[0]).replace("\\n", "\n").replace("\\'", "'").splitlines()
             raise flags.Error("config key " + "; ".join(word.strip("\"'") for word in words)) from error
+        expand_home()
         if rest:
             raise flags.Error(f"{rest[0]!r} is not an option: all are written --name=value; --help names them")
         if distributed:
@@ -103,11 +105,21 @@ def _message(error: Exception) -> str:
     return message
 
 
+def expand_home() -> None:
+    """~ in the flags that are paths, which the shell leaves as it is behind the sign =."""
+    for name in flags.FLAGS:
+        if name in PATHS and (value := flags.FLAGS[name].value):
+            expanded = [os.path.expanduser(path) for path in value] if isinstance(value, list) else None
+            flags.FLAGS[name].value = expanded or os.path.expanduser(value)
+
+
 def check_output(path: str) -> None:
-    """Raises ValueError where a file of this name has no folder to lie in: before long work, not after it."""
-    folder = epath.Path(path).expanduser().parent
-    if "://" not in path and not folder.is_dir():  # storage has no folders
-        raise ValueError(f"--output={path}: there is no folder {folder}; make it or name another")
+    """Raises ValueError where a file of this name has no folder to lie in, or is one: before long work, not after."""
+    file = epath.Path(path)
+    if "://" not in path and not file.parent.is_dir():  # storage has no folders
+        raise ValueError(f"--output={path}: there is no folder {file.parent}; make it or name another")
+    if "://" not in path and file.is_dir():
+        raise ValueError(f"--output={path}: that is a folder; name a file in it")
 
 
 def split_overrides() -> tuple[list[str], list[str]]:

@@ -36,6 +36,8 @@ FREE = (
     *("training.steps", "training.log_every", "training.evaluate_every"),
     *("evaluation.", "checkpoint.", "decoding.", "mesh."),
 )
+# Keys of `model` that change how it is computed, and not what.
+SAME_FUNCTION = ("model.dtype", "model.attention_implementation", "model.unroll", "model.remat")
 
 
 class ConfigError(ValueError):
@@ -250,13 +252,27 @@ def claim_workdir(workdir: epath.PathLike, config: ConfigDict) -> None:
         raise ConfigError(f"--workdir={workdir} cannot be written: {error}; choose another") from error
 
 
-def _compare(workdir: epath.Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+def check_model(workdir: epath.PathLike, config: ConfigDict) -> None:
+    """Raises ConfigError, naming the keys, where `config` makes another model of the parameters in `workdir`."""
+    differing = _differing(read_workdir(workdir).to_dict(), config.to_dict())
+    refused = [
+        line for key, line in differing.items() if key.startswith(("task", "model.")) and key not in SAME_FUNCTION
+    ]
+    if refused:
+        raise ConfigError("\n  ".join([f"{workdir} holds parameters of another model: leave out", *refused]))
+
+
+def _differing(old: dict[str, Any], new: dict[str, Any]) -> dict[str, str]:
     there, now = _flat(old), _flat(new)
-    differing = {
+    return {
         key: f"config.{key}: {there.get(key)!r} there, {now.get(key)!r} now"
         for key in sorted(there.keys() | now.keys())
         if there.get(key) != now.get(key)
     }
+
+
+def _compare(workdir: epath.Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+    differing = _differing(old, new)
     refused = [line for key, line in differing.items() if not key.startswith(FREE)]
     if refused:
         raise ConfigError("\n  ".join([f"{workdir} holds another experiment; choose another --workdir:", *refused]))

@@ -21,15 +21,18 @@ class Predictor:
     @classmethod
     def load(cls, workdir: epath.PathLike, overrides: Mapping[str, Any]) -> "Predictor":
         """See `transformer_jax.load`."""
-        config = configs.read_workdir(workdir)
+        config = configs.read_workdir(epath.Path(workdir).expanduser())
         configs.override(config, [f"--config.{key}={value}" for key, value in overrides.items()])
         return cls(workdir, config)
 
     def __init__(self, workdir: epath.PathLike, config: ConfigDict):
-        """`config` is the run's, perhaps with other keys of `evaluation` or `decoding`.
+        """`config` is the run's, perhaps with other values, as of `evaluation` or `decoding`.
 
-        Raises CheckpointError where no good checkpoint is found, ConfigError for values that cannot be used.
+        Raises CheckpointError where no good checkpoint is found, ConfigError for values that cannot be used, or that
+        make another model.
         """
+        workdir = epath.Path(workdir).expanduser()
+        configs.check_model(workdir, config)
         self.config = configs.parse(config)
         self.task = self.config.make_task(workdir)
         mesh = make_mesh(self.config.mesh)
@@ -40,7 +43,11 @@ class Predictor:
         self._evaluator = Evaluator(self.task, mesh, self.config.evaluation.rows)
 
     def predict(self, lines: Sequence[str], scored: bool = False) -> list[str]:
-        """A line for every line, in order; JSON objects if `scored`, or if `decoding.n_best` asks for more than one."""
+        """A line for every line, in order; JSON objects if `scored`, or if `decoding.n_best` asks for more than one.
+
+        Raises ValueError for a single str, which would be read as a line for each character.
+        """
+        _check_lines(lines)
         several = self.config.decoding is not None and self.config.decoding.n_best > 1
         write = self.task.write_scored if scored or several else self.task.write
         return self._evaluator.predict(self.params, lines, write=write)
@@ -56,6 +63,7 @@ class Predictor:
 
         Raises ValueError for model.attention_implementation = "xla", which keeps its weights to itself.
         """
+        _check_lines(lines)
         if not lines:
             return []
         outputs = self._evaluator.predict(self.params, lines) if outputs is None else outputs
@@ -73,3 +81,8 @@ class Predictor:
     @functools.cached_property
     def parameters_sha256(self) -> str:
         return parameters_sha256(self.params)
+
+
+def _check_lines(lines: Sequence[str]) -> None:
+    if isinstance(lines, str):
+        raise ValueError(f"{lines[:80]!r} is one line, not a list of lines: put it in brackets")

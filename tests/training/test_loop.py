@@ -6,15 +6,18 @@ import shutil
 import signal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
 import transformer_jax
-from transformer_jax.config import claim_workdir, parse
+from transformer_jax.config import ConfigError, claim_workdir, parse
+from transformer_jax.tasks.translation import Translation
 from transformer_jax.training.checkpoint import CheckpointError, parameters_sha256
 from transformer_jax.training.engine import Engine
 from transformer_jax.training.loop import Diverged, Preempted, train
+from transformer_jax.training.optimizer import schedule as make_schedule
 from transformer_jax.training.sharding import MeshConfig, make_mesh
 
 
@@ -97,6 +100,40 @@ def test_a_run_that_diverges_is_stopped(tiny, tmp_path, caplog):
     assert "step 2 (epoch 1, batch 0; both from 0): loss nan" in caplog.text
     assert "step 1 (" not in caplog.text
     assert "step 4/40  loss nan" in caplog.text
+
+
+def test_the_rate_goes_by_the_steps_that_were_not_skipped(tiny, tmp_path, monkeypatch):
+    loss = Translation.loss
+
+    def broken_at_first(self, params, batch, key, step):
+        total, *rest = loss(self, params, batch, key, step)
+        return jnp.where(step < 3, jnp.nan, total), *rest
+
+    monkeypatch.setattr(Translation, "loss", broken_at_first)
+    run(tiny, tmp_path / "run", training__steps=4)
+    run(tiny, tmp_path / "run", training__steps=6)
+    rates = {row["step"]: row["learning_rate"] for row in rows(tmp_path / "run") if row["split"] == "train"}
+    schedule = make_schedule(parse(tiny).optimizer, tiny.model.d_model)
+    assert [rates[step] for step in (4, 6)] == pytest.approx([float(schedule(n)) for n in (0, 2)])
+    assert rates[6] > rates[4]
+
+
+def test_a_profile_of_steps_that_do_not_come_is_said_to_be_none(tiny, tmp_path, caplog):
+    task, engine = parse(tiny).make_task(tmp_path / "run"), parse(tiny).engine
+    train(task, engine, tmp_path / "run", trace=range(9, 11))
+    assert "no profile: step 9 is none of those to come, 1 to 4" in caplog.text
+
+
+def test_one_line_in_place_of_a_list_is_refused(tiny, tmp_path):
+    run(tiny, tmp_path / "run", training__steps=2)
+    predictor = transformer_jax.load(str(tmp_path / "run"))
+    for use in (predictor.predict, predictor.attention):
+        with pytest.raises(ValueError, match="'ek at' is one line, not a list"):
+            use("ek at")
+    with pytest.raises(ConfigError, match=r"holds parameters of another model.*\n  config.model.norm: 'post' there"):
+        transformer_jax.load(str(tmp_path / "run"), {"model.norm": "pre"})
+    same = transformer_jax.load(str(tmp_path / "run"), {"model.attention_implementation": "xla"})
+    assert same.parameters_sha256 == predictor.parameters_sha256
 
 
 def test_killed_in_the_middle_of_a_save(tiny, tmp_path, caplog):
@@ -192,3 +229,5 @@ def test_one_compilation_a_shape(tiny, tmp_path):
 def test_mesh_must_fit_the_devices():
     with pytest.raises(ValueError, match="needs a multiple of 7 devices and there are"):
         make_mesh(MeshConfig(data=7, fsdp=-1))
+    with pytest.raises(ValueError, match="needs exactly 7 devices and there are"):
+        make_mesh(MeshConfig(data=7))

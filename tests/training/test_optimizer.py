@@ -9,6 +9,7 @@ import oracle
 import pytest
 
 from transformer_jax.models import Transformer, TransformerConfig
+from transformer_jax.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
 from transformer_jax.training.optimizer import OptimizerConfig, decays, make_optimizer, schedule
 
 SCHEDULES = {
@@ -70,6 +71,20 @@ def test_what_decays():
         by_name[value].add(jax.tree_util.keystr(path[-1:], simple=True))
     assert by_name == {True: {"kernel", "table"}, False: {"bias", "scale"}}
     assert sum(value for _, value in marked) == 2 + 2 + 1 + (4 + 2) + (4 + 4 + 2)  # tables, positions, output, stacks
+
+
+@pytest.mark.parametrize("attention", ["additive", "scaled_dot"])
+def test_what_decays_of_a_recurrent_model(attention):
+    scaled = {"damping": True, "local_window": 2} if attention == "scaled_dot" else {}
+    model = RecurrentSeq2Seq(RecurrentConfig(11, 13, attention=attention, **scaled))
+    ids = np.zeros((1, 1), np.int32)
+    params = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), ids, ids))["params"]
+    names = {True: set(), False: set()}
+    for path, value in jax.tree_util.tree_leaves_with_path(decays(params)):
+        names[value].add(jax.tree_util.keystr(path[-1:], simple=True))
+    vectors = {"v"} if attention == "additive" else {"damping", "position_v"}
+    assert names[True] <= {"kernel", "table"}
+    assert names[False] == {"bias", *vectors}
 
 
 PARAMS = {

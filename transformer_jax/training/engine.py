@@ -148,6 +148,10 @@ class Engine:
         out = self.state_sharding, replicated(self.mesh)
         self.step = on_mesh(step, self.mesh, donate_argnums=0, out_shardings=out)
 
+    def updates(self, state: TrainState) -> int:
+        """How many steps changed the parameters: all but those that were skipped. The schedule goes by them."""
+        return int(optax.tree.get_all_with_path(state.opt_state, "count")[0][1])
+
     def rows_here(self, rows: int) -> slice:
         """Of a batch of `rows`, those that this process's devices hold."""
         return rows_here(self.batch_sharding, rows)

@@ -68,6 +68,8 @@ def train(
     if first < training.steps:
         _show(task, batches, first)
 
+    if trace and trace.start not in range(first + 1, training.steps + 1):
+        log.warning("no profile: step %d is none of those to come, %d to %d", trace.start, first + 1, training.steps)
     scored = "ema" if config.evaluation.checkpoint == "ema" else "params"
     compiled = _CompileCount(engine.step, len(batches.plan.shapes))
     with (
@@ -76,7 +78,7 @@ def train(
         contextlib.closing(prefetch(_load(engine, batches, first))) as arrays,
         processes.StopRequest() as stop,
     ):
-        report = _Report(engine, batches, checkpoints, writer, first)
+        report = _Report(engine, batches, checkpoints, writer, first, first - engine.updates(state))
         for step, (batch, flops) in zip(range(first + 1, training.steps + 1), arrays, strict=True):
             start = time.perf_counter()
             begun = profile.before(step, state)
@@ -125,9 +127,18 @@ def _load(engine: Engine, batches: Batches, first: int) -> Iterator[tuple[Mappin
 class _Report:
     """What the steps since the last report came to: a row, a line, and which steps were skipped."""
 
-    def __init__(self, engine: Engine, batches: Batches, checkpoints: Checkpoints, writer: MetricsWriter, first: int):
+    def __init__(
+        self,
+        engine: Engine,
+        batches: Batches,
+        checkpoints: Checkpoints,
+        writer: MetricsWriter,
+        first: int,
+        skipped: int,
+    ):
+        """`first` steps have been done, and `skipped` of these left the parameters as they were."""
         self.progress = Progress(first, engine.config.training.steps)
-        self._engine, self._writer, self._guard = engine, writer, _Guard(batches, checkpoints)
+        self._engine, self._writer, self._guard = engine, writer, _Guard(batches, checkpoints, skipped)
         self._pending: list[Mapping[str, jax.Array]] = []
         self._flops = 0.0
         self._peak = 0.0
@@ -155,7 +166,7 @@ class _Report:
         }
         speed = weights.sum() / elapsed
         values |= {
-            "learning_rate": float(self._engine.schedule(step - 1)),
+            "learning_rate": float(self._engine.schedule(step - 1 - self._guard.skipped)),
             "tokens_per_s": round(speed, 1),
             "mfu": round(self._flops / elapsed / self._peak, 4),
             **profiling.device_memory(),
@@ -176,14 +187,15 @@ class _Report:
 class _Guard:
     """Says which steps were skipped, and stops the run when too many were in a row."""
 
-    def __init__(self, batches: Batches, checkpoints: Checkpoints):
-        self._batches, self._checkpoints, self._in_a_row = batches, checkpoints, 0
+    def __init__(self, batches: Batches, checkpoints: Checkpoints, skipped: int):
+        self._batches, self._checkpoints, self._in_a_row, self.skipped = batches, checkpoints, 0, skipped
 
     def check(self, last: int, metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Of the steps up to `last`, those that were not skipped."""
         for step, values in enumerate(metrics, last - len(metrics) + 1):
             self._in_a_row = self._in_a_row + 1 if values["skipped"] else 0
             if values["skipped"]:
+                self.skipped += 1
                 epoch, batch = divmod(step - 1, len(self._batches.plan))
                 where = f"step {step} (epoch {epoch}, batch {batch}; both from 0)"
                 log.warning("%s: loss %s, gradient %s: skipped", where, values["loss"], values["gradient_norm"])

@@ -72,11 +72,11 @@ def schedule(config: OptimizerConfig, d_model: int) -> optax.Schedule:
 
 
 def decays(params: Any) -> Any:
-    """True at the parameters that weight decay touches: not at norms' scales, not at biases."""
+    """True at the parameters that weight decay touches: matrices. Stacked layers' vectors have two axes: names tell."""
 
     def is_matrix(path: tuple, _: Any) -> bool:
         name = jax.tree_util.keystr(path[-1:], simple=True)
-        return name not in ("bias", "scale")
+        return name not in ("bias", "scale", "v", "position_v", "damping")
 
     return jax.tree_util.tree_map_with_path(is_matrix, params)
 

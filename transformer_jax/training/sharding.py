@@ -77,9 +77,10 @@ class MeshConfig:
         given = math.prod(size for size in sizes.values() if size != -1)
         data, fsdp, tensor = (devices // given if size == -1 else size for size in sizes.values())
         if data * fsdp * tensor != devices:
+            needed = f"a multiple of {given}" if -1 in sizes.values() else f"exactly {given}"
             raise ValueError(
-                f"config.mesh = {sizes} needs a multiple of {given} devices and there are {devices}: "
-                "change mesh.data, mesh.fsdp or mesh.tensor"
+                f"config.mesh = {sizes} needs {needed} devices and there are {devices}: "
+                "change mesh.data, mesh.fsdp or mesh.tensor; one of them can be -1, for what the others leave"
             )
         return data, fsdp, tensor
 
