@@ -12,8 +12,7 @@ https://github.com/multi30k/dataset. Or the captions as they were written, downl
     and for training --config.data.source=tfds --config.data.name=multi30k/en-de --config.data.directory=DIR
 Score: python scripts/evaluate.py --workdir=runs/multi30k; papers report `bleu_tokenized`.
 `quick`: `small`, pre-LN, 2,800 steps of 2,048 positions.
-Cost: 8,000 steps, 55 million target tokens, two hours on two CPU cores; `quick`: 11 minutes on one (bfloat16
-instructions), 34 on two without.
+Cost: 8,000 steps, 55 million target tokens, two hours on two CPU cores; `quick`: some 22 minutes on one.
 Expected: test_2016_flickr 40.8 to 41.3 BLEU, en-fr 62.2; `quick` 38.
 """
 
