@@ -64,23 +64,18 @@ def main() -> None:
         peak = matrix_peak(config.model.dtype)
         memory = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
     if processes.is_first():
-        print(
-            json.dumps(
-                {
-                    "compile_s": round(compile_s, 2),
-                    "shapes": len(by_shape),
-                    "step_ms": round(1000 * statistics.mean(times), 2),
-                    "data_ms": round(
-                        1000 * statistics.mean(data_times), 2
-                    ),  # in a thread beside the step when training
-                    "tokens_per_s": round(tokens / sum(times), 1),
-                    "mfu": round(flops / sum(times) / peak, 4),
-                    "matrix_gflops": round(peak / 1e9, 1),
-                    "peak_bytes": memory,
-                    "device": jax.devices()[0].device_kind,
-                }
-            )
-        )
+        values = {
+            "compile_s": round(compile_s, 2),
+            "shapes": len(by_shape),
+            "step_ms": round(1000 * statistics.mean(times), 2),
+            "data_ms": round(1000 * statistics.mean(data_times), 2),  # in a thread beside the step when training
+            "tokens_per_s": round(tokens / sum(times), 1),
+            "mfu": round(flops / sum(times) / peak, 4),
+            "matrix_gflops": round(peak / 1e9, 1),
+            "peak_bytes": memory,
+            "device": jax.devices()[0].device_kind,
+        }
+        print(json.dumps(values))
 
 
 if __name__ == "__main__":

@@ -201,7 +201,7 @@ def _encode_chunk(lines: list[str]) -> Ragged:
 
 
 class _Words:
-    """Numbers words as they come and keeps their ids; number 0, "\n", ends a line.
+    """Numbers words as they come and keeps their ids; number 0, a line feed, ends a line.
 
     Later words of a line have the space before them if `spaced`; else that space is already in a word's ids.
     """
