@@ -9,8 +9,8 @@ if ! cmp -s <(cat constraints.txt pyproject.toml) "$stamp"; then
         python=
     done
     [ -n "$python" ] || { echo "error: no Python 3.11 or newer found; install one and run this again" >&2; exit 2; }
-    "$python" -m venv .venv
-    .venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt -e "$1"
-    cat constraints.txt pyproject.toml >"$stamp"
+    { "$python" -m venv .venv &&
+        .venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt -e "$1" &&
+        cat constraints.txt pyproject.toml >"$stamp"; } || { echo "error: .venv is not complete, see above" >&2; exit 2; }
 fi
 export PATH="$PWD/.venv/bin:$PATH"

@@ -3,7 +3,6 @@
 With --config.decoding.n_best above 1 a line is {"hypotheses": [{"text", "score", "log_probability"}, ...]}, best first.
 """
 
-import os
 import sys
 
 from absl import flags
@@ -21,14 +20,20 @@ SCORE = flags.DEFINE_bool("score", False, "write JSON objects with text and scor
 
 
 def main(config: ConfigDict) -> None:
+    if OUTPUT.value != "-":
+        command_line.check_output(OUTPUT.value)
     data = sys.stdin.buffer.read() if INPUT.value == "-" else epath.Path(INPUT.value).read_bytes()
     lines = decode_lines(data, "stdin" if INPUT.value == "-" else INPUT.value)
     processes.agree("input", lambda: lines)
     predictor = Predictor(flags.FLAGS.workdir, config)
-    path = OUTPUT.value if processes.is_first() else os.devnull
-    with sys.stdout.buffer if path == "-" else epath.Path(path).open("wb") as output:
-        for line in predictor.predict(lines, scored=SCORE.value):
-            output.write(line.encode() + b"\n")
+    text = "".join(line + "\n" for line in predictor.predict(lines, scored=SCORE.value)).encode()
+    if not processes.is_first():
+        return
+    if OUTPUT.value == "-":
+        sys.stdout.buffer.write(text)
+        sys.stdout.flush()
+    else:
+        epath.Path(OUTPUT.value).write_bytes(text)
 
 
 if __name__ == "__main__":

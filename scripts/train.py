@@ -11,7 +11,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from transformer_jax import command_line
-from transformer_jax.config import claim_workdir, parse
+from transformer_jax.config import claim_workdir, parse, store_config
 from transformer_jax.training import processes
 from transformer_jax.training.logging import wandb_listener
 from transformer_jax.training.loop import Preempted, train
@@ -33,8 +33,13 @@ def main() -> None:
     listeners = []
     if WANDB.value and processes.is_first():
         listeners.append(wandb_listener(WANDB.value, WORKDIR.value, CONFIG.value.to_dict()))
+
+    def ready() -> None:
+        store_config(WORKDIR.value, CONFIG.value)
+
     try:
-        train(config.make_task(WORKDIR.value), config.engine, WORKDIR.value, trace=trace, listeners=listeners)
+        task = config.make_task(WORKDIR.value)
+        train(task, config.engine, WORKDIR.value, trace=trace, listeners=listeners, ready=ready)
     except Preempted as stopped:
         if processes.is_first():
             print(stopped, file=sys.stderr)

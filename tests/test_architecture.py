@@ -100,12 +100,19 @@ def test_training_knows_no_task():
 
 @pytest.mark.parametrize("task", TASKS)
 def test_every_key_is_read(task):
-    """No knob that nobody reads: each field is taken as an attribute outside the dataclass that declares it."""
+    """No knob that nobody reads: each field is taken as an attribute somewhere, and not to be checked alone."""
     read = set()
+
+    def look(node: ast.AST) -> None:
+        if isinstance(node, ast.FunctionDef) and node.name.endswith("problems"):
+            return
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            read.add(node.attr)
+        for child in ast.iter_child_nodes(node):
+            look(child)
+
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-                read.add(node.attr)
+        look(ast.parse(path.read_text()))
     cls = task_class(task)
     for section in (*ENGINE.values(), *cls.sections.values(), *cls.models.values()):
         fields = {field.name for field in dataclasses.fields(section)}

@@ -11,6 +11,7 @@ from transformer_jax.config import (
     parse,
     parse_arg,
     read_workdir,
+    store_config,
 )
 
 
@@ -50,6 +51,7 @@ def test_all_problems_are_told_at_once(tiny):
         ({"data.tokenizer": "letters"}, "data.tokenizer = 'letters': must be one of"),
         ({"data.max_length": 1}, "data.max_length = 1: must be at least 2"),
         ({"data.max_ratio": 0.5}, "data.max_ratio = 0.5: must be at least 1, or 0 for no limit"),
+        ({"data.max_ratio": float("nan")}, "data.max_ratio = nan: must be at least 1, or 0 for no limit"),
         ({"data.tokenizer_lines": -1}, "data.tokenizer_lines = -1: must be at least 1, or 0 for all"),
         ({"data.min_count": 0}, "data.min_count = 0: must be at least 1"),
         ({"data.batch_tokens": 100}, "data.batch_tokens = 100: must hold rows_multiple = 8 rows"),
@@ -143,6 +145,8 @@ def test_workdir_holds_one_experiment(tiny, tmp_path, caplog):
     free.training.steps, free.data.directory, free.decoding.beam_size = 9, "elsewhere", 9
     claim_workdir(workdir, free)
     assert "config.training.steps: 4 there, 9 now" in caplog.text
+    assert read_workdir(workdir).to_dict() == tiny.to_dict()
+    store_config(workdir, free)
     assert json.loads((workdir / "config.json").read_text())["training"]["steps"] == 9
 
     other = ConfigDict(tiny.to_dict())
@@ -178,11 +182,12 @@ def test_workdir_that_has_learned_nothing_takes_any_config(tiny, tmp_path):
     """A first attempt that failed, for a wrong key or file, does not spoil the workdir."""
     claim_workdir(tmp_path, tiny)
     (tmp_path / "tokenizer.json").write_text("{}")
-    claim_workdir(tmp_path, tiny)
-    assert (tmp_path / "tokenizer.json").exists()
     tiny.data.train_split = "val"
     claim_workdir(tmp_path, tiny)
     assert read_workdir(tmp_path).data.train_split == "val"
+    assert not (tmp_path / "tokenizer.json").exists()
+    (tmp_path / "tokenizer.json").write_text("{}")
+    claim_workdir(tmp_path, tiny)  # the files may be others by now
     assert not (tmp_path / "tokenizer.json").exists()
 
 
@@ -190,6 +195,8 @@ def test_workdir_errors(tiny, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"file/run cannot be written"):
         claim_workdir(tmp_path / "file" / "run", tiny)
+    with pytest.raises(ConfigError, match=r"file/run cannot be written"):
+        store_config(tmp_path / "file" / "run", tiny)
     (tmp_path / "old" / "checkpoints").mkdir(parents=True)
     with pytest.raises(ConfigError, match=r"has checkpoints but no config.json"):
         claim_workdir(tmp_path / "old", tiny)

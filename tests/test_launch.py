@@ -106,6 +106,9 @@ def test_an_error_of_the_users_is_not_tried_again(supervise, tmp_path):
 
 
 def test_it_gives_up_when_nothing_is_saved_any_more(supervise, tmp_path):
+    for name in ("15-good", "notes"):  # a user's own, no steps
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+        (tmp_path / "checkpoints" / name / "manifest.json").write_text("")
     said = ends(supervise([["save10"], [1], ["save20"], [1], [5], [0]], tries=2), 5)
     assert "given up after 2 restarts without a newer checkpoint" in said
     assert len(started(tmp_path)) == 5

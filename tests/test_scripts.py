@@ -3,9 +3,11 @@
 import json
 import platform
 import re
+import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -76,6 +78,39 @@ def test_predict_keeps_order_empty_and_over_long_lines(trained, tmp_path):
     assert len(best[0]) == 2
     assert set(best[0][0]) == {"text", "score", "log_probability"}
     fails(script("predict", f"--workdir={trained}", *files[:1], "--config.decoding.top_k=5"), "decoding.temperature")
+
+
+def test_predictions_that_nobody_reads_end_without_a_traceback(trained):
+    command = [sys.executable, str(ROOT / "scripts" / "predict.py"), f"--workdir={trained}"]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, cwd=ROOT, **pipes) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        _, stderr = process.communicate(b"ek at\n", timeout=300)
+    assert process.returncode == 2, stderr
+    assert b"error: [Errno 32] Broken pipe" in stderr
+    assert b"Traceback" not in stderr
+
+
+def test_two_processes_predict_and_score_as_one(trained):
+    """And what Gloo prints does not come among the results."""
+    lines = b"ek at\n\nut\n"
+
+    def by_two(name: str, *arguments: str) -> bytes:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            together = [f"--coordinator_address=127.0.0.1:{free.getsockname()[1]}", "--num_processes=2"]
+        command = [sys.executable, str(ROOT / "scripts" / f"{name}.py"), f"--workdir={trained}", *arguments, *together]
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        running = [subprocess.Popen([*command, f"--process_id={i}"], cwd=ROOT, **pipes) for i in range(2)]
+        with ThreadPoolExecutor() as pool:
+            (first, said), (second, _) = pool.map(lambda process: process.communicate(lines, timeout=300), running)
+        assert [process.returncode for process in running] == [0, 0], said
+        assert second == b""
+        return first
+
+    assert by_two("predict") == script("predict", f"--workdir={trained}", stdin=lines).stdout
+    assert json.loads(by_two("evaluate", "--split=val"))["examples"] == 11
 
 
 def test_pictures(trained, tmp_path):
@@ -172,8 +207,12 @@ def test_wrong_workdir(recipe, trained, tmp_path):
         "config.model.d_ff: 24 there, 48 now",
         "config.training.seed: 0 there, 5 now",
     )
+    elsewhere = "--config.data.directory=/nowhere", "--config.training.steps=8"
+    fails(train(recipe, trained, *elsewhere), "There is no directory /nowhere")
     (tmp_path / "file").write_text("")
     fails(train(recipe, tmp_path / "file" / "run"), "file/run cannot be written")
+    nowhere = tmp_path / "none" / "out"
+    fails(script("predict", f"--workdir={trained}", f"--output={nowhere}"), f"there is no folder {nowhere.parent}")
     fails(
         script("evaluate", f"--workdir={trained}", "--config.model.norm=pre"),
         "holds parameters of another model: leave out",

@@ -46,6 +46,8 @@ def run(main: Callable[[], None], argv: list[str] | None = None, distributed: bo
             raise flags.Error(f"{rest[0]!r} is not an option: all are written --name=value; --help names them")
         if distributed:
             processes.initialize(COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value)
+            if jax.distributed.is_initialized():
+                keep_stdout()
             if not processes.is_first():
                 logging.getLogger("transformer_jax").setLevel(logging.WARNING)
         main()
@@ -86,6 +88,14 @@ def keep_freed_memory() -> None:
         trim_threshold, mmap_max, arena_max = -1, -4, -8  # malloc.h
         for option, value in ((trim_threshold, -1), (mmap_max, 0), (arena_max, 1)):
             libc.mallopt(option, value)
+
+
+def keep_stdout() -> None:
+    """What C libraries print goes to stderr, as Gloo's words about the other processes: stdout is for results."""
+    sys.stdout.flush()
+    results = os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = os.fdopen(results, "w", encoding=sys.stdout.encoding, buffering=1)
 
 
 def _cpu_features() -> str:

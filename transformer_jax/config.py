@@ -228,28 +228,42 @@ def _literal(text: str) -> Any:
 
 
 def claim_workdir(workdir: epath.PathLike, config: ConfigDict) -> None:
-    """Writes config.json into a new workdir; into an old one only what does not make another experiment.
+    """Writes config.json into a new workdir; refuses an old one for another experiment.
 
-    A workdir without checkpoints has learned nothing yet: it takes any config, and tokenizers are trained anew.
+    A workdir without checkpoints has learned nothing yet: it takes any config, and tokenizers are trained anew. One
+    with checkpoints keeps its config.json as it is, until `store_config` is called with what has proved to be of use.
     Raises ConfigError, naming the keys that differ, if it holds another experiment, or if it cannot be written.
     """
     workdir = epath.Path(workdir)
-    path, new = workdir / "config.json", config.to_dict()
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        old = read_workdir(workdir).to_dict() if path.exists() else None
+        old = read_workdir(workdir).to_dict() if (workdir / "config.json").exists() else None
         if (workdir / "checkpoints").exists():
             if old is None:
                 raise ConfigError(f"{workdir} has checkpoints but no config.json: choose another --workdir")
-            _compare(workdir, old, new)
-        elif old is not None and old != new:
+            _compare(workdir, old, config.to_dict())
+            return
+        if old is not None:
             for name in ("tokenizer.json", "tokenizer.source.json", "tokenizer.target.json"):
                 (workdir / name).unlink(missing_ok=True)
-        temporary = workdir / "config.json.tmp"
-        temporary.write_text(json.dumps(new, indent=2) + "\n")
+    except OSError as error:
+        raise _unwritable(workdir, error) from error
+    store_config(workdir, config)
+
+
+def store_config(workdir: epath.PathLike, config: ConfigDict) -> None:
+    """Writes config.json. Raises ConfigError if it cannot be written."""
+    path = epath.Path(workdir) / "config.json"
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        temporary.write_text(json.dumps(config.to_dict(), indent=2) + "\n")
         temporary.replace(path)
     except OSError as error:
-        raise ConfigError(f"--workdir={workdir} cannot be written: {error}; choose another") from error
+        raise _unwritable(workdir, error) from error
+
+
+def _unwritable(workdir: epath.PathLike, error: OSError) -> ConfigError:
+    return ConfigError(f"--workdir={workdir} cannot be written: {error}; choose another")
 
 
 def check_model(workdir: epath.PathLike, config: ConfigDict) -> None:

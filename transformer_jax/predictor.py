@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 
 from transformer_jax import config as configs
 from transformer_jax.report.attention import AttentionMap, Sentence
+from transformer_jax.training import processes
 from transformer_jax.training.checkpoint import Checkpoints, parameters_sha256
 from transformer_jax.training.evaluation import Evaluator, restore_parameters
 from transformer_jax.training.sharding import make_mesh
@@ -55,18 +56,23 @@ class Predictor:
     def evaluate(self, split: str | None = None) -> dict[str, float | str | int]:
         """The task's scores on a split (by default the test split), with `step` and `parameters_sha256`."""
         split = split or self.task.test_split
+        processes.agree(f"data of {split}", lambda: [*map(list, self.task.examples(split))])
         scores = self._evaluator.evaluate(self.params, split, fast=False)
         return {"split": split, "step": self.step, **scores, "parameters_sha256": self.parameters_sha256}
 
     def attention(self, lines: Sequence[str], outputs: Sequence[str] | None = None) -> list[Sentence]:
         """What looks at what while the model reads its own translations of `lines`, tokenized anew, or `outputs`.
 
-        Raises ValueError for model.attention_implementation = "xla", which keeps its weights to itself.
+        Raises ValueError for model.attention_implementation = "xla", which keeps its weights to itself, and where
+        there is not one output for each line.
         """
         _check_lines(lines)
         if not lines:
             return []
         outputs = self._evaluator.predict(self.params, lines) if outputs is None else outputs
+        _check_lines(outputs)
+        if len(outputs) != len(lines):
+            raise ValueError(f"{len(lines)} lines, but {len(outputs)} outputs: give one for each line")
         arrays = self.task.pair(lines, outputs)
         sentences = []
         found = self._evaluator.attention(self.params, arrays)

@@ -71,7 +71,8 @@ class Job:
 
 def newest_checkpoint(workdir: epath.Path) -> int:
     """The newest step that was completely saved; -1 if there is none."""
-    return max((int(path.parent.name) for path in workdir.glob("checkpoints/*/manifest.json")), default=-1)
+    names = [path.parent.name for path in workdir.glob("checkpoints/*/manifest.json")]
+    return max((int(name) for name in names if name.isdecimal()), default=-1)
 
 
 def supervise(count: int, arguments: Sequence[str], workdir: epath.Path, tries: int, pause: float) -> int:
@@ -119,7 +120,7 @@ def main() -> int:
         print(f"usage: {sys.argv[0]} N --config=FILE --workdir=DIR [--config.a.b=v ...]", file=sys.stderr)
         return ERROR
     tries, pause = int(os.environ.get("TRIES", "10")), float(os.environ.get("PAUSE", "1"))
-    return supervise(int(count), arguments, epath.Path(workdirs[-1]), tries, pause)
+    return supervise(int(count), arguments, epath.Path(workdirs[-1]).expanduser(), tries, pause)
 
 
 if __name__ == "__main__":

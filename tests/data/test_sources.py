@@ -6,9 +6,9 @@ import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from conftest import real_data
 
 from transformer_jax.data import dates as dates_module
 from transformer_jax.data import sources
@@ -177,6 +177,17 @@ def test_dates_that_another_process_prepared_meanwhile(tmp_path, monkeypatch):
 def test_unknown_split(dates):
     with pytest.raises(DataError, match=r"Cannot read split 'dev' of tfds dates in .*'train', 'validation', 'test'"):
         tfds_source("dates", dates[0], "dev", ["iso"])
+    with pytest.raises(DataError, match=r"It must be train \(\d+\) or .*, or a part of one with an example in it"):
+        tfds_source("dates", dates[0], "train[:0]", ["iso"])
+
+
+def test_no_room_for_the_text_of_a_tfds(dates, monkeypatch):
+    def full_disk():
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sources.tempfile, "TemporaryFile", full_disk)
+    with pytest.raises(DataError, match=r"Cannot copy the text of tfds dates test to .*No space.* or set TMPDIR"):
+        tfds_source("dates", dates[0], "test", ["iso"])
 
 
 def test_unknown_feature(dates):
@@ -249,9 +260,7 @@ def test_prepared_data_of_others_are_read_as_bytes_or_text(tmp_path, monkeypatch
 
 
 def test_multi30k():
-    data = Path(os.environ.get("TRANSFORMER_JAX_DATA", Path(__file__).parents[2] / "../shared/data"))
-    if not data.is_dir():
-        pytest.skip(f"no real data in {data}: set TRANSFORMER_JAX_DATA")
-    source = parallel_files(data / "multi30k" / "tok", "train", ["en", "de", "fr"])
+    data = real_data("multi30k") / "tok"
+    source = parallel_files(data, "train", ["en", "de", "fr"])
     assert len(source) == 29_000
     assert source[0]["en"] == "two young , white males are outside near many bushes ."

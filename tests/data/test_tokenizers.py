@@ -2,11 +2,11 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tokenizers as hugging_face
+from conftest import real_data
 
 import transformer_jax.data.tokenizers as module
 from transformer_jax.data.sources import parallel_files
@@ -350,11 +350,9 @@ def test_min_count_of_pieces():
 
 
 def test_bpe_on_multi30k_gives_its_tokens_back():
-    data = Path(os.environ.get("TRANSFORMER_JAX_DATA", Path(__file__).parents[2] / "../shared/data"))
-    if not data.is_dir():
-        pytest.skip(f"no real data in {data}: set TRANSFORMER_JAX_DATA")
+    data = real_data("multi30k") / "tok"
     read = {
-        name: (data / "multi30k" / "tok" / name).read_text(encoding="utf-8").split("\n")[:-1]
+        name: (data / name).read_text(encoding="utf-8").split("\n")[:-1]
         for name in ("val.en", "val.de", "test_2016_flickr.de")
     }
     tokenizer = train_tokenizer("bpe_metaspace", read["val.en"] + read["val.de"], 2000)

@@ -287,11 +287,13 @@ def test_linear_is_the_equation(shape, num_inputs, use_bias):
     assert 1e-5 < oracle.relative(rounded, expected) <= 0.02
 
 
-SPECS = ["abi,ij->abj", "BTD,VD->BTV", "BTNH,BSNH->BNTS", "BNTS,BSNH->BTNH", "abij,ijk->abk"]
+TRANSFORMER = ["abi,ij->abj", "BTD,VD->BTV", "BTNH,BSNH->BNTS", "BNTS,BSNH->BTNH", "abij,ijk->abk", "BTNH,RH->BNTR"]
+RECURRENT = ["BTSA,A->BTS", "BTD,BSD->BTS", "BTC,BSC->BTS", "BTD,DC->BTC", "BTD,D->BT"]
+SPECS = TRANSFORMER + RECURRENT
 
 
 def operands(spec):
-    sizes = dict(zip("abijkBTSNHDV", (2, 3, 5, 7, 11, 2, 3, 4, 5, 6, 7, 8), strict=True))
+    sizes = dict(zip("abijkBTSNHDVACR", (2, 3, 5, 7, 11, 2, 3, 4, 5, 6, 7, 8, 9, 3, 5), strict=True))
     *inputs, out = spec.replace("->", ",").split(",")
     return [normal(*(sizes[c] for c in axes), seed=i) for i, axes in enumerate((*inputs, out))]
 
@@ -321,6 +323,14 @@ def test_bfloat16_einsum_rounds_operands_and_cotangents_and_nothing_else(spec):
     assert da.dtype == db.dtype == jnp.float32
     assert oracle.relative(da, np.einsum(f"{out},{inputs[1]}->{inputs[0]}", half[2], half[1])) <= 1e-6
     assert oracle.relative(db, np.einsum(f"{out},{inputs[0]}->{inputs[1]}", half[2], half[0])) <= 1e-6
+
+
+def test_sizes_that_do_not_fit_and_rates_that_are_none():
+    with pytest.raises(ValueError, match=r"abi,ij->abj does not fit arrays of shapes \(2, 3, 5\) and \(7, 5\)"):
+        einsum("abi,ij->abj", normal(2, 3, 5), normal(7, 5))
+    for rate in (-0.1, 1.0, float("nan")):
+        with pytest.raises(ValueError, match=rf"rate={rate}: must be in \[0, 1\)"):
+            dropout(normal(3), rate, jax.random.key(0))
 
 
 def dots(jaxpr):

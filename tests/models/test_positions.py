@@ -358,10 +358,10 @@ def test_parameters_and_products_are_counted(kind):
     assert forward_flops(config, 13, 11) - forward_flops(plain, 13, 11) == products
 
 
-def test_base_with_relative_positions():
-    """Shaw et al. 2018, Section 4.1: base, k = 16, a table of 33 vectors for keys and one for values in every layer."""
-    relative = TransformerConfig(positions="relative")
-    assert num_parameters(relative) == 63_082_496 + 12 * 33 * (64 + 64)
+def test_big_with_relative_positions():
+    """Shaw et al. 2018, Section 4.1: big, k = 8, 17 vectors for keys and 17 for values in every layer."""
+    relative = TransformerConfig(d_model=1024, d_ff=4096, num_heads=16, positions="relative", max_relative_distance=8)
+    assert num_parameters(relative) == 214_245_376 + 12 * 17 * (64 + 64)
     assert not list(relative.problems())
 
 

@@ -137,7 +137,7 @@ def test_the_loss_is_the_cross_entropy_of_each_next_token(tiny, tmp_path):
 
 @pytest.mark.parametrize("fast", [True, False], ids=["greedy", "beam"])
 def test_predictions_come_in_order_one_for_one(task, params, fast, caplog):
-    lines = ["ek", "", "ak ek it", "ek " * 50, "ak", "", "em is ot uk"]
+    lines = ["ek", "", "ak ek it", "ek " * 50, "ak", " \t ", "em is ot uk"]
     mesh = make_mesh(task.config.mesh)
     together = Evaluator(task, mesh, rows=8).predict(params, lines, fast)
     alone = Evaluator(task, mesh, rows=1).predict(params, lines, fast)
@@ -166,6 +166,8 @@ def test_weights_that_the_library_keeps_cannot_be_shown(tiny, params):
 
 def test_score(task):
     values = task.score({"loss": 6.0, "tokens": 3.0, "examples": 2.0}, ["a b c d", "x"], ["a b c d", "y"])
+    of_two_lines = task.score({"loss": 6.0, "tokens": 3.0, "examples": 1.0}, ["a b c d"], ["a b\nc d"])
+    assert of_two_lines["exact_match"] == 1
     assert values["loss"] == 2.0
     assert values["perplexity"] == pytest.approx(7.389056)
     assert values["exact_match"] == 0.5

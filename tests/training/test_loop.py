@@ -62,6 +62,40 @@ def test_resumed_run_is_bitwise_the_run_never_stopped(tiny, tmp_path, caplog):
     assert strip[0] == strip[1]
 
 
+def test_rows_tell_the_steps_own_loss_and_the_mean_since_the_last(tiny, tmp_path):
+    for every in (1, 2):
+        tiny.training.log_every = every
+        run(tiny, tmp_path / str(every), training__steps=4)
+    each, pairs = (
+        {row["step"]: row for row in rows(tmp_path / name) if row["split"] == "train"} for name in ("1", "2")
+    )
+    assert sorted(pairs) == [2, 4]
+    for step, row in pairs.items():
+        before, own = each[step - 1]["loss"], each[step]["loss"]
+        assert row["loss"] == own == each[step]["mean_loss"]
+        assert min(before, own) < row["mean_loss"] < max(before, own)
+
+
+def test_a_score_that_there_is_not_cannot_be_the_best(tiny, tmp_path):
+    tiny.checkpoint.best_metric = "belu"
+    with pytest.raises(ValueError, match=r"best_metric = 'belu' is none of the scores: set it to one of loss, perpl"):
+        run(tiny, tmp_path / "run", training__steps=4)
+    tiny.checkpoint.best_metric, tiny.checkpoint.keep_best = "loss", 1
+    run(tiny, tmp_path / "run", training__steps=4)
+
+
+def test_ready_is_told_when_a_run_can_begin(tiny, tmp_path):
+    told = []
+    config = parse(tiny)
+    train(config.make_task(tmp_path), config.engine, tmp_path, ready=lambda: told.append("ready"))
+    assert told == ["ready"]
+    tiny.data.directory = str(tmp_path / "none")
+    config = parse(tiny)
+    with pytest.raises(ValueError, match="There is no directory"):
+        train(config.make_task(tmp_path), config.engine, tmp_path, ready=lambda: told.append("again"))
+    assert told == ["ready"]
+
+
 def test_a_run_asked_to_stop_saves_and_goes_on(tiny, tmp_path, monkeypatch):
     """SIGTERM between two saves: the step is saved, and later is neither averaged nor kept."""
     whole = run(tiny, tmp_path / "whole", training__steps=8)
@@ -130,6 +164,10 @@ def test_one_line_in_place_of_a_list_is_refused(tiny, tmp_path):
     for use in (predictor.predict, predictor.attention):
         with pytest.raises(ValueError, match="'ek at' is one line, not a list"):
             use("ek at")
+    with pytest.raises(ValueError, match="'dk' is one line, not a list"):
+        predictor.attention(["ek at", "ut"], "dk")
+    with pytest.raises(ValueError, match="2 lines, but 1 outputs: give one for each line"):
+        predictor.attention(["ek at", "ut"], ["dk"])
     with pytest.raises(ConfigError, match=r"holds parameters of another model.*\n  config.model.norm: 'post' there"):
         transformer_jax.load(str(tmp_path / "run"), {"model.norm": "pre"})
     same = transformer_jax.load(str(tmp_path / "run"), {"model.attention_implementation": "xla"})
@@ -209,8 +247,8 @@ def test_no_checkpoint_yet(tiny, tmp_path):
     claim_workdir(tmp_path / "run", tiny)
     with pytest.raises(CheckpointError, match="holds no good checkpoint: train first"):
         transformer_jax.load(str(tmp_path / "run"))
-    run(tiny, tmp_path / "run", training__steps=2, checkpoint__best_metric="accuracy")
-    with pytest.raises(CheckpointError, match=r"has a score: set evaluation.checkpoint to 'latest'"):
+    run(tiny, tmp_path / "run", training__steps=2, checkpoint__best_metric="accuracy", checkpoint__keep_best=0)
+    with pytest.raises(CheckpointError, match=r"checkpoint.best_metric = 'accuracy' \(step 2 has: loss, "):
         transformer_jax.load(str(tmp_path / "run"), {"evaluation.checkpoint": "best"})
 
 

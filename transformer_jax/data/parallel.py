@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -58,7 +59,7 @@ class TranslationData:
             yield "min_count", "must be 1 with data.tokenizer = 'unigram', which goes by probability, not by count"
         if self.max_length < 2:
             yield "max_length", "must be at least 2: a token and the end"
-        if self.max_ratio and self.max_ratio < 1:
+        if not (self.max_ratio == 0 or 1 <= self.max_ratio < math.inf):
             yield "max_ratio", "must be at least 1, or 0 for no limit"
         if self.tokenizer_lines < 0:
             yield "tokenizer_lines", "must be at least 1, or 0 for all"
@@ -161,7 +162,7 @@ class ParallelText:
                 raise ValueError(
                     f"{split}: none of {len(lengths)} pairs is left: {empty.sum()} have an empty side, {uneven.sum()} "
                     f"are beyond data.max_ratio = {data.max_ratio:g}, the others longer than data.max_length = "
-                    f"{data.max_length}"
+                    f"{data.max_length}; look at the files, or raise the limits"
                 )
         plan = BatchPlan(
             lengths,

@@ -143,7 +143,11 @@ def tfds_source(name: str, directory: epath.PathLike, split: str, languages: Seq
         try:
             records = builder.as_data_source(split)
         except ValueError as error:
-            raise DataError(f"Cannot read split {split!r} of tfds {name} in {directory}: {error}") from error
+            sizes = " or ".join(f"{name} ({part.num_examples})" for name, part in builder.info.splits.items())
+            raise DataError(
+                f"Cannot read split {split!r} of tfds {name} in {directory}: {error} It must be {sizes}, or a part "
+                "of one with an example in it."
+            ) from error
         return Source(_written_out(records, languages, f"{name} {split}"))
 
 

@@ -71,7 +71,7 @@ def relative_scores(
 ) -> Array:
     """x_i W_Q · a_ij^K / √d_k for `length` keys, a_ij^K = w^K of clip(j - i, -k, k): → (B, N, T, S), float32.
 
-    The second term of eq. 4 in Shaw et al. 2018; query (B, T, N, H) at positions i = position … position + T - 1,
+    The second term of eq. 5 in Shaw et al. 2018; query (B, T, N, H) at positions i = position … position + T - 1,
     keys at j = 0 …; table (2k + 1, H). As Section 3.3 asks, the a_ij are not laid out: one product with the table.
     """
     query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
@@ -96,7 +96,7 @@ def relative_values(weights: Array, table: Array, position: Array | int = 0, dty
 class RelativePositions(nn.Module):
     """The tables w^K (2k + 1, head_dim) and w^V (2k + 1, value_dim), which all heads share (Shaw et al. 2018, 3.3).
 
-    Xavier uniform; the paper does not say.
+    Xavier uniform; the paper does not say. Differs: Shaw et al.'s base model has tables for each head (Section 4.1).
     """
 
     max_distance: int

@@ -217,7 +217,7 @@ class Encoder(nn.Module):
         c, lengths = self.config, valid.sum(axis=1)
         width = c.encoder_dim // 2 if c.bidirectional else c.encoder_dim
         first: list[Carry] = []
-        summary = x[:, 0]
+        ends: list[Carry] = []
 
         def read(x: Array, name: str, backwards: bool) -> tuple[Carry, Array]:
             cell = _cell(c, width, name)
@@ -227,19 +227,18 @@ class Encoder(nn.Module):
             x = Dropout(c.dropout_rate)(x)
             carry, x_forward = read(x, f"forward_{layer}", c.reverse_source)
             if not c.bidirectional:
-                x, summary = x_forward, jax.tree.leaves(carry)[-1]
+                x, ends = x_forward, [carry]
                 first.append(carry)
                 continue
             back, x_backward = read(x, f"backward_{layer}", True)
-            x = jnp.concatenate([x_forward, x_backward], axis=-1)
-            summary = jnp.concatenate([jax.tree.leaves(carry)[-1], jax.tree.leaves(back)[-1]], axis=-1)
+            x, ends = jnp.concatenate([x_forward, x_backward], axis=-1), [carry, back]
             bridges = [
                 Linear((width, c.d_model), ("embed", "state"), dtype=c.dtype, name=f"bridge_{layer}_{i}")
                 for i in range(len(jax.tree.leaves(back)))
             ]
             leaves = [jnp.tanh(bridge(h)) for bridge, h in zip(bridges, jax.tree.leaves(back), strict=True)]
             first.append(jax.tree.unflatten(jax.tree.structure(back), leaves))
-        return x, summary, tuple(first)
+        return x, jnp.concatenate([jax.tree.leaves(end)[-1] for end in ends], axis=-1), tuple(first)
 
 
 class Alignment(nn.Module):

@@ -415,24 +415,23 @@ class Transformer(nn.Module):
             return self.output.projection()
         return self.target_embedding.projection()
 
-    def logits(self, x: Array) -> Array:
-        """(B, T, D) → (B, T, padded V), float32."""
-        return self.projection()(x, self.config.target_vocab_size, self.config.dtype)
-
     def init_cache(self, source: Array, source_valid: Array, length: int) -> Cache:
         """Runs the encoder, once, and makes room for `length` target positions.
 
         Raises ValueError for more than there are position vectors.
         """
         if self.config.positions not in IN_ATTENTION and length > self.config.max_length:
-            raise ValueError(f"{length=}: must not be beyond max_length = {self.config.max_length}")
+            raise ValueError(
+                f"{length=}: must not be beyond max_length = {self.config.max_length}; ask for fewer, or raise "
+                "model.max_length"
+            )
         return self.decoder.init_cache(self.encode(source, source_valid), source_valid, length)
 
     def extend(self, cache: Cache, target: Array, position: Array | int) -> tuple[Array, Cache]:
         """target ids (B, T) at positions position … → logits (B, T, padded V) and the extended cache. No dropout."""
         x = self.target_embedding(target) + self.target_positions(target.shape[1], position)
         x, cache = self.decoder.extend(x, cache, position)
-        return self.logits(x), cache
+        return self.projection()(x, self.config.target_vocab_size, self.config.dtype), cache
 
     @nn.nowrap
     def attention_maps(self, sown: Any) -> dict[tuple[str, str, str], Array]:

@@ -329,8 +329,9 @@ class Translation:
 
     def read(self, lines: Sequence[str], rows: int) -> Batches:
         """{"source": (rows, S), "line": (rows,)}: S depends on a sentence's own length alone, and so does its
-        translation; one that is drawn depends on its place among the lines too, which is "line"."""
-        source = self.text.cut(self.text.encode(0, lines), "input")
+        translation; one that is drawn depends on its place among the lines too, which is "line". A line of spaces is
+        an empty one, whatever the tokenizer makes of them."""
+        source = self.text.cut(self.text.encode(0, [line if line.strip() else "" for line in lines]), "input")
         empty = np.flatnonzero(source.lengths == 1) + 1
         if len(empty):
             shown = ", ".join(map(str, empty[:5])) + (", …" if len(empty) > 5 else "")
@@ -383,6 +384,7 @@ class Translation:
         self, sums: Mapping[str, float], lines: Sequence[str], references: Sequence[str]
     ) -> dict[str, float | str]:
         loss = sums["loss"] / sums["tokens"]
+        references = [reference.replace("\n", " ") for reference in references]  # as in outputs
         return {
             "loss": loss,
             "perplexity": math.exp(min(loss, 700)),

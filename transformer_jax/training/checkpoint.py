@@ -18,7 +18,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -137,12 +137,12 @@ class Checkpoints:
                 self._folder(old).rmtree()
         multihost_utils.sync_global_devices(f"checkpoint {step} complete")
 
-    def verified(self) -> list[int]:
-        """The steps that agree with their manifest, ascending; says which are passed over, and why."""
-        return sorted(self._verified_newest_first())
+    def verified(self, steps: Sequence[int] | None = None) -> list[int]:
+        """Those of `steps`, else of all, that agree with their manifest, ascending; says which do not, and why."""
+        return sorted(self._verified(self._steps() if steps is None else steps))
 
     def newest(self) -> int | None:
-        return next(self._verified_newest_first(), None)
+        return next(self._verified(reversed(self._steps())), None)
 
     def regular(self, steps: Sequence[int]) -> list[int]:
         """`steps`, ascending, without those `passing`, unless it is the last."""
@@ -160,7 +160,11 @@ class Checkpoints:
 
     def best(self) -> int | None:
         """The verified step with the best `config.best_metric`, the newer of equals; None if none has it."""
-        return next(iter(self._best_first(self.verified())), None)
+        return next(self._verified(self._best_first(self._complete())), None)
+
+    def scores(self, step: int) -> dict[str, float]:
+        """The validation scores that `save` was given with the step."""
+        return self._stored(step)["metrics"]
 
     def meta(self, step: int) -> dict:
         """What `save` was given with the step."""
@@ -190,22 +194,22 @@ class Checkpoints:
         return jax.tree.map(lambda t, p: (t / len(steps)).astype(p.dtype), total, abstract_params)
 
     def discard_after(self, step: int | None) -> None:
-        """Removes newer, damaged and unfinished steps: training goes on from `step` and saves them anew.
+        """Removes newer and unfinished steps: training goes on from `step` and saves them anew.
 
         None: training starts, since no step is good. Raises CheckpointError if one was good once: that may be the
         disk's passing fault, and removing it would lose the run.
         """
         if jax.process_index() == 0:
             for at, folder in self._entries():
-                reason = _damage(folder)
-                if step is None and (folder / _MANIFEST).exists():
+                finished = (folder / _MANIFEST).exists()
+                if step is None and finished:
                     raise CheckpointError(
-                        f"{self.directory} has no good checkpoint left, newest damage: {folder}: {reason}. Restore the "
-                        "folder from a backup, remove it to train anew, or choose another workdir."
+                        f"{self.directory} has no good checkpoint left, newest damage: {folder}: {_damage(folder)}. "
+                        "Restore the folder from a backup, remove it to train anew, or choose another workdir."
                     )
-                if step is not None and at > step:
-                    reason = f"training goes on from step {step}"
-                if reason is not None:
+                newer = step is not None and at > step
+                if newer or not finished:
+                    reason = f"training goes on from step {step}" if newer else "saving it was not finished"
                     log.warning("removing %s: %s", folder, reason)
                     folder.rmtree()
         multihost_utils.sync_global_devices(f"checkpoints after {step} discarded")
@@ -244,8 +248,8 @@ class Checkpoints:
     def _stored(self, step: int) -> dict[str, dict]:
         return json.loads((self._folder(step) / "meta" / _META).read_text())
 
-    def _verified_newest_first(self) -> Iterator[int]:
-        for step in reversed(self._steps()):
+    def _verified(self, steps: Iterable[int]) -> Iterator[int]:
+        for step in steps:
             damage = _damage(self._folder(step))
             if damage is None:
                 yield step
@@ -258,7 +262,7 @@ class Checkpoints:
         scores = {}
         for step in steps:
             try:
-                score = sign * self._stored(step)["metrics"][self.config.best_metric]
+                score = sign * self.scores(step)[self.config.best_metric]
             except (OSError, ValueError, KeyError):  # not evaluated at this step, or damaged
                 continue
             if not math.isnan(score):

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from transformer_jax.training import processes
 from transformer_jax.training.checkpoint import CheckpointError, Checkpoints
 from transformer_jax.training.sharding import batch_sharding, on_mesh, place, replicated, shardings
 from transformer_jax.training.task import Arrays, Batches, Params, Task
@@ -124,24 +125,14 @@ def restore_parameters(
         nn.unbox(boxed),
         shardings(boxed, mesh),
     )
-    verified = checkpoints.verified()
-    if not verified:
-        raise CheckpointError(f"{checkpoints.directory} holds no good checkpoint: train first with this --workdir")
     if config.checkpoint == "average":
-        newest = checkpoints.latest(config.average_last)  # nothing older in place of a damaged one
-        steps = [step for step in verified if step in newest]
-        if not steps:
-            raise CheckpointError(
-                f"the last {config.average_last} checkpoints in {checkpoints.directory} are damaged: set "
-                f"evaluation.checkpoint to 'latest' for the newest good one, step {verified[-1]}"
-            )
+        steps = checkpoints.verified(checkpoints.latest(config.average_last))  # nothing older for a damaged one
     else:
-        step = checkpoints.best() if config.checkpoint == "best" else verified[-1]
-        if step is None:
-            raise CheckpointError(
-                f"no checkpoint in {checkpoints.directory} has a score: set evaluation.checkpoint to 'latest'"
-            )
-        steps = [step]
+        found = checkpoints.best() if config.checkpoint == "best" else checkpoints.newest()
+        steps = [] if found is None else [found]
+    if not steps:
+        raise CheckpointError(_nothing_found(checkpoints, config))
+    processes.agree("checkpoints", lambda: steps)
     for step in steps:
         check_identity(task.identity(training=False), checkpoints.meta(step), checkpoints.directory)
     if len(steps) > 1:
@@ -151,6 +142,22 @@ def restore_parameters(
     if config.checkpoint == "best":
         part = checkpoints.meta(steps[0]).get("scored", part)
     return steps[0], checkpoints.restore_params(steps[0], abstract, part)
+
+
+def _nothing_found(checkpoints: Checkpoints, config: EvaluationConfig) -> str:
+    newest, where = checkpoints.newest(), checkpoints.directory
+    if newest is None:
+        return f"{where} holds no good checkpoint: train first with this --workdir"
+    if config.checkpoint == "average":
+        return (
+            f"the last {config.average_last} checkpoints in {where} are damaged: set evaluation.checkpoint to 'latest' "
+            f"for the newest good one, step {newest}"
+        )
+    scores = ", ".join(checkpoints.scores(newest)) or "none"
+    return (
+        f"no good checkpoint in {where} has the score checkpoint.best_metric = {checkpoints.config.best_metric!r} "
+        f"(step {newest} has: {scores}): set that to another, or evaluation.checkpoint to 'latest'"
+    )
 
 
 def check_identity(identity: Mapping[str, str], meta: Mapping[str, Any], where: Any) -> None:

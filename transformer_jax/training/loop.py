@@ -4,7 +4,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -41,14 +41,17 @@ def train(
     *,
     trace: range = range(0),
     listeners: Sequence[Listener] = (),
+    ready: Callable[[], None] = lambda: None,
 ) -> TrainState:
     """Trains to `config.training.steps`, going on from the newest good checkpoint of `workdir`.
 
     Validation scores are of the moving average when evaluation.checkpoint is "ema", else of the parameters. The steps
-    of `trace` are profiled into `workdir`/profile. `listeners` are told every row of metrics.jsonl.
+    of `trace` are profiled into `workdir`/profile. `listeners` are told every row of metrics.jsonl. `ready` is called
+    in the first process before the first step, when mesh, data and checkpoints have proved to be of use.
 
-    Raises CheckpointError when a checkpoint is of other data or tokenizers, or cannot be written; Diverged when loss or
-    gradient were not finite MAX_SKIPPED times in a row; and Preempted, with everything saved, after SIGTERM.
+    Raises ValueError where data, mesh or keys cannot be used; CheckpointError when a checkpoint is of other data or
+    tokenizers, or cannot be written; Diverged when loss or gradient were not finite MAX_SKIPPED times in a row; and
+    Preempted, with everything saved, after SIGTERM.
     """
     training, workdir = config.training, epath.Path(workdir)
     engine = Engine(task, config)
@@ -67,6 +70,7 @@ def train(
     log.info("%s parameters in arrays, devices: %s", f"{count:,}", dict(engine.mesh.shape))
     if first < training.steps:
         _show(task, batches, first)
+    processes.first(ready)
 
     if trace and trace.start not in range(first + 1, training.steps + 1):
         log.warning("no profile: step %d is none of those to come, %d to %d", trace.start, first + 1, training.steps)
@@ -102,6 +106,11 @@ def train(
                 checkpoints.save(step, state, meta, kept_for, passing=not regular)
             if evaluating or regular:
                 report.progress.leave_out(start)
+            if scores is not None and config.checkpoint.keep_best and config.checkpoint.best_metric not in scores:
+                raise ValueError(
+                    f"config.checkpoint.best_metric = {config.checkpoint.best_metric!r} is none of the scores: set it "
+                    f"to one of {', '.join(scores)}, or config.checkpoint.keep_best to 0"
+                )
             if stopping:
                 raise Preempted(f"stopped after step {step}, which is saved: start it again to go on")
     return state
@@ -151,19 +160,18 @@ class _Report:
         jax.block_until_ready(self._pending[:-AHEAD][-1:])
 
     def write(self, step: int) -> None:
-        finite = self._guard.check(step, jax.device_get(self._pending))
+        steps = jax.device_get(self._pending)
+        finite = self._guard.check(step, steps)
         weights = np.array([metrics["weight"] for metrics in finite], np.float64)
         elapsed, left = self.progress.report(step)
         if not self._peak:
             start = time.perf_counter()
             self._peak = profiling.matrix_peak(self._engine.task.dtype)
             self.progress.leave_out(start)
-        # Means since the last report: of one step they would tell the batch's bucket.
-        values = {
-            name: float(np.average([metrics[name] for metrics in finite], weights=weights))
-            for name in (finite[0] if finite else ())
-            if name not in ("weight", "skipped")
-        }
+        own = {} if steps[-1]["skipped"] else steps[-1]
+        values = {name: float(value) for name, value in own.items() if name not in ("weight", "skipped")}
+        if finite:
+            values["mean_loss"] = float(np.average([metrics["loss"] for metrics in finite], weights=weights))
         speed = weights.sum() / elapsed
         values |= {
             "learning_rate": float(self._engine.schedule(step - 1 - self._guard.skipped)),
@@ -176,7 +184,7 @@ class _Report:
             "step %d/%d  loss %.3f  %s tokens/s  mfu %.2f  ETA %s",
             step,
             self._engine.config.training.steps,
-            values.get("loss", math.nan),
+            values.get("mean_loss", math.nan),  # a step's own tells its batch's bucket
             f"{speed:,.0f}",
             values["mfu"],
             clock(left),

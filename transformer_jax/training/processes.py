@@ -3,6 +3,7 @@
 Everything may be used in a single process too; then it does nothing but the work.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -42,8 +43,12 @@ def initialize(
 
 def leave(code: int) -> NoReturn:
     """Ends this process, failed, at once: JAX's own farewell waits for the others, who wait for this one."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
+    try:
+        sys.stdout.flush()
+    except OSError:  # nobody reads on: what is left is for nobody, Python's last flush too
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if not jax.distributed.is_initialized():
         sys.exit(code)
     try:
