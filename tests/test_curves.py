@@ -24,7 +24,7 @@ from transformer_jax.report.curves import read_curves as read
 ROWS = [
     {"step": 10, "split": "train", "loss": 3.0},
     {"step": 10, "split": "val", "loss": 3.5, "bleu": 1.0, "bleu_signature": "s"},
-    {"step": 20, "split": "train", "loss": 2.0},
+    {"step": 20, "split": "train", "loss": 2.0, "mean_loss": 2.25},
     {"step": 20, "split": "val", "loss": 2.5, "bleu": 4.0, "bleu_signature": "s"},
 ]
 
@@ -37,12 +37,12 @@ def run(tmp_path):
 
 
 def test_curves_are_read_by_split(run):
-    assert read(run, "loss") == {"train": Curve([10, 20], [3.0, 2.0]), "val": Curve([10, 20], [3.5, 2.5])}
+    assert read(run, "loss") == {"train": Curve([10, 20], [3.0, 2.25]), "val": Curve([10, 20], [3.5, 2.5])}
     assert read(run, "bleu") == {"val": Curve([10, 20], [1.0, 4.0])}
 
 
 def test_a_run_without_the_value(run, tmp_path):
-    with pytest.raises(ValueError, match="has no 'blue': choose from bleu, loss"):
+    with pytest.raises(ValueError, match="has no 'blue': choose from bleu, loss, mean_loss"):
         read(run, "blue")
     with pytest.raises(ValueError, match="has no 'bleu_signature'"):
         read(run, "bleu_signature")
@@ -98,7 +98,7 @@ def test_the_script(run, tmp_path):
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "c.svg").exists()
     for arguments, words in {
-        (f"--output={tmp_path}/d.svg", "--values=blue"): "choose from bleu, loss",
+        (f"--output={tmp_path}/d.svg", "--values=blue"): "choose from bleu, loss, mean_loss",
         (f"--output={tmp_path}/none/d.svg",): "there is no folder",
         (f"--output={tmp_path}/d.svg", "--workdirs="): "--workdirs is empty",
         (f"--output={tmp_path}/d.svg", "--values=bleu", "--lengths=3"): "leave one out",

@@ -26,7 +26,7 @@ class LengthScore(NamedTuple):
 
 
 def read_curves(workdir: epath.PathLike, name: str) -> dict[str, Curve]:
-    """split → the curve of `name` there, from a run's metrics.jsonl.
+    """split → the curve of `name` there, or of its mean since the last row, from a run's metrics.jsonl.
 
     Raises ValueError where that is missing, or has no number of this name, naming those that it has.
     """
@@ -36,10 +36,11 @@ def read_curves(workdir: epath.PathLike, name: str) -> dict[str, Curve]:
         raise ValueError(f"{path} is missing or empty: name the folder of a run that has logged something")
     curves: dict[str, Curve] = {}
     for row in rows:
-        if isinstance(row.get(name), int | float):
+        value = row.get(f"mean_{name}", row.get(name))
+        if isinstance(value, int | float):
             curve = curves.setdefault(row["split"], Curve([], []))
             curve.steps.append(row["step"])
-            curve.values.append(row[name])
+            curve.values.append(value)
     if not curves:
         known = sorted({key for row in rows for key, value in row.items() if isinstance(value, int | float)} - {"step"})
         raise ValueError(f"{path} has no {name!r}: choose from {', '.join(known)}")
