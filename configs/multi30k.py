@@ -10,8 +10,8 @@ Data: DIR holds train, val and test_2016_flickr, one file a language, as in data
 https://github.com/multi30k/dataset. Or the captions as they were written, downloaded and read through tfds:
     python scripts/prepare.py --name=multi30k/en-de --directory=DIR      (also multi30k/en-fr, multi30k/de-fr)
     and for training --config.data.source=tfds --config.data.name=multi30k/en-de --config.data.directory=DIR
-Captions as they were written want --config.data.tokenizer=bpe_bytes, which parts words from punctuation (to the
-others "street." is one word); their sacreBLEU is `bleu`.
+Captions as they were written want --config.data.tokenizer=bpe_bytes, which parts words from punctuation
+(`bpe_metaspace` and `wordpiece` learn "street." as one token); their sacreBLEU is `bleu`.
 Score: python scripts/evaluate.py --workdir=runs/multi30k; papers report `bleu_tokenized`.
 `quick`: `small`, pre-LN, 2,800 steps of 2,048 positions.
 Cost: 8,000 steps, 55 million target tokens, two hours on two CPU cores; `quick`: some 22 minutes on one.
