@@ -1,5 +1,8 @@
 """Joins the lines of parallel text in groups of 1, 2, … neighbours of a shuffle, each size over all lines: sentences
-of many lengths, to see what length does to a model."""
+of many lengths, to see what length does to a model.
+
+python scripts/concatenate.py --directory=DIR --output=JOINED --longest=4
+"""
 
 import sys
 

@@ -17,4 +17,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    command_line.run(main)
+    command_line.run(main, distributed=False)

@@ -121,6 +121,10 @@ def test_argument():
     for wrong in ("huge", "size=huge", "colour=red", "quick=1"):
         with pytest.raises(ConfigError, match=r"is unknown: choose from size=tiny\|base, norm=post\|pre, quick"):
             parse_arg(wrong, words, ("quick",))
+    for twice in ("tiny,base", "base,quick,size=tiny"):
+        with pytest.raises(ConfigError, match=rf"'{twice}' has two values of size, '.*' and '.*': keep one"):
+            parse_arg(twice, words, ("quick",))
+    assert parse_arg("size=base,base", words)["size"] == "base"
 
 
 def test_overrides_are_read_as_the_type_they_replace(tiny):

@@ -359,6 +359,7 @@ def test_valid_config_has_no_problems_and_limits_the_output():
     assert list(VALID.problems()) == []
     assert VALID.max_length(7) == 57
     assert dataclasses.replace(VALID, max_ratio=1.5, max_extra=3).max_length(7) == 13
+    assert dataclasses.replace(VALID, max_ratio=1e308).max_length(100) > 10**9
     assert list(dataclasses.replace(VALID, temperature=0.7, top_k=5, top_p=0.9, n_best=9).problems()) == []
     assert list(dataclasses.replace(VALID, n_best=4).problems()) == []
 

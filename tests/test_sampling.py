@@ -20,6 +20,7 @@ SETTINGS = [
     {"temperature": 1.3, "top_k": 5, "top_p": 0.8},
     {"temperature": 0.7, "top_k": 99, "top_p": 0.99},
     {"temperature": 0.7, "top_k": 3, "top_p": 1e-6},
+    {"temperature": 1.0, "top_k": 0, "top_p": 1e-46},
 ]
 PLAIN = SETTINGS[0]
 
@@ -119,6 +120,17 @@ def test_scores_are_the_models_own():
             np.testing.assert_allclose(total, expected, rtol=2e-5)
     np.testing.assert_array_equal(found.scores, found.log_probabilities)
     assert (np.diff(found.scores, axis=1) <= 0).all()
+
+
+def test_ids_that_the_tokenizer_lacks_are_never_drawn():
+    tables = random_logits(5, 40, 7, 7)
+    tables[:, :, 5:] += 20
+    settings = {"num_samples": 5, "temperature": 1.5}
+    found = draw(markov(tables), vocab_size=5, **settings)
+    assert (draw(markov(tables), **settings).tokens >= 5).any()
+    assert (found.tokens < 5).all()
+    assert (found.tokens >= 0).all()
+    assert (found.scores < -10).all(), "the probabilities must stay those of the model"
 
 
 def test_only_padding_after_the_end():

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, on_devices, write_corpus
 
+from transformer_jax import command_line
+
 
 def script(name: str, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess:
     command = [sys.executable, str(ROOT / "scripts" / f"{name}.py"), *arguments]
@@ -220,6 +222,14 @@ def test_wrong_workdir(recipe, trained, tmp_path):
     )
     fails(script("predict", f"--workdir={trained}", stdin=b"ek\n\xff\n"), "stdin:2 is not UTF-8")
     assert {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()} == before
+
+
+def test_an_output_that_may_not_be_written_is_refused_before_the_work(tmp_path, monkeypatch):
+    """In this process: root, who may write anywhere, runs some tests."""
+    command_line.check_output(str(tmp_path / "out"))
+    monkeypatch.setattr(command_line.os, "access", lambda path, mode: False)
+    with pytest.raises(ValueError, match=r"--output=.*out: you may not write there; name a file elsewhere"):
+        command_line.check_output(str(tmp_path / "out"))
 
 
 def test_truncated_checkpoint(recipe, tmp_path):

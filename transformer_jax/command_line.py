@@ -124,12 +124,15 @@ def expand_home() -> None:
 
 
 def check_output(path: str) -> None:
-    """Raises ValueError where a file of this name has no folder to lie in, or is one: before long work, not after."""
+    """Raises ValueError where a file of this name has no folder to lie in, is one, or may not be written: before long
+    work, not after."""
     file = epath.Path(path)
     if "://" not in path and not file.parent.is_dir():  # storage has no folders
         raise ValueError(f"--output={path}: there is no folder {file.parent}; make it or name another")
     if "://" not in path and file.is_dir():
         raise ValueError(f"--output={path}: that is a folder; name a file in it")
+    if "://" not in path and not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise ValueError(f"--output={path}: you may not write there; name a file elsewhere")
 
 
 def split_overrides() -> tuple[list[str], list[str]]:

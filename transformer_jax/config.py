@@ -92,22 +92,26 @@ def parse_arg(arg: str | None, words: Mapping[str, tuple[str, ...]], flags: tupl
     """A recipe's `:ARG`, comma-separated: `key=value` or a bare word.
 
     `words` maps a key to the values it may have, its default first; `flags` are words that switch something on.
-    Returns every key and flag. Raises ConfigError for anything else.
+    Returns every key and flag. Raises ConfigError for anything else, and for two values of one key.
     """
     found: dict[str, Any] = {key: values[0] for key, values in words.items()} | dict.fromkeys(flags, False)
     owner = {value: key for key, values in words.items() for value in values}
+    given: dict[str, Any] = {}
     for part in filter(None, (arg or "").split(",")):
         key, equals, value = part.partition("=")
         if not equals and part in flags:
-            found[part] = True
-        elif not equals and part in owner:
-            found[owner[part]] = part
-        elif equals and value in words.get(key, ()):
-            found[key] = value
-        else:
+            given[part] = True
+            continue
+        if not equals and part in owner:
+            key, value = owner[part], part
+        elif not equals or value not in words.get(key, ()):
             choices = [f"{key}={'|'.join(values)}" for key, values in words.items()]
             raise ConfigError(f"config argument {part!r} is unknown: choose from {', '.join([*choices, *flags])}")
-    return found
+        if given.setdefault(key, value) != value:
+            raise ConfigError(
+                f"config argument {arg!r} has two values of {key}, {given[key]!r} and {value!r}: keep one"
+            )
+    return found | given
 
 
 def parse(config: ConfigDict | Mapping[str, Any]) -> Config:
@@ -267,10 +271,13 @@ def _unwritable(workdir: epath.PathLike, error: OSError) -> ConfigError:
 
 
 def check_model(workdir: epath.PathLike, config: ConfigDict) -> None:
-    """Raises ConfigError, naming the keys, where `config` makes another model of the parameters in `workdir`."""
+    """Raises ConfigError, naming the keys, where `config` makes another model of the parameters in `workdir`. Dropout
+    is for training alone."""
     differing = _differing(read_workdir(workdir).to_dict(), config.to_dict())
     refused = [
-        line for key, line in differing.items() if key.startswith(("task", "model.")) and key not in SAME_FUNCTION
+        line
+        for key, line in differing.items()
+        if key.startswith(("task", "model.")) and key not in SAME_FUNCTION and not key.endswith("dropout_rate")
     ]
     if refused:
         raise ConfigError("\n  ".join([f"{workdir} holds parameters of another model: leave out", *refused]))

@@ -46,7 +46,7 @@ class DecodingConfig:
     n_best: int = 1  # outputs a line
 
     def max_length(self, source_length: int) -> int:
-        return int(source_length * self.max_ratio) + self.max_extra
+        return int(min(source_length * self.max_ratio, 2**31)) + self.max_extra
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yields (field name, "rule; remedy") for every value that cannot be used."""
@@ -196,6 +196,8 @@ def _nucleus(probabilities: jax.Array, p: float) -> jax.Array:
     """
     bits = jax.lax.bitcast_convert_type(probabilities, jnp.int32)  # in the order of the numbers, as none is negative
 
+    p = max(p, 1e-30)  # in float32 less would be nothing, which the empty set has
+
     def mass(kept):
         return jnp.where(kept, probabilities, 0.0).sum(axis=-1, keepdims=True)
 
@@ -252,12 +254,15 @@ def sample(
     bos_id: int,
     eos_id: int,
     pad_id: int,
+    vocab_size: int | None = None,
 ) -> Hypotheses:
     """K = `num_samples` independent draws for each row, ordered by score: the log-probability under the model itself,
     before what `truncate` does to it. The same output may be drawn twice.
 
     `cache` has B rows and is repeated K times here. `row_ids` (B,) integers say which row is which: its draws
-    depend on `key` and on its own id alone, not on the batch or on its place there. ValueError from `truncate`.
+    depend on `key` and on its own id alone, not on the batch or on its place there. Ids from `vocab_size` on, to which
+    label smoothing gives their share, are never drawn; what has a probability below some 1e-7 hardly ever is, as
+    Gumbel noise in float32 ends there. ValueError from `truncate`.
     """
     B, K, T = batch_size, num_samples, max_length
     forbidden = jnp.array(sorted({pad_id, bos_id} - {eos_id}), jnp.int32)
@@ -265,9 +270,10 @@ def sample(
     keys = jax.vmap(fold, in_axes=(0, None))(fold(key, row_ids), jnp.arange(K)).reshape(B * K)
 
     def choose(logits, position):
-        likely, tokens = truncate(
-            logits.at[:, forbidden].set(-jnp.inf), temperature=temperature, top_k=top_k, top_p=top_p
-        )
+        allowed = logits.at[:, forbidden].set(-jnp.inf)
+        if vocab_size is not None:
+            allowed = allowed.at[:, vocab_size:].set(-jnp.inf)
+        likely, tokens = truncate(allowed, temperature=temperature, top_k=top_k, top_p=top_p)
         draw = jax.vmap(lambda key, x: jax.random.categorical(jax.random.fold_in(key, position), x))(keys, likely)
         token = jnp.take_along_axis(tokens, draw[:, None], axis=-1)
         log_probability = jnp.take_along_axis(logits, token, axis=-1)[:, 0] - jax.nn.logsumexp(logits, axis=-1)

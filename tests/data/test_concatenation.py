@@ -34,6 +34,16 @@ def test_languages_stay_together(text, tmp_path):
     assert [line.replace("de", "en") for line in de] == en
     assert de[-1].count("ä") == 3
     assert sorted(de[:11]) == sorted((text / "train.de").read_text().splitlines())
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["train.de", "train.en"]
+
+
+def test_what_the_output_is_a_link_to_stays(text, tmp_path):
+    before = (text / "train.de").read_text()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "train.de").symlink_to(text / "train.de")
+    concatenate(text, tmp_path / "out", ["train"], ["de", "en"], 2)
+    assert (text / "train.de").read_text() == before
+    assert len((tmp_path / "out" / "train.de").read_text().splitlines()) == 11 + 5
 
 
 def test_what_cannot_be_joined(text, tmp_path, monkeypatch):

@@ -169,10 +169,19 @@ def test_what_lies_in_downloads_manual_is_taken(stand_ins, no_network, tmp_path)
     manual = tmp_path / "data" / "downloads" / "manual"
     manual.mkdir(parents=True)
     (stand_ins / "qi18naacl-dataset.tar.gz").rename(manual / "qi18naacl-dataset.tar.gz")
-    with pytest.raises(DataError, match="cannot be reached"):  # its sha256 is unknown, and so its name
+    with pytest.raises(DataError, match="cannot be reached") as error:  # its sha256 is unknown, and so its name
         prepare("ted_hrlr_translate/pt_to_en", tmp_path / "data")
+    assert "manual_dir" not in str(error.value)
     (stand_ins / "qi18naacl-dataset.tar.gz").write_bytes((manual / "qi18naacl-dataset.tar.gz").read_bytes())
     prepare("ted_hrlr_translate/pt_to_en", tmp_path / "data")
+
+
+def test_what_is_there_but_not_whole_is_not_called_ready(stand_ins, no_network, tmp_path):
+    ted_archive(stand_ins)
+    path = Path(prepare("ted_hrlr_translate/pt_to_en", tmp_path / "data", stand_ins))
+    (path / "dataset_info.json").unlink()
+    with pytest.raises(DataError, match=rf"{path} is there, but not whole. Remove it"):
+        prepare("ted_hrlr_translate/pt_to_en", tmp_path / "data", stand_ins)
 
 
 def test_a_file_with_another_sha256_is_refused(no_network, tmp_path):

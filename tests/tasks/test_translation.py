@@ -101,20 +101,22 @@ def test_loss_sees_no_padding(task, params):
 
 
 def test_loss_does_not_leak_its_label(task, params):
-    """The prediction of token t must not see token t: its logits do not move when the last token does."""
+    """The prediction of token t must not see token t: logits up to it do not move when it does, those behind it do."""
     _, arrays = next(every_batch(task.batches("val", seed=None)))
     row = int((arrays["target"] != PAD_ID).sum(axis=1).argmax())
     pair = {name: jnp.asarray(a[row : row + 1]) for name, a in arrays.items()}
-    last = int((pair["target"] != PAD_ID).sum()) - 1
-    changed = {**pair, "target": pair["target"].at[0, last].set(7)}
+    t = int((pair["target"] != PAD_ID).sum()) // 2
+    other = jnp.where(pair["target"][0, t] == 7, 8, 7)
+    changed = {**pair, "target": pair["target"].at[0, t].set(other)}
 
     def predicted(batch):
         hidden, project = task.model.apply(
             {"params": params}, batch["source"], shift_right(batch["target"], BOS_ID), method="hidden"
         )
-        return project(hidden, task.config.model.target_vocab_size)[0, : last + 1]
+        return np.asarray(project(hidden, task.config.model.target_vocab_size))[0]
 
-    np.testing.assert_array_equal(predicted(pair), predicted(changed))
+    np.testing.assert_array_equal(predicted(pair)[: t + 1], predicted(changed)[: t + 1])
+    assert not np.array_equal(predicted(pair)[t + 1], predicted(changed)[t + 1])
     assert task.measure(params, pair)["loss"] != task.measure(params, changed)["loss"]
 
 

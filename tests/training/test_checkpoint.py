@@ -171,9 +171,13 @@ def test_a_file_that_cannot_be_read_is_damage(damageable, opened, monkeypatch, c
     def fail(path):
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(checkpoint, "_sha256", fail)
-    assert opened().verified() == []
-    assert "cannot be read" in caplog.text
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_sha256", fail)
+        assert opened().verified() == []
+        assert "cannot be read" in caplog.text
+        with pytest.raises(CheckpointError, match=r"20: it cannot be read \(.*may be whole: see to the disk"):
+            opened().newest()
+    assert opened().newest() == 20
 
 
 def test_restoring_a_missing_step_names_those_there_are(two_steps, opened):

@@ -47,6 +47,9 @@ def concatenate(
         counts[split] = len(groups)
         for language in languages:
             column = text.column(language)
-            joined = "".join(" ".join(column[i] for i in group) + "\n" for group in groups)
-            (target / f"{split}.{language}").write_text(joined)
+            path = target / f"{split}.{language}"
+            unfinished = target / f"{path.name}.tmp"  # what is there may be a link to the text, or open in a training
+            with unfinished.open("w") as file:
+                file.writelines(" ".join(column[i] for i in group) + "\n" for group in groups)
+            unfinished.replace(path)
     return counts

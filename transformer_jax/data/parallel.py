@@ -33,7 +33,7 @@ class TranslationData:
     source_language: str = "en"
     target_language: str = "de"
     tokenizer: str = "bpe_bytes"
-    tokenizer_lines: int = 500_000  # it learns from, evenly spread over the training split; 0: from all
+    tokenizer_lines: int = 500_000  # it learns from, evenly spread over the training split; 0: from all, held in memory
     joint_tokenizer: bool = True  # one vocabulary for both languages
     lowercase: bool = False
     min_count: int = 1  # of words and characters that enter a vocabulary, and of pairs that BPE and WordPiece merge

@@ -16,6 +16,7 @@ import tensorflow_datasets as tfds
 from etils import epath
 from tensorflow_datasets.core.download import download_manager, extractor, util
 
+from transformer_jax.data import multi30k
 from transformer_jax.data.sources import DataError, tfds_builder
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,8 @@ def prepare(name: str, directory: epath.PathLike, manual_dir: epath.PathLike | N
     ready already stays as it is.
 
     Raises:
-        DataError: no such data set or folder; a file that can't be had or is broken.
+        DataError: no such data set or folder; a file that can't be had or is broken; a folder of the data set that is
+            there, but not whole.
     """
     directory = epath.Path(directory).expanduser()
     builder = tfds_builder(name, directory)
@@ -56,6 +58,10 @@ def prepare(name: str, directory: epath.PathLike, manual_dir: epath.PathLike | N
             raise DataError(f"{error}\nRemove the file and fetch it again.") from error
         except (OSError, AssertionError, UnicodeError, EOFError, extractor.ExtractError, util.DownloadError) as error:
             raise DataError(f"Cannot prepare {name} in {directory}: {error}") from error
+        if not builder.is_prepared():  # tfds leaves what it finds there alone
+            raise DataError(
+                f"Cannot prepare {name}: {builder.data_path} is there, but not whole. Remove it and prepare it again."
+            )
     counts = ", ".join(f"{split} {info.num_examples:,}" for split, info in builder.info.splits.items())
     log.info("%s in %s: %s", name, builder.data_path, counts)
     return builder.data_path
@@ -72,9 +78,9 @@ def _download_if_reachable(self: tfds.download.DownloadManager, resource: Any) -
             requests.head(url, timeout=PATIENCE, allow_redirects=True).close()
         except requests.RequestException as error:
             known = self._url_infos.get(url)
-            file = (known and known.filename) or url.rpartition("/")[2]
-            raise DataError(
-                f"{url} cannot be reached ({type(error).__name__}). Prepare the data on a machine with a network and "
-                f"copy them here; or fetch {file} there, put it into a folder here and add --manual_dir=FOLDER."
-            ) from error
+            remedy = "Prepare the data on a machine with a network and copy them here"
+            if known or url.startswith(multi30k.URL):  # tfds takes what lies in a folder by the name that it knows
+                file = (known and known.filename) or url.rpartition("/")[2]
+                remedy += f"; or fetch {file} there, put it into a folder here and add --manual_dir=FOLDER"
+            raise DataError(f"{url} cannot be reached ({type(error).__name__}). {remedy}.") from error
     return _tfds_download(self, resource)

@@ -237,15 +237,16 @@ def tfds_builder(name: str, directory: epath.PathLike) -> Any:
     """The tfds builder of `name` in `directory`, as array_record, prepared or not.
 
     Raises:
-        DataError: no such data set, or `directory` holds it in another format.
+        DataError: no such data set, or `directory` holds it in another format, or broken.
     """
     import tensorflow_datasets as tfds
+    from google.protobuf import json_format
 
     try:
         if module := _MODULES.get(name.partition("/")[0]):
             importlib.import_module(module)
         return tfds.builder(name, data_dir=epath.Path(directory).expanduser(), file_format="array_record")
-    except ValueError as error:
+    except (ValueError, json_format.ParseError) as error:  # the latter: dataset_info.json is cut off
         reason = str(error).splitlines()[0]
         raise DataError(
             f"tfds cannot open {name!r} in {directory} as array_record: {reason} "
@@ -292,7 +293,12 @@ def _copied(records: Any, languages: Sequence[str], name: str) -> dict[str, Line
     with contextlib.ExitStack() as stack:
         files = {language: stack.enter_context(tempfile.TemporaryFile()) for language in languages}
         for start in range(0, len(records), 10_000):
-            rows = _rows(records, range(start, min(start + 10_000, len(records))))
+            try:
+                rows = _rows(records, range(start, min(start + 10_000, len(records))))
+            except (OSError, RuntimeError) as error:  # array_record raises the latter
+                raise DataError(
+                    f"tfds {name} cannot be read: {error} Copy its files anew, or prepare it anew."
+                ) from error
             for language, file in files.items():
                 texts = [_utf8(row[language], f"{name} {i} {language}") for i, row in enumerate(rows, start)]
                 file.writelines(texts)

@@ -181,6 +181,7 @@ class Translation:
                 top_k=options.top_k,
                 top_p=options.top_p,
                 num_samples=copies,
+                vocab_size=self.text.tokenizers[1].size,
                 **common,
             )
         elif copies == 1:

@@ -40,6 +40,7 @@ logging.getLogger("absl").addFilter(lambda r: r.levelno >= logging.WARNING or "o
 
 _MANIFEST = "manifest.json"
 _META = "meta.json"
+_UNREADABLE = "it cannot be read"  # how `_damage` begins where that may pass
 _STEP_FOLDER = re.compile(r"(0|[1-9]\d*)(\.orbax-checkpoint-tmp.*)?")
 _LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte")
 
@@ -124,7 +125,7 @@ class Checkpoints:
         except jax.errors.JaxRuntimeError:  # a process has died: that is not the disk's fault, and a restart mends it
             raise
         except Exception as error:  # Orbax raises bare Exception, ValueError, OSError, …
-            newest = self.newest()
+            newest = max(self.verified(), default=None)
             rest = "no step was saved before" if newest is None else f"the newest good step is {newest}"
             raise CheckpointError(
                 f"step {step} was not saved in {self.directory} ({rest}): {error}\n"
@@ -142,7 +143,21 @@ class Checkpoints:
         return sorted(self._verified(self._steps() if steps is None else steps))
 
     def newest(self) -> int | None:
-        return next(self._verified(reversed(self._steps())), None)
+        """The newest verified step; says which newer ones are damaged, and why.
+
+        Raises CheckpointError where a newer one cannot be read: that may be the disk's passing fault, and a training
+        that went on from an older step would remove it.
+        """
+        for step in reversed(self._steps()):
+            damage = _damage(self._folder(step))
+            if damage is not None and damage.startswith(_UNREADABLE):
+                raise CheckpointError(
+                    f"{self._folder(step)}: {damage}. It may be whole: see to the disk and start again, or remove that "
+                    "folder to take an older step."
+                )
+            if self._good(step, damage):
+                return step
+        return None
 
     def regular(self, steps: Sequence[int]) -> list[int]:
         """`steps`, ascending, without those `passing`, unless it is the last."""
@@ -249,12 +264,12 @@ class Checkpoints:
         return json.loads((self._folder(step) / "meta" / _META).read_text())
 
     def _verified(self, steps: Iterable[int]) -> Iterator[int]:
-        for step in steps:
-            damage = _damage(self._folder(step))
-            if damage is None:
-                yield step
-            else:
-                log.warning("passing over checkpoint %s: %s", self._folder(step), damage)
+        return (step for step in steps if self._good(step, _damage(self._folder(step))))
+
+    def _good(self, step: int, damage: str | None) -> bool:
+        if damage is not None:
+            log.warning("passing over checkpoint %s: %s", self._folder(step), damage)
+        return damage is None
 
     def _best_first(self, steps: Sequence[int]) -> list[int]:
         """Those of `steps` that have a score which is a number, best first, the newer of equals first."""
@@ -360,5 +375,5 @@ def _damage(folder: epath.Path) -> str | None:
     except (ValueError, KeyError) as error:
         return f"{_MANIFEST} is damaged ({error})"
     except OSError as error:
-        return f"it cannot be read ({error})"
+        return f"{_UNREADABLE} ({error})"
     return None

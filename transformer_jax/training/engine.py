@@ -62,11 +62,12 @@ def init_state(
 
 
 def moving_average(average: Params, params: Params, n: jax.Array, decay: float) -> Params:
-    """The average after update n = 1, 2, …: d · average + (1 - d) · params, d = min(decay, (1 + n) / (10 + n)).
+    """The average after step n = 1, 2, …: d · average + (1 - d) · params, d = min(decay, (1 + n) / (10 + n)).
 
     Averaging of iterates (Polyak and Juditsky 1992) with weights that fall off exponentially. The warm-up of d is that
     of TensorFlow's ExponentialMovingAverage: the initial parameters, where it starts, are soon forgotten, and the
-    average is one at every step, with nothing to correct. In float32, as parameters are.
+    average is one at every step, with nothing to correct. Steps that are skipped count in n. In float32, as parameters
+    are.
     """
     d = jnp.minimum(decay, (1.0 + n) / (10.0 + n))
     return jax.tree.map(lambda a, p: d * a + (1 - d) * p, average, params)
