@@ -5,6 +5,7 @@ from ml_collections import ConfigDict
 
 from transformer_jax.config import (
     ConfigError,
+    check_model,
     claim_workdir,
     defaults,
     override,
@@ -159,6 +160,18 @@ def test_workdir_holds_one_experiment(tiny, tmp_path, caplog):
         claim_workdir(workdir, other)
     for line in ("config.model.d_model: 16 there, 32 now", "config.optimizer.b1", "config.training.seed: 0 there"):
         assert line in str(error.value)
+
+
+def test_a_run_is_scored_with_its_own_model_however_computed(tiny, tmp_path):
+    claim_workdir(tmp_path, tiny)
+    same, other = ConfigDict(tiny.to_dict()), ConfigDict(tiny.to_dict())
+    same.model.dtype, same.model.attention_implementation = "bfloat16", "xla"
+    same.model.dropout_rate, same.model.attention_dropout_rate = 0.45, 0.35
+    same.training.label_smoothing = 0.3
+    check_model(tmp_path, same)
+    other.model.norm = "pre"
+    with pytest.raises(ConfigError, match=r"parameters of another model: leave out\n  config.model.norm: 'post' there"):
+        check_model(tmp_path, other)
 
 
 def test_keys_younger_than_the_workdir_are_at_their_defaults(tiny, tmp_path):
