@@ -124,8 +124,8 @@ def test_forward_flops(changes):
 
 @pytest.mark.parametrize("changes", VARIANTS, ids=lambda changes: "-".join(map(str, changes.values())) or "gru")
 def test_gradients(changes):
-    """They are finite and reach every parameter; what padding holds, in the source and behind the target, does not
-    change them."""
+    """They reach every parameter and are the slopes of the equations, word by word in float64; what padding holds, in
+    the source and behind the target, does not change them."""
     model, variables = make(**changes)
 
     @jax.jit
@@ -141,6 +141,21 @@ def test_gradients(changes):
     other = gradient(variables, np.where(VALID, SOURCE, 11), np.where(TARGET == 0, 11, TARGET))
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(other), strict=True):
         assert oracle.relative(b, a) < 1e-5
+
+    def total(params):
+        read = oracle.Recurrent(model.config, params)
+        return sum((read(SOURCE[i, :s], TARGET[i, :t])[0][:, :V] ** 2).sum() for i, s, t in ((0, 5, 4), (1, 3, 3)))
+
+    for path, g in jax.tree.leaves_with_path(oracle.float64(found["params"])):
+        length = np.linalg.norm(g)
+
+        def moved(by, path=path, direction=g / length):
+            return jax.tree.map_with_path(
+                lambda at, p: np.float64(p) + (by * direction if at == path else 0), variables["params"]
+            )
+
+        slope = (total(moved(1e-5)) - total(moved(-1e-5))) / 2e-5
+        assert abs(slope - length) < 1e-5 * length, jax.tree_util.keystr(path)
 
 
 @pytest.mark.parametrize("attention", ["none", "additive", "general", "multi_head"])
