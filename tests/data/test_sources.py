@@ -216,17 +216,14 @@ def test_another_format_is_refused(dates, tmp_path):
         tfds_source("dates", tmp_path, "test", ["iso"])
 
 
-@pytest.mark.parametrize("cut", [0, 1000])
-def test_a_copy_that_is_not_whole(cut, dates, tmp_path):
+def test_a_copy_that_is_not_whole(dates, tmp_path):
     shutil.copytree(dates[0], tmp_path, dirs_exist_ok=True)
     (shard,) = (tmp_path / "dates" / "1.0.0").glob("*test.array_record*")
-    content = shard.read_bytes()
-    shard.write_bytes(content[:cut])
-    with pytest.raises(DataError, match=r"tfds dates test cannot be read: .* Copy its files anew, or prepare it anew"):
-        tfds_source("dates", tmp_path, "test", ["iso"])
-    shard.unlink()
-    with pytest.raises(DataError, match=r"tfds dates test cannot be read: .* Copy its files anew, or prepare it anew"):
-        tfds_source("dates", tmp_path, "test", ["iso"])
+    cut_off = shard.read_bytes()[:1000]
+    for damage in (lambda: shard.write_bytes(cut_off), lambda: shard.write_bytes(b""), shard.unlink):
+        damage()
+        with pytest.raises(DataError, match=r"tfds dates test cannot be read: .* Copy its files anew, or prepare it"):
+            tfds_source("dates", tmp_path, "test", ["iso"])
     info = tmp_path / "dates" / "1.0.0" / "dataset_info.json"
     info.write_text(info.read_text()[:200])
     with pytest.raises(DataError, match=r"tfds cannot open 'dates' in .*"):

@@ -48,8 +48,8 @@ def concatenate(
         for language in languages:
             column = text.column(language)
             path = target / f"{split}.{language}"
-            unfinished = target / f"{path.name}.tmp"  # what is there may be a link to the text, or open in a training
-            with unfinished.open("w") as file:
+            temporary = path.with_name(path.name + ".tmp")  # `path` may be a link to the text, or open in a training
+            with temporary.open("w") as file:
                 file.writelines(" ".join(column[i] for i in group) + "\n" for group in groups)
-            unfinished.replace(path)
+            temporary.replace(path)
     return counts
