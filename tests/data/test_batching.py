@@ -197,7 +197,9 @@ def test_the_search_for_buckets_is_bounded_where_lengths_are_not():
     assert len(plan.shapes) == 3
     assert plan.shapes[-1][1] == lengths.max() == 199_999
     np.testing.assert_array_equal(np.sort(examples(epoch(plan))), np.arange(len(lengths)))
-    assert all((lengths[i[i >= 0]] <= shape).all() and len(i) * shape[0] <= 199_999 for _, i, shape in epoch(plan)[-99:])
+    assert all(
+        (lengths[i[i >= 0]] <= shape).all() and len(i) * shape[0] <= 199_999 for _, i, shape in epoch(plan)[-99:]
+    )
 
 
 def windows(plan, number=0):

@@ -1,8 +1,9 @@
 """Text to ids and back, with Hugging Face `tokenizers`. A tokenizer is stored as one canonical JSON file.
 
-Any tokenizer of that library can be loaded; its padding, begin, end and unknown ids are attributes, None where it has no
-such id. In the tokenizers trained here they are 0, 1, 2 and 3, and text never becomes one of the first three: a line that
-spells "</s>" is encoded as its characters (`words`: as unknown). The kinds, and what decode(encode(text)) gives back:
+Any tokenizer of that library can be loaded. Its padding, begin, end and unknown ids are attributes, None where it has
+no such id. In the tokenizers trained here they are 0, 1, 2 and 3, and text never becomes one of the first three: a line
+that spells "</s>" is encoded as its characters (`words`: as unknown). The kinds, and what decode(encode(text)) gives
+back:
 
 - `bpe_bytes`: BPE over bytes as in GPT-2, never unknown. Gives back the text, always. No space is put before a line, so
   decode(a + b) == decode(a) + decode(b) where both are whole characters.
@@ -151,7 +152,7 @@ class Tokenizer:
         return [encoding.ids for encoding in encodings]
 
     def locate(self, lines: Sequence[str]) -> tuple[Ragged, Ragged]:
-        """Return the ids of each line as `encode_batch` does, and the place in the line at which each of them begins."""
+        """Return the ids of each line as `encode_batch` does, and where in the line each of them begins."""
         encodings = self._tokenizer.encode_batch(lines, add_special_tokens=False)
         places = ([start for start, _ in encoding.offsets] for encoding in encodings)
         return Ragged.of((encoding.ids for encoding in encodings), _dtype(self)), Ragged.of(places)
@@ -282,7 +283,7 @@ class _Words:
         return numbers
 
     def _pieces(self, words: Sequence[str]) -> Ragged:
-        """Return the ids of each word. Many are encoded in one line, which takes half as long, and told apart by place."""
+        """Return the ids of each word: many are encoded in one line, which takes half as long, then told apart."""
         gap = "" if self._spaced else " "
         first = [i for i, word in enumerate(words) if i % 100 == 0 or (self._spaced and word[0] != " ")]
         lines = [gap.join(words[start:end]) for start, end in itertools.pairwise([*first, len(words)])]
