@@ -9,7 +9,7 @@ Score: python scripts/evaluate.py --workdir=runs/trec
 Cost: COST
 Expected: EXPECTED accuracy on the 500 test questions. A convolutional network without pre-trained vectors has 91.2
 (Kim 2014, CNN-rand); always guessing the most frequent class has 27.6.
-Differs: small, over lower-cased words, without pre-training; the first token is the tokenizer's <s>, in the place of [CLS].
+Differs: small, over lower-cased words, without pre-training; <s> and </s> stand in the place of [CLS] and [SEP].
 """
 
 from ml_collections import ConfigDict

@@ -6,6 +6,7 @@
 With --lengths each run predicts the split, and a table is printed too. `--config.a.b=v` changes the config of all runs.
 """
 
+import functools
 import sys
 
 from absl import flags
@@ -54,9 +55,8 @@ def by_length(edges: list[int], metric: str) -> dict[str, list[curves.LengthScor
         task = predictor.task
         batches = task.batches(SPLIT.value or config.data.test_split, None)
         predictions = predictor.predict(batches.records, scored=True)
-        scores[run] = curves.score_by_length(
-            batches.records, predictions, batches.references, edges, metric, lambda *found: task.score({}, *found)
-        )
+        score = functools.partial(task.score, {})
+        scores[run] = curves.score_by_length(batches.records, predictions, batches.references, edges, metric, score)
         for part in scores[run]:
             print(f"{run}\t{part.shortest}-{part.longest}\t{part.count}\t{part.score:.4g}")
     return scores

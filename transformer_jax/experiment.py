@@ -35,8 +35,6 @@ def run(
     task = make_task(parse(config), workdir)
     processes.agree("config", config.to_dict)
     processes.first(lambda: workdirs.claim(workdir, config))
-    state = train(
-        task, workdir, trace=trace, listeners=listeners, ready=lambda: workdirs.store(workdir, config)
-    )
+    state = train(task, workdir, trace=trace, listeners=listeners, ready=lambda: workdirs.store(workdir, config))
     checkpoints = Checkpoints(epath.Path(workdir) / "checkpoints", task.config.checkpoint)
     return Run(task, state, checkpoints.scores(int(state.step)))

@@ -53,8 +53,11 @@ def verify(recipe: ConfigDict) -> Iterator[Row]:
     recipe.update_from_flattened_dict(off)
     plain = _Run(recipe)
     losses = plain.losses()
-    variants = {f"{key} = {other} as {field.default}": {key: other} for key, field in ways.items() for other in
-                field.metadata["how"]}
+    variants = {
+        f"{key} = {other} as {field.default}": {key: other}
+        for key, field in ways.items()
+        for other in field.metadata["how"]
+    }
     for name, changes in {**variants, "microbatches = the whole batch": {"training.microbatches": 2}}.items():
         try:
             run = _Run(recipe, changes)
@@ -145,6 +148,8 @@ def _rows(run: _Run) -> float:
         means = step(params, place(arrays, engine.mesh, run.rows))
         return np.array([float(x) for _, mean in sorted(means.items()) for x in (mean.sum, mean.weight)])
 
-    alone = [sums({name: np.repeat(x[i : i + 1], run.rows, axis=0) for name, x in batch.items()}) for i in range(run.rows)]
+    alone = [
+        sums({name: np.repeat(x[i : i + 1], run.rows, axis=0) for name, x in batch.items()}) for i in range(run.rows)
+    ]
     total = np.sum(alone, axis=0) / run.rows
     return float(np.max(np.abs(total - (whole := sums(batch))) / np.maximum(np.abs(whole), 1e-9)))

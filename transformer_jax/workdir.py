@@ -106,8 +106,8 @@ def read(workdir: epath.PathLike) -> ConfigDict:
             raise ValueError("config.json names no task, or no model")
         if stored["task"] not in TASKS:
             raise ValueError(
-                f"config.json has task = {stored['task']!r}, and the tasks are {', '.join(TASKS)}. A run of 'translation' "
-                "was made by transformer_jax 0.1, whose config keys and checkpoints differ: use it with version 0.1"
+                f"config.json has task = {stored['task']!r}, but the tasks are {', '.join(TASKS)}. Version 0.1 had "
+                "'translation', with other config keys: use its runs with that version"
             )
         config = defaults(stored["task"], stored.get("model", {}).get("architecture")).to_dict()
         for name, value in stored.items():

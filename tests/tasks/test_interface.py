@@ -54,7 +54,9 @@ def test_parameters_name_their_axes(task):
 
 def test_a_dummy_batch_is_like_a_real_one(task):
     real, dummy = batch_of(task, "train"), task.dummy_batch(7, 11, seed=3)
-    assert {name: (x.dtype, x.ndim) for name, x in dummy.items()} == {name: (x.dtype, x.ndim) for name, x in real.items()}
+    assert {name: (x.dtype, x.ndim) for name, x in dummy.items()} == {
+        name: (x.dtype, x.ndim) for name, x in real.items()
+    }
     assert {len(x) for x in dummy.values()} == {7}
     assert all((x == 11).all() for name, x in task.dummy_batch(5, 11).items() if name.endswith("length"))
     assert task.work(task.dummy_batch(4, 11)).tokens == 2 * task.work(task.dummy_batch(2, 11)).tokens > 0
@@ -75,8 +77,10 @@ def test_the_terms_of_the_loss_are_means(task, params):
     assert not any(jnp.any(x) for x in jax.tree.leaves(weights(params)))
 
     def without(batch):
-        return {n: np.zeros_like(x) if n.endswith("length") else np.full_like(x, -1) if n == "index" else x
-                for n, x in batch.items()}
+        return {
+            n: np.zeros_like(x) if n.endswith("length") else np.full_like(x, -1) if n == "index" else x
+            for n, x in batch.items()
+        }
 
     filled = {name: np.concatenate([x, without(batch)[name]]) for name, x in batch.items()}
     # Dropout would draw other bits for another shape: evaluation has none.

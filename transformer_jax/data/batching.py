@@ -313,13 +313,18 @@ def lengths_of(rows: Ragged, indices: np.ndarray) -> np.ndarray:
     return lengths
 
 
-def padded_arrays(streams: Mapping[str, Ragged], batch: Batch) -> Arrays:
-    """Return a batch's arrays: for stream i, called `name`, the tokens {name: (B, batch.shape[i])} and
-    {name}_length (B,); and the examples "index" (B,), -1 in filler rows. All are int32."""
+def padded_arrays(streams: Mapping[str, Ragged], others: Mapping[str, np.ndarray], batch: Batch) -> Arrays:
+    """Return a batch's arrays, all int32, with the rows first.
+
+    For stream i, called `name`: tokens {name: (B, batch.shape[i])} and {name}_length (B,). For each of `others`, which
+    has a value for every example: these values, 0 in filler rows. And "index" (B,), the examples, -1 in filler rows.
+    """
     arrays: Arrays = {}
     for (name, rows), length in zip(streams.items(), batch.shape, strict=True):
         arrays[name] = pad(rows, batch.indices, length)
         arrays[f"{name}_length"] = lengths_of(rows, batch.indices)
+    for name, values in others.items():
+        arrays[name] = np.where(batch.indices >= 0, values[batch.indices], 0).astype(np.int32)
     return arrays | {"index": batch.indices.astype(np.int32)}
 
 

@@ -13,7 +13,7 @@ from etils import epath
 
 from transformer_jax import fields
 from transformer_jax.data import sources
-from transformer_jax.data.batching import Batches, BatchPlan, ladder_lengths, padded_arrays
+from transformer_jax.data.batching import Batch, Batches, BatchPlan, WindowPlan, ladder_lengths, padded_arrays
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.data.tokenizers import KINDS, Tokenizer, TokenizerError, train_tokenizer
 
@@ -88,6 +88,17 @@ class ParallelData(TextData):
             yield "max_ratio", "must be at least 1, or 0 for no limit"
 
 
+class SpecialIds(NamedTuple):
+    """Ids that begin, end and pad a sequence. A vocabulary without a beginning begins with its end (GPT-2)."""
+
+    begin: int
+    end: int
+    pad: int | None
+
+
+TRAINED_HERE = SpecialIds(begin=1, end=2, pad=0)  # as `tokenizers.SPECIALS` has them
+
+
 class Stream(NamedTuple):
     """A column of text as the model reads it."""
 
@@ -103,7 +114,8 @@ class Corpus:
     Args:
         config: where the text is, and how it is tokenized.
         streams: the columns that are tokenized, by the names that they have in batches.
-        workdir: where the tokenizers are, or will be written.
+        workdir: where the tokenizers are, or will be written. None: there are none, and special ids are those of
+            tokenizers trained here.
         read: reads the files of a split, e.g. `sources.parallel_files`. Not used for tfds.
         others: further columns that are read, e.g. labels.
     """
@@ -112,11 +124,11 @@ class Corpus:
         self,
         config: TextData,
         streams: Mapping[str, Stream],
-        workdir: epath.PathLike,
+        workdir: epath.PathLike | None,
         read: Reader,
         others: Sequence[str] = (),
     ):
-        self.config, self.streams, self.workdir = config, streams, epath.Path(workdir)
+        self.config, self.streams, self.workdir = config, streams, None if workdir is None else epath.Path(workdir)
         self._read, self._opened = read, dict[str, sources.Source]()
         self._columns = list(dict.fromkeys([*(stream.column for stream in streams.values()), *others]))
 
@@ -146,6 +158,8 @@ class Corpus:
 
     def _tokenizer(self, file: str, streams: Sequence[Stream]) -> Tokenizer:
         """Load the tokenizer that these streams share; train it before if need be."""
+        if self.workdir is None:
+            raise ValueError("without a workdir there are no tokenizers: name one")
         path, vocab_size = self.workdir / file, min(stream.vocab_size for stream in streams)
         keys = " and ".join(dict.fromkeys(stream.key for stream in streams))
         if not path.exists():
@@ -181,6 +195,22 @@ class Corpus:
         tokenizer.save(path)
         log.info("trained %s on %d lines: %d of %d ids", path.name, len(lines), tokenizer.size, vocab_size)
 
+    def special_ids(self, stream: str) -> SpecialIds:
+        """Return what begins, ends and pads a sequence of this stream.
+
+        Raises:
+            TokenizerError: the tokenizer has no special id for the end.
+        """
+        if self.workdir is None:
+            return TRAINED_HERE
+        tokenizer = self.tokenizers[stream]
+        if tokenizer.eos_id is None:
+            raise TokenizerError(
+                f"{self.streams[stream].tokenizer} has no special id for the end of a text: use one that has"
+            )
+        begin = tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
+        return SpecialIds(begin, tokenizer.eos_id, tokenizer.pad_id)
+
     def encode(self, stream: str, lines: Sequence[str], begin: bool = False, end: bool = True) -> Ragged:
         """Return the ids of each line, with the tokenizer's begin before it and its end after it.
 
@@ -192,7 +222,7 @@ class Corpus:
         for name, wanted in (("begin", begin), ("end", end)):
             if wanted and added[name] is None:
                 raise TokenizerError(
-                    f"{self.workdir / self.streams[stream].tokenizer} has no special id for the {name} of a line: "
+                    f"{self.streams[stream].tokenizer} has no special id for the {name} of a line: "
                     "use a tokenizer that has one"
                 )
         return tokenizer.encode(lines, **added)
@@ -245,11 +275,11 @@ def ladder_batches(
     what: str,
     begin: bool = False,
     end: bool = True,
+    **others: np.ndarray,
 ) -> Batches:
     """Return the batches for evaluation and prediction: each line once, cut to `limit` tokens, `rows` to a batch.
 
-    The shape of the first stream, and so all that is computed from it alone, depends on a line's own length only. In
-    the first stream, a line of spaces is an empty one, whatever the tokenizer makes of them.
+    The shape of the first stream, and so all that is computed from it alone, depends on a line's own length only.
 
     Args:
         corpus: its tokenizers encode the text.
@@ -259,66 +289,99 @@ def ladder_batches(
         what: where the lines are from, for warnings.
         begin: put the tokenizer's begin before each line.
         end: put its end after each line.
+        others: further arrays (lines,), e.g. labels.
 
     Returns:
         Batches of arrays as `padded_arrays` has them. `records` are the first stream's lines, `references` the
         second's.
     """
-    first, *others = texts
-    lines = [line if line.strip() else "" for line in texts[first]]
-    if empty := [i for i, line in enumerate(lines, 1) if not line]:
+    first, *more = texts
+    streams = {name: cut(corpus.encode(name, text, begin, end), limit, what, end=end) for name, text in texts.items()}
+    if (empty := np.flatnonzero(streams[first].lengths == begin + end) + 1).size:
         shown = ", ".join(map(str, empty[:5])) + (", …" if len(empty) > 5 else "")
-        log.warning("%s: %d empty lines stay empty: %s", what, len(empty), shown)
-    cleaned = {**texts, first: lines}
-    streams = {name: cut(corpus.encode(name, text, begin, end), limit, what, end=end) for name, text in cleaned.items()}
+        log.warning("%s: %d empty lines: %s", what, len(empty), shown)
     lengths = np.stack([ids.lengths for ids in streams.values()], axis=1)
     plan = BatchPlan.ladder(lengths, ladder_lengths(limit), rows)
-    load = functools.partial(padded_arrays, streams)
-    return Batches(plan, load, texts[first], texts[others[0]] if others else ())
+    load = functools.partial(padded_arrays, streams, others)
+    return Batches(plan, load, texts[first], texts[more[0]] if more else ())
 
 
-def parallel_batches(
-    corpus: Corpus, split: str, seed: int | None, *, rows: int, limit: int, max_ratio: float = 0.0
+def bucket_batches(
+    corpus: Corpus,
+    texts: Mapping[str, Sequence[str]],
+    *,
+    split: str,
+    seed: int,
+    max_ratio: float = 0.0,
+    begin: bool = False,
+    end: bool = True,
+    **others: np.ndarray,
 ) -> Batches:
-    """Return the batches of a split of pairs: the corpus has two streams. Each line ends in the tokenizer's end.
+    """Return the batches for training, examples of like lengths together; arguments as in `ladder_batches`.
 
-    For training (with a seed), pairs are left out that have an empty side, a side of more than `data.max_length`
-    tokens, or more than `max_ratio` times as many tokens on one side as on the other. Without a seed, the batches are
-    those of `ladder_batches`, with `rows` and `limit`.
+    Left out are examples with an empty text, with a text of more than `data.max_length` tokens, or with more than
+    `max_ratio` times as many tokens in one text as in another (0: no limit).
 
     Raises:
-        ValueError: no pair is left to train on.
+        ValueError: no example is left to train on.
     """
-    text, data = corpus.open(split), corpus.config
-    columns = {name: text.column(stream.column) for name, stream in corpus.streams.items()}
-    if seed is None:
-        return ladder_batches(corpus, columns, rows=rows, limit=limit, what=split)
-    streams = {name: corpus.encode(name, column) for name, column in columns.items()}
+    data = corpus.config
+    streams = {name: corpus.encode(name, text, begin, end) for name, text in texts.items()}
     lengths = np.stack([ids.lengths for ids in streams.values()], axis=1)
-    shorter, longer = lengths.min(axis=1) - 1, lengths.max(axis=1) - 1
+    shorter, longer = lengths.min(axis=1) - begin - end, lengths.max(axis=1) - begin - end
     empty = shorter == 0
     allowed = max_ratio * shorter
-    uneven = (allowed > 0) & (longer > allowed) & (longer < data.max_length)
+    uneven = (allowed > 0) & (longer > allowed) & (longer + begin + end <= data.max_length)
     lengths[empty | uneven] = data.max_length + 1  # dropped together with the over-long ones
     if (lengths > data.max_length).any(axis=1).all():
         raise ValueError(
-            f"{split}: none of {len(lengths)} pairs is left: {empty.sum()} have an empty side, {uneven.sum()} "
+            f"{split}: none of {len(lengths)} examples is left: {empty.sum()} have an empty side, {uneven.sum()} "
             f"are beyond data.max_ratio = {max_ratio:g}, the others longer than data.max_length = "
             f"{data.max_length}; look at the files, or raise the limits"
         )
-    plan = corpus.plan(lengths, seed, max_lengths=(data.max_length,) * 2)
+    plan = corpus.plan(lengths, seed, max_lengths=(data.max_length,) * len(streams))
     log.info(
-        "%s: %d pairs in %d batches of %d shapes, %.0f %% of the target positions filled; left out: %d longer "
+        "%s: %d examples in %d batches of %d shapes, %.0f %% of the %s positions filled; left out: %d longer "
         "than data.max_length = %d, %d with an empty side, %d beyond data.max_ratio = %g",
         split,
         len(plan.kept),
         len(plan),
         len(plan.shapes),
-        100 * plan.fill[1],
+        100 * plan.fill[-1],
+        list(streams)[-1],
         plan.dropped - empty.sum() - uneven.sum(),
         data.max_length,
         empty.sum(),
         uneven.sum(),
         max_ratio,
     )
-    return Batches(plan, functools.partial(padded_arrays, streams), *columns.values())
+    return Batches(plan, functools.partial(padded_arrays, streams, others))
+
+
+def window_batches(corpus: Corpus, stream: str, split: str, seed: int | None, *, rows: int) -> Batches:
+    """Return windows of `data.max_length` tokens of running text, and the token that follows each.
+
+    With a seed, for training: shuffled, from another offset each epoch, as many rows as `data.batch_tokens` allow.
+    Without: one after another, `rows` to a batch, so that every token but the first is predicted once.
+
+    Returns:
+        Batches of {stream: (B, T), "target": (B, T), {stream}_length: (B,), "index": (B,)}, int32. `references` is
+        one pair: the numbers of tokens predicted and of their bytes.
+    """
+    data, column = corpus.config, corpus.open(split).column(corpus.streams[stream].column)
+    ids = corpus.encode(stream, column, end=False).values
+    if seed is not None:
+        rows = data.batch_tokens // data.max_length // data.rows_multiple * data.rows_multiple
+    plan = WindowPlan(len(ids) - 1, data.max_length, rows, seed)
+    log.info("%s: %d tokens in %d windows of %d, %d batches", split, len(ids), plan.windows, data.max_length, len(plan))
+
+    def load(batch: Batch) -> dict[str, np.ndarray]:
+        lengths, place = plan.lengths(batch), np.arange(data.max_length)[None]
+        at = np.minimum(plan.starts(batch)[:, None] + place, len(ids) - 2)
+        valid = place < lengths[:, None]
+        tokens, target = (np.where(valid, ids[at + i], 0).astype(np.int32) for i in (0, 1))
+        index = batch.indices.astype(np.int32)
+        return {stream: tokens, "target": target, f"{stream}_length": lengths, "index": index}
+
+    size = sum(map(len, column.blocks())) - len(column[0][:1].encode())
+    return Batches(plan, load, references=[(len(ids) - 1, size)])

@@ -12,7 +12,7 @@ from etils import epath
 from transformer_jax import losses, metrics
 from transformer_jax.data import sources
 from transformer_jax.data.batching import Batches
-from transformer_jax.data.examples import Labels
+from transformer_jax.data.examples import Labels, columns_of
 from transformer_jax.data.text import Corpus, Stream, TextData, bucket_batches, ladder_batches
 from transformer_jax.models.bert import BertConfig, Classifier
 from transformer_jax.models.counting import forward_flops
@@ -50,8 +50,10 @@ class ClassificationConfig(Config):
 
 
 class Classification(TextTask):
-    """A batch holds "text" (B, T), which starts with [CLS] and ends with [SEP] or what the tokenizer has in their place,
-    "text_length", "label" and "index" (B,). Texts to predict from have no label."""
+    """A batch holds "text" (B, T), "text_length", "label" and "index" (B,). Texts to predict from have no label.
+
+    A text starts with [CLS] and ends with [SEP], or with what the tokenizer has in their place.
+    """
 
     Config = ClassificationConfig
 
@@ -61,7 +63,7 @@ class Classification(TextTask):
         self.model = Classifier(config.model, len(data.labels))
         self.columns = data.text_column, data.label_column
         streams = {"text": Stream(data.text_column, "tokenizer.json", config.model.vocab_size, "model.vocab_size")}
-        self.corpus = Corpus(data, streams, workdir, sources.tsv_file, extra=(data.label_column,))
+        self.corpus = Corpus(data, streams, workdir, sources.tsv_file, (data.label_column,))
 
     def init(self, key: jax.Array) -> Params:
         return self.model.init(key, jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool))["params"]
@@ -82,9 +84,7 @@ class Classification(TextTask):
     ) -> dict[str, Mean]:
         return self._means(self._logits(params, batch, key), batch)
 
-    def evaluate(
-        self, params: Params, batch: Mapping[str, jax.Array], greedy: bool
-    ) -> tuple[dict[str, Mean], Outputs]:
+    def evaluate(self, params: Params, batch: Mapping[str, jax.Array], greedy: bool) -> tuple[dict[str, Mean], Outputs]:
         """Return the means, and the probabilities (B, classes)."""
         logits = self._logits(params, batch)
         return self._means(logits, batch) if "label" in batch else {}, {"probabilities": jax.nn.softmax(logits)}
@@ -92,19 +92,20 @@ class Classification(TextTask):
     def batches(self, split: str, seed: int | None) -> Batches:
         table = self.corpus.open(split)
         text, labels = (table.column(name) for name in self.columns)
-        numbers = self.labels.encode(labels, split)
-        if seed is not None:
-            return bucket_batches(self.corpus, {"text": text}, split, seed, begin=True, label=numbers)
-        return self._in_order(text, numbers, labels, split)
+        if seed is None:
+            return self._in_order(text, labels, split)
+        return bucket_batches(
+            self.corpus, {"text": text}, split=split, seed=seed, begin=True, label=self.labels.encode(labels, split)
+        )
 
     def batches_of(self, records: Sequence[Record]) -> Batches:
-        text, labels = sources.fields_of(records, self.columns)
-        return self._in_order(text, None if labels is None else self.labels.encode(labels, "input"), labels, "input")
+        text, labels = columns_of(records, self.columns)
+        return self._in_order(text or [], labels, "input")
 
-    def _in_order(self, text: Any, numbers: np.ndarray | None, labels: Sequence[str] | None, what: str) -> Batches:
-        limit, rows = self.config.model.max_length, self.config.evaluation.batch_size
-        arrays = {} if numbers is None else {"label": numbers}
-        batches = ladder_batches(self.corpus, {"text": text}, limit, rows, what, begin=True, **arrays)
+    def _in_order(self, text: Sequence[str], labels: Sequence[str] | None, what: str) -> Batches:
+        config, others = self.config, {} if labels is None else {"label": self.labels.encode(labels, what)}
+        rows, limit = config.evaluation.batch_size, config.model.max_length
+        batches = ladder_batches(self.corpus, {"text": text}, rows=rows, limit=limit, what=what, begin=True, **others)
         return batches._replace(references=labels or ())
 
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from etils import epath
 from transformer_jax import decoding, losses, metrics
 from transformer_jax.data import sources
 from transformer_jax.data.batching import Batches
+from transformer_jax.data.examples import columns_of
 from transformer_jax.data.text import Corpus, Stream, TextData, ladder_batches, window_batches
 from transformer_jax.decoding import SamplingConfig
 from transformer_jax.models.counting import forward_flops
@@ -61,22 +62,13 @@ class LanguageModeling(TextTask):
         x, lm_head = self.model.apply({"params": params}, batch["text"], valid, rngs=rngs, method="hidden")
         return Mean(*losses.next_token(lm_head, x, batch["target"], valid, model.vocab_size, model.dtype))
 
-    def loss(lm_head: LMHead, x: jax.Array, labels: jax.Array, weights: jax.Array) -> jax.Array:
-            logits = lm_head(x, model.vocab_size, model.dtype)
-            return losses.cross_entropy(logits, labels, weights, vocab_size=model.vocab_size)[0]
-
-        x, lm_head = hidden
-        return losses.sum_in_chunks(loss, lm_head, x, batch["target"], valid), valid.sum().astype(jnp.float32)
-
     def loss(
         self, params: Params, batch: Mapping[str, jax.Array], key: jax.Array, step: jax.Array | int
     ) -> dict[str, Mean]:
         """Return L1 of Radford et al. 2018, eq. 1, per token."""
         return {"loss": self._cross_entropy(params, batch, key)}
 
-    def evaluate(
-        self, params: Params, batch: Mapping[str, jax.Array], greedy: bool
-    ) -> tuple[dict[str, Mean], Outputs]:
+    def evaluate(self, params: Params, batch: Mapping[str, jax.Array], greedy: bool) -> tuple[dict[str, Mean], Outputs]:
         """Return the loss of windows; of prompts the K continuations: tokens (B, K, T), the prompt first."""
         if "target" in batch:
             return {"loss": self._cross_entropy(params, batch)}, {}
@@ -102,21 +94,23 @@ class LanguageModeling(TextTask):
             batch_size=rows,
             max_length=max_length - 1,
             bos_id=special.begin,
-            eos_id=special.eos,
+            eos_id=special.end,
             pad_id=special.pad,
         )
         first = jnp.broadcast_to(batch["text"][:, None, :1], (*found.tokens.shape[:2], 1))
         return {}, {"tokens": jnp.concatenate([first, found.tokens], axis=2)}
 
     def batches(self, split: str, seed: int | None) -> Batches:
-        return window_batches(self.corpus, split, seed, self.config.evaluation.batch_size)
+        return window_batches(self.corpus, "text", split, seed, rows=self.config.evaluation.batch_size)
 
     def batches_of(self, records: Sequence[Record]) -> Batches:
         """Return batches of prompts. An empty prompt becomes a line break, after which anything may follow."""
-        text, _ = sources.fields_of(records, self.columns)
-        lines, config = {"text": [line or "\n" for line in text]}, self.config
+        (text,), config = columns_of(records, self.columns), self.config
+        lines = {"text": [line or "\n" for line in text or ()]}
         limit = max(config.model.max_length - config.decoding.max_extra, 1)
-        return ladder_batches(self.corpus, lines, limit, config.evaluation.batch_size, "input", end=False)
+        return ladder_batches(
+            self.corpus, lines, rows=config.evaluation.batch_size, limit=limit, what="input", end=False
+        )
 
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
         """Return {"text"}: prompt and continuation; with `decoding.n_best` above 1 {"texts"}; {} for windows."""

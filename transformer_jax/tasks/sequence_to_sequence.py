@@ -14,9 +14,9 @@ from etils import epath
 from transformer_jax import decoding, losses, metrics
 from transformer_jax.data import sources
 from transformer_jax.data.batching import Batches
-from transformer_jax.data.text import Corpus, Stream, TranslationData, ladder_batches, parallel_batches
+from transformer_jax.data.examples import columns_of
+from transformer_jax.data.text import Corpus, ParallelData, Stream, bucket_batches, ladder_batches
 from transformer_jax.decoding import DecodingConfig
-from transformer_jax.fields import size
 from transformer_jax.models.counting import forward_flops
 from transformer_jax.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
 from transformer_jax.models.transformer import Transformer, TransformerConfig, shift_right
@@ -44,7 +44,7 @@ class SequenceToSequenceConfig(Config):
     """The sections of this task."""
 
     model: TransformerConfig | RecurrentConfig
-    data: TranslationData
+    data: ParallelData
     training: SequenceToSequenceTraining
     decoding: DecodingConfig = dataclasses.field(metadata={"free": True})
 
@@ -124,9 +124,7 @@ class SequenceToSequence(TextTask):
         )
         (x, lm_head), model = hidden, self.config.model
         return Mean(
-            *losses.next_token(
-                lm_head, x, target, target_valid, model.target_vocab_size, model.dtype, label_smoothing
-            )
+            *losses.next_token(lm_head, x, target, target_valid, model.target_vocab_size, model.dtype, label_smoothing)
         )
 
     def loss(
@@ -135,9 +133,7 @@ class SequenceToSequence(TextTask):
         """Return label-smoothed cross-entropy over the target's tokens."""
         return {"loss": self._cross_entropy(params, batch, key, step, self.config.training.label_smoothing)}
 
-    def evaluate(
-        self, params: Params, batch: Mapping[str, jax.Array], greedy: bool
-    ) -> tuple[dict[str, Mean], Outputs]:
+    def evaluate(self, params: Params, batch: Mapping[str, jax.Array], greedy: bool) -> tuple[dict[str, Mean], Outputs]:
         """Return cross-entropy without smoothing, and the K = `decoding.n_best` outputs of each row, best first: tokens
         (B, K, T), scores and log_probabilities (B, K). `greedy` finds one."""
         means = {"loss": self._cross_entropy(params, batch)} if "target" in batch else {}
@@ -156,7 +152,7 @@ class SequenceToSequence(TextTask):
 
         def step(past: Any, token: jax.Array, position: jax.Array) -> tuple[jax.Array, Any]:
             logits, extended = extend(cache._replace(past=past), token[:, None], position)
-            end = jnp.where(jnp.arange(logits.shape[-1]) == special.eos, 0.0, decoding.IMPOSSIBLE)[None]
+            end = jnp.where(jnp.arange(logits.shape[-1]) == special.end, 0.0, decoding.IMPOSSIBLE)[None]
             return jnp.where(empty, end, logits[:, 0]), extended.past
 
         return decoding.search(
@@ -169,7 +165,7 @@ class SequenceToSequence(TextTask):
             batch_size=rows,
             max_length=max_length,
             bos_id=special.begin,
-            eos_id=special.eos,
+            eos_id=special.end,
             pad_id=special.pad,
         )
 
@@ -183,7 +179,7 @@ class SequenceToSequence(TextTask):
         special, options = self.corpus.special_ids("target"), self.config.model
         if "target" not in batch:
             tokens = self._translate(params, batch, greedy=False).tokens[:, 0]
-            ended = jnp.cumsum(tokens == special.eos, axis=1) - (tokens == special.eos)
+            ended = jnp.cumsum(tokens == special.end, axis=1) - (tokens == special.end)
             batch = {**batch, "target": tokens, "target_length": (ended == 0).sum(axis=1)}
         if "attention_implementation" in {field.name for field in dataclasses.fields(options)}:
             options = dataclasses.replace(options, attention_implementation="einsum")  # the others return no weights
@@ -212,21 +208,24 @@ class SequenceToSequence(TextTask):
         return self.corpus.tokenizers["source" if name == "source" else "target"].tokens(ids)
 
     def batches(self, split: str, seed: int | None) -> Batches:
-        if seed is not None:
-            return parallel_batches(self.corpus, split, seed)
-        text = self.corpus.open(split)
-        return self._in_order(dict(zip(self.streams, map(text.column, self.columns), strict=True)), split)
+        text, data = self.corpus.open(split), self.config.data
+        texts = dict(zip(self.streams, map(text.column, self.columns), strict=True))
+        if seed is None:
+            return self._in_order(texts, split)
+        return bucket_batches(self.corpus, texts, split=split, seed=seed, max_ratio=data.max_ratio)
 
     def batches_of(self, records: Sequence[Record]) -> Batches:
         """Return batches whose widths depend on a record's own length alone, and so does its translation. A sampled one
-        also depends on the record's place. A line of spaces counts as empty, whatever the tokenizer makes of it."""
-        source, target = sources.fields_of(records, self.columns)
-        lines = {"source": [line if line.strip() else "" for line in source]}
-        return self._in_order(lines | ({} if target is None else {"target": target}), "input")
+        also depends on the record's place."""
+        source, target = columns_of(records, self.columns)
+        texts = {"source": source or []} | ({} if target is None else {"target": target})
+        return self._in_order(texts, "input")
 
-    def _in_order(self, lines: Mapping[str, Sequence[str]], what: str) -> Batches:
-        config = self.config
-        return ladder_batches(self.corpus, lines, config.model.max_length, config.evaluation.batch_size, what)
+    def _in_order(self, texts: Mapping[str, Sequence[str]], what: str) -> Batches:
+        """Return batches for evaluation. A source of spaces is an empty one, whatever the tokenizer makes of it."""
+        model, rows = self.config.model, self.config.evaluation.batch_size
+        cleaned = {**texts, "source": [line if line.strip() else "" for line in texts["source"]]}
+        return ladder_batches(self.corpus, cleaned, rows=rows, limit=model.max_length, what=what)
 
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
         """Return {"text", "score"}: the score is log P / lp, which beam search ranks by, or log P of what greedy search
@@ -271,7 +270,7 @@ class SequenceToSequence(TextTask):
             n = np.full(rows, length) if seed is None else draw.integers(1, length + 1, rows)
             ids = draw.integers(4, stream.vocab_size, (rows, length), np.int32)
             place = np.arange(1, length + 1)[None]
-            ids = np.select([place < n[:, None], place == n[:, None]], [ids, special.eos], 0)
+            ids = np.select([place < n[:, None], place == n[:, None]], [ids, special.end], 0)
             arrays |= {side: ids.astype(np.int32), f"{side}_length": n.astype(np.int32)}
         return arrays
 
@@ -289,7 +288,7 @@ class SequenceToSequence(TextTask):
             valid = np.arange(ids.shape[1]) < lengths[:, None]
             wrong = {
                 "has no token": lengths < 1,
-                "does not end in EOS": ends != self.corpus.special_ids(side).eos,
+                "does not end in EOS": ends != self.corpus.special_ids(side).end,
                 f"has ids beyond the vocabulary of {stream.vocab_size}": (valid & (ids >= stream.vocab_size)).any(1),
             }
             for what, where in wrong.items():

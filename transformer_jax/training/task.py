@@ -164,9 +164,7 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def evaluate(
-        self, params: Params, batch: Mapping[str, jax.Array], greedy: bool
-    ) -> tuple[dict[str, Mean], Outputs]:
+    def evaluate(self, params: Params, batch: Mapping[str, jax.Array], greedy: bool) -> tuple[dict[str, Mean], Outputs]:
         """Return means over a batch, without dropout, and outputs for `decode`, rows first.
 
         There are no means where a batch has no references. `greedy` asks for the cheap predictions of evaluations
