@@ -1,7 +1,9 @@
 """Compile a task's state and training step on a mesh."""
 
+import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import flax.linen as nn
@@ -12,7 +14,7 @@ import optax
 from transformer_jax.training import optimizer as optimizers
 from transformer_jax.training import processes
 from transformer_jax.training.checkpoint import Checkpoints, check_fingerprint
-from transformer_jax.training.initialization import TrainState, abstract, compile_init, init_state
+from transformer_jax.training.initialization import TrainState, abstract, init_state, jit_init, trace_init
 from transformer_jax.training.sharding import make_mesh, on_mesh, replicated
 from transformer_jax.training.task import Mean, Params, Task
 
@@ -116,21 +118,36 @@ class Engine:
         config, d_model = self.config, self.config.model.d_model
         self.mesh = make_mesh(config.mesh)
         self.schedule = optimizers.schedule(config.optimizer, d_model)
-        boxed = jax.eval_shape(task.init, jax.random.key(0))
+        init, boxed = trace_init(task)
         self.optimizer = optimizers.make_optimizer(config.optimizer, d_model, optimizers.decays(boxed))
         ema_decay = config.training.ema_decay
         self.abstract_state = abstract(
             jax.eval_shape(lambda params: init_state(params, self.optimizer, ema_decay), boxed), self.mesh
         )
         placed = jax.tree.map(lambda x: x.sharding, self.abstract_state)
-        self.init = compile_init(
-            lambda key: init_state(nn.unbox(task.init(key)), self.optimizer, ema_decay), self.mesh, placed
-        )
+        self.init = jit_init(lambda key: init_state(init(key), self.optimizer, ema_decay), self.mesh, placed)
         training = config.training
         step = make_train_step(
             task, self.optimizer, seed=training.seed, microbatches=training.microbatches, ema_decay=ema_decay
         )
         self.step = on_mesh(step, self.mesh, donate_argnums=0, out_shardings=(placed, replicated(self.mesh)))
+
+    @contextlib.contextmanager
+    def compiling_ahead(self) -> Iterator[Callable[[Any, Any], None]]:
+        """Yield compile(function, *arguments), which compiles a jitted function in a thread, from shapes.
+
+        A later call of the function waits for that program, and then finds it. Leaving the context cancels what has
+        not begun and waits for the rest.
+        """
+        pool = ThreadPoolExecutor(1, thread_name_prefix="compile")
+
+        def compile(function: Any, *arguments: Any) -> None:
+            pool.submit(function.lower(*arguments).compile)
+
+        try:
+            yield compile
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def updates(self, state: TrainState) -> int:
         """Return how many steps changed the parameters: all but those that were skipped. The schedule goes by them."""
