@@ -355,8 +355,8 @@ def _parse(content: bytes | mmap.mmap, path: str) -> Lines:
 
 # Builders that tfds finds only after their module has been imported: some of its own, and those of this package.
 _MODULES = {f"wmt{year}_translate": f"tensorflow_datasets.translate.wmt{year}" for year in range(13, 20)} | {
-    "dates": "transformer_jax.data.dates",
-    "multi30k": "transformer_jax.data.multi30k",
+    "dates": "transformer_jax.data.corpora.dates",
+    "multi30k": "transformer_jax.data.corpora.multi30k",
 }
 
 
