@@ -136,7 +136,7 @@ class Downloads:
         return _map(self._extract, paths)
 
     def download_and_extract(self, urls: Any) -> Any:
-        """Do both."""
+        """Download the files at `urls` and extract them."""
         return _map(lambda url: self._extract(self._download(url)), urls)
 
     def iter_archive(self, path: Any) -> Iterator[tuple[str, IO[bytes]]]:
