@@ -247,16 +247,19 @@ def server(tmp_path, monkeypatch):
         thread.join()
 
 
-def test_archives_are_downloaded_once(stand_ins, server, tmp_path, caplog):
+def test_archives_are_downloaded_once(stand_ins, server, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(download, "LOG_EVERY", 0)
     ted_archive(server)
     with caplog.at_level("INFO", "transformer_jax"):
         prepare("ted_hrlr_translate/pt_to_en", tmp_path / "data")
     size = (server / "qi18naacl-dataset.tar.gz").stat().st_size
     assert f"/qi18naacl-dataset.tar.gz: {size:,} bytes" in caplog.text
+    assert f"qi18naacl-dataset.tar.gz: {size:,} of {size:,} bytes" in caplog.text
     assert len(rows("ted_hrlr_translate/pt_to_en", tmp_path / "data", "validation", ["pt"])) == 3
     (server / "qi18naacl-dataset.tar.gz").unlink()
     prepare("ted_hrlr_translate/gl_to_en", tmp_path / "data")
     assert len(rows("ted_hrlr_translate/gl_to_en", tmp_path / "data", "train", ["gl"])) == 5
+    assert "unchecked" not in caplog.text
     assert not list((tmp_path / "data" / "downloads").rglob("*.tmp"))
 
 

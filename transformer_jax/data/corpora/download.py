@@ -149,9 +149,9 @@ class Downloads:
         name = (known and known.filename) or PurePosixPath(place.path).name or "download"
         for path in (self._manual / name, self._kept(place, name)):
             if path.is_file():
-                if known is None:
+                if known is None and path.parent == self._manual:
                     log.warning("%s is taken for %s unchecked: its sha256 is not known", path, url)
-                elif (found := _sha256(path)) != known.checksum:
+                elif known is not None and (found := _sha256(path)) != known.checksum:
                     raise DataError(
                         f"{path}, for {url}, {_wrong(found, known.checksum)} Remove the file and fetch it again."
                     )
