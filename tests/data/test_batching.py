@@ -252,6 +252,18 @@ def test_windows_depend_on_seed_and_number_only():
     assert windows(WindowPlan(101, 7, 3, seed=6)) != windows(straight)
 
 
+@pytest.mark.parametrize("seed", [None, 3])
+def test_windows_of_values_are_padded_with_zeros(seed):
+    plan, values = WindowPlan(17, 5, rows=3, seed=seed), np.arange(100, 117, dtype=np.uint16)
+    for batch in epoch(plan):
+        taken = plan.take(values, batch)
+        assert (taken.dtype, taken.shape) == (np.int32, (3, 5))
+        for row, start, length in zip(taken, plan.starts(batch), plan.lengths(batch), strict=True):
+            assert row.tolist() == [*values[start : start + length], *[0] * (5 - length)]
+    last = plan.batch(len(plan) - 1)
+    assert plan.lengths(last).tolist() == ([2, 0, 0] if seed is None else [5, 5, 0])
+
+
 def test_windows_that_cannot_be_cut():
     with pytest.raises(ValueError, match="text of 6 positions has no window of 7"):
         WindowPlan(6, 7, 3, seed=0)

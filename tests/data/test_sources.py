@@ -10,8 +10,8 @@ import time
 import pytest
 from conftest import real_data
 
-from transformer_jax.data import dates as dates_module
 from transformer_jax.data import sources
+from transformer_jax.data.corpora import dates as dates_module
 from transformer_jax.data.sources import DataError, Source, parallel_files, text_file, tfds_source, tsv_file
 
 

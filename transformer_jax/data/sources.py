@@ -250,7 +250,7 @@ def _parsed(split: str) -> re.Match[str]:
     return match
 
 
-def tfds_source(name: str, directory: epath.PathLike, split: str, languages: Sequence[str]) -> Source:
+def tfds_source(name: str, directory: epath.PathLike, split: str, columns: Sequence[str]) -> Source:
     """Read text features of a tfds dataset that is prepared as array_record. `split` may be a part, in tfds' syntax.
 
     "dates" is a data set of this package: it is prepared in `directory` if it is not there yet. Nothing is downloaded.
@@ -263,7 +263,7 @@ def tfds_source(name: str, directory: epath.PathLike, split: str, languages: Seq
     with _quiet():
         builder = _builder(name, epath.Path(directory).expanduser())
         text = [key for key, feature in builder.info.features.items() if isinstance(feature, tfds.features.Text)]
-        if unknown := [language for language in languages if language not in text]:
+        if unknown := [name for name in columns if name not in text]:
             raise DataError(f"tfds {name} has no text {', '.join(unknown)}: choose from {', '.join(text)}.")
         try:
             records = builder.as_data_source(split)
@@ -273,7 +273,7 @@ def tfds_source(name: str, directory: epath.PathLike, split: str, languages: Seq
                 f"Cannot read split {split!r} of tfds {name} in {directory}: {error} It must be {sizes}, or a part "
                 "of one with an example in it."
             ) from error
-        return Source(_written_out(records, languages, f"{name} {split}"))
+        return Source(_written_out(records, columns, f"{name} {split}"))
 
 
 def _find(directory: epath.PathLike, split: str, suffix: str) -> epath.Path:
@@ -355,8 +355,8 @@ def _parse(content: bytes | mmap.mmap, path: str) -> Lines:
 
 # Builders that tfds finds only after their module has been imported: some of its own, and those of this package.
 _MODULES = {f"wmt{year}_translate": f"tensorflow_datasets.translate.wmt{year}" for year in range(13, 20)} | {
-    "dates": "transformer_jax.data.dates",
-    "multi30k": "transformer_jax.data.multi30k",
+    "dates": "transformer_jax.data.corpora.dates",
+    "multi30k": "transformer_jax.data.corpora.multi30k",
 }
 
 
@@ -405,20 +405,20 @@ def _builder(name: str, directory: epath.Path) -> Any:
     return builder
 
 
-def _written_out(records: Any, languages: Sequence[str], name: str) -> dict[str, Lines]:
+def _written_out(records: Any, columns: Sequence[str], name: str) -> dict[str, Lines]:
     """Copy the text of all records to files (in TMPDIR) that vanish with the process."""
     try:
-        return _copied(records, languages, name)
+        return _copied(records, columns, name)
     except OSError as error:
         raise DataError(
             f"Cannot copy the text of tfds {name} to {tempfile.gettempdir()}: {error} Make room there, or set TMPDIR."
         ) from error
 
 
-def _copied(records: Any, languages: Sequence[str], name: str) -> dict[str, Lines]:
-    lengths = {language: [np.zeros(1, np.int64)] for language in languages}
+def _copied(records: Any, columns: Sequence[str], name: str) -> dict[str, Lines]:
+    lengths = {column: [np.zeros(1, np.int64)] for column in columns}
     with contextlib.ExitStack() as stack:
-        files = {language: stack.enter_context(tempfile.TemporaryFile()) for language in languages}
+        files = {column: stack.enter_context(tempfile.TemporaryFile()) for column in columns}
         for start in range(0, len(records), 10_000):
             try:
                 rows = _rows(records, range(start, min(start + 10_000, len(records))))
@@ -426,15 +426,15 @@ def _copied(records: Any, languages: Sequence[str], name: str) -> dict[str, Line
                 raise DataError(
                     f"tfds {name} cannot be read: {error} Copy its files anew, or prepare it anew."
                 ) from error
-            for language, file in files.items():
-                texts = [_utf8(row[language], f"{name} {i} {language}") for i, row in enumerate(rows, start)]
+            for column, file in files.items():
+                texts = [_utf8(row[column], f"{name} {i} {column}") for i, row in enumerate(rows, start)]
                 file.writelines(texts)
-                lengths[language].append(np.fromiter(map(len, texts), np.int64, len(texts)))
-        columns = {}
-        for language, file in files.items():
+                lengths[column].append(np.fromiter(map(len, texts), np.int64, len(texts)))
+        written = {}
+        for column, file in files.items():
             file.flush()
-            columns[language] = Lines(_mapped(file), np.cumsum(np.concatenate(lengths[language])))
-    return columns
+            written[column] = Lines(_mapped(file), np.cumsum(np.concatenate(lengths[column])))
+    return written
 
 
 def _rows(records: Any, indices: range) -> Iterable[Mapping[str, bytes | str]]:
