@@ -99,7 +99,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
         config.model.update(dataclasses.asdict(annotated(10_000, 10_000)))
         config.data.joint_tokenizer = False
         config.data.tokenizer = "words"
-        config.optimizer.schedule = "paper"
+        config.optimizer.schedule = "noam"
         config.optimizer.learning_rate = 1.0
         config.optimizer.warmup_steps = 3000
     config.model.positions = choice["positions"]
