@@ -1,4 +1,4 @@
-"""Declare what a config field means to the tools: how to shrink it, whether it may change, whether it draws at random."""
+"""Declare what a config field means to the tools: how to shrink it, whether it may change, whether it is random."""
 
 import dataclasses
 from typing import Any

@@ -1,53 +1,96 @@
-"""The batch plan: which examples form batch i, and which of a few fixed shapes it has; padding; prefetching.
+"""Batches of a split: which examples form batch i, in which shape; padding; prefetching.
 
-It follows from the lengths alone, so every host knows every batch, and batch i is the same after a restart,
-on any number of hosts and devices. `k` is the number of streams (2 in translation: source and target).
+A plan follows from lengths, seed and epoch alone. So every host knows every batch, and batch i is the same after a
+restart and on any number of hosts and devices. `k` is the number of streams, e.g. 2 in translation: source and target.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from transformer_jax.data.ragged import Ragged
 
 Item = TypeVar("Item")
+Arrays = dict[str, np.ndarray]
 
 MAX_WIDTHS = 1024  # buckets end at any length up to this, and at multiples where examples are longer
 
 
 class Batch(NamedTuple):
-    """One batch of the plan."""
+    """One batch of a plan."""
 
-    indices: np.ndarray  # (rows,) int64: which example each row holds; -1: a filler row
+    number: int  # counted from 0 over all epochs
+    indices: np.ndarray  # (rows,) int64: the example in each row; -1 in filler rows
     shape: tuple[int, ...]  # (k,): the padded length of each stream
 
 
-class BatchPlan:
-    """Puts examples of like lengths together: batch i from lengths, seed and epoch alone.
+class Plan(ABC):
+    """Maps batch numbers to batches.
 
-    Each bucket has one shape: as many rows as `tokens` positions of the widest stream allow. The buckets are
-    those, at most `max_shapes`, that pad least in an epoch, filler rows counted. Each kept one appears once
-    in it. With a seed, examples are shuffled in buckets and batches among each other, anew each epoch;
-    without (evaluation), every epoch goes through the buckets in turn, examples in the order given.
+    Attributes:
+        shapes: [(rows, length of stream 0, …)], every shape that a batch can have.
+    """
+
+    shapes: list[tuple[int, ...]]
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of batches in an epoch, which is the same in every epoch."""
+
+    def batch(self, i: int) -> Batch:
+        """Return batch i ≥ 0, counted over all epochs. It belongs to epoch i // len(self).
+
+        Raises:
+            ValueError: i is negative.
+        """
+        if i < 0:
+            raise ValueError(f"There is no batch {i}: batches are counted from 0 over all epochs.")
+        return Batch(i, *self._contents(*divmod(i, len(self))))
+
+    @abstractmethod
+    def _contents(self, epoch: int, position: int) -> tuple[np.ndarray, tuple[int, ...]]:
+        """Return the indices and the shape of the batch at `position` in `epoch`."""
+
+
+class Batches(NamedTuple):
+    """The batches of a split: a plan, and a function that loads the arrays of one batch, rows first."""
+
+    plan: Plan
+    load: Callable[[Batch], Arrays]
+    records: Sequence[Any] = ()  # the examples, in order; what predictions are made from
+    references: Sequence[Any] = ()  # what predictions are scored against
+
+
+class BatchPlan(Plan):
+    """Groups examples of similar length into buckets. Every kept example appears once in an epoch.
+
+    All batches of a bucket have the same shape, with as many rows as `tokens` positions of the widest stream allow.
+    The plan chooses the at most `max_buckets` buckets that pad least in an epoch, filler rows included. With a seed,
+    each epoch shuffles the examples within their buckets, and then the batches. Without one (evaluation), every epoch
+    takes one bucket after another, with the examples in the order given.
 
     Args:
         lengths: (n, k) positions of each example in each stream.
-        max_lengths: (k,) examples longer in any stream are dropped; None keeps all, as evaluation must.
+        max_lengths: (k,) limits: examples that are longer in any stream are dropped. None keeps all.
         tokens: budget of padded positions, rows × length, of a batch's widest stream.
+        max_buckets: most buckets, and so shapes.
         rows_multiple: the rows of every batch are a multiple of it.
+        seed: seed of the shuffling, or None.
 
     Attributes:
-        shapes: [(rows, length of stream 0, …)], a bucket each, narrowest first.
-        kept: (m,) indices of the examples not dropped; dropped: how many were.
+        shapes: [(rows, length of stream 0, …)], one for each bucket, narrowest first.
+        kept: (m,) indices of the examples that were not dropped.
+        dropped: number of examples that were dropped.
         fill: (k,) for each stream, the share of an epoch's padded positions that hold something.
 
     Raises:
-        ValueError: nothing to batch, or `rows_multiple` rows of the longest example exceed the budget.
+        ValueError: there is nothing to batch, or `rows_multiple` rows of the longest example exceed the budget.
     """
 
     def __init__(
@@ -56,7 +99,7 @@ class BatchPlan:
         *,
         max_lengths: Sequence[int] | None,
         tokens: int,
-        max_shapes: int = 8,
+        max_buckets: int = 8,
         rows_multiple: int = 1,
         seed: int | None,
     ):
@@ -78,36 +121,46 @@ class BatchPlan:
         for stream, top in enumerate(tops.T):
             np.maximum.at(top, kind, lengths[kept, stream])
         rows = tokens // widths // rows_multiple * rows_multiple
-        ends = _bucket_ends(np.bincount(kind), tops, rows, max_shapes)
+        ends = _bucket_ends(np.bincount(kind), tops, rows, max_buckets)
         heights = np.maximum.reduceat(tops, np.concatenate([[0], ends[:-1]]))
         shapes = np.column_stack([rows[ends - 1], heights])
         self._arrange(lengths, kept, np.searchsorted(ends, kind, side="right"), shapes, seed)
 
     @classmethod
     def ladder(cls, lengths: np.ndarray, boundaries: Sequence[int], rows: int) -> BatchPlan:
-        """A plan for prediction: shapes (rows, boundary) fixed beforehand, one stream, bucket after bucket.
+        """Make a plan for evaluation and prediction, with shapes (rows, boundary, …) that do not depend on the data.
 
-        The bucket of an example depends on its own length alone, its row on its place among those before it.
-        `lengths` is (n,), `boundaries` ascending; buckets without examples are left out of `shapes`.
+        The length of stream 0 alone chooses an example's bucket, and its place among the examples before it chooses
+        its row. Every further stream takes the boundary of the longest example in the bucket. Buckets without
+        examples are left out of `shapes`.
+
+        Args:
+            lengths: (n, k) positions of each example in each stream, or (n,) for one stream.
+            boundaries: padded lengths, ascending, e.g. those of `ladder_lengths`.
+            rows: rows of every batch.
 
         Raises:
-            ValueError: nothing to batch, or an example beyond the last boundary.
+            ValueError: there is nothing to batch, or an example exceeds the last boundary.
         """
         lengths = np.asarray(lengths)
         if not lengths.size:
             raise ValueError("There are no examples: a plan needs at least 1.")
+        lengths = lengths.reshape(len(lengths), -1)
         if (longest := lengths.max()) > (last := boundaries[-1]):
-            raise ValueError(f"Example {lengths.argmax()} has {longest} tokens, the limit is {last}: cut it.")
-        used, bucket = np.unique(np.searchsorted(boundaries, lengths), return_inverse=True)
-        shapes = np.array([(rows, boundaries[i]) for i in used])
+            example = lengths.max(axis=1).argmax()
+            raise ValueError(f"Example {example} has {longest} tokens, the limit is {last}: cut it.")
+        used, bucket = np.unique(np.searchsorted(boundaries, lengths[:, 0]), return_inverse=True)
+        tops = np.zeros((len(used), lengths.shape[1]), np.int64)
+        np.maximum.at(tops, bucket, lengths)
+        shapes = np.asarray(boundaries)[np.searchsorted(boundaries, tops)]
         plan = cls.__new__(cls)
-        plan._arrange(lengths[:, None], np.arange(len(lengths)), bucket, shapes, None)
+        plan._arrange(lengths, np.arange(len(lengths)), bucket, np.insert(shapes, 0, rows, axis=1), None)
         return plan
 
     def _arrange(
         self, lengths: np.ndarray, kept: np.ndarray, bucket: np.ndarray, shapes: np.ndarray, seed: int | None
     ) -> None:
-        """Lays out an epoch, given the bucket (m,) of each kept example and the shapes (buckets, 1 + k)."""
+        """Lay out an epoch, given the bucket (m,) of each kept example and the shapes (buckets, 1 + k)."""
         self.kept, self.dropped, self._seed = kept, len(lengths) - len(kept), seed
         self.shapes: list[tuple[int, ...]] = [tuple(shape) for shape in shapes.tolist()]
         self._bucket = bucket.astype(np.int16)  # numpy sorts 16 bits in linear time
@@ -120,26 +173,17 @@ class BatchPlan:
         self.fill = tuple((lengths[kept].sum(axis=0) / ((batches * rows) @ shapes[:, 1:])).tolist())
         self._latest: tuple[int, np.ndarray, np.ndarray] | None = None
 
-    def __len__(self) -> int:  # batches in an epoch: the same in every epoch
+    def __len__(self) -> int:
         return len(self._starts)
 
-    def batch(self, i: int) -> Batch:
-        """Batch i ≥ 0 counted over all epochs; it belongs to epoch i // len(self).
-
-        Raises:
-            ValueError: i is negative.
-        """
-        if i < 0:
-            raise ValueError(f"There is no batch {i}: batches are counted from 0 over all epochs.")
-        epoch, position = divmod(i, len(self))
+    def _contents(self, epoch: int, position: int) -> tuple[np.ndarray, tuple[int, ...]]:
         examples, order = self._order(0 if self._seed is None else epoch)
         which = order[position]
         rows, *shape = self.shapes[self._batch_bucket[which]]
-        chosen = examples[self._starts[which] : self._stops[which]]
-        return Batch(np.pad(chosen, (0, rows - len(chosen)), constant_values=-1), tuple(shape))
+        return _filled_up(examples[self._starts[which] : self._stops[which]], rows), tuple(shape)
 
     def _order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Kept examples, bucket after bucket, and the order of the batches; remembers the latest epoch."""
+        """Return the kept examples, bucket after bucket, and the order of the batches. Caches the latest epoch."""
         latest = self._latest
         if latest is None or latest[0] != epoch:
             examples, batches = np.arange(len(self.kept)), np.arange(len(self))
@@ -151,19 +195,91 @@ class BatchPlan:
         return latest[1], latest[2]
 
 
-def _bucket_ends(counts: np.ndarray, tops: np.ndarray, rows: np.ndarray, max_shapes: int) -> np.ndarray:
-    """Ends of the buckets, ascending: the w widths cut in at most `max_shapes` by dynamic programming.
+class WindowPlan(Plan):
+    """Cuts a stream of tokens into windows of `length` positions, one a row.
 
-    Of each width: `counts` (w,) examples, their longest in each stream `tops` (w, k), `rows` (w,) of a batch.
+    With a seed, each epoch starts at an offset drawn from [0, length) and shuffles its windows, all of them full. Up to
+    `length` positions before the first window and after the last one are then left out, others in each epoch. Without
+    a seed (evaluation), windows 0, 1, 2, … start at 0, length, 2 · length, …: each position is covered once, and the
+    last window may be shorter.
+
+    `batch(i).indices` are window numbers.
+
+    Args:
+        positions: length of the stream.
+        length: length of a window.
+        rows: rows of every batch.
+        seed: seed of the offsets and the shuffling, or None.
+
+    Raises:
+        ValueError: an argument is below 1, or the stream is too short for a window (with a seed).
+    """
+
+    def __init__(self, positions: int, length: int, rows: int, seed: int | None):
+        if min(positions, length, rows) < 1:
+            raise ValueError(f"{positions=}, {length=}, {rows=}: each must be at least 1.")
+        if seed is not None and positions < length:
+            raise ValueError(f"A text of {positions} positions has no window of {length}: choose shorter windows.")
+        self._positions, self._length, self._rows, self._seed = positions, length, rows, seed
+        self.shapes = [(rows, length)]
+        # The same number of windows at every offset.
+        self.windows = -(-positions // length) if seed is None else max(1, (positions - length + 1) // length)
+        self._latest: tuple[int, int, np.ndarray] | None = None
+
+    def __len__(self) -> int:
+        return -(-self.windows // self._rows)
+
+    def _contents(self, epoch: int, position: int) -> tuple[np.ndarray, tuple[int, ...]]:
+        windows = self._epoch(epoch)[1][position * self._rows : (position + 1) * self._rows]
+        return _filled_up(windows, self._rows), (self._length,)
+
+    def starts(self, batch: Batch) -> np.ndarray:
+        """Return (rows,) int64: the position at which each row's window starts; 0 in filler rows."""
+        offset = self._epoch(batch.number // len(self))[0]
+        return np.where(batch.indices >= 0, batch.indices * self._length + offset, 0)
+
+    def lengths(self, batch: Batch) -> np.ndarray:
+        """Return (rows,) int32: the positions in each row's window; 0 in filler rows."""
+        left = np.minimum(self._positions - self.starts(batch), self._length)
+        return np.where(batch.indices >= 0, left, 0).astype(np.int32)
+
+    def _epoch(self, epoch: int) -> tuple[int, np.ndarray]:
+        """Return the offset and the order of the windows. Caches the latest epoch."""
+        if self._seed is None:
+            return 0, np.arange(self.windows)
+        latest = self._latest
+        if latest is None or latest[0] != epoch:
+            generator = np.random.default_rng((self._seed, epoch))
+            free = self._positions - self.windows * self._length
+            offset = int(generator.integers(min(self._length, free + 1)))
+            latest = self._latest = epoch, offset, generator.permutation(self.windows)
+        return latest[1], latest[2]
+
+
+def ladder_lengths(limit: int) -> list[int]:
+    """Return the padded lengths 8, 12, 16, 24, 32, 48 … below `limit`, and `limit`."""
+    steps = [2**n * half // 2 for n in range(3, 32) for half in (2, 3)]
+    return [*(step for step in steps if step < limit), limit]
+
+
+def _filled_up(indices: np.ndarray, rows: int) -> np.ndarray:
+    return np.pad(indices, (0, rows - len(indices)), constant_values=-1)
+
+
+def _bucket_ends(counts: np.ndarray, tops: np.ndarray, rows: np.ndarray, max_buckets: int) -> np.ndarray:
+    """Divide the w widths into at most `max_buckets` buckets by dynamic programming; return their ends, ascending.
+
+    For each width: the number of examples `counts` (w,), the longest of them in each stream `tops` (w, k), and the
+    rows of a batch `rows` (w,).
     """
     w, before = len(counts), np.cumsum(counts) - counts
     cost = np.full((w + 1, w + 1), np.inf)  # [i, j]: padded positions of one bucket of widths i … j-1
     for j in range(1, w + 1):
         batches = -(-(before[j - 1] + counts[j - 1] - before[:j]) // rows[j - 1])
         cost[:j, j] = batches * rows[j - 1] * np.maximum.accumulate(tops[:j][::-1])[::-1].sum(axis=1)
-    best = cost[0]  # best[j]: of the first j widths, in the buckets allowed so far
+    best = cost[0]  # best[j]: the first j widths, in the buckets allowed so far
     cuts = [np.zeros(w + 1, np.int64)]
-    for _ in range(max_shapes - 1):
+    for _ in range(max_buckets - 1):
         total = best[:, None] + cost
         total[0] = cost[0]
         cuts.append(total.argmin(axis=0))
@@ -174,29 +290,48 @@ def _bucket_ends(counts: np.ndarray, tops: np.ndarray, rows: np.ndarray, max_sha
     return np.array(ends[::-1])
 
 
-def pad(rows: Ragged, indices: np.ndarray, length: int, pad_id: int) -> np.ndarray:
-    """(len(indices), length) int32: rows[i] for each index, padded on the right; all padding where i is -1.
+def pad(rows: Ragged, indices: np.ndarray, length: int) -> np.ndarray:
+    """Return (len(indices), length) int32: rows[i] for each index i, then zeros. All zeros where i is -1.
 
     Raises:
         ValueError: a row is longer than `length`.
     """
-    filled = indices >= 0
-    which = indices[filled]
-    found = rows.take(which)
-    if len(which) and (longest := found.lengths.max()) > length:
-        example = which[found.lengths.argmax()]
+    lengths = lengths_of(rows, indices)
+    if len(lengths) and (longest := lengths.max()) > length:
+        example = indices[lengths.argmax()]
         raise ValueError(f"Example {example} has {longest} tokens, its batch {length}: cut it before.")
-    lengths = np.zeros(len(indices), np.int64)
-    lengths[filled] = found.lengths
-    padded = np.full((len(indices), length), pad_id, np.int32)
-    padded[np.arange(length) < lengths[:, None]] = found.values
+    padded = np.zeros((len(indices), length), np.int32)
+    padded[np.arange(length) < lengths[:, None]] = rows.take(indices[indices >= 0]).values
     return padded
 
 
-def prefetch(iterator: Iterator[Item], size: int = 2) -> Generator[Item]:
-    """Yields the items in order, computed up to `size` ahead by a background thread that starts at first use.
+def lengths_of(rows: Ragged, indices: np.ndarray) -> np.ndarray:
+    """Return (len(indices),) int32: the length of rows[i] for each index i; 0 where i is -1."""
+    lengths = np.zeros(len(indices), np.int32)
+    filled = indices >= 0
+    lengths[filled] = rows.lengths[indices[filled]]
+    return lengths
 
-    An exception of the iterator is raised at the item's place; closing the generator ends the thread.
+
+def padded_arrays(streams: Mapping[str, Ragged], others: Mapping[str, np.ndarray], batch: Batch) -> Arrays:
+    """Return a batch's arrays, all int32, with the rows first.
+
+    For stream i, called `name`: tokens {name: (B, batch.shape[i])} and {name}_length (B,). For each of `others`, which
+    has a value for every example: these values, 0 in filler rows. And "index" (B,), the examples, -1 in filler rows.
+    """
+    arrays: Arrays = {}
+    for (name, rows), length in zip(streams.items(), batch.shape, strict=True):
+        arrays[name] = pad(rows, batch.indices, length)
+        arrays[f"{name}_length"] = lengths_of(rows, batch.indices)
+    for name, values in others.items():
+        arrays[name] = np.where(batch.indices >= 0, values[batch.indices], 0).astype(np.int32)
+    return arrays | {"index": batch.indices.astype(np.int32)}
+
+
+def prefetch(iterator: Iterator[Item], size: int = 2) -> Generator[Item]:
+    """Yield the items in order, computed up to `size` ahead by a background thread that starts at first use.
+
+    An exception of the iterator is raised in the place of its item. Closing the generator ends the thread.
     """
     end = object()
     pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")

@@ -1,4 +1,4 @@
-"""Rows of unequal length in one flat array: millions of sentences as numbers, without a Python object for each."""
+"""Rows of unequal length in one flat array: millions of sentences without a Python object for each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Ragged:
-    """Row i is values[offsets[i] : offsets[i + 1]]; lengths are (rows,), offsets (rows + 1,)."""
+    """Rows in flat arrays: row i is values[offsets[i] : offsets[i + 1]]; lengths are (rows,), offsets (rows + 1,)."""
 
     def __init__(self, values: np.ndarray, lengths: np.ndarray):
         self.values, self.lengths = values, lengths
@@ -23,7 +23,7 @@ class Ragged:
 
     @classmethod
     def join(cls, parts: Sequence[Ragged]) -> Ragged:
-        """Their rows, one after another."""
+        """Concatenate: the rows of all parts, one part after another."""
         return cls(np.concatenate([part.values for part in parts]), np.concatenate([part.lengths for part in parts]))
 
     def __len__(self) -> int:
@@ -33,18 +33,19 @@ class Ragged:
         return self.values[self.offsets[i] : self.offsets[i + 1]]
 
     def take(self, indices: np.ndarray) -> Ragged:
-        """The rows of `indices` ≥ 0, in their order; one may come several times."""
+        """Return the rows at `indices` ≥ 0, in this order. An index may occur several times."""
         lengths = self.lengths[indices]
         ends = np.cumsum(lengths, dtype=np.int64)
         at = np.arange(ends[-1] if len(ends) else 0) + np.repeat(self.offsets[indices] - (ends - lengths), lengths)
         return Ragged(self.values[at], lengths)
 
-    def cut(self, limit: int, end: int) -> Ragged:
-        """Rows of at most `limit`: of a longer one the first limit - 1, and `end`."""
+    def cut(self, limit: int, end: bool = True) -> Ragged:
+        """Return the rows, cut to `limit` values. With `end`, the last value of a cut row is still its last one."""
         too_long = self.lengths > limit
         if not too_long.any():
             return self
         place = np.arange(len(self.values)) - np.repeat(self.offsets[:-1], self.lengths)
         rows = Ragged(self.values[place < limit], np.minimum(self.lengths, limit))
-        rows.values[rows.offsets[1:][too_long] - 1] = end
+        if end:
+            rows.values[rows.offsets[1:][too_long] - 1] = self.values[self.offsets[1:][too_long] - 1]
         return rows
