@@ -68,7 +68,7 @@ def shrink(config: ConfigDict, directory: Path, steps: int = 4) -> ConfigDict:
 @pytest.fixture(autouse=True)
 def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     """The devices' rate costs a second to measure, in every run that reports."""
-    monkeypatch.setattr(profiling, "matrix_peak", lambda dtype: 1e11)
+    monkeypatch.setattr(profiling, "peak_flops", lambda dtype: ("matmul_utilization", 1e11))
 
 
 @pytest.fixture
