@@ -6,8 +6,9 @@ import numpy as np
 import oracle
 import pytest
 from conftest import on_devices
+from jax.sharding import AbstractMesh, AxisType
 
-from transformer_jax.losses import cross_entropy, sum_in_chunks
+from transformer_jax.losses import cross_entropy, next_token, sum_in_chunks
 from transformer_jax.metrics import bleu, exact_match
 
 B, T, V = 3, 5, 7
@@ -143,6 +144,17 @@ def projected(table, x, labels, weights):
     return cross_entropy(x @ table.T, labels, weights, vocab_size=V, label_smoothing=0.1)[0]
 
 
+def on_mesh(function, data, fsdp=1):
+    """`function`, compiled as on a mesh of that many devices."""
+    mesh = AbstractMesh((data, fsdp), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
+
+    def traced(*arguments):
+        with jax.sharding.use_abstract_mesh(mesh):
+            return function(*arguments)
+
+    return jax.jit(traced)
+
+
 @pytest.mark.parametrize("filled", [0.0, 0.1, 0.7, 1.0])
 @pytest.mark.parametrize(
     ("rows", "width", "chunk", "shards"), [(4, 5, 3, 1), (4, 5, 20, 1), (4, 5, 99, 1), (4, 5, 6, 2), (6, 7, 1, 3)]
@@ -152,10 +164,10 @@ def test_chunks_give_the_value_and_the_gradient_of_the_plain_form(rows, width, c
     plain = jax.value_and_grad(projected, (0, 1))(table, x, labels, weights)
 
     def chunked(table, x):
-        return sum_in_chunks(projected, table, x, labels, weights, chunk, shards)
+        return sum_in_chunks(projected, table, x, labels, weights, chunk)
 
-    found = jax.jit(jax.value_and_grad(chunked, (0, 1)))(table, x)
-    np.testing.assert_allclose(chunked(table, x), plain[0], rtol=1e-5)  # and without a gradient
+    found = on_mesh(jax.value_and_grad(chunked, (0, 1)), shards)(table, x)
+    np.testing.assert_allclose(on_mesh(chunked, shards)(table, x), plain[0], rtol=1e-5)  # and without a gradient
     np.testing.assert_allclose(found[0], plain[0], rtol=1e-5)
     for one, other in zip(found[1], plain[1], strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
@@ -166,6 +178,43 @@ def test_the_gradient_of_chunks_is_scaled_by_what_follows():
     table, x, labels, weights = positions(4, 5, 0.7)
     by_three = jax.grad(lambda x: 3 * sum_in_chunks(projected, table, x, labels, weights, 4))(x)
     np.testing.assert_allclose(by_three, 3 * jax.grad(projected, 1)(table, x, labels, weights), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("data", "fsdp", "shards"), [(1, 1, 1), (2, 1, 2), (1, 2, 2), (2, 2, 4), (3, 1, 1), (8, 1, 4)])
+def test_each_device_takes_chunks_of_its_rows(data, fsdp, shards):
+    """4 rows lie on as many devices as divide them."""
+    table, x, labels, weights = positions(4, 5, 1.0)
+    shapes = set()
+
+    def seen(table, x, labels, weights):
+        shapes.add(x.shape)
+        return projected(table, x, labels, weights)
+
+    parts = []
+    vmap = jax.vmap
+
+    def counting(function, axes):
+        def mapped(table, x, *rest):
+            parts.append(len(x))
+            return vmap(function, axes)(table, x, *rest)
+
+        return mapped
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "vmap", counting)
+        on_mesh(lambda x: sum_in_chunks(seen, table, x, labels, weights, 2), data, fsdp)(x)
+    assert set(parts) == {shards}
+    assert shapes == {(1, 2, D)}
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_the_next_tokens_loss_is_that_of_the_heads_logits(label_smoothing):
+    table, x, labels, weights = positions(4, 5, 0.7)
+    valid = weights > 0
+    head = jax.tree_util.Partial(lambda table, x, vocab_size, dtype: x.astype(dtype) @ table.T, table)
+    found = next_token(head, x, labels, valid, V, jnp.float32, label_smoothing)
+    expected = cross_entropy(x @ table.T, labels, valid, vocab_size=V, label_smoothing=label_smoothing)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_padding_costs_no_chunk():
@@ -197,11 +246,12 @@ def loss(table, x, labels, weights):
     return cross_entropy(x @ table.T, labels, weights, vocab_size=V, label_smoothing=0.1)[0]
 plain = jax.value_and_grad(loss, (0, 1))(table, x, labels, weights)
 for axes in ((8, 1), (4, 2)):
-    mesh = jax.make_mesh(axes, ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
-    rows, vocab = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec("tensor"))
+    mesh = jax.make_mesh(axes, ("fsdp", "tensor"), axis_types=(AxisType.Auto,) * 2)
+    rows, vocab = NamedSharding(mesh, PartitionSpec("fsdp")), NamedSharding(mesh, PartitionSpec("tensor"))
     def chunked(table, x, labels, weights):
-        total = lambda t, x: sum_in_chunks(loss, t, x, labels, weights, 5, axes[0])
-        return jax.value_and_grad(total, (0, 1))(table, x)
+        total = lambda t, x: sum_in_chunks(loss, t, x, labels, weights, 5)
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return jax.value_and_grad(total, (0, 1))(table, x)
     run = jax.jit(chunked, in_shardings=(vocab, rows, rows, rows))
     found = run(table, x, labels, weights)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(plain), strict=True):

@@ -1,4 +1,4 @@
-"""Losses as sums and weights, divided once by the engine over all devices and microbatches.
+"""Losses as sums and weights. The engine divides once, over all devices and microbatches.
 
 Shapes: B batch · T target positions · D d_model · V vocabulary.
 """
@@ -13,15 +13,15 @@ import jax.numpy as jnp
 
 Array = jax.Array
 
-CHUNK = 512  # positions whose logits exist at a time
+CHUNK = 512  # positions on each device whose logits exist at a time
 
 
 def cross_entropy(
     logits: Array, labels: Array, weights: Array, *, vocab_size: int, label_smoothing: float = 0.0
 ) -> tuple[Array, Array]:
-    """Cross-entropy against q = (1 - ε) · onehot(label) + ε / V, in nats: (weighted sum, sum of weights).
+    """Return the cross-entropy against q = (1 - ε) · onehot(label) + ε / V, in nats: (weighted sum, sum of weights).
 
-    logits (B, T, padded V), labels (B, T), weights (B, T); ids ≥ `vocab_size` are padding and have no part in q.
+    logits (B, T, padded V), labels (B, T), weights (B, T). Ids ≥ `vocab_size` are padding, with no share of q.
     Szegedy et al. 2016, Section 7; Vaswani et al. 2017, Section 5.4 (ε = 0.1).
     """
     logits = logits.astype(jnp.float32)
@@ -34,7 +34,27 @@ def cross_entropy(
     return (losses * weights).sum(), weights.sum()
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 5, 6))
+def next_token(
+    lm_head: Callable[[Array, int, Any], Array],
+    x: Array,
+    labels: Array,
+    valid: Array,
+    vocab_size: int,
+    dtype: Any,
+    label_smoothing: float = 0.0,
+) -> tuple[Array, Array]:
+    """Return the cross-entropy (sum, weight) of lm_head(x, vocab_size, dtype), without ever holding all of its logits.
+
+    x (B, T, D): the model's last layer; labels (B, T); valid (B, T): the positions that count. `lm_head` is a pytree.
+    """
+
+    def loss(lm_head: Any, x: Array, labels: Array, weights: Array) -> Array:
+        logits = lm_head(x, vocab_size, dtype)
+        return cross_entropy(logits, labels, weights, vocab_size=vocab_size, label_smoothing=label_smoothing)[0]
+
+    return sum_in_chunks(loss, lm_head, x, labels, valid), valid.sum().astype(jnp.float32)
+
+
 def sum_in_chunks(
     loss: Callable[[Any, Array, Array, Array], Array],
     params: Any,
@@ -42,21 +62,30 @@ def sum_in_chunks(
     labels: Array,
     weights: Array,
     chunk: int = CHUNK,
-    shards: int = 1,
 ) -> Array:
-    """Σ loss(params, x, labels, weights) over the positions that have a weight, some at a time.
+    """Return Σ loss(params, x, labels, weights) over the positions that have a weight, computed in chunks.
 
-    x (B, T, D), labels (B, T), weights (B, T), and `loss` a weighted sum over positions: logits over a vocabulary and
-    their cross-entropy. What it makes of a chunk, (chunk, V), stays in the cache and never all exists at once; the
-    gradient is made along with the value, so that nothing is computed twice; positions without weight (padding) are
-    put last and left out. Exact: the order of summation is all that differs from the plain form.
+    x (B, T, D), labels (B, T), weights (B, T). `loss` returns a weighted sum over positions, e.g. the cross-entropy of
+    logits over a vocabulary. Its intermediate values for a chunk, (chunk, V), fit the cache and never exist for the
+    whole batch. The gradient is computed along with the value, so nothing is computed twice. Positions without weight
+    (padding) are sorted to the end and skipped. The result is exact: it differs from loss(params, x, labels, weights)
+    in the order of summation only.
 
-    `shards`: in how many parts the rows lie on the devices. Each part's positions stay there, `chunk` of each are
-    taken at a time, and their sums are added when all is done. Fewer where B is no multiple of it.
-    Differentiable in `params` and `x`, once, in reverse.
+    Positions stay on their devices: each takes chunks of its own rows, and the sums are added once, at the end. How the
+    rows lie on the devices follows from the mesh in scope, from its axes "data" and "fsdp". Differentiable once, in
+    reverse, in `params` and `x`.
     """
+    mesh = jax.sharding.get_abstract_mesh()
+    shards = math.prod(mesh.shape.get(axis, 1) for axis in ("data", "fsdp"))
+    return _sum_in_chunks(loss, params, x, labels, weights, chunk, math.gcd(shards, x.shape[0]))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 5, 6))
+def _sum_in_chunks(
+    loss: Callable, params: Any, x: Array, labels: Array, weights: Array, chunk: int, shards: int
+) -> Array:
     run, each = _Chunks(x, labels, weights, chunk, shards), jax.vmap(loss, (None, 0, 0, 0))
-    nothing = jnp.zeros(run.shards, jnp.float32)
+    nothing = jnp.zeros(shards, jnp.float32)
     return jax.lax.fori_loop(0, run.count, lambda i, total: total + each(params, *run(i)), nothing).sum()
 
 
@@ -71,8 +100,8 @@ def _sum_and_gradient(
         dx = jax.lax.dynamic_update_slice_in_dim(dx, dxi[:, 0], i * run.width, axis=1)
         return total + value, jax.tree.map(jnp.add, dparams, dp), dx
 
-    zeros = jax.tree.map(lambda p: jnp.zeros((run.shards, *p.shape), p.dtype), params)
-    nothing = jnp.zeros(run.shards, jnp.float32), zeros, jnp.zeros_like(run.x)
+    zeros = jax.tree.map(lambda p: jnp.zeros((shards, *p.shape), p.dtype), params)
+    nothing = jnp.zeros(shards, jnp.float32), zeros, jnp.zeros_like(run.x)
     total, dparams, dx = jax.lax.fori_loop(0, run.count, add, nothing)
     return total.sum(), (jax.tree.map(lambda d: d.sum(axis=0), dparams), run.back(dx).reshape(x.shape))
 
@@ -82,17 +111,15 @@ def _scale_gradient(loss: Callable, chunk: int, shards: int, gradient: tuple, co
     return dparams, dx, None, None
 
 
-sum_in_chunks.defvjp(_sum_and_gradient, _scale_gradient)
+_sum_in_chunks.defvjp(_sum_and_gradient, _scale_gradient)
 
 
 class _Chunks:
-    """Positions, those with weight first, cut into chunks of (shards, 1, width); `count` of them have any weight."""
+    """Positions in chunks of (shards, 1, width), those with weight first. Only the first `count` chunks have any."""
 
     def __init__(self, x: Array, labels: Array, weights: Array, chunk: int, shards: int):
-        self.shards = math.gcd(shards, x.shape[0])
-
         def cut(a: Array) -> Array:
-            return a.reshape(self.shards, -1, *a.shape[2:])
+            return a.reshape(shards, -1, *a.shape[2:])
 
         x, labels, weights = cut(x), cut(labels), cut(weights)
         size = x.shape[1]
@@ -109,7 +136,7 @@ class _Chunks:
         self.count = -(-(weights != 0).sum(axis=1).max() // self.width)
 
     def __call__(self, i: Array) -> tuple[Array, Array, Array]:
-        """Chunk i of x, labels and weights: (shards, 1, width, …)."""
+        """Return chunk i of x, labels and weights: (shards, 1, width, …)."""
 
         def take(a: Array) -> Array:
             return jax.lax.dynamic_slice_in_dim(a, i * self.width, self.width, axis=1)[:, None]
@@ -117,5 +144,5 @@ class _Chunks:
         return take(self.x), take(self._labels), take(self._weights)
 
     def back(self, sorted_x: Array) -> Array:
-        """(shards, size + padding, D) → (shards, size, D) in the order that came in."""
+        """Return (shards, size + padding, D) as (shards, size, D), in the original order."""
         return jnp.take_along_axis(sorted_x[:, : self._size], jnp.argsort(self._order, axis=1)[..., None], axis=1)

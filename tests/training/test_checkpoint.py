@@ -1,5 +1,6 @@
 import errno
 import hashlib
+import json
 import logging
 import pathlib
 import shutil
@@ -11,11 +12,12 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 
-from transformer_jax.training import checkpoint
+from transformer_jax.training import manifest
 from transformer_jax.training.checkpoint import (
     CheckpointConfig,
     CheckpointError,
     Checkpoints,
+    check_fingerprint,
     parameters_sha256,
 )
 
@@ -172,10 +174,10 @@ def test_a_file_that_cannot_be_read_is_damage(damageable, opened, monkeypatch, c
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_sha256", fail)
+        patch.setattr(manifest, "_sha256", fail)
         assert opened().verified() == []
         assert "cannot be read" in caplog.text
-        with pytest.raises(CheckpointError, match=r"20: it cannot be read \(.*may be whole: see to the disk"):
+        with pytest.raises(CheckpointError, match=r"20: it cannot be read \(.*may be whole: check the disk"):
             opened().newest()
     assert opened().newest() == 20
 
@@ -237,7 +239,7 @@ def test_a_directory_that_cannot_be_made(opened, tmp_path):
         opened(tmp_path / "file" / "checkpoints").save(10, make_state(), {})
 
 
-@pytest.mark.parametrize(("owner", "name"), [(ocp.PyTreeCheckpointHandler, "finalize"), (checkpoint.os, "fsync")])
+@pytest.mark.parametrize(("owner", "name"), [(ocp.PyTreeCheckpointHandler, "finalize"), (manifest.os, "fsync")])
 def test_a_full_disk_loses_no_earlier_step(damageable, opened, monkeypatch, owner, name):
     def full_disk(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -262,7 +264,7 @@ def test_a_kill_before_the_manifest_leaves_the_earlier_step(damageable, opened, 
         raise Killed
 
     checkpoints = opened(keep_latest=1)
-    monkeypatch.setattr(checkpoint, "_write_manifest", killed)
+    monkeypatch.setattr(manifest, "write", killed)
     with pytest.raises(Killed):
         checkpoints.save(30, make_state(30), {})
     assert (damageable / "30").is_dir()
@@ -310,7 +312,7 @@ def test_keeps_the_latest_and_the_best_across_restarts(opened, metric, best):
 def test_the_latest_are_not_filled_up_with_what_is_kept_for_its_score(opened, tmp_path):
     options = {"keep_latest": 2, "keep_best": 1}
     for step, loss in [(10, 1.0), (20, 2.0), (30, 2.0), (40, 2.0)]:
-        opened(**options).save(step, make_state(), {}, {"loss": loss}, passing=step == 20)
+        opened(**options).save(step, make_state(), {}, {"loss": loss}, preemption=step == 20)
     checkpoints = opened(**options)
     assert checkpoints.verified() == [10, 30, 40]
     assert (checkpoints.latest(1), checkpoints.latest(2)) == ([40], [30, 40])
@@ -394,3 +396,24 @@ def test_config_problems(field, value, message):
     ((name, rule),) = make_config(**{field: value}).problems()
     assert name == field
     assert message in rule
+
+
+def test_a_preemption_step_of_an_older_workdir_is_one(damageable, opened):
+    meta = damageable / "10" / "meta" / "meta.json"
+    stored = json.loads(meta.read_text())
+    assert opened().regular([10, 20]) == [10, 20]
+    del stored["preemption"]
+    meta.write_text(json.dumps(stored | {"passing": True}))
+    assert opened().regular([10, 20]) == [20]
+    assert opened().regular([10]) == [10]
+
+
+@pytest.mark.parametrize("name", ["fingerprint", "identity"])
+def test_checkpoints_belong_to_their_tokenizers(name):
+    """The second name is that of older workdirs."""
+    meta = {name: {"source tokenizer": "a" * 64, "training data": "b" * 64}}
+    check_fingerprint({"source tokenizer": "a" * 64}, meta, "run")
+    with pytest.raises(CheckpointError, match=r"training data: sha256 cccccccccccc… here, bbbbbbbbbbbb… .* of run"):
+        check_fingerprint({"source tokenizer": "a" * 64, "training data": "c" * 64}, meta, "run")
+    with pytest.raises(CheckpointError, match=r"target tokenizer: .* none… in the checkpoints"):
+        check_fingerprint({"target tokenizer": "a" * 64}, meta, "run")

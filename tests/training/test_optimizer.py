@@ -9,12 +9,14 @@ import oracle
 import pytest
 
 from transformer_jax.models import Transformer, TransformerConfig
-from transformer_jax.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
+from transformer_jax.models.positions import POSITIONS
+from transformer_jax.models.recurrent import ATTENTIONS, RecurrentConfig, RecurrentSeq2Seq
+from transformer_jax.models.transformer import TIES
 from transformer_jax.training.optimizer import OptimizerConfig, decays, make_optimizer, schedule
 
 SCHEDULES = {
-    "paper": OptimizerConfig(warmup_steps=17, learning_rate=2.0),
-    "paper, no warm-up": OptimizerConfig(warmup_steps=0),
+    "noam": OptimizerConfig(warmup_steps=17, learning_rate=2.0),
+    "noam, no warm-up": OptimizerConfig(warmup_steps=0),
     "inverse_sqrt": OptimizerConfig(schedule="inverse_sqrt", learning_rate=5e-4, warmup_steps=17),
     "inverse_sqrt, no warm-up": OptimizerConfig(schedule="inverse_sqrt", learning_rate=5e-4, warmup_steps=0),
     "cosine": OptimizerConfig(schedule="cosine", learning_rate=0.3, warmup_steps=17, decay_steps=1009),
@@ -36,7 +38,7 @@ def test_schedules_are_their_formulas(name):
         np.testing.assert_allclose(rate(n - 1), expected, rtol=2e-6, atol=1e-7 * config.learning_rate)
 
 
-def test_the_papers_schedule_peaks_at_the_end_of_warm_up():
+def test_noam_peaks_at_the_end_of_warm_up():
     rates = np.asarray(schedule(OptimizerConfig(), 512)(np.arange(20_000)))
     assert rates.argmax() + 1 == 4000
     np.testing.assert_allclose(rates.max(), 6.98771e-4, rtol=1e-5)
@@ -59,32 +61,82 @@ def test_cosine_ends_where_it_is_told_and_stays():
         np.testing.assert_allclose(rates, end, rtol=1e-5, atol=1e-8)
 
 
-def test_what_decays():
-    config = TransformerConfig(
-        11, 13, 1, 1, 8, 4, 2, 4, 4, norm="pre", positions="learned", tie_embeddings="none", output_bias=True
+# The last part of every parameter's path, and whether weight decay applies to it.
+DECAYS = {
+    "bias": False,
+    "damping": False,
+    "kernel": True,
+    "key_table": True,
+    "position_v": False,
+    "scale": False,
+    "table": True,
+    "v": False,
+    "value_table": True,
+    "w": True,
+}
+
+
+def transformer(**options):
+    sizes = {"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 8, "d_ff": 12, "num_heads": 2, "head_dim": 4}
+    return Transformer(TransformerConfig(11, 11, value_dim=4, **sizes, **options))
+
+
+def recurrent(**options):
+    return RecurrentSeq2Seq(RecurrentConfig(11, 13, **options))
+
+
+MODELS = {
+    f"transformer: {positions}, ties {ties}, {norm}-LN": transformer(
+        positions=positions, tie_embeddings=ties, output_bias=ties == "none", norm=norm
     )
-    ids = np.zeros((1, 1), np.int32)
-    params = nn.unbox(jax.eval_shape(Transformer(config).init, jax.random.key(0), ids, ids))["params"]
-    marked = jax.tree_util.tree_leaves_with_path(decays(params))
-    by_name = {True: set(), False: set()}
-    for path, value in marked:
-        by_name[value].add(jax.tree_util.keystr(path[-1:], simple=True))
-    assert by_name == {True: {"kernel", "table"}, False: {"bias", "scale"}}
-    assert sum(value for _, value in marked) == 2 + 2 + 1 + (4 + 2) + (4 + 4 + 2)  # tables, positions, output, stacks
+    for positions in POSITIONS
+    for ties in TIES
+    for norm in ("pre", "post")
+}
+MODELS |= {f"recurrent: {attention}": recurrent(attention=attention) for attention in ATTENTIONS}
+MODELS |= {
+    "recurrent: damping, local window": recurrent(attention="scaled_dot", damping=True, local_window=2),
+    "recurrent: LSTM": recurrent(cell="lstm", num_layers=2),
+    "recurrent: Bahdanau": recurrent(attention="additive", bidirectional=True, readout="maxout"),
+    "recurrent: Luong": recurrent(attention="general", input_feeding=True, local_window=2),
+}
 
 
-@pytest.mark.parametrize("attention", ["additive", "scaled_dot"])
-def test_what_decays_of_a_recurrent_model(attention):
-    scaled = {"damping": True, "local_window": 2} if attention == "scaled_dot" else {}
-    model = RecurrentSeq2Seq(RecurrentConfig(11, 13, attention=attention, **scaled))
+def boxed_parameters(model):
     ids = np.zeros((1, 1), np.int32)
-    params = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), ids, ids))["params"]
-    names = {True: set(), False: set()}
-    for path, value in jax.tree_util.tree_leaves_with_path(decays(params)):
-        names[value].add(jax.tree_util.keystr(path[-1:], simple=True))
-    vectors = {"v"} if attention == "additive" else {"damping", "position_v"}
-    assert names[True] <= {"kernel", "table"}
-    assert names[False] == {"bias", *vectors}
+    return jax.eval_shape(model.init, jax.random.key(0), ids, ids)["params"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_parameter_decays_if_and_only_if_it_is_a_matrix(name):
+    boxed = boxed_parameters(MODELS[name])
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(nn.unbox(boxed))]
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
+    expected = {name: DECAYS[name.rpartition("/")[2]] for name in names}
+    assert dict(zip(names, decays(boxed), strict=True)) == expected
+    assert set(expected.values()) == {True, False}
+
+
+def test_the_models_have_every_name():
+    """Otherwise a line of DECAYS could be wrong without a failing test."""
+    found = set()
+    for model in MODELS.values():
+        for path, _ in jax.tree_util.tree_leaves_with_path(nn.unbox(boxed_parameters(model))):
+            found.add(jax.tree_util.keystr(path[-1:], simple=True))
+    assert found == DECAYS.keys()
+
+
+def test_decay_acts_on_boxed_and_unboxed_parameters_alike():
+    boxed = MODELS["transformer: learned, ties none, pre-LN"].init(jax.random.key(0), *np.zeros((2, 1, 1), np.int32))
+    boxed = boxed["params"]
+    config = OptimizerConfig(schedule="constant", learning_rate=1.0, warmup_steps=0, weight_decay=0.5)
+    marks = decays(boxed)
+    optimizer = make_optimizer(config, 8, marks)
+    for params in (boxed, nn.unbox(boxed)):
+        updates, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)
+        assert jax.tree.structure(updates) == jax.tree.structure(params)
+        for update, param, mark in zip(jax.tree.leaves(updates), jax.tree.leaves(params), marks, strict=True):
+            np.testing.assert_allclose(update, -0.5 * mark * param)
 
 
 PARAMS = {
@@ -93,6 +145,7 @@ PARAMS = {
     "scale": np.float32(np.random.default_rng(2).normal(size=7)),
     "table": np.float32(np.random.default_rng(3).normal(size=(7, 3))),
 }
+DECAY = [DECAYS[name] for name in sorted(PARAMS)]
 
 
 def some_gradients(steps=4):
@@ -102,7 +155,7 @@ def some_gradients(steps=4):
 
 
 def updated(config, gradients):
-    optimizer, params = make_optimizer(config, 512), jax.tree.map(jnp.asarray, PARAMS)
+    optimizer, params = make_optimizer(config, 512, DECAY), jax.tree.map(jnp.asarray, PARAMS)
     state = optimizer.init(params)
     for gradient in gradients:
         updates, state = optimizer.update(gradient, state, params)
@@ -148,7 +201,7 @@ def test_the_first_update_moves_every_parameter_by_the_learning_rate():
 
 
 def first_moment(config, gradient):
-    optimizer = make_optimizer(config, 512)
+    optimizer = make_optimizer(config, 512, DECAY)
     _, state = optimizer.update(gradient, optimizer.init(PARAMS), PARAMS)
     (adam,) = [part for part in state if isinstance(part, optax.ScaleByAdamState)]
     return jax.tree.map(lambda m: np.asarray(m) / np.float32(1 - config.b1), adam.mu)
@@ -176,7 +229,7 @@ def test_only_the_learning_rate_and_the_decay_act_on_parameters_without_gradient
 @pytest.mark.parametrize(
     ("changes", "field", "rule"),
     [
-        ({"schedule": "linear"}, "schedule", "must be one of paper, inverse_sqrt, cosine, constant"),
+        ({"schedule": "linear"}, "schedule", "must be one of noam, inverse_sqrt, cosine, constant"),
         ({"learning_rate": 0.0}, "learning_rate", "must be positive"),
         ({"epsilon": -1e-9}, "epsilon", "must be positive"),
         ({"warmup_steps": -1}, "warmup_steps", "must not be negative; 0 switches it off"),
@@ -188,7 +241,7 @@ def test_only_the_learning_rate_and_the_decay_act_on_parameters_without_gradient
         (
             {"schedule": "cosine", "decay_steps": 4000},
             "decay_steps",
-            "must be beyond warmup_steps = 4000 and 1: usually training.steps",
+            "must be greater than warmup_steps = 4000 and 1: usually training.steps",
         ),
     ],
 )

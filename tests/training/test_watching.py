@@ -1,11 +1,9 @@
 """What a run tells while it goes on: its first batch, utilisation, profiles, compilations, listeners."""
 
-import itertools
 import json
 import sys
 import types
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_loop import run
@@ -15,25 +13,9 @@ from transformer_jax.training import loop, profiling
 from transformer_jax.training.logging import MetricsWriter, wandb_listener
 
 
-def test_matrix_rate_is_that_of_products(monkeypatch):
-    clock = itertools.count(step=0.5)
-    monkeypatch.setattr(profiling.time, "perf_counter", lambda: next(clock))
-    assert profiling.matrix_rate("float32", n=128, chain=3) == 3 * 2 * 128**3 / 0.5
-
-
-def test_a_trace_of_chosen_steps(tmp_path):
-    trace = profiling.Trace(tmp_path, range(2, 4))
-    for step in range(1, 6):
-        assert trace.before(step, jnp.ones(3)) == (step == 2)
-        assert trace._running == (step in (2, 3))
-        assert trace.after(step, jnp.ones(3) + step) == (step == 3)
-    assert not trace._running
-    assert list(tmp_path.rglob("*.xplane.pb"))
-
-
 def test_a_run_tells_its_first_batch_and_utilisation(tiny, tmp_path, monkeypatch, caplog):
     """mfu: useful FLOPs over time and peak."""
-    monkeypatch.setattr(profiling, "matrix_peak", lambda dtype: 1e6)
+    monkeypatch.setattr(profiling, "peak_flops", lambda dtype: ("mfu", 1e6))
     monkeypatch.setattr(loop.Progress, "report", lambda self, step: (4.0, 0.0))
     monkeypatch.setattr(profiling, "device_memory", lambda: {"device_memory_gb": 7.0})
     run(tiny, tmp_path / "run", training__steps=2)

@@ -376,12 +376,8 @@ def window_batches(corpus: Corpus, stream: str, split: str, seed: int | None, *,
     log.info("%s: %d tokens in %d windows of %d, %d batches", split, len(ids), plan.windows, data.max_length, len(plan))
 
     def load(batch: Batch) -> dict[str, np.ndarray]:
-        lengths, place = plan.lengths(batch), np.arange(data.max_length)[None]
-        at = np.minimum(plan.starts(batch)[:, None] + place, len(ids) - 2)
-        valid = place < lengths[:, None]
-        tokens, target = (np.where(valid, ids[at + i], 0).astype(np.int32) for i in (0, 1))
-        index = batch.indices.astype(np.int32)
-        return {stream: tokens, "target": target, f"{stream}_length": lengths, "index": index}
+        arrays = {stream: plan.take(ids[:-1], batch), "target": plan.take(ids[1:], batch)}
+        return arrays | {f"{stream}_length": plan.lengths(batch), "index": batch.indices.astype(np.int32)}
 
     size = sum(map(len, column.blocks())) - len(column[0][:1].encode())
     return Batches(plan, load, references=[(len(ids) - 1, size)])

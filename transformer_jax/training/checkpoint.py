@@ -1,24 +1,22 @@
-"""Checkpoints that can be trusted: what comes back is bit for bit what was saved, or an error.
+"""Save and restore checkpoints. A restored step is bit for bit the one that was saved; otherwise it is an error.
 
     <workdir>/checkpoints/STEP/state/           the train state, written by Orbax
-                              meta/meta.json    what the caller wants to know again, and the step's scores
+                              meta/meta.json    what the caller gave to `save`, with the step's scores
                               manifest.json     size and sha256 of every file above, written last
 
-Orbax notices a file that is missing or too short, but returns wrong numbers for flipped bits. Hence the
-manifest: a step counts only when it is there and every file agrees with it.
+Orbax notices a file that is missing or too short, but returns wrong numbers for flipped bits. Hence the manifest: a
+step counts only when its manifest exists and every file agrees with it.
 """
 
 import contextlib
 import dataclasses
 import functools
 import hashlib
-import io
 import json
 import logging
 import math
-import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -27,7 +25,10 @@ import numpy as np
 from etils import epath, epy
 from jax.experimental import multihost_utils
 
+from transformer_jax import fields
+from transformer_jax.training import manifest
 from transformer_jax.training.logging import absolute
+from transformer_jax.training.manifest import Damage
 
 with epy.lazy_imports():  # 0.3 s that the first step need not wait for
     import orbax.checkpoint as ocp
@@ -38,9 +39,7 @@ log = logging.getLogger(__name__)
 # Orbax reports some forty INFO lines a save through absl, which absl.app sends to stderr.
 logging.getLogger("absl").addFilter(lambda r: r.levelno >= logging.WARNING or "orbax" not in r.pathname)
 
-_MANIFEST = "manifest.json"
 _META = "meta.json"
-_UNREADABLE = "it cannot be read"  # how `_damage` begins where that may pass
 _STEP_FOLDER = re.compile(r"(0|[1-9]\d*)(\.orbax-checkpoint-tmp.*)?")
 _LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte")
 
@@ -51,19 +50,19 @@ class CheckpointError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-    """When to save and what to keep: the latest steps and, besides, those with the best score."""
+    """When to save, and which steps to keep: the latest and, in addition, those with the best score."""
 
-    every: int = 1000  # steps between saves
-    keep_latest: int = 5
-    keep_best: int = 1  # 0: none are kept for their score
-    best_metric: str = "loss"  # a validation metric's name, e.g. "bleu" or "loss"
+    every: int = fields.free(1000)  # steps between saves
+    keep_latest: int = fields.free(5)
+    keep_best: int = fields.free(1)  # 0 keeps none for its score
+    best_metric: str = fields.free("loss")  # the name of a validation metric, e.g. "bleu" or "loss"
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Yields (field, rule and remedy) for every invalid value."""
+        """Yield (field, rule and remedy) for every invalid value."""
         if self.every < 1:
             yield "every", "must be at least 1; to save only at the end, set it to training.steps"
         if self.keep_latest < 1:
-            yield "keep_latest", "must be at least 1, for training to resume from; 2 outlive a damaged one"
+            yield "keep_latest", "must be at least 1, for training to resume from; with 2, one may be damaged"
         if self.keep_best < 0:
             yield "keep_best", "must be at least 0; 0 keeps none for its score"
         if not self.best_metric:
@@ -71,9 +70,9 @@ class CheckpointConfig:
 
 
 def parameters_sha256(params: PyTree) -> str:
-    """sha256 over the arrays' bytes alone (C order, little endian), in `jax.tree.leaves` order.
+    """Return the sha256 sum of the arrays' bytes (C order, little endian), in `jax.tree.leaves` order.
 
-    Names and shapes are not part of it, so that three lines of NumPy reproduce it.
+    Names and shapes are not part of it, so that three lines of NumPy can reproduce it.
     """
     digest = hashlib.sha256()
     for leaf in jax.tree.leaves(params):
@@ -83,10 +82,21 @@ def parameters_sha256(params: PyTree) -> str:
     return digest.hexdigest()
 
 
+def check_fingerprint(fingerprint: Mapping[str, str], meta: Mapping[str, Any], where: Any) -> None:
+    """Raise CheckpointError unless a checkpoint with this `meta` was made with the same tokenizers and data."""
+    stored = meta["fingerprint"] if "fingerprint" in meta else meta["identity"]  # as older workdirs name it
+    for name, value in fingerprint.items():
+        if stored.get(name) != value:
+            raise CheckpointError(
+                f"{name}: sha256 {value[:12]}… here, {stored.get(name, 'none')[:12]}… in the checkpoints of {where}: "
+                "they do not belong together; restore the file it was trained with, or use another --workdir"
+            )
+
+
 class Checkpoints:
     """The checkpoints below one directory. Only the run that trains may call `save` and `discard_after`.
 
-    With several processes all call every method; the first one alone writes manifests and removes.
+    Where there are several processes, all of them call every method. Only the first writes manifests and removes steps.
     """
 
     def __init__(self, directory: epath.PathLike, config: CheckpointConfig):
@@ -99,15 +109,15 @@ class Checkpoints:
         state: PyTree,
         meta: dict,
         metrics: dict[str, float] | None = None,
-        passing: bool = False,
+        preemption: bool = False,
     ) -> None:
-        """Writes `state` (arrays) and `meta` (JSON) as `step`; then removes what need not be kept.
+        """Write `state` (arrays) and `meta` (JSON) as `step`, then remove the steps that need not be kept.
 
-        `passing`: to go on from, where a run is stopped; it is removed with the next that is saved.
+        A `preemption` step is one to resume from after the run was stopped. The next save removes it.
 
-        When it returns, the step is complete on disk. Raises CheckpointError if the step exists or cannot be
-        written. Then the earlier steps are untouched, and what is left of this one does not count:
-        `discard_after` removes it at the next start (not here, Orbax's threads may still be writing).
+        When this returns, the step is complete on disk. Raises CheckpointError if the step exists or cannot be
+        written. Then the earlier steps are untouched, and what is left of this one does not count: `discard_after`
+        removes it at the next start. (Not here: Orbax's threads may still be writing.)
         """
         folder = self._folder(step)
         if folder.exists():
@@ -116,12 +126,12 @@ class Checkpoints:
                 "discard_after(), which removes the steps that are to be trained again."
             )
         scores = {name: float(value) for name, value in (metrics or {}).items()}
-        facts = {"meta": meta, "metrics": scores, "passing": passing}
+        facts = {"meta": meta, "metrics": scores, "preemption": preemption}
         items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), meta=ocp.args.JsonSave(facts))
         try:
             self._manager.save(step, args=items, force=True)  # else skipped in silence if a newer step exists
             if jax.process_index() == 0:
-                _write_manifest(folder)
+                manifest.write(folder)
         except jax.errors.JaxRuntimeError:  # a process has died: that is not the disk's fault, and a restart mends it
             raise
         except Exception as error:  # Orbax raises bare Exception, ValueError, OSError, …
@@ -139,20 +149,20 @@ class Checkpoints:
         multihost_utils.sync_global_devices(f"checkpoint {step} complete")
 
     def verified(self, steps: Sequence[int] | None = None) -> list[int]:
-        """Those of `steps`, else of all, that agree with their manifest, ascending; says which do not, and why."""
+        """Return the steps that agree with their manifest, ascending. Logs which of `steps` (default: all) do not."""
         return sorted(self._verified(self._steps() if steps is None else steps))
 
     def newest(self) -> int | None:
-        """The newest verified step; says which newer ones are damaged, and why.
+        """Return the newest verified step. Logs which newer ones are damaged, and why.
 
-        Raises CheckpointError where a newer one cannot be read: that may be the disk's passing fault, and a training
-        that went on from an older step would remove it.
+        Raises CheckpointError where a newer one cannot be read. The disk's fault may be temporary, and a run that
+        resumed from an older step would remove the newer one.
         """
         for step in reversed(self._steps()):
-            damage = _damage(self._folder(step))
-            if damage is not None and damage.startswith(_UNREADABLE):
+            damage = manifest.damage(self._folder(step))
+            if damage is not None and not damage.readable:
                 raise CheckpointError(
-                    f"{self._folder(step)}: {damage}. It may be whole: see to the disk and start again, or remove that "
+                    f"{self._folder(step)}: {damage}. It may be whole: check the disk and start again, or remove that "
                     "folder to take an older step."
                 )
             if self._good(step, damage):
@@ -160,46 +170,47 @@ class Checkpoints:
         return None
 
     def regular(self, steps: Sequence[int]) -> list[int]:
-        """`steps`, ascending, without those `passing`, unless it is the last."""
+        """Return `steps`, ascending, without preemption steps other than the last."""
 
-        def passing(step: int) -> bool:
+        def preemption(step: int) -> bool:
             with contextlib.suppress(OSError, ValueError):
-                return bool(self._stored(step).get("passing"))
+                stored = self._stored(step)
+                return bool(stored.get("preemption", stored.get("passing")))  # the latter in older workdirs
             return False
 
-        return [step for step in steps if step == steps[-1] or not passing(step)]
+        return [step for step in steps if step == steps[-1] or not preemption(step)]
 
     def latest(self, count: int) -> list[int]:
-        """The `count` newest regular steps, ascending, whether they verify or not."""
+        """Return the `count` newest regular steps, ascending, whether they verify or not."""
         return self.regular(self._complete())[-count:]
 
     def best(self) -> int | None:
-        """The verified step with the best `config.best_metric`, the newer of equals; None if none has it."""
+        """Return the verified step with the best `config.best_metric`, the newer of equals; None if none has it."""
         return next(self._verified(self._best_first(self._complete())), None)
 
     def scores(self, step: int) -> dict[str, float]:
-        """The validation scores that `save` was given with the step."""
+        """Return the validation scores that were saved with the step."""
         return self._stored(step)["metrics"]
 
     def meta(self, step: int) -> dict:
-        """What `save` was given with the step."""
+        """Return the `meta` that was saved with the step."""
         return self._stored(step)["meta"]
 
     def restore(self, step: int, abstract_state: PyTree) -> tuple[PyTree, dict]:
-        """The state, typed and placed as `abstract_state` (jax.ShapeDtypeStruct leaves) says, and the meta.
+        """Return the state, with the dtypes and shardings of `abstract_state` (jax.ShapeDtypeStruct), and the meta.
 
-        A leaf without a sharding goes to the first device. Raises CheckpointError if the step is damaged or
-        holds other parameters, shapes or dtypes, and names them.
+        A leaf without a sharding goes to the first device. Raises CheckpointError if the step is damaged or holds
+        other parameters, shapes or dtypes, and names them.
         """
         state = self._restore(step, abstract_state, "")
         return state, self.meta(step)
 
     def restore_params(self, step: int, abstract_params: PyTree, part: str = "params") -> PyTree:
-        """Like `restore`, of `state.params` (or `state["params"]`) alone, or of another part like it, as "ema"."""
+        """Return only `state.params` (or `state["params"]`), or another part of the state of that shape, e.g. "ema"."""
         return self._restore(step, {part: abstract_params}, f"{part}/")[part]
 
     def average(self, steps: Sequence[int], abstract_params: PyTree) -> PyTree:
-        """The mean of the steps' parameters: summed in float32 in the order given, divided once."""
+        """Return the mean of the steps' parameters, summed in float32 in the order given and divided once."""
         if not steps:
             raise CheckpointError("average() needs at least one step; save a checkpoint first")
         total = None
@@ -209,17 +220,18 @@ class Checkpoints:
         return jax.tree.map(lambda t, p: (t / len(steps)).astype(p.dtype), total, abstract_params)
 
     def discard_after(self, step: int | None) -> None:
-        """Removes newer and unfinished steps: training goes on from `step` and saves them anew.
+        """Remove newer and unfinished steps: training continues from `step` and saves them again.
 
-        None: training starts, since no step is good. Raises CheckpointError if one was good once: that may be the
-        disk's passing fault, and removing it would lose the run.
+        None means that training starts, since no step is good. Raises CheckpointError if a step was good once: the
+        disk's fault may be temporary, and removing the step would lose the run.
         """
         if jax.process_index() == 0:
             for at, folder in self._entries():
-                finished = (folder / _MANIFEST).exists()
+                finished = manifest.exists(folder)
                 if step is None and finished:
+                    damage = manifest.damage(folder)
                     raise CheckpointError(
-                        f"{self.directory} has no good checkpoint left, newest damage: {folder}: {_damage(folder)}. "
+                        f"{self.directory} has no good checkpoint left, newest damage: {folder}: {damage}. "
                         "Restore the folder from a backup, remove it to train anew, or choose another workdir."
                     )
                 newer = step is not None and at > step
@@ -231,7 +243,7 @@ class Checkpoints:
         self.close()
 
     def close(self) -> None:
-        """Forgets what Orbax holds: the steps it saw, its threads. The next call opens it again."""
+        """Drop Orbax's manager, with its list of steps and its threads. The next call makes a new one."""
         manager = self.__dict__.pop("_manager", None)
         if manager is not None:
             manager.close()
@@ -251,7 +263,7 @@ class Checkpoints:
         return self.directory / str(step)
 
     def _entries(self) -> list[tuple[int, epath.Path]]:
-        """(step, folder) of every step, finished or not; anything else in the directory is not ours."""
+        """Return (step, folder) of every step, finished or not. Anything else in the directory is not ours."""
         if not self.directory.is_dir():
             return []
         found = ((_STEP_FOLDER.fullmatch(path.name), path) for path in self.directory.iterdir())
@@ -264,15 +276,15 @@ class Checkpoints:
         return json.loads((self._folder(step) / "meta" / _META).read_text())
 
     def _verified(self, steps: Iterable[int]) -> Iterator[int]:
-        return (step for step in steps if self._good(step, _damage(self._folder(step))))
+        return (step for step in steps if self._good(step, manifest.damage(self._folder(step))))
 
-    def _good(self, step: int, damage: str | None) -> bool:
+    def _good(self, step: int, damage: Damage | None) -> bool:
         if damage is not None:
             log.warning("passing over checkpoint %s: %s", self._folder(step), damage)
         return damage is None
 
     def _best_first(self, steps: Sequence[int]) -> list[int]:
-        """Those of `steps` that have a score which is a number, best first, the newer of equals first."""
+        """Return those of `steps` whose score is a number, best first, the newer of equals first."""
         sign = -1 if self.config.best_metric in _LOWER_IS_BETTER else 1
         scores = {}
         for step in steps:
@@ -285,7 +297,7 @@ class Checkpoints:
         return sorted(scores, key=lambda step: (scores[step], step), reverse=True)
 
     def _complete(self) -> list[int]:
-        return [step for step in self._steps() if (self._folder(step) / _MANIFEST).exists()]
+        return [step for step in self._steps() if manifest.exists(self._folder(step))]
 
     def _surplus(self) -> list[int]:
         complete = self._complete()
@@ -293,8 +305,8 @@ class Checkpoints:
         return [step for step in complete if step not in kept]
 
     def _restore(self, step: int, abstract: PyTree, prefix: str) -> PyTree:
-        """The part of the stored state that `abstract` describes: what has names beginning with `prefix`."""
-        damage = _damage(self._folder(step))
+        """Return the part of the stored state that `abstract` describes; its names begin with `prefix`."""
+        damage = manifest.damage(self._folder(step))
         if damage is not None:
             raise CheckpointError(
                 f"{self._folder(step)} cannot be restored: {damage}. "
@@ -324,56 +336,8 @@ class Checkpoints:
 
 
 def _shapes(tree: PyTree) -> dict[str, str]:
-    """{"params/decoder/kernel": "float32[7, 5]"}: the same for a namedtuple as for Orbax's dict of it."""
+    """Return e.g. {"params/decoder/kernel": "float32[7, 5]"}, alike for a namedtuple and for Orbax's dict of it."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): f"{np.dtype(leaf.dtype)}{list(leaf.shape)}"
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
-
-
-def _sha256(path: epath.Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _files(folder: epath.Path) -> Iterator[epath.Path]:
-    """All below it. (What epath's `walk` gives of a bucket has lost its gs://.)"""
-    for path in folder.iterdir():
-        yield from _files(path) if path.is_dir() else [path]
-
-
-def _write_manifest(folder: epath.Path) -> None:
-    files = {
-        str(path.relative_to(folder)): {"size": path.stat().length, "sha256": _sha256(path)}
-        for path in sorted(_files(folder))
-    }
-    unfinished = folder / f"{_MANIFEST}.tmp"
-    with unfinished.open("w") as file:
-        json.dump({"files": files}, file, indent=1)
-        file.flush()
-        with contextlib.suppress(io.UnsupportedOperation):  # in a bucket a file appears whole or not at all
-            os.fsync(file.fileno())
-    unfinished.replace(folder / _MANIFEST)
-
-
-def _damage(folder: epath.Path) -> str | None:
-    """What is wrong with a step, or None if every file agrees with the manifest."""
-    if not folder.is_dir():
-        return "there is no such step"
-    if not (folder / _MANIFEST).exists():
-        return f"{_MANIFEST} is missing, saving was not finished"
-    try:
-        files = json.loads((folder / _MANIFEST).read_text())["files"]
-        for name, file in files.items():
-            path = folder / name
-            if not path.is_file():
-                return f"{name} is missing, which {_MANIFEST} lists"
-            if path.stat().length != file["size"]:
-                return f"{name} has {path.stat().length} bytes, {_MANIFEST} says {file['size']}"
-            if _sha256(path) != file["sha256"]:
-                return f"{name} has another sha256 sum than {_MANIFEST} says"
-    except (ValueError, KeyError) as error:
-        return f"{_MANIFEST} is damaged ({error})"
-    except OSError as error:
-        return f"{_UNREADABLE} ({error})"
-    return None

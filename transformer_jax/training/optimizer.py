@@ -2,33 +2,37 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import PartitionSpec
 
-SCHEDULES = ("paper", "inverse_sqrt", "cosine", "constant")
+from transformer_jax import fields
+
+SCHEDULES = ("noam", "inverse_sqrt", "cosine", "constant")
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
     """Adam with the constants of Vaswani et al. 2017, Section 5.3."""
 
-    schedule: str = "paper"
-    learning_rate: float = 1.0  # the peak; under "paper" a factor on the formula
-    warmup_steps: int = 4000
-    decay_steps: int = 100_000  # "cosine" reaches its end here
-    end_fraction: float = 0.0  # of the peak, at the end of "cosine"
+    schedule: str = "noam"
+    learning_rate: float = 1.0  # the peak rate; for "noam", a factor on the formula
+    warmup_steps: int = fields.size(4000, small=2)
+    decay_steps: int = 100_000  # the step at which "cosine" reaches its end
+    end_fraction: float = 0.0  # the rate at the end of "cosine", relative to the peak
     b1: float = 0.9
     b2: float = 0.98
     epsilon: float = 1e-9
-    weight_decay: float = 0.0  # decoupled (Loshchilov and Hutter 2019), on matrices only
-    clip_norm: float = 0.0  # the global norm gradients are cut to; 0: they are not
+    weight_decay: float = 0.0  # decoupled (Loshchilov and Hutter 2019); see `decays`
+    clip_norm: float = 0.0  # the largest global norm of the gradient; 0 does not clip
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """What is wrong, as (field, rule and remedy)."""
+        """Yield (field, rule and remedy) for every invalid value."""
         if self.schedule not in SCHEDULES:
             yield "schedule", f"must be one of {', '.join(SCHEDULES)}"
         for name in ("learning_rate", "epsilon"):
@@ -43,21 +47,26 @@ class OptimizerConfig:
         if not 0 <= self.end_fraction <= 1:
             yield "end_fraction", "must be in [0, 1]"
         if self.schedule == "cosine" and self.decay_steps <= max(self.warmup_steps, 1):
-            yield "decay_steps", f"must be beyond warmup_steps = {self.warmup_steps} and 1: usually training.steps"
+            yield (
+                "decay_steps",
+                f"must be greater than warmup_steps = {self.warmup_steps} and 1: usually training.steps",
+            )
 
 
 def schedule(config: OptimizerConfig, d_model: int) -> optax.Schedule:
-    """The learning rate of update 0, 1, 2 …; the formulas count updates from 1.
+    """Return the learning rate as a function of the number of updates so far. With n = that number + 1:
 
-    paper: factor · d_model^-0.5 · min(n^-0.5, n · warmup^-1.5) (Vaswani et al. 2017, eq. 3).
-    inverse_sqrt: peak · min((n / warmup), (warmup / n)^0.5); cosine: linear to the peak, then half a cosine to
-    end_fraction · peak at decay_steps (Loshchilov and Hutter 2017); constant: linear to the peak, then the peak.
+    noam: factor · d_model^-0.5 · min(n^-0.5, n · warmup^-1.5) (Vaswani et al. 2017, eq. 3).
+    inverse_sqrt: peak · min(n / warmup, (warmup / n)^0.5).
+    cosine: linear warm-up to the peak, then half a cosine down to end_fraction · peak at decay_steps (Loshchilov and
+    Hutter 2017).
+    constant: linear warm-up to the peak, then the peak.
     """
     peak, warmup = config.learning_rate, max(config.warmup_steps, 1)
 
     def rate(count: jax.typing.ArrayLike) -> jax.Array:
         n = jnp.asarray(count, jnp.float32) + 1
-        if config.schedule == "paper":
+        if config.schedule == "noam":
             return peak * d_model**-0.5 * jnp.minimum(n**-0.5, n * warmup**-1.5)
         if config.schedule == "inverse_sqrt":
             return peak * jnp.minimum(n / warmup, (warmup / n) ** 0.5)
@@ -71,23 +80,35 @@ def schedule(config: OptimizerConfig, d_model: int) -> optax.Schedule:
     return rate
 
 
-def decays(params: Any) -> Any:
-    """True at the parameters that weight decay touches: matrices. Stacked layers' vectors have two axes: names tell."""
+def decays(boxed_params: Any) -> list[bool]:
+    """Return, for each parameter in leaf order, whether weight decay applies to it: True for matrices.
 
-    def is_matrix(path: tuple, _: Any) -> bool:
-        name = jax.tree_util.keystr(path[-1:], simple=True)
-        return name not in ("bias", "scale", "v", "position_v", "damping")
+    The logical axes tell matrices from vectors. The axis that stacks layers does not count, and heads × head_dim is one
+    axis: a projection's output. Biases, norms and score vectors thus have one axis and do not decay.
+    """
+    specs = nn.get_partition_spec(boxed_params)
 
-    return jax.tree_util.tree_map_with_path(is_matrix, params)
+    def is_matrix(axes: PartitionSpec) -> bool:
+        stacked, split = "layers" in axes, {"heads", "head_dim"} <= set(axes)
+        return len(axes) - stacked - split >= 2
+
+    return [is_matrix(axes) for axes in jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, PartitionSpec))]
 
 
-def make_optimizer(config: OptimizerConfig, d_model: int) -> optax.GradientTransformation:
-    """Clipping, Adam, decoupled decay, learning rate; in this order."""
+def make_optimizer(config: OptimizerConfig, d_model: int, decay: Sequence[bool]) -> optax.GradientTransformation:
+    """Chain clipping, Adam, decoupled weight decay and the learning rate, in this order.
+
+    `decay` is what `decays` returns. It applies to the parameters with and without their boxes.
+    """
+
+    def mask(params: Any) -> Any:
+        return jax.tree.unflatten(jax.tree.structure(params), decay)
+
     steps = []
     if config.clip_norm:
         steps.append(optax.clip_by_global_norm(config.clip_norm))
     steps.append(optax.scale_by_adam(config.b1, config.b2, config.epsilon))
     if config.weight_decay:
-        steps.append(optax.add_decayed_weights(config.weight_decay, mask=decays))
+        steps.append(optax.add_decayed_weights(config.weight_decay, mask=mask))
     steps.append(optax.scale_by_learning_rate(schedule(config, d_model)))
     return optax.chain(*steps)

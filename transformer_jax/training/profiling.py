@@ -1,4 +1,4 @@
-"""How near a step comes to what the devices can do, and traces of where its time goes."""
+"""Measure how near a step comes to what the devices can do, and trace where its time goes."""
 
 import time
 
@@ -8,9 +8,49 @@ from etils import epath
 
 from transformer_jax.training import processes
 
+# Published peaks of dense matrix products, in TFLOP/s per JAX device: (bfloat16, float32), by `device_kind`. NVIDIA's
+# tables print rates with 2:4 sparsity; these are half of them. The float32 column assumes JAX's default precision of
+# float32 products: one bfloat16 pass on TPUs, TF32 on GPUs. With a higher jax_default_matmul_precision, utilisation
+# against these peaks is too low. The names are exact: a slice of a GPU (MIG) or an NVL card has another peak.
+PEAKS = {
+    "TPU v4": (275, 275),  # https://docs.cloud.google.com/tpu/docs/v4
+    "TPU v5 lite": (197, 197),  # v5e: https://docs.cloud.google.com/tpu/docs/v5e
+    "TPU v5e": (197, 197),
+    "TPU v5": (459, 459),  # v5p: https://docs.cloud.google.com/tpu/docs/v5p
+    "TPU v5p": (459, 459),
+    "TPU v6 lite": (918, 918),  # v6e: https://docs.cloud.google.com/tpu/docs/v6e
+    "TPU v6e": (918, 918),
+    # 2,307 a chip, whose two TensorCores are two devices: https://docs.cloud.google.com/tpu/docs/tpu7x
+    "TPU7x": (2307 / 2, 2307 / 2),
+    # https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf
+    "NVIDIA A100-SXM4-40GB": (312, 156),
+    "NVIDIA A100-SXM4-80GB": (312, 156),
+    "NVIDIA A100-PCIE-40GB": (312, 156),
+    "NVIDIA A100 80GB PCIe": (312, 156),
+    # 1,979 and 989 for SXM, 1,513 and 756 for PCIe with sparsity:
+    # https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet
+    "NVIDIA H100 80GB HBM3": (989.5, 494.5),
+    "NVIDIA H100 PCIe": (756.5, 378),
+    "NVIDIA H200": (989.5, 494.5),  # as H100 SXM: https://www.nvidia.com/en-us/data-center/h200
+    # 4,500 and 2,200 with sparsity (HGX): https://nvdam.widen.net/s/wwnsxrhm2w/blackwell-datasheet-3384703
+    "NVIDIA B200": (2250, 1100),
+}
+
+
+def peak_flops(dtype: str) -> tuple[str, float]:
+    """Return what a share of the peak is called, and the peak in FLOP/s of all devices together.
+
+    "mfu" is a share of the published peak (`PEAKS`). On CPUs and other devices the rate of large matrix products is
+    measured instead, and a share of it is "matmul_utilization".
+    """
+    published = PEAKS.get(jax.devices()[0].device_kind)
+    if published is not None and dtype in ("bfloat16", "float32"):
+        return "mfu", published[dtype == "float32"] * 1e12 * jax.device_count()
+    return "matmul_utilization", _measured_peak(dtype)
+
 
 def matrix_rate(dtype: str, n: int, chain: int) -> float:
-    """FLOP/s of products of n × n matrices on one device, `chain` of them at a call, the best of five calls."""
+    """Return the FLOP/s of n × n matrix products on one device: `chain` of them in a call, the best of five calls."""
     x, a = jnp.ones((n, n), dtype), jnp.full((n, n), 1 / n, dtype)  # x a = x
     products = jax.jit(lambda x, a: jax.lax.fori_loop(0, chain, lambda _, x: x @ a, x))
     products(x, a).block_until_ready()
@@ -23,28 +63,28 @@ def matrix_rate(dtype: str, n: int, chain: int) -> float:
     return chain * 2 * n**3 / min(once() for _ in range(5))
 
 
-def matrix_peak(dtype: str) -> float:
-    """FLOP/s of all devices together, measured on one. A host's CPU devices share its cores: they count as one."""
+def _measured_peak(dtype: str) -> float:
+    """Measure one device. The CPU devices of a host share its cores and count as one."""
     if jax.devices()[0].platform == "cpu":
         return matrix_rate(dtype, 2048, 1) * jax.process_count()
     return matrix_rate(dtype, 8192, 20) * jax.device_count()
 
 
 def device_memory() -> dict[str, float]:
-    """{"device_memory_gb": the most that the first device held so far}; nothing where devices do not tell, as CPUs."""
+    """Return {"device_memory_gb": peak memory of the first device}, or {} where devices do not report it (CPUs)."""
     stats = jax.local_devices()[0].memory_stats() or {}
     return {"device_memory_gb": stats["peak_bytes_in_use"] / 1e9} if "peak_bytes_in_use" in stats else {}
 
 
 class Trace:
-    """A profile of the steps in `steps`, by the first process, in `directory`: for XProf or ui.perfetto.dev."""
+    """A profile of the steps in `steps`, written to `directory` by the first process, for XProf or ui.perfetto.dev."""
 
     def __init__(self, directory: epath.PathLike, steps: range):
         self._directory, self._running = str(directory), False
         self._steps = steps if processes.is_first() else range(0)
 
     def before(self, step: int, state: object) -> bool:
-        """Whether it starts with this step; `state`, what the steps before it compute, is waited for."""
+        """Start the trace if it begins with this step, once `state` is computed. Return whether it started."""
         if step != self._steps.start or not self._steps:
             return False
         jax.block_until_ready(state)
@@ -53,7 +93,7 @@ class Trace:
         return True
 
     def after(self, step: int, state: object) -> bool:
-        """Whether it ends with this step, whose `state` is waited for."""
+        """End the trace if this is its last step, once `state` is computed. Return whether it ended."""
         if not self._running or step + 1 < self._steps.stop:
             return False
         jax.block_until_ready(state)
