@@ -14,8 +14,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from transformer_jax.data.batching import Arrays
 from transformer_jax.training.engine import Engine
-from transformer_jax.training.task import Task
+from transformer_jax.training.sharding import abstract_batch
 
 ITEM_BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8}
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
@@ -42,7 +43,7 @@ class Description:
     mesh: dict[str, int]
     parameters: int
     batch: dict[str, tuple[int, ...]]
-    tokens: int  # positions of the batch's longest array, none of them padding
+    tokens: int  # in the batch, which has no padding
     flops: float  # of the whole batch, on all devices
     parameter_bytes: int
     optimizer_bytes: int
@@ -58,20 +59,18 @@ class Description:
         return self.flops / devices / peak, sum(c.sent for c in self.collectives) / link
 
 
-def describe(task: Task, engine: Engine, batch: Mapping[str, np.ndarray], turns: int = 1) -> Description:
-    """`batch` is one without padding. `turns`: of loops that depend on the data, as that over the loss's chunks."""
-    state, placed = engine.abstract_state, {}
-    for name, array in batch.items():
-        placed[name] = jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=engine.batch_sharding)
-    compiled = engine.step.lower(state, placed).compile()
+def describe(engine: Engine, batch: Arrays, turns: int = 1) -> Description:
+    """Describe the step on a batch without padding. Loops whose length depends on the data make `turns` turns."""
+    state, work = engine.abstract_state, engine.task.work(batch)
+    compiled = engine.step.lower(state, abstract_batch(batch, engine.mesh)).compile()
     collectives, guessed = read_collectives(compiled.as_text(), turns)
     parameter_bytes = _bytes_per_device(state.params)
     return Description(
         mesh=dict(engine.mesh.shape),
         parameters=sum(math.prod(x.shape) for x in jax.tree.leaves(state.params)),
         batch={name: array.shape for name, array in batch.items()},
-        tokens=max(array.size for array in batch.values()),
-        flops=task.flops(dict(batch)),
+        tokens=work.tokens,
+        flops=work.flops,
         parameter_bytes=parameter_bytes,
         optimizer_bytes=_bytes_per_device((state.opt_state, state.ema)),
         gradient_bytes=parameter_bytes,

@@ -8,12 +8,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from transformer_jax.data.batching import Arrays, Batch, Batches
 
 AXES = ("data", "fsdp", "tensor")
 
@@ -158,14 +160,15 @@ def check_rows(rows: Iterable[int], mesh: Mesh, microbatches: int = 1) -> None:
 
 
 def rows_here(sharding: NamedSharding, rows: int) -> slice:
-    """Of a batch's `rows`, those that this process's devices hold."""
+    """Return which of a batch's `rows` this process's devices hold."""
     indices: Any = sharding.addressable_devices_indices_map((rows,))
     held = [index[0].indices(rows) for index in indices.values()]
     return slice(min(start for start, _, _ in held), max(stop for _, stop, _ in held))
 
 
-def place(arrays: Mapping[str, np.ndarray], sharding: NamedSharding, rows: int, first: int = 0) -> dict[str, jax.Array]:
-    """A batch of `rows`, of which `arrays` hold those from `first` on that this process's devices need, on devices."""
+def place(arrays: Mapping[str, np.ndarray], mesh: Mesh, rows: int, first: int = 0) -> dict[str, jax.Array]:
+    """Place a batch of `rows` on the mesh. `arrays` hold its rows from `first` on, as many as this process needs."""
+    sharding = batch_sharding(mesh)
 
     def one(array: np.ndarray) -> jax.Array:
         def part(index: Any) -> np.ndarray:
@@ -175,3 +178,33 @@ def place(arrays: Mapping[str, np.ndarray], sharding: NamedSharding, rows: int, 
         return jax.make_array_from_callback((rows, *array.shape[1:]), sharding, part)
 
     return {name: one(array) for name, array in arrays.items()}
+
+
+def abstract_batch(arrays: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shapes of a whole batch with the sharding that `feed` gives them."""
+    rows = batch_sharding(mesh)
+    return {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows) for name, x in arrays.items()}
+
+
+class Fed(NamedTuple):
+    """A batch of the plan, its arrays on the host, and the whole batch on the devices."""
+
+    batch: Batch
+    arrays: Arrays
+    placed: dict[str, jax.Array]
+
+
+def feed(batches: Batches, numbers: Iterable[int], mesh: Mesh, whole: bool = False) -> Iterator[Fed]:
+    """Load batches by their numbers and place them on the mesh.
+
+    Each process loads the rows that its devices hold, or the `whole` batch. Filler rows make the rows a multiple of
+    data × fsdp devices.
+    """
+    devices = mesh.shape["data"] * mesh.shape["fsdp"]
+    for number in numbers:
+        batch = batches.plan.batch(number)
+        rows = len(batch.indices) + -len(batch.indices) % devices
+        batch = batch._replace(indices=np.pad(batch.indices, (0, rows - len(batch.indices)), constant_values=-1))
+        here = slice(0, rows) if whole else rows_here(batch_sharding(mesh), rows)
+        arrays = batches.load(batch._replace(indices=batch.indices[here]))
+        yield Fed(batch, arrays, place(arrays, mesh, rows, here.start))
