@@ -15,7 +15,7 @@ from transformer_jax.models.recurrent import ATTENTIONS
 
 def get_config(arg: str | None = None) -> ConfigDict:
     attention = parse_arg(arg, {"attention": ("transformer", *ATTENTIONS)})["attention"]
-    config = defaults("translation", "transformer" if attention == "transformer" else "recurrent")
+    config = defaults("sequence_to_sequence", "transformer" if attention == "transformer" else "recurrent")
 
     config.data.source = "tfds"
     config.data.name = "dates"
@@ -27,7 +27,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.data.tokenizer = "characters"
     config.data.max_length = 48
     config.data.batch_tokens = 2048
-    config.data.max_shapes = 3
+    config.data.max_buckets = 3
 
     model = config.model
     model.source_vocab_size = model.target_vocab_size = 128

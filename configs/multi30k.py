@@ -50,7 +50,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     given = {part.rpartition("=")[2] for part in (arg or "").split(",")}
     if choice["size"] == "annotated" and (own := given & {*words["norm"], *words["tokenizer"]}):
         raise ConfigError(f"config argument {min(own)!r} does not go with 'annotated', which has its own")
-    config = defaults("translation")
+    config = defaults("sequence_to_sequence")
 
     config.data.source_language, config.data.target_language = choice["pair"].split("-")
     config.data.test_split = "test_2016_flickr"

@@ -24,7 +24,7 @@ from transformer_jax.config import defaults, parse_arg
 
 def get_config(arg: str | None = None) -> ConfigDict:
     parse_arg(arg, {})
-    config = defaults("translation")
+    config = defaults("sequence_to_sequence")
 
     config.data.source = "tfds"
     config.data.name = "ted_hrlr_translate/pt_to_en"

@@ -59,7 +59,7 @@ PAIRS = ("en-de", "de-en", "en-fr", "fr-en")
 def get_config(arg: str | None = None) -> ConfigDict:
     choice = parse_arg(arg, {"row": tuple(ROWS), "pair": PAIRS, "norm": ("post", "pre")})
     row, french = choice["row"], "fr" in choice["pair"]
-    config = defaults("translation")
+    config = defaults("sequence_to_sequence")
 
     config.data.source = "tfds"
     config.data.name = f"wmt14_translate/{'fr' if french else 'de'}-en"

@@ -1,8 +1,9 @@
-"""Draws what looks at what while a trained model translates: one HTML file that opens without a network.
+"""Draw a trained model's attention weights: one HTML file that opens without a network.
 
     python scripts/attention_report.py --workdir=runs/dates --input=lines.txt --output=report.html
 
-A line of the input is a source; with a tab and a text behind it, the decoder reads that in place of its own words.
+Each input line is one record. Columns of the task's data may follow, separated by tabs: after source and target, for
+example, a decoder reads that target in place of its own output.
 """
 
 import sys
@@ -14,7 +15,7 @@ from ml_collections import ConfigDict
 from transformer_jax import command_line
 from transformer_jax.data.sources import decode_lines
 from transformer_jax.predictor import Predictor
-from transformer_jax.report.attention import write_report
+from transformer_jax.report.attention import Sentence, write_report
 from transformer_jax.training import processes
 
 INPUT = flags.DEFINE_string("input", "-", "a file, or - for stdin")
@@ -24,26 +25,22 @@ SENTENCES = flags.DEFINE_integer("sentences", 20, "how many of the input are dra
 
 def main(config: ConfigDict) -> None:
     command_line.check_output(OUTPUT.value)
-    if config.model.architecture == "recurrent" and config.model.attention == "none":
-        raise ValueError(f"config.model.attention = 'none' in {flags.FLAGS.workdir}: there is nothing to draw")
     data = sys.stdin.buffer.read() if INPUT.value == "-" else epath.Path(INPUT.value).read_bytes()
     lines = decode_lines(data, "stdin" if INPUT.value == "-" else INPUT.value)
     processes.agree("input", lambda: lines)
-    pairs = [line.split("\t", 1) for line in lines if line.strip()]
-    if not pairs:
+    lines = [line for line in lines if line.strip()]
+    if not lines:
         raise ValueError(f"--input={INPUT.value} holds no line with text: there is nothing to draw")
-    if len(pairs) > SENTENCES.value:
-        print(f"drawing the first {SENTENCES.value} of {len(pairs)} lines; --sentences draws more", file=sys.stderr)
-        pairs = pairs[: SENTENCES.value]
-    if "attention_implementation" in config.model:
-        config.model.attention_implementation = "einsum"  # the library's keeps its weights to itself
-    config.decoding.n_best = 1
+    if len(lines) > SENTENCES.value:
+        print(f"drawing the first {SENTENCES.value} of {len(lines)} lines; --sentences draws more", file=sys.stderr)
+        lines = lines[: SENTENCES.value]
     predictor = Predictor(flags.FLAGS.workdir, config)
-    sources = [source for source, *_ in pairs]
-    own = iter(predictor.predict([source for source, *target in pairs if not target]))
-    outputs = [target[0] if target else next(own) for _, *target in pairs]
-    sentences = predictor.attention(sources, outputs)
+    columns = predictor.task.columns
+    given = [line.split("\t", len(columns) - 1) for line in lines]
+    records = [dict(zip(columns, parts, strict=False)) for parts in given]
+    maps = predictor.attention(records)
     if processes.is_first():
+        sentences = [Sentence(parts[0], found) for parts, found in zip(given, maps, strict=True)]
         size = write_report(OUTPUT.value, f"Attention: {flags.FLAGS.workdir}", sentences)
         print(f"wrote {OUTPUT.value}, {size:,} bytes", file=sys.stderr)
 

@@ -1,26 +1,27 @@
-"""Draws runs side by side: the values that they logged, over steps, or their BLEU over the length of the source.
+"""Draw runs side by side: what they logged over steps, or a metric over the length of the source.
 
     python scripts/compare.py --workdirs=runs/a,runs/b --output=curves.svg --values=loss,bleu
-    python scripts/compare.py --workdirs=runs/a,runs/b --output=lengths.svg --lengths=10,20,30 --split=val
+    python scripts/compare.py --workdirs=runs/a,runs/b --output=lengths.svg --lengths=10,20,30 --values=bleu --split=val
 
-By length each run translates the split, and a table is written too. `--config.a.b=v` changes all the runs' configs.
+With --lengths each run predicts the split, and a table is printed too. `--config.a.b=v` changes the config of all runs.
 """
 
+import functools
 import sys
 
 from absl import flags
 
 from transformer_jax import command_line
-from transformer_jax.config import override, parse, read_workdir
+from transformer_jax.config import override, parse
 from transformer_jax.predictor import Predictor
 from transformer_jax.report import curves
+from transformer_jax.workdir import read
 
 WORKDIRS = flags.DEFINE_list("workdirs", None, "the folders of runs", required=True)
 OUTPUT = flags.DEFINE_string("output", None, "the picture: .svg, .png or another that matplotlib writes", required=True)
-VALUES = flags.DEFINE_list("values", None, "what is drawn over steps, of what metrics.jsonl names: loss by default")
-LENGTHS = flags.DEFINE_list("lengths", None, "draw BLEU by length: the most words that each part's sources have")
-SPLIT = flags.DEFINE_string("split", None, "by length, what is translated: by default config.data.test_split")
-TOKENIZED = flags.DEFINE_bool("tokenized", False, "by length, BLEU on the tokens as given, lower-cased")
+VALUES = flags.DEFINE_list("values", ["loss"], "names in metrics.jsonl; with --lengths one metric, e.g. bleu_tokenized")
+LENGTHS = flags.DEFINE_list("lengths", None, "draw by length: the most words that the sources of each part have")
+SPLIT = flags.DEFINE_string("split", None, "with --lengths, what is predicted: by default config.data.test_split")
 
 OVERRIDES, ARGV = command_line.split_overrides()
 
@@ -31,32 +32,33 @@ def main() -> None:
     if not WORKDIRS.value:
         raise ValueError("--workdirs is empty: name the folder of a run, or several with commas between")
     if LENGTHS.value is None:
-        if SPLIT.value or TOKENIZED.value or OVERRIDES:
-            raise ValueError("--split, --tokenized and --config.… are for BLEU by length: add --lengths=10,20,30")
-        runs = {
-            run: {name: curves.read_curves(run, name) for name in VALUES.value or ["loss"]} for run in WORKDIRS.value
-        }
+        if SPLIT.value or OVERRIDES:
+            raise ValueError("--split and --config.… need --lengths: add it, e.g. --lengths=10,20,30")
+        runs = {run: {name: curves.read_curves(run, name) for name in VALUES.value} for run in WORKDIRS.value}
         curves.draw_curves(OUTPUT.value, runs)
-    elif VALUES.value is not None:
-        raise ValueError("--values is for curves over steps, --lengths for BLEU by length: leave one out")
+    elif len(VALUES.value) != 1 or VALUES.value == ["loss"]:
+        raise ValueError(f"--values={','.join(VALUES.value)}: --lengths draws one metric, e.g. --values=bleu")
     else:
-        curves.draw_bleu_by_length(OUTPUT.value, by_length(curves.check_edges(LENGTHS.value)))
+        scores = by_length(curves.check_edges(LENGTHS.value), VALUES.value[0])
+        curves.draw_by_length(OUTPUT.value, scores, VALUES.value[0])
     print(f"wrote {OUTPUT.value}", file=sys.stderr)
 
 
-def by_length(edges: list[int]) -> dict[str, list[curves.LengthScore]]:
-    configs = {run: read_workdir(run) for run in WORKDIRS.value}
-    for config in configs.values():  # what is wrong with one shows before any translates
+def by_length(edges: list[int], metric: str) -> dict[str, list[curves.LengthScore]]:
+    configs = {run: read(run) for run in WORKDIRS.value}
+    for config in configs.values():  # report a problem of one before any predicts
         override(config, OVERRIDES)
-        config.decoding.n_best = 1
         parse(config)
     scores = {}
     for run, config in configs.items():
         predictor = Predictor(run, config)
-        lines, references = predictor.task.examples(SPLIT.value or predictor.task.test_split)
-        scores[run] = curves.bleu_by_length(lines, predictor.predict(lines), references, edges, TOKENIZED.value)
+        task = predictor.task
+        batches = task.batches(SPLIT.value or config.data.test_split, None)
+        predictions = predictor.predict(batches.records, scored=True)
+        score = functools.partial(task.score, {})
+        scores[run] = curves.score_by_length(batches.records, predictions, batches.references, edges, metric, score)
         for part in scores[run]:
-            print(f"{run}\t{part.shortest}-{part.longest}\t{part.sentences}\t{part.bleu:.1f}")
+            print(f"{run}\t{part.shortest}-{part.longest}\t{part.count}\t{part.score:.4g}")
     return scores
 
 

@@ -1,8 +1,9 @@
-"""Describes a recipe's training step on any mesh, without data, devices or time: a table, or JSON with --json.
+"""Describe a recipe's training step on any mesh, without data or devices: a table, or JSON with --json.
 
     python scripts/describe.py --config=configs/wmt14.py:big --mesh=data=64,fsdp=8
 
-Parameters, FLOPs, bytes a device, what lies along what, what devices send one another. What is an estimate says so.
+Parameters, FLOPs, bytes on each device, which parameters are sharded along which axes, and what devices send one
+another. Estimates are marked as such.
 """
 
 import dataclasses
@@ -18,7 +19,7 @@ def mesh_of(text: str) -> dict[str, int]:
     for part in filter(None, text.split(",")):
         axis, _, size = part.partition("=")
         if axis not in sizes or not size.isdecimal() or int(size) < 1:
-            print(f"error: --mesh={text}: write it as data=64,fsdp=8,tensor=1", file=sys.stderr)
+            print(f"error: --mesh={text}: write it e.g. data=64,fsdp=8,tensor=1", file=sys.stderr)
             sys.exit(2)
         sizes[axis] = int(size)
     return sizes
@@ -33,13 +34,13 @@ from absl import flags  # noqa: E402
 from ml_collections import config_flags  # noqa: E402
 
 from transformer_jax import command_line  # noqa: E402
-from transformer_jax.config import parse  # noqa: E402
+from transformer_jax.config import make_task, parse  # noqa: E402
 from transformer_jax.losses import CHUNK  # noqa: E402
 from transformer_jax.training.description import describe, table_rows  # noqa: E402
 from transformer_jax.training.engine import Engine  # noqa: E402
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "recipe: configs/NAME.py[:ARG]")
-MESH = flags.DEFINE_string("mesh", "", "devices along each axis, as data=64,fsdp=8,tensor=1")
+MESH = flags.DEFINE_string("mesh", "", "devices along each axis, e.g. data=64,fsdp=8,tensor=1")
 LENGTH = flags.DEFINE_integer("length", 64, "tokens a sentence of the batch described", lower_bound=2)
 LINK = flags.DEFINE_float("link_gb_s", 100.0, "GB/s that a device sends", lower_bound=1e-3)
 PEAK = flags.DEFINE_float("peak_tflop_s", 400.0, "TFLOP/s of a device's matrix products", lower_bound=1e-3)
@@ -51,13 +52,13 @@ def main() -> None:
     if mesh_of(MESH.value) != MESH_SIZES:
         raise flags.Error(f"--mesh={MESH.value}: write it with the sign =, and once")
     if any(argument.startswith("--config.mesh.") for argument in sys.argv):
-        raise flags.Error("the mesh is described by --mesh, as data=64,fsdp=8: leave out --config.mesh.…")
+        raise flags.Error("the mesh is described by --mesh, e.g. data=64,fsdp=8: leave out --config.mesh.…")
     raw = CONFIG.value
     raw.data.directory = raw.data.directory or "(none)"
     raw.mesh.update(MESH_SIZES)
     config = parse(raw)
     shards = MESH_SIZES["data"] * MESH_SIZES["fsdp"] * config.training.microbatches
-    task = config.make_task("(none)")
+    task = make_task(config, None)
     rows = max(config.data.batch_tokens // LENGTH.value // shards, 1) * shards
     if config.data.rows_multiple % shards:
         least = config.data.max_length * shards
@@ -66,9 +67,9 @@ def main() -> None:
             f"{max(config.data.batch_tokens, least)} or a smaller data.max_length",
             file=sys.stderr,
         )
-    batch = task.made_up(rows, LENGTH.value, seed=None)
+    batch = task.dummy_batch(rows, LENGTH.value)
     turns = -(-max(array.size for array in batch.values()) // (shards * CHUNK))
-    described = describe(task, Engine(task, config.engine), batch, turns)
+    described = describe(task, Engine(task), batch, turns)
     link, peak = LINK.value * 1e9, PEAK.value * 1e12
     if JSON.value:
         times = dict(zip(("computing_s", "sending_s"), described.times(link, peak), strict=True))

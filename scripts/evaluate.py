@@ -1,4 +1,4 @@
-"""Scores a run on a split: one JSON line on stdout."""
+"""Score a run on a split: one JSON line on stdout."""
 
 import json
 

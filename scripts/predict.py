@@ -1,8 +1,10 @@
-"""Predicts a line for every line of the input, in order. Messages go to stderr.
+"""Predict one output line for every input line, in order. Messages go to stderr.
 
-With --config.decoding.n_best above 1 a line is {"hypotheses": [{"text", "score", "log_probability"}, ...]}, best first.
+Text is written as it is, anything else as a JSON object. With --config.decoding.n_best above 1, a translation is
+{"hypotheses": [{"text", "score", "log_probability"}, ...]}, best first.
 """
 
+import json
 import sys
 
 from absl import flags
@@ -26,7 +28,9 @@ def main(config: ConfigDict) -> None:
     lines = decode_lines(data, "stdin" if INPUT.value == "-" else INPUT.value)
     processes.agree("input", lambda: lines)
     predictor = Predictor(flags.FLAGS.workdir, config)
-    text = "".join(line + "\n" for line in predictor.predict(lines, scored=SCORE.value)).encode()
+    found = predictor.predict(lines, scored=SCORE.value)
+    outputs = [x if isinstance(x, str) else json.dumps(x, ensure_ascii=False) for x in found]
+    text = "".join(line.replace("\n", " ") + "\n" for line in outputs).encode()
     if not processes.is_first():
         return
     if OUTPUT.value == "-":

@@ -3,7 +3,7 @@
 from absl import flags
 
 from transformer_jax import command_line
-from transformer_jax.data.preparation import prepare
+from transformer_jax.data.corpora.download import prepare
 
 NAME = flags.DEFINE_string(
     "name", None, "wmt14_translate/de-en, ted_hrlr_translate/pt_to_en, multi30k/en-de or another of tfds", required=True

@@ -1,8 +1,8 @@
-"""Trains a recipe in a workdir, or goes on where an earlier run of it stopped.
+"""Train a recipe in a workdir, or continue where an earlier run of it stopped.
 
-After SIGTERM it saves, and ends with exit code 75: the same command goes on. Several processes, of which each is given
-the same command, train together: on TPU pods, SLURM and MPI they find one another, elsewhere they are told by
---coordinator_address, --num_processes and --process_id; see scripts/launch.
+After SIGTERM it saves and ends with exit code 75; the same command continues. Several processes that are given the same
+command train together. On TPU pods, SLURM and MPI they find one another; elsewhere give --coordinator_address,
+--num_processes and --process_id. See scripts/launch.
 """
 
 import sys
@@ -10,15 +10,14 @@ import sys
 from absl import flags
 from ml_collections import config_flags
 
-from transformer_jax import command_line
-from transformer_jax.config import claim_workdir, parse, store_config
+from transformer_jax import command_line, experiment
 from transformer_jax.training import processes
 from transformer_jax.training.logging import wandb_listener
-from transformer_jax.training.loop import Preempted, train
+from transformer_jax.training.loop import Preempted
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "recipe: configs/NAME.py[:ARG]")
 WORKDIR = flags.DEFINE_string("workdir", None, "folder for config, tokenizers, checkpoints, metrics", required=True)
-PROFILE = flags.DEFINE_string("profile", None, "steps to trace into WORKDIR/profile, as 20-25: for XProf or Perfetto")
+PROFILE = flags.DEFINE_string("profile", None, "steps to trace into WORKDIR/profile, e.g. 20-25, for XProf or Perfetto")
 WANDB = flags.DEFINE_string("wandb_project", None, "also tell Weights & Biases, if wandb is installed")
 EXIT_RUN_AGAIN = 75  # EX_TEMPFAIL of sysexits.h
 
@@ -26,20 +25,12 @@ flags.mark_flag_as_required("config")
 
 
 def main() -> None:
-    config = parse(CONFIG.value)
     trace = traced_steps(PROFILE.value)
-    processes.agree("config", CONFIG.value.to_dict)
-    processes.first(lambda: claim_workdir(WORKDIR.value, CONFIG.value))
     listeners = []
     if WANDB.value and processes.is_first():
         listeners.append(wandb_listener(WANDB.value, WORKDIR.value, CONFIG.value.to_dict()))
-
-    def ready() -> None:
-        store_config(WORKDIR.value, CONFIG.value)
-
     try:
-        task = config.make_task(WORKDIR.value)
-        train(task, config.engine, WORKDIR.value, trace=trace, listeners=listeners, ready=ready)
+        experiment.run(CONFIG.value, WORKDIR.value, trace=trace, listeners=listeners)
     except Preempted as stopped:
         if processes.is_first():
             print(stopped, file=sys.stderr)
@@ -52,7 +43,7 @@ def traced_steps(text: str | None) -> range:
         return range(0)
     first, _, last = text.partition("-")
     if not (first.isdigit() and last.isdigit() and 1 <= int(first) <= int(last)):
-        raise ValueError(f"--profile={text}: write it as FIRST-LAST, two steps, as 20-25")
+        raise ValueError(f"--profile={text}: write it as FIRST-LAST, two steps, e.g. 20-25")
     return range(int(first), int(last) + 1)
 
 

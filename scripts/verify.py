@@ -1,4 +1,4 @@
-"""Proves on this machine that a recipe's ways of computing the same thing agree: a table of measured differences.
+"""Prove on this machine that a recipe's ways of computing the same thing agree: a table of measured differences.
 
     python scripts/verify.py --config=configs/multi30k.py:en-de
 

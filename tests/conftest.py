@@ -1,20 +1,24 @@
 """Ground rules of all tests, and a corpus small enough to train on in seconds."""
 
 import importlib.util
+import json
 import logging
 import os
 import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
 from ml_collections import ConfigDict
 
+from transformer_jax import experiment
 from transformer_jax.config import defaults
-from transformer_jax.tasks import task_class
+from transformer_jax.config import shrink as make_small
 from transformer_jax.training import profiling
+from transformer_jax.training.initialization import TrainState
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_disable_most_optimizations", True)  # compiling is most of the time of these tests
@@ -27,9 +31,9 @@ from transformer_jax.config import defaults, parse_arg
 
 def get_config(arg=None):
     choice = parse_arg(arg, {"norm": ("post", "pre")})
-    config = defaults("translation")
+    config = defaults("sequence_to_sequence")
     config.data.directory = "DIRECTORY"
-    config.data.max_length, config.data.batch_tokens, config.data.max_shapes = 32, 1024, 1
+    config.data.max_length, config.data.batch_tokens, config.data.max_buckets = 32, 1024, 1
     model = config.model
     model.source_vocab_size = model.target_vocab_size = 300
     model.num_encoder_layers = model.num_decoder_layers = 1
@@ -54,15 +58,38 @@ def write_corpus(directory: Path, pairs: int = 60, languages: tuple[str, ...] = 
         for language in languages:
             lines = [" ".join(f"{language[0]}{'aeiou'[w % 5]}{'kmst'[w // 5]}" for w in row) for row in rows]
             (directory / f"{split}.{language}").write_text("\n".join(lines) + "\n")
+        table = [f"{line}\t{'odd' if row[0] % 2 else 'even'}\n" for line, row in zip(lines, rows, strict=True)]
+        (directory / f"{split}.tsv").write_text("sentence\tlabel\n" + "".join(table))
+        (directory / f"{split}.txt").write_text("\n".join(lines) + "\n")
 
 
 def shrink(config: ConfigDict, directory: Path, steps: int = 4) -> ConfigDict:
-    """The same recipe, small enough for seconds: every other key is left as it is."""
-    task_class(config.task).shrink(config)
+    """The same recipe on a made-up corpus, small enough for seconds. All other keys stay as they are."""
+    make_small(config)
     config.data.source, config.data.directory = "files", str(directory)
     config.training.steps = steps
     config.training.log_every = config.training.evaluate_every = config.checkpoint.every = 2
     return config
+
+
+def small(task: str, directory: Path) -> ConfigDict:
+    """The defaults of a task, shrunk, for the corpus of `write_corpus`."""
+    config = shrink(defaults(task), directory)
+    if "labels" in config.data:
+        config.data.labels = ("even", "odd")
+    return config
+
+
+def run(config: ConfigDict, workdir: Path, **changes: Any) -> TrainState:
+    """Trains as scripts/train.py does, with some keys changed, e.g. training__steps=6; returns the last state."""
+    config = ConfigDict(config.to_dict())
+    config.update_from_flattened_dict({key.replace("__", "."): value for key, value in changes.items()})
+    return experiment.run(config, workdir).state
+
+
+def rows(workdir: Path) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl."""
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(autouse=True)
@@ -79,8 +106,8 @@ def corpus(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tiny(corpus: Path) -> ConfigDict:
-    """A shrunk translation config; the paper's defaults else."""
-    return shrink(defaults("translation"), corpus)
+    """A shrunk translation config with the paper's defaults."""
+    return small("sequence_to_sequence", corpus)
 
 
 @pytest.fixture(scope="module")

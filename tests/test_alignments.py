@@ -5,7 +5,7 @@ from conftest import get_config
 
 import transformer_jax
 from transformer_jax.config import claim_workdir, parse
-from transformer_jax.data.dates import SIZES, examples
+from transformer_jax.data.corpora.dates import SIZES, examples
 from transformer_jax.training.loop import train
 
 

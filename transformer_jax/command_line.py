@@ -1,4 +1,4 @@
-"""What the scripts share: flags, messages on stderr, errors without tracebacks."""
+"""Flags, messages on stderr and errors without tracebacks, for all scripts."""
 
 import ctypes
 import hashlib
@@ -15,8 +15,9 @@ from absl import app, flags
 from etils import epath
 from ml_collections import ConfigDict
 
-from transformer_jax.config import override, read_workdir
+from transformer_jax.config import override
 from transformer_jax.training import processes
+from transformer_jax.workdir import read
 
 EXIT_ERROR = 2
 PATHS = ("workdir", "workdirs", "input", "output", "directory", "manual_dir")
@@ -27,8 +28,11 @@ PROCESS_ID = flags.DEFINE_integer("process_id", None, "which of them this is, fr
 
 
 def run(main: Callable[[], None], argv: list[str] | None = None, distributed: bool = True) -> None:
-    """Parses flags and runs `main`, in a cluster or with --num_processes together with the other processes unless
-    `distributed` is false. What a user can mend ends as one message on stderr and exit code 2."""
+    """Parse flags and run `main`.
+
+    In a cluster, or with --num_processes, it joins the other processes unless `distributed` is false. An error that a
+    user can fix ends as one message on stderr and exit code 2.
+    """
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s", force=True)
     logging.getLogger("transformer_jax").setLevel(logging.INFO)
     app.define_help_flags()
@@ -62,10 +66,10 @@ def run(main: Callable[[], None], argv: list[str] | None = None, distributed: bo
 
 
 def cache_compilations() -> None:
-    """Keeps compiled programs in the user's cache directory, up to 1 GiB, so that the next run starts sooner.
+    """Keep compiled programs in the user's cache directory, up to 1 GiB, so that the next run starts sooner.
 
-    Left alone where JAX_COMPILATION_CACHE_DIR is set. A program for one CPU may not run on another, and JAX does not
-    tell them apart: each kind of machine has a folder of its own.
+    Does nothing where JAX_COMPILATION_CACHE_DIR is set. A program for one CPU may not run on another, and JAX does not
+    tell them apart: each kind of machine has its own folder.
     """
     if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         return
@@ -77,11 +81,11 @@ def cache_compilations() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Memory that is freed stays with the process, for the next step.
+    """Keep freed memory in the process, for the next step.
 
-    XLA for CPU allocates a step's temporary arrays anew each time. glibc gives large ones back to the system at once,
-    which then clears every page again: a sixth of a step's time. To be called before jax makes its threads, which
-    would have heaps of their own. Where the C library is another, nothing is done.
+    XLA for CPU allocates a step's temporary arrays anew each time. glibc returns large ones to the system at once,
+    which then clears every page again: a sixth of a step's time. Call this before jax starts its threads, which would
+    have their own heaps. With another C library it does nothing.
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
@@ -91,7 +95,7 @@ def keep_freed_memory() -> None:
 
 
 def keep_stdout() -> None:
-    """What C libraries print goes to stderr, as Gloo's words about the other processes: stdout is for results."""
+    """Send what C libraries print (e.g. Gloo) to stderr: stdout is for results."""
     sys.stdout.flush()
     results = os.dup(1)
     os.dup2(2, 1)
@@ -99,7 +103,7 @@ def keep_stdout() -> None:
 
 
 def _cpu_features() -> str:
-    """What the processor can do, as Linux tells it; its name elsewhere."""
+    """Return the processor's features on Linux, its name elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -108,7 +112,7 @@ def _cpu_features() -> str:
 
 
 def _message(error: Exception) -> str:
-    """ml_collections puts a whole traceback into its message: what counts is its last line, after the class."""
+    """Return the error's message; of ml_collections' tracebacks, the last line without the class."""
     message = str(error).strip()
     if "Traceback (most recent call last)" in message:
         message = message.splitlines()[-1].partition(": ")[2]
@@ -116,7 +120,7 @@ def _message(error: Exception) -> str:
 
 
 def expand_home() -> None:
-    """~ in the flags that are paths, which the shell leaves as it is behind the sign =."""
+    """Expand ~ in the flags that are paths: the shell does not, after the sign =."""
     for name in flags.FLAGS:
         if name in PATHS and (value := flags.FLAGS[name].value):
             expanded = [os.path.expanduser(path) for path in value] if isinstance(value, list) else None
@@ -124,8 +128,7 @@ def expand_home() -> None:
 
 
 def check_output(path: str) -> None:
-    """Raises ValueError where a file of this name has no folder to lie in, is one, or may not be written: before long
-    work, not after."""
+    """Raise ValueError, before long work, where a file of this name has no folder, is one, or may not be written."""
     file = epath.Path(path)
     if "://" not in path and not file.parent.is_dir():  # storage has no folders
         raise ValueError(f"--output={path}: there is no folder {file.parent}; make it or name another")
@@ -136,18 +139,18 @@ def check_output(path: str) -> None:
 
 
 def split_overrides() -> tuple[list[str], list[str]]:
-    """The command line's `--config.a.b=v`, and the rest of it."""
+    """Return the command line's `--config.a.b=v` arguments, and the others."""
     overrides = [argument for argument in sys.argv if argument.startswith("--config.")]
     return overrides, [argument for argument in sys.argv if argument not in overrides]
 
 
 def run_on_workdir(main: Callable[[ConfigDict], None]) -> None:
-    """The same for a program that takes its config from --workdir, with `--config.a.b=v` over it."""
+    """Like `run`, for a program that takes its config from --workdir and overrides it by `--config.a.b=v`."""
     overrides, argv = split_overrides()
     workdir = flags.DEFINE_string("workdir", None, "the folder of a run", required=True)
 
     def overridden() -> None:
-        config = read_workdir(workdir.value)
+        config = read(workdir.value)
         override(config, overrides)
         main(config)
 

@@ -1,15 +1,14 @@
-"""Greedy search, beam search and sampling over a step function and an explicit cache; they know no model.
+"""Greedy search, beam search and sampling over a step function and an explicit cache, for any model.
 
 A `Step` takes the cache, the newest token of every row (N,) int32, and its position () int32, which is also
 the number of tokens already in the cache. It returns the logits of the next token (N, V) float32 and the cache
-with the newest one in it. A cache is any pytree whose leaves have the rows as first axis. Greedy search has
-N = B rows, beam search and sampling N = B·K, the K beams or draws of a row side by side; what these share (the
-encoder's output) `step` may close over, and a cache without it is cheaper to reorder.
+with the newest token in it. A cache is any pytree whose leaves have the rows as first axis. Greedy search has
+N = B rows; beam search and sampling have N = B·K, the K beams or draws of a row side by side. What these share (e.g.
+the encoder's output) may be closed over by `step`; a cache without it is cheaper to reorder.
 
 B batch, K beams or draws, V vocabulary; T = `max_length`, the most tokens an output can have, EOS counted and BOS not.
-PAD and BOS are never chosen (unless EOS has the same id). The probabilities stay the model's own: the share
-of these two is not spread over the others. Call all three under `jit`; keyword arguments are static, but for
-arrays.
+PAD (None: the vocabulary has none) and BOS are never chosen, unless EOS has the same id. Their probabilities are not
+spread over the other tokens. Call all three under `jit`; keyword arguments other than arrays are static.
 """
 
 import dataclasses
@@ -21,6 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from transformer_jax.fields import size
+
 Cache = Any
 Step = Callable[[Cache, jax.Array, jax.Array], tuple[jax.Array, Cache]]
 
@@ -30,26 +31,68 @@ IMPOSSIBLE = -1e9  # stands for log 0; finite, so that no difference is NaN
 
 
 @dataclasses.dataclass(frozen=True)
-class DecodingConfig:
-    """How outputs are searched for or drawn, and how long they may get."""
+class SamplingConfig:
+    """How to draw outputs, and how long they may get."""
 
-    beam_size: int = 4  # 1 is greedy; drawing has none
+    max_extra: int = size(50, small=5)  # tokens
+    temperature: float = 0.0  # 0 takes the most probable; above it outputs are drawn, see `sample`
+    top_k: int = 0  # 0: all
+    top_p: float = 1.0  # 1: all
+    seed: int = 0  # of the draws; each record has its own
+    n_best: int = 1  # outputs for each record
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (field, rule and remedy) for every invalid value."""
+        if self.max_extra < 1:
+            yield "max_extra", "must be at least 1, or there may be no output; use 50 if in doubt"
+        draws = self.temperature != 0
+        if draws and not LEAST_TEMPERATURE <= self.temperature < math.inf:
+            yield (
+                "temperature",
+                f"must be finite, 0 or at least {LEAST_TEMPERATURE}; use 0 for the most probable, 1.0 to draw from the "
+                "model as it is",
+            )
+        if self.top_k < 0:
+            yield "top_k", "must be at least 0; use 0 to draw from all tokens"
+        elif self.top_k and not draws:
+            yield "top_k", "needs sampling: set decoding.temperature, e.g. to 1.0, or top_k to 0"
+        if not 0 < self.top_p <= 1:
+            yield "top_p", "must be in (0, 1]; use 1.0 to draw from all tokens"
+        elif self.top_p < 1 and not draws:
+            yield "top_p", "needs sampling: set decoding.temperature, e.g. to 1.0, or top_p to 1.0"
+        if not 0 <= self.seed < 2**31:
+            yield "seed", "must be in [0, 2³¹)"
+        if self.n_best < 1:
+            yield "n_best", "must be at least 1"
+        elif self.n_best > self.most_found and not draws:
+            yield (
+                "n_best",
+                f"must not be beyond the {self.most_found} that a search finds: set decoding.beam_size to it where "
+                "there is one, or draw with decoding.temperature = 1.0",
+            )
+
+    @property
+    def most_found(self) -> int:
+        """The number of outputs that a search finds."""
+        return 1
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodingConfig(SamplingConfig):
+    """How to search for outputs of an encoder–decoder, or draw them, and how long they may get."""
+
+    beam_size: int = 4  # 1 is greedy; sampling has no beam
     length_penalty: float = 0.6  # α; 0 ranks by probability alone
     length_penalty_form: str = "wu"  # "wu" or "power", see `lp`
     # Outputs have at most max_ratio · S + max_extra tokens, where S is the width to which the source is padded.
     max_ratio: float = 1.0
-    max_extra: int = 50
-    temperature: float = 0.0  # 0 searches; above it outputs are drawn, see `sample`
-    top_k: int = 0  # 0: all
-    top_p: float = 1.0  # 1: all
-    seed: int = 0  # of the draws; each line has its own
-    n_best: int = 1  # outputs a line
 
     def max_length(self, source_length: int) -> int:
         return int(min(source_length * self.max_ratio, 2**31)) + self.max_extra
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Yields (field name, "rule; remedy") for every value that cannot be used."""
+        """Yield (field, rule and remedy) for every invalid value."""
+        yield from super().problems()
         if self.beam_size < 1:
             yield "beam_size", "must be at least 1; use 1 for greedy search, 4 for Vaswani et al. 2017"
         if not 0 <= self.length_penalty < math.inf:
@@ -61,46 +104,20 @@ class DecodingConfig:
             )
         if not 0 <= self.max_ratio < math.inf:
             yield "max_ratio", "must be finite, at least 0; use 1.0 for outputs about as long as their source"
-        if self.max_extra < 1:
-            yield "max_extra", "must be at least 1, or a short source has no output; use 50 if in doubt"
-        yield from self._sampling_problems()
 
-    def _sampling_problems(self) -> Iterator[tuple[str, str]]:
-        searches = self.temperature == 0
-        if not (self.temperature == 0 or LEAST_TEMPERATURE <= self.temperature < math.inf):
-            yield (
-                "temperature",
-                f"must be finite, 0 or at least {LEAST_TEMPERATURE}; use 0 to search, 1.0 to draw from the model as "
-                "it is",
-            )
-        if self.top_k < 0:
-            yield "top_k", "must be at least 0; use 0 to draw from all tokens"
-        elif self.top_k and searches:
-            yield "top_k", "is of no use in a search: set decoding.temperature, as to 1.0, or top_k to 0"
-        if not 0 < self.top_p <= 1:
-            yield "top_p", "must be in (0, 1]; use 1.0 to draw from all tokens"
-        elif self.top_p < 1 and searches:
-            yield "top_p", "is of no use in a search: set decoding.temperature, as to 1.0, or top_p to 1.0"
-        if not 0 <= self.seed < 2**31:
-            yield "seed", "must be in [0, 2³¹)"
-        if self.n_best < 1:
-            yield "n_best", "must be at least 1"
-        elif self.n_best > max(self.beam_size, 1) and searches:
-            yield (
-                "n_best",
-                f"must not be beyond beam_size = {self.beam_size} in a search: set decoding.beam_size to it, or draw "
-                "with decoding.temperature = 1.0",
-            )
+    @property
+    def most_found(self) -> int:
+        return max(self.beam_size, 1)
 
 
 class Hypotheses(NamedTuple):
     """The K best outputs of each row, best first; or K drawn ones, ordered by score alone.
 
     All that end in EOS come before those cut off at T tokens, which only fill the places left over; either
-    kind is ordered by score. A place that nothing is left for (tiny vocabularies) has PAD only and minus infinity.
+    kind is ordered by score. A place that nothing is left for (tiny vocabularies) has only PAD and minus infinity.
     """
 
-    tokens: jax.Array  # (B, K, T) int32: no BOS, EOS kept, PAD after it
+    tokens: jax.Array  # (B, K, T) int32: no BOS, EOS kept, PAD (without one, EOS) after it
     scores: jax.Array  # (B, K) float32: log P(Y|X) / lp(Y)
     log_probabilities: jax.Array  # (B, K) float32: log P(Y|X), summed over the tokens, EOS too
 
@@ -140,6 +157,10 @@ def _best_tokens(logits: jax.Array, k: int, forbidden: list[int]) -> tuple[jax.A
     return jnp.where(barred, IMPOSSIBLE, jnp.maximum(log_probabilities, IMPOSSIBLE)), tokens
 
 
+def _forbidden(bos_id: int, eos_id: int, pad_id: int | None) -> list[int]:
+    return sorted({bos_id, bos_id if pad_id is None else pad_id} - {eos_id})
+
+
 def _one_by_one(
     step: Step,
     cache: Cache,
@@ -149,10 +170,12 @@ def _one_by_one(
     max_length: int,
     bos_id: int,
     eos_id: int,
-    pad_id: int,
+    pad_id: int | None,
 ) -> tuple[jax.Array, jax.Array]:
     """Tokens (N, T) and their log-probabilities (N,): `choose` turns logits (N, V) and position into one token a row
     and its log-probability, until EOS."""
+
+    fill = eos_id if pad_id is None else pad_id
 
     def unfinished(state):
         position, _, _, finished, _ = state
@@ -163,10 +186,10 @@ def _one_by_one(
         logits, cache = step(cache, tokens[:, position], position)
         token, log_probability = choose(logits, position)
         total += jnp.where(finished, 0.0, log_probability)
-        tokens = tokens.at[:, position + 1].set(jnp.where(finished, pad_id, token))
+        tokens = tokens.at[:, position + 1].set(jnp.where(finished, fill, token))
         return position + 1, tokens, total, finished | (token == eos_id), cache
 
-    tokens = jnp.full((rows, 1 + max_length), pad_id, jnp.int32).at[:, 0].set(bos_id)
+    tokens = jnp.full((rows, 1 + max_length), fill, jnp.int32).at[:, 0].set(bos_id)
     total, finished = jnp.zeros(rows, jnp.float32), jnp.zeros(rows, bool)
     state = (jnp.int32(0), tokens, total, finished, cache)
     _, tokens, total, _, _ = jax.lax.while_loop(unfinished, advance, state)
@@ -174,10 +197,10 @@ def _one_by_one(
 
 
 def greedy(
-    step: Step, cache: Cache, *, batch_size: int, max_length: int, bos_id: int, eos_id: int, pad_id: int
+    step: Step, cache: Cache, *, batch_size: int, max_length: int, bos_id: int, eos_id: int, pad_id: int | None
 ) -> Hypotheses:
     """The most probable token at every position until EOS: K = 1, the score is the log-probability."""
-    forbidden = sorted({pad_id, bos_id} - {eos_id})
+    forbidden = _forbidden(bos_id, eos_id, pad_id)
 
     def choose(logits, _):
         log_probabilities, candidates = _best_tokens(logits, 1, forbidden)
@@ -253,7 +276,7 @@ def sample(
     max_length: int,
     bos_id: int,
     eos_id: int,
-    pad_id: int,
+    pad_id: int | None,
     vocab_size: int | None = None,
 ) -> Hypotheses:
     """K = `num_samples` independent draws for each row, ordered by score: the log-probability under the model itself,
@@ -265,7 +288,7 @@ def sample(
     Gumbel noise in float32 ends there. ValueError from `truncate`.
     """
     B, K, T = batch_size, num_samples, max_length
-    forbidden = jnp.array(sorted({pad_id, bos_id} - {eos_id}), jnp.int32)
+    forbidden = jnp.array(_forbidden(bos_id, eos_id, pad_id), jnp.int32)
     fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
     keys = jax.vmap(fold, in_axes=(0, None))(fold(key, row_ids), jnp.arange(K)).reshape(B * K)
 
@@ -315,7 +338,7 @@ def beam_search(
     length_penalty_form: str,
     bos_id: int,
     eos_id: int,
-    pad_id: int,
+    pad_id: int | None,
     n_best: int | None = None,
 ) -> Hypotheses:
     """The K hypotheses with the largest log P(Y|X) / lp(Y) that a beam of K finds (Wu et al. 2016, sec. 7).
@@ -329,8 +352,8 @@ def beam_search(
     Differs: Wu et al. also prune what falls too far behind the best in log-probability; here only rank counts.
     """
     B, K, T = batch_size, beam_size, max_length
-    wanted = min(n_best or K, K)
-    forbidden = sorted({pad_id, bos_id} - {eos_id})
+    wanted, fill = min(n_best or K, K), eos_id if pad_id is None else pad_id
+    forbidden = _forbidden(bos_id, eos_id, pad_id)
 
     def score(log_probabilities, length):
         penalized = log_probabilities / lp(length, length_penalty, length_penalty_form)
@@ -363,7 +386,7 @@ def beam_search(
         done |= score(alive.log_probabilities[:, 0], T) <= finished.scores[:, wanted - 1]
         return position + 1, alive, finished, done, cache
 
-    tokens = jnp.full((B, K, 1 + T), pad_id, jnp.int32).at[:, :, 0].set(bos_id)
+    tokens = jnp.full((B, K, 1 + T), fill, jnp.int32).at[:, :, 0].set(bos_id)
     none = jnp.full((B, K), IMPOSSIBLE, jnp.float32)
     first = none.at[:, 0].set(0.0)  # one beam, lest all K find the same
     cache = jax.tree.map(lambda x: jnp.repeat(x, K, axis=0), cache)
@@ -381,4 +404,69 @@ def beam_search(
     best = _take(_join(finished, cut_off), jnp.where(place < count, place, K + place - count))
     exists = best.scores > IMPOSSIBLE
     scores, log_probabilities = (jnp.where(exists, x, -jnp.inf) for x in (best.scores, best.log_probabilities))
-    return Hypotheses(jnp.where(exists[:, :, None], best.tokens[:, :, 1:], pad_id), scores, log_probabilities)
+    return Hypotheses(jnp.where(exists[:, :, None], best.tokens[:, :, 1:], fill), scores, log_probabilities)
+
+
+def search(
+    step: Step,
+    cache: Cache,
+    options: SamplingConfig,
+    *,
+    only_greedy: bool,
+    row_ids: jax.Array,
+    vocab_size: int,
+    **common: Any,
+) -> Hypotheses:
+    """Return the `options.n_best` outputs of each row that sampling, beam search or greedy search finds, best first.
+
+    `only_greedy` asks for greedy search with one output, whatever the options. `common`: batch_size, max_length and
+    special ids. See `sample` for the others.
+    """
+    beam_size = options.most_found
+    if options.temperature and not only_greedy:
+        return sample(
+            step,
+            cache,
+            key=jax.random.key(options.seed),
+            row_ids=row_ids,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            num_samples=options.n_best,
+            vocab_size=vocab_size,
+            **common,
+        )
+    if only_greedy or not isinstance(options, DecodingConfig) or beam_size == 1:
+        return greedy(step, cache, **common)
+    found = beam_search(
+        step,
+        cache,
+        beam_size=beam_size,
+        length_penalty=options.length_penalty,
+        length_penalty_form=options.length_penalty_form,
+        n_best=options.n_best,
+        **common,
+    )
+    return jax.tree.map(lambda x: x[:, : options.n_best], found)
+
+
+def copies(options: SamplingConfig, only_greedy: bool) -> int:
+    """Return K, the number of rows that `search` gives to `step` for each row of the cache."""
+    if only_greedy:
+        return 1
+    return options.n_best if options.temperature else options.most_found
+
+
+def after_prompt(step: Step, prompt: jax.Array, lengths: jax.Array) -> Step:
+    """Return a step that reads a prompt before anything else: its next token is the only one possible.
+
+    prompt (N, P), lengths (N,). The token at position 0 is the prompt's first, whatever the caller begins with.
+    """
+
+    def forced(cache: Cache, token: jax.Array, position: jax.Array) -> tuple[jax.Array, Cache]:
+        first, following = (prompt[:, jnp.minimum(position + i, prompt.shape[1] - 1)] for i in (0, 1))
+        logits, cache = step(cache, jnp.where(position == 0, first, token), position)
+        given = (position + 1 < lengths)[:, None] & (jnp.arange(logits.shape[-1])[None] != following[:, None])
+        return jnp.where(given, IMPOSSIBLE, logits), cache
+
+    return forced

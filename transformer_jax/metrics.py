@@ -1,12 +1,13 @@
-"""Scores of predicted text against references."""
+"""Score predictions against references."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 import sacrebleu
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float | str]:
-    """Corpus BLEU (Papineni et al. 2002), 0–100, by sacreBLEU (Post 2018), in two readings.
+    """Return corpus BLEU (Papineni et al. 2002), 0–100, by sacreBLEU (Post 2018), in two readings.
 
     `bleu` with `bleu_signature`: sacreBLEU's own tokenization, for raw text. `bleu_tokenized`: lower-cased, on the
     tokens as given, which is what papers report on text that was tokenized beforehand.
@@ -21,5 +22,12 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, floa
 
 
 def exact_match(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    """The share of hypotheses equal to their reference, 0–1."""
+    """Return the share of hypotheses equal to their reference, 0–1."""
     return sum(h == r for h, r in zip(hypotheses, references, strict=True)) / len(references)
+
+
+def loss_and_perplexity(means: Mapping[str, float]) -> dict[str, float]:
+    """Return the loss in nats and its exponential, or nothing if there is no loss."""
+    if "loss" not in means:
+        return {}
+    return {"loss": means["loss"], "perplexity": math.exp(min(means["loss"], 700))}

@@ -1,4 +1,4 @@
-"""A trained run, opened for prediction and evaluation."""
+"""Open a trained run for prediction and evaluation."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -8,87 +8,72 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from transformer_jax import config as configs
-from transformer_jax.report.attention import AttentionMap, Sentence
+from transformer_jax import workdir as workdirs
 from transformer_jax.training import processes
 from transformer_jax.training.checkpoint import Checkpoints, parameters_sha256
-from transformer_jax.training.evaluation import Evaluator, restore_parameters
+from transformer_jax.training.evaluation import AttentionMap, Evaluator, restore_parameters
 from transformer_jax.training.sharding import make_mesh
-from transformer_jax.training.task import Params
+from transformer_jax.training.task import Params, Record
 
 
 class Predictor:
-    """The model of a workdir; `params`, `step` and `task` are there for research code."""
+    """The model of a workdir. Research code may use its `params`, `step` and `task`."""
 
     @classmethod
     def load(cls, workdir: epath.PathLike, overrides: Mapping[str, Any]) -> "Predictor":
         """See `transformer_jax.load`."""
-        config = configs.read_workdir(epath.Path(workdir).expanduser())
+        config = workdirs.read(epath.Path(workdir).expanduser())
         configs.override(config, [f"--config.{key}={value}" for key, value in overrides.items()])
         return cls(workdir, config)
 
     def __init__(self, workdir: epath.PathLike, config: ConfigDict):
-        """`config` is the run's, perhaps with other values, as of `evaluation` or `decoding`.
+        """`config` is the run's, possibly with other values, e.g. of `evaluation` or `decoding`.
 
         Raises CheckpointError where no good checkpoint is found, ConfigError for values that cannot be used, or that
         make another model.
         """
         workdir = epath.Path(workdir).expanduser()
-        configs.check_model(workdir, config)
+        workdirs.check_model(workdir, config)
         self.config = configs.parse(config)
-        self.task = self.config.make_task(workdir)
+        self.task = configs.make_task(self.config, workdir)
         mesh = make_mesh(self.config.mesh)
         checkpoints = Checkpoints(epath.Path(workdir) / "checkpoints", self.config.checkpoint)
         restored = restore_parameters(self.task, checkpoints, self.config.evaluation, mesh)
         self.step: int = restored[0]
         self.params: Params = restored[1]
-        self._evaluator = Evaluator(self.task, mesh, self.config.evaluation.rows)
+        self._evaluator = Evaluator(self.task, mesh)
 
-    def predict(self, lines: Sequence[str], scored: bool = False) -> list[str]:
-        """A line for every line, in order; JSON objects if `scored`, or if `decoding.n_best` asks for more than one.
+    def predict(self, records: Sequence[Record], scored: bool = False) -> list[Record]:
+        """Return a prediction for every record, in order: text where the task predicts text, else a JSON object.
 
-        Raises ValueError for a single str, which would be read as a line for each character.
+        A record is a line of text, or an object with the fields `task.columns`. With `scored`, text comes in an object
+        with its score. Raises ValueError for a single str, which would be read as a line for each character.
         """
-        _check_lines(lines)
-        several = self.config.decoding is not None and self.config.decoding.n_best > 1
-        write = self.task.write_scored if scored or several else self.task.write
-        return self._evaluator.predict(self.params, lines, write=write)
+        _check_records(records)
+        found = self._evaluator.predict(self.params, records)
+        return [prediction if scored else prediction.get("text", prediction) for prediction in found]
 
     def evaluate(self, split: str | None = None) -> dict[str, float | str | int]:
-        """The task's scores on a split (by default the test split), with `step` and `parameters_sha256`."""
-        split = split or self.task.test_split
-        processes.agree(f"data of {split}", lambda: [*map(list, self.task.examples(split))])
-        scores = self._evaluator.evaluate(self.params, split, fast=False)
+        """Return the task's scores on a split, the test split by default, with `step` and `parameters_sha256`."""
+        split = split or self.config.data.test_split
+        batches = self._evaluator.open(split)
+        processes.agree(f"data of {split}", lambda: [list(batches.records), list(batches.references)])
+        scores = self._evaluator.evaluate(self.params, split, greedy=False)
         return {"split": split, "step": self.step, **scores, "parameters_sha256": self.parameters_sha256}
 
-    def attention(self, lines: Sequence[str], outputs: Sequence[str] | None = None) -> list[Sentence]:
-        """What looks at what while the model reads its own translations of `lines`, tokenized anew, or `outputs`.
+    def attention(self, records: Sequence[Record]) -> list[list[AttentionMap]]:
+        """Return the attention maps of every record, in order.
 
-        Raises ValueError for model.attention_implementation = "xla", which keeps its weights to itself, and where
-        there is not one output for each line.
+        A model that writes text reads its own output, or that of a record with all of `task.columns`.
         """
-        _check_lines(lines)
-        if not lines:
-            return []
-        outputs = self._evaluator.predict(self.params, lines) if outputs is None else outputs
-        _check_lines(outputs)
-        if len(outputs) != len(lines):
-            raise ValueError(f"{len(lines)} lines, but {len(outputs)} outputs: give one for each line")
-        arrays = self.task.pair(lines, outputs)
-        sentences = []
-        found = self._evaluator.attention(self.params, arrays)
-        for line, tokens, weights in zip(lines, self.task.tokens(arrays), found, strict=True):
-            maps = [
-                AttentionMap(name, tokens[who], tokens[what], w[:, :, : len(tokens[who]), : len(tokens[what])])
-                for (name, who, what), w in weights.items()
-            ]
-            sentences.append(Sentence(line, maps))
-        return sentences
+        _check_records(records)
+        return self._evaluator.attention(self.params, records) if records else []
 
     @functools.cached_property
     def parameters_sha256(self) -> str:
         return parameters_sha256(self.params)
 
 
-def _check_lines(lines: Sequence[str]) -> None:
-    if isinstance(lines, str):
-        raise ValueError(f"{lines[:80]!r} is one line, not a list of lines: put it in brackets")
+def _check_records(records: Sequence[Record]) -> None:
+    if isinstance(records, str):
+        raise ValueError(f"{records[:80]!r} is one line, not a list of lines: put it in brackets")

@@ -1,10 +1,22 @@
+"""Batch plans: every example once, reproducible from its number; padding; prefetching."""
+
 import itertools
 import threading
 
 import numpy as np
 import pytest
 
-from transformer_jax.data.batching import BatchPlan, prefetch
+from transformer_jax.data.batching import (
+    Batch,
+    BatchPlan,
+    WindowPlan,
+    ladder_lengths,
+    lengths_of,
+    pad,
+    padded_arrays,
+    prefetch,
+)
+from transformer_jax.data.ragged import Ragged
 
 
 def some_lengths(n=1013, streams=2, longest=47, seed=0):
@@ -23,7 +35,7 @@ def examples(batches):
 @pytest.mark.parametrize("seed", [None, 5])
 def test_every_kept_example_once_an_epoch_within_its_shape(seed):
     lengths = some_lengths()
-    plan = BatchPlan(lengths, max_lengths=(40, 43), tokens=331, max_shapes=5, rows_multiple=3, seed=seed)
+    plan = BatchPlan(lengths, max_lengths=(40, 43), tokens=331, max_buckets=5, rows_multiple=3, seed=seed)
     kept = np.flatnonzero((lengths <= (40, 43)).all(axis=1))
     np.testing.assert_array_equal(plan.kept, kept)
     assert plan.dropped == len(lengths) - len(kept) > 0
@@ -31,7 +43,7 @@ def test_every_kept_example_once_an_epoch_within_its_shape(seed):
     for number in (0, 1, 4):
         batches = epoch(plan, number)
         np.testing.assert_array_equal(np.sort(examples(batches)), kept)
-        for indices, shape in batches:
+        for _, indices, shape in batches:
             assert (len(indices), *shape) in plan.shapes
             assert len(indices) % 3 == 0
             assert len(indices) * max(shape) <= 331
@@ -42,7 +54,7 @@ def test_every_kept_example_once_an_epoch_within_its_shape(seed):
 def test_fill_is_the_useful_share_of_each_stream():
     lengths = some_lengths()
     plan = BatchPlan(lengths, max_lengths=None, tokens=331, seed=1)
-    padded = sum(len(indices) * np.array(shape) for indices, shape in epoch(plan))
+    padded = sum(len(indices) * np.array(shape) for _, indices, shape in epoch(plan))
     np.testing.assert_allclose(plan.fill, lengths.sum(axis=0) / padded)
     assert plan.dropped == 0
 
@@ -67,15 +79,15 @@ def test_batch_depends_on_lengths_seed_and_number_only():
 
 
 def test_evaluation_keeps_the_order_given_within_a_bucket_and_repeats_it():
-    plan = BatchPlan(np.array([[3], [9], [2], [9], [3]]), max_lengths=None, tokens=18, max_shapes=2, seed=None)
+    plan = BatchPlan(np.array([[3], [9], [2], [9], [3]]), max_lengths=None, tokens=18, max_buckets=2, seed=None)
     assert plan.shapes == [(6, 3), (2, 9)]
     assert [batch.indices.tolist() for batch in epoch(plan)] == [[0, 2, 4, -1, -1, -1], [1, 3]]
     assert [batch.indices.tolist() for batch in epoch(plan, 1)] == [[0, 2, 4, -1, -1, -1], [1, 3]]
     assert [batch.shape for batch in epoch(plan)] == [(3,), (9,)]
 
 
-@pytest.mark.parametrize("max_shapes", [1, 2, 3, 4])
-def test_boundaries_pad_least_of_all_choices(max_shapes):
+@pytest.mark.parametrize("max_buckets", [1, 2, 3, 4])
+def test_boundaries_pad_least_of_all_choices(max_buckets):
     lengths = some_lengths(n=97, longest=11, seed=3)
     widths = lengths.max(axis=1)
 
@@ -87,9 +99,9 @@ def test_boundaries_pad_least_of_all_choices(max_shapes):
             total += -(-len(inside) // rows) * rows * inside.max(axis=0).sum() if len(inside) else 0
         return total
 
-    choices = [(*ends, 11) for count in range(max_shapes) for ends in itertools.combinations(range(1, 11), count)]
-    plan = BatchPlan(lengths, max_lengths=None, tokens=61, max_shapes=max_shapes, seed=1)
-    found = sum(len(indices) * sum(shape) for indices, shape in epoch(plan))
+    choices = [(*ends, 11) for count in range(max_buckets) for ends in itertools.combinations(range(1, 11), count)]
+    plan = BatchPlan(lengths, max_lengths=None, tokens=61, max_buckets=max_buckets, seed=1)
+    found = sum(len(indices) * sum(shape) for _, indices, shape in epoch(plan))
     assert found == min(map(padded, choices))
 
 
@@ -116,9 +128,20 @@ def test_dropping_all_examples_is_an_error():
         BatchPlan(np.array([[4], [5]]), max_lengths=(3,), tokens=8, seed=0)
 
 
-def test_batches_are_counted_from_zero():
+@pytest.mark.parametrize(
+    "plan",
+    [
+        BatchPlan(np.ones((7, 1), int), max_lengths=None, tokens=2, seed=0),
+        BatchPlan.ladder(np.ones(7, int), (8,), rows=2),
+        WindowPlan(29, 3, rows=2, seed=0),
+    ],
+)
+def test_batches_know_their_number_and_are_counted_from_zero(plan):
+    assert len(plan) > 1
+    assert [batch.number for batch in epoch(plan) + epoch(plan, 1)] == list(range(2 * len(plan)))
+    assert all((len(indices), *shape) in plan.shapes for _, indices, shape in epoch(plan))
     with pytest.raises(ValueError, match="no batch -1"):
-        BatchPlan(np.ones((2, 1), int), max_lengths=None, tokens=8, seed=0).batch(-1)
+        plan.batch(-1)
 
 
 def test_ladder_puts_an_example_by_its_own_length_alone():
@@ -131,6 +154,27 @@ def test_ladder_puts_an_example_by_its_own_length_alone():
         ([1, -1, -1], (32,)),
     ]
     assert BatchPlan.ladder(np.array([20]), boundaries=(8, 16, 32), rows=3).shapes == [(3, 32)]
+
+
+def test_ladder_of_several_streams_goes_by_the_first_alone():
+    lengths = np.array([[5, 30], [20, 1], [8, 9], [1, 17], [9, 0]])
+    plan = BatchPlan.ladder(lengths, boundaries=(8, 16, 32), rows=2)
+    assert plan.shapes == [(2, 8, 32), (2, 16, 8), (2, 32, 8)]
+    assert [(batch.indices.tolist(), batch.shape) for batch in epoch(plan)] == [
+        ([0, 2], (8, 32)),
+        ([3, -1], (8, 32)),
+        ([4, -1], (16, 8)),
+        ([1, -1], (32, 8)),
+    ]
+    assert plan.fill == pytest.approx(((5 + 20 + 8 + 1 + 9) / 128, (30 + 1 + 9 + 17 + 0) / 160))
+    with pytest.raises(ValueError, match="Example 1 has 17 tokens, the limit is 16"):
+        BatchPlan.ladder(np.array([[3, 3], [4, 17]]), boundaries=(8, 16), rows=3)
+
+
+def test_lengths_of_a_ladder():
+    assert ladder_lengths(100) == [8, 12, 16, 24, 32, 48, 64, 96, 100]
+    assert ladder_lengths(32) == [8, 12, 16, 24, 32]
+    assert ladder_lengths(5) == [5]
 
 
 def test_ladder_refuses_what_it_cannot_hold():
@@ -149,11 +193,110 @@ def test_plan_of_a_million_examples():
 
 def test_the_search_for_buckets_is_bounded_where_lengths_are_not():
     lengths = np.arange(1, 200_001, 3)[:, None]
-    plan = BatchPlan(lengths, max_lengths=None, tokens=199_999, max_shapes=3, seed=None)
+    plan = BatchPlan(lengths, max_lengths=None, tokens=199_999, max_buckets=3, seed=None)
     assert len(plan.shapes) == 3
     assert plan.shapes[-1][1] == lengths.max() == 199_999
     np.testing.assert_array_equal(np.sort(examples(epoch(plan))), np.arange(len(lengths)))
-    assert all((lengths[i[i >= 0]] <= shape).all() and len(i) * shape[0] <= 199_999 for i, shape in epoch(plan)[-99:])
+    assert all(
+        (lengths[i[i >= 0]] <= shape).all() and len(i) * shape[0] <= 199_999 for _, i, shape in epoch(plan)[-99:]
+    )
+
+
+def windows(plan, number=0):
+    """The (start, length) of every window of an epoch."""
+    found = []
+    for batch in epoch(plan, number):
+        starts, lengths = plan.starts(batch), plan.lengths(batch)
+        assert (starts[batch.indices < 0] == 0).all()
+        assert (lengths[batch.indices < 0] == 0).all()
+        found += [(s, n) for i, s, n in zip(batch.indices, starts, lengths, strict=True) if i >= 0]
+    return found
+
+
+@pytest.mark.parametrize("positions", [1, 6, 7, 8, 28, 29])
+def test_windows_cover_everything_once_without_a_seed(positions):
+    plan = WindowPlan(positions, 7, rows=3, seed=None)
+    assert plan.shapes == [(3, 7)]
+    for number in (0, 1):
+        found = windows(plan, number)
+        assert [start for start, _ in found] == list(range(0, positions, 7))
+        assert [start + i for start, length in found for i in range(length)] == list(range(positions))
+    assert all(len(batch.indices) == 3 and batch.shape == (7,) for batch in epoch(plan))
+
+
+@pytest.mark.parametrize("positions", [7, 12, 13, 19, 20, 101])
+def test_windows_with_a_seed_are_full_and_shuffled(positions):
+    plan, count = WindowPlan(positions, 7, rows=3, seed=5), max(1, (positions - 6) // 7)
+    offsets, orders = set(), set()
+    for number in range(60):
+        found = windows(plan, number)
+        starts = sorted(start for start, _ in found)
+        assert [length for _, length in found] == [7] * count
+        assert starts[0] >= 0
+        assert starts[-1] + 7 <= positions
+        assert np.diff(starts).tolist() == [7] * (count - 1)
+        offsets.add(starts[0])
+        orders.add(tuple((start - starts[0]) // 7 for start, _ in found))
+    assert offsets == set(range(min(7, positions - 7 * count + 1)))
+    assert len(orders) > min(count - 1, 30)
+
+
+def test_windows_depend_on_seed_and_number_only():
+    straight, jumping = WindowPlan(101, 7, 3, seed=5), WindowPlan(101, 7, 3, seed=5)
+    batches = epoch(straight) + epoch(straight, 1)
+    starts = [straight.starts(batch).tolist() for batch in batches]
+    for i in np.random.default_rng(1).permutation(len(batches)):
+        np.testing.assert_array_equal(jumping.batch(i).indices, batches[i].indices)
+        assert jumping.starts(jumping.batch(i)).tolist() == starts[i]
+    assert starts[: len(straight)] != starts[len(straight) :]
+    assert windows(WindowPlan(101, 7, 3, seed=6)) != windows(straight)
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_windows_of_values_are_padded_with_zeros(seed):
+    plan, values = WindowPlan(17, 5, rows=3, seed=seed), np.arange(100, 117, dtype=np.uint16)
+    for batch in epoch(plan):
+        taken = plan.take(values, batch)
+        assert (taken.dtype, taken.shape) == (np.int32, (3, 5))
+        for row, start, length in zip(taken, plan.starts(batch), plan.lengths(batch), strict=True):
+            assert row.tolist() == [*values[start : start + length], *[0] * (5 - length)]
+    last = plan.batch(len(plan) - 1)
+    assert plan.lengths(last).tolist() == ([2, 0, 0] if seed is None else [5, 5, 0])
+
+
+def test_windows_that_cannot_be_cut():
+    with pytest.raises(ValueError, match="text of 6 positions has no window of 7"):
+        WindowPlan(6, 7, 3, seed=0)
+    for arguments in ((0, 7, 3), (9, 0, 3), (9, 7, 0)):
+        with pytest.raises(ValueError, match="each must be at least 1"):
+            WindowPlan(*arguments, seed=None)
+
+
+def test_padding_is_zero_and_lengths_say_what_is_valid():
+    rows = Ragged.of([[5, 6, 7], [], [8], [9, 10, 11, 12, 0], []], np.uint16)
+    indices = np.array([3, -1, 0, 1, 3])
+    padded = pad(rows, indices, length=6)
+    assert padded.dtype == np.int32
+    assert padded.tolist() == [[9, 10, 11, 12, 0, 0], [0] * 6, [5, 6, 7, 0, 0, 0], [0] * 6, [9, 10, 11, 12, 0, 0]]
+    lengths = lengths_of(rows, indices)
+    assert lengths.dtype == np.int32
+    assert lengths.tolist() == [5, 0, 3, 0, 5]
+    assert pad(rows, np.array([-1, 1]), length=2).tolist() == [[0, 0], [0, 0]]
+    with pytest.raises(ValueError, match="Example 3 has 5 tokens, its batch 4"):
+        pad(rows, np.array([0, -1, 3]), length=4)
+
+
+def test_arrays_of_a_batch():
+    streams = {"source": Ragged.of([[5, 6], [7]]), "target": Ragged.of([[1], [2, 3]])}
+    arrays = padded_arrays(streams, Batch(4, np.array([1, -1, 0]), (3, 2)))
+    assert {name: array.tolist() for name, array in arrays.items()} == {
+        "source": [[7, 0, 0], [0, 0, 0], [5, 6, 0]],
+        "source_length": [1, 0, 2],
+        "target": [[2, 3], [0, 0], [1, 0]],
+        "target_length": [2, 0, 1],
+        "index": [1, -1, 0],
+    }
+    assert {array.dtype for array in arrays.values()} == {np.dtype(np.int32)}
 
 
 def test_prefetch_keeps_order_and_runs_ahead_in_another_thread():

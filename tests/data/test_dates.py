@@ -7,8 +7,8 @@ from collections import defaultdict
 
 import pytest
 
-from transformer_jax.data import dates
-from transformer_jax.data.dates import FIGURES, FORMATS, LANGUAGES, Dates, examples, formats, write
+from transformer_jax.data.corpora import dates
+from transformer_jax.data.corpora.dates import FIGURES, FORMATS, LANGUAGES, Dates, examples, formats, write
 
 BY_HAND = {
     "English": [

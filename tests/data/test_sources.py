@@ -10,9 +10,9 @@ import time
 import pytest
 from conftest import real_data
 
-from transformer_jax.data import dates as dates_module
 from transformer_jax.data import sources
-from transformer_jax.data.sources import DataError, Source, parallel_files, tfds_source
+from transformer_jax.data.corpora import dates as dates_module
+from transformer_jax.data.sources import DataError, Source, parallel_files, text_file, tfds_source, tsv_file
 
 
 def write(directory, **files):
@@ -132,6 +132,120 @@ def test_broken_gz_is_named(damage, tmp_path):
     (tmp_path / "train.en.gz").write_bytes(content[damage])
     with pytest.raises(DataError, match=r"Cannot read .*train\.en\.gz: .* copy it again"):
         parallel_files(tmp_path, "train", ["en"])
+
+
+@pytest.mark.parametrize(
+    ("part", "start", "stop"),
+    [
+        *[("", 0, 11), ("[:]", 0, 11), ("[:90%]", 0, 9), ("[90%:]", 9, 11), ("[5:]", 5, 11), ("[:-2]", 0, 9)],
+        *[("[-3:]", 8, 11), ("[-10%:]", 9, 11), ("[2:3]", 2, 3), ("[50%:100%]", 5, 11), ("[0:11]", 0, 11)],
+    ],
+)
+def test_parts_of_splits(part, start, stop, tmp_path):
+    lines = [f"é{i}" for i in range(11)]
+    write(tmp_path, train_en=("\ufeff" + "\n".join(lines)).encode(), train_de="".join(f"{i}\n" for i in lines).encode())
+    source = parallel_files(tmp_path, f"train{part}", ["en", "de"])
+    assert source.column("en") == source.column("de") == lines[start:stop]
+    assert b"".join(source.column("en").blocks()).decode() == "".join(f"{line}\n" for line in lines[start:stop])
+    write(tmp_path, train_tsv=("a\n" + "\n".join(lines)).encode())
+    assert tsv_file(tmp_path, f"train{part}", ["a"]).column("a") == lines[start:stop]
+    text = "éa\n日😀\n\nb\r\nä"  # 11 characters
+    write(tmp_path, train_txt=("\ufeff" + text).encode())
+    assert "".join(text_file(tmp_path, f"train{part}").column("text")) == text[start:stop]
+
+
+@pytest.mark.parametrize(
+    "split", ["train[", "train[:90", "train[a:]", "train]", "[:3]", "train[1:2][3:]", "", "train[3]"]
+)
+@pytest.mark.parametrize("read", [parallel_files, tsv_file, text_file])
+def test_what_is_not_a_split(read, split, tmp_path):
+    with pytest.raises(DataError, match=r"is not a split: it must be a name or a part of one, e\.g\."):
+        read(tmp_path, split, ["text"])
+
+
+@pytest.mark.parametrize("part", ["[:0]", "[3:]", "[2:2]", "[2:1]", "[:4]", "[-4:]", "[:134%]", "[:33%]"])
+def test_parts_that_are_empty_or_beyond_the_end(part, tmp_path):
+    files = {"en": (parallel_files, "a\nb\n\n"), "tsv": (tsv_file, "en\na\nb\n\n"), "txt": (text_file, "a\nb")}
+    for (suffix, (read, content)), what in zip(files.items(), ("lines", "rows", "characters"), strict=True):
+        (tmp_path / f"train.{suffix}").write_text(content)
+        with pytest.raises(
+            DataError, match=rf"part -?\d+ to \d+ of the 3 {what} of .*train\.{suffix}: it must have an"
+        ):
+            read(tmp_path, f"train{part}", ["en"])
+
+
+def test_tables(tmp_path):
+    rows = 'sentence\tlabel\nWhat is \u2028 an atom ?\tDESC\r\n \t\n"quoted\tHUM\n'
+    write(tmp_path, train_tsv=rows.encode())
+    (tmp_path / "dev.tsv.gz").write_bytes(gzip.compress(b"\xef\xbb\xbfid\tlabel\n7\tNUM"))
+    source = tsv_file(tmp_path, "train", ["label", "sentence"])
+    assert list(source) == [
+        {"label": "DESC", "sentence": "What is \u2028 an atom ?"},
+        {"label": "", "sentence": " "},
+        {"label": "HUM", "sentence": '"quoted'},
+    ]
+    assert b"".join(source.column("label").blocks()) == b"DESC\n\nHUM\n"
+    assert list(tsv_file(tmp_path, "dev", ["id"])) == [{"id": "7"}]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"sentence\tlabel\na\tb\nc\n", r"train\.tsv:3 has 1 fields, but the first line names 2: sentence, label"),
+        (b"sentence\tlabel\na\tb\tc\n", r"train\.tsv:2 has 3 fields"),
+        (b"sentence\tlabel\na\tb\n\n", r"train\.tsv:3 has 1 fields"),
+        (b"sentence\tclass\na\tb\n", r"train\.tsv:1 must name each column once, label too, .* sentence, class"),
+        (b"label\tlabel\na\tb\n", r"train\.tsv:1 must name each column once, label too"),
+        (b"", r"train\.tsv:1 must name"),
+        (b"label\n", r"train is the part 0 to 0 of the 0 rows"),
+        (b"label\na\n\xff\n", r"train\.tsv:3 is not UTF-8"),
+    ],
+)
+def test_broken_tables_are_located(content, message, tmp_path):
+    write(tmp_path, train_tsv=content)
+    with pytest.raises(DataError, match=message):
+        tsv_file(tmp_path, "train", ["label"])
+    with pytest.raises(DataError, match=r"neither test\.tsv nor test\.tsv\.gz .* It holds train \(tsv\)"):
+        tsv_file(tmp_path, "test[:3]", ["label"])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7])
+def test_text_is_its_lines_with_their_ends(size, tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "BLOCK", max(size, 4))
+    text = "\n日本ä\r\n\n😀b\rc\n\né"
+    write(tmp_path, train_txt=text.encode())
+    column = text_file(tmp_path, "train").column("text")
+    assert list(column) == column[:] == ["\n", "日本ä\r\n", "\n", "😀b\rc\n", "\n", "é"]
+    assert column[-1] == "é"
+    assert b"".join(column.blocks()) == text.encode()
+    for start in range(len(text)):
+        for stop in range(start + 1, len(text) + 1):
+            part = text_file(tmp_path, f"train[{start}:{stop}]", ["other"]).column("other")
+            assert "".join(part) == text[start:stop]
+            assert b"".join(part.blocks()) == text[start:stop].encode()
+
+
+def test_text_that_is_none(tmp_path):
+    write(tmp_path, train_txt=b"", val_txt=b"a\n\xff")
+    with pytest.raises(DataError, match=r"0 characters of .*train\.txt"):
+        text_file(tmp_path, "train")
+    with pytest.raises(DataError, match=r"val\.txt:2 is not UTF-8"):
+        text_file(tmp_path, "val")
+    with pytest.raises(DataError, match=r"neither test\.txt nor test\.txt\.gz"):
+        text_file(tmp_path, "test")
+    write(tmp_path, val_txt=b"a")
+    with pytest.raises(DataError, match=r"one column of text, but the columns are a, b: choose one"):
+        text_file(tmp_path, "val", ["a", "b"])
+
+
+def test_shakespeare_and_trec():
+    text = real_data("tinyshakespeare") / "input.txt"
+    parts = ["".join(text_file(text.parent, f"input{part}").column("text")) for part in ("[:90%]", "[90%:]")]
+    assert [len(part) for part in parts] == [1_003_854, 111_540]
+    assert "".join(parts) == text.read_text()
+    questions = tsv_file(real_data("trec"), "train[5000:]", ["sentence", "label"])
+    assert len(questions) == 452
+    assert set(questions.column("label")) == {"ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM"}
 
 
 @pytest.fixture(scope="module")

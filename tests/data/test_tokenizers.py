@@ -10,17 +10,9 @@ from conftest import real_data
 
 import transformer_jax.data.tokenizers as module
 from transformer_jax.data.sources import parallel_files
-from transformer_jax.data.tokenizers import (
-    BOS_ID,
-    EOS_ID,
-    KINDS,
-    PAD_ID,
-    SPECIALS,
-    UNK_ID,
-    Tokenizer,
-    TokenizerError,
-    train_tokenizer,
-)
+from transformer_jax.data.tokenizers import KINDS, SPECIALS, Tokenizer, TokenizerError, train_tokenizer
+
+PAD_ID, BOS_ID, EOS_ID, UNK_ID = range(4)
 
 LINES = [
     "Ein Hund läuft über die Wiese .",
@@ -45,7 +37,7 @@ def test_training_is_deterministic_and_specials_come_first(kind):
     tokenizer = train(kind)
     assert train_tokenizer(kind, iter(LINES), 400).sha256 == tokenizer.sha256
     assert tokenizer.tokens(range(4)) == list(SPECIALS)
-    assert (PAD_ID, BOS_ID, EOS_ID, UNK_ID) == (0, 1, 2, 3)
+    assert (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id) == (0, 1, 2, 3)
     assert 4 < tokenizer.size <= 400
     used = tokenizer.tokens(range(tokenizer.size))
     assert len(set(used)) == tokenizer.size
@@ -282,10 +274,74 @@ def test_a_missing_file_is_named(tmp_path):
         Tokenizer.load(tmp_path / "absent.json")
 
 
-def test_others_specials_are_refused():
-    foreign = hugging_face.Tokenizer(hugging_face.models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
-    with pytest.raises(TokenizerError, match=r"Ids 0–3 are .*\[UNK\].* must be"):
-        Tokenizer(foreign.to_str())
+def foreign(vocabulary, specials, unk=None):
+    """A tokenizer of words and punctuation that this package did not train."""
+    tokenizer = hugging_face.Tokenizer(hugging_face.models.WordLevel(vocabulary, unk_token=unk))
+    tokenizer.pre_tokenizer = hugging_face.pre_tokenizers.BertPreTokenizer()
+    tokenizer.add_special_tokens(specials)
+    return tokenizer
+
+
+def special_ids(tokenizer):
+    return tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id
+
+
+def rows(ragged):
+    return [ragged[i].tolist() for i in range(len(ragged))]
+
+
+def test_special_ids_of_bert():
+    vocabulary = {"[UNK]": 0, "[PAD]": 1, "a": 2, "[SEP]": 3, "[CLS]": 4, "b": 5}
+    tokenizer = Tokenizer(foreign(vocabulary, ["[PAD]", "[UNK]", "[CLS]", "[SEP]"], unk="[UNK]").to_str())
+    assert special_ids(tokenizer) == (1, 4, 3, 0)
+    lines = ["b a", "", "a [SEP] x"]
+    assert rows(tokenizer.encode(lines)) == [[5, 2], [], [2, 0, 0, 0, 0]]
+    assert rows(tokenizer.encode(lines, begin=4, end=3)) == [[4, 5, 2, 3], [4, 3], [4, 2, 0, 0, 0, 0, 3]]
+    assert tokenizer.decode([4, 5, 1, 0, 2, 3, 5, 1]) == "b [UNK] a"
+
+
+def test_special_ids_of_gpt2():
+    """The end is 50256, nothing pads, and an ordinary token has the id 0."""
+    vocabulary = {f"w{i}": i for i in range(50_256)} | {"<|endoftext|>": 50_256}
+    tokenizer = Tokenizer(foreign(vocabulary, ["<|endoftext|>"]).to_str())
+    assert special_ids(tokenizer) == (None, 50_256, 50_256, None)
+    assert rows(tokenizer.encode(["w0 w3", "w1"], end=tokenizer.eos_id)) == [[0, 3, 50_256], [1, 50_256]]
+    assert tokenizer.decode([0, 3, 0, 2, 50_256, 1]) == "w0 w3 w0 w2"
+
+
+def test_a_tokenizer_without_special_ids():
+    tokenizer = Tokenizer(foreign({"a": 0, "b": 1}, []).to_str())
+    assert special_ids(tokenizer) == (None,) * 4
+    assert rows(tokenizer.encode(["a b", "b"])) == [[0, 1], [1]]
+    assert tokenizer.decode([0, 1, 0]) == "a b a"
+
+
+def test_special_ids_can_be_given():
+    text = foreign({"a": 0, "stop": 1, "[SEP]": 2}, ["[SEP]"]).to_str()
+    assert Tokenizer(text).eos_id == 2
+    tokenizer = Tokenizer(text, {"eos_id": 1, "pad_id": 0, "unk_id": None})
+    assert special_ids(tokenizer) == (0, None, 1, None)
+    assert tokenizer.decode([2, 0, 1, 2]) == "[SEP]"
+    with pytest.raises(TokenizerError, match=r"eos_id = 3, but the tokenizer has no such id: choose one below 3"):
+        Tokenizer(text, {"eos_id": 3})
+    with pytest.raises(TokenizerError, match=r"special_ids has end: its keys are pad_id, bos_id"):
+        Tokenizer(text, {"end": 1})
+
+
+def test_padding_and_cutting_of_others_are_switched_off():
+    other = foreign({"a": 0, "b": 1}, [])
+    other.enable_padding(length=5, pad_id=0, pad_token="a")
+    other.enable_truncation(3)
+    assert rows(Tokenizer(other.to_str()).encode(["a b", "b a b a b a"])) == [[0, 1], [1, 0, 1, 0, 1, 0]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_begin_and_end_are_put_around_lines(kind):
+    tokenizer = train(kind)
+    plain = tokenizer.encode_batch([*LINES, ""])
+    assert rows(tokenizer.encode([*LINES, ""])) == plain
+    assert rows(tokenizer.encode([*LINES, ""], begin=1)) == [[1, *row] for row in plain]
+    assert rows(tokenizer.encode([*LINES, ""], begin=1, end=2)) == [[1, *row, 2] for row in plain]
 
 
 def test_not_json_is_refused():

@@ -243,6 +243,12 @@ class WindowPlan(Plan):
         left = np.minimum(self._positions - self.starts(batch), self._length)
         return np.where(batch.indices >= 0, left, 0).astype(np.int32)
 
+    def take(self, values: np.ndarray, batch: Batch) -> np.ndarray:
+        """Return (rows, length) int32: each row's window of `values`, then zeros."""
+        place, lengths = np.arange(self._length), self.lengths(batch)[:, None]
+        at = np.minimum(self.starts(batch)[:, None] + place, len(values) - 1)
+        return np.where(place < lengths, values[at], 0).astype(np.int32)
+
     def _epoch(self, epoch: int) -> tuple[int, np.ndarray]:
         """Return the offset and the order of the windows. Caches the latest epoch."""
         if self._seed is None:

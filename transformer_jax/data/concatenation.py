@@ -1,4 +1,4 @@
-"""Longer sentences from short ones: parallel lines joined, to see what length does to a model."""
+"""Join parallel lines to longer ones, to study the effect of length on a model."""
 
 import os
 import random
@@ -10,8 +10,10 @@ from transformer_jax.data.sources import DataError, parallel_files
 
 
 def concatenations(count: int, longest: int, seed: int) -> Iterator[list[int]]:
-    """Groups of 1, 2, … `longest` of `count` lines. Of each size all lines are taken once, in an order of its own, but
-    for the few that fill no group."""
+    """Yield groups of 1, 2, … `longest` of `count` lines.
+
+    The groups of each size take every line once, in their own order, except for the few lines that do not fill a group.
+    """
     for size in range(1, longest + 1):
         order = random.Random(f"{seed} {size}").sample(range(count), count)
         yield from (order[i : i + size] for i in range(0, count - size + 1, size))
@@ -25,10 +27,13 @@ def concatenate(
     longest: int,
     seed: int = 0,
 ) -> dict[str, int]:
-    """Writes each split of `directory`, lines joined in groups by a space, to `output`; returns its lines.
+    """Join the lines of each split of `directory` in groups, by a space, and write them to `output`.
 
-    Raises DataError where a split is missing or has fewer than `longest` lines, and where `output` is `directory`:
-    before anything is written.
+    Returns:
+        The number of lines written for each split.
+
+    Raises:
+        DataError: a split is missing or has fewer than `longest` lines, or `output` is `directory`. Nothing is written.
     """
     if not splits or not languages:
         raise DataError(f"splits {list(splits)} and languages {list(languages)}: name one or more of each")

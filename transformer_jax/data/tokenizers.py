@@ -1,23 +1,25 @@
-"""Text to ids and back: Hugging Face `tokenizers`, trained here, stored as one canonical JSON file.
+"""Text to ids and back, with Hugging Face `tokenizers`. A tokenizer is stored as one canonical JSON file.
 
-Ids 0–3 are always padding, begin, end and unknown. Text never becomes one of the first three: a line that
-spells "</s>" is encoded as its characters (`words`: as unknown). What decode(encode(text)) gives back:
+Any tokenizer of that library can be loaded. Its padding, begin, end and unknown ids are attributes, None where it has
+no such id. In the tokenizers trained here they are 0, 1, 2 and 3, and text never becomes one of the first three: a line
+that spells "</s>" is encoded as its characters (`words`: as unknown). The kinds, and what decode(encode(text)) gives
+back:
 
-- `bpe_bytes`: BPE over bytes as in GPT-2, never unknown. The text, always. No space is put before a line, so
-  that decode(a + b) == decode(a) + decode(b) where both are whole characters.
-- `bpe_metaspace`: BPE with "▁" for the space as in SentencePiece. The text with all its spaces, except for
+- `bpe_bytes`: BPE over bytes as in GPT-2, never unknown. Gives back the text, always. No space is put before a line, so
+  decode(a + b) == decode(a) + decode(b) where both are whole characters.
+- `bpe_metaspace`: BPE with "▁" for the space as in SentencePiece. Gives back the text with all its spaces, except for
   characters unseen in training (unknown) and "▁" itself (a space). Right for text already split into tokens.
-- `unigram`: the most probable pieces under a unigram model (Kudo 2018, section 3.2), with "▁" for the space. The
-  same as `bpe_metaspace`, but unseen characters in a row are one unknown.
-- `wordpiece`: each word between whitespace cut from the left into the longest pieces there are, all but the first
-  written "##…" (Devlin et al. 2019). The words joined by single spaces: right for text already split into
-  tokens. Unknown as a whole is a word with an unseen character or of more than 100; so is "##", or the name of a
-  special, at a word's start. Differs: pieces are merged by count, not by likelihood (Schuster and Nakajima
+- `unigram`: the most probable pieces under a unigram model (Kudo 2018, section 3.2), with "▁" for the space. Gives
+  back the same as `bpe_metaspace`, but several unseen characters in a row are one unknown.
+- `wordpiece`: each word between whitespace is cut from the left into the longest known pieces, all but the first
+  written "##…" (Devlin et al. 2019). Gives back the words joined by single spaces: right for text already split into
+  tokens. A word with an unseen character or of more than 100 characters is one unknown; so is "##", or the name of a
+  special, at the start of a word. Differs: pieces are merged by count, not by likelihood (Schuster and Nakajima
   2012, section 2); punctuation is not split off.
-- `words`: the words between whitespace, joined by single spaces; rare ones are unknown.
-- `characters`: the text, where its characters (code points) are known.
+- `words`: the words between whitespace. Gives them back joined by single spaces; rare ones are unknown.
+- `characters`: one id for each character (code point). Gives back the text where its characters are known.
 
-`lowercase=True` loses case besides.
+With `lowercase=True`, case is lost as well.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ import logging
 import multiprocessing
 import os
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
@@ -41,15 +43,22 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from transformer_jax.data.ragged import Ragged
 
-PAD_ID, BOS_ID, EOS_ID, UNK_ID = 0, 1, 2, 3
-PAD, BOS, EOS, UNK = SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
+SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")  # ids 0, 1, 2 and 3 of the tokenizers trained here
+UNK = "<unk>"
+# The names under which special tokens are looked for in a tokenizer, the first one first.
+NAMES = {
+    "pad_id": ("<pad>", "[PAD]"),
+    "bos_id": ("<s>", "[CLS]", "<|endoftext|>"),
+    "eos_id": ("</s>", "[SEP]", "<|endoftext|>"),
+    "unk_id": ("<unk>", "[UNK]"),
+}
 KINDS = ("bpe_bytes", "bpe_metaspace", "wordpiece", "unigram", "words", "characters")
 
 CHUNK = 100_000  # lines encoded at a time
-REMEMBERED = 1_000_000  # words whose ids are kept meanwhile, in each process
-MANY = 500_000  # lines from which on other processes train and encode
+REMEMBERED = 1_000_000  # words whose ids are cached while encoding, in each process
+MANY = 500_000  # with as many lines or more, other processes train and encode
 MAX_PROCESSES = 16
-# As in a script without `if __name__ == "__main__"`, and where the system has no room for other processes.
+# E.g. in a script without `if __name__ == "__main__"`, or where the system has no room for other processes.
 NO_PROCESSES = (BrokenProcessPool, OSError, NotImplementedError)
 
 log = logging.getLogger(__name__)
@@ -60,30 +69,54 @@ class TokenizerError(ValueError):
 
 
 class Tokenizer:
-    """A trained tokenizer; what it is, is its canonical JSON, and `sha256` names it.
+    """A trained tokenizer. Its canonical JSON says everything about it, and `sha256` names it.
+
+    Args:
+        text: the JSON of a tokenizer of Hugging Face's library.
+        special_ids: {"pad_id", "bos_id", "eos_id" or "unk_id": id or None} where they are not to be found by `NAMES`
+            among the special tokens of the JSON.
+
+    Attributes:
+        pad_id, bos_id, eos_id, unk_id: the special ids, or None. Nothing may rely on a certain value or on `pad_id`
+            being there: batches say by lengths what is valid.
 
     Raises:
-        TokenizerError: `text` is no tokenizer's JSON, or ids 0–3 in it are not `SPECIALS`.
+        TokenizerError: `text` is not the JSON of a tokenizer, or a special id is not one of its ids.
     """
 
-    def __init__(self, text: str):
+    pad_id: int | None
+    bos_id: int | None
+    eos_id: int | None
+    unk_id: int | None
+
+    def __init__(self, text: str, special_ids: Mapping[str, int | None] | None = None):
         try:
-            self._json = json.dumps(json.loads(text), ensure_ascii=False, sort_keys=True)
+            content = json.loads(text)
+            self._json = json.dumps(content, ensure_ascii=False, sort_keys=True)
             self._tokenizer = tokenizers.Tokenizer.from_str(self._json)
         except Exception as error:  # the Rust library raises bare Exception
             raise TokenizerError(f"Not a tokenizer's JSON: {error}") from error
-        found = tuple(self._tokenizer.id_to_token(i) for i in range(len(SPECIALS)))
-        if found != SPECIALS:
-            raise TokenizerError(f"Ids 0–3 are {found}, but must be {SPECIALS}: train it with train_tokenizer.")
-        # Not part of the JSON, so it must be set after every load: without it the text "</s>" becomes EOS_ID.
+        specials = {token["content"]: token["id"] for token in content["added_tokens"] if token["special"]}
+        found = {what: next((specials[n] for n in names if n in specials), None) for what, names in NAMES.items()}
+        if unknown := set(special_ids or ()) - set(NAMES):
+            raise TokenizerError(f"special_ids has {', '.join(sorted(unknown))}: its keys are {', '.join(NAMES)}.")
+        for what, i in (found | dict(special_ids or {})).items():
+            if i is not None and self._tokenizer.id_to_token(i) is None:
+                raise TokenizerError(f"{what} = {i}, but the tokenizer has no such id: choose one below {self.size}.")
+            setattr(self, what, i)
+        self._trained_here = tuple(map(self._tokenizer.id_to_token, range(len(SPECIALS)))) == SPECIALS
+        # None of these belongs to what the tokenizer is. The first is not part of the JSON: without it the text "</s>"
+        # would become the end.
         self._tokenizer.encode_special_tokens = True
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
 
     @classmethod
     def load(cls, path: epath.PathLike) -> Tokenizer:
-        """Reads what `save` wrote.
+        """Read what `save` wrote.
 
         Raises:
-            TokenizerError: the file is missing, unreadable, or holds no tokenizer of ours.
+            TokenizerError: the file is missing or unreadable, or holds no tokenizer.
         """
         try:
             return cls(epath.Path(path).read_text(encoding="utf-8"))
@@ -94,7 +127,7 @@ class Tokenizer:
             ) from error
 
     def save(self, path: epath.PathLike) -> None:
-        """Writes the canonical JSON; a reader sees the old file or the new one, never half of it."""
+        """Write the canonical JSON. A reader sees the old file or the new one, never half of it."""
         path = epath.Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(path.name + ".tmp")
@@ -110,28 +143,32 @@ class Tokenizer:
 
     @property
     def size(self) -> int:
-        """How many ids there are, specials included."""
+        """Number of ids, specials included."""
         return self._tokenizer.get_vocab_size()
 
     def encode_batch(self, lines: Iterable[str]) -> list[list[int]]:
-        """Ids of each line, in all threads at once; no begin or end is added, nothing is cut."""
+        """Return the ids of each line, computed in all threads at once. Nothing is added, nothing is cut."""
         encodings = self._tokenizer.encode_batch_fast(list(lines), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def locate(self, lines: Sequence[str]) -> tuple[Ragged, Ragged]:
-        """Ids of each line as `encode_batch` has them, and the place in it of the character that each begins with."""
+        """Return the ids of each line as `encode_batch` does, and where in the line each of them begins."""
         encodings = self._tokenizer.encode_batch(lines, add_special_tokens=False)
         places = ([start for start, _ in encoding.offsets] for encoding in encodings)
         return Ragged.of((encoding.ids for encoding in encodings), _dtype(self)), Ragged.of(places)
 
-    def encode(self, lines: Sequence[str], end: int) -> Ragged:
-        """The same ids, `end` after each line, in flat arrays: for corpora of any size.
+    def encode(self, lines: Sequence[str], begin: int | None = None, end: int | None = None) -> Ragged:
+        """Return the same ids in flat arrays, for corpora of any size: `begin`, the line, `end`, without those of the
+        two that are None.
 
-        No kind has a piece that goes beyond a word where words stand between single spaces, and most of a text
-        is words seen before: each is encoded once and looked up from then on. Other lines are encoded whole.
+        In the kinds trained here, no piece goes beyond a word where words stand between single spaces, and most words
+        of a text were seen before: each is encoded once and looked up from then on. Other lines, and those for other
+        tokenizers, are encoded whole.
         """
         parts: Iterable[Ragged]
-        if len(lines) < MANY or _cores() == 1:
+        if not self._trained_here:
+            parts = (_framed(Ragged.of(self.encode_batch(c), _dtype(self)), end=end) for c in _chunks(lines))
+        elif len(lines) < MANY or _cores() == 1:
             parts = map(_Words(self, end).encode, _chunks(lines))
         else:
             try:
@@ -141,19 +178,20 @@ class Tokenizer:
                     "other processes cannot be started, or died (%s): this one encodes %d lines", error, len(lines)
                 )
                 parts = map(_Words(self, end).encode, _chunks(lines))
-        return Ragged.join([Ragged.of([], _dtype(self)), *parts])
+        return Ragged.join([Ragged.of([], _dtype(self)), *(_framed(part, begin=begin) for part in parts)])
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        """The pieces behind the ids as stored ("▁the", "Ġthe", "</s>"), for pictures; unused ids give ""."""
+        """Return the pieces behind the ids as stored, e.g. "▁the", "Ġthe", "</s>"; "" for unused ids."""
         return [self._tokenizer.id_to_token(int(i)) or "" for i in ids]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text up to the first end; padding and begin dropped, unknown as "<unk>", ids ≥ `size` skipped."""
+        """Return the text up to the first end. Padding and begin are dropped, ids ≥ `size` skipped; unknown is "<unk>"
+        or what else the tokenizer calls it."""
         kept = []
         for i in map(int, ids):
-            if i == EOS_ID:
+            if i == self.eos_id:
                 break
-            if i not in (PAD_ID, BOS_ID):
+            if i not in (self.pad_id, self.bos_id):
                 kept.append(i)
         return self._tokenizer.decode(kept, skip_special_tokens=False)
 
@@ -163,7 +201,7 @@ def _dtype(tokenizer: Tokenizer) -> np.typing.DTypeLike:
 
 
 def _cores() -> int:
-    """Those that this process may use, where the system tells."""
+    """Return how many cores this process may use, as far as the system says."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -175,8 +213,8 @@ def _pool(count: int, *start: Any) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), *start)  # a fork of JAX's threads can hang
 
 
-def _encode_in_processes(tokenizer: Tokenizer, lines: Sequence[str], end: int) -> Iterator[Ragged]:
-    """One for each core, since most of the work is Python's; a few chunks of text are on their way at a time."""
+def _encode_in_processes(tokenizer: Tokenizer, lines: Sequence[str], end: int | None) -> Iterator[Ragged]:
+    """Use one process for each core, since most of the work is Python's. Only a few chunks of text are in flight."""
     count, waiting = min(_cores(), MAX_PROCESSES), deque[Future[Ragged]]()
     with _pool(count, _start_process, (tokenizer.to_json(), end)) as pool:
         for chunk in _chunks(lines):
@@ -187,10 +225,10 @@ def _encode_in_processes(tokenizer: Tokenizer, lines: Sequence[str], end: int) -
             yield future.result()
 
 
-_words: _Words  # those of a process started to encode
+_words: _Words  # in a process started to encode
 
 
-def _start_process(text: str, end: int) -> None:
+def _start_process(text: str, end: int | None) -> None:
     global _words
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _words = _Words(Tokenizer(text), end)
@@ -200,22 +238,30 @@ def _encode_chunk(lines: list[str]) -> Ragged:
     return _words.encode(lines)
 
 
-class _Words:
-    """Numbers words as they come and keeps their ids; number 0, a line feed, ends a line.
+def _framed(rows: Ragged, begin: int | None = None, end: int | None = None) -> Ragged:
+    """Put `begin` before each row, and `end` after it."""
+    for i, places in ((end, slice(1, None)), (begin, slice(-1))):
+        if i is not None:
+            rows = Ragged(np.insert(rows.values, rows.offsets[places], i), rows.lengths + np.int32(1))
+    return rows
 
-    Later words of a line have the space before them if `spaced`; else that space is already in a word's ids.
+
+class _Words:
+    """Numbers words in the order in which they are met and caches their ids. Number 0, a line feed, ends a line.
+
+    If `spaced`, later words of a line include the space before them; else that space is already in a word's ids.
     """
 
-    def __init__(self, tokenizer: Tokenizer, end: int):
+    def __init__(self, tokenizer: Tokenizer, end: int | None):
         self._tokenizer = tokenizer
         both, first, second = tokenizer.encode_batch(["e e", "e", " e"])
         self._spaced = both == first + second
         self._numbers = {"\n": 0}
-        self._ids = Ragged.of([[end]], _dtype(tokenizer))
-        self._odd = np.zeros(1, bool)  # what is no word: its line is encoded whole
+        self._ids = Ragged.of([[] if end is None else [end]], _dtype(tokenizer))
+        self._odd = np.zeros(1, bool)  # True for what is not a word: its line is encoded whole
 
     def _forget(self) -> None:
-        """The latest quarter: words met early are mostly the frequent ones."""
+        """Drop the latest quarter: words met early are mostly the frequent ones."""
         kept = REMEMBERED * 3 // 4
         while next(reversed(self._numbers.values())) >= kept:
             self._numbers.popitem()
@@ -223,7 +269,7 @@ class _Words:
         self._odd = self._odd[:kept]
 
     def _number(self, words: np.ndarray) -> np.ndarray:
-        """The number of each of the words, which differ; new ones are encoded."""
+        """Return the numbers of distinct words; encode the new ones."""
         numbers = np.fromiter(map(self._numbers.get, words, itertools.repeat(-1)), np.int64, len(words))
         new = words[numbers < 0].tolist()
         numbers[numbers < 0] = len(self._ids) + np.arange(len(new))
@@ -237,7 +283,7 @@ class _Words:
         return numbers
 
     def _pieces(self, words: Sequence[str]) -> Ragged:
-        """The ids of each word, encoded many to a line, which takes half as long, and told apart by their places."""
+        """Return the ids of each word: many are encoded in one line, which takes half as long, then told apart."""
         gap = "" if self._spaced else " "
         first = [i for i, word in enumerate(words) if i % 100 == 0 or (self._spaced and word[0] != " ")]
         lines = [gap.join(words[start:end]) for start, end in itertools.pairwise([*first, len(words)])]
@@ -274,7 +320,7 @@ class _Words:
 
 
 def _split(text: str, gap: str) -> tuple[np.ndarray, np.ndarray]:
-    """The words that end in `gap`: each different one once, and which of them stands where."""
+    """Return the distinct words that end in `gap`, and which of them stands where."""
     import pyarrow.compute  # takes a tenth of a second
 
     words = pyarrow.compute.split_pattern(pyarrow.array([text], pyarrow.large_string()), gap).values
@@ -285,10 +331,11 @@ def _split(text: str, gap: str) -> tuple[np.ndarray, np.ndarray]:
 def train_tokenizer(
     kind: str, lines: Iterable[str], vocab_size: int, *, min_count: int = 1, lowercase: bool = False
 ) -> Tokenizer:
-    """Learns at most `vocab_size` ids, specials included; the same lines give the same `sha256`.
+    """Learn at most `vocab_size` ids, specials included. The same lines give the same `sha256`.
 
-    `min_count`: what occurs more rarely becomes no entry (a word, a character) and no merge (BPE, wordpiece; their
-    alphabet is kept whole). `words` keeps the most frequent that fit; others refuse if theirs do not.
+    What occurs less often than `min_count` does not become an entry (a word, a character) or a merge (BPE, wordpiece;
+    their alphabet is kept whole). `words` keeps the most frequent words that fit; the other kinds refuse a
+    `vocab_size` that cannot hold their alphabet.
 
     Raises:
         TokenizerError: unknown kind, nothing to learn from, `vocab_size` below the smallest possible, or a
@@ -300,7 +347,7 @@ def train_tokenizer(
         raise TokenizerError(f"min_count={min_count}: unigram keeps the likeliest pieces, not by count; set it to 1.")
     lines = lines if isinstance(lines, Sequence) else list(lines)
     if len(lines) >= MANY:
-        # Where memory is kept (`command_line.keep_freed_memory`), the library's threads wait for one another's.
+        # With `command_line.keep_freed_memory`, the library's threads wait for each other's memory.
         try:
             with _pool(1) as pool:
                 return Tokenizer(pool.submit(_train, kind, list(lines), vocab_size, min_count, lowercase).result())
@@ -310,13 +357,13 @@ def train_tokenizer(
 
 
 def _train(kind: str, lines: Sequence[str], vocab_size: int, min_count: int, lowercase: bool) -> str:
-    """A tokenizer's JSON."""
+    """Return the JSON of a trained tokenizer."""
     if not any(map(str.strip, lines)):
         raise TokenizerError(f"No text to train the tokenizer on: all of {len(lines)} lines are empty.")
     tokenizer = _untrained(kind, lowercase)
     if kind.startswith("bpe"):
         _train_bpe(tokenizer, lines, vocab_size, min_count, by_bytes=kind == "bpe_bytes")
-        minimum = tokenizer.get_vocab_size()  # beyond vocab_size only where specials and alphabet alone are
+        minimum = tokenizer.get_vocab_size()  # exceeds vocab_size only if specials and alphabet alone do
     elif kind in ("wordpiece", "unigram"):
         _train_bpe(tokenizer, lines, 0)  # gives the alphabet
         alphabet = sorted(tokenizer.get_vocab().keys() - set(SPECIALS))
@@ -357,8 +404,11 @@ def _train_bpe(
 def _wordpiece(
     tokenizer: tokenizers.Tokenizer, lines: Sequence[str], alphabet: list[str], vocab_size: int, min_count: int
 ) -> models.Model:
-    """The trainer numbers "##a", "##b" … as its hash map has them, and equal counts are merged by these numbers:
-    as specials they have fixed ones, and every known character may stand anywhere in a word."""
+    """Train WordPiece reproducibly.
+
+    The trainer numbers "##a", "##b" … in the order of a hash map, and breaks ties between equal counts by number. As
+    specials they have fixed numbers, and every known character may stand anywhere in a word.
+    """
     first = [*SPECIALS, *("##" + character for character in alphabet)]
     tokenizer.model = models.WordPiece(unk_token=UNK)
     trainer = trainers.WordPieceTrainer(
@@ -372,9 +422,13 @@ def _wordpiece(
 def _unigram(
     tokenizer: tokenizers.Tokenizer, lines: Sequence[str], alphabet: list[str], vocab_size: int
 ) -> models.Model:
-    """Each training sums in another order, and puts the characters that are no likely pieces, in any order, in
-    steps of 0.0001 above the lowest score. Here these get that score, all are rounded (coarsely: the sums were
-    seen to differ by 4e-11, and one that straddles two roundings would tell), equal ones are sorted."""
+    """Train unigram reproducibly.
+
+    The trainer sums in a different order each time, and gives the characters that are not likely pieces scores in steps
+    of 0.0001 above the lowest one, in any order. Here these get the lowest score, all scores are rounded, and equal
+    ones are sorted. The rounding is coarse: sums were seen to differ by 4e-11, and one that straddles a rounding
+    boundary would show.
+    """
     tokenizer.model = models.Unigram()
     trainer = trainers.UnigramTrainer(
         vocab_size=vocab_size, special_tokens=list(SPECIALS), unk_token=UNK, show_progress=False
@@ -385,16 +439,16 @@ def _unigram(
     near = least + 1e-4 * len(alphabet)
     scores = [(piece, round(least if len(piece) == 1 and s < near else s, 3)) for piece, s in learned]
     scores.sort(key=lambda item: (-item[1], item[0]))
-    # Near the smallest size there is, the trainer keeps more than it was told: the least likely go.
+    # Near the smallest possible size, the trainer keeps more than asked for: drop the least likely.
     room = vocab_size - len(SPECIALS) - sum(len(piece) == 1 for piece, _ in scores)
     kept = {piece for piece, _ in [item for item in scores if len(item[0]) > 1][:room]}
     scores = [item for item in scores if len(item[0]) == 1 or item[0] in kept]
-    # The specials' 0 would be the best score, but no text spells them, as "<" stands alone.
-    return models.Unigram([*((special, 0.0) for special in SPECIALS), *scores], unk_id=UNK_ID)
+    # The specials' 0 would be the best score, but no text spells them, since "<" is always a piece of its own.
+    return models.Unigram([*((special, 0.0) for special in SPECIALS), *scores], unk_id=SPECIALS.index(UNK))
 
 
 def _count(normalizer: Any, lines: Sequence[str], min_count: int, by_word: bool) -> list[str]:
-    """Words or characters, most frequent first. (WordLevelTrainer gives a literal "<unk>" a second id.)"""
+    """Return words or characters, most frequent first. (WordLevelTrainer gives a literal "<unk>" a second id.)"""
     counts: Counter[str] = Counter()
     for line in lines:
         line = normalizer.normalize_str(line)
@@ -407,18 +461,18 @@ def _count(normalizer: Any, lines: Sequence[str], min_count: int, by_word: bool)
 
 
 def _untrained(kind: str, lowercase: bool) -> tokenizers.Tokenizer:
-    """The road from text to pieces and back, with an empty model."""
+    """Return a tokenizer with an empty model: how text is split into pieces, and joined again."""
     normalizer: list[Any] = [normalizers.Lowercase()] if lowercase else []
     pieces: Any
     decoder: Any = None
     if kind == "bpe_bytes":
-        # Its pattern parts "<", letters and ">", so that no merge can spell a special.
+        # Its pattern separates "<", letters and ">", so no merge can spell a special.
         pieces, decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     elif kind in ("bpe_metaspace", "unigram"):
-        # One "▁" goes before every line, also before a space, and one space is taken away in decoding:
-        # Metaspace's own prepending loses a leading space.
+        # One "▁" goes before every line, even before a space, and decoding removes one space: Metaspace's own
+        # prepending loses a leading space.
         normalizer.append(normalizers.Prepend("▁"))
-        # "<" stands alone, lest a piece spell a special: training gives a merged "</s>" the id EOS_ID.
+        # "<" stands alone, so no piece can spell a special: training would give a merged "</s>" the id of the end.
         alone = pre_tokenizers.Split("<", "isolated")
         pieces = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(prepend_scheme="never"), alone])
         decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])

@@ -1,4 +1,4 @@
-"""Attention weights as one HTML file that needs nothing else: no network, no server."""
+"""Write attention weights as one HTML file that needs neither network nor server."""
 
 import base64
 import html
@@ -11,32 +11,27 @@ from typing import NamedTuple
 import numpy as np
 from etils import epath
 
-
-class AttentionMap(NamedTuple):
-    """Weights (layers, heads, rows, columns) of tokens that look, the rows, at others."""
-
-    name: str
-    rows: Sequence[str]
-    columns: Sequence[str]
-    weights: np.ndarray
+from transformer_jax.training.evaluation import AttentionMap
 
 
 class Sentence(NamedTuple):
-    """What is shown together, under a name in a list."""
+    """The maps shown together under one name in a list."""
 
     name: str
     maps: Sequence[AttentionMap]
 
 
 def entropy(weights: np.ndarray) -> np.ndarray:
-    """(layers, heads, rows, columns) → (layers, heads): the mean over rows of -Σ w log₂ w, in bits."""
+    """Return the mean over queries of -Σ w log₂ w, in bits: (layers, heads, queries, keys) → (layers, heads)."""
     weights = np.asarray(weights, np.float64)
     return -(weights * np.log2(np.where(weights > 0, weights, 1))).sum(axis=-1).mean(axis=-1)
 
 
 def write_report(path: epath.PathLike, title: str, sentences: Sequence[Sentence]) -> int:
-    """Weights are stored in steps of 1 / 255, packed; entropies are those of the weights as given. Returns the
-    file's bytes: twenty sentences of 30 tokens in six layers of eight heads make about a million.
+    """Write the report and return its size in bytes.
+
+    Weights are stored in steps of 1 / 255, packed; entropies are those of the exact weights. Twenty sentences of 30
+    tokens in six layers of eight heads make about a megabyte.
 
     Raises ValueError for weights that do not fit their tokens or are not numbers, and where there is nothing to show.
     """

@@ -1,34 +1,33 @@
-"""Runs side by side: what they logged, by step, and BLEU by the length of the source."""
+"""Draw runs side by side: what they logged over steps, and scores over the length of the source."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from etils import epath
 
-from transformer_jax.metrics import bleu
 from transformer_jax.training.logging import read_rows
 
 
 class Curve(NamedTuple):
-    """What was logged of one value on one split."""
+    """The logged values of one name on one split."""
 
     steps: list[int]
     values: list[float]
 
 
 class LengthScore(NamedTuple):
-    """BLEU of the sentences whose sources have `shortest` to `longest` words."""
+    """The score of the `count` examples whose sources have `shortest` to `longest` words."""
 
     shortest: int
     longest: int
-    sentences: int
-    bleu: float
+    count: int
+    score: float
 
 
 def read_curves(workdir: epath.PathLike, name: str) -> dict[str, Curve]:
-    """split → the curve of `name` there, or of its mean since the last row, from a run's metrics.jsonl.
+    """Read {split: curve} of `name` from a run's metrics.jsonl; training curves are means since the row before.
 
-    Raises ValueError where that is missing, or has no number of this name, naming those that it has.
+    Raises ValueError where the file is missing, or has no number of this name, naming those that it has.
     """
     path = epath.Path(workdir) / "metrics.jsonl"
     rows = [row for _, row in read_rows(path)]
@@ -47,39 +46,50 @@ def read_curves(workdir: epath.PathLike, name: str) -> dict[str, Curve]:
     return curves
 
 
-def bleu_by_length(
-    sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str], edges: Sequence[int], tokenized: bool
+def score_by_length(
+    records: Sequence[Any],
+    predictions: Sequence[Any],
+    references: Sequence[Any],
+    edges: Sequence[int],
+    metric: str,
+    score: Callable[[Sequence[Any], Sequence[Any]], Mapping[str, Any]],
 ) -> list[LengthScore]:
-    """Corpus BLEU of the sentences with up to edges[0] words, then with more and up to edges[1], and so on; the last
-    part takes the rest. Words are what stands between spaces. A part without sentences is left out. Readings of BLEU
-    are those of `metrics.bleu`: `tokenized` or sacreBLEU's own. After Bahdanau et al. 2015, Figure 2.
+    """Return `metric` of the examples with up to edges[0] words, then with more and up to edges[1], and so on.
 
-    Raises ValueError for edges that do not rise from 1 or more.
+    The last part takes the rest; a part without examples is left out. Words are what stands between spaces.
+    `score(predictions, references)` returns metrics by name. After Bahdanau et al. 2015, Figure 2.
+
+    Raises ValueError for edges that do not rise from 1 or more, for records that are not text, and for a metric that
+    `score` does not return.
     """
     edges = check_edges(edges)
-    lengths = [len(source.split()) for source in sources]
+    if not records or not all(isinstance(record, str) for record in records):
+        raise ValueError("scores by length need records that are lines of text, and this task has none")
+    lengths = [len(record.split()) for record in records]
     scores = []
     for shortest, longest in zip([-1, *edges], [*edges, max([*lengths, edges[-1] + 1])], strict=True):
         here = [i for i, length in enumerate(lengths) if shortest < length <= longest]
         if here:
-            found = bleu([hypotheses[i] for i in here], [references[i] for i in here])
-            score = found["bleu_tokenized" if tokenized else "bleu"]
-            scores.append(LengthScore(shortest + 1, longest, len(here), float(score)))
+            found = score([predictions[i] for i in here], [references[i] for i in here])
+            if not isinstance(found.get(metric), int | float):
+                numbers = [name for name, value in found.items() if isinstance(value, int | float)]
+                raise ValueError(f"there is no metric {metric!r}: choose from {', '.join(numbers)}")
+            scores.append(LengthScore(shortest + 1, longest, len(here), float(found[metric])))
     return scores
 
 
 def check_edges(edges: Sequence[int] | Sequence[str]) -> list[int]:
-    """The same as numbers. Raises ValueError for what is none, and where they do not rise from 1 or more."""
+    """Return the edges as numbers. Raises ValueError if they are not, or do not rise from 1 or more."""
     if not all(str(edge).isdecimal() for edge in edges):
-        raise ValueError(f"the lengths {','.join(map(str, edges))} must be whole numbers: as 10,20,30")
+        raise ValueError(f"the lengths {','.join(map(str, edges))} must be whole numbers, e.g. 10,20,30")
     numbers = [int(edge) for edge in edges]
     if not numbers or numbers[0] < 1 or numbers != sorted(set(numbers)):
-        raise ValueError(f"the lengths {numbers} must rise, from 1 or more: as 10,20,30")
+        raise ValueError(f"the lengths {numbers} must rise, from 1 or more, e.g. 10,20,30")
     return numbers
 
 
 def check_picture(path: epath.PathLike) -> str:
-    """How a picture of this name is written. Raises ValueError for an unknown ending, and without matplotlib."""
+    """Return the format of a picture of this name. Raises ValueError for an unknown ending, and without matplotlib."""
     figure, _ = _figure(1)
     ending = epath.Path(path).suffix.lstrip(".")
     if ending not in (known := figure.canvas.get_supported_filetypes()):
@@ -88,7 +98,7 @@ def check_picture(path: epath.PathLike) -> str:
 
 
 def draw_curves(path: epath.PathLike, runs: Mapping[str, Mapping[str, Mapping[str, Curve]]]) -> None:
-    """Draws `runs`, name → {value: its curves by split}: one picture a value, a colour a run, training dotted."""
+    """Draw `runs`, name → {value: curves by split}: a panel for each value, a colour for each run, training dotted."""
     values = list(dict.fromkeys(value for curves in runs.values() for value in curves))
     figure, axes = _figure(len(values))
     for axis, value in zip(axes, values, strict=True):
@@ -100,13 +110,13 @@ def draw_curves(path: epath.PathLike, runs: Mapping[str, Mapping[str, Mapping[st
     _save(figure, axes, path)
 
 
-def draw_bleu_by_length(path: epath.PathLike, runs: Mapping[str, Sequence[LengthScore]]) -> None:
-    """Draws `runs`, name → scores, over the middle of each part's lengths."""
+def draw_by_length(path: epath.PathLike, runs: Mapping[str, Sequence[LengthScore]], metric: str) -> None:
+    """Draw `runs`, name → scores, over the middle of each part's lengths."""
     figure, axes = _figure(1)
     for color, (run, scores) in zip(_colors(len(runs)), runs.items(), strict=True):
-        middles = [(score.shortest + score.longest) / 2 for score in scores]
-        axes[0].plot(middles, [score.bleu for score in scores], "o-", color=color, label=run)
-    axes[0].set(xlabel="words of the source", ylabel="BLEU", ylim=(0, None))
+        middles = [(part.shortest + part.longest) / 2 for part in scores]
+        axes[0].plot(middles, [part.score for part in scores], "o-", color=color, label=run)
+    axes[0].set(xlabel="words of the source", ylabel=metric, ylim=(0, None))
     _save(figure, axes, path)
 
 

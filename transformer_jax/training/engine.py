@@ -1,73 +1,34 @@
-"""What is compiled: a task's state and its training step, on a mesh."""
+"""Compile a task's state and training step on a mesh."""
 
-import functools
+import contextlib
 import logging
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 
-from transformer_jax.data.batching import Batch
 from transformer_jax.training import optimizer as optimizers
 from transformer_jax.training import processes
-from transformer_jax.training.checkpoint import CheckpointConfig, Checkpoints
-from transformer_jax.training.evaluation import EvaluationConfig, check_identity
-from transformer_jax.training.optimizer import OptimizerConfig
-from transformer_jax.training.sharding import (
-    MeshConfig,
-    batch_sharding,
-    make_mesh,
-    on_mesh,
-    place,
-    replicated,
-    rows_here,
-    shardings,
-)
-from transformer_jax.training.task import Arrays, Batches, Params, Task, TrainingConfig
+from transformer_jax.training.checkpoint import Checkpoints, check_fingerprint
+from transformer_jax.training.initialization import TrainState, abstract, init_state, jit_init, trace_init
+from transformer_jax.training.sharding import make_mesh, on_mesh, replicated
+from transformer_jax.training.task import Mean, Params, Task
 
 log = logging.getLogger(__name__)
-
-
-class EngineConfig(NamedTuple):
-    """The sections that the engine reads."""
-
-    optimizer: OptimizerConfig
-    training: TrainingConfig
-    evaluation: EvaluationConfig
-    checkpoint: CheckpointConfig
-    mesh: MeshConfig
-
-
-class TrainState(NamedTuple):
-    """What a checkpoint holds. `step` counts updates, and batches of the plan: it is the position in the data."""
-
-    step: jax.Array
-    params: Params
-    opt_state: optax.OptState
-    ema: Params | None = None  # their moving average; None, which is no array, when training.ema_decay is 0
-
 
 TrainStep = Callable[[TrainState, Mapping[str, jax.Array]], tuple[TrainState, dict[str, jax.Array]]]
 
 
-def init_state(
-    task: Task, optimizer: optax.GradientTransformation, key: jax.Array, ema_decay: float = 0.0
-) -> TrainState:
-    """Leaves carry their logical axis names; `nn.unbox` takes them off."""
-    params = task.init(key)
-    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), params if ema_decay else None)
-
-
 def moving_average(average: Params, params: Params, n: jax.Array, decay: float) -> Params:
-    """The average after step n = 1, 2, …: d · average + (1 - d) · params, d = min(decay, (1 + n) / (10 + n)).
+    """Return the average after step n = 1, 2, …: d · average + (1 - d) · params, d = min(decay, (1 + n) / (10 + n)).
 
-    Averaging of iterates (Polyak and Juditsky 1992) with weights that fall off exponentially. The warm-up of d is that
-    of TensorFlow's ExponentialMovingAverage: the initial parameters, where it starts, are soon forgotten, and the
-    average is one at every step, with nothing to correct. Steps that are skipped count in n. In float32, as parameters
-    are.
+    Averaging of iterates (Polyak and Juditsky 1992) with exponentially decreasing weights. The warm-up of d is that of
+    TensorFlow's ExponentialMovingAverage: the average soon forgets the initial parameters, where it starts. Skipped
+    steps count in n. Computed in float32, the parameters' dtype.
     """
     d = jnp.minimum(decay, (1.0 + n) / (10.0 + n))
     return jax.tree.map(lambda a, p: d * a + (1 - d) * p, average, params)
@@ -76,102 +37,129 @@ def moving_average(average: Params, params: Params, n: jax.Array, decay: float) 
 def make_train_step(
     task: Task, optimizer: optax.GradientTransformation, *, seed: int, microbatches: int, ema_decay: float = 0.0
 ) -> TrainStep:
-    """step(state, batch) → (state, {"loss", "weight", "gradient_norm", "skipped"}), not yet jitted.
+    """Return step(state, batch) → (state, metrics), not yet jitted.
 
-    The batch's rows are cut into microbatches whose sums, weights and gradients add up and are divided once.
-    The step's key is folded from seed and step, a microbatch's from that and its number.
-    Where the loss or the gradient is not finite, nothing but the step's number changes, and "skipped" is 1.
+    Metrics: "loss" (the objective), every mean of `task.loss` by its name, "weight" (of the first), "gradient_norm" and
+    "skipped". Each mean is divided once, by its weight over the whole batch, however the batch is cut into
+    microbatches. The step's key is folded from seed and step, a microbatch's from that and its number. Where the loss
+    or the gradient is not finite, nothing changes but the step's number, and "skipped" is 1.
     """
 
-    def sums(params: Params, batch: Mapping[str, jax.Array], key: jax.Array, step: jax.Array) -> tuple:
-        def total(params: Params) -> tuple[jax.Array, tuple]:
-            loss, weight, auxiliary = task.loss(params, batch, key, step)
-            return loss, (loss, weight, auxiliary)
+    def terms(params: Params, batch: Any, key: jax.Array, step: jax.Array, weights: Any = None) -> tuple:
+        """Return the objective's share of a microbatch with the shares of all means and their weights.
 
-        gradient, (loss, weight, auxiliary) = jax.grad(total, has_aux=True)(params)
-        return gradient, loss, weight, auxiliary
+        `weights` are those of the whole batch; without them this is the whole batch.
+        """
+        means = task.loss(params, batch, key, step)
+        own = {name: jax.lax.stop_gradient(jnp.asarray(mean.weight, jnp.float32)) for name, mean in means.items()}
+        weights = own if weights is None else weights
+        shares = {name: mean.sum / _nonzero(weights[name]) for name, mean in means.items()}
+        return _objective(means, shares), (shares, own)
 
-    def accumulate(params: Params, batch: Mapping[str, jax.Array], key: jax.Array, step: jax.Array) -> tuple:
+    differentiate = jax.value_and_grad(terms, has_aux=True)
+
+    def gradient(params: Params, batch: Any, key: jax.Array, step: jax.Array) -> tuple[Params, jax.Array, dict, dict]:
         if microbatches == 1:
-            return sums(params, batch, key, step)
+            (loss, (shares, weights)), found = differentiate(params, batch, key, step)
+            return found, loss, shares, weights
         # Every m-th row: each device has its share of every microbatch.
         parts = jax.tree.map(lambda x: x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1), batch)
+        numbered = jnp.arange(microbatches), parts
 
-        def add(so_far: tuple, part: tuple) -> tuple[tuple, None]:
-            number, rows = part
-            return jax.tree.map(jnp.add, so_far, sums(params, rows, jax.random.fold_in(key, number), step)), None
+        def over_parts(part_of: Callable[[Any, jax.Array], Any]) -> Any:
+            def add(so_far: Any, part: tuple) -> tuple[Any, None]:
+                number, rows = part
+                return jax.tree.map(jnp.add, so_far, part_of(rows, jax.random.fold_in(key, number))), None
 
-        first = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(sums, params, batch, key, step))
-        return jax.lax.scan(add, first, (jnp.arange(microbatches), parts))[0]
+            shapes = jax.eval_shape(part_of, jax.tree.map(lambda x: x[0], parts), key)
+            zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+            return jax.lax.scan(add, zeros, numbered)[0]
+
+        # Weights do not depend on the parameters: of this pass XLA keeps only what counts them.
+        weights = over_parts(lambda rows, key: terms(params, rows, key, step)[1][1])
+
+        def share(rows: Any, key: jax.Array) -> tuple[Params, jax.Array, dict]:
+            (loss, (shares, _)), found = differentiate(params, rows, key, step, weights)
+            return found, loss, shares
+
+        return *over_parts(share), weights
 
     def train_step(state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[TrainState, dict[str, jax.Array]]:
         key = jax.random.fold_in(jax.random.key(seed), state.step)
-        gradient, loss, weight, auxiliary = accumulate(state.params, batch, key, state.step)
-        gradient = jax.tree.map(lambda g: g / weight, gradient)
-        updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+        found, loss, shares, weights = gradient(state.params, batch, key, state.step)
+        updates, opt_state = optimizer.update(found, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        metrics = {"loss": loss / weight, "weight": weight, "gradient_norm": optax.tree.norm(gradient)}
-        metrics |= {name: value / weight for name, value in auxiliary.items()}
+        metrics = {**shares, "loss": loss, "weight": next(iter(weights.values()))}
+        metrics["gradient_norm"] = optax.tree.norm(found)
         ema = moving_average(state.ema, params, state.step + 1, ema_decay) if ema_decay else None
         after, skipped = TrainState(state.step + 1, params, opt_state, ema), state._replace(step=state.step + 1)
-        finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["gradient_norm"])
+        finite = jnp.isfinite(loss) & jnp.isfinite(metrics["gradient_norm"])
         metrics["skipped"] = (~finite).astype(jnp.float32)
         return jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, skipped), metrics
 
     return train_step
 
 
+def _objective(means: Mapping[str, Mean], shares: Mapping[str, jax.Array]) -> jax.Array:
+    """Return Σ scale · share over the terms. Metrics, whose scale is 0, have no gradient."""
+    return sum((mean.scale * shares[name] for name, mean in means.items() if mean.scale), jnp.zeros(()))
+
+
+def _nonzero(weight: jax.Array) -> jax.Array:
+    """Return the divisor of a mean; a mean over nothing is 0."""
+    return jnp.where(weight == 0, 1.0, weight)
+
+
 class Engine:
     """A task's state and compiled step on a mesh."""
 
-    def __init__(self, task: Task, config: EngineConfig):
-        self.task, self.config = task, config
+    def __init__(self, task: Task):
+        self.task, self.config = task, task.config
+        config, d_model = self.config, self.config.model.d_model
         self.mesh = make_mesh(config.mesh)
-        self.schedule = optimizers.schedule(config.optimizer, task.d_model)
-        self.optimizer = optimizers.make_optimizer(config.optimizer, task.d_model)
-        init = functools.partial(init_state, task, self.optimizer, ema_decay=config.training.ema_decay)
-        boxed = jax.eval_shape(init, jax.random.key(0))
-        self.state_sharding = shardings(boxed, self.mesh)
-        self.batch_sharding = batch_sharding(self.mesh)
-        self.abstract_state = jax.tree.map(
-            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-            nn.unbox(boxed),
-            self.state_sharding,
+        self.schedule = optimizers.schedule(config.optimizer, d_model)
+        init, boxed = trace_init(task)
+        self.optimizer = optimizers.make_optimizer(config.optimizer, d_model, optimizers.decays(boxed))
+        ema_decay = config.training.ema_decay
+        self.abstract_state = abstract(
+            jax.eval_shape(lambda params: init_state(params, self.optimizer, ema_decay), boxed), self.mesh
         )
-        self.init = on_mesh(lambda key: nn.unbox(init(key)), self.mesh, out_shardings=self.state_sharding)
+        placed = jax.tree.map(lambda x: x.sharding, self.abstract_state)
+        self.init = jit_init(lambda key: init_state(init(key), self.optimizer, ema_decay), self.mesh, placed)
+        training = config.training
         step = make_train_step(
-            task,
-            self.optimizer,
-            seed=config.training.seed,
-            microbatches=config.training.microbatches,
-            ema_decay=config.training.ema_decay,
+            task, self.optimizer, seed=training.seed, microbatches=training.microbatches, ema_decay=ema_decay
         )
-        out = self.state_sharding, replicated(self.mesh)
-        self.step = on_mesh(step, self.mesh, donate_argnums=0, out_shardings=out)
+        self.step = on_mesh(step, self.mesh, donate_argnums=0, out_shardings=(placed, replicated(self.mesh)))
+
+    @contextlib.contextmanager
+    def compiling_ahead(self) -> Iterator[Callable[[Any, Any], None]]:
+        """Yield compile(function, *arguments), which compiles a jitted function in a thread, from shapes.
+
+        A later call of the function waits for that program, and then finds it. Leaving the context cancels what has
+        not begun and waits for the rest.
+        """
+        pool = ThreadPoolExecutor(1, thread_name_prefix="compile")
+
+        def compile(function: Any, *arguments: Any) -> None:
+            pool.submit(function.lower(*arguments).compile)
+
+        try:
+            yield compile
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def updates(self, state: TrainState) -> int:
-        """How many steps changed the parameters: all but those that were skipped. The schedule goes by them."""
+        """Return how many steps changed the parameters: all but those that were skipped. The schedule goes by them."""
         return int(optax.tree.get_all_with_path(state.opt_state, "count")[0][1])
 
-    def rows_here(self, rows: int) -> slice:
-        """Of a batch of `rows`, those that this process's devices hold."""
-        return rows_here(self.batch_sharding, rows)
-
-    def load(self, batches: Batches, batch: Batch) -> Arrays:
-        """Of a batch of the plan, this process's rows."""
-        return batches.load(batch._replace(indices=batch.indices[self.rows_here(len(batch.indices))]))
-
-    def place(self, arrays: Arrays, rows: int) -> dict[str, jax.Array]:
-        """What `load` gave, on the devices, as part of a batch of `rows`."""
-        return place(arrays, self.batch_sharding, rows, self.rows_here(rows).start)
-
-    def restore_or_init(self, checkpoints: Checkpoints, identity: dict[str, str]) -> TrainState:
-        """The newest good checkpoint's state, or a new one. What is newer than that checkpoint is removed."""
+    def restore_or_init(self, checkpoints: Checkpoints, fingerprint: dict[str, str]) -> TrainState:
+        """Return the newest good checkpoint's state, or a new one. Removes steps newer than that checkpoint."""
         step = processes.first_says(checkpoints.newest)
         if step is None:
             checkpoints.discard_after(None)
             return self.init(jax.random.key(self.config.training.seed))
-        check_identity(identity, checkpoints.meta(step), checkpoints.directory)
+        check_fingerprint(fingerprint, checkpoints.meta(step), checkpoints.directory)
         state, _ = checkpoints.restore(step, self.abstract_state)
         checkpoints.discard_after(step)
         log.info("resumed from step %d", step)

@@ -1,4 +1,4 @@
-"""The training loop: steps, reports, evaluation, checkpoints; exact resumption."""
+"""Train: steps, reports, evaluations, checkpoints, and exact resumption."""
 
 import contextlib
 import logging
@@ -11,14 +11,15 @@ import jax
 import numpy as np
 from etils import epath
 
-from transformer_jax.data.batching import prefetch
+from transformer_jax.data.batching import Batches, prefetch
 from transformer_jax.training import processes, profiling
-from transformer_jax.training.checkpoint import Checkpoints
-from transformer_jax.training.engine import Engine, EngineConfig, TrainState
+from transformer_jax.training.checkpoint import CheckpointConfig, Checkpoints
+from transformer_jax.training.engine import Engine
 from transformer_jax.training.evaluation import Evaluator
+from transformer_jax.training.initialization import TrainState
 from transformer_jax.training.logging import Listener, MetricsWriter, Progress, clock
-from transformer_jax.training.sharding import check_rows
-from transformer_jax.training.task import Batches, Params, Task
+from transformer_jax.training.sharding import check_rows, feed
+from transformer_jax.training.task import Params, Task, Work
 
 log = logging.getLogger(__name__)
 
@@ -27,69 +28,69 @@ AHEAD = 2  # steps that are called before their predecessors are computed
 
 
 class Diverged(ValueError):
-    """Loss or gradient were not finite too many times in a row."""
+    """Loss or gradient were not finite for too many steps in a row."""
 
 
 class Preempted(Exception):
-    """The run was asked to stop (SIGTERM) and has saved what it had: start it again to go on."""
+    """The run was asked to stop (SIGTERM) and has saved its state. Start it again to continue."""
 
 
 def train(
     task: Task,
-    config: EngineConfig,
     workdir: epath.PathLike,
     *,
     trace: range = range(0),
     listeners: Sequence[Listener] = (),
     ready: Callable[[], None] = lambda: None,
 ) -> TrainState:
-    """Trains to `config.training.steps`, going on from the newest good checkpoint of `workdir`.
+    """Train to `training.steps`, continuing from the newest good checkpoint of `workdir`.
 
     Validation scores are of the moving average when evaluation.checkpoint is "ema", else of the parameters. The steps
     of `trace` are profiled into `workdir`/profile. `listeners` are told every row of metrics.jsonl. `ready` is called
-    in the first process before the first step, when mesh, data and checkpoints have proved to be of use.
+    in the first process before the first step, once mesh, data and checkpoints have proved usable.
 
-    Raises ValueError where data, mesh or keys cannot be used; CheckpointError when a checkpoint is of other data or
-    tokenizers, or cannot be written; Diverged when loss or gradient were not finite MAX_SKIPPED times in a row; and
+    Raises ValueError where data, mesh or keys cannot be used; CheckpointError when a checkpoint belongs to other data
+    or tokenizers, or cannot be written; Diverged when loss or gradient were not finite MAX_SKIPPED times in a row; and
     Preempted, with everything saved, after SIGTERM.
     """
-    training, workdir = config.training, epath.Path(workdir)
-    engine = Engine(task, config)
-    processes.first_then_others(task.prepare)
-    batches = task.batches(task.train_split, training.seed)
+    config, workdir = task.config, epath.Path(workdir)
+    training = config.training
+    engine = Engine(task)
+    processes.first_then_others(lambda: task.fingerprint(training=True))  # the first learns the tokenizers
+    batches = task.batches(config.data.train_split, training.seed)
     check_rows((rows for rows, *_ in batches.plan.shapes), engine.mesh, training.microbatches)
     checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint)
-    identity = task.identity(training=True)
-    processes.agree("tokenizers or training data", lambda: identity)
-    state = engine.restore_or_init(checkpoints, identity)
+    fingerprint = task.fingerprint(training=True)
+    processes.agree("tokenizers or training data", lambda: fingerprint)
+    state = engine.restore_or_init(checkpoints, fingerprint)
     first = int(state.step)
-    evaluator = Evaluator(task, engine.mesh, config.evaluation.rows)
-    evaluator.open(task.validation_split)
-    processes.agree("validation data", lambda: [*map(list, task.examples(task.validation_split))])
+    evaluator, validation = Evaluator(task, engine.mesh), config.data.validation_split
+    held_out = evaluator.open(validation)
+    processes.agree("validation data", lambda: [list(held_out.records), list(held_out.references)])
     count = sum(x.size for x in jax.tree.leaves(state.params))
     log.info("%s parameters in arrays, devices: %s", f"{count:,}", dict(engine.mesh.shape))
     if first < training.steps:
-        _show(task, batches, first)
+        _preview(task, batches, first)
     processes.first(ready)
 
     if trace and trace.start not in range(first + 1, training.steps + 1):
-        log.warning("no profile: step %d is none of those to come, %d to %d", trace.start, first + 1, training.steps)
+        log.warning("no profile: step %d is not one of those to come, %d to %d", trace.start, first + 1, training.steps)
     scored = "ema" if config.evaluation.checkpoint == "ema" else "params"
     compiled = _CompileCount(engine.step, len(batches.plan.shapes))
     with (
         contextlib.closing(MetricsWriter(workdir, first, listeners)) as writer,
         contextlib.closing(profiling.Trace(workdir / "profile", trace)) as profile,
-        contextlib.closing(prefetch(_load(engine, batches, first))) as arrays,
+        contextlib.closing(prefetch(_load(engine, batches, first))) as loaded,
         processes.StopRequest() as stop,
     ):
         report = _Report(engine, batches, checkpoints, writer, first, first - engine.updates(state))
-        for step, (batch, flops) in zip(range(first + 1, training.steps + 1), arrays, strict=True):
+        for step, (batch, work) in zip(range(first + 1, training.steps + 1), loaded, strict=True):
             start = time.perf_counter()
             begun = profile.before(step, state)
             state, metrics = engine.step(state, batch)
             if profile.after(step, state) or compiled.has_grown(batch) or begun:
                 report.progress.leave_out(start)
-            report.add(metrics, flops)
+            report.add(metrics, work)
             last = step == training.steps
             stopping = stop.reached(step) and not last
             if last or stopping or step % training.log_every == 0:
@@ -100,41 +101,43 @@ def train(
                 jax.block_until_ready(state)  # steps run behind their calls: they are not what is left out
             start, scores = time.perf_counter(), None
             if evaluating:
-                scores = _evaluate(evaluator, getattr(state, scored), task.validation_split, step, writer)
+                scores = _evaluate(evaluator, getattr(state, scored), validation, step, writer)
             if regular or stopping:
-                meta, kept_for = {"identity": identity, "position": step, "scored": scored}, scores if regular else None
-                checkpoints.save(step, state, meta, kept_for, passing=not regular)
+                meta = {"fingerprint": fingerprint, "position": step, "scored": scored}
+                checkpoints.save(step, state, meta, scores if regular else None, preemption=not regular)
             if evaluating or regular:
                 report.progress.leave_out(start)
-            if scores is not None and config.checkpoint.keep_best and config.checkpoint.best_metric not in scores:
-                raise ValueError(
-                    f"config.checkpoint.best_metric = {config.checkpoint.best_metric!r} is none of the scores: set it "
-                    f"to one of {', '.join(scores)}, or config.checkpoint.keep_best to 0"
-                )
+            if scores is not None:
+                _check_best_metric(config.checkpoint, scores)
             if stopping:
                 raise Preempted(f"stopped after step {step}, which is saved: start it again to go on")
     return state
 
 
-def _show(task: Task, batches: Batches, step: int) -> None:
-    """The batch that comes first, as the model gets it."""
-    batch = batches.plan.batch(step)
-    for line in task.show(batches.load(batch), batch.indices >= 0):
+def _check_best_metric(config: CheckpointConfig, scores: Mapping[str, float]) -> None:
+    if config.keep_best and config.best_metric not in scores:
+        raise ValueError(
+            f"config.checkpoint.best_metric = {config.best_metric!r} is none of the scores: set it to one of "
+            f"{', '.join(scores)}, or config.checkpoint.keep_best to 0"
+        )
+
+
+def _preview(task: Task, batches: Batches, step: int) -> None:
+    """Log the first batch as the model gets it."""
+    for line in task.preview(batches.load(batches.plan.batch(step))):
         log.info("%s", line)
 
 
-def _load(engine: Engine, batches: Batches, first: int) -> Iterator[tuple[Mapping[str, jax.Array], float]]:
-    """Placed batches from `first` to the run's end, with their FLOPs."""
-    for i in range(first, engine.config.training.steps):
-        batch = batches.plan.batch(i)
-        arrays = engine.load(batches, batch)
-        here, everywhere = (batch.indices[part] >= 0 for part in (engine.rows_here(len(batch.indices)), slice(None)))
-        flops = engine.task.flops(arrays) * everywhere.sum() / max(here.sum(), 1)  # of all processes, about
-        yield engine.place(arrays, len(batch.indices)), flops
+def _load(engine: Engine, batches: Batches, first: int) -> Iterator[tuple[Mapping[str, jax.Array], Work]]:
+    """Yield placed batches from `first` to the run's end, with the work of a step on each."""
+    for batch, arrays, placed in feed(batches, range(first, engine.config.training.steps), engine.mesh):
+        work = engine.task.work(arrays)
+        share = (batch.indices >= 0).sum() / max((arrays["index"] >= 0).sum(), 1)  # other processes have about as much
+        yield placed, Work(round(work.tokens * share), work.flops * share)
 
 
 class _Report:
-    """What the steps since the last report came to: a row, a line, and which steps were skipped."""
+    """Collects the steps since the last report into a row and a line of the log."""
 
     def __init__(
         self,
@@ -145,18 +148,20 @@ class _Report:
         first: int,
         skipped: int,
     ):
-        """`first` steps have been done, and `skipped` of these left the parameters as they were."""
+        """`first` steps were done before, and `skipped` of them left the parameters unchanged."""
         self.progress = Progress(first, engine.config.training.steps)
         self._engine, self._writer, self._guard = engine, writer, _Guard(batches, checkpoints, skipped)
         self._pending: list[Mapping[str, jax.Array]] = []
-        self._flops = 0.0
-        self._peak = 0.0
+        self._work = Work(0, 0.0)
+        self._peak: tuple[str, float] | None = None
 
-    def add(self, metrics: Mapping[str, jax.Array], flops: float) -> None:
-        """Takes what a step gives, and waits until no more than AHEAD are under way: devices are kept busy by less than
-        the hundreds that would wait in line, and a stop takes as long as these."""
+    def add(self, metrics: Mapping[str, jax.Array], work: Work) -> None:
+        """Take a step's metrics, and wait until no more than AHEAD steps are under way.
+
+        A few keep the devices busy; the hundreds that would queue up would delay a stop.
+        """
         self._pending.append(metrics)
-        self._flops += flops
+        self._work = Work(self._work.tokens + work.tokens, self._work.flops + work.flops)
         jax.block_until_ready(self._pending[:-AHEAD][-1:])
 
     def write(self, step: int) -> None:
@@ -164,42 +169,44 @@ class _Report:
         finite = self._guard.check(step, steps)
         weights = np.array([metrics["weight"] for metrics in finite], np.float64)
         elapsed, left = self.progress.report(step)
-        if not self._peak:
+        if self._peak is None:
             start = time.perf_counter()
-            self._peak = profiling.matrix_peak(self._engine.task.dtype)
+            self._peak = profiling.peak_flops(self._engine.config.model.dtype)
             self.progress.leave_out(start)
+        utilization, peak = self._peak
         own = {} if steps[-1]["skipped"] else steps[-1]
         values = {name: float(value) for name, value in own.items() if name not in ("weight", "skipped")}
         if finite:
             values["mean_loss"] = float(np.average([metrics["loss"] for metrics in finite], weights=weights))
-        speed = weights.sum() / elapsed
+        speed = self._work.tokens / elapsed
         values |= {
             "learning_rate": float(self._engine.schedule(step - 1 - self._guard.skipped)),
             "tokens_per_s": round(speed, 1),
-            "mfu": round(self._flops / elapsed / self._peak, 4),
+            utilization: round(self._work.flops / elapsed / peak, 4),
             **profiling.device_memory(),
         }
         self._writer.write(step, "train", values)
         log.info(
-            "step %d/%d  loss %.3f  %s tokens/s  mfu %.2f  ETA %s",
+            "step %d/%d  loss %.3f  %s tokens/s  %s %.2f  ETA %s",
             step,
             self._engine.config.training.steps,
-            values.get("mean_loss", math.nan),  # a step's own tells its batch's bucket
+            values.get("mean_loss", math.nan),  # a single step's loss varies with the length of its examples
             f"{speed:,.0f}",
-            values["mfu"],
+            utilization.replace("_", " "),
+            values[utilization],
             clock(left),
         )
-        self._pending, self._flops = [], 0.0
+        self._pending, self._work = [], Work(0, 0.0)
 
 
 class _Guard:
-    """Says which steps were skipped, and stops the run when too many were in a row."""
+    """Logs the skipped steps, and stops the run after too many in a row."""
 
     def __init__(self, batches: Batches, checkpoints: Checkpoints, skipped: int):
         self._batches, self._checkpoints, self._in_a_row, self.skipped = batches, checkpoints, 0, skipped
 
     def check(self, last: int, metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Of the steps up to `last`, those that were not skipped."""
+        """Return those of the steps up to `last` that were not skipped."""
         for step, values in enumerate(metrics, last - len(metrics) + 1):
             self._in_a_row = self._in_a_row + 1 if values["skipped"] else 0
             if values["skipped"]:
@@ -218,7 +225,7 @@ class _Guard:
 
 def _evaluate(evaluator: Evaluator, params: Params, split: str, step: int, writer: MetricsWriter) -> dict[str, float]:
     start = time.perf_counter()
-    scores = evaluator.evaluate(params, split, fast=True)
+    scores = evaluator.evaluate(params, split, greedy=True)
     writer.write(step, split, scores)
     numbers = {name: value for name, value in scores.items() if not isinstance(value, str)}
     shown = "  ".join(f"{name} {value:.4g}" for name, value in numbers.items())
@@ -227,7 +234,7 @@ def _evaluate(evaluator: Evaluator, params: Params, split: str, step: int, write
 
 
 class _CompileCount:
-    """Says when the step was compiled, for which shape, and how many shapes there are."""
+    """Logs each compilation of the step, its shape, and how many shapes there are."""
 
     def __init__(self, step: Any, shapes: int):
         self._step, self._shapes, self._count = step, shapes, 0

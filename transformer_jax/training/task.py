@@ -1,120 +1,225 @@
-"""What the engine knows of an objective."""
+"""The interface between an objective and everything that trains, evaluates, predicts with or describes it."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
+from etils import epath
 
-from transformer_jax.data.batching import Batch, BatchPlan
+from transformer_jax.data.batching import Batches
+from transformer_jax.fields import free
+from transformer_jax.training.checkpoint import CheckpointConfig
+from transformer_jax.training.optimizer import OptimizerConfig
+from transformer_jax.training.sharding import MeshConfig
 
 Params = Any
 Arrays = dict[str, np.ndarray]
-Sums = dict[str, jax.Array]
+Outputs = dict[str, jax.Array]
+Record = str | dict[str, Any]  # a line of text, or an object with the fields of the task's data
+
+CHECKPOINTS = ("latest", "best", "average", "ema")
+
+
+class Mean(NamedTuple):
+    """sum / weight over the whole batch, whatever its microbatches and devices.
+
+    sum: of a value over the examples or tokens that have one, float32; differentiated.
+    weight: how many there are; never depends on the parameters.
+    scale: λ, the factor of this mean in the objective. The mean is logged without it. 0: a metric, not part of it.
+    """
+
+    sum: jax.Array
+    weight: jax.Array
+    scale: float = 1.0
+
+
+class Work(NamedTuple):
+    """What one training step on a batch takes, padding left out."""
+
+    tokens: int
+    flops: float  # of the matrix products, forward and backward
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingConfig:
-    """How long, and how often what."""
+    """How long to train, and how often to log and evaluate."""
 
-    steps: int = 100_000
-    log_every: int = 100
-    evaluate_every: int = 1000
+    steps: int = free(100_000)
+    log_every: int = free(100)
+    evaluate_every: int = free(1000)
     seed: int = 0
-    microbatches: int = 1  # a batch's gradient is summed over this many parts
+    microbatches: int = 1  # parts of a batch whose gradients are added up, to save memory
     ema_decay: float = 0.0  # of the parameters' moving average, for evaluation.checkpoint = "ema"; 0: there is none
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """What is wrong, as (field, rule and remedy)."""
+        """Yield (field, rule and remedy) for every invalid value."""
         for name in ("steps", "log_every", "evaluate_every", "microbatches"):
             if getattr(self, name) < 1:
                 yield name, "must be at least 1"
         if not 0 <= self.seed < 2**31:
             yield "seed", "must be in [0, 2³¹)"
         if not 0 <= self.ema_decay < 1:
-            yield "ema_decay", "must be in [0, 1), as 0.999; 0 keeps no average"
+            yield "ema_decay", "must be in [0, 1), e.g. 0.999; 0 keeps no average"
 
 
-class Batches(NamedTuple):
-    """A batch plan and what turns one of its batches into arrays, rows first."""
+@dataclasses.dataclass(frozen=True)
+class EvaluationConfig:
+    """Which parameters to evaluate, and in which batches.
 
-    plan: BatchPlan
-    load: Callable[[Batch], Arrays]
-
-
-class Task(Protocol):
-    """One objective: model, batches, loss, metrics and predictions.
-
-    On the device, pure functions that the engine jits and shards; on the host, the rest.
+    checkpoint: "latest", "best" (by checkpoint.best_metric), "average" (of the last `average_last`) or "ema" (the
+    moving average that training.ema_decay keeps, in the latest). During training, "ema" scores the moving average and
+    the others score the parameters themselves.
     """
 
-    d_model: int  # what the paper's learning-rate schedule scales with
-    dtype: str  # of the matrix products
-    train_split: str
-    validation_split: str
-    test_split: str
+    checkpoint: str = "latest"
+    average_last: int = 10
+    batch_size: int = 64  # examples
 
-    def prepare(self) -> None:
-        """Makes what training needs and does not find, as tokenizers: one process does, and then the others find it."""
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (field, rule and remedy) for every invalid value."""
+        if self.checkpoint not in CHECKPOINTS:
+            yield "checkpoint", f"must be one of {', '.join(CHECKPOINTS)}"
+        for name in ("average_last", "batch_size"):
+            if getattr(self, name) < 1:
+                yield name, "must be at least 1"
 
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The checked sections of a config. A task's own class narrows the types of some and adds others.
+
+    Every `model` has the fields architecture, d_model and dtype; every `data` is a `data.text.TextData`.
+    """
+
+    task: str
+    model: Any
+    data: Any
+    optimizer: OptimizerConfig
+    training: TrainingConfig
+    evaluation: EvaluationConfig = dataclasses.field(metadata={"free": True})
+    checkpoint: CheckpointConfig = dataclasses.field(metadata={"free": True})
+    mesh: MeshConfig = dataclasses.field(metadata={"free": True})
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (dotted key, rule and remedy) for values that do not go together."""
+        rows, parts = self.data.rows_multiple, self.training.microbatches
+        if rows % parts:
+            yield "training.microbatches", f"must divide data.rows_multiple = {rows}: set that to a multiple of {parts}"
+        every, checked = self.checkpoint.every, self.training.evaluate_every
+        if self.checkpoint.keep_best and every % checked:
+            yield (
+                "checkpoint.every",
+                f"must be a multiple of training.evaluate_every = {checked} to keep the best: change either, or set "
+                "checkpoint.keep_best to 0",
+            )
+        kept = self.checkpoint.keep_latest
+        if self.evaluation.checkpoint == "average" and self.evaluation.average_last > kept:
+            yield (
+                "evaluation.average_last",
+                f"must not be beyond checkpoint.keep_latest = {kept}, since older ones are removed: set it to {kept}, "
+                "or train with more kept",
+            )
+        if self.evaluation.checkpoint == "ema" and not self.training.ema_decay:
+            yield (
+                "evaluation.checkpoint",
+                "training.ema_decay = 0.0 keeps no moving average: train with 0.999, for example, or set this to "
+                "'latest', 'best' or 'average'",
+            )
+
+    def advice(self) -> Iterator[str]:
+        """Yield what is allowed but unwise."""
+        yield from ()
+
+
+class Task(ABC):
+    """One objective: model, batches, loss, metrics and predictions.
+
+    The functions on the device are pure; the engine compiles them and lays them out on the mesh. Everything generic
+    (training, evaluation, prediction, verification, description, benchmark, report) calls these methods only.
+    """
+
+    Config: ClassVar[type[Config]]
+    columns: tuple[str, ...] = ("text",)  # the fields of a record, in order; a line of text is the first
+
+    def __init__(self, config: Any, workdir: epath.PathLike):
+        """`config` is an instance of `Config`; tokenizers lie in `workdir`."""
+        self.config = config
+
+    # On the device.
+
+    @abstractmethod
     def init(self, key: jax.Array) -> Params:
-        """Parameters whose leaves carry their logical axis names (flax's boxes)."""
+        """Return new parameters whose leaves carry their logical axis names (flax's boxes)."""
 
+    @abstractmethod
     def loss(
         self, params: Params, batch: Mapping[str, jax.Array], key: jax.Array, step: jax.Array | int
-    ) -> tuple[jax.Array, jax.Array, Sums]:
-        """(sum, weight, auxiliary sums). Only the sum is differentiated; the engine divides by the weight once. `step`
-        counts the updates before this one, for what goes by a schedule."""
+    ) -> dict[str, Mean]:
+        """Return the terms of the objective, Σ scale · sum / weight, and metrics. `step` counts the updates before.
 
-    def measure(self, params: Params, batch: Mapping[str, jax.Array]) -> Sums:
-        """Evaluation sums of a batch, without dropout; they add up over batches."""
+        The training log weighs the steps' losses by the first term's weight.
+        """
 
-    def predict(self, params: Params, batch: Mapping[str, jax.Array], fast: bool) -> dict[str, jax.Array]:
-        """What `write` turns into lines. `fast` is the cheap way, taken while training: greedy, not beam."""
+    @abstractmethod
+    def evaluate(self, params: Params, batch: Mapping[str, jax.Array], greedy: bool) -> tuple[dict[str, Mean], Outputs]:
+        """Return means over a batch, without dropout, and outputs for `decode`, rows first.
 
+        There are no means where a batch has no references. `greedy` asks for the cheap predictions of evaluations
+        during training.
+        """
+
+    # On the host.
+
+    @abstractmethod
     def batches(self, split: str, seed: int | None) -> Batches:
-        """With a seed the shuffled plan for training, without one every example exactly once."""
+        """Return the batches of a split. With a seed: shuffled, for training. Without: every example exactly once."""
 
-    def attention(self, params: Params, batch: Mapping[str, jax.Array]) -> dict[tuple[str, str, str], jax.Array]:
-        """Of a batch as `pair` has it: (name, who looks, at what) → weights (B, layers, heads, T, S)."""
+    @abstractmethod
+    def batches_of(self, records: Sequence[Record]) -> Batches:
+        """Return batches of records to predict from; of those with all of `columns`, also references."""
 
-    def pair(self, lines: Sequence[str], outputs: Sequence[str]) -> Arrays:
-        """Lines and what was predicted for them, as one batch."""
+    @abstractmethod
+    def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
+        """Return the prediction for each row as a JSON object. Text is in its field "text"."""
 
-    def tokens(self, arrays: Arrays) -> list[dict[str, list[str]]]:
-        """Of each row of such a batch, the tokens of those that `attention` names: who looks, and at what."""
-
-    def made_up(self, rows: int, length: int, seed: int | None) -> Arrays:
-        """A batch without data: to describe a step, and to verify it with. Its examples are of random lengths up to
-        `length`; of that length without a seed."""
-
-    def exactness(self, params: Params, batch: Mapping[str, jax.Array]) -> Mapping[str, float]:
-        """What must be equal by this objective's nature, as {"cached = uncached decoding": relative difference}."""
-
-    def show(self, arrays: Arrays, filled: np.ndarray) -> list[str]:
-        """What a person should see of a batch for training. `filled` (rows,): which rows hold an example. Raises
-        ValueError for a batch that cannot be meant, as one whose labels can be read off the inputs."""
-
-    def examples(self, split: str) -> tuple[Sequence[str], Sequence[str]]:
-        """The lines that `read` takes and their references."""
-
-    def read(self, lines: Sequence[str], rows: int) -> Batches:
-        """Lines to predict from, in batches of `rows`."""
-
-    def write(self, arrays: Arrays, batch: Arrays) -> list[str]:
-        """Predictions of a batch as lines, one a row."""
-
-    def write_scored(self, arrays: Arrays, batch: Arrays) -> list[str]:
-        """The same as JSON objects with a score."""
-
+    @abstractmethod
     def score(
-        self, sums: Mapping[str, float], lines: Sequence[str], references: Sequence[str]
+        self, means: Mapping[str, float], predictions: Sequence[dict[str, Any]], references: Sequence[Any]
     ) -> dict[str, float | str]:
-        """Metric values from summed `measure`s, predicted lines and references."""
+        """Return metrics from the evaluation's means (none, if only predictions are scored) and what `decode` gave."""
 
-    def flops(self, batch: Arrays) -> float:
-        """Of the matrix products that a training step on this batch needs, padding left out."""
+    @abstractmethod
+    def dummy_batch(self, rows: int, length: int, seed: int | None = None) -> Arrays:
+        """Return a batch for training without data. Every example has `length` tokens, or, with a seed, up to it."""
 
-    def identity(self, training: bool) -> dict[str, str]:
-        """Hashes of what parameters belong to (tokenizers; for training, data): others are refused."""
+    @abstractmethod
+    def fingerprint(self, training: bool) -> dict[str, str]:
+        """Return hashes of what parameters belong to: tokenizers and, for training, the data. Learns the tokenizers
+        that the workdir lacks."""
+
+    # Optional.
+
+    def work(self, batch: Arrays) -> Work:
+        """Return the tokens and FLOPs of a training step on this batch."""
+        return Work(0, 0.0)
+
+    def preview(self, arrays: Arrays) -> list[str]:
+        """Return what a person should see of the first batch. Raises ValueError for a batch that must be wrong."""
+        return []
+
+    def checks(self, params: Params, batch: Mapping[str, jax.Array]) -> Mapping[str, float]:
+        """Return relative differences of what must be equal, e.g. {"cached = uncached decoding": 1e-7}."""
+        return {}
+
+    def attention(
+        self, params: Params, batch: Mapping[str, jax.Array]
+    ) -> tuple[dict[tuple[str, str, str], jax.Array], dict[str, tuple[jax.Array, jax.Array]]]:
+        """Return {(name, queries, keys): weights (B, L, N, T, S)} and {queries or keys: (ids (B, T), lengths (B,))}."""
+        return {}, {}
+
+    def tokens(self, name: str, ids: np.ndarray) -> list[str]:
+        """Return the tokens of ids that `attention` gave under this name."""
+        raise NotImplementedError(f"{type(self).__name__} names no tokens")

@@ -1,7 +1,8 @@
 """Corpora prepared from tiny archives of the layouts that their servers offer, without a network or TensorFlow."""
 
-import functools
+import bz2
 import gzip
+import hashlib
 import http.server
 import importlib.util
 import io
@@ -9,15 +10,16 @@ import sys
 import tarfile
 import threading
 import time
+import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import real_data
-from tensorflow_datasets.core.download import DownloadManager
-from tensorflow_datasets.core.download.checksums import compute_url_info
+from etils import epath
 
-from transformer_jax.data import multi30k
-from transformer_jax.data.preparation import prepare
+from transformer_jax.data.corpora import download, multi30k
+from transformer_jax.data.corpora.download import Downloads, prepare
 from transformer_jax.data.sources import DataError, parallel_files, tfds_source
 
 
@@ -92,22 +94,24 @@ def ted_archive(folder: Path) -> None:
 
 @pytest.fixture
 def stand_ins(tmp_path, monkeypatch) -> Path:
-    """A folder whose files tfds takes for the true ones: it knows their sha256 instead of the originals'."""
+    """A folder of files with the names of the originals: their sha256 counts as the known one."""
     folder = tmp_path / "fetched"
     folder.mkdir()
-    original = DownloadManager.__init__
+    original = download.known_files
 
-    @functools.wraps(original)
-    def init(self, *args, **kwargs):
-        original(self, *args, **kwargs)
-        self._url_infos = {
-            url: compute_url_info(folder / info.filename)
-            for url, info in self._url_infos.items()
+    def known_files(builder):
+        return {
+            url: SimpleNamespace(filename=info.filename, checksum=sha256(folder / info.filename))
+            for url, info in original(builder).items()
             if info.filename and (folder / info.filename).exists()
         }
 
-    monkeypatch.setattr(DownloadManager, "__init__", init)
+    monkeypatch.setattr(download, "known_files", known_files)
     return folder
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @pytest.fixture
@@ -164,16 +168,18 @@ def test_ted(stand_ins, no_network, tmp_path, caplog):
     assert "tensorflow" not in sys.modules
 
 
-def test_what_lies_in_downloads_manual_is_taken(stand_ins, no_network, tmp_path):
+def test_what_lies_in_downloads_manual_is_taken(stand_ins, no_network, tmp_path, caplog):
     ted_archive(stand_ins)
     manual = tmp_path / "data" / "downloads" / "manual"
     manual.mkdir(parents=True)
-    (stand_ins / "qi18naacl-dataset.tar.gz").rename(manual / "qi18naacl-dataset.tar.gz")
-    with pytest.raises(DataError, match="cannot be reached") as error:  # its sha256 is unknown, and so its name
-        prepare("ted_hrlr_translate/pt_to_en", tmp_path / "data")
-    assert "manual_dir" not in str(error.value)
-    (stand_ins / "qi18naacl-dataset.tar.gz").write_bytes((manual / "qi18naacl-dataset.tar.gz").read_bytes())
-    prepare("ted_hrlr_translate/pt_to_en", tmp_path / "data")
+    archive = (stand_ins / "qi18naacl-dataset.tar.gz").rename(manual / "qi18naacl-dataset.tar.gz")
+    prepare("ted_hrlr_translate/pt_to_en", tmp_path / "data")  # its sha256 is no longer known
+    assert f"{archive} is taken for http" in caplog.text
+    assert "unchecked: its sha256 is not known" in caplog.text
+    (stand_ins / "qi18naacl-dataset.tar.gz").write_bytes(archive.read_bytes())
+    caplog.clear()
+    prepare("ted_hrlr_translate/gl_to_en", tmp_path / "data")
+    assert "unchecked" not in caplog.text
 
 
 def test_what_is_there_but_not_whole_is_not_called_ready(stand_ins, no_network, tmp_path):
@@ -203,7 +209,7 @@ def test_without_a_network_it_fails_at_once_and_says_what_to_do(name, file, no_n
     start = time.perf_counter()
     with pytest.raises(DataError, match=rf"{file} cannot be reached .* fetch {file} there, .* --manual_dir=FOLDER"):
         prepare(name, tmp_path)
-    assert time.perf_counter() - start < 20  # tfds alone takes 204 s
+    assert time.perf_counter() - start < 20  # tfds' own downloads take 204 s
 
 
 def test_folders_and_archives_that_are_not_there_or_broken(stand_ins, no_network, tmp_path):
@@ -212,7 +218,7 @@ def test_folders_and_archives_that_are_not_there_or_broken(stand_ins, no_network
     with pytest.raises(DataError, match="tfds cannot open 'nonsense'"):
         prepare("nonsense", tmp_path)
     (stand_ins / "qi18naacl-dataset.tar.gz").write_bytes(b"no archive")
-    with pytest.raises(DataError, match=r"Cannot prepare ted_hrlr_translate/pt_to_en in .* extracting"):
+    with pytest.raises(DataError, match=r"Cannot prepare ted_hrlr_translate/pt_to_en in .* extracting .*"):
         prepare("ted_hrlr_translate/pt_to_en", tmp_path / "data", stand_ins)
 
 
@@ -224,7 +230,7 @@ def server(tmp_path, monkeypatch):
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def translate_path(self, path):
-            return str(folder / path.rpartition("/")[2])
+            return str(folder / path.partition("?")[0].rpartition("/")[2])
 
         def log_message(self, *_):
             pass
@@ -241,10 +247,121 @@ def server(tmp_path, monkeypatch):
         thread.join()
 
 
-def test_archives_are_downloaded(stand_ins, server, tmp_path):
+def test_archives_are_downloaded_once(stand_ins, server, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(download, "LOG_EVERY", 0)
     ted_archive(server)
-    prepare("ted_hrlr_translate/pt_to_en", tmp_path / "data")
+    with caplog.at_level("INFO", "transformer_jax"):
+        prepare("ted_hrlr_translate/pt_to_en", tmp_path / "data")
+    size = (server / "qi18naacl-dataset.tar.gz").stat().st_size
+    assert f"/qi18naacl-dataset.tar.gz: {size:,} bytes" in caplog.text
+    assert f"qi18naacl-dataset.tar.gz: {size:,} of {size:,} bytes" in caplog.text
     assert len(rows("ted_hrlr_translate/pt_to_en", tmp_path / "data", "validation", ["pt"])) == 3
+    (server / "qi18naacl-dataset.tar.gz").unlink()
+    prepare("ted_hrlr_translate/gl_to_en", tmp_path / "data")
+    assert len(rows("ted_hrlr_translate/gl_to_en", tmp_path / "data", "train", ["gl"])) == 5
+    assert "unchecked" not in caplog.text
+    assert not list((tmp_path / "data" / "downloads").rglob("*.tmp"))
+
+
+def test_a_download_with_another_sha256_is_refused_and_removed(server, tmp_path):
+    (server / "a.txt").write_text("changed")
+    url, known = "http://example.org/some/a.txt", SimpleNamespace(filename=None, checksum="0" * 64)
+    with pytest.raises(
+        DataError, match=rf"{url} has the wrong checksum: its sha256 is d67.*, not 000.*--manual_dir=FOLDER"
+    ):
+        Downloads(epath.Path(tmp_path / "kept"), None, {url: known}).download(url)
+    assert not [path for path in (tmp_path / "kept").rglob("*") if path.is_file()]
+    known.checksum = sha256(server / "a.txt")
+    path = Downloads(epath.Path(tmp_path / "kept"), None, {url: known}).download(url)
+    assert path == tmp_path / "kept" / "example.org" / "some" / "a.txt"
+    path.write_text("broken later")
+    with pytest.raises(DataError, match=r"kept/example.org/some/a.txt, for .* wrong checksum.* fetch it again"):
+        Downloads(epath.Path(tmp_path / "kept"), None, {url: known}).download(url)
+
+
+def test_a_download_that_breaks_off_leaves_nothing(server, tmp_path, monkeypatch):
+    (server / "a.txt").write_bytes(bytes(5_000_000))
+    monkeypatch.setattr(
+        http.server.SimpleHTTPRequestHandler, "copyfile", lambda self, source, out: out.write(source.read(2_000_000))
+    )
+    with pytest.raises(
+        DataError, match=r"download of http://example.org/a.txt broke off after [\d,]+ bytes .*start again"
+    ):
+        Downloads(epath.Path(tmp_path / "kept"), None, {}).download("http://example.org/a.txt")
+    assert not [path for path in (tmp_path / "kept").rglob("*") if path.is_file()]
+
+
+def test_urls_and_paths_in_structures(server, tmp_path):
+    for name in "abc":
+        (server / name).write_text(name)
+    downloads = Downloads(epath.Path(tmp_path / "kept"), None, {})
+    found = downloads.download(
+        {"one": "http://x.org/a", "more": ["http://x.org/b", "http://y.org/../b", "http://x.org/c?d=1"]}
+    )
+    assert [path.read_text() for path in (found["one"], *found["more"])] == ["a", "b", "b", "c"]
+    assert len({found["one"], *found["more"]}) == 4
+    assert all(str(path).startswith(str(tmp_path / "kept")) for path in (found["one"], *found["more"]))
+    assert downloads.extract(found) == found  # none of them is an archive
+
+
+def zip_of(path, files):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+
+
+@pytest.mark.parametrize("name", ["a.tar", "a.tgz", "a.tar.bz2", "a.tar.xz", "a.zip"])
+def test_archives(name, tmp_path):
+    files = {"x/one.txt": "1", "x/y/two.txt": "2", "x/._one.txt": "hidden", "x/one.txt~": "backup"}
+    path, mode = tmp_path / name, {".tgz": "gz", ".bz2": "bz2", ".xz": "xz"}.get(Path(name).suffix, "")
+    zip_of(path, files) if name == "a.zip" else pack(path, files, f"w:{mode}")
+    downloads = Downloads(epath.Path(tmp_path / "kept"), None, {})
+    found = downloads.extract(path)
+    assert {str(p.relative_to(found)): p.read_text() for p in Path(found).rglob("*") if p.is_file()} == {
+        "x/one.txt": "1",
+        "x/y/two.txt": "2",
+    }
+    assert {n: file.read() for n, file in downloads.iter_archive(path)} == {"x/one.txt": b"1", "x/y/two.txt": b"2"}
+    stamp = (Path(found) / "x" / "one.txt").stat().st_mtime
+    assert downloads.extract([path]) == [found]
+    assert (Path(found) / "x" / "one.txt").stat().st_mtime == stamp
+    content = path.read_bytes()
+    path.write_bytes(content[: 512 if name == "a.tar" else len(content) // 2])
+    with pytest.raises(DataError, match=rf"Error while extracting .*{name}: [\s\S]*fetch it again"):
+        downloads.extract(path)
+    assert [p.name for p in (tmp_path / "kept" / "extracted").iterdir()] == [found.name]
+
+
+@pytest.mark.parametrize(("suffix", "compress"), [(".gz", gzip.compress), (".bz2", bz2.compress)])
+def test_single_compressed_files(suffix, compress, tmp_path):
+    (tmp_path / f"a.txt{suffix}").write_bytes(compress(b"content"))
+    found = Downloads(epath.Path(tmp_path / "kept"), None, {}).extract(tmp_path / f"a.txt{suffix}")
+    assert found.read_bytes() == b"content"
+
+
+@pytest.mark.parametrize("member", ["../outside", "x/../../outside", "/tmp/outside"])
+@pytest.mark.parametrize("name", ["a.tgz", "a.zip"])
+def test_archives_write_nowhere_else(name, member, tmp_path):
+    (zip_of if name == "a.zip" else pack)(tmp_path / name, {"fine": "1", member: "2"})
+    with pytest.raises(DataError, match=rf"{name} has a file {member}, which is outside of the archive"):
+        Downloads(epath.Path(tmp_path / "kept"), None, {}).extract(tmp_path / name)
+    assert not list((tmp_path / "kept" / "extracted").iterdir())
+
+
+def test_links_in_archives_give_the_file_they_lead_to(tmp_path, caplog):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name, link in (("one", None), ("two", "one"), ("three", "/etc/passwd")):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname, member.size = (tarfile.SYMTYPE, link, 0) if link else (tarfile.REGTYPE, "", 1)
+            archive.addfile(member, io.BytesIO(b"1"))
+    found = Downloads(epath.Path(tmp_path / "kept"), None, {}).extract(tmp_path / "a.tar")
+    assert {path.name: path.read_text() for path in found.iterdir()} == {"one": "1", "two": "1"}
+    assert "three is left out, a link to what is not in the archive" in caplog.text
+
+
+def test_there_may_be_no_files_fetched_by_hand(tmp_path):
+    with pytest.raises(DataError, match=r"no files in .*manual: set --manual_dir"):
+        _ = Downloads(epath.Path(tmp_path), None, {}).manual_dir
 
 
 def test_a_server_without_the_file(server, tmp_path):

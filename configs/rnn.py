@@ -10,7 +10,7 @@ states as they are, with 256 each); none reads it one way, as LSTM in two layers
 Sizes, dropout, teacher forcing, the Transformer's positions and first embeddings, and ten epochs are those of Trevett's
 tutorials (bentrevett/pytorch-seq2seq), whose LSTM is `none,lstm,reversed`. Differs: theirs have a constant learning
 rate, text tokenized by spaCy, batches of 128 sentences, and no label smoothing in the Transformer.
-Command: python scripts/train.py --config=configs/road.py:attention=dot --workdir=runs/dot --config.data.directory=DIR
+Command: python scripts/train.py --config=configs/rnn.py:attention=dot --workdir=runs/dot --config.data.directory=DIR
 Data: as configs/multi30k.py says.
 Cost: in float32 on one core of a Xeon, additive (20,509,552 parameters) trains at 600–700 target tokens a second, at
 0.7 of the rate of matrix products alone; ten epochs took 1:50 hours. none: 1:10; transformer: 0:43. On one core of an
@@ -35,7 +35,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
         raise ConfigError("config argument 'reversed' goes with attention=none alone: leave it out, or add that")
     if choice["cell"] == "lstm" and choice["attention"] == "transformer":
         raise ConfigError("config argument 'lstm' goes with recurrent models: leave it out, or choose an attention")
-    config = defaults("translation", "transformer" if choice["attention"] == "transformer" else "recurrent")
+    config = defaults("sequence_to_sequence", "transformer" if choice["attention"] == "transformer" else "recurrent")
     if choice["attention"] == "transformer":
         transformer(config.model, choice["small"])
     else:

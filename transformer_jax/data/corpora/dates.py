@@ -1,17 +1,17 @@
-"""The built-in corpus: dates as people write them → ISO `YYYY-MM-DD`, in seven languages and in figures.
+"""The built-in corpus: dates as people write them, in seven languages and in figures → ISO `YYYY-MM-DD`.
 
-Made from a seed, so nothing is downloaded; a tfds builder of our own, so that it is read as wmt14 is read.
-Every string has exactly one right answer, by these conventions:
+The corpus is generated from a seed, so nothing is downloaded. It is a tfds builder, so it is read like any other tfds
+data set. Every string has exactly one right answer, by these conventions:
 
-- Figures are ordered by their separator: `/` is month/day/year (US), `.` is day.month.year, `-` is
-  day-month-year; a four-digit year in front makes it year, month, day, whatever separates them, or nothing.
+- The separator says how figures are ordered: `/` is month/day/year (US), `.` is day.month.year, `-` is
+  day-month-year. A four-digit year in front means year, month, day, with any separator or none.
 - Two-digit years follow POSIX `%y`: 69–99 are 1969–1999, 00–68 are 2000–2068. Other years have four digits.
-- A word for a month means the same month in all languages ("mai", "mar", "set"); a test holds this.
+- A word for a month means the same month in all languages ("mai", "mar", "set"); a test checks this.
   A weekday (always written in full) agrees with the date.
 
-Left out: week dates (2024-W01-1) and ordinal dates (2024-366), which take calendar arithmetic.
+Week dates (2024-W01-1) and ordinal dates (2024-366) are left out, since they require calendar arithmetic.
 
-The splits share no *day*, hence no string: a day of the test is not in the training set in any format.
+The splits share no *day*, and so no string: a day of the test set is not in the training set in any format.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ HELD_OUT_DAYS = 3_650  # for validation, and as many for test: a tenth of all da
 
 @dataclass(frozen=True)
 class Language:
-    """Patterns of one language, and its words, separated by spaces, for the fields in them (see `write`)."""
+    """The patterns of one language, and the words for their fields (see `write`), separated by spaces."""
 
     patterns: tuple[str, ...]
     months: str = ""
@@ -141,12 +141,12 @@ FOUR_DIGIT_FORMATS = [(language, pattern) for language, pattern in FORMATS if "{
 
 
 def formats(day: datetime.date) -> list[tuple[Language, str]]:
-    """The formats in which `day` may be written."""
+    """Return the formats in which `day` may be written."""
     return FORMATS if day.year in TWO_DIGIT_YEARS else FOUR_DIGIT_FORMATS
 
 
 def write(day: datetime.date, language: Language, pattern: str) -> str:
-    """Fill the fields of `pattern`: `d`, `m`, `y` as short as they are, `dd`, `mm`, `yy` of two digits."""
+    """Fill the fields of `pattern`: `d`, `m` and `y` have no leading zeros; `dd`, `mm` and `yy` have two digits."""
     fields = {
         "d": f"{day.day}",
         "dd": f"{day.day:02}",
@@ -169,7 +169,7 @@ def write(day: datetime.date, language: Language, pattern: str) -> str:
 def examples(split: str, count: int, seed: int = 0) -> Iterator[tuple[str, str]]:
     """Yield `count` pairs (written, iso); fewer are a prefix of more.
 
-    No day comes twice before all days of the split have come once: 65,749 in `train`, 3,650 in the others.
+    No day occurs twice before all days of the split have occurred once: 65,749 in `train`, 3,650 in the others.
     """
     if split not in SIZES:
         raise ValueError(f"{split=} is not a split of the dates; choose one of {', '.join(SIZES)}")
@@ -186,7 +186,7 @@ def examples(split: str, count: int, seed: int = 0) -> Iterator[tuple[str, str]]
 
 
 class Dates(tfds.core.GeneratorBasedBuilder):
-    """`examples` with seed 0, in their order, under the features `written` and `iso`."""
+    """Builder of `examples` with seed 0, in their order, with the features `written` and `iso`."""
 
     VERSION = tfds.core.Version("1.0.0")
 
@@ -200,7 +200,7 @@ class Dates(tfds.core.GeneratorBasedBuilder):
         )
 
     def download_and_prepare(self, **kwargs: Any) -> None:
-        with contextlib.redirect_stdout(sys.stderr):  # tfds announces itself on stdout, where results go
+        with contextlib.redirect_stdout(sys.stderr):  # tfds writes messages to stdout, where results go
             super().download_and_prepare(**kwargs)
 
     def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Iterator]:

@@ -4,10 +4,10 @@ Elliott, Frank, Sima'an and Specia 2016, "Multi30K: Multilingual English-German 
 two test sets of 2017, one of them with pictures of MS COCO: Elliott, Frank, Barrault, Bougares and Specia 2017,
 "Findings of the Second Shared Task on Multimodal Machine Translation and Multilingual Image Description".
 
-The text as it was written, not tokenized: `data/task1/raw` of https://github.com/multi30k/dataset. 29,000 pairs in
-`train`, 1,014 in `val`, 1,000 in `test_2016_flickr` and `test_2017_flickr`, 461 in `test_2017_mscoco`.
-Licence: its keepers point to the terms of Flickr30k (https://github.com/multi30k/dataset/issues/8), which are for
-research; read them before any other use.
+The text is as it was written, not tokenized: `data/task1/raw` of https://github.com/multi30k/dataset. There are 29,000
+pairs in `train`, 1,014 in `val`, 1,000 in `test_2016_flickr` and in `test_2017_flickr`, 461 in `test_2017_mscoco`.
+Licence: its maintainers refer to the terms of Flickr30k (https://github.com/multi30k/dataset/issues/8), which are for
+research. Read them before any other use.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import tensorflow_datasets as tfds
 from etils import epath
 
-from transformer_jax.data.sources import parallel_files
+from transformer_jax.data.sources import DataError, parallel_files
 
 URL = "https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw"
 PAIRS = ("en-de", "en-fr", "de-fr")
@@ -23,13 +23,13 @@ SPLITS = ("train", "val", "test_2016_flickr", "test_2017_flickr", "test_2017_msc
 
 
 class Multi30k(tfds.core.GeneratorBasedBuilder):
-    """Line i of a split's files is its example i. Configs `en-de`, `en-fr`, `de-fr`; features are the languages."""
+    """Builder with configs `en-de`, `en-fr`, `de-fr`. The features are the languages; example i is line i of them."""
 
     VERSION = tfds.core.Version("1.0.0")
     BUILDER_CONFIGS = tuple(tfds.core.BuilderConfig(name=pair, description=pair) for pair in PAIRS)
     MANUAL_DOWNLOAD_INSTRUCTIONS = """
-    Optional: {split}.{language}, or the same with .gz, of both languages. If there is any, nothing is downloaded;
-    train and val are needed, tests are taken as they are there.
+    Optional: {split}.{language} or {split}.{language}.gz for both languages. If there are any, nothing is downloaded:
+    train and val are then required, and those tests are used that are there.
     """
 
     def _info(self) -> tfds.core.DatasetInfo:
@@ -48,7 +48,7 @@ class Multi30k(tfds.core.GeneratorBasedBuilder):
         languages = self.builder_config.name.split("-")
         try:
             folder = dl_manager.manual_dir
-        except AssertionError:  # not there, or empty
+        except (AssertionError, DataError):  # not there, or empty
             there = set()
         else:
             there = {split for split in SPLITS for name in languages if list(folder.glob(f"{split}.{name}*"))}
@@ -58,7 +58,7 @@ class Multi30k(tfds.core.GeneratorBasedBuilder):
         return {split: self._generate_examples(folder, split, languages) for split in splits}
 
     def _download(self, dl_manager: tfds.download.DownloadManager, languages: list[str]) -> epath.Path:
-        """The folder of the downloaded files; tfds' own names are others."""
+        """Return the folder of the downloaded files, under their own names, which tfds changes."""
         files = [f"{split}.{language}.gz" for split in SPLITS for language in languages]
         folder = dl_manager.download_dir / "multi30k_raw"
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,151 @@
+"""Every task keeps the promises of `training.task.Task`, which generic code relies on."""
+
+import inspect
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import small
+
+from transformer_jax.config import make_task, parse
+from transformer_jax.tasks import TASKS, task_class
+from transformer_jax.training.evaluation import Evaluator
+from transformer_jax.training.sharding import make_mesh
+from transformer_jax.training.task import Mean, Task
+
+pytestmark = pytest.mark.parametrize("name", TASKS)
+
+
+@pytest.fixture
+def task(name, corpus, tmp_path):
+    return make_task(parse(small(name, corpus)), tmp_path / "run")
+
+
+@pytest.fixture
+def params(task):
+    return nn.unbox(task.init(jax.random.key(0)))
+
+
+def batch_of(task, split="val"):
+    batches = task.batches(split, seed=None)
+    return batches.load(batches.plan.batch(0))
+
+
+def test_it_implements_the_interface_and_declares_nothing_else_that_generic_code_could_call(name):
+    cls = task_class(name)
+    assert issubclass(cls, Task)
+    assert not inspect.isabstract(cls)
+    public = {key for key, value in vars(Task).items() if not key.startswith("_") and callable(value)} - {"Config"}
+    assert len(public) == 14
+    for method in public:
+        assert inspect.signature(getattr(cls, method)).parameters.keys() == (
+            inspect.signature(getattr(Task, method)).parameters.keys()
+        ), method
+
+
+def test_parameters_name_their_axes(task):
+    boxes = jax.tree.leaves(task.init(jax.random.key(0)), is_leaf=lambda x: isinstance(x, nn.meta.AxisMetadata))
+    for box in boxes:
+        assert isinstance(box, nn.LogicallyPartitioned)
+        assert len(box.names) == box.unbox().ndim
+
+
+def test_a_dummy_batch_is_like_a_real_one(task):
+    real, dummy = batch_of(task, "train"), task.dummy_batch(7, 11, seed=3)
+    assert {name: (x.dtype, x.ndim) for name, x in dummy.items()} == {
+        name: (x.dtype, x.ndim) for name, x in real.items()
+    }
+    assert {len(x) for x in dummy.values()} == {7}
+    assert all((x == 11).all() for name, x in task.dummy_batch(5, 11).items() if name.endswith("length"))
+    assert task.work(task.dummy_batch(4, 11)).tokens == 2 * task.work(task.dummy_batch(2, 11)).tokens > 0
+    assert task.work(dummy).flops > 0
+
+
+def test_the_terms_of_the_loss_are_means(task, params):
+    """Weights do not depend on the parameters, and rows that only fill a batch weigh nothing."""
+    batch = task.dummy_batch(6, 9, seed=1)
+
+    def loss(params, batch):
+        return task.loss(params, batch, jax.random.key(1), 0)
+
+    means = loss(params, batch)
+    assert all(isinstance(mean, Mean) for mean in means.values())
+    assert next(iter(means.values())).scale
+    weights = jax.jacrev(lambda params: {name: jnp.asarray(m.weight) for name, m in loss(params, batch).items()})
+    assert not any(jnp.any(x) for x in jax.tree.leaves(weights(params)))
+
+    def without(batch):
+        return {
+            n: np.zeros_like(x) if n.endswith("length") else np.full_like(x, -1) if n == "index" else x
+            for n, x in batch.items()
+        }
+
+    filled = {name: np.concatenate([x, without(batch)[name]]) for name, x in batch.items()}
+    # Dropout would draw other bits for another shape: evaluation has none.
+    plain, more = (task.evaluate(params, b, True)[0] for b in (batch, filled))
+    assert plain
+    for name, mean in plain.items():
+        assert float(mean.weight) > 0
+        np.testing.assert_allclose([more[name].sum, more[name].weight], [mean.sum, mean.weight], rtol=1e-5)
+
+
+def test_training_batches_are_reproducible_and_numbered(task):
+    first, again, other = (task.batches("train", seed) for seed in (5, 5, 6))
+    numbers = range(2 * len(first.plan))
+    assert [first.plan.batch(i).number for i in numbers] == list(numbers)
+    for i in numbers:
+        one, two = (batches.load(batches.plan.batch(i)) for batches in (first, again))
+        for name, x in one.items():
+            np.testing.assert_array_equal(x, two[name])
+    different = [
+        not np.array_equal(first.plan.batch(i).indices, other.plan.batch(i).indices) for i in range(len(first.plan))
+    ]
+    assert any(different)
+
+
+def test_a_split_is_evaluated_in_one_pass_that_meets_every_example_once(task, params, monkeypatch):
+    evaluator = Evaluator(task, make_mesh(task.config.mesh))
+    opened, batches = [], task.batches
+    monkeypatch.setattr(task, "batches", lambda split, seed: opened.append(split) or batches(split, seed))
+    scores = [evaluator.evaluate(params, "val", greedy=True) for _ in range(2)]
+    assert opened == ["val"]
+    assert scores[0] == scores[1]
+    assert {"loss", "examples"} <= set(scores[0])
+    split = task.batches("val", seed=None)
+    numbers = np.concatenate([split.plan.batch(i).indices for i in range(len(split.plan))])
+    assert sorted(numbers[numbers >= 0]) == list(range(scores[0]["examples"]))
+
+
+def test_predictions_come_in_order_whatever_the_batch(task, params):
+    evaluator = Evaluator(task, make_mesh(task.config.mesh))
+    records = ["ek", "ak ek it", "em is ot uk", "ek"]
+    together = evaluator.predict(params, records, greedy=True)
+    alone = [evaluator.predict(params, [record], greedy=True)[0] for record in records]
+    assert len(together) == 4
+
+    def rounded(prediction):
+        return {k: pytest.approx(v, rel=1e-4) if not isinstance(v, str) else v for k, v in prediction.items()}
+
+    assert together == [rounded(prediction) for prediction in alone]
+    assert together[0] == rounded(together[3])
+    fields = [dict(zip(task.columns, [record], strict=False)) for record in records]
+    assert evaluator.predict(params, fields, greedy=True) == together
+
+
+def test_what_looks_at_what_has_a_token_for_every_weight(task, params):
+    evaluator = Evaluator(task, make_mesh(task.config.mesh))
+    (maps, _) = evaluator.attention(params, ["ek at", "it"])
+    assert maps
+    for name, queries, keys, weights in maps:
+        assert name
+        assert weights.shape[2:] == (len(queries), len(keys))
+        np.testing.assert_allclose(weights.sum(axis=-1), 1, rtol=1e-4)
+
+
+def test_a_preview_and_a_fingerprint(task):
+    lines = task.preview(batch_of(task, "train"))
+    assert any("ek" in line.replace("Ġ", "") or "e" in line for line in lines)
+    assert set(task.fingerprint(training=False)) < set(task.fingerprint(training=True))
+    assert all(len(value) == 64 for value in task.fingerprint(training=True).values())

@@ -1,0 +1,383 @@
+"""Columns of text for a model: opened, tokenized, arranged in batches."""
+
+import dataclasses
+import functools
+import hashlib
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from etils import epath
+
+from transformer_jax import fields
+from transformer_jax.data import sources
+from transformer_jax.data.batching import Batch, Batches, BatchPlan, WindowPlan, ladder_lengths, padded_arrays
+from transformer_jax.data.ragged import Ragged
+from transformer_jax.data.tokenizers import KINDS, Tokenizer, TokenizerError, train_tokenizer
+
+log = logging.getLogger(__name__)
+
+SOURCES = ("files", "tfds")
+
+Reader = Callable[[epath.PathLike, str, Sequence[str]], sources.Source]  # (directory, split, columns)
+
+
+@dataclasses.dataclass(frozen=True)
+class TextData:
+    """Where the text is, how it is tokenized and how it is batched."""
+
+    source: str = "files"  # "files": those of `directory`; "tfds": the data set `name`, prepared in `directory`
+    name: str = ""
+    directory: str = fields.free("")
+    train_split: str = "train"  # a split, or a part of one, e.g. "train[:90%]"
+    validation_split: str = fields.free("val")
+    test_split: str = fields.free("test")
+    tokenizer: str = "bpe_bytes"
+    tokenizer_lines: int = 500_000  # lines it learns from, spread evenly over the training split; 0: all, in memory
+    lowercase: bool = False
+    min_count: int = 1  # least count of words and characters in a vocabulary, and of pairs that BPE and WordPiece merge
+    max_length: int = fields.size(256, 32)  # most tokens of an example, added begin and end included
+    batch_tokens: int = fields.size(4096, 1024)  # padded positions of a batch's widest stream
+    max_buckets: int = fields.size(8, 1)  # most batch shapes, and so compilations of the training step
+    rows_multiple: int = fields.size(8, 8)  # divides the rows of every batch; devices and microbatches must divide it
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield what is wrong, as (field, rule and remedy)."""
+        if self.source not in SOURCES:
+            yield "source", f"must be one of {', '.join(SOURCES)}"
+        if self.source == "tfds" and not self.name:
+            yield "name", "must be the data set's name in tfds, e.g. 'wmt14_translate/de-en'"
+        if not self.directory:
+            yield "directory", "must be the folder of the data: add --config.data.directory=DIR"
+        if self.tokenizer not in KINDS:
+            yield "tokenizer", f"must be one of {', '.join(KINDS)}"
+        elif self.tokenizer == "unigram" and self.min_count > 1:
+            yield "min_count", "must be 1 with data.tokenizer = 'unigram', which goes by probability, not by count"
+        if self.max_length < 2:
+            yield "max_length", "must be at least 2: a token and the end"
+        if self.tokenizer_lines < 0:
+            yield "tokenizer_lines", "must be at least 1, or 0 for all"
+        for name in ("min_count", "batch_tokens", "max_buckets", "rows_multiple"):
+            if getattr(self, name) < 1:
+                yield name, "must be at least 1"
+        if self.rows_multiple >= 1 and self.batch_tokens < self.max_length * self.rows_multiple:
+            yield (
+                "batch_tokens",
+                f"must hold rows_multiple = {self.rows_multiple} rows of max_length = {self.max_length}: set it to "
+                f"{self.max_length * self.rows_multiple} or more",
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class ParallelData(TextData):
+    """Text in two languages, line by line."""
+
+    source_language: str = "en"
+    target_language: str = "de"
+    joint_tokenizer: bool = True  # one vocabulary for both languages
+    max_ratio: float = 0.0  # longer over shorter side, in tokens; more uneven pairs are not trained on; 0: no limit
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield what is wrong, as (field, rule and remedy)."""
+        yield from super().problems()
+        if self.source_language == self.target_language:
+            yield "target_language", "must differ from source_language"
+        if not (self.max_ratio == 0 or 1 <= self.max_ratio < math.inf):
+            yield "max_ratio", "must be at least 1, or 0 for no limit"
+
+
+class SpecialIds(NamedTuple):
+    """Ids that begin, end and pad a sequence. A vocabulary without a beginning begins with its end (GPT-2)."""
+
+    begin: int
+    end: int
+    pad: int | None
+
+
+TRAINED_HERE = SpecialIds(begin=1, end=2, pad=0)  # as `tokenizers.SPECIALS` has them
+
+
+class Stream(NamedTuple):
+    """A column of text as the model reads it."""
+
+    column: str
+    tokenizer: str  # file name in the workdir; streams with the same name share one tokenizer
+    vocab_size: int  # ids that the model has room for
+    key: str  # config key of `vocab_size`, for messages, e.g. "model.source_vocab_size"
+
+
+class Corpus:
+    """The text of a data set, in the ids of the tokenizers that lie in a workdir.
+
+    Args:
+        config: where the text is, and how it is tokenized.
+        streams: the columns that are tokenized, by the names that they have in batches.
+        workdir: where the tokenizers are, or will be written. None: there are none, and special ids are those of
+            tokenizers trained here.
+        read: reads the files of a split, e.g. `sources.parallel_files`. Not used for tfds.
+        others: further columns that are read, e.g. labels.
+    """
+
+    def __init__(
+        self,
+        config: TextData,
+        streams: Mapping[str, Stream],
+        workdir: epath.PathLike | None,
+        read: Reader,
+        others: Sequence[str] = (),
+    ):
+        self.config, self.streams, self.workdir = config, streams, None if workdir is None else epath.Path(workdir)
+        self._read, self._opened = read, dict[str, sources.Source]()
+        self._columns = list(dict.fromkeys([*(stream.column for stream in streams.values()), *others]))
+
+    def open(self, split: str) -> sources.Source:
+        """Return the text of a split. It is opened once."""
+        data = self.config
+        if split not in self._opened:
+            if data.source == "tfds":
+                self._opened[split] = sources.tfds_source(data.name, data.directory, split, self._columns)
+            else:
+                self._opened[split] = self._read(data.directory, split, self._columns)
+        return self._opened[split]
+
+    @functools.cached_property
+    def tokenizers(self) -> dict[str, Tokenizer]:
+        """The tokenizer of each stream, from the workdir. Where it has none yet, one is trained on the training split.
+
+        Raises:
+            ValueError: a tokenizer cannot be loaded or trained, does not fit the model, or is missing while the
+                workdir has checkpoints.
+        """
+        shared: dict[str, list[Stream]] = {}
+        for stream in self.streams.values():
+            shared.setdefault(stream.tokenizer, []).append(stream)
+        loaded = {file: self._tokenizer(file, streams) for file, streams in shared.items()}
+        return {name: loaded[stream.tokenizer] for name, stream in self.streams.items()}
+
+    def _tokenizer(self, file: str, streams: Sequence[Stream]) -> Tokenizer:
+        """Load the tokenizer that these streams share; train it before if need be."""
+        if self.workdir is None:
+            raise ValueError("without a workdir there are no tokenizers: name one")
+        path, vocab_size = self.workdir / file, min(stream.vocab_size for stream in streams)
+        keys = " and ".join(dict.fromkeys(stream.key for stream in streams))
+        if not path.exists():
+            if (self.workdir / "checkpoints").exists():
+                raise ValueError(
+                    f"{path} is missing, and the checkpoints beside it belong to it: restore the file, or "
+                    "train anew in another workdir"
+                )
+            self._train(path, list(dict.fromkeys(stream.column for stream in streams)), vocab_size, keys)
+        tokenizer = Tokenizer.load(path)
+        if tokenizer.size > vocab_size:
+            raise ValueError(
+                f"{path} has {tokenizer.size} ids, but {keys} = {vocab_size}: the vocabulary does not fit the "
+                f"model; set {keys} to {tokenizer.size} or restore the tokenizer it was trained with"
+            )
+        return tokenizer
+
+    def _train(self, path: epath.Path, columns: Sequence[str], vocab_size: int, keys: str) -> None:
+        """Train a tokenizer on columns of the training split, and save it."""
+        data, text = self.config, self.open(self.config.train_split)
+        share = -(-data.tokenizer_lines // len(columns)) or len(text)
+        chosen = [i * len(text) // share for i in range(share)] if share < len(text) else range(len(text))
+        lines = [text.column(column)[i] for column in columns for i in chosen]
+        try:
+            tokenizer = train_tokenizer(
+                data.tokenizer, lines, vocab_size, min_count=data.min_count, lowercase=data.lowercase
+            )
+        except TokenizerError as error:
+            raise TokenizerError(
+                f"data.tokenizer = {data.tokenizer!r}, {keys} = {vocab_size}, data.min_count = {data.min_count}: "
+                f"{error}"
+            ) from error
+        tokenizer.save(path)
+        log.info("trained %s on %d lines: %d of %d ids", path.name, len(lines), tokenizer.size, vocab_size)
+
+    def special_ids(self, stream: str) -> SpecialIds:
+        """Return what begins, ends and pads a sequence of this stream.
+
+        Raises:
+            TokenizerError: the tokenizer has no special id for the end.
+        """
+        if self.workdir is None:
+            return TRAINED_HERE
+        tokenizer = self.tokenizers[stream]
+        if tokenizer.eos_id is None:
+            raise TokenizerError(
+                f"{self.streams[stream].tokenizer} has no special id for the end of a text: use one that has"
+            )
+        begin = tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
+        return SpecialIds(begin, tokenizer.eos_id, tokenizer.pad_id)
+
+    def encode(self, stream: str, lines: Sequence[str], begin: bool = False, end: bool = True) -> Ragged:
+        """Return the ids of each line, with the tokenizer's begin before it and its end after it.
+
+        Raises:
+            TokenizerError: the tokenizer has no such id.
+        """
+        tokenizer = self.tokenizers[stream]
+        added = {"begin": tokenizer.bos_id if begin else None, "end": tokenizer.eos_id if end else None}
+        for name, wanted in (("begin", begin), ("end", end)):
+            if wanted and added[name] is None:
+                raise TokenizerError(
+                    f"{self.streams[stream].tokenizer} has no special id for the {name} of a line: "
+                    "use a tokenizer that has one"
+                )
+        return tokenizer.encode(lines, **added)
+
+    def plan(self, lengths: np.ndarray, seed: int, max_lengths: Sequence[int] | None = None) -> BatchPlan:
+        """Return the shuffled plan for training on examples of these lengths (n, k), in the config's buckets."""
+        data = self.config
+        return BatchPlan(
+            lengths,
+            max_lengths=max_lengths,
+            tokens=data.batch_tokens,
+            max_buckets=data.max_buckets,
+            rows_multiple=data.rows_multiple,
+            seed=seed,
+        )
+
+    def fingerprint(self, training: bool) -> dict[str, str]:
+        """Return hashes of the tokenizers and, for training, of the training split."""
+        hashes = {f"{name} tokenizer": tokenizer.sha256 for name, tokenizer in self.tokenizers.items()}
+        if training:
+            digest, text = hashlib.sha256(), self.open(self.config.train_split)
+            for column in self._columns:
+                for block in text.column(column).blocks():
+                    digest.update(block)
+            hashes["training data"] = digest.hexdigest()
+        return hashes
+
+
+def cut(rows: Ragged, limit: int, what: str, key: str = "model.max_length", end: bool = True) -> Ragged:
+    """Return rows of at most `limit` tokens. A warning names each one that is cut.
+
+    Args:
+        rows: the tokens of each line.
+        limit: most tokens.
+        what: where the lines are from, for the warning.
+        key: config key of `limit`, for the warning.
+        end: keep the last token of a row, which is its end.
+    """
+    for i in np.flatnonzero(rows.lengths > limit):
+        log.warning("%s, line %d: %d tokens, cut to %s = %d", what, i + 1, rows.lengths[i], key, limit)
+    return rows.cut(limit, end)
+
+
+def ladder_batches(
+    corpus: Corpus,
+    texts: Mapping[str, Sequence[str]],
+    *,
+    rows: int,
+    limit: int,
+    what: str,
+    begin: bool = False,
+    end: bool = True,
+    **others: np.ndarray,
+) -> Batches:
+    """Return the batches for evaluation and prediction: each line once, cut to `limit` tokens, `rows` to a batch.
+
+    The shape of the first stream, and so all that is computed from it alone, depends on a line's own length only.
+
+    Args:
+        corpus: its tokenizers encode the text.
+        texts: lines of one or more streams, by name; line i of one belongs to line i of the others.
+        rows: rows of every batch.
+        limit: most tokens of a line (`model.max_length`).
+        what: where the lines are from, for warnings.
+        begin: put the tokenizer's begin before each line.
+        end: put its end after each line.
+        others: further arrays (lines,), e.g. labels.
+
+    Returns:
+        Batches of arrays as `padded_arrays` has them. `records` are the first stream's lines, `references` the
+        second's.
+    """
+    first, *more = texts
+    streams = {name: cut(corpus.encode(name, text, begin, end), limit, what, end=end) for name, text in texts.items()}
+    if (empty := np.flatnonzero(streams[first].lengths == begin + end) + 1).size:
+        shown = ", ".join(map(str, empty[:5])) + (", …" if len(empty) > 5 else "")
+        log.warning("%s: %d empty lines: %s", what, len(empty), shown)
+    lengths = np.stack([ids.lengths for ids in streams.values()], axis=1)
+    plan = BatchPlan.ladder(lengths, ladder_lengths(limit), rows)
+    load = functools.partial(padded_arrays, streams, others)
+    return Batches(plan, load, texts[first], texts[more[0]] if more else ())
+
+
+def bucket_batches(
+    corpus: Corpus,
+    texts: Mapping[str, Sequence[str]],
+    *,
+    split: str,
+    seed: int,
+    max_ratio: float = 0.0,
+    begin: bool = False,
+    end: bool = True,
+    **others: np.ndarray,
+) -> Batches:
+    """Return the batches for training, examples of like lengths together; arguments as in `ladder_batches`.
+
+    Left out are examples with an empty text, with a text of more than `data.max_length` tokens, or with more than
+    `max_ratio` times as many tokens in one text as in another (0: no limit).
+
+    Raises:
+        ValueError: no example is left to train on.
+    """
+    data = corpus.config
+    streams = {name: corpus.encode(name, text, begin, end) for name, text in texts.items()}
+    lengths = np.stack([ids.lengths for ids in streams.values()], axis=1)
+    shorter, longer = lengths.min(axis=1) - begin - end, lengths.max(axis=1) - begin - end
+    empty = shorter == 0
+    allowed = max_ratio * shorter
+    uneven = (allowed > 0) & (longer > allowed) & (longer + begin + end <= data.max_length)
+    lengths[empty | uneven] = data.max_length + 1  # dropped together with the over-long ones
+    if (lengths > data.max_length).any(axis=1).all():
+        raise ValueError(
+            f"{split}: none of {len(lengths)} examples is left: {empty.sum()} have an empty side, {uneven.sum()} "
+            f"are beyond data.max_ratio = {max_ratio:g}, the others longer than data.max_length = "
+            f"{data.max_length}; look at the files, or raise the limits"
+        )
+    plan = corpus.plan(lengths, seed, max_lengths=(data.max_length,) * len(streams))
+    log.info(
+        "%s: %d examples in %d batches of %d shapes, %.0f %% of the %s positions filled; left out: %d longer "
+        "than data.max_length = %d, %d with an empty side, %d beyond data.max_ratio = %g",
+        split,
+        len(plan.kept),
+        len(plan),
+        len(plan.shapes),
+        100 * plan.fill[-1],
+        list(streams)[-1],
+        plan.dropped - empty.sum() - uneven.sum(),
+        data.max_length,
+        empty.sum(),
+        uneven.sum(),
+        max_ratio,
+    )
+    return Batches(plan, functools.partial(padded_arrays, streams, others))
+
+
+def window_batches(corpus: Corpus, stream: str, split: str, seed: int | None, *, rows: int) -> Batches:
+    """Return windows of `data.max_length` tokens of running text, and the token that follows each.
+
+    With a seed, for training: shuffled, from another offset each epoch, as many rows as `data.batch_tokens` allow.
+    Without: one after another, `rows` to a batch, so that every token but the first is predicted once.
+
+    Returns:
+        Batches of {stream: (B, T), "target": (B, T), {stream}_length: (B,), "index": (B,)}, int32. `references` is
+        one pair: the numbers of tokens predicted and of their bytes.
+    """
+    data, column = corpus.config, corpus.open(split).column(corpus.streams[stream].column)
+    ids = corpus.encode(stream, column, end=False).values
+    if seed is not None:
+        rows = data.batch_tokens // data.max_length // data.rows_multiple * data.rows_multiple
+    plan = WindowPlan(len(ids) - 1, data.max_length, rows, seed)
+    log.info("%s: %d tokens in %d windows of %d, %d batches", split, len(ids), plan.windows, data.max_length, len(plan))
+
+    def load(batch: Batch) -> dict[str, np.ndarray]:
+        arrays = {stream: plan.take(ids[:-1], batch), "target": plan.take(ids[1:], batch)}
+        return arrays | {f"{stream}_length": plan.lengths(batch), "index": batch.indices.astype(np.int32)}
+
+    size = sum(map(len, column.blocks())) - len(column[0][:1].encode())
+    return Batches(plan, load, references=[(len(ids) - 1, size)])

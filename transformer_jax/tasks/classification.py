@@ -1,0 +1,146 @@
+"""Classification of texts: an encoder, a label, cross-entropy, accuracy."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+
+from transformer_jax import losses, metrics
+from transformer_jax.data import sources
+from transformer_jax.data.batching import Batches
+from transformer_jax.data.examples import Labels, columns_of
+from transformer_jax.data.text import Corpus, Stream, TextData, bucket_batches, ladder_batches
+from transformer_jax.models.bert import BertConfig, Classifier
+from transformer_jax.models.counting import forward_flops
+from transformer_jax.tasks.text import TextTask
+from transformer_jax.training.task import Arrays, Config, Mean, Outputs, Params, Record, Work
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassificationData(TextData):
+    """A table {split}.tsv with a header, one text and one label in a row."""
+
+    text_column: str = "sentence"
+    label_column: str = "label"
+    labels: tuple[str, ...] = ("0", "1")
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (field, rule and remedy) for every invalid value."""
+        yield from super().problems()
+        if len(set(self.labels)) != len(self.labels) or len(self.labels) < 2:
+            yield "labels", "must be two or more different labels, e.g. ('negative', 'positive')"
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassificationConfig(Config):
+    """The sections of this task."""
+
+    model: BertConfig
+    data: ClassificationData
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (dotted key, rule and remedy) for values that do not go together."""
+        yield from super().problems()
+        if self.data.max_length > self.model.max_length:
+            yield "data.max_length", f"must not be beyond model.max_length = {self.model.max_length}"
+
+
+class Classification(TextTask):
+    """A batch holds "text" (B, T), "text_length", "label" and "index" (B,). Texts to predict from have no label.
+
+    A text starts with [CLS] and ends with [SEP], or with what the tokenizer has in their place.
+    """
+
+    Config = ClassificationConfig
+
+    def __init__(self, config: ClassificationConfig, workdir: epath.PathLike | None):
+        super().__init__(config, workdir)
+        data, self.labels = config.data, Labels(config.data.labels)
+        self.model = Classifier(config.model, len(data.labels))
+        self.columns = data.text_column, data.label_column
+        streams = {"text": Stream(data.text_column, "tokenizer.json", config.model.vocab_size, "model.vocab_size")}
+        self.corpus = Corpus(data, streams, workdir, sources.tsv_file, (data.label_column,))
+
+    def init(self, key: jax.Array) -> Params:
+        return self.model.init(key, jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool))["params"]
+
+    def _logits(self, params: Params, batch: Mapping[str, jax.Array], key: jax.Array | None = None) -> Any:
+        rngs = None if key is None else {"dropout": key}
+        return self.model.apply({"params": params}, batch["text"], self.valid(batch, "text"), rngs=rngs)
+
+    def _means(self, logits: jax.Array, batch: Mapping[str, jax.Array]) -> dict[str, Mean]:
+        real, label = batch["text_length"] > 0, batch["label"]
+        count = real.sum().astype(jnp.float32)
+        loss, _ = losses.cross_entropy(logits[:, None], label[:, None], real[:, None], vocab_size=logits.shape[-1])
+        right = (logits.argmax(axis=-1) == label) & real
+        return {"cross_entropy": Mean(loss, count), "accuracy": Mean(right.sum().astype(jnp.float32), count, scale=0)}
+
+    def loss(
+        self, params: Params, batch: Mapping[str, jax.Array], key: jax.Array, step: jax.Array | int
+    ) -> dict[str, Mean]:
+        return self._means(self._logits(params, batch, key), batch)
+
+    def evaluate(self, params: Params, batch: Mapping[str, jax.Array], greedy: bool) -> tuple[dict[str, Mean], Outputs]:
+        """Return the means, and the probabilities (B, classes)."""
+        logits = self._logits(params, batch)
+        return self._means(logits, batch) if "label" in batch else {}, {"probabilities": jax.nn.softmax(logits)}
+
+    def batches(self, split: str, seed: int | None) -> Batches:
+        table = self.corpus.open(split)
+        text, labels = (table.column(name) for name in self.columns)
+        if seed is None:
+            return self._in_order(text, labels, split)
+        return bucket_batches(
+            self.corpus, {"text": text}, split=split, seed=seed, begin=True, label=self.labels.encode(labels, split)
+        )
+
+    def batches_of(self, records: Sequence[Record]) -> Batches:
+        text, labels = columns_of(records, self.columns)
+        return self._in_order(text or [], labels, "input")
+
+    def _in_order(self, text: Sequence[str], labels: Sequence[str] | None, what: str) -> Batches:
+        config, others = self.config, {} if labels is None else {"label": self.labels.encode(labels, what)}
+        rows, limit = config.evaluation.batch_size, config.model.max_length
+        batches = ladder_batches(self.corpus, {"text": text}, rows=rows, limit=limit, what=what, begin=True, **others)
+        return batches._replace(references=labels or ())
+
+    def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
+        """Return {"label": the most probable, "probabilities": {label: probability}}."""
+        rows = [dict(zip(self.labels.names, map(float, row), strict=True)) for row in outputs["probabilities"]]
+        return [{"label": max(row, key=lambda name: row[name]), "probabilities": row} for row in rows]
+
+    def score(
+        self, means: Mapping[str, float], predictions: Sequence[dict[str, Any]], references: Sequence[Any]
+    ) -> dict[str, float | str]:
+        loss = {"loss": means["cross_entropy"]} if means else {}
+        return loss | {"accuracy": metrics.exact_match([found["label"] for found in predictions], references)}
+
+    def dummy_batch(self, rows: int, length: int, seed: int | None = None) -> Arrays:
+        draw, config = np.random.default_rng(seed or 0), self.config
+        lengths = np.full(rows, length) if seed is None else draw.integers(1, length + 1, rows)
+        return {
+            "text": draw.integers(0, config.model.vocab_size, (rows, length), np.int32),
+            "text_length": lengths.astype(np.int32),
+            "label": draw.integers(0, len(config.data.labels), rows, np.int32),
+            "index": np.arange(rows, dtype=np.int32),
+        }
+
+    def work(self, batch: Arrays) -> Work:
+        lengths = batch["text_length"]
+        return Work(int(lengths.sum()), 3 * float(forward_flops(self.config.model, lengths).sum()))
+
+    def preview(self, arrays: Arrays) -> list[str]:
+        tokens = self.tokens("text", arrays["text"][0, : arrays["text_length"][0]])
+        return ["the first text of the first batch:", f"  {self.labels.names[arrays['label'][0]]}: {' '.join(tokens)}"]
+
+    def attention(
+        self, params: Params, batch: Mapping[str, jax.Array]
+    ) -> tuple[dict[tuple[str, str, str], jax.Array], dict[str, tuple[jax.Array, jax.Array]]]:
+        model = self.model.clone(config=dataclasses.replace(self.config.model, attention_implementation="einsum"))
+        valid = self.valid(batch, "text")
+        _, sown = model.apply({"params": params}, batch["text"], valid, mutable="intermediates")
+        return model.attention_maps(sown["intermediates"]), {"text": (batch["text"], batch["text_length"])}

@@ -1,0 +1,323 @@
+"""Sequence to sequence, e.g. translation: parallel text, label-smoothed cross-entropy, beam search, BLEU."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+
+from transformer_jax import decoding, losses, metrics
+from transformer_jax.data import sources
+from transformer_jax.data.batching import Batches
+from transformer_jax.data.examples import columns_of
+from transformer_jax.data.text import Corpus, ParallelData, Stream, bucket_batches, ladder_batches
+from transformer_jax.decoding import DecodingConfig
+from transformer_jax.models.counting import forward_flops
+from transformer_jax.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
+from transformer_jax.models.transformer import Transformer, TransformerConfig, shift_right
+from transformer_jax.tasks.text import TextTask, cache_and_causality
+from transformer_jax.training.task import Arrays, Config, Mean, Outputs, Params, Record, TrainingConfig, Work
+
+ARCHITECTURES: dict[str, Any] = {"transformer": Transformer, "recurrent": RecurrentSeq2Seq}
+
+
+@dataclasses.dataclass(frozen=True)
+class SequenceToSequenceTraining(TrainingConfig):
+    """The engine's keys and those of this objective."""
+
+    label_smoothing: float = 0.1  # ε
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (field, rule and remedy) for every invalid value."""
+        yield from super().problems()
+        if not 0 <= self.label_smoothing < 1:
+            yield "label_smoothing", "must be in [0, 1); 0 switches it off"
+
+
+@dataclasses.dataclass(frozen=True)
+class SequenceToSequenceConfig(Config):
+    """The sections of this task."""
+
+    model: TransformerConfig | RecurrentConfig
+    data: ParallelData
+    training: SequenceToSequenceTraining
+    decoding: DecodingConfig = dataclasses.field(metadata={"free": True})
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (dotted key, rule and remedy) for values that do not go together."""
+        yield from super().problems()
+        model, data = self.model, self.data
+        if data.max_length > model.max_length:
+            yield "data.max_length", f"must not be beyond model.max_length = {model.max_length}"
+        if data.joint_tokenizer and model.source_vocab_size != model.target_vocab_size:
+            yield (
+                "data.joint_tokenizer",
+                f"one vocabulary has one size, but model.source_vocab_size = {model.source_vocab_size} and "
+                f"model.target_vocab_size = {model.target_vocab_size}: make them equal, or set it to False",
+            )
+        if model.shares_tables and not data.joint_tokenizer:
+            yield "model.tie_embeddings", "'all' needs data.joint_tokenizer; else set it to 'decoder'"
+
+    def advice(self) -> Iterator[str]:
+        """Yield what is allowed but unwise."""
+        if self.model.needs_warmup and self.optimizer.warmup_steps == 0:
+            yield (
+                "config.optimizer.warmup_steps = 0 with config.model.norm = 'post': post-LN seldom trains without "
+                "warm-up (Xiong et al. 2020); set a few thousand steps, or model.norm to 'pre'"
+            )
+
+
+class SequenceToSequence(TextTask):
+    """A batch holds "source" (B, S) and "target" (B, T) ids, each ending in EOS, with "source_length" and
+    "target_length" (B,), and "index" (B,), the number of each example."""
+
+    Config = SequenceToSequenceConfig
+
+    def __init__(self, config: SequenceToSequenceConfig, workdir: epath.PathLike | None):
+        super().__init__(config, workdir)
+        model, data = config.model, config.data
+        self.model = ARCHITECTURES[model.architecture](model)
+        self.columns = data.source_language, data.target_language
+        joint = data.joint_tokenizer
+        self.streams = {
+            side: Stream(
+                column,
+                "tokenizer.json" if joint else f"tokenizer.{side}.json",
+                getattr(model, f"{side}_vocab_size"),
+                f"model.{side}_vocab_size",
+            )
+            for side, column in zip(("source", "target"), self.columns, strict=True)
+        }
+        self.corpus = Corpus(data, self.streams, workdir, sources.parallel_files)
+
+    # On the device.
+
+    def init(self, key: jax.Array) -> Params:
+        token = jnp.zeros((1, 1), jnp.int32)
+        return self.model.init(key, token, token)["params"]
+
+    def _cross_entropy(
+        self,
+        params: Params,
+        batch: Mapping[str, jax.Array],
+        key: jax.Array | None = None,
+        step: jax.Array | int = 0,
+        label_smoothing: float = 0.0,
+    ) -> Mean:
+        """Return the mean over the target's tokens, EOS included."""
+        source, target = batch["source"], batch["target"]
+        source_valid, target_valid = self.valid(batch, "source"), self.valid(batch, "target")
+        hidden: Any = self.model.apply(
+            {"params": params},
+            source,
+            shift_right(target, self.corpus.special_ids("target").begin),
+            source_valid=source_valid,
+            target_valid=target_valid,
+            step=step,
+            rngs=None if key is None else {"dropout": key},
+            method="hidden",
+        )
+        (x, lm_head), model = hidden, self.config.model
+        return Mean(
+            *losses.next_token(lm_head, x, target, target_valid, model.target_vocab_size, model.dtype, label_smoothing)
+        )
+
+    def loss(
+        self, params: Params, batch: Mapping[str, jax.Array], key: jax.Array, step: jax.Array | int
+    ) -> dict[str, Mean]:
+        """Return label-smoothed cross-entropy over the target's tokens."""
+        return {"loss": self._cross_entropy(params, batch, key, step, self.config.training.label_smoothing)}
+
+    def evaluate(self, params: Params, batch: Mapping[str, jax.Array], greedy: bool) -> tuple[dict[str, Mean], Outputs]:
+        """Return cross-entropy without smoothing, and the K = `decoding.n_best` outputs of each row, best first: tokens
+        (B, K, T), scores and log_probabilities (B, K). `greedy` finds one."""
+        means = {"loss": self._cross_entropy(params, batch)} if "target" in batch else {}
+        return means, self._translate(params, batch, greedy)._asdict()
+
+    def _translate(self, params: Params, batch: Mapping[str, jax.Array], greedy: bool) -> decoding.Hypotheses:
+        source, options, special = batch["source"], self.config.decoding, self.corpus.special_ids("target")
+        rows, length = source.shape
+        max_length = min(options.max_length(length), self.config.model.max_length)
+        apply: Any = functools.partial(self.model.apply, {"params": params})
+        cache = apply(source, self.valid(batch, "source"), max_length, method="init_cache")
+        # The steps share the parameters and the source, which all copies of a row read without copying it.
+        extend: Any = functools.partial(self.model.apply, {"params": self.model.for_extend(params)}, method="extend")
+        # Empty lines, and rows that only fill a batch, end at once.
+        empty = jnp.repeat(batch["source_length"][:, None] <= 1, decoding.copies(options, greedy), axis=0)
+
+        def step(past: Any, token: jax.Array, position: jax.Array) -> tuple[jax.Array, Any]:
+            logits, extended = extend(cache._replace(past=past), token[:, None], position)
+            end = jnp.where(jnp.arange(logits.shape[-1]) == special.end, 0.0, decoding.IMPOSSIBLE)[None]
+            return jnp.where(empty, end, logits[:, 0]), extended.past
+
+        return decoding.search(
+            step,
+            cache.past,
+            options,
+            only_greedy=greedy,
+            row_ids=batch["index"],
+            vocab_size=self.corpus.tokenizers["target"].size,
+            batch_size=rows,
+            max_length=max_length,
+            bos_id=special.begin,
+            eos_id=special.end,
+            pad_id=special.pad,
+        )
+
+    def attention(
+        self, params: Params, batch: Mapping[str, jax.Array]
+    ) -> tuple[dict[tuple[str, str, str], jax.Array], dict[str, tuple[jax.Array, jax.Array]]]:
+        """Return weights while the decoder reads the target, or the model's own output where there is none.
+
+        "input" is what the decoder reads, "target" what it is about to say.
+        """
+        special, options = self.corpus.special_ids("target"), self.config.model
+        if "target" not in batch:
+            tokens = self._translate(params, batch, greedy=False).tokens[:, 0]
+            ended = jnp.cumsum(tokens == special.end, axis=1) - (tokens == special.end)
+            batch = {**batch, "target": tokens, "target_length": (ended == 0).sum(axis=1)}
+        if "attention_implementation" in {field.name for field in dataclasses.fields(options)}:
+            options = dataclasses.replace(options, attention_implementation="einsum")  # the others return no weights
+        model = ARCHITECTURES[options.architecture](options)
+        read = shift_right(batch["target"], special.begin)
+        _, sown = model.apply(
+            {"params": params},
+            batch["source"],
+            read,
+            source_valid=self.valid(batch, "source"),
+            target_valid=self.valid(batch, "target"),
+            method="hidden",
+            mutable="intermediates",
+        )
+        length = batch["target_length"]
+        ids = {
+            "source": (batch["source"], batch["source_length"]),
+            "target": (batch["target"], length),
+            "input": (read, length),
+        }
+        return model.attention_maps(sown["intermediates"]), ids
+
+    # On the host.
+
+    def tokens(self, name: str, ids: np.ndarray) -> list[str]:
+        return self.corpus.tokenizers["source" if name == "source" else "target"].tokens(ids)
+
+    def batches(self, split: str, seed: int | None) -> Batches:
+        text, data = self.corpus.open(split), self.config.data
+        texts = dict(zip(self.streams, map(text.column, self.columns), strict=True))
+        if seed is None:
+            return self._in_order(texts, split)
+        return bucket_batches(self.corpus, texts, split=split, seed=seed, max_ratio=data.max_ratio)
+
+    def batches_of(self, records: Sequence[Record]) -> Batches:
+        """Return batches whose widths depend on a record's own length alone, and so does its translation. A sampled one
+        also depends on the record's place."""
+        source, target = columns_of(records, self.columns)
+        texts = {"source": source or []} | ({} if target is None else {"target": target})
+        return self._in_order(texts, "input")
+
+    def _in_order(self, texts: Mapping[str, Sequence[str]], what: str) -> Batches:
+        """Return batches for evaluation. A source of spaces is an empty one, whatever the tokenizer makes of it."""
+        model, rows = self.config.model, self.config.evaluation.batch_size
+        cleaned = {**texts, "source": [line if line.strip() else "" for line in texts["source"]]}
+        return ladder_batches(self.corpus, cleaned, rows=rows, limit=model.max_length, what=what)
+
+    def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
+        """Return {"text", "score"}: the score is log P / lp, which beam search ranks by, or log P of what greedy search
+        finds or sampling draws. The text is on one line; "" for an empty source.
+
+        With `decoding.n_best` above 1: {"hypotheses": [{"text", "score", "log_probability"}, …]}, best first. There are
+        fewer where a search finds no more, e.g. for an empty source.
+        """
+        decode = self.corpus.tokenizers["target"].decode
+        rows = [
+            [
+                {
+                    "text": decode(tokens).replace("\n", " "),
+                    "score": float(score),
+                    "log_probability": float(log_probability),
+                }
+                for tokens, score, log_probability in zip(*row, strict=True)
+                if score != -math.inf
+            ]
+            for row in zip(outputs["tokens"], outputs["scores"], outputs["log_probabilities"], strict=True)
+        ]
+        if self.config.decoding.n_best > 1:
+            return [{"hypotheses": row} for row in rows]
+        return [{name: row[0][name] for name in ("text", "score")} for row in rows]
+
+    def score(
+        self, means: Mapping[str, float], predictions: Sequence[dict[str, Any]], references: Sequence[Any]
+    ) -> dict[str, float | str]:
+        lines = [prediction.get("hypotheses", [prediction])[0]["text"] for prediction in predictions]
+        references = [reference.replace("\n", " ") for reference in references]  # as in the predictions
+        return {
+            **metrics.loss_and_perplexity(means),
+            **metrics.bleu(lines, references),
+            "exact_match": metrics.exact_match(lines, references),
+        }
+
+    def dummy_batch(self, rows: int, length: int, seed: int | None = None) -> Arrays:
+        draw = np.random.default_rng(seed or 0)
+        arrays: Arrays = {"index": np.arange(rows, dtype=np.int32)}
+        special = self.corpus.special_ids("target")
+        for side, stream in self.streams.items():
+            n = np.full(rows, length) if seed is None else draw.integers(1, length + 1, rows)
+            ids = draw.integers(4, stream.vocab_size, (rows, length), np.int32)
+            place = np.arange(1, length + 1)[None]
+            ids = np.select([place < n[:, None], place == n[:, None]], [ids, special.end], 0)
+            arrays |= {side: ids.astype(np.int32), f"{side}_length": n.astype(np.int32)}
+        return arrays
+
+    def work(self, batch: Arrays) -> Work:
+        flops = forward_flops(self.config.model, batch["source_length"], batch["target_length"])
+        return Work(int(batch["target_length"].sum()), 3 * float(flops.sum()))
+
+    def preview(self, arrays: Arrays) -> list[str]:
+        """Show the first pair, token by token. Raises ValueError for rows without a token or without EOS, for ids that
+        no vocabulary has, and where the decoder's input tells more of the target than what came before."""
+        rows = np.flatnonzero(arrays["index"] >= 0)
+        for side, stream in self.streams.items():
+            ids, lengths = arrays[side][rows], arrays[f"{side}_length"][rows]
+            ends = np.take_along_axis(ids, np.maximum(lengths - 1, 0)[:, None], axis=1)[:, 0]
+            valid = np.arange(ids.shape[1]) < lengths[:, None]
+            wrong = {
+                "has no token": lengths < 1,
+                "does not end in EOS": ends != self.corpus.special_ids(side).end,
+                f"has ids beyond the vocabulary of {stream.vocab_size}": (valid & (ids >= stream.vocab_size)).any(1),
+            }
+            for what, where in wrong.items():
+                for i in np.flatnonzero(where)[:1]:
+                    raise ValueError(f"row {rows[i]} of the first batch {what} in its {side}: {ids[i]}")
+        begin, target = self.corpus.special_ids("target").begin, arrays["target"]
+        read = np.asarray(shift_right(jnp.asarray(target), begin))
+        if (read[:, 0] != begin).any() or (read[:, 1:] != target[:, :-1]).any():
+            raise ValueError("the decoder's input is not the target shifted by one: its labels could be read off it")
+        first = rows[0]
+        shown = {"source": arrays["source"], "decoder input": read, "target": target}
+        lines = ["the first pair of the first batch:"]
+        for name, ids in shown.items():
+            side = "source" if name == "source" else "target"
+            tokens = self.tokens(side, ids[first, : arrays[f"{side}_length"][first]])
+            lines.append(f"  {name:<13}  {' '.join(tokens)}")
+        return lines
+
+    def checks(self, params: Params, batch: Mapping[str, jax.Array]) -> Mapping[str, float]:
+        """Compare logits by a cache, token after token, with those of the whole target at once; and measure how much
+        the logits before a token tell of it."""
+        source, valid = batch["source"], self.valid(batch, "source")
+        read = shift_right(batch["target"], self.corpus.special_ids("target").begin)
+        apply: Any = functools.partial(self.model.apply, {"params": params})
+
+        cache = apply(source, valid, read.shape[1], method="init_cache")
+
+        def whole(read: jax.Array) -> Any:
+            return apply(source, read, source_valid=valid)
+
+        extend = functools.partial(apply, method="extend")
+        return cache_and_causality(whole, extend, cache, read, self.config.model.target_vocab_size)

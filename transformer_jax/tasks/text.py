@@ -1,0 +1,56 @@
+"""What tasks over tokenized text have in common."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer_jax.data.text import Corpus
+from transformer_jax.training.task import Task
+
+
+class TextTask(Task):
+    """A task whose batches hold, for each stream of its corpus, padded ids (B, T) and their lengths (B,)."""
+
+    corpus: Corpus
+
+    @staticmethod
+    def valid(batch: Mapping[str, jax.Array], stream: str) -> jax.Array:
+        """Return (B, T), True at tokens and False at padding."""
+        return jnp.arange(batch[stream].shape[1])[None] < batch[f"{stream}_length"][:, None]
+
+    def tokens(self, name: str, ids: np.ndarray) -> list[str]:
+        return self.corpus.tokenizers[name].tokens(ids)
+
+    def fingerprint(self, training: bool) -> dict[str, str]:
+        return self.corpus.fingerprint(training)
+
+
+def cache_and_causality(
+    whole: Callable[[jax.Array], jax.Array],
+    extend: Callable[[Any, jax.Array, int], tuple[jax.Array, Any]],
+    cache: Any,
+    read: jax.Array,
+    vocab_size: int,
+) -> dict[str, float]:
+    """Compare the logits of all positions at once, `whole(read)`, with those of a cache, extended token by token.
+
+    read (B, T) are the decoder's inputs; logits are (B, T, V). The second figure is how much the logits of the first
+    half change with the inputs of the second. Both are relative to the largest logit.
+    """
+
+    @jax.jit
+    def differences() -> tuple[jax.Array, jax.Array]:
+        logits, half = whole(read)[..., :vocab_size], read.shape[1] // 2
+        past, columns = cache, []
+        for t in range(read.shape[1]):
+            column, past = extend(past, read[:, t : t + 1], t)
+            columns.append(column)
+        apart = logits - jnp.concatenate(columns, axis=1)[..., :vocab_size]
+        leak = logits - whole(read.at[:, half:].set(0))[..., :vocab_size]
+        return jnp.abs(apart).max() / jnp.abs(logits).max(), jnp.abs(leak[:, :half]).max() / jnp.abs(logits).max()
+
+    apart, leak = differences()
+    return {"cached = uncached decoding": float(apart), "no token is seen before its place": float(leak)}

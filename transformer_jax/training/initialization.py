@@ -1,0 +1,55 @@
+"""Describe and make the first state of a run."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from jax.extend.core import jaxpr_as_fun
+from jax.sharding import Mesh
+
+from transformer_jax.training.sharding import shardings
+from transformer_jax.training.task import Params, Task
+
+
+class TrainState(NamedTuple):
+    """What a checkpoint holds. `step` counts updates, and batches of the plan: it is the position in the data."""
+
+    step: jax.Array
+    params: Params
+    opt_state: optax.OptState
+    ema: Params | None = None  # the parameters' moving average; None, which is no array, when training.ema_decay is 0
+
+
+def abstract(boxed: Any, mesh: Mesh) -> Any:
+    """Return shape, dtype and sharding of every array, given a tree of shapes with logical axis names."""
+    return jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        nn.unbox(boxed),
+        shardings(boxed, mesh),
+    )
+
+
+def abstract_parameters(task: Task, mesh: Mesh) -> Params:
+    """Return shape, dtype and sharding of a task's parameters."""
+    return abstract(jax.eval_shape(task.init, jax.random.key(0)), mesh)
+
+
+def trace_init(task: Task) -> tuple[Callable[[jax.Array], Params], Params]:
+    """Trace `task.init` once: return a function of the key that makes the parameters, and their shapes with names."""
+    traced, boxed = jax.make_jaxpr(task.init, return_shape=True)(jax.random.key(0))
+    structure = jax.tree.structure(nn.unbox(boxed))
+    return lambda key: jax.tree.unflatten(structure, jaxpr_as_fun(traced)(key)), boxed
+
+
+def init_state(params: Params, optimizer: optax.GradientTransformation, ema_decay: float = 0.0) -> TrainState:
+    """Return the state before the first update. Leaves keep their logical axis names, if they have them."""
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), params if ema_decay else None)
+
+
+def jit_init(make: Callable[[jax.Array], TrainState], mesh: Mesh, out: TrainState) -> Any:
+    """Jit `make`, which runs once: on CPUs with less optimisation, which takes less time and gives the same bits."""
+    options = {"xla_backend_optimization_level": 1} if mesh.devices.flat[0].platform == "cpu" else None
+    return jax.jit(make, out_shardings=out, compiler_options=options)

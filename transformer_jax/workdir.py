@@ -1,0 +1,125 @@
+"""Guard the folder of a run: which experiment it holds, and which keys may change when the run goes on."""
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from etils import epath
+from ml_collections import ConfigDict
+
+from transformer_jax.config import ConfigError, defaults, fields
+from transformer_jax.tasks import TASKS
+
+log = logging.getLogger(__name__)
+
+
+def claim(workdir: epath.PathLike, config: ConfigDict) -> None:
+    """Write config.json into a new workdir; refuse an old one that holds another experiment.
+
+    A workdir without checkpoints has learned nothing yet: it takes any config, and tokenizers are trained anew. One
+    with checkpoints keeps its config.json until `store` is called with a config that has proved usable.
+    Raises ConfigError, naming the keys that differ, if it holds another experiment, or if it cannot be written.
+    """
+    workdir = epath.Path(workdir)
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        old = read(workdir).to_dict() if (workdir / "config.json").exists() else None
+        if (workdir / "checkpoints").exists():
+            if old is None:
+                raise ConfigError(f"{workdir} has checkpoints but no config.json: choose another --workdir")
+            _compare(workdir, old, config.to_dict())
+            return
+        if old is not None:
+            for path in workdir.glob("tokenizer*.json"):
+                path.unlink(missing_ok=True)
+    except OSError as error:
+        raise _unwritable(workdir, error) from error
+    store(workdir, config)
+
+
+def store(workdir: epath.PathLike, config: ConfigDict) -> None:
+    """Write config.json. Raises ConfigError if it cannot be written."""
+    path = epath.Path(workdir) / "config.json"
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        temporary.write_text(json.dumps(config.to_dict(), indent=2) + "\n")
+        temporary.replace(path)
+    except OSError as error:
+        raise _unwritable(workdir, error) from error
+
+
+def _unwritable(workdir: epath.PathLike, error: OSError) -> ConfigError:
+    return ConfigError(f"--workdir={workdir} cannot be written: {error}; choose another")
+
+
+def check_model(workdir: epath.PathLike, config: ConfigDict) -> None:
+    """Raise ConfigError, naming the keys, where `config` makes another model than that of the parameters in `workdir`.
+
+    Keys that change only how it is computed, or only training's randomness, may differ.
+    """
+    known = fields(config.task, config.model)
+    refused = [
+        line
+        for key, line in _differing(read(workdir).to_dict(), config.to_dict()).items()
+        if key.startswith(("task", "model.")) and not (key in known and known[key].metadata.keys() & {"how", "off"})
+    ]
+    if refused:
+        raise ConfigError("\n  ".join([f"{workdir} holds parameters of another model: leave out", *refused]))
+
+
+def _differing(old: dict[str, Any], new: dict[str, Any]) -> dict[str, str]:
+    there, now = _flat(old), _flat(new)
+    return {
+        key: f"config.{key}: {there.get(key)!r} there, {now.get(key)!r} now"
+        for key in sorted(there.keys() | now.keys())
+        if there.get(key) != now.get(key)
+    }
+
+
+def _compare(workdir: epath.Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+    differing = _differing(old, new)
+    known = fields(new["task"], new["model"])
+    refused = [line for key, line in differing.items() if not (key in known and known[key].metadata.get("free"))]
+    if refused:
+        raise ConfigError("\n  ".join([f"{workdir} holds another experiment; choose another --workdir:", *refused]))
+    for line in differing.values():
+        log.info("changed since the workdir was made: %s", line)
+
+
+def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        flat |= {f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict) else {name: value}
+    return flat
+
+
+def read(workdir: epath.PathLike) -> ConfigDict:
+    """Return the config of a run; keys that it does not have yet are at their defaults.
+
+    Raises ConfigError if there is none that can be read.
+    """
+    path = epath.Path(workdir) / "config.json"
+    try:
+        stored = json.loads(path.read_text())
+        if not isinstance(stored, dict) or "task" not in stored or not isinstance(stored.get("model", {}), dict):
+            raise ValueError("config.json names no task, or no model")
+        if stored["task"] not in TASKS:
+            raise ValueError(
+                f"config.json has task = {stored['task']!r}, but the tasks are {', '.join(TASKS)}. Version 0.1 had "
+                "'translation', with other config keys: use its runs with that version"
+            )
+        config = defaults(stored["task"], stored.get("model", {}).get("architecture")).to_dict()
+        for name, value in stored.items():
+            if name not in config or not isinstance(value, dict):
+                config[name] = value
+                continue
+            for key, item in value.items():  # JSON has no tuples
+                config[name][key] = tuple(item) if isinstance(item, list) else item
+        return ConfigDict(config)
+    except ConfigError as error:
+        raise ConfigError(f"--workdir={workdir}, config.json: {error}") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"--workdir={workdir} is not the folder of a run: {error}; train one there with scripts/train.py"
+        ) from error
