@@ -1,18 +1,22 @@
-"""Every axis has a rule; what cannot be shared out is refused by name; each process takes the rows of its devices."""
+"""Every axis has a rule; sizes that do not divide are refused by name; batches reach the devices whole and padded."""
 
 import dataclasses
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
 import numpy as np
 import pytest
-from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+from conftest import on_devices
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from transformer_jax.config import parse
+from transformer_jax.config import make_task, parse
+from transformer_jax.data.batching import Batches, Plan
 from transformer_jax.models import layers
 from transformer_jax.models.positions import POSITIONS
 from transformer_jax.models.transformer import TIES, Transformer, TransformerConfig
-from transformer_jax.training.sharding import AXES, KEYS, RULES, make_mesh, place, rows_here, shardings
+from transformer_jax.training import sharding
+from transformer_jax.training.sharding import AXES, KEYS, RULES, MeshConfig, feed, make_mesh, shardings
 
 NAMES = {name for name, _ in RULES}
 CONFIG = TransformerConfig(
@@ -56,10 +60,10 @@ def test_every_axis_of_an_activation_has_a_rule(tiny, monkeypatch):
         return x
 
     monkeypatch.setattr(layers.nn, "with_logical_constraint", look)
-    task = parse(tiny).make_task("(none)")
-    params, batch = jax.eval_shape(task.init, jax.random.key(0)), task.made_up(8, 12, seed=1)
+    task = make_task(parse(tiny), None)
+    params, batch = jax.eval_shape(task.init, jax.random.key(0)), task.dummy_batch(8, 12, seed=1)
     jax.eval_shape(task.loss, nn.unbox(params), batch, jax.random.key(0), 0)
-    jax.eval_shape(lambda p: task.predict(p, {"source": batch["source"]}, True), nn.unbox(params))
+    jax.eval_shape(lambda params: task.evaluate(params, batch, greedy=True), nn.unbox(params))
     assert found == {"batch", "length", "features", "heads", "head_dim", "mlp", "logits", "vector"} <= NAMES
 
 
@@ -71,7 +75,7 @@ def test_no_mesh_axis_is_used_twice_and_no_table_on_two_axes():
     assert table.spec == PartitionSpec(("tensor", "fsdp"), None)
 
 
-def test_what_cannot_be_shared_out_is_refused_with_the_key():
+def test_sizes_that_do_not_divide_are_refused_with_the_key():
     shardings(boxed(CONFIG), mesh(8, 1, 1))
     with pytest.raises(
         ValueError, match=r"attention/.*: 6 along its axis 'heads' .* mesh.tensor = 4 .* model.num_heads"
@@ -80,13 +84,78 @@ def test_what_cannot_be_shared_out_is_refused_with_the_key():
     with pytest.raises(ValueError, match="along its axis") as error:
         shardings(boxed(CONFIG), mesh(1, 5, 1))
     for size, name in ((16, "embed"), (24, "mlp"), (24, "vocab")):
-        assert f"{size} along its axis '{name}' cannot be shared out among " in str(error.value)
+        assert f"{size} along its axis '{name}' cannot be divided among " in str(error.value)
         assert f"change {KEYS[name]} or the mesh" in str(error.value)
     assert "mesh.tensor = 1 × mesh.fsdp = 5" in str(error.value)
 
 
-def test_placed_rows_are_those_that_were_given(tiny):
-    rows = NamedSharding(make_mesh(parse(tiny).mesh), PartitionSpec(("data", "fsdp")))
-    assert rows_here(rows, 6) == slice(0, 6)
-    x = np.arange(12).reshape(6, 2)
-    np.testing.assert_array_equal(place({"x": x}, rows, 6)["x"], x)
+class CountedPlan(Plan):
+    """Batches of 6 and 8 rows: batch i holds the examples from 10 i on."""
+
+    shapes: ClassVar = [(6, 2), (8, 2)]
+
+    def __len__(self):
+        return 2
+
+    def _contents(self, epoch, position):
+        rows, *shape = self.shapes[position]
+        return 10 * position + np.arange(rows), tuple(shape)
+
+
+def counted(loaded):
+    """Batches whose rows are their example's index; -1 in fillers. `loaded` notes what is loaded."""
+
+    def load(batch):
+        loaded.append((batch.number, batch.indices.tolist()))
+        return {"x": np.repeat(batch.indices[:, None], 2, axis=1), "index": batch.indices}
+
+    return Batches(CountedPlan(), load)
+
+
+def test_batches_reach_the_devices():
+    loaded = []
+    fed = list(feed(counted(loaded), range(1, 4), make_mesh(MeshConfig())))
+    assert [batch.number for batch, _, _ in fed] == [1, 2, 3]
+    assert loaded == [(1, [*range(10, 18)]), (2, [*range(6)]), (3, [*range(10, 18)])]
+    for batch, arrays, placed in fed:
+        np.testing.assert_array_equal(placed["index"], batch.indices)
+        np.testing.assert_array_equal(placed["x"], arrays["x"])
+
+
+def test_a_process_loads_the_rows_of_its_devices_only(monkeypatch):
+    """As if its devices held the second half; evaluation loads all rows."""
+    loaded, placed = [], []
+    monkeypatch.setattr(sharding, "rows_here", lambda sharding, rows: slice(rows // 2, rows))
+    monkeypatch.setattr(sharding, "place", lambda arrays, mesh, rows, first: placed.append((rows, first)))
+    batches, mesh = counted(loaded), make_mesh(MeshConfig())
+    (fed,) = feed(batches, [0], mesh)
+    assert loaded.pop() == (0, [3, 4, 5])
+    assert placed.pop() == (6, 3)
+    assert fed.batch.indices.tolist() == [*range(6)]
+    assert fed.arrays["index"].tolist() == [3, 4, 5]
+    (fed,) = feed(batches, [0], mesh, whole=True)
+    assert loaded.pop() == (0, [*range(6)])
+    assert placed.pop() == (6, 0)
+
+
+def test_rows_are_padded_to_the_mesh_and_lie_on_data_and_fsdp():
+    program = """
+import numpy as np
+from transformer_jax.data.batching import Batch, Batches
+from transformer_jax.training.sharding import MeshConfig, batch_sharding, feed, make_mesh, rows_here
+class Plan:
+    def batch(self, i):
+        return Batch(i, np.arange(6), (2,))
+batches = Batches(Plan(), lambda batch: {"x": np.repeat(batch.indices[:, None], 2, axis=1)})
+mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+assert rows_here(batch_sharding(mesh), 8) == slice(0, 8)
+((batch, arrays, placed),) = feed(batches, [5], mesh)
+assert batch.number == 5
+assert batch.indices.tolist() == [0, 1, 2, 3, 4, 5, -1, -1]
+np.testing.assert_array_equal(placed["x"], arrays["x"])
+np.testing.assert_array_equal(placed["x"][:, 0], batch.indices)
+held = {shard.device.id: shard.data[:, 0].tolist() for shard in placed["x"].addressable_shards}
+assert held[0] == held[1] == [0, 1] and held[2] == held[3] == [2, 3] and held[6] == held[7] == [-1, -1], held
+print("equal")
+"""
+    assert on_devices(8, program) == "equal\n"

@@ -25,7 +25,6 @@ import numpy as np
 from etils import epath, epy
 from jax.experimental import multihost_utils
 
-from transformer_jax import fields
 from transformer_jax.training import manifest
 from transformer_jax.training.logging import absolute
 from transformer_jax.training.manifest import Damage
@@ -52,10 +51,10 @@ class CheckpointError(ValueError):
 class CheckpointConfig:
     """When to save, and which steps to keep: the latest and, in addition, those with the best score."""
 
-    every: int = fields.free(1000)  # steps between saves
-    keep_latest: int = fields.free(5)
-    keep_best: int = fields.free(1)  # 0 keeps none for its score
-    best_metric: str = fields.free("loss")  # the name of a validation metric, e.g. "bleu" or "loss"
+    every: int = 1000  # steps between saves
+    keep_latest: int = 5
+    keep_best: int = 1  # 0 keeps none for its score
+    best_metric: str = "loss"  # the name of a validation metric, e.g. "bleu" or "loss"
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""

@@ -1,7 +1,7 @@
-"""The device mesh, where every logical axis lies on it, and how a batch gets there.
+"""The device mesh, how logical axes lie on it, and how batches reach it.
 
-Everything is jitted over the whole mesh (GSPMD): the program is that of one device, XLA shares it out by the shardings
-of its inputs and by the axes that the models name.
+Every function is compiled for the whole mesh (GSPMD): it is written for one device, and XLA partitions it by the
+shardings of its inputs and by the axes that the models name.
 """
 
 import dataclasses
@@ -19,8 +19,9 @@ from transformer_jax.data.batching import Arrays, Batch, Batches
 
 AXES = ("data", "fsdp", "tensor")
 
-# Logical axis → mesh axes: of an axis' rules the first whose mesh axes no earlier rule has taken for the same array.
-# An embedding table lies along its rows alone: along both, XLA rematerialises it for every look-up.
+# Logical axis → mesh axes. For each axis of an array, the first rule applies whose mesh axes are not yet taken by an
+# earlier rule. An embedding table is sharded by its rows alone: with both axes, XLA would rematerialise it for every
+# lookup.
 RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
     # of activations
     ("batch", ("data", "fsdp")),
@@ -32,7 +33,7 @@ RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
     ("heads", "tensor"),
     ("mlp", ("tensor", "fsdp")),
     ("mlp", "tensor"),
-    # A recurrent state would be gathered at every step; and where "embed" is shared out too, XLA's gradient of the loop
+    # A sharded recurrent state would be gathered at every step. With "embed" sharded too, XLA's gradient of the loop
     # is wrong (jax 0.10; tests/training/test_mesh.py).
     ("state", None),
     ("vocab", ("tensor", "fsdp")),
@@ -43,21 +44,17 @@ RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
     ("distance", None),
     ("layers", None),
 )
-# What sets the size of an axis that is shared out.
-KEYS = {
-    "embed": "model.d_model (of recurrent models also embedding_dim, encoder_dim, readout_dim)",
-    "heads": "model.num_heads",
-    "mlp": "model.d_ff",
-    "vocab": "model.vocab_multiple, to which tables are padded,",
-}
+# The config key that usually sets the size of a sharded axis, for error messages.
+KEYS = {"embed": "model.d_model", "heads": "model.num_heads", "mlp": "model.d_ff", "vocab": "model.vocab_multiple"}
 
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """Devices along each axis; -1 takes what the others leave.
+    """The number of devices along each axis. One axis may be -1: it takes the devices that the others leave.
 
-    data: every device has all parameters and some rows of a batch; fsdp: the same rows, but of the parameters and of
-    the optimizer's state a part, gathered when it is used; tensor: heads, hidden units and vocabulary are shared out.
+    data: devices hold all parameters and different rows of a batch.
+    fsdp: devices hold different rows and parts of the parameters and optimizer state, which are gathered for use.
+    tensor: devices hold the same rows and different heads, hidden units and vocabulary entries.
     """
 
     data: int = -1
@@ -65,16 +62,16 @@ class MeshConfig:
     tensor: int = 1
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """What is wrong, as (field, rule and remedy)."""
+        """Yield (field, rule and remedy) for every invalid value."""
         sizes = dataclasses.asdict(self)
         for name, size in sizes.items():
             if size < 1 and size != -1:
-                yield name, "must be at least 1, or -1 for what the other axes leave"
+                yield name, "must be at least 1, or -1 for the devices that the other axes leave"
         if list(sizes.values()).count(-1) > 1:
-            yield "data", "only one axis of the mesh can be -1: name the sizes of the others"
+            yield "data", "only one axis of the mesh can be -1: set the sizes of the others"
 
     def shape(self) -> tuple[int, int, int]:
-        """On the devices there are. Raises ValueError when the axes do not multiply to their number."""
+        """Return the sizes of the axes. Raises ValueError if they do not multiply to the number of devices."""
         sizes, devices = dataclasses.asdict(self), jax.device_count()
         given = math.prod(size for size in sizes.values() if size != -1)
         data, fsdp, tensor = (devices // given if size == -1 else size for size in sizes.values())
@@ -82,23 +79,18 @@ class MeshConfig:
             needed = f"a multiple of {given}" if -1 in sizes.values() else f"exactly {given}"
             raise ValueError(
                 f"config.mesh = {sizes} needs {needed} devices and there are {devices}: "
-                "change mesh.data, mesh.fsdp or mesh.tensor; one of them can be -1, for what the others leave"
+                "change mesh.data, mesh.fsdp or mesh.tensor; one can be -1, for the devices that the others leave"
             )
         return data, fsdp, tensor
 
-    def data_shards(self) -> int:
-        """In how many parts the rows of a batch lie on the devices."""
-        data, fsdp, _ = self.shape()
-        return data * fsdp
-
 
 def make_mesh(config: MeshConfig) -> Mesh:
-    """Raises ValueError when the axes do not multiply to the number of devices."""
+    """Return the mesh. Raises ValueError if the axes do not multiply to the number of devices."""
     return jax.make_mesh(config.shape(), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def on_mesh(function: Callable, mesh: Mesh, **options: Any) -> Any:
-    """`function` jitted with `options`; the axes that it names lie on the mesh."""
+    """Return `function` jitted with `options`, with its logical axes on the mesh."""
 
     @functools.wraps(function)
     def traced(*arguments: Any, **keywords: Any) -> Any:
@@ -109,19 +101,19 @@ def on_mesh(function: Callable, mesh: Mesh, **options: Any) -> Any:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Rows over data and fsdp."""
+    """Return the sharding of a batch: rows over data and fsdp."""
     return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Everything on every device: what all processes can read."""
+    """Return the sharding that keeps whole arrays on every device, where all processes can read them."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def shardings(boxed: Any, mesh: Mesh) -> Any:
-    """Of a tree whose leaves carry logical axis names: its shardings, without the boxes.
+    """Return the shardings of a tree whose leaves carry logical axis names, without the boxes.
 
-    Raises ValueError, naming every array, axis and config key, where a dimension cannot be shared out evenly.
+    Raises ValueError where a dimension cannot be divided evenly. The message names array, axis and config key.
     """
     specs = nn.get_partition_spec(boxed)
     placed = nn.logical_to_mesh_sharding(specs, mesh, RULES)
@@ -138,7 +130,7 @@ def shardings(boxed: Any, mesh: Mesh) -> Any:
                 where = jax.tree_util.keystr(path, simple=True, separator="/")
                 over = " × ".join(f"mesh.{axis} = {mesh.shape[axis]}" for axis in axes)
                 problem = (
-                    f"{where}: {size} along its axis {name!r} cannot be shared out among {over} devices: change "
+                    f"{where}: {size} along its axis {name!r} cannot be divided among {over} devices: change "
                     f"{KEYS.get(name, 'the model')} or the mesh"
                 )
                 problems.setdefault((name, size, axes), problem)
@@ -148,26 +140,60 @@ def shardings(boxed: Any, mesh: Mesh) -> Any:
 
 
 def check_rows(rows: Iterable[int], mesh: Mesh, microbatches: int = 1) -> None:
-    """Raises ValueError for a batch whose microbatches cannot be shared out among data × fsdp."""
+    """Raise ValueError for a batch whose microbatches cannot be divided among data × fsdp devices."""
     devices = mesh.shape["data"] * mesh.shape["fsdp"]
     for count in rows:
         if count % (devices * microbatches):
             raise ValueError(
-                f"a batch of {count} rows cannot be shared out among mesh.data × mesh.fsdp = {devices} devices in "
+                f"a batch of {count} rows cannot be divided among mesh.data × mesh.fsdp = {devices} devices in "
                 f"training.microbatches = {microbatches}: set data.rows_multiple to a multiple of "
                 f"{devices * microbatches}"
             )
 
 
+def abstract_batch(arrays: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shapes of a whole batch with the sharding that `feed` gives it."""
+    rows = batch_sharding(mesh)
+    return {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows) for name, x in arrays.items()}
+
+
+class Fed(NamedTuple):
+    """A batch on the host and on the devices.
+
+    batch: of the plan, with filler rows added that make its rows a multiple of data × fsdp.
+    arrays: on the host: the rows of this process, or all rows.
+    placed: on the devices: all rows.
+    """
+
+    batch: Batch
+    arrays: Arrays
+    placed: dict[str, jax.Array]
+
+
+def feed(batches: Batches, numbers: Iterable[int], mesh: Mesh, whole: bool = False) -> Iterator[Fed]:
+    """Load the batches with these numbers and place them on the mesh.
+
+    Each process loads the rows of its own devices or, if `whole`, all rows: evaluation decodes them all.
+    """
+    multiple = mesh.shape["data"] * mesh.shape["fsdp"]
+    for number in numbers:
+        batch = batches.plan.batch(number)
+        indices = np.pad(batch.indices, (0, -len(batch.indices) % multiple), constant_values=-1)
+        batch = batch._replace(indices=indices)
+        here = slice(0, len(indices)) if whole else rows_here(batch_sharding(mesh), len(indices))
+        arrays = batches.load(batch._replace(indices=indices[here]))
+        yield Fed(batch, arrays, place(arrays, mesh, len(indices), here.start))
+
+
 def rows_here(sharding: NamedSharding, rows: int) -> slice:
-    """Return which of a batch's `rows` this process's devices hold."""
+    """Return which of a batch's `rows` lie on this process's devices."""
     indices: Any = sharding.addressable_devices_indices_map((rows,))
     held = [index[0].indices(rows) for index in indices.values()]
     return slice(min(start for start, _, _ in held), max(stop for _, stop, _ in held))
 
 
 def place(arrays: Mapping[str, np.ndarray], mesh: Mesh, rows: int, first: int = 0) -> dict[str, jax.Array]:
-    """Place a batch of `rows` on the mesh. `arrays` hold its rows from `first` on, as many as this process needs."""
+    """Place a batch of `rows` on the mesh. `arrays` hold its rows from `first` on, at least those of this process."""
     sharding = batch_sharding(mesh)
 
     def one(array: np.ndarray) -> jax.Array:
@@ -178,33 +204,3 @@ def place(arrays: Mapping[str, np.ndarray], mesh: Mesh, rows: int, first: int = 
         return jax.make_array_from_callback((rows, *array.shape[1:]), sharding, part)
 
     return {name: one(array) for name, array in arrays.items()}
-
-
-def abstract_batch(arrays: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the shapes of a whole batch with the sharding that `feed` gives them."""
-    rows = batch_sharding(mesh)
-    return {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows) for name, x in arrays.items()}
-
-
-class Fed(NamedTuple):
-    """A batch of the plan, its arrays on the host, and the whole batch on the devices."""
-
-    batch: Batch
-    arrays: Arrays
-    placed: dict[str, jax.Array]
-
-
-def feed(batches: Batches, numbers: Iterable[int], mesh: Mesh, whole: bool = False) -> Iterator[Fed]:
-    """Load batches by their numbers and place them on the mesh.
-
-    Each process loads the rows that its devices hold, or the `whole` batch. Filler rows make the rows a multiple of
-    data × fsdp devices.
-    """
-    devices = mesh.shape["data"] * mesh.shape["fsdp"]
-    for number in numbers:
-        batch = batches.plan.batch(number)
-        rows = len(batch.indices) + -len(batch.indices) % devices
-        batch = batch._replace(indices=np.pad(batch.indices, (0, rows - len(batch.indices)), constant_values=-1))
-        here = slice(0, rows) if whole else rows_here(batch_sharding(mesh), rows)
-        arrays = batches.load(batch._replace(indices=batch.indices[here]))
-        yield Fed(batch, arrays, place(arrays, mesh, rows, here.start))
