@@ -260,7 +260,7 @@ def cross_entropy(logits, labels, weights, label_smoothing=0.0):
 def learning_rate(config, d_model, n):
     """Of the n-th update, n = 1, 2, …; without warm-up the peak is at the first."""
     peak, warmup = config.learning_rate, config.warmup_steps or 1
-    if config.schedule == "paper":
+    if config.schedule == "noam":
         return peak * d_model**-0.5 * min(n**-0.5, n * warmup**-1.5)
     if n < warmup:
         return peak * n / warmup
