@@ -8,11 +8,10 @@ import collections
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import jax
-import numpy as np
 
 from transformer_jax.data.batching import Arrays
 from transformer_jax.training.engine import Engine
