@@ -253,6 +253,6 @@ class _CompileCount:
         if grown and count > self._shapes:
             log.warning("compiled the step %d times for %d shapes: what else changes?", count, self._shapes)
         elif grown:
-            shape = ", ".join(f"{name} {array.shape}" for name, array in batch.items())
+            shape = ", ".join(f"{name} {array.shape}" for name, array in batch.items() if array.ndim > 1)
             log.info("compiled the step for %s: %d of at most %d", shape, count, self._shapes)
         return grown
