@@ -225,11 +225,9 @@ def test_a_script_without_a_main_guard_trains_and_encodes_alone(tmp_path):
 def test_characters_are_looked_up_as_the_library_encodes_them(lowercase):
     """Code points beyond the first plane, unknown ones, line feeds and the name of a special among them."""
     tokenizer = train_tokenizer("characters", ["aBc 😀é\n", "<s>"], 50, lowercase=lowercase)
-    lines = ["Abc😀", "", "zé<s>\n\ud800a", "\U0010ffffB"]
+    lines = ["Abc😀", "", "zé<s>\na", "\U0010ffffB"]
     found = tokenizer.encode(lines, begin=1, end=2)
-    assert [row.tolist() for row in found] == [[1, *ids, 2] for ids in tokenizer.encode_batch(lines[:2])] + [
-        [1, *ids, 2] for ids in tokenizer.encode_batch([line.replace("\ud800", "\ufffd") for line in lines[2:]])
-    ]
+    assert [row.tolist() for row in found] == [[1, *ids, 2] for ids in tokenizer.encode_batch(lines)]
     assert (tokenizer._characters is None) == lowercase
 
 

@@ -163,7 +163,7 @@ class Tokenizer:
 
     def _look_up(self, lines: Sequence[str], table: np.ndarray) -> Ragged:
         """Return the id of each character of each line."""
-        points = np.frombuffer("".join(lines).encode("utf-32-le", "surrogatepass"), np.uint32)
+        points = np.frombuffer("".join(lines).encode("utf-32-le"), np.uint32)
         return Ragged(table[points], np.fromiter(map(len, lines), np.int32, len(lines)))
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
