@@ -1,12 +1,10 @@
 """What additive attention of the dates model looks at when it writes the year."""
 
 import pytest
-from conftest import get_config
+from conftest import get_config, run
 
 import transformer_jax
-from transformer_jax.config import claim_workdir, parse
 from transformer_jax.data.corpora.dates import SIZES, examples
-from transformer_jax.training.loop import train
 
 
 def year_span(written: str, iso: str) -> tuple[int, int]:
@@ -29,15 +27,12 @@ def test_the_year_is_read_where_it_is_written(tmp_path):
     four digits."""
     config = get_config("dates", "additive")
     config.data.directory = str(tmp_path / "data")
-    claim_workdir(tmp_path / "run", config)
-    parsed = parse(config)
-    train(parsed.make_task(tmp_path / "run"), parsed.engine, tmp_path / "run")
+    run(config, tmp_path / "run")
     predictor = transformer_jax.load(str(tmp_path / "run"))
     assert predictor.evaluate()["exact_match"] > 0.97
     pairs = list(examples("test", SIZES["test"]))
     near = 0
-    for sentence, (written, iso) in zip(predictor.attention([w for w, _ in pairs]), pairs, strict=True):
-        (alignment,) = sentence.maps
+    for (alignment,), (written, iso) in zip(predictor.attention([w for w, _ in pairs]), pairs, strict=True):
         start, stop = year_span(written, iso)
         looked_at = alignment.weights[0, 0, :4].argmax(axis=-1)
         near += all(start - 1 <= place <= stop for place in looked_at)

@@ -6,7 +6,8 @@ import shutil
 import numpy as np
 import pytest
 
-from transformer_jax.report.attention import AttentionMap, Sentence, write_report
+from transformer_jax.report.attention import Sentence, write_report
+from transformer_jax.training.evaluation import AttentionMap
 
 EVIL = "</script><img src=x onerror=\"document.title='broken out'\">"
 SOURCE, TARGET = ["ein", "Haus", EVIL, "</s>"], ["<s>", "a", "house"]

@@ -90,7 +90,7 @@ def test_types_and_missing_keys(tiny):
 
 
 def test_task_must_be_known():
-    with pytest.raises(ValueError, match=r"config.task = 'translating' is not a task: choose one of sequence_to_sequence, language_modeling, cl"):
+    with pytest.raises(ValueError, match=r"config.task = 'translating' is not a task: choose one of sequence_to_seq"):
         parse({"task": "translating"})
     with pytest.raises(ConfigError, match=r"config.task is missing"):
         parse({})
@@ -143,10 +143,10 @@ def test_another_architecture_has_other_keys():
     assert defaults("sequence_to_sequence").model.architecture == "transformer"
     recurrent = defaults("sequence_to_sequence", "recurrent")
     assert "cell" in recurrent.model
-    with pytest.raises(ConfigError, match="'gpt': must be one of transformer, recurrent for config.task = 'sequence_to"):
+    with pytest.raises(ConfigError, match=r"'gpt': must be one of transformer, recurrent for config.task"):
         defaults("sequence_to_sequence", "gpt")
     recurrent.model.architecture = "transformer"
-    with pytest.raises(ConfigError, match="config.model has the keys of 'recurrent'; the recipe chooses the architect"):
+    with pytest.raises(ConfigError, match=r"config.model has the keys of 'recurrent'; the recipe chooses the architect"):
         parse(recurrent)
 
 

@@ -13,11 +13,11 @@ from transformer_jax.metrics import bleu
 from transformer_jax.report.curves import (
     Curve,
     LengthScore,
-    bleu_by_length,
     check_edges,
     check_picture,
-    draw_bleu_by_length,
+    draw_by_length,
     draw_curves,
+    score_by_length,
 )
 from transformer_jax.report.curves import read_curves as read
 
@@ -50,22 +50,36 @@ def test_a_run_without_the_value(run, tmp_path):
         read(tmp_path / "nowhere", "loss")
 
 
-@pytest.mark.parametrize("tokenized", [False, True])
-def test_bleu_by_length(tokenized):
+@pytest.mark.parametrize("metric", ["bleu", "bleu_tokenized"])
+def test_scores_by_length(metric):
     draw = random.Random(0)
     references = [" ".join(draw.choice("abcde") for _ in range(n)) for n in (4, 5, 6, 7, 8, 20)]
-    hypotheses = [*references[:3], *(reference[::-1] for reference in references[3:])]
+    predictions = [*references[:3], *(reference[::-1] for reference in references[3:])]
     sources = [" ".join("x" * n) for n in (1, 4, 5, 6, 10, 17)]
-    scores = bleu_by_length(sources, hypotheses, references, [5, 10, 12], tokenized)
+    scores = score_by_length(sources, predictions, references, [5, 10, 12], metric, bleu)
     assert [score[:3] for score in scores] == [(0, 5, 3), (6, 10, 2), (13, 17, 1)]
-    name = "bleu_tokenized" if tokenized else "bleu"
     for score, part in zip(scores, (slice(0, 3), slice(3, 5), slice(5, 6)), strict=True):
-        assert score.bleu == bleu(hypotheses[part], references[part])[name]
-    assert scores[0].bleu == pytest.approx(100)
-    assert bleu_by_length(["", "a b"], ["", "c"], ["c", "c"], [5], tokenized)[0].sentences == 2
+        assert score.score == bleu(predictions[part], references[part])[metric]
+    assert scores[0].score == pytest.approx(100)
+    assert score_by_length(["", "a b"], ["", "c"], ["c", "c"], [5], metric, bleu)[0].examples == 2
     for edges in ([], [0, 5], [5, 5], [10, 5]):
         with pytest.raises(ValueError, match="must rise"):
-            bleu_by_length(sources, hypotheses, references, edges, tokenized)
+            score_by_length(sources, predictions, references, edges, metric, bleu)
+
+
+def test_scores_that_cannot_be_split_by_length():
+    def by_length(records, metric):
+        return score_by_length(records, ["c"], ["c"], [5], metric, bleu)
+
+    for metric in ("bleu_signature", "blue"):
+        with pytest.raises(ValueError, match=f"no metric '{metric}': choose from bleu, bleu_tokenized"):
+            by_length(["a"], metric)
+    for records in ((), [{"text": "a"}]):
+        with pytest.raises(ValueError, match="need records that are lines of text, and this task has none"):
+            by_length(records, "bleu")
+
+
+def test_edges():
     with pytest.raises(ValueError, match="must be whole numbers"):
         check_edges(["5", "ten"])
     assert check_edges(["5", "10"]) == [5, 10]
@@ -82,12 +96,12 @@ def test_pictures(run, tmp_path, ending):
     pytest.importorskip("matplotlib", reason="no matplotlib: pip install 'transformer_jax[plots]'")
     curves, lengths = tmp_path / f"curves.{ending}", tmp_path / f"lengths.{ending}"
     draw_curves(curves, {"one run": {"loss": read(run, "loss"), "bleu": read(run, "bleu")}, "other": {}})
-    draw_bleu_by_length(lengths, {"one run": [LengthScore(1, 5, 3, 30.0), LengthScore(6, 10, 2, 20.0)]})
+    draw_by_length(lengths, {"one run": [LengthScore(1, 5, 3, 30.0), LengthScore(6, 10, 2, 20.0)]}, "bleu")
     start = {"svg": b"<?xml", "png": b"\x89PNG"}[ending]
     assert curves.read_bytes().startswith(start)
     assert lengths.read_bytes().startswith(start)
     with pytest.raises(ValueError, match=r"must end in one of .*\.svg"):
-        draw_bleu_by_length(tmp_path / "lengths.doc", {})
+        draw_by_length(tmp_path / "lengths.doc", {}, "bleu")
 
 
 def test_the_script(run, tmp_path):
@@ -101,7 +115,8 @@ def test_the_script(run, tmp_path):
         (f"--output={tmp_path}/d.svg", "--values=blue"): "choose from bleu, loss, mean_loss",
         (f"--output={tmp_path}/none/d.svg",): "there is no folder",
         (f"--output={tmp_path}/d.svg", "--workdirs="): "--workdirs is empty",
-        (f"--output={tmp_path}/d.svg", "--values=bleu", "--lengths=3"): "leave one out",
+        (f"--output={tmp_path}/d.svg", "--values=bleu,loss", "--lengths=3"): "--values=bleu,loss: --lengths draws one",
+        (f"--output={tmp_path}/d.svg", "--lengths=3"): "--values=loss: --lengths draws one",
     }.items():
         wrong = subprocess.run([*script, *arguments], capture_output=True, text=True)
         assert wrong.returncode == 2

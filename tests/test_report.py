@@ -8,7 +8,8 @@ import zlib
 import numpy as np
 import pytest
 
-from transformer_jax.report.attention import AttentionMap, Sentence, entropy, write_report
+from transformer_jax.report.attention import Sentence, entropy, write_report
+from transformer_jax.training.evaluation import AttentionMap
 
 EVIL = '</script><script>alert("DATA & <b>")</script>'
 
@@ -40,7 +41,7 @@ def test_entropy():
 
 
 def test_what_cannot_be_drawn(tmp_path):
-    wrong = some_map()._replace(rows=["a"])
+    wrong = some_map()._replace(queries=["a"])
     with pytest.raises(ValueError, match=r"weights of shape \(2, 3, 2, 3\) do not fit 1 rows and 3 columns"):
         write_report(tmp_path / "report.html", "t", [Sentence("s", [wrong])])
     with pytest.raises(ValueError, match="no sentence to show"):

@@ -65,7 +65,7 @@ def test_predict_keeps_order_empty_and_over_long_lines(trained, tmp_path):
     assert len(predicted) == 20
     assert predicted[1] == ""
     assert predicted[:4] * 5 == predicted
-    assert b"5 empty lines stay empty: 2, 6, 10, 14, 18" in result.stderr
+    assert b"5 empty lines: 2, 6, 10, 14, 18" in result.stderr
     assert b"input, line 3: " in result.stderr
 
     (tmp_path / "in").write_text("\n".join(lines))
@@ -134,16 +134,20 @@ def test_pictures(trained, tmp_path):
     settings = json.loads((trained / "config.json").read_text())
     without = {"architecture": "recurrent", "attention": "none"}
     (tmp_path / "config.json").write_text(json.dumps({**settings, "model": {**settings["model"], **without}}))
-    fails(script(report[0], f"--workdir={tmp_path}", *report[2:], stdin=b"ek\n"), "'none'", "nothing to draw")
+    fails(
+        script(report[0], f"--workdir={tmp_path}", *report[2:], stdin=b"ek\n"), "there is no attention to show for 'ek'"
+    )
 
     compare = ("compare", f"--workdirs={trained}", f"--output={tmp_path / 'lengths.svg'}")
-    result = script(*compare, "--lengths=1,2", "--split=val")
+    result = script(
+        *compare, "--lengths=1,2", "--split=val", "--values=bleu_tokenized", "--config.decoding.beam_size=1"
+    )
     assert result.returncode == 0, result.stderr.decode()
     parts = [line.split("\t") for line in result.stdout.decode().splitlines()]
     assert [part[1] for part in parts] == ["0-1", "2-2", "3-3"]
     assert sum(int(part[2]) for part in parts) == 11
     assert (tmp_path / "lengths.svg").exists()
-    fails(script(*compare, "--lengths=2,x"), "lengths 2,x must be whole numbers")
+    fails(script(*compare, "--lengths=2,x", "--values=bleu"), "lengths 2,x must be whole numbers")
     fails(script(*compare, "--split=val"), "add --lengths=10,20,30")
     fails(script("compare", f"--workdirs={trained}", "--output=x.doc"), "x.doc must end in one of")
 
@@ -161,8 +165,8 @@ def test_benchmark_prints_one_json_line(recipe):
     result = script("benchmark", f"--config={recipe}", "--rounds=1")
     assert result.returncode == 0, result.stderr.decode()
     values = json.loads(result.stdout)
-    assert {"compile_s", "step_ms", "tokens_per_s", "mfu", "peak_bytes"} <= set(values)
-    assert 0 < values["mfu"] < 1
+    assert {"compile_s", "step_ms", "tokens_per_s", "peak_gflops", "peak_bytes"} <= set(values)
+    assert 0 < values["matmul_utilization"] < 1  # of a CPU nobody publishes the peak
 
 
 def test_wrong_commands(recipe, tmp_path):
@@ -176,7 +180,7 @@ def test_wrong_commands(recipe, tmp_path):
     fails(train(recipe, workdir, "--profile=20"), "--profile=20: write it as FIRST-LAST")
     fails(train(recipe, workdir, "--num_processes=2"), "--coordinator_address is missing: give --coordinator_address")
     fails(script("evaluate", "--workdir=~/none"), f"--workdir={Path.home() / 'none'} is not the folder of a run")
-    fails(script("describe", f"--config={recipe}", "--config.mesh.fsdp=2"), "described by --mesh, as data=64,fsdp=8")
+    fails(script("describe", f"--config={recipe}", "--config.mesh.fsdp=2"), "described by --mesh, e.g. data=64,fsdp=8")
     assert not workdir.exists()
 
 

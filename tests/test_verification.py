@@ -9,18 +9,18 @@ import pytest
 from conftest import ROOT
 
 from transformer_jax import verification
-from transformer_jax.models import transformer
+from transformer_jax.models import stack, transformer
 from transformer_jax.tasks import task_class
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.verification import Row, verify
 
 NAMES = [
     "resumed = never stopped, bit for bit",
-    "unrolled = a loop over layers",
-    "rematerialised = kept",
-    "rematerialised but for products = kept",
-    "in microbatches = whole",
-    "the library's attention = its equation",
+    "model.unroll = 2 as 1",
+    "model.attention_implementation = jax as einsum",
+    "model.remat = full as none",
+    "model.remat = scores as none",
+    "microbatches = the whole batch",
     "1 device = 1 × 1 × 1 (data, fsdp, tensor)",
     "rows of a batch do not see one another",
     "cached = uncached decoding",
@@ -49,7 +49,7 @@ def test_the_script_says_what_does_not_hold():
         "from transformer_jax import verification\n"
         "losses = verification._Run.losses\n"
         "def wrong(run):\n"
-        "    return [loss * (1 + 0.1 * (run.config.mesh.tensor == 8)) for loss in losses(run)]\n"
+        "    return [loss * (1 + 0.1 * (run.engine.config.mesh.tensor == 8)) for loss in losses(run)]\n"
         "verification._Run.losses = wrong\n"
         "verify.command_line.run(verify.main, distributed=False)"
     )
@@ -81,26 +81,21 @@ def test_each_comparison_can_fail(tiny, monkeypatch):
         return run
 
     def wrong_loss(self, params, batch, key, step):
-        total, weight, more = loss(self, params, batch, key, step)
+        mean = loss(self, params, batch, key, step)["loss"]
         factor = 1.1 if self.config.training.microbatches > 1 else 1.0
         factor += 0.1 * (self.config.model.attention_implementation != "einsum")
-        return total * factor, weight, more
-
-    def wrong_measure(self, params, batch):
-        sums = measure(self, params, batch)
-        return sums | {"loss": sums["loss"] * (1 + batch["target"].mean())}
+        return {"loss": mean._replace(sum=mean.sum * factor * (1 + 0.01 * batch["target"].mean()))}
 
     def wrong_extend(self, cache, target, position):
         return extend(self, cache, target, position * 0)
 
-    task: type = task_class("translation")
-    restore, over_layers, extend = Checkpoints.restore, transformer.over_layers, transformer.Transformer.extend
-    loss, measure = task.loss, task.measure
+    task: type = task_class("sequence_to_sequence")
+    restore, over_layers, extend = Checkpoints.restore, stack.over_layers, transformer.Transformer.extend
+    loss = task.loss
     monkeypatch.setattr(Checkpoints, "restore", wrong_restore)
-    monkeypatch.setattr(transformer, "over_layers", wrong_layers)
+    monkeypatch.setattr(stack, "over_layers", wrong_layers)
     monkeypatch.setattr(transformer.Transformer, "extend", wrong_extend)
     monkeypatch.setattr(task, "loss", wrong_loss)
-    monkeypatch.setattr(task, "measure", wrong_measure)
     held = {row.name for row in verify(tiny) if row.held}
     assert held == {"1 device = 1 × 1 × 1 (data, fsdp, tensor)", "no token is seen before its place"}
 
@@ -118,5 +113,5 @@ def test_a_token_seen_before_its_place_is_noticed(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(transformer, "causal_mask", lambda length, *_: jnp.ones((1, 1, length, length), bool))
     run = verification._Run(tiny)
     params = run.engine.init(jax.random.key(0)).params
-    leak = run.task.exactness(params, jax.device_put(run.batch(0)))["no token is seen before its place"]
+    leak = run.engine.task.checks(params, jax.device_put(run.batch(0)))["no token is seen before its place"]
     assert leak > 1e-3

@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 
 from transformer_jax.data.sources import parallel_files, text_file, tsv_file
-from transformer_jax.data.text import Corpus, ParallelData, Stream, TextData, cut, ladder_batches, parallel_batches
+from transformer_jax.data.text import (
+    TRAINED_HERE,
+    Corpus,
+    ParallelData,
+    Stream,
+    TextData,
+    bucket_batches,
+    cut,
+    ladder_batches,
+    window_batches,
+)
 from transformer_jax.data.tokenizers import TokenizerError
 
 WORDS = ("ek", "at", "ut", "im")
@@ -40,6 +50,15 @@ def text(tmp_path):
     return tmp_path / "text"
 
 
+def texts(corpus, split):
+    """{stream: its lines}."""
+    return {name: corpus.open(split).column(stream.column) for name, stream in corpus.streams.items()}
+
+
+def shuffled(corpus, seed=0, **options):
+    return bucket_batches(corpus, texts(corpus, "train"), split="train", seed=seed, **options)
+
+
 def epoch(batches, number=0):
     plan = batches.plan
     return [batches.load(plan.batch(i)) for i in range(number * len(plan), (number + 1) * len(plan))]
@@ -54,7 +73,7 @@ def decoded(corpus, arrays, stream):
 @pytest.mark.parametrize("joint", [True, False])
 def test_training_takes_every_pair_once_an_epoch(joint, text, tmp_path):
     corpus = pairs(tmp_path, joint=joint)
-    batches = parallel_batches(corpus, "train", 3, rows=2, limit=32)
+    batches = shuffled(corpus, seed=3)
     for number in (0, 1):
         found = {"source": {}, "target": {}}
         for arrays in epoch(batches, number):
@@ -74,19 +93,19 @@ def test_training_takes_every_pair_once_an_epoch(joint, text, tmp_path):
 
 def test_pairs_left_out_of_training_are_counted(tmp_path, caplog):
     write(tmp_path / "text", en=["ek"] * 4 + [""], de=["dk", "dk " * 5, "dk " * 6, "dk " * 50, "dk"])
-    batches = parallel_batches(pairs(tmp_path, tokenizer="words"), "train", 0, rows=2, limit=32, max_ratio=5.0)
+    batches = shuffled(pairs(tmp_path, tokenizer="words"), max_ratio=5.0)
     assert batches.plan.kept.tolist() == [0, 1]
-    assert "2 pairs in 1 batches of 1 shapes" in caplog.text
+    assert "2 examples in 1 batches of 1 shapes" in caplog.text
     assert (
         "left out: 1 longer than data.max_length = 32, 1 with an empty side, 1 beyond data.max_ratio = 5" in caplog.text
     )
-    assert parallel_batches(pairs(tmp_path), "train", 0, rows=2, limit=32).plan.kept.tolist() == [0, 1, 2]
+    assert shuffled(pairs(tmp_path)).plan.kept.tolist() == [0, 1, 2]
 
 
 def test_a_corpus_of_no_usable_pair_is_refused_for_the_reason(text, tmp_path):
     (text / "train.de").write_text("\n" * 11)
-    with pytest.raises(ValueError, match=r"train: none of 11 pairs is left: 11 have an empty side, 0 are beyond"):
-        parallel_batches(pairs(tmp_path), "train", 0, rows=2, limit=32)
+    with pytest.raises(ValueError, match=r"train: none of 11 examples is left: 11 have an empty side, 0 are beyond"):
+        shuffled(pairs(tmp_path))
 
 
 def test_evaluation_takes_every_pair_once_cut_to_the_models_length(text, tmp_path, caplog):
@@ -94,7 +113,7 @@ def test_evaluation_takes_every_pair_once_cut_to_the_models_length(text, tmp_pat
     lines[0], lines[1] = "", "dk " * 40
     write(text, "val", de=lines)
     corpus = pairs(tmp_path)
-    batches = parallel_batches(corpus, "val", None, rows=3, limit=32)
+    batches = ladder_batches(corpus, texts(corpus, "val"), rows=3, limit=32, what="val")
     source, target = {}, {}
     for arrays in epoch(batches):
         assert len(arrays["source"]) == 3
@@ -123,13 +142,41 @@ def test_the_shape_of_the_first_stream_depends_on_its_own_length_alone(text, tmp
         np.testing.assert_array_equal(both["source"], one["source"])
 
 
-def test_lines_of_spaces_are_empty(text, tmp_path, caplog):
-    batches = ladder_batches(
-        pairs(tmp_path), {"source": ["ek", "", "  ", "at", " ", "", "", ""]}, rows=8, limit=20, what="input"
+def test_empty_lines_are_named(text, tmp_path, caplog):
+    """A line of spaces has a token."""
+    corpus, lines = pairs(tmp_path), ["ek", "", "  ", "at", "", "", "", "", ""]
+    (arrays,) = epoch(ladder_batches(corpus, {"source": lines}, rows=9, limit=20, what="input"))
+    lengths = arrays["source_length"]
+    assert [i for i in range(9) if lengths[i] == 1] == [1, 4, 5, 6, 7, 8]
+    assert "input: 6 empty lines: 2, 5, 6, 7, 8, …" in caplog.text
+    (arrays,) = epoch(ladder_batches(corpus, {"source": lines}, rows=9, limit=20, what="bare", end=False))
+    np.testing.assert_array_equal(arrays["source_length"], lengths - 1)
+    assert "bare: 6 empty lines: 2, 5, 6, 7, 8, …" in caplog.text
+
+
+def test_begin_and_end_count_but_do_not_make_a_line_uneven(tmp_path, caplog):
+    """With both, a word has 3 tokens; data.max_ratio counts what stands between."""
+    write(tmp_path / "text", en=["ek", "ek", "", "ek " * 5], de=["dk " * 2, "dk " * 3, "dk", "dk " * 4])
+    corpus = pairs(tmp_path, tokenizer="words", max_length=6, batch_tokens=48)
+    batches = shuffled(corpus, max_ratio=2.0, begin=True, others={"label": np.array([7, 8, 9, 10])})
+    assert batches.plan.kept.tolist() == [0]
+    assert (
+        "left out: 1 longer than data.max_length = 6, 1 with an empty side, 1 beyond data.max_ratio = 2" in caplog.text
     )
     (arrays,) = epoch(batches)
-    assert arrays["source_length"].tolist()[1:3] == [1, 1]
-    assert "input: 6 empty lines stay empty: 2, 3, 5, 6, 7, …" in caplog.text
+    ids = corpus.tokenizers["source"]
+    assert arrays["source"][0].tolist() == [ids.bos_id, *ids.encode_batch(["ek"])[0], ids.eos_id]
+    assert arrays["target_length"].tolist() == [4] + 7 * [0]
+    assert arrays["label"].tolist() == [7] + 7 * [0]
+    assert arrays["label"].dtype == np.int32
+
+
+def test_other_values_stand_beside_each_line(text, tmp_path):
+    corpus = pairs(tmp_path)
+    lines = {"source": corpus.open("val").column("en")}
+    batches = ladder_batches(corpus, lines, rows=3, limit=32, what="val", others={"label": np.arange(100, 111)})
+    found = {int(i): int(x) for arrays in epoch(batches) for i, x in zip(arrays["index"], arrays["label"], strict=True)}
+    assert found == {-1: 0, **{i: 100 + i for i in range(11)}}
 
 
 def test_cut_says_what_it_cuts(text, tmp_path, caplog):
@@ -246,6 +293,78 @@ def test_a_text_is_one_stream_of_characters(tmp_path):
     ids = corpus.encode("text", corpus.open("play[:50%]").column("text"), end=False).values
     assert len(ids) == len(content) // 2
     assert corpus.tokenizers["text"].decode(ids) == content[: len(content) // 2]
+
+
+@pytest.fixture
+def running(tmp_path):
+    """A corpus of 48 characters in 49 bytes; max_length 5, batch_tokens 80."""
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "train.txt").write_text("To bé, or not to be, that is the question, again")
+    (tmp_path / "text" / "val.txt").write_text("To be")
+    config = TextData(directory=str(tmp_path / "text"), tokenizer="characters", max_length=5, batch_tokens=80)
+    streams = {"text": Stream("text", "tokenizer.json", 40, "model.vocab_size")}
+    return Corpus(config, streams, tmp_path / "run", text_file)
+
+
+def ids_of(corpus):
+    return corpus.encode("text", corpus.open("train").column("text"), end=False).values
+
+
+@pytest.mark.parametrize("rows", [3, 16])
+def test_windows_in_order_predict_every_token_but_the_first_once(rows, running):
+    ids, batches = ids_of(running), window_batches(running, "text", "train", None, rows=rows)
+    assert len(ids) == 48
+    read, said = {}, {}
+    for arrays in epoch(batches):
+        assert {name: (x.shape, x.dtype) for name, x in arrays.items()} == {
+            "text": ((rows, 5), np.int32),
+            "target": ((rows, 5), np.int32),
+            "text_length": ((rows,), np.int32),
+            "index": ((rows,), np.int32),
+        }
+        for i, n, one, other in zip(*(arrays[k] for k in ("index", "text_length", "text", "target")), strict=True):
+            assert not one[n:].any()
+            assert not other[n:].any()
+            assert (n == 0) == (i == -1)
+            read[int(i)], said[int(i)] = one[:n], other[:n]
+    np.testing.assert_array_equal(np.concatenate([read[i] for i in range(10)]), ids[:-1])
+    np.testing.assert_array_equal(np.concatenate([said[i] for i in range(10)]), ids[1:])
+    assert batches.references == [(47, 48)], "tokens, and bytes of what they spell: all but the first"
+
+
+def test_the_size_of_the_first_character_is_not_counted(running, tmp_path):
+    (tmp_path / "text" / "train.txt").write_text("éa")
+    assert window_batches(running, "text", "train", None, rows=1).references == [(1, 1)]
+
+
+def test_shuffled_windows_are_full_and_the_targets_follow(running, caplog):
+    ids = ids_of(running)
+    pairs_seen = set()
+    for number in range(6):
+        arrays, *more = epoch(window_batches(running, "text", "train", 3, rows=1), number)
+        assert arrays["text"].shape == (16, 5), "as many rows as data.batch_tokens allow"
+        assert not more
+        real = arrays["index"] >= 0
+        assert (arrays["text_length"] == 5 * real).all()
+        for one, other in zip(arrays["text"][real], arrays["target"][real], strict=True):
+            (start,) = [
+                i for i in range(len(ids) - 5) if (ids[i : i + 5] == one).all() and (ids[i + 1 : i + 6] == other).all()
+            ]
+            pairs_seen.add((number, start))
+    starts = [sorted(start for n, start in pairs_seen if n == number) for number in range(6)]
+    assert all(set(np.diff(found)) == {5} for found in starts)
+    assert len({found[0] for found in starts}) > 1, "another offset each epoch"
+    assert "train: 48 tokens in 8 windows of 5, 1 batches" in caplog.text
+
+
+def test_special_ids_of_a_corpus(running, text, tmp_path):
+    """Without a workdir those of tokenizers trained here, which have them at 0, 1 and 2."""
+    corpus = pairs(tmp_path)
+    assert corpus.special_ids("source") == corpus.special_ids("target") == TRAINED_HERE
+    nowhere = Corpus(corpus.config, corpus.streams, None, parallel_files)
+    assert nowhere.special_ids("target") == TRAINED_HERE
+    with pytest.raises(ValueError, match="without a workdir there are no tokenizers"):
+        _ = nowhere.tokenizers
 
 
 @pytest.mark.parametrize(

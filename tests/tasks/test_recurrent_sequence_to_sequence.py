@@ -1,28 +1,27 @@
-"""The translation task with a recurrent model: nothing but the model is another."""
+"""The sequence-to-sequence task with a recurrent model: nothing else differs."""
 
 import flax.linen as nn
 import jax
 import numpy as np
 import pytest
-from conftest import shrink
+from conftest import run, shrink
 
 import transformer_jax
-from transformer_jax.config import ConfigError, claim_workdir, defaults, parse
-from transformer_jax.training.loop import train
+from transformer_jax.config import ConfigError, defaults, make_task, parse
 from transformer_jax.verification import verify
 
 
 @pytest.fixture
 def recurrent(corpus):
-    return shrink(defaults("translation", "recurrent"), corpus)
+    return shrink(defaults("sequence_to_sequence", "recurrent"), corpus)
 
 
 @pytest.mark.parametrize("attention", ["none", "additive", "general", "multi_head"])
 def test_cached_is_whole_and_no_token_is_seen_before_its_place(recurrent, attention):
     recurrent.model.attention = attention
-    task = parse(recurrent).make_task("(none)")
-    params, batch = nn.unbox(task.init(jax.random.key(0))), task.made_up(4, 6, seed=1)
-    for name, difference in task.exactness(params, batch).items():
+    task = make_task(parse(recurrent), None)
+    params, batch = nn.unbox(jax.jit(task.init)(jax.random.key(0))), task.dummy_batch(4, 6, seed=1)
+    for name, difference in task.checks(params, batch).items():
         assert difference < 1e-5, name
 
 
@@ -30,29 +29,27 @@ def test_trains_resumes_and_translates(recurrent, tmp_path, caplog):
     recurrent.model.attention = "additive"
     recurrent.decoding.beam_size = 3
     for steps in (4, 6):
-        recurrent.training.steps = steps
-        claim_workdir(tmp_path / "run", recurrent)
-        parsed = parse(recurrent)
-        train(parsed.make_task(tmp_path / "run"), parsed.engine, tmp_path / "run")
+        run(recurrent, tmp_path / "run", training__steps=steps)
     assert "resumed from step 4" in caplog.text
     predictor = transformer_jax.load(str(tmp_path / "run"))
     assert predictor.evaluate()["step"] == 6
     assert predictor.predict([""]) == [""]
-    for sentence in predictor.attention(["ek at", "ut"], ["dk", "dk dk"]):
-        (alignment,) = sentence.maps
-        assert alignment.rows[-1] == alignment.columns[-1] == "</s>"
-        assert alignment.weights.shape == (1, 1, len(alignment.rows), len(alignment.columns))
+    for (alignment,) in predictor.attention([{"en": "ek at", "de": "dk"}, {"en": "ut", "de": "dk dk"}]):
+        assert alignment.queries[-1] == alignment.keys[-1] == "</s>"
+        assert alignment.weights.shape == (1, 1, len(alignment.queries), len(alignment.keys))
         np.testing.assert_allclose(alignment.weights.sum(axis=-1), 1, rtol=1e-5)
 
 
 def test_an_architecture_that_is_not_there(recurrent):
     with pytest.raises(ConfigError, match="architecture = 'convolutional': must be one of transformer, recurrent"):
-        defaults("translation", "convolutional")
+        defaults("sequence_to_sequence", "convolutional")
     recurrent.model.architecture = "convolutional"
     with pytest.raises(ConfigError, match="architecture = 'convolutional'"):
         parse(recurrent)
     recurrent.model.architecture = "transformer"
-    with pytest.raises(ConfigError, match=r"config.model has the keys of 'recurrent'; it is chosen by the recipe"):
+    with pytest.raises(
+        ConfigError, match=r"config.model has the keys of 'recurrent'; the recipe chooses the architecture"
+    ):
         parse(recurrent)
 
 
@@ -60,10 +57,16 @@ def test_teacher_forcing_goes_by_the_step(recurrent):
     model = recurrent.model
     model.teacher_forcing, model.teacher_forcing_end, model.teacher_forcing_steps = 1.0, 0.0, 10
     model.dropout_rate = recurrent.training.label_smoothing = 0.0
-    task = parse(recurrent).make_task("(none)")
-    params, batch, key = nn.unbox(task.init(jax.random.key(0))), task.made_up(4, 6, seed=1), jax.random.key(1)
-    first, last = (float(task.loss(params, batch, key, step)[0]) for step in (0, 10))
-    assert first == pytest.approx(float(task.measure(params, batch)["loss"]), rel=1e-5)
+    task = make_task(parse(recurrent), None)
+    params, batch, key = (
+        nn.unbox(jax.jit(task.init)(jax.random.key(0))),
+        task.dummy_batch(4, 6, seed=1),
+        jax.random.key(1),
+    )
+    loss = jax.jit(lambda step: task.loss(params, batch, key, step)["loss"].sum)
+    first, last = (float(loss(step)) for step in (0, 10))
+    measured = jax.jit(lambda: task.evaluate(params, batch, True)[0]["loss"].sum)()
+    assert first == pytest.approx(float(measured), rel=1e-5)
     assert abs(last - first) > 1e-4 * first
 
 
@@ -72,4 +75,4 @@ def test_what_must_be_equal_is(recurrent):
     recurrent.model.attention, recurrent.model.teacher_forcing = "general", 0.5
     rows = list(verify(recurrent))
     assert [row.name for row in rows if not row.held] == []
-    assert "in microbatches = whole" in [row.name for row in rows]
+    assert "microbatches = the whole batch" in [row.name for row in rows]

@@ -1,7 +1,4 @@
-"""The translation task, from text to scores, on a corpus of made-up words."""
-
-import gzip
-import json
+"""The sequence-to-sequence task, from text to scores, on a corpus of dummy words."""
 
 import flax.linen as nn
 import jax
@@ -9,197 +6,247 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+import tokenizers as hugging_face
+from conftest import rows, run, small
+from ml_collections import ConfigDict
 
-from transformer_jax.config import parse
-from transformer_jax.data.tokenizers import BOS_ID, EOS_ID, PAD_ID, TokenizerError
+import transformer_jax
+from transformer_jax.config import make_task, parse
+from transformer_jax.data.tokenizers import TokenizerError
 from transformer_jax.models.transformer import shift_right
-from transformer_jax.training.evaluation import Evaluator, every_batch
+from transformer_jax.training.evaluation import Evaluator
 from transformer_jax.training.sharding import make_mesh
+
+BOS, EOS = 1, 2  # of tokenizers that are trained here
 
 
 @pytest.fixture
 def task(tiny, tmp_path):
-    return parse(tiny).make_task(tmp_path / "run")
+    return make_task(parse(tiny), tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def params(tmp_path_factory):
+    """Of every config here that has the sizes of `tiny`."""
+    return new_params(make_task(parse(small("sequence_to_sequence", tmp_path_factory.getbasetemp())), None))
 
 
 @pytest.fixture
-def params(task):
-    return nn.unbox(task.init(jax.random.key(0)))
+def arrays(task):
+    return first_batch(task)
 
 
-def test_batches_hold_every_pair_once_an_epoch(task, corpus):
+def first_batch(task, split="val"):
+    batches = task.batches(split, seed=None)
+    return batches.load(batches.plan.batch(0))
+
+
+def new_params(task):
+    return nn.unbox(jax.jit(task.init)(jax.random.key(0)))
+
+
+def loss_of(task, params, batch):
+    """sum and weight, without dropout and smoothing."""
+    return jax.jit(lambda params, batch: task.evaluate(params, batch, True)[0]["loss"])(params, batch)
+
+
+def training_loss_of(task, params, batch):
+    return jax.jit(lambda params, batch: task.loss(params, batch, jax.random.key(0), 0)["loss"])(params, batch)
+
+
+def test_both_streams_end_in_eos_and_are_told_apart(task, corpus):
     batches = task.batches("train", seed=3)
-    seen = []
-    for indices, arrays in every_batch(batches):
-        seen += [i for i in indices if i >= 0]
-        assert arrays["source"].shape[0] % 8 == 0
-        for row in (*arrays["source"][indices >= 0], *arrays["target"][indices >= 0]):
-            tokens = row[row != PAD_ID]
-            assert tokens[-1] == EOS_ID
-            assert (tokens[:-1] > EOS_ID).all()
-    assert sorted(seen) == list(range(60))
+    found = {}
+    for number in range(len(batches.plan)):
+        arrays = batches.load(batches.plan.batch(number))
+        assert arrays.keys() == {"source", "source_length", "target", "target_length", "index"}
+        for row in np.flatnonzero(arrays["index"] >= 0):
+            texts = []
+            for side, tokenizer in task.corpus.tokenizers.items():
+                ids = arrays[side][row, : arrays[f"{side}_length"][row]]
+                assert ids[-1] == EOS
+                assert (ids[:-1] > EOS).all()
+                texts.append(tokenizer.decode(ids))
+            found[int(arrays["index"][row])] = texts
+    assert [found[i][0] for i in range(60)] == (corpus / "train.en").read_text().splitlines()
+    assert [found[i][1] for i in range(60)] == (corpus / "train.de").read_text().splitlines()
 
 
-def test_empty_and_over_long_pairs_are_counted(task, corpus, caplog):
-    lines = (corpus / "train.en").read_text().splitlines()
-    lines[4], lines[9] = "", "ek " * 40
-    (corpus / "train.en").write_text("\n".join(lines) + "\n")
-    plan = task.batches("train", seed=0).plan
-    assert sorted(set(range(60)) - set(plan.kept)) == [4, 9]
-    assert (
-        "left out: 1 longer than data.max_length = 32, 1 with an empty side, 0 beyond data.max_ratio = 0" in caplog.text
-    )
-
-
-def test_uneven_pairs_are_counted(tiny, tmp_path, corpus, caplog):
-    for language, lines in {"en": ["ek"] * 4 + [""], "de": ["dk", "dk " * 5, "dk " * 6, "dk " * 50, "dk"]}.items():
-        (corpus / f"train.{language}").write_text("\n".join(lines) + "\n")
+def test_uneven_pairs_are_left_out_of_training_alone(tiny, tmp_path, corpus):
+    for split in ("train", "val"):
+        (corpus / f"{split}.en").write_text("ek\nek\nek\n")
+        (corpus / f"{split}.de").write_text("dk\ndk dk dk dk dk\ndk dk dk dk dk dk\n")
     tiny.data.tokenizer, tiny.data.max_ratio = "words", 5.0
-    plan = parse(tiny).make_task(tmp_path / "run").batches("train", seed=0).plan
-    assert plan.kept.tolist() == [0, 1]
-    assert (
-        "left out: 1 longer than data.max_length = 32, 1 with an empty side, 1 beyond data.max_ratio = 5" in caplog.text
-    )
+    task = make_task(parse(tiny), tmp_path / "run")
+    assert task.batches("train", seed=0).plan.kept.tolist() == [0, 1]
+    assert task.batches("val", seed=None).plan.kept.tolist() == [0, 1, 2]
 
 
-def test_a_corpus_of_no_usable_pair_is_refused_for_the_reason(tiny, tmp_path, corpus):
-    (corpus / "train.de").write_text("\n" * 60)
-    with pytest.raises(ValueError, match=r"train: none of 60 pairs is left: 60 have an empty side, 0 are beyond"):
-        parse(tiny).make_task(tmp_path / "run").batches("train", seed=0)
+def test_a_source_of_spaces_is_empty(tiny, tmp_path):
+    tiny.data.tokenizer = "characters"
+    task = make_task(parse(tiny), tmp_path / "run")
+    batches = task.batches_of([" \t ", " ek "])
+    assert batches.load(batches.plan.batch(0))["source_length"].tolist()[:2] == [1, 5]
+    assert list(batches.records) == ["", " ek "]
 
 
-@pytest.mark.parametrize(("count", "learned"), [(0, "0123456789abcdefghij"), (8, "0257acfh"), (1, "0a")])
-def test_the_tokenizer_learns_from_lines_spread_evenly(count, learned, tiny, tmp_path, corpus):
-    (corpus / "train.en").write_text("\n".join("0123456789") + "\n")
-    (corpus / "train.de").write_text("\n".join("abcdefghij") + "\n")
-    tiny.data.tokenizer, tiny.data.tokenizer_lines = "words", count
-    task = parse(tiny).make_task(tmp_path / "run")
-    task.identity(training=False)
-    assert set(task.text.tokenizers[0].tokens(range(4, 90))) - {""} == set(learned)
+def test_loss_sees_no_padding(task, params, arrays):
+    """More padding, in rows or columns and of any id, changes neither sum nor weight."""
+    plain = loss_of(task, params, arrays)
+    assert plain.weight == arrays["target_length"].sum()
+    for filler in (0, 7):
+        wider = {name: np.pad(x, [(0, 3), (0, 2)][: x.ndim]) for name, x in arrays.items()}
+        for side in ("source", "target"):
+            padding = np.arange(wider[side].shape[1]) >= wider[f"{side}_length"][:, None]
+            assert padding.any()
+            wider[side] = np.where(padding, filler, wider[side])
+        found = loss_of(task, params, wider)
+        np.testing.assert_allclose([found.sum, found.weight], [plain.sum, plain.weight], rtol=1e-5)
+    trained = training_loss_of(task, params, arrays)
+    assert trained.weight == plain.weight
+    assert trained.scale == 1
 
 
-def test_evaluation_keeps_every_pair(task, corpus, caplog):
-    lines = (corpus / "val.de").read_text().splitlines()
-    lines[0], lines[1] = "", "dk " * 40
-    (corpus / "val.de").write_text("\n".join(lines) + "\n")
-    indices = np.concatenate([i for i, _ in every_batch(task.batches("val", seed=None))])
-    assert sorted(indices[indices >= 0]) == list(range(11))
-    assert "val, line 2" in caplog.text
-    assert "cut to model.max_length = 32" in caplog.text
-
-
-def test_loss_sees_no_padding(task, params):
-    """More padding, in rows or columns, changes neither sum nor weight."""
-    _, arrays = next(every_batch(task.batches("val", seed=None)))
-    key = jax.random.key(0)
-    wider = {name: np.pad(a, ((0, 3), (0, 2)), constant_values=PAD_ID) for name, a in arrays.items()}
-    apply = {"small": task.measure(params, arrays), "large": task.measure(params, wider)}
-    np.testing.assert_allclose(apply["small"]["loss"], apply["large"]["loss"], rtol=1e-5)
-    assert apply["small"]["tokens"] == apply["large"]["tokens"] == (arrays["target"] != PAD_ID).sum()
-    assert apply["small"]["examples"] == apply["large"]["examples"] == 11
-    assert task.loss(params, arrays, key, 0)[1] == apply["small"]["tokens"]
-
-
-def test_loss_does_not_leak_its_label(task, params):
-    """The prediction of token t must not see token t: logits up to it do not move when it does, those behind it do."""
-    _, arrays = next(every_batch(task.batches("val", seed=None)))
-    row = int((arrays["target"] != PAD_ID).sum(axis=1).argmax())
-    pair = {name: jnp.asarray(a[row : row + 1]) for name, a in arrays.items()}
-    t = int((pair["target"] != PAD_ID).sum()) // 2
+def test_loss_does_not_leak_its_label(task, params, arrays):
+    """The prediction of token t must not see token t: logits up to it do not move when it does, later ones do."""
+    row = int(arrays["target_length"].argmax())
+    pair = {name: jnp.asarray(x[row : row + 1]) for name, x in arrays.items()}
+    t = int(pair["target_length"][0]) // 2
     other = jnp.where(pair["target"][0, t] == 7, 8, 7)
     changed = {**pair, "target": pair["target"].at[0, t].set(other)}
 
+    @jax.jit
     def predicted(batch):
-        hidden, project = task.model.apply(
-            {"params": params}, batch["source"], shift_right(batch["target"], BOS_ID), method="hidden"
-        )
-        return np.asarray(project(hidden, task.config.model.target_vocab_size))[0]
+        read = shift_right(batch["target"], BOS)
+        hidden, lm_head = task.model.apply({"params": params}, batch["source"], read, method="hidden")
+        return lm_head(hidden, task.config.model.target_vocab_size)[0]
 
     np.testing.assert_array_equal(predicted(pair)[: t + 1], predicted(changed)[: t + 1])
     assert not np.array_equal(predicted(pair)[t + 1], predicted(changed)[t + 1])
-    assert task.measure(params, pair)["loss"] != task.measure(params, changed)["loss"]
+    assert loss_of(task, params, pair).sum != loss_of(task, params, changed).sum
 
 
-def test_the_loss_is_the_cross_entropy_of_each_next_token(tiny, tmp_path):
-    """What the decoder reads is the target moved on by one; smoothing counts in training alone."""
-    tiny.model.dropout_rate = 0.0
-    task = parse(tiny).make_task(tmp_path / "run")
-    params = nn.unbox(task.init(jax.random.key(0)))
-    _, arrays = next(every_batch(task.batches("val", seed=None)))
+def next_token_logits(task, params, arrays, begin=BOS):
+    """Logits of every target token, of what is read before it; and which of the tokens are valid."""
     source, target = arrays["source"], arrays["target"]
-    read = np.concatenate([np.full_like(target[:, :1], BOS_ID), target[:, :-1]], axis=1)
-    logits = task.model.apply({"params": params}, source, read, source != PAD_ID, target != PAD_ID)
+    read = np.concatenate([np.full_like(target[:, :1], begin), target[:, :-1]], axis=1)
+    source_valid, valid = (
+        np.arange(arrays[side].shape[1]) < arrays[f"{side}_length"][:, None] for side in ("source", "target")
+    )
+    return np.asarray(jax.jit(task.model.apply)({"params": params}, source, read, source_valid, valid)), valid
+
+
+def test_the_loss_is_the_cross_entropy_of_each_next_token(tiny, tmp_path, params):
+    """What the decoder reads is the target moved on by one; only training smooths."""
+    tiny.model.dropout_rate = 0.0
+    task = make_task(parse(tiny), tmp_path / "run")
+    arrays = first_batch(task)
+    logits, valid = next_token_logits(task, params, arrays)
     for found, smoothing in (
-        (task.measure(params, arrays)["loss"], 0.0),
-        (task.loss(params, arrays, jax.random.key(0), 0)[0], 0.1),
+        (loss_of(task, params, arrays), 0.0),
+        (training_loss_of(task, params, arrays), 0.1),
     ):
-        expected, _ = oracle.cross_entropy(np.asarray(logits), target, target != PAD_ID, smoothing)
-        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        expected, _ = oracle.cross_entropy(logits, arrays["target"], valid, smoothing)
+        np.testing.assert_allclose(found.sum, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("fast", [True, False], ids=["greedy", "beam"])
-def test_predictions_come_in_order_one_for_one(task, params, fast, caplog):
+def predictions(tiny, tmp_path, params, lines, greedy=False, batch_size=8, **options):
+    """What `Evaluator.predict` returns with these keys of decoding."""
+    tiny.decoding.update(options)
+    tiny.evaluation.batch_size = batch_size
+    task = make_task(parse(tiny), tmp_path / "run")
+    return Evaluator(task, make_mesh(task.config.mesh)).predict(params, lines, greedy)
+
+
+@pytest.mark.parametrize("greedy", [True, False], ids=["greedy", "beam"])
+def test_predictions_come_in_order_one_for_one(tiny, tmp_path, params, greedy, caplog):
     lines = ["ek", "", "ak ek it", "ek " * 50, "ak", " \t ", "em is ot uk"]
-    mesh = make_mesh(task.config.mesh)
-    together = Evaluator(task, mesh, rows=8).predict(params, lines, fast)
-    alone = Evaluator(task, mesh, rows=1).predict(params, lines, fast)
-    assert together == alone
+    together = predictions(tiny, tmp_path, params, lines, greedy)
+    alone = predictions(tiny, tmp_path, params, lines, greedy, batch_size=1)
+    assert [row["text"] for row in together] == [row["text"] for row in alone]
+    np.testing.assert_allclose(
+        [row["score"] for row in together], [row["score"] for row in alone], rtol=1e-5, atol=1e-6
+    )
     assert len(together) == len(lines)
-    assert together[1] == together[5] == ""
-    assert "2 empty lines stay empty: 2, 6" in caplog.text
+    assert together[1] == together[5] == {"text": "", "score": 0.0}
+    assert all(row.keys() == {"text", "score"} and row["score"] <= 0 for row in together)
+    assert "2 empty lines: 2, 6" in caplog.text
     assert "input, line 4" in caplog.text
-    assert Evaluator(task, mesh, rows=8).predict(params, [], fast) == []
+    assert predictions(tiny, tmp_path, params, [], greedy) == []
 
 
-def test_scored_predictions_are_json(task, params):
-    evaluator = Evaluator(task, make_mesh(task.config.mesh), rows=4)
-    plain = evaluator.predict(params, ["ek at", "", "ut"])
-    scored = [json.loads(line) for line in evaluator.predict(params, ["ek at", "", "ut"], write=task.write_scored)]
-    assert [row["text"] for row in scored] == plain
-    assert all(row["score"] <= 0 for row in scored)
+LINES = ["ek at", "", "ut", "at ek ut", "ek at", "im"] * 3
 
 
-def test_weights_that_the_library_keeps_cannot_be_shown(tiny, params):
-    tiny.model.attention_implementation = "xla"
-    task = parse(tiny).make_task("(none)")
-    with pytest.raises(ValueError, match=r"config.model.attention_implementation = 'xla' keeps .* set it to 'einsum'"):
-        task.attention(params, task.made_up(2, 4, seed=0))
+def test_n_best_of_a_beam(tiny, tmp_path, params):
+    plain = predictions(tiny, tmp_path, params, LINES, beam_size=5)
+    found = [row["hypotheses"] for row in predictions(tiny, tmp_path, params, LINES, n_best=3)]
+    assert [row[0]["text"] for row in found] == [row["text"] for row in plain]
+    task = make_task(parse(tiny), tmp_path / "run")
+    batches = task.batches_of(["ek at"])
+    arrays = batches.load(batches.plan.batch(0))
+    means, best = task.evaluate(params, arrays, False)
+    assert means == {}
+    assert {name: value.shape[:2] for name, value in best.items()} == dict.fromkeys(best, (8, 3))
+    np.testing.assert_allclose([row["score"] for row in found[0]], best["scores"][0], rtol=1e-5)
+    assert [row["score"] for row in found[0]] == sorted((row["score"] for row in found[0]), reverse=True)
+    assert all(row["log_probability"] < row["score"] < 0 for row in found[0])
+    assert found[1] == [{"text": "", "score": 0.0, "log_probability": 0.0}]
+    assert len({row["text"] for row in found[3]}) > 1
+    assert task.evaluate(params, arrays, True)[1]["tokens"].shape[:2] == (8, 1)
+
+
+def test_drawn_outputs_depend_on_seed_and_line_not_on_the_batch(tiny, tmp_path, params):
+    def drawn(**options):
+        found = [row["hypotheses"] for row in predictions(tiny, tmp_path, params, LINES, **options)]
+        return ([[hypothesis[name] for hypothesis in row] for row in found] for name in ("text", "score"))
+
+    texts, scores = drawn(temperature=1.0, top_k=20, top_p=0.95, n_best=2, seed=3)
+    texts_alone, scores_alone = drawn(batch_size=1)
+    assert texts_alone == texts
+    np.testing.assert_allclose(scores_alone, scores, rtol=1e-5)
+    assert (texts[1], scores[1]) == (["", ""], [0.0, 0.0])
+    assert len(set(map(tuple, texts[::6] + texts[4::6]))) == 6, "the same line in another place is drawn anew"
+    others, _ = drawn(seed=4)
+    assert all(a != b for a, b in zip(texts[::6], others[::6], strict=True))
+
+
+@pytest.mark.parametrize("implementation", ["einsum", "jax"])
+def test_attention_is_that_of_the_given_target_or_of_the_models_own(tiny, tmp_path, params, implementation):
+    """An implementation that returns no weights is replaced for this."""
+    tiny.model.attention_implementation = implementation
+    task = make_task(parse(tiny), tmp_path / "run")
+    evaluator = Evaluator(task, make_mesh(task.config.mesh))
+    ((cross, *_),) = evaluator.attention(params, [{"en": "ek at", "de": "dk"}])
+    assert "".join(cross.queries).replace("Ġ", "") == "dk</s>"
+    assert "".join(cross.keys).replace("Ġ", "") == "ekat</s>"
+    assert cross.weights.shape == (2, 2, len(cross.queries), len(cross.keys))
+    (own,) = evaluator.attention(params, ["ek at"])
+    said = evaluator.predict(params, ["ek at"])[0]["text"]
+    *said_tokens, end = own[0].queries
+    assert end == "</s>"
+    assert "".join(said_tokens).replace("Ġ", " ") == said
+    reads = next(found.keys for found in own if found.name == "decoder self-attention")
+    assert list(reads) == ["<s>", *said_tokens]
 
 
 def test_score(task):
-    values = task.score({"loss": 6.0, "tokens": 3.0, "examples": 2.0}, ["a b c d", "x"], ["a b c d", "y"])
-    of_two_lines = task.score({"loss": 6.0, "tokens": 3.0, "examples": 1.0}, ["a b c d"], ["a b\nc d"])
-    assert of_two_lines["exact_match"] == 1
+    values = task.score({"loss": 2.0}, [{"text": "a b c d"}, {"text": "x"}], ["a b c d", "y"])
     assert values["loss"] == 2.0
     assert values["perplexity"] == pytest.approx(7.389056)
     assert values["exact_match"] == 0.5
-    assert values["examples"] == 2
     assert values["bleu_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a")
-
-
-def test_identity_names_tokenizer_and_data(task, tiny, corpus, tmp_path):
-    before = task.identity(training=True)
-    assert before["source tokenizer"] == before["target tokenizer"]
-    assert task.identity(training=False).keys() == {"source tokenizer", "target tokenizer"}
-    text = (corpus / "train.de").read_text()
-    (corpus / "train.de").write_text(text[:-2] + "t\n")
-    after = parse(tiny).make_task(tmp_path / "run").identity(training=True)
-    assert after["source tokenizer"] == before["source tokenizer"]  # trained once, kept
-    assert after["training data"] != before["training data"]
-
-
-def test_identity_is_of_the_text_not_its_packing(task, tiny, corpus, tmp_path):
-    before = task.identity(training=True)
-    (corpus / "train.de.gz").write_bytes(gzip.compress((corpus / "train.de").read_bytes()))
-    (corpus / "train.de").unlink()
-    (corpus / "train.en").write_bytes((corpus / "train.en").read_bytes().replace(b"\n", b"\r\n"))
-    assert parse(tiny).make_task(tmp_path / "run").identity(training=True) == before
+    of_two_lines = task.score({}, [{"text": "a b c d"}], ["a b\nc d"])
+    assert of_two_lines["exact_match"] == 1
+    assert "loss" not in of_two_lines
+    several = [{"hypotheses": [{"text": "a b c d"}, {"text": "x"}]}]
+    assert task.score({}, several, ["a b c d"])["bleu"] == pytest.approx(100)
 
 
 def test_separate_tokenizers(tiny, tmp_path):
     tiny.data.joint_tokenizer, tiny.model.tie_embeddings = False, "decoder"
-    task = parse(tiny).make_task(tmp_path / "run")
-    hashes = task.identity(training=False)
+    task = make_task(parse(tiny), tmp_path / "run")
+    hashes = task.fingerprint(training=False)
     assert hashes["source tokenizer"] != hashes["target tokenizer"]
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
         "tokenizer.source.json",
@@ -207,61 +254,84 @@ def test_separate_tokenizers(tiny, tmp_path):
     ]
 
 
-def test_vocabulary_must_fit(task, tiny, tmp_path):
-    task.identity(training=False)
-    tiny.model.source_vocab_size = tiny.model.target_vocab_size = 280
-    with pytest.raises(ValueError, match=r"tokenizer.json has 300 ids, but .* = 280: the vocabulary does not fit"):
-        parse(tiny).make_task(tmp_path / "run").identity(training=False)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a: {"target_length": a["target_length"] * 0}, "row 0 of the first batch has no token in its target"),
+        (
+            lambda a: {"source_length": a["source_length"] - 1},
+            "row 0 of the first batch does not end in EOS in its sou",
+        ),
+        (
+            lambda a: {"source": np.where(a["source"] > EOS, 300, a["source"])},
+            "has ids beyond the vocabulary of 300 in",
+        ),
+    ],
+)
+def test_the_preview_refuses_a_batch_that_must_be_wrong(task, arrays, change, message):
+    source, read, target = (line.split() for line in task.preview(arrays)[1:])
+    assert source[0] == "source"
+    assert read[:3] == ["decoder", "input", "<s>"]
+    assert read[3:] == target[1:-1]
+    assert target[-1] == "</s>"
+    with pytest.raises(ValueError, match=message):
+        task.preview({**arrays, **change(arrays)})
 
 
-def test_lost_or_broken_tokenizer(task, tiny, tmp_path):
-    task.identity(training=False)
-    path = tmp_path / "run" / "tokenizer.json"
-    path.write_text(path.read_text()[:100])
-    with pytest.raises(TokenizerError, match="Cannot load the tokenizer"):
-        parse(tiny).make_task(tmp_path / "run").identity(training=False)
-    path.unlink()
-    (tmp_path / "run" / "checkpoints").mkdir()
-    with pytest.raises(ValueError, match=r"tokenizer.json is missing, and the checkpoints beside it belong to it"):
-        parse(tiny).make_task(tmp_path / "run").identity(training=False)
+WORDS = [f"{c}{v}{k}" for c in "de" for v in "aeiou" for k in "kmst"]
+FOREIGN = {
+    "padding 1": [WORDS[0], "[PAD]", *WORDS[1:], "[SEP]", "[CLS]"],
+    "no padding": [*WORDS, "</s>", "<s>"],
+    "GPT-2": [*WORDS, *(f"w{i}" for i in range(50_256 - len(WORDS))), "<|endoftext|>"],
+}
 
 
-LINES = ["ek at", "", "ut", "at ek ut", "ek at", "im"] * 3
+def foreign_task(tiny: ConfigDict, workdir, names: list[str]):
+    """A task whose workdir has a tokenizer of these words and special tokens, numbered from 0."""
+    tokenizer = hugging_face.Tokenizer(hugging_face.models.WordLevel({name: i for i, name in enumerate(names)}))
+    tokenizer.pre_tokenizer = hugging_face.pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens([name for name in names if not name.isalnum()])
+    workdir.mkdir()
+    (workdir / "tokenizer.json").write_text(tokenizer.to_str())
+    tiny.model.source_vocab_size = tiny.model.target_vocab_size = len(names)
+    return make_task(parse(tiny), workdir)
 
 
-def predictions(tiny, tmp_path, params, lines=LINES, rows=8, **options):
-    tiny.decoding.update(options)
-    task = parse(tiny).make_task(tmp_path / "run")
-    evaluator = Evaluator(task, make_mesh(task.config.mesh), rows=rows)
-    several = tiny.decoding.n_best > 1
-    found = evaluator.predict(params, lines, write=task.write_scored if several else task.write)
-    return [json.loads(line)["hypotheses"] for line in found] if several else found
+@pytest.mark.parametrize(
+    ("kind", "special"),
+    [("padding 1", (42, 41, 1)), ("no padding", (41, 40, None)), ("GPT-2", (50_256, 50_256, None))],
+)
+def test_tokenizers_of_others_with_any_special_ids(tiny, tmp_path, corpus, kind, special):
+    """An ordinary word has the id 0, which fills batches; nothing confuses it with padding."""
+    for split in ("train", "val", "test"):  # id 0 in every line, at its start or its end
+        for language, word in (("en", WORDS[0]), ("de", WORDS[0])):
+            path = corpus / f"{split}.{language}"
+            lines = path.read_text().splitlines()
+            path.write_text("".join(f"{word} {x}\n" if i % 2 else f"{x} {word}\n" for i, x in enumerate(lines)))
+    task = foreign_task(tiny, tmp_path / "run", FOREIGN[kind])
+    before = (tmp_path / "run" / "tokenizer.json").read_bytes()
+    assert task.corpus.special_ids("target") == special
+    params, arrays = new_params(task), first_batch(task)
+    ends = np.take_along_axis(arrays["target"], arrays["target_length"][:, None] - 1, axis=1)[arrays["index"] >= 0]
+    assert (ends == special[1]).all()
+    logits, valid = next_token_logits(task, params, arrays, special[0])
+    assert (valid & (arrays["target"] == 0)).sum() >= 11
+    assert valid.sum() == sum(len(line.split()) + 1 for line in (corpus / "val.de").read_text().splitlines())
+    loss = loss_of(task, params, arrays)
+    assert loss.weight == valid.sum()
+    np.testing.assert_allclose(loss.sum, oracle.cross_entropy(logits, arrays["target"], valid, 0.0)[0], rtol=1e-5)
+
+    run(tiny, tmp_path / "run", training__steps=2, decoding__beam_size=2)
+    assert (tmp_path / "run" / "tokenizer.json").read_bytes() == before
+    assert [row["step"] for row in rows(tmp_path / "run") if row["split"] == "val"] == [2]
+    predictor = transformer_jax.load(str(tmp_path / "run"))
+    assert predictor.evaluate()["examples"] == 7
+    found = predictor.predict(["eak", "", WORDS[0]])
+    assert found[1] == ""
+    assert all(set(text.split()) <= set(FOREIGN[kind]) - {"[PAD]", "[CLS]", "<s>"} for text in found)
 
 
-def test_n_best_of_a_beam(tiny, tmp_path, params):
-    plain = predictions(tiny, tmp_path, params, beam_size=5)
-    found = predictions(tiny, tmp_path, params, n_best=3)
-    assert [row[0]["text"] for row in found] == plain
-    task = parse(tiny).make_task(tmp_path / "run")
-    _, arrays = next(every_batch(task.read(["ek at"], 1)))
-    best = task.predict(params, arrays, fast=False)
-    assert {name: value.shape[:2] for name, value in best.items()} == dict.fromkeys(best, (1, 3))
-    np.testing.assert_allclose([row["score"] for row in found[0]], best["scores"][0], rtol=1e-5)
-    assert [row["score"] for row in found[0]] == sorted((row["score"] for row in found[0]), reverse=True)
-    assert all(row["log_probability"] < row["score"] < 0 for row in found[0])
-    assert found[1] == [{"text": "", "score": 0.0, "log_probability": 0.0}]
-    assert len({row["text"] for row in found[3]}) > 1
-    assert task.predict(params, arrays, fast=True)["tokens"].shape[:2] == (1, 1)
-
-
-def test_drawn_translations_depend_on_seed_and_line_not_on_the_batch(tiny, tmp_path, params):
-    options = {"temperature": 1.0, "top_k": 20, "top_p": 0.95, "n_best": 2, "seed": 3}
-    found = predictions(tiny, tmp_path, params, **options)
-    texts, scores = ([[row[name] for row in rows] for rows in found] for name in ("text", "score"))
-    alone = predictions(tiny, tmp_path, params, rows=1)
-    assert [[row["text"] for row in rows] for rows in alone] == texts
-    np.testing.assert_allclose([[row["score"] for row in rows] for rows in alone], scores, rtol=1e-5)
-    assert (texts[1], scores[1]) == (["", ""], [0.0, 0.0])
-    assert len(set(map(tuple, texts[::6] + texts[4::6]))) == 6, "the same line in another place is drawn anew"
-    others = predictions(tiny, tmp_path, params, seed=4)
-    assert all(a != b for a, b in zip(found[::6], others[::6], strict=True))
+def test_a_tokenizer_without_an_end_is_refused(tiny, tmp_path):
+    task = foreign_task(tiny, tmp_path / "run", [*WORDS, "[PAD]", "[CLS]"])
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json has no special id for the end of a"):
+        task.batches("train", seed=0)

@@ -71,7 +71,7 @@ def by_hand() -> tuple[dict[str, float], dict[str, np.ndarray]]:
     return means, {"table": d_table, "vector": d_score @ state}
 
 
-def one_step(mesh: tuple[int, int, int], microbatches: int) -> tuple[dict[str, float], dict[str, list]]:
+def step_on(mesh: tuple[int, int, int], microbatches: int) -> tuple[dict[str, float], dict[str, list]]:
     """Return the metrics and the gradient of a step on a mesh (data, fsdp, tensor)."""
     placed_on = make_mesh(MeshConfig(*mesh))
     step = on_mesh(make_train_step(Pretraining(), recorder, seed=0, microbatches=microbatches), placed_on)

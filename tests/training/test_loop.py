@@ -9,28 +9,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
+from conftest import rows, run
 
 import transformer_jax
-from transformer_jax.config import ConfigError, claim_workdir, parse
-from transformer_jax.tasks.translation import Translation
+from transformer_jax.config import ConfigError, make_task, parse
+from transformer_jax.tasks.sequence_to_sequence import SequenceToSequence
 from transformer_jax.training.checkpoint import CheckpointError, parameters_sha256
 from transformer_jax.training.engine import Engine
 from transformer_jax.training.loop import Diverged, Preempted, train
 from transformer_jax.training.optimizer import schedule as make_schedule
-from transformer_jax.training.sharding import MeshConfig, make_mesh
-
-
-def run(config: ConfigDict, workdir, **changes):
-    config = ConfigDict(config.to_dict())
-    config.update_from_flattened_dict({key.replace("__", "."): value for key, value in changes.items()})
-    claim_workdir(workdir, config)
-    parsed = parse(config)
-    return train(parsed.make_task(workdir), parsed.engine, workdir)
-
-
-def rows(workdir):
-    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+from transformer_jax.training.sharding import MeshConfig, feed, make_mesh
+from transformer_jax.training.task import Mean
+from transformer_jax.workdir import claim
 
 
 def test_training_learns_and_leaves_what_it_should(tiny, tmp_path, caplog):
@@ -62,7 +52,15 @@ def test_resumed_run_is_bitwise_the_run_never_stopped(tiny, tmp_path, caplog):
     assert strip[0] == strip[1]
 
 
-def test_rows_tell_the_steps_own_loss_and_the_mean_since_the_last(tiny, tmp_path):
+def test_rows_have_the_steps_own_loss_and_the_mean_since_the_last(tiny, tmp_path, monkeypatch):
+    """And every mean that the task gives, also those that are not part of the objective."""
+    loss = SequenceToSequence.loss
+
+    def with_width(self, params, batch, key, step):
+        width = jnp.float32(batch["source"].shape[1])
+        return {**loss(self, params, batch, key, step), "a_width": Mean(5 * width, 5.0, scale=0)}
+
+    monkeypatch.setattr(SequenceToSequence, "loss", with_width)
     for every in (1, 2):
         tiny.training.log_every = every
         run(tiny, tmp_path / str(every), training__steps=4)
@@ -74,9 +72,10 @@ def test_rows_tell_the_steps_own_loss_and_the_mean_since_the_last(tiny, tmp_path
         before, own = each[step - 1]["loss"], each[step]["loss"]
         assert row["loss"] == own == each[step]["mean_loss"]
         assert min(before, own) < row["mean_loss"] < max(before, own)
+        assert row["a_width"] == 32
 
 
-def test_a_score_that_there_is_not_cannot_be_the_best(tiny, tmp_path):
+def test_an_unknown_score_cannot_be_the_best(tiny, tmp_path):
     tiny.checkpoint.best_metric = "belu"
     with pytest.raises(ValueError, match=r"best_metric = 'belu' is none of the scores: set it to one of loss, perpl"):
         run(tiny, tmp_path / "run", training__steps=4)
@@ -84,25 +83,23 @@ def test_a_score_that_there_is_not_cannot_be_the_best(tiny, tmp_path):
     run(tiny, tmp_path / "run", training__steps=4)
 
 
-def test_ready_is_told_when_a_run_can_begin(tiny, tmp_path):
+def test_ready_is_called_when_a_run_can_begin(tiny, tmp_path):
     told = []
-    config = parse(tiny)
-    train(config.make_task(tmp_path), config.engine, tmp_path, ready=lambda: told.append("ready"))
+    train(make_task(parse(tiny), tmp_path), tmp_path, ready=lambda: told.append("ready"))
     assert told == ["ready"]
     tiny.data.directory = str(tmp_path / "none")
-    config = parse(tiny)
     with pytest.raises(ValueError, match="There is no directory"):
-        train(config.make_task(tmp_path), config.engine, tmp_path, ready=lambda: told.append("again"))
+        train(make_task(parse(tiny), tmp_path), tmp_path, ready=lambda: told.append("again"))
     assert told == ["ready"]
 
 
 def test_a_run_asked_to_stop_saves_and_goes_on(tiny, tmp_path, monkeypatch):
     """SIGTERM between two saves: the step is saved, and later is neither averaged nor kept."""
     whole = run(tiny, tmp_path / "whole", training__steps=8)
-    step = Engine.__init__
+    init = Engine.__init__
 
     def at_step_3(engine, *arguments):
-        step(engine, *arguments)
+        init(engine, *arguments)
         compiled, count = engine.step, itertools.count(1)
 
         def counted(*inputs):
@@ -110,7 +107,7 @@ def test_a_run_asked_to_stop_saves_and_goes_on(tiny, tmp_path, monkeypatch):
                 signal.raise_signal(signal.SIGTERM)
             return compiled(*inputs)
 
-        counted._cache_size = compiled._cache_size
+        counted._cache_size, counted.lower = compiled._cache_size, compiled.lower
         engine.step = counted
 
     before = signal.getsignal(signal.SIGTERM)
@@ -137,13 +134,13 @@ def test_a_run_that_diverges_is_stopped(tiny, tmp_path, caplog):
 
 
 def test_the_rate_goes_by_the_steps_that_were_not_skipped(tiny, tmp_path, monkeypatch):
-    loss = Translation.loss
+    loss = SequenceToSequence.loss
 
     def broken_at_first(self, params, batch, key, step):
-        total, *rest = loss(self, params, batch, key, step)
-        return jnp.where(step < 3, jnp.nan, total), *rest
+        mean = loss(self, params, batch, key, step)["loss"]
+        return {"loss": mean._replace(sum=jnp.where(step < 3, jnp.nan, mean.sum))}
 
-    monkeypatch.setattr(Translation, "loss", broken_at_first)
+    monkeypatch.setattr(SequenceToSequence, "loss", broken_at_first)
     run(tiny, tmp_path / "run", training__steps=4)
     run(tiny, tmp_path / "run", training__steps=6)
     rates = {row["step"]: row["learning_rate"] for row in rows(tmp_path / "run") if row["split"] == "train"}
@@ -152,30 +149,27 @@ def test_the_rate_goes_by_the_steps_that_were_not_skipped(tiny, tmp_path, monkey
     assert rates[6] > rates[4]
 
 
-def test_a_profile_of_steps_that_do_not_come_is_said_to_be_none(tiny, tmp_path, caplog):
-    task, engine = parse(tiny).make_task(tmp_path / "run"), parse(tiny).engine
-    train(task, engine, tmp_path / "run", trace=range(9, 11))
-    assert "no profile: step 9 is none of those to come, 1 to 4" in caplog.text
+def test_a_profile_of_steps_that_do_not_come_is_announced_as_none(tiny, tmp_path, caplog):
+    train(make_task(parse(tiny), tmp_path / "run"), tmp_path / "run", trace=range(9, 11))
+    assert "no profile: step 9 is not one of those to come, 1 to 4" in caplog.text
 
 
-def test_one_line_in_place_of_a_list_is_refused(tiny, tmp_path):
+def test_loading_and_asking_wrongly(tiny, tmp_path):
     run(tiny, tmp_path / "run", training__steps=2)
     predictor = transformer_jax.load(str(tmp_path / "run"))
     for use in (predictor.predict, predictor.attention):
         with pytest.raises(ValueError, match="'ek at' is one line, not a list"):
             use("ek at")
-    with pytest.raises(ValueError, match="'dk' is one line, not a list"):
-        predictor.attention(["ek at", "ut"], "dk")
-    with pytest.raises(ValueError, match="2 lines, but 1 outputs: give one for each line"):
-        predictor.attention(["ek at", "ut"], ["dk"])
+        with pytest.raises(ValueError, match="record 2 has the fields text: it must have en, and may have de"):
+            use(["ek at", {"text": "ek"}])
     with pytest.raises(ConfigError, match=r"holds parameters of another model.*\n  config.model.norm: 'post' there"):
         transformer_jax.load(str(tmp_path / "run"), {"model.norm": "pre"})
-    same = transformer_jax.load(str(tmp_path / "run"), {"model.attention_implementation": "xla"})
+    same = transformer_jax.load(str(tmp_path / "run"), {"model.attention_implementation": "jax"})
     assert same.parameters_sha256 == predictor.parameters_sha256
 
 
 def test_killed_in_the_middle_of_a_save(tiny, tmp_path, caplog):
-    """An unfinished step is passed over aloud, and rows of steps that are trained again are cut."""
+    """An unfinished step is passed over with a warning, and rows of steps that are trained again are cut."""
     whole = run(tiny, tmp_path / "whole", training__steps=6)
     run(tiny, tmp_path / "killed", training__steps=4)
     (tmp_path / "killed" / "checkpoints" / "4" / "manifest.json").unlink()
@@ -244,7 +238,7 @@ def test_evaluation_takes_latest_best_or_average(tiny, tmp_path, caplog):
 
 
 def test_no_checkpoint_yet(tiny, tmp_path):
-    claim_workdir(tmp_path / "run", tiny)
+    claim(tmp_path / "run", tiny)
     with pytest.raises(CheckpointError, match="holds no good checkpoint: train first"):
         transformer_jax.load(str(tmp_path / "run"))
     run(tiny, tmp_path / "run", training__steps=2, checkpoint__best_metric="accuracy", checkpoint__keep_best=0)
@@ -252,16 +246,15 @@ def test_no_checkpoint_yet(tiny, tmp_path):
         transformer_jax.load(str(tmp_path / "run"), {"evaluation.checkpoint": "best"})
 
 
-def test_one_compilation_a_shape(tiny, tmp_path):
-    tiny.data.max_shapes, tiny.data.batch_tokens = 3, 256
-    parsed = parse(tiny)
-    task = parsed.make_task(tmp_path / "run")
+def test_one_compilation_for_each_shape(tiny, tmp_path):
+    tiny.data.max_buckets, tiny.data.batch_tokens = 3, 256
+    task = make_task(parse(tiny), tmp_path / "run")
     batches = task.batches("train", 0)
-    engine = Engine(task, parsed.engine)
+    engine = Engine(task)
     state = engine.init(jax.random.key(0))
-    for i in range(2 * len(batches.plan)):
-        state, _ = engine.step(state, engine.place(batches.load(batch := batches.plan.batch(i)), len(batch.indices)))
-    assert engine.step._cache_size() == len(batches.plan.shapes) <= 3
+    for fed in feed(batches, range(2 * len(batches.plan)), engine.mesh):
+        state, _ = engine.step(state, fed.placed)
+    assert 1 < engine.step._cache_size() == len(batches.plan.shapes) <= 3
 
 
 def test_mesh_must_fit_the_devices():

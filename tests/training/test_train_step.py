@@ -12,9 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-
 from conftest import on_devices
-from pretraining import SCALE, by_hand, make_batch, one_step, recorder
+from pretraining import SCALE, by_hand, make_batch, recorder, step_on
 
 from transformer_jax.losses import cross_entropy
 from transformer_jax.models.layers import Embedding
@@ -303,8 +302,8 @@ import json, sys
 sys.path.insert(0, FOLDER)
 import jax
 jax.config.update("jax_disable_most_optimizations", True)
-from pretraining import one_step
-print(json.dumps([one_step(mesh, parts) for mesh in ((8, 1, 1), (2, 2, 2)) for parts in (1, 4)]))
+from pretraining import step_on
+print(json.dumps([step_on(mesh, parts) for mesh in ((8, 1, 1), (2, 2, 2)) for parts in (1, 4)]))
 """
 
 
@@ -316,7 +315,7 @@ def test_terms_with_different_weights_add_up_to_the_sum_of_their_means():
         assert len({share.sum() for share in np.split(weights, 8)}) > 1
     means, gradient = by_hand()
     eight = json.loads(on_devices(8, ON_MESHES.replace("FOLDER", repr(str(Path(__file__).parent)))))
-    for metrics, found in [one_step((1, 1, 1), parts) for parts in (1, 4)] + eight:
+    for metrics, found in [step_on((1, 1, 1), parts) for parts in (1, 4)] + eight:
         assert {name: metrics[name] for name in means} == pytest.approx(means, rel=1e-5)
         assert metrics["loss"] == pytest.approx(means["masked"] + SCALE * means["follows"], rel=1e-5)
         assert metrics["weight"] == batch["masked"].sum()  # of the first term

@@ -1,28 +1,30 @@
-"""What a run tells while it goes on: its first batch, utilisation, profiles, compilations, listeners."""
+"""What a run reports while it goes on: its first batch, utilization, compilations, rows for listeners."""
 
-import json
 import sys
 import types
 
 import numpy as np
 import pytest
-from test_loop import run
+from conftest import rows, run, small, write_corpus
 
-from transformer_jax.config import parse
+from transformer_jax.config import make_task, parse
 from transformer_jax.training import loop, profiling
 from transformer_jax.training.logging import MetricsWriter, wandb_listener
+from transformer_jax.training.task import Work
 
 
-def test_a_run_tells_its_first_batch_and_utilisation(tiny, tmp_path, monkeypatch, caplog):
-    """mfu: useful FLOPs over time and peak."""
+def test_a_run_shows_its_first_batch_and_its_utilization(tiny, tmp_path, monkeypatch, caplog):
+    """Utilization is the useful FLOPs over time and peak."""
     monkeypatch.setattr(profiling, "peak_flops", lambda dtype: ("mfu", 1e6))
     monkeypatch.setattr(loop.Progress, "report", lambda self, step: (4.0, 0.0))
     monkeypatch.setattr(profiling, "device_memory", lambda: {"device_memory_gb": 7.0})
     run(tiny, tmp_path / "run", training__steps=2)
-    batches = (task := parse(tiny).make_task(tmp_path / "run")).batches("train", 0)
-    flops = sum(task.flops(batches.load(batches.plan.batch(i))) for i in range(2))
-    row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
-    assert row["mfu"] == pytest.approx(flops / 4e6, abs=1e-4)
+    task = make_task(parse(tiny), tmp_path / "run")
+    batches = task.batches("train", 0)
+    works = [task.work(batches.load(batches.plan.batch(i))) for i in range(2)]
+    row = rows(tmp_path / "run")[0]
+    assert row["mfu"] == pytest.approx(sum(work.flops for work in works) / 4e6, abs=1e-4)
+    assert row["tokens_per_s"] == pytest.approx(sum(work.tokens for work in works) / 4, abs=0.1)
     assert row["device_memory_gb"] == 7.0
 
     text = caplog.text
@@ -33,32 +35,47 @@ def test_a_run_tells_its_first_batch_and_utilisation(tiny, tmp_path, monkeypatch
     assert shown["decoder input"] == ["<s>", *shown["target"][:-1]]
 
 
+def pairs():
+    """A filler row and two pairs."""
+    arrays = {side: np.array([[0, 0, 0], [5, 6, 2], [7, 2, 0]], np.int32) for side in ("source", "target")}
+    lengths = {f"{side}_length": np.array([0, 3, 2], np.int32) for side in ("source", "target")}
+    return {**arrays, **lengths, "index": np.array([-1, 4, 2], np.int32)}
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory):
+    """A task with its tokenizers."""
+    folder = tmp_path_factory.mktemp("taught")
+    write_corpus(folder / "corpus")
+    task = make_task(parse(small("sequence_to_sequence", folder / "corpus")), folder)
+    task.fingerprint(training=False)
+    return task
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        ({"target": [[0, 0, 0]]}, "row 2 of the first batch has no token in its target"),
-        ({"source": [[5, 0, 2]]}, "row 2 of the first batch has padding between tokens in its source"),
-        ({"target": [[5, 6, 7]]}, r"row 2 of the first batch does not end in </s> in its target: \[5 6 7\]"),
-        ({"target": [[5, 300, 2]]}, "row 2 of the first batch has ids beyond the vocabulary of 300 in its target"),
+        ({"target_length": 0}, "row 2 of the first batch has no token in its target"),
+        ({"target": [5, 6, 7]}, r"row 2 of the first batch does not end in EOS in its target: \[5 6 7\]"),
+        ({"source_length": 3}, r"row 2 of the first batch does not end in EOS in its source: \[7 2 0\]"),
+        ({"target": [300, 2, 0]}, "row 2 of the first batch has ids beyond the vocabulary of 300 in its target"),
     ],
 )
-def test_a_batch_that_cannot_be_meant_is_refused(tiny, tmp_path, damage, message):
-    task = parse(tiny).make_task(tmp_path)
-    good = {side: np.array([[0, 0, 0], [5, 6, 2], [7, 2, 0]]) for side in ("source", "target")}
-    task.prepare()
-    assert len(task.show(good, np.array([False, True, True]))) == 4
-    for side, row in damage.items():
-        good[side][2:] = row
+def test_a_batch_that_must_be_wrong_is_refused(taught, damage, message):
+    arrays = pairs()
+    assert len(taught.preview(arrays)) == 4
+    for name, row in damage.items():
+        arrays[name][2] = row
     with pytest.raises(ValueError, match=message):
-        task.show(good, np.array([False, True, True]))
+        taught.preview(arrays)
+    arrays["index"][2] = -1  # what only fills the batch is not looked at
+    assert len(taught.preview(arrays)) == 4
 
 
-def test_labels_that_could_be_read_off_are_refused(tiny, tmp_path, monkeypatch):
-    task = parse(tiny).make_task(tmp_path)
-    monkeypatch.setattr("transformer_jax.tasks.translation.shift_right", lambda target, bos_id: target)
-    arrays = {side: np.array([[5, 6, 2]]) for side in ("source", "target")}
+def test_labels_that_could_be_read_off_are_refused(taught, monkeypatch):
+    monkeypatch.setattr("transformer_jax.tasks.sequence_to_sequence.shift_right", lambda target, begin: target)
     with pytest.raises(ValueError, match="is not the target shifted by one: its labels could be read off it"):
-        task.show(arrays, np.array([True]))
+        taught.preview(pairs())
 
 
 def test_more_compilations_than_shapes_are_warned_of(caplog):
@@ -72,7 +89,7 @@ def test_more_compilations_than_shapes_are_warned_of(caplog):
     assert "compiled the step 2 times for 1 shapes: what else changes?" in caplog.text
 
 
-def test_listeners_are_told_every_row(tmp_path):
+def test_listeners_get_every_row(tmp_path):
     told = []
     writer = MetricsWriter(tmp_path, 0, [lambda *row: told.append(row)])
     writer.write(3, "val", {"loss": 1.5, "bleu_signature": "x"})
@@ -80,7 +97,7 @@ def test_listeners_are_told_every_row(tmp_path):
     assert told == [(3, "val", {"loss": 1.5, "bleu_signature": "x"})]
 
 
-def test_weights_and_biases_is_told_if_it_is_there(tmp_path, monkeypatch):
+def test_weights_and_biases_gets_every_row_if_it_is_installed(tmp_path, monkeypatch):
     begun, logged = [], []
 
     def init(**given):
@@ -88,22 +105,23 @@ def test_weights_and_biases_is_told_if_it_is_there(tmp_path, monkeypatch):
         return types.SimpleNamespace(log=lambda values, step: logged.append((step, values)))
 
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
-    wandb_listener("attention", tmp_path, {"task": "translation"})(7, "val", {"loss": 1.5})
+    wandb_listener("attention", tmp_path, {"task": "classification"})(7, "val", {"loss": 1.5})
     wandb_listener("attention", tmp_path, {})
     assert logged == [(7, {"val/loss": 1.5})]
     assert begun[0]["id"] == begun[1]["id"]
     assert begun[0]["project"] == "attention"
-    assert begun[0]["config"] == {"task": "translation"}
+    assert begun[0]["config"] == {"task": "classification"}
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ValueError, match="--wandb_project=attention needs wandb: pip install wandb"):
         wandb_listener("attention", tmp_path, {})
 
 
 def test_no_more_than_a_few_steps_are_under_way(monkeypatch):
-    """Else a run that is told to stop has to compute all that it has called before it can save."""
+    """Else a run that is asked to stop has to compute all that it has called before it can save."""
     report, waited = object.__new__(loop._Report), []
-    report._pending, report._flops = [], 0.0
+    report._pending, report._work = [], Work(0, 0.0)
     monkeypatch.setattr(loop.jax, "block_until_ready", waited.append)
     for i in range(4):
-        report.add({"loss": i}, 1.0)
+        report.add({"loss": i}, Work(2, 3.0))
     assert waited == [[], [], [{"loss": 0}], [{"loss": 1}]]
+    assert report._work == Work(8, 12.0)

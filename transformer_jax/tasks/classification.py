@@ -15,9 +15,8 @@ from transformer_jax.data.batching import Batches
 from transformer_jax.data.examples import Labels, columns_of
 from transformer_jax.data.text import Corpus, Stream, TextData, bucket_batches, ladder_batches
 from transformer_jax.models.bert import BertConfig, Classifier
-from transformer_jax.models.counting import forward_flops
 from transformer_jax.tasks.text import TextTask
-from transformer_jax.training.task import Arrays, Config, Mean, Outputs, Params, Record, Work
+from transformer_jax.training.task import Arrays, Config, Mean, Outputs, Params, Record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,18 +135,6 @@ class Classification(TextTask):
             "index": np.arange(rows, dtype=np.int32),
         }
 
-    def work(self, batch: Arrays) -> Work:
-        lengths = batch["text_length"]
-        return Work(int(lengths.sum()), 3 * float(forward_flops(self.config.model, lengths).sum()))
-
     def preview(self, arrays: Arrays) -> list[str]:
         tokens = self.tokens("text", arrays["text"][0, : arrays["text_length"][0]])
         return ["the first text of the first batch:", f"  {self.labels.names[arrays['label'][0]]}: {' '.join(tokens)}"]
-
-    def attention(
-        self, params: Params, batch: Mapping[str, jax.Array]
-    ) -> tuple[dict[tuple[str, str, str], jax.Array], dict[str, tuple[jax.Array, jax.Array]]]:
-        model = self.model.clone(config=dataclasses.replace(self.config.model, attention_implementation="einsum"))
-        valid = self.valid(batch, "text")
-        _, sown = model.apply({"params": params}, batch["text"], valid, mutable="intermediates")
-        return model.attention_maps(sown["intermediates"]), {"text": (batch["text"], batch["text_length"])}

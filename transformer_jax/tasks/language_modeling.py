@@ -17,10 +17,9 @@ from transformer_jax.data.batching import Batches
 from transformer_jax.data.examples import columns_of
 from transformer_jax.data.text import Corpus, Stream, TextData, ladder_batches, window_batches
 from transformer_jax.decoding import SamplingConfig
-from transformer_jax.models.counting import forward_flops
 from transformer_jax.models.gpt import GPT, GPTConfig
 from transformer_jax.tasks.text import TextTask, cache_and_causality
-from transformer_jax.training.task import Arrays, Config, Mean, Outputs, Params, Record, Work
+from transformer_jax.training.task import Arrays, Config, Mean, Outputs, Params, Record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,12 +113,13 @@ class LanguageModeling(TextTask):
         )
 
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
-        """Return {"text"}: prompt and continuation; with `decoding.n_best` above 1 {"texts"}; {} for windows."""
+        """Return {"continuation"}; with `decoding.n_best` above 1 {"continuations"}; {} for windows."""
         if "tokens" not in outputs:
             return [{} for _ in batch["index"]]
-        decode = self.corpus.tokenizers["text"].decode
-        rows = [[decode(tokens) for tokens in row] for row in outputs["tokens"]]
-        return [{"text": row[0]} if len(row) == 1 else {"texts": row} for row in rows]
+        decode, most = self.corpus.tokenizers["text"].decode, self.config.decoding.max_extra
+        found = zip(outputs["tokens"], batch["text_length"], strict=True)
+        rows = [[decode(tokens[n : n + most]) for tokens in drawn] for drawn, n in found]
+        return [{"continuation": row[0]} if len(row) == 1 else {"continuations": row} for row in rows]
 
     def score(
         self, means: Mapping[str, float], predictions: Sequence[dict[str, Any]], references: Sequence[Any]
@@ -136,10 +136,6 @@ class LanguageModeling(TextTask):
         index = np.arange(rows, dtype=np.int32)
         return {"text": ids[:, :-1], "target": ids[:, 1:], "text_length": lengths.astype(np.int32), "index": index}
 
-    def work(self, batch: Arrays) -> Work:
-        lengths = batch["text_length"]
-        return Work(int(lengths.sum()), 3 * float(forward_flops(self.config.model, lengths).sum()))
-
     def preview(self, arrays: Arrays) -> list[str]:
         tokens = self.tokens("text", arrays["text"][0, : arrays["text_length"][0]])
         return ["the first window of the first batch:", f"  {' '.join(tokens)!r}"]
@@ -149,10 +145,3 @@ class LanguageModeling(TextTask):
         cache = apply(*batch["text"].shape, method="init_cache")
         extend = functools.partial(apply, method="extend")
         return cache_and_causality(apply, extend, cache, batch["text"], self.config.model.vocab_size)
-
-    def attention(
-        self, params: Params, batch: Mapping[str, jax.Array]
-    ) -> tuple[dict[tuple[str, str, str], jax.Array], dict[str, tuple[jax.Array, jax.Array]]]:
-        model = GPT(dataclasses.replace(self.config.model, attention_implementation="einsum"))
-        _, sown = model.apply({"params": params}, batch["text"], self.valid(batch, "text"), mutable="intermediates")
-        return model.attention_maps(sown["intermediates"]), {"text": (batch["text"], batch["text_length"])}

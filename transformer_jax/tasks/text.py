@@ -1,5 +1,6 @@
 """What tasks over tokenized text have in common."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -8,13 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.data.text import Corpus
-from transformer_jax.training.task import Task
+from transformer_jax.models.counting import forward_flops
+from transformer_jax.training.task import Arrays, Params, Task, Work
 
 
 class TextTask(Task):
-    """A task whose batches hold, for each stream of its corpus, padded ids (B, T) and their lengths (B,)."""
+    """A task whose batches hold, for each stream of its corpus, padded ids (B, T) and their lengths (B,).
+
+    `work` and `attention` are those of a model of one stream, "text", that is called with tokens and validity.
+    """
 
     corpus: Corpus
+    model: Any
 
     @staticmethod
     def valid(batch: Mapping[str, jax.Array], stream: str) -> jax.Array:
@@ -26,6 +32,18 @@ class TextTask(Task):
 
     def fingerprint(self, training: bool) -> dict[str, str]:
         return self.corpus.fingerprint(training)
+
+    def work(self, batch: Arrays) -> Work:
+        lengths = batch["text_length"]
+        return Work(int(lengths.sum()), 3 * float(forward_flops(self.config.model, lengths).sum()))
+
+    def attention(
+        self, params: Params, batch: Mapping[str, jax.Array]
+    ) -> tuple[dict[tuple[str, str, str], jax.Array], dict[str, tuple[jax.Array, jax.Array]]]:
+        config = dataclasses.replace(self.config.model, attention_implementation="einsum")  # others return no weights
+        model, text = self.model.clone(config=config), batch["text"]
+        _, sown = model.apply({"params": params}, text, self.valid(batch, "text"), mutable="intermediates")
+        return model.attention_maps(sown["intermediates"]), {"text": (text, batch["text_length"])}
 
 
 def cache_and_causality(

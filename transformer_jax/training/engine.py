@@ -44,7 +44,7 @@ def make_train_step(
     """
 
     def terms(params: Params, batch: Any, key: jax.Array, step: jax.Array, weights: Any = None) -> tuple:
-        """Return the objective's share of a microbatch with the shares of all means and their weights.
+        """Return the share of a microbatch in the objective and in all means, their weights and that of the first.
 
         `weights` are those of the whole batch; without them this is the whole batch.
         """
@@ -52,14 +52,15 @@ def make_train_step(
         own = {name: jax.lax.stop_gradient(jnp.asarray(mean.weight, jnp.float32)) for name, mean in means.items()}
         weights = own if weights is None else weights
         shares = {name: mean.sum / _nonzero(weights[name]) for name, mean in means.items()}
-        return _objective(means, shares), (shares, own)
+        return _objective(means, shares), (shares, own, next(iter(own.values())))  # pytrees forget the order of names
 
     differentiate = jax.value_and_grad(terms, has_aux=True)
 
-    def gradient(params: Params, batch: Any, key: jax.Array, step: jax.Array) -> tuple[Params, jax.Array, dict, dict]:
+    def gradient(params: Params, batch: Any, key: jax.Array, step: jax.Array) -> tuple:
+        """Return the gradient, the loss, the means and the first one's weight."""
         if microbatches == 1:
-            (loss, (shares, weights)), found = differentiate(params, batch, key, step)
-            return found, loss, shares, weights
+            (loss, (shares, _, weight)), found = differentiate(params, batch, key, step)
+            return found, loss, shares, weight
         # Every m-th row: each device has its share of every microbatch.
         parts = jax.tree.map(lambda x: x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1), batch)
         numbered = jnp.arange(microbatches), parts
@@ -74,20 +75,20 @@ def make_train_step(
             return jax.lax.scan(add, zeros, numbered)[0]
 
         # Weights do not depend on the parameters: of this pass XLA keeps only what counts them.
-        weights = over_parts(lambda rows, key: terms(params, rows, key, step)[1][1])
+        weights, weight = over_parts(lambda rows, key: terms(params, rows, key, step)[1][1:])
 
         def share(rows: Any, key: jax.Array) -> tuple[Params, jax.Array, dict]:
-            (loss, (shares, _)), found = differentiate(params, rows, key, step, weights)
+            (loss, (shares, *_)), found = differentiate(params, rows, key, step, weights)
             return found, loss, shares
 
-        return *over_parts(share), weights
+        return *over_parts(share), weight
 
     def train_step(state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[TrainState, dict[str, jax.Array]]:
         key = jax.random.fold_in(jax.random.key(seed), state.step)
-        found, loss, shares, weights = gradient(state.params, batch, key, state.step)
+        found, loss, shares, weight = gradient(state.params, batch, key, state.step)
         updates, opt_state = optimizer.update(found, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        metrics = {**shares, "loss": loss, "weight": next(iter(weights.values()))}
+        metrics = {**shares, "loss": loss, "weight": weight}
         metrics["gradient_norm"] = optax.tree.norm(found)
         ema = moving_average(state.ema, params, state.step + 1, ema_decay) if ema_decay else None
         after, skipped = TrainState(state.step + 1, params, opt_state, ema), state._replace(step=state.step + 1)
