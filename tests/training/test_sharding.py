@@ -51,7 +51,7 @@ def test_every_axis_of_a_parameter_has_a_rule(positions, ties):
         assert set(spec) <= NAMES, spec
 
 
-def test_every_axis_of_an_activation_has_a_rule(tiny, monkeypatch):
+def test_every_axis_of_an_activation_has_a_rule(tiny, tmp_path, monkeypatch):
     found = set()
 
     def look(x, axes):
@@ -60,7 +60,8 @@ def test_every_axis_of_an_activation_has_a_rule(tiny, monkeypatch):
         return x
 
     monkeypatch.setattr(layers.nn, "with_logical_constraint", look)
-    task = make_task(parse(tiny), None)
+    task = make_task(parse(tiny), tmp_path)
+    task.fingerprint(training=True)  # learns the tokenizers, whose ids `evaluate` needs
     params, batch = jax.eval_shape(task.init, jax.random.key(0)), task.dummy_batch(8, 12, seed=1)
     jax.eval_shape(task.loss, nn.unbox(params), batch, jax.random.key(0), 0)
     jax.eval_shape(lambda params: task.evaluate(params, batch, greedy=True), nn.unbox(params))
