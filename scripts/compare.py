@@ -58,7 +58,7 @@ def by_length(edges: list[int], metric: str) -> dict[str, list[curves.LengthScor
         score = functools.partial(task.score, {})
         scores[run] = curves.score_by_length(batches.records, predictions, batches.references, edges, metric, score)
         for part in scores[run]:
-            print(f"{run}\t{part.shortest}-{part.longest}\t{part.count}\t{part.score:.4g}")
+            print(f"{run}\t{part.shortest}-{part.longest}\t{part.examples}\t{part.score:.4g}")
     return scores
 
 

@@ -69,7 +69,7 @@ def main() -> None:
         )
     batch = task.dummy_batch(rows, LENGTH.value)
     turns = -(-max(array.size for array in batch.values()) // (shards * CHUNK))
-    described = describe(task, Engine(task), batch, turns)
+    described = describe(Engine(task), batch, turns)
     link, peak = LINK.value * 1e9, PEAK.value * 1e12
     if JSON.value:
         times = dict(zip(("computing_s", "sending_s"), described.times(link, peak), strict=True))

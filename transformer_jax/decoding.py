@@ -207,7 +207,7 @@ def greedy(
         best = log_probabilities.argmax(axis=-1, keepdims=True)
         return jnp.take_along_axis(candidates, best, axis=-1)[:, 0], log_probabilities.max(axis=-1)
 
-    ids = {"bos_id": bos_id, "eos_id": eos_id, "pad_id": pad_id}
+    ids: dict[str, Any] = {"bos_id": bos_id, "eos_id": eos_id, "pad_id": pad_id}
     tokens, total = _one_by_one(step, cache, choose, rows=batch_size, max_length=max_length, **ids)
     return Hypotheses(tokens[:, None], total[:, None], total[:, None])
 
@@ -303,7 +303,7 @@ def sample(
         return token[:, 0], log_probability
 
     cache = jax.tree.map(lambda x: jnp.repeat(x, K, axis=0), cache)
-    ids = {"bos_id": bos_id, "eos_id": eos_id, "pad_id": pad_id}
+    ids: dict[str, Any] = {"bos_id": bos_id, "eos_id": eos_id, "pad_id": pad_id}
     tokens, total = _one_by_one(step, cache, choose, rows=B * K, max_length=T, **ids)
     total, order = jax.lax.top_k(total.reshape(B, K), K)
     return Hypotheses(_take(tokens.reshape(B, K, T), order), total, total)

@@ -115,9 +115,9 @@ def test_the_librarys_attention_is_the_equation(mask_shape, bias_shape):
 
 @pytest.mark.parametrize("change", [{"dropout_rate": 0.1}, {"positions": "relative"}])
 def test_what_the_librarys_attention_cannot_do_is_refused(change):
-    attention = MultiHeadAttention(2, 8, 4, 4, implementation="xla", **change)
+    attention = MultiHeadAttention(2, 8, 4, 4, implementation="jax", **change)
     x = jnp.ones((1, 3, 8))
-    with pytest.raises(ValueError, match="implementation = 'xla' has no dropout on weights and no relative positions"):
+    with pytest.raises(ValueError, match="implementation = 'jax' has no dropout on weights and no relative positions"):
         attention.init(jax.random.key(0), x, x)
 
 

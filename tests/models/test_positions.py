@@ -23,6 +23,7 @@ from transformer_jax.models.positions import (
     sinusoidal_positions,
 )
 from transformer_jax.models.transformer import (
+    Cache,
     Transformer,
     TransformerConfig,
 )
@@ -324,7 +325,7 @@ def test_attention_to_the_source_has_no_positions(kind):
     @jax.jit
     def decode(memory):
         def run(model):
-            cache = model.decoder.init_cache(memory, valid, 7)
+            cache = Cache(model.decoder.init_cache(3, 7), model.decoder.project(memory), valid)
             return model.extend(cache, target, 0)[0]
 
         return nn.apply(run, Transformer(config))({"params": jax.tree.map(jnp.asarray, params)})

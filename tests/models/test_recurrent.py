@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import math
 
 import flax.linen as nn
 import jax
@@ -11,14 +12,13 @@ import numpy as np
 import oracle
 import pytest
 
+from transformer_jax.models.alignment import damped_scores, local_weights
 from transformer_jax.models.attention import (
     additive_scores,
     attention_weights,
     concat_scores,
-    damped_scores,
     dot_scores,
     general_scores,
-    local_weights,
     scaled_dot_product_scores,
 )
 from transformer_jax.models.counting import forward_flops
@@ -101,11 +101,15 @@ def products(jaxpr, times=1):
     """FLOPs of all matrix products in a program, loops' bodies as often as they run."""
     total = 0
     for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
+        if equation.primitive.name == "dot_general":  # in flax's cells
             (summed, _), (shared, _) = equation.params["dimension_numbers"]
             a, b = (v.aval.shape for v in equation.invars)
             inner = np.prod([a[i] for i in summed], initial=1) * np.prod([a[i] for i in shared], initial=1)
             total += times * 2 * np.prod(a) * np.prod(b) / inner
+        if equation.primitive.name == "product":
+            axes = equation.params["spec"].split("->")[0].replace(",", "")
+            sizes = dict(zip(axes, sum((v.aval.shape for v in equation.invars), ()), strict=True))
+            total += times * 2 * math.prod(sizes.values())
         turns = times * equation.params["length"] if equation.primitive.name == "scan" else times
         for value in equation.params.values():
             if hasattr(inner := getattr(value, "jaxpr", value), "eqns"):

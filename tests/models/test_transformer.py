@@ -12,15 +12,8 @@ import pytest
 
 from transformer_jax.models.counting import forward_flops, num_parameters
 from transformer_jax.models.layers import Dropout
-from transformer_jax.models.transformer import (
-    DecoderBlock,
-    EncoderBlock,
-    Transformer,
-    TransformerConfig,
-    annotated,
-    shift_right,
-    unstack_decoder,
-)
+from transformer_jax.models.stack import Block, BlockConfig
+from transformer_jax.models.transformer import Transformer, TransformerConfig, annotated, shift_right
 
 B, T, S = 5, 11, 13
 TINY = TransformerConfig(
@@ -120,21 +113,20 @@ def test_any_pattern_of_padding_and_an_empty_source():
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
-@pytest.mark.parametrize("block", [EncoderBlock, DecoderBlock])
-def test_a_block_is_the_equations(block, norm):
+@pytest.mark.parametrize("cross", [False, True])
+def test_a_block_is_the_equations(cross, norm):
     config = dataclasses.replace(TINY, norm=norm)
     x, memory = normal(B, T, 17), normal(B, S, 17)
     own = np.random.default_rng(0).random((B, 1, T, T)) < 0.7
-    cross = np.random.default_rng(1).random((B, 1, 1, S)) < 0.7
-    args = (x, own) if block is EncoderBlock else (x, memory, own, cross)
-    params = oracle.randomized(nn.unbox(jax.eval_shape(block(config).init, jax.random.key(0), *args))["params"])
-    found = jax.jit(block(config).apply)({"params": params}, *args)
-    if block is EncoderBlock:
-        expected = oracle.encoder_block(params, x, own, config)
+    seen = np.random.default_rng(1).random((B, 1, 1, S)) < 0.7
+    block, args = Block(config, cross), (x, own, memory, seen) if cross else (x, own)
+    params = oracle.randomized(nn.unbox(jax.eval_shape(block.init, jax.random.key(0), *args))["params"])
+    found, cache = jax.jit(block.apply)({"params": params}, *args)
+    assert cache is None
+    if cross:
+        expected = oracle.decoder_block(params, x, memory, own, seen, config)
     else:
-        found, cache = found
-        assert cache is None
-        expected = oracle.decoder_block(params, x, memory, own, cross, config)
+        expected = oracle.encoder_block(params, x, own, config)
     assert oracle.relative(found, expected) <= 1e-5
 
 
@@ -216,13 +208,13 @@ def test_padded_ids_do_not_matter():
 def test_cross_attention_asks_from_the_decoder_and_looks_at_the_encoder():
     """Each kernel's gradient vanishes with its own input, and the output's with both."""
     config = dataclasses.replace(SMALL, norm="pre")
-    block, x, memory = DecoderBlock(config), normal(B, T, 5), normal(B, S, 5)
-    params = oracle.randomized(nn.unbox(jax.eval_shape(block.init, jax.random.key(0), x, memory))["params"])
+    block, x, memory = Block(config, cross=True), normal(B, T, 5), normal(B, S, 5)
+    params = oracle.randomized(nn.unbox(jax.eval_shape(block.init, jax.random.key(0), x, None, memory))["params"])
 
     @jax.jit
     def touched(params, memory):
         def total(params, memory):
-            return (block.apply({"params": params}, x, memory)[0] * normal(B, T, 5, seed=1)).sum()
+            return (block.apply({"params": params}, x, None, memory)[0] * normal(B, T, 5, seed=1)).sum()
 
         by_params, by_memory = jax.grad(total, argnums=(0, 1))(params, memory)
         kernels = {name: by_params["cross_attention"][name]["kernel"] for name in ("query", "key", "value")}
@@ -306,7 +298,7 @@ def test_rows_that_share_a_source_read_it_once():
     whole = logits(SMALL, params, np.repeat(source, 3, axis=0), target, np.repeat(SOURCE_VALID, 3, axis=0))
     cache = Transformer(SMALL).apply({"params": params}, source, SOURCE_VALID, 4, method="init_cache")
     wide = jax.tree.map(lambda x: jnp.repeat(x, 3, axis=0), cache.past)
-    for given in (params, unstack_decoder(params, SMALL.num_decoder_layers)):
+    for given in (params, Transformer(SMALL).for_extend(params)):
         extend = jax.jit(functools.partial(Transformer(SMALL).apply, {"params": given}, method="extend"))
         found, extended = extend(cache._replace(past=wide), target, 0)
         assert oracle.relative(found, whole) <= 1e-5
@@ -489,21 +481,22 @@ PROBLEMS = [
         for name in ("dropout_rate", "attention_dropout_rate", "feed_forward_dropout_rate")
         for rate in (-0.1, 1.0)
     ),
-    ({"norm_epsilon": 0.0}, "norm_epsilon", "must be positive, as 1e-6"),
+    ({"norm_epsilon": 0.0}, "norm_epsilon", "must be positive, e.g. 1e-6"),
     ({"activation": "tanh"}, "activation", "must be one of relu, gelu, gelu_tanh, silu"),
     ({"norm": "Pre"}, "norm", "must be one of post, pre"),
     ({"positions": "fixed"}, "positions", "must be one of sinusoidal, learned, relative, rotary, none"),
     ({"tie_embeddings": "some"}, "tie_embeddings", "must be one of all, decoder, none"),
-    ({"embedding_init": "zeros"}, "embedding_init", "must be one of normal, xavier_uniform"),
+    ({"embedding_init": "zeros"}, "embedding_init", "must be one of xavier_uniform, normal, truncated_normal"),
+    ({"init": "zeros"}, "init", "must be one of xavier_uniform, normal, truncated_normal"),
     ({"dtype": "float16"}, "dtype", "must be one of float32, bfloat16"),
     ({"num_heads": 0}, "num_heads", "must be at least 1"),
-    ({"attention_implementation": "flash"}, "attention_implementation", "must be one of einsum, xla"),
+    ({"attention_implementation": "flash"}, "attention_implementation", "must be one of einsum, jax"),
     ({"remat": "all"}, "remat", "must be one of none, scores, full"),
     *(
         (
-            {"attention_implementation": "xla", **change},
+            {"attention_implementation": "jax", **change},
             next(iter(change)),
-            f"attention_implementation = 'xla' cannot do that: set it to 'einsum', or this to {remedy}",
+            f"attention_implementation = 'jax' cannot do that: set it to 'einsum', or this to {remedy}",
         )
         for change, remedy in (
             ({"attention_dropout_rate": 0.1}, "0"),
@@ -517,7 +510,7 @@ PROBLEMS = [
         "'all' shares one table, but source_vocab_size = 7 and target_vocab_size = 11: "
         "make them equal or set tie_embeddings to 'decoder'",
     ),
-    ({"output_bias": True}, "output_bias", "belongs to an untied output projection: set tie_embeddings to 'none'"),
+    ({"output_bias": True}, "output_bias", "belongs to an untied output layer: set tie_embeddings to 'none'"),
 ]
 
 
@@ -541,7 +534,7 @@ def loss_and_gradient(config):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"remat": "full"}, {"remat": "scores", "unroll": 2}, {"attention_implementation": "xla"}]
+    "changes", [{"remat": "full"}, {"remat": "scores", "unroll": 2}, {"attention_implementation": "jax"}]
 )
 def test_other_ways_to_the_same(changes):
     config = dataclasses.replace(SMALL, dropout_rate=0.1)
@@ -556,7 +549,7 @@ def test_remat_scores_keeps_the_products_with_weights():
         config = dataclasses.replace(SMALL, remat=remat)
         ids = jnp.ones((2, 3), jnp.int32)
         loss = jax.grad(lambda params: Transformer(config).apply({"params": params}, ids, ids).sum())
-        return str(jax.make_jaxpr(loss)(parameters(config))).count("dot_general")
+        return str(jax.make_jaxpr(loss)(parameters(config))).count("product[")
 
     assert products("none") < products("scores") < products("full")
 
@@ -566,11 +559,13 @@ def test_modules_refuse_a_config_that_is_wrong():
     config = dataclasses.replace(TINY, positions="rope")
     x = jnp.ones((1, 3, config.d_model))
     token = jnp.ones((1, 3), jnp.int32)
-    for module, inputs in ((Transformer(config), (token, token)), (EncoderBlock(config), (x,))):
+    for module, inputs in ((Transformer(config), (token, token)), (Block(config), (x,))):
         with pytest.raises(ValueError, match=r"TransformerConfig.positions = 'rope': must be one of sinusoidal, "):
             module.init(jax.random.key(0), *inputs)
     with pytest.raises(ValueError, match=r"TransformerConfig.norm = 'Pre'"):
-        DecoderBlock(dataclasses.replace(TINY, norm="Pre")).init(jax.random.key(0), x, x)
+        Block(dataclasses.replace(TINY, norm="Pre"), cross=True).init(jax.random.key(0), x, None, x)
+    with pytest.raises(ValueError, match=r"BlockConfig.d_ff = 0: must be at least 1"):
+        Block(BlockConfig(d_ff=0)).init(jax.random.key(0), x)
 
 
 def test_a_cache_beyond_the_positions_is_refused():
@@ -589,3 +584,36 @@ def test_all_that_is_wrong_is_said_at_once():
 @pytest.mark.parametrize("changes", [BASE, BIG, {"tie_embeddings": "none", "output_bias": True}])
 def test_nothing_is_wrong_with_the_papers_configs(changes):
     assert not list(TransformerConfig(**changes).problems())
+
+
+def test_modes_of_differentiation_agree():
+    """Tangents of the whole model's logits, and a Hessian, which is forward over reverse, against differences."""
+    config = dataclasses.replace(SMALL, positions="relative", dropout_rate=0.2, remat="scores")
+    params, (source, target) = parameters(config), some_ids(config)
+    direction = oracle.randomized(shapes(config), seed=1)
+
+    def run(params):
+        apply = functools.partial(Transformer(config).apply, rngs={"dropout": jax.random.key(0)})
+        return apply({"params": params}, source, target, source_valid=source > 2)
+
+    y, pull = jax.vjp(jax.jit(run), params)
+    same, push = jax.linearize(jax.jit(run), params)
+    np.testing.assert_allclose(same, y, rtol=1e-5, atol=1e-5)
+    cotangent = normal(*y.shape)
+    (gradient,) = pull(cotangent)
+    forward, backward = np.float64(push(direction)), jax.tree.map(lambda g, d: (g * d).sum(), gradient, direction)
+    np.testing.assert_allclose((forward * cotangent).sum(), sum(jax.tree.leaves(backward)), rtol=1e-4)
+
+    bias = params["decoder"]["layers"]["feed_forward"]["inner"]["bias"]
+
+    def loss(bias):
+        feed_forward = params["decoder"]["layers"]["feed_forward"]
+        inner = feed_forward["inner"] | {"bias": bias}
+        layers = params["decoder"]["layers"] | {"feed_forward": feed_forward | {"inner": inner}}
+        return (run(params | {"decoder": params["decoder"] | {"layers": layers}}) ** 2).mean()
+
+    hessian = np.asarray(jax.jit(jax.hessian(loss))(bias)).reshape(bias.size, bias.size)
+    assert np.abs(hessian).max() > 1e-3
+    np.testing.assert_allclose(hessian, hessian.T, atol=1e-4 * np.abs(hessian).max())
+    reverse = jax.jit(jax.jacrev(jax.grad(loss)))(bias).reshape(hessian.shape)
+    assert oracle.relative(hessian, reverse) <= 1e-4

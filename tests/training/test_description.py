@@ -73,7 +73,7 @@ from transformer_jax.training.engine import Engine
 jax.config.update("jax_disable_most_optimizations", True)
 task = make_task(parse(ConfigDict({config.to_dict()!r})), None)
 engine = Engine(task)
-described = describe(task, engine, task.dummy_batch(16, 8))
+described = describe(engine, task.dummy_batch(16, 8))
 state = engine.init(jax.random.key(0))
 held = [sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(t)) for t in (state.params, state.opt_state)]
 count = sum(x.size for x in jax.tree.leaves(state.params))

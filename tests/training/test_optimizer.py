@@ -78,11 +78,12 @@ DECAYS = {
 
 def transformer(**options):
     sizes = {"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 8, "d_ff": 12, "num_heads": 2, "head_dim": 4}
-    return Transformer(TransformerConfig(11, 11, value_dim=4, **sizes, **options))
+    sizes |= {"value_dim": 4, "source_vocab_size": 11, "target_vocab_size": 11}
+    return Transformer(TransformerConfig(**sizes, **options))
 
 
 def recurrent(**options):
-    return RecurrentSeq2Seq(RecurrentConfig(11, 13, **options))
+    return RecurrentSeq2Seq(RecurrentConfig(source_vocab_size=11, target_vocab_size=13, **options))
 
 
 MODELS = {

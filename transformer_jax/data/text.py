@@ -5,6 +5,7 @@ import functools
 import hashlib
 import logging
 import math
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -275,7 +276,7 @@ def ladder_batches(
     what: str,
     begin: bool = False,
     end: bool = True,
-    **others: np.ndarray,
+    others: Mapping[str, np.ndarray] = types.MappingProxyType({}),
 ) -> Batches:
     """Return the batches for evaluation and prediction: each line once, cut to `limit` tokens, `rows` to a batch.
 
@@ -315,7 +316,7 @@ def bucket_batches(
     max_ratio: float = 0.0,
     begin: bool = False,
     end: bool = True,
-    **others: np.ndarray,
+    others: Mapping[str, np.ndarray] = types.MappingProxyType({}),
 ) -> Batches:
     """Return the batches for training, examples of like lengths together; arguments as in `ladder_batches`.
 

@@ -86,7 +86,7 @@ def _recurrent_flops(config: RecurrentConfig, source_lengths: np.ndarray, target
         source, target, per_pair = source + 2 * e * d, target + d * d + d * e, 2 * d
     if c.local_window:
         target += d * d + d
-    if c.follows:
+    if c.luong_decoder:
         target += (e + d) * d
     elif c.readout == "maxout" and c.reads_context:
         target += 2 * c.readout_dim * (d + e + c.embedding_dim)

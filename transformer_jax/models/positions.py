@@ -1,7 +1,7 @@
-"""Where a token stands: vectors added to embeddings, or relations between queries and keys. Pure functions first.
+"""Positions of tokens: vectors added to embeddings, or relations between queries and keys. Pure functions first.
 
-Shapes: B batch · T query positions · S key positions · D d_model · N heads · H width of a head · k the distance
-from which all are alike · R = 2k + 1 clipped distances.
+Shapes: B batch · T query positions · S key positions · D d_model · N heads · H width of a head · k the largest distance
+told apart · R = 2k + 1 clipped distances.
 """
 
 from typing import NamedTuple
@@ -11,19 +11,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer_jax.models.layers import einsum, parameter
+from transformer_jax.models.layers import make_initializer, parameter
+from transformer_jax.models.numerics import product
 
 Array = jax.Array
 
-IN_ATTENTION = ("relative", "rotary")  # the others are added to embeddings
+IN_ATTENTION = ("relative", "rotary")  # at any length; the others are vectors added to embeddings
 POSITIONS = ("sinusoidal", "learned", *IN_ATTENTION, "none")
 
 
 def sinusoidal_positions(length: int, d_model: int) -> np.ndarray:
     """PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(same); (length, d_model), float32.
 
-    Vaswani et al. 2017, Section 3.5: pos counts from 0, i from 0 below d/2, sine and cosine interleaved; an odd
-    width drops the last cosine. Added to the embeddings, not concatenated. Computed in float64.
+    Vaswani et al. 2017, Section 3.5: pos counts from 0, i runs from 0 to d/2, sines and cosines alternate; an odd
+    width drops the last cosine. Computed in float64.
     """
     pairs = np.arange((d_model + 1) // 2)
     angles = np.arange(length)[:, None] / 10000.0 ** (2 * pairs / d_model)[None]
@@ -32,11 +33,11 @@ def sinusoidal_positions(length: int, d_model: int) -> np.ndarray:
 
 
 def rotate(x: Array, position: Array | int = 0, room: int | None = None) -> Array:
-    """R_m x_m for x (B, T, N, H) at positions m = position … position + T - 1, all below `room` (T by default).
+    """Rotate x (B, T, N, H) at positions m = position … position + T - 1, all below `room` (default T): R_m x_m.
 
     Su et al. 2021 (RoFormer), eqs. 15 and 34: each pair (x_2i-1, x_2i), i = 1 … H/2, is turned by m θ_i with
-    θ_i = 10000^(-2(i-1)/H), so that the product of a query at m and a key at n depends on n - m alone (eq. 16).
-    Sines and cosines are those of `sinusoidal_positions`; computed in float32.
+    θ_i = 10000^(-2(i-1)/H), so that the product of a query at m and a key at n depends only on n - m (eq. 16).
+    Sines and cosines come from `sinusoidal_positions`; computed in float32.
     """
     length, width = x.shape[1], x.shape[3]
     if width % 2:
@@ -50,7 +51,7 @@ def rotate(x: Array, position: Array | int = 0, room: int | None = None) -> Arra
 
 
 class Relations(NamedTuple):
-    """The vectors w^K (R, H) and w^V (R, H') of the distances -k … k, and the position of the first query."""
+    """Vectors w^K (R, H) and w^V (R, H') of the distances -k … k, and the position of the first query."""
 
     key: Array
     value: Array
@@ -58,7 +59,7 @@ class Relations(NamedTuple):
 
 
 def _to_keys(by_distance: Array, length: int, position: Array | int) -> Array:
-    """(B, N, T, R) → (B, N, T, S): what belongs to clip(j - i, -k, k), i = position + t, j = s = 0 … `length` - 1."""
+    """Look up the distance clip(j - i, -k, k) of i = position + t and j = s < `length`: (B, N, T, R) → (B, N, T, S)."""
     queries, distances = by_distance.shape[2:]
     k = distances // 2
     index = jnp.arange(length)[None] - (position + jnp.arange(queries))[:, None]
@@ -72,31 +73,33 @@ def relative_scores(
     """x_i W_Q · a_ij^K / √d_k for `length` keys, a_ij^K = w^K of clip(j - i, -k, k): → (B, N, T, S), float32.
 
     The second term of eq. 5 in Shaw et al. 2018; query (B, T, N, H) at positions i = position … position + T - 1,
-    keys at j = 0 …; table (2k + 1, H). As Section 3.3 asks, the a_ij are not laid out: one product with the table.
+    keys at j = 0 …; table (2k + 1, H). As in Section 3.3 the a_ij are never stored: one product with the table.
     """
     query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
-    return _to_keys(einsum("BTNH,RH->BNTR", query, table, dtype), length, position)
+    return _to_keys(product("BTNH,RH->BNTR", query, table, dtype), length, position)
 
 
 def relative_values(weights: Array, table: Array, position: Array | int = 0, dtype: str = "float32") -> Array:
     """Σ_j α_ij a_ij^V, a_ij^V = w^V of clip(j - i, -k, k): weights (B, N, T, S) → (B, T, N, H').
 
     The second term of eq. 3 in Shaw et al. 2018; table (2k + 1, H'). The weights at each distance are summed first,
-    which is the transpose of laying out scores by distance; the product with the table is in `dtype`.
+    which is the transpose of looking scores up by distance. The product with the table is in `dtype`.
     """
 
-    def lay_out(by_distance: Array) -> Array:
+    def look_up(by_distance: Array) -> Array:
         return _to_keys(by_distance, weights.shape[3], position)
 
     shape = jax.ShapeDtypeStruct((*weights.shape[:3], table.shape[0]), weights.dtype)
-    (by_distance,) = jax.linear_transpose(lay_out, shape)(weights)
-    return einsum("BNTR,RH->BTNH", by_distance, table, dtype)
+    (by_distance,) = jax.linear_transpose(look_up, shape)(weights)
+    return product("BNTR,RH->BTNH", by_distance, table, dtype)
 
 
 class RelativePositions(nn.Module):
-    """The tables w^K (2k + 1, head_dim) and w^V (2k + 1, value_dim), which all heads share (Shaw et al. 2018, 3.3).
+    """The tables w^K (2k + 1, head_dim) and w^V (2k + 1, value_dim), shared by all heads (Shaw et al. 2018, 3.3).
 
-    Xavier uniform; the paper does not say. Differs: Shaw et al.'s base model has tables for each head (Section 4.1).
+    They start Xavier uniform; the paper names no initialisation.
+
+    Differs: Shaw et al.'s base model has tables for each head (Section 4.1).
     """
 
     max_distance: int
@@ -113,13 +116,15 @@ class RelativePositions(nn.Module):
 
 
 class Positions(nn.Module):
-    """The (1, T, D) vectors added to embeddings at positions offset … offset + T - 1.
+    """The vectors (1, T, D) added to embeddings at positions offset … offset + T - 1.
 
-    kind: "sinusoidal", "learned" (Gehring et al. 2017; row (E) of Table 3) or "none"; with "relative" and "rotary",
-    which act in attention and at any length, zeros. Else raises ValueError when T is beyond `max_length`; offset + T
-    beyond it cannot be seen under jit and is the caller's to keep.
-    `initializer` of learned ones: "normal" has a deviation of 0.02 (BERT, GPT); "xavier_uniform" is that of the
-    (max_length, d_model) matrix, which beside embeddings started alike is large enough to be seen from the first step.
+    kind: "sinusoidal", "learned" (Gehring et al. 2017; row (E) of Table 3) or "none". "relative" and "rotary" act in
+    attention, so their vectors are zeros. `initializer` of learned positions is one of `layers.INITS`; "xavier_uniform"
+    treats the table as one (max_length, d_model) matrix.
+
+    Raises:
+        ValueError: T is beyond `max_length`, except for positions in attention. The caller must check offset + T,
+            which is unknown under jit.
     """
 
     kind: str
@@ -136,11 +141,17 @@ class Positions(nn.Module):
             )
         if self.kind == "learned":
             shape = (self.max_length, self.d_model)
-            xavier = self.initializer == "xavier_uniform"
-            init = nn.initializers.xavier_uniform() if xavier else nn.initializers.normal(0.02)
-            table = parameter(self, "table", init, shape, ("position", "embed"))
+            table = parameter(self, "table", make_initializer(self.initializer), shape, ("position", "embed"))
         elif self.kind == "sinusoidal":
             table = jnp.asarray(sinusoidal_positions(self.max_length, self.d_model))
         else:
             return jnp.zeros((1, length, self.d_model))
         return jax.lax.dynamic_slice_in_dim(table, offset, length)[None]
+
+
+def check_length(kind: str, length: int, max_length: int) -> None:
+    """Raise ValueError for a cache longer than there are position vectors."""
+    if kind not in IN_ATTENTION and length > max_length:
+        raise ValueError(
+            f"{length=}: must not be beyond max_length = {max_length}; ask for fewer, or raise model.max_length"
+        )

@@ -1,10 +1,11 @@
-"""The recurrent encoder–decoder, on the road from one vector for a whole sentence to attention.
+"""The recurrent encoder–decoder: from one vector for a whole sentence to attention.
 
 Sutskever et al. 2014 and Cho et al. 2014 (no attention), Bahdanau et al. 2015 (additive), Luong et al. 2015 (concat,
-dot, general) and, on Luong's decoder, queries, keys and values as in Vaswani et al. 2017 (scaled_dot, multi_head).
+dot, general) and, in Luong's decoder, queries, keys and values as in Vaswani et al. 2017 (scaled_dot, multi_head). The
+scores are in `alignment`.
 
 Shapes: B batch · S source positions · T target positions · E embedding · C encoder's output · D decoder's state
-(d_model) · A hidden units of a score · N heads · V vocabulary.
+(d_model) · N heads · V vocabulary.
 """
 
 import dataclasses
@@ -15,66 +16,58 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from transformer_jax import fields
 from transformer_jax.models import layers
-from transformer_jax.models.attention import (
-    additive_scores,
-    attention_weights,
-    damped_scores,
-    dot_scores,
-    general_scores,
-    local_weights,
-    padding_mask,
-    scaled_dot_product_scores,
-)
-from transformer_jax.models.layers import Dropout, Embedding, Linear, OutputLayer, Projection, einsum, parameter
+from transformer_jax.models.alignment import ALIGNMENTS, Memory
+from transformer_jax.models.layers import Dropout, Embedding, Linear, LMHead, OutputLayer
 
 Array = jax.Array
 Carry = Any  # of a cell: h (B, D), and for an LSTM (c, h)
 
 CELLS: dict[str, Any] = {"lstm": nn.OptimizedLSTMCell, "gru": nn.GRUCell}
-ATTENTIONS = ("none", "additive", "concat", "dot", "general", "scaled_dot", "multi_head")
+ATTENTIONS = ("none", *ALIGNMENTS)
 SUMMARIES = ("initial", "every_step")
 READOUTS = ("linear", "maxout")
 
 
 @dataclasses.dataclass(frozen=True)
 class RecurrentConfig:
-    """What the keys mean is one axis, `attention`, and what the papers along it vary besides."""
+    """One choice, `attention`, and what the papers vary besides."""
 
     architecture: str = dataclasses.field(default="recurrent", kw_only=True)
     source_vocab_size: int = 10_000
     target_vocab_size: int = 10_000
     cell: str = "gru"
     num_layers: int = 1
-    embedding_dim: int = 256  # E
-    encoder_dim: int = 512  # C: of the encoder's output at a position, both directions together
-    d_model: int = 512  # D: of the decoder's state
+    embedding_dim: int = fields.size(256, 8)  # E
+    encoder_dim: int = fields.size(512, 32, like="d_model")  # C: output at a position, both directions together
+    d_model: int = fields.size(512, 16)  # D: the decoder's state
     bidirectional: bool = False
     reverse_source: bool = False  # a one-way encoder reads from the last word to the first (Sutskever et al. 2014)
     attention: str = "none"
     # Without attention, where the encoder's last state goes: into the decoder's first state (Sutskever et al. 2014), or
     # also into every step and its output (Cho et al. 2014).
     summary: str = "initial"
-    attention_dim: int = 512  # A, of additive and concat
-    num_heads: int = 8  # of multi_head
-    input_feeding: bool = False  # the step before's output is input to the next (Luong et al. 2015, Section 3.3)
+    attention_dim: int = fields.size(512, 8)  # hidden units of additive and concat
+    num_heads: int = fields.size(8, 2)  # of multi_head
+    input_feeding: bool = False  # each step's output is input to the next step (Luong et al. 2015, Section 3.3)
     local_window: int = 0  # D of Luong's local-p; 0: attention is global
-    damping: bool = False  # see `damped_scores`
-    # Of additive attention and of summary = "every_step": what projects to the vocabulary.
+    damping: bool = False  # see `alignment.damped_scores`
+    # What is mapped to the vocabulary by additive attention and by summary = "every_step".
     readout: str = "linear"
-    readout_dim: int = 500  # of "maxout"
-    # How often the reference's word is fed in training, not the model's own: from the first to the second in so many
-    # steps, along a line (Bengio et al. 2015, Section 2.4); 0 steps: always the first.
-    teacher_forcing: float = 1.0
-    teacher_forcing_end: float = 1.0
-    teacher_forcing_steps: int = 0
-    dropout_rate: float = 0.5
-    max_length: int = 1024
+    readout_dim: int = fields.size(500, 8)  # of "maxout"
+    # The share of steps in training that read the reference's word and not the model's own. It moves linearly from the
+    # first value to the second in so many steps (Bengio et al. 2015, Section 2.4); 0 steps: always the first.
+    teacher_forcing: float = fields.random(1.0, 1.0)
+    teacher_forcing_end: float = fields.random(1.0, 1.0)
+    teacher_forcing_steps: int = fields.random(0, 0)
+    dropout_rate: float = fields.random(0.5, 0.0)
+    max_length: int = fields.size(1024, 32)
     vocab_multiple: int = 1
-    dtype: str = "float32"  # of the products outside the cells
+    dtype: str = fields.how("float32")  # of the products outside the cells
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """What is wrong, as (field, rule and remedy)."""
+        """Yield (field, rule and remedy) for everything that is wrong."""
         for name, value in dataclasses.asdict(self).items():
             least = 0 if name in ("local_window", "teacher_forcing_steps") else 1
             if type(value) is int and value < least:
@@ -104,7 +97,7 @@ class RecurrentConfig:
         if self.attention == "none" and self.bidirectional and self.summary == "initial":
             yield "summary", "'initial' would leave out what the forward direction read: set it to 'every_step'"
         for name in ("input_feeding", "local_window"):
-            if getattr(self, name) and not self.follows:
+            if getattr(self, name) and not self.luong_decoder:
                 rest = "concat, dot, general, scaled_dot or multi_head"
                 yield name, f"belongs to Luong's decoder: switch it off, or set attention to {rest}"
         if self.local_window and self.attention == "multi_head":
@@ -117,29 +110,29 @@ class RecurrentConfig:
             yield "damping", "is of s = q·k/√d: set attention to 'scaled_dot' or 'multi_head', or this to False"
 
     @property
-    def follows(self) -> bool:
-        """Whether attention follows the recurrence, as in Luong et al. 2015."""
+    def luong_decoder(self) -> bool:
+        """True if a step attends after its recurrence (Luong et al. 2015), and not before it (Bahdanau et al. 2015)."""
         return self.attention not in ("none", "additive")
 
     @property
     def reads_context(self) -> bool:
-        """Whether what is projected to the vocabulary sees context and word before, beside the state."""
+        """True if context and previous word are mapped to the vocabulary along with the state."""
         return self.attention == "additive" or (self.attention == "none" and self.summary == "every_step")
 
     @property
     def output_dim(self) -> int:
-        """Of what is projected to the vocabulary."""
+        """Width of what is mapped to the vocabulary."""
         if not self.reads_context:
             return self.d_model
         return self.readout_dim if self.readout == "maxout" else self.d_model + self.encoder_dim + self.embedding_dim
 
     @property
     def reads_itself(self) -> bool:
-        """Whether training feeds the decoder words of its own."""
+        """True if training feeds the decoder words of its own."""
         return self.teacher_forcing < 1 or (self.teacher_forcing_steps > 0 and self.teacher_forcing_end < 1)
 
     def teacher_forcing_at(self, step: Array | int) -> Array:
-        """The share of words that update `step` = 0, 1, … takes from the reference."""
+        """Return the share of words that update `step` = 0, 1, … takes from the reference."""
         if not self.teacher_forcing_steps:
             return jnp.asarray(self.teacher_forcing)
         passed = jnp.minimum(step / self.teacher_forcing_steps, 1)
@@ -147,43 +140,29 @@ class RecurrentConfig:
 
     @property
     def shares_tables(self) -> bool:
-        """Whether source and target have one embedding."""
+        """Always False: source and target each have an embedding."""
         return False
 
     @property
     def needs_warmup(self) -> bool:
-        """Of the learning rate."""
+        """Always False: the learning rate needs no warm-up."""
         return False
 
-    @staticmethod
-    def shrink(model: Any) -> None:
-        """Makes sizes in a recipe's section (ConfigDict) those of seconds."""
-        model.num_heads, model.embedding_dim, model.attention_dim, model.readout_dim = 2, 8, 8, 8
-        model.d_model, model.encoder_dim = 16, 16 if model.encoder_dim == model.d_model else 32
-
     def check(self) -> None:
-        """Raises ValueError for the first of `problems`."""
+        """Raise ValueError for the first of `problems`."""
         for field, rule in self.problems():
             raise ValueError(f"RecurrentConfig.{field} = {getattr(self, field)!r}: {rule}")
 
 
 class State(NamedTuple):
-    """What a decoder's step hands to the next. carries: a cell's, for each layer; fed: h̃ (B, D) of input feeding."""
+    """The decoder's state between steps: each layer's carry and, for input feeding, h̃ (B, D)."""
 
     carries: tuple[Carry, ...]
     fed: Array | None
 
 
-class Memory(NamedTuple):
-    """What the decoder knows of the source: keys as scores want them, values (B, S, N, H) and summary (B, C)."""
-
-    keys: Array
-    values: Array
-    summary: Array
-
-
 class Cache(NamedTuple):
-    """What decoding keeps between steps; the batch axis comes first in every leaf. source_valid: (B, S)."""
+    """The state of decoding between steps. The batch axis comes first in every leaf. source_valid: (B, S)."""
 
     past: State
     memory: Memory
@@ -202,17 +181,17 @@ def _cell(config: RecurrentConfig, width: int, name: str | None = None) -> Any:
 
 
 class Encoder(nn.Module):
-    """One or two directions, in layers. Padding is seen by no state."""
+    """Layers of one or two directions. No state sees padding."""
 
     config: RecurrentConfig
 
     @nn.compact
     def __call__(self, x: Array, valid: Array) -> tuple[Array, Array, tuple[Carry, ...]]:
-        """x (B, S, E), valid (B, S) → h (B, S, C), summary (B, C), and the decoder's first carry for each layer.
+        """Read x (B, S, E), valid (B, S) → h (B, S, C), summary (B, C), and the decoder's first carry for each layer.
 
-        The summary is the last state of each direction. One direction hands its last carry to the decoder as it is;
-        of two the backward one does, which has last read the first word, by tanh(W ·) (Bahdanau et al. 2015, A.2.2:
-        s₀ = tanh(W_s ←h₁)).
+        The summary is the last state of each direction. A one-way encoder hands its last carry to the decoder as it is.
+        Of two directions the backward one, which reads the first word last, hands over tanh(W ·) of its carry (Bahdanau
+        et al. 2015, A.2.2: s₀ = tanh(W_s ←h₁)).
         """
         c, lengths = self.config, valid.sum(axis=1)
         width = c.encoder_dim // 2 if c.bidirectional else c.encoder_dim
@@ -241,76 +220,8 @@ class Encoder(nn.Module):
         return x, jnp.concatenate([jax.tree.leaves(end)[-1] for end in ends], axis=-1), tuple(first)
 
 
-class Alignment(nn.Module):
-    """Which source positions a state looks at, and what it sees there."""
-
-    config: RecurrentConfig
-
-    def setup(self) -> None:
-        c, d, e = self.config, self.config.d_model, self.config.encoder_dim
-
-        def linear(inputs: int, outputs: int) -> Linear:
-            return Linear((inputs, outputs), ("embed", "state"), use_bias=False, dtype=c.dtype)
-
-        if c.attention in ("additive", "concat"):  # W_a and U_a, or the two halves of W
-            self.query, self.key = linear(d, c.attention_dim), linear(e, c.attention_dim)
-            self.v = parameter(self, "v", nn.initializers.normal(c.attention_dim**-0.5), (c.attention_dim,), ("state",))
-        elif c.attention == "general":
-            init = nn.initializers.xavier_uniform()
-            self.w = parameter(self, "w", init, (d, e), ("embed", "state"))
-        elif c.attention in ("scaled_dot", "multi_head"):
-            heads = c.num_heads if c.attention == "multi_head" else 1
-            names, shape = ("embed", "state", "head_dim"), (heads, d // heads)
-            self.query = Linear((d, *shape), names, use_bias=False, dtype=c.dtype)
-            self.key = Linear((e, *shape), names, use_bias=False, dtype=c.dtype)
-            self.value = Linear((e, *shape), names, use_bias=False, dtype=c.dtype)
-            to_output = ("state", "head_dim", "embed")
-            self.output = Linear((*shape, e), to_output, num_inputs=2, use_bias=False, dtype=c.dtype)
-        if c.damping:
-            self.damping = parameter(self, "damping", nn.initializers.zeros, (), ())
-        if c.local_window:
-            self.position = linear(d, d)
-            self.position_v = parameter(self, "position_v", nn.initializers.normal(d**-0.5), (d,), ("state",))
-
-    def project(self, h: Array) -> tuple[Array, Array]:
-        """h (B, S, C) → keys and values, once a sentence."""
-        if self.config.attention in ("additive", "concat"):
-            return self.key(h), h[:, :, None]
-        if self.config.attention in ("scaled_dot", "multi_head"):
-            return self.key(h), self.value(h)
-        return h, h[:, :, None]
-
-    def scores(self, query: Array, keys: Array) -> Array:
-        """States (B, T, D) against keys → (B, N, T, S)."""
-        c = self.config
-        if c.attention in ("scaled_dot", "multi_head"):
-            return scaled_dot_product_scores(self.query(query), keys, c.dtype)
-        if c.attention in ("additive", "concat"):
-            scores = additive_scores(self.query(query), keys, self.v)
-        elif c.attention == "general":
-            scores = general_scores(query, keys, self.w, c.dtype)
-        else:
-            scores = dot_scores(query, keys, c.dtype)
-        return scores[:, None]
-
-    def __call__(self, query: Array, memory: Memory, valid: Array) -> tuple[Array, Array]:
-        """query (B, T, D), valid (B, S) → contexts (B, T, C), weights (B, N, T, S)."""
-        c = self.config
-        scores = self.scores(query, memory.keys)
-        if c.damping:
-            scores = damped_scores(scores, self.damping)
-        if c.local_window:  # p = S · sigmoid(v_pᵀ tanh(W_p s)), Luong et al. 2015, eq. 9
-            where = nn.sigmoid(einsum("BTD,D->BT", jnp.tanh(self.position(query)), self.position_v, c.dtype))
-            center = where * valid.sum(axis=1, keepdims=True)
-            weights = local_weights(scores[:, 0], center, c.local_window, valid[:, None])[:, None]
-        else:
-            weights = attention_weights(scores, padding_mask(valid))
-        seen = einsum("BNTS,BSNH->BTNH", weights, memory.values, c.dtype)
-        return (self.output(seen) if c.attention in ("scaled_dot", "multi_head") else seen[:, :, 0]), weights
-
-
 class Decoder(nn.Module):
-    """One step: the word before and the state before → the next state, and what is projected to the vocabulary."""
+    """One step: from the previous word and state to the next state and to what is mapped to the vocabulary."""
 
     config: RecurrentConfig
 
@@ -319,8 +230,16 @@ class Decoder(nn.Module):
         self.cells = [_cell(c, c.d_model) for _ in range(c.num_layers)]
         self.dropout = Dropout(c.dropout_rate)
         if c.attention != "none":
-            self.alignment = Alignment(c)
-        if c.follows:  # W_c of Luong et al. 2015, eq. 5
+            self.alignment = ALIGNMENTS[c.attention](
+                c.d_model,
+                c.encoder_dim,
+                c.attention_dim,
+                c.num_heads if c.attention == "multi_head" else 1,
+                c.damping,
+                c.local_window,
+                c.dtype,
+            )
+        if c.luong_decoder:  # W_c of Luong et al. 2015, eq. 5
             shape = c.encoder_dim + c.d_model, c.d_model
             self.combine = Linear(shape, ("embed", "state"), use_bias=False, dtype=c.dtype)
         elif c.readout == "maxout" and c.reads_context:
@@ -328,14 +247,14 @@ class Decoder(nn.Module):
             self.maxout = Linear(shape, ("embed", "state"), dtype=c.dtype)
 
     def init_memory(self, h: Array, summary: Array) -> Memory:
-        """What the steps share."""
+        """Return what all steps share."""
         keys, values = (h, h[:, :, None]) if self.config.attention == "none" else self.alignment.project(h)
         return Memory(keys, values, summary)
 
     def __call__(self, state: State, y: Array, memory: Memory, valid: Array) -> tuple[State, Array, Array]:
-        """y (B, E) → the next state, output (B, output_dim), weights (B, N, S).
+        """Read y (B, E) → the next state, output (B, output_dim), weights (B, N, S).
 
-        A memory of fewer rows, B / K, is shared: each of its rows by K neighbouring rows of y.
+        A memory of fewer rows, B / K, is shared: each of its rows by K adjacent rows of y.
 
         additive: c_t from s_{t-1}, s_t = f(s_{t-1}, [y; c_t]), output g(s_t, c_t, y) (Bahdanau et al. 2015, A.2.2).
         none: the same with the summary for c_t, or s_t alone.
@@ -349,7 +268,7 @@ class Decoder(nn.Module):
             return context.reshape(len(s), -1), weights
 
         weights = jnp.zeros((len(y), 0, valid.shape[1]))
-        if c.follows:
+        if c.luong_decoder:
             carries, s = self._recur(state.carries, y if state.fed is None else jnp.concatenate([y, state.fed], -1))
             context, weights = look(s)
             output = jnp.tanh(self.combine(jnp.concatenate([context, s], axis=-1)))
@@ -368,7 +287,7 @@ class Decoder(nn.Module):
         return State(carries, None), output, weights
 
     def _recur(self, carries: tuple[Carry, ...], x: Array) -> tuple[tuple[Carry, ...], Array]:
-        """All layers' cells, dropout between them."""
+        """Run all layers' cells, with dropout between them."""
         after = []
         for layer, (cell, carry) in enumerate(zip(self.cells, carries, strict=True)):
             carry, x = cell(carry, x if layer == 0 else self.dropout(x))
@@ -377,13 +296,13 @@ class Decoder(nn.Module):
 
 
 class RecurrentSeq2Seq(nn.Module):
-    """The encoder–decoder model; it is called, and decodes, as `Transformer` does.
+    """The encoder–decoder model. It is called and decodes like `Transformer`.
 
-    Differs: cells are flax's: GRU with the reset gate behind the recurrent product (as cuDNN), no peepholes; they
-    compute in float32. Word vectors are scaled as the Transformer's. The summary is the encoder's last state itself,
-    where Cho et al. have tanh(V h) and a first state tanh(V' c). The deep output of Bahdanau et al. sees s_t, as their
-    equation 4 has it, not s_{t-1} as in their appendix; the default readout is one linear map of [s_t; c_t; y]. Luong
-    et al. have a one-way encoder, which hands its states to the decoder; so has this where `bidirectional` is off.
+    Differs: cells are flax's, in float32: the GRU applies its reset gate after the recurrent product (like cuDNN), and
+    the LSTM has no peepholes. Word vectors are scaled like the Transformer's. The summary is the encoder's last state
+    itself, where Cho et al. have tanh(V h) and a first state tanh(V' c). The deep output of Bahdanau et al. sees s_t,
+    as in their equation 4, not s_{t-1} as in their appendix; the default readout is one linear map of [s_t; c_t; y].
+    Luong et al.'s encoder is one-way and hands its states to the decoder; so does this one without `bidirectional`.
     """
 
     config: RecurrentConfig
@@ -401,9 +320,9 @@ class RecurrentSeq2Seq(nn.Module):
     def __call__(
         self, source: Array, target: Array, source_valid: Array | None = None, target_valid: Array | None = None
     ) -> Array:
-        """source ids (B, S), target ids (B, T) → logits (B, T, padded V) of the token after each, float32."""
-        x, project = self.hidden(source, target, source_valid, target_valid)
-        return project(x, self.config.target_vocab_size, self.config.dtype)
+        """Map source ids (B, S) and target ids (B, T) to float32 logits (B, T, padded V) of the token after each."""
+        x, lm_head = self.hidden(source, target, source_valid, target_valid)
+        return lm_head(x, self.config.target_vocab_size, self.config.dtype)
 
     def hidden(
         self,
@@ -412,15 +331,16 @@ class RecurrentSeq2Seq(nn.Module):
         source_valid: Array | None = None,
         target_valid: Array | None = None,
         step: Array | int = 0,
-    ) -> tuple[Array, Projection]:
-        """What is projected to logits (B, T, output_dim), and what does that. Weights are sown, (B, N, T, S).
+    ) -> tuple[Array, LMHead]:
+        """Return the decoder's output (B, T, output_dim) and its map to logits. Weights (B, N, T, S) are sown.
 
-        `source_valid`: True at tokens, False at the padding behind them. A state sees what is before it, so that
-        `target_valid` has nothing to do. In training, update `step`, as many positions of `target` as the config says
-        are not read: there the model reads what it finds most probable itself (Bengio et al. 2015).
+        `source_valid`: True at tokens, False at the padding after them. A state sees only what comes before it, so
+        `target_valid` is not needed. In training, at update `step`, a share of positions set by the config reads the
+        word that the model itself finds most probable and not the one in `target` (Bengio et al. 2015).
 
-        Differs: one coin is flipped a position, for all rows together, where they flip one a word: the product with the
-        vocabulary is skipped where no row needs it. Nothing forbids padding or the beginning, as decoding does.
+        Differs: one coin is flipped per position, for all rows together, where Bengio et al. flip one per word. The
+        product with the vocabulary is then skipped where no row needs it. Unlike decoding, this may choose padding or
+        the begin-of-sentence id.
         """
         valid = jnp.ones(source.shape, bool) if source_valid is None else source_valid
         cache = self.init_cache(source, valid, target.shape[1])
@@ -430,37 +350,39 @@ class RecurrentSeq2Seq(nn.Module):
             given = jax.random.bernoulli(self.make_rng("dropout"), rate, target.shape[1:]).at[0].set(True)
         x, weights, _ = self._run(cache, target, given)
         self.sow("intermediates", "weights", weights)
-        return self.dropout(x), self.output.projection()
+        return self.dropout(x), self.output.lm_head()
 
     def init_cache(self, source: Array, source_valid: Array, length: int) -> Cache:
-        """Runs the encoder, once. `length`, which a Transformer needs, is free here."""
+        """Run the encoder once. `length` is not used: a recurrent state needs no room."""
         c = self.config
         h, summary, carries = self.encoder(self.source_embedding(source), source_valid)
         fed = jnp.zeros((len(source), c.d_model)) if c.input_feeding else None
         return Cache(State(carries, fed), self.decoder.init_memory(h, summary), source_valid)
 
     def extend(self, cache: Cache, target: Array, position: Array | int) -> tuple[Array, Cache]:
-        """target ids (B, T), which follow what the cache has seen → logits (B, T, padded V) and the cache with them."""
+        """Read target ids (B, T), which follow those in the cache → logits (B, T, padded V) and the new cache."""
         x, _, past = self._run(cache, target, None)
-        project = self.output.projection()
-        return project(x, self.config.target_vocab_size, self.config.dtype), cache._replace(past=past)
+        lm_head = self.output.lm_head()
+        return lm_head(x, self.config.target_vocab_size, self.config.dtype), cache._replace(past=past)
 
     @nn.nowrap
     def attention_maps(self, sown: Any) -> dict[tuple[str, str, str], Array]:
-        """As `Transformer.attention_maps`: the alignment, in one layer; nothing without attention."""
+        """Return what `Transformer.attention_maps` does: here one layer, or nothing without attention."""
         return (
             {("alignment", "target", "source"): sown["weights"][0][:, None]} if self.config.attention != "none" else {}
         )
 
     @nn.nowrap
     def for_extend(self, params: Any) -> Any:
-        """The parameters as `extend` in a loop wants them."""
+        """Return the parameters in the form that is fastest for `extend` in a loop."""
         return params
 
     def _run(self, cache: Cache, target: Array, given: Array | None) -> tuple[Array, Array, State]:
-        """→ outputs (B, T, output_dim), weights (B, N, T, S), state. Where `given` (T,) is False, the input is what the
-        model itself would have said."""
-        c, project = self.config, self.output.projection()
+        """Read the target → outputs (B, T, output_dim), weights (B, N, T, S), state.
+
+        Where `given` (T,) is False, the model reads the word that it found most probable.
+        """
+        c, lm_head = self.config, self.output.lm_head()
 
         def word(model: RecurrentSeq2Seq, tokens: Array) -> Array:
             return model.dropout(model.target_embedding(tokens))
@@ -473,7 +395,7 @@ class RecurrentSeq2Seq(nn.Module):
             if coins is not None:  # the most probable word, if the next step reads it
 
                 def said(x: Array) -> Array:
-                    return project(x[:, None], c.target_vocab_size, c.dtype)[:, 0].argmax(axis=-1).astype(own.dtype)
+                    return lm_head(x[:, None], c.target_vocab_size, c.dtype)[:, 0].argmax(axis=-1).astype(own.dtype)
 
                 own = jax.lax.cond(coins[1], lambda x: own, said, jax.lax.stop_gradient(output))
             return (state, own), (output, weights)

@@ -16,11 +16,11 @@ class Curve(NamedTuple):
 
 
 class LengthScore(NamedTuple):
-    """The score of the `count` examples whose sources have `shortest` to `longest` words."""
+    """The score of the `examples` examples whose sources have `shortest` to `longest` words."""
 
     shortest: int
     longest: int
-    count: int
+    examples: int
     score: float
 
 

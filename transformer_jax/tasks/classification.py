@@ -95,7 +95,12 @@ class Classification(TextTask):
         if seed is None:
             return self._in_order(text, labels, split)
         return bucket_batches(
-            self.corpus, {"text": text}, split=split, seed=seed, begin=True, label=self.labels.encode(labels, split)
+            self.corpus,
+            {"text": text},
+            split=split,
+            seed=seed,
+            begin=True,
+            others={"label": self.labels.encode(labels, split)},
         )
 
     def batches_of(self, records: Sequence[Record]) -> Batches:
@@ -105,7 +110,9 @@ class Classification(TextTask):
     def _in_order(self, text: Sequence[str], labels: Sequence[str] | None, what: str) -> Batches:
         config, others = self.config, {} if labels is None else {"label": self.labels.encode(labels, what)}
         rows, limit = config.evaluation.batch_size, config.model.max_length
-        batches = ladder_batches(self.corpus, {"text": text}, rows=rows, limit=limit, what=what, begin=True, **others)
+        batches = ladder_batches(
+            self.corpus, {"text": text}, rows=rows, limit=limit, what=what, begin=True, others=others
+        )
         return batches._replace(references=labels or ())
 
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
@@ -116,7 +123,7 @@ class Classification(TextTask):
     def score(
         self, means: Mapping[str, float], predictions: Sequence[dict[str, Any]], references: Sequence[Any]
     ) -> dict[str, float | str]:
-        loss = {"loss": means["cross_entropy"]} if means else {}
+        loss: dict[str, float | str] = {"loss": means["cross_entropy"]} if means else {}
         return loss | {"accuracy": metrics.exact_match([found["label"] for found in predictions], references)}
 
     def dummy_batch(self, rows: int, length: int, seed: int | None = None) -> Arrays:

@@ -8,15 +8,14 @@ import collections
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import jax
-import numpy as np
 
+from transformer_jax.data.batching import Arrays
 from transformer_jax.training.engine import Engine
-from transformer_jax.training.sharding import batch_sharding
-from transformer_jax.training.task import Task
+from transformer_jax.training.sharding import abstract_batch
 
 ITEM_BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8}
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
@@ -43,7 +42,7 @@ class Description:
     mesh: dict[str, int]
     parameters: int
     batch: dict[str, tuple[int, ...]]
-    tokens: int  # that are trained on
+    tokens: int  # in the batch, which has no padding
     flops: float  # of the whole batch, on all devices
     parameter_bytes: int
     optimizer_bytes: int
@@ -59,14 +58,12 @@ class Description:
         return self.flops / devices / peak, sum(c.sent for c in self.collectives) / link
 
 
-def describe(task: Task, engine: Engine, batch: Mapping[str, np.ndarray], turns: int = 1) -> Description:
-    """Describe a step on `batch`, which has no padding. `turns`: of loops whose length depends on the data."""
-    state, placed, rows = engine.abstract_state, {}, batch_sharding(engine.mesh)
-    for name, array in batch.items():
-        placed[name] = jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=rows)
-    compiled = engine.step.lower(state, placed).compile()
+def describe(engine: Engine, batch: Arrays, turns: int = 1) -> Description:
+    """Describe the step on a batch without padding. Loops whose length depends on the data make `turns` turns."""
+    state, work = engine.abstract_state, engine.task.work(batch)
+    compiled = engine.step.lower(state, abstract_batch(batch, engine.mesh)).compile()
     collectives, guessed = read_collectives(compiled.as_text(), turns)
-    parameter_bytes, work = _bytes_per_device(state.params), task.work(dict(batch))
+    parameter_bytes = _bytes_per_device(state.params)
     return Description(
         mesh=dict(engine.mesh.shape),
         parameters=sum(math.prod(x.shape) for x in jax.tree.leaves(state.params)),

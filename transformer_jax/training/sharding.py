@@ -151,6 +151,12 @@ def check_rows(rows: Iterable[int], mesh: Mesh, microbatches: int = 1) -> None:
             )
 
 
+def abstract_batch(arrays: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shapes of a whole batch with the sharding that `feed` gives it."""
+    rows = batch_sharding(mesh)
+    return {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows) for name, x in arrays.items()}
+
+
 class Fed(NamedTuple):
     """A batch on the host and on the devices.
 

@@ -1,0 +1,152 @@
+"""Products and their derivatives in both modes; random bits by their statistics."""
+
+import hashlib
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from conftest import on_devices
+
+from transformer_jax.models.layers import dropout
+from transformer_jax.models.numerics import hashed_bits, product
+
+
+def normal(*shape, seed=0):
+    return np.float32(np.random.default_rng([seed, *shape]).normal(size=shape))
+
+
+TRANSFORMER = ["abi,ij->abj", "BTD,VD->BTV", "BTNH,BSNH->BNTS", "BNTS,BSNH->BTNH", "abij,ijk->abk", "BTNH,RH->BNTR"]
+RECURRENT = ["BTSA,A->BTS", "BTD,BSD->BTS", "BTC,BSC->BTS", "BTD,DC->BTC", "BTD,D->BT"]
+SPECS = TRANSFORMER + RECURRENT
+
+
+def operands(spec):
+    sizes = dict(zip("abijkBTSNHDVACR", (2, 3, 5, 7, 11, 2, 3, 4, 5, 6, 7, 8, 9, 3, 5), strict=True))
+    *inputs, out = spec.replace("->", ",").split(",")
+    return [normal(*(sizes[c] for c in axes), seed=i) for i, axes in enumerate((*inputs, out))]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_products_and_its_gradients(spec):
+    a, b, g = operands(spec)
+
+    def total(multiply):
+        return lambda a, b: (multiply(a, b) * g).sum()
+
+    expected = jax.grad(total(lambda a, b: jnp.einsum(spec, a, b, precision="highest")), (0, 1))(a, b)
+    found = jax.grad(total(lambda a, b: product(spec, a, b)), (0, 1))(a, b)
+    for x, y in zip(found, expected, strict=True):
+        assert oracle.relative(x, np.float64(y)) <= 1e-5
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_bfloat16_products_rounds_operands_and_cotangents_and_nothing_else(spec):
+    a, b, g = operands(spec)
+    half = [np.float64(np.asarray(x, jnp.bfloat16)) for x in (a, b, g)]
+    y, pull = jax.vjp(lambda a, b: product(spec, a, b, "bfloat16"), a, b)
+    assert y.dtype == jnp.float32
+    assert oracle.relative(y, np.einsum(spec, *half[:2])) <= 1e-6
+    *inputs, out = spec.replace("->", ",").split(",")
+    da, db = pull(jnp.asarray(g))
+    assert da.dtype == db.dtype == jnp.float32
+    assert oracle.relative(da, np.einsum(f"{out},{inputs[1]}->{inputs[0]}", half[2], half[1])) <= 1e-6
+    assert oracle.relative(db, np.einsum(f"{out},{inputs[0]}->{inputs[1]}", half[2], half[0])) <= 1e-6
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_tangents_and_second_derivatives(spec):
+    """In forward mode, and forward over reverse, in float32: both factors move."""
+    a, b, g = operands(spec)
+    moved = normal(*a.shape, seed=3), normal(*b.shape, seed=4)
+    _, tangent = jax.jvp(lambda a, b: product(spec, a, b), (a, b), moved)
+    expected = np.einsum(spec, *map(np.float64, (moved[0], b))) + np.einsum(spec, *map(np.float64, (a, moved[1])))
+    assert oracle.relative(tangent, expected) <= 1e-5
+
+    def gradient(multiply):
+        return jax.grad(lambda a, b: (multiply(spec, a, b) ** 2 * g).sum(), (0, 1))
+
+    _, found = jax.jvp(gradient(product), (a, b), moved)
+    _, expected = jax.jvp(gradient(lambda *x: jnp.einsum(*x, precision="highest")), (a, b), moved)
+    for x, y in zip(found, expected, strict=True):
+        assert oracle.relative(x, np.float64(y)) <= 1e-5
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("axes", [(0, None), (None, 1), (1, 0)])
+@pytest.mark.parametrize("spec", ["abi,ij->abj", "BTNH,BSNH->BNTS"])
+def test_a_vectorized_product_is_a_loop_over_products(spec, axes, dtype):
+    a, b, _ = operands(spec)
+    a, b = (x if axis is None else np.stack([x, -2 * x, x + 1], axis) for x, axis in zip((a, b), axes, strict=True))
+    found = jax.jit(jax.vmap(lambda a, b: product(spec, a, b, dtype), axes))(a, b)
+    for i in range(3):
+        one = (x if axis is None else np.take(x, i, axis) for x, axis in zip((a, b), axes, strict=True))
+        np.testing.assert_allclose(found[i], product(spec, *one, dtype), rtol=1e-5, atol=1e-5)
+
+
+def test_sizes_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match=r"abi,ij->abj does not fit arrays of shapes \(2, 3, 5\) and \(7, 5\)"):
+        product("abi,ij->abj", normal(2, 3, 5), normal(7, 5))
+
+
+def hashed(seed, *shape):
+    """One stream of dropout bits as 32 columns of ±1, (n, 32)."""
+    bits = np.asarray(hashed_bits(jax.random.key(seed), shape)).ravel()
+    return 2.0 * ((bits[:, None] >> np.arange(32, dtype=np.uint32)) & 1) - 1
+
+
+def test_hashed_bits_are_fair_and_uncorrelated_over_positions():
+    n = 2**17
+    signs = hashed(5, n)
+    assert np.abs(signs.mean(axis=0)).max() < 5 / np.sqrt(n)
+    assert np.abs(signs.T @ signs / n - np.eye(32)).max() < 5 / np.sqrt(n)
+    for lag in (1, 2, 7, 24, 128, 24 * 128, 2**16):
+        assert np.abs(signs[lag:].T @ signs[:-lag] / (n - lag)).max() < 5.5 / np.sqrt(n - lag)
+    bits = np.asarray(hashed_bits(jax.random.key(5), (n,)))
+    counts = np.bincount(bits >> 24, minlength=256)
+    assert abs(((counts - n / 256) ** 2 / (n / 256)).sum() - 255) < 5 * np.sqrt(2 * 255)
+    assert abs(len(np.unique(bits)) - (n - n**2 / 2**33)) < 12  # as many collisions as chance makes
+
+
+def test_hashed_bits_of_different_keys_are_independent():
+    """The keys of layers and steps: folded from one, or neighbours as seeds."""
+    key, n = jax.random.key(0), 2**13
+    keys = [jax.random.fold_in(key, i) for i in range(16)] + [jax.random.key(i) for i in range(1, 17)]
+    streams = np.stack([np.asarray(hashed_bits(k, (n,))) for k in keys])
+    assert len(np.unique(streams[:, 0])) == len(keys)
+    for shift in (0, 1, 128):  # also against each other's neighbours
+        dropped = np.float64(streams < 0.3 * 2**32) - 0.3
+        correlation = dropped[:, shift:] @ dropped[:, : n - shift].T / (0.21 * (n - shift))
+        np.fill_diagonal(correlation, 0)
+        assert np.abs(correlation).max() < 5.5 / np.sqrt(n - shift)
+
+
+def test_a_dropped_row_is_as_likely_as_chance_has_it():
+    """How many of 16 neighbours are dropped is binomial: no clusters that single correlations would miss."""
+    dropped = np.asarray(hashed_bits(jax.random.key(9), (2**15, 16))) < 2**31
+    counts = np.bincount(dropped.sum(axis=1), minlength=17)
+    expected = np.array([math.comb(16, k) for k in range(17)]) / 2**16 * 2**15
+    assert ((counts - expected) ** 2 / expected)[2:15].sum() < 13 + 5 * np.sqrt(2 * 13)
+
+
+def test_hashed_bits_do_not_depend_on_the_mesh():
+    """The index is the global one: an array sharded over 8 devices is dropped as on one."""
+    shape = (8, 16, 6)
+    program = f"""
+import hashlib, jax, numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from transformer_jax.models.layers import dropout
+x = np.float32(np.random.default_rng(0).normal(size={shape}))
+for axes, spec in (((8, 1), "a"), ((2, 4), ("a", "b")), ((1, 8), (None, "b"))):
+    mesh = jax.make_mesh(axes, ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+    sharding = NamedSharding(mesh, PartitionSpec(*spec))
+    run = jax.jit(lambda x, key: dropout(x, 0.3, key), in_shardings=(sharding, None), out_shardings=sharding)
+    y = run(jax.device_put(x, sharding), jax.random.key(0))
+    assert len(y.sharding.device_set) == 8
+    print(hashlib.sha256(np.asarray(y).tobytes()).hexdigest())
+"""
+    x = np.float32(np.random.default_rng(0).normal(size=shape))
+    here = hashlib.sha256(np.asarray(dropout(x, 0.3, jax.random.key(0))).tobytes()).hexdigest()
+    assert on_devices(8, program).split() == [here] * 3

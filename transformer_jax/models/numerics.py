@@ -1,0 +1,170 @@
+"""Matrix products in mixed precision and cheap random bits: how the models compute, not what."""
+
+import functools
+import math
+import string
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+Array = jax.Array
+
+
+def product(spec: str, a: Array, b: Array, dtype: str = "float32") -> Array:
+    """Multiply two arrays in `dtype`, as `jnp.einsum` would, accumulating in float32 and returning float32.
+
+    Every index of an operand must stand in the other operand or in the output. Gradients are products in `dtype` too.
+    The factors of each gradient are in the order that needs the fewest transpositions, which is faster on CPUs than
+    autodiff of `jnp.einsum`.
+
+    float32 supports every transformation, forward mode included. bfloat16 rounds cotangents to bfloat16, where
+    autodiff would multiply them in float32 at a fraction of the speed; it supports reverse mode only. On accelerators
+    `jax_default_matmul_precision` decides how exact float32 is: TF32 or bfloat16 passes by default.
+
+    Raises:
+        ValueError: The shapes do not fit `spec`.
+    """
+    _sizes(spec, a, b)
+    if dtype == "float32":
+        return _product_p.bind(jnp.asarray(a, jnp.float32), jnp.asarray(b, jnp.float32), spec=spec)
+    return _rounded_product(spec, a, b, dtype)
+
+
+def _parse(spec: str) -> tuple[list[str], str]:
+    operands, out = spec.split("->")
+    return operands.split(","), out
+
+
+def _sizes(spec: str, a: Array, b: Array) -> dict[str, int]:
+    (in_a, in_b), _ = _parse(spec)
+    sizes: dict[str, int] = {}
+    if (len(in_a), len(in_b)) != (a.ndim, b.ndim) or any(
+        sizes.setdefault(i, size) != size for i, size in zip(in_a + in_b, a.shape + b.shape, strict=True)
+    ):
+        raise ValueError(f"{spec} does not fit arrays of shapes {a.shape} and {b.shape}.")
+    return sizes
+
+
+def _gradient_specs(spec: str) -> tuple[str, str, bool]:
+    """Return the specs of a's gradient (cotangent, b) and of b's, and whether the latter takes a before the cotangent.
+
+    The last axis of b is last in the result when the operand that holds it comes second.
+    """
+    (in_a, in_b), out = _parse(spec)
+    a_first = in_b[-1] in out
+    return f"{out},{in_b}->{in_a}", f"{in_a},{out}->{in_b}" if a_first else f"{out},{in_a}->{in_b}", a_first
+
+
+def _multiply(a: Array, b: Array, *, spec: str, dtype: str = "float32") -> Array:
+    """Arrange both operands as (batches of) matrices, multiply them, and arrange the result as `spec` says."""
+    (in_a, in_b), out = _parse(spec)
+    batch = [i for i in in_a if i in in_b and i in out]
+    summed = [i for i in in_a if i in in_b and i not in out]
+    rows, columns = [i for i in in_a if i not in in_b], [i for i in in_b if i not in in_a]
+    # Matrix products take transposed operands as they are. In bfloat16 on CPUs only the second one may be transposed.
+    a_transposed = dtype == "float32" and [i for i in in_a if i not in batch] == summed + rows
+    b_transposed = [i for i in in_b if i not in batch] == columns + summed
+    sizes = _sizes(spec, a, b)
+
+    def matrices(x: Array, indices: str, *groups: list[str]) -> Array:
+        x = x.astype(dtype).transpose([indices.index(i) for i in sum(groups, batch)])
+        return x.reshape([sizes[i] for i in batch] + [math.prod(sizes[i] for i in group) for group in groups])
+
+    a = matrices(a, in_a, summed, rows) if a_transposed else matrices(a, in_a, rows, summed)
+    b = matrices(b, in_b, columns, summed) if b_transposed else matrices(b, in_b, summed, columns)
+    if dtype != "float32":
+        a, b = _as_it_stands(a, b)
+    n = len(batch)
+    sums = (n if a_transposed else n + 1,), (n + 1 if b_transposed else n,)
+    pairs = tuple(range(n)), tuple(range(n))
+    result = jax.lax.dot_general(a, b, (sums, pairs), preferred_element_type=jnp.float32)
+    if dtype != "float32":
+        (result,) = _as_it_stands(result)
+    order = [*batch, *rows, *columns]
+    return result.reshape([sizes[i] for i in order]).transpose([order.index(i) for i in out])
+
+
+def _as_it_stands(*arrays: Array) -> tuple[Array, ...]:
+    """Keep XLA for CPU from merging these transpositions into a product, which it then cannot compute in bfloat16."""
+    return jax.lax.platform_dependent(
+        *arrays, cpu=lambda *arrays: jax.lax.optimization_barrier(arrays), default=lambda *arrays: arrays
+    )
+
+
+# A primitive of its own, because no other rule gives both modes of differentiation and chooses the order of factors.
+_product_p = Primitive("product")
+_product_p.def_impl(_multiply)
+mlir.register_lowering(_product_p, mlir.lower_fun(_multiply, multiple_results=False))
+
+
+@_product_p.def_abstract_eval
+def _shape(a: jax.core.ShapedArray, b: jax.core.ShapedArray, *, spec: str) -> jax.core.ShapedArray:
+    (in_a, in_b), out = _parse(spec)
+    sizes = dict(zip(in_a + in_b, a.shape + b.shape, strict=True))
+    return jax.core.ShapedArray(tuple(sizes[i] for i in out), jnp.dtype("float32"))
+
+
+def _transpose_a(cotangent: Array, _: object, b: Array, *, spec: str) -> Array:
+    return _product_p.bind(cotangent, b, spec=_gradient_specs(spec)[0])
+
+
+def _transpose_b(cotangent: Array, a: Array, _: object, *, spec: str) -> Array:
+    _, spec_b, a_first = _gradient_specs(spec)
+    return _product_p.bind(*((a, cotangent) if a_first else (cotangent, a)), spec=spec_b)
+
+
+def _vectorize(arrays: tuple[Array, Array], axes: tuple, *, spec: str) -> tuple[Array, int]:
+    operands, out = _parse(spec)
+    new = next(letter for letter in string.ascii_letters if letter not in spec)
+    for i, axis in enumerate(axes):
+        if axis is not None:
+            operands[i] = operands[i][:axis] + new + operands[i][axis:]
+    return _product_p.bind(*arrays, spec=f"{','.join(operands)}->{new}{out}"), 0
+
+
+ad.defbilinear(_product_p, _transpose_a, _transpose_b)
+batching.primitive_batchers[_product_p] = _vectorize
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3))
+def _rounded_product(spec: str, a: Array, b: Array, dtype: str) -> Array:
+    return _multiply(a, b, spec=spec, dtype=dtype)
+
+
+def _rounded_forward(spec: str, a: Array, b: Array, dtype: str) -> tuple[Array, tuple]:
+    like = jnp.zeros(0, a.dtype), jnp.zeros(0, b.dtype)
+    a, b = a.astype(dtype), b.astype(dtype)
+    return _rounded_product(spec, a, b, dtype), (a, b, *like)
+
+
+def _rounded_backward(spec: str, dtype: str, saved: tuple, cotangent: Array) -> tuple[Array, Array]:
+    a, b, like_a, like_b = saved
+    spec_a, spec_b, a_first = _gradient_specs(spec)
+    da = _rounded_product(spec_a, cotangent, b, dtype)
+    db = _rounded_product(spec_b, *((a, cotangent) if a_first else (cotangent, a)), dtype)
+    return da.astype(like_a.dtype), db.astype(like_b.dtype)
+
+
+_rounded_product.defvjp(_rounded_forward, _rounded_backward)
+
+
+def hashed_bits(key: Array, shape: tuple[int, ...]) -> Array:
+    """Hash each element's index with two words drawn from the key into random uint32 of `shape`.
+
+    On CPUs jax's generators cost as much as a matrix product of this size; this costs about as much as an addition.
+    The index is the one in the whole array, so the bits are the same on every mesh. They repeat after 2³² elements.
+
+    For dropout only: one round of a hash per word (Wellons 2018, "Prospecting for Hash Functions", lowbias32) passes
+    the tests in tests/models/test_numerics.py, and nothing more is known of its quality.
+    """
+
+    def mix(h: Array) -> Array:
+        h = (h ^ (h >> 16)) * jnp.uint32(0x7FEB352D)
+        h = (h ^ (h >> 15)) * jnp.uint32(0x846CA68B)
+        return h ^ (h >> 16)
+
+    first, second = jax.random.bits(key, (2,), jnp.uint32)
+    index = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
+    return mix(mix(index * jnp.uint32(0x9E3779B9) + first) ^ second)

@@ -1,0 +1,274 @@
+"""What every Transformer is made of: blocks of attention and feed-forward networks, in stacks, with their cache.
+
+Shapes: B batch · T query positions · S key positions · D d_model · N heads · H head width · L layers. The parameters of
+a stack's layers are stored stacked, with axis L first.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import flax.linen as nn
+import jax
+
+from transformer_jax import fields
+from transformer_jax.models import layers
+from transformer_jax.models.attention import KeyValue, MultiHeadAttention, causal_mask
+from transformer_jax.models.layers import FeedForward, Residual, final_norm
+from transformer_jax.models.positions import IN_ATTENTION, POSITIONS
+
+Array = jax.Array
+
+DTYPES = ("float32", "bfloat16")
+IMPLEMENTATIONS = ("einsum", "jax")
+# Rematerialisation (Chen et al. 2016): what a layer's backward pass computes again. "none": nothing. "scores": all but
+# the products with weights, so that attention's (B, N, T, S) need not be kept. "full": everything.
+REMAT: dict[str, Callable[..., bool] | None] = {
+    "none": None,
+    "scores": jax.checkpoint_policies.save_only_these_names(layers.WEIGHT_PRODUCT),
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockConfig:
+    """The fields that a block reads. The defaults are the base model of Vaswani et al. 2017 (Table 3, first row)."""
+
+    d_model: int = fields.size(512, 16)
+    d_ff: int = fields.size(2048, 24)
+    num_heads: int = fields.size(8, 2)
+    head_dim: int = fields.size(64, 8)  # d_k
+    value_dim: int = fields.size(64, 4, like="head_dim")  # d_v
+    activation: str = "relu"
+    norm: str = "post"
+    positions: str = "sinusoidal"
+    max_relative_distance: int = 16  # k of "relative": more distant tokens are treated alike
+    dropout_rate: float = fields.random(0.1, 0.0)  # on each sub-layer's output and on the sums of embeddings
+    attention_dropout_rate: float = fields.random(0.0, 0.0)  # on the attention weights
+    feed_forward_dropout_rate: float = fields.random(0.0, 0.0)  # on the d_ff hidden units
+    attention_bias: bool = True
+    init: str = "xavier_uniform"  # of the linear maps
+    norm_epsilon: float = 1e-6
+    dtype: str = fields.how("float32")  # of the matrix products
+    unroll: int = fields.how(1, 2)  # layers per iteration of a stack's loop
+    attention_implementation: str = fields.how("einsum", "jax")  # see `MultiHeadAttention`
+    remat: str = fields.how("none", "full", "scores")  # what the backward pass computes again: see REMAT
+
+    def choices(self) -> dict[str, tuple[str, ...]]:
+        """Return the allowed values of the fields that have a fixed set."""
+        return {
+            "activation": tuple(layers.ACTIVATIONS),
+            "norm": layers.NORMS,
+            "positions": POSITIONS,
+            "init": layers.INITS,
+            "dtype": DTYPES,
+            "attention_implementation": IMPLEMENTATIONS,
+            "remat": tuple(REMAT),
+        }
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (field, rule and remedy) for everything that is wrong."""
+        for name, value in dataclasses.asdict(self).items():
+            if type(value) is int and value < 1:
+                yield name, "must be at least 1"
+            if name.endswith("dropout_rate") and not 0 <= value < 1:
+                yield name, "must be in [0, 1)"
+        if not self.norm_epsilon > 0:
+            yield "norm_epsilon", "must be positive, e.g. 1e-6"
+        for name, allowed in self.choices().items():
+            if getattr(self, name) not in allowed:
+                yield name, f"must be one of {', '.join(allowed)}"
+        if self.attention_implementation == "jax":
+            rule = "attention_implementation = 'jax' cannot do that: set it to 'einsum', or"
+            if self.attention_dropout_rate:
+                yield "attention_dropout_rate", f"{rule} this to 0"
+            if self.positions == "relative":
+                yield "positions", f"{rule} this to another"
+            if self.value_dim != self.head_dim:
+                yield "value_dim", f"{rule} this to head_dim = {self.head_dim}"
+        if self.positions == "rotary" and self.head_dim % 2:
+            yield "head_dim", "must be even, since 'rotary' turns pairs of features: change it or model.positions"
+
+    def check(self) -> None:
+        """Raise ValueError for the first of `problems`. Configs made in code pass no other check."""
+        for field, rule in self.problems():
+            raise ValueError(f"{type(self).__name__}.{field} = {getattr(self, field)!r}: {rule}")
+
+    @property
+    def needs_warmup(self) -> bool:
+        """True for post-LN, which seldom trains without a learning-rate warm-up (Xiong et al. 2020)."""
+        return self.norm == "post"
+
+
+class Block(nn.Module):
+    """Self-attention, with `cross` attention to a memory, and a feed-forward network, each in its residual.
+
+    Vaswani et al. 2017, Section 3.1. The mask of self-attention decides whether it is causal. In cross-attention the
+    queries come from the block's input, keys and values from the memory.
+    """
+
+    config: BlockConfig
+    cross: bool = False
+
+    def setup(self) -> None:
+        c = self.config
+        c.check()
+        self.self_attention, self.self_attention_residual = self._attention(True), self._residual()
+        if self.cross:
+            self.cross_attention, self.cross_attention_residual = self._attention(False), self._residual()
+        self.feed_forward = FeedForward(
+            c.d_model, c.d_ff, c.activation, c.feed_forward_dropout_rate, c.dtype, initializer=c.init
+        )
+        self.feed_forward_residual = self._residual()
+
+    def __call__(
+        self,
+        x: Array,
+        mask: Array | None = None,
+        memory: Array | KeyValue | None = None,
+        memory_mask: Array | None = None,
+        cache: KeyValue | None = None,
+        position: Array | int = 0,
+    ) -> tuple[Array, KeyValue | None]:
+        """Return x (B, T, D) after this block, and the cache extended by it at `position`.
+
+        `mask` broadcasts to (B, N, T, T), or to (B, N, T, S) with a cache of S positions; `memory` is (B, S, D) or its
+        projection. A memory of fewer rows, B / K, is shared: each of its rows is read once for K adjacent rows of x.
+        """
+        h = self.self_attention_residual.before(x)
+        if cache is not None:
+            cache = self.self_attention.extend(cache, h, position)
+        y = self.self_attention(h, h if cache is None else cache, mask=mask, position=position)
+        x = self.self_attention_residual.after(x, y)
+        if self.cross:
+            h = self.cross_attention_residual.before(x)
+            shared = h.reshape(jax.tree.leaves(memory)[0].shape[0], -1, h.shape[-1])
+            y = self.cross_attention(shared, memory, mask=memory_mask)
+            x = self.cross_attention_residual.after(x, y.reshape(x.shape))
+        h = self.feed_forward_residual.before(x)
+        return self.feed_forward_residual.after(x, self.feed_forward(h)), cache
+
+    @nn.nowrap
+    def _attention(self, to_itself: bool) -> MultiHeadAttention:
+        c = self.config
+        return MultiHeadAttention(
+            num_heads=c.num_heads,
+            d_model=c.d_model,
+            head_dim=c.head_dim,
+            value_dim=c.value_dim,
+            use_bias=c.attention_bias,
+            dropout_rate=c.attention_dropout_rate,
+            dtype=c.dtype,
+            positions=c.positions if to_itself and c.positions in IN_ATTENTION else "none",
+            max_relative_distance=c.max_relative_distance,
+            implementation=c.attention_implementation,
+            initializer=c.init,
+        )
+
+    @nn.nowrap
+    def _residual(self) -> Residual:
+        return Residual(self.config.norm, self.config.dropout_rate, self.config.norm_epsilon)
+
+
+class Stack(nn.Module):
+    """`num_layers` blocks, and for pre-LN a final norm. The caller's mask decides whether the stack is causal."""
+
+    config: BlockConfig
+    num_layers: int
+    cross: bool = False
+
+    def setup(self) -> None:
+        self.layers = Block(self.config, self.cross)
+        self.norm = final_norm(self.config.norm, self.config.norm_epsilon)
+
+    def __call__(
+        self, x: Array, mask: Array | None = None, memory: Array | None = None, memory_mask: Array | None = None
+    ) -> Array:
+        """Run x (B, T, D) through all layers. `mask` and `memory_mask` broadcast to (B, N, T, T) and (B, N, T, S)."""
+
+        def body(block: Block, x: Array, _: None) -> tuple[Array, None]:
+            return block(x, mask, memory, memory_mask)[0], None
+
+        return self.norm(self._run(body, x)[0])
+
+    def init_cache(self, batch_size: int, length: int) -> tuple[KeyValue, ...]:
+        """Return each layer's cache of self-attention, with room for `length` positions."""
+        return tuple(self.layers.self_attention.empty_cache(batch_size, length) for _ in range(self.num_layers))
+
+    def project(self, memory: Array) -> tuple[KeyValue, ...]:
+        """Project memory (B, S, D) to each layer's keys and values for cross-attention."""
+
+        def body(block: Block, carry: None, _: None) -> tuple[None, KeyValue]:
+            projected = block.cross_attention.project(memory)
+            return carry, jax.tree.map(lambda x: x.astype(self.config.dtype), projected)
+
+        return unstack(self._run(body, None)[1], self.num_layers, axis=1)
+
+    def extend(
+        self,
+        x: Array,
+        cache: tuple[KeyValue, ...],
+        position: Array | int,
+        memory: tuple[KeyValue, ...] | None = None,
+        memory_mask: Array | None = None,
+    ) -> tuple[Array, tuple[KeyValue, ...]]:
+        """Return x (B, T, D), which stands at positions position …, after all layers, and the cache with it.
+
+        Attention is causal. `memory` comes from `project`; the rows of x may be K times those of the memory, with the
+        rows that share a memory next to each other. There is no dropout, and nothing is sown.
+
+        The layers run one after another, each with its own cache, because a loop over them would copy the whole cache
+        at every step. Their parameters are taken apart here, unless `unstack_layers` has done so before.
+        """
+        mask = causal_mask(x.shape[1], cache[0].key.shape[2], position)
+        stacked: Any = self.variables["params"]["layers"]
+        params = stacked if isinstance(stacked, tuple) else unstack(nn.unbox(stacked), self.num_layers)
+        block: Any = Block(self.config, self.cross, parent=None)
+        extended: list[KeyValue] = []
+        for i, (own, past) in enumerate(zip(params, cache, strict=True)):
+            seen = None if memory is None else memory[i]
+            x, past = block.apply({"params": own}, x, mask, seen, memory_mask, past, position)
+            extended.append(past)
+        return self.norm(x), tuple(extended)
+
+    def _run(self, body: Callable, carry: Any) -> tuple[Any, Any]:
+        return over_layers(body, self.num_layers, self.config.unroll, self.config.remat)(self.layers, carry, None)
+
+
+def over_layers(body: Callable, num_layers: int, unroll: int, remat: str) -> Callable:
+    """Run body(block, carry, inputs) → (carry, outputs) through layers whose parameters are stacked along axis 0.
+
+    Inputs and outputs that belong to a layer have the layers on axis 1, after the batch.
+    """
+    if policy := REMAT[remat]:
+        # In a loop nothing could be merged with the forward pass; in unrolled layers it must be kept from merging.
+        body = nn.remat(body, policy=policy, prevent_cse=unroll > 1)
+    return nn.scan(
+        body,
+        variable_axes={"params": 0, "intermediates": 0},
+        split_rngs={"params": True, "dropout": True},
+        length=num_layers,
+        in_axes=1,
+        out_axes=1,
+        unroll=unroll,
+        metadata_params={nn.PARTITION_NAME: "layers"},
+    )
+
+
+def unstack(stacked: Any, num_layers: int, axis: int = 0) -> tuple[Any, ...]:
+    """Split a tree whose leaves have the layers along `axis` into one tree per layer."""
+
+    def one(layer: int) -> Any:
+        return jax.tree.map(lambda x: jax.lax.index_in_dim(x, layer, axis, keepdims=False), stacked)
+
+    return tuple(map(one, range(num_layers)))
+
+
+def unstack_layers(params: Any, stack: str, num_layers: int) -> Any:
+    """Take the layers of the stack with this name apart, so that `extend` in a loop need not do so at every step."""
+    return params | {stack: params[stack] | {"layers": unstack(params[stack]["layers"], num_layers)}}
+
+
+def sown_weights(sown: Any, sub_layer: str) -> Array:
+    """Return the attention weights (B, L, N, T, S) that a stack has sown in one of its sub-layers."""
+    return sown["layers"][sub_layer]["weights"][0].swapaxes(0, 1)
