@@ -1,28 +1,21 @@
-import json
+"""Checked configs: every problem is reported with its key, value, rule and remedy."""
+
+import dataclasses
 
 import pytest
-from ml_collections import ConfigDict
+from conftest import small
 
-from transformer_jax.config import (
-    ConfigError,
-    check_model,
-    claim_workdir,
-    defaults,
-    override,
-    parse,
-    parse_arg,
-    read_workdir,
-    store_config,
-)
+from transformer_jax.config import ConfigError, defaults, fields, override, parse, parse_arg, shrink
+from transformer_jax.tasks import TASKS
 
 
 def test_defaults_become_dataclasses(tiny):
     config = parse(tiny)
     assert config.model.d_model == 16
-    assert config.engine.training is config.training
+    assert config.training.label_smoothing == 0.1
 
 
-def test_all_problems_are_told_at_once(tiny):
+def test_all_problems_are_reported_at_once(tiny):
     tiny.model.norm = "Pre"
     tiny.training.steps = 0
     tiny.optimizer.schedule = "linear"
@@ -33,7 +26,7 @@ def test_all_problems_are_told_at_once(tiny):
     message = str(error.value)
     assert "config.model.norm = 'Pre': must be one of post, pre" in message
     assert "config.training.steps = 0: must be at least 1" in message
-    assert "config.optimizer.schedule = 'linear': must be one of paper, inverse_sqrt" in message
+    assert "config.optimizer.schedule = 'linear': must be one of noam, inverse_sqrt" in message
     assert "config.data.max_lenght is not a key: did you mean max_length?" in message
 
 
@@ -60,7 +53,7 @@ def test_all_problems_are_told_at_once(tiny):
         ({"training.seed": -1}, "training.seed = -1: must be in"),
         ({"evaluation.checkpoint": "last"}, "evaluation.checkpoint = 'last': must be one of latest, best, average"),
         ({"evaluation.checkpoint": "ema"}, "evaluation.checkpoint = 'ema': training.ema_decay = 0.0 keeps no moving"),
-        ({"training.ema_decay": 1.0}, "training.ema_decay = 1.0: must be in [0, 1), as 0.999; 0 keeps no average"),
+        ({"training.ema_decay": 1.0}, "training.ema_decay = 1.0: must be in [0, 1), e.g. 0.999; 0 keeps no average"),
         ({"training.ema_decay": -0.1}, "training.ema_decay = -0.1: must be in [0, 1)"),
         ({"training.microbatches": 0}, "training.microbatches = 0: must be at least 1"),
         ({"training.evaluate_every": 0}, "training.evaluate_every = 0: must be at least 1"),
@@ -72,7 +65,7 @@ def test_all_problems_are_told_at_once(tiny):
             {"evaluation.checkpoint": "average"},
             "evaluation.average_last = 10: must not be beyond checkpoint.keep_latest",
         ),
-        ({"evaluation.rows": 0}, "evaluation.rows = 0: must be at least 1"),
+        ({"evaluation.batch_size": 0}, "evaluation.batch_size = 0: must be at least 1"),
         ({"mesh.fsdp": 0}, "mesh.fsdp = 0: must be at least 1, or -1"),
         ({"mesh.fsdp": -1}, "mesh.data = -1: only one axis"),
     ],
@@ -97,7 +90,7 @@ def test_types_and_missing_keys(tiny):
 
 
 def test_task_must_be_known():
-    with pytest.raises(ValueError, match=r"config.task = 'translating' is not a task: choose one of translation"):
+    with pytest.raises(ValueError, match=r"config.task = 'translating' is not a task: choose one of sequence_to_sequence, language_modeling, cl"):
         parse({"task": "translating"})
     with pytest.raises(ConfigError, match=r"config.task is missing"):
         parse({})
@@ -140,97 +133,52 @@ def test_overrides_are_read_as_the_type_they_replace(tiny):
         override(tiny, ["--config.decoding.beam_size"])
 
 
-def test_workdir_holds_one_experiment(tiny, tmp_path, caplog):
-    workdir = tmp_path / "run"
-    claim_workdir(workdir, tiny)
-    assert read_workdir(workdir).to_dict() == tiny.to_dict()
-    (workdir / "checkpoints").mkdir()
-
-    free = ConfigDict(tiny.to_dict())
-    free.training.steps, free.data.directory, free.decoding.beam_size = 9, "elsewhere", 9
-    claim_workdir(workdir, free)
-    assert "config.training.steps: 4 there, 9 now" in caplog.text
-    assert read_workdir(workdir).to_dict() == tiny.to_dict()
-    store_config(workdir, free)
-    assert json.loads((workdir / "config.json").read_text())["training"]["steps"] == 9
-
-    other = ConfigDict(tiny.to_dict())
-    other.model.d_model, other.optimizer.b1, other.training.seed = 32, 0.8, 1
-    with pytest.raises(ConfigError) as error:
-        claim_workdir(workdir, other)
-    for line in ("config.model.d_model: 16 there, 32 now", "config.optimizer.b1", "config.training.seed: 0 there"):
-        assert line in str(error.value)
-
-
-def test_a_run_is_scored_with_its_own_model_however_computed(tiny, tmp_path):
-    claim_workdir(tmp_path, tiny)
-    same, other = ConfigDict(tiny.to_dict()), ConfigDict(tiny.to_dict())
-    same.model.dtype, same.model.attention_implementation = "bfloat16", "xla"
-    same.model.dropout_rate, same.model.attention_dropout_rate = 0.45, 0.35
-    same.training.label_smoothing = 0.3
-    check_model(tmp_path, same)
-    other.model.norm = "pre"
-    with pytest.raises(ConfigError, match=r"parameters of another model: leave out\n  config.model.norm: 'post' there"):
-        check_model(tmp_path, other)
-
-
-def test_keys_younger_than_the_workdir_are_at_their_defaults(tiny, tmp_path):
-    claim_workdir(tmp_path, tiny)
-    (tmp_path / "checkpoints").mkdir()
-    path = tmp_path / "config.json"
-    stored = json.loads(path.read_text())
-    del stored["model"]["unroll"], stored["model"]["architecture"], stored["mesh"]
-    path.write_text(json.dumps(stored))
-    assert read_workdir(tmp_path).to_dict() == tiny.to_dict()
-    claim_workdir(tmp_path, tiny)
-    path.write_text(json.dumps(stored))
-    tiny.model.unroll = 2
-    with pytest.raises(ConfigError, match=r"config.model.unroll: 1 there, 2 now"):
-        claim_workdir(tmp_path, tiny)
-    path.write_text('{"architectures": ["Marian"]}')
-    with pytest.raises(ConfigError, match=r"is not the folder of a run: config.json names no task"):
-        read_workdir(tmp_path)
-    path.write_text('{"task": "translation", "model": {"architecture": "perceptron"}}')
-    with pytest.raises(ConfigError, match=r"config.json: config.model.architecture = 'perceptron': must be one of"):
-        read_workdir(tmp_path)
-
-
-def test_workdir_that_has_learned_nothing_takes_any_config(tiny, tmp_path):
-    """A first attempt that failed, for a wrong key or file, does not spoil the workdir."""
-    claim_workdir(tmp_path, tiny)
-    (tmp_path / "tokenizer.json").write_text("{}")
-    tiny.data.train_split = "val"
-    claim_workdir(tmp_path, tiny)
-    assert read_workdir(tmp_path).data.train_split == "val"
-    assert not (tmp_path / "tokenizer.json").exists()
-    (tmp_path / "tokenizer.json").write_text("{}")
-    claim_workdir(tmp_path, tiny)  # the files may be others by now
-    assert not (tmp_path / "tokenizer.json").exists()
-
-
-def test_workdir_errors(tiny, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"file/run cannot be written"):
-        claim_workdir(tmp_path / "file" / "run", tiny)
-    with pytest.raises(ConfigError, match=r"file/run cannot be written"):
-        store_config(tmp_path / "file" / "run", tiny)
-    (tmp_path / "old" / "checkpoints").mkdir(parents=True)
-    with pytest.raises(ConfigError, match=r"has checkpoints but no config.json"):
-        claim_workdir(tmp_path / "old", tiny)
-    with pytest.raises(ConfigError, match=r"is not the folder of a run"):
-        read_workdir(tmp_path)
-    (tmp_path / "file").rename(tmp_path / "old" / "config.json")
-    with pytest.raises(ConfigError, match=r"old is not the folder of a run: Expecting value"):
-        claim_workdir(tmp_path / "old", tiny)
-
-
-def test_a_folder_that_is_no_run_loses_nothing(tiny, tmp_path):
-    (tmp_path / "tokenizer.json").write_text("{}")
-    claim_workdir(tmp_path, tiny)
-    assert (tmp_path / "tokenizer.json").read_text() == "{}"
-
-
 def test_defaults_name_every_key():
-    assert set(defaults("translation")) == {
-        *("task", "model", "data", "optimizer", "training", "evaluation", "checkpoint", "decoding", "mesh")
-    }
+    sections = {"task", "model", "data", "optimizer", "training", "evaluation", "checkpoint", "mesh"}
+    assert set(defaults("classification")) == sections
+    assert set(defaults("sequence_to_sequence")) == set(defaults("language_modeling")) == sections | {"decoding"}
+
+
+def test_another_architecture_has_other_keys():
+    assert defaults("sequence_to_sequence").model.architecture == "transformer"
+    recurrent = defaults("sequence_to_sequence", "recurrent")
+    assert "cell" in recurrent.model
+    with pytest.raises(ConfigError, match="'gpt': must be one of transformer, recurrent for config.task = 'sequence_to"):
+        defaults("sequence_to_sequence", "gpt")
+    recurrent.model.architecture = "transformer"
+    with pytest.raises(ConfigError, match="config.model has the keys of 'recurrent'; the recipe chooses the architect"):
+        parse(recurrent)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_task_has_a_small_version(task, tmp_path):
+    """Sizes become small; whatever is not a size stays as it is, and the config remains valid."""
+    whole, config = defaults(task), small(task, tmp_path)
+    known = fields(task, whole.model)
+    kept = {"data.source", "data.directory", "data.labels", "training.steps", "training.log_every"}
+    kept |= {"training.evaluate_every", "checkpoint.every"}  # these are set for the corpus of the tests
+    for key, field in known.items():
+        section, name = key.split(".")
+        before, after = whole[section][name], config[section][name]
+        assert (after <= before) if "small" in field.metadata else (after == before or key in kept), key
+    parsed = parse(config)
+    assert (parsed.model.d_model, parsed.data.max_length, parsed.data.max_buckets) == (16, 32, 1)
+
+
+def test_equal_sizes_stay_equal_in_the_small_version():
+    for value_dim, expected in ((64, 8), (32, 4)):
+        config = defaults("sequence_to_sequence")
+        config.model.value_dim = value_dim
+        shrink(config)
+        assert (config.model.head_dim, config.model.value_dim) == (8, expected)
+
+
+def test_every_key_may_say_only_what_tools_know():
+    for task in TASKS:
+        for key, field in fields(task, {}).items():
+            assert set(field.metadata) <= {"small", "like", "how", "off", "free"}, key
+            if field.metadata.get("like"):
+                section = key.split(".")[0]
+                assert f"{section}.{field.metadata['like']}" in fields(task, {})
+            if "off" in field.metadata and field.default is not dataclasses.MISSING:
+                assert type(field.metadata["off"]) is type(field.default), key

@@ -105,9 +105,9 @@ def read(workdir: epath.PathLike) -> ConfigDict:
         if not isinstance(stored, dict) or "task" not in stored or not isinstance(stored.get("model", {}), dict):
             raise ValueError("config.json names no task, or no model")
         if stored["task"] not in TASKS:
-            raise ValueError(
-                f"config.json has task = {stored['task']!r}, but the tasks are {', '.join(TASKS)}. Version 0.1 had "
-                "'translation', with other config keys: use its runs with that version"
+            raise ConfigError(
+                f"task = {stored['task']!r}, but the tasks are {', '.join(TASKS)}. Version 0.1 had 'translation', with "
+                "other config keys: use its runs with that version"
             )
         config = defaults(stored["task"], stored.get("model", {}).get("architecture")).to_dict()
         for name, value in stored.items():

@@ -10,7 +10,8 @@ from conftest import real_data
 
 import transformer_jax.data.tokenizers as module
 from transformer_jax.data.sources import parallel_files
-from transformer_jax.data.tokenizers import KINDS, SPECIALS, Tokenizer, TokenizerError, train_tokenizer
+from transformer_jax.data.tokenizer_training import KINDS, train_tokenizer
+from transformer_jax.data.tokenizers import SPECIALS, Tokenizer, TokenizerError
 
 PAD_ID, BOS_ID, EOS_ID, UNK_ID = range(4)
 
@@ -49,7 +50,7 @@ def test_training_is_deterministic_and_specials_come_first(kind):
 def test_every_process_trains_the_same(kind):
     """Their trainers number pieces in the order of a hash map and break ties by number."""
     code = (
-        "import itertools, sys; from transformer_jax.data.tokenizers import train_tokenizer\n"
+        "import itertools, sys; from transformer_jax.data.tokenizer_training import train_tokenizer\n"
         "words = [''.join(word) for word in itertools.product('abgh', 'eiou', 'klmn', 'eo', 'stz')]\n"
         "lines = [' '.join(words[: i * i : i]) for i in range(1, 25)] + ['ÄÖÜß 0123456789']\n"
         "print(*(train_tokenizer(sys.argv[1], lines, size).sha256 for size in (90, 120)))"
@@ -208,16 +209,26 @@ def test_a_script_without_a_main_guard_trains_and_encodes_alone(tmp_path):
     """Its child processes would run it once more, which Python refuses: the result is the same, and it is said."""
     script = tmp_path / "script.py"
     script.write_text(
-        "from transformer_jax.data import tokenizers\n"
+        "from transformer_jax.data import tokenizer_training, tokenizers\n"
         "tokenizers.MANY = 1\n"
         "tokenizers._cores = lambda: 2\n"
-        "tokenizer = tokenizers.train_tokenizer('characters', ['ab'], 10)\n"
+        "tokenizer = tokenizer_training.train_tokenizer('words', ['ab b'], 10)\n"
         "print(tokenizer.encode(['ab', 'b'], end=2).values.tolist())\n"
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
-    assert done.stdout == "[4, 5, 2, 5, 2]\n"
+    assert done.stdout == "[4, 2, 5, 2]\n"
     assert "this one trains the tokenizer" in done.stderr
     assert "this one encodes 2 lines" in done.stderr
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_characters_are_looked_up_as_the_library_encodes_them(lowercase):
+    """Code points beyond the first plane, unknown ones, line feeds and the name of a special among them."""
+    tokenizer = train_tokenizer("characters", ["aBc 😀é\n", "<s>"], 50, lowercase=lowercase)
+    lines = ["Abc😀", "", "zé<s>\na", "\U0010ffffB"]
+    found = tokenizer.encode(lines, begin=1, end=2)
+    assert [row.tolist() for row in found] == [[1, *ids, 2] for ids in tokenizer.encode_batch(lines)]
+    assert (tokenizer._characters is None) == lowercase
 
 
 def test_large_vocabularies_are_encoded_in_more_bits():

@@ -16,7 +16,8 @@ from transformer_jax import fields
 from transformer_jax.data import sources
 from transformer_jax.data.batching import Batch, Batches, BatchPlan, WindowPlan, ladder_lengths, padded_arrays
 from transformer_jax.data.ragged import Ragged
-from transformer_jax.data.tokenizers import KINDS, Tokenizer, TokenizerError, train_tokenizer
+from transformer_jax.data.tokenizer_training import KINDS, train_tokenizer
+from transformer_jax.data.tokenizers import Tokenizer, TokenizerError
 
 log = logging.getLogger(__name__)
 

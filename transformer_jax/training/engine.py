@@ -3,16 +3,14 @@
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 
 from transformer_jax.training import optimizer as optimizers
-from transformer_jax.training import processes
 from transformer_jax.training.checkpoint import Checkpoints, check_fingerprint
 from transformer_jax.training.initialization import TrainState, abstract, init_state, jit_init, trace_init
 from transformer_jax.training.sharding import make_mesh, on_mesh, replicated
@@ -110,6 +108,17 @@ def _nonzero(weight: jax.Array) -> jax.Array:
     return jnp.where(weight == 0, 1.0, weight)
 
 
+@contextlib.contextmanager
+def compiling_ahead() -> Iterator[Callable[..., Future]]:
+    """Yield compile(function, *arguments): it compiles a jitted function in a thread, while other work goes on.
+
+    Once the returned future is done, calls with arguments of these shapes do not compile again. Leaving the context
+    waits for everything that was begun.
+    """
+    with ThreadPoolExecutor(2, thread_name_prefix="compile") as pool:
+        yield lambda function, *arguments: pool.submit(function.lower(*arguments).compile)
+
+
 class Engine:
     """A task's state and compiled step on a mesh."""
 
@@ -132,30 +141,15 @@ class Engine:
         )
         self.step = on_mesh(step, self.mesh, donate_argnums=0, out_shardings=(placed, replicated(self.mesh)))
 
-    @contextlib.contextmanager
-    def compiling_ahead(self) -> Iterator[Callable[[Any, Any], None]]:
-        """Yield compile(function, *arguments), which compiles a jitted function in a thread, from shapes.
-
-        A later call of the function waits for that program, and then finds it. Leaving the context cancels what has
-        not begun and waits for the rest.
-        """
-        pool = ThreadPoolExecutor(1, thread_name_prefix="compile")
-
-        def compile(function: Any, *arguments: Any) -> None:
-            pool.submit(function.lower(*arguments).compile)
-
-        try:
-            yield compile
-        finally:
-            pool.shutdown(cancel_futures=True)
-
     def updates(self, state: TrainState) -> int:
         """Return how many steps changed the parameters: all but those that were skipped. The schedule goes by them."""
         return int(optax.tree.get_all_with_path(state.opt_state, "count")[0][1])
 
-    def restore_or_init(self, checkpoints: Checkpoints, fingerprint: dict[str, str]) -> TrainState:
-        """Return the newest good checkpoint's state, or a new one. Removes steps newer than that checkpoint."""
-        step = processes.first_says(checkpoints.newest)
+    def restore_or_init(self, checkpoints: Checkpoints, step: int | None, fingerprint: dict[str, str]) -> TrainState:
+        """Return the state of a good checkpoint, or a new one if `step` is None. Removes newer checkpoints.
+
+        Raises CheckpointError if the checkpoint belongs to other data or tokenizers.
+        """
         if step is None:
             checkpoints.discard_after(None)
             return self.init(jax.random.key(self.config.training.seed))

@@ -14,11 +14,11 @@ from etils import epath
 from transformer_jax.data.batching import Batches, prefetch
 from transformer_jax.training import processes, profiling
 from transformer_jax.training.checkpoint import CheckpointConfig, Checkpoints
-from transformer_jax.training.engine import Engine
+from transformer_jax.training.engine import Engine, compiling_ahead
 from transformer_jax.training.evaluation import Evaluator
 from transformer_jax.training.initialization import TrainState
 from transformer_jax.training.logging import Listener, MetricsWriter, Progress, clock
-from transformer_jax.training.sharding import check_rows, feed
+from transformer_jax.training.sharding import abstract_batch, check_rows, feed
 from transformer_jax.training.task import Params, Task, Work
 
 log = logging.getLogger(__name__)
@@ -53,26 +53,12 @@ def train(
     or tokenizers, or cannot be written; Diverged when loss or gradient were not finite MAX_SKIPPED times in a row; and
     Preempted, with everything saved, after SIGTERM.
     """
-    config, workdir = task.config, epath.Path(workdir)
+    config, workdir, engine = task.config, epath.Path(workdir), Engine(task)
     training = config.training
-    engine = Engine(task)
-    processes.first_then_others(lambda: task.fingerprint(training=True))  # the first learns the tokenizers
-    batches = task.batches(config.data.train_split, training.seed)
-    check_rows((rows for rows, *_ in batches.plan.shapes), engine.mesh, training.microbatches)
     checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint)
-    fingerprint = task.fingerprint(training=True)
-    processes.agree("tokenizers or training data", lambda: fingerprint)
-    state = engine.restore_or_init(checkpoints, fingerprint)
-    first = int(state.step)
-    evaluator, validation = Evaluator(task, engine.mesh), config.data.validation_split
-    held_out = evaluator.open(validation)
-    processes.agree("validation data", lambda: [list(held_out.records), list(held_out.references)])
-    count = sum(x.size for x in jax.tree.leaves(state.params))
-    log.info("%s parameters in arrays, devices: %s", f"{count:,}", dict(engine.mesh.shape))
-    if first < training.steps:
-        _preview(task, batches, first)
+    batches, evaluator, fingerprint, state = _start(engine, checkpoints)
     processes.first(ready)
-
+    first = int(state.step)
     if trace and trace.start not in range(first + 1, training.steps + 1):
         log.warning("no profile: step %d is not one of those to come, %d to %d", trace.start, first + 1, training.steps)
     scored = "ema" if config.evaluation.checkpoint == "ema" else "params"
@@ -101,7 +87,7 @@ def train(
                 jax.block_until_ready(state)  # steps run behind their calls: they are not what is left out
             start, scores = time.perf_counter(), None
             if evaluating:
-                scores = _evaluate(evaluator, getattr(state, scored), validation, step, writer)
+                scores = _evaluate(evaluator, getattr(state, scored), config.data.validation_split, step, writer)
             if regular or stopping:
                 meta = {"fingerprint": fingerprint, "position": step, "scored": scored}
                 checkpoints.save(step, state, meta, scores if regular else None, preemption=not regular)
@@ -114,18 +100,40 @@ def train(
     return state
 
 
+def _start(engine: Engine, checkpoints: Checkpoints) -> tuple[Batches, Evaluator, dict[str, str], TrainState]:
+    """Open the data, compile the first programs meanwhile, and restore or make the first state."""
+    task, config = engine.task, engine.config
+    newest = processes.first_says(checkpoints.newest)
+    with compiling_ahead() as compile_ahead:
+        processes.first_then_others(lambda: task.fingerprint(training=True))  # the first learns the tokenizers
+        fingerprint = task.fingerprint(training=True)
+        processes.agree("tokenizers or training data", lambda: fingerprint)
+        key = jax.random.key(config.training.seed)
+        init_compiled = compile_ahead(engine.init, key) if newest is None else None
+        batches = task.batches(config.data.train_split, config.training.seed)
+        check_rows((rows for rows, *_ in batches.plan.shapes), engine.mesh, config.training.microbatches)
+        if (first := newest or 0) < config.training.steps:
+            arrays = batches.load(batches.plan.batch(first))
+            compile_ahead(engine.step, engine.abstract_state, abstract_batch(arrays, engine.mesh))
+            for line in task.preview(arrays):
+                log.info("%s", line)
+        evaluator = Evaluator(task, engine.mesh)
+        held_out = evaluator.open(config.data.validation_split)
+        processes.agree("validation data", lambda: [list(held_out.records), list(held_out.references)])
+        if init_compiled is not None:
+            init_compiled.result()
+        state = engine.restore_or_init(checkpoints, newest, fingerprint)
+        count = sum(x.size for x in jax.tree.leaves(state.params))
+        log.info("%s parameters in arrays, devices: %s", f"{count:,}", dict(engine.mesh.shape))
+    return batches, evaluator, fingerprint, state
+
+
 def _check_best_metric(config: CheckpointConfig, scores: Mapping[str, float]) -> None:
     if config.keep_best and config.best_metric not in scores:
         raise ValueError(
             f"config.checkpoint.best_metric = {config.best_metric!r} is none of the scores: set it to one of "
             f"{', '.join(scores)}, or config.checkpoint.keep_best to 0"
         )
-
-
-def _preview(task: Task, batches: Batches, step: int) -> None:
-    """Log the first batch as the model gets it."""
-    for line in task.preview(batches.load(batches.plan.batch(step))):
-        log.info("%s", line)
 
 
 def _load(engine: Engine, batches: Batches, first: int) -> Iterator[tuple[Mapping[str, jax.Array], Work]]:
@@ -245,6 +253,6 @@ class _CompileCount:
         if grown and count > self._shapes:
             log.warning("compiled the step %d times for %d shapes: what else changes?", count, self._shapes)
         elif grown:
-            shape = ", ".join(f"{name} {array.shape}" for name, array in batch.items())
+            shape = ", ".join(f"{name} {array.shape}" for name, array in batch.items() if array.ndim > 1)
             log.info("compiled the step for %s: %d of at most %d", shape, count, self._shapes)
         return grown

@@ -1,0 +1,210 @@
+"""The folder of a run: it holds one experiment, and says which keys may change."""
+
+import json
+
+import pytest
+from conftest import small
+from ml_collections import ConfigDict
+
+import transformer_jax
+from transformer_jax.config import ConfigError, fields
+from transformer_jax.tasks import TASKS
+from transformer_jax.workdir import check_model, claim, read, store
+
+
+def changed(config, changes):
+    config = ConfigDict(config.to_dict())
+    config.update_from_flattened_dict(changes)
+    return config
+
+
+@pytest.fixture
+def learned(tiny, tmp_path):
+    """A workdir that has checkpoints."""
+    claim(tmp_path / "run", tiny)
+    (tmp_path / "run" / "checkpoints").mkdir()
+    return tmp_path / "run"
+
+
+def test_it_holds_one_experiment(tiny, learned, caplog):
+    assert read(learned).to_dict() == tiny.to_dict()
+    free = changed(tiny, {"training.steps": 9, "data.directory": "elsewhere", "decoding.beam_size": 9})
+    claim(learned, free)
+    assert "config.training.steps: 4 there, 9 now" in caplog.text
+    assert read(learned).to_dict() == tiny.to_dict()
+    store(learned, free)
+    assert json.loads((learned / "config.json").read_text())["training"]["steps"] == 9
+
+    other = changed(tiny, {"model.d_model": 32, "optimizer.b1": 0.8, "training.seed": 1, "training.ema_decay": 0.9})
+    with pytest.raises(ConfigError) as error:
+        claim(learned, other)
+    for line in (
+        "holds another experiment; choose another --workdir",
+        "config.model.d_model: 16 there, 32 now",
+        "config.optimizer.b1",
+        "config.training.seed: 0 there",
+        "config.training.ema_decay: 0.0 there, 0.9 now",
+    ):
+        assert line in str(error.value)
+
+
+FREE = {
+    *("data.directory", "data.validation_split", "data.test_split"),
+    *("training.steps", "training.log_every", "training.evaluate_every"),
+}
+FREE_SECTIONS = ("evaluation", "checkpoint", "decoding", "mesh")
+
+
+def other_than(value):
+    """A value of the same type."""
+    if isinstance(value, bool):
+        return not value
+    return f"{value}x" if isinstance(value, str) else (*value, "x") if isinstance(value, tuple) else value + 1
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_which_keys_may_change_follows_from_their_fields(task, corpus, tmp_path):
+    """Those that the metadata calls free, one by one: the run's length, its data's place, and how it is scored."""
+    config = small(task, corpus)
+    claim(tmp_path, config)
+    (tmp_path / "checkpoints").mkdir()
+    known = fields(task, config.model)
+    free = {key for key, field in known.items() if field.metadata.get("free")}
+    assert free == {key for key in known if key in FREE or key.startswith(FREE_SECTIONS)}
+    assert len(free) > len(FREE)
+    for key in known:
+        section, name = key.split(".")
+        if key == "model.architecture":
+            continue
+        other = changed(config, {key: other_than(config[section][name])})
+        if key in free:
+            claim(tmp_path, other)
+        else:
+            with pytest.raises(ConfigError, match=rf"another --workdir:\n  config\.{key}: .* there, .* now$"):
+                claim(tmp_path, other)
+
+
+def test_another_task_is_another_experiment(learned, corpus):
+    with pytest.raises(ConfigError, match=r"config.task: 'sequence_to_sequence' there, 'classification' now"):
+        claim(learned, small("classification", corpus))
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        ({"model.dtype": "bfloat16", "model.attention_implementation": "jax", "model.remat": "full"}, ""),
+        ({"model.dropout_rate": 0.45, "model.attention_dropout_rate": 0.35, "training.label_smoothing": 0.3}, ""),
+        ({"model.norm": "pre", "model.unroll": 2}, "\n  config.model.norm: 'post' there, 'pre' now"),
+        ({"model.d_ff": 25}, "\n  config.model.d_ff: 24 there, 25 now"),
+    ],
+)
+def test_a_run_is_scored_with_its_own_model_however_computed(tiny, tmp_path, changes, refused):
+    claim(tmp_path, tiny)
+    if not refused:
+        check_model(tmp_path, changed(tiny, changes))
+        return
+    with pytest.raises(ConfigError, match=f"holds parameters of another model: leave out{refused}$"):
+        check_model(tmp_path, changed(tiny, changes))
+
+
+def test_missing_keys_have_their_defaults(tiny, learned):
+    """A workdir that was made before a key existed goes on with the key's default."""
+    path = learned / "config.json"
+    stored = json.loads(path.read_text())
+    del stored["model"]["unroll"], stored["model"]["architecture"], stored["mesh"]
+    path.write_text(json.dumps(stored))
+    assert read(learned).to_dict() == tiny.to_dict()
+    claim(learned, tiny)
+    with pytest.raises(ConfigError, match=r"config.model.unroll: 1 there, 2 now"):
+        claim(learned, changed(tiny, {"model.unroll": 2}))
+
+
+def test_labels_are_read_as_they_were_written(corpus, tmp_path):
+    """JSON has no tuples."""
+    config = small("classification", corpus)
+    claim(tmp_path, config)
+    assert read(tmp_path).data.labels == ("even", "odd")
+    assert read(tmp_path).to_dict() == config.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("stored", "message"),
+    [
+        ("", "is not the folder of a run: Expecting value"),
+        ("[]", "is not the folder of a run: config.json names no task"),
+        ('{"architectures": ["Marian"]}', "is not the folder of a run: config.json names no task"),
+        ('{"task": "sequence_to_sequence", "model": 3}', "config.json names no task, or no model"),
+        (
+            '{"task": "sequence_to_sequence", "model": {"architecture": "perceptron"}}',
+            "config.json: config.model.architecture = 'perceptron': must be one of",
+        ),
+    ],
+)
+def test_a_config_that_cannot_be_read(tmp_path, stored, message):
+    (tmp_path / "config.json").write_text(stored)
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path)
+
+
+# What version 0.1 wrote, as far as it matters here.
+OLD = {
+    "task": "translation",
+    "model": {"architecture": "transformer", "d_model": 16, "attention_implementation": "xla"},
+    "data": {"directory": "data", "max_shapes": 8},
+    "optimizer": {"schedule": "paper"},
+    "evaluation": {"rows": 64},
+}
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda workdir, config: read(workdir),
+        lambda workdir, config: claim(workdir, config),
+        lambda workdir, config: check_model(workdir, config),
+        lambda workdir, config: transformer_jax.load(str(workdir)),
+    ],
+    ids=["read", "train", "score", "load"],
+)
+def test_a_run_of_version_0_1_is_refused_with_the_reason(tiny, tmp_path, use):
+    (tmp_path / "checkpoints").mkdir()
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(OLD))
+    with pytest.raises(ConfigError) as error:
+        use(tmp_path, tiny)
+    message = str(error.value)
+    assert f"--workdir={tmp_path}, config.json: task = 'translation', but the tasks are sequence_to_seq" in message
+    assert "Version 0.1 had 'translation', with other config keys: use its runs with that version" in message
+    assert "train one there" not in message  # it holds a run
+    assert json.loads(path.read_text()) == OLD
+
+
+def test_one_that_has_learned_nothing_takes_any_config(tiny, tmp_path):
+    """A first attempt that failed, for a wrong key or file, does not spoil the workdir."""
+    claim(tmp_path, tiny)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    tiny.data.train_split = "val"
+    claim(tmp_path, tiny)
+    assert read(tmp_path).data.train_split == "val"
+    assert not (tmp_path / "tokenizer.json").exists()
+    (tmp_path / "tokenizer.json").write_text("{}")
+    claim(tmp_path, tiny)  # the files may be others by now
+    assert not (tmp_path / "tokenizer.json").exists()
+
+
+def test_a_folder_that_is_no_run_loses_nothing(tiny, tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    claim(tmp_path, tiny)
+    assert (tmp_path / "tokenizer.json").read_text() == "{}"
+
+
+def test_one_that_cannot_be_written_or_lacks_its_config(tiny, tmp_path):
+    (tmp_path / "file").write_text("")
+    for write in (claim, store):
+        with pytest.raises(ConfigError, match=r"file/run cannot be written"):
+            write(tmp_path / "file" / "run", tiny)
+    (tmp_path / "old" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"has checkpoints but no config.json"):
+        claim(tmp_path / "old", tiny)
+    with pytest.raises(ConfigError, match=r"is not the folder of a run"):
+        read(tmp_path)
