@@ -1,7 +1,6 @@
 """What a run tells while it goes on: its first batch, utilisation, profiles, compilations, listeners."""
 
 import json
-import sys
 import types
 
 import numpy as np
@@ -10,7 +9,6 @@ from test_loop import run
 
 from transformer_jax.config import parse
 from transformer_jax.training import loop, profiling
-from transformer_jax.training.logging import MetricsWriter, wandb_listener
 
 
 def test_a_run_tells_its_first_batch_and_utilisation(tiny, tmp_path, monkeypatch, caplog):
@@ -70,33 +68,6 @@ def test_more_compilations_than_shapes_are_warned_of(caplog):
     step.size = 2
     assert count.has_grown({"x": np.zeros(2)})
     assert "compiled the step 2 times for 1 shapes: what else changes?" in caplog.text
-
-
-def test_listeners_are_told_every_row(tmp_path):
-    told = []
-    writer = MetricsWriter(tmp_path, 0, [lambda *row: told.append(row)])
-    writer.write(3, "val", {"loss": 1.5, "bleu_signature": "x"})
-    writer.close()
-    assert told == [(3, "val", {"loss": 1.5, "bleu_signature": "x"})]
-
-
-def test_weights_and_biases_is_told_if_it_is_there(tmp_path, monkeypatch):
-    begun, logged = [], []
-
-    def init(**given):
-        begun.append(given)
-        return types.SimpleNamespace(log=lambda values, step: logged.append((step, values)))
-
-    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
-    wandb_listener("attention", tmp_path, {"task": "translation"})(7, "val", {"loss": 1.5})
-    wandb_listener("attention", tmp_path, {})
-    assert logged == [(7, {"val/loss": 1.5})]
-    assert begun[0]["id"] == begun[1]["id"]
-    assert begun[0]["project"] == "attention"
-    assert begun[0]["config"] == {"task": "translation"}
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ValueError, match="--wandb_project=attention needs wandb: pip install wandb"):
-        wandb_listener("attention", tmp_path, {})
 
 
 def test_no_more_than_a_few_steps_are_under_way(monkeypatch):
