@@ -7,23 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from searching import BOS, EOS, IDS, PAD, log_softmax, markov, random_logits, search
 
 from transformer_jax import decoding
-from transformer_jax.decoding import DecodingConfig, beam_search, greedy, lp
+from transformer_jax.decoding import DecodingConfig, SamplingConfig, after_prompt, beam_search, copies, greedy, lp
 
-PAD, BOS, EOS = 0, 1, 2
-IDS = {"bos_id": BOS, "eos_id": EOS, "pad_id": PAD}
 FORMS = [("wu", 0.0), ("wu", 0.6), ("wu", 2.0), ("power", 0.7), ("power", 1.0), ("power", 1.5)]
 PRIME = 251
-
-
-def markov_step(cache, tokens, position):
-    """log P(next | previous): the cache holds each row's own table (B, V, V)."""
-    return cache[jnp.arange(len(tokens)), tokens], cache
-
-
-def markov(tables):
-    return markov_step, jnp.asarray(tables)
 
 
 def hashed(table, multipliers):
@@ -55,11 +45,6 @@ def prefix_logits_hashed(table, multiplier):
     return logits
 
 
-def log_softmax(x):
-    x = np.asarray(x, np.float64)
-    return x - x.max() - np.log(np.exp(x - x.max()).sum())
-
-
 def penalty(length, alpha, form):
     return (((5 + length) / 6) if form == "wu" else length) ** alpha
 
@@ -87,18 +72,6 @@ def padded(sequence, length):
     return [*sequence, *[PAD] * (length - len(sequence))]
 
 
-@functools.cache
-def compiled(step, **arguments):
-    run = beam_search if "beam_size" in arguments else greedy
-    return jax.jit(functools.partial(run, step, **IDS, **arguments))
-
-
-def search(model, **arguments):
-    step, cache = model
-    run = compiled(step, batch_size=len(jax.tree.leaves(cache)[0]), **arguments)
-    return jax.tree.map(np.asarray, run(cache))
-
-
 def beams(beam_size, max_length, alpha=0.6, form="wu"):
     return {
         "beam_size": beam_size,
@@ -106,10 +79,6 @@ def beams(beam_size, max_length, alpha=0.6, form="wu"):
         "length_penalty": alpha,
         "length_penalty_form": form,
     }
-
-
-def random_logits(seed, *shape, scale=1.5):
-    return (np.random.default_rng(seed).normal(size=shape) * scale).astype(np.float32)
 
 
 def assert_is_best(found, row, expected, max_length):
@@ -374,18 +343,18 @@ def test_valid_config_has_no_problems_and_limits_the_output():
         ("length_penalty_form", "gnmt", "one of wu, power; use wu"),
         ("max_ratio", -1.0, "at least 0; use 1.0"),
         ("max_ratio", float("inf"), "finite"),
-        ("max_extra", 0, "at least 1, or a short source has no output; use 50"),
-        ("temperature", -0.1, "0 or at least 1e-06; use 0 to search, 1.0 to draw"),
-        ("temperature", 1e-7, "0 or at least 1e-06; use 0 to search, 1.0 to draw"),
+        ("max_extra", 0, "at least 1, or there may be no output; use 50"),
+        ("temperature", -0.1, "0 or at least 1e-06; use 0 for the most probable, 1.0 to draw"),
+        ("temperature", 1e-7, "0 or at least 1e-06; use 0 for the most probable, 1.0 to draw"),
         ("temperature", float("inf"), "finite"),
         ("top_k", -1, "at least 0; use 0"),
-        ("top_k", 5, "no use in a search: set decoding.temperature, as to 1.0, or top_k to 0"),
+        ("top_k", 5, "needs sampling: set decoding.temperature, e.g. to 1.0, or top_k to 0"),
         ("top_p", 0.0, "in (0, 1]; use 1.0"),
         ("top_p", 1.1, "in (0, 1]; use 1.0"),
-        ("top_p", 0.9, "no use in a search: set decoding.temperature, as to 1.0, or top_p to 1.0"),
+        ("top_p", 0.9, "needs sampling: set decoding.temperature, e.g. to 1.0, or top_p to 1.0"),
         ("seed", -1, "in [0, 2³¹)"),
         ("n_best", 0, "at least 1"),
-        ("n_best", 5, "beyond beam_size = 4 in a search: set decoding.beam_size to it, or draw"),
+        ("n_best", 5, "beyond the 4 that a search finds: set decoding.beam_size to it where there is one, or draw"),
     ],
 )
 def test_problems(field, value, rule):
@@ -395,5 +364,114 @@ def test_problems(field, value, rule):
 
 
 def test_all_problems_at_once():
-    broken = DecodingConfig(0, -1.0, "", -1.0, 0, -1.0, -1, 0.0, -1, 0)
-    assert [name for name, _ in broken.problems()] == [f.name for f in dataclasses.fields(broken)]
+    wrong = {
+        "max_extra": 0,
+        "temperature": -1.0,
+        "top_k": -1,
+        "top_p": 0.0,
+        "seed": -1,
+        "n_best": 0,
+        "beam_size": 0,
+        "length_penalty": -1.0,
+        "length_penalty_form": "",
+        "max_ratio": -1.0,
+    }
+    assert set(wrong) == {field.name for field in dataclasses.fields(DecodingConfig)}
+    assert [name for name, _ in DecodingConfig(**wrong).problems()] == list(wrong)
+
+
+def test_without_beams_a_search_finds_one():
+    assert list(SamplingConfig().problems()) == []
+    ((name, rule),) = SamplingConfig(n_best=2).problems()
+    assert name == "n_best"
+    assert "beyond the 1 that a search finds" in rule
+    assert list(SamplingConfig(n_best=2, temperature=1.0).problems()) == []
+
+
+@pytest.mark.parametrize("arguments", [{"max_length": 11}, beams(3, 11)])
+def test_a_vocabulary_without_padding(arguments):
+    """Id 0 is a token like any other, and EOS follows EOS."""
+    tables = random_logits(16, 5, 7, 7)
+    tables[:, :, [0, BOS]] += 2
+    tables[:, :, EOS] += 1
+    found = search(markov(tables), **arguments, pad_id=None)
+    lengths = (np.cumsum(found.tokens == EOS, axis=-1) == 0).sum(axis=-1)
+    after = np.arange(11) >= lengths[:, :, None]
+    assert after.any()
+    assert (found.tokens[after] == EOS).all()
+    assert (found.tokens[~after] == 0).any()
+    assert not (found.tokens == BOS).any()
+
+
+ROW_IDS = np.array([5, 3, 11])
+
+
+def by_options(options, only_greedy=False, **more):
+    """Rows and outputs of decoding.search over a model whose probabilities change from position to position."""
+    tables = random_logits(21, 3, 13, 13)
+    rows = []
+
+    def step(cache, tokens, position):
+        rows.append(len(tokens))
+        return cache[jnp.arange(len(tokens)), (tokens + position) % 13], cache
+
+    run = functools.partial(
+        decoding.search, step, options=options, only_greedy=only_greedy, batch_size=3, max_length=7, **IDS
+    )
+    found = jax.jit(functools.partial(run, vocab_size=13, **more))(jnp.asarray(tables), row_ids=ROW_IDS)
+    assert set(rows) == {3 * copies(options, only_greedy)}
+    return jax.tree.map(np.asarray, found)
+
+
+def test_search_takes_the_options():
+    """Greedy search, beam search, or draws; in K copies of each row."""
+    narrow, beam = DecodingConfig(beam_size=1), DecodingConfig(beam_size=4, n_best=2)
+    best = by_options(narrow)
+    drawn = DecodingConfig(temperature=0.8, n_best=5, seed=3, beam_size=2)
+    for options, only_greedy in ((beam, True), (drawn, True), (SamplingConfig(), False)):
+        for one, other in zip(by_options(options, only_greedy), best, strict=True):
+            np.testing.assert_array_equal(one, other)
+    two, four = by_options(beam), by_options(dataclasses.replace(beam, n_best=4))
+    assert two.tokens.shape == (3, 2, 7)
+    for fewer, more in zip(two, four, strict=True):
+        np.testing.assert_array_equal(fewer, more[:, :2])
+    assert (two.scores[:, 0] > two.log_probabilities[:, 0]).all(), "the length penalty counts"
+    by_probability = by_options(dataclasses.replace(beam, length_penalty=0.0))
+    np.testing.assert_array_equal(by_probability.scores, by_probability.log_probabilities)
+    squared = by_options(dataclasses.replace(beam, length_penalty=2.0, length_penalty_form="power"))
+    assert (squared.scores[:, 0] > two.scores[:, 0]).all()
+    samples = by_options(drawn)
+    assert samples.tokens.shape == (3, 5, 7)
+    np.testing.assert_array_equal(samples.tokens, by_options(drawn).tokens)
+    for change in ({"seed": 4}, {"temperature": 3.0}, {"top_k": 2}, {"top_p": 0.2}):
+        other = by_options(dataclasses.replace(drawn, **change))
+        assert not np.array_equal(other.tokens, samples.tokens), change
+
+
+@pytest.mark.parametrize("arguments", [{}, beams(3, 0)])
+def test_a_prompt_is_read_before_anything_is_said(arguments):
+    """What follows a prompt is what the model finds from there: the score is that of the continuation alone."""
+    table, prompts = random_logits(22, PRIME, 13), [[5], [5, 6, 7], [9, 0, 1, 4, 3]]
+    table[:, EOS] -= 1
+    width, K = max(map(len, prompts)), arguments.get("beam_size", 1)
+    lengths = np.array([len(prompt) for prompt in prompts])
+    padded_prompts = np.array([padded(prompt, width) for prompt in prompts], np.int32)
+    step, cache = hashed(table, [3, 5, 7])
+    forced = after_prompt(step, jnp.repeat(padded_prompts, K, axis=0), jnp.repeat(lengths, K))
+    found = search((forced, cache), **{**arguments, "max_length": 9})
+    for row, (prompt, multiplier) in enumerate(zip(prompts, [3, 5, 7], strict=True)):
+        given, n = found.tokens[row, :, : len(prompt) - 1], len(prompt)
+        assert (given == prompt[1:]).all(), "ids that are never chosen may stand in a prompt"
+        logits = prefix_logits_hashed(table, multiplier)
+        if not arguments:
+            prefix = list(prompt)
+            while len(prefix) < 10 and prefix[-1] != EOS:
+                allowed = np.array(logits(prefix))
+                allowed[[PAD, BOS]] = -np.inf
+                prefix.append(int(allowed.argmax()))
+            assert found.tokens[row, 0].tolist() == padded(prefix[1:], 9)
+        for tokens, total in zip(found.tokens[row], found.log_probabilities[row], strict=True):
+            said = [prompt[0], *tokens.tolist()]
+            said = said[: said.index(EOS, n) + 1] if EOS in said[n:] else said
+            expected = sum(log_softmax(logits(said[:i]))[said[i]] for i in range(n, len(said)))
+            np.testing.assert_allclose(total, expected, rtol=1e-4)

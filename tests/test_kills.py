@@ -119,7 +119,7 @@ def test_a_job_of_which_one_process_is_killed_ten_times(count, captions, tmp_pat
     sizes |= {"num_encoder_layers": 1, "num_decoder_layers": 1, "source_vocab_size": 2000, "target_vocab_size": 2000}
     flags = [f"--config={ROOT}/configs/multi30k.py:en-de", f"--config.data.directory={captions}"]
     flags += [f"--config.model.{name}={size}" for name, size in sizes.items()]
-    flags += ["--config.data.batch_tokens=1024", "--config.data.max_shapes=1", "--config.data.max_length=64"]
+    flags += ["--config.data.batch_tokens=1024", "--config.data.max_buckets=1", "--config.data.max_length=64"]
     flags += [f"--config.training.steps={steps}", "--config.training.log_every=1", "--config.checkpoint.every=10"]
     flags += [f"--config.training.evaluate_every={steps}", "--config.checkpoint.keep_best=0"]
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_decoding import BOS, EOS, IDS, PAD, log_softmax, markov, random_logits, search
+from searching import BOS, EOS, IDS, PAD, log_softmax, markov, random_logits, search
 
 from transformer_jax.decoding import IMPOSSIBLE, sample, truncate
 
@@ -47,7 +47,7 @@ def draw(model, row_ids=None, seed=0, num_samples=3, max_length=7, **settings):
     step, cache = model
     rows = len(jax.tree.leaves(cache)[0])
     run = functools.partial(
-        sample, step, batch_size=rows, num_samples=num_samples, max_length=max_length, **IDS, **{**PLAIN, **settings}
+        sample, step, batch_size=rows, num_samples=num_samples, max_length=max_length, **{**IDS, **PLAIN, **settings}
     )
     ids = jnp.arange(rows) if row_ids is None else jnp.asarray(row_ids)
     return jax.tree.map(np.asarray, jax.jit(run)(cache, key=jax.random.key(seed), row_ids=ids))
@@ -142,6 +142,18 @@ def test_only_padding_after_the_end():
     ended = np.cumsum(found.tokens == EOS, axis=-1) - (found.tokens == EOS)
     assert ended.any()
     np.testing.assert_array_equal(found.tokens == PAD, ended > 0)
+
+
+def test_a_vocabulary_without_padding():
+    """Id 0 is drawn like any other, and EOS follows EOS."""
+    tables = random_logits(6, 5, 7, 7)
+    tables[:, :, BOS] += 20
+    found = draw(markov(tables), num_samples=13, pad_id=None)
+    assert not (found.tokens == BOS).any()
+    ended = np.cumsum(found.tokens == EOS, axis=-1) > 0
+    assert ended.any()
+    assert (found.tokens[ended] == EOS).all()
+    assert (found.tokens[~ended] == 0).any()
 
 
 @pytest.mark.parametrize("cold", [{"top_k": 1}, {"temperature": 1e-6}, {"top_p": 1e-6}])

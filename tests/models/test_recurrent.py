@@ -21,7 +21,7 @@ from transformer_jax.models.attention import (
     general_scores,
     scaled_dot_product_scores,
 )
-from transformer_jax.models.counting import forward_flops
+from transformer_jax.models.counting import forward_flops, num_parameters
 from transformer_jax.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
 
 SOURCE = np.array([[3, 4, 5, 6, 7], [8, 9, 10, 0, 0]])
@@ -124,6 +124,12 @@ def test_forward_flops(changes):
     source, target = SOURCE[:1], TARGET[:1]
     program = jax.make_jaxpr(lambda variables: model.apply(variables, source, target))(variables)
     assert products(program.jaxpr) == forward_flops(model.config, 5, 4)
+
+
+@pytest.mark.parametrize("changes", VARIANTS, ids=lambda changes: "-".join(map(str, changes.values())) or "gru")
+def test_parameters_are_counted(changes):
+    model, variables = make(**changes, vocab_multiple=1)
+    assert num_parameters(model.config) == sum(leaf.size for leaf in jax.tree.leaves(variables))
 
 
 @pytest.mark.parametrize("changes", VARIANTS, ids=lambda changes: "-".join(map(str, changes.values())) or "gru")

@@ -1,6 +1,18 @@
 """The mathematics. Needs jax and flax only."""
 
+from transformer_jax.models.bert import Bert, BertConfig, Classifier
+from transformer_jax.models.gpt import GPT, GPTConfig
 from transformer_jax.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
 from transformer_jax.models.transformer import Transformer, TransformerConfig
 
-__all__ = ["RecurrentConfig", "RecurrentSeq2Seq", "Transformer", "TransformerConfig"]
+__all__ = [
+    "GPT",
+    "Bert",
+    "BertConfig",
+    "Classifier",
+    "GPTConfig",
+    "RecurrentConfig",
+    "RecurrentSeq2Seq",
+    "Transformer",
+    "TransformerConfig",
+]

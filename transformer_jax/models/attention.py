@@ -134,7 +134,7 @@ def dot_product_attention(
 def library_attention(
     query: Array, key: Array, value: Array, *, mask: Array | None, bias: Array | None, dtype: str
 ) -> Array:
-    """Compute `dot_product_attention` by jax's own function. Values must be as wide as keys; dropout is not possible."""
+    """Compute `dot_product_attention` by jax's own function. Values must be as wide as keys; it has no dropout."""
     query, key, value = (x.astype(dtype) for x in (query, key, value))
     bias = None if bias is None else bias.astype(dtype)
     output = jax.nn.dot_product_attention(query, key, value, bias, mask, implementation="xla")

@@ -119,7 +119,7 @@ def _vectorize(arrays: tuple[Array, Array], axes: tuple, *, spec: str) -> tuple[
     operands, out = _parse(spec)
     new = next(letter for letter in string.ascii_letters if letter not in spec)
     for i, axis in enumerate(axes):
-        if axis is not None:
+        if isinstance(axis, int):  # else this operand is the same for all
             operands[i] = operands[i][:axis] + new + operands[i][axis:]
     return _product_p.bind(*arrays, spec=f"{','.join(operands)}->{new}{out}"), 0
 

@@ -141,6 +141,8 @@ class Block(nn.Module):
         y = self.self_attention(h, h if cache is None else cache, mask=mask, position=position)
         x = self.self_attention_residual.after(x, y)
         if self.cross:
+            if memory is None:
+                raise ValueError("a block with cross-attention needs a memory: pass one, or set cross to False")
             h = self.cross_attention_residual.before(x)
             shared = h.reshape(jax.tree.leaves(memory)[0].shape[0], -1, h.shape[-1])
             y = self.cross_attention(shared, memory, mask=memory_mask)

@@ -168,7 +168,7 @@ class Transformer(nn.Module):
 
     @nn.nowrap
     def attention_maps(self, sown: Any) -> dict[tuple[str, str, str], Array]:
-        """Return weights (B, L, N, T, S) by (name, who looks, at what), from what `mutable="intermediates"` has sown.
+        """Return weights (B, L, N, T, S) by (name, who looks, at what), from what was sown in "intermediates".
 
         Who and what are "source", "target" (the tokens to predict) or "input" (the tokens that the decoder has read).
         """

@@ -1,0 +1,112 @@
+"""The decoder-only Transformer: GPT (Radford et al. 2018) and, with pre-LN, GPT-2 (Radford et al. 2019).
+
+Shapes: B batch · T positions · D d_model · N heads · V vocabulary · L layers.
+"""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax
+
+from transformer_jax import fields
+from transformer_jax.models import layers
+from transformer_jax.models.attention import KeyValue, causal_mask, combine_masks, padding_mask
+from transformer_jax.models.layers import Embedding, LMHead, OutputLayer
+from transformer_jax.models.positions import Positions, check_length
+from transformer_jax.models.stack import BlockConfig, Stack, sown_weights, unstack_layers
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class GPTConfig(BlockConfig):
+    """The defaults are GPT's (Radford et al. 2018, Section 4.1). `activation`: its authors' code has "gelu_tanh"."""
+
+    architecture: str = "gpt"
+    vocab_size: int = 40478
+    num_layers: int = fields.size(12, 2)
+    d_model: int = fields.size(768, 16)
+    d_ff: int = fields.size(3072, 24)
+    num_heads: int = fields.size(12, 2)
+    activation: str = "gelu"
+    positions: str = "learned"
+    attention_dropout_rate: float = fields.random(0.1, 0.0)
+    init: str = "normal"
+    norm_epsilon: float = 1e-5
+    max_length: int = fields.size(512, 32)
+    tie_embeddings: bool = True  # the token embedding is also the output layer
+    embedding_init: str = "normal"  # of tokens and of learned positions: see `Embedding`
+    embedding_scale: bool = False  # token embeddings are multiplied by √d_model
+    vocab_multiple: int = 1  # embedding tables are padded to a multiple of this many rows
+
+    def choices(self) -> dict[str, tuple[str, ...]]:
+        return super().choices() | {"architecture": ("gpt",), "embedding_init": layers.INITS}
+
+
+class GPT(nn.Module):
+    """The language model.
+
+    `model.apply(params, tokens)` returns the logits of the token after each token. To generate, call `init_cache` once,
+    then `extend` with prompts of any length and with single tokens.
+
+    Differs: GPT-2 starts the weights of residual layers smaller by 1/√(2 L).
+    """
+
+    config: GPTConfig
+
+    def setup(self) -> None:
+        c = self.config
+        c.check()
+        self.embedding = Embedding(c.vocab_size, c.d_model, c.vocab_multiple, c.embedding_init, c.embedding_scale)
+        self.positions = Positions(c.positions, c.max_length, c.d_model, c.embedding_init)
+        self.dropout = layers.Dropout(c.dropout_rate)
+        self.decoder = Stack(c, c.num_layers)
+        if not c.tie_embeddings:
+            padded = layers.padded_vocab_size(c.vocab_size, c.vocab_multiple)
+            self.output = OutputLayer(c.d_model, padded, use_bias=False, initializer=c.init)
+
+    def __call__(self, tokens: Array, valid: Array | None = None) -> Array:
+        """Map token ids (B, T) to float32 logits (B, T, padded V) of the token after each."""
+        x, lm_head = self.hidden(tokens, valid)
+        return lm_head(x, self.config.vocab_size, self.config.dtype)
+
+    def hidden(self, tokens: Array, valid: Array | None = None) -> tuple[Array, LMHead]:
+        """Return the last layer's output (B, T, D) and its map to logits, for losses that apply it in chunks.
+
+        `valid` (B, T) is True at tokens and False at padding, which no other position sees; None: no padding.
+        """
+        mask = combine_masks(causal_mask(tokens.shape[1]), None if valid is None else padding_mask(valid))
+        x = self.dropout(self.embedding(tokens) + self.positions(tokens.shape[1]))
+        return self.decoder(x, mask), self.lm_head()
+
+    def lm_head(self) -> LMHead:
+        """Return the map from the last layer's output to logits."""
+        return self.embedding.lm_head() if self.config.tie_embeddings else self.output.lm_head()
+
+    def init_cache(self, batch_size: int, length: int) -> tuple[KeyValue, ...]:
+        """Return an empty cache with room for `length` positions; the batch axis comes first in every leaf.
+
+        Raises:
+            ValueError: There are fewer position vectors.
+        """
+        check_length(self.config.positions, length, self.config.max_length)
+        return self.decoder.init_cache(batch_size, length)
+
+    def extend(
+        self, cache: tuple[KeyValue, ...], tokens: Array, position: Array | int
+    ) -> tuple[Array, tuple[KeyValue, ...]]:
+        """Read token ids (B, T) at positions position … → logits (B, T, padded V) and the new cache. No dropout."""
+        x = self.embedding(tokens) + self.positions(tokens.shape[1], position)
+        x, cache = self.decoder.extend(x, cache, position)
+        return self.lm_head()(x, self.config.vocab_size, self.config.dtype), cache
+
+    @nn.nowrap
+    def attention_maps(self, sown: Any) -> dict[tuple[str, str, str], Array]:
+        """Return weights (B, L, N, T, T) by (name, who looks, at what), from what was sown in "intermediates"."""
+        return {("self-attention", "text", "text"): sown_weights(sown["decoder"], "self_attention")}
+
+    @nn.nowrap
+    def for_extend(self, params: Any) -> Any:
+        """Return the parameters in the form that is fastest for `extend` in a loop."""
+        return unstack_layers(params, "decoder", self.config.num_layers)
