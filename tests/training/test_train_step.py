@@ -13,15 +13,19 @@ import numpy as np
 import optax
 import pytest
 
+from conftest import on_devices
+from pretraining import SCALE, by_hand, make_batch, one_step, recorder
+
 from transformer_jax.losses import cross_entropy
-from transformer_jax.models import Transformer, TransformerConfig
 from transformer_jax.models.layers import Embedding
-from transformer_jax.models.transformer import shift_right
-from transformer_jax.training.engine import TrainState, make_train_step
-from transformer_jax.training.optimizer import OptimizerConfig, make_optimizer
+from transformer_jax.models.transformer import Transformer, TransformerConfig, shift_right
+from transformer_jax.training.engine import make_train_step
+from transformer_jax.training.initialization import init_state
+from transformer_jax.training.optimizer import OptimizerConfig, decays, make_optimizer
+from transformer_jax.training.task import Mean
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "step.json"
-PAD, BOS, EOS, VOCAB = 0, 1, 2, 11
+BOS, EOS, VOCAB = 1, 2, 11
 CONFIG = TransformerConfig(
     source_vocab_size=VOCAB,
     target_vocab_size=VOCAB,
@@ -36,7 +40,7 @@ CONFIG = TransformerConfig(
     dropout_rate=0.0,
     vocab_multiple=8,
 )
-# rows of 5, 1, 3, 2, 4 and 4 target tokens, so that a mean of means is not the mean
+# Rows differ in their number of target tokens, so that a mean of means is not the mean.
 BATCH = {
     "source": np.array(
         [[3, 4, 5, 6, 2], [7, 2, 0, 0, 0], [8, 9, 2, 0, 0], [10, 3, 7, 2, 0], [5, 5, 5, 5, 2], [4, 10, 2, 0, 0]]
@@ -44,13 +48,13 @@ BATCH = {
     "target": np.array(
         [[6, 5, 4, 3, 2], [2, 0, 0, 0, 0], [9, 8, 2, 0, 0], [7, 2, 0, 0, 0], [5, 9, 10, 2, 0], [10, 4, 3, 2, 0]]
     ),
+    "source_length": np.array([5, 2, 3, 4, 5, 3]),
+    "target_length": np.array([5, 1, 3, 2, 4, 4]),
 }
 
 
 class Copying:
     """What the step needs of a task."""
-
-    d_model = CONFIG.d_model
 
     def __init__(self, config=CONFIG):
         self.model = Transformer(config)
@@ -61,58 +65,44 @@ class Copying:
 
     def loss(self, params, batch, key, step):
         source, target = batch["source"], batch["target"]
-        weights = target != PAD
+        place = jnp.arange(source.shape[1])[None]
+        source_valid, target_valid = (place < batch[f"{side}_length"][:, None] for side in ("source", "target"))
         logits = self.model.apply(
             {"params": params},
             source,
             shift_right(target, BOS),
-            source_valid=source != PAD,
-            target_valid=weights,
+            source_valid=source_valid,
+            target_valid=target_valid,
             rngs={"dropout": key},
         )
-        total, weight = cross_entropy(logits, target, weights, vocab_size=VOCAB, label_smoothing=0.1)
-        return total, weight, {"ends": (target == EOS).sum().astype(jnp.float32)}
+        total, weight = cross_entropy(logits, target, target_valid, vocab_size=VOCAB, label_smoothing=0.1)
+        ends = (target == EOS).sum().astype(jnp.float32)
+        return {"loss": Mean(total, weight), "ends": Mean(ends, weight, scale=0)}
 
 
-class Drawing:
-    """A loss that shows the key."""
+class Simple:
+    """A task of one parameter and one function of (kernel, batch, key, step)."""
 
-    def init(self, key):
-        return {"kernel": jnp.ones(())}
-
-    def loss(self, params, batch, key, step):
-        return params["kernel"] * jax.random.uniform(key), jnp.ones(()), {}
-
-
-class Scheduled:
-    """A loss that shows the step."""
-
-    def init(self, key):
-        return {"kernel": jnp.ones(())}
+    def __init__(self, loss):
+        self._loss = loss
 
     def loss(self, params, batch, key, step):
-        weight = jnp.float32(len(batch["source"]))
-        return params["kernel"] * weight * step, weight, {}
-
-
-# Its state is the gradient.
-recorder = optax.GradientTransformation(lambda p: jax.tree.map(jnp.zeros_like, p), lambda g, *_: (g, g))
+        return self._loss(params["kernel"], batch, key, step)
 
 
 @functools.cache
-def parameters(task_class=Copying):
-    return nn.unbox(jax.jit(task_class().init)(jax.random.key(0)))
+def parameters():
+    return nn.unbox(jax.jit(Copying().init)(jax.random.key(0)))
 
 
-def start(optimizer, params=None):
-    params = parameters() if params is None else params
-    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+def simple_state():
+    return init_state({"kernel": jnp.ones(())}, recorder)
 
 
 @pytest.fixture(scope="module")
 def recorded():
     """A state, and that and the metrics after one step with the whole batch."""
-    state = start(recorder)
+    state = init_state(parameters(), recorder)
     return state, *jax.jit(make_train_step(Copying(), recorder, seed=0, microbatches=1))(state, BATCH)
 
 
@@ -123,12 +113,12 @@ def leaves(tree):
 
 @pytest.mark.parametrize("microbatches", [2, 3, 6])
 def test_microbatches_give_the_loss_and_the_gradient_of_the_whole_batch(recorded, microbatches):
-    counts = (BATCH["target"] != PAD).sum(axis=1).reshape(-1, microbatches).sum(axis=0)
+    counts = BATCH["target_length"].reshape(-1, microbatches).sum(axis=0)
     assert len(set(counts)) > 1
     state, whole, metrics = recorded
     parts, summed = jax.jit(make_train_step(Copying(), recorder, seed=0, microbatches=microbatches))(state, BATCH)
     assert int(whole.step) == int(parts.step) == 1
-    assert metrics["weight"] == summed["weight"] == (BATCH["target"] != PAD).sum()
+    assert metrics["weight"] == summed["weight"] == BATCH["target_length"].sum()
     assert set(metrics) == set(summed) == {"loss", "weight", "gradient_norm", "skipped", "ends"}
     for name, value in metrics.items():
         np.testing.assert_allclose(summed[name], value, rtol=1e-5)
@@ -146,7 +136,7 @@ def test_the_gradient_is_that_of_the_mean_over_tokens(recorded):
     state, new, metrics = recorded
 
     def mean(params):
-        total, weight, _ = Copying().loss(params, BATCH, jax.random.key(0), 0)
+        total, weight, _ = Copying().loss(params, BATCH, jax.random.key(0), 0)["loss"]
         return total / weight
 
     loss, expected = jax.jit(jax.value_and_grad(mean))(state.params)
@@ -163,20 +153,41 @@ def test_the_gradient_is_that_of_the_mean_over_tokens(recorded):
 @pytest.mark.parametrize("seed", [0, 7])
 @pytest.mark.parametrize("microbatches", [1, 3])
 def test_keys_are_folded_from_seed_step_and_microbatch(seed, microbatches):
-    task = Drawing()
+    task = Simple(lambda kernel, batch, key, step: {"drawn": Mean(kernel * jax.random.uniform(key), jnp.ones(()))})
     step = jax.jit(make_train_step(task, recorder, seed=seed, microbatches=microbatches))
     for number in (0, 1, 1000):
-        state = start(recorder, parameters(Drawing))._replace(step=jnp.asarray(number))
-        new, metrics = step(state, BATCH)
-        key = jax.random.fold_in(jax.random.key(seed), number)
-        keys = [key] if microbatches == 1 else [jax.random.fold_in(key, part) for part in range(microbatches)]
+        new, metrics = step(simple_state()._replace(step=jnp.asarray(number)), BATCH)
+        keys = keys_of(seed, number, microbatches)
         np.testing.assert_allclose(metrics["loss"], np.mean([jax.random.uniform(k) for k in keys]), rtol=1e-6)
         assert int(new.step) == number + 1
 
 
+def keys_of(seed, step, microbatches):
+    key = jax.random.fold_in(jax.random.key(seed), step)
+    return [key] if microbatches == 1 else [jax.random.fold_in(key, part) for part in range(microbatches)]
+
+
+@pytest.mark.parametrize("microbatches", [1, 3])
+def test_weights_may_be_drawn(microbatches):
+    """As masked language modelling draws the tokens that it masks: value and weight see the same numbers."""
+
+    def loss(kernel, batch, key, step):
+        drawn = jax.random.bernoulli(key, 0.5, batch["source"].shape) * 1.0
+        return {"masked": Mean(kernel * (drawn * batch["source"]).sum(), drawn.sum())}
+
+    step = jax.jit(make_train_step(Simple(loss), recorder, seed=3, microbatches=microbatches))
+    _, metrics = step(simple_state(), BATCH)
+    parts = [BATCH["source"][part::microbatches] for part in range(microbatches)]
+    drawn = [jax.random.bernoulli(key, 0.5, parts[0].shape) for key in keys_of(3, 0, microbatches)]
+    weight = sum(int(x.sum()) for x in drawn)
+    assert metrics["weight"] == weight
+    total = sum(float((x * part).sum()) for x, part in zip(drawn, parts, strict=True))
+    np.testing.assert_allclose(metrics["masked"], total / weight, rtol=1e-6)
+
+
 def test_dropout_differs_between_steps_and_repeats():
     task = Copying(dataclasses.replace(CONFIG, dropout_rate=0.5))
-    state = start(recorder)
+    state = init_state(parameters(), recorder)
     step = jax.jit(make_train_step(task, recorder, seed=0, microbatches=2))
     first, second, again = (step(state._replace(step=jnp.asarray(n)), BATCH)[1]["loss"] for n in (0, 1, 0))
     assert first != second
@@ -200,13 +211,13 @@ def adam_step():
     config = OptimizerConfig(
         schedule="constant", learning_rate=0.01, warmup_steps=2, weight_decay=0.1, epsilon=1e-2, clip_norm=1.0
     )
-    optimizer = make_optimizer(config, task.d_model)
+    optimizer = make_optimizer(config, CONFIG.d_model, decays(jax.eval_shape(task.init, jax.random.key(0))))
 
     def fill(path, p):
         """Biases other than zero: without, norm(x + ffn(x)) with ReLU is the same for x and 1.01 x."""
         return jnp.linspace(-0.5, 0.5, p.size).reshape(p.shape) if "bias" in jax.tree_util.keystr(path) else p
 
-    state = start(optimizer, jax.tree_util.tree_map_with_path(fill, parameters()))
+    state = init_state(jax.tree_util.tree_map_with_path(fill, parameters()), optimizer)
     return state, jax.jit(make_train_step(task, optimizer, seed=0, microbatches=1))
 
 
@@ -276,8 +287,65 @@ def test_the_stored_values_notice_one_percent_of_the_embeddings_scale(monkeypatc
 
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_the_loss_is_told_the_updates_before(microbatches):
-    state = start(recorder, parameters(Scheduled))
-    step = jax.jit(make_train_step(Scheduled(), recorder, seed=0, microbatches=microbatches))
+    def loss(kernel, batch, key, step):
+        weight = jnp.float32(len(batch["source"]))
+        return {"loss": Mean(kernel * weight * step, weight)}
+
+    state = simple_state()
+    step = jax.jit(make_train_step(Simple(loss), recorder, seed=0, microbatches=microbatches))
     for before in range(3):
         state, _ = step(state, BATCH)
         assert state.opt_state["kernel"] == before
+
+
+ON_MESHES = """
+import json, sys
+sys.path.insert(0, FOLDER)
+import jax
+jax.config.update("jax_disable_most_optimizations", True)
+from pretraining import one_step
+print(json.dumps([one_step(mesh, parts) for mesh in ((8, 1, 1), (2, 2, 2)) for parts in (1, 4)]))
+"""
+
+
+def test_terms_with_different_weights_add_up_to_the_sum_of_their_means():
+    """With 1 and 4 microbatches, on 1 device and on 8: the objective is "masked" + SCALE · "follows"."""
+    batch = make_batch()
+    for weights in (batch["masked"].sum(axis=1), batch["paired"]):
+        assert len({weights[part::4].sum() for part in range(4)}) > 1
+        assert len({share.sum() for share in np.split(weights, 8)}) > 1
+    means, gradient = by_hand()
+    eight = json.loads(on_devices(8, ON_MESHES.replace("FOLDER", repr(str(Path(__file__).parent)))))
+    for metrics, found in [one_step((1, 1, 1), parts) for parts in (1, 4)] + eight:
+        assert {name: metrics[name] for name in means} == pytest.approx(means, rel=1e-5)
+        assert metrics["loss"] == pytest.approx(means["masked"] + SCALE * means["follows"], rel=1e-5)
+        assert metrics["weight"] == batch["masked"].sum()  # of the first term
+        for name, expected in gradient.items():
+            np.testing.assert_allclose(found[name], expected, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("microbatches", [1, 3])
+@pytest.mark.parametrize("value", [7.0, np.nan])
+def test_metrics_of_scale_0_are_reported_and_have_no_gradient(microbatches, value):
+    """Not even where they are not finite."""
+
+    def loss(kernel, batch, key, step):
+        rows = jnp.float32(len(batch["source"]))
+        return {"trained": Mean(3 * kernel * rows, rows), "metric": Mean(value * kernel * rows, rows, scale=0)}
+
+    step = jax.jit(make_train_step(Simple(loss), recorder, seed=0, microbatches=microbatches))
+    state, metrics = step(simple_state(), BATCH)
+    np.testing.assert_allclose(metrics["metric"], value, rtol=1e-6)
+    assert metrics["loss"] == metrics["trained"] == metrics["gradient_norm"] == state.opt_state["kernel"] == 3
+    assert metrics["skipped"] == 0
+
+
+@pytest.mark.parametrize("microbatches", [1, 3])
+def test_a_mean_over_nothing_is_0(microbatches):
+    def loss(kernel, batch, key, step):
+        rows = jnp.float32(len(batch["source"]))
+        return {"some": Mean(kernel * rows, rows), "none": Mean(kernel * 0, jnp.zeros(()))}
+
+    step = jax.jit(make_train_step(Simple(loss), recorder, seed=0, microbatches=microbatches))
+    state, metrics = step(simple_state(), BATCH)
+    assert (metrics["none"], metrics["loss"], state.opt_state["kernel"]) == (0, 1, 1)

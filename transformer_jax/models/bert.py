@@ -25,7 +25,7 @@ class BertConfig(BlockConfig):
     """The defaults are BERT base (Devlin et al. 2019, Section 3)."""
 
     architecture: str = "bert"
-    vocab_size: int = 30522
+    vocab_size: int = fields.size(30522, 300)
     num_layers: int = fields.size(12, 2)
     d_model: int = fields.size(768, 16)
     d_ff: int = fields.size(3072, 24)

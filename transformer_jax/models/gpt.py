@@ -24,7 +24,7 @@ class GPTConfig(BlockConfig):
     """The defaults are GPT's (Radford et al. 2018, Section 4.1). `activation`: its authors' code has "gelu_tanh"."""
 
     architecture: str = "gpt"
-    vocab_size: int = 40478
+    vocab_size: int = fields.size(40478, 300)
     num_layers: int = fields.size(12, 2)
     d_model: int = fields.size(768, 16)
     d_ff: int = fields.size(3072, 24)

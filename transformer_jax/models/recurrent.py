@@ -35,8 +35,8 @@ class RecurrentConfig:
     """One choice, `attention`, and what the papers vary besides."""
 
     architecture: str = dataclasses.field(default="recurrent", kw_only=True)
-    source_vocab_size: int = 10_000
-    target_vocab_size: int = 10_000
+    source_vocab_size: int = fields.size(10_000, 300)
+    target_vocab_size: int = fields.size(10_000, 300)
     cell: str = "gru"
     num_layers: int = 1
     embedding_dim: int = fields.size(256, 8)  # E

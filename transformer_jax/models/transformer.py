@@ -29,8 +29,8 @@ class TransformerConfig(BlockConfig):
     """The defaults are the paper's base model (Table 3, first row)."""
 
     architecture: str = "transformer"
-    source_vocab_size: int = 37000
-    target_vocab_size: int = 37000
+    source_vocab_size: int = fields.size(37000, 300)
+    target_vocab_size: int = fields.size(37000, 300)
     num_encoder_layers: int = fields.size(6, 2)
     num_decoder_layers: int = fields.size(6, 2)
     max_length: int = fields.size(1024, 32)

@@ -59,7 +59,8 @@ class LanguageModeling(TextTask):
         """Return the mean over tokens of -log P(token | those before)."""
         valid, model = self.valid(batch, "text"), self.config.model
         rngs = None if key is None else {"dropout": key}
-        x, lm_head = self.model.apply({"params": params}, batch["text"], valid, rngs=rngs, method="hidden")
+        hidden: Any = self.model.apply({"params": params}, batch["text"], valid, rngs=rngs, method="hidden")
+        x, lm_head = hidden
         return Mean(*losses.next_token(lm_head, x, batch["target"], valid, model.vocab_size, model.dtype))
 
     def loss(

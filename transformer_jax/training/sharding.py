@@ -42,6 +42,8 @@ RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
     ("head_dim", None),
     ("position", None),
     ("distance", None),
+    ("segment", None),
+    ("classes", None),
     ("layers", None),
 )
 # The config key that usually sets the size of a sharded axis, for error messages.
