@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
-from conftest import on_devices
+from conftest import on_devices, small
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from transformer_jax.config import make_task, parse
@@ -15,6 +15,7 @@ from transformer_jax.data.batching import Batches, Plan
 from transformer_jax.models import layers
 from transformer_jax.models.positions import POSITIONS
 from transformer_jax.models.transformer import TIES, Transformer, TransformerConfig
+from transformer_jax.tasks import TASKS
 from transformer_jax.training import sharding
 from transformer_jax.training.sharding import AXES, KEYS, RULES, MeshConfig, feed, make_mesh, shardings
 
@@ -40,6 +41,14 @@ def mesh(*sizes: int) -> AbstractMesh:
 def boxed(config: TransformerConfig):
     ids = np.zeros((1, 1), np.int32)
     return jax.eval_shape(Transformer(config).init, jax.random.key(0), ids, ids)["params"]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_axis_of_a_tasks_parameter_has_a_rule(task, corpus):
+    boxed = jax.eval_shape(make_task(parse(small(task, corpus)), None).init, jax.random.key(0))
+    for spec in jax.tree.leaves(nn.get_partition_spec(boxed), is_leaf=lambda x: isinstance(x, PartitionSpec)):
+        assert len(spec) > 0
+        assert set(spec) <= NAMES, spec
 
 
 @pytest.mark.parametrize("positions", POSITIONS)
