@@ -1,38 +1,37 @@
-"""The parameters' moving average: its recursion in NumPy, resumed, sharded, evaluated; off, it costs nothing."""
+"""The parameters' moving average: its recursion in NumPy; resumed, sharded and evaluated; switched off."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from test_loop import rows, run
+from conftest import rows, run
 
 import transformer_jax
-from transformer_jax.config import ConfigError, claim_workdir, parse
+from transformer_jax import workdir as workdirs
+from transformer_jax.config import ConfigError, make_task, parse
 from transformer_jax.training.checkpoint import CheckpointConfig, CheckpointError, Checkpoints, parameters_sha256
-from transformer_jax.training.engine import Engine, TrainState, init_state, make_train_step
-from transformer_jax.training.evaluation import Evaluator
+from transformer_jax.training.engine import Engine, make_train_step
+from transformer_jax.training.initialization import TrainState, init_state
+from transformer_jax.training.task import Mean
+
+PARAMS = {"a": jnp.full((3,), 5.0), "b": {"c": jnp.full((2, 1), -2.0)}}
 
 
 class Pulling:
-    """Its gradient is that of the parameters' distance from the batch."""
-
-    d_model = 1
-
-    def init(self, key):
-        return {"a": jnp.full((3,), 5.0), "b": {"c": jnp.full((2, 1), -2.0)}}
+    """A task whose loss is the parameters' squared distance from the batch."""
 
     def loss(self, params, batch, key, step):
         total = sum(((leaf - batch["x"].mean()) ** 2).sum() for leaf in jax.tree.leaves(params))
-        return total, jnp.ones(()), {}
+        return {"loss": Mean(total, jnp.ones(()))}
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30], ids=["nan", "inf", "overflow"])
 def test_a_step_without_a_finite_gradient_changes_nothing(bad):
-    """Neither parameters, optimizer state nor average; the next step goes on as if it had not been."""
+    """Neither parameters nor optimizer state nor average. The next step is as if the bad one had not been."""
     optimizer = optax.adam(0.1)
     step = jax.jit(make_train_step(Pulling(), optimizer, seed=0, microbatches=1, ema_decay=0.5))
-    before, _ = step(init_state(Pulling(), optimizer, jax.random.key(0), 0.5), {"x": jnp.ones(4)})
+    before, _ = step(init_state(PARAMS, optimizer, 0.5), {"x": jnp.ones(4)})
     after, metrics = step(before, {"x": jnp.full((4,), bad)})
     assert (int(before.step), int(after.step), float(metrics["skipped"])) == (1, 2, 1.0)
     for old, new in zip(jax.tree.leaves(before)[1:], jax.tree.leaves(after)[1:], strict=True):
@@ -44,7 +43,7 @@ def test_a_step_without_a_finite_gradient_changes_nothing(bad):
 def test_the_average_is_the_recursion(decay):
     """(1 + n) / (10 + n) reaches 0.3 at n = 2.86 and 0.5 at n = 8."""
     optimizer = optax.sgd(0.1)
-    state = init_state(Pulling(), optimizer, jax.random.key(0), decay)
+    state = init_state(PARAMS, optimizer, decay)
     step = jax.jit(make_train_step(Pulling(), optimizer, seed=0, microbatches=1, ema_decay=decay))
     expected = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(state.params)]
     for n in range(1, 12):
@@ -59,27 +58,19 @@ def test_the_average_is_the_recursion(decay):
 
 
 def test_off_there_is_no_array_of_it(tiny, tmp_path):
-    plain = Engine(parse(tiny).make_task(tmp_path), parse(tiny).engine)
+    plain = Engine(make_task(parse(tiny), tmp_path))
     assert plain.abstract_state.ema is None
     tiny.training.ema_decay = 0.9
-    engine = Engine(parse(tiny).make_task(tmp_path), parse(tiny).engine)
+    engine = Engine(make_task(parse(tiny), tmp_path))
     params = jax.tree.leaves(engine.abstract_state.params)
     assert jax.tree.structure(engine.abstract_state.ema) == jax.tree.structure(engine.abstract_state.params)
     assert len(jax.tree.leaves(engine.abstract_state)) == len(jax.tree.leaves(plain.abstract_state)) + len(params)
-    assert jax.tree.leaves(engine.state_sharding.ema) == jax.tree.leaves(engine.state_sharding.params)
+    averages = jax.tree.leaves(engine.abstract_state.ema)
+    assert [x.sharding for x in averages] == [x.sharding for x in params]
 
 
-def loss(predictor):
-    """On the validation split, per token."""
-    batches = predictor.task.batches("val", seed=None)
-    arrays = [batches.load(batches.plan.batch(i)) for i in range(len(batches.plan))]
-    sums = [jax.jit(predictor.task.measure)(predictor.params, batch) for batch in arrays]
-    return float(sum(s["loss"] for s in sums) / sum(s["tokens"] for s in sums))
-
-
-def test_it_is_resumed_bitwise_and_evaluated_by_those_who_ask_for_it(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(Evaluator, "predict", lambda self, params, lines, *_: [""] * len(lines))  # its compilation
-    tiny.training.ema_decay = 0.9
+def test_it_is_resumed_bitwise_and_evaluated_where_the_config_asks_for_it(tiny, tmp_path):
+    tiny.training.ema_decay, tiny.decoding.beam_size = 0.9, 1
     whole = run(tiny, tmp_path / "whole", training__steps=4, evaluation__checkpoint="ema")
     run(tiny, tmp_path / "parts", training__steps=2)
     resumed = run(tiny, tmp_path / "parts", training__steps=4)
@@ -91,7 +82,7 @@ def test_it_is_resumed_bitwise_and_evaluated_by_those_who_ask_for_it(tiny, tmp_p
         assert loaded.step == 4
         assert loaded.parameters_sha256 == parameters_sha256(params)
         (scored,) = (row["loss"] for row in rows(tmp_path / workdir) if row["split"] == "val" and row["step"] == 4)
-        assert loss(loaded) == pytest.approx(scored, rel=1e-6)
+        assert loaded.evaluate("val")["loss"] == pytest.approx(scored, rel=1e-6)
     assert parameters_sha256(whole.ema) != parameters_sha256(whole.params)
     scores = [[row["loss"] for row in rows(tmp_path / name) if row["split"] == "val"] for name in ("whole", "parts")]
     assert abs(scores[0][1] - scores[1][1]) > 1e-4
@@ -101,7 +92,7 @@ def test_it_does_not_change_the_parameters():
     optimizer, batch = optax.sgd(0.1), {"x": jnp.ones((4,))}
     averaged, plain = (
         make_train_step(Pulling(), optimizer, seed=0, microbatches=1, ema_decay=decay)(
-            init_state(Pulling(), optimizer, jax.random.key(0), decay), batch
+            init_state(PARAMS, optimizer, decay), batch
         )[0]
         for decay in (0.9, 0.0)
     )
@@ -111,11 +102,11 @@ def test_it_does_not_change_the_parameters():
 
 
 def test_it_makes_another_experiment(tiny, tmp_path):
-    claim_workdir(tmp_path, tiny)
+    workdirs.claim(tmp_path, tiny)
     (tmp_path / "checkpoints").mkdir()
     tiny.training.ema_decay = 0.9
     with pytest.raises(ConfigError, match=r"config.training.ema_decay: 0.0 there, 0.9 now"):
-        claim_workdir(tmp_path, tiny)
+        workdirs.claim(tmp_path, tiny)
 
 
 def test_checkpoints_from_before_it_restore_and_hold_none(tmp_path):
