@@ -5,9 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, on_devices, shrink
+from conftest import ROOT, on_devices, small
 
-from transformer_jax.config import defaults
 from transformer_jax.training.description import Collective, Description, read_collectives, table_rows
 
 HLO = """HloModule jit_step, is_scheduled=true
@@ -56,26 +55,25 @@ def test_collectives_are_counted_with_their_loops():
 
 @pytest.mark.parametrize("groups", ["all", "mesh['axis-0'=4] {'axis-0'}"])
 def test_groups_that_nobody_knows_are_an_error(groups):
-    with pytest.raises(ValueError, match="XLA writes groups of devices in a way that is not known here: %gathered"):
+    with pytest.raises(ValueError, match="XLA writes groups of devices in an unknown notation: %gathered"):
         read_collectives(HLO.replace("replica_groups=[2,4]<=[8]", f"replica_groups={groups}"))
 
 
 def test_bytes_are_those_of_the_arrays(tmp_path):
-    config = shrink(defaults("translation"), tmp_path)
+    config = small("sequence_to_sequence", tmp_path)
     config.model.vocab_multiple = 8
     config.mesh.data, config.mesh.fsdp, config.mesh.tensor = 2, 2, 2
     program = f"""
 import dataclasses, json
 import jax
 from ml_collections import ConfigDict
-from transformer_jax.config import parse
+from transformer_jax.config import make_task, parse
 from transformer_jax.training.description import describe
 from transformer_jax.training.engine import Engine
 jax.config.update("jax_disable_most_optimizations", True)
-config = parse(ConfigDict({config.to_dict()!r}))
-task = config.make_task("none")
-engine = Engine(task, config.engine)
-described = describe(task, engine, task.made_up(16, 8, None))
+task = make_task(parse(ConfigDict({config.to_dict()!r})), None)
+engine = Engine(task)
+described = describe(engine, task.dummy_batch(16, 8))
 state = engine.init(jax.random.key(0))
 held = [sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(t)) for t in (state.params, state.opt_state)]
 count = sum(x.size for x in jax.tree.leaves(state.params))
@@ -136,7 +134,7 @@ def test_the_script_prints_json_without_data():
 
 @pytest.mark.parametrize(
     ("mesh", "message"),
-    [(["--mesh=data=x"], "write it as data=64,fsdp=8,tensor=1"), (["--mesh", "data=4"], "write it with the sign =")],
+    [(["--mesh=data=x"], "write it e.g. data=64,fsdp=8,tensor=1"), (["--mesh", "data=4"], "write it with the sign =")],
 )
 def test_a_mesh_that_is_not_understood_is_refused(mesh, message):
     command = [sys.executable, "scripts/describe.py", "--config=configs/ted_hrlr.py", *mesh]

@@ -1,14 +1,12 @@
-"""Meshes of fake devices: what one device computes, and who is refused."""
+"""Meshes of fake devices compute what one device computes, and refuse batches that do not divide."""
 
 import json
 from pathlib import Path
 
 import jax
 import pytest
-from conftest import ROOT, get_config, on_devices, shrink, write_corpus
+from conftest import ROOT, get_config, on_devices, rows, shrink, small, write_corpus
 
-from transformer_jax.config import defaults
-from transformer_jax.tasks import task_class
 from transformer_jax.training.sharding import AXES, check_rows
 
 RUN = f"""
@@ -20,9 +18,10 @@ runpy.run_path({str(ROOT / "scripts" / "train.py")!r}, run_name="__main__")
 PROGRAM = """
 import json, sys
 import jax
-from transformer_jax.config import override, parse
 from ml_collections import ConfigDict
+from transformer_jax.config import make_task, parse
 from transformer_jax.training.engine import Engine
+from transformer_jax.training.sharding import feed
 
 jax.config.update("jax_disable_most_optimizations", True)
 found, shares = [], []
@@ -30,15 +29,14 @@ for *mesh, microbatches in RUNS:
     raw = ConfigDict(CONFIG)
     raw.mesh.data, raw.mesh.fsdp, raw.mesh.tensor = mesh
     raw.training.microbatches = microbatches
-    config = parse(raw)
-    task = config.make_task(WORKDIR)
-    engine = Engine(task, config.engine)
+    task = make_task(parse(raw), WORKDIR)
+    task.fingerprint(training=True)
+    engine = Engine(task)
     batches = task.batches("train", 0)
     state = engine.init(jax.random.key(0))
     found.append([])
-    for i in range(STEPS):
-        batch = batches.plan.batch(i)
-        state, metrics = engine.step(state, engine.place(batches.load(batch), len(batch.indices)))
+    for fed in feed(batches, range(STEPS), engine.mesh):
+        state, metrics = engine.step(state, fed.placed)
         found[-1].append(float(metrics["loss"]))
     shares.append({})
     for path, x in jax.tree_util.tree_leaves_with_path((state.params, state.opt_state)):
@@ -49,9 +47,10 @@ print(json.dumps([found, shares]))
 
 
 def train(folder: Path, devices: int, steps: int, runs: list[tuple[int, ...]]) -> tuple[list, list]:
-    """Of each run (data, fsdp, tensor, microbatches): its losses, and each array's share on a device. Dropout is on."""
+    """Train once for each (data, fsdp, tensor, microbatches), with dropout. Return the runs' losses, and the share of
+    each array that the fullest device holds."""
     write_corpus(folder / "corpus")
-    config = shrink(defaults("translation"), folder / "corpus")
+    config = small("sequence_to_sequence", folder / "corpus")
     config.model.num_heads, config.model.head_dim, config.model.value_dim = 8, 4, 4
     config.model.vocab_multiple = 8
     config.data.rows_multiple = 16
@@ -60,7 +59,7 @@ def train(folder: Path, devices: int, steps: int, runs: list[tuple[int, ...]]) -
 
 
 def test_eight_devices_train_as_one(tmp_path):
-    """Sharded over rows, parameters and heads, in microbatches: the losses of one device."""
+    """The losses are equal, with rows, parameters and heads sharded, and in microbatches."""
     (whole, halves), _ = train(tmp_path, 1, 3, [(1, 1, 1, 1), (1, 1, 1, 2)])
     (found_halves, found), _ = train(tmp_path, 8, 3, [(8, 1, 1, 2), (2, 2, 2, 1)])
     assert found_halves == pytest.approx(halves, rel=1e-5)
@@ -68,23 +67,23 @@ def test_eight_devices_train_as_one(tmp_path):
 
 
 def test_the_loss_runs_under_pmap_too(tmp_path):
-    """For research code that wants it: gradients summed over the devices by hand are those of the whole batch."""
-    config = shrink(defaults("translation"), tmp_path)
+    """For research code: gradients summed over the devices by hand are those of the whole batch."""
+    config = small("sequence_to_sequence", tmp_path)
     config.model.dropout_rate = 0.0  # a device's share would draw other bits than the whole
     program = f"""
 import jax
 import jax.numpy as jnp
 import flax.linen as nn
 from ml_collections import ConfigDict
-from transformer_jax.config import parse
+from transformer_jax.config import make_task, parse
 jax.config.update("jax_disable_most_optimizations", True)
-task = parse(ConfigDict({config.to_dict()!r})).make_task("none")
-params, batch, key = nn.unbox(task.init(jax.random.key(0))), task.made_up(16, 8, seed=1), jax.random.key(1)
+task = make_task(parse(ConfigDict({config.to_dict()!r})), None)
+params, batch, key = nn.unbox(task.init(jax.random.key(0))), task.dummy_batch(16, 8, seed=1), jax.random.key(1)
 
 def gradient(params, batch):
     def total(params):
-        loss, weight, _ = task.loss(params, batch, key, 0)
-        return loss, weight
+        mean = task.loss(params, batch, key, 0)["loss"]
+        return mean.sum, mean.weight
     return jax.grad(total, has_aux=True)(params)
 
 def mean(params, batch):
@@ -111,7 +110,7 @@ def test_every_mesh_trains_as_one_device_over_20_steps(tmp_path):
         print(f"{run}: {apart:.1e} from one device")
         assert apart < 1e-5, run
     assert set(shares[0].values()) == {1}
-    # FSDP: of all an eighth but of the biases of heads, which are no wider than the heads, and of the step's number.
+    # FSDP: an eighth of every array, except of the heads' biases, whose axes are not sharded, and of the step's number.
     whole_arrays = {name for name, share in shares[1].items() if share != 1 / 8}
     assert {shares[1][name] for name in whole_arrays} == {1}
     assert all(name.endswith(("query/bias", "key/bias", "value/bias", "count")) for name in whole_arrays)
@@ -119,7 +118,7 @@ def test_every_mesh_trains_as_one_device_over_20_steps(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_goes_from_mesh_to_mesh(recipe, tmp_path):
-    """Saved on 2 × 2 × 2 devices it goes on on one, and back: the losses of one that stayed."""
+    """A run saved on 2 × 2 × 2 devices continues on one, and back, with the losses of a run that stayed."""
 
     def train(name: str, devices: int, steps: int, *mesh: int) -> list[float]:
         arguments = [f"--config={recipe}", f"--workdir={tmp_path / name}", f"--config.training.steps={steps}"]
@@ -127,8 +126,7 @@ def test_a_run_goes_from_mesh_to_mesh(recipe, tmp_path):
         arguments += ["--config.training.log_every=1", "--config.checkpoint.every=4", "--config.checkpoint.keep_best=0"]
         arguments += [f"--config.training.evaluate_every={steps}"]
         on_devices(devices, RUN.replace("ARGUMENTS", repr(arguments)))
-        rows = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
-        return [row["loss"] for row in rows if row["split"] == "train"]
+        return [row["loss"] for row in rows(tmp_path / name) if row["split"] == "train"]
 
     stayed = train("stayed", 1, 12, 1, 1, 1)
     train("moved", 8, 4, 2, 2, 2)
@@ -138,7 +136,7 @@ def test_a_run_goes_from_mesh_to_mesh(recipe, tmp_path):
     assert moved == pytest.approx(stayed, rel=1e-5)
 
 
-def test_rows_that_cannot_be_shared_out_are_refused():
+def test_rows_that_do_not_divide_are_refused():
     mesh = jax.make_mesh((1, 1), ("data", "fsdp"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     check_rows([8, 16], mesh, microbatches=4)
     with pytest.raises(ValueError, match=r"a batch of 18 rows cannot .* = 1 devices in training.microbatches = 4: set"):
@@ -147,25 +145,24 @@ def test_rows_that_cannot_be_shared_out_are_refused():
 
 @pytest.mark.parametrize("attention", ["additive", "scaled_dot", "multi_head"])
 def test_recurrent_gradients_are_those_of_one_device(attention):
-    """Where data, fsdp and tensor all have two devices."""
-    config = get_config("road", attention)
-    task_class("translation").shrink(config)
-    config.data.directory, config.data.rows_multiple = "(none)", 8
+    """On a mesh with two devices along each of data, fsdp and tensor."""
+    config = shrink(get_config("rnn", attention), Path("none"))
+    config.data.rows_multiple = 8
     config.model.update({"dropout_rate": 0.0, "teacher_forcing": 1.0, "vocab_multiple": 8})
     program = f"""
 import jax, numpy as np
 import flax.linen as nn
 from ml_collections import ConfigDict
-from transformer_jax.config import parse
+from transformer_jax.config import make_task, parse
 from transformer_jax.training.sharding import batch_sharding, make_mesh, on_mesh, shardings
 jax.config.update("jax_disable_most_optimizations", True)
 config = ConfigDict({config.to_dict()!r})
 config.mesh.data, config.mesh.fsdp, config.mesh.tensor = 2, 2, 2
 config = parse(config)
-task, mesh = config.make_task("(none)"), make_mesh(config.mesh)
+task, mesh = make_task(config, None), make_mesh(config.mesh)
 boxed = task.init(jax.random.key(0))
-params, batch = nn.unbox(boxed), task.made_up(16, 12, seed=1)
-gradient = jax.grad(lambda params, batch: task.loss(params, batch, jax.random.key(2), 0)[0])
+params, batch = nn.unbox(boxed), task.dummy_batch(16, 12, seed=1)
+gradient = jax.grad(lambda params, batch: task.loss(params, batch, jax.random.key(2), 0)["loss"].sum)
 shared = jax.device_put(params, shardings(boxed, mesh)), jax.device_put(batch, batch_sharding(mesh))
 whole, found = jax.jit(gradient)(params, batch), on_mesh(gradient, mesh)(*shared)
 apart = jax.tree.map(lambda a, b: np.abs(a - np.asarray(b)).max() / np.abs(a).max(), whole, found)

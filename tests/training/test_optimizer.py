@@ -9,6 +9,8 @@ import oracle
 import pytest
 
 from transformer_jax.models import Transformer, TransformerConfig
+from transformer_jax.models.bert import BertConfig, Classifier
+from transformer_jax.models.gpt import GPT, GPTConfig
 from transformer_jax.models.positions import POSITIONS
 from transformer_jax.models.recurrent import ATTENTIONS, RecurrentConfig, RecurrentSeq2Seq
 from transformer_jax.models.transformer import TIES
@@ -69,6 +71,7 @@ DECAYS = {
     "key_table": True,
     "position_v": False,
     "scale": False,
+    "segments": True,
     "table": True,
     "v": False,
     "value_table": True,
@@ -76,13 +79,24 @@ DECAYS = {
 }
 
 
+SIZES = {"d_model": 8, "d_ff": 12, "num_heads": 2, "head_dim": 4, "value_dim": 4, "max_length": 12}
+
+
 def transformer(**options):
-    sizes = {"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 8, "d_ff": 12, "num_heads": 2, "head_dim": 4}
-    return Transformer(TransformerConfig(11, 11, value_dim=4, **sizes, **options))
+    sizes = {"num_encoder_layers": 2, "num_decoder_layers": 2, "source_vocab_size": 11, "target_vocab_size": 11}
+    return Transformer(TransformerConfig(**SIZES, **sizes, **options))
+
+
+def gpt(**options):
+    return GPT(GPTConfig(**SIZES, num_layers=2, vocab_size=11, **options))
+
+
+def classifier(**options):
+    return Classifier(BertConfig(**SIZES, num_layers=2, vocab_size=11, **options), 3)
 
 
 def recurrent(**options):
-    return RecurrentSeq2Seq(RecurrentConfig(11, 13, **options))
+    return RecurrentSeq2Seq(RecurrentConfig(source_vocab_size=11, target_vocab_size=13, **options))
 
 
 MODELS = {
@@ -93,6 +107,9 @@ MODELS = {
     for ties in TIES
     for norm in ("pre", "post")
 }
+MODELS |= {f"gpt: {positions}": gpt(positions=positions) for positions in POSITIONS}
+MODELS |= {f"bert: {positions}": classifier(positions=positions) for positions in POSITIONS}
+MODELS |= {"gpt: untied, pre-LN": gpt(tie_embeddings=False, norm="pre"), "bert: pre-LN": classifier(norm="pre")}
 MODELS |= {f"recurrent: {attention}": recurrent(attention=attention) for attention in ATTENTIONS}
 MODELS |= {
     "recurrent: damping, local window": recurrent(attention="scaled_dot", damping=True, local_window=2),
@@ -104,7 +121,8 @@ MODELS |= {
 
 def boxed_parameters(model):
     ids = np.zeros((1, 1), np.int32)
-    return jax.eval_shape(model.init, jax.random.key(0), ids, ids)["params"]
+    inputs = (ids,) if isinstance(model, GPT) else (ids, ids > 0) if isinstance(model, Classifier) else (ids, ids)
+    return jax.eval_shape(model.init, jax.random.key(0), *inputs)["params"]
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
-from conftest import on_devices
+from conftest import on_devices, small
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from transformer_jax.config import make_task, parse
@@ -15,6 +15,7 @@ from transformer_jax.data.batching import Batches, Plan
 from transformer_jax.models import layers
 from transformer_jax.models.positions import POSITIONS
 from transformer_jax.models.transformer import TIES, Transformer, TransformerConfig
+from transformer_jax.tasks import TASKS
 from transformer_jax.training import sharding
 from transformer_jax.training.sharding import AXES, KEYS, RULES, MeshConfig, feed, make_mesh, shardings
 
@@ -42,6 +43,14 @@ def boxed(config: TransformerConfig):
     return jax.eval_shape(Transformer(config).init, jax.random.key(0), ids, ids)["params"]
 
 
+@pytest.mark.parametrize("task", TASKS)
+def test_every_axis_of_a_tasks_parameter_has_a_rule(task, corpus):
+    boxed = jax.eval_shape(make_task(parse(small(task, corpus)), None).init, jax.random.key(0))
+    for spec in jax.tree.leaves(nn.get_partition_spec(boxed), is_leaf=lambda x: isinstance(x, PartitionSpec)):
+        assert len(spec) > 0
+        assert set(spec) <= NAMES, spec
+
+
 @pytest.mark.parametrize("positions", POSITIONS)
 @pytest.mark.parametrize("ties", TIES)
 def test_every_axis_of_a_parameter_has_a_rule(positions, ties):
@@ -51,7 +60,7 @@ def test_every_axis_of_a_parameter_has_a_rule(positions, ties):
         assert set(spec) <= NAMES, spec
 
 
-def test_every_axis_of_an_activation_has_a_rule(tiny, monkeypatch):
+def test_every_axis_of_an_activation_has_a_rule(tiny, tmp_path, monkeypatch):
     found = set()
 
     def look(x, axes):
@@ -60,7 +69,8 @@ def test_every_axis_of_an_activation_has_a_rule(tiny, monkeypatch):
         return x
 
     monkeypatch.setattr(layers.nn, "with_logical_constraint", look)
-    task = make_task(parse(tiny), None)
+    task = make_task(parse(tiny), tmp_path)
+    task.fingerprint(training=True)  # learns the tokenizers, whose ids `evaluate` needs
     params, batch = jax.eval_shape(task.init, jax.random.key(0)), task.dummy_batch(8, 12, seed=1)
     jax.eval_shape(task.loss, nn.unbox(params), batch, jax.random.key(0), 0)
     jax.eval_shape(lambda params: task.evaluate(params, batch, greedy=True), nn.unbox(params))

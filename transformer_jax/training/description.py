@@ -1,7 +1,7 @@
-"""What a training step needs on a mesh, before anything runs: parameters, FLOPs, bytes a device, what devices exchange.
+"""Describe a training step on a mesh before it runs: parameters, FLOPs, bytes per device, communication.
 
-Bytes of parameters and optimizer state are exact. The others are read off the step as XLA compiles it for fake CPU
-devices, and so are estimates: an accelerator's compiler fuses and schedules otherwise.
+Bytes of parameters and optimizer state are exact. The rest is read off the step as XLA compiles it for fake CPU
+devices. These are estimates: an accelerator's compiler fuses and schedules differently.
 """
 
 import collections
@@ -23,13 +23,13 @@ COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "coll
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One kind of exchange among groups of devices, in one step.
+    """One kind of communication among groups of devices, in one step.
 
-    bytes: of the arrays, whole, times how often; sent: what a device sends, in rings.
+    bytes: size of the whole arrays, times `count`; sent: bytes that one device sends, in rings.
     """
 
     kind: str
-    group: int  # devices that exchange with one another
+    group: int  # devices that communicate with one another
     count: int
     bytes: int
     sent: int
@@ -37,7 +37,7 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """Of one training step; bytes are those of one device, the fullest."""
+    """Facts about one training step. Bytes are those of the fullest device."""
 
     mesh: dict[str, int]
     parameters: int
@@ -46,14 +46,14 @@ class Description:
     flops: float  # of the whole batch, on all devices
     parameter_bytes: int
     optimizer_bytes: int
-    gradient_bytes: int  # estimate: as much as the parameters
-    temporary_bytes: int  # estimate: gradients, activations and what else the step holds at a time
-    sharded: dict[str, int]  # "fsdp, tensor": bytes of the parameters that lie along these mesh axes
+    gradient_bytes: int  # estimate: the size of the parameters
+    temporary_bytes: int  # estimate: gradients, activations and all else that the step holds at a time
+    sharded: dict[str, int]  # e.g. {"fsdp, tensor": bytes of the parameters sharded over these mesh axes}
     collectives: list[Collective]  # estimates
-    guessed_loops: int  # loops with collectives whose number of turns was not known: `turns` was taken
+    guessed_loops: int  # loops with collectives and an unknown number of turns, counted `turns` times
 
     def times(self, link: float, peak: float) -> tuple[float, float]:
-        """Seconds of products and of sending in a step: `peak` FLOP/s a device computes, `link` bytes/s it sends."""
+        """Return the seconds of products and of sending in a step, at `peak` FLOP/s and `link` bytes/s per device."""
         devices = math.prod(self.mesh.values())
         return self.flops / devices / peak, sum(c.sent for c in self.collectives) / link
 
@@ -85,7 +85,7 @@ def _bytes_per_device(tree: Any) -> int:
 
 
 def _by_sharding(params: Any) -> dict[str, int]:
-    """Along which mesh axes the parameters lie, "fsdp, tensor", with the bytes of all devices together; most first."""
+    """Return e.g. {"fsdp, tensor": bytes of the parameters sharded over these mesh axes}, largest first."""
     totals: collections.Counter[str] = collections.Counter()
     for x in jax.tree.leaves(params):
         named = {axis for axes in x.sharding.spec if axes for axis in ([axes] if isinstance(axes, str) else axes)}
@@ -95,13 +95,16 @@ def _by_sharding(params: Any) -> dict[str, int]:
 
 
 def read_collectives(hlo: str, turns: int = 1) -> tuple[list[Collective], int]:
-    """Those of a compiled program, loops' bodies times their turns; and in how many loops `turns` had to be guessed."""
+    """Return the collectives of a compiled program, and in how many loops the number of turns was not known.
+
+    Collectives in a loop count once for each turn, `turns` times where their number is not known.
+    """
     computations, entry = _computations(hlo)
     totals: dict[tuple[str, int], list[int]] = collections.defaultdict(lambda: [0, 0, 0])
     guessed = 0
 
     def walk(name: str, times: int) -> bool:
-        """Whether anything was exchanged in it."""
+        """Add the collectives of computation `name`. Return whether there were any."""
         nonlocal guessed
         found = False
         for line in computations[name]:
@@ -136,13 +139,13 @@ _ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
 
 
 def _callees(line: str) -> list[str]:
-    """What an instruction runs; of alternatives all, as none is known to be taken."""
+    """Return the computations that an instruction runs, with all branches of a conditional."""
     branches = _BRANCHES.search(line)
     return _CALLS.findall(line) + ([name.strip(" %") for name in branches[1].split(",")] if branches else [])
 
 
 def _computations(hlo: str) -> tuple[dict[str, list[str]], str]:
-    """{name: lines} and the name of the one that is run."""
+    """Return {name: lines} of the program's computations, and the name of the entry."""
     computations: dict[str, list[str]] = {}
     entry = name = ""
     for line in hlo.splitlines():
@@ -156,7 +159,7 @@ def _computations(hlo: str) -> tuple[dict[str, list[str]], str]:
 
 
 def _group_size(line: str) -> int:
-    """Of `replica_groups`, in each of the ways that XLA writes them."""
+    """Return the size of `replica_groups`, in each of XLA's notations."""
     if match := re.search(r"replica_groups=\[\d+,(\d+)\]", line):
         return int(match[1])
     if match := re.search(r"replica_groups=\{\{([\d,]+)\}", line):
@@ -168,11 +171,11 @@ def _group_size(line: str) -> int:
             return math.prod(int(part or sizes[axis]) for axis, part in axes)
     if "source_target_pairs=" in line:
         return 1
-    raise ValueError(f"XLA writes groups of devices in a way that is not known here: {line.strip()[:300]}")
+    raise ValueError(f"XLA writes groups of devices in an unknown notation: {line.strip()[:300]}")
 
 
 def _bytes(shape: str, last: bool = False) -> int:
-    """Of "f32[3,5]{1,0}" or of a tuple of such; `last`: of a tuple (inputs, outputs), the last array alone."""
+    """Return the bytes of "f32[3,5]{1,0}" or of a tuple. `last`: only those of the last array of a tuple."""
     arrays = [
         ITEM_BYTES[kind] * math.prod(map(int, filter(None, sizes.split(",")))) for kind, sizes in _ARRAY.findall(shape)
     ]
@@ -180,7 +183,7 @@ def _bytes(shape: str, last: bool = False) -> int:
 
 
 def table_rows(description: Description, link: float, peak: float) -> Iterator[tuple[str, str]]:
-    """What a person reads: (name, value). `link`: bytes/s that a device sends; `peak`: its FLOP/s."""
+    """Yield (name, value) for a person to read. `link`: bytes/s that a device sends; `peak`: its FLOP/s."""
     d, devices = description, math.prod(description.mesh.values())
     yield "mesh", " × ".join(f"{axis} {size}" for axis, size in d.mesh.items()) + f" = {devices} devices"
     yield "parameters", f"{d.parameters:,}"

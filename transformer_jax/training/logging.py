@@ -1,5 +1,6 @@
-"""What a run leaves to read: metrics.jsonl, TensorBoard events, progress lines."""
+"""Write what a person reads of a run: metrics.jsonl, TensorBoard events, progress lines."""
 
+import functools
 import hashlib
 import json
 import logging
@@ -17,32 +18,33 @@ Listener = Callable[[int, str, Mapping[str, float | str]], None]  # step, split,
 
 
 class MetricsWriter:
-    """`metrics.jsonl` (one object a line: step, split, values) and TensorBoard events in `workdir`.
+    """Writes `metrics.jsonl` (one object a line: step, split, values) and TensorBoard events to `workdir`.
 
-    On resumption at `step`, later rows, and a last line that a kill cut short, are removed. Of several processes only
-    the first writes, and tells the listeners.
+    When a run resumes at `step`, later rows are removed, and so is a last line that a kill cut short. Only the first
+    process writes and calls the listeners.
     """
 
     def __init__(self, workdir: epath.PathLike, step: int, listeners: Sequence[Listener] = ()):
-        self._events, self._listeners = None, listeners
-        if not processes.is_first():
-            return
-        # Imported late: it costs 0.2 s, and prediction has no use for it.
-        from tensorboardX import SummaryWriter
+        self._workdir, self._step, self._listeners = str(workdir), step, listeners
+        if processes.is_first():
+            self._path = epath.Path(workdir) / "metrics.jsonl"
+            self._kept = [line for line, row in read_rows(self._path) if row["step"] <= step]
+            self._rewrite()
 
-        self._path = epath.Path(workdir) / "metrics.jsonl"
-        self._kept = [line for line, row in read_rows(self._path) if row["step"] <= step]
-        self._rewrite()
-        self._events = SummaryWriter(str(workdir), purge_step=step + 1)
+    @functools.cached_property
+    def _events(self) -> Any:
+        from tensorboardX import SummaryWriter  # imported for the first row: the first step need not wait for it
+
+        return SummaryWriter(self._workdir, purge_step=self._step + 1)
 
     def _rewrite(self) -> None:
-        """At no moment is there less of the file than before."""
+        """Replace the file atomically."""
         temporary = self._path.with_name(self._path.name + ".tmp")
         temporary.write_text("".join(line + "\n" for line in self._kept))
         temporary.replace(self._path)
 
     def write(self, step: int, split: str, values: Mapping[str, float | str]) -> None:
-        if self._events is None:
+        if not processes.is_first():
             return
         line = json.dumps({"step": step, "split": split, **values})
         self._kept.append(line)
@@ -59,18 +61,18 @@ class MetricsWriter:
             listener(step, split, values)
 
     def close(self) -> None:
-        if self._events is not None:
+        if "_events" in self.__dict__:
             self._events.close()
 
 
 def absolute(path: epath.PathLike) -> epath.Path:
-    """The same place whatever the current directory. (epath's `resolve` takes gs:// for a folder of that.)"""
+    """Return the path, independent of the current directory. (epath's `resolve` takes gs:// for a folder.)"""
     path = epath.Path(path)
     return path if "://" in str(path) else path.resolve()
 
 
 def read_rows(path: epath.PathLike) -> list[tuple[str, dict]]:
-    """(line, parsed) of every whole row; a torn line is passed over."""
+    """Return (line, parsed) of every row. Skips a torn line, with a warning."""
     path = epath.Path(path)
     rows = []
     for line in path.read_text().splitlines() if path.exists() else ():
@@ -82,9 +84,9 @@ def read_rows(path: epath.PathLike) -> list[tuple[str, dict]]:
 
 
 class Progress:
-    """The time since the last report, and the time left at the pace of this run so far.
+    """Measures the time since the last report, and estimates the time left at this run's pace.
 
-    Only training counts: time spent compiling, evaluating and saving is left out.
+    Only training counts. Time spent compiling, evaluating and saving is left out.
     """
 
     def __init__(self, step: int, steps: int):
@@ -93,11 +95,11 @@ class Progress:
         self._since = time.perf_counter()
 
     def leave_out(self, since: float) -> None:
-        """What happened from `since` (time.perf_counter) to now was not training."""
+        """Leave out the time from `since` (time.perf_counter) to now."""
         self._since += time.perf_counter() - since
 
     def report(self, step: int) -> tuple[float, float]:
-        """(seconds of training since the last report, seconds left)."""
+        """Return (seconds of training since the last report, seconds left)."""
         now = time.perf_counter()
         elapsed, self._since = now - self._since, now
         self._training += elapsed
@@ -105,14 +107,14 @@ class Progress:
 
 
 def clock(seconds: float) -> str:
-    """75 → "1:15"."""
+    """Format seconds: 75 → "1:15"."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 def wandb_listener(project: str, workdir: epath.PathLike, config: Mapping[str, Any]) -> Listener:
-    """Tells Weights & Biases every row; a workdir is one run there, also after a restart.
+    """Return a listener that logs every row to Weights & Biases. A workdir is one run there, also after a restart.
 
     Raises ValueError where wandb is not installed.
     """
