@@ -131,12 +131,6 @@ def test_pictures(trained, tmp_path):
     nowhere = tmp_path / "none" / "report.html"
     fails(script(*report[:2], f"--output={nowhere}", stdin=b"ek\n"), f"there is no folder {nowhere.parent}")
     fails(script(*report[:2], f"--output={tmp_path}", stdin=b"ek\n"), f"--output={tmp_path}: that is a folder")
-    settings = json.loads((trained / "config.json").read_text())
-    without = {"architecture": "recurrent", "attention": "none"}
-    (tmp_path / "config.json").write_text(json.dumps({**settings, "model": {**settings["model"], **without}}))
-    fails(
-        script(report[0], f"--workdir={tmp_path}", *report[2:], stdin=b"ek\n"), "there is no attention to show for 'ek'"
-    )
 
     compare = ("compare", f"--workdirs={trained}", f"--output={tmp_path / 'lengths.svg'}")
     result = script(

@@ -8,6 +8,8 @@ from conftest import run, shrink
 
 import transformer_jax
 from transformer_jax.config import ConfigError, defaults, make_task, parse
+from transformer_jax.training.evaluation import Evaluator
+from transformer_jax.training.sharding import make_mesh
 from transformer_jax.verification import verify
 
 
@@ -23,6 +25,13 @@ def test_cached_is_whole_and_no_token_is_seen_before_its_place(recurrent, attent
     params, batch = nn.unbox(jax.jit(task.init)(jax.random.key(0))), task.dummy_batch(4, 6, seed=1)
     for name, difference in task.checks(params, batch).items():
         assert difference < 1e-5, name
+
+
+def test_without_attention_there_is_none_to_show(recurrent, tmp_path):
+    recurrent.model.attention = "none"
+    task = make_task(parse(recurrent), tmp_path / "run")
+    params = nn.unbox(jax.jit(task.init)(jax.random.key(0)))
+    assert Evaluator(task, make_mesh(task.config.mesh)).attention(params, [{"en": "ek", "de": "dk"}]) == [[]]
 
 
 def test_trains_resumes_and_translates(recurrent, tmp_path, caplog):
