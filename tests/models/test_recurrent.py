@@ -332,3 +332,18 @@ def test_all_problems_are_named():
 
 def test_config_without_problems():
     assert not list(RecurrentConfig().problems())
+
+
+@pytest.mark.parametrize("attention", ["additive", "multi_head"])
+def test_forward_mode(attention):
+    """The tangent of the logits in a direction, against the gradient."""
+    model, variables = make(attention=attention)
+    direction = jax.tree.map(lambda p: normal(*p.shape, seed=7), variables)
+
+    def total(variables):
+        return (model.apply(variables, SOURCE, TARGET, VALID)[..., :V] ** 2).sum()
+
+    gradient = jax.jit(jax.grad(total))(variables)
+    _, slope = jax.jit(lambda *x: jax.jvp(total, *x))((variables,), (direction,))
+    expected = sum(np.vdot(np.float64(g), d) for g, d in zip(*map(jax.tree.leaves, (gradient, direction)), strict=True))
+    np.testing.assert_allclose(slope, expected, rtol=1e-4)
