@@ -198,6 +198,48 @@ def sinusoids(length, d_model):
     return waves
 
 
+def embed(params, config, ids, embedding="embedding", positions="positions"):
+    """Vectors of tokens, scaled if the config says so, plus those of positions."""
+    x = params[embedding]["table"][ids] * (math.sqrt(config.d_model) if config.embedding_scale else 1)
+    if config.positions == "sinusoidal":
+        x = x + sinusoids(ids.shape[1], config.d_model)
+    elif config.positions == "learned":
+        x = x + params[positions]["table"][: ids.shape[1]]
+    return x
+
+
+def finished(p, config, x):
+    return x if config.norm == "post" else layer_norm(p["final_norm"], x, config.norm_epsilon)
+
+
+def stack(p, config, x, mask):
+    """A stack without cross-attention."""
+    for number in range(len(p["layers"]["feed_forward"]["inner"]["bias"])):
+        x = encoder_block(layer(p["layers"], number), x, mask, config)
+    return finished(p, config, x)
+
+
+def gpt(params, config, tokens, valid=None):
+    """The logits (B, T, V) of the next token, the vocabulary's padding left out."""
+    params, (rows, length) = float64(params), tokens.shape
+    mask = np.zeros((rows, 1, length, length), bool)
+    for b, t in np.ndindex(rows, length):
+        for earlier in range(t + 1):
+            mask[b, 0, t, earlier] = valid is None or valid[b, earlier]
+    x = stack(params["decoder"], config, embed(params, config, tokens), mask)
+    table = params["embedding" if config.tie_embeddings else "output"]["table"]
+    return x @ table[: config.vocab_size].T
+
+
+def bert(params, config, tokens, valid, segments):
+    """The last layer (B, T, D) and the pooled vector of the first token (B, D)."""
+    params = float64(params)
+    x = embed(params, config, tokens) + params["segments"][segments]
+    mask = np.broadcast_to(valid[:, None, None, :], (len(tokens), 1, tokens.shape[1], tokens.shape[1]))
+    x = stack(params["encoder"], config, layer_norm(params["norm"], x, config.norm_epsilon), mask)
+    return x, np.tanh(linear(params["pooler"], x[:, 0]))
+
+
 def transformer(params, config, source, target, source_valid=None, target_valid=None):
     """The logits (B, T, V) of the next target token, the vocabulary's padding left out."""
     params = float64(params)
@@ -213,33 +255,39 @@ def transformer(params, config, source, target, source_valid=None, target_valid=
             for earlier in range(t + 1):
                 target_mask[b, 0, t, earlier] = target_valid[b, earlier]
 
-    def embed(ids, embedding, positions):
-        x = params[embedding]["table"][ids] * math.sqrt(config.d_model)
-        if config.positions == "sinusoidal":
-            x = x + sinusoids(ids.shape[1], config.d_model)
-        elif config.positions == "learned":
-            x = x + params[positions]["table"][: ids.shape[1]]
-        return x
-
-    def finished(stack, x):
-        return x if config.norm == "post" else layer_norm(params[stack]["final_norm"], x, config.norm_epsilon)
-
     shared = config.tie_embeddings == "all"
-    x = embed(source, "target_embedding" if shared else "source_embedding", "source_positions")
-    for number in range(config.num_encoder_layers):
-        x = encoder_block(layer(params["encoder"]["layers"], number), x, source_mask, config)
-    memory = finished("encoder", x)
+    x = embed(params, config, source, "target_embedding" if shared else "source_embedding", "source_positions")
+    memory = stack(params["encoder"], config, x, source_mask)
 
-    x = embed(target, "target_embedding", "target_positions")
+    x = embed(params, config, target, "target_embedding", "target_positions")
     for number in range(config.num_decoder_layers):
         x = decoder_block(layer(params["decoder"]["layers"], number), x, memory, target_mask, source_mask, config)
-    x = finished("decoder", x)
+    x = finished(params["decoder"], config, x)
 
     if config.tie_embeddings == "none":
         logits = x @ params["output"]["table"].T + params["output"].get("bias", 0.0)
     else:
         logits = x @ params["target_embedding"]["table"].T
     return logits[..., : config.target_vocab_size]
+
+
+def flops_of_products(jaxpr, times=1):
+    """FLOPs of all matrix products in a program, those in loops as often as they run."""
+    total = 0
+    for equation in jaxpr.eqns:
+        shapes = [getattr(v.aval, "shape", ()) for v in equation.invars]
+        if equation.primitive.name == "dot_general":  # in flax's cells
+            (summed, _), (shared, _) = equation.params["dimension_numbers"]
+            inner = math.prod(shapes[0][i] for i in (*summed, *shared))
+            total += times * 2 * math.prod(shapes[0]) * math.prod(shapes[1]) / inner
+        if equation.primitive.name == "product":
+            axes = equation.params["spec"].split("->")[0].replace(",", "")
+            total += times * 2 * math.prod(dict(zip(axes, shapes[0] + shapes[1], strict=True)).values())
+        turns = times * equation.params["length"] if equation.primitive.name == "scan" else times
+        for value in equation.params.values():
+            if hasattr(inner := getattr(value, "jaxpr", value), "eqns"):
+                total += flops_of_products(inner, turns)
+    return total
 
 
 def smoothed(labels, vocab_size, label_smoothing):

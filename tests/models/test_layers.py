@@ -14,6 +14,7 @@ from transformer_jax.models.layers import (
     Embedding,
     FeedForward,
     Linear,
+    OutputLayer,
     Residual,
     dropout,
     final_norm,
@@ -177,14 +178,36 @@ def test_logits_without_padding_are_left_alone():
 def test_embedding_initializers():
     key, ids, vocab, width = jax.random.key(0), np.zeros((1, 1), int), 503, 101
 
-    def table(initializer):
-        return nn.unbox(Embedding(vocab, width, 8, initializer).init(key, ids))["params"]["table"][:vocab]
+    def table(initializer, scale=True):
+        return nn.unbox(Embedding(vocab, width, 8, initializer, scale).init(key, ids))["params"]["table"][:vocab]
 
     np.testing.assert_allclose(table("normal").std(), width**-0.5, rtol=0.02)
     assert np.abs(table("normal")).max() > 3 * width**-0.5
     limit = np.sqrt(6 / (vocab + width))
     assert 0.99 * limit < np.abs(table("xavier_uniform")).max() <= limit
     np.testing.assert_allclose(table("xavier_uniform").std(), limit / np.sqrt(3), rtol=0.02)
+    np.testing.assert_allclose(table("normal", scale=False).std(), 0.02, rtol=0.02)
+    for scale in (False, True):
+        assert 0.0399 < np.abs(table("truncated_normal", scale)).max() <= 0.04
+
+
+def test_an_embedding_without_scale():
+    module, ids = Embedding(V, D, scale=False), np.array([[0, 3, 10], [7, 3, 1]])
+    variables = randomized(module, ids)
+    np.testing.assert_array_equal(module.apply(variables, ids), variables["params"]["table"][ids])
+
+
+@pytest.mark.parametrize(
+    ("initializer", "deviation", "largest"), [("normal", 0.02, 1), ("truncated_normal", 0.0176, 0.04)]
+)
+def test_linear_maps_and_output_layers_that_start_small(initializer, deviation, largest):
+    linear = Linear((53, 7, 61), ("a", "b", "c"), num_inputs=2, initializer=initializer)
+    output = OutputLayer(101, 211, use_bias=False, initializer=initializer)
+    kernel = nn.unbox(linear.init(jax.random.key(0), np.zeros((1, 53, 7), np.float32)))["params"]["kernel"]
+    table = nn.unbox(output.init(jax.random.key(0), method="lm_head"))["params"]["table"]
+    for matrix in (kernel, table):
+        np.testing.assert_allclose(matrix.std(), deviation, rtol=0.03)
+        assert 0.0395 < np.abs(matrix).max() <= largest
 
 
 @pytest.mark.parametrize(

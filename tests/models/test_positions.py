@@ -376,7 +376,10 @@ def test_problems():
     ]
 
 
-@pytest.mark.parametrize(("initializer", "deviation"), [("normal", 0.02), ("xavier_uniform", (2 / (503 + 101)) ** 0.5)])
+@pytest.mark.parametrize(
+    ("initializer", "deviation"),
+    [("normal", 0.02), ("truncated_normal", 0.0176), ("xavier_uniform", (2 / (503 + 101)) ** 0.5)],
+)
 def test_learned_positions_start_as_the_initializer_says(initializer, deviation):
     table = nn.unbox(Positions("learned", 503, 101, initializer).init(jax.random.key(0), 1))["params"]["table"]
     np.testing.assert_allclose(table.std(), deviation, rtol=0.02)

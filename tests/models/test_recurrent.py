@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import math
 
 import flax.linen as nn
 import jax
@@ -97,33 +96,13 @@ def test_model_is_its_equations(changes):
             assert (weights[row, :, :, length:] == 0).all()
 
 
-def products(jaxpr, times=1):
-    """FLOPs of all matrix products in a program, loops' bodies as often as they run."""
-    total = 0
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":  # in flax's cells
-            (summed, _), (shared, _) = equation.params["dimension_numbers"]
-            a, b = (v.aval.shape for v in equation.invars)
-            inner = np.prod([a[i] for i in summed], initial=1) * np.prod([a[i] for i in shared], initial=1)
-            total += times * 2 * np.prod(a) * np.prod(b) / inner
-        if equation.primitive.name == "product":
-            axes = equation.params["spec"].split("->")[0].replace(",", "")
-            sizes = dict(zip(axes, sum((v.aval.shape for v in equation.invars), ()), strict=True))
-            total += times * 2 * math.prod(sizes.values())
-        turns = times * equation.params["length"] if equation.primitive.name == "scan" else times
-        for value in equation.params.values():
-            if hasattr(inner := getattr(value, "jaxpr", value), "eqns"):
-                total += products(inner, turns)
-    return total
-
-
 @pytest.mark.parametrize("changes", VARIANTS, ids=lambda changes: "-".join(map(str, changes.values())) or "gru")
 def test_forward_flops(changes):
     """As many as there are products in the program of one sentence."""
     model, variables = make(**changes, vocab_multiple=1)
     source, target = SOURCE[:1], TARGET[:1]
     program = jax.make_jaxpr(lambda variables: model.apply(variables, source, target))(variables)
-    assert products(program.jaxpr) == forward_flops(model.config, 5, 4)
+    assert oracle.flops_of_products(program.jaxpr) == forward_flops(model.config, 5, 4)
 
 
 @pytest.mark.parametrize("changes", VARIANTS, ids=lambda changes: "-".join(map(str, changes.values())) or "gru")
@@ -353,3 +332,18 @@ def test_all_problems_are_named():
 
 def test_config_without_problems():
     assert not list(RecurrentConfig().problems())
+
+
+@pytest.mark.parametrize("attention", ["additive", "multi_head"])
+def test_forward_mode(attention):
+    """The tangent of the logits in a direction, against the gradient."""
+    model, variables = make(attention=attention)
+    direction = jax.tree.map(lambda p: normal(*p.shape, seed=7), variables)
+
+    def total(variables):
+        return (model.apply(variables, SOURCE, TARGET, VALID)[..., :V] ** 2).sum()
+
+    gradient = jax.jit(jax.grad(total))(variables)
+    _, slope = jax.jit(lambda *x: jax.jvp(total, *x))((variables,), (direction,))
+    expected = sum(np.vdot(np.float64(g), d) for g, d in zip(*map(jax.tree.leaves, (gradient, direction)), strict=True))
+    np.testing.assert_allclose(slope, expected, rtol=1e-4)

@@ -74,6 +74,7 @@ ORACLE_CASES = {
         TWO_VOCABULARIES, tie_embeddings="none", norm="pre", positions="learned", output_bias=True, norm_epsilon=0.1
     ),
     "no attention bias": dataclasses.replace(TINY, attention_bias=False),
+    "unscaled": dataclasses.replace(TINY, embedding_scale=False, init="normal"),
     "one head, unrolled": dataclasses.replace(TINY, num_heads=1, unroll=2),
 }
 

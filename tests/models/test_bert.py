@@ -1,0 +1,242 @@
+"""BERT and its classifier against NumPy float64; by gradients, what sees what; sizes of the paper's models."""
+
+import dataclasses
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+
+from transformer_jax.models.bert import Bert, BertConfig, Classifier
+from transformer_jax.models.counting import forward_flops, num_parameters
+from transformer_jax.models.positions import IN_ATTENTION, POSITIONS
+
+B, T, V, CLASSES = 3, 11, 31, 5
+SMALL = BertConfig(
+    vocab_size=V,
+    num_layers=2,
+    d_model=17,
+    d_ff=19,
+    num_heads=5,
+    head_dim=6,
+    value_dim=7,
+    max_length=13,
+    max_relative_distance=2,
+    num_segments=3,
+    norm_epsilon=1e-3,
+)
+VALID = np.arange(T) < np.array([11, 5, 1])[:, None]
+TOKENS, SEGMENTS = (np.random.default_rng(1).integers(0, n, (B, T)) for n in (V, 3))
+
+
+def initial(model):
+    ids = np.zeros((1, 1), np.int32)
+    return nn.unbox(jax.eval_shape(model.init, jax.random.key(0), ids, ids == 0))["params"]
+
+
+@functools.cache
+def shapes(config):
+    return initial(Bert(config))
+
+
+def parameters(config):
+    return jax.tree.map(jnp.asarray, oracle.randomized(shapes(config)))
+
+
+def encode(config, params, *args, **kwargs):
+    return jax.tree.map(np.asarray, jax.jit(Bert(config).apply)({"params": params}, *args, **kwargs))
+
+
+CASES = {
+    **{kind: {"positions": kind} for kind in POSITIONS},
+    "pre": {"norm": "pre", "activation": "relu"},
+    "scaled, padded": {"embedding_scale": True, "vocab_multiple": 8, "attention_bias": False},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_model_is_the_equations(name):
+    config = dataclasses.replace(SMALL, **CASES[name])
+    params = parameters(config)
+    for found, expected in zip(
+        encode(config, params, TOKENS, VALID, SEGMENTS),
+        oracle.bert(params, config, TOKENS, VALID, SEGMENTS),
+        strict=True,
+    ):
+        assert found.dtype == np.float32
+        assert oracle.relative(found, expected) <= 1e-5
+
+
+def test_without_segments_all_are_the_first():
+    params = parameters(SMALL)
+    found, expected = encode(SMALL, params, TOKENS, VALID), encode(SMALL, params, TOKENS, VALID, 0 * SEGMENTS)
+    assert oracle.relative(found[0], expected[0]) <= 1e-6
+    other = encode(SMALL, params, TOKENS, VALID, 0 * SEGMENTS + 1)
+    assert oracle.relative(other[0], expected[0]) > 0.01
+
+
+@pytest.mark.parametrize("kind", ["learned", *IN_ATTENTION])
+def test_what_sees_what(kind):
+    """By the gradient of each output with respect to the embedding of each token: no id occurs twice. The classifier
+    sees what [CLS] sees."""
+    config = dataclasses.replace(SMALL, positions=kind)
+    params = oracle.randomized(initial(Classifier(config, CLASSES)))
+    valid = np.arange(T) != 4
+
+    def run(table):
+        bert = params["bert"] | {"embedding": {"table": table}}
+        x, pooled = Bert(config).apply({"params": bert}, np.arange(T)[None], valid[None])
+        logits = Classifier(config, CLASSES).apply({"params": params | {"bert": bert}}, np.arange(T)[None], valid[None])
+        return x[0] @ np.arange(17.0), pooled[0].sum(), logits[0] @ np.arange(5.0)
+
+    jacobians = jax.jit(jax.jacrev(run))(params["bert"]["embedding"]["table"])
+    x, pooled, classes = (np.asarray((jacobian != 0).any(axis=-1))[..., :T] for jacobian in jacobians)
+    np.testing.assert_array_equal(x, valid | np.eye(T, dtype=bool))
+    np.testing.assert_array_equal(pooled, valid)
+    np.testing.assert_array_equal(classes, valid)
+
+
+def test_the_classifier_is_a_linear_map_of_the_pooled_vector():
+    model = Classifier(dataclasses.replace(SMALL, vocab_multiple=8), CLASSES)
+    params = oracle.randomized(initial(model))
+    found = np.asarray(jax.jit(model.apply)({"params": params}, TOKENS, VALID, SEGMENTS))
+    _, pooled = oracle.bert(params["bert"], model.config, TOKENS, VALID, SEGMENTS)
+    assert found.shape == (B, CLASSES)
+    assert found.dtype == np.float32
+    assert oracle.relative(found, oracle.linear(oracle.float64(params["head"]), pooled)) <= 1e-5
+
+
+def test_attention_maps():
+    for model in (Bert(SMALL), Classifier(SMALL, CLASSES)):
+        params = oracle.randomized(initial(model))
+        _, sown = model.apply({"params": params}, TOKENS, VALID, mutable="intermediates")
+        maps = model.attention_maps(sown["intermediates"])
+        assert list(maps) == [("self-attention", "text", "text")]
+        weights = np.asarray(maps["self-attention", "text", "text"])
+        assert weights.shape == (B, 2, 5, T, T)
+        np.testing.assert_allclose(weights.sum(axis=-1), 1, rtol=1e-5)
+        assert (weights[1, ..., :5] > 0).all()
+        assert (weights[1, ..., 5:] == 0).all()
+
+
+def test_everything_starts_small():
+    """Kernels, tokens, segments and positions alike: normal, cut off at two deviations of 0.02, which leaves 0.0176."""
+    config = dataclasses.replace(
+        SMALL, d_model=101, d_ff=211, vocab_size=503, max_length=307, num_segments=101, vocab_multiple=8
+    )
+    model = Classifier(config, 61)
+    params = nn.unbox(jax.jit(model.init)(jax.random.key(0), TOKENS, VALID))["params"]
+    for path, leaf in jax.tree.leaves_with_path(params):
+        name = jax.tree_util.keystr(path[-1:], simple=True)
+        leaf = leaf[:503] if "embedding" in jax.tree_util.keystr(path) else leaf
+        if name in ("kernel", "table", "segments"):
+            np.testing.assert_allclose(leaf.std(), 0.0176, rtol=0.04)
+            assert 0.0395 < np.abs(leaf).max() <= 0.04
+        else:
+            assert (leaf == (name == "scale")).all()
+    assert (params["bert"]["embedding"]["table"][503:] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["dropout_rate", "attention_dropout_rate", "feed_forward_dropout_rate"])
+def test_dropout_acts_when_given_a_key(name):
+    off = {"dropout_rate": 0.0, "attention_dropout_rate": 0.0}
+    config = dataclasses.replace(SMALL, **(off | {name: 0.5}))
+    params = parameters(config)
+    plain, _ = encode(dataclasses.replace(SMALL, **off), params, TOKENS, VALID)
+    np.testing.assert_array_equal(encode(config, params, TOKENS, VALID)[0], plain)
+    dropped, _ = encode(config, params, TOKENS, VALID, rngs={"dropout": jax.random.key(0)})
+    assert oracle.relative(dropped, plain) > 0.01
+
+
+def test_dropout_acts_on_embeddings_and_on_the_pooled_vector():
+    """Layers and pooler made silent: what is left are the embeddings, and the head's bias."""
+    config = dataclasses.replace(SMALL, norm="pre", dropout_rate=0.5)
+    model, rngs = Classifier(config, CLASSES), {"dropout": jax.random.key(0)}
+    params = oracle.randomized(initial(model))
+    silent = jax.tree.map(jnp.zeros_like, params["bert"]["encoder"]["layers"])
+    bert = params["bert"] | {"encoder": params["bert"]["encoder"] | {"layers": silent}}
+    run = functools.partial(Bert(config).apply, {"params": bert}, TOKENS, VALID)
+    assert (run()[0] != run(rngs=rngs)[0]).any(axis=-1).all()
+
+    pooler = {"kernel": np.zeros((17, 17), np.float32), "bias": np.ones(17, np.float32)}
+    params = params | {"bert": bert | {"pooler": pooler}}
+    head = {"kernel": np.eye(17, dtype=np.float32)[:, :CLASSES], "bias": np.zeros(CLASSES, np.float32)}
+    logits = np.asarray(model.apply({"params": params | {"head": head}}, TOKENS, VALID, rngs=rngs))
+    np.testing.assert_allclose(logits[logits != 0], 2 * np.tanh(1), rtol=1e-5)
+    assert 0 < (logits == 0).sum() < logits.size
+
+
+def test_half_precision():
+    config = dataclasses.replace(SMALL, dtype="bfloat16")
+    params = parameters(config)
+    for found, expected in zip(
+        encode(config, params, TOKENS, VALID, SEGMENTS),
+        oracle.bert(params, config, TOKENS, VALID, SEGMENTS),
+        strict=True,
+    ):
+        assert found.dtype == np.float32
+        assert 1e-4 < oracle.relative(found, expected) <= 0.05
+
+
+def test_too_long_a_sequence_is_refused():
+    with pytest.raises(ValueError, match="a sequence of 14 positions is longer than max_length = 13"):
+        Bert(SMALL).apply({"params": parameters(SMALL)}, np.zeros((1, 14), int), np.ones((1, 14), bool))
+
+
+def test_forward_mode():
+    """The tangent of the pooled vector in a direction, against differences of the equations."""
+    params, direction = parameters(SMALL), oracle.randomized(shapes(SMALL), seed=1)
+
+    def pooled(params):
+        return Bert(SMALL).apply({"params": params}, TOKENS, VALID, SEGMENTS)[1]
+
+    _, tangent = jax.jit(lambda *x: jax.jvp(pooled, *x))((params,), (direction,))
+
+    def moved(by):
+        at = jax.tree.map(lambda p, d: np.float64(p) + by * d, params, direction)
+        return oracle.bert(at, SMALL, TOKENS, VALID, SEGMENTS)[1]
+
+    assert oracle.relative(tangent, (moved(1e-6) - moved(-1e-6)) / 2e-6) <= 1e-4
+
+
+LARGE = {"num_layers": 24, "d_model": 1024, "d_ff": 4096, "num_heads": 16}
+
+
+@pytest.mark.parametrize(("changes", "expected"), [({}, 109_482_240), (LARGE, 335_141_888)], ids=["base", "large"])
+def test_parameters_of_the_papers_models(changes, expected):
+    config = BertConfig(**changes)
+    assert num_parameters(config) == expected
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes(config))) == expected
+    assert not list(config.problems())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parameters_and_products_are_counted(name):
+    config = dataclasses.replace(SMALL, **CASES[name])
+    padding = -V % config.vocab_multiple * 17
+    assert num_parameters(config) == sum(leaf.size for leaf in jax.tree.leaves(shapes(config))) - padding
+    run = functools.partial(Bert(config).apply, {"params": parameters(config)})
+    program = jax.make_jaxpr(run)(TOKENS[:1], VALID[:1])
+    assert forward_flops(config, T) == oracle.flops_of_products(program.jaxpr)
+    np.testing.assert_array_equal(forward_flops(config, np.array([0, T])), [0, forward_flops(config, T)])
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"architecture": "gpt"}, "architecture"),
+        ({"num_segments": 0}, "num_segments"),
+        ({"embedding_init": "zeros"}, "embedding_init"),
+        ({"init": "zeros"}, "init"),
+        ({"norm_epsilon": 0.0}, "norm_epsilon"),
+        ({"positions": "rotary", "head_dim": 63}, "head_dim"),
+    ],
+)
+def test_what_is_wrong_with_a_config_is_said(changes, field):
+    config = BertConfig(**changes)
+    assert [name for name, _ in config.problems()] == [field]
+    with pytest.raises(ValueError, match=rf"BertConfig\.{field} = "):
+        Classifier(config, CLASSES).init(jax.random.key(0), TOKENS, VALID)

@@ -1,0 +1,244 @@
+"""GPT against NumPy float64; by gradients, what sees what; the cache against the whole; sizes of the papers' models."""
+
+import dataclasses
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+
+from transformer_jax.models.counting import forward_flops, num_parameters
+from transformer_jax.models.gpt import GPT, GPTConfig
+from transformer_jax.models.positions import IN_ATTENTION, POSITIONS
+
+B, T, V = 3, 11, 31
+SMALL = GPTConfig(
+    vocab_size=V,
+    num_layers=2,
+    d_model=17,
+    d_ff=19,
+    num_heads=5,
+    head_dim=6,
+    value_dim=7,
+    max_length=13,
+    max_relative_distance=2,
+    norm_epsilon=1e-3,
+)
+VALID = np.arange(T) < np.array([11, 5, 1])[:, None]
+TOKENS = np.random.default_rng(1).integers(0, V, (B, T))
+
+
+@functools.cache
+def shapes(config):
+    return nn.unbox(jax.eval_shape(GPT(config).init, jax.random.key(0), np.zeros((1, 1), np.int32)))["params"]
+
+
+def parameters(config):
+    return jax.tree.map(jnp.asarray, oracle.randomized(shapes(config)))
+
+
+def logits(config, params, *args, **kwargs):
+    return np.asarray(jax.jit(GPT(config).apply)({"params": params}, *args, **kwargs))
+
+
+CASES = {
+    **{kind: {"positions": kind} for kind in POSITIONS},
+    "GPT-2": {"norm": "pre", "activation": "gelu_tanh"},
+    "untied, padded": {"tie_embeddings": False, "vocab_multiple": 8},
+    "scaled, no bias": {"embedding_scale": True, "attention_bias": False, "activation": "relu", "vocab_multiple": 8},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_model_is_the_equations(name):
+    config = dataclasses.replace(SMALL, **CASES[name])
+    params = parameters(config)
+    found = logits(config, params, TOKENS, VALID)
+    assert found.dtype == np.float32
+    assert found.shape[-1] == (32 if config.vocab_multiple == 8 else V)
+    assert oracle.relative(found[..., :V], oracle.gpt(params, config, TOKENS, VALID)) <= 1e-5
+    assert (np.asarray(jax.nn.softmax(found))[..., V:] == 0).all()
+    assert oracle.relative(logits(config, params, TOKENS)[..., :V], oracle.gpt(params, config, TOKENS)) <= 1e-5
+
+
+@pytest.mark.parametrize("kind", ["learned", *IN_ATTENTION])
+def test_what_sees_what(kind):
+    """By the gradient of each output with respect to the embedding of each token: no id occurs twice."""
+    config = dataclasses.replace(SMALL, positions=kind, tie_embeddings=False)
+    params, valid = parameters(config), np.arange(T) != 4
+
+    def run(table, valid):
+        changed = params | {"embedding": {"table": table}}
+        return GPT(config).apply({"params": changed}, np.arange(T)[None], valid)[0].sum(axis=-1)
+
+    def seen(valid):
+        jacobian = jax.jit(jax.jacrev(run))(params["embedding"]["table"], valid)
+        return np.asarray((jacobian != 0).any(axis=-1))[:, :T]
+
+    np.testing.assert_array_equal(seen(None), np.tri(T, dtype=bool))
+    np.testing.assert_array_equal(seen(valid[None]), np.tri(T, dtype=bool) & valid | np.eye(T, dtype=bool))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"positions": kind} for kind in POSITIONS] + [{"norm": "pre", "tie_embeddings": False}], ids=str
+)
+def test_a_cache_gives_the_logits_of_the_whole(changes):
+    """For prompts of any length, followed by single tokens; with the layers taken apart or not; rows in any order."""
+    config, order = dataclasses.replace(SMALL, **changes), np.array([2, 0, 0])
+    model, params = GPT(config), parameters(config)
+    whole = logits(config, params, TOKENS)
+    for given, prompt in ((params, 1), (model.for_extend(params), 4), (model.for_extend(params), T)):
+        extend = jax.jit(functools.partial(model.apply, {"params": given}, method="extend"))
+        cache = model.apply({"params": given}, B, 13, method="init_cache")
+        assert all(len(leaf) == B for leaf in jax.tree.leaves(cache))
+        assert [(layer.key.shape, layer.value.shape) for layer in cache] == [((B, 5, 13, 6), (B, 5, 13, 7))] * 2
+        one, cache = extend(cache, TOKENS[:, :prompt], 0)
+        found = [one[order]]
+        cache = jax.tree.map(lambda leaf: leaf[order], cache)
+        for t in range(prompt, T):
+            one, cache = extend(cache, TOKENS[order, t : t + 1], t)
+            found.append(one)
+        assert oracle.relative(np.concatenate(found, axis=1), whole[order]) <= 1e-5
+
+
+def test_a_sequence_or_cache_beyond_the_positions_is_refused():
+    params = {"params": parameters(SMALL)}
+    with pytest.raises(ValueError, match=r"length=14: must not be beyond max_length = 13"):
+        GPT(SMALL).apply(params, B, 14, method="init_cache")
+    with pytest.raises(ValueError, match="a sequence of 14 positions is longer than max_length = 13"):
+        GPT(SMALL).apply(params, np.zeros((1, 14), int))
+    rotary = dataclasses.replace(SMALL, positions="rotary")
+    cache = GPT(rotary).apply({"params": parameters(rotary)}, B, 14, method="init_cache")
+    assert cache[0].key.shape[2] == 14
+
+
+def test_attention_maps():
+    params = parameters(SMALL)
+    _, sown = GPT(SMALL).apply({"params": params}, TOKENS, VALID, mutable="intermediates")
+    maps = GPT(SMALL).attention_maps(sown["intermediates"])
+    assert list(maps) == [("self-attention", "text", "text")]
+    weights = np.asarray(maps["self-attention", "text", "text"])
+    assert weights.shape == (B, 2, 5, T, T)
+    np.testing.assert_allclose(weights.sum(axis=-1), 1, rtol=1e-5)
+    assert (weights[..., ~np.tri(T, dtype=bool)] == 0).all()
+    assert (weights[1, ..., 5:] == 0).all()
+
+
+def test_everything_starts_small():
+    """Deviations of 0.02 for kernels, tokens and positions alike; the padding rows and biases at zero."""
+    config = dataclasses.replace(SMALL, d_model=101, d_ff=211, vocab_size=503, max_length=307, vocab_multiple=8)
+    params = nn.unbox(jax.jit(GPT(config).init)(jax.random.key(0), TOKENS))["params"]
+    for path, leaf in jax.tree.leaves_with_path(params):
+        name = jax.tree_util.keystr(path[-1:], simple=True)
+        leaf = leaf[:503] if "embedding" in jax.tree_util.keystr(path) else leaf
+        if name in ("kernel", "table"):
+            np.testing.assert_allclose(leaf.std(), 0.02, rtol=0.04)
+            assert np.abs(leaf).max() > 0.05  # normal, not cut off
+        else:
+            assert (leaf == (name == "scale")).all()
+    assert (params["embedding"]["table"][503:] == 0).all()
+    xavier = nn.unbox(jax.jit(GPT(dataclasses.replace(config, init="xavier_uniform")).init)(jax.random.key(0), TOKENS))
+    kernel = xavier["params"]["decoder"]["layers"]["self_attention"]["query"]["kernel"]
+    np.testing.assert_allclose(np.abs(kernel).max(), np.sqrt(6 / (101 + 5 * 6)), rtol=0.02)
+
+
+@pytest.mark.parametrize("name", ["dropout_rate", "attention_dropout_rate", "feed_forward_dropout_rate"])
+def test_dropout_acts_when_given_a_key(name):
+    off = {"dropout_rate": 0.0, "attention_dropout_rate": 0.0}
+    config = dataclasses.replace(SMALL, **(off | {name: 0.5}))
+    params = parameters(config)
+    plain = logits(dataclasses.replace(SMALL, **off), params, TOKENS)
+    np.testing.assert_array_equal(logits(config, params, TOKENS), plain)
+    assert oracle.relative(logits(config, params, TOKENS, rngs={"dropout": jax.random.key(0)}), plain) > 0.01
+
+
+def test_dropout_acts_on_the_embeddings():
+    config = dataclasses.replace(SMALL, num_layers=1, norm="pre", dropout_rate=0.5)
+    params = jax.tree.map(jnp.zeros_like, parameters(config)) | {"embedding": parameters(config)["embedding"]}
+    params["decoder"]["final_norm"]["scale"] += 1  # the layers add nothing
+    run = functools.partial(GPT(config).apply, {"params": params}, TOKENS, method="hidden")
+    assert ((run()[0] - run(rngs={"dropout": jax.random.key(0)})[0]) != 0).any(axis=-1).all()
+
+
+def test_half_precision():
+    config = dataclasses.replace(SMALL, dtype="bfloat16")
+    params = parameters(config)
+    found = logits(config, params, TOKENS)
+    assert found.dtype == np.float32
+    assert 1e-4 < oracle.relative(found, oracle.gpt(params, config, TOKENS)) <= 0.05
+    assert GPT(config).apply({"params": params}, B, T, method="init_cache")[0].key.dtype == jnp.bfloat16
+
+
+def test_forward_mode():
+    """The tangent of the logits in a direction, against differences of the equations."""
+    params, direction = parameters(SMALL), oracle.randomized(shapes(SMALL), seed=1)
+    _, tangent = jax.jit(lambda *x: jax.jvp(lambda p: GPT(SMALL).apply({"params": p}, TOKENS), *x))(
+        (params,), (direction,)
+    )
+
+    def moved(by):
+        return oracle.gpt(jax.tree.map(lambda p, d: np.float64(p) + by * d, params, direction), SMALL, TOKENS)
+
+    assert oracle.relative(tangent, (moved(1e-6) - moved(-1e-6)) / 2e-6) <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [({}, 116_534_784), ({"vocab_size": 50_257, "max_length": 1024, "norm": "pre"}, 124_439_808)],
+    ids=["GPT", "GPT-2"],
+)
+def test_parameters_of_the_papers_models(changes, expected):
+    config = GPTConfig(**changes)
+    assert num_parameters(config) == expected
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes(config))) == expected
+    assert not list(config.problems())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parameters_and_products_are_counted(name):
+    config = dataclasses.replace(SMALL, **CASES[name], value_dim=6)
+    padding = (-V % config.vocab_multiple) * 17 * (2 - config.tie_embeddings)
+    assert num_parameters(config) == sum(leaf.size for leaf in jax.tree.leaves(shapes(config))) - padding
+    config = dataclasses.replace(config, vocab_multiple=1)
+    program = jax.make_jaxpr(lambda p: GPT(config).apply({"params": p}, TOKENS[:1]))(parameters(config))
+    assert forward_flops(config, T) == oracle.flops_of_products(program.jaxpr)
+    two = forward_flops(config, np.array([5, T]))
+    np.testing.assert_array_equal(two, [forward_flops(config, 5), forward_flops(config, T)])
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"architecture": "bert"}, "architecture"),
+        ({"vocab_size": 0}, "vocab_size"),
+        ({"num_layers": 0}, "num_layers"),
+        ({"max_length": 0}, "max_length"),
+        ({"embedding_init": "zeros"}, "embedding_init"),
+        ({"positions": "rope"}, "positions"),
+        ({"attention_dropout_rate": 1.0}, "attention_dropout_rate"),
+        ({"attention_implementation": "jax"}, "attention_dropout_rate"),
+    ],
+)
+def test_what_is_wrong_with_a_config_is_said(changes, field):
+    config = GPTConfig(**changes)
+    assert [name for name, _ in config.problems()] == [field]
+    with pytest.raises(ValueError, match=rf"GPTConfig\.{field} = "):
+        GPT(config).init(jax.random.key(0), TOKENS)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"remat": "full"}, {"remat": "scores", "unroll": 2}, {"attention_implementation": "jax"}]
+)
+def test_other_ways_to_the_same(changes):
+    config = dataclasses.replace(SMALL, attention_dropout_rate=0.0, value_dim=6)
+    params, other = parameters(config), dataclasses.replace(config, **changes)
+
+    def gradient(config):
+        run = functools.partial(GPT(config).apply, rngs={"dropout": jax.random.key(1)})
+        found = jax.jit(jax.grad(lambda p: (run({"params": p}, TOKENS, VALID) ** 2).mean()))(params)
+        return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(found)])
+
+    assert oracle.relative(gradient(other), gradient(config)) <= 1e-5

@@ -1,0 +1,161 @@
+"""Every parameter of every model: its name, and the names of its axes, which decide sharding and weight decay."""
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from transformer_jax.models import (
+    GPT,
+    Bert,
+    BertConfig,
+    Classifier,
+    GPTConfig,
+    RecurrentConfig,
+    RecurrentSeq2Seq,
+    Transformer,
+    TransformerConfig,
+)
+
+TOKENS = np.zeros((1, 1), np.int32)
+
+
+def below(name, parameters):
+    return {f"{name}/{path}" if path else name: axes for path, axes in parameters.items()}
+
+
+def linear(name, *axes, bias=()):
+    """A kernel's axes, and its bias's if it has one."""
+    return below(name, {"kernel": axes} | ({"bias": bias} if bias else {}))
+
+
+def norm(name, *layers):
+    return below(name, {"scale": (*layers, "embed"), "bias": (*layers, "embed")})
+
+
+def attention(name, bias=True, relative=False):
+    parameters = {}
+    for projection in ("query", "key", "value"):
+        heads = ("layers", "heads", "head_dim")
+        parameters |= linear(projection, "layers", "embed", "heads", "head_dim", bias=bias and heads)
+    parameters |= linear("output", "layers", "heads", "head_dim", "embed", bias=bias and ("layers", "embed"))
+    if relative:
+        parameters |= {f"relative/{side}_table": ("layers", "distance", "head_dim") for side in ("key", "value")}
+    return below(name, parameters) | norm(f"{name}_residual/layer_norm", "layers")
+
+
+def stack(name, cross=False, pre=False, bias=True, relative=False):
+    layers = attention("self_attention", bias, relative)
+    if cross:
+        layers |= attention("cross_attention", bias)
+    layers |= linear("feed_forward/inner", "layers", "embed", "mlp", bias=("layers", "mlp"))
+    layers |= linear("feed_forward/outer", "layers", "mlp", "embed", bias=("layers", "embed"))
+    layers |= norm("feed_forward_residual/layer_norm", "layers")
+    return below(name, below("layers", layers) | (norm("final_norm") if pre else {}))
+
+
+def embeddings(*names, learned=True):
+    tables = {f"{name}embedding/table": ("vocab", "vector") for name in names}
+    return tables | ({f"{name}positions/table": ("position", "embed") for name in names} if learned else {})
+
+
+def cell(name, with_bias, without_bias):
+    """The gates' maps of the input (i…) and of the state (h…)."""
+    parameters = {}
+    for gate in with_bias:
+        parameters |= linear(gate, "embed", "state", bias=("state",))
+    for gate in without_bias:
+        parameters |= linear(gate, "embed", "state")
+    return below(name, parameters)
+
+
+def lstm(name):
+    return cell(name, ("hi", "hf", "hg", "ho"), ("ii", "if", "ig", "io"))
+
+
+def gru(name):
+    return cell(name, ("ir", "iz", "in", "hn"), ("hr", "hz"))
+
+
+BERT = (
+    embeddings("")
+    | {"segments": ("segment", "vector")}
+    | norm("norm")
+    | stack("encoder")
+    | linear("pooler", "embed", "vector", bias=("vector",))
+)
+WORDS = embeddings("source_", "target_", learned=False)
+OUTPUT = {"output/table": ("vocab", "embed"), "output/bias": ("vocab",)}
+BRIDGED = lstm("encoder/forward_0") | lstm("encoder/backward_0") | lstm("decoder/cells_0")
+for leaf in "01":
+    BRIDGED |= linear(f"encoder/bridge_0_{leaf}", "embed", "state", bias=("state",))
+ADDITIVE = below("decoder/alignment", linear("query", "embed", "state") | linear("key", "embed", "state"))
+ADDITIVE |= {"decoder/alignment/v": ("state",)}
+LUONG = WORDS | OUTPUT | gru("encoder/forward_0") | gru("decoder/cells_0") | linear("decoder/combine", "embed", "state")
+HEADS = {f"decoder/alignment/{name}/kernel": ("embed", "state", "head_dim") for name in ("query", "key", "value")}
+HEADS |= {"decoder/alignment/output/kernel": ("state", "head_dim", "embed")}
+LOCAL = linear("decoder/alignment/position", "embed", "state") | {"decoder/alignment/position_v": ("state",)}
+BOTH = {"bidirectional": True, "cell": "lstm", "attention": "additive", "readout": "maxout"}
+
+MODELS = {
+    "transformer": (
+        Transformer(TransformerConfig()),
+        {"target_embedding/table": ("vocab", "vector")} | stack("encoder") | stack("decoder", cross=True),
+    ),
+    "transformer, untied, pre-LN": (
+        Transformer(TransformerConfig(tie_embeddings="none", norm="pre", positions="learned", output_bias=True)),
+        embeddings("source_", "target_") | OUTPUT | stack("encoder", pre=True) | stack("decoder", cross=True, pre=True),
+    ),
+    "transformer, relative, no bias": (
+        Transformer(TransformerConfig(tie_embeddings="decoder", positions="relative", attention_bias=False)),
+        WORDS | stack("encoder", bias=False, relative=True) | stack("decoder", cross=True, bias=False, relative=True),
+    ),
+    "gpt": (GPT(GPTConfig()), embeddings("") | stack("decoder")),
+    "gpt, untied, pre-LN": (
+        GPT(GPTConfig(tie_embeddings=False, norm="pre", positions="rotary")),
+        embeddings("", learned=False) | {"output/table": ("vocab", "embed")} | stack("decoder", pre=True),
+    ),
+    "bert": (Bert(BertConfig()), BERT),
+    "classifier": (
+        Classifier(BertConfig(), 3),
+        below("bert", BERT) | linear("head", "embed", "classes", bias=("classes",)),
+    ),
+    "recurrent": (
+        RecurrentSeq2Seq(RecurrentConfig()),
+        WORDS | OUTPUT | gru("encoder/forward_0") | gru("decoder/cells_0"),
+    ),
+    "recurrent, additive": (
+        RecurrentSeq2Seq(RecurrentConfig(**BOTH)),
+        WORDS | OUTPUT | BRIDGED | ADDITIVE | linear("decoder/maxout", "embed", "state", bias=("state",)),
+    ),
+    "recurrent, concat": (
+        RecurrentSeq2Seq(RecurrentConfig(attention="concat", local_window=2)),
+        LUONG | ADDITIVE | LOCAL,
+    ),
+    "recurrent, dot": (RecurrentSeq2Seq(RecurrentConfig(attention="dot")), LUONG),
+    "recurrent, general": (
+        RecurrentSeq2Seq(RecurrentConfig(attention="general")),
+        LUONG | {"decoder/alignment/w": ("embed", "state")},
+    ),
+    "recurrent, scaled_dot": (RecurrentSeq2Seq(RecurrentConfig(attention="scaled_dot")), LUONG | HEADS),
+    "recurrent, multi_head": (
+        RecurrentSeq2Seq(RecurrentConfig(attention="multi_head", damping=True)),
+        LUONG | HEADS | {"decoder/alignment/damping": ()},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_parameter_names_its_axes(name):
+    model, expected = MODELS[name]
+    second = TOKENS == 0 if isinstance(model, GPT | Bert | Classifier) else TOKENS
+    boxed = jax.eval_shape(model.init, jax.random.key(0), TOKENS, second)["params"]
+    specs = jax.tree_util.tree_leaves_with_path(
+        nn.get_partition_spec(boxed), is_leaf=lambda x: isinstance(x, PartitionSpec)
+    )
+    found = {jax.tree_util.keystr(path, simple=True, separator="/"): tuple(spec) for path, spec in specs}
+    assert found == expected
+    for (path, _), leaf in zip(specs, jax.tree.leaves(nn.unbox(boxed)), strict=True):
+        assert leaf.ndim == len(found[jax.tree_util.keystr(path, simple=True, separator="/")])
+        assert leaf.dtype == np.float32

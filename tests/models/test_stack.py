@@ -1,0 +1,78 @@
+"""A stack by itself, as any encoder or decoder may use it: with and without a memory, in a loop or by a cache."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+
+from transformer_jax.models.attention import causal_mask, padding_mask
+from transformer_jax.models.stack import Block, BlockConfig, Stack, unstack, unstack_layers
+
+B, T, S, D, L = 2, 5, 7, 17, 3
+CONFIG = BlockConfig(d_model=D, d_ff=19, num_heads=3, head_dim=4, value_dim=5, norm="pre", positions="rotary")
+VALID = np.arange(S) < np.array([7, 4])[:, None]
+
+
+def normal(*shape, seed=0):
+    return np.float32(np.random.default_rng([seed, *shape]).normal(size=shape))
+
+
+def make(cross):
+    model = Stack(CONFIG, L, cross)
+    memory = normal(B, S, D) if cross else None
+    shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), normal(B, T, D), None, memory))["params"]
+    return model, jax.tree.map(jnp.asarray, oracle.randomized(shapes))
+
+
+def test_a_stack_is_its_blocks_and_a_final_norm():
+    model, params = make(cross=False)
+    x, mask = normal(B, T, D), np.random.default_rng(0).random((B, 1, T, T)) < 0.7
+    found = jax.jit(model.apply)({"params": params}, x, mask)
+    assert oracle.relative(found, oracle.stack(oracle.float64(params), CONFIG, x, mask)) <= 1e-5
+
+
+def test_a_memory_is_read_by_every_layer():
+    model, params = make(cross=True)
+    x, memory, mask = normal(B, T, D), normal(B, S, D), np.tri(T, dtype=bool)[None, None]
+    seen = padding_mask(VALID)
+    found = jax.jit(model.apply)({"params": params}, x, mask, memory, seen)
+    expected = x
+    for number in range(L):
+        p = oracle.layer(oracle.float64(params)["layers"], number)
+        expected = oracle.decoder_block(p, expected, memory, mask, np.asarray(seen), CONFIG)
+    assert oracle.relative(found, oracle.finished(params, CONFIG, expected)) <= 1e-5
+
+
+@pytest.mark.parametrize("cross", [False, True])
+def test_pieces_with_a_cache_give_the_causal_whole(cross):
+    model, params = make(cross)
+    x, memory = normal(B, T, D), normal(B, S, D) if cross else None
+    seen = padding_mask(VALID) if cross else None
+    whole = jax.jit(model.apply)({"params": params}, x, causal_mask(T), memory, seen)
+    given = unstack_layers({"stack": params}, "stack", L)["stack"]
+    for p in (params, given):
+        projected = model.apply({"params": params}, memory, method="project") if cross else None
+        extend = jax.jit(functools.partial(model.apply, {"params": p}, method="extend"))
+        cache, found = model.apply({"params": p}, B, T + 1, method="init_cache"), []
+        for start, end in ((0, 2), (2, 3), (3, T)):
+            one, cache = extend(x[:, start:end], cache, start, projected, seen)
+            found.append(one)
+        assert oracle.relative(np.concatenate(found, axis=1), whole) <= 1e-5
+
+
+def test_a_block_with_cross_attention_needs_a_memory():
+    with pytest.raises(ValueError, match="needs a memory: pass one, or set cross to False"):
+        Block(CONFIG, cross=True).init(jax.random.key(0), normal(B, T, D))
+
+
+def test_unstack():
+    tree = {"a": np.arange(12).reshape(2, 3, 2)}
+    first, second = unstack(tree, 2)
+    np.testing.assert_array_equal(first["a"], tree["a"][0])
+    np.testing.assert_array_equal(second["a"], tree["a"][1])
+    assert len(unstack(tree, 3, axis=1)) == 3
+    np.testing.assert_array_equal(unstack(tree, 3, axis=1)[2]["a"], tree["a"][:, 2])
