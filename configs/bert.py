@@ -6,8 +6,8 @@ Command: python scripts/train.py --config=configs/bert.py:trec --workdir=runs/tr
 Data: DIR holds train.tsv and test.tsv with a header line, columns sentence and label. The last tenth of train.tsv
 validates.
 Score: python scripts/evaluate.py --workdir=runs/trec
-Cost: COST
-Expected: EXPECTED accuracy on the 500 test questions. A convolutional network without pre-trained vectors has 91.2
+Cost: about 2 minutes on two CPU cores that also ran other work.
+Expected: 88.6 % accuracy on the 500 test questions. A convolutional network without pre-trained vectors has 91.2
 (Kim 2014, CNN-rand); always guessing the most frequent class has 27.6.
 Differs: small, over lower-cased words, without pre-training; <s> and </s> stand in the place of [CLS] and [SEP].
 """

@@ -6,10 +6,10 @@ Command: python scripts/train.py --config=configs/gpt.py:shakespeare-cpu --workd
     --config.data.directory=DIR
 Data: DIR holds input.txt, tiny-shakespeare (1,115,394 characters): the first 90 % train, the rest validates.
 Score: python scripts/evaluate.py --workdir=runs/shakespeare; `loss` is in nats per character, over all held-out text.
-Cost: COST
-Expected: EXPECTED nats per character; nanoGPT's README reports 1.88 on random windows.
+Cost: about 4 minutes on two CPU cores that also ran other work.
+Expected: 1.881 nats per character; nanoGPT's README reports 1.88 on random windows.
 Differs: every epoch goes through the text once, in shuffled windows from a random offset, where nanoGPT draws windows
-independently; embeddings are not scaled and dropout is 0, as there; biases are kept.
+independently; linear maps have biases; the weights of residual layers do not start smaller.
 """
 
 from ml_collections import ConfigDict
