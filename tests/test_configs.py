@@ -1,18 +1,17 @@
 """Every recipe, shrunk, trains, is evaluated and predicts: a new file in configs/ is tested by existing."""
 
 import dataclasses
-import json
+import math
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, get_config, shrink, write_corpus
-from test_transformer import TABLE_3
+from conftest import ROOT, get_config, rows, run, shrink, write_corpus
+from papers import TABLE_3
 
 import transformer_jax
-from transformer_jax.config import ConfigError, claim_workdir, parse
+from transformer_jax.config import ConfigError, parse
 from transformer_jax.models.counting import num_parameters
 from transformer_jax.models.transformer import TransformerConfig
-from transformer_jax.training.loop import train
 
 ARGUMENTS = {
     "dates": [""],
@@ -21,7 +20,7 @@ ARGUMENTS = {
         "en-de,quick,positions=rotary,wordpiece",
         "annotated",
     ],
-    "road": ["none,lstm,reversed"],
+    "rnn": ["none,lstm,reversed"],
     "wmt14": ["big,norm=pre,en-fr"],
 }
 RECIPES = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
@@ -30,8 +29,8 @@ RECIPES = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
 @pytest.mark.parametrize("attention", ["additive", "none", "concat", "dot", "general", "scaled_dot", "multi_head"])
 @pytest.mark.parametrize("size", ["", "small"])
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
-def test_the_road_is_one_key(attention, size, cell):
-    config = get_config("road", f"attention={attention},cell={cell},{size}")
+def test_an_attention_is_one_key(attention, size, cell):
+    config = get_config("rnn", f"attention={attention},cell={cell},{size}")
     config.data.directory = "none"
     model = parse(config).model
     assert (model.architecture, model.attention, model.cell) == ("recurrent", attention, cell)
@@ -41,20 +40,48 @@ def test_the_road_is_one_key(attention, size, cell):
 @pytest.mark.parametrize(("name", "arg"), [(name, arg) for name in RECIPES for arg in ARGUMENTS.get(name, [""])])
 def test_recipe_runs(name, arg, tmp_path: Path):
     config = get_config(name, arg)
-    languages = (config.data.source_language, config.data.target_language)
-    write_corpus(tmp_path / "corpus", languages=languages)
-    shrink(config, tmp_path / "corpus", steps=2)
-    workdir = tmp_path / "run"
-    claim_workdir(workdir, config)
-    parsed = parse(config)
-    train(parsed.make_task(workdir), parsed.engine, workdir)
-    rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    assert {row["split"] for row in rows} == {"train", config.data.validation_split}
-    predictor = transformer_jax.load(str(workdir))
+    data = config.data
+    corpus = tmp_path / "corpus"
+    write_corpus(corpus, languages=(data.get("source_language", "en"), data.get("target_language", "de")))
+    (corpus / "train.txt").rename(corpus / "input.txt")
+    if "labels" in data:
+        data.labels = ("even", "odd")
+    shrink(config, corpus, steps=2)
+    run(config, tmp_path / "run")
+    written = rows(tmp_path / "run")
+    assert {row["split"] for row in written} == {"train", data.validation_split}
+    assert all(math.isfinite(row["loss"]) for row in written)
+    predictor = transformer_jax.load(str(tmp_path / "run"))
     scores = predictor.evaluate()
-    assert scores["examples"] == 7
+    assert scores["examples"] > 0
     assert scores["step"] == 2
-    assert len(predictor.predict(["ek", ""])) == 2
+    predictions = predictor.predict(["ek", ""])
+    assert len(predictions) == 2
+    EXPECTED[config.task](written, scores, predictions)
+
+
+def translated(written, scores, predictions):
+    assert scores["examples"] == 7
+    assert {"loss", "bleu", "bleu_tokenized", "exact_match"} <= set(scores)
+    assert all(isinstance(prediction, str) for prediction in predictions)
+
+
+def continued(written, scores, predictions):
+    assert scores["perplexity"] == pytest.approx(math.exp(scores["loss"]))
+    assert scores["bits_per_byte"] > 0
+    assert [set(prediction) for prediction in predictions] == [{"continuation"}] * 2
+
+
+def classified(written, scores, predictions):
+    assert scores["examples"] == 7
+    assert 0 <= scores["accuracy"] <= 1
+    assert {"cross_entropy", "accuracy"} <= set(written[0])  # a metric that is not part of the loss is logged
+    for prediction in predictions:
+        assert set(prediction["probabilities"]) == {"even", "odd"}
+        assert sum(prediction["probabilities"].values()) == pytest.approx(1)
+
+
+EXPECTED = {"sequence_to_sequence": translated, "language_modeling": continued, "classification": classified}
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -72,9 +99,9 @@ def test_annotated_is_one_model(word):
 @pytest.mark.parametrize(
     ("arg", "words"), [("dot,reversed", "attention=none alone"), ("transformer,lstm", "recurrent")]
 )
-def test_road_takes_what_goes_together(arg, words):
+def test_rnn_refuses_words_that_do_not_go_together(arg, words):
     with pytest.raises(ConfigError, match=words):
-        get_config("road", arg)
+        get_config("rnn", arg)
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -142,7 +142,7 @@ def test_pictures(trained, tmp_path):
     assert sum(int(part[2]) for part in parts) == 11
     assert (tmp_path / "lengths.svg").exists()
     fails(script(*compare, "--lengths=2,x", "--values=bleu"), "lengths 2,x must be whole numbers")
-    fails(script(*compare, "--split=val"), "add --lengths=10,20,30")
+    fails(script(*compare, "--split=val"), "need --lengths: add it, e.g. --lengths=10,20,30")
     fails(script("compare", f"--workdirs={trained}", "--output=x.doc"), "x.doc must end in one of")
 
 

@@ -186,4 +186,4 @@ def shrink(config: ConfigDict) -> None:
             like = field.metadata["like"]
             same = like and value == before[section][like]
             metadata = known[f"{section}.{like}"].metadata if same else field.metadata
-            config[section][name] = min(value, metadata["small"])
+            config[section][name] = metadata["small"]

@@ -5,7 +5,10 @@ from typing import Any
 
 
 def size(default: Any, small: Any, like: str = "") -> Any:
-    """A size. Tests and verification set it to `small`, or keep it equal to the field `like` if it was equal."""
+    """A size. Tests and verification set it to `small`, or keep it equal to the field `like` if it was equal.
+
+    Dimensions that a mesh divides have a `small` that eight devices can divide.
+    """
     return dataclasses.field(default=default, metadata={"small": small, "like": like})
 
 

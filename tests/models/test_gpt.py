@@ -9,24 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+from sizes import SINGLE_STACK
 
 from transformer_jax.models.counting import forward_flops, num_parameters
 from transformer_jax.models.gpt import GPT, GPTConfig
 from transformer_jax.models.positions import IN_ATTENTION, POSITIONS
 
 B, T, V = 3, 11, 31
-SMALL = GPTConfig(
-    vocab_size=V,
-    num_layers=2,
-    d_model=17,
-    d_ff=19,
-    num_heads=5,
-    head_dim=6,
-    value_dim=7,
-    max_length=13,
-    max_relative_distance=2,
-    norm_epsilon=1e-3,
-)
+SMALL = GPTConfig(**SINGLE_STACK)
 VALID = np.arange(T) < np.array([11, 5, 1])[:, None]
 TOKENS = np.random.default_rng(1).integers(0, V, (B, T))
 

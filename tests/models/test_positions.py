@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+from sizes import ENCODER_DECODER
 
 from transformer_jax.models.attention import MultiHeadAttention, causal_mask, dot_product_attention
 from transformer_jax.models.counting import forward_flops, num_parameters
@@ -31,13 +32,7 @@ from transformer_jax.models.transformer import (
 B, T, S, N, H, W, D = 2, 3, 11, 5, 6, 13, 17
 K = 2
 SMALL = TransformerConfig(
-    source_vocab_size=31,
-    target_vocab_size=31,
-    num_encoder_layers=2,
-    num_decoder_layers=3,
-    d_model=17,
-    d_ff=19,
-    num_heads=7,
+    **ENCODER_DECODER,
     head_dim=6,
     value_dim=5,
     max_length=3,  # less than any sequence here

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+from papers import BASE, BIG, TABLE_3
+from sizes import ENCODER_DECODER
 
 from transformer_jax.models.counting import forward_flops, num_parameters
 from transformer_jax.models.layers import Dropout
@@ -17,13 +19,7 @@ from transformer_jax.models.transformer import Transformer, TransformerConfig, a
 
 B, T, S = 5, 11, 13
 TINY = TransformerConfig(
-    source_vocab_size=31,
-    target_vocab_size=31,
-    num_encoder_layers=2,
-    num_decoder_layers=3,
-    d_model=17,
-    d_ff=19,
-    num_heads=7,
+    **ENCODER_DECODER,
     head_dim=23,
     value_dim=29,
     max_length=37,
@@ -354,30 +350,6 @@ def test_shift_right():
     np.testing.assert_array_equal(shift_right(jnp.asarray([[5, 6, 7], [8, 9, 2]]), 1), [[1, 5, 6], [1, 8, 9]])
 
 
-BASE = {}
-BIG = {"d_model": 1024, "d_ff": 4096, "num_heads": 16, "dropout_rate": 0.3}
-# Table 3 of Vaswani et al. 2017 with its column "params", in millions. The paper rounded, and counted at another
-# vocabulary than V = 37000: its base fits V ≈ 41k, its big V ≈ 36k. Rows without a number there share that of the base.
-TABLE_3 = {
-    "base": (BASE, 65),
-    "A h=1": ({"num_heads": 1, "head_dim": 512, "value_dim": 512}, 65),
-    "A h=4": ({"num_heads": 4, "head_dim": 128, "value_dim": 128}, 65),
-    "A h=16": ({"num_heads": 16, "head_dim": 32, "value_dim": 32}, 65),
-    "A h=32": ({"num_heads": 32, "head_dim": 16, "value_dim": 16}, 65),
-    "B d_k=16": ({"head_dim": 16}, 58),
-    "B d_k=32": ({"head_dim": 32}, 60),
-    "C N=2": ({"num_encoder_layers": 2, "num_decoder_layers": 2}, 36),
-    "C N=4": ({"num_encoder_layers": 4, "num_decoder_layers": 4}, 50),
-    "C N=8": ({"num_encoder_layers": 8, "num_decoder_layers": 8}, 80),
-    "C d_model=256": ({"d_model": 256, "head_dim": 32, "value_dim": 32}, 28),
-    "C d_model=1024": ({"d_model": 1024, "head_dim": 128, "value_dim": 128}, 168),
-    "C d_ff=1024": ({"d_ff": 1024}, 53),
-    "C d_ff=4096": ({"d_ff": 4096}, 90),
-    "D dropout=0": ({"dropout_rate": 0.0}, 65),
-    "D dropout=0.2": ({"dropout_rate": 0.2}, 65),
-    "E learned positions": ({"positions": "learned"}, 65),
-    "big": (BIG, 213),
-}
 PAPER_TOLERANCE = 0.08
 
 

@@ -62,16 +62,13 @@ def test_an_architecture_that_is_not_there(recurrent):
         parse(recurrent)
 
 
-def test_teacher_forcing_goes_by_the_step(recurrent):
+def test_teacher_forcing_goes_by_the_step(recurrent, tmp_path):
     model = recurrent.model
     model.teacher_forcing, model.teacher_forcing_end, model.teacher_forcing_steps = 1.0, 0.0, 10
     model.dropout_rate = recurrent.training.label_smoothing = 0.0
-    task = make_task(parse(recurrent), None)
-    params, batch, key = (
-        nn.unbox(jax.jit(task.init)(jax.random.key(0))),
-        task.dummy_batch(4, 6, seed=1),
-        jax.random.key(1),
-    )
+    task = make_task(parse(recurrent), tmp_path / "run")
+    params, batch = nn.unbox(jax.jit(task.init)(jax.random.key(0))), task.dummy_batch(4, 6, seed=1)
+    key = jax.random.key(1)
     loss = jax.jit(lambda step: task.loss(params, batch, key, step)["loss"].sum)
     first, last = (float(loss(step)) for step in (0, 10))
     measured = jax.jit(lambda: task.evaluate(params, batch, True)[0]["loss"].sum)()

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import pathlib
 import shutil
 import signal
 
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import rows, run
+from conftest import rows, run, small, write_corpus
 
 import transformer_jax
 from transformer_jax.config import ConfigError, make_task, parse
@@ -21,6 +22,22 @@ from transformer_jax.training.optimizer import schedule as make_schedule
 from transformer_jax.training.sharding import MeshConfig, feed, make_mesh
 from transformer_jax.training.task import Mean
 from transformer_jax.workdir import claim
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The config, workdir and last state of a run of 8 steps, to be copied before anything is done to them."""
+    folder = tmp_path_factory.mktemp("finished")
+    write_corpus(folder / "corpus")
+    config = small("sequence_to_sequence", folder / "corpus")
+    config.training.steps, config.training.microbatches = 8, 2
+    return config, folder / "run", run(config, folder / "run")
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    """A copy of the finished workdir."""
+    return pathlib.Path(shutil.copytree(finished[1], tmp_path / "run"))
 
 
 def test_training_learns_and_leaves_what_it_should(tiny, tmp_path, caplog):
@@ -40,15 +57,14 @@ def test_training_learns_and_leaves_what_it_should(tiny, tmp_path, caplog):
     assert names == {"config", "metrics", "events", "tokenizer", "checkpoints"}
 
 
-def test_resumed_run_is_bitwise_the_run_never_stopped(tiny, tmp_path, caplog):
-    tiny.training.microbatches = 2
-    whole = run(tiny, tmp_path / "whole", training__steps=6)
-    run(tiny, tmp_path / "parts", training__steps=2)
-    resumed = run(tiny, tmp_path / "parts", training__steps=6)
+def test_resumed_run_is_bitwise_the_run_never_stopped(finished, tmp_path, caplog):
+    config, workdir, whole = finished
+    run(config, tmp_path, training__steps=2)
+    resumed = run(config, tmp_path)
     assert "resumed from step 2" in caplog.text
     assert parameters_sha256(resumed) == parameters_sha256(whole)
     kept = ("step", "split", "loss", "gradient_norm", "bleu")
-    strip = [[{key: row.get(key) for key in kept} for row in rows(tmp_path / name)] for name in ("whole", "parts")]
+    strip = [[{key: row.get(key) for key in kept} for row in rows(folder)] for folder in (workdir, tmp_path)]
     assert strip[0] == strip[1]
 
 
@@ -56,11 +72,10 @@ def test_rows_have_the_steps_own_loss_and_the_mean_since_the_last(tiny, tmp_path
     """And every mean that the task gives, also those that are not part of the objective."""
     loss = SequenceToSequence.loss
 
-    def with_width(self, params, batch, key, step):
-        width = jnp.float32(batch["source"].shape[1])
-        return {**loss(self, params, batch, key, step), "a_width": Mean(5 * width, 5.0, scale=0)}
+    def with_another(self, params, batch, key, step):
+        return {**loss(self, params, batch, key, step), "before": Mean(5.0 * step, 5.0, scale=0)}
 
-    monkeypatch.setattr(SequenceToSequence, "loss", with_width)
+    monkeypatch.setattr(SequenceToSequence, "loss", with_another)
     for every in (1, 2):
         tiny.training.log_every = every
         run(tiny, tmp_path / str(every), training__steps=4)
@@ -72,7 +87,7 @@ def test_rows_have_the_steps_own_loss_and_the_mean_since_the_last(tiny, tmp_path
         before, own = each[step - 1]["loss"], each[step]["loss"]
         assert row["loss"] == own == each[step]["mean_loss"]
         assert min(before, own) < row["mean_loss"] < max(before, own)
-        assert row["a_width"] == 32
+        assert row["before"] == step - 1
 
 
 def test_an_unknown_score_cannot_be_the_best(tiny, tmp_path):
@@ -93,9 +108,9 @@ def test_ready_is_called_when_a_run_can_begin(tiny, tmp_path):
     assert told == ["ready"]
 
 
-def test_a_run_asked_to_stop_saves_and_goes_on(tiny, tmp_path, monkeypatch):
+def test_a_run_asked_to_stop_saves_and_goes_on(finished, tmp_path, monkeypatch):
     """SIGTERM between two saves: the step is saved, and later is neither averaged nor kept."""
-    whole = run(tiny, tmp_path / "whole", training__steps=8)
+    config, _, whole = finished
     init = Engine.__init__
 
     def at_step_3(engine, *arguments):
@@ -114,11 +129,11 @@ def test_a_run_asked_to_stop_saves_and_goes_on(tiny, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "__init__", at_step_3)
         with pytest.raises(Preempted, match="stopped after step 3, which is saved"):
-            run(tiny, tmp_path / "parts", training__steps=8)
+            run(config, tmp_path)
     assert signal.getsignal(signal.SIGTERM) is before
-    saved = tmp_path / "parts" / "checkpoints"
+    saved = tmp_path / "checkpoints"
     assert sorted(int(path.name) for path in saved.iterdir()) == [2, 3]
-    resumed = run(tiny, tmp_path / "parts", training__steps=8)
+    resumed = run(config, tmp_path)
     assert parameters_sha256(resumed) == parameters_sha256(whole)
     assert sorted(int(path.name) for path in saved.iterdir()) == [2, 4, 6, 8]
 
@@ -154,96 +169,90 @@ def test_a_profile_of_steps_that_do_not_come_is_announced_as_none(tiny, tmp_path
     assert "no profile: step 9 is not one of those to come, 1 to 4" in caplog.text
 
 
-def test_loading_and_asking_wrongly(tiny, tmp_path):
-    run(tiny, tmp_path / "run", training__steps=2)
-    predictor = transformer_jax.load(str(tmp_path / "run"))
+def test_a_run_loaded_or_asked_wrongly(finished):
+    workdir = str(finished[1])
+    predictor = transformer_jax.load(workdir)
     for use in (predictor.predict, predictor.attention):
         with pytest.raises(ValueError, match="'ek at' is one line, not a list"):
             use("ek at")
         with pytest.raises(ValueError, match="record 2 has the fields text: it must have en, and may have de"):
             use(["ek at", {"text": "ek"}])
     with pytest.raises(ConfigError, match=r"holds parameters of another model.*\n  config.model.norm: 'post' there"):
-        transformer_jax.load(str(tmp_path / "run"), {"model.norm": "pre"})
-    same = transformer_jax.load(str(tmp_path / "run"), {"model.attention_implementation": "jax"})
+        transformer_jax.load(workdir, {"model.norm": "pre"})
+    same = transformer_jax.load(workdir, {"model.attention_implementation": "jax"})
     assert same.parameters_sha256 == predictor.parameters_sha256
 
 
-def test_killed_in_the_middle_of_a_save(tiny, tmp_path, caplog):
+def test_killed_in_the_middle_of_a_save(finished, copied, caplog):
     """An unfinished step is passed over with a warning, and rows of steps that are trained again are cut."""
-    whole = run(tiny, tmp_path / "whole", training__steps=6)
-    run(tiny, tmp_path / "killed", training__steps=4)
-    (tmp_path / "killed" / "checkpoints" / "4" / "manifest.json").unlink()
-    with (tmp_path / "killed" / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 5, "spl')
-    resumed = run(tiny, tmp_path / "killed", training__steps=6)
+    config, _, whole = finished
+    for step in (6, 8):
+        shutil.rmtree(copied / "checkpoints" / str(step))
+    (copied / "checkpoints" / "4" / "manifest.json").unlink()
+    with (copied / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 9, "spl')
+    resumed = run(config, copied)
     assert "passing over checkpoint" in caplog.text
     assert "resumed from step 2" in caplog.text
     assert "torn line" in caplog.text
     assert parameters_sha256(resumed) == parameters_sha256(whole)
-    assert [row["step"] for row in rows(tmp_path / "killed")] == [2, 2, 4, 4, 6, 6]
+    assert [row["step"] for row in rows(copied)] == [2, 2, 4, 4, 6, 6, 8, 8]
 
 
-def test_finished_run_does_nothing_more(tiny, tmp_path):
-    first = run(tiny, tmp_path / "run", training__steps=2)
-    before = rows(tmp_path / "run")
-    again = run(tiny, tmp_path / "run", training__steps=2)
-    assert parameters_sha256(first) == parameters_sha256(again)
-    assert rows(tmp_path / "run") == before
+def test_a_finished_run_does_nothing_more(finished, copied):
+    config, workdir, whole = finished
+    assert parameters_sha256(run(config, copied)) == parameters_sha256(whole)
+    assert rows(copied) == rows(workdir)
 
 
-def test_no_good_checkpoint_left_is_an_error(tiny, tmp_path):
-    run(tiny, tmp_path / "run", training__steps=2)
-    shutil.rmtree(tmp_path / "run" / "checkpoints" / "2" / "state")
+def test_no_good_checkpoint_left_is_an_error(finished, copied):
+    for step in (2, 4, 6, 8):
+        shutil.rmtree(copied / "checkpoints" / str(step) / "state")
     with pytest.raises(CheckpointError, match=r"has no good checkpoint left"):
-        run(tiny, tmp_path / "run", training__steps=4)
-    assert (tmp_path / "run" / "checkpoints" / "2").exists()
+        run(finished[0], copied)
+    assert (copied / "checkpoints" / "2").exists()
 
 
-def test_other_data_or_tokenizer_is_refused(tiny, corpus, tmp_path):
-    run(tiny, tmp_path / "run", training__steps=2)
-    path = tmp_path / "run" / "tokenizer.json"
+def test_other_data_or_tokenizer_is_refused(finished, copied, corpus):
+    path = copied / "tokenizer.json"
     stored = path.read_text()
     ids = json.loads(stored)
     ids["model"]["merges"].pop()
     path.write_text(json.dumps(ids))
     with pytest.raises(CheckpointError, match=r"source tokenizer: sha256 .* they do not belong together"):
-        transformer_jax.load(str(tmp_path / "run"))
+        transformer_jax.load(str(copied))
     path.write_text(stored)
     for language in ("en", "de"):
         with (corpus / f"train.{language}").open("a") as file:
             file.write("ak\n")
     with pytest.raises(CheckpointError, match="training data: sha256"):
-        run(tiny, tmp_path / "run", training__steps=4)
+        run(finished[0], copied, training__steps=10, data__directory=str(corpus))
 
 
-def test_evaluation_takes_latest_best_or_average(tiny, tmp_path, caplog):
-    tiny.checkpoint.best_metric = "loss"
-    run(tiny, tmp_path / "run", training__steps=6)
+def test_evaluation_takes_latest_best_or_average(finished, caplog):
+    _, workdir, whole = finished
     load = {
-        name: transformer_jax.load(str(tmp_path / "run"), {"evaluation.checkpoint": name, "evaluation.average_last": 2})
+        name: transformer_jax.load(str(workdir), {"evaluation.checkpoint": name, "evaluation.average_last": 2})
         for name in ("latest", "best", "average")
     }
-    assert "averaging steps 4, 6" in caplog.text
-    losses = {row["step"]: row["loss"] for row in rows(tmp_path / "run") if row["split"] == "val"}
-    assert load["latest"].step == load["average"].step == 6
+    assert "averaging steps 6, 8" in caplog.text
+    losses = {row["step"]: row["loss"] for row in rows(workdir) if row["split"] == "val"}
+    assert load["latest"].step == load["average"].step == 8
     assert load["best"].step == min(losses, key=lambda step: losses[step])
-    single = [
-        transformer_jax.load(str(tmp_path / "run"), {"training.steps": 6, "evaluation.checkpoint": "latest"}).params
-    ]
-    assert parameters_sha256(single[0]) == load["latest"].parameters_sha256
+    assert load["latest"].parameters_sha256 == parameters_sha256(whole.params)
     assert load["average"].parameters_sha256 != load["latest"].parameters_sha256
     first = load["latest"].evaluate("val")
-    assert first["loss"] == pytest.approx(losses[6], rel=1e-6)
+    assert first["loss"] == pytest.approx(losses[8], rel=1e-6)
     assert first["parameters_sha256"] == load["latest"].parameters_sha256
 
 
-def test_no_checkpoint_yet(tiny, tmp_path):
+def test_no_such_checkpoint(tiny, finished, tmp_path):
     claim(tmp_path / "run", tiny)
     with pytest.raises(CheckpointError, match="holds no good checkpoint: train first"):
         transformer_jax.load(str(tmp_path / "run"))
-    run(tiny, tmp_path / "run", training__steps=2, checkpoint__best_metric="accuracy", checkpoint__keep_best=0)
-    with pytest.raises(CheckpointError, match=r"checkpoint.best_metric = 'accuracy' \(step 2 has: loss, "):
-        transformer_jax.load(str(tmp_path / "run"), {"evaluation.checkpoint": "best"})
+    wrong = {"evaluation.checkpoint": "best", "checkpoint.best_metric": "accuracy"}
+    with pytest.raises(CheckpointError, match=r"checkpoint.best_metric = 'accuracy' \(step 8 has: loss, "):
+        transformer_jax.load(str(finished[1]), wrong)
 
 
 def test_one_compilation_for_each_shape(tiny, tmp_path):

@@ -60,27 +60,16 @@ def test_the_average_is_the_recursion(decay):
 
 
 def test_off_there_is_no_array_of_it(tiny, tmp_path):
-    plain = Engine(make_task(parse(tiny), tmp_path))
-    assert plain.abstract_state.ema is None
+    plain = Engine(make_task(parse(tiny), tmp_path)).abstract_state
+    assert plain.ema is None
     tiny.training.ema_decay = 0.9
     state = Engine(make_task(parse(tiny), tmp_path)).abstract_state
-    assert len(jax.tree.leaves(state)) == len(jax.tree.leaves(plain.abstract_state)) + len(
-        jax.tree.leaves(state.params)
-    )
+    assert len(jax.tree.leaves(state)) == len(jax.tree.leaves((plain, state.params)))
     assert state.ema == state.params  # shapes, dtypes and shardings
 
 
-def loss(predictor):
-    """On the validation split, per token."""
-    batches = predictor.task.batches("val", seed=None)
-    evaluate = jax.jit(predictor.task.evaluate, static_argnums=2)
-    arrays = [batches.load(batches.plan.batch(i)) for i in range(len(batches.plan))]
-    means = [evaluate(predictor.params, batch, True)[0]["loss"] for batch in arrays]
-    return float(sum(mean.sum for mean in means) / sum(mean.weight for mean in means))
-
-
 def without_search(self, params, batch, greedy):
-    """What a translation is found to be is not looked at here, and its program takes long to compile."""
+    """Evaluate without translating, whose program takes long to compile."""
     rows = len(batch["source"])
     numbers = {name: jnp.zeros((rows, 1)) for name in ("scores", "log_probabilities")}
     return {"loss": self._cross_entropy(params, batch)}, {"tokens": jnp.full((rows, 1, 1), 2), **numbers}
@@ -94,13 +83,21 @@ def test_it_is_resumed_bitwise_and_evaluated_by_those_who_ask_for_it(tiny, tmp_p
     resumed = run(tiny, tmp_path / "parts", training__steps=4)
     assert parameters_sha256(resumed) == parameters_sha256(whole)
 
+    task = make_task(parse(tiny), tmp_path / "whole")
+    batches, evaluate = task.batches("val", seed=None), jax.jit(task.evaluate, static_argnums=2)
+    arrays = [batches.load(batches.plan.batch(i)) for i in range(len(batches.plan))]
+
+    def loss(params):
+        means = [evaluate(params, batch, True)[0]["loss"] for batch in arrays]
+        return float(sum(mean.sum for mean in means) / sum(mean.weight for mean in means))
+
     averaged, plain = ("whole", whole.ema), ("parts", whole.params)
     for name, (workdir, params) in (("ema", averaged), ("best", averaged), ("latest", plain), ("best", plain)):
         loaded = transformer_jax.load(str(tmp_path / workdir), {"evaluation.checkpoint": name})
         assert loaded.step == 4
         assert loaded.parameters_sha256 == parameters_sha256(params)
         (scored,) = (row["loss"] for row in rows(tmp_path / workdir) if row["split"] == "val" and row["step"] == 4)
-        assert loss(loaded) == pytest.approx(scored, rel=1e-6)
+        assert loss(loaded.params) == pytest.approx(scored, rel=1e-6)
     assert parameters_sha256(whole.ema) != parameters_sha256(whole.params)
     scores = [[row["loss"] for row in rows(tmp_path / name) if row["split"] == "val"] for name in ("whole", "parts")]
     assert abs(scores[0][1] - scores[1][1]) > 1e-4

@@ -1,6 +1,5 @@
-"""What a run reports while it goes on: its first batch, utilization, compilations, rows for listeners."""
+"""What a run reports while it goes on: its first batch, utilization, compilations."""
 
-import sys
 import types
 
 import numpy as np
@@ -9,7 +8,6 @@ from conftest import rows, run, small, write_corpus
 
 from transformer_jax.config import make_task, parse
 from transformer_jax.training import loop, profiling
-from transformer_jax.training.logging import MetricsWriter, wandb_listener
 from transformer_jax.training.task import Work
 
 
@@ -87,33 +85,6 @@ def test_more_compilations_than_shapes_are_warned_of(caplog):
     step.size = 2
     assert count.has_grown({"x": np.zeros(2)})
     assert "compiled the step 2 times for 1 shapes: what else changes?" in caplog.text
-
-
-def test_listeners_get_every_row(tmp_path):
-    told = []
-    writer = MetricsWriter(tmp_path, 0, [lambda *row: told.append(row)])
-    writer.write(3, "val", {"loss": 1.5, "bleu_signature": "x"})
-    writer.close()
-    assert told == [(3, "val", {"loss": 1.5, "bleu_signature": "x"})]
-
-
-def test_weights_and_biases_gets_every_row_if_it_is_installed(tmp_path, monkeypatch):
-    begun, logged = [], []
-
-    def init(**given):
-        begun.append(given)
-        return types.SimpleNamespace(log=lambda values, step: logged.append((step, values)))
-
-    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
-    wandb_listener("attention", tmp_path, {"task": "classification"})(7, "val", {"loss": 1.5})
-    wandb_listener("attention", tmp_path, {})
-    assert logged == [(7, {"val/loss": 1.5})]
-    assert begun[0]["id"] == begun[1]["id"]
-    assert begun[0]["project"] == "attention"
-    assert begun[0]["config"] == {"task": "classification"}
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ValueError, match="--wandb_project=attention needs wandb: pip install wandb"):
-        wandb_listener("attention", tmp_path, {})
 
 
 def test_no_more_than_a_few_steps_are_under_way(monkeypatch):

@@ -15,6 +15,7 @@ from transformer_jax.models.numerics import product
 from transformer_jax.models.positions import Relations, RelativePositions, relative_scores, relative_values, rotate
 
 Array = jax.Array
+Valid = Array | None  # (B, T), True at tokens and False at padding; None: there is no padding
 
 
 def padding_mask(valid: Array) -> Array:

@@ -1,6 +1,6 @@
 """The encoder-only Transformer: BERT (Devlin et al. 2019) and a classifier on top of it.
 
-Shapes: B batch · T positions · D d_model · N heads · V vocabulary · L layers.
+Shapes: B batch · T positions · D d_model · N heads · L layers.
 """
 
 import dataclasses
@@ -15,34 +15,24 @@ from transformer_jax.models import layers
 from transformer_jax.models.attention import padding_mask
 from transformer_jax.models.layers import Embedding, Linear, layer_norm, make_initializer, parameter
 from transformer_jax.models.positions import Positions
-from transformer_jax.models.stack import BlockConfig, Stack, sown_weights
+from transformer_jax.models.stack import SingleStackConfig, Stack, sown_weights
 
 Array = jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
-class BertConfig(BlockConfig):
+class BertConfig(SingleStackConfig):
     """The defaults are BERT base (Devlin et al. 2019, Section 3)."""
 
     architecture: str = "bert"
-    vocab_size: int = fields.size(30522, 300)
-    num_layers: int = fields.size(12, 2)
-    d_model: int = fields.size(768, 16)
-    d_ff: int = fields.size(3072, 24)
-    num_heads: int = fields.size(12, 2)
-    activation: str = "gelu"
-    positions: str = "learned"
-    attention_dropout_rate: float = fields.random(0.1, 0.0)
-    init: str = "truncated_normal"
-    norm_epsilon: float = 1e-12
-    max_length: int = fields.size(512, 32)
+    vocab_size: int = fields.size(30522, 304)
     num_segments: int = 2  # e.g. the two sentences of a pair
-    embedding_init: str = "truncated_normal"  # of tokens, segments and learned positions: see `Embedding`
-    embedding_scale: bool = False  # token embeddings are multiplied by √d_model
-    vocab_multiple: int = 1  # the embedding table is padded to a multiple of this many rows
+    init: str = "truncated_normal"
+    embedding_init: str = "truncated_normal"
+    norm_epsilon: float = 1e-12
 
     def choices(self) -> dict[str, tuple[str, ...]]:
-        return super().choices() | {"architecture": ("bert",), "embedding_init": layers.INITS}
+        return super().choices() | {"architecture": ("bert",)}
 
 
 class Bert(nn.Module):

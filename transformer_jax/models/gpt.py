@@ -9,39 +9,26 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from transformer_jax import fields
 from transformer_jax.models import layers
 from transformer_jax.models.attention import KeyValue, causal_mask, combine_masks, padding_mask
 from transformer_jax.models.layers import Embedding, LMHead, OutputLayer
 from transformer_jax.models.positions import Positions, check_length
-from transformer_jax.models.stack import BlockConfig, Stack, sown_weights, unstack_layers
+from transformer_jax.models.stack import SingleStackConfig, Stack, sown_weights, unstack_layers
 
 Array = jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
-class GPTConfig(BlockConfig):
+class GPTConfig(SingleStackConfig):
     """The defaults are GPT's (Radford et al. 2018, Section 4.1). `activation`: its authors' code has "gelu_tanh"."""
 
     architecture: str = "gpt"
-    vocab_size: int = fields.size(40478, 300)
-    num_layers: int = fields.size(12, 2)
-    d_model: int = fields.size(768, 16)
-    d_ff: int = fields.size(3072, 24)
-    num_heads: int = fields.size(12, 2)
-    activation: str = "gelu"
-    positions: str = "learned"
-    attention_dropout_rate: float = fields.random(0.1, 0.0)
     init: str = "normal"
     norm_epsilon: float = 1e-5
-    max_length: int = fields.size(512, 32)
     tie_embeddings: bool = True  # the token embedding is also the output layer
-    embedding_init: str = "normal"  # of tokens and of learned positions: see `Embedding`
-    embedding_scale: bool = False  # token embeddings are multiplied by √d_model
-    vocab_multiple: int = 1  # embedding tables are padded to a multiple of this many rows
 
     def choices(self) -> dict[str, tuple[str, ...]]:
-        return super().choices() | {"architecture": ("gpt",), "embedding_init": layers.INITS}
+        return super().choices() | {"architecture": ("gpt",)}
 
 
 class GPT(nn.Module):

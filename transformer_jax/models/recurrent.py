@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from transformer_jax import fields
 from transformer_jax.models import layers
 from transformer_jax.models.alignment import ALIGNMENTS, Memory
+from transformer_jax.models.attention import Valid
 from transformer_jax.models.layers import Dropout, Embedding, Linear, LMHead, OutputLayer
 
 Array = jax.Array
@@ -35,8 +36,8 @@ class RecurrentConfig:
     """One choice, `attention`, and what the papers vary besides."""
 
     architecture: str = dataclasses.field(default="recurrent", kw_only=True)
-    source_vocab_size: int = fields.size(10_000, 300)
-    target_vocab_size: int = fields.size(10_000, 300)
+    source_vocab_size: int = fields.size(10_000, 304)
+    target_vocab_size: int = fields.size(10_000, 304)
     cell: str = "gru"
     num_layers: int = 1
     embedding_dim: int = fields.size(256, 8)  # E
@@ -49,7 +50,7 @@ class RecurrentConfig:
     # also into every step and its output (Cho et al. 2014).
     summary: str = "initial"
     attention_dim: int = fields.size(512, 8)  # hidden units of additive and concat
-    num_heads: int = fields.size(8, 2)  # of multi_head
+    num_heads: int = fields.size(8, 8)  # of multi_head
     input_feeding: bool = False  # each step's output is input to the next step (Luong et al. 2015, Section 3.3)
     local_window: int = 0  # D of Luong's local-p; 0: attention is global
     damping: bool = False  # see `alignment.damped_scores`
@@ -317,20 +318,13 @@ class RecurrentSeq2Seq(nn.Module):
         self.output = OutputLayer(c.output_dim, padded, use_bias=True)
         self.dropout = Dropout(c.dropout_rate)
 
-    def __call__(
-        self, source: Array, target: Array, source_valid: Array | None = None, target_valid: Array | None = None
-    ) -> Array:
+    def __call__(self, source: Array, target: Array, source_valid: Valid = None, target_valid: Valid = None) -> Array:
         """Map source ids (B, S) and target ids (B, T) to float32 logits (B, T, padded V) of the token after each."""
         x, lm_head = self.hidden(source, target, source_valid, target_valid)
         return lm_head(x, self.config.target_vocab_size, self.config.dtype)
 
     def hidden(
-        self,
-        source: Array,
-        target: Array,
-        source_valid: Array | None = None,
-        target_valid: Array | None = None,
-        step: Array | int = 0,
+        self, source: Array, target: Array, source_valid: Valid = None, target_valid: Valid = None, step: Any = 0
     ) -> tuple[Array, LMHead]:
         """Return the decoder's output (B, T, output_dim) and its map to logits. Weights (B, N, T, S) are sown.
 

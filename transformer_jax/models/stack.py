@@ -36,7 +36,7 @@ class BlockConfig:
 
     d_model: int = fields.size(512, 16)
     d_ff: int = fields.size(2048, 24)
-    num_heads: int = fields.size(8, 2)
+    num_heads: int = fields.size(8, 8)
     head_dim: int = fields.size(64, 8)  # d_k
     value_dim: int = fields.size(64, 4, like="head_dim")  # d_v
     activation: str = "relu"
@@ -98,6 +98,27 @@ class BlockConfig:
     def needs_warmup(self) -> bool:
         """True for post-LN, which seldom trains without a learning-rate warm-up (Xiong et al. 2020)."""
         return self.norm == "post"
+
+
+@dataclasses.dataclass(frozen=True)
+class SingleStackConfig(BlockConfig):
+    """The fields of a model of one stack over one vocabulary; defaults of the size that GPT and BERT base share."""
+
+    vocab_size: int = fields.size(40478, 304)
+    num_layers: int = fields.size(12, 2)
+    d_model: int = fields.size(768, 16)
+    d_ff: int = fields.size(3072, 24)
+    num_heads: int = fields.size(12, 8)
+    activation: str = "gelu"
+    positions: str = "learned"
+    attention_dropout_rate: float = fields.random(0.1, 0.0)
+    max_length: int = fields.size(512, 32)
+    embedding_init: str = "normal"  # of tokens and of learned positions: see `Embedding`
+    embedding_scale: bool = False  # token embeddings are multiplied by √d_model
+    vocab_multiple: int = 1  # the embedding table is padded to a multiple of this many rows
+
+    def choices(self) -> dict[str, tuple[str, ...]]:
+        return super().choices() | {"embedding_init": layers.INITS}
 
 
 class Block(nn.Module):

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from transformer_jax import fields
 from transformer_jax.models import layers
-from transformer_jax.models.attention import KeyValue, causal_mask, combine_masks, padding_mask
+from transformer_jax.models.attention import KeyValue, Valid, causal_mask, combine_masks, padding_mask
 from transformer_jax.models.layers import Embedding, LMHead, OutputLayer
 from transformer_jax.models.positions import Positions, check_length
 from transformer_jax.models.stack import BlockConfig, Stack, sown_weights, unstack_layers
@@ -29,8 +29,8 @@ class TransformerConfig(BlockConfig):
     """The defaults are the paper's base model (Table 3, first row)."""
 
     architecture: str = "transformer"
-    source_vocab_size: int = fields.size(37000, 300)
-    target_vocab_size: int = fields.size(37000, 300)
+    source_vocab_size: int = fields.size(37000, 304)
+    target_vocab_size: int = fields.size(37000, 304)
     num_encoder_layers: int = fields.size(6, 2)
     num_decoder_layers: int = fields.size(6, 2)
     max_length: int = fields.size(1024, 32)
@@ -110,13 +110,7 @@ class Transformer(nn.Module):
         x = self.source_embedding(source) + self.source_positions(source.shape[1])
         return self.encoder(self.dropout(x), padding_mask(source_valid))
 
-    def __call__(
-        self,
-        source: Array,
-        target: Array,
-        source_valid: Array | None = None,
-        target_valid: Array | None = None,
-    ) -> Array:
+    def __call__(self, source: Array, target: Array, source_valid: Valid = None, target_valid: Valid = None) -> Array:
         """Map source ids (B, S) and target ids (B, T) to float32 logits (B, T, padded V) of the token after each.
 
         See `hidden` for the masks.
@@ -125,12 +119,7 @@ class Transformer(nn.Module):
         return lm_head(x, self.config.target_vocab_size, self.config.dtype)
 
     def hidden(
-        self,
-        source: Array,
-        target: Array,
-        source_valid: Array | None = None,
-        target_valid: Array | None = None,
-        step: Array | int = 0,
+        self, source: Array, target: Array, source_valid: Valid = None, target_valid: Valid = None, step: Any = 0
     ) -> tuple[Array, LMHead]:
         """Return the decoder's output (B, T, D) and its map to logits, for losses that apply it in chunks.
 

@@ -76,14 +76,17 @@ class Evaluator:
     def attention(self, params: Params, records: Sequence[Record]) -> list[list[AttentionMap]]:
         """Return the attention maps of every record, in their order."""
         maps: dict[int, list[AttentionMap]] = {}
-        for fed in self._feed(self.task.batches_of(records)):
-            weights, ids = jax.device_get(self._attention(params, fed.placed))
-            for row, index in enumerate(fed.batch.indices.tolist()):
-                tokens = {name: self.task.tokens(name, x[row, : n[row]]) for name, (x, n) in ids.items()}
-                maps[index] = [
-                    AttentionMap(name, tokens[q], tokens[k], w[row, :, :, : len(tokens[q]), : len(tokens[k])])
-                    for (name, q, k), w in weights.items()
-                ]
+        # A batch has references if all of its records do: those that have them go apart.
+        complete = [not isinstance(record, str) and set(record) == set(self.task.columns) for record in records]
+        for chosen in filter(None, ([i for i, c in enumerate(complete) if c == kind] for kind in (False, True))):
+            for fed in self._feed(self.task.batches_of([records[i] for i in chosen])):
+                weights, ids = jax.device_get(self._attention(params, fed.placed))
+                for row in np.flatnonzero(fed.batch.indices >= 0):
+                    tokens = {name: self.task.tokens(name, x[row, : n[row]]) for name, (x, n) in ids.items()}
+                    maps[chosen[fed.batch.indices[row]]] = [
+                        AttentionMap(name, tokens[q], tokens[k], w[row, :, :, : len(tokens[q]), : len(tokens[k])])
+                        for (name, q, k), w in weights.items()
+                    ]
         return [maps[i] for i in range(len(records))]
 
 

@@ -1,0 +1,26 @@
+"""Figures of papers that more than one test module compares with."""
+
+BASE = {}
+BIG = {"d_model": 1024, "d_ff": 4096, "num_heads": 16, "dropout_rate": 0.3}
+# Table 3 of Vaswani et al. 2017 with its column "params", in millions. The paper rounded, and counted at another
+# vocabulary than V = 37000: its base fits V ≈ 41k, its big V ≈ 36k. Rows without a number there share that of the base.
+TABLE_3 = {
+    "base": (BASE, 65),
+    "A h=1": ({"num_heads": 1, "head_dim": 512, "value_dim": 512}, 65),
+    "A h=4": ({"num_heads": 4, "head_dim": 128, "value_dim": 128}, 65),
+    "A h=16": ({"num_heads": 16, "head_dim": 32, "value_dim": 32}, 65),
+    "A h=32": ({"num_heads": 32, "head_dim": 16, "value_dim": 16}, 65),
+    "B d_k=16": ({"head_dim": 16}, 58),
+    "B d_k=32": ({"head_dim": 32}, 60),
+    "C N=2": ({"num_encoder_layers": 2, "num_decoder_layers": 2}, 36),
+    "C N=4": ({"num_encoder_layers": 4, "num_decoder_layers": 4}, 50),
+    "C N=8": ({"num_encoder_layers": 8, "num_decoder_layers": 8}, 80),
+    "C d_model=256": ({"d_model": 256, "head_dim": 32, "value_dim": 32}, 28),
+    "C d_model=1024": ({"d_model": 1024, "head_dim": 128, "value_dim": 128}, 168),
+    "C d_ff=1024": ({"d_ff": 1024}, 53),
+    "C d_ff=4096": ({"d_ff": 4096}, 90),
+    "D dropout=0": ({"dropout_rate": 0.0}, 65),
+    "D dropout=0.2": ({"dropout_rate": 0.2}, 65),
+    "E learned positions": ({"positions": "learned"}, 65),
+    "big": (BIG, 213),
+}
