@@ -19,7 +19,8 @@ def claim(workdir: epath.PathLike, config: ConfigDict) -> None:
 
     A workdir without checkpoints has learned nothing yet: it takes any config, and tokenizers are trained anew. One
     with checkpoints keeps its config.json until `store` is called with a config that has proved usable.
-    Raises ConfigError, naming the keys that differ, if it holds another experiment, or if it cannot be written.
+    Raises ConfigError, naming the keys that differ, if it holds another experiment, if its config.json cannot be read,
+    or if it cannot be written.
     """
     workdir = epath.Path(workdir)
     try:

@@ -49,6 +49,7 @@ def make_train_step(
         `weights` are those of the whole batch; without them this is the whole batch.
         """
         means = task.loss(params, batch, key, step)
+        _check_names(means)
         own = {name: jax.lax.stop_gradient(jnp.asarray(mean.weight, jnp.float32)) for name, mean in means.items()}
         weights = own if weights is None else weights
         shares = {name: mean.sum / _nonzero(weights[name]) for name, mean in means.items()}
@@ -97,6 +98,17 @@ def make_train_step(
         return jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, skipped), metrics
 
     return train_step
+
+
+def _check_names(means: Mapping[str, Mean]) -> None:
+    """Raise ValueError for a mean that the log could not show, because a metric of the step has its name.
+
+    "loss" is the objective: a mean may have this name only if it is all of that.
+    """
+    all_of_it = [mean.scale for mean in means.values() if mean.scale] == [1] and "loss" in means and means["loss"].scale
+    taken = {"weight", "gradient_norm", "skipped"} | (set() if all_of_it else {"loss"})
+    if wrong := sorted(taken & means.keys()):
+        raise ValueError(f"the loss has a mean called {wrong[0]!r}, a name of the training step: call it otherwise")
 
 
 def _objective(means: Mapping[str, Mean], shares: Mapping[str, jax.Array]) -> jax.Array:
