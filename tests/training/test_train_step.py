@@ -352,9 +352,8 @@ def test_a_mean_over_nothing_is_0(microbatches):
 
 @pytest.mark.parametrize("names", [["weight"], ["a", "loss"], ["skipped", "a"]])
 def test_means_do_not_take_the_names_of_the_steps_own_metrics(names):
-    class Named(Copying):
-        def loss(self, params, batch, key, step):
-            return {name: Mean(jnp.ones(()), jnp.ones(())) for name in names}
+    def loss(params, batch, key, step):
+        return {name: Mean(jnp.ones(()), jnp.ones(())) for name in names}
 
     with pytest.raises(ValueError, match="a name of the training step: call it otherwise"):
-        make_train_step(Named(), recorder, seed=0, microbatches=1)(start(recorder), BATCH)
+        make_train_step(Simple(loss), recorder, seed=0, microbatches=1)(simple_state(), BATCH)
