@@ -175,8 +175,12 @@ class Transformer(nn.Module):
 
 
 def shift_right(target: Array, bos_id: int) -> Array:
-    """Return what a decoder reads to predict `target` (B, T): the begin-of-sentence id, then all but the last token."""
-    return jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=bos_id)
+    """Return what the decoder reads to predict `target` (B, T): the begin-of-sentence id first, the last id left out.
+
+    NumPy arrays stay on the host.
+    """
+    xp = target.__array_namespace__()
+    return xp.concat([xp.full_like(target[:, :1], bos_id), target[:, :-1]], axis=1)
 
 
 def annotated(source_vocab_size: int, target_vocab_size: int) -> TransformerConfig:

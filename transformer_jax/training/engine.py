@@ -139,7 +139,7 @@ class Engine:
         self.task, self.config = task, task.config
         config, d_model = self.config, self.config.model.d_model
         self.mesh = make_mesh(config.mesh)
-        self.schedule = optimizers.schedule(config.optimizer, d_model)
+        self.schedule = jax.jit(optimizers.schedule(config.optimizer, d_model))
         init, boxed = trace_init(task)
         self.optimizer = optimizers.make_optimizer(config.optimizer, d_model, optimizers.decays(boxed))
         ema_decay = config.training.ema_decay
