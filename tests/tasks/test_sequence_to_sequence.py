@@ -263,8 +263,8 @@ def test_separate_tokenizers(tiny, tmp_path):
             "row 0 of the first batch does not end in EOS in its sou",
         ),
         (
-            lambda a: {"source": np.where(a["source"] > EOS, 300, a["source"])},
-            "has ids beyond the vocabulary of 300 in",
+            lambda a: {"source": np.where(a["source"] > EOS, 304, a["source"])},
+            "has ids beyond the vocabulary of 304 in",
         ),
     ],
 )

@@ -47,7 +47,7 @@ def test_training_learns_and_leaves_what_it_should(tiny, tmp_path, caplog):
     train_rows = [row for row in rows(tmp_path / "run") if row["split"] == "train"]
     val_rows = [row for row in rows(tmp_path / "run") if row["split"] == "val"]
     assert [row["step"] for row in train_rows] == [row["step"] for row in val_rows] == [20, 40]
-    assert val_rows[1]["loss"] < val_rows[0]["loss"] < np.log(300)
+    assert val_rows[1]["loss"] < val_rows[0]["loss"] < np.log(304)
     assert {"loss", "learning_rate", "tokens_per_s"} <= set(train_rows[0])
     assert {"loss", "perplexity", "bleu", "bleu_signature", "bleu_tokenized", "examples"} <= set(val_rows[0])
     assert val_rows[0]["examples"] == 11

@@ -56,7 +56,7 @@ def taught(tmp_path_factory):
         ({"target_length": 0}, "row 2 of the first batch has no token in its target"),
         ({"target": [5, 6, 7]}, r"row 2 of the first batch does not end in EOS in its target: \[5 6 7\]"),
         ({"source_length": 3}, r"row 2 of the first batch does not end in EOS in its source: \[7 2 0\]"),
-        ({"target": [300, 2, 0]}, "row 2 of the first batch has ids beyond the vocabulary of 300 in its target"),
+        ({"target": [304, 2, 0]}, "row 2 of the first batch has ids beyond the vocabulary of 304 in its target"),
     ],
 )
 def test_a_batch_that_must_be_wrong_is_refused(taught, damage, message):

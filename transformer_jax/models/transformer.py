@@ -174,10 +174,10 @@ class Transformer(nn.Module):
         return unstack_layers(params, "decoder", self.config.num_decoder_layers)
 
 
-def shift_right(target: Array, bos_id: int) -> Array:
+def shift_right(target: Any, bos_id: int) -> Any:
     """Return what the decoder reads to predict `target` (B, T): the begin-of-sentence id first, the last id left out.
 
-    NumPy arrays stay on the host.
+    Takes and returns arrays of JAX or of NumPy, which stay on the host.
     """
     xp = target.__array_namespace__()
     return xp.concat([xp.full_like(target[:, :1], bos_id), target[:, :-1]], axis=1)

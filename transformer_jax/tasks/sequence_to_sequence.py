@@ -295,7 +295,7 @@ class SequenceToSequence(TextTask):
                 for i in np.flatnonzero(where)[:1]:
                     raise ValueError(f"row {rows[i]} of the first batch {what} in its {side}: {ids[i]}")
         begin, target = self.corpus.special_ids("target").begin, arrays["target"]
-        read: Any = shift_right(target, begin)
+        read = shift_right(target, begin)
         if (read[:, 0] != begin).any() or (read[:, 1:] != target[:, :-1]).any():
             raise ValueError("the decoder's input is not the target shifted by one: its labels could be read off it")
         first = rows[0]
