@@ -18,7 +18,7 @@ from transformer_jax.training import processes
 
 INPUT = flags.DEFINE_string("input", "-", "a file, or - for stdin")
 OUTPUT = flags.DEFINE_string("output", "-", "a file, or - for stdout")
-SCORE = flags.DEFINE_bool("score", False, "write JSON objects with text and score")
+SCORE = flags.DEFINE_bool("score", False, "for tasks that predict text: write JSON objects with text and score")
 
 
 def main(config: ConfigDict) -> None:

@@ -1,4 +1,4 @@
-"""Makes a standard corpus ready for training: downloads it, or takes its files from a folder. No TensorFlow."""
+"""Prepare a standard corpus for training: download it, or take its files from a folder. Needs no TensorFlow."""
 
 from absl import flags
 

@@ -179,6 +179,21 @@ def test_a_run_of_version_0_1_is_refused_with_the_reason(tiny, tmp_path, use):
     assert json.loads(path.read_text()) == OLD
 
 
+def test_a_run_of_version_0_1_that_has_learned_nothing_makes_room(tiny, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(OLD))
+    claim(tmp_path, tiny)
+    assert read(tmp_path).to_dict() == tiny.to_dict()
+
+
+def test_classes_belong_to_the_model(corpus, tmp_path):
+    """In another order the same probabilities would be those of other classes."""
+    config = small("classification", corpus)
+    claim(tmp_path, config)
+    config.data.labels = ("odd", "even")
+    with pytest.raises(ConfigError, match=r"parameters of another model: leave out\n  config.data.labels"):
+        check_model(tmp_path, config)
+
+
 def test_one_that_has_learned_nothing_takes_any_config(tiny, tmp_path):
     """A first attempt that failed, for a wrong key or file, does not spoil the workdir."""
     claim(tmp_path, tiny)

@@ -27,7 +27,9 @@ class Run(NamedTuple):
 def run(
     config: ConfigDict, workdir: epath.PathLike, *, trace: range = range(0), listeners: Sequence[Listener] = ()
 ) -> Run:
-    """Train `config` in `workdir` to its end, from the newest good checkpoint if there is one, and score it.
+    """Train `config` in `workdir` to its end, from the newest good checkpoint if there is one.
+
+    The scores are those stored with the last checkpoint.
 
     The steps of `trace` are profiled into `workdir`/profile; `listeners` are told every row of metrics.jsonl.
     Raises what `config.parse`, `workdir.claim` and `training.loop.train` raise.

@@ -22,6 +22,11 @@ def random(default: Any, off: Any) -> Any:
     return dataclasses.field(default=default, metadata={"off": off})
 
 
+def outputs(default: Any) -> Any:
+    """A key outside of the model's section that names the model's outputs, e.g. its classes."""
+    return dataclasses.field(default=default, metadata={"model": True})
+
+
 def free(default: Any) -> Any:
     """A key that may change when a run goes on."""
     return dataclasses.field(default=default, metadata={"free": True})

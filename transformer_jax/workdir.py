@@ -1,5 +1,6 @@
 """Guard the folder of a run: which experiment it holds, and which keys may change when the run goes on."""
 
+import dataclasses
 import json
 import logging
 from collections.abc import Mapping
@@ -19,19 +20,18 @@ def claim(workdir: epath.PathLike, config: ConfigDict) -> None:
 
     A workdir without checkpoints has learned nothing yet: it takes any config, and tokenizers are trained anew. One
     with checkpoints keeps its config.json until `store` is called with a config that has proved usable.
-    Raises ConfigError, naming the keys that differ, if it holds another experiment, if its config.json cannot be read,
-    or if it cannot be written.
+    Raises ConfigError, naming the keys that differ, if it holds another experiment, or if it cannot be read or written.
     """
     workdir = epath.Path(workdir)
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        old = read(workdir).to_dict() if (workdir / "config.json").exists() else None
+        begun = (workdir / "config.json").exists()
         if (workdir / "checkpoints").exists():
-            if old is None:
+            if not begun:
                 raise ConfigError(f"{workdir} has checkpoints but no config.json: choose another --workdir")
-            _compare(workdir, old, config.to_dict())
+            _compare(workdir, read(workdir).to_dict(), config.to_dict())
             return
-        if old is not None:
+        if begun:
             for path in workdir.glob("tokenizer*.json"):
                 path.unlink(missing_ok=True)
     except OSError as error:
@@ -63,10 +63,14 @@ def check_model(workdir: epath.PathLike, config: ConfigDict) -> None:
     refused = [
         line
         for key, line in _differing(read(workdir).to_dict(), config.to_dict()).items()
-        if key.startswith(("task", "model.")) and not (key in known and known[key].metadata.keys() & {"how", "off"})
+        if _defines_model(key, known.get(key)) and not (key in known and known[key].metadata.keys() & {"how", "off"})
     ]
     if refused:
         raise ConfigError("\n  ".join([f"{workdir} holds parameters of another model: leave out", *refused]))
+
+
+def _defines_model(key: str, field: dataclasses.Field | None) -> bool:
+    return key.startswith(("task", "model.")) or (field is not None and "model" in field.metadata)
 
 
 def _differing(old: dict[str, Any], new: dict[str, Any]) -> dict[str, str]:

@@ -329,12 +329,12 @@ def test_windows_in_order_predict_every_token_but_the_first_once(rows, running):
             read[int(i)], said[int(i)] = one[:n], other[:n]
     np.testing.assert_array_equal(np.concatenate([read[i] for i in range(10)]), ids[:-1])
     np.testing.assert_array_equal(np.concatenate([said[i] for i in range(10)]), ids[1:])
-    assert batches.references == [(47, 48)], "tokens, and bytes of what they spell: all but the first"
+    assert batches.references[0][:2] == (47, 48), "tokens, and bytes of what they spell: all but the first"
 
 
 def test_the_size_of_the_first_character_is_not_counted(running, tmp_path):
     (tmp_path / "text" / "train.txt").write_text("éa")
-    assert window_batches(running, "text", "train", None, rows=1).references == [(1, 1)]
+    assert window_batches(running, "text", "train", None, rows=1).references[0][:2] == (1, 1)
 
 
 def test_shuffled_windows_are_full_and_the_targets_follow(running, caplog):

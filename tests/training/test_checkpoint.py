@@ -1,6 +1,5 @@
 import errno
 import hashlib
-import json
 import logging
 import pathlib
 import shutil
@@ -398,20 +397,8 @@ def test_config_problems(field, value, message):
     assert message in rule
 
 
-def test_a_preemption_step_of_an_older_workdir_is_one(damageable, opened):
-    meta = damageable / "10" / "meta" / "meta.json"
-    stored = json.loads(meta.read_text())
-    assert opened().regular([10, 20]) == [10, 20]
-    del stored["preemption"]
-    meta.write_text(json.dumps(stored | {"passing": True}))
-    assert opened().regular([10, 20]) == [20]
-    assert opened().regular([10]) == [10]
-
-
-@pytest.mark.parametrize("name", ["fingerprint", "identity"])
-def test_checkpoints_belong_to_their_tokenizers(name):
-    """The second name is that of older workdirs."""
-    meta = {name: {"source tokenizer": "a" * 64, "training data": "b" * 64}}
+def test_checkpoints_belong_to_their_tokenizers():
+    meta = {"fingerprint": {"source tokenizer": "a" * 64, "training data": "b" * 64}}
     check_fingerprint({"source tokenizer": "a" * 64}, meta, "run")
     with pytest.raises(CheckpointError, match=r"training data: sha256 cccccccccccc… here, bbbbbbbbbbbb… .* of run"):
         check_fingerprint({"source tokenizer": "a" * 64, "training data": "c" * 64}, meta, "run")

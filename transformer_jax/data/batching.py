@@ -198,8 +198,9 @@ class BatchPlan(Plan):
 class WindowPlan(Plan):
     """Cuts a stream of tokens into windows of `length` positions, one a row.
 
-    With a seed, each epoch starts at an offset drawn from [0, length) and shuffles its windows, all of them full. Up to
-    `length` positions before the first window and after the last one are then left out, others in each epoch. Without
+    With a seed, each epoch starts at an offset drawn from [0, length) and shuffles its windows, all of them full. Fewer
+    than `length` positions before the first window, and fewer than 2 · `length` in all, are then left out, others in
+    each epoch. Without
     a seed (evaluation), windows 0, 1, 2, … start at 0, length, 2 · length, …: each position is covered once, and the
     last window may be shorter.
 

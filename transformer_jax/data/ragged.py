@@ -39,11 +39,17 @@ class Ragged:
         at = np.arange(ends[-1] if len(ends) else 0) + np.repeat(self.offsets[indices] - (ends - lengths), lengths)
         return Ragged(self.values[at], lengths)
 
-    def cut(self, limit: int, end: bool = True) -> Ragged:
-        """Return the rows, cut to `limit` values. With `end`, the last value of a cut row is still its last one."""
+    def cut(self, limit: int, end: bool = True, tail: bool = False) -> Ragged:
+        """Return the rows, cut to their first `limit` values or, with `tail`, to their last.
+
+        With `end`, the last value of a cut row is still its last one.
+        """
         too_long = self.lengths > limit
         if not too_long.any():
             return self
+        if tail:
+            left = np.repeat(self.offsets[1:], self.lengths) - np.arange(len(self.values))
+            return Ragged(self.values[left <= limit], np.minimum(self.lengths, limit))
         place = np.arange(len(self.values)) - np.repeat(self.offsets[:-1], self.lengths)
         rows = Ragged(self.values[place < limit], np.minimum(self.lengths, limit))
         if end:

@@ -131,7 +131,7 @@ class Corpus:
         others: Sequence[str] = (),
     ):
         self.config, self.streams, self.workdir = config, streams, None if workdir is None else epath.Path(workdir)
-        self._read, self._opened = read, dict[str, sources.Source]()
+        self._read, self._opened, self._hashes = read, dict[str, sources.Source](), dict[str, str]()
         self._columns = list(dict.fromkeys([*(stream.column for stream in streams.values()), *others]))
 
     def open(self, split: str) -> sources.Source:
@@ -244,16 +244,22 @@ class Corpus:
     def fingerprint(self, training: bool) -> dict[str, str]:
         """Return hashes of the tokenizers and, for training, of the training split."""
         hashes = {f"{name} tokenizer": tokenizer.sha256 for name, tokenizer in self.tokenizers.items()}
-        if training:
-            digest, text = hashlib.sha256(), self.open(self.config.train_split)
+        return hashes | ({"training data": self.sha256(self.config.train_split)} if training else {})
+
+    def sha256(self, split: str) -> str:
+        """Return the hash of a split's text. It is computed once."""
+        if split not in self._hashes:
+            digest, text = hashlib.sha256(), self.open(split)
             for column in self._columns:
                 for block in text.column(column).blocks():
                     digest.update(block)
-            hashes["training data"] = digest.hexdigest()
-        return hashes
+            self._hashes[split] = digest.hexdigest()
+        return self._hashes[split]
 
 
-def cut(rows: Ragged, limit: int, what: str, key: str = "model.max_length", end: bool = True) -> Ragged:
+def cut(
+    rows: Ragged, limit: int, what: str, key: str = "model.max_length", end: bool = True, tail: bool = False
+) -> Ragged:
     """Return rows of at most `limit` tokens. A warning names each one that is cut.
 
     Args:
@@ -262,10 +268,11 @@ def cut(rows: Ragged, limit: int, what: str, key: str = "model.max_length", end:
         what: where the lines are from, for the warning.
         key: config key of `limit`, for the warning.
         end: keep the last token of a row, which is its end.
+        tail: keep the last tokens of a row, not the first.
     """
     for i in np.flatnonzero(rows.lengths > limit):
         log.warning("%s, line %d: %d tokens, cut to %s = %d", what, i + 1, rows.lengths[i], key, limit)
-    return rows.cut(limit, end)
+    return rows.cut(limit, end, tail)
 
 
 def ladder_batches(
@@ -277,6 +284,8 @@ def ladder_batches(
     what: str,
     begin: bool = False,
     end: bool = True,
+    key: str = "model.max_length",
+    tail: bool = False,
     others: Mapping[str, np.ndarray] = types.MappingProxyType({}),
 ) -> Batches:
     """Return the batches for evaluation and prediction: each line once, cut to `limit` tokens, `rows` to a batch.
@@ -287,10 +296,11 @@ def ladder_batches(
         corpus: its tokenizers encode the text.
         texts: lines of one or more streams, by name; line i of one belongs to line i of the others.
         rows: rows of every batch.
-        limit: most tokens of a line (`model.max_length`).
+        limit: most tokens of a line, of which config `key` tells.
         what: where the lines are from, for warnings.
         begin: put the tokenizer's begin before each line.
         end: put its end after each line.
+        tail: of a longer line keep the last tokens, not the first.
         others: further arrays (lines,), e.g. labels.
 
     Returns:
@@ -298,7 +308,9 @@ def ladder_batches(
         second's.
     """
     first, *more = texts
-    streams = {name: cut(corpus.encode(name, text, begin, end), limit, what, end=end) for name, text in texts.items()}
+    streams = {
+        name: cut(corpus.encode(name, text, begin, end), limit, what, key, end, tail) for name, text in texts.items()
+    }
     if (empty := np.flatnonzero(streams[first].lengths == begin + end) + 1).size:
         shown = ", ".join(map(str, empty[:5])) + (", …" if len(empty) > 5 else "")
         log.warning("%s: %d empty lines: %s", what, len(empty), shown)
@@ -368,7 +380,7 @@ def window_batches(corpus: Corpus, stream: str, split: str, seed: int | None, *,
 
     Returns:
         Batches of {stream: (B, T), "target": (B, T), {stream}_length: (B,), "index": (B,)}, int32. `references` is
-        one pair: the numbers of tokens predicted and of their bytes.
+        one item: the numbers of tokens predicted and of their bytes, and the text's hash.
     """
     data, column = corpus.config, corpus.open(split).column(corpus.streams[stream].column)
     ids = corpus.encode(stream, column, end=False).values
@@ -381,5 +393,7 @@ def window_batches(corpus: Corpus, stream: str, split: str, seed: int | None, *,
         arrays = {stream: plan.take(ids[:-1], batch), "target": plan.take(ids[1:], batch)}
         return arrays | {f"{stream}_length": plan.lengths(batch), "index": batch.indices.astype(np.int32)}
 
-    size = sum(map(len, column.blocks())) - len(column[0][:1].encode())
-    return Batches(plan, load, references=[(len(ids) - 1, size)])
+    line, places = column[0], corpus.tokenizers[stream].locate([column[0]])[1][0]
+    first = line[: places[1]] if len(places) > 1 else line  # nothing predicts the first token
+    size = sum(map(len, column.blocks())) - len(first.encode())
+    return Batches(plan, load, references=[(len(ids) - 1, size, corpus.sha256(split))])

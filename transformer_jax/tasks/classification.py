@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from transformer_jax import losses, metrics
+from transformer_jax import fields, losses, metrics
 from transformer_jax.data import sources
 from transformer_jax.data.batching import Batches
 from transformer_jax.data.examples import Labels, columns_of
 from transformer_jax.data.text import Corpus, Stream, TextData, bucket_batches, ladder_batches
 from transformer_jax.models.bert import BertConfig, Classifier
-from transformer_jax.tasks.text import TextTask
-from transformer_jax.training.task import Arrays, Config, Mean, Outputs, Params, Record
+from transformer_jax.tasks.text import TextTask, TextTaskConfig
+from transformer_jax.training.task import Arrays, Mean, Outputs, Params, Record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ class ClassificationData(TextData):
 
     text_column: str = "sentence"
     label_column: str = "label"
-    labels: tuple[str, ...] = ("0", "1")
+    labels: tuple[str, ...] = fields.outputs(("0", "1"))
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""
@@ -35,17 +35,11 @@ class ClassificationData(TextData):
 
 
 @dataclasses.dataclass(frozen=True)
-class ClassificationConfig(Config):
+class ClassificationConfig(TextTaskConfig):
     """The sections of this task."""
 
     model: BertConfig
     data: ClassificationData
-
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield (dotted key, rule and remedy) for values that do not go together."""
-        yield from super().problems()
-        if self.data.max_length > self.model.max_length:
-            yield "data.max_length", f"must not be beyond model.max_length = {self.model.max_length}"
 
 
 class Classification(TextTask):

@@ -18,12 +18,12 @@ from transformer_jax.data.examples import columns_of
 from transformer_jax.data.text import Corpus, Stream, TextData, ladder_batches, window_batches
 from transformer_jax.decoding import SamplingConfig
 from transformer_jax.models.gpt import GPT, GPTConfig
-from transformer_jax.tasks.text import TextTask, cache_and_causality
-from transformer_jax.training.task import Arrays, Config, Mean, Outputs, Params, Record
+from transformer_jax.tasks.text import TextTask, TextTaskConfig, cache_and_causality
+from transformer_jax.training.task import Arrays, Mean, Outputs, Params, Record
 
 
 @dataclasses.dataclass(frozen=True)
-class LanguageModelingConfig(Config):
+class LanguageModelingConfig(TextTaskConfig):
     """The sections of this task. `data.max_length` is the length of a window."""
 
     model: GPTConfig
@@ -33,8 +33,13 @@ class LanguageModelingConfig(Config):
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (dotted key, rule and remedy) for values that do not go together."""
         yield from super().problems()
-        if self.data.max_length > self.model.max_length:
-            yield "data.max_length", f"must not be beyond model.max_length = {self.model.max_length}"
+        if self.decoding.max_extra >= self.model.max_length:
+            yield (
+                "decoding.max_extra",
+                f"must be below model.max_length = {self.model.max_length}: prompts need room",
+            )
+        if self.data.source != "files":
+            yield "data.source", "must be 'files': records of tfds would be joined without a mark between them"
 
 
 class LanguageModeling(TextTask):
@@ -72,7 +77,8 @@ class LanguageModeling(TextTask):
         """Return the loss of windows; of prompts the K continuations: tokens (B, K, T), the prompt first."""
         if "target" in batch:
             return {"loss": self._cross_entropy(params, batch)}, {}
-        prompt, lengths, options = batch["text"], batch["text_length"], self.config.decoding
+        special, options = self.corpus.special_ids("text"), self.config.decoding
+        prompt, lengths = batch["text"], batch["text_length"]
         rows, width = prompt.shape
         max_length = min(width + options.max_extra, self.config.model.max_length)
         cache = self.model.apply({"params": params}, rows, max_length, method="init_cache")
@@ -83,7 +89,6 @@ class LanguageModeling(TextTask):
             logits, cache = extend(cache, token[:, None], position)
             return logits[:, 0], cache
 
-        special = self.corpus.special_ids("text")
         found = decoding.search(
             decoding.after_prompt(step, repeat(prompt), repeat(lengths)),
             cache,
@@ -97,20 +102,18 @@ class LanguageModeling(TextTask):
             eos_id=special.end,
             pad_id=special.pad,
         )
-        first = jnp.broadcast_to(batch["text"][:, None, :1], (*found.tokens.shape[:2], 1))
+        first = jnp.broadcast_to(prompt[:, None, :1], (*found.tokens.shape[:2], 1))
         return {}, {"tokens": jnp.concatenate([first, found.tokens], axis=2)}
 
     def batches(self, split: str, seed: int | None) -> Batches:
         return window_batches(self.corpus, "text", split, seed, rows=self.config.evaluation.batch_size)
 
     def batches_of(self, records: Sequence[Record]) -> Batches:
-        """Return batches of prompts. An empty prompt becomes a line break, after which anything may follow."""
+        """Return batches of prompts. An empty prompt becomes a line break; of a long one the last tokens count."""
         (text,), config = columns_of(records, self.columns), self.config
-        lines = {"text": [line or "\n" for line in text or ()]}
-        limit = max(config.model.max_length - config.decoding.max_extra, 1)
-        return ladder_batches(
-            self.corpus, lines, rows=config.evaluation.batch_size, limit=limit, what="input", end=False
-        )
+        lines, rows = {"text": [line or "\n" for line in text or ()]}, config.evaluation.batch_size
+        limit, key = config.model.max_length - config.decoding.max_extra, "model.max_length - decoding.max_extra"
+        return ladder_batches(self.corpus, lines, rows=rows, limit=limit, what="input", end=False, key=key, tail=True)
 
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
         """Return {"continuation"}; with `decoding.n_best` above 1 {"continuations"}; {} for windows."""
@@ -125,9 +128,9 @@ class LanguageModeling(TextTask):
         self, means: Mapping[str, float], predictions: Sequence[dict[str, Any]], references: Sequence[Any]
     ) -> dict[str, float | str]:
         """Return loss in nats per token, perplexity and bits per byte of the text."""
-        per_byte = sum(tokens for tokens, _ in references) / sum(size for _, size in references)
-        scores = metrics.loss_and_perplexity(means)
-        return scores | {"bits_per_byte": means["loss"] * per_byte / math.log(2)}
+        ((tokens, size, _),) = references
+        per_byte = {"bits_per_byte": means["loss"] * tokens / size / math.log(2)} if means else {}
+        return metrics.loss_and_perplexity(means) | per_byte
 
     def dummy_batch(self, rows: int, length: int, seed: int | None = None) -> Arrays:
         draw = np.random.default_rng(seed or 0)

@@ -20,8 +20,8 @@ from transformer_jax.decoding import DecodingConfig
 from transformer_jax.models.counting import forward_flops
 from transformer_jax.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
 from transformer_jax.models.transformer import Transformer, TransformerConfig, shift_right
-from transformer_jax.tasks.text import TextTask, cache_and_causality
-from transformer_jax.training.task import Arrays, Config, Mean, Outputs, Params, Record, TrainingConfig, Work
+from transformer_jax.tasks.text import TextTask, TextTaskConfig, cache_and_causality
+from transformer_jax.training.task import Arrays, Mean, Outputs, Params, Record, TrainingConfig, Work
 
 ARCHITECTURES: dict[str, Any] = {"transformer": Transformer, "recurrent": RecurrentSeq2Seq}
 
@@ -40,7 +40,7 @@ class SequenceToSequenceTraining(TrainingConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class SequenceToSequenceConfig(Config):
+class SequenceToSequenceConfig(TextTaskConfig):
     """The sections of this task."""
 
     model: TransformerConfig | RecurrentConfig
@@ -52,8 +52,6 @@ class SequenceToSequenceConfig(Config):
         """Yield (dotted key, rule and remedy) for values that do not go together."""
         yield from super().problems()
         model, data = self.model, self.data
-        if data.max_length > model.max_length:
-            yield "data.max_length", f"must not be beyond model.max_length = {model.max_length}"
         if data.joint_tokenizer and model.source_vocab_size != model.target_vocab_size:
             yield (
                 "data.joint_tokenizer",

@@ -1,7 +1,7 @@
 """What tasks over tokenized text have in common."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -10,7 +10,18 @@ import numpy as np
 
 from transformer_jax.data.text import Corpus
 from transformer_jax.models.counting import forward_flops
-from transformer_jax.training.task import Arrays, Params, Task, Work
+from transformer_jax.training.task import Arrays, Config, Params, Task, Work
+
+
+@dataclasses.dataclass(frozen=True)
+class TextTaskConfig(Config):
+    """The sections of a task over tokenized text."""
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (dotted key, rule and remedy) for values that do not go together."""
+        yield from super().problems()
+        if self.data.max_length > self.model.max_length:
+            yield "data.max_length", f"must not be beyond model.max_length = {self.model.max_length}"
 
 
 class TextTask(Task):

@@ -83,7 +83,7 @@ def parameters_sha256(params: PyTree) -> str:
 
 def check_fingerprint(fingerprint: Mapping[str, str], meta: Mapping[str, Any], where: Any) -> None:
     """Raise CheckpointError unless a checkpoint with this `meta` was made with the same tokenizers and data."""
-    stored = meta["fingerprint"] if "fingerprint" in meta else meta["identity"]  # as older workdirs name it
+    stored = meta["fingerprint"]
     for name, value in fingerprint.items():
         if stored.get(name) != value:
             raise CheckpointError(
@@ -173,8 +173,7 @@ class Checkpoints:
 
         def preemption(step: int) -> bool:
             with contextlib.suppress(OSError, ValueError):
-                stored = self._stored(step)
-                return bool(stored.get("preemption", stored.get("passing")))  # the latter in older workdirs
+                return bool(self._stored(step).get("preemption"))
             return False
 
         return [step for step in steps if step == steps[-1] or not preemption(step)]

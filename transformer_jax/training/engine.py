@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from transformer_jax.training import optimizer as optimizers
-from transformer_jax.training.checkpoint import Checkpoints, check_fingerprint
+from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.initialization import TrainState, abstract, init_state, jit_init, trace_init
 from transformer_jax.training.sharding import make_mesh, on_mesh, replicated
 from transformer_jax.training.task import Mean, Params, Task
@@ -158,15 +158,11 @@ class Engine:
         """Return how many steps changed the parameters: all but those that were skipped. The schedule goes by them."""
         return int(optax.tree.get_all_with_path(state.opt_state, "count")[0][1])
 
-    def restore_or_init(self, checkpoints: Checkpoints, step: int | None, fingerprint: dict[str, str]) -> TrainState:
-        """Return the state of a good checkpoint, or a new one if `step` is None. Removes newer checkpoints.
-
-        Raises CheckpointError if the checkpoint belongs to other data or tokenizers.
-        """
+    def restore_or_init(self, checkpoints: Checkpoints, step: int | None) -> TrainState:
+        """Return the state of a good checkpoint, or a new one if `step` is None. Removes newer checkpoints."""
         if step is None:
             checkpoints.discard_after(None)
             return self.init(jax.random.key(self.config.training.seed))
-        check_fingerprint(fingerprint, checkpoints.meta(step), checkpoints.directory)
         state, _ = checkpoints.restore(step, self.abstract_state)
         checkpoints.discard_after(step)
         log.info("resumed from step %d", step)

@@ -66,7 +66,7 @@ class Evaluator:
             predictions.update(zip(fed.batch.indices.tolist(), rows, strict=True))
         predictions.pop(-1, None)  # rows that only fill a batch
         return (
-            {name: float(total / max(weight, 1)) for name, (total, weight) in totals.items()},
+            {name: float(total / (weight or 1)) for name, (total, weight) in totals.items()},
             [predictions[i] for i in sorted(predictions)],
         )
 

@@ -13,12 +13,12 @@ from etils import epath
 
 from transformer_jax.data.batching import Batches, prefetch
 from transformer_jax.training import processes, profiling
-from transformer_jax.training.checkpoint import CheckpointConfig, Checkpoints
+from transformer_jax.training.checkpoint import CheckpointConfig, Checkpoints, check_fingerprint
 from transformer_jax.training.engine import Engine, compiling_ahead
 from transformer_jax.training.evaluation import Evaluator
 from transformer_jax.training.initialization import TrainState
 from transformer_jax.training.logging import Listener, MetricsWriter, Progress, clock
-from transformer_jax.training.sharding import abstract_batch, check_rows, feed
+from transformer_jax.training.sharding import abstract_batch, batch_sharding, check_rows, feed, rows_here
 from transformer_jax.training.task import Params, Task, Work
 
 log = logging.getLogger(__name__)
@@ -105,9 +105,14 @@ def _start(engine: Engine, checkpoints: Checkpoints) -> tuple[Batches, Evaluator
     task, config = engine.task, engine.config
     newest = processes.first_says(checkpoints.newest)
     with compiling_ahead() as compile_ahead:
-        processes.first_then_others(lambda: task.fingerprint(training=True))  # the first learns the tokenizers
+        processes.first_then_others(lambda: task.fingerprint(training=False))  # the first learns the tokenizers
         fingerprint = task.fingerprint(training=True)
         processes.agree("tokenizers or training data", lambda: fingerprint)
+        if newest is not None:
+            check_fingerprint(fingerprint, checkpoints.meta(newest), checkpoints.directory)
+        evaluator = Evaluator(task, engine.mesh)
+        held_out = evaluator.open(config.data.validation_split)
+        processes.agree("validation data", lambda: [list(held_out.records), list(held_out.references)])
         key = jax.random.key(config.training.seed)
         init_compiled = compile_ahead(engine.init, key) if newest is None else None
         batches = task.batches(config.data.train_split, config.training.seed)
@@ -117,12 +122,9 @@ def _start(engine: Engine, checkpoints: Checkpoints) -> tuple[Batches, Evaluator
             compile_ahead(engine.step, engine.abstract_state, abstract_batch(arrays, engine.mesh))
             for line in task.preview(arrays):
                 log.info("%s", line)
-        evaluator = Evaluator(task, engine.mesh)
-        held_out = evaluator.open(config.data.validation_split)
-        processes.agree("validation data", lambda: [list(held_out.records), list(held_out.references)])
         if init_compiled is not None:
             init_compiled.result()
-        state = engine.restore_or_init(checkpoints, newest, fingerprint)
+        state = engine.restore_or_init(checkpoints, newest)
         count = sum(x.size for x in jax.tree.leaves(state.params))
         log.info("%s parameters in arrays, devices: %s", f"{count:,}", dict(engine.mesh.shape))
     return batches, evaluator, fingerprint, state
@@ -140,7 +142,8 @@ def _load(engine: Engine, batches: Batches, first: int) -> Iterator[tuple[Mappin
     """Yield placed batches from `first` to the run's end, with the work of a step on each."""
     for batch, arrays, placed in feed(batches, range(first, engine.config.training.steps), engine.mesh):
         work = engine.task.work(arrays)
-        share = (batch.indices >= 0).sum() / max((arrays["index"] >= 0).sum(), 1)  # other processes have about as much
+        own = batch.indices[rows_here(batch_sharding(engine.mesh), len(batch.indices))]
+        share = (batch.indices >= 0).sum() / max((own >= 0).sum(), 1)  # other processes have about as much
         yield placed, Work(round(work.tokens * share), work.flops * share)
 
 

@@ -179,7 +179,7 @@ class Task(ABC):
 
     @abstractmethod
     def batches_of(self, records: Sequence[Record]) -> Batches:
-        """Return batches of records to predict from; of those with all of `columns`, also references."""
+        """Return batches of records to predict from, with references if every record has all of `columns`."""
 
     @abstractmethod
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
