@@ -113,7 +113,7 @@ class SequenceToSequence(TextTask):
         hidden: Any = self.model.apply(
             {"params": params},
             source,
-            shift_right(target, self.corpus.special_ids("target").begin),
+            shift_right(jnp.asarray(target), self.corpus.special_ids("target").begin),
             source_valid=source_valid,
             target_valid=target_valid,
             step=step,
@@ -182,7 +182,7 @@ class SequenceToSequence(TextTask):
         if "attention_implementation" in {field.name for field in dataclasses.fields(options)}:
             options = dataclasses.replace(options, attention_implementation="einsum")  # the others return no weights
         model = ARCHITECTURES[options.architecture](options)
-        read = shift_right(batch["target"], special.begin)
+        read = shift_right(jnp.asarray(batch["target"]), special.begin)
         _, sown = model.apply(
             {"params": params},
             batch["source"],
@@ -309,7 +309,7 @@ class SequenceToSequence(TextTask):
         """Compare logits by a cache, token after token, with those of the whole target at once; and measure how much
         the logits before a token tell of it."""
         source, valid = batch["source"], self.valid(batch, "source")
-        read = shift_right(batch["target"], self.corpus.special_ids("target").begin)
+        read = shift_right(jnp.asarray(batch["target"]), self.corpus.special_ids("target").begin)
         apply: Any = functools.partial(self.model.apply, {"params": params})
 
         cache = apply(source, valid, read.shape[1], method="init_cache")
