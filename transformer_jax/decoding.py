@@ -32,7 +32,7 @@ IMPOSSIBLE = -1e9  # stands for log 0; finite, so that no difference is NaN
 
 @dataclasses.dataclass(frozen=True)
 class SamplingConfig:
-    """How to draw outputs, and how long they may get."""
+    """Settings for sampling, and the longest output."""
 
     max_extra: int = size(50, small=5)  # tokens
     temperature: float = 0.0  # 0 takes the most probable; above it outputs are drawn, see `sample`
@@ -79,7 +79,7 @@ class SamplingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DecodingConfig(SamplingConfig):
-    """How to search for outputs of an encoder–decoder, or draw them, and how long they may get."""
+    """Settings for searching or sampling outputs of an encoder–decoder, and the longest output."""
 
     beam_size: int = 4  # 1 is greedy; sampling has no beam
     length_penalty: float = 0.6  # α; 0 ranks by probability alone
@@ -174,7 +174,6 @@ def _one_by_one(
 ) -> tuple[jax.Array, jax.Array]:
     """Tokens (N, T) and their log-probabilities (N,): `choose` turns logits (N, V) and position into one token a row
     and its log-probability, until EOS."""
-
     fill = eos_id if pad_id is None else pad_id
 
     def unfinished(state):
@@ -458,7 +457,7 @@ def copies(options: SamplingConfig, only_greedy: bool) -> int:
 
 
 def after_prompt(step: Step, prompt: jax.Array, lengths: jax.Array) -> Step:
-    """Return a step that reads a prompt before anything else: its next token is the only one possible.
+    """Return a step that reads a prompt first. Within the prompt, only its next token can follow.
 
     prompt (N, P), lengths (N,). The token at position 0 is the prompt's first, whatever the caller begins with.
     """

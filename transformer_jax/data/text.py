@@ -28,7 +28,7 @@ Reader = Callable[[epath.PathLike, str, Sequence[str]], sources.Source]  # (dire
 
 @dataclasses.dataclass(frozen=True)
 class TextData:
-    """Where the text is, how it is tokenized and how it is batched."""
+    """Location, tokenization and batching of the text."""
 
     source: str = "files"  # "files": those of `directory`; "tfds": the data set `name`, prepared in `directory`
     name: str = ""

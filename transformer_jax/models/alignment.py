@@ -25,7 +25,7 @@ Array = jax.Array
 
 
 class Memory(NamedTuple):
-    """What the decoder knows of the source: keys as the score wants them, values (B, S, N, H) and summary (B, C)."""
+    """The decoder's view of the source: keys as the score wants them, values (B, S, N, H) and summary (B, C)."""
 
     keys: Array
     values: Array

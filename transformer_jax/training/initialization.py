@@ -15,7 +15,7 @@ from transformer_jax.training.task import Params, Task
 
 
 class TrainState(NamedTuple):
-    """What a checkpoint holds. `step` counts updates, and batches of the plan: it is the position in the data."""
+    """The state that a checkpoint holds. `step` counts updates, and batches of the plan: it is the position in the data."""
 
     step: jax.Array
     params: Params

@@ -58,7 +58,7 @@ def leave(code: int) -> NoReturn:
 
 
 def is_first() -> bool:
-    """Whether this process writes what is written once."""
+    """Return True in the one process that writes shared files."""
     return jax.process_index() == 0
 
 
@@ -88,7 +88,7 @@ def first_then_others(action: Callable[[], Any]) -> None:
 
 
 def first_says(find: Callable[[], int | None]) -> int | None:
-    """What `find` returns in the first process, a number ≥ 0 or None, in all."""
+    """Return in all processes what `find` returns in the first: a number ≥ 0, or None."""
     found = find() if is_first() else None
     if jax.process_count() > 1:
         number = int(multihost_utils.broadcast_one_to_all(np.int32(-1 if found is None else found)))
@@ -121,7 +121,7 @@ class StopRequest:
         self._received, self._by_jax = False, jax.distributed.is_initialized()
 
     def reached(self, step: int) -> bool:
-        """Whether to stop after this step; to be asked at every step."""
+        """Return True if the run should stop after this step. Call it at every step."""
         if self._by_jax:
             return multihost_utils.reached_preemption_sync_point(step)
         return self._received

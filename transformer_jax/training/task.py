@@ -37,7 +37,7 @@ class Mean(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What one training step on a batch takes, padding left out."""
+    """The tokens and FLOPs of one training step on a batch, without padding."""
 
     tokens: int
     flops: float  # of the matrix products, forward and backward
@@ -45,7 +45,7 @@ class Work(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TrainingConfig:
-    """How long to train, and how often to log and evaluate."""
+    """Length of the training, and intervals of logging and evaluation."""
 
     steps: int = free(100_000)
     log_every: int = free(100)
@@ -67,7 +67,7 @@ class TrainingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationConfig:
-    """Which parameters to evaluate, and in which batches.
+    """The parameters to evaluate, and the batch size.
 
     checkpoint: "latest", "best" (by checkpoint.best_metric), "average" (of the last `average_last`) or "ema" (the
     moving average that training.ema_decay keeps, in the latest). During training, "ema" scores the moving average and
