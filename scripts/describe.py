@@ -19,7 +19,7 @@ def mesh_of(text: str) -> dict[str, int]:
     for part in filter(None, text.split(",")):
         axis, _, size = part.partition("=")
         if axis not in sizes or not size.isdecimal() or int(size) < 1:
-            print(f"error: --mesh={text}: write it e.g. data=64,fsdp=8,tensor=1", file=sys.stderr)
+            print(f"error: --mesh={text}: write it like data=64,fsdp=8,tensor=1", file=sys.stderr)
             sys.exit(2)
         sizes[axis] = int(size)
     return sizes

@@ -29,7 +29,8 @@ def run(
 ) -> Run:
     """Train `config` in `workdir` to its end, from the newest good checkpoint if there is one.
 
-    The scores are those stored with the last checkpoint. The steps of `trace` are profiled into `workdir`/profile; `listeners` are told every row of metrics.jsonl.
+    The scores are those stored with the last checkpoint. The steps of `trace` are profiled into `workdir`/profile;
+    `listeners` are told every row of metrics.jsonl.
     Raises what `config.parse`, `workdir.claim` and `training.loop.train` raise.
     """
     task = make_task(parse(config), workdir)

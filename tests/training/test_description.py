@@ -134,7 +134,7 @@ def test_the_script_prints_json_without_data():
 
 @pytest.mark.parametrize(
     ("mesh", "message"),
-    [(["--mesh=data=x"], "write it e.g. data=64,fsdp=8,tensor=1"), (["--mesh", "data=4"], "write it with the sign =")],
+    [(["--mesh=data=x"], "write it like data=64,fsdp=8,tensor=1"), (["--mesh", "data=4"], "write it with the sign =")],
 )
 def test_a_mesh_that_is_not_understood_is_refused(mesh, message):
     command = [sys.executable, "scripts/describe.py", "--config=configs/ted_hrlr.py", *mesh]

@@ -15,7 +15,7 @@ from transformer_jax.training.task import Params, Task
 
 
 class TrainState(NamedTuple):
-    """The state that a checkpoint holds. `step` counts updates, and batches of the plan: it is the position in the data."""
+    """The contents of a checkpoint. `step` counts updates and batches alike: it is the position in the data."""
 
     step: jax.Array
     params: Params
