@@ -14,7 +14,7 @@ Differs: small, over lower-cased words, without pre-training; <s> and </s> stand
 
 from ml_collections import ConfigDict
 
-from transformer_jax.config import defaults, parse_arg
+from transformer_jax.config import defaults, parse_arg, share
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -49,8 +49,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.optimizer.weight_decay = 0.01
     config.optimizer.clip_norm = 1.0
 
-    config.training.steps = config.optimizer.decay_steps = 1000
-    config.training.evaluate_every = config.checkpoint.every = 200
+    config.training.steps = 1000
+    config.training.evaluate_every = config.checkpoint.every = share(config, 5)
     config.training.log_every = 100
 
     config.checkpoint.keep_latest = 2

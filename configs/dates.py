@@ -9,7 +9,7 @@ Expected: at least 99 % of unseen dates exactly right.
 
 from ml_collections import ConfigDict
 
-from transformer_jax.config import defaults, parse_arg
+from transformer_jax.config import defaults, parse_arg, share
 from transformer_jax.models.recurrent import ATTENTIONS
 
 
@@ -46,13 +46,12 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.optimizer.schedule = "cosine"
     config.optimizer.learning_rate = 2e-3
     config.optimizer.warmup_steps = 100
-    config.optimizer.decay_steps = 1300
 
     config.training.steps = 1300
     config.training.log_every = 100
-    config.training.evaluate_every = 650
+    config.training.evaluate_every = share(config, 2)
 
-    config.checkpoint.every = 650
+    config.checkpoint.every = share(config, 2)
     config.checkpoint.keep_latest = 2
     config.checkpoint.keep_best = 1
     config.checkpoint.best_metric = "exact_match"

@@ -14,7 +14,7 @@ independently; linear maps have biases; the weights of residual layers do not st
 
 from ml_collections import ConfigDict
 
-from transformer_jax.config import defaults, parse_arg
+from transformer_jax.config import defaults, parse_arg, share
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -46,8 +46,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.optimizer.weight_decay = 0.1
     config.optimizer.clip_norm = 1.0
 
-    config.training.steps = config.optimizer.decay_steps = 2000
-    config.training.evaluate_every = config.checkpoint.every = 500
+    config.training.steps = 2000
+    config.training.evaluate_every = config.checkpoint.every = share(config, 4)
     config.checkpoint.keep_latest = 2
 
     config.decoding.temperature = 0.8

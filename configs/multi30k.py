@@ -25,7 +25,7 @@ import dataclasses
 
 from ml_collections import ConfigDict
 
-from transformer_jax.config import ConfigError, defaults, parse_arg
+from transformer_jax.config import ConfigError, defaults, parse_arg, share
 from transformer_jax.models.transformer import annotated
 
 # size: layers of encoder and decoder, d_model, d_ff, heads.
@@ -116,6 +116,6 @@ def shorten(config: ConfigDict) -> None:
     config.optimizer.schedule = "cosine"
     config.optimizer.learning_rate = 2e-3
     config.optimizer.warmup_steps = 300
-    config.training.steps = config.optimizer.decay_steps = 2800
-    config.training.evaluate_every = config.checkpoint.every = 700
+    config.training.steps = 2800
+    config.training.evaluate_every = config.checkpoint.every = share(config, 4)
     config.evaluation.checkpoint = "best"

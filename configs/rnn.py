@@ -21,7 +21,7 @@ Expected: greedy BLEU on test2016, the tutorials' beside it: none,lstm,reversed 
 
 from ml_collections import ConfigDict
 
-from transformer_jax.config import ConfigError, defaults, parse_arg
+from transformer_jax.config import ConfigError, defaults, parse_arg, share
 
 WORDS = {
     "attention": ("additive", "none", "concat", "dot", "general", "scaled_dot", "multi_head", "transformer"),
@@ -60,8 +60,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.optimizer.epsilon = 1e-8
     config.optimizer.clip_norm = 1.0
 
-    config.training.steps = config.optimizer.decay_steps = 1100 if choice["small"] else 2200  # five epochs or ten
-    config.training.evaluate_every = config.checkpoint.every = 220
+    config.training.steps = 1100 if choice["small"] else 2200  # five epochs or ten
+    config.training.evaluate_every = config.checkpoint.every = share(config, 5 if choice["small"] else 10)
     config.training.label_smoothing = 0.1 if choice["attention"] == "transformer" else 0.0
 
     config.checkpoint.keep_latest = 2

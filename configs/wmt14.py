@@ -81,7 +81,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     if row == "big" and french:
         config.model.dropout_rate = 0.1  # Section 6.1
 
-    config.training.steps = config.optimizer.decay_steps = 300_000 if row == "big" else 100_000
+    config.training.steps = 300_000 if row == "big" else 100_000
 
     config.checkpoint.every = 1000
     config.checkpoint.keep_latest = 20

@@ -1,8 +1,8 @@
 """Train a recipe in a workdir, or continue where an earlier run of it stopped.
 
-After SIGTERM it saves and ends with exit code 75; the same command continues. Several processes that are given the same
-command train together. On TPU pods, SLURM and MPI they find one another; elsewhere give --coordinator_address,
---num_processes and --process_id. See scripts/launch.
+After SIGTERM or Ctrl-C it saves and ends with exit code 75; the same command continues. Several processes that are
+given the same command train together. On TPU pods, SLURM and MPI they find one another; elsewhere give
+--coordinator_address, --num_processes and --process_id. See scripts/launch.
 """
 
 import sys
@@ -30,11 +30,15 @@ def main() -> None:
     if WANDB.value and processes.is_first():
         listeners.append(wandb_listener(WANDB.value, WORKDIR.value, CONFIG.value.to_dict()))
     try:
-        experiment.run(CONFIG.value, WORKDIR.value, trace=trace, listeners=listeners)
+        run = experiment.run(CONFIG.value, WORKDIR.value, trace=trace, listeners=listeners)
     except Preempted as stopped:
         if processes.is_first():
             print(stopped, file=sys.stderr)
         sys.exit(EXIT_RUN_AGAIN)
+    if processes.is_first():
+        print(f"trained to step {int(run.state.step)}. Next:", file=sys.stderr)
+        print(f"  python scripts/evaluate.py --workdir={WORKDIR.value}", file=sys.stderr)
+        print(f"  python scripts/predict.py --workdir={WORKDIR.value} --input=FILE", file=sys.stderr)
 
 
 def traced_steps(text: str | None) -> range:

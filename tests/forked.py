@@ -33,7 +33,7 @@ def script(
     environment: dict[str, str] | None = None,
     timeout: float = 300,
 ) -> subprocess.CompletedProcess:
-    """Run scripts/NAME.py as a command. Variables that are read when JAX is imported, e.g. JAX_PLATFORMS, come too late.
+    """Run scripts/NAME.py as a command. Variables read while JAX is imported, e.g. JAX_PLATFORMS, come too late.
 
     Raises subprocess.TimeoutExpired.
     """
@@ -53,7 +53,7 @@ def script(
 def _run(argv: list[str], folder: str, cwd: str, environment: dict[str, str]) -> None:
     for number, mode in enumerate((os.O_RDONLY, os.O_WRONLY | os.O_CREAT, os.O_WRONLY | os.O_CREAT)):
         os.dup2(os.open(os.path.join(folder, str(number)), mode), number)
-    sys.stdin, sys.stdout, sys.stderr = open(0, closefd=False), open(1, "w", closefd=False), open(2, "w", closefd=False)
+    sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
     os.chdir(cwd)
     os.environ.update(environment)
     sys.argv = argv

@@ -97,6 +97,14 @@ def parse_arg(arg: str | None, words: Mapping[str, tuple[str, ...]], flags: tupl
     return found | given
 
 
+def share(config: ConfigDict, parts: int) -> Any:
+    """Return 1 / `parts` of training.steps, rounded up, as a reference: it follows where the steps are overridden.
+
+    For evaluate_every, checkpoint.every and warm-up, so that --config.training.steps alone shortens a recipe.
+    """
+    return (config.training.get_ref("steps") + parts - 1) // parts
+
+
 def parse(config: ConfigDict | Mapping[str, Any]) -> Config:
     """Check types, ranges and what belongs together.
 

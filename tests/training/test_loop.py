@@ -1,5 +1,6 @@
 """Training as users run it: it learns, says what it does, and goes on bitwise after any interruption."""
 
+import contextlib
 import itertools
 import json
 import pathlib
@@ -15,7 +16,8 @@ from conftest import rows, run, small, write_corpus
 import transformer_jax
 from transformer_jax.config import ConfigError, make_task, parse
 from transformer_jax.tasks.sequence_to_sequence import SequenceToSequence
-from transformer_jax.training.checkpoint import CheckpointError, parameters_sha256
+from transformer_jax.training import loop, processes
+from transformer_jax.training.checkpoint import CheckpointError, Checkpoints, parameters_sha256
 from transformer_jax.training.engine import Engine
 from transformer_jax.training.loop import Diverged, Preempted, train
 from transformer_jax.training.optimizer import schedule as make_schedule
@@ -108,8 +110,9 @@ def test_ready_is_called_when_a_run_can_begin(tiny, tmp_path):
     assert told == ["ready"]
 
 
-def test_a_run_asked_to_stop_saves_and_goes_on(finished, tmp_path, monkeypatch):
-    """SIGTERM between two saves: the step is saved, and later is neither averaged nor kept."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_asked_to_stop_saves_and_goes_on(finished, tmp_path, monkeypatch, caplog, number):
+    """SIGTERM or Ctrl-C between two saves: the step is saved, and later is neither averaged nor kept."""
     config, _, whole = finished
     init = Engine.__init__
 
@@ -119,18 +122,19 @@ def test_a_run_asked_to_stop_saves_and_goes_on(finished, tmp_path, monkeypatch):
 
         def counted(*inputs):
             if next(count) == 3:
-                signal.raise_signal(signal.SIGTERM)
+                signal.raise_signal(number)
             return compiled(*inputs)
 
         counted._cache_size, counted.lower = compiled._cache_size, compiled.lower
         engine.step = counted
 
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(number)
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "__init__", at_step_3)
         with pytest.raises(Preempted, match="stopped after step 3, which is saved"):
             run(config, tmp_path)
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(number) is before
+    assert ("Ctrl-C again ends at once" in caplog.text) == (number == signal.SIGINT)
     saved = tmp_path / "checkpoints"
     assert sorted(int(path.name) for path in saved.iterdir()) == [2, 3]
     resumed = run(config, tmp_path)
@@ -138,14 +142,77 @@ def test_a_run_asked_to_stop_saves_and_goes_on(finished, tmp_path, monkeypatch):
     assert sorted(int(path.name) for path in saved.iterdir()) == [2, 4, 6, 8]
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_asked_to_stop_before_its_first_step_takes_none(tiny, tmp_path, monkeypatch, number):
+    compile_ahead = loop.compiling_ahead
+
+    @contextlib.contextmanager
+    def asked_meanwhile():
+        with compile_ahead() as submit:
+            yield submit
+            signal.raise_signal(number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "compiling_ahead", asked_meanwhile)
+        with pytest.raises(Preempted, match="stopped before step 1: start it again to go on"):
+            run(tiny, tmp_path / "run")
+    assert not any((tmp_path / "run" / "checkpoints").glob("*"))
+    assert int(run(tiny, tmp_path / "run").step) == 4
+
+
+def test_the_second_ctrl_c_ends_at_once():
+    with processes.StopRequest() as stop:
+        assert not stop.reached(1)
+        signal.raise_signal(signal.SIGINT)
+        assert stop.reached(1)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
 def test_a_run_that_diverges_is_stopped(tiny, tmp_path, caplog):
-    tiny.optimizer.schedule, tiny.optimizer.learning_rate, tiny.optimizer.warmup_steps = "constant", 1e38, 0
+    tiny.optimizer.schedule, tiny.optimizer.learning_rate, tiny.optimizer.warmup_steps = "constant", 9e37, 0
     tiny.checkpoint.keep_best = 0
-    with pytest.raises(Diverged, match=r"step 11 \(epoch 10, batch 0;.* is the 10th in a row .* is 10\. Lower"):
+    tiny.training.evaluate_every = 40
+    with pytest.raises(Diverged, match=r"step 11 \(epoch 10, batch 0;.* is the 10th in a row .*\. No checkpoint was"):
         run(tiny, tmp_path / "run", training__steps=40)
     assert "step 2 (epoch 1, batch 0; both from 0): loss nan" in caplog.text
     assert "step 1 (" not in caplog.text
-    assert "step 4/40  loss nan" in caplog.text
+    assert "step 10 is not saved: its loss or gradient is not finite" in caplog.text
+    assert "NaN" not in (tmp_path / "run" / "metrics.jsonl").read_text()
+
+
+def test_ruined_parameters_are_never_a_checkpoint(tiny, tmp_path):
+    """The first update is finite and ruins them: only the validation loss tells, or the next step's."""
+    tiny.optimizer.schedule, tiny.optimizer.learning_rate, tiny.optimizer.warmup_steps = "constant", 1e30, 0
+    tiny.training.evaluate_every = tiny.checkpoint.every = tiny.training.log_every = 1
+    with pytest.raises(Diverged, match=r"the validation loss of step 1 is (nan|inf)\. No checkpoint was saved"):
+        run(tiny, tmp_path / "run")
+    assert not any((tmp_path / "run" / "checkpoints").glob("*"))
+    constants = {"parse_constant": lambda word: pytest.fail(f"{word} is not JSON")}
+    written = [json.loads(line, **constants) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert {row["split"]: row["loss"] for row in written}["val"] is None
+    with pytest.raises(CheckpointError, match="holds no good checkpoint"):
+        transformer_jax.load(tmp_path / "run")
+
+
+def test_parameters_that_are_not_finite_are_not_saved(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "not_finite", lambda params: "encoder/kernel")
+    with pytest.raises(Diverged, match=r"the parameters of step 2 are not finite: encoder/kernel\. No checkpoint was"):
+        run(tiny, tmp_path / "run")
+    assert not any((tmp_path / "run" / "checkpoints").glob("*"))
+
+
+def test_parameters_that_are_not_finite_predict_nothing(finished, monkeypatch):
+    restored = Checkpoints.restore_params
+
+    def ruined(*arguments):
+        params = restored(*arguments)
+        leaves, structure = jax.tree.flatten(params)
+        return jax.tree.unflatten(structure, [leaves[0], leaves[1].at[0].set(jnp.nan), *leaves[2:]])
+
+    monkeypatch.setattr(Checkpoints, "restore_params", ruined)
+    with pytest.raises(CheckpointError, match=r"step 8 in .*: the parameters are not finite \(.*\): the run diverged"):
+        transformer_jax.load(finished[1])
 
 
 def test_the_rate_goes_by_the_steps_that_were_not_skipped(tiny, tmp_path, monkeypatch):
@@ -159,7 +226,7 @@ def test_the_rate_goes_by_the_steps_that_were_not_skipped(tiny, tmp_path, monkey
     run(tiny, tmp_path / "run", training__steps=4)
     run(tiny, tmp_path / "run", training__steps=6)
     rates = {row["step"]: row["learning_rate"] for row in rows(tmp_path / "run") if row["split"] == "train"}
-    schedule = make_schedule(parse(tiny).optimizer, tiny.model.d_model)
+    schedule = make_schedule(parse(tiny).optimizer, tiny.model.d_model, 6)
     assert [rates[step] for step in (4, 6)] == pytest.approx([float(schedule(n)) for n in (0, 2)])
     assert rates[6] > rates[4]
 

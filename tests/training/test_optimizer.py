@@ -1,5 +1,7 @@
 """Schedules and Adam against NumPy float64; what decays; what clipping leaves alone."""
 
+import dataclasses
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -34,14 +36,14 @@ SCHEDULES = {
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedules_are_their_formulas(name):
     config = SCHEDULES[name]
-    rate = jax.jit(schedule(config, 512))
+    rate = jax.jit(schedule(config, 512, 1009))
     for n in (*range(1, 40), 500, 1007, 1008, 1009, 1010, 5000, 300_000):
         expected = oracle.learning_rate(config, 512, n)
         np.testing.assert_allclose(rate(n - 1), expected, rtol=2e-6, atol=1e-7 * config.learning_rate)
 
 
 def test_noam_peaks_at_the_end_of_warm_up():
-    rates = np.asarray(schedule(OptimizerConfig(), 512)(np.arange(20_000)))
+    rates = np.asarray(schedule(OptimizerConfig(), 512, 1009)(np.arange(20_000)))
     assert rates.argmax() + 1 == 4000
     np.testing.assert_allclose(rates.max(), 6.98771e-4, rtol=1e-5)
     np.testing.assert_allclose(np.diff(rates[:3999]), rates[0], rtol=1e-2)
@@ -51,7 +53,7 @@ def test_noam_peaks_at_the_end_of_warm_up():
 @pytest.mark.parametrize("name", ["inverse_sqrt", "cosine", "constant"])
 def test_the_others_reach_their_learning_rate_at_the_end_of_warm_up(name):
     config = SCHEDULES[name]
-    rates = np.asarray(schedule(config, 512)(np.arange(2000)))
+    rates = np.asarray(schedule(config, 512, 1009)(np.arange(2000)))
     np.testing.assert_allclose(rates.max(), config.learning_rate, rtol=1e-6)
     np.testing.assert_allclose(rates[16], config.learning_rate, rtol=1e-6)
     assert (rates > 0).all() or name == "cosine"
@@ -59,8 +61,18 @@ def test_the_others_reach_their_learning_rate_at_the_end_of_warm_up(name):
 
 def test_cosine_ends_where_it_is_told_and_stays():
     for name, end in {"cosine": 0.0, "cosine to a tenth": 0.03}.items():
-        rates = np.asarray(schedule(SCHEDULES[name], 512)(np.array([1008, 1009, 5000])))
+        rates = np.asarray(schedule(SCHEDULES[name], 512, 1009)(np.array([1008, 1009, 5000])))
         np.testing.assert_allclose(rates, end, rtol=1e-5, atol=1e-8)
+
+
+def test_cosine_ends_with_the_run_unless_told_otherwise():
+    config = OptimizerConfig(schedule="cosine", learning_rate=0.3, warmup_steps=17)
+    for steps in (1009, 2018):
+        told = dataclasses.replace(config, decay_steps=steps)
+        n = np.arange(0, 2100, 7)
+        np.testing.assert_array_equal(schedule(config, 512, steps)(n), schedule(told, 512, 1)(n))
+    rates = np.asarray(schedule(config, 512, 10)(np.arange(10)))  # the run ends within the warm-up
+    np.testing.assert_allclose(rates, 0.3 * np.arange(1, 11) / 17, rtol=1e-6)
 
 
 # The last part of every parameter's path, and whether weight decay applies to it.
@@ -149,7 +161,7 @@ def test_decay_acts_on_boxed_and_unboxed_parameters_alike():
     boxed = boxed["params"]
     config = OptimizerConfig(schedule="constant", learning_rate=1.0, warmup_steps=0, weight_decay=0.5)
     marks = decays(boxed)
-    optimizer = make_optimizer(config, 8, marks)
+    optimizer = make_optimizer(config, schedule(config, 8, 1), marks)
     for params in (boxed, nn.unbox(boxed)):
         updates, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)
         assert jax.tree.structure(updates) == jax.tree.structure(params)
@@ -173,7 +185,7 @@ def some_gradients(steps=4):
 
 
 def updated(config, gradients):
-    optimizer, params = make_optimizer(config, 512, DECAY), jax.tree.map(jnp.asarray, PARAMS)
+    optimizer, params = make_optimizer(config, schedule(config, 512, 1), DECAY), jax.tree.map(jnp.asarray, PARAMS)
     state = optimizer.init(params)
     for gradient in gradients:
         updates, state = optimizer.update(gradient, state, params)
@@ -219,7 +231,7 @@ def test_the_first_update_moves_every_parameter_by_the_learning_rate():
 
 
 def first_moment(config, gradient):
-    optimizer = make_optimizer(config, 512, DECAY)
+    optimizer = make_optimizer(config, schedule(config, 512, 1), DECAY)
     _, state = optimizer.update(gradient, optimizer.init(PARAMS), PARAMS)
     (adam,) = [part for part in state if isinstance(part, optax.ScaleByAdamState)]
     return jax.tree.map(lambda m: np.asarray(m) / np.float32(1 - config.b1), adam.mu)
@@ -248,8 +260,8 @@ def test_only_the_learning_rate_and_the_decay_act_on_parameters_without_gradient
     ("changes", "field", "rule"),
     [
         ({"schedule": "linear"}, "schedule", "must be one of noam, inverse_sqrt, cosine, constant"),
-        ({"learning_rate": 0.0}, "learning_rate", "must be positive"),
-        ({"epsilon": -1e-9}, "epsilon", "must be positive"),
+        ({"learning_rate": 0.0}, "learning_rate", "must be positive, and below 1e38, which float32 can hold"),
+        ({"epsilon": -1e-9}, "epsilon", "must be positive, and below 1e38, which float32 can hold"),
         ({"warmup_steps": -1}, "warmup_steps", "must not be negative; 0 switches it off"),
         ({"weight_decay": -0.1}, "weight_decay", "must not be negative; 0 switches it off"),
         ({"clip_norm": -1.0}, "clip_norm", "must not be negative; 0 switches it off"),
@@ -259,7 +271,7 @@ def test_only_the_learning_rate_and_the_decay_act_on_parameters_without_gradient
         (
             {"schedule": "cosine", "decay_steps": 4000},
             "decay_steps",
-            "must be greater than warmup_steps = 4000 and 1: usually training.steps",
+            "must be greater than warmup_steps = 4000 and 1, or 0, which stands for training.steps",
         ),
     ],
 )

@@ -20,7 +20,7 @@ from transformer_jax.models.layers import Embedding
 from transformer_jax.models.transformer import Transformer, TransformerConfig, shift_right
 from transformer_jax.training.engine import make_train_step
 from transformer_jax.training.initialization import init_state
-from transformer_jax.training.optimizer import OptimizerConfig, decays, make_optimizer
+from transformer_jax.training.optimizer import OptimizerConfig, decays, make_optimizer, schedule
 from transformer_jax.training.task import Mean
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "step.json"
@@ -210,7 +210,9 @@ def adam_step():
     config = OptimizerConfig(
         schedule="constant", learning_rate=0.01, warmup_steps=2, weight_decay=0.1, epsilon=1e-2, clip_norm=1.0
     )
-    optimizer = make_optimizer(config, CONFIG.d_model, decays(jax.eval_shape(task.init, jax.random.key(0))))
+    optimizer = make_optimizer(
+        config, schedule(config, CONFIG.d_model, 1), decays(jax.eval_shape(task.init, jax.random.key(0)))
+    )
 
     def fill(path, p):
         """Biases other than zero: without, norm(x + ffn(x)) with ReLU is the same for x and 1.01 x."""

@@ -1,5 +1,6 @@
 """What a run reports while it goes on: its first batch, utilization, compilations."""
 
+import itertools
 import types
 
 import numpy as np
@@ -14,7 +15,8 @@ from transformer_jax.training.task import Work
 def test_a_run_shows_its_first_batch_and_its_utilization(tiny, tmp_path, monkeypatch, caplog):
     """Utilization is the useful FLOPs over time and peak."""
     monkeypatch.setattr(profiling, "peak_flops", lambda dtype: ("mfu", 1e6))
-    monkeypatch.setattr(loop.Progress, "report", lambda self, step: (4.0, 0.0))
+    seconds = itertools.chain([0.0], itertools.repeat(4.0))
+    monkeypatch.setattr(loop.Pace, "seconds", lambda self: next(seconds))
     monkeypatch.setattr(profiling, "device_memory", lambda: {"device_memory_gb": 7.0})
     run(tiny, tmp_path / "run", training__steps=2)
     task = make_task(parse(tiny), tmp_path / "run")
@@ -90,9 +92,10 @@ def test_more_compilations_than_shapes_are_warned_of(caplog):
 def test_no_more_than_a_few_steps_are_under_way(monkeypatch):
     """Else a run that is asked to stop has to compute all that it has called before it can save."""
     report, waited = object.__new__(loop._Report), []
-    report._pending, report._work = [], Work(0, 0.0)
+    report._pending, report._work, report._first, report._last = [], Work(0, 0.0), -1, 9
+    report._display = types.SimpleNamespace(is_due=lambda: False)
     monkeypatch.setattr(loop.jax, "block_until_ready", waited.append)
-    for i in range(4):
-        report.add({"loss": i}, Work(2, 3.0))
-    assert waited == [[], [], [{"loss": 0}], [{"loss": 1}]]
+    for i in range(1, 5):
+        report.add(i, {"loss": i}, Work(2, 3.0))
+    assert waited == [[], [], [{"loss": 1}], [{"loss": 2}]]
     assert report._work == Work(8, 12.0)

@@ -137,11 +137,12 @@ class Engine:
 
     def __init__(self, task: Task):
         self.task, self.config = task, task.config
-        config, d_model = self.config, self.config.model.d_model
+        config = self.config
         self.mesh = make_mesh(config.mesh)
-        self.schedule = jax.jit(optimizers.schedule(config.optimizer, d_model))
+        rate = optimizers.schedule(config.optimizer, config.model.d_model, config.training.steps)
+        self.schedule = jax.jit(rate)
         init, boxed = trace_init(task)
-        self.optimizer = optimizers.make_optimizer(config.optimizer, d_model, optimizers.decays(boxed))
+        self.optimizer = optimizers.make_optimizer(config.optimizer, rate, optimizers.decays(boxed))
         ema_decay = config.training.ema_decay
         self.abstract_state = abstract(
             jax.eval_shape(lambda params: init_state(params, self.optimizer, ema_decay), boxed), self.mesh

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from transformer_jax.data.batching import Batches
 from transformer_jax.training import processes
 from transformer_jax.training.checkpoint import CheckpointError, Checkpoints, check_fingerprint
-from transformer_jax.training.initialization import abstract_parameters
+from transformer_jax.training.initialization import abstract_parameters, not_finite
 from transformer_jax.training.sharding import Fed, feed, on_mesh, replicated
 from transformer_jax.training.task import EvaluationConfig, Params, Record, Task
 
@@ -108,13 +108,20 @@ def restore_parameters(
     processes.agree("checkpoints", lambda: steps)
     for step in steps:
         check_fingerprint(task.fingerprint(training=False), checkpoints.meta(step), checkpoints.directory)
+    part = "ema" if config.checkpoint == "ema" else "params"
     if len(steps) > 1:
         log.info("averaging steps %s", ", ".join(map(str, steps)))
-        return steps[-1], checkpoints.average(steps, abstract)
-    part = "ema" if config.checkpoint == "ema" else "params"
-    if config.checkpoint == "best":
-        part = checkpoints.meta(steps[0]).get("scored", part)
-    return steps[0], checkpoints.restore_params(steps[0], abstract, part)
+        params = checkpoints.average(steps, abstract)
+    else:
+        if config.checkpoint == "best":
+            part = checkpoints.meta(steps[0]).get("scored", part)
+        params = checkpoints.restore_params(steps[0], abstract, part)
+    if ruined := processes.any_says(not_finite(params)):
+        raise CheckpointError(
+            f"step {steps[-1]} in {checkpoints.directory}: the parameters are not finite ({ruined}): the run diverged. "
+            "Choose other parameters by evaluation.checkpoint, or train anew with a lower optimizer.learning_rate"
+        )
+    return steps[-1], params
 
 
 def _nothing_found(checkpoints: Checkpoints, config: EvaluationConfig) -> str:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh
@@ -47,6 +48,15 @@ def trace_init(task: Task) -> tuple[Callable[[jax.Array], Params], Params]:
 def init_state(params: Params, optimizer: optax.GradientTransformation, ema_decay: float = 0.0) -> TrainState:
     """Return the state before the first update. Leaves keep their logical axis names, if they have them."""
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), params if ema_decay else None)
+
+
+def not_finite(params: Params) -> str:
+    """Return the first parameter with an infinity or a nan in this process's part, "" if there is none."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        parts = (shard.data for shard in leaf.addressable_shards if shard.replica_id == 0)
+        if not all(np.isfinite(np.asarray(part)).all() for part in parts):
+            return jax.tree_util.keystr(path, simple=True, separator="/")
+    return ""
 
 
 def jit_init(make: Callable[[jax.Array], TrainState], mesh: Mesh, out: TrainState) -> Any:

@@ -1,9 +1,12 @@
 """Write what a person reads of a run: metrics.jsonl, TensorBoard events, progress lines."""
 
+import contextlib
 import functools
 import hashlib
 import json
 import logging
+import math
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -46,7 +49,7 @@ class MetricsWriter:
     def write(self, step: int, split: str, values: Mapping[str, float | str]) -> None:
         if not processes.is_first():
             return
-        line = json.dumps({"step": step, "split": split, **values})
+        line = json_line({"step": step, "split": split, **values})
         self._kept.append(line)
         if "://" in str(self._path):  # in a bucket nothing can be added to
             self._rewrite()
@@ -63,6 +66,12 @@ class MetricsWriter:
     def close(self) -> None:
         if "_events" in self.__dict__:
             self._events.close()
+
+
+def json_line(values: Mapping[str, Any]) -> str:
+    """Return one line of JSON, which has no word for nan and the infinities: they become null."""
+    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+    return json.dumps(finite, allow_nan=False)
 
 
 def absolute(path: epath.PathLike) -> epath.Path:
@@ -83,27 +92,61 @@ def read_rows(path: epath.PathLike) -> list[tuple[str, dict]]:
     return rows
 
 
-class Progress:
-    """Measures the time since the last report, and estimates the time left at this run's pace.
+class Pace:
+    """Measures the time of training, and estimates the time left at this run's pace.
 
     Only training counts. Time spent compiling, evaluating and saving is left out.
     """
 
     def __init__(self, step: int, steps: int):
-        self._first, self._steps = step, steps
-        self._training = 0.0
-        self._since = time.perf_counter()
+        self._first, self._steps, self._start = step, steps, time.perf_counter()
 
     def leave_out(self, since: float) -> None:
         """Leave out the time from `since` (time.perf_counter) to now."""
-        self._since += time.perf_counter() - since
+        self._start += time.perf_counter() - since
 
-    def report(self, step: int) -> tuple[float, float]:
-        """Return (seconds of training since the last report, seconds left)."""
-        now = time.perf_counter()
-        elapsed, self._since = now - self._since, now
-        self._training += elapsed
-        return elapsed, self._training / (step - self._first) * (self._steps - step)
+    def seconds(self) -> float:
+        """Return the seconds of training so far."""
+        return time.perf_counter() - self._start
+
+    def left(self, step: int) -> float:
+        """Return the seconds left after `step`."""
+        return self.seconds() / (step - self._first) * (self._steps - step)
+
+
+class Display:
+    """Shows how far a run is: a bar on a terminal, else a line after the first step and then now and then.
+
+    Lines come every ten seconds at first and every minute later on, however many steps that is. A bar is drawn anew
+    every second, below what is logged meanwhile.
+    """
+
+    def __init__(self, first: int, steps: int):
+        self._steps, self._start, self._next = steps, time.monotonic(), 0.0
+        self._bar, self._open = None, contextlib.ExitStack()
+        if sys.stderr.isatty() and log.isEnabledFor(logging.INFO):
+            from tqdm import tqdm
+            from tqdm.contrib.logging import logging_redirect_tqdm
+
+            self._open.enter_context(logging_redirect_tqdm())
+            bar = "{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt}{postfix}"
+            self._bar = self._open.enter_context(tqdm(initial=first, total=steps, bar_format=bar, dynamic_ncols=True))
+
+    def is_due(self) -> bool:
+        return time.monotonic() >= self._next
+
+    def show(self, step: int, text: str) -> None:
+        now = time.monotonic()
+        if self._bar is None:
+            log.info("step %d/%d  %s", step, self._steps, text)
+            self._next = now + min(max(10.0, (now - self._start) / 10), 60.0)
+        else:
+            self._bar.n = step
+            self._bar.set_postfix_str(text)  # draws the bar
+            self._next = now + 1.0
+
+    def close(self) -> None:
+        self._open.close()
 
 
 def clock(seconds: float) -> str:

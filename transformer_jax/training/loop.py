@@ -16,8 +16,8 @@ from transformer_jax.training import processes, profiling
 from transformer_jax.training.checkpoint import CheckpointConfig, Checkpoints, check_fingerprint
 from transformer_jax.training.engine import Engine, compiling_ahead
 from transformer_jax.training.evaluation import Evaluator
-from transformer_jax.training.initialization import TrainState
-from transformer_jax.training.logging import Listener, MetricsWriter, Progress, clock
+from transformer_jax.training.initialization import TrainState, not_finite
+from transformer_jax.training.logging import Display, Listener, MetricsWriter, Pace, clock
 from transformer_jax.training.sharding import abstract_batch, batch_sharding, check_rows, feed, rows_here
 from transformer_jax.training.task import Params, Task, Work
 
@@ -50,33 +50,36 @@ def train(
     in the first process before the first step, once mesh, data and checkpoints have proved usable.
 
     Raises ValueError where data, mesh or keys cannot be used; CheckpointError when a checkpoint belongs to other data
-    or tokenizers, or cannot be written; Diverged when loss or gradient were not finite MAX_SKIPPED times in a row; and
-    Preempted, with everything saved, after SIGTERM.
+    or tokenizers, or cannot be written; Diverged when loss or gradient were not finite MAX_SKIPPED times in a row, or
+    the validation loss or a parameter is not; and Preempted, with everything saved, after SIGTERM or Ctrl-C.
     """
     config, workdir, engine = task.config, epath.Path(workdir), Engine(task)
     training = config.training
     checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint)
-    batches, evaluator, fingerprint, state = _start(engine, checkpoints)
-    processes.first(ready)
-    first = int(state.step)
-    if trace and trace.start not in range(first + 1, training.steps + 1):
-        log.warning("no profile: step %d is not one of those to come, %d to %d", trace.start, first + 1, training.steps)
-    scored = "ema" if config.evaluation.checkpoint == "ema" else "params"
-    compiled = _CompileCount(engine.step, len(batches.plan.shapes))
-    with (
-        contextlib.closing(MetricsWriter(workdir, first, listeners)) as writer,
-        contextlib.closing(profiling.Trace(workdir / "profile", trace)) as profile,
-        contextlib.closing(prefetch(_load(engine, batches, first))) as loaded,
-        processes.StopRequest() as stop,
-    ):
+    with processes.StopRequest() as stop, contextlib.ExitStack() as opened:
+        batches, evaluator, fingerprint, state = _start(engine, checkpoints)
+        first = int(state.step)
+        if stop.reached(first) and first < training.steps:
+            raise Preempted(f"stopped before step {first + 1}: start it again to go on")
+        processes.first(ready)
+        if trace and trace.start not in range(first + 1, training.steps + 1):
+            log.warning(
+                "no profile: step %d is not one of those to come, %d to %d", trace.start, first + 1, training.steps
+            )
+        scored = "ema" if config.evaluation.checkpoint == "ema" else "params"
+        compiled = _CompileCount(engine.step, len(batches.plan.shapes))
+        writer = opened.enter_context(contextlib.closing(MetricsWriter(workdir, first, listeners)))
+        profile = opened.enter_context(contextlib.closing(profiling.Trace(workdir / "profile", trace)))
+        loaded = opened.enter_context(contextlib.closing(prefetch(_load(engine, batches, first))))
         report = _Report(engine, batches, checkpoints, writer, first, first - engine.updates(state))
+        opened.callback(report.close)
         for step, (batch, work) in zip(range(first + 1, training.steps + 1), loaded, strict=True):
             start = time.perf_counter()
             begun = profile.before(step, state)
             state, metrics = engine.step(state, batch)
             if profile.after(step, state) or compiled.has_grown(batch) or begun:
-                report.progress.leave_out(start)
-            report.add(metrics, work)
+                report.pace.leave_out(start)
+            report.add(step, metrics, work)
             last = step == training.steps
             stopping = stop.reached(step) and not last
             if last or stopping or step % training.log_every == 0:
@@ -88,15 +91,19 @@ def train(
             start, scores = time.perf_counter(), None
             if evaluating:
                 scores = _evaluate(evaluator, getattr(state, scored), config.data.validation_split, step, writer)
-            if regular or stopping:
+                _check_loss(checkpoints, step, scores)
+            saved = (regular or stopping) and (evaluating or _is_good(step, metrics))
+            if saved:
+                _check_parameters(checkpoints, step, state.params)
                 meta = {"fingerprint": fingerprint, "position": step, "scored": scored}
                 checkpoints.save(step, state, meta, scores if regular else None, preemption=not regular)
             if evaluating or regular:
-                report.progress.leave_out(start)
+                report.pace.leave_out(start)
             if scores is not None:
                 _check_best_metric(config.checkpoint, scores)
             if stopping:
-                raise Preempted(f"stopped after step {step}, which is saved: start it again to go on")
+                state_of_it = "which is saved" if saved else "which is not saved, since its loss is not finite"
+                raise Preempted(f"stopped after step {step}, {state_of_it}: start it again to go on")
     return state
 
 
@@ -147,8 +154,34 @@ def _load(engine: Engine, batches: Batches, first: int) -> Iterator[tuple[Mappin
         yield placed, Work(round(work.tokens * share), work.flops * share)
 
 
+def _is_good(step: int, metrics: Mapping[str, jax.Array]) -> bool:
+    """Return whether the step's loss and gradient were finite. Warns if not: its parameters may be ruined."""
+    if metrics["skipped"]:
+        log.warning("step %d is not saved: its loss or gradient is not finite, its parameters may be ruined", step)
+    return not metrics["skipped"]
+
+
+def _check_loss(checkpoints: Checkpoints, step: int, scores: Mapping[str, float]) -> None:
+    if not math.isfinite(scores.get("loss", 0.0)):
+        raise Diverged(f"the validation loss of step {step} is {scores['loss']}. {_remedy(checkpoints)}")
+
+
+def _check_parameters(checkpoints: Checkpoints, step: int, params: Params) -> None:
+    if ruined := processes.any_says(not_finite(params)):
+        raise Diverged(f"the parameters of step {step} are not finite: {ruined}. {_remedy(checkpoints)}")
+
+
+def _remedy(checkpoints: Checkpoints) -> str:
+    newest = checkpoints.newest()
+    saved = "No checkpoint was saved before" if newest is None else f"The last good checkpoint is step {newest}"
+    return (
+        f"{saved}. Lower optimizer.learning_rate, lengthen optimizer.warmup_steps, set optimizer.clip_norm, or look at "
+        "the data."
+    )
+
+
 class _Report:
-    """Collects the steps since the last report into a row and a line of the log."""
+    """Collects the steps since the last row of metrics.jsonl, and shows how far the run is."""
 
     def __init__(
         self,
@@ -160,54 +193,71 @@ class _Report:
         skipped: int,
     ):
         """`first` steps were done before, and `skipped` of them left the parameters unchanged."""
-        self.progress = Progress(first, engine.config.training.steps)
+        steps = engine.config.training.steps
+        self.pace, self._display = Pace(first, steps), Display(first, steps)
         self._engine, self._writer, self._guard = engine, writer, _Guard(batches, checkpoints, skipped)
+        self._first, self._last = first, steps
+        self._peak: tuple[str, float] | None = None
+        self._begin_row()
+
+    def _begin_row(self) -> None:
+        self._since = self.pace.seconds()
         self._pending: list[Mapping[str, jax.Array]] = []
         self._work = Work(0, 0.0)
-        self._peak: tuple[str, float] | None = None
 
-    def add(self, metrics: Mapping[str, jax.Array], work: Work) -> None:
+    def close(self) -> None:
+        self._display.close()
+
+    def add(self, step: int, metrics: Mapping[str, jax.Array], work: Work) -> None:
         """Take a step's metrics, and wait until no more than AHEAD steps are under way.
 
         A few keep the devices busy; the hundreds that would queue up would delay a stop.
         """
         self._pending.append(metrics)
         self._work = Work(self._work.tokens + work.tokens, self._work.flops + work.flops)
-        jax.block_until_ready(self._pending[:-AHEAD][-1:])
+        first = step == self._first + 1
+        jax.block_until_ready(self._pending[:-AHEAD][-1:] if not first else self._pending)
+        if (first or len(self._pending) > AHEAD) and step < self._last and self._display.is_due():
+            done = jax.device_get(self._pending if first else self._pending[:-AHEAD])
+            self._show(step, _mean_loss(done), self._work, self.pace.seconds() - self._since)
 
     def write(self, step: int) -> None:
         steps = jax.device_get(self._pending)
         finite = self._guard.check(step, steps)
-        weights = np.array([metrics["weight"] for metrics in finite], np.float64)
-        elapsed, left = self.progress.report(step)
+        work, elapsed = self._work, self.pace.seconds() - self._since
+        if step == self._last:
+            self._show(step, _mean_loss(steps), work, elapsed)
         if self._peak is None:
             start = time.perf_counter()
             self._peak = profiling.peak_flops(self._engine.config.model.dtype)
-            self.progress.leave_out(start)
+            self.pace.leave_out(start)
         utilization, peak = self._peak
         own = {} if steps[-1]["skipped"] else steps[-1]
         values = {name: float(value) for name, value in own.items() if name not in ("weight", "skipped")}
         if finite:
-            values["mean_loss"] = float(np.average([metrics["loss"] for metrics in finite], weights=weights))
-        speed = self._work.tokens / elapsed
+            values["mean_loss"] = _mean_loss(finite)
         values |= {
             "learning_rate": float(self._engine.schedule(step - 1 - self._guard.skipped)),
-            "tokens_per_s": round(speed, 1),
-            utilization: round(self._work.flops / elapsed / peak, 4),
+            "tokens_per_s": round(work.tokens / elapsed, 1),
+            utilization: round(work.flops / elapsed / peak, 4),
             **profiling.device_memory(),
         }
         self._writer.write(step, "train", values)
-        log.info(
-            "step %d/%d  loss %.3f  %s tokens/s  %s %.2f  ETA %s",
-            step,
-            self._engine.config.training.steps,
-            values.get("mean_loss", math.nan),  # a single step's loss varies with the length of its examples
-            f"{speed:,.0f}",
-            utilization.replace("_", " "),
-            values[utilization],
-            clock(left),
-        )
-        self._pending, self._work = [], Work(0, 0.0)
+        self._begin_row()
+
+    def _show(self, step: int, loss: float, work: Work, elapsed: float) -> None:
+        shown = [f"loss {loss:.3f}", f"{work.tokens / elapsed:,.0f} tokens/s"]
+        if self._peak is not None:
+            name, peak = self._peak
+            shown.append(f"{name.replace('_', ' ')} {work.flops / elapsed / peak:.2f}")
+        self._display.show(step, "  ".join([*shown, f"ETA {clock(self.pace.left(step))}"]))
+
+
+def _mean_loss(steps: Sequence[Mapping[str, Any]]) -> float:
+    """Return the mean over those that were not skipped: a single step's loss varies with the length of its examples."""
+    finite = [metrics for metrics in steps if not metrics["skipped"]]
+    weights = np.array([metrics["weight"] for metrics in finite], np.float64)
+    return float(np.average([metrics["loss"] for metrics in finite], weights=weights)) if finite else math.nan
 
 
 class _Guard:
@@ -227,9 +277,8 @@ class _Guard:
                 log.warning("%s: loss %s, gradient %s: skipped", where, values["loss"], values["gradient_norm"])
             if self._in_a_row == MAX_SKIPPED:
                 raise Diverged(
-                    f"{where} is the {MAX_SKIPPED}th in a row whose loss or gradient is not finite. The last good "
-                    f"checkpoint is {self._checkpoints.newest() or 'none'}. Lower optimizer.learning_rate, lengthen "
-                    "optimizer.warmup_steps, set optimizer.clip_norm, or look at the data of these batches."
+                    f"{where} is the {MAX_SKIPPED}th in a row whose loss or gradient is not finite. "
+                    f"{_remedy(self._checkpoints)}"
                 )
         return [values for values in metrics if not values["skipped"]]
 

@@ -23,7 +23,7 @@ class OptimizerConfig:
     schedule: str = "noam"
     learning_rate: float = 1.0  # the peak rate; for "noam", a factor on the formula
     warmup_steps: int = fields.size(4000, small=2)
-    decay_steps: int = 100_000  # the step at which "cosine" reaches its end
+    decay_steps: int = 0  # the step at which "cosine" reaches its end; 0: training.steps
     end_fraction: float = 0.0  # the rate at the end of "cosine", relative to the peak
     b1: float = 0.9
     b2: float = 0.98
@@ -36,8 +36,8 @@ class OptimizerConfig:
         if self.schedule not in SCHEDULES:
             yield "schedule", f"must be one of {', '.join(SCHEDULES)}"
         for name in ("learning_rate", "epsilon"):
-            if not 0 < getattr(self, name) < math.inf:
-                yield name, "must be positive"
+            if not 0 < getattr(self, name) < 1e38:
+                yield name, "must be positive, and below 1e38, which float32 can hold"
         for name in ("warmup_steps", "weight_decay", "clip_norm"):
             if not 0 <= getattr(self, name) < math.inf:
                 yield name, "must not be negative; 0 switches it off"
@@ -46,23 +46,24 @@ class OptimizerConfig:
                 yield name, "must be in [0, 1)"
         if not 0 <= self.end_fraction <= 1:
             yield "end_fraction", "must be in [0, 1]"
-        if self.schedule == "cosine" and self.decay_steps <= max(self.warmup_steps, 1):
+        if self.schedule == "cosine" and self.decay_steps and self.decay_steps <= max(self.warmup_steps, 1):
             yield (
                 "decay_steps",
-                f"must be greater than warmup_steps = {self.warmup_steps} and 1: usually training.steps",
+                f"must be greater than warmup_steps = {self.warmup_steps} and 1, or 0, which stands for training.steps",
             )
 
 
-def schedule(config: OptimizerConfig, d_model: int) -> optax.Schedule:
+def schedule(config: OptimizerConfig, d_model: int, steps: int) -> optax.Schedule:
     """Return the learning rate as a function of the number of updates so far. With n = that number + 1:
 
     noam: factor · d_model^-0.5 · min(n^-0.5, n · warmup^-1.5) (Vaswani et al. 2017, eq. 3).
     inverse_sqrt: peak · min(n / warmup, (warmup / n)^0.5).
-    cosine: linear warm-up to the peak, then half a cosine down to end_fraction · peak at decay_steps (Loshchilov and
-    Hutter 2017).
+    cosine: linear warm-up to the peak, then half a cosine down to end_fraction · peak at decay_steps, or, where that is
+    0, at `steps`, the last of the run (Loshchilov and Hutter 2017).
     constant: linear warm-up to the peak, then the peak.
     """
     peak, warmup = config.learning_rate, max(config.warmup_steps, 1)
+    end = max(config.decay_steps or steps, warmup + 1)  # a run may end within the warm-up
 
     def rate(count: jax.typing.ArrayLike) -> jax.Array:
         n = jnp.asarray(count, jnp.float32) + 1
@@ -73,7 +74,7 @@ def schedule(config: OptimizerConfig, d_model: int) -> optax.Schedule:
         rising = jnp.minimum(n / warmup, 1.0)
         if config.schedule == "constant":
             return peak * rising
-        progress = jnp.clip((n - warmup) / (config.decay_steps - warmup), 0, 1)
+        progress = jnp.clip((n - warmup) / (end - warmup), 0, 1)
         falling = config.end_fraction + (1 - config.end_fraction) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
         return peak * rising * falling
 
@@ -95,10 +96,13 @@ def decays(boxed_params: Any) -> list[bool]:
     return [is_matrix(axes) for axes in jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, PartitionSpec))]
 
 
-def make_optimizer(config: OptimizerConfig, d_model: int, decay: Sequence[bool]) -> optax.GradientTransformation:
+def make_optimizer(
+    config: OptimizerConfig, rate: optax.Schedule, decay: Sequence[bool]
+) -> optax.GradientTransformation:
     """Chain clipping, Adam, decoupled weight decay and the learning rate, in this order.
 
-    `decay` is what `decays` returns. It applies to the parameters with and without their boxes.
+    `rate` is what `schedule` returns, `decay` what `decays` returns: it applies to the parameters with and without
+    their boxes.
     """
 
     def mask(params: Any) -> Any:
@@ -110,5 +114,5 @@ def make_optimizer(config: OptimizerConfig, d_model: int, decay: Sequence[bool])
     steps.append(optax.scale_by_adam(config.b1, config.b2, config.epsilon))
     if config.weight_decay:
         steps.append(optax.add_decayed_weights(config.weight_decay, mask=mask))
-    steps.append(optax.scale_by_learning_rate(schedule(config, d_model)))
+    steps.append(optax.scale_by_learning_rate(rate))
     return optax.chain(*steps)

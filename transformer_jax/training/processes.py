@@ -6,6 +6,7 @@ Everything may be used in a single process too; then it does nothing but the wor
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -17,6 +18,8 @@ from typing import Any, NoReturn, Self
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+
+log = logging.getLogger(__name__)
 
 LAST_WORDS = 2  # seconds that the first process, whose end aborts the others, leaves them for theirs
 HEARTBEAT = 10  # seconds without a sign of life until the others give up; 100, JAX's own, holds a dead job too long
@@ -96,6 +99,14 @@ def first_says(find: Callable[[], int | None]) -> int | None:
     return found
 
 
+def any_says(words: str) -> str:
+    """Return, in all processes, the words of the first process that has some, "" where none has."""
+    if jax.process_count() == 1:
+        return words
+    whose = multihost_utils.process_allgather(np.bool_(bool(words)))
+    return (words or f"in process {int(whose.argmax())}") if whose.any() else ""
+
+
 def agree(what: str, value: Callable[[], Any]) -> None:
     """Raises ValueError, in all, when `value()`, JSON, is another in a process than in the first."""
     if jax.process_count() == 1:
@@ -111,14 +122,16 @@ def agree(what: str, value: Callable[[], Any]) -> None:
 
 
 class StopRequest:
-    """SIGTERM, which no longer kills: the step under way is finished and saved.
+    """Turns SIGTERM and the first Ctrl-C into a request: the step under way is finished and saved.
 
-    Of several processes one may have it: they agree on a step by JAX's own service, which listens from
-    `initialize` on. In a thread, where Python takes no signals, SIGTERM does what it did before.
+    The second Ctrl-C ends the process at once. Of several processes one may be asked: they agree on a step by JAX's own
+    service, which listens for SIGTERM from `initialize` on. In a thread, where Python takes no signals, the signals do
+    what they did before.
     """
 
     def __init__(self) -> None:
         self._received, self._by_jax = False, jax.distributed.is_initialized()
+        self._before: dict[int, Any] = {}
 
     def reached(self, step: int) -> bool:
         """Return True if the run should stop after this step. Call it at every step."""
@@ -127,14 +140,22 @@ class StopRequest:
         return self._received
 
     def __enter__(self) -> Self:
-        self._handled = not self._by_jax and threading.current_thread() is threading.main_thread()
-        if self._handled:
-            self._before = signal.signal(signal.SIGTERM, self._receive)
+        if threading.current_thread() is threading.main_thread():
+            if not self._by_jax:
+                self._before[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._receive)
+            self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self._interrupted)
         return self
 
     def _receive(self, *_: Any) -> None:
         self._received = True
 
+    def _interrupted(self, *_: Any) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        log.warning("stopping after the step under way, and saving it; Ctrl-C again ends at once, without saving")
+        if self._by_jax:
+            signal.raise_signal(signal.SIGTERM)
+        self._received = True
+
     def __exit__(self, *_: Any) -> None:
-        if self._handled:
-            signal.signal(signal.SIGTERM, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

@@ -131,7 +131,12 @@ class Config:
 
     def advice(self) -> Iterator[str]:
         """Yield what is allowed but unwise."""
-        yield from ()
+        end, steps = self.optimizer.decay_steps, self.training.steps
+        if self.optimizer.schedule == "cosine" and 0 < end < steps:
+            yield (
+                f"config.optimizer.decay_steps = {end}: the learning rate stays at {self.optimizer.end_fraction:g} of "
+                f"its peak from there to training.steps = {steps}; 0 makes it fall over all steps"
+            )
 
 
 class Task(ABC):
