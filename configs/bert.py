@@ -50,7 +50,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.optimizer.clip_norm = 1.0
 
     config.training.steps = 1000
-    config.training.evaluate_every = config.checkpoint.every = share(config, 5)
+    config.training.evaluate_every = share(config, 5)
+    config.checkpoint.every = share(config, 5)
     config.training.log_every = 100
 
     config.checkpoint.keep_latest = 2

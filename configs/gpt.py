@@ -47,7 +47,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.optimizer.clip_norm = 1.0
 
     config.training.steps = 2000
-    config.training.evaluate_every = config.checkpoint.every = share(config, 4)
+    config.training.evaluate_every = share(config, 4)
+    config.checkpoint.every = share(config, 4)
     config.checkpoint.keep_latest = 2
 
     config.decoding.temperature = 0.8

@@ -117,5 +117,6 @@ def shorten(config: ConfigDict) -> None:
     config.optimizer.learning_rate = 2e-3
     config.optimizer.warmup_steps = 300
     config.training.steps = 2800
-    config.training.evaluate_every = config.checkpoint.every = share(config, 4)
+    config.training.evaluate_every = share(config, 4)
+    config.checkpoint.every = share(config, 4)
     config.evaluation.checkpoint = "best"

@@ -61,7 +61,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.optimizer.clip_norm = 1.0
 
     config.training.steps = 1100 if choice["small"] else 2200  # five epochs or ten
-    config.training.evaluate_every = config.checkpoint.every = share(config, 5 if choice["small"] else 10)
+    config.training.evaluate_every = share(config, 5 if choice["small"] else 10)
+    config.checkpoint.every = share(config, 5 if choice["small"] else 10)
     config.training.label_smoothing = 0.1 if choice["attention"] == "transformer" else 0.0
 
     config.checkpoint.keep_latest = 2

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from conftest import small
 
-from transformer_jax.config import ConfigError, defaults, fields, override, parse, parse_arg, shrink
+from transformer_jax.config import ConfigError, defaults, fields, override, parse, parse_arg, share, shrink
 from transformer_jax.tasks import TASKS
 
 
@@ -106,6 +106,30 @@ def test_post_norm_without_warmup_is_unwise(tiny, caplog):
     tiny.model.norm = "pre"
     parse(tiny)
     assert "warm-up" not in caplog.text
+
+
+def test_a_rate_that_ends_before_the_run_is_unwise(tiny, caplog):
+    tiny.optimizer.schedule, tiny.optimizer.warmup_steps = "cosine", 1
+    for steps, end in ((4, 0), (4, 4), (4, 8), (4, 3)):
+        caplog.clear()
+        tiny.training.steps, tiny.optimizer.decay_steps = steps, end
+        parse(tiny)
+        assert ("config.optimizer.decay_steps = 3: the learning rate stays at 0 of its" in caplog.text) == (end == 3)
+
+
+def test_shares_follow_the_steps(tiny):
+    tiny.training.steps = 100
+    tiny.training.evaluate_every = share(tiny, 4)
+    tiny.checkpoint.every = share(tiny, 4)
+    tiny.optimizer.warmup_steps = share(tiny, 10)
+    for steps, every, warmup in ((100, 25, 10), (10, 3, 1), (1, 1, 1)):
+        tiny.training.steps = steps
+        config = parse(tiny)
+        assert (config.training.evaluate_every, config.checkpoint.every) == (every, every)
+        assert config.optimizer.warmup_steps == warmup
+    tiny.training.evaluate_every = 7  # what is set by hand stays
+    tiny.training.steps = 50
+    assert (tiny.training.evaluate_every, tiny.checkpoint.every) == (7, 13)
 
 
 def test_argument():

@@ -1,12 +1,15 @@
 """Rows, TensorBoard events and listeners."""
 
+import io
 import json
+import math
 import sys
 import types
 
 import pytest
 
-from transformer_jax.training.logging import MetricsWriter, wandb_listener
+from transformer_jax.training import logging
+from transformer_jax.training.logging import Display, MetricsWriter, Pace, json_line, wandb_listener
 
 
 def test_rows_are_lines_and_events(tmp_path):
@@ -49,3 +52,45 @@ def test_weights_and_biases_is_told_if_it_is_there(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ValueError, match="--wandb_project=attention needs wandb: pip install wandb"):
         wandb_listener("attention", tmp_path, {})
+
+
+def test_what_is_no_number_is_null():
+    values = {"loss": math.nan, "perplexity": -math.inf, "bleu": 1.5, "signature": "x", "step": 3}
+    assert json_line(values) == '{"loss": null, "perplexity": null, "bleu": 1.5, "signature": "x", "step": 3}'
+
+
+def test_lines_come_by_time_not_by_steps(monkeypatch, caplog):
+    now = 0.0
+    monkeypatch.setattr(logging.time, "monotonic", lambda: now)
+    display = Display(0, 10_000)
+    shown = []
+    for step in range(10_000):
+        now = float(step)
+        if display.is_due():
+            display.show(step, "loss 1.000")
+            shown.append(step)
+    assert shown[:4] == [0, 10, 20, 30]  # seconds
+    assert shown[-1] - shown[-2] == 60
+    assert f"step {shown[-1]}/10000  loss 1.000" in caplog.text
+
+
+def test_a_terminal_shows_a_bar_below_what_is_logged(monkeypatch):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    display = Display(3, 10)
+    assert display.is_due()
+    display.show(4, "loss 1.000")
+    assert not display.is_due()
+    display.close()
+    assert "| step 4/10, loss 1.000" in terminal.getvalue()
+
+
+def test_pace_leaves_out_what_is_not_training(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(logging.time, "perf_counter", lambda: now)
+    pace = Pace(2, 12)
+    now = 107.0
+    pace.leave_out(105.0)
+    assert pace.seconds() == 5.0
+    assert pace.left(7) == 5.0

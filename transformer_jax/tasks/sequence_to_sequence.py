@@ -63,6 +63,7 @@ class SequenceToSequenceConfig(TextTaskConfig):
 
     def advice(self) -> Iterator[str]:
         """Yield what is allowed but unwise."""
+        yield from super().advice()
         if self.model.needs_warmup and self.optimizer.warmup_steps == 0:
             yield (
                 "config.optimizer.warmup_steps = 0 with config.model.norm = 'post': post-LN seldom trains without "

@@ -143,7 +143,8 @@ class StopRequest:
         if threading.current_thread() is threading.main_thread():
             if not self._by_jax:
                 self._before[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._receive)
-            self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self._interrupted)
+            if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as for a shell's background jobs
+                self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self._interrupted)
         return self
 
     def _receive(self, *_: Any) -> None:
