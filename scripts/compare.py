@@ -27,10 +27,11 @@ OVERRIDES, ARGV = command_line.split_overrides()
 
 
 def main() -> None:
-    curves.check_picture(OUTPUT.value)
-    command_line.check_output(OUTPUT.value)
     if not WORKDIRS.value:
         raise ValueError("--workdirs is empty: name the folder of a run, or several with commas between")
+    curves.check_picture(OUTPUT.value)
+    for run in WORKDIRS.value:
+        command_line.check_output(OUTPUT.value, workdir=run)
     if LENGTHS.value is None:
         if SPLIT.value or OVERRIDES:
             raise ValueError("--split and --config.… need --lengths: add it, e.g. --lengths=10,20,30")

@@ -1,4 +1,9 @@
-"""Score a run on a split: one JSON line on stdout."""
+"""Score a run on a split: one JSON line on stdout.
+
+    python scripts/evaluate.py --workdir=runs/dates --split=validation --config.decoding.beam_size=4
+
+The line has the step, parameters_sha256, the number of examples and the metrics of the task.
+"""
 
 import json
 
