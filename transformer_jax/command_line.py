@@ -210,10 +210,12 @@ def check_output(path: str, source: str | None = None, workdir: str | None = Non
     if not path or file.is_dir():
         raise ValueError(f"--output={path}: that is a folder; name a file in it")
     target = epath.Path(os.path.realpath(path))  # what is written, of a link
+    if os.path.islink(target):
+        raise ValueError(f"--output={path}: that is a link that leads to itself; name another file")
     if not target.parent.is_dir():
         raise ValueError(f"--output={path}: there is no folder {target.parent}; make it or name another")
     # A file is replaced by a new one, which needs its folder. A device or a pipe is written to.
-    replaced = [target.parent] if target.is_file() or not target.exists() else []
+    replaced = [target.parent] if os.path.isfile(target) or not target.exists() else []
     if not all(os.access(place, os.W_OK) for place in [*replaced, *([target] if target.exists() else [])]):
         raise ValueError(f"--output={path}: you may not write there; name a file elsewhere")
 
@@ -235,7 +237,7 @@ def _belongs_to_run(file: epath.Path, workdir: epath.Path) -> bool:
     if not file.is_relative_to(workdir) or not file.exists():
         return False
     name = file.relative_to(workdir).parts[0]
-    return name.startswith(("config.json", "metrics.jsonl", "tokenizer", "checkpoints", "events.out."))
+    return name.startswith(("config.json", "metrics.jsonl", "tokenizer", "checkpoints", "events.out.", "lock.json"))
 
 
 def read_lines(path: str) -> list[str]:

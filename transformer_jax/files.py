@@ -27,7 +27,8 @@ def replacing(path: epath.PathLike, follow: bool = True) -> Iterator[IO[bytes]]:
     name = os.fspath(path)
     local = "://" not in name
     target = epath.Path(os.path.realpath(name) if local and follow else name)
-    replaceable = not (local and target.exists()) or target.is_file()
+    # epath takes a device for a file.
+    replaceable = not local or not os.path.lexists(target) or os.path.isfile(target) or os.path.islink(target)
     part = target.with_name(f".{target.name[:40]}.{secrets.token_hex(4)}.tmp") if replaceable else target
     try:
         try:

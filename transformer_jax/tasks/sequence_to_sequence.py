@@ -59,6 +59,12 @@ class SequenceToSequenceConfig(TextTaskConfig):
                 f"one vocabulary has one size, but model.source_vocab_size = {model.source_vocab_size} and "
                 f"model.target_vocab_size = {model.target_vocab_size}: make them equal, or set it to False",
             )
+        if self.decoding.beam_size > model.target_vocab_size:
+            yield (
+                "decoding.beam_size",
+                f"must not be beyond model.target_vocab_size = {model.target_vocab_size}, the tokens that a step has to "
+                "choose from; 4 to 10 are usual",
+            )
         if model.shares_tables and not data.joint_tokenizer:
             yield "model.tie_embeddings", "'all' needs data.joint_tokenizer; else set it to 'decoder'"
 
