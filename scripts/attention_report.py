@@ -22,6 +22,8 @@ SENTENCES = flags.DEFINE_integer("sentences", 20, "how many of the input are dra
 
 
 def main(config: ConfigDict) -> None:
+    if OUTPUT.value == "-":
+        raise ValueError("--output=-: the report is not written to stdout; name a file")
     command_line.check_output(OUTPUT.value, INPUT.value, flags.FLAGS.workdir)
     lines = [line for line in command_line.read_lines(INPUT.value) if line.strip()]
     if not lines:

@@ -18,6 +18,8 @@ SPLIT = flags.DEFINE_string("split", None, "a file's stem or a tfds split; by de
 
 
 def main(config: ConfigDict) -> None:
+    if SPLIT.value == "":
+        raise ValueError("--split= is empty: name a split, or leave the option out")
     predictor = Predictor(flags.FLAGS.workdir, config)
     scores = predictor.evaluate(SPLIT.value)
     if processes.is_first():

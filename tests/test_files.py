@@ -36,9 +36,8 @@ def test_a_full_disk_changes_nothing(tmp_path, old):
 
 def test_an_error_in_the_block_changes_nothing(tmp_path):
     (tmp_path / "out").write_text("old")
-    with pytest.raises(KeyError), files.replacing(tmp_path / "out") as file:
-        file.write(b"new")
-        raise KeyError
+    with pytest.raises(TypeError), files.replacing(tmp_path / "out") as file:
+        file.writelines([b"new", "no bytes"])
     assert [p.read_text() for p in tmp_path.iterdir()] == ["old"]
 
 

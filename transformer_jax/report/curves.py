@@ -31,7 +31,10 @@ def read_curves(workdir: epath.PathLike, name: str) -> dict[str, Curve]:
     Raises ValueError where the file is missing, or has no number of this name, naming those that it has.
     """
     path = epath.Path(workdir) / "metrics.jsonl"
-    rows = [row for _, row in read_rows(path)]
+    try:
+        rows = [row for _, row in read_rows(path) if isinstance(row, dict) and {"step", "split"} <= row.keys()]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not the log of a run: {error}; name the folder of another") from error
     if not rows:
         raise ValueError(f"{path} is missing or empty: name the folder of a run that has logged something")
     curves: dict[str, Curve] = {}

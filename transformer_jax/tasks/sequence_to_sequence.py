@@ -62,8 +62,8 @@ class SequenceToSequenceConfig(TextTaskConfig):
         if self.decoding.beam_size > model.target_vocab_size:
             yield (
                 "decoding.beam_size",
-                f"must not be beyond model.target_vocab_size = {model.target_vocab_size}, the tokens that a step has to "
-                "choose from; 4 to 10 are usual",
+                f"must not be beyond model.target_vocab_size = {model.target_vocab_size}, the tokens that a "
+                "step chooses from; 4 to 10 are usual",
             )
         if model.shares_tables and not data.joint_tokenizer:
             yield "model.tie_embeddings", "'all' needs data.joint_tokenizer; else set it to 'decoder'"
