@@ -9,26 +9,23 @@ example, a decoder reads that target in place of its own output.
 import sys
 
 from absl import flags
-from etils import epath
 from ml_collections import ConfigDict
 
 from transformer_jax import command_line
-from transformer_jax.data.sources import decode_lines
 from transformer_jax.predictor import Predictor
 from transformer_jax.report.attention import Sentence, write_report
 from transformer_jax.training import processes
 
-INPUT = flags.DEFINE_string("input", "-", "a file, or - for stdin")
+INPUT = flags.DEFINE_string("input", "-", "a text file, or - for stdin")
 OUTPUT = flags.DEFINE_string("output", "report.html", "the file to write")
 SENTENCES = flags.DEFINE_integer("sentences", 20, "how many of the input are drawn", lower_bound=1)
 
 
 def main(config: ConfigDict) -> None:
-    command_line.check_output(OUTPUT.value)
-    data = sys.stdin.buffer.read() if INPUT.value == "-" else epath.Path(INPUT.value).read_bytes()
-    lines = decode_lines(data, "stdin" if INPUT.value == "-" else INPUT.value)
-    processes.agree("input", lambda: lines)
-    lines = [line for line in lines if line.strip()]
+    if OUTPUT.value == "-":
+        raise ValueError("--output=-: the report is not written to stdout; name a file")
+    command_line.check_output(OUTPUT.value, INPUT.value, flags.FLAGS.workdir)
+    lines = [line for line in command_line.read_lines(INPUT.value) if line.strip()]
     if not lines:
         raise ValueError(f"--input={INPUT.value} holds no line with text: there is nothing to draw")
     if len(lines) > SENTENCES.value:

@@ -1,5 +1,7 @@
 """Time the training step of a recipe on its own data: one JSON line on stdout.
 
+    python scripts/benchmark.py --config=configs/multi30k.py:en-de,quick --config.data.directory=DIR
+
 `mfu` is the share of the chip's published peak that went into useful matrix products: those on tokens, not on padding.
 On CPUs and unknown chips `matmul_utilization` is the share of a rate measured in the same run. On a shared machine
 compare ratios within one run, not times across runs.
@@ -13,7 +15,6 @@ import time
 
 import jax
 from absl import flags
-from ml_collections import config_flags
 
 from transformer_jax import command_line
 from transformer_jax.config import make_task, parse
@@ -23,9 +24,8 @@ from transformer_jax.training.engine import Engine
 from transformer_jax.training.profiling import peak_flops
 from transformer_jax.training.sharding import Fed, check_rows, feed
 
-CONFIG = config_flags.DEFINE_config_file("config", None, "recipe: configs/NAME.py[:ARG]")
+CONFIG = command_line.define_recipe()
 ROUNDS = flags.DEFINE_integer("rounds", 5, "how often every batch shape is timed", lower_bound=1)
-flags.mark_flag_as_required("config")
 
 
 def main() -> None:

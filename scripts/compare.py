@@ -27,10 +27,13 @@ OVERRIDES, ARGV = command_line.split_overrides()
 
 
 def main() -> None:
-    curves.check_picture(OUTPUT.value)
-    command_line.check_output(OUTPUT.value)
     if not WORKDIRS.value:
         raise ValueError("--workdirs is empty: name the folder of a run, or several with commas between")
+    curves.check_picture(OUTPUT.value)
+    if not VALUES.value:
+        raise ValueError("--values is empty: name what to draw, e.g. --values=loss")
+    for run in WORKDIRS.value:
+        command_line.check_output(OUTPUT.value, workdir=run)
     if LENGTHS.value is None:
         if SPLIT.value or OVERRIDES:
             raise ValueError("--split and --config.… need --lengths: add it, e.g. --lengths=10,20,30")
@@ -57,7 +60,8 @@ def by_length(edges: list[int], metric: str) -> dict[str, list[curves.LengthScor
         predictions = predictor.predict(batches.records, scored=True)
         score = functools.partial(task.score, {})
         scores[run] = curves.score_by_length(batches.records, predictions, batches.references, edges, metric, score)
-        for part in scores[run]:
+    for run, parts in scores.items():
+        for part in parts:
             print(f"{run}\t{part.shortest}-{part.longest}\t{part.examples}\t{part.score:.4g}")
     return scores
 

@@ -1,7 +1,8 @@
-"""Joins the lines of parallel text in groups of 1, 2, … neighbours of a shuffle, each size over all lines: sentences
-of many lengths, to see what length does to a model.
+"""Join the lines of parallel text in groups of 1, 2, … neighbours of a shuffle, each size over all lines.
 
-python scripts/concatenate.py --directory=DIR --output=JOINED --longest=4
+    python scripts/concatenate.py --directory=DIR --output=JOINED --longest=4
+
+The result has sentences of many lengths, to see what length does to a model.
 """
 
 import sys

@@ -31,7 +31,6 @@ os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={math.prod(ME
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 from absl import flags  # noqa: E402
-from ml_collections import config_flags  # noqa: E402
 
 from transformer_jax import command_line  # noqa: E402
 from transformer_jax.config import make_task, parse  # noqa: E402
@@ -39,13 +38,12 @@ from transformer_jax.losses import CHUNK  # noqa: E402
 from transformer_jax.training.description import describe, table_rows  # noqa: E402
 from transformer_jax.training.engine import Engine  # noqa: E402
 
-CONFIG = config_flags.DEFINE_config_file("config", None, "recipe: configs/NAME.py[:ARG]")
+CONFIG = command_line.define_recipe()
 MESH = flags.DEFINE_string("mesh", "", "devices along each axis, e.g. data=64,fsdp=8,tensor=1")
 LENGTH = flags.DEFINE_integer("length", 64, "tokens a sentence of the batch described", lower_bound=2)
 LINK = flags.DEFINE_float("link_gb_s", 100.0, "GB/s that a device sends", lower_bound=1e-3)
 PEAK = flags.DEFINE_float("peak_tflop_s", 400.0, "TFLOP/s of a device's matrix products", lower_bound=1e-3)
 JSON = flags.DEFINE_bool("json", False, "one JSON object in place of the table")
-flags.mark_flag_as_required("config")
 
 
 def main() -> None:

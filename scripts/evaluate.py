@@ -1,4 +1,9 @@
-"""Score a run on a split: one JSON line on stdout."""
+"""Score a run on a split: one JSON line on stdout.
+
+    python scripts/evaluate.py --workdir=runs/dates --split=validation --config.decoding.beam_size=4
+
+The line has the step, parameters_sha256, the number of examples and the metrics of the task.
+"""
 
 import json
 
@@ -13,6 +18,8 @@ SPLIT = flags.DEFINE_string("split", None, "a file's stem or a tfds split; by de
 
 
 def main(config: ConfigDict) -> None:
+    if SPLIT.value == "":
+        raise ValueError("--split= is empty: name a split, or leave the option out")
     predictor = Predictor(flags.FLAGS.workdir, config)
     scores = predictor.evaluate(SPLIT.value)
     if processes.is_first():

@@ -1,5 +1,7 @@
 """Predict one output line for every input line, in order. Messages go to stderr.
 
+    python scripts/predict.py --workdir=runs/dates --input=lines.txt --output=predicted.txt
+
 Text is written as it is, anything else as a JSON object. With --config.decoding.n_best above 1, a translation is
 {"hypotheses": [{"text", "score", "log_probability"}, ...]}, best first.
 """
@@ -8,25 +10,20 @@ import json
 import sys
 
 from absl import flags
-from etils import epath
 from ml_collections import ConfigDict
 
-from transformer_jax import command_line
-from transformer_jax.data.sources import decode_lines
+from transformer_jax import command_line, files
 from transformer_jax.predictor import Predictor
 from transformer_jax.training import processes
 
-INPUT = flags.DEFINE_string("input", "-", "a file, or - for stdin")
+INPUT = flags.DEFINE_string("input", "-", "a text file, or - for stdin")
 OUTPUT = flags.DEFINE_string("output", "-", "a file, or - for stdout")
 SCORE = flags.DEFINE_bool("score", False, "for tasks that predict text: write JSON objects with text and score")
 
 
 def main(config: ConfigDict) -> None:
-    if OUTPUT.value != "-":
-        command_line.check_output(OUTPUT.value)
-    data = sys.stdin.buffer.read() if INPUT.value == "-" else epath.Path(INPUT.value).read_bytes()
-    lines = decode_lines(data, "stdin" if INPUT.value == "-" else INPUT.value)
-    processes.agree("input", lambda: lines)
+    command_line.check_output(OUTPUT.value, INPUT.value, flags.FLAGS.workdir)
+    lines = command_line.read_lines(INPUT.value)
     predictor = Predictor(flags.FLAGS.workdir, config)
     found = predictor.predict(lines, scored=SCORE.value)
     outputs = [x if isinstance(x, str) else json.dumps(x, ensure_ascii=False) for x in found]
@@ -37,7 +34,7 @@ def main(config: ConfigDict) -> None:
         sys.stdout.buffer.write(text)
         sys.stdout.flush()
     else:
-        epath.Path(OUTPUT.value).write_bytes(text)
+        files.write(OUTPUT.value, text)
 
 
 if __name__ == "__main__":

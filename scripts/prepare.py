@@ -1,4 +1,9 @@
-"""Prepare a standard corpus for training: download it, or take its files from a folder. Needs no TensorFlow."""
+"""Prepare a standard corpus for training: download it, or take its files from a folder. Needs no TensorFlow.
+
+    python scripts/prepare.py --name=multi30k/en-de --directory=data --manual_dir=fetched
+
+What is prepared already is left as it is.
+"""
 
 from absl import flags
 

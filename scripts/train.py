@@ -1,5 +1,7 @@
 """Train a recipe in a workdir, or continue where an earlier run of it stopped.
 
+    python scripts/train.py --config=configs/dates.py --workdir=runs/dates --config.training.steps=1300
+
 After SIGTERM or Ctrl-C it saves and ends with exit code 75; the same command continues. Several processes that are
 given the same command train together. On TPU pods, SLURM and MPI they find one another; elsewhere give
 --coordinator_address, --num_processes and --process_id. See scripts/launch.
@@ -8,20 +10,17 @@ given the same command train together. On TPU pods, SLURM and MPI they find one 
 import sys
 
 from absl import flags
-from ml_collections import config_flags
 
 from transformer_jax import command_line, experiment
 from transformer_jax.training import processes
 from transformer_jax.training.logging import wandb_listener
 from transformer_jax.training.loop import Preempted
 
-CONFIG = config_flags.DEFINE_config_file("config", None, "recipe: configs/NAME.py[:ARG]")
+CONFIG = command_line.define_recipe()
 WORKDIR = flags.DEFINE_string("workdir", None, "folder for config, tokenizers, checkpoints, metrics", required=True)
 PROFILE = flags.DEFINE_string("profile", None, "steps to trace into WORKDIR/profile, e.g. 20-25, for XProf or Perfetto")
 WANDB = flags.DEFINE_string("wandb_project", None, "also tell Weights & Biases, if wandb is installed")
 EXIT_RUN_AGAIN = 75  # EX_TEMPFAIL of sysexits.h
-
-flags.mark_flag_as_required("config")
 
 
 def main() -> None:

@@ -13,14 +13,11 @@ import sys
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
 import jax
-from absl import flags
-from ml_collections import config_flags
 
 from transformer_jax import command_line
 from transformer_jax.verification import verify
 
-CONFIG = config_flags.DEFINE_config_file("config", None, "recipe: configs/NAME.py[:ARG]")
-flags.mark_flag_as_required("config")
+CONFIG = command_line.define_recipe()
 
 
 def main() -> None:

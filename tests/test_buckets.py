@@ -61,6 +61,13 @@ def test_a_run_lives_in_a_bucket(run):
     scored = run("evaluate", "--split=val")
     assert json.loads(scored.stdout)["step"] == 4, scored.stderr.decode()
 
+    run.store.put("bucket/out/lines.txt", b"old")
+    ends(run("predict", "--output=gs://bucket/out/lines.txt", stdin=b"ek\nut\n"))
+    assert len(run.store.objects["bucket/out/lines.txt"][0].splitlines()) == 2
+    assert [key for key in run.store.objects if key.startswith("bucket/out/")] == ["bucket/out/lines.txt"]
+    said = ends(run("predict", "--output=gs://bucket/run/config.json", stdin=b"ek\n"), 2)
+    assert "is a file of the run" in said
+
 
 @pytest.mark.slow
 def test_two_processes_under_a_supervisor(run):

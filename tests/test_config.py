@@ -45,7 +45,7 @@ def test_all_problems_are_reported_at_once(tiny):
         ({"data.tokenizer": "letters"}, "data.tokenizer = 'letters': must be one of"),
         ({"data.max_length": 1}, "data.max_length = 1: must be at least 2"),
         ({"data.max_ratio": 0.5}, "data.max_ratio = 0.5: must be at least 1, or 0 for no limit"),
-        ({"data.max_ratio": float("nan")}, "data.max_ratio = nan: must be at least 1, or 0 for no limit"),
+        ({"data.max_ratio": float("nan")}, "data.max_ratio = nan: must be finite; set it to a number"),
         ({"data.tokenizer_lines": -1}, "data.tokenizer_lines = -1: must be at least 1, or 0 for all"),
         ({"data.min_count": 0}, "data.min_count = 0: must be at least 1"),
         ({"data.batch_tokens": 100}, "data.batch_tokens = 100: must hold rows_multiple = 8 rows"),

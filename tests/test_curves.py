@@ -87,7 +87,7 @@ def test_edges():
 
 def test_without_matplotlib(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ValueError, match=r"pip install 'transformer_jax\[plots\]'"):
+    with pytest.raises(ValueError, match=r"pip install -c constraints.txt -e '.\[plots\]'"):
         check_picture("curves.svg")
 
 

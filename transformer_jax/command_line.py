@@ -5,17 +5,21 @@ import hashlib
 import logging
 import os
 import platform
+import re
+import stat
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 import jax
-from absl import app, flags
+from absl import flags
 from etils import epath
 from ml_collections import ConfigDict
 
-from transformer_jax.config import override
+from transformer_jax.config import ConfigError, load_recipe, override
+from transformer_jax.data.sources import decode_lines
 from transformer_jax.training import processes
 from transformer_jax.workdir import read
 
@@ -35,19 +39,13 @@ def run(main: Callable[[], None], argv: list[str] | None = None, distributed: bo
     """
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s", force=True)
     logging.getLogger("transformer_jax").setLevel(logging.INFO)
-    app.define_help_flags()
     keep_freed_memory()
     cache_compilations()
     try:
-        try:
-            rest = flags.FLAGS(sys.argv if argv is None else argv)[1:]
-        except (AttributeError, KeyError, TypeError) as error:
-            # ml_collections' words for a wrong --config.key, at times a quoted string within a string.
-            words = str(error.args[0]).replace("\\n", "\n").replace("\\'", "'").splitlines()
-            raise flags.Error("config key " + "; ".join(word.strip("\"'") for word in words)) from error
-        expand_home()
-        if rest:
-            raise flags.Error(f"{rest[0]!r} is not an option: all are written --name=value; --help names them")
+        if asked := {"--help", "-h", "-help", "--helpshort", "--helpfull"} & set(sys.argv[1:]):
+            print(help_text(distributed) + (flags.FLAGS.get_help() if "--helpfull" in asked else ""), flush=True)
+            return
+        parse_flags(argv)
         if distributed:
             processes.initialize(COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value)
             if jax.distributed.is_initialized():
@@ -55,14 +53,88 @@ def run(main: Callable[[], None], argv: list[str] | None = None, distributed: bo
             if not processes.is_first():
                 logging.getLogger("transformer_jax").setLevel(logging.WARNING)
         main()
+        flush_stdout()
     except (ValueError, OSError, flags.Error) as error:
-        print(f"error: {_message(error)}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         processes.leave(EXIT_ERROR)
     except KeyboardInterrupt:
         processes.leave(130)
-    except Exception:
+    except Exception as error:
+        if _no_device(error):
+            platforms = os.environ.get("JAX_PLATFORMS", "")
+            print(
+                f"error: JAX_PLATFORMS={platforms}: JAX finds no such device here. Unset it, or set it to cpu, or "
+                "install the JAX of that device (see the README).",
+                file=sys.stderr,
+            )
+            processes.leave(EXIT_ERROR)
         traceback.print_exc()
         processes.leave(1)
+
+
+def parse_flags(argv: list[str] | None) -> None:
+    """Parse the command line into absl's flags. Raises ValueError or flags.Error for one that cannot be used."""
+    overrides: list[str] = []
+    if "config" in flags.FLAGS:
+        overrides, argv = split_overrides()
+    try:
+        rest = flags.FLAGS(sys.argv if argv is None else argv)[1:]
+    except flags.UnrecognizedFlagError as error:
+        raise flags.Error(f"{error}; --help names all options") from error
+    except flags.IllegalFlagValueError as error:
+        if isinstance(error.__context__, ConfigError):
+            raise error.__context__ from None
+        if missing := re.match(r"flag --(\w+)=None: ", str(error)):
+            name = missing[1]
+            raise flags.Error(
+                f"--{name} is missing: it names {flags.FLAGS[name].help}; --help shows an example"
+            ) from error
+        raise
+    expand_home()
+    if rest:
+        raise flags.Error(f"{rest[0]!r} is not an option: all are written --name=value; --help names them")
+    if overrides:
+        override(flags.FLAGS.config, overrides)
+
+
+def help_text(distributed: bool) -> str:
+    """Return what the script does, by its docstring, and its options."""
+    several = [COORDINATOR.name, NUM_PROCESSES.name, PROCESS_ID.name]
+    names = sorted({*_flags_of(__name__)} - {*several}) + _flags_of(sys.argv[0]) + several * distributed
+    lines = [(sys.modules["__main__"].__doc__ or "").strip(), "", "Options:"]
+    for name in names:
+        flag = flags.FLAGS[name]
+        required = any("other than None" in validator.message for validator in flag.validators)
+        value = str(flag.default_as_str).strip("'") if flag.default is not None else ""
+        default = "required" if required else value and f"default: {value}"
+        lines.append(f"  --{'[no]' if flag.boolean else ''}{name}{'' if flag.boolean else '=…'}")
+        lines += textwrap.wrap(f"{flag.help}{default and f' ({default})'}", 100, initial_indent=" " * 6)
+    if {"config", "workdir", "workdirs"} & set(names):
+        lines += [
+            "  --config.SECTION.KEY=VALUE",
+            "      change a key of the config, e.g. --config.evaluation.batch_size=8; may be given several times.",
+            "      A run's config.json holds all keys with their values; the docstrings of the classes explain them.",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _flags_of(module: str) -> list[str]:
+    return sorted(flag.name for flag in flags.FLAGS.get_flags_for_module(module))
+
+
+def flush_stdout() -> None:
+    """Write out what was printed. Raises OSError, naming stdout, where nobody reads it or nothing more fits."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        error.filename = "stdout"
+        raise
+
+
+def _no_device(error: Exception) -> bool:
+    """Return True for JAX's error where JAX_PLATFORMS names what this machine does not have; it has no class."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(os.environ.get("JAX_PLATFORMS")) and frames[-1].filename.endswith("xla_bridge.py")
 
 
 def cache_compilations() -> None:
@@ -112,14 +184,6 @@ def _cpu_features() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
-def _message(error: Exception) -> str:
-    """Return the error's message; of ml_collections' tracebacks, the last line without the class."""
-    message = str(error).strip()
-    if "Traceback (most recent call last)" in message:
-        message = message.splitlines()[-1].partition(": ")[2]
-    return message
-
-
 def expand_home() -> None:
     """Expand ~ in the flags that are paths: the shell does not, after the sign =."""
     for name in flags.FLAGS:
@@ -128,20 +192,86 @@ def expand_home() -> None:
             flags.FLAGS[name].value = expanded or os.path.expanduser(value)
 
 
-def check_output(path: str) -> None:
-    """Raise ValueError, before long work, where a file of this name has no folder, is one, or may not be written."""
+def check_output(path: str, source: str | None = None, workdir: str | None = None) -> None:
+    """Raise ValueError, before long work, where a file of this name has no folder, is one, or may not be written.
+
+    Also where it is the file `source`, under whatever name, or one of the files that make up the run in `workdir`.
+    "-" is stdout, or stdin as the source.
+    """
+    if source is not None and _same_file(source, path):
+        raise ValueError(f"--output={path} is the input itself, which would be lost: name another file")
+    if path == "-":
+        return
     file = epath.Path(path)
-    if "://" not in path and not file.parent.is_dir():  # storage has no folders
-        raise ValueError(f"--output={path}: there is no folder {file.parent}; make it or name another")
-    if "://" not in path and file.is_dir():
+    if workdir is not None and _belongs_to_run(file, epath.Path(workdir)):
+        raise ValueError(f"--output={path} is a file of the run in {workdir}, which needs it: name another file")
+    if "://" in path:  # storage has no folders
+        return
+    if not path or file.is_dir():
         raise ValueError(f"--output={path}: that is a folder; name a file in it")
-    if "://" not in path and not os.access(file if file.exists() else file.parent, os.W_OK):
+    target = epath.Path(os.path.realpath(path))  # what is written, of a link
+    if os.path.islink(target):
+        raise ValueError(f"--output={path}: that is a link that leads to itself; name another file")
+    if not target.parent.is_dir():
+        raise ValueError(f"--output={path}: there is no folder {target.parent}; make it or name another")
+    # A file is replaced by a new one, which needs its folder. A device or a pipe is written to.
+    replaced = [target.parent] if os.path.isfile(target) or not target.exists() else []
+    if not all(os.access(place, os.W_OK) for place in [*replaced, *([target] if target.exists() else [])]):
         raise ValueError(f"--output={path}: you may not write there; name a file elsewhere")
+
+
+def _same_file(source: str, output: str) -> bool:
+    """Return True if both are one regular file: by name, by a link, or by what the shell made stdin or stdout."""
+    if "://" in source or "://" in output:
+        return source == output
+    try:
+        one = os.fstat(0) if source == "-" else os.stat(source)
+        other = os.fstat(1) if output == "-" else os.stat(output)
+    except OSError:  # one is not there
+        return False
+    return stat.S_ISREG(one.st_mode) and os.path.samestat(one, other)
+
+
+def _belongs_to_run(file: epath.Path, workdir: epath.Path) -> bool:
+    file, workdir = (epath.Path(x if "://" in str(x) else os.path.realpath(x)) for x in (file, workdir))
+    if not file.is_relative_to(workdir) or not file.exists():
+        return False
+    name = file.relative_to(workdir).parts[0]
+    return name.startswith(("config.json", "metrics.jsonl", "tokenizer", "checkpoints", "events.out.", "lock.json"))
+
+
+def read_lines(path: str) -> list[str]:
+    """Return the lines of a file, or of stdin for "-". All processes must have been given the same.
+
+    Raises ValueError where it cannot be read, or is not UTF-8.
+    """
+    try:
+        data = sys.stdin.buffer.read() if path == "-" else epath.Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(f"--input={path} cannot be read: {error.strerror or error}; name a text file") from error
+    lines = decode_lines(data, "stdin" if path == "-" else path)
+    processes.agree("input", lambda: lines)
+    return lines
+
+
+class _RecipeParser(flags.ArgumentParser[ConfigDict]):
+    """Reads the value of --config."""
+
+    syntactic_help = "a recipe"
+
+    def parse(self, argument: str) -> ConfigDict:
+        return load_recipe(argument)
+
+
+def define_recipe() -> flags.FlagHolder[ConfigDict]:
+    """Define --config, a recipe; `run` changes it by the command line's `--config.a.b=v`."""
+    words = "a recipe, configs/NAME.py[:ARG]"
+    return flags.DEFINE(_RecipeParser(), "config", None, words, required=True)
 
 
 def split_overrides() -> tuple[list[str], list[str]]:
     """Return the command line's `--config.a.b=v` arguments, and the others."""
-    overrides = [argument for argument in sys.argv if argument.startswith("--config.")]
+    overrides = [argument for argument in sys.argv if re.match(r"--?config\.", argument)]
     return overrides, [argument for argument in sys.argv if argument not in overrides]
 
 

@@ -4,9 +4,13 @@ import ast
 import dataclasses
 import difflib
 import logging
+import math
+import sys
+import traceback
 import types
 import typing
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from etils import epath
@@ -154,6 +158,8 @@ def _check_section(name: str, cls: type, values: Mapping[str, Any]) -> list[str]
             problems.append(f"config.{name}.{key} is missing: set it to a value of type {expected.__name__}")
         elif type(values[key]) is not expected and not (expected is float and type(values[key]) is int):
             problems.append(f"config.{name}.{key} = {values[key]!r}: must be of type {expected.__name__}")
+        elif expected is float and not math.isfinite(values[key]):
+            problems.append(f"config.{name}.{key} = {values[key]!r}: must be finite; set it to a number")
     return problems
 
 
@@ -163,24 +169,75 @@ def override(config: ConfigDict, arguments: list[str]) -> None:
     Values are read as the type they replace. Raises ConfigError for unknown keys and values of another type.
     """
     for argument in arguments:
-        key, equals, text = argument.removeprefix("--config.").partition("=")
-        if not equals:
-            raise ConfigError(f"{argument}: write it as --config.{key}=VALUE")
+        key, equals, text = argument.lstrip("-").removeprefix("config.").partition("=")
+        if not equals or not key:
+            raise ConfigError(f"{argument}: write it as --config.{key or 'SECTION.KEY'}=VALUE")
         *path, last = key.split(".")
         section: Any = config
         for name in (*path, last):
             if not isinstance(section, ConfigDict) or name not in section:
-                known = list(section.keys()) if isinstance(section, ConfigDict) else []
-                raise ConfigError(_unknown("config", key, [".".join((*path, k)) for k in known]))
+                raise ConfigError(_no_such_key(key, config))
             section, parent = section[name], section
+        if isinstance(section, ConfigDict):
+            raise ConfigError(f"config.{key} is a section: set a key of it, e.g. config.{key}.{next(iter(section))}")
         try:
-            parent[last] = text if isinstance(section, str) else _literal(text)
-        except (TypeError, ValueError, SyntaxError) as error:
-            raise ConfigError(f"config.{key} = {text!r}: must be of type {type(section).__name__}") from error
+            parent[last] = _value(text, type(section))
+        except (TypeError, ValueError, SyntaxError, MemoryError, RecursionError) as error:  # literal_eval's
+            example = " and written like ('a', 'b')" if isinstance(section, tuple) else ""
+            raise ConfigError(f"config.{key} = {text!r}: must be of type {type(section).__name__}{example}") from error
 
 
-def _literal(text: str) -> Any:
-    return ast.literal_eval(text.capitalize() if text in ("true", "false") else text)
+def _value(text: str, kind: type) -> Any:
+    """Read `text` as a value of this type; one of another type is for the caller to refuse."""
+    if kind is str:
+        return text
+    if kind is float:
+        return float(text)  # "nan" and "inf" are floats, which `parse` refuses
+    value = ast.literal_eval(text.capitalize() if text in ("true", "false") else text)
+    return tuple(value) if kind is tuple and isinstance(value, list) else value
+
+
+def _no_such_key(key: str, config: ConfigDict) -> str:
+    """Say that a dotted key is unknown, and name the closest of its section, or one of this name elsewhere."""
+    section, _, name = key.rpartition(".")
+    keys = [f"{part}.{k}" for part, values in config.items() if isinstance(values, ConfigDict) for k in values]
+    here = [k.rpartition(".")[2] for k in keys if k.startswith(f"{section}.")]
+    close = [f"{section}.{k}" for k in difflib.get_close_matches(name, here, 1)]
+    close = close or [k for k in keys if k.endswith(f".{name}")] or difflib.get_close_matches(key, keys, 1, 0.8)
+    if close:
+        return f"config.{key} is not a key: did you mean {close[0]}?"
+    if here:
+        return f"config.{key} is not a key: those of config.{section} are {', '.join(here)}"
+    return f"config.{key} is not a key: the sections are {', '.join(k for k in config if k != 'task')}"
+
+
+def load_recipe(text: str) -> ConfigDict:
+    """Return the config of a recipe, `configs/NAME.py[:ARG]`, which makes it by `get_config([ARG])`.
+
+    Raises ConfigError where there is no such file, or where it fails.
+    """
+    name, colon, arg = text.partition(":")
+    path = Path(name).expanduser()
+    if not path.is_file():
+        ours = Path(__file__).parents[1] / name
+        hint = f"write its whole path, {ours}" if ours.is_file() else "name a recipe, e.g. configs/dates.py"
+        raise ConfigError(f"--config={text}: there is no file {name!r} in {Path.cwd()}; {hint}")
+    try:
+        recipe = sys.modules["recipe"] = types.ModuleType("recipe")
+        recipe.__file__ = str(path)
+        exec(compile(path.read_bytes(), str(path), "exec"), recipe.__dict__)
+        if not callable(get_config := getattr(recipe, "get_config", None)):
+            raise ConfigError("it has no function get_config(arg): see configs/dates.py")
+        config = get_config(*[arg] if colon else [])
+        if not isinstance(config, ConfigDict):
+            raise ConfigError(f"its get_config returns {config!r}: return a ConfigDict, see config.defaults")
+    except ConfigError as error:
+        raise ConfigError(f"--config={text}: {error}") from error
+    except Exception as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        where = f", line {lines[-1]}" if lines else ""
+        raise ConfigError(f"--config={text}{where}: {type(error).__name__}: {error}; mend the recipe") from error
+    return config.lock()
 
 
 def shrink(config: ConfigDict) -> None:

@@ -1,7 +1,7 @@
 """Open a trained run for prediction and evaluation."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from etils import epath
@@ -47,10 +47,9 @@ class Predictor:
         """Return a prediction for every record, in order: text where the task predicts text, else a JSON object.
 
         A record is a line of text, or an object with the fields `task.columns`. With `scored`, text comes in an object
-        with its score. Raises ValueError for a single str, which would be read as a line for each character.
+        with its score. Raises ValueError for anything else, also for one record that is not in a list.
         """
-        _check_records(records)
-        found = self._evaluator.predict(self.params, records)
+        found = self._evaluator.predict(self.params, _checked(records, self.task.columns))
         return [prediction if scored else prediction.get("text", prediction) for prediction in found]
 
     def evaluate(self, split: str | None = None) -> dict[str, float | str | int]:
@@ -66,7 +65,7 @@ class Predictor:
 
         A model that writes text reads its own output, or that of a record with all of `task.columns`.
         """
-        _check_records(records)
+        records = _checked(records, self.task.columns)
         return self._evaluator.attention(self.params, records) if records else []
 
     @functools.cached_property
@@ -74,6 +73,17 @@ class Predictor:
         return parameters_sha256(self.params)
 
 
-def _check_records(records: Sequence[Record]) -> None:
-    if isinstance(records, str):
-        raise ValueError(f"{records[:80]!r} is one line, not a list of lines: put it in brackets")
+def _checked(records: Iterable[Record], columns: Sequence[str]) -> list[Record]:
+    if isinstance(records, str | bytes | Mapping):
+        raise ValueError(f"{records!r:.80} is one record, not a list of records: put it in brackets")
+    if not isinstance(records, Iterable):
+        raise ValueError(f"{records!r:.80} is not a list of records: give a list of lines of text")
+    records = list(records)
+    for number, record in enumerate(records, 1):
+        if not isinstance(record, str | Mapping):
+            decode = "; decode it, e.g. by .decode()" if isinstance(record, bytes) else ""
+            raise ValueError(
+                f"record {number} is {record!r:.80}, of type {type(record).__name__}: it must be a line of text, or an "
+                f"object with the field {columns[0]}{decode}"
+            )
+    return records

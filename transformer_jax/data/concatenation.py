@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from etils import epath
 
+from transformer_jax import files
 from transformer_jax.data.sources import DataError, parallel_files
 
 
@@ -53,8 +54,6 @@ def concatenate(
         for language in languages:
             column = text.column(language)
             path = target / f"{split}.{language}"
-            temporary = path.with_name(path.name + ".tmp")  # `path` may be a link to the text, or open in a training
-            with temporary.open("w") as file:
-                file.writelines(" ".join(column[i] for i in group) + "\n" for group in groups)
-            temporary.replace(path)
+            with files.replacing(path, follow=False) as file:  # `path` may be a link to the text
+                file.writelines((" ".join(column[i] for i in group) + "\n").encode() for group in groups)
     return counts

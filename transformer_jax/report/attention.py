@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from etils import epath
 
+from transformer_jax import files
 from transformer_jax.training.evaluation import AttentionMap
 
 
@@ -33,7 +34,8 @@ def write_report(path: epath.PathLike, title: str, sentences: Sequence[Sentence]
     Weights are stored in steps of 1 / 255, packed; entropies are those of the exact weights. Twenty sentences of 30
     tokens in six layers of eight heads make about a megabyte.
 
-    Raises ValueError for weights that do not fit their tokens or are not numbers, and where there is nothing to show.
+    Raises ValueError for weights that do not fit their tokens or are not numbers, where there is nothing to show, and
+    where the file cannot be written.
     """
     if not sentences:
         raise ValueError("there is no sentence to show: give at least one")
@@ -68,5 +70,5 @@ def write_report(path: epath.PathLike, title: str, sentences: Sequence[Sentence]
     template = importlib.resources.files(__package__).joinpath("attention.html").read_text(encoding="utf-8")
     page = template.replace("DATA", data).replace("<title>Attention</title>", f"<title>{html.escape(title)}</title>")
     data_bytes = page.encode()
-    epath.Path(path).write_bytes(data_bytes)
+    files.write(path, data_bytes)
     return len(data_bytes)

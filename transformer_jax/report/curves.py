@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
+from transformer_jax import files
 from transformer_jax.training.logging import read_rows
 
 
@@ -30,7 +31,10 @@ def read_curves(workdir: epath.PathLike, name: str) -> dict[str, Curve]:
     Raises ValueError where the file is missing, or has no number of this name, naming those that it has.
     """
     path = epath.Path(workdir) / "metrics.jsonl"
-    rows = [row for _, row in read_rows(path)]
+    try:
+        rows = [row for _, row in read_rows(path) if isinstance(row, dict) and {"step", "split"} <= row.keys()]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not the log of a run: {error}; name the folder of another") from error
     if not rows:
         raise ValueError(f"{path} is missing or empty: name the folder of a run that has logged something")
     curves: dict[str, Curve] = {}
@@ -124,7 +128,9 @@ def _figure(count: int) -> tuple[Any, Sequence[Any]]:
     try:
         from matplotlib.figure import Figure  # not pyplot: no window, no state
     except ImportError as error:
-        raise ValueError("pictures need matplotlib: pip install 'transformer_jax[plots]'") from error
+        raise ValueError(
+            "pictures need matplotlib: pip install -c constraints.txt -e '.[plots]' in the folder of transformer_jax"
+        ) from error
     figure = Figure(figsize=(6 * count, 4), layout="constrained")
     return figure, [figure.add_subplot(1, count, i + 1) for i in range(count)]
 
@@ -141,5 +147,5 @@ def _save(figure: Any, axes: Sequence[Any], path: epath.PathLike) -> None:
         if axis.lines:
             axis.legend(fontsize="small")
     ending = check_picture(path)
-    with epath.Path(path).open("wb") as file:
+    with files.replacing(path) as file:
         figure.savefig(file, format=ending)

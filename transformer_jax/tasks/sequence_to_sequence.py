@@ -23,6 +23,7 @@ from transformer_jax.models.transformer import Transformer, TransformerConfig, s
 from transformer_jax.tasks.text import TextTask, TextTaskConfig, cache_and_causality
 from transformer_jax.training.task import Arrays, Mean, Outputs, Params, Record, TrainingConfig, Work
 
+WIDE_BEAM = 50  # beyond it a warning says what it costs
 ARCHITECTURES: dict[str, Any] = {"transformer": Transformer, "recurrent": RecurrentSeq2Seq}
 
 
@@ -58,12 +59,23 @@ class SequenceToSequenceConfig(TextTaskConfig):
                 f"one vocabulary has one size, but model.source_vocab_size = {model.source_vocab_size} and "
                 f"model.target_vocab_size = {model.target_vocab_size}: make them equal, or set it to False",
             )
+        if self.decoding.beam_size > model.target_vocab_size:
+            yield (
+                "decoding.beam_size",
+                f"must not be beyond model.target_vocab_size = {model.target_vocab_size}, the tokens that a "
+                "step chooses from; 4 to 10 are usual",
+            )
         if model.shares_tables and not data.joint_tokenizer:
             yield "model.tie_embeddings", "'all' needs data.joint_tokenizer; else set it to 'decoder'"
 
     def advice(self) -> Iterator[str]:
         """Yield what is allowed but unwise."""
         yield from super().advice()
+        if self.decoding.beam_size > WIDE_BEAM:
+            yield (
+                f"config.decoding.beam_size = {self.decoding.beam_size}: this takes as many times the work of greedy "
+                "search; 4 to 10 are usual, and wider beams seldom score better"
+            )
         if self.model.needs_warmup and self.optimizer.warmup_steps == 0:
             yield (
                 "config.optimizer.warmup_steps = 0 with config.model.norm = 'post': post-LN seldom trains without "

@@ -1,8 +1,10 @@
 """Run a task over every example of a split, or over records to predict from, and choose the parameters for it."""
 
+import contextlib
 import logging
+import threading
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +19,29 @@ from transformer_jax.training.sharding import Fed, feed, on_mesh, replicated
 from transformer_jax.training.task import EvaluationConfig, Params, Record, Task
 
 log = logging.getLogger(__name__)
+
+
+PROGRESS_EVERY = 5, 10  # seconds until the first line about the progress, and between two of the others
+
+
+@contextlib.contextmanager
+def _progress(words: Callable[[], str]) -> Iterator[None]:
+    """Log `words()` after a few seconds in the block and then from time to time, also while a program is compiled."""
+    ended = threading.Event()
+
+    def tell() -> None:
+        wait, later = PROGRESS_EVERY
+        while not ended.wait(wait):
+            log.info("%s", words())
+            wait = later
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 class AttentionMap(NamedTuple):
@@ -58,12 +83,19 @@ class Evaluator:
     def _run(self, params: Params, batches: Batches, greedy: bool) -> tuple[dict[str, float], list[dict[str, Any]]]:
         totals: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))
         predictions: dict[int, dict[str, Any]] = {}
-        for fed in self._feed(batches):
-            means, outputs = self._evaluate(params, fed.placed, greedy)
-            for name, mean in means.items():
-                totals[name] += np.array([mean.sum, mean.weight], np.float64)
-            rows = self.task.decode(jax.device_get(outputs), fed.arrays)
-            predictions.update(zip(fed.batch.indices.tolist(), rows, strict=True))
+        plan = batches.plan
+
+        def progress() -> str:
+            total = sum(int((plan.batch(i).indices >= 0).sum()) for i in range(len(plan)))
+            return f"{len(predictions) - (-1 in predictions):,} of {total:,} examples are done"
+
+        with _progress(progress):
+            for fed in self._feed(batches):
+                means, outputs = self._evaluate(params, fed.placed, greedy)
+                for name, mean in means.items():
+                    totals[name] += np.array([mean.sum, mean.weight], np.float64)
+                rows = self.task.decode(jax.device_get(outputs), fed.arrays)
+                predictions.update(zip(fed.batch.indices.tolist(), rows, strict=True))
         predictions.pop(-1, None)  # rows that only fill a batch
         return (
             {name: float(total / (weight or 1)) for name, (total, weight) in totals.items()},

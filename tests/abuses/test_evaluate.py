@@ -1,0 +1,59 @@
+"""Abuses of evaluate.py: each is refused by one message, and nothing is lost."""
+
+from pathlib import Path
+
+import broken
+import pytest
+from abusing import refused, unharmed
+from forked import script
+
+RUN = "--workdir=@/run"
+
+
+@pytest.fixture(scope="module")
+def place(recipe, tmp_path_factory) -> Path:
+    return broken.make(tmp_path_factory.mktemp("place"), recipe)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        pytest.param((), ("--workdir is missing", "--help"), id="nothing"),
+        pytest.param(("--workdir",), ("workdir",), id="half an option"),
+        pytest.param(("--workdir=",), ("is not the folder of a run",), id="workdir without a name"),
+        pytest.param(("--workdir=@/none",), ("@/none is not the folder of a run",), id="no workdir"),
+        pytest.param(("--workdir=@/loop.txt",), ("loop.txt is not the folder of a run",), id="workdir is a loop"),
+        pytest.param(("--workdir=@/torn",), ("torn is not the folder of a run",), id="torn config.json"),
+        pytest.param(("--workdir=@/damaged",), ("holds no good checkpoint",), id="damaged checkpoints"),
+        pytest.param(("--workdir=@/untrained",), ("holds no good checkpoint", "train first"), id="no checkpoint"),
+        pytest.param(("--workdir=@/wordless",), ("tokenizer.json",), id="no tokenizer"),
+        pytest.param((RUN, "--split=none"), ("none.en",), id="unknown split"),
+        pytest.param((RUN, "--split="), ("--split",), id="split without a name"),
+        pytest.param((RUN, "--split=../place/val"), ("../place/val",), id="split elsewhere"),
+        pytest.param((RUN, "--splt=val"), ("'splt'", "split", "--help"), id="a misspelt option"),
+        pytest.param((RUN, "val"), ("'val' is not an option",), id="no option"),
+        pytest.param((RUN, "--config=configs/dates.py"), ("'config'", "--help"), id="a recipe"),
+        pytest.param((RUN, "--config.data.directory=@/none"), ("There is no directory @/none",), id="no data"),
+        pytest.param((RUN, "--config.data.directory=@/lines.txt"), ("lines.txt",), id="data is a file"),
+        pytest.param((RUN, "--config.data.test_split="), ("split",), id="an empty test split"),
+        pytest.param((RUN, "--config.evaluation.checkpoint=last"), ("must be one of latest, best",), id="checkpoint"),
+        pytest.param((RUN, "--config.evaluation.batch_size=0"), ("must be at least 1",), id="no rows"),
+        pytest.param((RUN, "--config.evaluation.batch_size=true"), ("must be of type int",), id="a batch of true"),
+        pytest.param((RUN, "--config.evaluation"), ("write it as --config.evaluation=VALUE",), id="no value"),
+        pytest.param((RUN, "--config.evaluation.batch_sise=2"), ("did you mean evaluation.batch_size",), id="misspelt"),
+        pytest.param((RUN, "--config.task.x=2"), ("config.task.x is not a key",), id="below what is no section"),
+        pytest.param((RUN, "--config.optimizer.learning_rate=nan"), ("= nan: must be finite",), id="nan"),
+        pytest.param((RUN, "--config.optimizer.learning_rate=-inf"), ("= -inf: must be finite",), id="-inf"),
+        pytest.param((RUN, "--config.optimizer.learning_rate=fast"), ("'fast': must be of type float",), id="a word"),
+        pytest.param((RUN, "--config.decoding.beam_size=301"), ("not be beyond model.target_vocab_size",), id="beam"),
+        pytest.param((RUN, "--config.decoding.beam_size=" + "(" * 300), ("must be of type int",), id="brackets"),
+        pytest.param(
+            (RUN, "--config.model.d_model=32"), ("parameters of another model", "16 there"), id="another model"
+        ),
+        pytest.param((RUN, "--flagfile=@/none"), ("none",), id="no flagfile"),
+    ],
+)
+def test_abuses(place, arguments, words):
+    arguments = [argument.replace("@", str(place)) for argument in arguments]
+    with unharmed(place):
+        refused(script("evaluate", *arguments, cwd=place), *(word.replace("@", str(place)) for word in words))

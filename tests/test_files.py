@@ -1,0 +1,71 @@
+"""Files are written whole or not at all."""
+
+import os
+import resource
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from transformer_jax import files
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file may grow beyond 100 bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("old", [None, b"old" * 100])
+def test_a_full_disk_changes_nothing(tmp_path, old):
+    path = tmp_path / "out"
+    if old is not None:
+        path.write_bytes(old)
+    with full_disk(), pytest.raises(files.OutputError) as error:
+        files.write(path, b"new" * 5000)
+    assert str(error.value).startswith(f"{path} cannot be written: File too large")
+    assert ("is unchanged" in str(error.value)) == (old is not None)
+    assert [p.read_bytes() for p in tmp_path.iterdir()] == ([] if old is None else [old])
+
+
+def test_an_error_in_the_block_changes_nothing(tmp_path):
+    (tmp_path / "out").write_text("old")
+    with pytest.raises(TypeError), files.replacing(tmp_path / "out") as file:
+        file.writelines([b"new", "no bytes"])
+    assert [p.read_text() for p in tmp_path.iterdir()] == ["old"]
+
+
+@pytest.mark.parametrize(("follow", "kept"), [(True, "new"), (False, "old")])
+def test_links(tmp_path, follow, kept):
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "link").symlink_to("file")
+    with files.replacing(tmp_path / "link", follow=follow) as file:
+        file.write(b"new")
+    assert (tmp_path / "link").read_text() == "new"
+    assert (tmp_path / "file").read_text() == kept
+    assert (tmp_path / "link").is_symlink() == follow
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_permissions_stay(tmp_path):
+    (tmp_path / "out").write_text("old")
+    (tmp_path / "out").chmod(0o604)
+    files.write(tmp_path / "out", b"new")
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o604
+
+
+def test_a_pipe_is_written_to_and_stays_one(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    found = []
+    reader = threading.Thread(target=lambda: found.append((tmp_path / "pipe").read_bytes()), daemon=True)
+    reader.start()
+    files.write(tmp_path / "pipe", b"data")
+    reader.join(10)
+    assert found == [b"data"]
+    assert (tmp_path / "pipe").is_fifo()
