@@ -146,7 +146,14 @@ def _check_section(name: str, cls: type, values: Mapping[str, Any]) -> list[str]
             problems.append(f"config.{name}.{key} is missing: set it to a value of type {expected.__name__}")
         elif type(values[key]) is not expected and not (expected is float and type(values[key]) is int):
             problems.append(f"config.{name}.{key} = {values[key]!r}: must be of type {expected.__name__}")
+        elif not all(_fits(value) for value in (values[key] if expected is tuple else [values[key]])):
+            problems.append(f"config.{name}.{key} = {values[key]!r}: must be less than 2³¹")
     return problems
+
+
+def _fits(value: Any) -> bool:
+    """Return False for an integer that the devices' 32 bits do not hold."""
+    return type(value) is not int or -(2**31) <= value < 2**31
 
 
 def override(config: ConfigDict, arguments: list[str]) -> None:

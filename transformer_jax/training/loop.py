@@ -57,8 +57,16 @@ def train(
     training = config.training
     checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint)
     batches, evaluator, fingerprint, state = _start(engine, checkpoints)
-    processes.first(ready)
     first = int(state.step)
+    if first < training.steps:
+        processes.first(ready)
+    else:
+        log.warning(
+            "nothing to train: the newest checkpoint is step %d, training.steps is %d. To go on, give a greater "
+            "--config.training.steps; to train anew, another --workdir",
+            first,
+            training.steps,
+        )
     if trace and trace.start not in range(first + 1, training.steps + 1):
         log.warning("no profile: step %d is not one of those to come, %d to %d", trace.start, first + 1, training.steps)
     scored = "ema" if config.evaluation.checkpoint == "ema" else "params"
