@@ -102,6 +102,10 @@ def parse(config: ConfigDict | Mapping[str, Any]) -> Config:
 
     Raises ConfigError with all problems, each with dotted key, value, rule and remedy. Logs what is unwise.
     """
+    if not isinstance(config, Mapping | ConfigDict):
+        raise ConfigError(
+            f"the config is {config!r}: get_config must return a ConfigDict, e.g. that of config.defaults"
+        )
     raw = config.to_dict() if isinstance(config, ConfigDict) else dict(config)
     if "task" not in raw:
         raise ConfigError("config.task is missing: set it to the name of a task, e.g. 'sequence_to_sequence'")

@@ -33,6 +33,7 @@ def run(
     `listeners` are told every row of metrics.jsonl.
     Raises what `config.parse`, `lock.held`, `workdir.claim` and `training.loop.train` raise.
     """
+    workdir = workdirs.place(workdir)
     task = make_task(parse(config), workdir)
     processes.agree("config", config.to_dict)
     with lock.held(workdir):

@@ -231,9 +231,16 @@ class Checkpoints:
         """Remove newer and unfinished steps: training continues from `step` and saves them again.
 
         None means that training starts, since no step is good. Raises CheckpointError if a step was good once: the
-        disk's fault may be temporary, and removing the step would lose the run.
+        disk's fault may be temporary, and removing the step would lose the run. Likewise if several have no manifest:
+        a kill leaves one of them.
         """
         if jax.process_index() == 0:
+            steps = self._steps()
+            if step is None and len(steps) > 1 and not self._complete():
+                raise CheckpointError(
+                    f"{self.directory}: none of the steps {', '.join(map(str, steps))} has its {manifest.NAME}. "
+                    "Restore these files from a backup, remove the folder to train anew, or choose another workdir."
+                )
             for at, folder in self._entries():
                 finished = manifest.exists(folder)
                 if step is None and finished:
