@@ -24,7 +24,7 @@ from transformer_jax.training.profiling import peak_flops
 from transformer_jax.training.sharding import Fed, check_rows, feed
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "recipe: configs/NAME.py[:ARG]")
-ROUNDS = flags.DEFINE_integer("rounds", 5, "how often every batch shape is timed", lower_bound=1)
+ROUNDS = flags.DEFINE_integer("rounds", 5, "how often every batch shape is timed", lower_bound=1, upper_bound=10_000)
 flags.mark_flag_as_required("config")
 
 

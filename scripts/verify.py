@@ -6,6 +6,7 @@ The recipe is shrunk to seconds; no data is needed. Exit code 0: all held; 1: so
 device, eight fake ones are made.
 """
 
+import copy
 import os
 import sys
 
@@ -17,6 +18,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from transformer_jax import command_line
+from transformer_jax.config import parse
 from transformer_jax.verification import verify
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "recipe: configs/NAME.py[:ARG]")
@@ -25,9 +27,12 @@ flags.mark_flag_as_required("config")
 
 def main() -> None:
     jax.config.update("jax_default_matmul_precision", "highest")
-    failed = 0
+    failed, config = 0, CONFIG.value
+    checked = copy.deepcopy(config)
+    checked.data.directory = checked.data.directory or "(none)"
+    parse(checked)  # as it is: shrinking would hide a wrong size
     print(f"{'':<50}{'difference':>12}{'allowed':>10}")
-    for row in verify(CONFIG.value):
+    for row in verify(config):
         failed += not row.held
         difference = "not here" if row.difference is None else f"{row.difference:.2g}"
         print(f"{row.name:<50}{difference:>12}{row.allowed:>10.0e}{'' if row.held else '  DOES NOT HOLD'}", flush=True)

@@ -102,7 +102,7 @@ def parse(config: ConfigDict | Mapping[str, Any]) -> Config:
 
     Raises ConfigError with all problems, each with dotted key, value, rule and remedy. Logs what is unwise.
     """
-    if not isinstance(config, Mapping | ConfigDict):
+    if not isinstance(config, Mapping) and not hasattr(config, "to_dict"):
         raise ConfigError(
             f"the config is {config!r}: get_config must return a ConfigDict, e.g. that of config.defaults"
         )

@@ -56,7 +56,7 @@ def test_a_value_that_cannot_be(recipe, finished, tmp_path, key, words):
 COMMANDS = [
     (["--workdir="], "--workdir= is empty: name a folder"),
     (["--workdir=~nobody-is-called-that/run"], "names the home of a user who is not known here"),
-    (["--workdir=http://host/run"], "--workdir=http://host/run is not a place to write to", "gs://BUCKET/FOLDER"),
+    (["--workdir=http://host/run"], "--workdir=http://host/run is not a place to write to", "or gs://BUCKET/"),
     (["--workdir=gs://"], "--workdir=gs:// is not a place to write to"),
     (["--workdir=FOLDER/\udcff"], "has characters that cannot be shown: choose another name"),
     (["--workdir=FOLDER/a\nb"], "a\\nb has characters that cannot be shown"),
