@@ -25,7 +25,7 @@ from transformer_jax.training.profiling import peak_flops
 from transformer_jax.training.sharding import Fed, check_rows, feed
 
 CONFIG = command_line.define_recipe()
-ROUNDS = flags.DEFINE_integer("rounds", 5, "how often every batch shape is timed", lower_bound=1)
+ROUNDS = flags.DEFINE_integer("rounds", 5, "how often every batch shape is timed", lower_bound=1, upper_bound=10_000)
 
 
 def main() -> None:

@@ -16,11 +16,13 @@ import sys
 def mesh_of(text: str) -> dict[str, int]:
     """ "data=4,tensor=2" → {"data": 4, "fsdp": 1, "tensor": 2}."""
     sizes = {"data": 1, "fsdp": 1, "tensor": 1}
+    left = list(sizes)
     for part in filter(None, text.split(",")):
         axis, _, size = part.partition("=")
-        if axis not in sizes or not size.isdecimal() or int(size) < 1:
-            print(f"error: --mesh={text}: write it like data=64,fsdp=8,tensor=1", file=sys.stderr)
+        if axis not in left or not (size.isascii() and size.isdecimal()) or not 1 <= int(size) < 2**31:
+            print(f"error: --mesh={text}: write it like data=64,fsdp=8,tensor=1, each once", file=sys.stderr)
             sys.exit(2)
+        left.remove(axis)
         sizes[axis] = int(size)
     return sizes
 
@@ -51,10 +53,15 @@ def main() -> None:
         raise flags.Error(f"--mesh={MESH.value}: write it with the sign =, and once")
     if any(argument.startswith("--config.mesh.") for argument in sys.argv):
         raise flags.Error("the mesh is described by --mesh, e.g. data=64,fsdp=8: leave out --config.mesh.…")
+    for flag in (LINK, PEAK):
+        if not math.isfinite(flag.value):
+            raise flags.Error(f"--{flag.name}={flag.value}: must be finite")
     raw = CONFIG.value
     raw.data.directory = raw.data.directory or "(none)"
     raw.mesh.update(MESH_SIZES)
     config = parse(raw)
+    if LENGTH.value > config.data.max_length:
+        raise flags.Error(f"--length={LENGTH.value}: must be at most data.max_length = {config.data.max_length}")
     shards = MESH_SIZES["data"] * MESH_SIZES["fsdp"] * config.training.microbatches
     task = make_task(config, None)
     rows = max(config.data.batch_tokens // LENGTH.value // shards, 1) * shards

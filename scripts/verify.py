@@ -6,6 +6,7 @@ The recipe is shrunk to seconds; no data is needed. Exit code 0: all held; 1: so
 device, eight fake ones are made.
 """
 
+import copy
 import os
 import sys
 
@@ -15,6 +16,7 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 import jax
 
 from transformer_jax import command_line
+from transformer_jax.config import parse
 from transformer_jax.verification import verify
 
 CONFIG = command_line.define_recipe()
@@ -22,9 +24,12 @@ CONFIG = command_line.define_recipe()
 
 def main() -> None:
     jax.config.update("jax_default_matmul_precision", "highest")
-    failed = 0
+    failed, config = 0, CONFIG.value
+    checked = copy.deepcopy(config)
+    checked.data.directory = checked.data.directory or "(none)"
+    parse(checked)  # as it is: shrinking would hide a wrong size
     print(f"{'':<50}{'difference':>12}{'allowed':>10}")
-    for row in verify(CONFIG.value):
+    for row in verify(config):
         failed += not row.held
         difference = "not here" if row.difference is None else f"{row.difference:.2g}"
         print(f"{row.name:<50}{difference:>12}{row.allowed:>10.0e}{'' if row.held else '  DOES NOT HOLD'}", flush=True)

@@ -114,6 +114,10 @@ def parse(config: ConfigDict | Mapping[str, Any]) -> Config:
 
     Raises ConfigError with all problems, each with dotted key, value, rule and remedy. Logs what is unwise.
     """
+    if not isinstance(config, Mapping) and not hasattr(config, "to_dict"):
+        raise ConfigError(
+            f"the config is {config!r}: get_config must return a ConfigDict, e.g. that of config.defaults"
+        )
     raw = config.to_dict() if isinstance(config, ConfigDict) else dict(config)
     if "task" not in raw:
         raise ConfigError("config.task is missing: set it to the name of a task, e.g. 'sequence_to_sequence'")
@@ -160,7 +164,14 @@ def _check_section(name: str, cls: type, values: Mapping[str, Any]) -> list[str]
             problems.append(f"config.{name}.{key} = {values[key]!r}: must be of type {expected.__name__}")
         elif expected is float and not math.isfinite(values[key]):
             problems.append(f"config.{name}.{key} = {values[key]!r}: must be finite; set it to a number")
+        elif not all(_fits(value) for value in (values[key] if expected is tuple else [values[key]])):
+            problems.append(f"config.{name}.{key} = {values[key]!r}: must be less than 2³¹")
     return problems
+
+
+def _fits(value: Any) -> bool:
+    """Return False for an integer that the devices' 32 bits do not hold."""
+    return type(value) is not int or -(2**31) <= value < 2**31
 
 
 def override(config: ConfigDict, arguments: list[str]) -> None:

@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from transformer_jax import workdir as workdirs
 from transformer_jax.config import make_task, parse
-from transformer_jax.training import processes
+from transformer_jax.training import lock, processes
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.initialization import TrainState
 from transformer_jax.training.logging import Listener
@@ -31,11 +31,13 @@ def run(
 
     The scores are those stored with the last checkpoint. The steps of `trace` are profiled into `workdir`/profile;
     `listeners` are told every row of metrics.jsonl.
-    Raises what `config.parse`, `workdir.claim` and `training.loop.train` raise.
+    Raises what `config.parse`, `lock.held`, `workdir.claim` and `training.loop.train` raise.
     """
+    workdir = workdirs.place(workdir)
     task = make_task(parse(config), workdir)
     processes.agree("config", config.to_dict)
-    processes.first(lambda: workdirs.claim(workdir, config))
-    state = train(task, workdir, trace=trace, listeners=listeners, ready=lambda: workdirs.store(workdir, config))
+    with lock.held(workdir):
+        processes.first(lambda: workdirs.claim(workdir, config))
+        state = train(task, workdir, trace=trace, listeners=listeners, ready=lambda: workdirs.store(workdir, config))
     checkpoints = Checkpoints(epath.Path(workdir) / "checkpoints", task.config.checkpoint)
     return Run(task, state, checkpoints.scores(int(state.step)))

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,23 @@ from transformer_jax.config import ConfigError, defaults, fields
 from transformer_jax.tasks import TASKS
 
 log = logging.getLogger(__name__)
+
+
+def place(workdir: epath.PathLike) -> epath.Path:
+    """Return the path of a workdir. Raise ConfigError for a name that cannot be that of a folder of one's own."""
+    name = os.fspath(workdir)
+    scheme, separator, rest = name.partition("://")
+    if not name:
+        rule = "is empty: name a folder, e.g. ./run"
+    elif name.startswith("~"):
+        rule = "names the home of a user who is not known here: write the whole path, or ./~… for a folder of that name"
+    elif not name.isprintable():
+        rule = "has characters that cannot be shown: choose another name"
+    elif separator and (scheme not in ("gs", "s3") or not rest.strip("/")):
+        rule = "is not a place to write to: name a folder, or gs://BUCKET/FOLDER"
+    else:
+        return epath.Path(workdir)
+    raise ConfigError(f"--workdir={ascii(name)[1:-1]} {rule}")
 
 
 def claim(workdir: epath.PathLike, config: ConfigDict) -> None:
@@ -104,7 +122,7 @@ def read(workdir: epath.PathLike) -> ConfigDict:
 
     Raises ConfigError if there is none that can be read.
     """
-    path = epath.Path(workdir) / "config.json"
+    path = place(workdir) / "config.json"
     try:
         stored = json.loads(path.read_text())
         if not isinstance(stored, dict) or "task" not in stored or not isinstance(stored.get("model", {}), dict):

@@ -16,6 +16,7 @@ import json
 import logging
 import math
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -35,8 +36,16 @@ with epy.lazy_imports():  # 0.3 s that the first step need not wait for
 PyTree = Any
 
 log = logging.getLogger(__name__)
-# Orbax reports some forty INFO lines a save through absl, which absl.app sends to stderr.
-logging.getLogger("absl").addFilter(lambda r: r.levelno >= logging.WARNING or "orbax" not in r.pathname)
+
+
+def _wanted(record: logging.LogRecord) -> bool:
+    """Return False for Orbax's forty INFO lines a save, and for its threads' tracebacks of what `save` raises."""
+    return "orbax" not in record.pathname or (
+        record.levelno >= logging.WARNING and "_SignalingThread" not in record.msg
+    )
+
+
+logging.getLogger("absl").addFilter(_wanted)  # absl.app sends them to stderr
 
 _META = "meta.json"
 _STEP_FOLDER = re.compile(r"(0|[1-9]\d*)(\.orbax-checkpoint-tmp.*)?")
@@ -128,7 +137,8 @@ class Checkpoints:
         facts = {"meta": meta, "metrics": scores, "preemption": preemption}
         items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), meta=ocp.args.JsonSave(facts))
         try:
-            self._manager.save(step, args=items, force=True)  # else skipped in silence if a newer step exists
+            with _only_the_error():
+                self._manager.save(step, args=items, force=True)  # else skipped in silence if a newer step exists
             if jax.process_index() == 0:
                 manifest.write(folder)
         except jax.errors.JaxRuntimeError:  # a process has died: that is not the disk's fault, and a restart mends it
@@ -221,9 +231,16 @@ class Checkpoints:
         """Remove newer and unfinished steps: training continues from `step` and saves them again.
 
         None means that training starts, since no step is good. Raises CheckpointError if a step was good once: the
-        disk's fault may be temporary, and removing the step would lose the run.
+        disk's fault may be temporary, and removing the step would lose the run. Likewise if several have no manifest:
+        a kill leaves one of them.
         """
         if jax.process_index() == 0:
+            steps = self._steps()
+            if step is None and len(steps) > 1 and not self._complete():
+                raise CheckpointError(
+                    f"{self.directory}: none of the steps {', '.join(map(str, steps))} has its {manifest.NAME}. "
+                    "Restore these files from a backup, remove the folder to train anew, or choose another workdir."
+                )
             for at, folder in self._entries():
                 finished = manifest.exists(folder)
                 if step is None and finished:
@@ -331,6 +348,26 @@ class Checkpoints:
         restore_args = ocp.checkpoint_utils.construct_restore_args(abstract)
         state = ocp.args.PyTreeRestore(abstract, restore_args=restore_args, partial_restore=True)
         return self._manager.restore(step, args=ocp.args.Composite(state=state))["state"]
+
+
+@contextlib.contextmanager
+def _only_the_error() -> Iterator[None]:
+    """Hide what the threads of Orbax and TensorStore print about the other writes of a save that fails.
+
+    It comes when nobody waits for these writes any more. So, after an error, it stays hidden.
+    """
+    asyncio, hook = logging.getLogger("asyncio"), sys.unraisablehook
+    level = asyncio.level
+
+    def show(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            hook(unraisable)
+
+    sys.unraisablehook = show
+    asyncio.setLevel(logging.CRITICAL)
+    yield
+    sys.unraisablehook = hook
+    asyncio.setLevel(level)
 
 
 def _shapes(tree: PyTree) -> dict[str, str]:

@@ -81,13 +81,16 @@ def absolute(path: epath.PathLike) -> epath.Path:
 
 
 def read_rows(path: epath.PathLike) -> list[tuple[str, dict]]:
-    """Return (line, parsed) of every row. Skips a torn line, with a warning."""
+    """Return (line, parsed) of every row. Skips a torn line and what is no row, with a warning."""
     path = epath.Path(path)
     rows = []
-    for line in path.read_text().splitlines() if path.exists() else ():
+    for line in path.read_bytes().decode(errors="replace").splitlines() if path.exists() else ():
         try:
-            rows.append((line, json.loads(line)))
-        except json.JSONDecodeError:
+            row = json.loads(line)
+            if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+                raise ValueError("no row")
+            rows.append((line, row))
+        except ValueError:
             log.warning("%s: passed over a torn line: %.40s", path, line)
     return rows
 

@@ -61,11 +61,9 @@ def train(
         first = int(state.step)
         if stop.reached(first) and first < training.steps:
             raise Preempted(f"stopped before step {first + 1}: start it again to go on")
-        processes.first(ready)
-        if trace and trace.start not in range(first + 1, training.steps + 1):
-            log.warning(
-                "no profile: step %d is not one of those to come, %d to %d", trace.start, first + 1, training.steps
-            )
+        if first < training.steps:
+            processes.first(ready)
+        _announce(first, training.steps, trace)
         scored = "ema" if config.evaluation.checkpoint == "ema" else "params"
         compiled = _CompileCount(engine.step, len(batches.plan.shapes))
         writer = opened.enter_context(contextlib.closing(MetricsWriter(workdir, first, listeners)))
@@ -135,6 +133,19 @@ def _start(engine: Engine, checkpoints: Checkpoints) -> tuple[Batches, Evaluator
         count = sum(x.size for x in jax.tree.leaves(state.params))
         log.info("%s parameters in arrays, devices: %s", f"{count:,}", dict(engine.mesh.shape))
     return batches, evaluator, fingerprint, state
+
+
+def _announce(first: int, steps: int, trace: range) -> None:
+    """Warn where there is nothing to train, or nothing to trace."""
+    if first >= steps:
+        log.warning(
+            "nothing to train: the newest checkpoint is step %d, training.steps is %d. To go on, give a greater "
+            "--config.training.steps; to train anew, another --workdir",
+            first,
+            steps,
+        )
+    if trace and trace.start not in range(first + 1, steps + 1):
+        log.warning("no profile: step %d is not one of those to come, %d to %d", trace.start, first + 1, steps)
 
 
 def _check_best_metric(config: CheckpointConfig, scores: Mapping[str, float]) -> None:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -37,6 +38,8 @@ def initialize(
     missing = [name for name, value in given.items() if value is None]
     if 0 < len(missing) < len(given):
         raise ValueError(f"--{missing[0]} is missing: give {', '.join(f'--{name}' for name in given)}, or none of them")
+    if coordinator_address is not None and not re.fullmatch(r".+:\d{1,5}", coordinator_address):
+        raise ValueError(f"--coordinator_address={coordinator_address}: write it as HOST:PORT, e.g. 10.0.0.1:8476")
     try:
         jax.distributed.initialize(coordinator_address, num_processes, process_id, heartbeat_timeout_seconds=HEARTBEAT)
     except ValueError as error:

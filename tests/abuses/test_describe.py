@@ -1,0 +1,37 @@
+"""What describe.py refuses."""
+
+import pytest
+from abusing import refused, unharmed
+from forked import script
+
+ROWS = [
+    (["--mesh=x"], "--mesh=x: write it like data=64,fsdp=8,tensor=1"),
+    (["--mesh=data"], "--mesh=data: write it like"),
+    (["--mesh=data=0"], "--mesh=data=0: write it like"),
+    (["--mesh=data=-1"], "--mesh=data=-1: write it like"),
+    (["--mesh=data=2,data=3"], "--mesh=data=2,data=3: write it like data=64,fsdp=8,tensor=1, each once"),
+    (["--mesh=data=٣"], "write it like data=64"),
+    (["--mesh=data=99999999999999"], "write it like data=64"),
+    (["--mesh", "data=2"], "--mesh=data=2: write it with the sign ="),
+    (["--mesh=tensor=3"], "cannot be divided among mesh.tensor = 3 devices", "change model.num_heads or the mesh"),
+    (["--config.mesh.data=3"], "described by --mesh, e.g. data=64,fsdp=8"),
+    (["--length=1"], "--length=1"),
+    (["--length=33"], "--length=33: must be at most data.max_length = 32"),
+    (["--length=99999999999"], "--length=99999999999: must be at most data.max_length = 32"),
+    (["--link_gb_s=0"], "--link_gb_s=0"),
+    (["--link_gb_s=inf"], "--link_gb_s=inf: must be finite"),
+    (["--link_gb_s=nan"], "--link_gb_s=nan: must be finite"),
+    (["--peak_tflop_s=nan"], "--peak_tflop_s=nan: must be finite"),
+    (["--config.model.num_heads=0"], "config.model.num_heads = 0: must be at least 1"),
+    (["--config.training.steps=99999999999999999999999"], "must be less than 2³¹"),
+    (["--workdir=x"], "Unknown command line flag 'workdir'"),
+    (["--config="], "empty string"),
+    (["--config=/nowhere.py"], "/nowhere.py"),
+]
+
+
+@pytest.mark.parametrize(("given", "words"), [(given, words) for given, *words in ROWS], ids=str)
+def test_refused(recipe, tmp_path, given, words):
+    length = [] if any(argument.startswith("--length") for argument in given) else ["--length=16"]
+    with unharmed(recipe.parent, tmp_path, new=("__pycache__",)):
+        refused(script("describe", f"--config={recipe}", *length, *given, cwd=tmp_path), *words)

@@ -1,0 +1,310 @@
+"""One run at a time trains in a workdir, and a dead run's lock keeps nobody out."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from abusing import refused, unharmed
+from bucket import served
+from conftest import ROOT, rows
+from etils import epath
+from forked import script
+
+from transformer_jax import experiment
+from transformer_jax.training import lock
+from transformer_jax.training.lock import InUse, held
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    for name, seconds in {"HEARTBEAT": 0.05, "EXPIRY": 1.5, "LOOK": 0.02, "SETTLE": 0.2}.items():
+        monkeypatch.setattr(lock, name, seconds)
+
+
+def owner(**changes) -> str:
+    """The lock of this very process, with changes."""
+    own = {"host": "vm", "pid": os.getpid(), "started": "2026-01-02 03:04:05 UTC", "token": "theirs"}
+    own |= {"process_born": lock._birth(os.getpid()), "machine": lock._machine(), "beats": 0}
+    return json.dumps(own | changes)
+
+
+@pytest.fixture
+def left(tmp_path):
+    """Leave a lock in a workdir."""
+
+    def leave(text: str) -> Path:
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / lock.NAME).write_text(text)
+        return tmp_path / "run"
+
+    return leave
+
+
+@pytest.fixture(scope="module")
+def dead() -> int:
+    """The number of a process that has ended."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def test_it_is_held_for_the_time_of_the_run(tmp_path):
+    with held(tmp_path / "new" / "run"):
+        told = json.loads((tmp_path / "new" / "run" / "lock.json").read_text())
+        assert told["pid"] == os.getpid()
+        with pytest.raises(InUse, match=rf"--workdir=.*run is in use: process {os.getpid()} on \S+, started 20.* UTC,"):
+            held(tmp_path / "new" / "run").__enter__()
+        time.sleep(0.2)  # the refused one leaves it alone
+        assert json.loads((tmp_path / "new" / "run" / "lock.json").read_text()) == told
+    assert list((tmp_path / "new" / "run").iterdir()) == []
+    with pytest.raises(KeyError), held(tmp_path):
+        raise KeyError
+    assert not (tmp_path / "lock.json").exists()
+
+
+def test_a_run_that_lives_keeps_its_workdir(left):
+    workdir = left(owner())
+    with unharmed(workdir), pytest.raises(InUse, match=r"started 2026-01-02 03:04:05 UTC, trains there"):
+        held(workdir).__enter__()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"pid": "dead"}, {"process_born": "1"}, {"pid": "zombie"}, {"pid": 2**30}],
+    ids=["dead", "number used again", "not buried", "no such number"],
+)
+def test_a_dead_runs_lock_is_taken_over_at_once(left, dead, changes, caplog):
+    zombie = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+    numbers = {"dead": dead, "zombie": zombie.pid}
+    workdir = left(owner(**{key: numbers.get(value, value) for key, value in changes.items()}))
+    start = time.monotonic()
+    with held(workdir):
+        assert json.loads((workdir / "lock.json").read_text())["token"] != "theirs"
+    assert time.monotonic() - start < lock.EXPIRY
+    assert "which no longer runs" in caplog.text
+    assert caplog.text.count("taken over from process") == 1
+    zombie.wait()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere only a process's number tells")
+def test_another_users_process_that_cannot_be_looked_at_lives(monkeypatch):
+    def forbidden(*_):
+        raise PermissionError
+
+    assert lock._lives(os.getpid(), lock._birth(os.getpid()))
+    monkeypatch.setattr(lock.os, "kill", forbidden)
+    monkeypatch.setattr(lock, "_birth", lambda pid: None)
+    assert lock._lives(1, "5")
+
+
+@pytest.mark.parametrize("text", [owner(machine="other", host="far"), "", "{}", '{"pid": -1}', '{"pid": 1', "[3]"])
+def test_on_another_machine_a_run_without_a_heartbeat_is_dead(left, text, caplog):
+    workdir = left(text)
+    start = time.monotonic()
+    with held(workdir):
+        assert time.monotonic() - start > lock.EXPIRY
+    assert "waiting up to 2 s for a sign of life" in caplog.text
+    assert ("process" in caplog.text and "on far" in caplog.text) or "an unknown run" in caplog.text
+
+
+@pytest.mark.parametrize("beat", ["touched", "written"])
+def test_on_another_machine_a_heartbeat_tells_that_it_lives(left, beat, monkeypatch):
+    workdir = left(owner(machine="other", host="far"))
+    monkeypatch.setattr(lock, "EXPIRY", 30.0)
+
+    def show():
+        if beat == "touched":
+            os.utime(workdir / "lock.json", (5, 5))
+        else:
+            (workdir / "lock.json").write_text(owner(machine="other", beats=1))
+
+    timer = threading.Timer(0.3, show)
+    timer.start()
+    with pytest.raises(InUse, match=r"process \d+ on far"):
+        held(workdir).__enter__()
+    timer.join()
+
+
+def test_one_that_is_released_while_it_is_watched_is_free(left, monkeypatch):
+    workdir = left(owner(machine="other"))
+    monkeypatch.setattr(lock, "EXPIRY", 30.0)
+    timer = threading.Timer(0.3, (workdir / "lock.json").unlink)
+    timer.start()
+    with held(workdir):
+        assert (workdir / "lock.json").exists()
+
+
+def test_of_many_that_take_a_dead_runs_lock_one_gets_it(left, dead):
+    workdir, together = left(owner(pid=dead)), threading.Barrier(8)
+    got, refusals, until = [], [], threading.Event()
+
+    def attempt():
+        together.wait()
+        try:
+            with held(workdir):
+                got.append(1)
+                until.wait(30)
+        except InUse:
+            refusals.append(1)
+
+    threads = [threading.Thread(target=attempt) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    stop = time.monotonic() + 30
+    while len(got) + len(refusals) < 8 and time.monotonic() < stop:
+        time.sleep(0.01)
+    until.set()
+    for thread in threads:
+        thread.join()
+    assert (len(got), len(refusals)) == (1, 7)
+
+
+LOSES = """
+import pathlib, sys, time
+from transformer_jax.training import lock
+lock.HEARTBEAT = 0.05
+with lock.held(sys.argv[1]):
+    (pathlib.Path(sys.argv[1]) / "lock.json").write_text(sys.argv[2])
+    time.sleep(60)
+print("not reached")
+"""
+
+
+def test_a_run_that_has_lost_its_lock_ends_and_leaves_the_heirs(tmp_path):
+    command = [sys.executable, "-c", LOSES, str(tmp_path), owner(host="heir")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": ROOT})
+    message = refused(done, f"--workdir={tmp_path} was taken over by process", "on heir")
+    assert "ended here" in message
+    assert json.loads((tmp_path / "lock.json").read_text())["host"] == "heir"
+
+
+def test_a_lock_that_somebody_removes_comes_back(tmp_path):
+    with held(tmp_path):
+        (tmp_path / "lock.json").unlink()
+        stop = time.monotonic() + 10
+        while not (tmp_path / "lock.json").exists():
+            assert time.monotonic() < stop
+            time.sleep(0.01)
+        with pytest.raises(InUse):
+            held(tmp_path).__enter__()
+
+
+def test_a_workdir_that_somebody_removes_does_not_come_back(tmp_path):
+    with held(tmp_path / "run"):
+        (tmp_path / "run" / "lock.json").unlink()
+        (tmp_path / "run").rmdir()
+        time.sleep(0.3)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, lambda path: path.symlink_to("nowhere"), lambda p: p.symlink_to(p.name)])
+def test_a_lock_that_is_no_file(tmp_path, make):
+    make(tmp_path / "lock.json")
+    with unharmed(tmp_path), pytest.raises(ValueError, match=r"cannot be written: .*lock\.json.*; choose another"):
+        held(tmp_path).__enter__()
+
+
+def test_a_heartbeat_writes_no_byte(tmp_path, monkeypatch):
+    """A run on a full disk lives until it must save."""
+    with held(tmp_path):
+        monkeypatch.setattr(lock._Lock, "_write", lambda self: pytest.fail("written"))
+        before = os.stat(tmp_path / "lock.json").st_mtime
+        time.sleep(0.3)
+        assert os.stat(tmp_path / "lock.json").st_mtime > before
+
+
+def test_in_a_bucket(monkeypatch):
+    """Nothing there can be made exclusively: of two, the last to write keeps the lock."""
+    pytest.importorskip("gcsfs", reason="no gcsfs: pip install 'transformer_jax[gcs]'")
+    with served() as (store, environment):
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        workdir, key = epath.Path("gs://bucket/run"), "bucket/run/lock.json"
+
+        with held(workdir):
+            before = json.loads(store.objects[key][0])
+            with pytest.raises(InUse, match="--workdir=gs://bucket/run is in use: process"):
+                held(workdir).__enter__()
+            time.sleep(0.5)
+            after = json.loads(store.objects[key][0])
+            assert after["beats"] > before["beats"]
+            assert after["token"] == before["token"]
+        assert key not in store.objects
+
+        store.put(key, owner(machine="other").encode())
+        timer = threading.Timer(0.3, lambda: store.put(key, owner(machine="other", beats=1).encode()))
+        timer.start()
+        with pytest.raises(InUse):
+            held(workdir).__enter__()
+        with held(workdir):  # it has died meanwhile
+            assert json.loads(store.objects[key][0])["token"] != "theirs"
+
+        monkeypatch.setattr(lock, "SETTLE", 1.0)
+        timer = threading.Timer(0.5, lambda: store.put(key, owner().encode()))
+        timer.start()
+        with pytest.raises(InUse):
+            held(workdir).__enter__()
+        assert json.loads(store.objects[key][0])["token"] == "theirs"
+
+
+@pytest.fixture
+def running(recipe, tmp_path):
+    """A run of its own process that has saved its first checkpoint and would go on for long."""
+    workdir = tmp_path / "run"
+    options = [f"--config={recipe}", f"--workdir={workdir}", "--config.training.steps=100000"]
+    options += ["--config.training.evaluate_every=100000", "--config.checkpoint.keep_best=0"]
+    command = [sys.executable, "scripts/train.py", *options, "--config.checkpoint.every=3"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE) as process:
+        stop = time.monotonic() + 120
+        while not list(workdir.glob("checkpoints/*/manifest.json")):
+            assert process.poll() is None, process.stderr.read()
+            assert time.monotonic() < stop
+            time.sleep(0.05)
+        yield process, workdir, options
+        if process.poll() is None:
+            process.kill()
+
+
+def test_a_second_run_in_a_workdir_is_refused_and_the_first_goes_on(running):
+    first, workdir, options = running
+    before = {name: (workdir / name).read_bytes() for name in ("config.json", "tokenizer.json", "lock.json")}
+    second = script("train", *options, "--config.checkpoint.every=3")
+    refused(second, f"--workdir={workdir} is in use: process {first.pid} on ", "started 20", "choose another --workdir")
+    assert {name: (workdir / name).read_bytes() for name in before} == before
+    newest = max(row["step"] for row in rows(workdir))
+    stop = time.monotonic() + 60
+    while max(row["step"] for row in rows(workdir)) <= newest:
+        assert first.poll() is None
+        assert time.monotonic() < stop
+    first.terminate()
+    assert first.wait(timeout=100) == 75
+    assert not (workdir / "lock.json").exists()
+
+
+def test_after_a_kill_the_next_run_starts_at_once(running, monkeypatch):
+    first, workdir, options = running
+    first.kill()
+    first.wait()
+    step = max(int(path.parent.name) for path in workdir.glob("checkpoints/*/manifest.json"))
+    again = script("train", *options, f"--config.training.steps={step + 1}", "--config.checkpoint.every=3")
+    said = again.stderr.decode()
+    assert again.returncode == 0, said
+    assert said.count(f"{workdir}: taken over from process {first.pid} on ") == 1
+    assert "sign of life" not in said
+    assert f"resumed from step {step}" in said
+    assert not (workdir / "lock.json").exists()
+
+
+def test_a_run_that_has_learned_nothing_yet_keeps_its_tokenizers(tiny, tmp_path):
+    """Before the first checkpoint, another config would begin anew."""
+    with held(tmp_path):
+        (tmp_path / "config.json").write_text("{}")
+        (tmp_path / "tokenizer.json").write_text("{}")
+        with unharmed(tmp_path), pytest.raises(InUse):
+            experiment.run(tiny, tmp_path)
