@@ -1,5 +1,6 @@
 """Join parallel lines to longer ones, to study the effect of length on a model."""
 
+import contextlib
 import os
 import random
 from collections.abc import Iterator, Sequence
@@ -33,10 +34,13 @@ def concatenate(
         The number of lines written for each split.
 
     Raises:
-        DataError: a split is missing or has fewer than `longest` lines, or `output` is `directory`. Nothing is written.
+        DataError: a split is missing or has fewer than `longest` lines, or `output` is `directory` or cannot be written
+            to. What lies in `output` stays as it was.
     """
     if not splits or not languages:
         raise DataError(f"splits {list(splits)} and languages {list(languages)}: name one or more of each")
+    if not str(directory) or not str(output):
+        raise DataError(f"directory {directory!r} and output {output!r}: name both, the current folder as .")
     source, target = (epath.Path(path).expanduser() for path in (directory, output))
     if os.path.realpath(source) == os.path.realpath(target):
         raise DataError(f"{output} holds the text to be joined: choose another folder for the result")
@@ -45,16 +49,26 @@ def concatenate(
         if not 1 <= longest <= len(text):
             rule = f"choose from 1 to {len(text)}"
             raise DataError(f"{split} in {directory} has {len(text)} lines: {longest} can't be joined; {rule}")
-    target.mkdir(parents=True, exist_ok=True)
+    paths = {(split, language): target / f"{split}.{language}" for split in texts for language in languages}
+    # A file may be a link to the text, or open in a training: none is overwritten, and all are replaced in the end.
+    temporary = {path: path.with_name(path.name + ".tmp") for path in paths.values()}
+    if folders := [str(path) for path in (*paths.values(), *temporary.values()) if path.is_dir()]:
+        raise DataError(f"{', '.join(folders)} is a folder where a file is to be written: choose another output")
     counts = {}
-    for split, text in texts.items():
-        groups = list(concatenations(len(text), longest, seed))
-        counts[split] = len(groups)
-        for language in languages:
-            column = text.column(language)
-            path = target / f"{split}.{language}"
-            temporary = path.with_name(path.name + ".tmp")  # `path` may be a link to the text, or open in a training
-            with temporary.open("w") as file:
-                file.writelines(" ".join(column[i] for i in group) + "\n" for group in groups)
-            temporary.replace(path)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        for split, text in texts.items():
+            groups = list(concatenations(len(text), longest, seed))
+            counts[split] = len(groups)
+            for language in languages:
+                column = text.column(language)
+                with temporary[paths[split, language]].open("w") as file:
+                    file.writelines(" ".join(column[i] for i in group) + "\n" for group in groups)
+        for path, written in temporary.items():
+            written.replace(path)
+    except OSError as error:
+        for written in temporary.values():
+            with contextlib.suppress(OSError):
+                written.unlink(missing_ok=True)
+        raise DataError(f"Cannot write to {output}: {error}. Make room or choose another output.") from error
     return counts
