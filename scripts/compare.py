@@ -15,6 +15,8 @@ from transformer_jax import command_line
 from transformer_jax.config import override, parse
 from transformer_jax.predictor import Predictor
 from transformer_jax.report import curves
+from transformer_jax.tasks import task_class
+from transformer_jax.training.task import Config
 from transformer_jax.workdir import read
 
 WORKDIRS = flags.DEFINE_list("workdirs", None, "the folders of runs", required=True)
@@ -38,13 +40,32 @@ def main() -> None:
         if SPLIT.value or OVERRIDES:
             raise ValueError("--split and --config.… need --lengths: add it, e.g. --lengths=10,20,30")
         runs = {run: {name: curves.read_curves(run, name) for name in VALUES.value} for run in WORKDIRS.value}
-        curves.draw_curves(OUTPUT.value, runs)
+        curves.draw_curves(OUTPUT.value, runs, label)
     elif len(VALUES.value) != 1 or VALUES.value == ["loss"]:
         raise ValueError(f"--values={','.join(VALUES.value)}: --lengths draws one metric, e.g. --values=bleu")
     else:
         scores = by_length(curves.check_edges(LENGTHS.value), VALUES.value[0])
         curves.draw_by_length(OUTPUT.value, scores, VALUES.value[0])
     print(f"wrote {OUTPUT.value}", file=sys.stderr)
+
+
+def label(run: str, split: str, value: str) -> str:
+    """Return what a run's value is called with how it was computed, e.g. "bleu (greedy)"."""
+    config = parsed(run)
+    if config is None:
+        return value
+    if split == "train":
+        return config.training.loss_label if value == "loss" else value
+    return task_class(config.task).metrics.get(value, value)
+
+
+@functools.cache
+def parsed(run: str) -> Config | None:
+    """Return the config of a run, or None where only its metrics.jsonl is there."""
+    try:
+        return parse(read(run))
+    except ValueError:
+        return None
 
 
 def by_length(edges: list[int], metric: str) -> dict[str, list[curves.LengthScore]]:

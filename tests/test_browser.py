@@ -38,7 +38,9 @@ def page(browser, tmp_path):
         found = draw.random((layers, heads, rows, columns))
         return found / found.sum(axis=-1, keepdims=True)
 
-    cross = AttentionMap("decoder over encoder", TARGET, SOURCE, weights(2, 3, 3, 4))
+    cross = AttentionMap(
+        "decoder over encoder", TARGET, SOURCE, weights(2, 3, 3, 4), {"source": EVIL, "target": "a house"}
+    )
     own = AttentionMap("encoder", SOURCE, SOURCE, weights(2, 3, 4, 4))
     alignment = AttentionMap("alignment", ["x"], ["y", "z"], weights(1, 1, 1, 2))
     write_report(tmp_path / "report.html", "A title", [Sentence(EVIL, [cross, own]), Sentence("second", [alignment])])
@@ -140,6 +142,7 @@ def test_text_stays_text(page):
     assert browser.find_elements("css selector", "img") == []
     heads = [th.get_attribute("textContent") for th in browser.find_elements("css selector", "thead th")]
     assert heads == SOURCE
+    assert browser.find_element("id", "texts").text.splitlines() == ["source", EVIL, "target", "a house"]
 
 
 def test_light_and_dark(page):

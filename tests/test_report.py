@@ -35,6 +35,14 @@ def test_file_holds_tokens_weights_and_entropies(tmp_path):
     np.testing.assert_allclose(found["entropy"], entropy(shown.weights), atol=1e-3)
 
 
+def test_the_texts_are_shown_once_each(tmp_path):
+    shown = some_map()._replace(texts={"source": EVIL, "target": "x", "input": "x", "empty": ""})
+    write_report(tmp_path / "report.html", "t", [Sentence("s", [shown])])
+    page = (tmp_path / "report.html").read_text()
+    data = json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)[1])
+    assert data["sentences"][0]["maps"][0]["texts"] == [[EVIL, "source"], ["x", "target = input"]]
+
+
 def test_entropy():
     weights = np.array([[[[1.0, 0, 0, 0], [0.25, 0.25, 0.25, 0.25]], [[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]]]])
     np.testing.assert_allclose(entropy(weights), [[1.0, 1.0]])

@@ -125,8 +125,9 @@ def test_pictures(trained, tmp_path):
     data = json.loads(re.search(r'type="application/json">(.*?)</script>', page)[1])
     assert [sentence["name"] for sentence in data["sentences"]] == ["ek at", "ut"]
     cross = data["sentences"][0]["maps"][0]
-    assert "".join(cross["rows"]).replace("Ġ", "") == "dk</s>"
-    assert "".join(cross["columns"]).replace("Ġ", "") == "ekat</s>"
+    assert "".join(cross["rows"]) == "dk</s>"
+    assert "".join(cross["columns"]) == "ek▁at</s>"
+    assert cross["texts"] == [["ek at", "source"], ["dk", "target"]]
     fails(script(*report, stdin=b"\n \n"), "--input=- holds no line with text")
     nowhere = tmp_path / "none" / "report.html"
     fails(script(*report[:2], f"--output={nowhere}", stdin=b"ek\n"), f"there is no folder {nowhere.parent}")

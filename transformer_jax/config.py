@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import logging
 import math
+import re
 import sys
 import traceback
 import types
@@ -93,7 +94,15 @@ def parse_arg(arg: str | None, words: Mapping[str, tuple[str, ...]], flags: tupl
             key, value = owner[part], part
         elif not equals or value not in words.get(key, ()):
             choices = [f"{key}={'|'.join(values)}" for key, values in words.items()]
-            raise ConfigError(f"config argument {part!r} is unknown: choose from {', '.join([*choices, *flags])}")
+            remedy = ""
+            if "pair" in words and (pair := re.fullmatch("([a-z]{2,3})-([a-z]{2,3})", value or part)):
+                remedy = "; for other languages of your own files add " + " ".join(
+                    f"--config.data.{side}_language={language}"
+                    for side, language in zip(("source", "target"), pair.groups(), strict=True)
+                )
+            raise ConfigError(
+                f"config argument {part!r} is unknown: choose from {', '.join([*choices, *flags])}{remedy}"
+            )
         if given.setdefault(key, value) != value:
             raise ConfigError(
                 f"config argument {arg!r} has two values of {key}, {given[key]!r} and {value!r}: keep one"
@@ -139,6 +148,14 @@ def parse(config: ConfigDict | Mapping[str, Any]) -> Config:
         for key, rule in checked.problems():
             section, field = key.split(".")
             problems.append(f"config.{key} = {getattr(parsed[section], field)!r}: {rule}")
+        metrics, saved = task_class(raw["task"]).metrics, checked.checkpoint
+        if saved.keep_best and saved.best_metric not in metrics:
+            close = difflib.get_close_matches(saved.best_metric, metrics, 1)
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            problems.append(
+                f"config.checkpoint.best_metric = {saved.best_metric!r}: must be one of the task's scores, "
+                f"{', '.join(metrics)}{hint}, or checkpoint.keep_best 0"
+            )
     if problems:
         raise ConfigError("\n".join(problems))
     for advice in checked.advice():

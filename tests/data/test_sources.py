@@ -75,8 +75,18 @@ def test_byte_order_mark_is_dropped_at_the_start_only(tmp_path):
 def test_gz_is_read_where_there_is_no_plain_file(tmp_path):
     (tmp_path / "train.en.gz").write_bytes(gzip.compress(b"zipped\n"))
     write(tmp_path, train_de=b"plain\n")
-    (tmp_path / "train.de.gz").write_bytes(b"not looked at")
-    assert parallel_files(tmp_path, "train", ["en", "de"])[0] == {"en": "zipped", "de": "plain"}
+    for same in (None, gzip.compress(b"plain\n")):
+        if same:
+            (tmp_path / "train.de.gz").write_bytes(same)
+        assert parallel_files(tmp_path, "train", ["en", "de"])[0] == {"en": "zipped", "de": "plain"}
+
+
+@pytest.mark.parametrize("other", [gzip.compress(b"plain\nmore\n"), gzip.compress(b"plaim\n"), b"no gzip", b""])
+def test_two_different_files_of_one_text_are_refused(other, tmp_path):
+    write(tmp_path, train_de=b"plain\n")
+    (tmp_path / "train.de.gz").write_bytes(other)
+    with pytest.raises(DataError, match=r"train\.de and .*train\.de\.gz are both there, but their texts differ"):
+        parallel_files(tmp_path, "train", ["de"])
 
 
 def test_missing_directory(tmp_path):
@@ -120,17 +130,56 @@ def test_invalid_utf8_is_located(mark, tmp_path):
         parallel_files(tmp_path, "train", ["en"])
 
 
-@pytest.mark.parametrize("damage", ["truncated", "corrupt", "not gz", "empty"])
-def test_broken_gz_is_named(damage, tmp_path):
-    good = gzip.compress(os.urandom(999))
-    content = {
-        "truncated": good[:-20],
-        "corrupt": good[:50] + b"\0\0\0\0" + good[54:],
-        "not gz": b"plain text\n",
-        "empty": good[:5],
-    }
-    (tmp_path / "train.en.gz").write_bytes(content[damage])
-    with pytest.raises(DataError, match=r"Cannot read .*train\.en\.gz: .* copy it again"):
+GOOD = gzip.compress(bytes(range(256)) * 4)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (GOOD[:-20], "is cut off: its gzip data have no end. Copy it"),
+        (GOOD[:5], "is cut off: its gzip data have no end. Copy it"),
+        (b"", "is cut off: its gzip data have no end. Copy it"),
+        (GOOD[:50] + b"\0\0\0\0" + GOOD[54:], "is damaged: .*. Copy it"),
+        (GOOD[:-8] + bytes(8), "is damaged: CRC check failed.*. Copy it"),
+        (GOOD + b"more", "is damaged: .*. Copy it"),
+        (b"plain text\n", "is not compressed by gzip: it starts with b'plain te'. Rename it"),
+        (gzip.compress(gzip.compress(b"a\n")), "holds gzip data where text should be. Decompress it"),
+    ],
+)
+def test_broken_gz_is_named(content, message, tmp_path):
+    (tmp_path / "train.en.gz").write_bytes(content)
+    with pytest.raises(DataError, match=rf"train\.en\.gz {message}"):
+        parallel_files(tmp_path, "train", ["en"])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: path.mkdir(), "is a folder: it must be a file of text"),
+        (os.mkfifo, "is neither a file nor a folder"),
+        (lambda path: path.symlink_to("nowhere"), r"is a link to nowhere that leads nowhere \(No such file"),
+        (lambda path: path.symlink_to(path.name), r"is a link to train.en that leads nowhere \(Too many levels"),
+        (lambda path: path.symlink_to(path.parent), "is a link to .*, which is not a file"),
+    ],
+)
+def test_what_is_not_a_file_is_called_what_it_is(make, message, tmp_path):
+    make(tmp_path / "train.en")
+    with pytest.raises(DataError, match=rf"train\.en {message}"):
+        parallel_files(tmp_path, "train", ["en"])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a\nb\n".encode("utf-16"), "not UTF-8 but looks like UTF-16"),
+        ("a\nb\n".encode("utf-16-be"), "not UTF-8 but looks like UTF-16"),
+        (gzip.compress(b"a\n"), "holds gzip data where text should be"),
+        (b"a\rb\rc\r", "is one line, with carriage returns in it. End lines by"),
+    ],
+)
+def test_what_is_not_text_in_lines(content, message, tmp_path):
+    (tmp_path / "train.en").write_bytes(content)
+    with pytest.raises(DataError, match=rf"train\.en .*{message}"):
         parallel_files(tmp_path, "train", ["en"])
 
 

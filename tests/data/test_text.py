@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from transformer_jax.data.sources import parallel_files, text_file, tsv_file
+from transformer_jax.data.sources import DataError, parallel_files, text_file, tsv_file
 from transformer_jax.data.text import (
     TRAINED_HERE,
     Corpus,
@@ -103,9 +103,23 @@ def test_pairs_left_out_of_training_are_counted(tmp_path, caplog):
 
 
 def test_a_corpus_of_no_usable_pair_is_refused_for_the_reason(text, tmp_path):
-    (text / "train.de").write_text("\n" * 11)
+    write(text, "train", en=["ek", ""] * 5 + [""], de=["", "dk"] * 5 + ["dk"])
     with pytest.raises(ValueError, match=r"train: none of 11 examples is left: 11 have an empty side, 0 are beyond"):
         shuffled(pairs(tmp_path))
+
+
+@pytest.mark.parametrize("language", ["en", "de"])
+@pytest.mark.parametrize("blank", ["", " ", "\t\u3000"])
+def test_a_split_of_blank_lines_is_refused(language, blank, text, tmp_path):
+    """Every prediction for it would be right, or none."""
+    write(text, "val", **{language: [blank] * 11})
+    where = r"val\.en and .*val\.de"
+    with pytest.raises(DataError, match=rf"{where}: all 11 lines of {language} in the split val are blank"):
+        pairs(tmp_path).open("val")
+    write(text, "val", **{language: [blank] * 10 + ["ek"]})
+    assert len(pairs(tmp_path).open("val")) == 11
+    with pytest.raises(DataError, match=r"all 10 lines of .. in the split val\[:10\] are blank"):
+        pairs(tmp_path).open("val[:10]")
 
 
 def test_evaluation_takes_every_pair_once_cut_to_the_models_length(text, tmp_path, caplog):
@@ -263,7 +277,7 @@ def test_the_fingerprint_is_of_the_text_not_its_packing(text, tmp_path):
     (text / "train.de").unlink()
     (text / "train.en").write_bytes((text / "train.en").read_bytes().replace(b"\n", b"\r\n"))
     assert pairs(tmp_path).fingerprint(training=True) == before
-    (text / "train.de").write_bytes(content[:-2] + b"t\n")
+    (text / "train.de.gz").write_bytes(gzip.compress(content[:-2] + b"t\n"))
     assert pairs(tmp_path).fingerprint(training=True)["training data"] != before["training data"]
 
 

@@ -339,6 +339,33 @@ def test_special_ids_can_be_given():
         Tokenizer(text, {"end": 1})
 
 
+def test_special_ids_that_were_given_are_saved(tmp_path):
+    text = foreign({"a": 0, "stop": 1, "[SEP]": 2}, ["[SEP]"]).to_str()
+    tokenizer = Tokenizer(text, {"eos_id": 1, "pad_id": 0})
+    tokenizer.save(tmp_path / "tokenizer.json")
+    loaded = Tokenizer.load(tmp_path / "tokenizer.json")
+    assert special_ids(loaded) == special_ids(Tokenizer(tokenizer.to_json())) == (0, None, 1, None)
+    assert loaded.sha256 == tokenizer.sha256 != Tokenizer(text).sha256
+    assert special_ids(Tokenizer(loaded.to_json(), {"eos_id": 2})) == (0, None, 2, None)
+    assert "special_ids" not in Tokenizer(text).to_json()
+    with pytest.raises(TokenizerError, match="eos_id = 9, but the tokenizer has no such id"):
+        Tokenizer(tokenizer.to_json().replace('"eos_id": 1', '"eos_id": 9'))
+
+
+def test_tokens_are_shown_as_the_text_that_they_are():
+    tokenizer = train_tokenizer("bpe_bytes", ["hola está mañana"] * 9, 300)
+
+    def shown(line):
+        return tokenizer.shown([1, *ids(tokenizer, line), 2])
+
+    assert "".join(shown("está mañana")) == "<s>está▁mañana</s>"
+    assert shown("x\n\0")[1:-1] == ["x", "↵", "\\x00"]
+    assert "".join(shown("東")) == r"<s>\xe6\x9d\xb1</s>"  # no token is a whole character
+    assert tokenizer.shown([tokenizer.size]) == [""]
+    characters = train_tokenizer("characters", ["a b\nĠ"], 99)
+    assert characters.shown(ids(characters, "a b\nĠ")) == ["a", "▁", "b", "↵", "Ġ"]
+
+
 def test_padding_and_cutting_of_others_are_switched_off():
     other = foreign({"a": 0, "b": 1}, [])
     other.enable_padding(length=5, pad_id=0, pad_token="a")

@@ -113,6 +113,9 @@ def test_a_split_is_evaluated_in_one_pass_that_meets_every_example_once(task, pa
     assert opened == ["val"]
     assert scores[0] == scores[1]
     assert {"loss", "examples"} <= set(scores[0])
+    numbers = {key for key, value in scores[0].items() if not isinstance(value, str)}
+    assert numbers == {*task.metrics, "examples"}
+    assert all(label.startswith(key) for key, label in task.metrics.items())
     split = task.batches("val", seed=None)
     numbers = np.concatenate([split.plan.batch(i).indices for i in range(len(split.plan))])
     assert sorted(numbers[numbers >= 0]) == list(range(scores[0]["examples"]))
@@ -138,14 +141,17 @@ def test_what_looks_at_what_has_a_token_for_every_weight(task, params):
     evaluator = Evaluator(task, make_mesh(task.config.mesh))
     (maps, _) = evaluator.attention(params, ["ek at", "it"])
     assert maps
-    for name, queries, keys, weights in maps:
+    assert any("ek at" in found.texts.values() for found in maps)
+    for name, queries, keys, weights, texts in maps:
         assert name
+        assert texts
         assert weights.shape[2:] == (len(queries), len(keys))
         np.testing.assert_allclose(weights.sum(axis=-1), 1, rtol=1e-4)
 
 
 def test_a_preview_and_a_fingerprint(task):
     lines = task.preview(batch_of(task, "train"))
-    assert any("ek" in line.replace("Ġ", "") or "e" in line for line in lines)
+    assert any("▁e" in line or "e" in line for line in lines)
+    assert not any("Ġ" in line for line in lines)
     assert set(task.fingerprint(training=False)) < set(task.fingerprint(training=True))
     assert all(len(value) == 64 for value in task.fingerprint(training=True).values())

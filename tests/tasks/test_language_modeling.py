@@ -55,6 +55,14 @@ def test_drawn_continuations_are_several_and_repeatable(config, tmp_path):
     assert predict(config, tmp_path / "run", ["ek", "ek"], greedy=False)[2] == [first, second]
 
 
+@pytest.mark.parametrize("prompts", [["", "ek", "  "], ["", " "]])
+def test_a_prompt_without_a_token_is_continued_by_nothing(config, tmp_path, caplog, prompts):
+    config.data.tokenizer = "words"
+    _, _, found = predict(config, tmp_path / "run", prompts)
+    assert [prediction["continuation"] == "" for prediction in found] == [not prompt.strip() for prompt in prompts]
+    assert f"input: 2 empty lines: 1, {len(prompts)}" in caplog.text
+
+
 def test_bits_per_byte_are_nats_per_token_in_another_unit(config, tmp_path, corpus):
     task = make_task(parse(config), tmp_path / "run")
     text = "éa" * 50

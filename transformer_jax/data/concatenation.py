@@ -1,5 +1,6 @@
 """Join parallel lines to longer ones, to study the effect of length on a model."""
 
+import contextlib
 import os
 import random
 from collections.abc import Iterator, Sequence
@@ -34,10 +35,13 @@ def concatenate(
         The number of lines written for each split.
 
     Raises:
-        DataError: a split is missing or has fewer than `longest` lines, or `output` is `directory`. Nothing is written.
+        DataError: a split is missing or has fewer than `longest` lines, or `output` is `directory` or cannot be written
+            to. What lies in `output` stays as it was.
     """
     if not splits or not languages:
         raise DataError(f"splits {list(splits)} and languages {list(languages)}: name one or more of each")
+    if not str(directory) or not str(output):
+        raise DataError(f"directory {directory!r} and output {output!r}: name both, the current folder as .")
     source, target = (epath.Path(path).expanduser() for path in (directory, output))
     if os.path.realpath(source) == os.path.realpath(target):
         raise DataError(f"{output} holds the text to be joined: choose another folder for the result")
@@ -46,14 +50,22 @@ def concatenate(
         if not 1 <= longest <= len(text):
             rule = f"choose from 1 to {len(text)}"
             raise DataError(f"{split} in {directory} has {len(text)} lines: {longest} can't be joined; {rule}")
-    target.mkdir(parents=True, exist_ok=True)
+    paths = {(split, language): target / f"{split}.{language}" for split in texts for language in languages}
+    if folders := [str(path) for path in paths.values() if path.is_dir()]:
+        raise DataError(f"{', '.join(folders)} is a folder where a file is to be written: choose another output")
     counts = {}
-    for split, text in texts.items():
-        groups = list(concatenations(len(text), longest, seed))
-        counts[split] = len(groups)
-        for language in languages:
-            column = text.column(language)
-            path = target / f"{split}.{language}"
-            with files.replacing(path, follow=False) as file:  # `path` may be a link to the text
-                file.writelines((" ".join(column[i] for i in group) + "\n").encode() for group in groups)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        # All files are replaced together at the end. A file may be a link to the text: the link is replaced then.
+        with contextlib.ExitStack() as stack:
+            for split, text in texts.items():
+                groups = list(concatenations(len(text), longest, seed))
+                counts[split] = len(groups)
+                for language in languages:
+                    column = text.column(language)
+                    file = stack.enter_context(files.replacing(paths[split, language], follow=False))
+                    file.writelines((" ".join(column[i] for i in group) + "\n").encode() for group in groups)
+                    file.flush()
+    except OSError as error:
+        raise DataError(f"Cannot write to {output}: {error}. Make room or choose another output.") from error
     return counts

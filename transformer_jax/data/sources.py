@@ -12,32 +12,27 @@ Percentages are rounded down, so "train[:90%]" and "train[90%:]" meet.
 from __future__ import annotations
 
 import contextlib
-import gzip
 import importlib
 import io
 import logging
 import mmap
 import operator
-import os
 import re
 import tempfile
-import zlib
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from etils import epath
+
+from transformer_jax.data import files
+from transformer_jax.data.files import DataError
 
 BLOCK = 2**24  # bytes looked through at a time
 
 
 # A split, or a part of it, e.g. "train[:90%]".
 SPLIT = re.compile(r"([^\[\]]+)(?:\[(-?\d+%?)?:(-?\d+%?)?\])?")
-
-
-class DataError(ValueError):
-    """Missing or broken data. The message names the file (and line), the rule and the remedy."""
 
 
 class Lines(Sequence[str]):
@@ -133,10 +128,13 @@ def _starts_character(block: bytes) -> np.ndarray:
 
 
 class Source(Sequence[dict[str, str]]):
-    """Random-access records of text: source[i] is {column: line i}. All columns have the same length."""
+    """Random-access records of text: source[i] is {column: line i}. All columns have the same length.
 
-    def __init__(self, columns: Mapping[str, Lines]):
-        self._columns = columns
+    `where` says, for messages, which files they are from.
+    """
+
+    def __init__(self, columns: Mapping[str, Lines], where: str):
+        self._columns, self.where = columns, where
 
     def __len__(self) -> int:
         return len(next(iter(self._columns.values())))
@@ -157,8 +155,8 @@ def parallel_files(directory: epath.PathLike, split: str, languages: Sequence[st
         DataError: a directory or file is missing or unreadable, a line is not UTF-8, the numbers of lines
             differ, or there are none.
     """
-    paths = [_find(directory, split, language) for language in languages]
-    columns = [_lines(path) for path in paths]
+    paths = [files.find(directory, f"{_parsed(split)[1]}.{language}") for language in languages]
+    columns = [_parse(files.read(path), str(path)) for path in paths]
     counts = [len(column) for column in columns]
     if min(counts) != max(counts):
         first, longest = min(counts), counts.index(max(counts))
@@ -169,10 +167,13 @@ def parallel_files(directory: epath.PathLike, split: str, languages: Sequence[st
             f"{columns[longest][first][:80]!r}. Cut the longer file, or look above for where they part."
         )
     where = " and ".join(map(str, paths))
+    for path, column in zip(paths, columns, strict=True):
+        if len(column) == 1 and column[0].count("\r") > 1:
+            raise DataError(f"{path} is one line, with carriage returns in it. End lines by \\n (mac2unix, dos2unix).")
     if not counts[0]:
         raise DataError(f"{where} hold no line: a corpus needs at least one.")
     part = _bounds(split, counts[0], "lines", where)
-    return Source({language: column.part(*part) for language, column in zip(languages, columns, strict=True)})
+    return Source({language: column.part(*part) for language, column in zip(languages, columns, strict=True)}, where)
 
 
 def tsv_file(directory: epath.PathLike, split: str, columns: Sequence[str]) -> Source:
@@ -182,8 +183,8 @@ def tsv_file(directory: epath.PathLike, split: str, columns: Sequence[str]) -> S
         DataError: the file is missing or unreadable, a line is not UTF-8 or has too few or too many fields, a column
             is missing, or there are no rows.
     """
-    path = _find(directory, split, "tsv")
-    lines = iter(_lines(path))
+    path = files.find(directory, f"{_parsed(split)[1]}.tsv")
+    lines = iter(_parse(files.read(path), str(path)))
     header = next(lines, "").split("\t")
     if missing := [name for name in columns if header.count(name) != 1]:
         raise DataError(
@@ -201,7 +202,7 @@ def tsv_file(directory: epath.PathLike, split: str, columns: Sequence[str]) -> S
         rows.append(fields)
     start, stop = _bounds(split, len(rows), "rows", str(path))
     places = {name: header.index(name) for name in columns}
-    return Source({name: _held(row[place] for row in rows[start:stop]) for name, place in places.items()})
+    return Source({name: _held(row[place] for row in rows[start:stop]) for name, place in places.items()}, str(path))
 
 
 def text_file(directory: epath.PathLike, split: str, columns: Sequence[str] = ("text",)) -> Source:
@@ -210,11 +211,11 @@ def text_file(directory: epath.PathLike, split: str, columns: Sequence[str] = ("
     Raises:
         DataError: the file is missing, unreadable, empty or not UTF-8, or `columns` are several.
     """
-    path = _find(directory, split, "txt")
+    path = files.find(directory, f"{_parsed(split)[1]}.txt")
     if len(columns) != 1:
         raise DataError(f"{path} is one column of text, but the columns are {', '.join(columns)}: choose one.")
-    lines = _lines(path)
-    return Source({columns[0]: Pieces(lines._content, lines._offsets).characters(split, str(path))})
+    lines = _parse(files.read(path), str(path))
+    return Source({columns[0]: Pieces(lines._content, lines._offsets).characters(split, str(path))}, str(path))
 
 
 def _held(lines: Iterable[str]) -> Lines:
@@ -273,47 +274,7 @@ def tfds_source(name: str, directory: epath.PathLike, split: str, columns: Seque
                 f"Cannot read split {split!r} of tfds {name} in {directory}: {error} It must be {sizes}, or a part "
                 "of one with an example in it."
             ) from error
-        return Source(_written_out(records, columns, f"{name} {split}"))
-
-
-def _find(directory: epath.PathLike, split: str, suffix: str) -> epath.Path:
-    """Return the path of the file that `split` is, or is a part of."""
-    directory, name = epath.Path(directory).expanduser(), f"{_parsed(split)[1]}.{suffix}"
-    if not directory.is_dir():
-        raise DataError(f"There is no directory {directory}: set data.directory to where the files are.")
-    for path in (directory / name, directory / f"{name}.gz"):
-        if path.is_file():
-            return path
-    held = defaultdict(list)
-    for path in sorted(directory.iterdir()):
-        stem, _, end = path.name.removesuffix(".gz").rpartition(".")
-        if stem and path.is_file():
-            held[stem].append(end)
-    listing = "; ".join(f"{stem} ({', '.join(ends)})" for stem, ends in held.items()) or "no such files"
-    raise DataError(
-        f"There is neither {name} nor {name}.gz in {directory}. It holds {listing}. Set data.directory, and the keys "
-        "that name splits and languages, to match."
-    )
-
-
-def _lines(path: epath.Path) -> Lines:
-    content: bytes | mmap.mmap
-    try:
-        if path.suffix == ".gz":
-            content = gzip.decompress(path.read_bytes())
-        elif "://" in str(path):
-            content = path.read_bytes()
-        else:
-            with open(path, "rb") as file:
-                content = _mapped(file)
-    except (OSError, EOFError, zlib.error) as error:  # EOFError: truncated
-        raise DataError(f"Cannot read {path}: {error} Make it readable, or copy it again.") from error
-    return _parse(content, str(path))
-
-
-def _mapped(file: IO[bytes]) -> bytes | mmap.mmap:
-    """Map a file, which must not be changed while it is in use. (Empty files cannot be mapped.)"""
-    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if os.fstat(file.fileno()).st_size else b""
+        return Source(_written_out(records, columns, f"{name} {split}"), f"tfds {name} {split} in {directory}")
 
 
 def _release(content: bytes | mmap.mmap) -> None:
@@ -329,6 +290,10 @@ def decode_lines(content: bytes, path: str) -> list[str]:
 
 def _parse(content: bytes | mmap.mmap, path: str) -> Lines:
     """Find the lines, and check every byte, block by block."""
+    if content[:2] == files.GZIP_MARK:
+        raise DataError(f"{path} holds gzip data where text should be. Decompress it (gunzip) once more.")
+    if content[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in content[:4]:
+        raise DataError(f"{path} is not UTF-8 but looks like UTF-16. Convert the file (iconv -f UTF-16 -t UTF-8).")
     first = 3 if content[:3] == b"\xef\xbb\xbf" else 0
     offsets, start = [np.array([first])], first
     while start < len(content):
@@ -418,7 +383,7 @@ def _written_out(records: Any, columns: Sequence[str], name: str) -> dict[str, L
 def _copied(records: Any, columns: Sequence[str], name: str) -> dict[str, Lines]:
     lengths = {column: [np.zeros(1, np.int64)] for column in columns}
     with contextlib.ExitStack() as stack:
-        files = {column: stack.enter_context(tempfile.TemporaryFile()) for column in columns}
+        copies = {column: stack.enter_context(tempfile.TemporaryFile()) for column in columns}
         for start in range(0, len(records), 10_000):
             try:
                 rows = _rows(records, range(start, min(start + 10_000, len(records))))
@@ -426,14 +391,14 @@ def _copied(records: Any, columns: Sequence[str], name: str) -> dict[str, Lines]
                 raise DataError(
                     f"tfds {name} cannot be read: {error} Copy its files anew, or prepare it anew."
                 ) from error
-            for column, file in files.items():
+            for column, file in copies.items():
                 texts = [_utf8(row[column], f"{name} {i} {column}") for i, row in enumerate(rows, start)]
                 file.writelines(texts)
                 lengths[column].append(np.fromiter(map(len, texts), np.int64, len(texts)))
         written = {}
-        for column, file in files.items():
+        for column, file in copies.items():
             file.flush()
-            written[column] = Lines(_mapped(file), np.cumsum(np.concatenate(lengths[column])))
+            written[column] = Lines(files.mapped(file), np.cumsum(np.concatenate(lengths[column])))
     return written
 
 

@@ -135,13 +135,24 @@ class Corpus:
         self._columns = list(dict.fromkeys([*(stream.column for stream in streams.values()), *others]))
 
     def open(self, split: str) -> sources.Source:
-        """Return the text of a split. It is opened once."""
+        """Return the text of a split. It is opened once.
+
+        Raises:
+            DataError: it cannot be read, or one of the streams has blank lines only.
+        """
         data = self.config
         if split not in self._opened:
             if data.source == "tfds":
                 self._opened[split] = sources.tfds_source(data.name, data.directory, split, self._columns)
             else:
                 self._opened[split] = self._read(data.directory, split, self._columns)
+            text = self._opened[split]
+            for name in dict.fromkeys(stream.column for stream in self.streams.values()):
+                if not any(line.strip() for line in text.column(name)):
+                    raise sources.DataError(
+                        f"{text.where}: all {len(text)} lines of {name} in the split {split} are blank. There is "
+                        "nothing to learn from or to score: name the right file or split."
+                    )
         return self._opened[split]
 
     @functools.cached_property

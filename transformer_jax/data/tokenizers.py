@@ -32,6 +32,11 @@ NAMES = {
     "eos_id": ("</s>", "[SEP]", "<|endoftext|>"),
     "unk_id": ("<unk>", "[UNK]"),
 }
+# The characters that byte-level tokenizers write for bytes: themselves where they can be seen, others from U+0100 on.
+SEEN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+HIDDEN = [byte for byte in range(256) if byte not in SEEN]
+BYTES = {chr(byte): byte for byte in SEEN} | {chr(0x100 + i): byte for i, byte in enumerate(HIDDEN)}
+VISIBLE = {" ": "▁", "\n": "↵"}
 CHUNK = 100_000  # lines encoded at a time
 REMEMBERED = 1_000_000  # words whose ids are cached while encoding, in each process
 MANY = 500_000  # with as many lines or more, other processes train and encode
@@ -52,7 +57,8 @@ class Tokenizer:
     Args:
         text: the JSON of a tokenizer of Hugging Face's library.
         special_ids: {"pad_id", "bos_id", "eos_id" or "unk_id": id or None} where they are not to be found by `NAMES`
-            among the special tokens of the JSON.
+            among the special tokens of the JSON. They are stored with it, under "special_ids", a key that Hugging
+            Face's library does not know.
 
     Attributes:
         pad_id, bos_id, eos_id, unk_id: the special ids, or None. Nothing may rely on a certain value or on `pad_id`
@@ -70,19 +76,23 @@ class Tokenizer:
     def __init__(self, text: str, special_ids: Mapping[str, int | None] | None = None):
         try:
             content = json.loads(text)
-            self._json = json.dumps(content, ensure_ascii=False, sort_keys=True)
-            self._tokenizer = tokenizers.Tokenizer.from_str(self._json)
+            given = content.pop("special_ids", {}) | dict(special_ids or {})
+            self._tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content, ensure_ascii=False))
         except Exception as error:  # the Rust library raises bare Exception
             raise TokenizerError(f"Not a tokenizer's JSON: {error}") from error
         specials = {token["content"]: token["id"] for token in content["added_tokens"] if token["special"]}
         found = {what: next((specials[n] for n in names if n in specials), None) for what, names in NAMES.items()}
-        if unknown := set(special_ids or ()) - set(NAMES):
+        if unknown := set(given) - set(NAMES):
             raise TokenizerError(f"special_ids has {', '.join(sorted(unknown))}: its keys are {', '.join(NAMES)}.")
-        for what, i in (found | dict(special_ids or {})).items():
+        for what, i in (found | given).items():
             if i is not None and self._tokenizer.id_to_token(i) is None:
                 raise TokenizerError(f"{what} = {i}, but the tokenizer has no such id: choose one below {self.size}.")
             setattr(self, what, i)
+        stored = content | ({"special_ids": given} if given else {})
+        self._json = json.dumps(stored, ensure_ascii=False, sort_keys=True)
         self._characters = _characters(content)
+        self._byte_level = '"ByteLevel"' in json.dumps(content.get("decoder"))
+        self._added = {token["content"] for token in content["added_tokens"]}
         self._trained_here = tuple(map(self._tokenizer.id_to_token, range(len(SPECIALS)))) == SPECIALS
         # None of these belongs to what the tokenizer is. The first is not part of the JSON: without it the text "</s>"
         # would become the end.
@@ -169,6 +179,18 @@ class Tokenizer:
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """Return the pieces behind the ids as stored, e.g. "▁the", "Ġthe", "</s>"; "" for unused ids."""
         return [self._tokenizer.id_to_token(int(i)) or "" for i in ids]
+
+    def shown(self, ids: Iterable[int]) -> list[str]:
+        """Return the text behind each id for a person to read: "▁" for a space, "↵" for a line feed.
+
+        Of a byte-level tokenizer, a token may be a part of a character; the bytes of that part are shown as "\\xe6".
+        """
+        return [self._shown(token) for token in self.tokens(ids)]
+
+    def _shown(self, token: str) -> str:
+        if self._byte_level and token not in self._added and all(character in BYTES for character in token):
+            token = bytes(BYTES[character] for character in token).decode(errors="backslashreplace")
+        return "".join(VISIBLE.get(c, c if c.isprintable() else ascii(c)[1:-1]) for c in token)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text up to the first end. Padding and begin are dropped, ids ≥ `size` skipped; unknown is "<unk>"

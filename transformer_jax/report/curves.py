@@ -101,16 +101,29 @@ def check_picture(path: epath.PathLike) -> str:
     return ending
 
 
-def draw_curves(path: epath.PathLike, runs: Mapping[str, Mapping[str, Mapping[str, Curve]]]) -> None:
-    """Draw `runs`, name → {value: curves by split}: a panel for each value, a colour for each run, training dotted."""
+def draw_curves(
+    path: epath.PathLike,
+    runs: Mapping[str, Mapping[str, Mapping[str, Curve]]],
+    label: Callable[[str, str, str], str] = lambda run, split, value: value,
+) -> None:
+    """Draw `runs`, name → {value: curves by split}: a panel for each value, a colour for each run, training dotted.
+
+    `label` returns what the value of a run and split is called, e.g. "bleu (greedy)". Where the curves of a panel
+    differ in it, it is in their legend, else on the axis.
+    """
     values = list(dict.fromkeys(value for curves in runs.values() for value in curves))
     figure, axes = _figure(len(values))
     for axis, value in zip(axes, values, strict=True):
+        labels = {
+            (run, split): label(run, split, value) for run, found in runs.items() for split in found.get(value, {})
+        }
+        same = len(set(labels.values())) == 1
         for color, (run, curves) in zip(_colors(len(runs)), runs.items(), strict=True):
             for split, curve in curves.get(value, {}).items():
                 style = ":" if split == "train" else "-"
-                axis.plot(curve.steps, curve.values, style, color=color, label=f"{run}, {split}")
-        axis.set(xlabel="step", ylabel=value)
+                shown = f"{run}, {split}" if same else f"{run}, {split}: {labels[run, split]}"
+                axis.plot(curve.steps, curve.values, style, color=color, label=shown)
+        axis.set(xlabel="step", ylabel=min(labels.values()) if same else value)
     _save(figure, axes, path)
 
 

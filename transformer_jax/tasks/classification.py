@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +49,7 @@ class Classification(TextTask):
     """
 
     Config = ClassificationConfig
+    metrics: ClassVar = {"loss": "loss", "accuracy": "accuracy"}
 
     def __init__(self, config: ClassificationConfig, workdir: epath.PathLike | None):
         super().__init__(config, workdir)
@@ -130,5 +131,5 @@ class Classification(TextTask):
         }
 
     def preview(self, arrays: Arrays) -> list[str]:
-        tokens = self.tokens("text", arrays["text"][0, : arrays["text_length"][0]])
+        tokens, _ = self.tokens("text", arrays["text"][0, : arrays["text_length"][0]])
         return ["the first text of the first batch:", f"  {self.labels.names[arrays['label'][0]]}: {' '.join(tokens)}"]

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +49,7 @@ class LanguageModeling(TextTask):
     """
 
     Config = LanguageModelingConfig
+    metrics: ClassVar = {name: name for name in ("loss", "perplexity", "bits_per_byte")}
 
     def __init__(self, config: LanguageModelingConfig, workdir: epath.PathLike | None):
         super().__init__(config, workdir)
@@ -109,19 +110,23 @@ class LanguageModeling(TextTask):
         return window_batches(self.corpus, "text", split, seed, rows=self.config.evaluation.batch_size)
 
     def batches_of(self, records: Sequence[Record]) -> Batches:
-        """Return batches of prompts. An empty prompt becomes a line break; of a long one the last tokens count."""
+        """Return batches of prompts. Of a long one the last tokens count. An empty one becomes a line break, which has
+        no token in some vocabularies of words."""
         (text,), config = columns_of(records, self.columns), self.config
         lines, rows = {"text": [line or "\n" for line in text or ()]}, config.evaluation.batch_size
         limit, key = config.model.max_length - config.decoding.max_extra, "model.max_length - decoding.max_extra"
         return ladder_batches(self.corpus, lines, rows=rows, limit=limit, what="input", end=False, key=key, tail=True)
 
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
-        """Return {"continuation"}; with `decoding.n_best` above 1 {"continuations"}; {} for windows."""
+        """Return {"continuation"}; with `decoding.n_best` above 1 {"continuations"}; {} for windows.
+
+        A prompt without a token is continued by "": there is nothing to go on from.
+        """
         if "tokens" not in outputs:
             return [{} for _ in batch["index"]]
         decode, most = self.corpus.tokenizers["text"].decode, self.config.decoding.max_extra
         found = zip(outputs["tokens"], batch["text_length"], strict=True)
-        rows = [[decode(tokens[n : n + most]) for tokens in drawn] for drawn, n in found]
+        rows = [[decode(tokens[n : n + most]) if n else "" for tokens in drawn] for drawn, n in found]
         return [{"continuation": row[0]} if len(row) == 1 else {"continuations": row} for row in rows]
 
     def score(
@@ -140,8 +145,8 @@ class LanguageModeling(TextTask):
         return {"text": ids[:, :-1], "target": ids[:, 1:], "text_length": lengths.astype(np.int32), "index": index}
 
     def preview(self, arrays: Arrays) -> list[str]:
-        tokens = self.tokens("text", arrays["text"][0, : arrays["text_length"][0]])
-        return ["the first window of the first batch:", f"  {' '.join(tokens)!r}"]
+        tokens, _ = self.tokens("text", arrays["text"][0, : arrays["text_length"][0]])
+        return ["the first window of the first batch:", f"  {' '.join(tokens)}"]
 
     def checks(self, params: Params, batch: Mapping[str, jax.Array]) -> Mapping[str, float]:
         apply: Any = functools.partial(self.model.apply, {"params": params})

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,10 @@ class SequenceToSequenceTraining(TrainingConfig):
         yield from super().problems()
         if not 0 <= self.label_smoothing < 1:
             yield "label_smoothing", "must be in [0, 1); 0 switches it off"
+
+    @property
+    def loss_label(self) -> str:
+        return "loss (smoothed)" if self.label_smoothing else "loss"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +92,9 @@ class SequenceToSequence(TextTask):
     "target_length" (B,), and "index" (B,), the number of each example."""
 
     Config = SequenceToSequenceConfig
+    metrics: ClassVar = {"loss": "loss", "perplexity": "perplexity"} | {
+        name: f"{name} (greedy)" for name in ("bleu", "bleu_tokenized", "exact_match")
+    }
 
     def __init__(self, config: SequenceToSequenceConfig, workdir: epath.PathLike | None):
         super().__init__(config, workdir)
@@ -215,8 +222,8 @@ class SequenceToSequence(TextTask):
 
     # On the host.
 
-    def tokens(self, name: str, ids: np.ndarray) -> list[str]:
-        return self.corpus.tokenizers["source" if name == "source" else "target"].tokens(ids)
+    def tokens(self, name: str, ids: np.ndarray) -> tuple[list[str], str]:
+        return super().tokens("source" if name == "source" else "target", ids)
 
     def batches(self, split: str, seed: int | None) -> Batches:
         text, data = self.corpus.open(split), self.config.data
@@ -290,8 +297,11 @@ class SequenceToSequence(TextTask):
         return Work(int(batch["target_length"].sum()), 3 * float(flops.sum()))
 
     def preview(self, arrays: Arrays) -> list[str]:
-        """Show the first pair, token by token. Raises ValueError for rows without a token or without EOS, for ids that
-        no vocabulary has, and where the decoder's input tells more of the target than what came before."""
+        """Show the first pair, token by token.
+
+        Raises ValueError for rows without a token or without EOS, for ids that no vocabulary has, and where the
+        decoder's input tells more of the target than what came before.
+        """
         rows = np.flatnonzero(arrays["index"] >= 0)
         for side, stream in self.streams.items():
             ids, lengths = arrays[side][rows], arrays[f"{side}_length"][rows]
@@ -314,7 +324,7 @@ class SequenceToSequence(TextTask):
         lines = ["the first pair of the first batch:"]
         for name, ids in shown.items():
             side = "source" if name == "source" else "target"
-            tokens = self.tokens(side, ids[first, : arrays[f"{side}_length"][first]])
+            tokens, _ = self.tokens(side, ids[first, : arrays[f"{side}_length"][first]])
             lines.append(f"  {name:<13}  {' '.join(tokens)}")
         return lines
 

@@ -38,8 +38,9 @@ class TextTask(Task):
         """Return (B, T), True at tokens and False at padding."""
         return jnp.arange(batch[stream].shape[1])[None] < batch[f"{stream}_length"][:, None]
 
-    def tokens(self, name: str, ids: np.ndarray) -> list[str]:
-        return self.corpus.tokenizers[name].tokens(ids)
+    def tokens(self, name: str, ids: np.ndarray) -> tuple[list[str], str]:
+        tokenizer = self.corpus.tokenizers[name]
+        return tokenizer.shown(ids), tokenizer.decode(ids)
 
     def fingerprint(self, training: bool) -> dict[str, str]:
         return self.corpus.fingerprint(training)

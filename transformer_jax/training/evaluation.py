@@ -3,8 +3,9 @@
 import contextlib
 import logging
 import threading
+import types
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -51,6 +52,7 @@ class AttentionMap(NamedTuple):
     queries: Sequence[str]
     keys: Sequence[str]
     weights: np.ndarray
+    texts: Mapping[str, str] = types.MappingProxyType({})  # of the keys and queries, by name, e.g. "source"
 
 
 class Evaluator:
@@ -116,8 +118,9 @@ class Evaluator:
                 for row in np.flatnonzero(fed.batch.indices >= 0):
                     tokens = {name: self.task.tokens(name, x[row, : n[row]]) for name, (x, n) in ids.items()}
                     maps[chosen[fed.batch.indices[row]]] = [
-                        AttentionMap(name, tokens[q], tokens[k], w[row, :, :, : len(tokens[q]), : len(tokens[k])])
+                        AttentionMap(name, queries, keys, w[row, :, :, : len(queries), : len(keys)], texts)
                         for (name, q, k), w in weights.items()
+                        for queries, keys, texts in [(tokens[q][0], tokens[k][0], {n: tokens[n][1] for n in (k, q)})]
                     ]
         return [maps[i] for i in range(len(records))]
 

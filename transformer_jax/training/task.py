@@ -54,6 +54,11 @@ class TrainingConfig:
     microbatches: int = 1  # parts of a batch whose gradients are added up, to save memory
     ema_decay: float = 0.0  # of the parameters' moving average, for evaluation.checkpoint = "ema"; 0: there is none
 
+    @property
+    def loss_label(self) -> str:
+        """What training's loss is called beside that of an evaluation."""
+        return "loss"
+
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""
         for name in ("steps", "log_every", "evaluate_every", "microbatches"):
@@ -147,6 +152,9 @@ class Task(ABC):
     """
 
     Config: ClassVar[type[Config]]
+    # The numbers that `score` returns, for checkpoint.best_metric, and what training's log calls them where predictions
+    # are cheap, e.g. {"bleu": "bleu (greedy)"}.
+    metrics: ClassVar[Mapping[str, str]]
     columns: tuple[str, ...] = ("text",)  # the fields of a record, in order; a line of text is the first
 
     def __init__(self, config: Any, workdir: epath.PathLike):
@@ -225,6 +233,6 @@ class Task(ABC):
         """Return {(name, queries, keys): weights (B, L, N, T, S)} and {queries or keys: (ids (B, T), lengths (B,))}."""
         return {}, {}
 
-    def tokens(self, name: str, ids: np.ndarray) -> list[str]:
-        """Return the tokens of ids that `attention` gave under this name."""
+    def tokens(self, name: str, ids: np.ndarray) -> tuple[list[str], str]:
+        """Return the tokens of ids that `attention` gave under this name, for a person to read, and their text."""
         raise NotImplementedError(f"{type(self).__name__} names no tokens")
