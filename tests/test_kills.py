@@ -34,6 +34,13 @@ def last_step(workdir: Path) -> int:
     return max((int(path.parent.name) for path in manifests), default=0)
 
 
+def last_row(workdir: Path) -> int:
+    """The newest step in metrics.jsonl."""
+    path = workdir / "metrics.jsonl"
+    steps = re.findall(r'^{"step": (\d+), .*}$', path.read_text(), re.MULTILINE) if path.exists() else []
+    return max(map(int, steps), default=0)
+
+
 def is_saving(workdir: Path) -> bool:
     """Whether a step beyond the newest has begun to be written; older ones without a manifest are being removed."""
     begun = (int(path.name.partition(".")[0]) for path in (workdir / "checkpoints").glob("*/"))
@@ -93,7 +100,7 @@ class Watched:
         self.process.wait(timeout=100)
 
     def attempts(self) -> list[list[int]]:
-        """The steps that each attempt has reported so far."""
+        """The steps that each attempt has shown so far: its first, and then some."""
         attempts = self._said.read_text().split("all start again")
         return [[int(n) for n in re.findall(r"^step (\d+)/\d+  loss", said, re.MULTILINE)] for said in attempts]
 
@@ -132,15 +139,15 @@ def test_a_job_of_which_one_process_is_killed_ten_times(count, captions, tmp_pat
             since = last_step(job.workdir)
 
             def reached(moment=moment, since=since) -> bool:
-                return max(job.attempts()[-1], default=0) >= moment and last_step(job.workdir) > since
+                return bool(job.attempts()[-1]) and last_row(job.workdir) >= moment and last_step(job.workdir) > since
 
             job.wait(reached)
             time.sleep(random.random() / 5)
             job.kill(victim)
-            death, before = time.monotonic(), job.attempts()
+            death, before, row = time.monotonic(), job.attempts(), last_row(job.workdir)
             job.wait(lambda before=before: len(job.attempts()) > len(before) and job.attempts()[-1])
             cost = time.monotonic() - death
-            print(f"{count} processes: {victim} killed after {before[-1][-1]}, {job.attempts()[-1][0]} in {cost:.1f} s")
+            print(f"{count} processes: {victim} killed after {row}, {job.attempts()[-1][0]} in {cost:.1f} s")
         job.end()
         assert len(job.attempts()) == 1 + kills
     assert parameters(job.workdir) == parameters(undisturbed.workdir)

@@ -13,7 +13,7 @@ from etils import epath
 
 from transformer_jax.data.batching import Batches, prefetch
 from transformer_jax.training import processes, profiling
-from transformer_jax.training.checkpoint import CheckpointConfig, Checkpoints, check_fingerprint
+from transformer_jax.training.checkpoint import Checkpoints, check_fingerprint
 from transformer_jax.training.engine import Engine, compiling_ahead
 from transformer_jax.training.evaluation import Evaluator
 from transformer_jax.training.initialization import TrainState, not_finite
@@ -97,8 +97,6 @@ def train(
                 checkpoints.save(step, state, meta, scores if regular else None, preemption=not regular)
             if evaluating or regular:
                 report.pace.leave_out(start)
-            if scores is not None:
-                _check_best_metric(config.checkpoint, scores)
             if stopping:
                 state_of_it = "which is saved" if saved else "which is not saved, since its loss is not finite"
                 raise Preempted(f"stopped after step {step}, {state_of_it}: start it again to go on")
@@ -146,14 +144,6 @@ def _announce(first: int, steps: int, trace: range) -> None:
         )
     if trace and trace.start not in range(first + 1, steps + 1):
         log.warning("no profile: step %d is not one of those to come, %d to %d", trace.start, first + 1, steps)
-
-
-def _check_best_metric(config: CheckpointConfig, scores: Mapping[str, float]) -> None:
-    if config.keep_best and config.best_metric not in scores:
-        raise ValueError(
-            f"config.checkpoint.best_metric = {config.best_metric!r} is none of the scores: set it to one of "
-            f"{', '.join(scores)}, or config.checkpoint.keep_best to 0"
-        )
 
 
 def _load(engine: Engine, batches: Batches, first: int) -> Iterator[tuple[Mapping[str, jax.Array], Work]]:
@@ -257,7 +247,7 @@ class _Report:
         self._begin_row()
 
     def _show(self, step: int, loss: float, work: Work, elapsed: float) -> None:
-        shown = [f"loss {loss:.3f}", f"{work.tokens / elapsed:,.0f} tokens/s"]
+        shown = [f"{self._engine.config.training.loss_label} {loss:.3f}", f"{work.tokens / elapsed:,.0f} tokens/s"]
         if self._peak is not None:
             name, peak = self._peak
             shown.append(f"{name.replace('_', ' ')} {work.flops / elapsed / peak:.2f}")
@@ -299,7 +289,8 @@ def _evaluate(evaluator: Evaluator, params: Params, split: str, step: int, write
     scores = evaluator.evaluate(params, split, greedy=True)
     writer.write(step, split, scores)
     numbers = {name: value for name, value in scores.items() if not isinstance(value, str)}
-    shown = "  ".join(f"{name} {value:.4g}" for name, value in numbers.items())
+    labels = evaluator.task.metrics
+    shown = "  ".join(f"{labels.get(name, name)} {value:.4g}" for name, value in numbers.items())
     log.info("step %d  %s: %s  (%.1f s)", step, split, shown, time.perf_counter() - start)
     return numbers
 
