@@ -295,6 +295,14 @@ def test_other_data_or_tokenizer_is_refused(finished, copied, corpus):
         run(finished[0], copied, training__steps=10, data__directory=str(corpus))
 
 
+def test_a_renamed_checkpoint_is_refused(finished, copied):
+    steps = copied / "checkpoints"
+    (steps / "8").rename(steps / "44")
+    with pytest.raises(CheckpointError, match="44 holds step 8: give the folder its name back"):
+        run(finished[0], copied, training__steps=50)
+    assert sorted(path.name for path in steps.iterdir()) == ["2", "4", "44", "6"]
+
+
 def test_evaluation_takes_latest_best_or_average(finished, caplog):
     _, workdir, whole = finished
     load = {

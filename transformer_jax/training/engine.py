@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from transformer_jax.training import optimizer as optimizers
-from transformer_jax.training.checkpoint import Checkpoints
+from transformer_jax.training.checkpoint import CheckpointError, Checkpoints
 from transformer_jax.training.initialization import TrainState, abstract, init_state, jit_init, trace_init
 from transformer_jax.training.sharding import make_mesh, on_mesh, replicated
 from transformer_jax.training.task import Mean, Params, Task
@@ -160,11 +160,18 @@ class Engine:
         return int(optax.tree.get_all_with_path(state.opt_state, "count")[0][1])
 
     def restore_or_init(self, checkpoints: Checkpoints, step: int | None) -> TrainState:
-        """Return the state of a good checkpoint, or a new one if `step` is None. Removes newer checkpoints."""
+        """Return the state of a good checkpoint, or a new one if `step` is None. Removes newer checkpoints.
+
+        Raises CheckpointError for a checkpoint of another step, in a folder that somebody has renamed.
+        """
         if step is None:
             checkpoints.discard_after(None)
             return self.init(jax.random.key(self.config.training.seed))
         state, _ = checkpoints.restore(step, self.abstract_state)
+        if (held := int(state.step)) != step:
+            raise CheckpointError(
+                f"{checkpoints.directory / str(step)} holds step {held}: give the folder its name back"
+            )
         checkpoints.discard_after(step)
         log.info("resumed from step %d", step)
         return state
