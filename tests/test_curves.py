@@ -93,7 +93,7 @@ def test_without_matplotlib(monkeypatch):
 
 
 def test_how_a_value_was_computed_stands_beside_it(run, tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib", reason="no matplotlib: pip install 'transformer_jax[plots]'")
+    pytest.importorskip("matplotlib", reason="no matplotlib: pip install -c constraints.txt -e '.[plots]'")
     drawn = []
     monkeypatch.setattr(curves, "_save", lambda figure, axes, path: drawn.extend(axes))
     called = {("train", "loss"): "loss (smoothed)", ("val", "bleu"): "bleu (greedy)"}
@@ -106,7 +106,7 @@ def test_how_a_value_was_computed_stands_beside_it(run, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("ending", ["svg", "png"])
 def test_pictures(run, tmp_path, ending):
-    pytest.importorskip("matplotlib", reason="no matplotlib: pip install 'transformer_jax[plots]'")
+    pytest.importorskip("matplotlib", reason="no matplotlib: pip install -c constraints.txt -e '.[plots]'")
     curves, lengths = tmp_path / f"curves.{ending}", tmp_path / f"lengths.{ending}"
     draw_curves(curves, {"one run": {"loss": read(run, "loss"), "bleu": read(run, "bleu")}, "other": {}})
     draw_by_length(lengths, {"one run": [LengthScore(1, 5, 3, 30.0), LengthScore(6, 10, 2, 20.0)]}, "bleu")
@@ -118,7 +118,7 @@ def test_pictures(run, tmp_path, ending):
 
 
 def test_the_script(run, tmp_path):
-    pytest.importorskip("matplotlib", reason="no matplotlib: pip install 'transformer_jax[plots]'")
+    pytest.importorskip("matplotlib", reason="no matplotlib: pip install -c constraints.txt -e '.[plots]'")
     other = shutil.copytree(run, tmp_path / "another")
     script = [sys.executable, ROOT / "scripts" / "compare.py", f"--workdirs={run},{other}"]
     done = subprocess.run([*script, f"--output={tmp_path}/c.svg", "--values=loss,bleu"], capture_output=True, text=True)

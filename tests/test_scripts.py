@@ -116,7 +116,7 @@ def test_two_processes_predict_and_score_as_one(trained):
 
 
 def test_pictures(trained, tmp_path):
-    pytest.importorskip("matplotlib", reason="no matplotlib: pip install 'transformer_jax[plots]'")
+    pytest.importorskip("matplotlib", reason="no matplotlib: pip install -c constraints.txt -e '.[plots]'")
     report = ("attention_report", f"--workdir={trained}", f"--output={tmp_path / 'report.html'}")
     result = script(*report, "--sentences=2", stdin=b"ek at\tdk\n\nut\nek\n")
     assert result.returncode == 0, result.stderr.decode()
