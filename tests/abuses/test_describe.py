@@ -25,7 +25,7 @@ ROWS = [
     (["--config.model.num_heads=0"], "config.model.num_heads = 0: must be at least 1"),
     (["--config.training.steps=99999999999999999999999"], "must be less than 2³¹"),
     (["--workdir=x"], "Unknown command line flag 'workdir'"),
-    (["--config="], "empty string"),
+    (["--config="], "there is no file ''"),
     (["--config=/nowhere.py"], "/nowhere.py"),
 ]
 

@@ -20,7 +20,7 @@ def place(recipe, tmp_path_factory) -> Path:
     [
         pytest.param((), ("--workdir is missing", "--help"), id="nothing"),
         pytest.param(("--workdir",), ("workdir",), id="half an option"),
-        pytest.param(("--workdir=",), ("is not the folder of a run",), id="workdir without a name"),
+        pytest.param(("--workdir=",), ("--workdir= is empty: name a folder",), id="workdir without a name"),
         pytest.param(("--workdir=@/none",), ("@/none is not the folder of a run",), id="no workdir"),
         pytest.param(("--workdir=@/loop.txt",), ("loop.txt is not the folder of a run",), id="workdir is a loop"),
         pytest.param(("--workdir=@/torn",), ("torn is not the folder of a run",), id="torn config.json"),

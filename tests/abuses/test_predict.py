@@ -51,8 +51,8 @@ def place(recipe, tmp_path_factory) -> Path:
         pytest.param((RUN, "--input=@/loop.txt"), ("--input=@/loop.txt cannot be read",), id="input is a loop"),
         pytest.param((RUN, "--input="), ("--input= cannot be read",), id="input without a name"),
         pytest.param((RUN, "--input=@/latin1.txt"), ("latin1.txt:2 is not UTF-8", "0xe9"), id="Latin-1"),
-        pytest.param((RUN, "--input=@/utf16.txt"), ("utf16.txt:1 is not UTF-8",), id="UTF-16"),
-        pytest.param((RUN, "--input=@/lines.txt.gz"), ("lines.txt.gz:1 is not UTF-8",), id="compressed"),
+        pytest.param((RUN, "--input=@/utf16.txt"), ("utf16.txt is not UTF-8 but looks like UTF-16",), id="UTF-16"),
+        pytest.param((RUN, "--input=@/lines.txt.gz"), ("lines.txt.gz holds gzip data where text",), id="compressed"),
         # The run.
         pytest.param((LINES,), ("--workdir is missing", "--help"), id="no workdir"),
         pytest.param(("--workdir=@/none", LINES), ("@/none is not the folder of a run",), id="workdir is not there"),

@@ -28,8 +28,8 @@ KEYS = [
     ("checkpoint.keep_latest=4294967296", "config.checkpoint.keep_latest = 4294967296"),
     ("model.d_ff=-99999999999999999999999", "config.model.d_ff", "must be less than 2³¹"),
     ("training.steps=0", "config.training.steps = 0: must be at least 1"),
-    ("training.steps=1.5", "--config.training.steps=1.5"),
-    ("training.steps=", "--config.training.steps="),
+    ("training.steps=1.5", "config.training.steps = '1.5': must be of type int"),
+    ("training.steps=", "config.training.steps = '': must be of type int"),
     ("training.seed=-1", "config.training.seed = -1: must be in [0, 2³¹)"),
     ("training.microbatches=7", "must divide data.rows_multiple = 8: set that to a multiple of 7"),
     ("data.batch_tokens=1", "must hold rows_multiple = 8 rows of max_length = 32: set it to 256 or more"),
@@ -92,9 +92,9 @@ def test_a_command_that_cannot_be(recipe, tmp_path, given, words):
 
 
 RECIPES = [
-    ("def get_config():\n    return 3\n", "the config is 3: get_config must return a ConfigDict"),
-    ("def get_config():\n    return {}\n", "config.task is missing: set it to the name of a task"),
-    ("def get_config():\n    return {'task': 'sequence_to_sequence', 'extra': 1}\n", "config.extra is not a key"),
+    ("def get_config():\n    return 3\n", "its get_config returns 3: return a ConfigDict"),
+    ("def get_config():\n    return {}\n", "its get_config returns {}: return a ConfigDict"),
+    ("def get_config():\n    return {'task': 'sequence_to_sequence', 'extra': 1}\n", "'extra': 1}: return a Conf"),
     ("x = 1\n", "get_config"),
 ]
 

@@ -17,7 +17,7 @@ ROWS = [
     (["--config.training.microbatches=7"], "must divide data.rows_multiple = 8"),
     (["--workdir=x"], "Unknown command line flag 'workdir'"),
     (["recipe.py"], "'recipe.py' is not an option"),
-    (["--config="], "empty string"),
+    (["--config="], "there is no file ''"),
     (["--config=/nowhere.py"], "/nowhere.py"),
 ]
 

@@ -291,7 +291,7 @@ def decode_lines(content: bytes, path: str) -> list[str]:
 def _parse(content: bytes | mmap.mmap, path: str) -> Lines:
     """Find the lines, and check every byte, block by block."""
     if content[:2] == files.GZIP_MARK:
-        raise DataError(f"{path} holds gzip data where text should be. Decompress it (gunzip) once more.")
+        raise DataError(f"{path} holds gzip data where text should be. Decompress it, e.g. with gunzip.")
     if content[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in content[:4]:
         raise DataError(f"{path} is not UTF-8 but looks like UTF-16. Convert the file (iconv -f UTF-16 -t UTF-8).")
     first = 3 if content[:3] == b"\xef\xbb\xbf" else 0
