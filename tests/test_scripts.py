@@ -12,13 +12,9 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, on_devices, write_corpus
+from forked import script
 
 from transformer_jax import command_line
-
-
-def script(name: str, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess:
-    command = [sys.executable, str(ROOT / "scripts" / f"{name}.py"), *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, cwd=ROOT, timeout=300)
 
 
 def train(recipe: Path, workdir: Path, *arguments: str) -> subprocess.CompletedProcess:
