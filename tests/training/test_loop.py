@@ -109,6 +109,15 @@ def test_ready_is_called_when_a_run_can_begin(tiny, tmp_path):
     assert told == ["ready"]
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C interrupts, which a shell's background jobs ignore."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_run_asked_to_stop_saves_and_goes_on(finished, tmp_path, monkeypatch, caplog, number):
     """SIGTERM or Ctrl-C between two saves: the step is saved, and later is neither averaged nor kept."""
@@ -141,6 +150,7 @@ def test_a_run_asked_to_stop_saves_and_goes_on(finished, tmp_path, monkeypatch, 
     assert sorted(int(path.name) for path in saved.iterdir()) == [2, 4, 6, 8]
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_run_asked_to_stop_before_its_first_step_takes_none(tiny, tmp_path, monkeypatch, number):
     compile_ahead = loop.compiling_ahead
@@ -159,6 +169,15 @@ def test_a_run_asked_to_stop_before_its_first_step_takes_none(tiny, tmp_path, mo
     assert int(run(tiny, tmp_path / "run").step) == 4
 
 
+@pytest.mark.usefixtures("interruptible")
+def test_a_background_job_goes_on_ignoring_ctrl_c():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with processes.StopRequest() as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert not stop.reached(1)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_the_second_ctrl_c_ends_at_once():
     with processes.StopRequest() as stop:
         assert not stop.reached(1)
@@ -239,7 +258,7 @@ def test_a_run_loaded_or_asked_wrongly(finished):
     workdir = str(finished[1])
     predictor = transformer_jax.load(workdir)
     for use in (predictor.predict, predictor.attention):
-        with pytest.raises(ValueError, match="'ek at' is one line, not a list"):
+        with pytest.raises(ValueError, match="'ek at' is one record, not a list"):
             use("ek at")
         with pytest.raises(ValueError, match="record 2 has the fields text: it must have en, and may have de"):
             use(["ek at", {"text": "ek"}])
