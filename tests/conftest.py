@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import broken
 import jax
 import pytest
 from ml_collections import ConfigDict
@@ -117,6 +118,12 @@ def recipe(tmp_path_factory) -> Path:
     path = folder / "tiny.py"
     path.write_text(RECIPE.replace("DIRECTORY", str(folder / "corpus")))
     return path
+
+
+@pytest.fixture(scope="module")
+def place(recipe, tmp_path_factory) -> Path:
+    """A folder with a trained run, and what a user may hand a script by mistake."""
+    return broken.make(tmp_path_factory.mktemp("place"), recipe)
 
 
 def get_config(name: str, arg: str) -> ConfigDict:

@@ -1,18 +1,10 @@
 """Abuses of attention_report.py: each is refused by one message, and nothing is lost."""
 
-from pathlib import Path
-
-import broken
 import pytest
 from abusing import refused, unharmed
 from forked import script
 
 LINES, RUN, OUTPUT = "--input=@/lines.txt", "--workdir=@/run", "--output=@/new.html"
-
-
-@pytest.fixture(scope="module")
-def place(recipe, tmp_path_factory) -> Path:
-    return broken.make(tmp_path_factory.mktemp("place"), recipe)
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,10 @@
 """Abuses of evaluate.py: each is refused by one message, and nothing is lost."""
 
-from pathlib import Path
-
-import broken
 import pytest
 from abusing import refused, unharmed
 from forked import script
 
 RUN = "--workdir=@/run"
-
-
-@pytest.fixture(scope="module")
-def place(recipe, tmp_path_factory) -> Path:
-    return broken.make(tmp_path_factory.mktemp("place"), recipe)
 
 
 @pytest.mark.parametrize(

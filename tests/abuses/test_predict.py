@@ -6,18 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import broken
 import pytest
 from abusing import refused, unharmed
 from conftest import ROOT
 from forked import script
 
 LINES, RUN = "--input=@/lines.txt", "--workdir=@/run"
-
-
-@pytest.fixture(scope="module")
-def place(recipe, tmp_path_factory) -> Path:
-    return broken.make(tmp_path_factory.mktemp("place"), recipe)
 
 
 @pytest.mark.parametrize(

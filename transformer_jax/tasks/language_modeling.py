@@ -110,18 +110,14 @@ class LanguageModeling(TextTask):
         return window_batches(self.corpus, "text", split, seed, rows=self.config.evaluation.batch_size)
 
     def batches_of(self, records: Sequence[Record]) -> Batches:
-        """Return batches of prompts. Of a long one the last tokens count. An empty one becomes a line break, which has
-        no token in some vocabularies of words."""
+        """Return batches of prompts. An empty prompt becomes a line break; of a long one the last tokens count."""
         (text,), config = columns_of(records, self.columns), self.config
         lines, rows = {"text": [line or "\n" for line in text or ()]}, config.evaluation.batch_size
         limit, key = config.model.max_length - config.decoding.max_extra, "model.max_length - decoding.max_extra"
         return ladder_batches(self.corpus, lines, rows=rows, limit=limit, what="input", end=False, key=key, tail=True)
 
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
-        """Return {"continuation"}; with `decoding.n_best` above 1 {"continuations"}; {} for windows.
-
-        A prompt without a token is continued by "": there is nothing to go on from.
-        """
+        """Return {"continuation"}, of `decoding.n_best` {"continuations"}, {} for windows. No token in gives "" out."""
         if "tokens" not in outputs:
             return [{} for _ in batch["index"]]
         decode, most = self.corpus.tokenizers["text"].decode, self.config.decoding.max_extra
@@ -138,10 +134,9 @@ class LanguageModeling(TextTask):
         return metrics.loss_and_perplexity(means) | per_byte
 
     def dummy_batch(self, rows: int, length: int, seed: int | None = None) -> Arrays:
-        draw = np.random.default_rng(seed or 0)
+        draw, index = np.random.default_rng(seed or 0), np.arange(rows, dtype=np.int32)
         lengths = np.full(rows, length) if seed is None else draw.integers(1, length + 1, rows)
         ids = draw.integers(0, self.config.model.vocab_size, (rows, length + 1), np.int32)
-        index = np.arange(rows, dtype=np.int32)
         return {"text": ids[:, :-1], "target": ids[:, 1:], "text_length": lengths.astype(np.int32), "index": index}
 
     def preview(self, arrays: Arrays) -> list[str]:
