@@ -5,14 +5,13 @@
 The line has the step, parameters_sha256, the number of examples and the metrics of the task.
 """
 
-import json
-
 from absl import flags
 from ml_collections import ConfigDict
 
 from transformer_jax import command_line
 from transformer_jax.predictor import Predictor
 from transformer_jax.training import processes
+from transformer_jax.training.logging import json_line
 
 SPLIT = flags.DEFINE_string("split", None, "a file's stem or a tfds split; by default config.data.test_split")
 
@@ -23,7 +22,7 @@ def main(config: ConfigDict) -> None:
     predictor = Predictor(flags.FLAGS.workdir, config)
     scores = predictor.evaluate(SPLIT.value)
     if processes.is_first():
-        print(json.dumps(scores))
+        print(json_line(scores))
 
 
 if __name__ == "__main__":

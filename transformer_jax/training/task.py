@@ -56,7 +56,7 @@ class TrainingConfig:
 
     @property
     def loss_label(self) -> str:
-        """What training's loss is called beside that of an evaluation."""
+        """The name of the training loss where an evaluation's loss stands beside it."""
         return "loss"
 
     def problems(self) -> Iterator[tuple[str, str]]:
