@@ -1,15 +1,15 @@
 """Text classification with BERT's encoder, trained from scratch.
 
-Paper: Devlin et al. 2019, the architecture (post-LN encoder, [CLS], pooler) without its pre-training.
-`trec`: question types in six classes (Li and Roth 2002).
+Paper: Devlin et al. 2019: the architecture (post-LN encoder, [CLS], pooler) without the pre-training.
+`trec` (the default): six classes of questions (Li and Roth 2002).
 Command: python scripts/train.py --config=configs/bert.py:trec --workdir=runs/trec --config.data.directory=DIR
-Data: DIR holds train.tsv and test.tsv with a header line, columns sentence and label. The last tenth of train.tsv
-validates.
+Data: DIR holds train.tsv and test.tsv, each with a header line and the columns sentence and label. The last tenth of
+train.tsv is the validation split.
 Score: python scripts/evaluate.py --workdir=runs/trec
-Cost: about 2 minutes on two CPU cores that also ran other work.
-Expected: 88.6 % accuracy on the 500 test questions. A convolutional network without pre-trained vectors has 91.2
-(Kim 2014, CNN-rand); always guessing the most frequent class has 27.6.
-Differs: small, over lower-cased words, without pre-training; <s> and </s> stand in the place of [CLS] and [SEP].
+Cost: about 2 minutes on two CPU cores that were also running other work.
+Expected: 88.6 % accuracy on the 500 test questions. For comparison, a convolutional network without pre-trained vectors
+reaches 91.2 % (Kim 2014, CNN-rand), and always predicting the most frequent class gives 27.6 %.
+Differs: small, on lower-cased words, without pre-training; <s> and </s> take the place of [CLS] and [SEP].
 """
 
 from ml_collections import ConfigDict

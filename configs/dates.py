@@ -1,20 +1,21 @@
-"""Written dates in many formats and languages → ISO 8601, the smallest complete translation task.
+"""Translate written dates in many formats and languages to ISO 8601: the smallest complete translation task.
 
-Paper: the Transformer of Vaswani et al. 2017, two layers, 128 wide, over characters. With `attention=additive`, after
-Bahdanau et al. 2015, or another of models/recurrent.py, a recurrent encoder–decoder in its place, 128 wide.
+Paper: the Transformer of Vaswani et al. 2017 with two layers and d_model 128, over characters. `attention=additive`
+selects a recurrent encoder–decoder of the same width instead (Bahdanau et al. 2015). For the other attentions see
+models/recurrent.py.
 Command: python scripts/train.py --config=configs/dates.py --workdir=runs/dates
-Cost: a few minutes on two CPU cores; see the README. The data is generated into runs/data, nothing is downloaded.
+Cost: a few minutes on two CPU cores; see the README. The data is generated into runs/data, without a download.
 Expected: at least 99 % of unseen dates exactly right.
 """
 
 from ml_collections import ConfigDict
 
 from transformer_jax.config import defaults, parse_arg, share
-from transformer_jax.models.recurrent import ATTENTIONS
+from transformer_jax.models.alignment import ALIGNMENTS
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    attention = parse_arg(arg, {"attention": ("transformer", *ATTENTIONS)})["attention"]
+    attention = parse_arg(arg, {"attention": ("transformer", "none", *ALIGNMENTS)})["attention"]
     config = defaults("sequence_to_sequence", "transformer" if attention == "transformer" else "recurrent")
 
     config.data.source = "tfds"

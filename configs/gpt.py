@@ -1,15 +1,16 @@
-"""Decoder-only language models, over characters of Shakespeare.
+"""Decoder-only language model over the characters of Shakespeare.
 
 Paper: Radford et al. 2018 (GPT) and 2019 (pre-LN, final norm), at the size of nanoGPT's example for a laptop:
-`shakespeare-cpu` has 4 layers, 4 heads, d_model 128, context 64, batches of 12 windows, 2,000 steps.
+`shakespeare-cpu` (the default) has 4 layers, 4 heads, d_model 128, context 64, batches of 12 windows and 2,000 steps.
 Command: python scripts/train.py --config=configs/gpt.py:shakespeare-cpu --workdir=runs/shakespeare \
     --config.data.directory=DIR
-Data: DIR holds input.txt, tiny-shakespeare (1,115,394 characters): the first 90 % train, the rest validates.
+Data: DIR holds input.txt, tiny-shakespeare (1,115,394 characters). The first 90 % is the training split, the rest the
+validation split.
 Score: python scripts/evaluate.py --workdir=runs/shakespeare; `loss` is in nats per character, over all held-out text.
-Cost: about 4 minutes on two CPU cores that also ran other work.
-Expected: 1.881 nats per character; nanoGPT's README reports 1.88 on random windows.
+Cost: about 4 minutes on two CPU cores that were also running other work.
+Expected: 1.881 nats per character. nanoGPT's README reports 1.88 on random windows.
 Differs: every epoch goes through the text once, in shuffled windows from a random offset, where nanoGPT draws windows
-independently; linear maps have biases; the weights of residual layers do not start smaller.
+independently; linear layers have biases; the initial weights of residual projections are not scaled down.
 """
 
 from ml_collections import ConfigDict
@@ -24,7 +25,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.data.train_split = "input[:90%]"
     config.data.validation_split = config.data.test_split = "input[90%:]"
     config.data.tokenizer = "characters"
-    config.data.max_length = 64  # of a window
+    config.data.max_length = 64  # tokens per window
     config.data.batch_tokens = 12 * 64
     config.data.rows_multiple = 4
 

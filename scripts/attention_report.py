@@ -1,9 +1,10 @@
-"""Draw a trained model's attention weights: one HTML file that opens without a network.
+"""Draw a trained model's attention weights in one HTML file that opens in a browser without a network.
 
     python scripts/attention_report.py --workdir=runs/dates --input=lines.txt --output=report.html
 
-Each input line is one record. Columns of the task's data may follow, separated by tabs: after source and target, for
-example, a decoder reads that target in place of its own output.
+Each input line is one record. A line may hold several tab-separated columns, in the order of the task's data. For
+example, a translation model takes a source and a target; where the target is given, the decoder reads it instead of its
+own output. Messages go to stderr, nothing to stdout.
 """
 
 import sys
@@ -16,20 +17,20 @@ from transformer_jax.predictor import Predictor
 from transformer_jax.report.attention import Sentence, write_report
 from transformer_jax.training import processes
 
-INPUT = flags.DEFINE_string("input", "-", "a text file, or - for stdin")
-OUTPUT = flags.DEFINE_string("output", "report.html", "the file to write")
-SENTENCES = flags.DEFINE_integer("sentences", 20, "how many of the input are drawn", lower_bound=1)
+INPUT = flags.DEFINE_string("input", "-", "text file, or - for stdin")
+OUTPUT = flags.DEFINE_string("output", "report.html", "HTML file to write")
+SENTENCES = flags.DEFINE_integer("sentences", 20, "maximum number of input lines to draw", lower_bound=1)
 
 
 def main(config: ConfigDict) -> None:
     if OUTPUT.value == "-":
-        raise ValueError("--output=-: the report is not written to stdout; name a file")
+        raise ValueError("--output=-: the report cannot go to stdout; name a file, e.g. report.html")
     command_line.check_output(OUTPUT.value, INPUT.value, flags.FLAGS.workdir)
     lines = [line for line in command_line.read_lines(INPUT.value) if line.strip()]
     if not lines:
-        raise ValueError(f"--input={INPUT.value} holds no line with text: there is nothing to draw")
+        raise ValueError(f"--input={INPUT.value}: all lines are empty; give at least one line of text to draw")
     if len(lines) > SENTENCES.value:
-        print(f"drawing the first {SENTENCES.value} of {len(lines)} lines; --sentences draws more", file=sys.stderr)
+        print(f"drawing the first {SENTENCES.value} of {len(lines)} lines; --sentences sets the limit", file=sys.stderr)
         lines = lines[: SENTENCES.value]
     predictor = Predictor(flags.FLAGS.workdir, config)
     columns = predictor.task.columns

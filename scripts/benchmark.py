@@ -1,10 +1,11 @@
-"""Time the training step of a recipe on its own data: one JSON line on stdout.
+"""Time a recipe's training step on its own data, and print the result as one JSON line.
 
     python scripts/benchmark.py --config=configs/multi30k.py:en-de,quick --config.data.directory=DIR
 
-`mfu` is the share of the chip's published peak that went into useful matrix products: those on tokens, not on padding.
-On CPUs and unknown chips `matmul_utilization` is the share of a rate measured in the same run. On a shared machine
-compare ratios within one run, not times across runs.
+`mfu` (model FLOPs utilization) is the fraction of the chip's published peak FLOP/s that is spent on matrix products
+over tokens; products over padding do not count. On CPUs and unknown chips the line has `matmul_utilization` instead,
+the fraction of a matrix-product rate that is measured in the same run. On a shared machine, compare ratios within one
+run and not times across runs.
 """
 
 import itertools
@@ -25,7 +26,7 @@ from transformer_jax.training.profiling import peak_flops
 from transformer_jax.training.sharding import Fed, check_rows, feed
 
 CONFIG = command_line.define_recipe()
-ROUNDS = flags.DEFINE_integer("rounds", 5, "how often every batch shape is timed", lower_bound=1, upper_bound=10_000)
+ROUNDS = flags.DEFINE_integer("rounds", 5, "how many times to time each batch shape", lower_bound=1, upper_bound=10_000)
 
 
 def main() -> None:
@@ -44,7 +45,7 @@ def main() -> None:
         for i in range(len(batches.plan)):
             batch = batches.plan.batch(i)
             by_shape.setdefault((len(batch.indices), *batch.shape), []).append(batch)
-        # Each shape as often as in an epoch, in proportion to the rarest.
+        # The rarest shape is timed once per round, the others in proportion to their frequency in an epoch.
         rarest = min(map(len, by_shape.values()))
         chosen = [b for same in by_shape.values() for b in same[: max(1, len(same) // rarest)]]
         start = time.perf_counter()
@@ -69,7 +70,8 @@ def main() -> None:
             "compile_s": round(compile_s, 2),
             "shapes": len(by_shape),
             "step_ms": round(1000 * statistics.mean(times), 2),
-            "data_ms": round(1000 * statistics.mean(data_times), 2),  # in a thread beside the step when training
+            # In training, a thread loads data while the step runs.
+            "data_ms": round(1000 * statistics.mean(data_times), 2),
             "tokens_per_s": round(tokens / sum(times), 1),
             utilization: round(flops / sum(times) / peak, 4),
             "peak_gflops": round(peak / 1e9, 1),

@@ -1,9 +1,10 @@
-"""Draw runs side by side: what they logged over steps, or a metric over the length of the source.
+"""Plot runs together: logged values over training steps, or one metric over the length of the source.
 
     python scripts/compare.py --workdirs=runs/a,runs/b --output=curves.svg --values=loss,bleu
     python scripts/compare.py --workdirs=runs/a,runs/b --output=lengths.svg --lengths=10,20,30 --values=bleu --split=val
 
-With --lengths each run predicts the split, and a table is printed too. `--config.a.b=v` changes the config of all runs.
+With --lengths, each run predicts the split, and a table goes to stdout: run, lengths, number of examples and score,
+separated by tabs. `--config.a.b=v` then changes the config of every run.
 """
 
 import functools
@@ -19,30 +20,30 @@ from transformer_jax.tasks import task_class
 from transformer_jax.training.task import Config
 from transformer_jax.workdir import read
 
-WORKDIRS = flags.DEFINE_list("workdirs", None, "the folders of runs", required=True)
-OUTPUT = flags.DEFINE_string("output", None, "the picture: .svg, .png or another that matplotlib writes", required=True)
-VALUES = flags.DEFINE_list("values", ["loss"], "names in metrics.jsonl; with --lengths one metric, e.g. bleu_tokenized")
-LENGTHS = flags.DEFINE_list("lengths", None, "draw by length: the most words that the sources of each part have")
-SPLIT = flags.DEFINE_string("split", None, "with --lengths, what is predicted: by default config.data.test_split")
+WORKDIRS = flags.DEFINE_list("workdirs", None, "comma-separated folders of runs", required=True)
+OUTPUT = flags.DEFINE_string("output", None, "image file to write, in any format of matplotlib", required=True)
+VALUES = flags.DEFINE_list("values", ["loss"], "names in metrics.jsonl, or with --lengths one metric, e.g. bleu")
+LENGTHS = flags.DEFINE_list("lengths", None, "plot by source length: upper limits of the length groups, in words")
+SPLIT = flags.DEFINE_string("split", None, "split to predict with --lengths (default: config.data.test_split)")
 
 OVERRIDES, ARGV = command_line.split_overrides()
 
 
 def main() -> None:
     if not WORKDIRS.value:
-        raise ValueError("--workdirs is empty: name the folder of a run, or several with commas between")
+        raise ValueError("--workdirs is empty: name one or more folders of runs, separated by commas")
     curves.check_picture(OUTPUT.value)
     if not VALUES.value:
-        raise ValueError("--values is empty: name what to draw, e.g. --values=loss")
+        raise ValueError("--values is empty: name at least one value, e.g. --values=loss")
     for run in WORKDIRS.value:
         command_line.check_output(OUTPUT.value, workdir=run)
     if LENGTHS.value is None:
         if SPLIT.value or OVERRIDES:
-            raise ValueError("--split and --config.… need --lengths: add it, e.g. --lengths=10,20,30")
+            raise ValueError("--split and --config.… require --lengths: add it, e.g. --lengths=10,20,30")
         runs = {run: {name: curves.read_curves(run, name) for name in VALUES.value} for run in WORKDIRS.value}
         curves.draw_curves(OUTPUT.value, runs, label)
     elif len(VALUES.value) != 1 or VALUES.value == ["loss"]:
-        raise ValueError(f"--values={','.join(VALUES.value)}: --lengths draws one metric, e.g. --values=bleu")
+        raise ValueError(f"--values={','.join(VALUES.value)}: --lengths plots one metric, e.g. --values=bleu")
     else:
         scores = by_length(curves.check_edges(LENGTHS.value), VALUES.value[0])
         curves.draw_by_length(OUTPUT.value, scores, VALUES.value[0])
@@ -50,7 +51,7 @@ def main() -> None:
 
 
 def label(run: str, split: str, value: str) -> str:
-    """Return what a run's value is called with how it was computed, e.g. "bleu (greedy)"."""
+    """Return the label of a value, with the way it was computed if the run's config says so, e.g. "bleu (greedy)"."""
     config = parsed(run)
     if config is None:
         return value
@@ -61,7 +62,7 @@ def label(run: str, split: str, value: str) -> str:
 
 @functools.cache
 def parsed(run: str) -> Config | None:
-    """Return the config of a run, or None where only its metrics.jsonl is there."""
+    """Return the config of a run, or None if it cannot be read, e.g. if the folder has only metrics.jsonl."""
     try:
         return parse(read(run))
     except ValueError:
@@ -69,8 +70,9 @@ def parsed(run: str) -> Config | None:
 
 
 def by_length(edges: list[int], metric: str) -> dict[str, list[curves.LengthScore]]:
+    """Predict the split with every run, print the table, and return the scores per run."""
     configs = {run: read(run) for run in WORKDIRS.value}
-    for config in configs.values():  # report a problem of one before any predicts
+    for config in configs.values():  # report any config problem before the first run predicts
         override(config, OVERRIDES)
         parse(config)
     scores = {}

@@ -1,8 +1,8 @@
-"""Score a run on a split: one JSON line on stdout.
+"""Score a trained run on one split, and print the scores as one JSON line.
 
     python scripts/evaluate.py --workdir=runs/dates --split=validation --config.decoding.beam_size=4
 
-The line has the step, parameters_sha256, the number of examples and the metrics of the task.
+The line has the step, parameters_sha256, the number of examples and the task's metrics.
 """
 
 from absl import flags
@@ -13,12 +13,12 @@ from transformer_jax.predictor import Predictor
 from transformer_jax.training import processes
 from transformer_jax.training.logging import json_line
 
-SPLIT = flags.DEFINE_string("split", None, "a file's stem or a tfds split; by default config.data.test_split")
+SPLIT = flags.DEFINE_string("split", None, "file name without suffix, or tfds split (default: config.data.test_split)")
 
 
 def main(config: ConfigDict) -> None:
     if SPLIT.value == "":
-        raise ValueError("--split= is empty: name a split, or leave the option out")
+        raise ValueError("--split is empty: name a split, or omit the flag")
     predictor = Predictor(flags.FLAGS.workdir, config)
     scores = predictor.evaluate(SPLIT.value)
     if processes.is_first():

@@ -1,9 +1,9 @@
-"""Predict one output line for every input line, in order. Messages go to stderr.
+"""Predict one output line for each input line, in order, on stdout or in a file. Messages go to stderr.
 
     python scripts/predict.py --workdir=runs/dates --input=lines.txt --output=predicted.txt
 
-Text is written as it is, anything else as a JSON object. With --config.decoding.n_best above 1, a translation is
-{"hypotheses": [{"text", "score", "log_probability"}, ...]}, best first.
+Predicted text is written as is, any other prediction as a JSON object. With --config.decoding.n_best above 1, the
+prediction of a translation model is {"hypotheses": [{"text", "score", "log_probability"}, ...]}, best first.
 """
 
 import json
@@ -16,9 +16,9 @@ from transformer_jax import command_line, files
 from transformer_jax.predictor import Predictor
 from transformer_jax.training import processes
 
-INPUT = flags.DEFINE_string("input", "-", "a text file, or - for stdin")
-OUTPUT = flags.DEFINE_string("output", "-", "a file, or - for stdout")
-SCORE = flags.DEFINE_bool("score", False, "for tasks that predict text: write JSON objects with text and score")
+INPUT = flags.DEFINE_string("input", "-", "text file, or - for stdin")
+OUTPUT = flags.DEFINE_string("output", "-", "file to write, or - for stdout")
+SCORE = flags.DEFINE_bool("score", False, "write JSON objects with text and score, for tasks that predict text")
 
 
 def main(config: ConfigDict) -> None:

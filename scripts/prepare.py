@@ -1,8 +1,8 @@
-"""Prepare a standard corpus for training: download it, or take its files from a folder. Needs no TensorFlow.
+"""Prepare a standard corpus for training: download it, or read its files from a folder. Does not need TensorFlow.
 
     python scripts/prepare.py --name=multi30k/en-de --directory=data --manual_dir=fetched
 
-What is prepared already is left as it is.
+A corpus that is already prepared is left unchanged. Messages go to stderr, nothing to stdout.
 """
 
 from absl import flags
@@ -11,10 +11,13 @@ from transformer_jax import command_line
 from transformer_jax.data.corpora.download import prepare
 
 NAME = flags.DEFINE_string(
-    "name", None, "wmt14_translate/de-en, ted_hrlr_translate/pt_to_en, multi30k/en-de or another of tfds", required=True
+    "name",
+    None,
+    "tfds data set, e.g. multi30k/en-de, wmt14_translate/de-en or ted_hrlr_translate/pt_to_en",
+    required=True,
 )
-DIRECTORY = flags.DEFINE_string("directory", None, "where to put it: data.directory", required=True)
-MANUAL_DIR = flags.DEFINE_string("manual_dir", None, "files fetched beforehand, under their own names")
+DIRECTORY = flags.DEFINE_string("directory", None, "folder for the data: data.directory in training", required=True)
+MANUAL_DIR = flags.DEFINE_string("manual_dir", None, "folder of files downloaded beforehand, names unchanged")
 
 
 def main() -> None:

@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# From a machine with git, a shell and Python >= 3.11 to the verdict: lint, format, types, tests.
+# Usage: scripts/test.sh [PYTEST ARGUMENTS]
+# Installs everything into .venv, then runs the linter, the format check, the type checker and the tests. Needs Python
+# 3.11 or newer.
 set -euo pipefail
 source "$(dirname "$0")/environment.sh" '.[test]'
 ruff check .

@@ -1,10 +1,12 @@
-"""Train a recipe in a workdir, or continue where an earlier run of it stopped.
+"""Train a recipe in a workdir, or continue a run that stopped there.
 
     python scripts/train.py --config=configs/dates.py --workdir=runs/dates --config.training.steps=1300
 
-After SIGTERM or Ctrl-C it saves and ends with exit code 75; the same command continues. Several processes that are
-given the same command train together. On TPU pods, SLURM and MPI they find one another; elsewhere give
---coordinator_address, --num_processes and --process_id. See scripts/launch.
+On SIGTERM or Ctrl-C the run saves a checkpoint and exits with code 75; the same command continues it. Progress goes to
+stderr and metrics to WORKDIR/metrics.jsonl, nothing to stdout.
+
+Several processes started with the same command train together. On TPU pods, SLURM and MPI they find each other;
+elsewhere pass --coordinator_address, --num_processes and --process_id. See scripts/launch.
 """
 
 import sys
@@ -17,10 +19,10 @@ from transformer_jax.training.logging import wandb_listener
 from transformer_jax.training.loop import Preempted
 
 CONFIG = command_line.define_recipe()
-WORKDIR = flags.DEFINE_string("workdir", None, "folder for config, tokenizers, checkpoints, metrics", required=True)
-PROFILE = flags.DEFINE_string("profile", None, "steps to trace into WORKDIR/profile, e.g. 20-25, for XProf or Perfetto")
-WANDB = flags.DEFINE_string("wandb_project", None, "also tell Weights & Biases, if wandb is installed")
-EXIT_RUN_AGAIN = 75  # EX_TEMPFAIL of sysexits.h
+WORKDIR = flags.DEFINE_string("workdir", None, "folder for config, tokenizers, checkpoints and metrics", required=True)
+PROFILE = flags.DEFINE_string("profile", None, "steps to trace for XProf or Perfetto, into WORKDIR/profile, e.g. 20-25")
+WANDB = flags.DEFINE_string("wandb_project", None, "also log to this Weights & Biases project; needs wandb")
+EXIT_RUN_AGAIN = 75  # EX_TEMPFAIL in sysexits.h
 
 
 def main() -> None:
@@ -41,12 +43,12 @@ def main() -> None:
 
 
 def traced_steps(text: str | None) -> range:
-    """ "20-25" → range(20, 26). Raises ValueError for anything else."""
+    """Parse --profile: "20-25" → range(20, 26). Raises ValueError if it is invalid."""
     if text is None:
         return range(0)
     first, _, last = text.partition("-")
     if not (first.isdigit() and last.isdigit() and 1 <= int(first) <= int(last)):
-        raise ValueError(f"--profile={text}: write it as FIRST-LAST, two steps, e.g. 20-25")
+        raise ValueError(f"--profile={text}: write it as FIRST-LAST, with 1 ≤ FIRST ≤ LAST, e.g. 20-25")
     return range(int(first), int(last) + 1)
 
 

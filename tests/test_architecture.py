@@ -15,7 +15,7 @@ import transformer_jax
 from transformer_jax.config import _alternatives, sections
 from transformer_jax.data.text import TextData
 from transformer_jax.tasks import TASKS, task_class
-from transformer_jax.training.task import TrainingConfig
+from transformer_jax.training.task import EvaluationConfig, TrainingConfig
 
 PACKAGE = Path(transformer_jax.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -124,7 +124,7 @@ def names(section: type) -> set[str]:
 
 
 # Keys that code for every task may know: those of every model, of every text and of the engine.
-GENERAL = {"architecture", "d_model", "dtype"} | names(TextData) | names(TrainingConfig)
+GENERAL = {"architecture", "d_model", "dtype"} | names(TextData) | names(TrainingConfig) | names(EvaluationConfig)
 SPECIAL = set(TASKS)
 for _task in TASKS:
     _engine = {section for section in sections(_task, {}).values() if section.__module__.split(".")[1] == "training"}
@@ -164,6 +164,7 @@ def test_general_code_knows_no_task_and_no_model(path):
         "if config.task == 'language_modeling': pass",
         "config.decoding.n_best = 1",
         "rate = config.training.label_smoothing",
+        "tokenizer = config.evaluation.bleu_tokenizer",
         "variants = {'model.unroll': 2}",
         "if config.model.architecture == 'recurrent': pass",
         "width = self.config.model.num_heads",

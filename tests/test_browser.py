@@ -165,4 +165,4 @@ def test_a_browser_that_cannot_unpack_says_so(browser, tmp_path):
     script = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", lacking)
     browser.get((tmp_path / "report.html").as_uri())
     browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
-    assert "cannot unpack the weights: ReferenceError" in said(browser)
+    assert "cannot decompress the weights: ReferenceError" in said(browser)

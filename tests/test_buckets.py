@@ -54,7 +54,7 @@ def test_a_run_lives_in_a_bucket(run):
     (damaged,) = [key for key in saved if key.endswith("meta.json")]
     run.store.put(damaged, run.store.objects[damaged][0][:-1])
     said = ends(run("train", run.config))
-    assert "passing over checkpoint gs://bucket/run/checkpoints/4" in said
+    assert "skipping checkpoint gs://bucket/run/checkpoints/4" in said
     assert "resumed from step 2" in said
     rows = [json.loads(line) for line in run.store.objects["bucket/run/metrics.jsonl"][0].splitlines()]
     assert [row["step"] for row in rows] == [2, 2, 4, 4]
@@ -72,7 +72,7 @@ def test_a_run_lives_in_a_bucket(run):
 @pytest.mark.slow
 def test_two_processes_under_a_supervisor(run):
     said = ends(run("launch/supervise", run.config))
-    assert "devices: {'data': 2, " in said
+    assert "mesh: {'data': 2, " in said
     assert names(run, "checkpoints/") == ["2", "4"]
     assert "resumed from step 4" in ends(run("launch/supervise", run.config, "--config.training.steps=6"))
     assert names(run, "checkpoints/") == ["2", "4", "6"]

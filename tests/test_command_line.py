@@ -28,7 +28,7 @@ def test_help_is_complete_and_no_error(name):
     if name in (*OF_RUNS, "train"):
         assert "--workdir=…\n" in text
     if name in OF_RECIPES:
-        assert "--config=…\n      a recipe, configs/NAME.py[:ARG] (required)" in text
+        assert "--config=…\n      recipe, configs/NAME.py[:ARG] (required)" in text
     assert ("--num_processes" in text) == (name in (*OF_RUNS, "train", "benchmark"))
 
 
@@ -40,20 +40,20 @@ def test_helpfull_has_the_libraries_options_too():
 
 
 def test_what_is_required_is_said():
-    assert b"the folder of a run (required)" in script("evaluate", "--help").stdout
-    assert b"of several processes: HOST:PORT of the first\n" in script("evaluate", "--help").stdout
+    assert b"      folder of a run (required)" in script("evaluate", "--help").stdout
+    assert b"HOST:PORT of the first process, if there are several\n" in script("evaluate", "--help").stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("--config.foo.bar=1",), ("config.foo.bar is not a key: the sections are checkpoint, data",)),
-        (("--config.model.foo=1",), ("config.model.foo is not a key: those of config.model are",)),
+        (("--config.model.foo=1",), ("config.model.foo is not a key: the keys of config.model are",)),
         (("--config.d_model=8",), ("config.d_model is not a key: did you mean model.d_model?",)),
         (("--config.modle.d_model=8",), ("did you mean model.d_model?",)),
         (("--config.=3",), ("write it as --config.SECTION.KEY=VALUE",)),
         (("--config.model.d_model",), ("write it as --config.model.d_model=VALUE",)),
-        (("--config.model=3",), ("config.model is a section: set a key of it",)),
+        (("--config.model=3",), ("config.model is a section: set a key in it",)),
         (("--config.model.d_model=wide",), ("config.model.d_model = 'wide': must be of type int",)),
         (("--config.optimizer.learning_rate=nan",), ("config.optimizer.learning_rate = nan: must be finite",)),
         (("--config.optimizer.learning_rate=inf",), ("config.optimizer.learning_rate = inf: must be finite",)),
@@ -72,8 +72,8 @@ def test_wrong_keys(recipe, tmp_path, arguments, words):
         ("def get_config(arg=None)\n", ("line 1", "SyntaxError")),
         ("import nonsense_module\n", ("line 1", "No module named 'nonsense_module'")),
         ("def get_config(arg=None):\n    x = 1\n    return x / 0\n", ("line 3", "ZeroDivisionError")),
-        ("def config():\n    return 1\n", ("it has no function get_config",)),
-        ("def get_config(arg=None):\n    return {}\n", ("its get_config returns {}: return a ConfigDict",)),
+        ("def config():\n    return 1\n", ("the recipe has no function get_config",)),
+        ("def get_config(arg=None):\n    return {}\n", ("get_config returned {}: return a ConfigDict",)),
         ("def get_config():\n    return {}\n", ("TypeError", "0 positional arguments")),
         ("\0", ("recipe.py", "null bytes")),
     ],
@@ -88,7 +88,7 @@ def test_broken_recipes(tmp_path, source, words):
 
 def test_a_recipe_of_ours_from_another_folder(tmp_path):
     done = script("train", "--config=configs/dates.py", f"--workdir={tmp_path / 'run'}", cwd=tmp_path)
-    refused(done, f"no file 'configs/dates.py' in {tmp_path}", f"write its whole path, {ROOT / 'configs/dates.py'}")
+    refused(done, f"no file 'configs/dates.py' in {tmp_path}", f"write its full path, {ROOT / 'configs/dates.py'}")
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def predictor(tmp_path_factory) -> Predictor:
         ([{"de": "dk"}], "record 1 has the fields de: it must have en"),
         ([{}], r"record 1 has the fields \(none\): it must have en"),
         ([{"en": None}], "record 1 has en = None: it must be text"),
-        ("ek at", "'ek at' is one record, not a list of records: put it in brackets"),
+        ("ek at", "'ek at' is one record, not a list of records: put it in square brackets"),
         ({"en": "ek"}, "is one record, not a list"),
         (b"ek", "is one record, not a list"),
         (None, "None is not a list of records"),
@@ -131,7 +131,7 @@ def test_long_predictions_tell_how_far_they_are(predictor, monkeypatch, caplog):
     monkeypatch.setattr(evaluation, "PROGRESS_EVERY", (0.001, 0.001))
     with caplog.at_level(logging.INFO, logger="transformer_jax"):
         predictor.predict(["ek at ek"] * 5)
-    assert "0 of 5 examples are done" in caplog.text
+    assert "0 of 5 examples done" in caplog.text
 
 
 def test_files_of_a_run_are_no_output(tmp_path):
@@ -147,6 +147,6 @@ def test_files_of_a_run_are_no_output(tmp_path):
 
 
 def test_names_in_a_bucket_are_compared_as_they_are():
-    with pytest.raises(ValueError, match="is the input itself"):
+    with pytest.raises(ValueError, match="is also the input"):
         command_line.check_output("gs://bucket/a", "gs://bucket/a")
     command_line.check_output("gs://bucket/a", "gs://bucket/b", str(Path("runs")))

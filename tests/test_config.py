@@ -1,6 +1,7 @@
 """Checked configs: every problem is reported with its key, value, rule and remedy."""
 
 import dataclasses
+import importlib
 
 import pytest
 from conftest import small
@@ -35,9 +36,9 @@ def test_all_problems_are_reported_at_once(tiny):
     [
         ({"data.rows_multiple": 8, "training.microbatches": 3}, "training.microbatches = 3: must divide"),
         ({"training.evaluate_every": 3}, "checkpoint.every = 2: must be a multiple"),
-        ({"data.max_length": 64, "data.batch_tokens": 4096}, "data.max_length = 64: must not be beyond"),
-        ({"model.source_vocab_size": 301, "model.tie_embeddings": "decoder"}, "data.joint_tokenizer = True: one"),
-        ({"data.joint_tokenizer": False}, "model.tie_embeddings = 'all': 'all' needs data.joint_tokenizer"),
+        ({"data.max_length": 64, "data.batch_tokens": 4096}, "data.max_length = 64: must not exceed"),
+        ({"model.source_vocab_size": 301, "model.tie_embeddings": "decoder"}, "data.joint_tokenizer = True: requires"),
+        ({"data.joint_tokenizer": False}, "model.tie_embeddings = 'all': requires data.joint_tokenizer = True"),
         ({"data.directory": ""}, "data.directory = '': must be the folder of the data"),
         ({"data.source": "web"}, "data.source = 'web': must be one of files, tfds"),
         ({"data.source": "tfds"}, "data.name = '': must be the data set's name in tfds"),
@@ -48,7 +49,7 @@ def test_all_problems_are_reported_at_once(tiny):
         ({"data.max_ratio": float("nan")}, "data.max_ratio = nan: must be finite; set it to a number"),
         ({"data.tokenizer_lines": -1}, "data.tokenizer_lines = -1: must be at least 1, or 0 for all"),
         ({"data.min_count": 0}, "data.min_count = 0: must be at least 1"),
-        ({"data.batch_tokens": 100}, "data.batch_tokens = 100: must hold rows_multiple = 8 rows"),
+        ({"data.batch_tokens": 100}, "data.batch_tokens = 100: must have room for rows_multiple = 8 rows"),
         ({"training.label_smoothing": 1.0}, "training.label_smoothing = 1.0: must be in [0, 1)"),
         ({"training.seed": -1}, "training.seed = -1: must be in"),
         ({"evaluation.checkpoint": "last"}, "evaluation.checkpoint = 'last': must be one of latest, best, average"),
@@ -63,9 +64,13 @@ def test_all_problems_are_reported_at_once(tiny):
         ),
         (
             {"evaluation.checkpoint": "average"},
-            "evaluation.average_last = 10: must not be beyond checkpoint.keep_latest",
+            "evaluation.average_last = 10: must not exceed checkpoint.keep_latest",
         ),
         ({"evaluation.batch_size": 0}, "evaluation.batch_size = 0: must be at least 1"),
+        (
+            {"evaluation.bleu_tokenizer": "mecab"},
+            "evaluation.bleu_tokenizer = 'mecab': must be one of 13a, intl, zh, ja-mecab, ko-mecab, char, none; use",
+        ),
         ({"mesh.fsdp": 0}, "mesh.fsdp = 0: must be at least 1, or -1"),
         ({"mesh.fsdp": -1}, "mesh.data = -1: only one axis"),
     ],
@@ -75,6 +80,19 @@ def test_each_problem_has_value_rule_and_remedy(tiny, change, message):
     with pytest.raises(ConfigError) as error:
         parse(tiny)
     assert f"config.{message}" in str(error.value)
+
+
+@pytest.mark.parametrize(("tokenizer", "extra"), [("ja-mecab", "ja"), ("ko-mecab", "ko")])
+def test_a_tokenizer_of_bleu_that_is_not_installed(tiny, monkeypatch, tokenizer, extra):
+    module = f"sacrebleu.tokenizers.tokenizer_{tokenizer.replace('-', '_')}"
+    monkeypatch.setattr(importlib.import_module(module), "MeCab", None)  # as after its imports failed
+    tiny.evaluation.bleu_tokenizer = tokenizer
+    with pytest.raises(ConfigError) as error:
+        parse(tiny)
+    assert str(error.value) == (
+        f"config.evaluation.bleu_tokenizer = {tokenizer!r}: needs MeCab and its dictionary: pip install -c "
+        f"constraints.txt -e '.[{extra}]' in the folder of transformer_jax, or set it to another, e.g. char"
+    )
 
 
 def test_types_and_missing_keys(tiny):
@@ -96,6 +114,18 @@ def test_task_must_be_known():
         parse({})
 
 
+def test_a_task_of_another_package_is_named_by_module_and_class(tiny):
+    tiny.task = "transformer_jax.tasks.sequence_to_sequence:SequenceToSequence"
+    assert parse(tiny).task == tiny.task
+    for wrong, message in {
+        "no_such_package.tasks:Mine": r"cannot be imported: No module named 'no_such_package'. Add the folder",
+        "transformer_jax.tasks.text:Mine": "cannot be imported: module .* has no attribute 'Mine'",
+        "transformer_jax.tasks.text:Corpus": "is not a task: it must be a subclass of transformer_jax.training.task",
+    }.items():
+        with pytest.raises(ValueError, match=f"config.task = '{wrong}' {message}"):
+            parse({"task": wrong})
+
+
 def test_post_norm_without_warmup_is_unwise(tiny, caplog):
     parse(tiny)
     assert "warm-up" not in caplog.text
@@ -114,7 +144,8 @@ def test_a_rate_that_ends_before_the_run_is_unwise(tiny, caplog):
         caplog.clear()
         tiny.training.steps, tiny.optimizer.decay_steps = steps, end
         parse(tiny)
-        assert ("config.optimizer.decay_steps = 3: the learning rate stays at 0 of its" in caplog.text) == (end == 3)
+        advice = "config.optimizer.decay_steps = 3: after that step, the learning rate stays at 0 of its"
+        assert (advice in caplog.text) == (end == 3)
 
 
 def test_shares_follow_the_steps(tiny):
@@ -140,7 +171,7 @@ def test_argument():
         with pytest.raises(ConfigError, match=r"is unknown: choose from size=tiny\|base, norm=post\|pre, quick"):
             parse_arg(wrong, words, ("quick",))
     for twice in ("tiny,base", "base,quick,size=tiny"):
-        with pytest.raises(ConfigError, match=rf"'{twice}' has two values of size, '.*' and '.*': keep one"):
+        with pytest.raises(ConfigError, match=rf"'{twice}' has two values for size, '.*' and '.*': keep one"):
             parse_arg(twice, words, ("quick",))
     assert parse_arg("size=base,base", words)["size"] == "base"
 
@@ -170,7 +201,7 @@ def test_another_architecture_has_other_keys():
     with pytest.raises(ConfigError, match=r"'gpt': must be one of transformer, recurrent for config.task"):
         defaults("sequence_to_sequence", "gpt")
     recurrent.model.architecture = "transformer"
-    with pytest.raises(ConfigError, match=r"config.model has the keys of 'recurrent'; the recipe chooses"):
+    with pytest.raises(ConfigError, match=r"config.model has the keys of 'recurrent'; set the architecture"):
         parse(recurrent)
 
 

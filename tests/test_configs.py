@@ -92,12 +92,12 @@ def test_recipe_refuses_unknown_arguments(name):
 
 @pytest.mark.parametrize("word", ["norm=post", "pre", "tokenizer=unigram"])
 def test_annotated_is_one_model(word):
-    with pytest.raises(ConfigError, match="does not go with 'annotated'"):
+    with pytest.raises(ConfigError, match="cannot be combined with 'annotated'"):
         get_config("multi30k", f"annotated,{word}")
 
 
 @pytest.mark.parametrize(
-    ("arg", "words"), [("dot,reversed", "attention=none alone"), ("transformer,lstm", "recurrent")]
+    ("arg", "words"), [("dot,reversed", "requires attention=none"), ("transformer,lstm", "requires a recurrent model")]
 )
 def test_rnn_refuses_words_that_do_not_go_together(arg, words):
     with pytest.raises(ConfigError, match=words):

@@ -343,9 +343,9 @@ def test_valid_config_has_no_problems_and_limits_the_output():
         ("length_penalty_form", "gnmt", "one of wu, power; use wu"),
         ("max_ratio", -1.0, "at least 0; use 1.0"),
         ("max_ratio", float("inf"), "finite"),
-        ("max_extra", 0, "at least 1, or there may be no output; use 50"),
-        ("temperature", -0.1, "0 or at least 1e-06; use 0 for the most probable, 1.0 to draw"),
-        ("temperature", 1e-7, "0 or at least 1e-06; use 0 for the most probable, 1.0 to draw"),
+        ("max_extra", 0, "at least 1, because outputs could otherwise be empty; use 50"),
+        ("temperature", -0.1, "0 or at least 1e-06; use 0 for the most probable output, 1.0 to sample"),
+        ("temperature", 1e-7, "0 or at least 1e-06; use 0 for the most probable output, 1.0 to sample"),
         ("temperature", float("inf"), "finite"),
         ("top_k", -1, "at least 0; use 0"),
         ("top_k", 5, "needs sampling: set decoding.temperature, e.g. to 1.0, or top_k to 0"),
@@ -354,7 +354,12 @@ def test_valid_config_has_no_problems_and_limits_the_output():
         ("top_p", 0.9, "needs sampling: set decoding.temperature, e.g. to 1.0, or top_p to 1.0"),
         ("seed", -1, "in [0, 2³¹)"),
         ("n_best", 0, "at least 1"),
-        ("n_best", 5, "beyond the 4 that a search finds: set decoding.beam_size to it where there is one, or draw"),
+        (
+            "n_best",
+            5,
+            "at most 4, the number of outputs that a search finds: raise decoding.beam_size to n_best "
+            "(encoder–decoders only), or sample with decoding.temperature = 1.0",
+        ),
     ],
 )
 def test_problems(field, value, rule):
@@ -384,7 +389,7 @@ def test_without_beams_a_search_finds_one():
     assert list(SamplingConfig().problems()) == []
     ((name, rule),) = SamplingConfig(n_best=2).problems()
     assert name == "n_best"
-    assert "beyond the 1 that a search finds" in rule
+    assert "at most 1, the number of outputs that a search finds" in rule
     assert list(SamplingConfig(n_best=2, temperature=1.0).problems()) == []
 
 

@@ -101,7 +101,7 @@ class Watched:
 
     def attempts(self) -> list[list[int]]:
         """The steps that each attempt has shown so far: its first, and then some."""
-        attempts = self._said.read_text().split("all start again")
+        attempts = self._said.read_text().split("restarting all processes")
         return [[int(n) for n in re.findall(r"^step (\d+)/\d+  loss", said, re.MULTILINE)] for said in attempts]
 
     def wait(self, what) -> None:

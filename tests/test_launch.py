@@ -90,7 +90,7 @@ def until(what) -> None:
 
 def test_all_start_again_when_one_dies_and_none_is_left(supervise, tmp_path):
     said = ends(supervise([[1, "sleep"], ["sleep", 3], [0, 0]]), 0)
-    assert "exit code 3: all start again in 0.02 s (2 of 3)" in said
+    assert "exit code 3: restarting all processes in 0.02 s (2 of 3)" in said
     assert started(tmp_path) == [f"started-{i}-{attempt}" for i in range(2) for attempt in range(3)]
     given = [json.loads((tmp_path / f"started-{i}-2").read_text()) for i in range(2)]
     assert [one["process_id"] for one in given] == ["0", "1"]
@@ -110,7 +110,7 @@ def test_it_gives_up_when_nothing_is_saved_any_more(supervise, tmp_path):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
         (tmp_path / "checkpoints" / name / "manifest.json").write_text("")
     said = ends(supervise([["save10"], [1], ["save20"], [1], [5], [0]], tries=2), 5)
-    assert "given up after 2 restarts without a newer checkpoint" in said
+    assert "giving up after 2 restarts without a newer checkpoint" in said
     assert len(started(tmp_path)) == 5
 
 
@@ -136,7 +136,7 @@ def test_its_processes_stop_when_it_is_killed(supervise, tmp_path):
 def test_a_killed_process_is_no_error_though_the_others_call_it_one(supervise, tmp_path):
     """A peer's death may look like an error of their own to the others."""
     said = ends(supervise([["kill", 2], [0, 0]]), 0)
-    assert "exit code -9: all start again" in said
+    assert "exit code -9: restarting all processes" in said
 
 
 def test_a_stop_reaches_processes_that_just_start(supervise, tmp_path):
@@ -204,7 +204,7 @@ def stubs(tmp_path, recipe):
 
 def trained_by_two(result: subprocess.CompletedProcess, workdir: Path) -> None:
     assert result.returncode == 0, result.stderr
-    assert "devices: {'data': 2, " in result.stderr
+    assert "mesh: {'data': 2, " in result.stderr
     assert result.stderr.count("step 4/4  loss") == 1  # one of them tells
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [2, 2, 4, 4]
@@ -214,7 +214,7 @@ def trained_by_two(result: subprocess.CompletedProcess, workdir: Path) -> None:
 def test_local_processes_train_and_score_together(stubs):
     result = stubs(["bash", str(LAUNCH / "local.sh"), "2", *stubs.flags])
     trained_by_two(result, stubs.workdir)
-    assert "all start again" not in result.stderr
+    assert "restarting all processes" not in result.stderr
 
 
 def test_slurm(stubs, tmp_path):
@@ -237,7 +237,7 @@ def test_tpu_pod(stubs, tmp_path):
     (tmp_path / "bin" / "gcloud").write_text(f"#!/usr/bin/env bash\necho $* >>{tmp_path}/again\nexit 9\n")
     given_up = stubs([*script, *stubs.flags], TRIES="2")
     assert given_up.returncode == 9, given_up.stderr
-    assert "given up after 2 restarts" in given_up.stderr
+    assert "giving up after 2 restarts" in given_up.stderr
     commands = [line.partition("--command=")[2] for line in (tmp_path / "again").read_text().splitlines()]
     assert ["pkill" in command for command in commands] == [False, True, False, True, False]
 

@@ -50,17 +50,17 @@ def test_entropy():
 
 def test_what_cannot_be_drawn(tmp_path):
     wrong = some_map()._replace(queries=["a"])
-    with pytest.raises(ValueError, match=r"weights of shape \(2, 3, 2, 3\) do not fit 1 rows and 3 columns"):
+    with pytest.raises(ValueError, match=r"weights of shape \(2, 3, 2, 3\) do not match 1 rows and 3 columns"):
         write_report(tmp_path / "report.html", "t", [Sentence("s", [wrong])])
     with pytest.raises(ValueError, match="no sentence to show"):
         write_report(tmp_path / "report.html", "t", [])
     with pytest.raises(ValueError, match="no attention to show for 'second'"):
         write_report(tmp_path / "report.html", "t", [Sentence("first", [some_map()]), Sentence("second", [])])
-    with pytest.raises(ValueError, match=r"of 's' has no weights, in shape \(2, 3, 0, 3\)"):
+    with pytest.raises(ValueError, match=r"of 's' has shape \(2, 3, 0, 3\): leave out empty maps"):
         write_report(tmp_path / "report.html", "t", [Sentence("s", [some_map(rows=())])])
     broken = some_map()
     broken.weights[1, 2, 0, 0] = np.nan
-    with pytest.raises(ValueError, match="of 's': not all weights are finite"):
+    with pytest.raises(ValueError, match="of 's': some weights are not finite"):
         write_report(tmp_path / "report.html", "t", [Sentence("s", [broken])])
     assert not (tmp_path / "report.html").exists()
 

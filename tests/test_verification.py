@@ -15,14 +15,14 @@ from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.verification import Row, verify
 
 NAMES = [
-    "resumed = never stopped, bit for bit",
-    "model.unroll = 2 as 1",
-    "model.attention_implementation = jax as einsum",
-    "model.remat = full as none",
-    "model.remat = scores as none",
+    "resumed run = uninterrupted run, bit for bit",
+    "model.unroll = 2 vs. 1",
+    "model.attention_implementation = jax vs. einsum",
+    "model.remat = full vs. none",
+    "model.remat = scores vs. none",
     "microbatches = the whole batch",
     "1 device = 1 × 1 × 1 (data, fsdp, tensor)",
-    "rows of a batch do not see one another",
+    "batch = its rows one by one",
     "cached = uncached decoding",
     "no token is seen before its place",
 ]
@@ -57,7 +57,7 @@ def test_the_script_says_what_does_not_hold():
     assert done.returncode == 1, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) == 1 + len(NAMES) + 3
-    assert [line[:50].strip() for line in lines if line.endswith("DOES NOT HOLD")] == [
+    assert [line[:50].strip() for line in lines if line.endswith("FAILED")] == [
         "1 device = 1 × 1 × 8 (data, fsdp, tensor)"
     ]
 

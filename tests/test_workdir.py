@@ -30,7 +30,7 @@ def test_it_holds_one_experiment(tiny, learned, caplog):
     assert read(learned).to_dict() == tiny.to_dict()
     free = changed(tiny, {"training.steps": 9, "data.directory": "elsewhere", "decoding.beam_size": 9})
     claim(learned, free)
-    assert "config.training.steps: 4 there, 9 now" in caplog.text
+    assert "config.training.steps: 4 in the workdir, 9 now" in caplog.text
     assert read(learned).to_dict() == tiny.to_dict()
     store(learned, free)
     assert json.loads((learned / "config.json").read_text())["training"]["steps"] == 9
@@ -40,10 +40,10 @@ def test_it_holds_one_experiment(tiny, learned, caplog):
         claim(learned, other)
     for line in (
         "holds another experiment; choose another --workdir",
-        "config.model.d_model: 16 there, 32 now",
+        "config.model.d_model: 16 in the workdir, 32 now",
         "config.optimizer.b1",
-        "config.training.seed: 0 there",
-        "config.training.ema_decay: 0.0 there, 0.9 now",
+        "config.training.seed: 0 in the workdir",
+        "config.training.ema_decay: 0.0 in the workdir, 0.9 now",
     ):
         assert line in str(error.value)
 
@@ -80,12 +80,12 @@ def test_which_keys_may_change_follows_from_their_fields(task, corpus, tmp_path)
         if key in free:
             claim(tmp_path, other)
         else:
-            with pytest.raises(ConfigError, match=rf"another --workdir:\n  config\.{key}: .* there, .* now$"):
+            with pytest.raises(ConfigError, match=rf"another --workdir:\n  config\.{key}: .* in the workdir, .* now$"):
                 claim(tmp_path, other)
 
 
 def test_another_task_is_another_experiment(learned, corpus):
-    with pytest.raises(ConfigError, match=r"config.task: 'sequence_to_sequence' there, 'classification' now"):
+    with pytest.raises(ConfigError, match=r"config.task: 'sequence_to_sequence' in the workdir, 'classification' now"):
         claim(learned, small("classification", corpus))
 
 
@@ -94,8 +94,8 @@ def test_another_task_is_another_experiment(learned, corpus):
     [
         ({"model.dtype": "bfloat16", "model.attention_implementation": "jax", "model.remat": "full"}, ""),
         ({"model.dropout_rate": 0.45, "model.attention_dropout_rate": 0.35, "training.label_smoothing": 0.3}, ""),
-        ({"model.norm": "pre", "model.unroll": 2}, "\n  config.model.norm: 'post' there, 'pre' now"),
-        ({"model.d_ff": 25}, "\n  config.model.d_ff: 24 there, 25 now"),
+        ({"model.norm": "pre", "model.unroll": 2}, "\n  config.model.norm: 'post' in the workdir, 'pre' now"),
+        ({"model.d_ff": 25}, "\n  config.model.d_ff: 24 in the workdir, 25 now"),
     ],
 )
 def test_a_run_is_scored_with_its_own_model_however_computed(tiny, tmp_path, changes, refused):
@@ -103,7 +103,7 @@ def test_a_run_is_scored_with_its_own_model_however_computed(tiny, tmp_path, cha
     if not refused:
         check_model(tmp_path, changed(tiny, changes))
         return
-    with pytest.raises(ConfigError, match=f"holds parameters of another model: leave out{refused}$"):
+    with pytest.raises(ConfigError, match=f"holds parameters of another model; do not change:{refused}$"):
         check_model(tmp_path, changed(tiny, changes))
 
 
@@ -115,7 +115,7 @@ def test_missing_keys_have_their_defaults(tiny, learned):
     path.write_text(json.dumps(stored))
     assert read(learned).to_dict() == tiny.to_dict()
     claim(learned, tiny)
-    with pytest.raises(ConfigError, match=r"config.model.unroll: 1 there, 2 now"):
+    with pytest.raises(ConfigError, match=r"config.model.unroll: 1 in the workdir, 2 now"):
         claim(learned, changed(tiny, {"model.unroll": 2}))
 
 
@@ -131,9 +131,9 @@ def test_labels_are_read_as_they_were_written(corpus, tmp_path):
     ("stored", "message"),
     [
         ("", "is not the folder of a run: Expecting value"),
-        ("[]", "is not the folder of a run: config.json names no task"),
-        ('{"architectures": ["Marian"]}', "is not the folder of a run: config.json names no task"),
-        ('{"task": "sequence_to_sequence", "model": 3}', "config.json names no task, or no model"),
+        ("[]", "is not the folder of a run: config.json does not specify a task"),
+        ('{"architectures": ["Marian"]}', "is not the folder of a run: config.json does not specify a task"),
+        ('{"task": "sequence_to_sequence", "model": 3}', "config.json does not specify a task and a model"),
         (
             '{"task": "sequence_to_sequence", "model": {"architecture": "perceptron"}}',
             "config.json: config.model.architecture = 'perceptron': must be one of",
@@ -173,9 +173,9 @@ def test_a_run_of_version_0_1_is_refused_with_the_reason(tiny, tmp_path, use):
     with pytest.raises(ConfigError) as error:
         use(tmp_path, tiny)
     message = str(error.value)
-    assert f"--workdir={tmp_path}, config.json: task = 'translation', but the tasks are sequence_to_seq" in message
-    assert "Version 0.1 had 'translation', with other config keys: use its runs with that version" in message
-    assert "train one there" not in message  # it holds a run
+    assert f"--workdir={tmp_path}, config.json: config.task = 'translation' is not a task: choose one of seq" in message
+    assert "Version 0.1 had 'translation', with other config keys; use that version for its runs" in message
+    assert "train there first" not in message  # it holds a run
     assert json.loads(path.read_text()) == OLD
 
 
@@ -190,7 +190,7 @@ def test_classes_belong_to_the_model(corpus, tmp_path):
     config = small("classification", corpus)
     claim(tmp_path, config)
     config.data.labels = ("odd", "even")
-    with pytest.raises(ConfigError, match=r"parameters of another model: leave out\n  config.data.labels"):
+    with pytest.raises(ConfigError, match=r"parameters of another model; do not change:\n  config.data.labels"):
         check_model(tmp_path, config)
 
 

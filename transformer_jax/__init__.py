@@ -1,4 +1,4 @@
-"""The Transformer and everything that led to it, in JAX and Flax."""
+"""Recurrent encoder–decoders with attention, the Transformer, BERT and GPT, in JAX and Flax."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -10,12 +10,16 @@ __all__ = ["load"]
 
 
 def load(workdir: str, overrides: Mapping[str, Any] | None = None) -> "Predictor":
-    """Open a trained run for prediction: `load("runs/dates").predict(["3 May 2021"])`.
+    """Load a trained run for prediction: `load("runs/dates").predict(["3 May 2021"])`.
 
-    `overrides` replaces values of its config, e.g. {"evaluation.checkpoint": "best"}. Raises ConfigError for a folder
-    that is not a run, or for unknown keys, and CheckpointError where no good checkpoint is found.
+    `overrides` replaces values of the run's config, e.g. `{"evaluation.checkpoint": "best"}`.
+
+    Raises:
+        ConfigError: `workdir` is not the folder of a run, or `overrides` has an unknown key, a value that cannot be
+            used, or a value that would change the model.
+        CheckpointError: The run has no intact checkpoint.
     """
-    # Imported here, so that `transformer_jax.models` needs jax and flax only.
+    # A local import, because importing `transformer_jax.models` must not require more than JAX and Flax.
     from transformer_jax.predictor import Predictor
 
     return Predictor.load(workdir, overrides or {})

@@ -1,4 +1,4 @@
-"""Flags, messages on stderr and errors without tracebacks, for all scripts."""
+"""Command-line conventions of all scripts: flags, --help, messages on stderr, errors without tracebacks."""
 
 import ctypes
 import gc
@@ -27,16 +27,16 @@ from transformer_jax.workdir import read
 EXIT_ERROR = 2
 PATHS = ("workdir", "workdirs", "input", "output", "directory", "manual_dir")
 
-COORDINATOR = flags.DEFINE_string("coordinator_address", None, "of several processes: HOST:PORT of the first")
-NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "how many there are", lower_bound=1)
-PROCESS_ID = flags.DEFINE_integer("process_id", None, "which of them this is, from 0", lower_bound=0)
+COORDINATOR = flags.DEFINE_string("coordinator_address", None, "HOST:PORT of the first process, if there are several")
+NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "number of processes", lower_bound=1)
+PROCESS_ID = flags.DEFINE_integer("process_id", None, "index of this process, from 0", lower_bound=0)
 
 
 def run(main: Callable[[], None], argv: list[str] | None = None, distributed: bool = True) -> None:
-    """Parse flags and run `main`.
+    """Parse the flags and run `main`.
 
-    In a cluster, or with --num_processes, it joins the other processes unless `distributed` is false. An error that a
-    user can fix ends as one message on stderr and exit code 2.
+    Unless `distributed` is False, this process first joins the others, in a cluster or with --num_processes. An error
+    that a user can fix ends in one message on stderr and exit code 2.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s", force=True)
     logging.getLogger("transformer_jax").setLevel(logging.INFO)
@@ -65,8 +65,8 @@ def run(main: Callable[[], None], argv: list[str] | None = None, distributed: bo
         if _no_device(error):
             platforms = os.environ.get("JAX_PLATFORMS", "")
             print(
-                f"error: JAX_PLATFORMS={platforms}: JAX finds no such device here. Unset it, or set it to cpu, or "
-                "install the JAX of that device (see the README).",
+                f"error: JAX_PLATFORMS={platforms}: JAX finds no such device on this machine. Unset the variable, "
+                "set it to cpu, or install JAX for that device (see the README).",
                 file=sys.stderr,
             )
             processes.leave(EXIT_ERROR)
@@ -75,32 +75,30 @@ def run(main: Callable[[], None], argv: list[str] | None = None, distributed: bo
 
 
 def parse_flags(argv: list[str] | None) -> None:
-    """Parse the command line into absl's flags. Raises ValueError or flags.Error for one that cannot be used."""
+    """Parse the command line into absl's flags. Raises ValueError or flags.Error if it is invalid."""
     overrides: list[str] = []
     if "config" in flags.FLAGS:
         overrides, argv = split_overrides()
     try:
         rest = flags.FLAGS(sys.argv if argv is None else argv)[1:]
     except flags.UnrecognizedFlagError as error:
-        raise flags.Error(f"{error}; --help names all options") from error
+        raise flags.Error(f"{error}; --help lists all options") from error
     except flags.IllegalFlagValueError as error:
         if isinstance(error.__context__, ConfigError):
             raise error.__context__ from None
         if missing := re.match(r"flag --(\w+)=None: ", str(error)):
             name = missing[1]
-            raise flags.Error(
-                f"--{name} is missing: it names {flags.FLAGS[name].help}; --help shows an example"
-            ) from error
+            raise flags.Error(f"--{name} is missing ({flags.FLAGS[name].help}); --help shows an example") from error
         raise
     expand_home()
     if rest:
-        raise flags.Error(f"{rest[0]!r} is not an option: all are written --name=value; --help names them")
+        raise flags.Error(f"{rest[0]!r} is not an option: write options as --name=value; --help lists them")
     if overrides:
         override(flags.FLAGS.config, overrides)
 
 
 def help_text(distributed: bool) -> str:
-    """Return what the script does, by its docstring, and its options."""
+    """Return the text of --help: the docstring of the script, and its options."""
     several = [COORDINATOR.name, NUM_PROCESSES.name, PROCESS_ID.name]
     names = sorted({*_flags_of(__name__)} - {*several}) + _flags_of(sys.argv[0]) + several * distributed
     lines = [(sys.modules["__main__"].__doc__ or "").strip(), "", "Options:"]
@@ -110,12 +108,14 @@ def help_text(distributed: bool) -> str:
         value = str(flag.default_as_str).strip("'") if flag.default is not None else ""
         default = "required" if required else value and f"default: {value}"
         lines.append(f"  --{'[no]' if flag.boolean else ''}{name}{'' if flag.boolean else '=…'}")
-        lines += textwrap.wrap(f"{flag.help}{default and f' ({default})'}", 100, initial_indent=" " * 6)
+        lines += textwrap.wrap(
+            f"{flag.help}{default and f' ({default})'}", 100, initial_indent=" " * 6, subsequent_indent=" " * 6
+        )
     if {"config", "workdir", "workdirs"} & set(names):
         lines += [
             "  --config.SECTION.KEY=VALUE",
-            "      change a key of the config, e.g. --config.evaluation.batch_size=8; may be given several times.",
-            "      A run's config.json holds all keys with their values; the docstrings of the classes explain them.",
+            "      override a key of the config, e.g. --config.evaluation.batch_size=8; may be given several times.",
+            "      A run's config.json lists all keys with their values; the config classes document them.",
         ]
     return "\n".join(lines) + "\n"
 
@@ -125,7 +125,7 @@ def _flags_of(module: str) -> list[str]:
 
 
 def flush_stdout() -> None:
-    """Write out what was printed. Raises OSError, naming stdout, where nobody reads it or nothing more fits."""
+    """Flush stdout. Raises OSError, which names stdout, if its reader is gone or the disk is full."""
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -134,16 +134,16 @@ def flush_stdout() -> None:
 
 
 def _no_device(error: Exception) -> bool:
-    """Return True for JAX's error where JAX_PLATFORMS names what this machine does not have; it has no class."""
+    """Return True for JAX's error about a device in JAX_PLATFORMS that is not there. It has no class of its own."""
     frames = traceback.extract_tb(error.__traceback__)
     return bool(os.environ.get("JAX_PLATFORMS")) and frames[-1].filename.endswith("xla_bridge.py")
 
 
 def cache_compilations() -> None:
-    """Keep compiled programs in the user's cache directory, up to 1 GiB, so that the next run starts sooner.
+    """Cache compiled programs in the user's cache directory, up to 1 GiB, so that the next run starts sooner.
 
-    Does nothing where JAX_COMPILATION_CACHE_DIR is set. A program for one CPU may not run on another, and JAX does not
-    tell them apart: each kind of machine has its own folder.
+    Does nothing if JAX_COMPILATION_CACHE_DIR is set. Each kind of CPU has its own folder: a program for one CPU may
+    not run on another, and JAX's cache does not distinguish them.
     """
     if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         return
@@ -155,18 +155,22 @@ def cache_compilations() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Keep freed memory in the process, for the next step.
+    """Make freed memory stay with the process, for the next step.
 
-    XLA for CPU allocates a step's temporary arrays anew each time. glibc returns large ones to the system at once,
-    which then clears every page again: a sixth of a step's time. Call this before jax starts its threads: with a heap
-    for each of them, steps are a fifth slower; with one for all, XLA compiles two programs at a time a third slower
-    than with three. With another C library it does nothing.
+    XLA for CPU allocates a step's temporary arrays anew each time. By default glibc returns large ones to the system,
+    which then clears every page again: a sixth of a step's time. Call this before JAX starts its threads. The heap
+    settings have no effect with another C library.
+
+    glibc gives threads heaps of their own, here at most three, because XLA compiles two programs at a time a third
+    slower with one. Only the main heap can keep arrays larger than 64 MiB. So JAX runs programs in the calling thread
+    instead of dispatching them to another one.
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         trim_threshold, mmap_max, arena_max = -1, -4, -8  # malloc.h
         for option, value in ((trim_threshold, -1), (mmap_max, 0), (arena_max, 3)):
             libc.mallopt(option, value)
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
 def collect_garbage_seldom() -> None:
@@ -180,7 +184,7 @@ def collect_garbage_seldom() -> None:
 
 
 def keep_stdout() -> None:
-    """Send what C libraries print (e.g. Gloo) to stderr: stdout is for results."""
+    """Redirect output of C libraries, e.g. Gloo, from stdout to stderr. Python still prints results to stdout."""
     sys.stdout.flush()
     results = os.dup(1)
     os.dup2(2, 1)
@@ -188,7 +192,7 @@ def keep_stdout() -> None:
 
 
 def _cpu_features() -> str:
-    """Return the processor's features on Linux, its name elsewhere."""
+    """Return the CPU's feature flags on Linux, and its name elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -197,7 +201,7 @@ def _cpu_features() -> str:
 
 
 def expand_home() -> None:
-    """Expand ~ in the flags that are paths: the shell does not, after the sign =."""
+    """Expand ~ in flags that are paths. The shell does not expand it after =."""
     for name in flags.FLAGS:
         if name in PATHS and (value := flags.FLAGS[name].value):
             expanded = [os.path.expanduser(path) for path in value] if isinstance(value, list) else None
@@ -205,41 +209,44 @@ def expand_home() -> None:
 
 
 def check_output(path: str, source: str | None = None, workdir: str | None = None) -> None:
-    """Raise ValueError, before long work, where a file of this name has no folder, is one, or may not be written.
+    """Raise ValueError if an output file cannot be written, so that a script fails before its long work.
 
-    Also where it is the file `source`, under whatever name, or one of the files that make up the run in `workdir`.
-    "-" is stdout, or stdin as the source.
+    The file may not be a folder, be in a missing folder or lack write permission. It may not be the same file as
+    `source`, under any name, nor one of the files of the run in `workdir`. "-" stands for stdout, and as `source` for
+    stdin.
     """
     if source is not None and _same_file(source, path):
-        raise ValueError(f"--output={path} is the input itself, which would be lost: name another file")
+        raise ValueError(f"--output={path} is also the input, which would be lost: name another file")
     if path == "-":
         return
     file = epath.Path(path)
     if workdir is not None and _belongs_to_run(file, epath.Path(workdir)):
-        raise ValueError(f"--output={path} is a file of the run in {workdir}, which needs it: name another file")
-    if "://" in path:  # storage has no folders
+        raise ValueError(f"--output={path} is a file of the run in {workdir}: name another file")
+    if "://" in path:  # object storage has no folders
         return
-    if not path or file.is_dir():
-        raise ValueError(f"--output={path}: that is a folder; name a file in it")
-    target = epath.Path(os.path.realpath(path))  # what is written, of a link
+    if not path:
+        raise ValueError("--output= is empty: name a file")
+    if file.is_dir():
+        raise ValueError(f"--output={path} is a folder: name a file in it")
+    target = epath.Path(os.path.realpath(path))  # a link is followed
     if os.path.islink(target):
-        raise ValueError(f"--output={path}: that is a link that leads to itself; name another file")
+        raise ValueError(f"--output={path} is a link to itself: name another file")
     if not target.parent.is_dir():
-        raise ValueError(f"--output={path}: there is no folder {target.parent}; make it or name another")
-    # A file is replaced by a new one, which needs its folder. A device or a pipe is written to.
+        raise ValueError(f"--output={path}: there is no folder {target.parent}; create it, or name another")
+    # A regular file is replaced by a new one, for which its folder must be writable. A device or a pipe is written to.
     replaced = [target.parent] if os.path.isfile(target) or not target.exists() else []
     if not all(os.access(place, os.W_OK) for place in [*replaced, *([target] if target.exists() else [])]):
-        raise ValueError(f"--output={path}: you may not write there; name a file elsewhere")
+        raise ValueError(f"--output={path}: no permission to write there; name a file elsewhere")
 
 
 def _same_file(source: str, output: str) -> bool:
-    """Return True if both are one regular file: by name, by a link, or by what the shell made stdin or stdout."""
+    """Return True if both are the same regular file, also through a link or a redirected stdin or stdout."""
     if "://" in source or "://" in output:
         return source == output
     try:
         one = os.fstat(0) if source == "-" else os.stat(source)
         other = os.fstat(1) if output == "-" else os.stat(output)
-    except OSError:  # one is not there
+    except OSError:  # one of them does not exist
         return False
     return stat.S_ISREG(one.st_mode) and os.path.samestat(one, other)
 
@@ -253,9 +260,9 @@ def _belongs_to_run(file: epath.Path, workdir: epath.Path) -> bool:
 
 
 def read_lines(path: str) -> list[str]:
-    """Return the lines of a file, or of stdin for "-". All processes must have been given the same.
+    """Return the lines of a file, or of stdin for "-". All processes must read the same lines.
 
-    Raises ValueError where it cannot be read, or is not UTF-8.
+    Raises ValueError if the file cannot be read, is not UTF-8, or differs between processes.
     """
     try:
         data = sys.stdin.buffer.read() if path == "-" else epath.Path(path).read_bytes()
@@ -267,7 +274,7 @@ def read_lines(path: str) -> list[str]:
 
 
 class _RecipeParser(flags.ArgumentParser[ConfigDict]):
-    """Reads the value of --config."""
+    """Parser of --config."""
 
     syntactic_help = "a recipe"
 
@@ -276,21 +283,21 @@ class _RecipeParser(flags.ArgumentParser[ConfigDict]):
 
 
 def define_recipe() -> flags.FlagHolder[ConfigDict]:
-    """Define --config, a recipe; `run` changes it by the command line's `--config.a.b=v`."""
-    words = "a recipe, configs/NAME.py[:ARG]"
+    """Define the flag --config. `run` applies the overrides `--config.a.b=v` to its value."""
+    words = "recipe, configs/NAME.py[:ARG]"
     return flags.DEFINE(_RecipeParser(), "config", None, words, required=True)
 
 
 def split_overrides() -> tuple[list[str], list[str]]:
-    """Return the command line's `--config.a.b=v` arguments, and the others."""
+    """Split the command line into its `--config.a.b=v` arguments and the other arguments."""
     overrides = [argument for argument in sys.argv if re.match(r"--?config\.", argument)]
     return overrides, [argument for argument in sys.argv if argument not in overrides]
 
 
 def run_on_workdir(main: Callable[[ConfigDict], None]) -> None:
-    """Like `run`, for a program that takes its config from --workdir and overrides it by `--config.a.b=v`."""
+    """Like `run`, for scripts that read the config from --workdir and override it by `--config.a.b=v`."""
     overrides, argv = split_overrides()
-    workdir = flags.DEFINE_string("workdir", None, "the folder of a run", required=True)
+    workdir = flags.DEFINE_string("workdir", None, "folder of a run", required=True)
 
     def overridden() -> None:
         config = read(workdir.value)

@@ -1,4 +1,4 @@
-"""Turn a ConfigDict into checked, frozen dataclasses. All problems are reported at once."""
+"""Parse a ConfigDict into checked, frozen dataclasses, and report all of its problems at once."""
 
 import ast
 import dataclasses
@@ -24,24 +24,24 @@ log = logging.getLogger(__name__)
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be run; the message lists every reason."""
+    """Raised for an invalid configuration. The message lists every problem."""
 
 
 def make_task(config: Config, workdir: epath.PathLike) -> Task:
-    """Return the task that `config` names."""
+    """Return an instance of the task `config.task`."""
     return task_class(config.task)(config, workdir)
 
 
 def defaults(task: str, architecture: str | None = None) -> ConfigDict:
-    """Return every key of the task with its default. The model is the task's first unless `architecture` names one."""
+    """Return a ConfigDict of all keys of a task, with their defaults. `architecture` defaults to the task's first."""
     classes = sections(task, {} if architecture is None else {"architecture": architecture})
     return ConfigDict({"task": task, **{name: dataclasses.asdict(section()) for name, section in classes.items()}})
 
 
 def sections(task: str, model: Mapping[str, Any]) -> dict[str, type]:
-    """Return the classes of a config's sections, given its task and what it says of its model.
+    """Return the dataclass of each config section, given the task and the section `model`.
 
-    Raises ConfigError for a model that the task does not have.
+    Raises ConfigError if the task has no such architecture, or if the keys of `model` are those of another one.
     """
     classes = typing.get_type_hints(task_class(task).Config)
     del classes["task"]
@@ -54,8 +54,8 @@ def sections(task: str, model: Mapping[str, Any]) -> dict[str, type]:
     for other, section in known.items():
         if other != name and model.keys() == {field.name for field in dataclasses.fields(section)}:
             raise ConfigError(
-                f"config.model.architecture = {name!r}: config.model has the keys of {other!r}; the recipe chooses the "
-                "architecture, because it needs the keys of its model: see config.defaults"
+                f"config.model.architecture = {name!r}: config.model has the keys of {other!r}; set the "
+                "architecture in the recipe instead, by config.defaults(task, architecture)"
             )
     return {**classes, "model": known[name]}
 
@@ -65,7 +65,7 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
 
 
 def fields(task: str, model: Mapping[str, Any]) -> dict[str, dataclasses.Field]:
-    """Return the field behind every dotted key, with the metadata of its section added to its own."""
+    """Return the dataclass field of every dotted key. Its metadata includes that of its section."""
     whole = {field.name: field.metadata for field in dataclasses.fields(task_class(task).Config)}
     found = {}
     for section, cls in sections(task, model).items():
@@ -77,10 +77,10 @@ def fields(task: str, model: Mapping[str, Any]) -> dict[str, dataclasses.Field]:
 
 
 def parse_arg(arg: str | None, words: Mapping[str, tuple[str, ...]], flags: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Parse a recipe's `:ARG`: `key=value` or bare words, separated by commas.
+    """Parse a recipe's `:ARG`: comma-separated items, each `key=value`, a bare value, or a flag.
 
-    `words` maps a key to the values it may have, its default first; `flags` are words that switch something on.
-    Returns every key and flag. Raises ConfigError for anything else, and for two values of one key.
+    `words` maps each key to its allowed values, with the default first. `flags` are words that are True if given.
+    Returns the value of every key and flag. Raises ConfigError for an unknown item, and for two values of one key.
     """
     found: dict[str, Any] = {key: values[0] for key, values in words.items()} | dict.fromkeys(flags, False)
     owner = {value: key for key, values in words.items() for value in values}
@@ -96,40 +96,36 @@ def parse_arg(arg: str | None, words: Mapping[str, tuple[str, ...]], flags: tupl
             choices = [f"{key}={'|'.join(values)}" for key, values in words.items()]
             remedy = ""
             if "pair" in words and (pair := re.fullmatch("([a-z]{2,3})-([a-z]{2,3})", value or part)):
-                remedy = "; for other languages of your own files add " + " ".join(
-                    f"--config.data.{side}_language={language}"
-                    for side, language in zip(("source", "target"), pair.groups(), strict=True)
-                )
+                remedy = f"; for your own files use --config=configs/own_files.py:{pair[0]}"
             raise ConfigError(
                 f"config argument {part!r} is unknown: choose from {', '.join([*choices, *flags])}{remedy}"
             )
         if given.setdefault(key, value) != value:
             raise ConfigError(
-                f"config argument {arg!r} has two values of {key}, {given[key]!r} and {value!r}: keep one"
+                f"config argument {arg!r} has two values for {key}, {given[key]!r} and {value!r}: keep one"
             )
     return found | given
 
 
 def share(config: ConfigDict, parts: int) -> Any:
-    """Return 1 / `parts` of training.steps, rounded up, as a reference: it follows where the steps are overridden.
+    """Return training.steps / `parts`, rounded up, as a reference that follows later changes of training.steps.
 
-    For evaluate_every, checkpoint.every and warm-up, so that --config.training.steps alone shortens a recipe.
+    Use it for evaluate_every, checkpoint.every and warm-up, so that --config.training.steps alone shortens a recipe.
     """
     return (config.training.get_ref("steps") + parts - 1) // parts
 
 
 def parse(config: ConfigDict | Mapping[str, Any]) -> Config:
-    """Check types, ranges and what belongs together.
+    """Check types, ranges and combinations of values, and return the config as dataclasses.
 
-    Raises ConfigError with all problems, each with dotted key, value, rule and remedy. Logs what is unwise.
+    Logs a warning for valid but unwise values. Raises ConfigError with all problems, each with dotted key, value, rule
+    and remedy.
     """
     if not isinstance(config, Mapping) and not hasattr(config, "to_dict"):
-        raise ConfigError(
-            f"the config is {config!r}: get_config must return a ConfigDict, e.g. that of config.defaults"
-        )
+        raise ConfigError(f"the config is {config!r}: get_config must return a ConfigDict, e.g. from config.defaults")
     raw = config.to_dict() if isinstance(config, ConfigDict) else dict(config)
     if "task" not in raw:
-        raise ConfigError("config.task is missing: set it to the name of a task, e.g. 'sequence_to_sequence'")
+        raise ConfigError("config.task is missing: name a task, e.g. 'sequence_to_sequence'")
     cls = task_class(raw["task"]).Config
     classes = sections(raw["task"], raw.get("model", {}))
     problems = [_unknown("config", name, ["task", *classes]) for name in raw.keys() - {"task", *classes}]
@@ -154,7 +150,7 @@ def parse(config: ConfigDict | Mapping[str, Any]) -> Config:
             hint = f" (did you mean {close[0]}?)" if close else ""
             problems.append(
                 f"config.checkpoint.best_metric = {saved.best_metric!r}: must be one of the task's scores, "
-                f"{', '.join(metrics)}{hint}, or checkpoint.keep_best 0"
+                f"{', '.join(metrics)}{hint}; or set checkpoint.keep_best = 0"
             )
     if problems:
         raise ConfigError("\n".join(problems))
@@ -187,14 +183,15 @@ def _check_section(name: str, cls: type, values: Mapping[str, Any]) -> list[str]
 
 
 def _fits(value: Any) -> bool:
-    """Return False for an integer that the devices' 32 bits do not hold."""
+    """Return False for an integer that does not fit in 32 bits, the size of integers on devices."""
     return type(value) is not int or -(2**31) <= value < 2**31
 
 
 def override(config: ConfigDict, arguments: list[str]) -> None:
-    """Apply `--config.a.b=v` arguments to `config`, for programs whose config comes from a workdir.
+    """Apply `--config.a.b=v` arguments to `config` in place.
 
-    Values are read as the type they replace. Raises ConfigError for unknown keys and values of another type.
+    Each value is parsed as the type of the value that it replaces. Raises ConfigError for unknown keys and for values
+    of another type.
     """
     for argument in arguments:
         key, equals, text = argument.lstrip("-").removeprefix("config.").partition("=")
@@ -207,26 +204,26 @@ def override(config: ConfigDict, arguments: list[str]) -> None:
                 raise ConfigError(_no_such_key(key, config))
             section, parent = section[name], section
         if isinstance(section, ConfigDict):
-            raise ConfigError(f"config.{key} is a section: set a key of it, e.g. config.{key}.{next(iter(section))}")
+            raise ConfigError(f"config.{key} is a section: set a key in it, e.g. config.{key}.{next(iter(section))}")
         try:
             parent[last] = _value(text, type(section))
-        except (TypeError, ValueError, SyntaxError, MemoryError, RecursionError) as error:  # literal_eval's
-            example = " and written like ('a', 'b')" if isinstance(section, tuple) else ""
+        except (TypeError, ValueError, SyntaxError, MemoryError, RecursionError) as error:  # raised by literal_eval
+            example = ", written as ('a', 'b')" if isinstance(section, tuple) else ""
             raise ConfigError(f"config.{key} = {text!r}: must be of type {type(section).__name__}{example}") from error
 
 
 def _value(text: str, kind: type) -> Any:
-    """Read `text` as a value of this type; one of another type is for the caller to refuse."""
+    """Parse `text` as a value of type `kind`. If the result is of another type, the caller must reject it."""
     if kind is str:
         return text
     if kind is float:
-        return float(text)  # "nan" and "inf" are floats, which `parse` refuses
+        return float(text)  # accepts "nan" and "inf", which `parse` rejects
     value = ast.literal_eval(text.capitalize() if text in ("true", "false") else text)
     return tuple(value) if kind is tuple and isinstance(value, list) else value
 
 
 def _no_such_key(key: str, config: ConfigDict) -> str:
-    """Say that a dotted key is unknown, and name the closest of its section, or one of this name elsewhere."""
+    """Return the message for an unknown dotted key, with a similar key of its section or the same name elsewhere."""
     section, _, name = key.rpartition(".")
     keys = [f"{part}.{k}" for part, values in config.items() if isinstance(values, ConfigDict) for k in values]
     here = [k.rpartition(".")[2] for k in keys if k.startswith(f"{section}.")]
@@ -235,41 +232,41 @@ def _no_such_key(key: str, config: ConfigDict) -> str:
     if close:
         return f"config.{key} is not a key: did you mean {close[0]}?"
     if here:
-        return f"config.{key} is not a key: those of config.{section} are {', '.join(here)}"
+        return f"config.{key} is not a key: the keys of config.{section} are {', '.join(here)}"
     return f"config.{key} is not a key: the sections are {', '.join(k for k in config if k != 'task')}"
 
 
 def load_recipe(text: str) -> ConfigDict:
-    """Return the config of a recipe, `configs/NAME.py[:ARG]`, which makes it by `get_config([ARG])`.
+    """Run a recipe, `configs/NAME.py[:ARG]`, and return the config from its function `get_config([ARG])`.
 
-    Raises ConfigError where there is no such file, or where it fails.
+    Raises ConfigError if there is no such file, or if the recipe fails.
     """
     name, colon, arg = text.partition(":")
     path = Path(name).expanduser()
     if not path.is_file():
         ours = Path(__file__).parents[1] / name
-        hint = f"write its whole path, {ours}" if ours.is_file() else "name a recipe, e.g. configs/dates.py"
+        hint = f"write its full path, {ours}" if ours.is_file() else "name a recipe, e.g. configs/dates.py"
         raise ConfigError(f"--config={text}: there is no file {name!r} in {Path.cwd()}; {hint}")
     try:
         recipe = sys.modules["recipe"] = types.ModuleType("recipe")
         recipe.__file__ = str(path)
         exec(compile(path.read_bytes(), str(path), "exec"), recipe.__dict__)
         if not callable(get_config := getattr(recipe, "get_config", None)):
-            raise ConfigError("it has no function get_config(arg): see configs/dates.py")
+            raise ConfigError("the recipe has no function get_config(arg): see configs/dates.py")
         config = get_config(*[arg] if colon else [])
         if not isinstance(config, ConfigDict):
-            raise ConfigError(f"its get_config returns {config!r}: return a ConfigDict, see config.defaults")
+            raise ConfigError(f"get_config returned {config!r}: return a ConfigDict, see config.defaults")
     except ConfigError as error:
         raise ConfigError(f"--config={text}: {error}") from error
     except Exception as error:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         where = f", line {lines[-1]}" if lines else ""
-        raise ConfigError(f"--config={text}{where}: {type(error).__name__}: {error}; mend the recipe") from error
+        raise ConfigError(f"--config={text}{where}: {type(error).__name__}: {error}; fix the recipe") from error
     return config.lock()
 
 
 def shrink(config: ConfigDict) -> None:
-    """Make a recipe small enough to run in seconds. Whatever is not a size stays as it is."""
+    """Shrink a config in place until it runs in seconds. Keys that are not sizes keep their values."""
     before = config.to_dict()
     known = fields(config.task, before["model"])
     for key, field in known.items():

@@ -1,14 +1,20 @@
-"""Greedy search, beam search and sampling over a step function and an explicit cache, for any model.
+"""Greedy search, beam search and sampling for any model that provides a step function and a cache.
 
-A `Step` takes the cache, the newest token of every row (N,) int32, and its position () int32, which is also
-the number of tokens already in the cache. It returns the logits of the next token (N, V) float32 and the cache
-with the newest token in it. A cache is any pytree whose leaves have the rows as first axis. Greedy search has
-N = B rows; beam search and sampling have N = B·K, the K beams or draws of a row side by side. What these share (e.g.
-the encoder's output) may be closed over by `step`; a cache without it is cheaper to reorder.
+A `Step` takes the cache, the newest token of every row (N,) int32, and the position of this token, a scalar int32. The
+position is also the number of tokens already in the cache. The step returns the logits of the next token (N, V)
+float32, and the cache with the newest token added. A cache is any pytree whose leaves have the rows as their first
+axis.
 
-B batch, K beams or draws, V vocabulary; T = `max_length`, the most tokens an output can have, EOS counted and BOS not.
-PAD (None: the vocabulary has none) and BOS are never chosen, unless EOS has the same id. Their probabilities are not
-spread over the other tokens. Call all three under `jit`; keyword arguments other than arrays are static.
+Greedy search has N = B rows. Beam search and sampling have N = B·K rows; the K beams or samples of a batch row are
+adjacent. `step` may close over values that these K rows share, e.g. the encoder's output. Leaving such values out of
+the cache makes reordering it cheaper.
+
+Shapes: B batch · K beams or samples · V vocabulary · T = `max_length`, the largest number of tokens in an output,
+including EOS but not BOS.
+
+PAD and BOS are never chosen, unless EOS has the same id. `pad_id` is None if the vocabulary has no PAD. The
+probabilities of PAD and BOS are not redistributed to other tokens. Call these functions under `jit`; keyword arguments
+other than arrays are static.
 """
 
 import dataclasses
@@ -26,38 +32,38 @@ Cache = Any
 Step = Callable[[Cache, jax.Array, jax.Array], tuple[jax.Array, Cache]]
 
 LENGTH_PENALTY_FORMS = ("wu", "power")
-LEAST_TEMPERATURE = 1e-6  # logits divided by less may leave float32
-IMPOSSIBLE = -1e9  # stands for log 0; finite, so that no difference is NaN
+LEAST_TEMPERATURE = 1e-6  # logits divided by a smaller temperature may overflow float32
+IMPOSSIBLE = -1e9  # used for log 0; finite, so that differences are never NaN
 
 
 @dataclasses.dataclass(frozen=True)
 class SamplingConfig:
-    """Settings for sampling, and the longest output."""
+    """Settings for sampling and for the length of outputs."""
 
-    max_extra: int = size(50, small=5)  # tokens
-    temperature: float = 0.0  # 0 takes the most probable; above it outputs are drawn, see `sample`
-    top_k: int = 0  # 0: all
-    top_p: float = 1.0  # 1: all
-    seed: int = 0  # of the draws; each record has its own
-    n_best: int = 1  # outputs for each record
+    max_extra: int = size(50, small=5)  # longest output in tokens; `DecodingConfig` adds max_ratio · S to it
+    temperature: float = 0.0  # 0 searches for the most probable output; a positive value samples, see `sample`
+    top_k: int = 0  # 0 for all tokens
+    top_p: float = 1.0  # 1 for all tokens
+    seed: int = 0  # of the random draws; the draws of each record are independent
+    n_best: int = 1  # number of outputs for each record
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""
         if self.max_extra < 1:
-            yield "max_extra", "must be at least 1, or there may be no output; use 50 if in doubt"
+            yield "max_extra", "must be at least 1, because outputs could otherwise be empty; use 50 if in doubt"
         draws = self.temperature != 0
         if draws and not LEAST_TEMPERATURE <= self.temperature < math.inf:
             yield (
                 "temperature",
-                f"must be finite, 0 or at least {LEAST_TEMPERATURE}; use 0 for the most probable, 1.0 to draw from the "
-                "model as it is",
+                f"must be finite, 0 or at least {LEAST_TEMPERATURE}; use 0 for the most probable output, 1.0 to sample "
+                "from the model's own distribution",
             )
         if self.top_k < 0:
-            yield "top_k", "must be at least 0; use 0 to draw from all tokens"
+            yield "top_k", "must be at least 0; use 0 to sample from all tokens"
         elif self.top_k and not draws:
             yield "top_k", "needs sampling: set decoding.temperature, e.g. to 1.0, or top_k to 0"
         if not 0 < self.top_p <= 1:
-            yield "top_p", "must be in (0, 1]; use 1.0 to draw from all tokens"
+            yield "top_p", "must be in (0, 1]; use 1.0 to sample from all tokens"
         elif self.top_p < 1 and not draws:
             yield "top_p", "needs sampling: set decoding.temperature, e.g. to 1.0, or top_p to 1.0"
         if not 0 <= self.seed < 2**31:
@@ -67,8 +73,8 @@ class SamplingConfig:
         elif self.n_best > self.most_found and not draws:
             yield (
                 "n_best",
-                f"must not be beyond the {self.most_found} that a search finds: set decoding.beam_size to it where "
-                "there is one, or draw with decoding.temperature = 1.0",
+                f"must be at most {self.most_found}, the number of outputs that a search finds: raise "
+                "decoding.beam_size to n_best (encoder–decoders only), or sample with decoding.temperature = 1.0",
             )
 
     @property
@@ -79,15 +85,18 @@ class SamplingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DecodingConfig(SamplingConfig):
-    """Settings for searching or sampling outputs of an encoder–decoder, and the longest output."""
+    """Settings for beam search, greedy search or sampling with an encoder–decoder, and for the length of outputs.
 
-    beam_size: int = 4  # 1 is greedy; sampling has no beam
+    Outputs have at most max_ratio · S + max_extra tokens, where S is the length of the padded source.
+    """
+
+    beam_size: int = 4  # 1 for greedy search; ignored by sampling
     length_penalty: float = 0.6  # α; 0 ranks by probability alone
     length_penalty_form: str = "wu"  # "wu" or "power", see `lp`
-    # Outputs have at most max_ratio · S + max_extra tokens, where S is the width to which the source is padded.
-    max_ratio: float = 1.0
+    max_ratio: float = 1.0  # tokens of output per position of the padded source
 
     def max_length(self, source_length: int) -> int:
+        """Return T for sources padded to `source_length` positions."""
         return int(min(source_length * self.max_ratio, 2**31)) + self.max_extra
 
     def problems(self) -> Iterator[tuple[str, str]]:
@@ -98,12 +107,9 @@ class DecodingConfig(SamplingConfig):
         if not 0 <= self.length_penalty < math.inf:
             yield "length_penalty", "must be finite, at least 0; use 0 for none, 0.6 for Vaswani et al. 2017"
         if self.length_penalty_form not in LENGTH_PENALTY_FORMS:
-            yield (
-                "length_penalty_form",
-                f"must be one of {', '.join(LENGTH_PENALTY_FORMS)}; use wu if in doubt",
-            )
+            yield "length_penalty_form", f"must be one of {', '.join(LENGTH_PENALTY_FORMS)}; use wu if in doubt"
         if not 0 <= self.max_ratio < math.inf:
-            yield "max_ratio", "must be finite, at least 0; use 1.0 for outputs about as long as their source"
+            yield "max_ratio", "must be finite, at least 0; use 1.0 for outputs about as long as their sources"
 
     @property
     def most_found(self) -> int:
@@ -111,22 +117,25 @@ class DecodingConfig(SamplingConfig):
 
 
 class Hypotheses(NamedTuple):
-    """The K best outputs of each row, best first; or K drawn ones, ordered by score alone.
+    """The K best outputs of each row, best first, or K samples.
 
-    All that end in EOS come before those cut off at T tokens, which only fill the places left over; either
-    kind is ordered by score. A place that nothing is left for (tiny vocabularies) has only PAD and minus infinity.
+    From a search, outputs that end in EOS come first, then outputs cut off at T tokens; each group is ordered by score.
+    Samples are ordered by score alone. If there are fewer than K outputs, which happens with tiny vocabularies, the
+    remaining places contain only PAD, and their scores are minus infinity.
     """
 
-    tokens: jax.Array  # (B, K, T) int32: no BOS, EOS kept, PAD (without one, EOS) after it
+    tokens: jax.Array  # (B, K, T) int32: without BOS, with EOS, then PAD (EOS if the vocabulary has no PAD)
     scores: jax.Array  # (B, K) float32: log P(Y|X) / lp(Y)
-    log_probabilities: jax.Array  # (B, K) float32: log P(Y|X), summed over the tokens, EOS too
+    log_probabilities: jax.Array  # (B, K) float32: log P(Y|X), summed over the tokens including EOS
 
 
 def lp(length: jax.Array | int, alpha: float, form: str) -> jax.Array:
-    """The length penalty lp(Y) of |Y| tokens, EOS counted; ValueError for α < 0 or another form.
+    """Return the length penalty lp(Y) for |Y| = `length` tokens, including EOS.
 
-    "wu": ((5 + |Y|) / 6)^α (Wu et al. 2016, eq. 14). "power": |Y|^α.
-    Differs: no coverage penalty, the other term of that equation.
+    form: "wu" is ((5 + |Y|) / 6)^α (Wu et al. 2016, eq. 14); "power" is |Y|^α. α is `alpha`.
+
+    Differs: There is no coverage penalty, which is the other term of that equation.
+    Raises ValueError if `alpha` is negative or not finite, or `form` is unknown.
     """
     if form not in LENGTH_PENALTY_FORMS or not 0 <= alpha < math.inf:
         raise ValueError(f"{form=}, {alpha=}: must be one of {LENGTH_PENALTY_FORMS} and ≥ 0; use 0 for no penalty")
@@ -135,22 +144,26 @@ def lp(length: jax.Array | int, alpha: float, form: str) -> jax.Array:
 
 
 def _top_k(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """`jax.lax.top_k` over the last axis, ties included, at about half its cost for a vocabulary on CPU.
+    """Return `jax.lax.top_k(x, k)`, with the same order of ties, in about half the time for a vocabulary on CPUs.
 
-    The k largest lie in the k groups of neighbours that have the largest maxima: only those are searched.
+    The last axis is split into groups of adjacent values. The k largest values are in the k groups with the largest
+    maxima, so only these groups are searched.
     """
     size = math.gcd(x.shape[-1], 16)
     groups = x.reshape(*x.shape[:-1], -1, size)
     if size == 1 or groups.shape[-2] <= k:
         return jax.lax.top_k(x, k)
-    chosen = jnp.sort(jax.lax.top_k(groups.max(axis=-1), k)[1], axis=-1)  # sorted, so that ties fall as in x
+    chosen = jnp.sort(jax.lax.top_k(groups.max(axis=-1), k)[1], axis=-1)  # sorted, so that ties are ordered as in x
     members = jnp.take_along_axis(groups, chosen[..., None], axis=-2)
     values, places = jax.lax.top_k(members.reshape(*x.shape[:-1], -1), k)
     return values, jnp.take_along_axis(chosen, places // size, axis=-1) * size + places % size
 
 
 def _best_tokens(logits: jax.Array, k: int, forbidden: list[int]) -> tuple[jax.Array, jax.Array]:
-    """Log-probabilities and ids (N, ≥k), the k best allowed tokens among them, forbidden ones IMPOSSIBLE."""
+    """Return log-probabilities and ids (N, C), C ≥ k if V ≥ k, of tokens that include the k best allowed ones.
+
+    Forbidden tokens have the log-probability IMPOSSIBLE.
+    """
     values, tokens = _top_k(logits, min(k + len(forbidden), logits.shape[-1]))
     log_probabilities = values - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     barred = jnp.isin(tokens, jnp.array(forbidden, jnp.int32))
@@ -172,8 +185,10 @@ def _one_by_one(
     eos_id: int,
     pad_id: int | None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Tokens (N, T) and their log-probabilities (N,): `choose` turns logits (N, V) and position into one token a row
-    and its log-probability, until EOS."""
+    """Choose one token per row and step until EOS → tokens (N, T) and their total log-probabilities (N,).
+
+    `choose` maps logits (N, V) and a position to the next token of each row and its log-probability, both (N,).
+    """
     fill = eos_id if pad_id is None else pad_id
 
     def unfinished(state):
@@ -198,7 +213,7 @@ def _one_by_one(
 def greedy(
     step: Step, cache: Cache, *, batch_size: int, max_length: int, bos_id: int, eos_id: int, pad_id: int | None
 ) -> Hypotheses:
-    """The most probable token at every position until EOS: K = 1, the score is the log-probability."""
+    """Choose the most probable token at every position until EOS. K = 1, and scores are log-probabilities."""
     forbidden = _forbidden(bos_id, eos_id, pad_id)
 
     def choose(logits, _):
@@ -212,13 +227,13 @@ def greedy(
 
 
 def _nucleus(probabilities: jax.Array, p: float) -> jax.Array:
-    """(N, C) → True in the smallest set of each row that has a probability of p, the first of equals first.
+    """Return a mask (N, C) of the smallest set in each row whose total probability is at least p.
 
-    Bisects for the least probability in it; on CPU that takes a small part of the time of sorting a vocabulary.
+    Among equal probabilities, the first are included first. The smallest probability in the set is found by bisection;
+    on CPUs, this takes a small fraction of the time of sorting a vocabulary.
     """
-    bits = jax.lax.bitcast_convert_type(probabilities, jnp.int32)  # in the order of the numbers, as none is negative
-
-    p = max(p, 1e-30)  # in float32 less would be nothing, which the empty set has
+    bits = jax.lax.bitcast_convert_type(probabilities, jnp.int32)  # same order as the floats, none of which is negative
+    p = max(p, 1e-30)  # a smaller p would be rounded to 0 in float32, and the set would be empty
 
     def mass(kept):
         return jnp.where(kept, probabilities, 0.0).sum(axis=-1, keepdims=True)
@@ -237,19 +252,25 @@ def _nucleus(probabilities: jax.Array, p: float) -> jax.Array:
 
 
 def truncate(logits: jax.Array, *, temperature: float, top_k: int, top_p: float) -> tuple[jax.Array, jax.Array]:
-    """logits (N, V) → what is drawn from: logits (N, C), those cut off minus infinity, and their tokens (N, C).
+    """Return the distribution to sample from, as logits (N, C) and their tokens (N, C), for logits (N, V).
 
-    In this order: temperature, softmax(x / temperature) (Ackley et al. 1985); top-k, the k most probable (Fan et
-    al. 2018), 0 for all; top-p, of what top-k left and made to sum to 1 the smallest set, the most probable first,
-    that has a probability of at least p (Holtzman et al. 2020), 1 for all. The most probable always stays. Of equals
-    the smaller ids go first. Raises ValueError for values out of range.
+    Three steps are applied in this order:
+    1. Temperature: softmax(x / temperature) (Ackley et al. 1985).
+    2. Top-k: keep the k most probable tokens (Fan et al. 2018). 0 keeps all.
+    3. Top-p: renormalise, then keep the smallest set of most probable tokens whose total probability is at least p
+       (Holtzman et al. 2020). 1 keeps all.
+
+    The logits of removed tokens are left out or minus infinity. The most probable token is always kept. Among equally
+    probable tokens, those with smaller ids are kept first.
+
+    Raises ValueError if `temperature`, `top_k` or `top_p` is out of range.
     """
     if not (LEAST_TEMPERATURE <= temperature < math.inf and top_k >= 0 and 0 < top_p <= 1):
         raise ValueError(
             f"{temperature=}, {top_k=}, {top_p=}: must be at least {LEAST_TEMPERATURE}, at least 0, and in (0, 1]; "
-            "use 1.0, 0 and 1.0 to draw from the model as it is"
+            "use 1.0, 0 and 1.0 to sample from the model's own distribution"
         )
-    # What is IMPOSSIBLE stays so at any temperature; the largest is 0, which no temperature makes infinite.
+    # IMPOSSIBLE becomes minus infinity at any temperature. The largest logit becomes 0, so it cannot overflow.
     largest = logits.max(axis=-1, keepdims=True)
     logits = jnp.where(logits <= IMPOSSIBLE, -jnp.inf, (logits - largest) / temperature)
     if 0 < top_k < logits.shape[-1]:
@@ -278,13 +299,16 @@ def sample(
     pad_id: int | None,
     vocab_size: int | None = None,
 ) -> Hypotheses:
-    """K = `num_samples` independent draws for each row, ordered by score: the log-probability under the model itself,
-    before what `truncate` does to it. The same output may be drawn twice.
+    """Draw K = `num_samples` independent outputs for each row, ordered by score. Outputs may be equal.
 
-    `cache` has B rows and is repeated K times here. `row_ids` (B,) integers say which row is which: its draws
-    depend on `key` and on its own id alone, not on the batch or on its place there. Ids from `vocab_size` on, to which
-    label smoothing gives their share, are never drawn; what has a probability below some 1e-7 hardly ever is, as
-    Gumbel noise in float32 ends there. ValueError from `truncate`.
+    The score of an output is its log-probability under the model's own distribution, before `truncate`.
+
+    `cache` has B rows; this function repeats each of them K times. `row_ids` (B,) are integers that identify the rows.
+    The draws of a row depend only on `key` and its id, not on the rest of the batch or on the row's place in it. Ids ≥
+    `vocab_size` are never drawn, although label smoothing gives them some probability. Tokens with a probability below
+    about 1e-7 are hardly ever drawn, because of the limited range of Gumbel noise in float32.
+
+    Raises ValueError if `temperature`, `top_k` or `top_p` is out of range, see `truncate`.
     """
     B, K, T = batch_size, num_samples, max_length
     forbidden = jnp.array(_forbidden(bos_id, eos_id, pad_id), jnp.int32)
@@ -309,7 +333,7 @@ def sample(
 
 
 class _Beams(NamedTuple):
-    """Hypotheses of each row; a score of IMPOSSIBLE says that there is none."""
+    """Hypotheses of each row. A score of IMPOSSIBLE marks an empty place."""
 
     tokens: jax.Array  # (B, K, 1 + T), BOS first
     log_probabilities: jax.Array  # (B, K)
@@ -317,7 +341,7 @@ class _Beams(NamedTuple):
 
 
 def _take(beams: Any, chosen: jax.Array) -> Any:
-    """Leaves (B, K, ...) at chosen (B, k) → (B, k, ...); each gather stays in its row, so B may be sharded."""
+    """Select the entries `chosen` (B, k) from leaves (B, K, …) → (B, k, …), row by row, so that B may be sharded."""
     take = jax.vmap(lambda row, i: row.at[i].get(mode="promise_in_bounds"))
     return jax.tree.map(lambda x: take(x, chosen), beams)
 
@@ -340,15 +364,21 @@ def beam_search(
     pad_id: int | None,
     n_best: int | None = None,
 ) -> Hypotheses:
-    """The K hypotheses with the largest log P(Y|X) / lp(Y) that a beam of K finds (Wu et al. 2016, sec. 7).
+    """Return the K hypotheses with the largest log P(Y|X) / lp(Y) found by beam search (Wu et al. 2016, Section 7).
 
-    `cache` has B rows and is repeated K times here. Of the 2K best continuations of a row at least K do not
-    end, so K go on; those that end compete for the K finished places. A row is done, its finished ones
-    frozen, once none that goes on can beat the worst of them: as log P only falls and lp grows with length,
-    no score can exceed log P(so far) / lp(T). Where the first `n_best` places are all that is wanted, it is done once
-    none can beat the last of those: they are the same, found sooner. ValueError from `lp`.
+    K is `beam_size`. `cache` has B rows; this function repeats each of them K times.
 
-    Differs: Wu et al. also prune what falls too far behind the best in log-probability; here only rank counts.
+    Each step takes the 2K best continuations of a row. At most K of them end in EOS, so K others stay in the beam.
+    Those that end compete for the K places of finished hypotheses.
+
+    The search for a row stops, and its finished hypotheses no longer change, once no hypothesis in the beam can beat
+    the worst finished one. log P only decreases and lp only increases with length, so no score can exceed
+    log P(so far) / lp(T). With `n_best`, the caller uses only the first `n_best` places, and the search stops once
+    none of these can change. The result in these places is the same but is found earlier.
+
+    Differs: Wu et al. also prune hypotheses whose log-probability is too far below the best. Here, only rank counts.
+
+    Raises ValueError if `length_penalty` or `length_penalty_form` is invalid, see `lp`.
     """
     B, K, T = batch_size, beam_size, max_length
     wanted, fill = min(n_best or K, K), eos_id if pad_id is None else pad_id
@@ -366,7 +396,7 @@ def beam_search(
         position, alive, finished, done, cache = state
         logits, cache = step(cache, alive.tokens[:, :, position].reshape(B * K), position)
 
-        # A row's 2K best are among the 2K best of its beams: cheaper than to search its K·V at once.
+        # Each of the 2K best of a row is among the 2K best of its beam. This is cheaper than searching all K·V.
         added, tokens = (x.reshape(B, K, -1) for x in _best_tokens(logits, 2 * K, forbidden))
         totals = jnp.maximum(alive.log_probabilities[:, :, None] + added, IMPOSSIBLE)
         totals, chosen = jax.lax.top_k(totals.reshape(B, -1), 2 * K)
@@ -379,7 +409,7 @@ def beam_search(
         parents = _take(parents, kept)
         cache = jax.tree.map(lambda x: _take(x.reshape(B, K, *x.shape[1:]), parents).reshape(x.shape), cache)
 
-        ended = jnp.where(ends & ~done[:, None], totals, IMPOSSIBLE)  # done: no rounding may pass the bound
+        ended = jnp.where(ends & ~done[:, None], totals, IMPOSSIBLE)  # rounding could exceed the bound in done rows
         finished = _join(finished, _Beams(continued, ended, score(ended, position + 1)))
         finished = _take(finished, jax.lax.top_k(finished.scores, K)[1])
         done |= score(alive.log_probabilities[:, 0], T) <= finished.scores[:, wanted - 1]
@@ -387,15 +417,10 @@ def beam_search(
 
     tokens = jnp.full((B, K, 1 + T), fill, jnp.int32).at[:, :, 0].set(bos_id)
     none = jnp.full((B, K), IMPOSSIBLE, jnp.float32)
-    first = none.at[:, 0].set(0.0)  # one beam, lest all K find the same
+    first = none.at[:, 0].set(0.0)  # start with one beam, because K equal beams would find the same hypotheses
     cache = jax.tree.map(lambda x: jnp.repeat(x, K, axis=0), cache)
-    state = (
-        jnp.int32(0),
-        _Beams(tokens, first, first),
-        _Beams(tokens, none, none),
-        jnp.zeros(B, bool),
-        cache,
-    )
+    beams, found = _Beams(tokens, first, first), _Beams(tokens, none, none)
+    state = (jnp.int32(0), beams, found, jnp.zeros(B, bool), cache)
     _, alive, finished, _, _ = jax.lax.while_loop(unfinished, advance, state)
 
     cut_off = alive._replace(scores=score(alive.log_probabilities, T))
@@ -416,10 +441,10 @@ def search(
     vocab_size: int,
     **common: Any,
 ) -> Hypotheses:
-    """Return the `options.n_best` outputs of each row that sampling, beam search or greedy search finds, best first.
+    """Return the `options.n_best` outputs of each row, best first, from the method that the options select.
 
-    `only_greedy` asks for greedy search with one output, whatever the options. `common`: batch_size, max_length and
-    special ids. See `sample` for the others.
+    With `only_greedy`, it is greedy search with one output, whatever the options. `common` are `batch_size`,
+    `max_length`, `bos_id`, `eos_id` and `pad_id`. See `sample` for the other arguments.
     """
     beam_size = options.most_found
     if options.temperature and not only_greedy:
@@ -450,16 +475,17 @@ def search(
 
 
 def copies(options: SamplingConfig, only_greedy: bool) -> int:
-    """Return K, the number of rows that `search` gives to `step` for each row of the cache."""
+    """Return K, the number of rows that `search` passes to `step` for each row of the cache."""
     if only_greedy:
         return 1
     return options.n_best if options.temperature else options.most_found
 
 
 def after_prompt(step: Step, prompt: jax.Array, lengths: jax.Array) -> Step:
-    """Return a step that reads a prompt first. Within the prompt, only its next token can follow.
+    """Return a step that forces the output to begin with a prompt.
 
-    prompt (N, P), lengths (N,). The token at position 0 is the prompt's first, whatever the caller begins with.
+    prompt (N, P), lengths (N,). At position 0, the step reads the first token of the prompt, not the caller's token.
+    Within the prompt, all other tokens than the next one of the prompt have the logit IMPOSSIBLE.
     """
 
     def forced(cache: Cache, token: jax.Array, position: jax.Array) -> tuple[jax.Array, Cache]:

@@ -1,4 +1,4 @@
-"""The one path from a config to a trained and scored run."""
+"""Train a config in a workdir and return the result. All training goes through `run`."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from transformer_jax.training.task import Task
 
 
 class Run(NamedTuple):
-    """A finished training: its last state, and the validation scores stored with its last checkpoint."""
+    """A finished run: its last state, and the validation scores stored with its last checkpoint."""
 
     task: Task
     state: TrainState
@@ -27,11 +27,10 @@ class Run(NamedTuple):
 def run(
     config: ConfigDict, workdir: epath.PathLike, *, trace: range = range(0), listeners: Sequence[Listener] = ()
 ) -> Run:
-    """Train `config` in `workdir` to its end, from the newest good checkpoint if there is one.
+    """Train `config` in `workdir` to its last step, starting from the newest valid checkpoint if there is one.
 
-    The scores are those stored with the last checkpoint. The steps of `trace` are profiled into `workdir`/profile;
-    `listeners` are told every row of metrics.jsonl.
-    Raises what `config.parse`, `lock.held`, `workdir.claim` and `training.loop.train` raise.
+    The profile of the steps in `trace` is written to `workdir`/profile. `listeners` are called with every row of
+    metrics.jsonl. Raises the errors of `config.parse`, `lock.held`, `workdir.claim` and `training.loop.train`.
     """
     workdir = workdirs.place(workdir)
     task = make_task(parse(config), workdir)

@@ -1,32 +1,35 @@
-"""Declare what a config field means to the tools: how to shrink it, whether it may change, whether it is random."""
+"""Declare config fields with metadata for the tools: how to shrink them, and what a change of them affects."""
 
 import dataclasses
 from typing import Any
 
 
 def size(default: Any, small: Any, like: str = "") -> Any:
-    """A size. Tests and verification set it to `small`, or keep it equal to the field `like` if it was equal.
+    """A size. Tests and verification set it to `small`; if it equals the field `like`, they keep the two equal.
 
-    Dimensions that a mesh divides have a `small` that eight devices can divide.
+    For a dimension that a mesh shards, `small` is divisible by eight devices.
     """
     return dataclasses.field(default=default, metadata={"small": small, "like": like})
 
 
 def how(default: Any, *others: Any) -> Any:
-    """A key that changes how something is computed, not what. Verification compares `others` with the default."""
+    """A key that changes how a result is computed, but not the result.
+
+    Verification compares the values `others` with the default.
+    """
     return dataclasses.field(default=default, metadata={"how": others})
 
 
 def random(default: Any, off: Any) -> Any:
-    """A key of training's randomness; `off` is the value that draws nothing."""
+    """A key that controls randomness in training. With the value `off`, no random numbers are drawn."""
     return dataclasses.field(default=default, metadata={"off": off})
 
 
 def outputs(default: Any) -> Any:
-    """A key outside of the model's section that names the model's outputs, e.g. its classes."""
+    """A key outside the model section that defines the model's outputs, e.g. its classes."""
     return dataclasses.field(default=default, metadata={"model": True})
 
 
 def free(default: Any) -> Any:
-    """A key that may change when a run goes on."""
+    """A key that may change when a run is resumed."""
     return dataclasses.field(default=default, metadata={"free": True})

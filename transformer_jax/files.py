@@ -1,4 +1,4 @@
-"""Write files whole or not at all."""
+"""Atomic file writes: a file is written completely or not at all."""
 
 import contextlib
 import os
@@ -11,23 +11,23 @@ from etils import epath
 
 
 class OutputError(ValueError):
-    """A file that cannot be written; the message names it."""
+    """Raised if a file cannot be written. The message names the file."""
 
 
 @contextlib.contextmanager
 def replacing(path: epath.PathLike, follow: bool = True) -> Iterator[IO[bytes]]:
-    """Open a new file beside `path`, and put it in the place of `path` when the block has ended without an error.
+    """Context manager that opens a temporary file in the folder of `path`, and moves it to `path` at the end.
 
-    After an error, `path` is what it was and nothing is left beside it. Of a link, the file behind it is replaced, or
-    the link itself unless `follow`. The new file has the old one's permissions. Devices and pipes, which cannot be
-    replaced, are written to directly.
+    If the block raises, `path` is unchanged and the temporary file is removed. The new file has the permissions of the
+    old one. If `path` is a link, the file that it points to is replaced, or the link itself if `follow` is False.
+    Devices and pipes cannot be replaced and are written to directly.
 
-    Raises OutputError where it cannot be written.
+    Raises OutputError if the file cannot be written.
     """
     name = os.fspath(path)
     local = "://" not in name
     target = epath.Path(os.path.realpath(name) if local and follow else name)
-    # epath takes a device for a file.
+    # os.path, because epath treats a device as a file.
     replaceable = not local or not os.path.lexists(target) or os.path.isfile(target) or os.path.islink(target)
     part = target.with_name(f".{target.name[:40]}.{secrets.token_hex(4)}.tmp") if replaceable else target
     try:
@@ -45,13 +45,13 @@ def replacing(path: epath.PathLike, follow: bool = True) -> Iterator[IO[bytes]]:
             if replaceable:
                 part.unlink(missing_ok=True)
     except OSError as error:
-        kept = "; the file that was there is unchanged" if replaceable and target.exists() else ""
+        kept = "; the existing file is unchanged" if replaceable and target.exists() else ""
         raise OutputError(
-            f"{name} cannot be written: {error.strerror or error}{kept}. Make room there, or name a file elsewhere."
+            f"{name} cannot be written: {error.strerror or error}{kept}. Free some space, or name a file elsewhere."
         ) from error
 
 
 def write(path: epath.PathLike, data: bytes) -> None:
-    """Write `data` to a file. Raises OutputError where that fails; the file is then what it was."""
+    """Write `data` to a file. Raises OutputError if that fails, and leaves an existing file unchanged."""
     with replacing(path) as file:
         file.write(data)

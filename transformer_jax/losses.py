@@ -1,4 +1,6 @@
-"""Losses as sums and weights. The engine divides once, over all devices and microbatches.
+"""Losses, returned as a weighted sum and a sum of weights.
+
+The training loop divides one by the other only once, after adding up all devices and microbatches.
 
 Shapes: B batch · T target positions · D d_model · V vocabulary.
 """
@@ -13,16 +15,19 @@ import jax.numpy as jnp
 
 Array = jax.Array
 
-CHUNK = 512  # positions on each device whose logits exist at a time
+CHUNK = 512  # positions per device whose logits are in memory at the same time
 
 
 def cross_entropy(
     logits: Array, labels: Array, weights: Array, *, vocab_size: int, label_smoothing: float = 0.0
 ) -> tuple[Array, Array]:
-    """Return the cross-entropy against q = (1 - ε) · onehot(label) + ε / V, in nats: (weighted sum, sum of weights).
+    """Return the cross-entropy with label smoothing, in nats, as (weighted sum, sum of weights).
 
-    logits (B, T, padded V), labels (B, T), weights (B, T). Ids ≥ `vocab_size` are padding, with no share of q.
-    Szegedy et al. 2016, Section 7; Vaswani et al. 2017, Section 5.4 (ε = 0.1).
+    The target distribution is q = (1 - ε) · onehot(label) + ε / V, where ε is `label_smoothing` and V is `vocab_size`
+    (Szegedy et al. 2016, Section 7; Vaswani et al. 2017, Section 5.4, with ε = 0.1). Ids ≥ `vocab_size` pad the
+    vocabulary and have q = 0.
+
+    logits (B, T, padded V), labels (B, T), weights (B, T).
     """
     logits = logits.astype(jnp.float32)
     log_z = jax.nn.logsumexp(logits, axis=-1)
@@ -43,9 +48,10 @@ def next_token(
     dtype: Any,
     label_smoothing: float = 0.0,
 ) -> tuple[Array, Array]:
-    """Return the cross-entropy (sum, weight) of lm_head(x, vocab_size, dtype), without ever holding all of its logits.
+    """Return the cross-entropy of the logits lm_head(x, vocab_size, dtype), as (sum, number of positions).
 
-    x (B, T, D): the model's last layer; labels (B, T); valid (B, T): the positions that count. `lm_head` is a pytree.
+    The logits are computed in chunks and are never all in memory. x (B, T, D) is the output of the model's last layer,
+    labels (B, T), and valid (B, T) is True at the positions that count. `lm_head` is a callable pytree, e.g. `LMHead`.
     """
 
     def loss(lm_head: Any, x: Array, labels: Array, weights: Array) -> Array:
@@ -63,17 +69,18 @@ def sum_in_chunks(
     weights: Array,
     chunk: int = CHUNK,
 ) -> Array:
-    """Return Σ loss(params, x, labels, weights) over the positions that have a weight, computed in chunks.
+    """Return Σ loss(params, x, labels, weights) over the positions with a nonzero weight, computed in chunks.
 
     x (B, T, D), labels (B, T), weights (B, T). `loss` returns a weighted sum over positions, e.g. the cross-entropy of
-    logits over a vocabulary. Its intermediate values for a chunk, (chunk, V), fit the cache and never exist for the
-    whole batch. The gradient is computed along with the value, so nothing is computed twice. Positions without weight
-    (padding) are sorted to the end and skipped. The result is exact: it differs from loss(params, x, labels, weights)
-    in the order of summation only.
+    logits over a vocabulary. Its intermediate values, (chunk, V) for one chunk, are never in memory for the whole
+    batch, and those of one chunk fit the CPU's cache. The gradient is computed together with the value, so nothing is
+    computed twice. Positions with zero weight (padding) are sorted to the end and skipped. The result is exact: only
+    the order of summation differs from loss(params, x, labels, weights).
 
-    Positions stay on their devices: each takes chunks of its own rows, and the sums are added once, at the end. How the
-    rows lie on the devices follows from the mesh in scope, from its axes "data" and "fsdp". Differentiable once, in
-    reverse, in `params` and `x`.
+    Positions stay on their devices. Each device processes its own rows in chunks, and the sums are added once, at the
+    end. The axes "data" and "fsdp" of the mesh in scope determine which device has which rows.
+
+    Differentiable with respect to `params` and `x`, once and in reverse mode only.
     """
     mesh = jax.sharding.get_abstract_mesh()
     shards = math.prod(mesh.shape.get(axis, 1) for axis in ("data", "fsdp"))
@@ -115,7 +122,10 @@ _sum_in_chunks.defvjp(_sum_and_gradient, _scale_gradient)
 
 
 class _Chunks:
-    """Positions in chunks of (shards, 1, width), those with weight first. Only the first `count` chunks have any."""
+    """Positions in chunks of (shards, 1, width), those with nonzero weight first.
+
+    Only the first `count` chunks have nonzero weights.
+    """
 
     def __init__(self, x: Array, labels: Array, weights: Array, chunk: int, shards: int):
         def cut(a: Array) -> Array:
@@ -144,5 +154,5 @@ class _Chunks:
         return take(self.x), take(self._labels), take(self._weights)
 
     def back(self, sorted_x: Array) -> Array:
-        """Return (shards, size + padding, D) as (shards, size, D), in the original order."""
+        """Undo sorting and padding: (shards, size + padding, D) → (shards, size, D), in the original order."""
         return jnp.take_along_axis(sorted_x[:, : self._size], jnp.argsort(self._order, axis=1)[..., None], axis=1)

@@ -1,4 +1,4 @@
-"""Open a trained run for prediction and evaluation."""
+"""Load a trained run for prediction and evaluation."""
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ from transformer_jax.training.task import Params, Record
 
 
 class Predictor:
-    """The model of a workdir. Research code may use its `params`, `step` and `task`."""
+    """A trained model, loaded from a workdir. Research code may use its `params`, `step` and `task`."""
 
     @classmethod
     def load(cls, workdir: epath.PathLike, overrides: Mapping[str, Any]) -> "Predictor":
@@ -27,10 +27,10 @@ class Predictor:
         return cls(workdir, config)
 
     def __init__(self, workdir: epath.PathLike, config: ConfigDict):
-        """`config` is the run's, possibly with other values, e.g. of `evaluation` or `decoding`.
+        """`config` is the run's config, possibly with changed values, e.g. in `evaluation` or `decoding`.
 
-        Raises CheckpointError where no good checkpoint is found, ConfigError for values that cannot be used, or that
-        make another model.
+        Raises CheckpointError if there is no valid checkpoint, and ConfigError for values that are invalid or define
+        a different model.
         """
         workdir = epath.Path(workdir).expanduser()
         workdirs.check_model(workdir, config)
@@ -44,16 +44,17 @@ class Predictor:
         self._evaluator = Evaluator(self.task, mesh)
 
     def predict(self, records: Sequence[Record], scored: bool = False) -> list[Record]:
-        """Return a prediction for every record, in order: text where the task predicts text, else a JSON object.
+        """Return a prediction for every record, in order: a string if the task predicts text, otherwise a JSON object.
 
-        A record is a line of text, or an object with the fields `task.columns`. With `scored`, text comes in an object
-        with its score. Raises ValueError for anything else, also for one record that is not in a list.
+        A record is a line of text or an object with the fields `task.columns`. With `scored`, predicted text is
+        returned in an object together with its score. Raises ValueError for other records, and for a single record
+        that is not in a list.
         """
         found = self._evaluator.predict(self.params, _checked(records, self.task.columns))
         return [prediction if scored else prediction.get("text", prediction) for prediction in found]
 
     def evaluate(self, split: str | None = None) -> dict[str, float | str | int]:
-        """Return the task's scores on a split, the test split by default, with `step` and `parameters_sha256`."""
+        """Return the task's scores on a split (default: the test split), with `step` and `parameters_sha256`."""
         split = split or self.config.data.test_split
         batches = self._evaluator.open(split)
         processes.agree(f"data of {split}", lambda: [list(batches.records), list(batches.references)])
@@ -63,7 +64,7 @@ class Predictor:
     def attention(self, records: Sequence[Record]) -> list[list[AttentionMap]]:
         """Return the attention maps of every record, in order.
 
-        A model that writes text reads its own output, or that of a record with all of `task.columns`.
+        A model that generates text is given its own output, or the reference if the record has all of `task.columns`.
         """
         records = _checked(records, self.task.columns)
         return self._evaluator.attention(self.params, records) if records else []
@@ -75,13 +76,13 @@ class Predictor:
 
 def _checked(records: Iterable[Record], columns: Sequence[str]) -> list[Record]:
     if isinstance(records, str | bytes | Mapping):
-        raise ValueError(f"{records!r:.80} is one record, not a list of records: put it in brackets")
+        raise ValueError(f"{records!r:.80} is one record, not a list of records: put it in square brackets")
     if not isinstance(records, Iterable):
         raise ValueError(f"{records!r:.80} is not a list of records: give a list of lines of text")
     records = list(records)
     for number, record in enumerate(records, 1):
         if not isinstance(record, str | Mapping):
-            decode = "; decode it, e.g. by .decode()" if isinstance(record, bytes) else ""
+            decode = "; decode it, e.g. with .decode()" if isinstance(record, bytes) else ""
             raise ValueError(
                 f"record {number} is {record!r:.80}, of type {type(record).__name__}: it must be a line of text, or an "
                 f"object with the field {columns[0]}{decode}"

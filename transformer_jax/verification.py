@@ -1,4 +1,4 @@
-"""Measure on this machine what must be equal: a shrunk recipe, computed in one way and in another."""
+"""Check on this machine that different ways of computing the same result agree, for a scaled-down recipe."""
 
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -16,12 +16,12 @@ from transformer_jax.training.initialization import TrainState
 from transformer_jax.training.sharding import on_mesh, place
 from transformer_jax.training.task import Arrays
 
-ROUNDING = 1e-5  # relative, in float32: the order of summation may differ
+ROUNDING = 1e-5  # relative tolerance in float32, as the order of summation may differ
 STEPS, LENGTH = 4, 12
 
 
 class Row(NamedTuple):
-    """One comparison, "a = b": the difference found and the difference allowed. None: it cannot be made here."""
+    """One comparison: the measured and the allowed difference. None: the comparison is not possible on this machine."""
 
     name: str
     difference: float | None
@@ -29,14 +29,14 @@ class Row(NamedTuple):
 
     @property
     def held(self) -> bool:
-        return self.difference is None or self.difference <= self.allowed  # false for NaN
+        return self.difference is None or self.difference <= self.allowed  # False for NaN
 
 
 def verify(recipe: ConfigDict) -> Iterator[Row]:
-    """Yield every comparison that the recipe's task and this machine allow.
+    """Yield every comparison that the recipe's task and this machine support.
 
-    Computed in float32 on all devices. On accelerators set jax_default_matmul_precision to "highest": the default
-    precision of products makes larger differences.
+    The computation is in float32 on all devices. On accelerators, set jax_default_matmul_precision to "highest",
+    because the default precision of matrix products causes larger differences.
     """
     recipe = recipe.copy_and_resolve_references()
     shrink(recipe)
@@ -46,22 +46,22 @@ def verify(recipe: ConfigDict) -> Iterator[Row]:
     known = fields(recipe.task, recipe.model)
     ways = {key: field for key, field in known.items() if "how" in field.metadata}
     recipe.update_from_flattened_dict({key: field.default for key, field in ways.items()})
-    yield Row("resumed = never stopped, bit for bit", _resumed(_Run(recipe)), 0.0)
+    yield Row("resumed run = uninterrupted run, bit for bit", _resumed(_Run(recipe)), 0.0)
 
-    # Microbatches and meshes draw other numbers, so nothing may be drawn.
+    # Microbatches and meshes draw different random numbers, so randomness is turned off.
     off = {key: field.metadata["off"] for key, field in known.items() if "off" in field.metadata}
     recipe.update_from_flattened_dict(off)
     plain = _Run(recipe)
     losses = plain.losses()
     variants = {
-        f"{key} = {other} as {field.default}": {key: other}
+        f"{key} = {other} vs. {field.default}": {key: other}
         for key, field in ways.items()
         for other in field.metadata["how"]
     }
     for name, changes in {**variants, "microbatches = the whole batch": {"training.microbatches": 2}}.items():
         try:
             run = _Run(recipe, changes)
-        except ConfigError:  # this recipe does not allow the choice
+        except ConfigError:  # this recipe does not support the value
             continue
         yield Row(name, _apart(run.losses(), losses), ROUNDING)
     devices = jax.device_count()
@@ -70,14 +70,14 @@ def verify(recipe: ConfigDict) -> Iterator[Row]:
         shape = dict(zip(("mesh.data", "mesh.fsdp", "mesh.tensor"), mesh, strict=True))
         apart = _apart(_Run(recipe, shape).losses(), alone) if devices > 1 else None
         yield Row(f"1 device = {' × '.join(map(str, mesh))} (data, fsdp, tensor)", apart, ROUNDING)
-    yield Row("rows of a batch do not see one another", _rows(plain), ROUNDING)
+    yield Row("batch = its rows one by one", _rows(plain), ROUNDING)
     params = jax.device_put(plain.engine.init(jax.random.key(0)).params, jax.devices()[0])
     for name, difference in plain.engine.task.checks(params, jax.device_put(plain.batch(0))).items():
         yield Row(name, difference, ROUNDING)
 
 
 class _Run:
-    """A recipe with some keys changed, and dummy batches for it."""
+    """A recipe with some keys changed, trained on dummy batches."""
 
     def __init__(self, recipe: ConfigDict, changes: Mapping[str, Any] | None = None):
         config = recipe.copy_and_resolve_references()
@@ -96,7 +96,7 @@ class _Run:
         return state, found
 
     def losses(self) -> list[float]:
-        """Return loss and gradient norm, step by step."""
+        """Return the loss and the gradient norm of each step, in one flat list."""
         return self.train(self.engine.init(jax.random.key(0)), range(STEPS))[1]
 
     def losses_on_one_device(self) -> list[float]:
@@ -119,12 +119,12 @@ class _Run:
 
 
 def _apart(found: list[float], expected: list[float]) -> float:
-    """Return the largest relative difference."""
+    """Return the maximum relative difference."""
     return float(np.max(np.abs(np.array(found) - expected) / np.abs(expected)))
 
 
 def _resumed(run: _Run) -> float:
-    """Return how many arrays of the state differ after saving and restoring half-way, dropout on."""
+    """Return the number of arrays of the final state that differ after a save and restore halfway, with dropout."""
     key = jax.random.key(0)
     whole, _ = run.train(run.engine.init(key), range(STEPS))
     half, _ = run.train(run.engine.init(key), range(STEPS // 2))
@@ -139,7 +139,10 @@ def _resumed(run: _Run) -> float:
 
 
 def _rows(run: _Run) -> float:
-    """Compare the means of a batch with those of its rows one by one, each repeated to fill the batch."""
+    """Return the relative difference between the means of a batch and those of its single rows.
+
+    Each row is repeated to fill a batch of the same shape.
+    """
     engine, batch = run.engine, run.batch(0)
     params = engine.init(jax.random.key(0)).params
     step = on_mesh(lambda params, batch: engine.task.loss(params, batch, jax.random.key(0), 0), engine.mesh)

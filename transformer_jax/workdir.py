@@ -1,4 +1,4 @@
-"""Guard the folder of a run: which experiment it holds, and which keys may change when the run goes on."""
+"""The folder of a run: its config.json, and checks that a config matches the experiment in the folder."""
 
 import dataclasses
 import json
@@ -11,34 +11,36 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from transformer_jax.config import ConfigError, defaults, fields
-from transformer_jax.tasks import TASKS
+from transformer_jax.tasks import task_class
 
 log = logging.getLogger(__name__)
 
 
 def place(workdir: epath.PathLike) -> epath.Path:
-    """Return the path of a workdir. Raise ConfigError for a name that cannot be that of a folder of one's own."""
+    """Return the path of a workdir. Raises ConfigError if the name cannot be used for a folder."""
     name = os.fspath(workdir)
     scheme, separator, rest = name.partition("://")
     if not name:
         rule = "is empty: name a folder, e.g. ./run"
     elif name.startswith("~"):
-        rule = "names the home of a user who is not known here: write the whole path, or ./~… for a folder of that name"
+        rule = "refers to the home of an unknown user: write the full path, or ./~… for a folder with this name"
     elif not name.isprintable():
-        rule = "has characters that cannot be shown: choose another name"
+        rule = "contains unprintable characters: choose another name"
     elif separator and (scheme not in ("gs", "s3") or not rest.strip("/")):
-        rule = "is not a place to write to: name a folder, or gs://BUCKET/FOLDER"
+        rule = "cannot be written to: name a folder, or gs://BUCKET/FOLDER"
     else:
         return epath.Path(workdir)
     raise ConfigError(f"--workdir={ascii(name)[1:-1]} {rule}")
 
 
 def claim(workdir: epath.PathLike, config: ConfigDict) -> None:
-    """Write config.json into a new workdir; refuse an old one that holds another experiment.
+    """Write config.json into a new workdir; reject an existing workdir that holds another experiment.
 
-    A workdir without checkpoints has learned nothing yet: it takes any config, and tokenizers are trained anew. One
-    with checkpoints keeps its config.json until `store` is called with a config that has proved usable.
-    Raises ConfigError, naming the keys that differ, if it holds another experiment, or if it cannot be read or written.
+    A workdir without checkpoints accepts any config, and its tokenizers are removed, to be trained again. A workdir
+    with checkpoints keeps its config.json until `store` is called, which happens once the new config is known to work.
+
+    Raises ConfigError if the workdir holds another experiment (the message names the keys that differ), or if it cannot
+    be read or written.
     """
     workdir = epath.Path(workdir)
     try:
@@ -73,9 +75,10 @@ def _unwritable(workdir: epath.PathLike, error: OSError) -> ConfigError:
 
 
 def check_model(workdir: epath.PathLike, config: ConfigDict) -> None:
-    """Raise ConfigError, naming the keys, where `config` makes another model than that of the parameters in `workdir`.
+    """Raise ConfigError if `config` defines a model other than that of the parameters in `workdir`.
 
-    Keys that change only how it is computed, or only training's randomness, may differ.
+    The message names the keys that differ. Keys that change only how the model is computed, or only the randomness of
+    training, may differ.
     """
     known = fields(config.task, config.model)
     refused = [
@@ -84,7 +87,7 @@ def check_model(workdir: epath.PathLike, config: ConfigDict) -> None:
         if _defines_model(key, known.get(key)) and not (key in known and known[key].metadata.keys() & {"how", "off"})
     ]
     if refused:
-        raise ConfigError("\n  ".join([f"{workdir} holds parameters of another model: leave out", *refused]))
+        raise ConfigError("\n  ".join([f"{workdir} holds parameters of another model; do not change:", *refused]))
 
 
 def _defines_model(key: str, field: dataclasses.Field | None) -> bool:
@@ -94,7 +97,7 @@ def _defines_model(key: str, field: dataclasses.Field | None) -> bool:
 def _differing(old: dict[str, Any], new: dict[str, Any]) -> dict[str, str]:
     there, now = _flat(old), _flat(new)
     return {
-        key: f"config.{key}: {there.get(key)!r} there, {now.get(key)!r} now"
+        key: f"config.{key}: {there.get(key)!r} in the workdir, {now.get(key)!r} now"
         for key in sorted(there.keys() | now.keys())
         if there.get(key) != now.get(key)
     }
@@ -107,7 +110,7 @@ def _compare(workdir: epath.Path, old: dict[str, Any], new: dict[str, Any]) -> N
     if refused:
         raise ConfigError("\n  ".join([f"{workdir} holds another experiment; choose another --workdir:", *refused]))
     for line in differing.values():
-        log.info("changed since the workdir was made: %s", line)
+        log.info("changed since the workdir was created: %s", line)
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,20 +121,20 @@ def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read(workdir: epath.PathLike) -> ConfigDict:
-    """Return the config of a run; keys that it does not have yet are at their defaults.
+    """Return the config of a run. Keys missing from its config.json get their defaults.
 
-    Raises ConfigError if there is none that can be read.
+    Raises ConfigError if there is no readable config.json.
     """
     path = place(workdir) / "config.json"
     try:
         stored = json.loads(path.read_text())
         if not isinstance(stored, dict) or "task" not in stored or not isinstance(stored.get("model", {}), dict):
-            raise ValueError("config.json names no task, or no model")
-        if stored["task"] not in TASKS:
-            raise ConfigError(
-                f"task = {stored['task']!r}, but the tasks are {', '.join(TASKS)}. Version 0.1 had 'translation', with "
-                "other config keys: use its runs with that version"
-            )
+            raise ValueError("config.json does not specify a task and a model")
+        try:
+            task_class(stored["task"])
+        except ValueError as error:
+            older = ". Version 0.1 had 'translation', with other config keys; use that version for its runs"
+            raise ConfigError(f"{error}{older if stored['task'] == 'translation' else ''}") from error
         config = defaults(stored["task"], stored.get("model", {}).get("architecture")).to_dict()
         for name, value in stored.items():
             if name not in config or not isinstance(value, dict):
@@ -144,5 +147,5 @@ def read(workdir: epath.PathLike) -> ConfigDict:
         raise ConfigError(f"--workdir={workdir}, config.json: {error}") from error
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"--workdir={workdir} is not the folder of a run: {error}; train one there with scripts/train.py"
+            f"--workdir={workdir} is not the folder of a run: {error}; train there first with scripts/train.py"
         ) from error

@@ -1,9 +1,13 @@
-"""N processes of scripts/train.py on this host: python scripts/launch/supervise.py N --workdir=DIR [its other flags].
+"""Run N processes of scripts/train.py on this host, and restart them when one dies.
 
-When one dies the others cannot go on: all are started again, after a pause that doubles from PAUSE (1 s) to 60 s, and
-go on from the newest checkpoint. After TRIES (10) restarts in a row without a newer one it gives up; both are
-environment variables. SIGTERM and SIGINT reach all, which save. Exit codes: 0 finished; 75 stopped with everything
-saved, run me again; 2 an error that no restart mends; else that of the process that died.
+    python scripts/launch/supervise.py N --config=FILE --workdir=DIR [other flags of train.py]
+
+When one process dies, the others cannot continue without it. All are then restarted from the newest checkpoint, after a
+pause that doubles from PAUSE (1 s) to 60 s. After TRIES (10) restarts in a row without a newer checkpoint, the script
+gives up. PAUSE and TRIES are environment variables. SIGTERM and SIGINT are passed on: the processes save and stop.
+
+Exit codes: 0 if the run finished; 75 if it stopped with everything saved and the same command continues it; 2 for an
+error that a restart cannot fix; otherwise that of the process that died.
 """
 
 import contextlib
@@ -22,20 +26,24 @@ from etils import epath
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 FINISHED, ERROR, RUN_AGAIN = 0, 2, 75
 PR_SET_PDEATHSIG = 1
-POLL = 0.05  # seconds between looks at the processes
-LAST_WORDS = 5  # seconds that the others of a process with an error have for theirs
-GRACE = 600  # seconds that processes which were told to stop have to save
+POLL = 0.05  # seconds between checks of the processes
+LAST_WORDS = 5  # seconds for the other processes to report, after one has ended with an error
+GRACE = 600  # seconds to save a checkpoint, after a request to stop
 
 
 def _stop_with_parent() -> None:
-    """Ctrl-C is the supervisor's to pass on; when that is killed, Linux tells its processes to save and stop."""
+    """Set up a new process, before it runs train.py, to get its signals from the supervisor.
+
+    In a session of its own it does not receive Ctrl-C from the terminal; the supervisor passes it on. If the supervisor
+    is killed, Linux sends the process SIGTERM, so that it saves and stops.
+    """
     os.setsid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class Job:
-    """The N processes of one attempt."""
+    """The N processes between two restarts."""
 
     def __init__(self, count: int, arguments: Sequence[str]):
         with socket.socket() as free:
@@ -46,20 +54,21 @@ class Job:
         self._processes = [subprocess.Popen(command, preexec_fn=_stop_with_parent) for command in commands]
 
     def poll(self) -> int | None:
-        """The exit code of a process that failed, 0 when all have finished, None while they run."""
+        """Return the exit code of a process that failed, 0 if all have finished, None while they run."""
         codes = [process.poll() for process in self._processes]
         failed = [code for code in codes if code]
-        # Where an error is the reason, the others' deaths are what follows from it; not where one was killed.
+        # An error (2) is the cause of the other failures, unless a process was killed: then the error is an effect.
         if ERROR in failed and -signal.SIGKILL not in failed:
             return ERROR
         return min(failed) if failed else None if None in codes else FINISHED
 
     def tell(self, number: int) -> None:
+        """Send a signal to all processes."""
         for process in self._processes:
             process.send_signal(number)
 
     def end(self, patience: float = 0) -> None:
-        """Waits for those that have something left to save or to say, then kills all, and what they started."""
+        """Wait up to `patience` seconds for the processes to end, then kill them all, and their child processes."""
         until = time.monotonic() + patience
         while time.monotonic() < until and any(process.poll() is None for process in self._processes):
             time.sleep(POLL)
@@ -70,13 +79,13 @@ class Job:
 
 
 def newest_checkpoint(workdir: epath.Path) -> int:
-    """The newest step that was completely saved; -1 if there is none."""
+    """Return the newest step with a complete checkpoint, or -1 if there is none."""
     names = [path.parent.name for path in workdir.glob("checkpoints/*/manifest.json")]
     return max((int(name) for name in names if name.isdecimal()), default=-1)
 
 
 def supervise(count: int, arguments: Sequence[str], workdir: epath.Path, tries: int, pause: float) -> int:
-    """Runs the job to its end; returns the exit code."""
+    """Run the job until it finishes, fails or is stopped, and return the exit code."""
     stopping: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: stopping.append(number))
@@ -92,15 +101,16 @@ def supervise(count: int, arguments: Sequence[str], workdir: epath.Path, tries: 
         job.end({RUN_AGAIN: GRACE, ERROR: LAST_WORDS}.get(code, 0))
         if code in (FINISHED, ERROR):
             return code
-        if stopping:  # a process that had not begun to train dies of the signal, and has nothing to save
+        if stopping:  # a process that has not begun to train dies from the signal, with nothing to save
             return RUN_AGAIN if code in (RUN_AGAIN, -signal.SIGTERM) else _exit_code(code)
         after = newest_checkpoint(workdir)
         failures, before = 1 if after > before else failures + 1, after
         if failures > tries:
-            print(f"given up after {tries} restarts without a newer checkpoint", file=sys.stderr)
+            print(f"giving up after {tries} restarts without a newer checkpoint", file=sys.stderr)
             return _exit_code(code)
         wait = min(pause * 2 ** (failures - 1), 60)
-        print(f"exit code {code}: all start again in {wait:g} s ({failures} of {tries})", file=sys.stderr, flush=True)
+        message = f"exit code {code}: restarting all processes in {wait:g} s ({failures} of {tries})"
+        print(message, file=sys.stderr, flush=True)
         until = time.monotonic() + wait
         while time.monotonic() < until and not stopping:
             time.sleep(POLL)
@@ -109,7 +119,7 @@ def supervise(count: int, arguments: Sequence[str], workdir: epath.Path, tries: 
 
 
 def _exit_code(code: int | None) -> int:
-    """As a shell gives it: 128 + the number of the signal that ended a process; 1 where none ended."""
+    """Return the exit code that a shell would report: 128 + signal number for a killed process, 1 for None."""
     return 1 if code is None else code if code >= 0 else 128 - code
 
 

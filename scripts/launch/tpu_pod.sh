@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
-# Trains on all hosts of a TPU pod slice, which JAX connects by itself:
+# Trains on all hosts of a TPU pod slice. JAX connects the hosts by itself:
 #   scripts/launch/tpu_pod.sh NAME ZONE --config=configs/wmt14.py:big --workdir=gs://bucket/big --config.mesh.fsdp=8
-# Once before: gcloud compute tpus tpu-vm ssh NAME --zone=ZONE --worker=all --command='git clone URL transformer_jax &&
-#   cd transformer_jax && bash -c "source scripts/environment.sh .[gcs]" && .venv/bin/pip install "jax[tpu]"'
-# REPOSITORY (transformer_jax) is that folder. Started again when a host fails, at most TRIES (10) times in all, until the
-# run is finished (0), has an error that no restart mends (2), or was stopped, as by Ctrl-C here, and has saved (75).
+# Set up the hosts once:
+#   gcloud compute tpus tpu-vm ssh NAME --zone=ZONE --worker=all --command='git clone URL transformer_jax &&
+#     cd transformer_jax && bash -c "source scripts/environment.sh .[gcs]" && .venv/bin/pip install "jax[tpu]"'
+# The environment variable REPOSITORY names the cloned folder on the hosts (default: transformer_jax). When a host fails,
+# all hosts restart, at most TRIES times in all (default: 10). The script ends when the run finishes (exit code 0), has an
+# error that a restart cannot fix (2), or is stopped, e.g. by Ctrl-C here, and has saved a checkpoint (75).
 set -uo pipefail
 (($# >= 3)) || { echo "usage: $0 NAME ZONE --config=FILE --workdir=DIR [--config.a.b=v ...]" >&2; exit 2; }
 name=$1 zone=$2
 shift 2
 
 everywhere() { gcloud compute tpus tpu-vm ssh "$name" --zone="$zone" --worker=all --command="$1"; }
-signal() { everywhere "pkill -$1 -f '[s]cripts/train.py'; true"; } # the brackets spare the shell that runs this
+signal() { everywhere "pkill -$1 -f '[s]cripts/train.py'; true"; } # the brackets keep pkill from matching its own shell
 
 train="cd ${REPOSITORY:-transformer_jax} && PATH=\$PWD/.venv/bin:\$PATH && python scripts/train.py$(printf ' %q' "$@")"
 stopping=
@@ -20,12 +22,12 @@ for ((failures = 1; ; failures++)); do
     everywhere "$train" &
     wait $!
     code=$?
-    while kill -0 $! 2>/dev/null; do wait $!; code=$?; done # a signal ends `wait`, not the training
+    while kill -0 $! 2>/dev/null; do wait $!; code=$?; done # a signal interrupts `wait`, not the training
     case $code in 0 | 2 | 75) exit $code ;; esac
     [[ -z $stopping ]] || exit $code
-    ((failures <= ${TRIES:-10})) || { echo "given up after ${TRIES:-10} restarts" >&2; exit $code; }
+    ((failures <= ${TRIES:-10})) || { echo "giving up after ${TRIES:-10} restarts" >&2; exit $code; }
     pause=$((failures < 6 ? ${PAUSE:-2} * 2 ** (failures - 1) : 60))
-    echo "exit code $code: all hosts start again in $pause s ($failures of ${TRIES:-10})" >&2
+    echo "exit code $code: restarting all hosts in $pause s ($failures of ${TRIES:-10})" >&2
     sleep "$pause"
-    signal KILL # what hangs without its peers
+    signal KILL # processes that hang without their peers
 done

@@ -55,21 +55,21 @@ def linked(name: str, target: str):
     ("change", "arguments", "words"),
     [
         (nothing, ["--longest=0"], ["--longest=0", "not a positive integer"]),
-        (nothing, ["--longest=12"], ["has 11 lines: 12 can't be joined"]),
+        (nothing, ["--longest=12"], ["has 11 lines: cannot join groups of 12"]),
         (nothing, ["--longest=two"], ["--longest=two"]),
         (nothing, ["--seed=1.5"], ["--seed=1.5"]),
-        (nothing, ["--output={}/in"], ["holds the text to be joined: choose another folder"]),
-        (nothing, ["--output={}/link"], ["holds the text to be joined: choose another folder"]),
-        (nothing, ["--output={}/out/../in/."], ["holds the text to be joined: choose another folder"]),
+        (nothing, ["--output={}/in"], ["is the folder of the input text: choose another folder"]),
+        (nothing, ["--output={}/link"], ["is the folder of the input text: choose another folder"]),
+        (nothing, ["--output={}/out/../in/."], ["is the folder of the input text: choose another folder"]),
         (nothing, ["--output={}/in/train.de"], ["Cannot write to", "in/train.de"]),
         (nothing, ["--output={}/in/train.de/deeper"], ["Cannot write to", "deeper"]),
-        (nothing, ["--output="], ["output ''", "name both, the current folder as ."]),
-        (nothing, ["--directory="], ["directory ''", "name both"]),
+        (nothing, ["--output="], ["output ''", "set both; use . for the current folder"]),
+        (nothing, ["--directory="], ["directory ''", "set both"]),
         (nothing, ["--splits="], ["name one or more"]),
         (nothing, ["--languages="], ["name one or more"]),
-        (nothing, ["--splits=train,test"], ["neither test.de nor test.de.gz", "It holds train (de, en); val (de, en)"]),
+        (nothing, ["--splits=train,test"], ["neither test.de nor test.de.gz", "contains train (de, en); val (de, en)"]),
         (nothing, ["--languages=de,fr"], ["neither train.fr nor train.fr.gz"]),
-        (nothing, ["--splits=train[:0]"], ["train[:0]", "must have an example"]),
+        (nothing, ["--splits=train[:0]"], ["train[:0]", "must not be empty"]),
         (nothing, ["--splits=train["], ["'train[' is not a split"]),
         (nothing, ["--directory={}/absent"], ["no directory", "absent"]),
         (nothing, ["--directory={}/in/val.de"], ["no directory", "in/val.de"]),
@@ -77,10 +77,10 @@ def linked(name: str, target: str):
         (written("in/val.en", b"one\n"), [], ["same number of lines", "val.en has 1"]),
         (written("in/val.en", b"a\n" * 10 + b"\xff\n"), [], ["val.en:11 is not UTF-8"]),
         (written("in/val.en", b""), [], ["val.en has 0"]),
-        (written("in/val.en.gz", b"\x1f\x8b"), [], ["val.en.gz are both there, but their texts differ"]),
+        (written("in/val.en.gz", b"\x1f\x8b"), [], ["val.en.gz both exist, but their text differs"]),
         (made("in/val.en"), [], ["val.en is a folder"]),
-        (linked("in/val.en", "val.en"), [], ["val.en is a link to val.en that leads nowhere"]),
-        (made("out/val.en"), [], ["out/val.en is a folder where a file is to be written"]),
+        (linked("in/val.en", "val.en"), [], ["val.en is a broken link to val.en ("]),
+        (made("out/val.en"), [], ["Cannot write ", "out/val.en: a folder is in the way"]),
     ],
 )
 def test_abuses(text, change, arguments, words):
@@ -101,7 +101,7 @@ def test_a_disk_that_fills(text):
     with unharmed(text):
         resource.setrlimit(resource.RLIMIT_FSIZE, (300, most[1]))
         try:
-            with pytest.raises(OutputError, match=r"cannot be written: File too large.*Make room"):
+            with pytest.raises(OutputError, match=r"cannot be written: File too large.*Free some space"):
                 concatenate(text / "in", text / "out", ["train", "val"], ["de", "en"], 2)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, most)

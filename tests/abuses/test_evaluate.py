@@ -16,8 +16,8 @@ RUN = "--workdir=@/run"
         pytest.param(("--workdir=@/none",), ("@/none is not the folder of a run",), id="no workdir"),
         pytest.param(("--workdir=@/loop.txt",), ("loop.txt is not the folder of a run",), id="workdir is a loop"),
         pytest.param(("--workdir=@/torn",), ("torn is not the folder of a run",), id="torn config.json"),
-        pytest.param(("--workdir=@/damaged",), ("holds no good checkpoint",), id="damaged checkpoints"),
-        pytest.param(("--workdir=@/untrained",), ("holds no good checkpoint", "train first"), id="no checkpoint"),
+        pytest.param(("--workdir=@/damaged",), ("has no valid checkpoint",), id="damaged checkpoints"),
+        pytest.param(("--workdir=@/untrained",), ("has no valid checkpoint", "train first"), id="no checkpoint"),
         pytest.param(("--workdir=@/wordless",), ("tokenizer.json",), id="no tokenizer"),
         pytest.param((RUN, "--split=none"), ("none.en",), id="unknown split"),
         pytest.param((RUN, "--split="), ("--split",), id="split without a name"),
@@ -29,6 +29,7 @@ RUN = "--workdir=@/run"
         pytest.param((RUN, "--config.data.directory=@/lines.txt"), ("lines.txt",), id="data is a file"),
         pytest.param((RUN, "--config.data.test_split="), ("split",), id="an empty test split"),
         pytest.param((RUN, "--config.evaluation.checkpoint=last"), ("must be one of latest, best",), id="checkpoint"),
+        pytest.param((RUN, "--config.evaluation.bleu_tokenizer=spm"), ("must be one of 13a, intl, zh",), id="of BLEU"),
         pytest.param((RUN, "--config.evaluation.batch_size=0"), ("must be at least 1",), id="no rows"),
         pytest.param((RUN, "--config.evaluation.batch_size=true"), ("must be of type int",), id="a batch of true"),
         pytest.param((RUN, "--config.evaluation"), ("write it as --config.evaluation=VALUE",), id="no value"),
@@ -37,10 +38,10 @@ RUN = "--workdir=@/run"
         pytest.param((RUN, "--config.optimizer.learning_rate=nan"), ("= nan: must be finite",), id="nan"),
         pytest.param((RUN, "--config.optimizer.learning_rate=-inf"), ("= -inf: must be finite",), id="-inf"),
         pytest.param((RUN, "--config.optimizer.learning_rate=fast"), ("'fast': must be of type float",), id="a word"),
-        pytest.param((RUN, "--config.decoding.beam_size=301"), ("not be beyond model.target_vocab_size",), id="beam"),
+        pytest.param((RUN, "--config.decoding.beam_size=301"), ("must not exceed model.target_vocab_size",), id="beam"),
         pytest.param((RUN, "--config.decoding.beam_size=" + "(" * 300), ("must be of type int",), id="brackets"),
         pytest.param(
-            (RUN, "--config.model.d_model=32"), ("parameters of another model", "16 there"), id="another model"
+            (RUN, "--config.model.d_model=32"), ("parameters of another model", "16 in the workdir"), id="another model"
         ),
         pytest.param((RUN, "--flagfile=@/none"), ("none",), id="no flagfile"),
     ],

@@ -18,19 +18,19 @@ LINES, RUN = "--input=@/lines.txt", "--workdir=@/run"
     ("arguments", "words"),
     [
         # The output.
-        pytest.param((RUN, LINES, "--output=@/lines.txt"), ("is the input itself",), id="output is the input"),
-        pytest.param((RUN, LINES, "--output=@/./run/../lines.txt"), ("is the input itself",), id="by another path"),
-        pytest.param((RUN, LINES, "--output=@/link.txt"), ("is the input itself",), id="through a link"),
-        pytest.param((RUN, LINES, "--output=@/hard.txt"), ("is the input itself",), id="through a hard link"),
-        pytest.param((RUN, "--input=@/link.txt", "--output=@/lines.txt"), ("is the input itself",), id="link to it"),
-        pytest.param((RUN, LINES, "--output=@/folder"), ("that is a folder",), id="output is a folder"),
+        pytest.param((RUN, LINES, "--output=@/lines.txt"), ("is also the input",), id="output is the input"),
+        pytest.param((RUN, LINES, "--output=@/./run/../lines.txt"), ("is also the input",), id="by another path"),
+        pytest.param((RUN, LINES, "--output=@/link.txt"), ("is also the input",), id="through a link"),
+        pytest.param((RUN, LINES, "--output=@/hard.txt"), ("is also the input",), id="through a hard link"),
+        pytest.param((RUN, "--input=@/link.txt", "--output=@/lines.txt"), ("is also the input",), id="link to it"),
+        pytest.param((RUN, LINES, "--output=@/folder"), ("folder is a folder: name",), id="output is a folder"),
         pytest.param((RUN, LINES, "--output=@/lines.txt/out"), ("there is no folder",), id="a file as a folder"),
-        pytest.param((RUN, LINES, "--output=@/none/out"), ("there is no folder", "make it"), id="no folder"),
-        pytest.param((RUN, LINES, "--output="), ("--output=:", "name a file"), id="no name"),
+        pytest.param((RUN, LINES, "--output=@/none/out"), ("there is no folder", "create it"), id="no folder"),
+        pytest.param((RUN, LINES, "--output="), ("--output= is empty", "name a file"), id="no name"),
         pytest.param((RUN, LINES, "--output=@/nowhere.txt"), ("there is no folder", "/none"), id="a dangling link"),
         pytest.param(
             (RUN, LINES, "--output=@/loop.txt"),
-            ("loop.txt: that is a link that leads to itself",),
+            ("loop.txt is a link to itself",),
             id="a loop",
         ),
         pytest.param((RUN, LINES, "--output=@/" + "x" * 300), ("x" * 300,), id="too long a name"),
@@ -46,7 +46,7 @@ LINES, RUN = "--input=@/lines.txt", "--workdir=@/run"
         pytest.param((RUN, "--input="), ("--input= cannot be read",), id="input without a name"),
         pytest.param((RUN, "--input=@/latin1.txt"), ("latin1.txt:2 is not UTF-8", "0xe9"), id="Latin-1"),
         pytest.param((RUN, "--input=@/utf16.txt"), ("utf16.txt is not UTF-8 but looks like UTF-16",), id="UTF-16"),
-        pytest.param((RUN, "--input=@/lines.txt.gz"), ("lines.txt.gz holds gzip data where text",), id="compressed"),
+        pytest.param((RUN, "--input=@/lines.txt.gz"), ("lines.txt.gz contains gzip data instead of",), id="compressed"),
         # The run.
         pytest.param((LINES,), ("--workdir is missing", "--help"), id="no workdir"),
         pytest.param(("--workdir=@/none", LINES), ("@/none is not the folder of a run",), id="workdir is not there"),
@@ -54,10 +54,10 @@ LINES, RUN = "--input=@/lines.txt", "--workdir=@/run"
         pytest.param(("--workdir=@/bare", LINES), ("bare is not the folder of a run",), id="an empty workdir"),
         pytest.param(("--workdir=@/run/checkpoints", LINES), ("is not the folder of a run",), id="a folder of the run"),
         pytest.param(("--workdir=@/torn", LINES), ("torn is not the folder of a run",), id="torn config.json"),
-        pytest.param(("--workdir=@/list", LINES), ("config.json names no task",), id="config.json is a list"),
-        pytest.param(("--workdir=@/task", LINES), ("task = 'translation', but the tasks are",), id="another task"),
-        pytest.param(("--workdir=@/untrained", LINES), ("holds no good checkpoint", "train first"), id="no checkpoint"),
-        pytest.param(("--workdir=@/damaged", LINES), ("holds no good checkpoint",), id="damaged checkpoints"),
+        pytest.param(("--workdir=@/list", LINES), ("config.json does not specify a task",), id="config.json is a list"),
+        pytest.param(("--workdir=@/task", LINES), ("config.task = 'translation' is not a task",), id="another task"),
+        pytest.param(("--workdir=@/untrained", LINES), ("has no valid checkpoint", "train first"), id="no checkpoint"),
+        pytest.param(("--workdir=@/damaged", LINES), ("has no valid checkpoint",), id="damaged checkpoints"),
         pytest.param(("--workdir=@/wordless", LINES), ("tokenizer.json",), id="no tokenizer"),
         pytest.param(("--workdir=@/swapped", LINES), ("tokenizer.json",), id="no tokenizer in tokenizer.json"),
         # The options.
@@ -80,7 +80,7 @@ LINES, RUN = "--input=@/lines.txt", "--workdir=@/run"
         ),
         pytest.param((RUN, LINES, "--config.decoding.n_best=9"), ("n_best = 9", "beam_size"), id="more than the beam"),
         pytest.param((RUN, LINES, "--config.beam_size=2"), ("did you mean decoding.beam_size",), id="no section"),
-        pytest.param((RUN, LINES, "--config.decoding.foo=2"), ("those of config.decoding are",), id="an unknown key"),
+        pytest.param((RUN, LINES, "--config.decoding.foo=2"), ("the keys of config.decoding are",), id="unknown key"),
         pytest.param((RUN, LINES, "--config.foo.bar=2"), ("config.foo.bar", "the sections are"), id="unknown section"),
         pytest.param((RUN, LINES, "--config.=3"), ("--config.=3: write it as --config.SECTION.KEY=VALUE",), id="a dot"),
         pytest.param((RUN, LINES, "--config.decoding=3"), ("config.decoding is a section",), id="a section"),
@@ -109,11 +109,11 @@ def command(place: Path, **options) -> subprocess.CompletedProcess:
 def test_the_shell_may_make_the_input_the_output(place):
     with unharmed(place):
         with (place / "lines.txt").open() as lines:
-            refused(command(place, arguments=[f"--output={place / 'lines.txt'}"], stdin=lines), "is the input itself")
+            refused(command(place, arguments=[f"--output={place / 'lines.txt'}"], stdin=lines), "is also the input")
         with (place / "lines.txt").open("a") as lines:
             done = command(place, arguments=[f"--input={place / 'lines.txt'}"], stdout=lines)
             assert done.returncode == 2
-            assert b"error: --output=- is the input itself" in done.stderr
+            assert b"error: --output=- is also the input" in done.stderr
 
 
 def test_a_full_disk_leaves_the_old_output(place, tmp_path):
@@ -137,7 +137,7 @@ def test_a_full_disk_leaves_the_old_output(place, tmp_path):
 def test_a_platform_that_is_not_here(place):
     for platform in ("cuda", "foo"):
         done = command(place, stdin=subprocess.DEVNULL, env=os.environ | {"JAX_PLATFORMS": platform})
-        refused(done, f"JAX_PLATFORMS={platform}: JAX finds no such device here", "Unset it")
+        refused(done, f"JAX_PLATFORMS={platform}: JAX finds no such device on this machine", "Unset the variable")
 
 
 def test_a_link_stays_and_its_file_is_replaced(place, tmp_path):
@@ -155,4 +155,4 @@ def test_a_link_stays_and_its_file_is_replaced(place, tmp_path):
 def test_a_wide_beam_is_warned_of_and_long_work_tells_of_itself(place):
     done = script("predict", f"--workdir={place / 'run'}", "--config.decoding.beam_size=60", stdin=b"ek\n")
     assert done.returncode == 0
-    assert b"config.decoding.beam_size = 60: this takes as many times the work of greedy search" in done.stderr
+    assert b"config.decoding.beam_size = 60: the search takes 60 times the work of greedy search" in done.stderr

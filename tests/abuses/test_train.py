@@ -31,16 +31,20 @@ KEYS = [
     ("training.steps=1.5", "config.training.steps = '1.5': must be of type int"),
     ("training.steps=", "config.training.steps = '': must be of type int"),
     ("training.seed=-1", "config.training.seed = -1: must be in [0, 2³¹)"),
-    ("training.microbatches=7", "must divide data.rows_multiple = 8: set that to a multiple of 7"),
-    ("data.batch_tokens=1", "must hold rows_multiple = 8 rows of max_length = 32: set it to 256 or more"),
+    ("training.microbatches=7", "must divide data.rows_multiple = 8: set data.rows_multiple to a multiple of 7"),
+    ("data.batch_tokens=1", "must have room for rows_multiple = 8 rows of max_length = 32: set it to 256 or more"),
     ("data.max_length=1", "must be at least 2"),
     ("data.directory=", "must be the folder of the data: add --config.data.directory=DIR"),
     ("data.source=web", "must be one of files, tfds"),
     ("model.dtype=int8", "must be one of float32, bfloat16"),
-    ("mesh.data=0", "must be at least 1, or -1 for the devices that the other axes leave"),
+    ("mesh.data=0", "must be at least 1, or -1 for all remaining devices"),
     ("checkpoint.every=3", "must be a multiple of training.evaluate_every = 2 to keep the best"),
-    ("checkpoint.keep_latest=0", "must be at least 1, for training to resume from"),
+    ("checkpoint.keep_latest=0", "must be at least 1, because training resumes from it"),
     ("evaluation.checkpoint=ema", "training.ema_decay = 0.0 keeps no moving average"),
+    (
+        "evaluation.bleu_tokenizer=mecab",
+        "config.evaluation.bleu_tokenizer = 'mecab': must be one of 13a, intl, zh, ja-mecab, ko-mecab, char, none; use",
+    ),
     ("task=gpt", "config.task = 'gpt' is not a task: choose one of"),
 ]
 
@@ -55,11 +59,11 @@ def test_a_value_that_cannot_be(recipe, finished, tmp_path, key, words):
 
 COMMANDS = [
     (["--workdir="], "--workdir= is empty: name a folder"),
-    (["--workdir=~nobody-is-called-that/run"], "names the home of a user who is not known here"),
-    (["--workdir=http://host/run"], "--workdir=http://host/run is not a place to write to", "or gs://BUCKET/"),
-    (["--workdir=gs://"], "--workdir=gs:// is not a place to write to"),
-    (["--workdir=FOLDER/\udcff"], "has characters that cannot be shown: choose another name"),
-    (["--workdir=FOLDER/a\nb"], "a\\nb has characters that cannot be shown"),
+    (["--workdir=~nobody-is-called-that/run"], "refers to the home of an unknown user"),
+    (["--workdir=http://host/run"], "--workdir=http://host/run cannot be written to", "or gs://BUCKET/"),
+    (["--workdir=gs://"], "--workdir=gs:// cannot be written to"),
+    (["--workdir=FOLDER/\udcff"], "contains unprintable characters: choose another name"),
+    (["--workdir=FOLDER/a\nb"], "a\\nb contains unprintable characters"),
     (["--workdir=/dev/null"], "--workdir=/dev/null cannot be written", "choose another"),
     (["--workdir=FOLDER/file/run"], "FOLDER/file/run cannot be written", "Not a directory"),
     (["--workdir=FOLDER/" + 300 * "x"], "cannot be written", "File name too long"),
@@ -71,7 +75,7 @@ COMMANDS = [
         "--coordinator_address=here: write it as HOST:PORT, e.g. 10.0.0.1:8476",
     ),
     (["--num_processes=0"], "--num_processes=0"),
-    (["run"], "'run' is not an option: all are written --name=value"),
+    (["run"], "'run' is not an option: write options as --name=value"),
     (["--wandb_project=x"], "--wandb_project=x needs wandb"),
 ]
 
@@ -92,8 +96,8 @@ def test_a_command_that_cannot_be(recipe, tmp_path, given, words):
 
 
 RECIPES = [
-    ("def get_config():\n    return 3\n", "its get_config returns 3: return a ConfigDict"),
-    ("def get_config():\n    return {}\n", "its get_config returns {}: return a ConfigDict"),
+    ("def get_config():\n    return 3\n", "get_config returned 3: return a ConfigDict"),
+    ("def get_config():\n    return {}\n", "get_config returned {}: return a ConfigDict"),
     ("def get_config():\n    return {'task': 'sequence_to_sequence', 'extra': 1}\n", "'extra': 1}: return a Conf"),
     ("x = 1\n", "get_config"),
 ]
@@ -128,9 +132,13 @@ def _checkpoints_as_a_file(workdir: Path) -> None:
 
 
 DAMAGES = {
-    "no manifests": (_without("checkpoints/*/manifest.json"), "none of the steps 2, 4 has its manifest.json. Restore"),
-    "torn manifests": (_holding("checkpoints/*/manifest.json", "{"), "no good checkpoint left", "from a backup"),
-    "no meta": (_without("checkpoints/*/meta/meta.json"), "no good checkpoint left", "meta/meta.json is missing"),
+    "no manifests": (_without("checkpoints/*/manifest.json"), "none of the steps 2, 4 has a manifest.json. Restore"),
+    "torn manifests": (_holding("checkpoints/*/manifest.json", "{"), "no valid checkpoint left", "from a backup"),
+    "no meta": (
+        _without("checkpoints/*/meta/meta.json"),
+        "no valid checkpoint left",
+        "meta/meta.json is listed in manifest.json but missing",
+    ),
     "no tokenizer": (_without("tokenizer.json"), "tokenizer.json is missing", "restore the file"),
     "torn tokenizer": (_holding("tokenizer.json", '{"version"'), "Cannot load the tokenizer", "from a backup"),
     "no config": (_without("config.json"), "has checkpoints but no config.json"),
@@ -166,7 +174,7 @@ def test_a_line_of_metrics_that_is_no_row_is_passed_over(recipe, finished, tmp_p
     (workdir / "metrics.jsonl").write_bytes(before.encode() + line.encode("latin-1") + b"\n")
     done = script("train", f"--config={recipe}", f"--workdir={workdir}")
     assert done.returncode == 0, done.stderr.decode()
-    assert b"metrics.jsonl: passed over a torn line" in done.stderr
+    assert b"metrics.jsonl: skipped an invalid line" in done.stderr
     assert (workdir / "metrics.jsonl").read_text() == before
 
 
@@ -177,7 +185,7 @@ def test_a_run_that_is_finished_says_so(recipe, finished, steps):
         done = script("train", f"--config={recipe}", f"--workdir={finished}", f"--config.training.steps={steps}")
         said = done.stderr.decode()
     assert done.returncode == 0, said
-    assert f"nothing to train: the newest checkpoint is step 4, training.steps is {steps}. To go on, give a g" in said
+    assert f"nothing to train: the newest checkpoint is step 4, training.steps is {steps}. To continue, set a" in said
     assert json.loads((finished / "config.json").read_text())["training"]["steps"] == 4
 
 
@@ -186,7 +194,7 @@ def test_other_keys_in_a_workdir(recipe, finished):
         refused(
             script("train", f"--config={recipe}", f"--workdir={finished}", "--config.model.d_ff=48"),
             "holds another experiment; choose another --workdir",
-            "config.model.d_ff: 24 there, 48 now",
+            "config.model.d_ff: 24 in the workdir, 48 now",
         )
 
 
@@ -201,7 +209,7 @@ def test_a_disk_that_fills_before_the_first_save_is_one_message(recipe, tmp_path
         timeout=300,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
     )
-    refused(done, f"step 2 was not saved in {tmp_path / 'run'}/checkpoints (no step was saved before)", "disk has room")
+    refused(done, f"step 2 was not saved in {tmp_path / 'run'}/checkpoints (there is no earlier step)", "disk has room")
     for words in (b"never retrieved", b"Event loop is closed", b"_SignalingThread"):
         assert words not in done.stderr
     assert not (tmp_path / "run" / "lock.json").exists()

@@ -8,7 +8,7 @@ ROWS = [
     (["--config.model.num_heads=0"], "config.model.num_heads = 0: must be at least 1"),
     (["--config.model.d_model=-16"], "config.model.d_model = -16"),
     (["--config.training.steps=99999999999999999999999"], "must be less than 2³¹"),
-    (["--config.data.batch_tokens=1"], "must hold rows_multiple = 8 rows"),
+    (["--config.data.batch_tokens=1"], "must have room for rows_multiple = 8 rows"),
     (["--config.data.max_length=0"], "config.data.max_length = 0"),
     (["--config.model.dtype=float13"], "must be one of float32, bfloat16"),
     (["--config.optimizer.b1=1"], "config.optimizer.b1 = 1.0: must be in [0, 1)"),

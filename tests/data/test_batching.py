@@ -124,7 +124,7 @@ def test_lengths_have_examples_and_streams(lengths):
 
 
 def test_dropping_all_examples_is_an_error():
-    with pytest.raises(ValueError, match=r"All 2 examples exceed max_lengths=\(3,\): raise them"):
+    with pytest.raises(ValueError, match=r"All 2 examples exceed max_lengths=\(3,\): raise the limits"):
         BatchPlan(np.array([[4], [5]]), max_lengths=(3,), tokens=8, seed=0)
 
 
@@ -265,7 +265,7 @@ def test_windows_of_values_are_padded_with_zeros(seed):
 
 
 def test_windows_that_cannot_be_cut():
-    with pytest.raises(ValueError, match="text of 6 positions has no window of 7"):
+    with pytest.raises(ValueError, match="6 positions are too few for a window of 7"):
         WindowPlan(6, 7, 3, seed=0)
     for arguments in ((0, 7, 3), (9, 0, 3), (9, 7, 0)):
         with pytest.raises(ValueError, match="each must be at least 1"):
@@ -282,7 +282,7 @@ def test_padding_is_zero_and_lengths_say_what_is_valid():
     assert lengths.dtype == np.int32
     assert lengths.tolist() == [5, 0, 3, 0, 5]
     assert pad(rows, np.array([-1, 1]), length=2).tolist() == [[0, 0], [0, 0]]
-    with pytest.raises(ValueError, match="Example 3 has 5 tokens, its batch 4"):
+    with pytest.raises(ValueError, match="Example 3 has 5 tokens, but its batch has length 4"):
         pad(rows, np.array([0, -1, 3]), length=4)
 
 

@@ -48,7 +48,7 @@ def test_what_the_output_is_a_link_to_stays(text, tmp_path):
 
 def test_what_cannot_be_joined(text, tmp_path, monkeypatch):
     for longest in (0, 12):
-        with pytest.raises(DataError, match=rf"train in .* has 11 lines: {longest} can't be joined"):
+        with pytest.raises(DataError, match=rf"train in .* has 11 lines: cannot join groups of {longest}"):
             concatenate(text, tmp_path / "out", ["train"], ["de", "en"], longest)
     for splits, languages in (([], ["de"]), (["train"], [])):
         with pytest.raises(DataError, match="name one or more of each"):
@@ -59,5 +59,5 @@ def test_what_cannot_be_joined(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "link").symlink_to(text)
     for same in (text, "in", "./in/../in", "link"):
-        with pytest.raises(DataError, match="holds the text to be joined"):
+        with pytest.raises(DataError, match="is the folder of the input text"):
             concatenate(text, same, ["train"], ["de", "en"], 2)

@@ -174,7 +174,7 @@ def test_what_lies_in_downloads_manual_is_taken(stand_ins, no_network, tmp_path,
     manual.mkdir(parents=True)
     archive = (stand_ins / "qi18naacl-dataset.tar.gz").rename(manual / "qi18naacl-dataset.tar.gz")
     prepare("ted_hrlr_translate/pt_to_en", tmp_path / "data")  # its sha256 is no longer known
-    assert f"{archive} is taken for http" in caplog.text
+    assert f"using {archive} for http" in caplog.text
     assert "unchecked: its sha256 is not known" in caplog.text
     (stand_ins / "qi18naacl-dataset.tar.gz").write_bytes(archive.read_bytes())
     caplog.clear()
@@ -186,7 +186,7 @@ def test_what_is_there_but_not_whole_is_not_called_ready(stand_ins, no_network, 
     ted_archive(stand_ins)
     path = Path(prepare("ted_hrlr_translate/pt_to_en", tmp_path / "data", stand_ins))
     (path / "dataset_info.json").unlink()
-    with pytest.raises(DataError, match=rf"{path} is there, but not whole. Remove it"):
+    with pytest.raises(DataError, match=rf"{path} exists but is incomplete. Remove it"):
         prepare("ted_hrlr_translate/pt_to_en", tmp_path / "data", stand_ins)
 
 
@@ -285,7 +285,7 @@ def test_a_download_that_breaks_off_leaves_nothing(server, tmp_path, monkeypatch
         http.server.SimpleHTTPRequestHandler, "copyfile", lambda self, source, out: out.write(source.read(2_000_000))
     )
     with pytest.raises(
-        DataError, match=r"download of http://example.org/a.txt broke off after [\d,]+ bytes .*start again"
+        DataError, match=r"download of http://example.org/a.txt stopped after [\d,]+ bytes .*start again"
     ):
         Downloads(epath.Path(tmp_path / "kept"), None, {}).download("http://example.org/a.txt")
     assert not [path for path in (tmp_path / "kept").rglob("*") if path.is_file()]
@@ -343,7 +343,7 @@ def test_single_compressed_files(suffix, compress, tmp_path):
 @pytest.mark.parametrize("name", ["a.tgz", "a.zip"])
 def test_archives_write_nowhere_else(name, member, tmp_path):
     (zip_of if name == "a.zip" else pack)(tmp_path / name, {"fine": "1", member: "2"})
-    with pytest.raises(DataError, match=rf"{name} has a file {member}, which is outside of the archive"):
+    with pytest.raises(DataError, match=rf"{name} has a file {member}, a path outside of the archive"):
         Downloads(epath.Path(tmp_path / "kept"), None, {}).extract(tmp_path / name)
     assert not list((tmp_path / "kept" / "extracted").iterdir())
 
@@ -356,7 +356,7 @@ def test_links_in_archives_give_the_file_they_lead_to(tmp_path, caplog):
             archive.addfile(member, io.BytesIO(b"1"))
     found = Downloads(epath.Path(tmp_path / "kept"), None, {}).extract(tmp_path / "a.tar")
     assert {path.name: path.read_text() for path in found.iterdir()} == {"one": "1", "two": "1"}
-    assert "three is left out, a link to what is not in the archive" in caplog.text
+    assert "skipping three, a link to a file that is not in the archive" in caplog.text
 
 
 def test_there_may_be_no_files_fetched_by_hand(tmp_path):

@@ -97,14 +97,14 @@ def test_pairs_left_out_of_training_are_counted(tmp_path, caplog):
     assert batches.plan.kept.tolist() == [0, 1]
     assert "2 examples in 1 batches of 1 shapes" in caplog.text
     assert (
-        "left out: 1 longer than data.max_length = 32, 1 with an empty side, 1 beyond data.max_ratio = 5" in caplog.text
+        "left out: 1 longer than data.max_length = 32, 1 with an empty side, 1 above data.max_ratio = 5" in caplog.text
     )
     assert shuffled(pairs(tmp_path)).plan.kept.tolist() == [0, 1, 2]
 
 
 def test_a_corpus_of_no_usable_pair_is_refused_for_the_reason(text, tmp_path):
     write(text, "train", en=["ek", ""] * 5 + [""], de=["", "dk"] * 5 + ["dk"])
-    with pytest.raises(ValueError, match=r"train: none of 11 examples is left: 11 have an empty side, 0 are beyond"):
+    with pytest.raises(ValueError, match=r"none of 11 examples is left to train on: 11 have an empty side, 0 exceed"):
         shuffled(pairs(tmp_path))
 
 
@@ -175,7 +175,7 @@ def test_begin_and_end_count_but_do_not_make_a_line_uneven(tmp_path, caplog):
     batches = shuffled(corpus, max_ratio=2.0, begin=True, others={"label": np.array([7, 8, 9, 10])})
     assert batches.plan.kept.tolist() == [0]
     assert (
-        "left out: 1 longer than data.max_length = 6, 1 with an empty side, 1 beyond data.max_ratio = 2" in caplog.text
+        "left out: 1 longer than data.max_length = 6, 1 with an empty side, 1 above data.max_ratio = 2" in caplog.text
     )
     (arrays,) = epoch(batches)
     ids = corpus.tokenizers["source"]
@@ -251,7 +251,7 @@ def test_a_lost_or_broken_tokenizer(text, tmp_path):
         _ = pairs(tmp_path).tokenizers
     path.unlink()
     (tmp_path / "run" / "checkpoints").mkdir()
-    with pytest.raises(ValueError, match=r"tokenizer.json is missing, and the checkpoints beside it belong to it"):
+    with pytest.raises(ValueError, match=r"tokenizer.json is missing, but the checkpoints in this workdir depend on"):
         _ = pairs(tmp_path).tokenizers
 
 

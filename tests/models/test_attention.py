@@ -117,7 +117,8 @@ def test_the_librarys_attention_is_the_equation(mask_shape, bias_shape):
 def test_what_the_librarys_attention_cannot_do_is_refused(change):
     attention = MultiHeadAttention(2, 8, 4, 4, implementation="jax", **change)
     x = jnp.ones((1, 3, 8))
-    with pytest.raises(ValueError, match="implementation = 'jax' has no dropout on weights and no relative positions"):
+    message = "implementation = 'jax': does not support dropout on the weights or relative positions; use 'einsum'"
+    with pytest.raises(ValueError, match=message):
         attention.init(jax.random.key(0), x, x)
 
 

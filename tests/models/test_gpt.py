@@ -96,7 +96,7 @@ def test_a_cache_gives_the_logits_of_the_whole(changes):
 
 def test_a_sequence_or_cache_beyond_the_positions_is_refused():
     params = {"params": parameters(SMALL)}
-    with pytest.raises(ValueError, match=r"length=14: must not be beyond max_length = 13"):
+    with pytest.raises(ValueError, match=r"length=14: must be at most max_length = 13"):
         GPT(SMALL).apply(params, B, 14, method="init_cache")
     with pytest.raises(ValueError, match="a sequence of 14 positions is longer than max_length = 13"):
         GPT(SMALL).apply(params, np.zeros((1, 14), int))

@@ -200,7 +200,8 @@ def test_the_product_of_rotated_vectors_depends_on_their_distance_alone():
 
 
 def test_a_rotation_needs_pairs():
-    with pytest.raises(ValueError, match=r"7 features cannot be rotated in pairs: make the head's width .* even"):
+    message = r"head width 7: must be even to rotate pairs of features; change model\.head_dim"
+    with pytest.raises(ValueError, match=message):
         rotate(normal(1, 1, 1, 7))
 
 
@@ -362,7 +363,7 @@ def test_big_with_relative_positions():
 
 
 def test_problems():
-    odd = "must be even, since 'rotary' turns pairs of features: change it or model.positions"
+    odd = "must be even, because 'rotary' rotates pairs of features: change it or model.positions"
     assert list(TransformerConfig(positions="rotary", head_dim=63).problems()) == [("head_dim", odd)]
     assert not list(TransformerConfig(positions="rotary", value_dim=63).problems())
     assert not list(TransformerConfig(head_dim=63).problems())

@@ -65,7 +65,7 @@ def test_pieces_with_a_cache_give_the_causal_whole(cross):
 
 
 def test_a_block_with_cross_attention_needs_a_memory():
-    with pytest.raises(ValueError, match="needs a memory: pass one, or set cross to False"):
+    with pytest.raises(ValueError, match="a block with cross-attention needs a memory; pass one, or cross=False"):
         Block(CONFIG, cross=True).init(jax.random.key(0), normal(B, T, D))
 
 

@@ -419,7 +419,7 @@ def by_hand(c, s, t):
 
 
 def test_flops_of_another_model():
-    with pytest.raises(NotImplementedError, match="register the products of a dict"):
+    with pytest.raises(NotImplementedError, match="dict: no FLOP count is registered"):
         forward_flops({}, 13, 11)
 
 
@@ -469,11 +469,11 @@ PROBLEMS = [
         (
             {"attention_implementation": "jax", **change},
             next(iter(change)),
-            f"attention_implementation = 'jax' cannot do that: set it to 'einsum', or this to {remedy}",
+            f"is not supported by attention_implementation = 'jax': set that to 'einsum', or this to {remedy}",
         )
         for change, remedy in (
             ({"attention_dropout_rate": 0.1}, "0"),
-            ({"positions": "relative"}, "another"),
+            ({"positions": "relative"}, "another value"),
             ({"value_dim": 32}, "head_dim = 64"),
         )
     ),
@@ -483,7 +483,11 @@ PROBLEMS = [
         "'all' shares one table, but source_vocab_size = 7 and target_vocab_size = 11: "
         "make them equal or set tie_embeddings to 'decoder'",
     ),
-    ({"output_bias": True}, "output_bias", "belongs to an untied output layer: set tie_embeddings to 'none'"),
+    (
+        {"output_bias": True},
+        "output_bias",
+        "needs an untied output layer: set tie_embeddings to 'none', or this to False",
+    ),
 ]
 
 
@@ -545,7 +549,7 @@ def test_a_cache_beyond_the_positions_is_refused():
     token, valid = jnp.ones((1, 3), jnp.int32), jnp.ones((1, 3), bool)
     model = Transformer(dataclasses.replace(TINY, max_length=8))
     params = model.init(jax.random.key(0), token, token)
-    with pytest.raises(ValueError, match=r"length=9: must not be beyond max_length = 8"):
+    with pytest.raises(ValueError, match=r"length=9: must be at most max_length = 8"):
         model.apply(params, token, valid, 9, method="init_cache")
 
 

@@ -57,7 +57,7 @@ def test_an_architecture_that_is_not_there(recurrent):
         parse(recurrent)
     recurrent.model.architecture = "transformer"
     with pytest.raises(
-        ConfigError, match=r"config.model has the keys of 'recurrent'; the recipe chooses the architecture"
+        ConfigError, match=r"config.model has the keys of 'recurrent'; set the architecture in the recipe"
     ):
         parse(recurrent)
 

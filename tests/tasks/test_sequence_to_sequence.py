@@ -1,11 +1,14 @@
 """The sequence-to-sequence task, from text to scores, on a corpus of dummy words."""
 
+import json
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+import sacrebleu
 import tokenizers as hugging_face
 from conftest import rows, run, small
 from ml_collections import ConfigDict
@@ -241,6 +244,33 @@ def test_score(task):
     assert "loss" not in of_two_lines
     several = [{"hypotheses": [{"text": "a b c d"}, {"text": "x"}]}]
     assert task.score({}, several, ["a b c d"])["bleu"] == pytest.approx(100)
+
+
+def test_bleu_is_by_the_tokenizer_of_the_config_while_training_and_after(tiny, tmp_path):
+    """It may change in a workdir, also in one whose config.json was written before the key existed."""
+    workdir = tmp_path / "run"
+    run(tiny, workdir, training__steps=2, decoding__beam_size=1)
+    stored = json.loads((workdir / "config.json").read_text())
+    del stored["evaluation"]["bleu_tokenizer"]
+    (workdir / "config.json").write_text(json.dumps(stored))
+    assert "|tok:13a|" in transformer_jax.load(str(workdir)).evaluate()["bleu_signature"]
+    run(tiny, workdir, training__steps=4, decoding__beam_size=1, evaluation__bleu_tokenizer="char")
+    found = [row["bleu_signature"] for row in rows(workdir) if row["split"] == "val"]
+    assert [signature.split("|")[3] for signature in found] == ["tok:13a", "tok:char"]
+
+    scores = transformer_jax.load(str(workdir)).evaluate("val")
+    assert "|tok:char|" in scores["bleu_signature"]
+    predictor = transformer_jax.load(str(workdir), {"evaluation.bleu_tokenizer": "intl"})
+    assert "|tok:intl|" in predictor.evaluate("val")["bleu_signature"]
+
+
+def test_score_is_by_the_tokenizer_of_the_config(tiny, tmp_path):
+    tiny.evaluation.bleu_tokenizer = "zh"
+    task = make_task(parse(tiny), tmp_path / "run")
+    hypotheses, references = ["我们今天去北京，天气很好。"], ["我们明天去北京，天气很好。"]
+    values = task.score({}, [{"text": line} for line in hypotheses], references)
+    assert values["bleu"] == sacrebleu.corpus_bleu(hypotheses, [references], tokenize="zh").score > 50
+    assert "|tok:zh|" in values["bleu_signature"]
 
 
 def test_separate_tokenizers(tiny, tmp_path):

@@ -141,7 +141,7 @@ def test_damage_to_any_file_is_noticed(damageable, opened, caplog, damage):
         (record,) = caplog.records
         assert str(damageable / "20") in record.getMessage()
         assert str(path.relative_to(damageable / "20")) in record.getMessage()
-        with pytest.raises(CheckpointError, match=r"20 cannot be restored: .*Take another step.*\[10\]"):
+        with pytest.raises(CheckpointError, match=r"20 cannot be restored: .*Use another step.*\[10\]"):
             checkpoints.restore(20, abstract(make_state()))
         path.write_bytes(content)
     assert checkpoints.verified() == [10, 20]
@@ -176,7 +176,7 @@ def test_a_file_that_cannot_be_read_is_damage(damageable, opened, monkeypatch, c
         patch.setattr(manifest, "_sha256", fail)
         assert opened().verified() == []
         assert "cannot be read" in caplog.text
-        with pytest.raises(CheckpointError, match=r"20: it cannot be read \(.*may be whole: check the disk"):
+        with pytest.raises(CheckpointError, match=r"20: it cannot be read \(.*may be intact: check the disk"):
             opened().newest()
     assert opened().newest() == 20
 
@@ -215,7 +215,7 @@ def test_another_model_is_refused_by_name(two_steps, opened, change, message):
     with pytest.raises(CheckpointError, match=message):
         opened(two_steps).restore_params(20, abstract(state["params"]))
     assert "1 of " in str(full.value)
-    assert "Use the config with which it was trained" in str(full.value)
+    assert "Use the config that it was trained with" in str(full.value)
 
 
 def test_another_optimizer_is_refused_by_name(two_steps, opened):
@@ -226,7 +226,7 @@ def test_another_optimizer_is_refused_by_name(two_steps, opened):
 
 
 def test_saving_a_step_twice_is_an_error(damageable, opened):
-    with pytest.raises(CheckpointError, match=r"20 exists already.*discard_after"):
+    with pytest.raises(CheckpointError, match=r"20 already exists.*discard_after"):
         opened().save(20, make_state(), {})
     restored, _ = opened().restore(20, abstract(make_state()))
     assert int(restored["step"]) == 20
@@ -234,7 +234,7 @@ def test_saving_a_step_twice_is_an_error(damageable, opened):
 
 def test_a_directory_that_cannot_be_made(opened, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match=r"step 10 was not saved in .*file/checkpoints \(no step"):
+    with pytest.raises(CheckpointError, match=r"step 10 was not saved in .*file/checkpoints \(there is no earlier"):
         opened(tmp_path / "file" / "checkpoints").save(10, make_state(), {})
 
 
@@ -245,7 +245,7 @@ def test_a_full_disk_loses_no_earlier_step(damageable, opened, monkeypatch, owne
 
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, full_disk)
-        with pytest.raises(CheckpointError, match=r"step 30 was not saved .*good step is 20.*No space left"):
+        with pytest.raises(CheckpointError, match=r"step 30 was not saved .*valid step is 20.*No space left"):
             opened(keep_latest=1).save(30, make_state(), {})
     checkpoints = opened(keep_latest=1)
     assert checkpoints.verified() == [10, 20]
@@ -281,8 +281,8 @@ def test_discard_after_lets_the_steps_be_saved_again(damageable, opened, caplog)
     checkpoints.restore_params(40, abstract(make_state()["params"]))  # Orbax has seen the steps
     checkpoints.discard_after(20)
     assert sorted(path.name for path in damageable.iterdir()) == ["10", "20", "notes"]
-    assert caplog.text.count("training goes on from step 20") == 2
-    assert caplog.text.count("saving it was not finished") == 1
+    assert caplog.text.count("training continues from step 20") == 2
+    assert caplog.text.count("it was not saved completely") == 1
     state = make_state(7)
     checkpoints.save(30, state, {})
     checkpoints.save(40, state, {})

@@ -55,7 +55,7 @@ def test_collectives_are_counted_with_their_loops():
 
 @pytest.mark.parametrize("groups", ["all", "mesh['axis-0'=4] {'axis-0'}"])
 def test_groups_that_nobody_knows_are_an_error(groups):
-    with pytest.raises(ValueError, match="XLA writes groups of devices in an unknown notation: %gathered"):
+    with pytest.raises(ValueError, match="unknown notation for replica groups in XLA's output: %gathered"):
         read_collectives(HLO.replace("replica_groups=[2,4]<=[8]", f"replica_groups={groups}"))
 
 
@@ -109,14 +109,14 @@ def test_the_table_says_what_is_an_estimate():
     )
     rows = dict(table_rows(described, link=1e9, peak=1e12))
     assert rows["mesh"] == "data 2 × fsdp 1 × tensor 2 = 4 devices"
-    assert rows["parameters along tensor"] == "75.0%"
-    assert rows["  activations and the rest (estimate)"] == "3,000"
-    assert rows["  in all (estimate)"] == "11,008"
+    assert rows["parameters sharded over tensor"] == "75.0%"
+    assert rows["  activations and other (estimate)"] == "3,000"
+    assert rows["  total (estimate)"] == "11,008"
     time = rows["at 1 GB/s and 1 TFLOP/s (estimate)"]
-    assert time == "1e+03 ms of products, 2e+03 ms of sending: 67%, if nothing overlaps"
-    exact = {"mesh", "parameters", "batch", "tokens a step", "FLOPs a step"}
-    exact |= {"bytes a device: parameters", "  optimizer state", "loops over chunks of the loss"}
-    assert {name for name in rows if "(estimate)" not in name and not name.startswith("parameters along")} == exact
+    assert time == "1e+03 ms of matrix products, 2e+03 ms of communication (67% of the step without overlap)"
+    exact = {"mesh", "parameters", "batch", "tokens per step", "FLOPs per step"}
+    exact |= {"bytes per device: parameters", "  optimizer state", "loops over chunks of the loss"}
+    assert {name for name in rows if "(estimate)" not in name and not name.startswith("parameters sharded")} == exact
 
 
 @pytest.mark.slow
@@ -134,7 +134,10 @@ def test_the_script_prints_json_without_data():
 
 @pytest.mark.parametrize(
     ("mesh", "message"),
-    [(["--mesh=data=x"], "write it like data=64,fsdp=8,tensor=1"), (["--mesh", "data=4"], "write it with the sign =")],
+    [
+        (["--mesh=data=x"], "write it as data=64,fsdp=8,tensor=1"),
+        (["--mesh", "data=4"], "write it with =, and only once"),
+    ],
 )
 def test_a_mesh_that_is_not_understood_is_refused(mesh, message):
     command = [sys.executable, "scripts/describe.py", "--config=configs/ted_hrlr.py", *mesh]

@@ -50,7 +50,7 @@ def test_weights_and_biases_is_told_if_it_is_there(tmp_path, monkeypatch):
     assert begun[0]["project"] == "attention"
     assert begun[0]["config"] == {"task": "translation"}
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ValueError, match="--wandb_project=attention needs wandb: pip install wandb"):
+    with pytest.raises(ValueError, match="--wandb_project=attention needs wandb: run pip install wandb"):
         wandb_listener("attention", tmp_path, {})
 
 

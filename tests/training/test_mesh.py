@@ -139,7 +139,8 @@ def test_a_run_goes_from_mesh_to_mesh(recipe, tmp_path):
 def test_rows_that_do_not_divide_are_refused():
     mesh = jax.make_mesh((1, 1), ("data", "fsdp"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     check_rows([8, 16], mesh, microbatches=4)
-    with pytest.raises(ValueError, match=r"a batch of 18 rows cannot .* = 1 devices in training.microbatches = 4: set"):
+    message = r"a batch of 18 rows cannot .* = 1 devices with training.microbatches = 4: set"
+    with pytest.raises(ValueError, match=message):
         check_rows([8, 18], mesh, microbatches=4)
 
 

@@ -125,6 +125,6 @@ def test_checkpoints_from_before_it_restore_and_hold_none(tmp_path):
     assert restored.ema is None
     np.testing.assert_array_equal(restored.params["a"], np.arange(5.0))
     with pytest.raises(
-        CheckpointError, match=r"does not fit the model; 1 of 1 arrays differ:\n  ema/a: stored nothing"
+        CheckpointError, match=r"does not match the model; 1 of 1 arrays differ:\n  ema/a: stored nothing"
     ):
         checkpoints.restore_params(3, now.params, "ema")

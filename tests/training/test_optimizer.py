@@ -11,10 +11,11 @@ import oracle
 import pytest
 
 from transformer_jax.models import Transformer, TransformerConfig
+from transformer_jax.models.alignment import ALIGNMENTS
 from transformer_jax.models.bert import BertConfig, Classifier
 from transformer_jax.models.gpt import GPT, GPTConfig
 from transformer_jax.models.positions import POSITIONS
-from transformer_jax.models.recurrent import ATTENTIONS, RecurrentConfig, RecurrentSeq2Seq
+from transformer_jax.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
 from transformer_jax.models.transformer import TIES
 from transformer_jax.training.optimizer import OptimizerConfig, decays, make_optimizer, schedule
 
@@ -122,7 +123,7 @@ MODELS = {
 MODELS |= {f"gpt: {positions}": gpt(positions=positions) for positions in POSITIONS}
 MODELS |= {f"bert: {positions}": classifier(positions=positions) for positions in POSITIONS}
 MODELS |= {"gpt: untied, pre-LN": gpt(tie_embeddings=False, norm="pre"), "bert: pre-LN": classifier(norm="pre")}
-MODELS |= {f"recurrent: {attention}": recurrent(attention=attention) for attention in ATTENTIONS}
+MODELS |= {f"recurrent: {attention}": recurrent(attention=attention) for attention in ("none", *ALIGNMENTS)}
 MODELS |= {
     "recurrent: damping, local window": recurrent(attention="scaled_dot", damping=True, local_window=2),
     "recurrent: LSTM": recurrent(cell="lstm", num_layers=2),
@@ -260,18 +261,18 @@ def test_only_the_learning_rate_and_the_decay_act_on_parameters_without_gradient
     ("changes", "field", "rule"),
     [
         ({"schedule": "linear"}, "schedule", "must be one of noam, inverse_sqrt, cosine, constant"),
-        ({"learning_rate": 0.0}, "learning_rate", "must be positive, and below 1e38, which float32 can hold"),
-        ({"epsilon": -1e-9}, "epsilon", "must be positive, and below 1e38, which float32 can hold"),
-        ({"warmup_steps": -1}, "warmup_steps", "must not be negative; 0 switches it off"),
-        ({"weight_decay": -0.1}, "weight_decay", "must not be negative; 0 switches it off"),
-        ({"clip_norm": -1.0}, "clip_norm", "must not be negative; 0 switches it off"),
+        ({"learning_rate": 0.0}, "learning_rate", "must be positive and below 1e38, to fit into float32"),
+        ({"epsilon": -1e-9}, "epsilon", "must be positive and below 1e38, to fit into float32"),
+        ({"warmup_steps": -1}, "warmup_steps", "must be finite and not negative; 0 disables it"),
+        ({"weight_decay": -0.1}, "weight_decay", "must be finite and not negative; 0 disables it"),
+        ({"clip_norm": -1.0}, "clip_norm", "must be finite and not negative; 0 disables it"),
         ({"b1": 1.0}, "b1", "must be in [0, 1)"),
         ({"b2": -0.1}, "b2", "must be in [0, 1)"),
         ({"end_fraction": 1.1}, "end_fraction", "must be in [0, 1]"),
         (
             {"schedule": "cosine", "decay_steps": 4000},
             "decay_steps",
-            "must be greater than warmup_steps = 4000 and 1, or 0, which stands for training.steps",
+            "must be greater than 1 and than warmup_steps = 4000, or 0 for training.steps",
         ),
     ],
 )

@@ -357,5 +357,5 @@ def test_means_do_not_take_the_names_of_the_steps_own_metrics(names):
     def loss(params, batch, key, step):
         return {name: Mean(jnp.ones(()), jnp.ones(())) for name in names}
 
-    with pytest.raises(ValueError, match="a name of the training step: call it otherwise"):
+    with pytest.raises(ValueError, match="this name is reserved, choose another"):
         make_train_step(Simple(loss), recorder, seed=0, microbatches=1)(simple_state(), BATCH)

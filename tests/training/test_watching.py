@@ -3,6 +3,7 @@
 import itertools
 import types
 
+import jax
 import numpy as np
 import pytest
 from conftest import rows, run, small, write_corpus
@@ -74,19 +75,25 @@ def test_a_batch_that_must_be_wrong_is_refused(taught, damage, message):
 
 def test_labels_that_could_be_read_off_are_refused(taught, monkeypatch):
     monkeypatch.setattr("transformer_jax.tasks.sequence_to_sequence.shift_right", lambda target, begin: target)
-    with pytest.raises(ValueError, match="is not the target shifted by one: its labels could be read off it"):
+    with pytest.raises(ValueError, match="is not the target shifted by one: it may reveal the labels"):
         taught.preview(pairs())
 
 
 def test_more_compilations_than_shapes_are_warned_of(caplog):
-    step = types.SimpleNamespace(_cache_size=lambda: step.size, size=1)
-    count = loop._CompileCount(step, shapes=1)
-    assert count.has_grown({"x": np.zeros(2)})
-    assert not count.has_grown({"x": np.zeros(2)})
-    assert "WARNING" not in caplog.text
-    step.size = 2
-    assert count.has_grown({"x": np.zeros(2)})
-    assert "compiled the step 2 times for 1 shapes: what else changes?" in caplog.text
+    caplog.set_level("INFO", "transformer_jax")
+    step = jax.jit(lambda state, batch: state + batch["x"].sum())
+    compiled = loop._Compilations(step, shapes=1)
+    batch = {"x": np.zeros((2, 3))}
+    assert compiled.compile(0.0, batch)
+    step(0.0, batch)
+    compiled.check()
+    assert not compiled.compile(0.0, batch)
+    assert [record.getMessage() for record in caplog.records] == ["compiled the step for x (2, 3): 1 of at most 1"]
+    step(0, batch)  # another type
+    for _ in range(2):
+        compiled.check()
+    (warning,) = caplog.records[1:]
+    assert warning.getMessage() == "compiled the step 2 times for 1 batch shapes: check what else changes"
 
 
 def test_no_more_than_a_few_steps_are_under_way(monkeypatch):

@@ -1,7 +1,10 @@
-"""Batches of a split: which examples form batch i, in which shape; padding; prefetching.
+"""Group the examples of a split into batches, pad them, and prefetch them.
 
-A plan follows from lengths, seed and epoch alone. So every host knows every batch, and batch i is the same after a
-restart and on any number of hosts and devices. `k` is the number of streams, e.g. 2 in translation: source and target.
+A plan determines which examples form batch i and what shape it has. It depends only on the lengths of the examples, the
+seed and the epoch. So every host can compute every batch, and batch i is the same after a restart and on any number of
+hosts and devices.
+
+`k` is the number of streams, e.g. 2 in translation: source and target.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from transformer_jax.data.ragged import Ragged
 Item = TypeVar("Item")
 Arrays = dict[str, np.ndarray]
 
-MAX_WIDTHS = 1024  # buckets end at any length up to this, and at multiples where examples are longer
+MAX_WIDTHS = 1024  # most lengths at which a bucket may end; beyond it, lengths are rounded up to multiples of a step
 
 
 class Batch(NamedTuple):
@@ -27,11 +30,11 @@ class Batch(NamedTuple):
 
     number: int  # counted from 0 over all epochs
     indices: np.ndarray  # (rows,) int64: the example in each row; -1 in filler rows
-    shape: tuple[int, ...]  # (k,): the padded length of each stream
+    shape: tuple[int, ...]  # (k,) padded length of each stream
 
 
 class Plan(ABC):
-    """Maps batch numbers to batches.
+    """Mapping from batch numbers to batches.
 
     Attributes:
         shapes: [(rows, length of stream 0, …)], every shape that a batch can have.
@@ -41,7 +44,7 @@ class Plan(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Return the number of batches in an epoch, which is the same in every epoch."""
+        """Return the number of batches per epoch, which is the same in every epoch."""
 
     def batch(self, i: int) -> Batch:
         """Return batch i ≥ 0, counted over all epochs. It belongs to epoch i // len(self).
@@ -59,38 +62,40 @@ class Plan(ABC):
 
 
 class Batches(NamedTuple):
-    """The batches of a split: a plan, and a function that loads the arrays of one batch, rows first."""
+    """The batches of a split: a plan, and a function that loads the arrays of one batch (first axis: rows)."""
 
     plan: Plan
     load: Callable[[Batch], Arrays]
-    records: Sequence[Any] = ()  # the examples, in order; what predictions are made from
-    references: Sequence[Any] = ()  # what predictions are scored against
+    records: Sequence[Any] = ()  # the inputs of the examples, in order
+    references: Sequence[Any] = ()  # the outputs that predictions are scored against
 
 
 class BatchPlan(Plan):
-    """Groups examples of similar length into buckets. Every kept example appears once in an epoch.
+    """Plan that groups examples of similar length into buckets. Every kept example occurs once per epoch.
 
     All batches of a bucket have the same shape, with as many rows as `tokens` positions of the widest stream allow.
-    The plan chooses the at most `max_buckets` buckets that pad least in an epoch, filler rows included. With a seed,
-    each epoch shuffles the examples within their buckets, and then the batches. Without one (evaluation), every epoch
-    takes one bucket after another, with the examples in the order given.
+    The plan chooses the division into at most `max_buckets` buckets that has the least padding per epoch, including
+    filler rows.
+
+    With a seed (training), each epoch shuffles the examples within their buckets, and then the batches. Without one
+    (evaluation), every epoch takes the buckets in order and keeps the given order of examples within a bucket.
 
     Args:
         lengths: (n, k) positions of each example in each stream.
-        max_lengths: (k,) limits: examples that are longer in any stream are dropped. None keeps all.
-        tokens: budget of padded positions, rows × length, of a batch's widest stream.
-        max_buckets: most buckets, and so shapes.
-        rows_multiple: the rows of every batch are a multiple of it.
-        seed: seed of the shuffling, or None.
+        max_lengths: (k,) limits. Examples that exceed the limit of any stream are dropped. None keeps all.
+        tokens: most padded positions, rows × length, in the widest stream of a batch.
+        max_buckets: most buckets, and hence shapes.
+        rows_multiple: the number of rows of every batch is a multiple of this.
+        seed: seed for shuffling, or None.
 
     Attributes:
-        shapes: [(rows, length of stream 0, …)], one for each bucket, narrowest first.
+        shapes: [(rows, length of stream 0, …)], one per bucket, narrowest first.
         kept: (m,) indices of the examples that were not dropped.
         dropped: number of examples that were dropped.
-        fill: (k,) for each stream, the share of an epoch's padded positions that hold something.
+        fill: (k,) fraction of each stream's padded positions in an epoch that hold data.
 
     Raises:
-        ValueError: there is nothing to batch, or `rows_multiple` rows of the longest example exceed the budget.
+        ValueError: there is nothing to batch, or `rows_multiple` rows of the longest example exceed `tokens`.
     """
 
     def __init__(
@@ -105,19 +110,19 @@ class BatchPlan(Plan):
     ):
         lengths = np.asarray(lengths)
         if lengths.ndim != 2 or not lengths.size:
-            raise ValueError(f"lengths have shape {lengths.shape}: must be (examples, streams), neither 0.")
+            raise ValueError(f"lengths have shape {lengths.shape}: must be (examples, streams), both at least 1.")
         limits = np.inf if max_lengths is None else np.asarray(max_lengths)
         kept = np.flatnonzero((lengths <= limits).all(axis=1))
         if not len(kept):
-            raise ValueError(f"All {len(lengths)} examples exceed max_lengths={max_lengths}: raise them.")
-        # An empty example takes one position, since nothing can be computed on arrays of length 0.
+            raise ValueError(f"All {len(lengths)} examples exceed max_lengths={max_lengths}: raise the limits.")
+        # An empty example takes one position, so that no array has length 0.
         width = np.maximum(lengths[kept].max(axis=1), 1)
-        step = -(-width.max() // MAX_WIDTHS)  # the search for buckets takes memory by the square of the widths
+        step = -(-width.max() // MAX_WIDTHS)  # the search for buckets needs memory quadratic in the number of widths
         widths, kind = np.unique(np.minimum(-(-width // step) * step, width.max()), return_inverse=True)
         if tokens < (least := widths[-1] * rows_multiple):
             what = f"{rows_multiple} row(s) of the longest example, {widths[-1]} tokens"
             raise ValueError(f"data.batch_tokens={tokens} is too small for {what}: set {least} or more.")
-        tops = np.ones((len(widths), lengths.shape[1]), np.int64)  # longest in each stream, for each width
+        tops = np.ones((len(widths), lengths.shape[1]), np.int64)  # for each width, the longest of each stream
         for stream, top in enumerate(tops.T):
             np.maximum.at(top, kind, lengths[kept, stream])
         rows = tokens // widths // rows_multiple * rows_multiple
@@ -128,16 +133,16 @@ class BatchPlan(Plan):
 
     @classmethod
     def ladder(cls, lengths: np.ndarray, boundaries: Sequence[int], rows: int) -> BatchPlan:
-        """Make a plan for evaluation and prediction, with shapes (rows, boundary, …) that do not depend on the data.
+        """Return a plan for evaluation and prediction, with padded lengths taken from `boundaries`.
 
-        The length of stream 0 alone chooses an example's bucket, and its place among the examples before it chooses
-        its row. Every further stream takes the boundary of the longest example in the bucket. Buckets without
-        examples are left out of `shapes`.
+        An example's bucket depends only on its length in stream 0, and its row only on the examples before it. Every
+        further stream is padded to the boundary that fits the longest example in the bucket. `shapes` has no entries
+        for buckets without examples.
 
         Args:
             lengths: (n, k) positions of each example in each stream, or (n,) for one stream.
-            boundaries: padded lengths, ascending, e.g. those of `ladder_lengths`.
-            rows: rows of every batch.
+            boundaries: padded lengths, ascending, e.g. from `ladder_lengths`.
+            rows: number of rows of every batch.
 
         Raises:
             ValueError: there is nothing to batch, or an example exceeds the last boundary.
@@ -148,7 +153,7 @@ class BatchPlan(Plan):
         lengths = lengths.reshape(len(lengths), -1)
         if (longest := lengths.max()) > (last := boundaries[-1]):
             example = lengths.max(axis=1).argmax()
-            raise ValueError(f"Example {example} has {longest} tokens, the limit is {last}: cut it.")
+            raise ValueError(f"Example {example} has {longest} tokens, the limit is {last}: truncate it.")
         used, bucket = np.unique(np.searchsorted(boundaries, lengths[:, 0]), return_inverse=True)
         tops = np.zeros((len(used), lengths.shape[1]), np.int64)
         np.maximum.at(tops, bucket, lengths)
@@ -160,10 +165,10 @@ class BatchPlan(Plan):
     def _arrange(
         self, lengths: np.ndarray, kept: np.ndarray, bucket: np.ndarray, shapes: np.ndarray, seed: int | None
     ) -> None:
-        """Lay out an epoch, given the bucket (m,) of each kept example and the shapes (buckets, 1 + k)."""
+        """Lay out an epoch from the bucket (m,) of each kept example and the shapes (buckets, 1 + k)."""
         self.kept, self.dropped, self._seed = kept, len(lengths) - len(kept), seed
         self.shapes: list[tuple[int, ...]] = [tuple(shape) for shape in shapes.tolist()]
-        self._bucket = bucket.astype(np.int16)  # numpy sorts 16 bits in linear time
+        self._bucket = bucket.astype(np.int16)  # NumPy sorts 16-bit integers in linear time
         rows, counts = shapes[:, 0], np.bincount(bucket)
         batches, ends = -(-counts // rows), np.cumsum(counts)
         self._batch_bucket = of = np.repeat(np.arange(len(shapes)), batches)
@@ -183,7 +188,7 @@ class BatchPlan(Plan):
         return _filled_up(examples[self._starts[which] : self._stops[which]], rows), tuple(shape)
 
     def _order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the kept examples, bucket after bucket, and the order of the batches. Caches the latest epoch."""
+        """Return the kept examples, sorted by bucket, and the order of the batches. The latest epoch is cached."""
         latest = self._latest
         if latest is None or latest[0] != epoch:
             examples, batches = np.arange(len(self.kept)), np.arange(len(self))
@@ -196,21 +201,22 @@ class BatchPlan(Plan):
 
 
 class WindowPlan(Plan):
-    """Cuts a stream of tokens into windows of `length` positions, one a row.
+    """Plan that cuts a stream of tokens into windows of `length` positions, one window per row.
 
-    With a seed, each epoch starts at an offset drawn from [0, length) and shuffles its windows, all of them full. Fewer
-    than `length` positions before the first window, and fewer than 2 · `length` in all, are then left out, others in
-    each epoch. Without
-    a seed (evaluation), windows 0, 1, 2, … start at 0, length, 2 · length, …: each position is covered once, and the
-    last window may be shorter.
+    With a seed (training), each epoch starts at an offset drawn from [0, length) and shuffles its windows, all of which
+    are full. Each epoch leaves out different positions: fewer than `length` before the first window, and fewer than
+    2 · `length` in total.
+
+    Without a seed (evaluation), windows 0, 1, 2, … start at positions 0, length, 2 · length, …. Each position is
+    covered once, and the last window may be shorter.
 
     `batch(i).indices` are window numbers.
 
     Args:
         positions: length of the stream.
         length: length of a window.
-        rows: rows of every batch.
-        seed: seed of the offsets and the shuffling, or None.
+        rows: number of rows of every batch.
+        seed: seed for the offsets and for shuffling, or None.
 
     Raises:
         ValueError: an argument is below 1, or the stream is too short for a window (with a seed).
@@ -220,10 +226,10 @@ class WindowPlan(Plan):
         if min(positions, length, rows) < 1:
             raise ValueError(f"{positions=}, {length=}, {rows=}: each must be at least 1.")
         if seed is not None and positions < length:
-            raise ValueError(f"A text of {positions} positions has no window of {length}: choose shorter windows.")
+            raise ValueError(f"{positions} positions are too few for a window of {length}: choose shorter windows.")
         self._positions, self._length, self._rows, self._seed = positions, length, rows, seed
         self.shapes = [(rows, length)]
-        # The same number of windows at every offset.
+        # With a seed, the number of windows is the same at every offset.
         self.windows = -(-positions // length) if seed is None else max(1, (positions - length + 1) // length)
         self._latest: tuple[int, int, np.ndarray] | None = None
 
@@ -235,23 +241,23 @@ class WindowPlan(Plan):
         return _filled_up(windows, self._rows), (self._length,)
 
     def starts(self, batch: Batch) -> np.ndarray:
-        """Return (rows,) int64: the position at which each row's window starts; 0 in filler rows."""
+        """Return (rows,) int64, the position at which each row's window starts; 0 in filler rows."""
         offset = self._epoch(batch.number // len(self))[0]
         return np.where(batch.indices >= 0, batch.indices * self._length + offset, 0)
 
     def lengths(self, batch: Batch) -> np.ndarray:
-        """Return (rows,) int32: the positions in each row's window; 0 in filler rows."""
+        """Return (rows,) int32, the number of positions in each row's window; 0 in filler rows."""
         left = np.minimum(self._positions - self.starts(batch), self._length)
         return np.where(batch.indices >= 0, left, 0).astype(np.int32)
 
     def take(self, values: np.ndarray, batch: Batch) -> np.ndarray:
-        """Return (rows, length) int32: each row's window of `values`, then zeros."""
+        """Return (rows, length) int32, each row's window of `values`, padded with zeros."""
         place, lengths = np.arange(self._length), self.lengths(batch)[:, None]
         at = np.minimum(self.starts(batch)[:, None] + place, len(values) - 1)
         return np.where(place < lengths, values[at], 0).astype(np.int32)
 
     def _epoch(self, epoch: int) -> tuple[int, np.ndarray]:
-        """Return the offset and the order of the windows. Caches the latest epoch."""
+        """Return the offset and the order of the windows. The latest epoch is cached."""
         if self._seed is None:
             return 0, np.arange(self.windows)
         latest = self._latest
@@ -264,7 +270,7 @@ class WindowPlan(Plan):
 
 
 def ladder_lengths(limit: int) -> list[int]:
-    """Return the padded lengths 8, 12, 16, 24, 32, 48 … below `limit`, and `limit`."""
+    """Return the padded lengths 8, 12, 16, 24, 32, 48, … below `limit`, followed by `limit`."""
     steps = [2**n * half // 2 for n in range(3, 32) for half in (2, 3)]
     return [*(step for step in steps if step < limit), limit]
 
@@ -274,17 +280,20 @@ def _filled_up(indices: np.ndarray, rows: int) -> np.ndarray:
 
 
 def _bucket_ends(counts: np.ndarray, tops: np.ndarray, rows: np.ndarray, max_buckets: int) -> np.ndarray:
-    """Divide the w widths into at most `max_buckets` buckets by dynamic programming; return their ends, ascending.
+    """Divide w widths into at most `max_buckets` buckets by dynamic programming. Return the buckets' ends, ascending.
 
-    For each width: the number of examples `counts` (w,), the longest of them in each stream `tops` (w, k), and the
-    rows of a batch `rows` (w,).
+    Args:
+        counts: (w,) number of examples of each width.
+        tops: (w, k) length of the longest of these examples in each stream.
+        rows: (w,) number of rows of a batch of each width.
+        max_buckets: most buckets.
     """
     w, before = len(counts), np.cumsum(counts) - counts
-    cost = np.full((w + 1, w + 1), np.inf)  # [i, j]: padded positions of one bucket of widths i … j-1
+    cost = np.full((w + 1, w + 1), np.inf)  # [i, j]: padded positions of a bucket of widths i … j-1
     for j in range(1, w + 1):
         batches = -(-(before[j - 1] + counts[j - 1] - before[:j]) // rows[j - 1])
         cost[:j, j] = batches * rows[j - 1] * np.maximum.accumulate(tops[:j][::-1])[::-1].sum(axis=1)
-    best = cost[0]  # best[j]: the first j widths, in the buckets allowed so far
+    best = cost[0]  # best[j]: least cost of the first j widths, with the number of buckets allowed so far
     cuts = [np.zeros(w + 1, np.int64)]
     for _ in range(max_buckets - 1):
         total = best[:, None] + cost
@@ -298,7 +307,7 @@ def _bucket_ends(counts: np.ndarray, tops: np.ndarray, rows: np.ndarray, max_buc
 
 
 def pad(rows: Ragged, indices: np.ndarray, length: int) -> np.ndarray:
-    """Return (len(indices), length) int32: rows[i] for each index i, then zeros. All zeros where i is -1.
+    """Return (len(indices), length) int32, rows[i] padded with zeros for each index i; all zeros where i is -1.
 
     Raises:
         ValueError: a row is longer than `length`.
@@ -306,14 +315,14 @@ def pad(rows: Ragged, indices: np.ndarray, length: int) -> np.ndarray:
     lengths = lengths_of(rows, indices)
     if len(lengths) and (longest := lengths.max()) > length:
         example = indices[lengths.argmax()]
-        raise ValueError(f"Example {example} has {longest} tokens, its batch {length}: cut it before.")
+        raise ValueError(f"Example {example} has {longest} tokens, but its batch has length {length}: truncate it.")
     padded = np.zeros((len(indices), length), np.int32)
     padded[np.arange(length) < lengths[:, None]] = rows.take(indices[indices >= 0]).values
     return padded
 
 
 def lengths_of(rows: Ragged, indices: np.ndarray) -> np.ndarray:
-    """Return (len(indices),) int32: the length of rows[i] for each index i; 0 where i is -1."""
+    """Return (len(indices),) int32, the length of rows[i] for each index i; 0 where i is -1."""
     lengths = np.zeros(len(indices), np.int32)
     filled = indices >= 0
     lengths[filled] = rows.lengths[indices[filled]]
@@ -321,10 +330,11 @@ def lengths_of(rows: Ragged, indices: np.ndarray) -> np.ndarray:
 
 
 def padded_arrays(streams: Mapping[str, Ragged], others: Mapping[str, np.ndarray], batch: Batch) -> Arrays:
-    """Return a batch's arrays, all int32, with the rows first.
+    """Return the arrays of a batch, all int32.
 
-    For stream i, called `name`: tokens {name: (B, batch.shape[i])} and {name}_length (B,). For each of `others`, which
-    has a value for every example: these values, 0 in filler rows. And "index" (B,), the examples, -1 in filler rows.
+    - For stream i, called `name`: the tokens {name} (B, batch.shape[i]) and their number {name}_length (B,).
+    - For each of `others`, which have one value per example: the values of the rows (B,), 0 in filler rows.
+    - "index" (B,): the example in each row, -1 in filler rows.
     """
     arrays: Arrays = {}
     for (name, rows), length in zip(streams.items(), batch.shape, strict=True):
@@ -336,9 +346,9 @@ def padded_arrays(streams: Mapping[str, Ragged], others: Mapping[str, np.ndarray
 
 
 def prefetch(iterator: Iterator[Item], size: int = 2) -> Generator[Item]:
-    """Yield the items in order, computed up to `size` ahead by a background thread that starts at first use.
+    """Yield the items of `iterator` in order. A background thread, started at first use, computes up to `size` ahead.
 
-    An exception of the iterator is raised in the place of its item. Closing the generator ends the thread.
+    An exception in the iterator is raised in place of the item. Closing the generator ends the thread.
     """
     end = object()
     pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")

@@ -1,4 +1,4 @@
-"""Join parallel lines to longer ones, to study the effect of length on a model."""
+"""Join lines of parallel text into longer ones, to study how length affects a model."""
 
 import contextlib
 import os
@@ -12,9 +12,10 @@ from transformer_jax.data.sources import DataError, parallel_files
 
 
 def concatenations(count: int, longest: int, seed: int) -> Iterator[list[int]]:
-    """Yield groups of 1, 2, … `longest` of `count` lines.
+    """Yield groups of 1, 2, … `longest` line numbers below `count`.
 
-    The groups of each size take every line once, in their own order, except for the few lines that do not fill a group.
+    For each size, the lines are shuffled and divided into groups. The last lines are left out if they do not fill a
+    group.
     """
     for size in range(1, longest + 1):
         order = random.Random(f"{seed} {size}").sample(range(count), count)
@@ -29,34 +30,35 @@ def concatenate(
     longest: int,
     seed: int = 0,
 ) -> dict[str, int]:
-    """Join the lines of each split of `directory` in groups, by a space, and write them to `output`.
+    """Join groups of lines of each split in `directory` with spaces, and write the result to `output`.
 
     Returns:
         The number of lines written for each split.
 
     Raises:
-        DataError: a split is missing or has fewer than `longest` lines, or `output` is `directory` or cannot be written
-            to. What lies in `output` stays as it was.
+        DataError: a split is missing or has fewer than `longest` lines, or `output` is `directory` or is not writable.
+            The files in `output` are then unchanged.
     """
     if not splits or not languages:
         raise DataError(f"splits {list(splits)} and languages {list(languages)}: name one or more of each")
     if not str(directory) or not str(output):
-        raise DataError(f"directory {directory!r} and output {output!r}: name both, the current folder as .")
+        raise DataError(f"directory {directory!r} and output {output!r}: set both; use . for the current folder")
     source, target = (epath.Path(path).expanduser() for path in (directory, output))
     if os.path.realpath(source) == os.path.realpath(target):
-        raise DataError(f"{output} holds the text to be joined: choose another folder for the result")
+        raise DataError(f"{output} is the folder of the input text: choose another folder for the output")
     texts = {split: parallel_files(source, split, languages) for split in splits}
     for split, text in texts.items():
         if not 1 <= longest <= len(text):
             rule = f"choose from 1 to {len(text)}"
-            raise DataError(f"{split} in {directory} has {len(text)} lines: {longest} can't be joined; {rule}")
+            raise DataError(f"{split} in {directory} has {len(text)} lines: cannot join groups of {longest}; {rule}")
     paths = {(split, language): target / f"{split}.{language}" for split in texts for language in languages}
     if folders := [str(path) for path in paths.values() if path.is_dir()]:
-        raise DataError(f"{', '.join(folders)} is a folder where a file is to be written: choose another output")
+        raise DataError(f"Cannot write {', '.join(folders)}: a folder is in the way. Choose another output.")
     counts = {}
     try:
         target.mkdir(parents=True, exist_ok=True)
-        # All files are replaced together at the end. A file may be a link to the text: the link is replaced then.
+        # All files are replaced together at the end. An old output file may be a link to the input text: the link is
+        # replaced, not the text.
         with contextlib.ExitStack() as stack:
             for split, text in texts.items():
                 groups = list(concatenations(len(text), longest, seed))
@@ -67,5 +69,5 @@ def concatenate(
                     file.writelines((" ".join(column[i] for i in group) + "\n").encode() for group in groups)
                     file.flush()
     except OSError as error:
-        raise DataError(f"Cannot write to {output}: {error}. Make room or choose another output.") from error
+        raise DataError(f"Cannot write to {output}: {error}. Free disk space or choose another output.") from error
     return counts

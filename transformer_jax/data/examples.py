@@ -1,4 +1,4 @@
-"""Read records and labels: the fields of what is predicted from, and classes as numbers."""
+"""Columns of the records to predict from, and the numbering of class labels."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,12 +9,13 @@ from transformer_jax.data.sources import DataError
 
 
 def columns_of(records: Sequence[str | Mapping[str, Any]], columns: Sequence[str]) -> list[list[str] | None]:
-    """Return the texts of each column. A record is an object with these fields, or a line, which is the first of them.
+    """Return the texts of each column, or None for a column that some record lacks.
 
-    The first column must be there; another is None unless every record has it.
+    A record is an object whose fields are columns, or a string, which is the text of the first column. Every record
+    must have the first column.
 
     Raises:
-        DataError: a record has an unknown field, lacks the first one, or holds something other than text.
+        DataError: a record has an unknown field, lacks the first column, or has a value that is not text.
     """
     objects = [{columns[0]: record} if isinstance(record, str) else record for record in records]
     for number, record in enumerate(objects, 1):
@@ -33,14 +34,14 @@ def columns_of(records: Sequence[str | Mapping[str, Any]], columns: Sequence[str
 
 
 class Labels:
-    """Classes by name and number."""
+    """The classes of a task, numbered from 0 in the order of `names`."""
 
     def __init__(self, names: Sequence[str]):
         self.names = tuple(names)
         self._numbers = {name: number for number, name in enumerate(self.names)}
 
     def encode(self, labels: Sequence[str], what: str) -> np.ndarray:
-        """Return the number of each label, (n,) int32. `what` says where they are from.
+        """Return the number of each label, (n,) int32. Error messages name `what` as their source.
 
         Raises:
             DataError: a label is not one of the names.
@@ -48,7 +49,7 @@ class Labels:
         for row, label in enumerate(labels, 1):
             if label not in self._numbers:
                 raise DataError(
-                    f"{what}, row {row}: the label {label!r} is not one of data.labels = {', '.join(self.names)}: mend "
-                    "the file, or add it to data.labels"
+                    f"{what}, row {row}: the label {label!r} is not one of data.labels = {', '.join(self.names)}: "
+                    "correct the file, or add the label to data.labels"
                 )
         return np.array([self._numbers[label] for label in labels], np.int32)

@@ -1,4 +1,4 @@
-"""Find and open files of text, plain or gzipped, in local folders and in buckets."""
+"""Find and read text files, plain or gzip-compressed, in local folders and cloud buckets."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ NOT_GZIP = (OSError, EOFError, zlib.error)
 
 
 class DataError(ValueError):
-    """Missing or broken data. The message names the file (and line), the rule and the remedy."""
+    """Missing or invalid data. The message names the file (and line), the rule and the remedy."""
 
 
 def find(directory: epath.PathLike, name: str) -> epath.Path:
     """Return the path of the file `name` or `name`.gz in `directory`.
 
     Raises:
-        DataError: neither is there, one is something else than a file, or their texts differ.
+        DataError: neither exists, one of them is not a file, or both exist with different text.
     """
     directory = epath.Path(directory).expanduser()
     if not directory.is_dir():
@@ -32,7 +32,7 @@ def find(directory: epath.PathLike, name: str) -> epath.Path:
     plain, zipped = directory / name, directory / f"{name}.gz"
     there = [path for path in (plain, zipped) if _is_file(path)]
     if len(there) == 2 and not _same(plain, zipped):
-        raise DataError(f"{plain} and {zipped} are both there, but their texts differ. Remove or rename one of them.")
+        raise DataError(f"{plain} and {zipped} both exist, but their text differs. Remove or rename one of them.")
     if there:
         return there[0]
     held = defaultdict(list)
@@ -40,15 +40,15 @@ def find(directory: epath.PathLike, name: str) -> epath.Path:
         stem, _, end = path.name.removesuffix(".gz").rpartition(".")
         if stem and path.is_file():
             held[stem].append(end)
-    listing = "; ".join(f"{stem} ({', '.join(ends)})" for stem, ends in held.items()) or "no such files"
+    listing = "; ".join(f"{stem} ({', '.join(ends)})" for stem, ends in held.items()) or "no text files"
     raise DataError(
-        f"There is neither {name} nor {name}.gz in {directory}. It holds {listing}. Set data.directory, and the keys "
-        "that name splits and languages, to match."
+        f"There is neither {name} nor {name}.gz in {directory}. The folder contains {listing}. Set data.directory, and "
+        "the keys for splits and languages, to match."
     )
 
 
 def _is_file(path: epath.Path) -> bool:
-    """Return whether there is a file at `path`. Raises DataError where there is something else."""
+    """Return whether a file exists at `path`. Raises DataError if `path` exists but is not a file."""
     if "://" in str(path) or os.path.isfile(path):
         return path.is_file()
     if not os.path.lexists(path):
@@ -60,14 +60,14 @@ def _is_file(path: epath.Path) -> bool:
     else:
         try:
             os.stat(path)
-            what = "a link"  # made good meanwhile
+            what = "a link"  # repaired in the meantime
         except OSError as error:
-            what = f"a link to {os.readlink(path)} that leads nowhere ({error.strerror})"
-    raise DataError(f"{path} is {what}: it must be a file of text. Put the file there, or set data.directory.")
+            what = f"a broken link to {os.readlink(path)} ({error.strerror})"
+    raise DataError(f"{path} is {what}: must be a text file. Put the file there, or set data.directory.")
 
 
 def _same(plain: epath.Path, zipped: epath.Path) -> bool:
-    """Return whether the one file is the other, unzipped."""
+    """Return whether the plain file has the same content as the compressed one."""
     try:
         with plain.open("rb") as one, zipped.open("rb") as packed, gzip.open(packed) as other:
             while (block := one.read(BLOCK)) == other.read(BLOCK):
@@ -79,10 +79,10 @@ def _same(plain: epath.Path, zipped: epath.Path) -> bool:
 
 
 def read(path: epath.Path) -> bytes | mmap.mmap:
-    """Return what is in a file, unzipped if it is called .gz; plain local files are mapped.
+    """Return the content of a file, decompressed if its name ends in .gz. Plain local files are memory-mapped.
 
     Raises:
-        DataError: it cannot be read, or is not gzip's.
+        DataError: the file cannot be read, or its name ends in .gz and it is not valid gzip data.
     """
     content: bytes | mmap.mmap
     try:
@@ -92,26 +92,25 @@ def read(path: epath.Path) -> bytes | mmap.mmap:
             with open(path, "rb") as file:
                 content = mapped(file)
     except OSError as error:
-        raise DataError(f"Cannot read {path}: {error}. Make it readable, or copy it again.") from error
+        raise DataError(f"Cannot read {path}: {error}. Check its permissions, or copy it again.") from error
     return _unzipped(content, path) if path.suffix == ".gz" else content
 
 
 def _unzipped(content: bytes | mmap.mmap, path: epath.Path) -> bytes:
     if content and content[:2] != GZIP_MARK:
         raise DataError(
-            f"{path} is not compressed by gzip: it starts with {bytes(content[:8])!r}. Rename it without .gz, or "
-            "compress it."
+            f"{path} is not a gzip file: it starts with {bytes(content[:8])!r}. Rename it without .gz, or compress it."
         )
     try:
         if not content:
             raise EOFError
         return gzip.decompress(content)
     except EOFError as error:
-        raise DataError(f"{path} is cut off: its gzip data have no end. Copy it or compress it again.") from error
+        raise DataError(f"{path} is truncated: its gzip data has no end. Copy it or compress it again.") from error
     except NOT_GZIP as error:
         raise DataError(f"{path} is damaged: {error}. Copy it or compress it again.") from error
 
 
 def mapped(file: IO[bytes]) -> bytes | mmap.mmap:
-    """Map a file, which must not be changed while it is in use. (Empty files cannot be mapped.)"""
+    """Memory-map a file, which must not change while in use. Return b"" if it is empty and so cannot be mapped."""
     return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if os.fstat(file.fileno()).st_size else b""

@@ -1,4 +1,4 @@
-"""Rows of unequal length in one flat array: millions of sentences without a Python object for each."""
+"""Ragged arrays: rows of unequal length, stored in one flat array without a Python object per row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ import numpy as np
 
 
 class Ragged:
-    """Rows in flat arrays: row i is values[offsets[i] : offsets[i + 1]]; lengths are (rows,), offsets (rows + 1,)."""
+    """Rows of unequal length. Row i is `values[offsets[i] : offsets[i + 1]]`.
+
+    Attributes:
+        values: the rows, one after another.
+        lengths: (rows,) length of each row.
+        offsets: (rows + 1,) start of each row in `values`, and the end of the last one.
+    """
 
     def __init__(self, values: np.ndarray, lengths: np.ndarray):
         self.values, self.lengths = values, lengths
@@ -40,9 +46,10 @@ class Ragged:
         return Ragged(self.values[at], lengths)
 
     def cut(self, limit: int, end: bool = True, tail: bool = False) -> Ragged:
-        """Return the rows, cut to their first `limit` values or, with `tail`, to their last.
+        """Return the rows, truncated to at most `limit` values.
 
-        With `end`, the last value of a cut row is still its last one.
+        A truncated row keeps its first values, or its last ones with `tail`. With `end`, its last value is replaced by
+        the last value of the full row, e.g. the end-of-sequence id.
         """
         too_long = self.lengths > limit
         if not too_long.any():

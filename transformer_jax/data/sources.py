@@ -1,12 +1,12 @@
 """Read text from local files or tfds. Every reader returns a `Source`: random-access records of named columns.
 
-The text stays on disk, even millions of lines, and is decoded on access. Plain files are mapped into memory; tfds
-records are first written out, since each takes 0.1 ms to decode. Files on `gs://`, `.gz` and `.tsv` files cannot be
-mapped: their bytes are held.
+The text stays on disk, even if it has millions of lines, and is decoded on access. Plain files are memory-mapped. The
+text of tfds records is first copied to temporary files, since decoding a record takes 0.1 ms. Files on `gs://`, `.gz`
+files and `.tsv` files cannot be mapped; their bytes are held in memory.
 
-Files of a split are called `{split}.{language}`, `{split}.tsv` or `{split}.txt`, or the same with `.gz`. A split may be
-a part of one, as in tfds: "train[:90%]", "train[5000:]", "train[-100:]". A part counts lines, in `.txt` characters.
-Percentages are rounded down, so "train[:90%]" and "train[90%:]" meet.
+The files of a split are called `{split}.{language}`, `{split}.tsv` or `{split}.txt`, optionally followed by `.gz`. A
+split may be a part of one, as in tfds: "train[:90%]", "train[5000:]", "train[-100:]". Parts are counted in lines, or in
+characters for `.txt` files. Percentages are rounded down, so "train[90%:]" starts where "train[:90%]" ends.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from etils import epath
 from transformer_jax.data import files
 from transformer_jax.data.files import DataError
 
-BLOCK = 2**24  # bytes looked through at a time
+BLOCK = 2**24  # bytes scanned at a time
 
 
-# A split, or a part of it, e.g. "train[:90%]".
+# A split or a part of one, e.g. "train[:90%]".
 SPLIT = re.compile(r"([^\[\]]+)(?:\[(-?\d+%?)?:(-?\d+%?)?\])?")
 
 
@@ -39,8 +39,8 @@ class Lines(Sequence[str]):
     """Lines of UTF-8 text, decoded on access. A slice is a list.
 
     Args:
-        content: the bytes, or a mapped file. Lines end in "\\n" or "\\r\\n"; the last one may have no end.
-        offsets: (lines + 1,) line i is content[offsets[i] : offsets[i + 1]], its end included.
+        content: the bytes, or a mapped file. Lines end in "\\n" or "\\r\\n"; the last one may have no line ending.
+        offsets: (lines + 1,); line i, with its line ending, is content[offsets[i] : offsets[i + 1]].
     """
 
     def __init__(self, content: bytes | mmap.mmap, offsets: np.ndarray):
@@ -63,7 +63,7 @@ class Lines(Sequence[str]):
             yield from self._read(start, min(start + 10_000, len(self)))
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield the text in bytes, many lines at a time, each ended by "\\n" whatever ends it in the file."""
+        """Yield the text as bytes, many lines at a time. Each line ends in "\\n", even if it does not in the file."""
         for start in range(0, len(self), 10_000):
             stop = min(start + 10_000, len(self))
             block = self._content[self._offsets[start] : self._offsets[stop]]
@@ -92,7 +92,7 @@ class Lines(Sequence[str]):
 
 
 class Pieces(Lines):
-    """Lines together with their ends: joined, they are the text."""
+    """Lines that include their line endings. Joined, they are the original text."""
 
     def blocks(self) -> Iterator[bytes]:
         for start in range(0, len(self), 10_000):
@@ -106,7 +106,7 @@ class Pieces(Lines):
         return [self._line(i) for i in range(start, stop)]
 
     def characters(self, split: str, path: str) -> Pieces:
-        """Return the part of the characters that `split` names."""
+        """Return the part of the text that `split` names, counted in characters."""
         first, last = int(self._offsets[0]), int(self._offsets[-1])
         count = sum(int(_starts_character(self._content[i : i + BLOCK]).sum()) for i in range(first, last, BLOCK))
         start, stop = (self._place(n) for n in _bounds(split, count, "characters", path))
@@ -114,7 +114,7 @@ class Pieces(Lines):
         return Pieces(self._content, np.concatenate([[start], inside, [stop]]))
 
     def _place(self, character: int) -> int:
-        """Return the offset of a character in the content."""
+        """Return the byte offset of character number `character`."""
         for i in range(int(self._offsets[0]), int(self._offsets[-1]), BLOCK):
             places = np.flatnonzero(_starts_character(self._content[i : i + BLOCK]))
             if character < len(places):
@@ -130,7 +130,7 @@ def _starts_character(block: bytes) -> np.ndarray:
 class Source(Sequence[dict[str, str]]):
     """Random-access records of text: source[i] is {column: line i}. All columns have the same length.
 
-    `where` says, for messages, which files they are from.
+    `where` names the files of the records in messages.
     """
 
     def __init__(self, columns: Mapping[str, Lines], where: str):
@@ -139,7 +139,7 @@ class Source(Sequence[dict[str, str]]):
     def __len__(self) -> int:
         return len(next(iter(self._columns.values())))
 
-    def __getitem__(self, i):  # slices are not needed, since those of a column give lists
+    def __getitem__(self, i):  # no slices: slice a column instead
         return {name: column[i] for name, column in self._columns.items()}
 
     def column(self, name: str) -> Lines:
@@ -149,11 +149,11 @@ class Source(Sequence[dict[str, str]]):
 def parallel_files(directory: epath.PathLike, split: str, languages: Sequence[str]) -> Source:
     """Read `{split}.{language}[.gz]`, in UTF-8. Line i of one file belongs to line i of the others.
 
-    Lines end at "\\n" or "\\r\\n" and nowhere else (not at U+2028, for example). A byte order mark is dropped.
+    Lines end at "\\n" or "\\r\\n" and nowhere else (e.g. not at U+2028). A byte order mark is dropped.
 
     Raises:
-        DataError: a directory or file is missing or unreadable, a line is not UTF-8, the numbers of lines
-            differ, or there are none.
+        DataError: a directory or file is missing or unreadable, a line is not UTF-8, the files differ in their number
+            of lines, or they have none.
     """
     paths = [files.find(directory, f"{_parsed(split)[1]}.{language}") for language in languages]
     columns = [_parse(files.read(path), str(path)) for path in paths]
@@ -163,21 +163,21 @@ def parallel_files(directory: epath.PathLike, split: str, languages: Sequence[st
         raise DataError(
             "Files of parallel text must have the same number of lines, but "
             + ", ".join(f"{path} has {count}" for path, count in zip(paths, counts, strict=True))
-            + f". The first line without a partner is {paths[longest]}:{first + 1}: "
-            f"{columns[longest][first][:80]!r}. Cut the longer file, or look above for where they part."
+            + f". The first line without a counterpart is {paths[longest]}:{first + 1}: "
+            f"{columns[longest][first][:80]!r}. Shorten the longer file, or find an earlier line where they diverge."
         )
     where = " and ".join(map(str, paths))
     for path, column in zip(paths, columns, strict=True):
         if len(column) == 1 and column[0].count("\r") > 1:
-            raise DataError(f"{path} is one line, with carriage returns in it. End lines by \\n (mac2unix, dos2unix).")
+            raise DataError(f"{path} is one line with carriage returns in it. End lines with \\n (mac2unix, dos2unix).")
     if not counts[0]:
-        raise DataError(f"{where} hold no line: a corpus needs at least one.")
+        raise DataError(f"{where} have no lines: a corpus needs at least one.")
     part = _bounds(split, counts[0], "lines", where)
     return Source({language: column.part(*part) for language, column in zip(languages, columns, strict=True)}, where)
 
 
 def tsv_file(directory: epath.PathLike, split: str, columns: Sequence[str]) -> Source:
-    """Read columns of `{split}.tsv[.gz]`: fields separated by tabs, without quoting; the first line names them.
+    """Read columns of `{split}.tsv[.gz]`. Fields are separated by tabs, without quoting. The first line names them.
 
     Raises:
         DataError: the file is missing or unreadable, a line is not UTF-8 or has too few or too many fields, a column
@@ -188,8 +188,8 @@ def tsv_file(directory: epath.PathLike, split: str, columns: Sequence[str]) -> S
     header = next(lines, "").split("\t")
     if missing := [name for name in columns if header.count(name) != 1]:
         raise DataError(
-            f"{path}:1 must name each column once, {', '.join(missing)} too, but it names {', '.join(header)}. Name "
-            "the columns on the first line, separated by tabs."
+            f"{path}:1 must name these columns once each: {', '.join(missing)}. It names: {', '.join(header)}. Write "
+            "the names of the columns on the first line, separated by tabs."
         )
     rows = []
     for number, line in enumerate(lines, 2):
@@ -197,7 +197,7 @@ def tsv_file(directory: epath.PathLike, split: str, columns: Sequence[str]) -> S
         if len(fields) != len(header):
             raise DataError(
                 f"{path}:{number} has {len(fields)} fields, but the first line names {len(header)}: "
-                f"{', '.join(header)}. Separate fields by one tab each, and leave none out."
+                f"{', '.join(header)}. Separate fields by single tabs, and leave none out."
             )
         rows.append(fields)
     start, stop = _bounds(split, len(rows), "rows", str(path))
@@ -206,14 +206,14 @@ def tsv_file(directory: epath.PathLike, split: str, columns: Sequence[str]) -> S
 
 
 def text_file(directory: epath.PathLike, split: str, columns: Sequence[str] = ("text",)) -> Source:
-    """Read `{split}.txt[.gz]`, in UTF-8, as one column. Its lines keep their ends: joined, they are the text.
+    """Read `{split}.txt[.gz]`, in UTF-8, as one column. Its lines keep their endings: joined, they are the text.
 
     Raises:
-        DataError: the file is missing, unreadable, empty or not UTF-8, or `columns` are several.
+        DataError: the file is missing, unreadable, empty or not UTF-8, or `columns` are not exactly one.
     """
     path = files.find(directory, f"{_parsed(split)[1]}.txt")
     if len(columns) != 1:
-        raise DataError(f"{path} is one column of text, but the columns are {', '.join(columns)}: choose one.")
+        raise DataError(f"{path} has a single column of text, but the columns are {', '.join(columns)}: choose one.")
     lines = _parse(files.read(path), str(path))
     return Source({columns[0]: Pieces(lines._content, lines._offsets).characters(split, str(path))}, str(path))
 
@@ -224,7 +224,7 @@ def _held(lines: Iterable[str]) -> Lines:
 
 
 def _bounds(split: str, count: int, what: str, path: str) -> tuple[int, int]:
-    """Return where the part of `count` lines (rows, characters) that `split` names starts and stops."""
+    """Return the start and stop of the part of `count` lines (rows, characters) that `split` names."""
     match = _parsed(split)
     start, stop = (
         0 if match[2] is None else _bound(match[2], count),
@@ -232,8 +232,8 @@ def _bounds(split: str, count: int, what: str, path: str) -> tuple[int, int]:
     )
     if not 0 <= start < stop <= count:
         raise DataError(
-            f"{split} is the part {start} to {stop} of the {count} {what} of {path}: it must have an example, and not "
-            "go beyond them."
+            f"{split} is the part {start} to {stop} of the {count} {what} of {path}: it must not be empty, and must "
+            "lie within the file."
         )
     return start, stop
 
@@ -252,12 +252,13 @@ def _parsed(split: str) -> re.Match[str]:
 
 
 def tfds_source(name: str, directory: epath.PathLike, split: str, columns: Sequence[str]) -> Source:
-    """Read text features of a tfds dataset that is prepared as array_record. `split` may be a part, in tfds' syntax.
+    """Read text features of a tfds data set that is prepared as array_record.
 
-    "dates" is a data set of this package: it is prepared in `directory` if it is not there yet. Nothing is downloaded.
+    `split` may be a part of a split, in the syntax of tfds. The data set "dates", which is part of this package, is
+    prepared in `directory` if it is not there yet. Nothing is downloaded.
 
     Raises:
-        DataError: unknown name, split or feature, data that is not prepared, or bytes that are not UTF-8.
+        DataError: the name, the split or a feature is unknown, the data is not prepared, or a text is not UTF-8.
     """
     import tensorflow_datasets as tfds
 
@@ -265,40 +266,40 @@ def tfds_source(name: str, directory: epath.PathLike, split: str, columns: Seque
         builder = _builder(name, epath.Path(directory).expanduser())
         text = [key for key, feature in builder.info.features.items() if isinstance(feature, tfds.features.Text)]
         if unknown := [name for name in columns if name not in text]:
-            raise DataError(f"tfds {name} has no text {', '.join(unknown)}: choose from {', '.join(text)}.")
+            raise DataError(f"tfds {name} has no text feature {', '.join(unknown)}: choose from {', '.join(text)}.")
         try:
             records = builder.as_data_source(split)
         except ValueError as error:
             sizes = " or ".join(f"{name} ({part.num_examples})" for name, part in builder.info.splits.items())
             raise DataError(
-                f"Cannot read split {split!r} of tfds {name} in {directory}: {error} It must be {sizes}, or a part "
-                "of one with an example in it."
+                f"Cannot read split {split!r} of tfds {name} in {directory}: {error} It must be {sizes}, or a "
+                "non-empty part of one."
             ) from error
         return Source(_written_out(records, columns, f"{name} {split}"), f"tfds {name} {split} in {directory}")
 
 
 def _release(content: bytes | mmap.mmap) -> None:
-    """Give back the memory of what was read from a mapped file."""
+    """Release the memory of the parts of a mapped file that were read."""
     if isinstance(content, mmap.mmap) and hasattr(content, "madvise"):
         content.madvise(mmap.MADV_DONTNEED)
 
 
 def decode_lines(content: bytes, path: str) -> list[str]:
-    """Return the lines of UTF-8 text that came from `path`. Raises DataError (with the line) for other bytes."""
+    """Return the lines of the content of `path`. Raises DataError, with the line number, if it is not UTF-8."""
     return list(_parse(content, path))
 
 
 def _parse(content: bytes | mmap.mmap, path: str) -> Lines:
-    """Find the lines, and check every byte, block by block."""
+    """Find the lines, and check that all text is valid UTF-8, block by block."""
     if content[:2] == files.GZIP_MARK:
-        raise DataError(f"{path} holds gzip data where text should be. Decompress it, e.g. with gunzip.")
+        raise DataError(f"{path} contains gzip data instead of text. Decompress it, e.g. with gunzip.")
     if content[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in content[:4]:
         raise DataError(f"{path} is not UTF-8 but looks like UTF-16. Convert the file (iconv -f UTF-16 -t UTF-8).")
     first = 3 if content[:3] == b"\xef\xbb\xbf" else 0
     offsets, start = [np.array([first])], first
     while start < len(content):
         stop = min(start + BLOCK, len(content))
-        for _ in range(3):  # no character may straddle two blocks
+        for _ in range(3):  # do not split a character between two blocks
             stop -= stop < len(content) and content[stop] & 0b11000000 == 0b10000000
         block = content[start:stop]
         try:
@@ -308,7 +309,7 @@ def _parse(content: bytes | mmap.mmap, path: str) -> Lines:
             begin = max(content.rfind(b"\n", 0, at) + 1, first)
             raise DataError(
                 f"{path}:{line} is not UTF-8: byte 0x{content[at]:02x} at offset {at - begin} of "
-                "the line. Convert the file (iconv -t UTF-8), or mend the line."
+                "the line. Convert the file (iconv -t UTF-8), or correct the line."
             ) from error
         _release(content)
         offsets.append(np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")) + (start + 1))
@@ -318,7 +319,7 @@ def _parse(content: bytes | mmap.mmap, path: str) -> Lines:
     return Lines(content, np.concatenate(offsets))
 
 
-# Builders that tfds finds only after their module has been imported: some of its own, and those of this package.
+# Modules of builders that tfds finds only after an import: some of its own, and those of this package.
 _MODULES = {f"wmt{year}_translate": f"tensorflow_datasets.translate.wmt{year}" for year in range(13, 20)} | {
     "dates": "transformer_jax.data.corpora.dates",
     "multi30k": "transformer_jax.data.corpora.multi30k",
@@ -326,10 +327,10 @@ _MODULES = {f"wmt{year}_translate": f"tensorflow_datasets.translate.wmt{year}" f
 
 
 def tfds_builder(name: str, directory: epath.PathLike) -> Any:
-    """Return the tfds builder of `name` in `directory`, as array_record, prepared or not.
+    """Return the tfds builder of `name` in `directory`, as array_record. The data need not be prepared.
 
     Raises:
-        DataError: no such data set, or the one in `directory` has another format or is broken.
+        DataError: the data set does not exist, or the one in `directory` has another format or is damaged.
     """
     import tensorflow_datasets as tfds
     from google.protobuf import json_format
@@ -338,17 +339,17 @@ def tfds_builder(name: str, directory: epath.PathLike) -> Any:
         if module := _MODULES.get(name.partition("/")[0]):
             importlib.import_module(module)
         return tfds.builder(name, data_dir=epath.Path(directory).expanduser(), file_format="array_record")
-    except (ValueError, json_format.ParseError) as error:  # the latter: dataset_info.json is cut off
+    except (ValueError, json_format.ParseError) as error:  # ParseError: dataset_info.json is truncated
         reason = str(error).splitlines()[0]
         raise DataError(
             f"tfds cannot open {name!r} in {directory} as array_record: {reason} "
-            "Set data.name to a dataset of tfds, to dates or multi30k/en-de, and data.directory to where it is in "
-            "this format."
+            "Set data.name to a data set of tfds or of this package (dates, multi30k/en-de), and data.directory to the "
+            "folder that has it in this format."
         ) from error
 
 
 def _builder(name: str, directory: epath.Path) -> Any:
-    """Return the builder of data that is prepared in `directory`."""
+    """Return the builder of a data set that is prepared in `directory`. Prepare it if it is `dates`."""
     builder = tfds_builder(name, directory)
     if name == "dates" and not builder.is_prepared():
         try:
@@ -357,26 +358,26 @@ def _builder(name: str, directory: epath.Path) -> Any:
             another_was_faster = tfds_builder(name, directory).is_prepared()
             if not another_was_faster:
                 raise DataError(
-                    f"Cannot prepare dates in {directory}: {error} Set data.directory elsewhere."
+                    f"Cannot prepare dates in {directory}: {error} Set data.directory to another folder."
                 ) from error
         builder = tfds_builder(name, directory)
-    # Training downloads nothing: `scripts/prepare.py` does.
+    # Only `scripts/prepare.py` downloads data; training does not.
     if not builder.is_prepared():
         raise DataError(
             f"{name} is not prepared in {directory} (looked for {builder.data_path}). Set data.directory, or prepare "
-            "it (on a machine with a network; then copy it here):\n"
+            "it on a machine with network access and copy it here:\n"
             f"  python scripts/prepare.py --name={name} --directory={directory}"
         )
     return builder
 
 
 def _written_out(records: Any, columns: Sequence[str], name: str) -> dict[str, Lines]:
-    """Copy the text of all records to files (in TMPDIR) that vanish with the process."""
+    """Copy the text of all records to temporary files in TMPDIR, which are deleted when the process ends."""
     try:
         return _copied(records, columns, name)
     except OSError as error:
         raise DataError(
-            f"Cannot copy the text of tfds {name} to {tempfile.gettempdir()}: {error} Make room there, or set TMPDIR."
+            f"Cannot copy the text of tfds {name} to {tempfile.gettempdir()}: {error} Free space there, or set TMPDIR."
         ) from error
 
 
@@ -387,9 +388,9 @@ def _copied(records: Any, columns: Sequence[str], name: str) -> dict[str, Lines]
         for start in range(0, len(records), 10_000):
             try:
                 rows = _rows(records, range(start, min(start + 10_000, len(records))))
-            except (OSError, RuntimeError) as error:  # array_record raises the latter
+            except (OSError, RuntimeError) as error:  # array_record raises RuntimeError
                 raise DataError(
-                    f"tfds {name} cannot be read: {error} Copy its files anew, or prepare it anew."
+                    f"tfds {name} cannot be read: {error} Copy its files again, or prepare it again."
                 ) from error
             for column, file in copies.items():
                 texts = [_utf8(row[column], f"{name} {i} {column}") for i, row in enumerate(rows, start)]
@@ -403,7 +404,7 @@ def _copied(records: Any, columns: Sequence[str], name: str) -> dict[str, Lines]
 
 
 def _rows(records: Any, indices: range) -> Iterable[Mapping[str, bytes | str]]:
-    """Read records as protocol buffers, which is ten times as fast as with tfds' decoding."""
+    """Decode records as protocol buffers, which is ten times as fast as the decoding of tfds."""
     from tensorflow_datasets.core.data_sources.array_record import ArrayRecordDataSource
     from tensorflow_datasets.proto import tf_example_pb2
 
@@ -417,16 +418,16 @@ def _rows(records: Any, indices: range) -> Iterable[Mapping[str, bytes | str]]:
 
 
 def _utf8(value: bytes | str, where: str) -> bytes:
-    """Return a line with its end. tfds gives bytes, its mock data str."""
+    """Return a line as bytes with a line ending. Values from tfds are bytes; those of its mock data are strings."""
     try:
         return (value.decode() if isinstance(value, bytes) else value).encode() + b"\n"
     except UnicodeDecodeError as error:
-        raise DataError(f"tfds example {where} is not UTF-8 ({error}): prepare the data anew.") from error
+        raise DataError(f"tfds example {where} is not UTF-8 ({error}): prepare the data again.") from error
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress tfds' progress bars, and its warnings about folders that are not prepared yet."""
+    """Suppress the progress bars of tfds, and its warnings about folders that are not prepared yet."""
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.ERROR)

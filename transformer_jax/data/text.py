@@ -1,4 +1,4 @@
-"""Columns of text for a model: opened, tokenized, arranged in batches."""
+"""Open, tokenize and batch the text columns of a data set."""
 
 import dataclasses
 import functools
@@ -30,23 +30,23 @@ Reader = Callable[[epath.PathLike, str, Sequence[str]], sources.Source]  # (dire
 class TextData:
     """Location, tokenization and batching of the text."""
 
-    source: str = "files"  # "files": those of `directory`; "tfds": the data set `name`, prepared in `directory`
+    source: str = "files"  # "files": files in `directory`; "tfds": the data set `name`, prepared in `directory`
     name: str = ""
     directory: str = fields.free("")
     train_split: str = "train"  # a split, or a part of one, e.g. "train[:90%]"
     validation_split: str = fields.free("val")
     test_split: str = fields.free("test")
     tokenizer: str = "bpe_bytes"
-    tokenizer_lines: int = 500_000  # lines it learns from, spread evenly over the training split; 0: all, in memory
+    tokenizer_lines: int = 500_000  # lines to train it on, spread evenly over the training split; 0: all, in memory
     lowercase: bool = False
-    min_count: int = 1  # least count of words and characters in a vocabulary, and of pairs that BPE and WordPiece merge
-    max_length: int = fields.size(256, 32)  # most tokens of an example, added begin and end included
-    batch_tokens: int = fields.size(4096, 1024)  # padded positions of a batch's widest stream
-    max_buckets: int = fields.size(8, 1)  # most batch shapes, and so compilations of the training step
+    min_count: int = 1  # minimum count of words and characters in a vocabulary, and of BPE and WordPiece merges
+    max_length: int = fields.size(256, 32)  # most tokens of an example, including begin and end
+    batch_tokens: int = fields.size(4096, 1024)  # most padded positions in the widest stream of a batch
+    max_buckets: int = fields.size(8, 1)  # most batch shapes, and hence compilations of the training step
     rows_multiple: int = fields.size(8, 8)  # divides the rows of every batch; devices and microbatches must divide it
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield what is wrong, as (field, rule and remedy)."""
+        """Yield (field, rule and remedy) for every invalid value."""
         if self.source not in SOURCES:
             yield "source", f"must be one of {', '.join(SOURCES)}"
         if self.source == "tfds" and not self.name:
@@ -56,9 +56,9 @@ class TextData:
         if self.tokenizer not in KINDS:
             yield "tokenizer", f"must be one of {', '.join(KINDS)}"
         elif self.tokenizer == "unigram" and self.min_count > 1:
-            yield "min_count", "must be 1 with data.tokenizer = 'unigram', which goes by probability, not by count"
+            yield "min_count", "must be 1 with data.tokenizer = 'unigram', which selects by probability"
         if self.max_length < 2:
-            yield "max_length", "must be at least 2: a token and the end"
+            yield "max_length", "must be at least 2: one token and the end token"
         if self.tokenizer_lines < 0:
             yield "tokenizer_lines", "must be at least 1, or 0 for all"
         for name in ("min_count", "batch_tokens", "max_buckets", "rows_multiple"):
@@ -67,22 +67,22 @@ class TextData:
         if self.rows_multiple >= 1 and self.batch_tokens < self.max_length * self.rows_multiple:
             yield (
                 "batch_tokens",
-                f"must hold rows_multiple = {self.rows_multiple} rows of max_length = {self.max_length}: set it to "
-                f"{self.max_length * self.rows_multiple} or more",
+                f"must have room for rows_multiple = {self.rows_multiple} rows of max_length = {self.max_length}: set "
+                f"it to {self.max_length * self.rows_multiple} or more",
             )
 
 
 @dataclasses.dataclass(frozen=True)
 class ParallelData(TextData):
-    """Text in two languages, line by line."""
+    """Parallel text: line i of the source language and line i of the target language form a pair."""
 
     source_language: str = "en"
     target_language: str = "de"
-    joint_tokenizer: bool = True  # one vocabulary for both languages
-    max_ratio: float = 0.0  # longer over shorter side, in tokens; more uneven pairs are not trained on; 0: no limit
+    joint_tokenizer: bool = True  # one tokenizer and vocabulary for both languages
+    max_ratio: float = 0.0  # largest length ratio of a training pair, longer over shorter side in tokens; 0: no limit
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield what is wrong, as (field, rule and remedy)."""
+        """Yield (field, rule and remedy) for every invalid value."""
         yield from super().problems()
         if self.source_language == self.target_language:
             yield "target_language", "must differ from source_language"
@@ -91,35 +91,35 @@ class ParallelData(TextData):
 
 
 class SpecialIds(NamedTuple):
-    """Ids that begin, end and pad a sequence. A vocabulary without a beginning begins with its end (GPT-2)."""
+    """Ids that begin, end and pad a sequence. If a vocabulary has no begin id, its end id takes that role (GPT-2)."""
 
     begin: int
     end: int
     pad: int | None
 
 
-TRAINED_HERE = SpecialIds(begin=1, end=2, pad=0)  # as `tokenizers.SPECIALS` has them
+TRAINED_HERE = SpecialIds(begin=1, end=2, pad=0)  # positions in `tokenizers.SPECIALS`
 
 
 class Stream(NamedTuple):
-    """A column of text as the model reads it."""
+    """A text column and its tokenization for the model."""
 
     column: str
     tokenizer: str  # file name in the workdir; streams with the same name share one tokenizer
-    vocab_size: int  # ids that the model has room for
+    vocab_size: int  # size of the model's vocabulary
     key: str  # config key of `vocab_size`, for messages, e.g. "model.source_vocab_size"
 
 
 class Corpus:
-    """The text of a data set, in the ids of the tokenizers that lie in a workdir.
+    """The text of a data set, and the tokenizers in a workdir that turn it into ids.
 
     Args:
         config: where the text is, and how it is tokenized.
-        streams: the columns that are tokenized, by the names that they have in batches.
-        workdir: where the tokenizers are, or will be written. None: there are none, and special ids are those of
-            tokenizers trained here.
-        read: reads the files of a split, e.g. `sources.parallel_files`. Not used for tfds.
-        others: further columns that are read, e.g. labels.
+        streams: the columns to tokenize, keyed by their names in batches.
+        workdir: folder from which tokenizers are loaded, or to which they are written after training. None: there are
+            no tokenizers, and special ids are those of tokenizers trained by this package.
+        read: function that reads the files of a split, e.g. `sources.parallel_files`. Not used for tfds.
+        others: further columns to read, e.g. labels.
     """
 
     def __init__(
@@ -135,10 +135,10 @@ class Corpus:
         self._columns = list(dict.fromkeys([*(stream.column for stream in streams.values()), *others]))
 
     def open(self, split: str) -> sources.Source:
-        """Return the text of a split. It is opened once.
+        """Return the text of a split. It is opened once and then cached.
 
         Raises:
-            DataError: it cannot be read, or one of the streams has blank lines only.
+            DataError: the split cannot be read, or all lines of a stream are blank.
         """
         data = self.config
         if split not in self._opened:
@@ -150,18 +150,18 @@ class Corpus:
             for name in dict.fromkeys(stream.column for stream in self.streams.values()):
                 if not any(line.strip() for line in text.column(name)):
                     raise sources.DataError(
-                        f"{text.where}: all {len(text)} lines of {name} in the split {split} are blank. There is "
-                        "nothing to learn from or to score: name the right file or split."
+                        f"{text.where}: all {len(text)} lines of {name} in the split {split} are blank: choose a file "
+                        "or a split that contains text."
                     )
         return self._opened[split]
 
     @functools.cached_property
     def tokenizers(self) -> dict[str, Tokenizer]:
-        """The tokenizer of each stream, from the workdir. Where it has none yet, one is trained on the training split.
+        """The tokenizer of each stream, from the workdir. A missing one is trained on the training split and saved.
 
         Raises:
-            ValueError: a tokenizer cannot be loaded or trained, does not fit the model, or is missing while the
-                workdir has checkpoints.
+            ValueError: a tokenizer cannot be loaded or trained, has too many ids for the model, or is missing although
+                the workdir has checkpoints.
         """
         shared: dict[str, list[Stream]] = {}
         for stream in self.streams.values():
@@ -170,23 +170,23 @@ class Corpus:
         return {name: loaded[stream.tokenizer] for name, stream in self.streams.items()}
 
     def _tokenizer(self, file: str, streams: Sequence[Stream]) -> Tokenizer:
-        """Load the tokenizer that these streams share; train it before if need be."""
+        """Load the tokenizer that `streams` share. Train it first if its file is missing."""
         if self.workdir is None:
-            raise ValueError("without a workdir there are no tokenizers: name one")
+            raise ValueError("without a workdir there are no tokenizers: pass a workdir")
         path, vocab_size = self.workdir / file, min(stream.vocab_size for stream in streams)
         keys = " and ".join(dict.fromkeys(stream.key for stream in streams))
         if not path.exists():
             if (self.workdir / "checkpoints").exists():
                 raise ValueError(
-                    f"{path} is missing, and the checkpoints beside it belong to it: restore the file, or "
-                    "train anew in another workdir"
+                    f"{path} is missing, but the checkpoints in this workdir depend on it: restore the file, or "
+                    "train again in another workdir"
                 )
             self._train(path, list(dict.fromkeys(stream.column for stream in streams)), vocab_size, keys)
         tokenizer = Tokenizer.load(path)
         if tokenizer.size > vocab_size:
             raise ValueError(
-                f"{path} has {tokenizer.size} ids, but {keys} = {vocab_size}: the vocabulary does not fit the "
-                f"model; set {keys} to {tokenizer.size} or restore the tokenizer it was trained with"
+                f"{path} has {tokenizer.size} ids, but {keys} = {vocab_size}: the vocabulary does not fit the model; "
+                f"set {keys} to {tokenizer.size}, or restore the tokenizer that the model was trained with"
             )
         return tokenizer
 
@@ -209,26 +209,27 @@ class Corpus:
         log.info("trained %s on %d lines: %d of %d ids", path.name, len(lines), tokenizer.size, vocab_size)
 
     def special_ids(self, stream: str) -> SpecialIds:
-        """Return what begins, ends and pads a sequence of this stream.
+        """Return the ids that begin, end and pad a sequence of `stream`.
 
         Raises:
-            TokenizerError: the tokenizer has no special id for the end.
+            TokenizerError: the tokenizer has no end id.
         """
         if self.workdir is None:
             return TRAINED_HERE
         tokenizer = self.tokenizers[stream]
         if tokenizer.eos_id is None:
             raise TokenizerError(
-                f"{self.streams[stream].tokenizer} has no special id for the end of a text: use one that has"
+                f"{self.streams[stream].tokenizer} has no special id for the end of a text: use a tokenizer that has "
+                "one"
             )
         begin = tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
         return SpecialIds(begin, tokenizer.eos_id, tokenizer.pad_id)
 
     def encode(self, stream: str, lines: Sequence[str], begin: bool = False, end: bool = True) -> Ragged:
-        """Return the ids of each line, with the tokenizer's begin before it and its end after it.
+        """Return the ids of each line, with the tokenizer's begin id before it and its end id after it if requested.
 
         Raises:
-            TokenizerError: the tokenizer has no such id.
+            TokenizerError: the tokenizer has no id for what is requested.
         """
         tokenizer = self.tokenizers[stream]
         added = {"begin": tokenizer.bos_id if begin else None, "end": tokenizer.eos_id if end else None}
@@ -241,7 +242,7 @@ class Corpus:
         return tokenizer.encode(lines, **added)
 
     def plan(self, lengths: np.ndarray, seed: int, max_lengths: Sequence[int] | None = None) -> BatchPlan:
-        """Return the shuffled plan for training on examples of these lengths (n, k), in the config's buckets."""
+        """Return a shuffled plan for training on examples of `lengths` (n, k), with the config's bucket options."""
         data = self.config
         return BatchPlan(
             lengths,
@@ -253,12 +254,12 @@ class Corpus:
         )
 
     def fingerprint(self, training: bool) -> dict[str, str]:
-        """Return hashes of the tokenizers and, for training, of the training split."""
+        """Return hashes of the tokenizers and, if `training`, of the training split."""
         hashes = {f"{name} tokenizer": tokenizer.sha256 for name, tokenizer in self.tokenizers.items()}
         return hashes | ({"training data": self.sha256(self.config.train_split)} if training else {})
 
     def sha256(self, split: str) -> str:
-        """Return the hash of a split's text. It is computed once."""
+        """Return the SHA-256 of a split's text. It is computed once and then cached."""
         if split not in self._hashes:
             digest, text = hashlib.sha256(), self.open(split)
             for column in self._columns:
@@ -271,15 +272,15 @@ class Corpus:
 def cut(
     rows: Ragged, limit: int, what: str, key: str = "model.max_length", end: bool = True, tail: bool = False
 ) -> Ragged:
-    """Return rows of at most `limit` tokens. A warning names each one that is cut.
+    """Truncate rows to at most `limit` tokens, and log a warning for each row that is truncated.
 
     Args:
         rows: the tokens of each line.
-        limit: most tokens.
-        what: where the lines are from, for the warning.
+        limit: most tokens per row.
+        what: source of the lines, for the warning.
         key: config key of `limit`, for the warning.
-        end: keep the last token of a row, which is its end.
-        tail: keep the last tokens of a row, not the first.
+        end: keep the last token of a row, its end id.
+        tail: keep the last tokens of a row instead of the first.
     """
     for i in np.flatnonzero(rows.lengths > limit):
         log.warning("%s, line %d: %d tokens, cut to %s = %d", what, i + 1, rows.lengths[i], key, limit)
@@ -299,24 +300,26 @@ def ladder_batches(
     tail: bool = False,
     others: Mapping[str, np.ndarray] = types.MappingProxyType({}),
 ) -> Batches:
-    """Return the batches for evaluation and prediction: each line once, cut to `limit` tokens, `rows` to a batch.
+    """Return batches for evaluation and prediction: each line once, truncated to `limit` tokens, `rows` per batch.
 
-    The shape of the first stream, and so all that is computed from it alone, depends on a line's own length only.
+    The padded length of a line in the first stream depends only on its own length. So results computed from the first
+    stream alone do not depend on the other lines.
 
     Args:
-        corpus: its tokenizers encode the text.
-        texts: lines of one or more streams, by name; line i of one belongs to line i of the others.
-        rows: rows of every batch.
-        limit: most tokens of a line, of which config `key` tells.
-        what: where the lines are from, for warnings.
-        begin: put the tokenizer's begin before each line.
-        end: put its end after each line.
-        tail: of a longer line keep the last tokens, not the first.
+        corpus: corpus whose tokenizers encode the text.
+        texts: lines of one or more streams, keyed by stream; line i of one belongs to line i of the others.
+        rows: number of rows of every batch.
+        limit: most tokens of a line.
+        what: source of the lines, for warnings.
+        begin: add the tokenizer's begin id before each line.
+        end: add the tokenizer's end id after each line.
+        key: config key of `limit`, for warnings.
+        tail: keep the last tokens of a longer line instead of the first.
         others: further arrays (lines,), e.g. labels.
 
     Returns:
-        Batches of arrays as `padded_arrays` has them. `records` are the first stream's lines, `references` the
-        second's.
+        Batches with arrays as in `padded_arrays`. `records` are the lines of the first stream, `references` those of
+        the second.
     """
     first, *more = texts
     streams = {
@@ -342,10 +345,10 @@ def bucket_batches(
     end: bool = True,
     others: Mapping[str, np.ndarray] = types.MappingProxyType({}),
 ) -> Batches:
-    """Return the batches for training, examples of like lengths together; arguments as in `ladder_batches`.
+    """Return batches for training, with examples of similar length together. Arguments are as in `ladder_batches`.
 
-    Left out are examples with an empty text, with a text of more than `data.max_length` tokens, or with more than
-    `max_ratio` times as many tokens in one text as in another (0: no limit).
+    An example is left out if one of its texts is empty or has more than `data.max_length` tokens, or if one has more
+    than `max_ratio` times as many tokens as another (0: no limit).
 
     Raises:
         ValueError: no example is left to train on.
@@ -357,17 +360,17 @@ def bucket_batches(
     empty = shorter == 0
     allowed = max_ratio * shorter
     uneven = (allowed > 0) & (longer > allowed) & (longer + begin + end <= data.max_length)
-    lengths[empty | uneven] = data.max_length + 1  # dropped together with the over-long ones
+    lengths[empty | uneven] = data.max_length + 1  # the plan drops them together with those that are too long
     if (lengths > data.max_length).any(axis=1).all():
         raise ValueError(
-            f"{split}: none of {len(lengths)} examples is left: {empty.sum()} have an empty side, {uneven.sum()} "
-            f"are beyond data.max_ratio = {max_ratio:g}, the others longer than data.max_length = "
-            f"{data.max_length}; look at the files, or raise the limits"
+            f"{split}: none of {len(lengths)} examples is left to train on: {empty.sum()} have an empty side, "
+            f"{uneven.sum()} exceed data.max_ratio = {max_ratio:g}, and the others exceed data.max_length = "
+            f"{data.max_length}; check the files, or raise the limits"
         )
     plan = corpus.plan(lengths, seed, max_lengths=(data.max_length,) * len(streams))
     log.info(
         "%s: %d examples in %d batches of %d shapes, %.0f %% of the %s positions filled; left out: %d longer "
-        "than data.max_length = %d, %d with an empty side, %d beyond data.max_ratio = %g",
+        "than data.max_length = %d, %d with an empty side, %d above data.max_ratio = %g",
         split,
         len(plan.kept),
         len(plan),
@@ -384,14 +387,15 @@ def bucket_batches(
 
 
 def window_batches(corpus: Corpus, stream: str, split: str, seed: int | None, *, rows: int) -> Batches:
-    """Return windows of `data.max_length` tokens of running text, and the token that follows each.
+    """Return windows of `data.max_length` tokens of running text, with the next token of each token as its target.
 
-    With a seed, for training: shuffled, from another offset each epoch, as many rows as `data.batch_tokens` allow.
-    Without: one after another, `rows` to a batch, so that every token but the first is predicted once.
+    With a seed (training), the windows are shuffled and start at another offset in each epoch, and a batch has as many
+    rows as `data.batch_tokens` allows. Without one (evaluation), the windows are in order, `rows` per batch, and every
+    token except the first is predicted once.
 
     Returns:
-        Batches of {stream: (B, T), "target": (B, T), {stream}_length: (B,), "index": (B,)}, int32. `references` is
-        one item: the numbers of tokens predicted and of their bytes, and the text's hash.
+        Batches of {stream: (B, T), "target": (B, T), {stream}_length: (B,), "index": (B,)}, int32. `references` has one
+        item: (number of predicted tokens, their size in bytes, hash of the text).
     """
     data, column = corpus.config, corpus.open(split).column(corpus.streams[stream].column)
     ids = corpus.encode(stream, column, end=False).values
@@ -405,6 +409,6 @@ def window_batches(corpus: Corpus, stream: str, split: str, seed: int | None, *,
         return arrays | {f"{stream}_length": plan.lengths(batch), "index": batch.indices.astype(np.int32)}
 
     line, places = column[0], corpus.tokenizers[stream].locate([column[0]])[1][0]
-    first = line[: places[1]] if len(places) > 1 else line  # nothing predicts the first token
+    first = line[: places[1]] if len(places) > 1 else line  # the first token is not predicted
     size = sum(map(len, column.blocks())) - len(first.encode())
     return Batches(plan, load, references=[(len(ids) - 1, size, corpus.sha256(split))])

@@ -1,22 +1,23 @@
-"""Train tokenizers: the same lines give the same ids.
+"""Train tokenizers. The same lines always give the same ids.
 
-In the tokenizers trained here padding, begin, end and unknown are the ids 0, 1, 2 and 3, and text never becomes one of
-the first three: a line that spells "</s>" is encoded as its characters (`words`: as unknown). The kinds, and what
-decode(encode(text)) gives back:
+The padding, begin, end and unknown ids are 0, 1, 2 and 3. Text is never encoded as one of the first three: a line that
+contains "</s>" is encoded as its characters (by `words`: as unknown). The kinds of tokenizers differ in what they
+restore, i.e. in decode(encode(text)):
 
-- `bpe_bytes`: BPE over bytes as in GPT-2, never unknown. Gives back the text, always. No space is put before a line, so
-  decode(a + b) == decode(a) + decode(b) where both are whole characters.
-- `bpe_metaspace`: BPE with "▁" for the space as in SentencePiece. Gives back the text with all its spaces, except for
-  characters unseen in training (unknown) and "▁" itself (a space). Right for text already split into tokens.
-- `unigram`: the most probable pieces under a unigram model (Kudo 2018, section 3.2), with "▁" for the space. Gives
-  back the same as `bpe_metaspace`, but several unseen characters in a row are one unknown.
-- `wordpiece`: each word between whitespace is cut from the left into the longest known pieces, all but the first
-  written "##…" (Devlin et al. 2019). Gives back the words joined by single spaces: right for text already split into
-  tokens. A word with an unseen character or of more than 100 characters is one unknown; so is "##", or the name of a
-  special, at the start of a word. Differs: pieces are merged by count, not by likelihood (Schuster and Nakajima
-  2012, section 2); punctuation is not split off.
-- `words`: the words between whitespace. Gives them back joined by single spaces; rare ones are unknown.
-- `characters`: one id for each character (code point). Gives back the text where its characters are known.
+- `bpe_bytes`: BPE over bytes, as in GPT-2. Restores any text, without unknowns. No space is put before a line, so
+  decode(a + b) == decode(a) + decode(b) if both consist of whole characters.
+- `bpe_metaspace`: BPE with "▁" for the space, as in SentencePiece. Restores the text with all its spaces, except that
+  characters unseen in training become unknown and "▁" itself becomes a space. Suitable for text that is already split
+  into tokens.
+- `unigram`: the most probable pieces under a unigram model (Kudo 2018, section 3.2), with "▁" for the space. Restores
+  the same as `bpe_metaspace`, except that several unseen characters in a row become one unknown.
+- `wordpiece`: each word between whitespace is split from the left into the longest known pieces, all but the first
+  written "##…" (Devlin et al. 2019). Restores the words, joined by single spaces, so it is suitable for text that is
+  already split into tokens. A word with an unseen character or with more than 100 characters becomes one unknown. So
+  does "##", or the name of a special token, at the start of a word. Differs: pieces are merged by count, not by
+  likelihood (Schuster and Nakajima 2012, section 2); punctuation is not split off.
+- `words`: the words between whitespace. Restores them joined by single spaces; rare words become unknown.
+- `characters`: one id per character (code point). Restores the text if all its characters are known.
 
 With `lowercase=True`, case is lost as well.
 """
@@ -44,41 +45,41 @@ log = logging.getLogger(__name__)
 def train_tokenizer(
     kind: str, lines: Iterable[str], vocab_size: int, *, min_count: int = 1, lowercase: bool = False
 ) -> Tokenizer:
-    """Learn at most `vocab_size` ids, specials included. The same lines give the same `sha256`.
+    """Train a tokenizer with at most `vocab_size` ids, including special ids. The same lines give the same `sha256`.
 
-    What occurs less often than `min_count` does not become an entry (a word, a character) or a merge (BPE, wordpiece;
-    their alphabet is kept whole). `words` keeps the most frequent words that fit; the other kinds refuse a
-    `vocab_size` that cannot hold their alphabet.
+    Words and characters that occur less than `min_count` times are left out of the vocabulary. For BPE and wordpiece,
+    `min_count` applies to merges instead, and the whole alphabet is kept. `words` keeps the most frequent words that
+    fit; the other kinds reject a `vocab_size` that is too small for their alphabet.
 
     Raises:
-        TokenizerError: unknown kind, nothing to learn from, `vocab_size` below the smallest possible, or a
-            `min_count` for unigram, which goes by probability.
+        TokenizerError: the kind is unknown, there is no text, `vocab_size` is below the smallest possible, or
+            `min_count` is not 1 for unigram, which selects pieces by probability.
     """
     if kind not in KINDS:
         raise TokenizerError(f"Unknown kind of tokenizer {kind!r}: choose one of {', '.join(KINDS)}.")
     if kind == "unigram" and min_count != 1:
-        raise TokenizerError(f"min_count={min_count}: unigram keeps the likeliest pieces, not by count; set it to 1.")
+        raise TokenizerError(f"min_count={min_count}: unigram selects pieces by probability, not count; set it to 1.")
     lines = lines if isinstance(lines, Sequence) else list(lines)
     if len(lines) >= ours.MANY:
-        # With `command_line.keep_freed_memory`, the library's threads wait for each other's memory.
+        # In this process, `command_line.keep_freed_memory` would make the library's threads contend for memory.
         try:
             with ours._pool(1) as pool:
                 return Tokenizer(pool.submit(_train, kind, list(lines), vocab_size, min_count, lowercase).result())
         except ours.NO_PROCESSES as error:
-            log.warning("another process cannot be started, or died (%s): this one trains the tokenizer", error)
+            log.warning("could not start a process, or it died (%s): training the tokenizer in this process", error)
     return Tokenizer(_train(kind, lines, vocab_size, min_count, lowercase))
 
 
 def _train(kind: str, lines: Sequence[str], vocab_size: int, min_count: int, lowercase: bool) -> str:
     """Return the JSON of a trained tokenizer."""
     if not any(map(str.strip, lines)):
-        raise TokenizerError(f"No text to train the tokenizer on: all of {len(lines)} lines are empty.")
+        raise TokenizerError(f"No text to train the tokenizer on: all {len(lines)} lines are empty.")
     tokenizer = _untrained(kind, lowercase)
     if kind.startswith("bpe"):
         _train_bpe(tokenizer, lines, vocab_size, min_count, by_bytes=kind == "bpe_bytes")
-        minimum = tokenizer.get_vocab_size()  # exceeds vocab_size only if specials and alphabet alone do
+        minimum = tokenizer.get_vocab_size()  # exceeds vocab_size only if special tokens and alphabet alone do
     elif kind in ("wordpiece", "unigram"):
-        _train_bpe(tokenizer, lines, 0)  # gives the alphabet
+        _train_bpe(tokenizer, lines, 0)  # finds the alphabet
         alphabet = sorted(tokenizer.get_vocab().keys() - set(SPECIALS))
         minimum = len(SPECIALS) + len(alphabet) * (2 if kind == "wordpiece" else 1)
         if vocab_size >= minimum and kind == "wordpiece":
@@ -94,8 +95,8 @@ def _train(kind: str, lines: Sequence[str], vocab_size: int, min_count: int, low
         tokenizer.add_special_tokens(list(SPECIALS))
     if vocab_size < minimum:
         raise TokenizerError(
-            f"vocab_size={vocab_size} is too small for {kind}: specials and alphabet of these lines need at "
-            f"least {minimum}. Raise it, or take bpe_bytes (at least {len(SPECIALS) + 256})."
+            f"vocab_size={vocab_size} is too small for {kind}: the special tokens and the alphabet of these lines need "
+            f"at least {minimum}. Raise it, or use bpe_bytes (at least {len(SPECIALS) + 256})."
         )
     return tokenizer.to_str()
 
@@ -119,8 +120,8 @@ def _wordpiece(
 ) -> models.Model:
     """Train WordPiece reproducibly.
 
-    The trainer numbers "##a", "##b" … in the order of a hash map, and breaks ties between equal counts by number. As
-    specials they have fixed numbers, and every known character may stand anywhere in a word.
+    The trainer numbers "##a", "##b", … in the order of a hash map, and breaks ties between equal counts by number. They
+    are passed as special tokens, which have fixed numbers. This also allows every known character anywhere in a word.
     """
     first = [*SPECIALS, *("##" + character for character in alphabet)]
     tokenizer.model = models.WordPiece(unk_token=UNK)
@@ -137,10 +138,10 @@ def _unigram(
 ) -> models.Model:
     """Train unigram reproducibly.
 
-    The trainer sums in a different order each time, and gives the characters that are not likely pieces scores in steps
-    of 0.0001 above the lowest one, in any order. Here these get the lowest score, all scores are rounded, and equal
-    ones are sorted. The rounding is coarse: sums were seen to differ by 4e-11, and one that straddles a rounding
-    boundary would show.
+    The trainer adds up floats in a different order each time. It gives characters that are not likely pieces scores in
+    steps of 0.0001 above the lowest one, in arbitrary order. Here, these characters get the lowest score, all scores
+    are rounded, and pieces with equal scores are sorted. The rounding is coarse: sums differed by up to 4e-11. Sums on
+    both sides of a rounding boundary would still give different results.
     """
     tokenizer.model = models.Unigram()
     trainer = trainers.UnigramTrainer(
@@ -152,16 +153,16 @@ def _unigram(
     near = least + 1e-4 * len(alphabet)
     scores = [(piece, round(least if len(piece) == 1 and s < near else s, 3)) for piece, s in learned]
     scores.sort(key=lambda item: (-item[1], item[0]))
-    # Near the smallest possible size, the trainer keeps more than asked for: drop the least likely.
+    # Near the smallest possible size, the trainer keeps more pieces than requested: drop the least likely.
     room = vocab_size - len(SPECIALS) - sum(len(piece) == 1 for piece, _ in scores)
     kept = {piece for piece, _ in [item for item in scores if len(item[0]) > 1][:room]}
     scores = [item for item in scores if len(item[0]) == 1 or item[0] in kept]
-    # The specials' 0 would be the best score, but no text spells them, since "<" is always a piece of its own.
+    # The 0 of the special tokens is the best score, but text is never encoded as one: "<" is always a separate piece.
     return models.Unigram([*((special, 0.0) for special in SPECIALS), *scores], unk_id=SPECIALS.index(UNK))
 
 
 def _count(normalizer: Any, lines: Sequence[str], min_count: int, by_word: bool) -> list[str]:
-    """Return words or characters, most frequent first. (WordLevelTrainer gives a literal "<unk>" a second id.)"""
+    """Return words or characters, most frequent first. WordLevelTrainer would give a literal "<unk>" a second id."""
     counts: Counter[str] = Counter()
     for line in lines:
         line = normalizer.normalize_str(line)
@@ -174,18 +175,18 @@ def _count(normalizer: Any, lines: Sequence[str], min_count: int, by_word: bool)
 
 
 def _untrained(kind: str, lowercase: bool) -> tokenizers.Tokenizer:
-    """Return a tokenizer with an empty model: how text is split into pieces, and joined again."""
+    """Return a tokenizer with an empty model, set up to normalize and split text and to join pieces again."""
     normalizer: list[Any] = [normalizers.Lowercase()] if lowercase else []
     pieces: Any
     decoder: Any = None
     if kind == "bpe_bytes":
-        # Its pattern separates "<", letters and ">", so no merge can spell a special.
+        # The pattern of ByteLevel separates "<", letters and ">", so no merge can produce a special token.
         pieces, decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     elif kind in ("bpe_metaspace", "unigram"):
-        # One "▁" goes before every line, even before a space, and decoding removes one space: Metaspace's own
-        # prepending loses a leading space.
+        # Put one "▁" before every line, even before a space; decoding removes one space. The prepending of Metaspace
+        # itself would lose a leading space.
         normalizer.append(normalizers.Prepend("▁"))
-        # "<" stands alone, so no piece can spell a special: training would give a merged "</s>" the id of the end.
+        # Separate "<", so that no piece is a special token: training would give a merged "</s>" the end id.
         alone = pre_tokenizers.Split("<", "isolated")
         pieces = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(prepend_scheme="never"), alone])
         decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])

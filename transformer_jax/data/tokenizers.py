@@ -1,7 +1,7 @@
-"""Text to ids and back, with Hugging Face `tokenizers`. A tokenizer is stored as one canonical JSON file.
+"""Convert text to ids and back with Hugging Face `tokenizers`. A tokenizer is stored as one canonical JSON file.
 
-Any tokenizer of that library can be loaded. Its padding, begin, end and unknown ids are attributes, None where it has
-no such id. `tokenizer_training` trains tokenizers of our own.
+Any tokenizer of that library can be loaded. Its padding, begin, end and unknown ids are attributes, which are None if
+the tokenizer has no such id. `tokenizer_training` trains new tokenizers.
 """
 
 from __future__ import annotations
@@ -24,45 +24,46 @@ from etils import epath
 
 from transformer_jax.data.ragged import Ragged
 
-SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")  # ids 0, 1, 2 and 3 of the tokenizers trained here
-# The names under which special tokens are looked for in a tokenizer, the first one first.
+SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")  # ids 0, 1, 2 and 3 of the tokenizers trained by this package
+# Names under which special tokens are looked up in a tokenizer, in this order.
 NAMES = {
     "pad_id": ("<pad>", "[PAD]"),
     "bos_id": ("<s>", "[CLS]", "<|endoftext|>"),
     "eos_id": ("</s>", "[SEP]", "<|endoftext|>"),
     "unk_id": ("<unk>", "[UNK]"),
 }
-# The characters that byte-level tokenizers write for bytes: themselves where they can be seen, others from U+0100 on.
+# The characters that stand for bytes in byte-level tokenizers: visible bytes stand for themselves, the others are
+# mapped to U+0100 and up.
 SEEN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 HIDDEN = [byte for byte in range(256) if byte not in SEEN]
 BYTES = {chr(byte): byte for byte in SEEN} | {chr(0x100 + i): byte for i, byte in enumerate(HIDDEN)}
 VISIBLE = {" ": "▁", "\n": "↵"}
 CHUNK = 100_000  # lines encoded at a time
-REMEMBERED = 1_000_000  # words whose ids are cached while encoding, in each process
-MANY = 500_000  # with as many lines or more, other processes train and encode
+REMEMBERED = 1_000_000  # words whose ids each process caches while encoding
+MANY = 500_000  # from this many lines on, training and encoding run in other processes
 MAX_PROCESSES = 16
-# E.g. in a script without `if __name__ == "__main__"`, or where the system has no room for other processes.
+# Errors of starting processes, e.g. in a script without `if __name__ == "__main__"`, or at a limit of the system.
 NO_PROCESSES = (BrokenProcessPool, OSError, NotImplementedError)
 
 log = logging.getLogger(__name__)
 
 
 class TokenizerError(ValueError):
-    """A tokenizer that cannot be trained, or a file that does not hold one."""
+    """Failure to train, load or use a tokenizer."""
 
 
 class Tokenizer:
-    """A trained tokenizer. Its canonical JSON says everything about it, and `sha256` names it.
+    """A trained tokenizer. Its canonical JSON describes it completely, and `sha256` identifies it.
 
     Args:
         text: the JSON of a tokenizer of Hugging Face's library.
-        special_ids: {"pad_id", "bos_id", "eos_id" or "unk_id": id or None} where they are not to be found by `NAMES`
-            among the special tokens of the JSON. They are stored with it, under "special_ids", a key that Hugging
+        special_ids: {"pad_id", "bos_id", "eos_id" or "unk_id": id or None}, for ids that cannot be found by `NAMES`
+            among the special tokens of the JSON. They are stored in the JSON under "special_ids", a key that Hugging
             Face's library does not know.
 
     Attributes:
-        pad_id, bos_id, eos_id, unk_id: the special ids, or None. Nothing may rely on a certain value or on `pad_id`
-            being there: batches say by lengths what is valid.
+        pad_id, bos_id, eos_id, unk_id: the special ids, or None. Code must not rely on particular values, or on
+            `pad_id` being set: batches mark valid positions by lengths.
 
     Raises:
         TokenizerError: `text` is not the JSON of a tokenizer, or a special id is not one of its ids.
@@ -83,7 +84,7 @@ class Tokenizer:
         specials = {token["content"]: token["id"] for token in content["added_tokens"] if token["special"]}
         found = {what: next((specials[n] for n in names if n in specials), None) for what, names in NAMES.items()}
         if unknown := set(given) - set(NAMES):
-            raise TokenizerError(f"special_ids has {', '.join(sorted(unknown))}: its keys are {', '.join(NAMES)}.")
+            raise TokenizerError(f"special_ids has {', '.join(sorted(unknown))}: choose from {', '.join(NAMES)}.")
         for what, i in (found | given).items():
             if i is not None and self._tokenizer.id_to_token(i) is None:
                 raise TokenizerError(f"{what} = {i}, but the tokenizer has no such id: choose one below {self.size}.")
@@ -94,29 +95,29 @@ class Tokenizer:
         self._byte_level = '"ByteLevel"' in json.dumps(content.get("decoder"))
         self._added = {token["content"] for token in content["added_tokens"]}
         self._trained_here = tuple(map(self._tokenizer.id_to_token, range(len(SPECIALS)))) == SPECIALS
-        # None of these belongs to what the tokenizer is. The first is not part of the JSON: without it the text "</s>"
-        # would become the end.
+        # These settings do not define the tokenizer. The first is not part of the JSON; without it, the text "</s>"
+        # would be encoded as the end id.
         self._tokenizer.encode_special_tokens = True
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
 
     @classmethod
     def load(cls, path: epath.PathLike) -> Tokenizer:
-        """Read what `save` wrote.
+        """Load a tokenizer that `save` has written.
 
         Raises:
-            TokenizerError: the file is missing or unreadable, or holds no tokenizer.
+            TokenizerError: the file is missing or unreadable, or is not a tokenizer.
         """
         try:
             return cls(epath.Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise TokenizerError(
-                f"Cannot load the tokenizer {path}: {error} Restore the file from a backup, or remove it and "
-                "train again in a new workdir: ids of another tokenizer do not fit an old checkpoint."
+                f"Cannot load the tokenizer {path}: {error} Restore the file from a backup, or train again in a new "
+                "workdir: old checkpoints do not work with the ids of another tokenizer."
             ) from error
 
     def save(self, path: epath.PathLike) -> None:
-        """Write the canonical JSON. A reader sees the old file or the new one, never half of it."""
+        """Write the canonical JSON atomically: a reader sees either the old file or the complete new one."""
         path = epath.Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(path.name + ".tmp")
@@ -132,27 +133,28 @@ class Tokenizer:
 
     @property
     def size(self) -> int:
-        """Number of ids, specials included."""
+        """Number of ids, including special ids."""
         return self._tokenizer.get_vocab_size()
 
     def encode_batch(self, lines: Iterable[str]) -> list[list[int]]:
-        """Return the ids of each line, computed in all threads at once. Nothing is added, nothing is cut."""
+        """Return the ids of each line, computed in parallel threads. No special ids are added; nothing is truncated."""
         encodings = self._tokenizer.encode_batch_fast(list(lines), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def locate(self, lines: Sequence[str]) -> tuple[Ragged, Ragged]:
-        """Return the ids of each line as `encode_batch` does, and where in the line each of them begins."""
+        """Return the ids of each line as in `encode_batch`, and the character at which each of them starts."""
         encodings = self._tokenizer.encode_batch(lines, add_special_tokens=False)
         places = ([start for start, _ in encoding.offsets] for encoding in encodings)
         return Ragged.of((encoding.ids for encoding in encodings), _dtype(self)), Ragged.of(places)
 
     def encode(self, lines: Sequence[str], begin: int | None = None, end: int | None = None) -> Ragged:
-        """Return the same ids in flat arrays, for corpora of any size: `begin`, the line, `end`, without those of the
-        two that are None.
+        """Return the ids of each line in flat arrays, for corpora of any size.
 
-        In the kinds trained here, no piece goes beyond a word where words stand between single spaces, and most words
-        of a text were seen before: each is encoded once and looked up from then on. Other lines, and those for other
-        tokenizers, are encoded whole.
+        Each line is preceded by `begin` and followed by `end`, unless they are None.
+
+        In tokenizers trained by this package, no piece spans several words of a line whose words are separated by
+        single spaces. Most words of a text repeat, so each is encoded once and then looked up. Other lines, and lines
+        for other tokenizers, are encoded whole.
         """
         parts: Iterable[Ragged]
         if self._characters is not None:
@@ -166,7 +168,9 @@ class Tokenizer:
                 parts = [*_encode_in_processes(self, lines, end)]
             except NO_PROCESSES as error:
                 log.warning(
-                    "other processes cannot be started, or died (%s): this one encodes %d lines", error, len(lines)
+                    "could not start worker processes, or they died (%s): encoding %d lines in this process",
+                    error,
+                    len(lines),
                 )
                 parts = map(_Words(self, end).encode, _chunks(lines))
         return Ragged.join([Ragged.of([], _dtype(self)), *(_framed(part, begin=begin) for part in parts)])
@@ -177,13 +181,13 @@ class Tokenizer:
         return Ragged(table[points], np.fromiter(map(len, lines), np.int32, len(lines)))
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        """Return the pieces behind the ids as stored, e.g. "▁the", "Ġthe", "</s>"; "" for unused ids."""
+        """Return the piece of each id as the vocabulary stores it, e.g. "▁the", "Ġthe", "</s>"; "" for unused ids."""
         return [self._tokenizer.id_to_token(int(i)) or "" for i in ids]
 
     def shown(self, ids: Iterable[int]) -> list[str]:
-        """Return the text behind each id for a person to read: "▁" for a space, "↵" for a line feed.
+        """Return the text of each id in readable form, with "▁" for a space and "↵" for a line feed.
 
-        Of a byte-level tokenizer, a token may be a part of a character; the bytes of that part are shown as "\\xe6".
+        A token of a byte-level tokenizer may be a part of a character. Its bytes are then shown as e.g. "\\xe6".
         """
         return [self._shown(token) for token in self.tokens(ids)]
 
@@ -193,8 +197,11 @@ class Tokenizer:
         return "".join(VISIBLE.get(c, c if c.isprintable() else ascii(c)[1:-1]) for c in token)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text up to the first end. Padding and begin are dropped, ids ≥ `size` skipped; unknown is "<unk>"
-        or what else the tokenizer calls it."""
+        """Return the text up to the first end id.
+
+        Padding and begin ids are dropped, and ids ≥ `size` are skipped. An unknown id becomes "<unk>", or the
+        tokenizer's own name for it.
+        """
         kept = []
         for i in map(int, ids):
             if i == self.eos_id:
@@ -205,7 +212,7 @@ class Tokenizer:
 
 
 def _characters(content: Mapping[str, Any]) -> np.ndarray | None:
-    """Return the id of every code point, if the tokenizer has one id for each character and changes none."""
+    """Return the id of every code point, or None if the tokenizer normalizes text or has ids for other pieces."""
     model, normalizer = content["model"], content.get("normalizer") or {}
     alone = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
     if model.get("type") != "WordLevel" or content.get("pre_tokenizer") != alone or normalizer.get("normalizers"):
@@ -223,7 +230,7 @@ def _dtype(tokenizer: Tokenizer) -> np.typing.DTypeLike:
 
 
 def _cores() -> int:
-    """Return how many cores this process may use, as far as the system says."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -232,11 +239,11 @@ def _chunks(lines: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _pool(count: int, *start: Any) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), *start)  # a fork of JAX's threads can hang
+    return ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), *start)  # a fork can hang: JAX has threads
 
 
 def _encode_in_processes(tokenizer: Tokenizer, lines: Sequence[str], end: int | None) -> Iterator[Ragged]:
-    """Use one process for each core, since most of the work is Python's. Only a few chunks of text are in flight."""
+    """Encode with one process per core, since most of the work is in Python. Only a few chunks are in flight."""
     count, waiting = min(_cores(), MAX_PROCESSES), deque[Future[Ragged]]()
     with _pool(count, _start_process, (tokenizer.to_json(), end)) as pool:
         for chunk in _chunks(lines):
@@ -247,7 +254,7 @@ def _encode_in_processes(tokenizer: Tokenizer, lines: Sequence[str], end: int | 
             yield future.result()
 
 
-_words: _Words  # in a process started to encode
+_words: _Words  # set in processes started for encoding
 
 
 def _start_process(text: str, end: int | None) -> None:
@@ -261,7 +268,7 @@ def _encode_chunk(lines: list[str]) -> Ragged:
 
 
 def _framed(rows: Ragged, begin: int | None = None, end: int | None = None) -> Ragged:
-    """Put `begin` before each row, and `end` after it."""
+    """Put `begin` before each row and `end` after it, unless they are None."""
     for i, places in ((end, slice(1, None)), (begin, slice(-1))):
         if i is not None:
             rows = Ragged(np.insert(rows.values, rows.offsets[places], i), rows.lengths + np.int32(1))
@@ -269,9 +276,10 @@ def _framed(rows: Ragged, begin: int | None = None, end: int | None = None) -> R
 
 
 class _Words:
-    """Numbers words in the order in which they are met and caches their ids. Number 0, a line feed, ends a line.
+    """Cache of the ids of words. Words are numbered in the order in which they first occur.
 
-    If `spaced`, later words of a line include the space before them; else that space is already in a word's ids.
+    Number 0 is the line feed, which ends a line. If `_spaced`, every word of a line except the first includes the space
+    before it. Otherwise, the ids of a word already account for that space.
     """
 
     def __init__(self, tokenizer: Tokenizer, end: int | None):
@@ -280,10 +288,10 @@ class _Words:
         self._spaced = both == first + second
         self._numbers = {"\n": 0}
         self._ids = Ragged.of([[] if end is None else [end]], _dtype(tokenizer))
-        self._odd = np.zeros(1, bool)  # True for what is not a word: its line is encoded whole
+        self._odd = np.zeros(1, bool)  # True for strings that are not single words; their lines are encoded whole
 
     def _forget(self) -> None:
-        """Drop the latest quarter: words met early are mostly the frequent ones."""
+        """Drop the latest quarter of the words. The words that occurred early are mostly the frequent ones."""
         kept = REMEMBERED * 3 // 4
         while next(reversed(self._numbers.values())) >= kept:
             self._numbers.popitem()
@@ -291,7 +299,7 @@ class _Words:
         self._odd = self._odd[:kept]
 
     def _number(self, words: np.ndarray) -> np.ndarray:
-        """Return the numbers of distinct words; encode the new ones."""
+        """Return the numbers of distinct words, and encode the new ones."""
         numbers = np.fromiter(map(self._numbers.get, words, itertools.repeat(-1)), np.int64, len(words))
         new = words[numbers < 0].tolist()
         numbers[numbers < 0] = len(self._ids) + np.arange(len(new))
@@ -305,12 +313,12 @@ class _Words:
         return numbers
 
     def _pieces(self, words: Sequence[str]) -> Ragged:
-        """Return the ids of each word: many are encoded in one line, which takes half as long, then told apart."""
+        """Return the ids of each word. Words are encoded in long lines, which is twice as fast, and then separated."""
         gap = "" if self._spaced else " "
         first = [i for i, word in enumerate(words) if i % 100 == 0 or (self._spaced and word[0] != " ")]
         lines = [gap.join(words[start:end]) for start, end in itertools.pairwise([*first, len(words)])]
         ids, places = self._tokenizer.locate(lines)
-        # A word starts with the gap before it, also where it is the first and has none.
+        # Count the gap before a word as part of it, even for the first word of a line, which has none.
         ends = np.cumsum([len(word) + len(gap) for word in words], dtype=np.int64)
         starts = np.concatenate([[0], ends[:-1]]) if len(words) else ends
         where = places.values + np.repeat(starts[first] + len(gap), places.lengths)
@@ -342,8 +350,8 @@ class _Words:
 
 
 def _split(text: str, gap: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the distinct words that end in `gap`, and which of them stands where."""
-    import pyarrow.compute  # takes a tenth of a second
+    """Split `text`, in which `gap` follows every word. Return the distinct words, and for each word its index there."""
+    import pyarrow.compute  # the import takes 0.1 s
 
     words = pyarrow.compute.split_pattern(pyarrow.array([text], pyarrow.large_string()), gap).values
     encoded = words[:-1].dictionary_encode()

@@ -1,4 +1,4 @@
-"""The mathematics. Needs jax and flax only."""
+"""The models, as Flax modules. Importing them requires only JAX and Flax."""
 
 from transformer_jax.models.bert import Bert, BertConfig, Classifier
 from transformer_jax.models.gpt import GPT, GPTConfig

@@ -1,7 +1,7 @@
-"""Attention of recurrent decoders: one small class per score, each with its parameters.
+"""Attention in recurrent decoders: one module per score function, which holds the parameters of that function.
 
 Shapes: B batch · T target positions · S source positions · D width of the decoder's state s · C width of the encoder's
-output h · A hidden units of a score · N heads · H width of a head.
+output h · A hidden units of the additive score · N heads · H head width.
 """
 
 from typing import NamedTuple
@@ -25,7 +25,10 @@ Array = jax.Array
 
 
 class Memory(NamedTuple):
-    """The decoder's view of the source: keys as the score wants them, values (B, S, N, H) and summary (B, C)."""
+    """The encoded source, as the decoder reads it at every step.
+
+    keys: in the shape that the score function expects; values: (B, S, N, H); summary: (B, C), see `recurrent.Encoder`.
+    """
 
     keys: Array
     values: Array
@@ -33,19 +36,22 @@ class Memory(NamedTuple):
 
 
 def damped_scores(scores: Array, damping: Array) -> Array:
-    """s · exp(-λ s) of scores s = q·k / √d_k (B, N, T, S), before `attention_weights`. λ = `damping` ().
+    """Return s · exp(-λ s) for scores s = q·k / √d_k (B, N, T, S); apply it before `attention_weights`.
 
-    λ = 0 changes nothing. λ > 0 reduces scores beyond 1 / λ; λ < 0 increases large scores. float32 overflows where
-    -λ s > 88, so scores must be small. Found in teaching material that gives no source.
+    λ = `damping` is a scalar. λ = 0 changes nothing. With λ > 0 the result is largest at s = 1 / λ and falls beyond it;
+    λ < 0 increases large scores. Scores must be small: float32 overflows where -λ s > 88. The formula comes from
+    teaching material that gives no source.
     """
     return scores * jnp.exp(-damping * scores)
 
 
 def local_weights(scores: Array, center: Array, window: int, mask: Array) -> Array:
-    """Weights (B, T, S) about a predicted position: softmax within [p - D, p + D], times exp(-(s - p)² / 2σ²), σ = D/2.
+    """Return attention weights (B, T, S) around predicted source positions (Luong et al. 2015, eq. 10, local-p).
 
-    scores (B, T, S), center p (B, T), `window` D, `mask` broadcasts to (B, T, S). Luong et al. 2015, eq. 10 (local-p).
+    The weights are a softmax over the positions s in [p - D, p + D], multiplied by exp(-(s - p)² / 2σ²) with σ = D / 2.
     They do not sum to 1.
+
+    scores (B, T, S), center p (B, T); `window` is D. `mask` is boolean and broadcasts to (B, T, S).
     """
     distance = jnp.arange(scores.shape[-1], dtype=jnp.float32)[None, None] - center[..., None]
     weights = attention_weights(scores, mask & (jnp.abs(distance) <= window))
@@ -53,10 +59,13 @@ def local_weights(scores: Array, center: Array, window: int, mask: Array) -> Arr
 
 
 class Alignment(nn.Module):
-    """The weights that a state s gives to the source positions, and the context it gets from them.
+    """Base class for attention from decoder states s to encoder outputs h: weights, then a context vector.
 
-    A subclass defines a score. It may also project keys and values, and map the values seen to a context. `hidden` is
-    A, `num_heads` is N; most scores need neither. `local_window` > 0 is D of Luong et al.'s local-p attention.
+    A subclass defines `scores`, with its parameters in `setup_score`. It may also override `project`, which computes
+    keys and values, and `context`, which maps the weighted sum of values to the context.
+
+    `hidden` is A and `num_heads` is N; most scores use neither. `damping` learns the λ of `damped_scores`, which starts
+    at 0. `local_window` > 0 is the D of Luong et al.'s local-p attention; with 0, attention is global.
     """
 
     state_dim: int  # D
@@ -80,23 +89,26 @@ class Alignment(nn.Module):
         """Create the score's parameters."""
 
     def project(self, h: Array) -> tuple[Array, Array]:
-        """Turn h (B, S, C) into keys and values (B, S, N, H), once per sentence."""
+        """Map h (B, S, C) to keys, in the shape that `scores` expects, and values (B, S, N, H), once per sentence."""
         return h, h[:, :, None]
 
     def scores(self, query: Array, keys: Array) -> Array:
-        """Score states (B, T, D) against keys → (B, N, T, S)."""
+        """Return the scores (B, N, T, S) of states (B, T, D) against the keys."""
         raise NotImplementedError
 
     def context(self, seen: Array) -> Array:
-        """Map the values that were seen (B, T, N, H) to the context (B, T, C)."""
+        """Map the weighted sums of values (B, T, N, H) to contexts (B, T, C)."""
         return seen[:, :, 0]
 
     def __call__(self, query: Array, memory: Memory, valid: Array) -> tuple[Array, Array]:
-        """Let states (B, T, D) attend to the memory, valid (B, S) → contexts (B, T, C), weights (B, N, T, S)."""
+        """Attend from states (B, T, D) to the memory → contexts (B, T, C), weights (B, N, T, S).
+
+        `valid` (B, S) is True at source tokens and False at padding.
+        """
         scores = self.scores(query, memory.keys)
         if self.damping:
             scores = damped_scores(scores, self.damping_rate)
-        if self.local_window:  # p = S · sigmoid(v_pᵀ tanh(W_p s)), Luong et al. 2015, eq. 9
+        if self.local_window:  # p = S · sigmoid(v_pᵀ tanh(W_p s)), S without padding (Luong et al. 2015, eq. 9)
             where = nn.sigmoid(product("BTD,D->BT", jnp.tanh(self.position(query)), self.position_v, self.dtype))
             center = where * valid.sum(axis=1, keepdims=True)
             weights = local_weights(scores[:, 0], center, self.local_window, valid[:, None])[:, None]
@@ -110,7 +122,10 @@ class Alignment(nn.Module):
 
 
 class Additive(Alignment):
-    """vᵀ tanh(W_a s + U_a h) (Bahdanau et al. 2015), which with W = [W_a; U_a] is Luong et al.'s vᵀ tanh(W [s; h])."""
+    """vᵀ tanh(W_a s + U_a h) (Bahdanau et al. 2015, Section A.1.2).
+
+    Luong et al.'s concat score, vᵀ tanh(W [s; h]), is the same function with W = [W_a U_a].
+    """
 
     def setup_score(self) -> None:
         a = self.hidden
@@ -125,14 +140,14 @@ class Additive(Alignment):
 
 
 class Dot(Alignment):
-    """sᵀ h (Luong et al. 2015)."""
+    """sᵀ h (Luong et al. 2015, Section 3.1). Requires C = D."""
 
     def scores(self, query: Array, keys: Array) -> Array:
         return dot_scores(query, keys, self.dtype)[:, None]
 
 
 class General(Alignment):
-    """sᵀ W h (Luong et al. 2015)."""
+    """sᵀ W h (Luong et al. 2015, Section 3.1)."""
 
     def setup_score(self) -> None:
         shape = self.state_dim, self.memory_dim
@@ -143,7 +158,10 @@ class General(Alignment):
 
 
 class MultiHead(Alignment):
-    """q k / √d_k of projected queries, keys and values in N heads (Vaswani et al. 2017)."""
+    """q·k / √d_k with projected queries, keys and values in N heads of width D / N (Vaswani et al. 2017, Section 3.2).
+
+    The projections have no biases.
+    """
 
     def setup_score(self) -> None:
         names, heads = ("embed", "state", "head_dim"), (self.num_heads, self.state_dim // self.num_heads)
@@ -168,6 +186,6 @@ ALIGNMENTS: dict[str, type[Alignment]] = {
     "concat": Additive,
     "dot": Dot,
     "general": General,
-    "scaled_dot": MultiHead,  # with one head
+    "scaled_dot": MultiHead,  # `recurrent.Decoder` gives it one head
     "multi_head": MultiHead,
 }

@@ -1,7 +1,9 @@
-"""Attention (Vaswani et al. 2017, Section 3.2): pure functions first, then the module that owns the projections.
+"""Attention (Vaswani et al. 2017, Section 3.2).
 
-Shapes: B batch · T query positions · S key positions · D d_model · N heads · H width of a head (d_k, or d_v for
-values). Masks are boolean, True = may attend, and broadcast to (B, N, T, S).
+The pure functions come first, then `MultiHeadAttention`, the module that holds the projections.
+
+Shapes: B batch · T query positions · S key positions · D d_model · N heads · H head width (d_k) · H' head width of
+values (d_v). Masks are boolean, True where attention is allowed, and broadcast to (B, N, T, S).
 """
 
 from typing import Any, NamedTuple
@@ -15,29 +17,35 @@ from transformer_jax.models.numerics import product
 from transformer_jax.models.positions import Relations, RelativePositions, relative_scores, relative_values, rotate
 
 Array = jax.Array
-Valid = Array | None  # (B, T), True at tokens and False at padding; None: there is no padding
+Valid = Array | None  # (B, T), True at tokens and False at padding; None if there is no padding
 
 
 def padding_mask(valid: Array) -> Array:
-    """Hide padding from every query: valid (B, S), True at tokens → (B, 1, 1, S)."""
+    """Return the mask (B, 1, 1, S) that hides padding from every query. `valid` (B, S) is True at tokens."""
     return valid.astype(bool)[:, None, None, :]
 
 
 def causal_mask(length: int, key_length: int | None = None, offset: Array | int = 0) -> Array:
-    """Let the query at position offset + t attend to the keys at positions 0 … offset + t: (1, 1, T, S)."""
+    """Return the mask (1, 1, T, S) that lets the query at position offset + t attend to keys 0 … offset + t.
+
+    T is `length`; S is `key_length`, by default T.
+    """
     queries = offset + jnp.arange(length)[:, None]
     keys = jnp.arange(length if key_length is None else key_length)[None, :]
     return (keys <= queries)[None, None]
 
 
 def segment_mask(query_segments: Array, key_segments: Array) -> Array:
-    """Allow attention within a segment only, and none in segment 0, padding: (B, T), (B, S) → (B, 1, T, S)."""
+    """Return the mask (B, 1, T, S) that allows attention only within a segment.
+
+    The arguments are segment ids (B, T) and (B, S). Segment 0 is padding and takes no part in attention.
+    """
     queries, keys = query_segments[:, None, :, None], key_segments[:, None, None, :]
     return (queries == keys) & (queries > 0)
 
 
 def combine_masks(*masks: Array | None) -> Array | None:
-    """Return the logical and of the masks that are not None; None if all are."""
+    """Return the logical AND of the masks that are not None, or None if all are None."""
     combined = None
     for mask in masks:
         if mask is not None:
@@ -46,53 +54,60 @@ def combine_masks(*masks: Array | None) -> Array | None:
 
 
 def scaled_dot_product_scores(query: Array, key: Array, dtype: str = "float32") -> Array:
-    """Q Kᵀ / √d_k: (B, T, N, H), (B, S, N, H) → (B, N, T, S), float32. d_k is the width of one head.
+    """Return Q Kᵀ / √d_k, the argument of the softmax in Vaswani et al. 2017, eq. 1.
 
-    Vaswani et al. 2017, in eq. 1.
+    query (B, T, N, H), key (B, S, N, H) → (B, N, T, S), float32. d_k is H, the width of one head.
     """
     query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
     return product("BTNH,BSNH->BNTS", query, key, dtype)
 
 
-# Scores of a recurrent decoder's state s (width D) against the encoder's outputs h (width C), with one head: (B, T, S).
-# A is the number of hidden units.
+# Scores for recurrent decoders: the decoder's state s, of width D, against the encoder's outputs h, of width C.
+# There is one head, so scores have shape (B, T, S). A is the number of hidden units.
 
 
 def additive_scores(query: Array, key: Array, v: Array) -> Array:
-    """vᵀ tanh(W_a s + U_a h): query = W_a s (B, T, A), key = U_a h (B, S, A), v (A,) → (B, T, S).
+    """Return vᵀ tanh(W_a s + U_a h): the e of Bahdanau et al. 2015, eq. 6, in the form of Section A.1.2.
 
-    Bahdanau et al. 2015, e of eq. 6, in the form of Section A.1.2. The caller computes W_a s and U_a h, because the
-    keys are projected once per sentence.
+    query = W_a s (B, T, A), key = U_a h (B, S, A), v (A,) → (B, T, S). The caller computes W_a s and U_a h, so that
+    U_a h can be computed once per sentence.
     """
     hidden = jnp.tanh(query[:, :, None] + key[:, None])
     return product("BTSA,A->BTS", hidden, v)
 
 
 def concat_scores(query: Array, key: Array, w: Array, v: Array) -> Array:
-    """vᵀ tanh(W [s; h]): query s (B, T, D), key h (B, S, C), w (D + C, A), v (A,) → (B, T, S).
+    """Return vᵀ tanh(W [s; h]), the concat score of Luong et al. 2015, Section 3.1, under eq. 7.
 
-    Luong et al. 2015, Section 3.1, under eq. 7. [s; h] W = s W₁ + h W₂ with W₁ above W₂ in W, so this is computed
-    by `additive_scores`.
+    query s (B, T, D), key h (B, S, C), w (D + C, A), v (A,) → (B, T, S). The first D rows of w multiply s and the
+    others multiply h, so `additive_scores` computes the rest.
     """
     above, below = w[: query.shape[-1]], w[query.shape[-1] :]
     return additive_scores(product("BTD,DA->BTA", query, above), product("BSC,CA->BSA", key, below), v)
 
 
 def dot_scores(query: Array, key: Array, dtype: str = "float32") -> Array:
-    """sᵀ h: query (B, T, D), key (B, S, D) → (B, T, S). Luong et al. 2015, Section 3.1, under eq. 7.
+    """Return sᵀ h, the dot score of Luong et al. 2015, Section 3.1, under eq. 7.
 
-    `scaled_dot_product_scores` also divides by √d_k (Vaswani et al. 2017).
+    query s (B, T, D), key h (B, S, D) → (B, T, S). `scaled_dot_product_scores` also divides by √d_k (Vaswani et al.
+    2017).
     """
     return product("BTD,BSD->BTS", query, key, dtype)
 
 
 def general_scores(query: Array, key: Array, w: Array, dtype: str = "float32") -> Array:
-    """sᵀ W h: query (B, T, D), key (B, S, C), w (D, C) → (B, T, S). Luong et al. 2015, Section 3.1, under eq. 7."""
+    """Return sᵀ W h, the general score of Luong et al. 2015, Section 3.1, under eq. 7.
+
+    query s (B, T, D), key h (B, S, C), w (D, C) → (B, T, S).
+    """
     return product("BTC,BSC->BTS", product("BTD,DC->BTC", query, w, dtype), key, dtype)
 
 
 def attention_weights(scores: Array, mask: Array | None = None) -> Array:
-    """Apply softmax over the keys, (B, N, T, S). A query with nothing to attend to gets zeros, not an average."""
+    """Return the softmax of scores (B, N, T, S) over the keys.
+
+    The weights of a query whose keys are all masked are zeros, not a uniform distribution.
+    """
     if mask is None:
         return jax.nn.softmax(scores)
     weights = jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(scores.dtype).min))
@@ -112,12 +127,13 @@ def dot_product_attention(
     dtype: str = "float32",
     return_weights: bool = False,
 ) -> Array | tuple[Array, Array]:
-    """Attention(Q, K, V) = softmax(Q Kᵀ / √d_k + bias) V. Vaswani et al. 2017, eq. 1.
+    """Return Attention(Q, K, V) = softmax(Q Kᵀ / √d_k + bias) V (Vaswani et al. 2017, eq. 1).
 
-    query (B, T, N, H), key (B, S, N, H), value (B, S, N, H') → (B, T, N, H') and, on request, the weights
-    (B, N, T, S) in float32 before dropout. `mask` and `bias` broadcast to (B, N, T, S). Dropout acts on the
-    weights when a key is given; the paper has none there. `relations` are those of Shaw et al. 2018, eqs. 3 and 4.
-    Products are computed in `dtype`.
+    query (B, T, N, H), key (B, S, N, H), value (B, S, N, H') → (B, T, N, H'), float32. `return_weights` adds the
+    weights (B, N, T, S) before dropout, float32. `mask` and `bias` broadcast to (B, N, T, S). `relations` adds the
+    relative positions of Shaw et al. 2018, eqs. 3 and 4. Products are computed in `dtype`.
+
+    Differs: The paper has no bias and no dropout on the weights. Dropout acts only if `dropout_key` is given.
     """
     scores = scaled_dot_product_scores(query, key, dtype)
     if bias is not None:
@@ -135,19 +151,23 @@ def dot_product_attention(
 def library_attention(
     query: Array, key: Array, value: Array, *, mask: Array | None, bias: Array | None, dtype: str
 ) -> Array:
-    """Compute `dot_product_attention` by jax's own function. Values must be as wide as keys; it has no dropout."""
+    """Compute `dot_product_attention` with `jax.nn.dot_product_attention`.
+
+    There is no dropout, and values must be as wide as keys. `bias` is rounded to `dtype`.
+    """
     query, key, value = (x.astype(dtype) for x in (query, key, value))
     bias = None if bias is None else bias.astype(dtype)
     output = jax.nn.dot_product_attention(query, key, value, bias, mask, implementation="xla")
-    if mask is not None:  # jax averages all values where there is nothing to attend to
+    if mask is not None:  # where all keys are masked, JAX returns the average of the values
         output = jnp.where(mask.any(axis=-1).swapaxes(1, 2)[..., None], output, 0)
     return output.astype(jnp.float32)
 
 
 class KeyValue(NamedTuple):
-    """Keys (B, N, S, H) and values (B, N, S, H'): the cache of attention, when kept between steps.
+    """Projected keys (B, N, S, H) and values (B, N, S, H'). Decoding keeps them between steps, as its cache.
 
-    Heads come before positions, as in the products that read them; otherwise every step would copy the cache.
+    The head axis comes before the position axis because the products that read the cache use this order. With any
+    other order, every step would copy the cache.
     """
 
     key: Array
@@ -155,17 +175,22 @@ class KeyValue(NamedTuple):
 
 
 class MultiHeadAttention(nn.Module):
-    """MultiHead(Q, K, V) = Concat(head₁ … head_N) W_O, head_i = Attention(Q W_Qⁱ, K W_Kⁱ, V W_Vⁱ). Section 3.2.2.
+    """MultiHead(Q, K, V) = Concat(head₁ … head_N) W_O, where head_i = Attention(Q W_Qⁱ, K W_Kⁱ, V W_Vⁱ).
 
-    Concatenation and W_O are one product with a kernel (N, H', D). `head_dim` is d_k, `value_dim` d_v; neither
-    has to be D / N. The weights are sown as "weights" in the collection "intermediates".
+    Vaswani et al. 2017, Section 3.2.2. Concatenation and W_O are one product with a kernel (N, H', D). `head_dim` is
+    d_k and `value_dim` is d_v; neither has to be D / N. The attention weights are sown as "weights" in the collection
+    "intermediates".
 
-    positions: of self-attention: "relative" (Shaw et al. 2018, up to `max_relative_distance`), "rotary" (Su et al.
-        2021) or "none".
-    implementation: "einsum" is `dot_product_attention`; "jax" is `library_attention`, which has no dropout on the
-        weights, does not sow them, and has no "relative".
+    positions: "relative" (Shaw et al. 2018; distances are clipped to `max_relative_distance`), "rotary" (Su et al.
+        2021) or "none". Only self-attention may have positions.
+    implementation: "einsum" uses `dot_product_attention`. "jax" uses `library_attention`, which supports neither
+        dropout on the weights nor "relative", and does not sow the weights.
 
-    Differs: the projections have biases (`use_bias`). The paper mentions none and its authors' code has none.
+    Differs: The projections have biases, unless `use_bias` is False. The paper does not mention biases, and the
+    authors' code has none.
+
+    Raises:
+        ValueError: `implementation` is "jax" with an option that it does not support.
     """
 
     num_heads: int
@@ -182,7 +207,9 @@ class MultiHeadAttention(nn.Module):
 
     def setup(self) -> None:
         if self.implementation == "jax" and (self.dropout_rate or self.positions == "relative"):
-            raise ValueError("implementation = 'jax' has no dropout on weights and no relative positions: use 'einsum'")
+            raise ValueError(
+                "implementation = 'jax': does not support dropout on the weights or relative positions; use 'einsum'"
+            )
 
         options: dict[str, Any] = {"use_bias": self.use_bias, "dtype": self.dtype, "initializer": self.initializer}
 
@@ -202,7 +229,10 @@ class MultiHeadAttention(nn.Module):
             self.relative = RelativePositions(self.max_relative_distance, self.head_dim, self.value_dim)
 
     def project(self, memory: Array, position: Array | int = 0, room: int | None = None) -> KeyValue:
-        """Project memory (B, S, D) at positions position … position + S - 1, all below `room`, to keys and values."""
+        """Project memory (B, S, D) at positions position … position + S - 1 to keys and values.
+
+        Rotary positions must be below `room`, by default S.
+        """
         key = self.key(memory)
         key = rotate(key, position, room) if self.positions == "rotary" else key
         heads = KeyValue(jnp.swapaxes(key, 1, 2), jnp.swapaxes(self.value(memory), 1, 2))
@@ -217,7 +247,7 @@ class MultiHeadAttention(nn.Module):
         return jax.tree.map(lambda x: constrain(x, "batch", "heads", "length", "head_dim"), empty)
 
     def extend(self, cache: KeyValue, x: Array, position: Array | int) -> KeyValue:
-        """Write the keys and values of x (B, T, D) at positions position … position + T - 1 to the cache."""
+        """Return the cache with the keys and values of x (B, T, D) at positions position … position + T - 1."""
 
         def write(old: Array, new: Array) -> Array:
             return jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), position, axis=2)
@@ -233,9 +263,9 @@ class MultiHeadAttention(nn.Module):
         bias: Array | None = None,
         position: Array | int = 0,
     ) -> Array:
-        """Let x (B, T, D) attend to `memory` (B, S, D) or its projection → (B, T, D).
+        """Attend from x (B, T, D) to `memory`, which is (B, S, D) or its projection → (B, T, D).
 
-        In self-attention `memory` is x itself, or a cache that holds x from `position` on.
+        In self-attention, `memory` is x itself or a cache that contains x, starting at `position`.
         """
         projected = memory if isinstance(memory, KeyValue) else self.project(memory)
         key, value = (jnp.swapaxes(x, 1, 2) for x in projected)

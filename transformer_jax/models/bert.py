@@ -1,4 +1,4 @@
-"""The encoder-only Transformer: BERT (Devlin et al. 2019) and a classifier on top of it.
+"""The encoder-only Transformer, BERT (Devlin et al. 2019), and a classifier built on it.
 
 Shapes: B batch · T positions · D d_model · N heads · L layers.
 """
@@ -22,7 +22,7 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class BertConfig(SingleStackConfig):
-    """The defaults are BERT base (Devlin et al. 2019, Section 3)."""
+    """Config of `Bert`. The defaults are those of BERT base (Devlin et al. 2019, Section 3)."""
 
     architecture: str = "bert"
     vocab_size: int = fields.size(30522, 304)
@@ -36,9 +36,9 @@ class BertConfig(SingleStackConfig):
 
 
 class Bert(nn.Module):
-    """Embeddings of tokens, segments and positions; a stack of bidirectional blocks; a pooler.
+    """Embeddings of tokens, segments and positions, a stack of bidirectional blocks, and a pooler.
 
-    With pre-LN, which the paper does not have, the stack ends in a norm of its own.
+    Differs: The paper has no pre-LN. With `norm = "pre"`, the stack ends in a layer norm.
     """
 
     config: BertConfig
@@ -58,8 +58,8 @@ class Bert(nn.Module):
     def __call__(self, tokens: Array, valid: Array, segments: Array | None = None) -> tuple[Array, Array]:
         """Encode token ids (B, T) → x (B, T, D), pooled (B, D).
 
-        `valid` (B, T) is True at tokens and False at padding, which no other position sees. `segments` (B, T) are ids
-        below `num_segments`, 0 if not given. `pooled` is tanh(W x₀ + b) of the first token, [CLS].
+        `valid` (B, T) is True at tokens and False at padding; no position attends to padding. `segments` (B, T) are ids
+        below `num_segments`, by default all 0. `pooled` is tanh(W x₀ + b), where x₀ belongs to the first token, [CLS].
         """
         if segments is None:
             segments = jnp.zeros_like(tokens)
@@ -69,12 +69,15 @@ class Bert(nn.Module):
 
     @nn.nowrap
     def attention_maps(self, sown: Any) -> dict[tuple[str, str, str], Array]:
-        """Return weights (B, L, N, T, T) by (name, who looks, at what), from what was sown in "intermediates"."""
+        """Return attention weights (B, L, N, T, T) from `sown`, the collection "intermediates".
+
+        The key is (name, sequence of the queries, sequence of the keys).
+        """
         return {("self-attention", "text", "text"): sown_weights(sown["encoder"], "self_attention")}
 
 
 class Classifier(nn.Module):
-    """BERT with one linear map from the pooled vector to classes (Devlin et al. 2019, Section 4.1)."""
+    """BERT with a linear map from the pooled vector to classes (Devlin et al. 2019, Section 4.1)."""
 
     config: BertConfig
     num_classes: int
@@ -87,11 +90,11 @@ class Classifier(nn.Module):
         self.head = Linear(shape, ("embed", "classes"), dtype=c.dtype, initializer=c.init)
 
     def __call__(self, tokens: Array, valid: Array, segments: Array | None = None) -> Array:
-        """Classify token ids (B, T) → float32 logits (B, num_classes). See `Bert` for the arguments."""
+        """Map token ids (B, T) to float32 logits (B, num_classes). The arguments are those of `Bert`."""
         _, pooled = self.bert(tokens, valid, segments)
         return self.head(self.dropout(pooled))
 
     @nn.nowrap
     def attention_maps(self, sown: Any) -> dict[tuple[str, str, str], Array]:
-        """Return the maps of `Bert.attention_maps`."""
+        """Return `Bert.attention_maps`."""
         return Bert(self.config).attention_maps(sown["bert"])

@@ -20,7 +20,10 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class GPTConfig(SingleStackConfig):
-    """The defaults are GPT's (Radford et al. 2018, Section 4.1). `activation`: its authors' code has "gelu_tanh"."""
+    """Config of `GPT`. The defaults are those of GPT (Radford et al. 2018, Section 4.1).
+
+    Differs: `activation` is the exact GELU; the authors' code uses its tanh approximation, "gelu_tanh".
+    """
 
     architecture: str = "gpt"
     init: str = "normal"
@@ -32,12 +35,12 @@ class GPTConfig(SingleStackConfig):
 
 
 class GPT(nn.Module):
-    """The language model.
+    """A decoder-only language model.
 
-    `model.apply(params, tokens)` returns the logits of the token after each token. To generate, call `init_cache` once,
-    then `extend` with prompts of any length and with single tokens.
+    `model.apply(params, tokens)` returns, at each position, the logits of the next token. To generate text, call
+    `init_cache` once, then `extend` with a prompt of any length, and again with each new token.
 
-    Differs: GPT-2 starts the weights of residual layers smaller by 1/√(2 L).
+    Differs: GPT-2 multiplies the initial weights of residual layers by 1/√(2 L); this model does not.
     """
 
     config: GPTConfig
@@ -54,14 +57,14 @@ class GPT(nn.Module):
             self.output = OutputLayer(c.d_model, padded, use_bias=False, initializer=c.init)
 
     def __call__(self, tokens: Array, valid: Array | None = None) -> Array:
-        """Map token ids (B, T) to float32 logits (B, T, padded V) of the token after each."""
+        """Map token ids (B, T) to float32 logits (B, T, padded V) of the next token. See `hidden` for `valid`."""
         x, lm_head = self.hidden(tokens, valid)
         return lm_head(x, self.config.vocab_size, self.config.dtype)
 
     def hidden(self, tokens: Array, valid: Array | None = None) -> tuple[Array, LMHead]:
-        """Return the last layer's output (B, T, D) and its map to logits, for losses that apply it in chunks.
+        """Return the last layer's output (B, T, D) and its map to logits, which a loss can apply in chunks.
 
-        `valid` (B, T) is True at tokens and False at padding, which no other position sees; None: no padding.
+        `valid` (B, T) is True at tokens and False at padding, to which no position attends. None means no padding.
         """
         mask = combine_masks(causal_mask(tokens.shape[1]), None if valid is None else padding_mask(valid))
         x = self.dropout(self.embedding(tokens) + self.positions(tokens.shape[1]))
@@ -72,10 +75,10 @@ class GPT(nn.Module):
         return self.embedding.lm_head() if self.config.tie_embeddings else self.output.lm_head()
 
     def init_cache(self, batch_size: int, length: int) -> tuple[KeyValue, ...]:
-        """Return an empty cache with room for `length` positions; the batch axis comes first in every leaf.
+        """Return an empty cache with room for `length` positions. The batch axis comes first in every leaf.
 
         Raises:
-            ValueError: There are fewer position vectors.
+            ValueError: `length` exceeds `max_length`, and positions are neither relative nor rotary.
         """
         check_length(self.config.positions, length, self.config.max_length)
         return self.decoder.init_cache(batch_size, length)
@@ -83,17 +86,20 @@ class GPT(nn.Module):
     def extend(
         self, cache: tuple[KeyValue, ...], tokens: Array, position: Array | int
     ) -> tuple[Array, tuple[KeyValue, ...]]:
-        """Read token ids (B, T) at positions position … → logits (B, T, padded V) and the new cache. No dropout."""
+        """Read token ids (B, T) from `position` on → logits (B, T, padded V), the new cache. There is no dropout."""
         x = self.embedding(tokens) + self.positions(tokens.shape[1], position)
         x, cache = self.decoder.extend(x, cache, position)
         return self.lm_head()(x, self.config.vocab_size, self.config.dtype), cache
 
     @nn.nowrap
     def attention_maps(self, sown: Any) -> dict[tuple[str, str, str], Array]:
-        """Return weights (B, L, N, T, T) by (name, who looks, at what), from what was sown in "intermediates"."""
+        """Return attention weights (B, L, N, T, T) from `sown`, the collection "intermediates".
+
+        The key is (name, sequence of the queries, sequence of the keys).
+        """
         return {("self-attention", "text", "text"): sown_weights(sown["decoder"], "self_attention")}
 
     @nn.nowrap
     def for_extend(self, params: Any) -> Any:
-        """Return the parameters in the form that is fastest for `extend` in a loop."""
+        """Return the parameters in the form in which a loop over `extend` is fastest."""
         return unstack_layers(params, "decoder", self.config.num_layers)

@@ -1,9 +1,9 @@
-"""Linear maps, embeddings, feed-forward networks, dropout and residuals: the parts of every model.
+"""Building blocks of every model: linear maps, embeddings, feed-forward networks, dropout and residual connections.
 
 Shapes: B batch · T positions · D d_model · F d_ff · V vocabulary.
 
-Dropout acts when `apply` is given a "dropout" key, and only then:
-`model.apply(params, ..., rngs={"dropout": key})` trains, `model.apply(params, ...)` evaluates.
+Dropout is active only if `apply` is given a "dropout" key. Use `model.apply(params, ..., rngs={"dropout": key})` for
+training and `model.apply(params, ...)` for evaluation.
 """
 
 import functools
@@ -27,18 +27,20 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 NORMS = ("post", "pre")
 INITS = ("xavier_uniform", "normal", "truncated_normal")
-STDDEV = 0.02  # of "normal" and "truncated_normal", as in BERT and GPT
-WEIGHT_PRODUCT = "weight_product"  # the name by which rematerialisation policies know the products with weights
+STDDEV = 0.02  # standard deviation of "normal" and "truncated_normal", as in BERT and GPT
+WEIGHT_PRODUCT = "weight_product"  # checkpoint name of products with weights, for rematerialisation policies
 
 
 def dropout(x: Array, rate: float, key: Array) -> Array:
-    """Set each element to zero with probability `rate` (to 2⁻³²) and scale the others by 1 / (1 - rate).
+    """Set each element to zero with probability `rate` and scale the others by 1 / (1 - rate).
+
+    `rate` is rounded to a multiple of 2⁻³².
 
     Raises:
         ValueError: `rate` is not in [0, 1).
     """
     if not 0 <= rate < 1:
-        raise ValueError(f"{rate=}: must be in [0, 1).")
+        raise ValueError(f"{rate=}: must be in [0, 1); use 0 for no dropout")
     cut = round(rate * 2**32)
     if cut == 0:
         return x
@@ -49,7 +51,7 @@ def dropout(x: Array, rate: float, key: Array) -> Array:
 
 
 class Dropout(nn.Module):
-    """Dropout (Srivastava et al. 2014), active when the caller gives a "dropout" key."""
+    """Dropout (Srivastava et al. 2014). Active only if `apply` is given a "dropout" key."""
 
     rate: float
 
@@ -61,10 +63,10 @@ class Dropout(nn.Module):
 
 
 def make_initializer(name: str, inputs: Sequence[int] = (0,), outputs: Sequence[int] = (1,)) -> Callable[..., Array]:
-    """Return one of INITS for a kernel whose axes `inputs` and `outputs` are the two sides of a matrix.
+    """Return the initializer `name`, one of INITS, for a kernel with input axes `inputs` and output axes `outputs`.
 
-    "xavier_uniform": Glorot and Bengio 2010. "truncated_normal" draws again what is beyond two standard deviations of
-    a normal distribution with a deviation of 0.02, as BERT's authors do.
+    "xavier_uniform": Glorot and Bengio 2010. "normal": standard deviation 0.02. "truncated_normal": the same
+    distribution, truncated at two standard deviations, as in the code of BERT's authors.
     """
     if name == "normal":
         return nn.initializers.normal(STDDEV)
@@ -76,21 +78,22 @@ def make_initializer(name: str, inputs: Sequence[int] = (0,), outputs: Sequence[
 def parameter(
     module: nn.Module, name: str, init: Callable[..., Array], shape: tuple[int, ...], axes: tuple[str, ...]
 ) -> Array:
-    """Create a float32 parameter whose axes have names, which decide how it is sharded."""
+    """Create a float32 parameter with named axes. The names decide how it is sharded."""
     boxed: Any = nn.with_logical_partitioning(init, axes)
     return module.param(name, boxed, shape, jnp.float32)
 
 
 def constrain(x: Array, *axes: str) -> Array:
-    """Name the axes of x, which decides how it lies on a mesh. Without a mesh or without rules, do nothing."""
+    """Constrain how x is sharded, by the names of its axes. Without a mesh or sharding rules, return x unchanged."""
     return nn.with_logical_constraint(x, axes)
 
 
 class Linear(nn.Module):
     """y = x W + b over the last `num_inputs` axes of x.
 
-    The kernel has the shape it has in the equations, e.g. (D, N, H) for the projection to heads, and a name for each
-    axis, so that the heads of one matrix can be sharded. `initializer` is one of INITS; biases start at zero.
+    The kernel has the shape `shape`, e.g. (D, N, H) for the projection to heads; a separate axis for heads allows them
+    to be sharded. `axes` has a name for each axis of the kernel. `initializer` is one of INITS; biases start at zero.
+    Products are computed in `dtype`; the result is float32.
     """
 
     shape: tuple[int, ...]
@@ -115,10 +118,10 @@ class Linear(nn.Module):
 
 
 def layer_norm(epsilon: float, name: str | None = None) -> nn.LayerNorm:
-    """Layer normalisation (Ba et al. 2016): zero mean and unit variance over the D features, then gain and bias."""
+    """Return layer normalisation (Ba et al. 2016): zero mean and unit variance over D features, then gain and bias."""
     return nn.LayerNorm(
         epsilon=epsilon,
-        use_fast_variance=False,  # E[x²] - E[x]² loses digits where the mean is large
+        use_fast_variance=False,  # E[x²] - E[x]² loses precision where the mean is large
         scale_init=nn.with_logical_partitioning(nn.initializers.ones, ("embed",)),
         bias_init=nn.with_logical_partitioning(nn.initializers.zeros, ("embed",)),
         name=name,
@@ -126,12 +129,12 @@ def layer_norm(epsilon: float, name: str | None = None) -> nn.LayerNorm:
 
 
 class Residual(nn.Module):
-    """The residual connection, dropout and norm around a sub-layer f. Only this class decides where the norm stands.
+    """Residual connection, dropout and layer norm around a sub-layer f. Only this class decides where the norm is.
 
-    post (Vaswani et al. 2017, Section 5.4):  y = norm(x + dropout(f(x)))
-    pre (Xiong et al. 2020):                  y = x + dropout(f(norm(x)))
+    "post" (Vaswani et al. 2017, Section 5.4):  y = norm(x + dropout(f(x)))
+    "pre" (Xiong et al. 2020):                  y = x + dropout(f(norm(x)))
 
-    Used as `y = residual.after(x, f(residual.before(x)))`.
+    Use it as `y = residual.after(x, f(residual.before(x)))`.
     """
 
     norm: str
@@ -151,14 +154,17 @@ class Residual(nn.Module):
 
 
 def final_norm(norm: str, epsilon: float) -> Callable[[Array], Array]:
-    """Return the norm after the last layer of a pre-LN stack; the identity for post-LN, which ends in a norm."""
+    """Return the norm that follows the last layer of a stack: a layer norm for pre-LN, the identity for post-LN.
+
+    The last layer of a post-LN stack already ends in a norm.
+    """
     return layer_norm(epsilon, name="final_norm") if norm == "pre" else lambda x: x
 
 
 class FeedForward(nn.Module):
-    """FFN(x) = activation(x W₁ + b₁) W₂ + b₂, (B, T, D) → (B, T, D). Vaswani et al. 2017, eq. 2 (ReLU).
+    """FFN(x) = activation(x W₁ + b₁) W₂ + b₂, (B, T, D) → (B, T, D) (Vaswani et al. 2017, eq. 2, with ReLU).
 
-    `dropout_rate` acts on the F hidden units; the paper has none there.
+    Differs: `dropout_rate` applies to the F hidden units, where the paper has no dropout.
     """
 
     d_model: int
@@ -180,13 +186,15 @@ class FeedForward(nn.Module):
 
 
 class Embedding(nn.Module):
-    """A table (V, D) that turns ids into vectors and, when tied, vectors into logits.
+    """A table (V, D) that maps ids to vectors and, if tied to the output layer, vectors to logits.
 
-    `scale` multiplies the vectors, but not the logits, by √d_model (Vaswani et al. 2017, Section 3.4); BERT and GPT do
-    not. The table is padded to a multiple of `vocab_multiple` rows, so that it can be sharded; see `mask_padding`.
+    `scale` multiplies the vectors, but not the logits, by √d_model (Vaswani et al. 2017, Section 3.4). BERT and GPT do
+    not scale. The table is padded to a multiple of `vocab_multiple` rows, so that it can be sharded; see
+    `mask_padding`.
 
-    `initializer` is one of INITS. Where `scale` is on, "normal" has variance 1 / d_model, so that the scaled vectors
-    have unit variance (tensor2tensor, the authors' code; the paper names no initialisation); else a deviation of 0.02.
+    `initializer` is one of INITS. With `scale`, "normal" has variance 1 / d_model, so that the scaled vectors have unit
+    variance; without, it has standard deviation 0.02. The variance is that of tensor2tensor, the authors' code; the
+    paper does not specify the initialisation.
     """
 
     vocab_size: int
@@ -216,12 +224,12 @@ class Embedding(nn.Module):
         return LMHead(self._gathered(), None)
 
     def _gathered(self) -> Array:
-        """Gather the rows that FSDP keeps apart: once for the look-up, and once for all chunks of a loss."""
+        """Gather the rows that FSDP distributes: once for the look-up, and once for all chunks of a loss."""
         return constrain(self.table, "logits", "vector")
 
 
 class OutputLayer(nn.Module):
-    """A map from vectors to logits that shares nothing with an embedding. `initializer` is one of INITS."""
+    """A map from vectors to logits with its own table, not tied to an embedding. `initializer` is one of INITS."""
 
     d_model: int
     padded_vocab_size: int
@@ -240,24 +248,24 @@ class OutputLayer(nn.Module):
 
 
 class LMHead(NamedTuple):
-    """The map from vectors to logits: table (padded V, D), bias (padded V,) or None."""
+    """A map from vectors to logits: table (padded V, D), bias (padded V,) or None."""
 
     table: Array
     bias: Array | None
 
     def __call__(self, x: Array, vocab_size: int, dtype: str = "float32") -> Array:
-        """Map x (B, T, D) to float32 logits (B, T, padded V), with ids ≥ `vocab_size` masked."""
+        """Map x (B, T, D) to float32 logits (B, T, padded V). Ids ≥ `vocab_size` are masked."""
         logits = product("BTD,VD->BTV", x, self.table, dtype)
         return mask_padding(logits if self.bias is None else logits + self.bias[None, None], vocab_size)
 
 
 def padded_vocab_size(vocab_size: int, multiple: int) -> int:
-    """Round `vocab_size` up to a multiple."""
+    """Round `vocab_size` up to a multiple of `multiple`."""
     return -(-vocab_size // multiple) * multiple
 
 
 def mask_padding(logits: Array, vocab_size: int) -> Array:
-    """Give the padding rows of the vocabulary (ids ≥ `vocab_size`) a probability of zero."""
+    """Give ids ≥ `vocab_size`, which pad the vocabulary, a probability of zero: logits (B, T, padded V)."""
     if logits.shape[-1] == vocab_size:
         return logits
     real = jnp.arange(logits.shape[-1]) < vocab_size

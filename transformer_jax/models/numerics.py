@@ -1,4 +1,4 @@
-"""Matrix products in mixed precision and cheap random bits: how the models compute, not what."""
+"""Numerical primitives of the models: matrix products in mixed precision, and random bits for dropout."""
 
 import functools
 import math
@@ -13,15 +13,16 @@ Array = jax.Array
 
 
 def product(spec: str, a: Array, b: Array, dtype: str = "float32") -> Array:
-    """Multiply two arrays in `dtype`, as `jnp.einsum` would, accumulating in float32 and returning float32.
+    """Return `jnp.einsum(spec, a, b)`, multiplied in `dtype` and accumulated in float32. The result is float32.
 
-    Every index of an operand must stand in the other operand or in the output. Gradients are products in `dtype` too.
+    Every index of an operand must occur in the other operand or in the output. Gradients are also products in `dtype`.
     The factors of each gradient are in the order that needs the fewest transpositions, which is faster on CPUs than
     autodiff of `jnp.einsum`.
 
-    float32 supports every transformation, forward mode included. bfloat16 rounds cotangents to bfloat16, where
-    autodiff would multiply them in float32 at a fraction of the speed; it supports reverse mode only. On accelerators
-    `jax_default_matmul_precision` decides how exact float32 is: TF32 or bfloat16 passes by default.
+    With float32, every transformation works, including forward-mode differentiation. With bfloat16, only reverse-mode
+    differentiation works, and cotangents are rounded to bfloat16; autodiff would multiply them in float32, which is
+    much slower. On accelerators, `jax_default_matmul_precision` sets the precision of float32 products; the default
+    there is TF32 or bfloat16 passes.
 
     Raises:
         ValueError: The shapes do not fit `spec`.
@@ -48,9 +49,10 @@ def _sizes(spec: str, a: Array, b: Array) -> dict[str, int]:
 
 
 def _gradient_specs(spec: str) -> tuple[str, str, bool]:
-    """Return the specs of a's gradient (cotangent, b) and of b's, and whether the latter takes a before the cotangent.
+    """Return the specs of both gradients, and whether that of b takes a before the cotangent.
 
-    The last axis of b is last in the result when the operand that holds it comes second.
+    The gradient of a takes (cotangent, b). In that of b, the factor that has the last axis of b comes second, because
+    this axis is then last in the product, too.
     """
     (in_a, in_b), out = _parse(spec)
     a_first = in_b[-1] in out
@@ -58,12 +60,12 @@ def _gradient_specs(spec: str) -> tuple[str, str, bool]:
 
 
 def _multiply(a: Array, b: Array, *, spec: str, dtype: str = "float32") -> Array:
-    """Arrange both operands as (batches of) matrices, multiply them, and arrange the result as `spec` says."""
+    """Reshape both operands to (batches of) matrices, multiply them, and reshape the result to the output of `spec`."""
     (in_a, in_b), out = _parse(spec)
     batch = [i for i in in_a if i in in_b and i in out]
     summed = [i for i in in_a if i in in_b and i not in out]
     rows, columns = [i for i in in_a if i not in in_b], [i for i in in_b if i not in in_a]
-    # Matrix products take transposed operands as they are. In bfloat16 on CPUs only the second one may be transposed.
+    # Matrix products accept transposed operands without a copy. In bfloat16 on CPUs, only the second may be transposed.
     a_transposed = dtype == "float32" and [i for i in in_a if i not in batch] == summed + rows
     b_transposed = [i for i in in_b if i not in batch] == columns + summed
     sizes = _sizes(spec, a, b)
@@ -87,13 +89,13 @@ def _multiply(a: Array, b: Array, *, spec: str, dtype: str = "float32") -> Array
 
 
 def _as_it_stands(*arrays: Array) -> tuple[Array, ...]:
-    """Keep XLA for CPU from merging these transpositions into a product, which it then cannot compute in bfloat16."""
+    """Keep XLA on CPUs from fusing the transpositions into a product, which could then not be computed in bfloat16."""
     return jax.lax.platform_dependent(
         *arrays, cpu=lambda *arrays: jax.lax.optimization_barrier(arrays), default=lambda *arrays: arrays
     )
 
 
-# A primitive of its own, because no other rule gives both modes of differentiation and chooses the order of factors.
+# A new primitive, because `custom_vjp` has no forward mode and `custom_jvp` does not control the order of the factors.
 _product_p = Primitive("product")
 _product_p.def_impl(_multiply)
 mlir.register_lowering(_product_p, mlir.lower_fun(_multiply, multiple_results=False))
@@ -119,7 +121,7 @@ def _vectorize(arrays: tuple[Array, Array], axes: tuple, *, spec: str) -> tuple[
     operands, out = _parse(spec)
     new = next(letter for letter in string.ascii_letters if letter not in spec)
     for i, axis in enumerate(axes):
-        if isinstance(axis, int):  # else this operand is the same for all
+        if isinstance(axis, int):  # otherwise this operand is not batched
             operands[i] = operands[i][:axis] + new + operands[i][axis:]
     return _product_p.bind(*arrays, spec=f"{','.join(operands)}->{new}{out}"), 0
 
@@ -151,13 +153,14 @@ _rounded_product.defvjp(_rounded_forward, _rounded_backward)
 
 
 def hashed_bits(key: Array, shape: tuple[int, ...]) -> Array:
-    """Hash each element's index with two words drawn from the key into random uint32 of `shape`.
+    """Return random uint32 of `shape`: a hash of each element's index and two words drawn from the key.
 
-    On CPUs jax's generators cost as much as a matrix product of this size; this costs about as much as an addition.
-    The index is the one in the whole array, so the bits are the same on every mesh. They repeat after 2³² elements.
+    On CPUs, JAX's generators take as long as a matrix product of this size; this function takes about as long as an
+    addition. The index is that in the whole array, so the bits are the same on every mesh. They repeat after 2³²
+    elements.
 
-    For dropout only: one round of a hash per word (Wellons 2018, "Prospecting for Hash Functions", lowbias32) passes
-    the tests in tests/models/test_numerics.py, and nothing more is known of its quality.
+    Use this for dropout only. There is one round of a hash per word (lowbias32, from Wellons 2018, "Prospecting for
+    Hash Functions"). The bits pass the tests in tests/models/test_numerics.py; their quality is not known beyond that.
     """
 
     def mix(h: Array) -> Array:

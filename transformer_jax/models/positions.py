@@ -1,7 +1,9 @@
-"""Positions of tokens: vectors added to embeddings, or relations between queries and keys. Pure functions first.
+"""Position encodings: vectors added to embeddings, or relations between queries and keys in attention.
 
-Shapes: B batch · T query positions · S key positions · D d_model · N heads · H width of a head · k the largest distance
-told apart · R = 2k + 1 clipped distances.
+The pure functions come first, then the modules.
+
+Shapes: B batch · T query positions · S key positions · D d_model · N heads · H head width · H' head width of values ·
+k largest distance (longer ones are clipped to it) · R = 2k + 1 clipped distances.
 """
 
 from typing import NamedTuple
@@ -16,15 +18,15 @@ from transformer_jax.models.numerics import product
 
 Array = jax.Array
 
-IN_ATTENTION = ("relative", "rotary")  # at any length; the others are vectors added to embeddings
+IN_ATTENTION = ("relative", "rotary")  # act in attention, at any length; the others are added to embeddings
 POSITIONS = ("sinusoidal", "learned", *IN_ATTENTION, "none")
 
 
 def sinusoidal_positions(length: int, d_model: int) -> np.ndarray:
-    """PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(same); (length, d_model), float32.
+    """Return PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(pos / 10000^(2i/d)); (length, d), float32.
 
-    Vaswani et al. 2017, Section 3.5: pos counts from 0, i runs from 0 to d/2, sines and cosines alternate; an odd
-    width drops the last cosine. Computed in float64.
+    Vaswani et al. 2017, Section 3.5, with d = `d_model`. pos and i count from 0, so sines and cosines alternate. With
+    an odd d, the last cosine is dropped. Computed in float64.
     """
     pairs = np.arange((d_model + 1) // 2)
     angles = np.arange(length)[:, None] / 10000.0 ** (2 * pairs / d_model)[None]
@@ -33,15 +35,19 @@ def sinusoidal_positions(length: int, d_model: int) -> np.ndarray:
 
 
 def rotate(x: Array, position: Array | int = 0, room: int | None = None) -> Array:
-    """Rotate x (B, T, N, H) at positions m = position … position + T - 1, all below `room` (default T): R_m x_m.
+    """Return R_m x_m for x (B, T, N, H) at positions m = position … position + T - 1.
 
-    Su et al. 2021 (RoFormer), eqs. 15 and 34: each pair (x_2i-1, x_2i), i = 1 … H/2, is turned by m θ_i with
-    θ_i = 10000^(-2(i-1)/H), so that the product of a query at m and a key at n depends only on n - m (eq. 16).
-    Sines and cosines come from `sinusoidal_positions`; computed in float32.
+    Su et al. 2021 (RoFormer), eqs. 15 and 34: each pair (x_2i-1, x_2i), i = 1 … H/2, is rotated by the angle m θ_i,
+    θ_i = 10000^(-2(i-1)/H). The product of a query at m and a key at n then depends only on n - m (eq. 16). Sines and
+    cosines come from `sinusoidal_positions`; the rotation is computed in float32. All positions must be below `room`,
+    by default T.
+
+    Raises:
+        ValueError: H is odd.
     """
     length, width = x.shape[1], x.shape[3]
     if width % 2:
-        raise ValueError(f"{width} features cannot be rotated in pairs: make the head's width (model.head_dim) even")
+        raise ValueError(f"head width {width}: must be even to rotate pairs of features; change model.head_dim")
     waves = jnp.asarray(sinusoidal_positions(length if room is None else room, width))
     waves = jax.lax.dynamic_slice_in_dim(waves, position, length)[None, :, None]
     sine, cosine = waves[..., 0::2], waves[..., 1::2]
@@ -51,7 +57,7 @@ def rotate(x: Array, position: Array | int = 0, room: int | None = None) -> Arra
 
 
 class Relations(NamedTuple):
-    """Vectors w^K (R, H) and w^V (R, H') of the distances -k … k, and the position of the first query."""
+    """Vectors w^K (R, H) and w^V (R, H') for the distances -k … k, and the position of the first query."""
 
     key: Array
     value: Array
@@ -59,7 +65,10 @@ class Relations(NamedTuple):
 
 
 def _to_keys(by_distance: Array, length: int, position: Array | int) -> Array:
-    """Look up the distance clip(j - i, -k, k) of i = position + t and j = s < `length`: (B, N, T, R) → (B, N, T, S)."""
+    """Look up the value for each pair's distance, clip(j - i, -k, k): (B, N, T, R) → (B, N, T, S).
+
+    Queries are at i = position … position + T - 1, keys at j = 0 … S - 1; S is `length`.
+    """
     queries, distances = by_distance.shape[2:]
     k = distances // 2
     index = jnp.arange(length)[None] - (position + jnp.arange(queries))[:, None]
@@ -70,20 +79,24 @@ def _to_keys(by_distance: Array, length: int, position: Array | int) -> Array:
 def relative_scores(
     query: Array, table: Array, length: int, position: Array | int = 0, dtype: str = "float32"
 ) -> Array:
-    """x_i W_Q · a_ij^K / √d_k for `length` keys, a_ij^K = w^K of clip(j - i, -k, k): → (B, N, T, S), float32.
+    """Return x_i W_Q · a_ij^K / √d_k, where a_ij^K is the w^K of distance clip(j - i, -k, k): (B, N, T, S), float32.
 
-    The second term of eq. 5 in Shaw et al. 2018; query (B, T, N, H) at positions i = position … position + T - 1,
-    keys at j = 0 …; table (2k + 1, H). As in Section 3.3 the a_ij are never stored: one product with the table.
+    This is the second term of eq. 5 in Shaw et al. 2018. query (B, T, N, H) is at positions i = position … position +
+    T - 1, keys are at j = 0 … S - 1, S is `length`, and table (2k + 1, H) holds w^K.
+
+    As in Section 3.3, the a_ij are never stored. Here, there is one product of the queries with the table.
     """
     query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
     return _to_keys(product("BTNH,RH->BNTR", query, table, dtype), length, position)
 
 
 def relative_values(weights: Array, table: Array, position: Array | int = 0, dtype: str = "float32") -> Array:
-    """Σ_j α_ij a_ij^V, a_ij^V = w^V of clip(j - i, -k, k): weights (B, N, T, S) → (B, T, N, H').
+    """Return Σ_j α_ij a_ij^V, where a_ij^V is the w^V of distance clip(j - i, -k, k): (B, T, N, H').
 
-    The second term of eq. 3 in Shaw et al. 2018; table (2k + 1, H'). The weights at each distance are summed first,
-    which is the transpose of looking scores up by distance. The product with the table is in `dtype`.
+    This is the second term of eq. 3 in Shaw et al. 2018. weights α (B, N, T, S); table (2k + 1, H') holds w^V.
+
+    The weights at each distance are summed first; this is the transpose of looking up scores by distance. Then there is
+    one product with the table, in `dtype`.
     """
 
     def look_up(by_distance: Array) -> Array:
@@ -95,11 +108,11 @@ def relative_values(weights: Array, table: Array, position: Array | int = 0, dty
 
 
 class RelativePositions(nn.Module):
-    """The tables w^K (2k + 1, head_dim) and w^V (2k + 1, value_dim), shared by all heads (Shaw et al. 2018, 3.3).
+    """Tables w^K (2k + 1, head_dim) and w^V (2k + 1, value_dim), shared by all heads (Shaw et al. 2018, Section 3.3).
 
-    They start Xavier uniform; the paper names no initialisation.
+    Their initialisation is Xavier uniform; the paper does not specify one.
 
-    Differs: Shaw et al.'s base model has tables for each head (Section 4.1).
+    Differs: The base model of Shaw et al. has separate tables for each head (Section 4.1).
     """
 
     max_distance: int
@@ -116,15 +129,16 @@ class RelativePositions(nn.Module):
 
 
 class Positions(nn.Module):
-    """The vectors (1, T, D) added to embeddings at positions offset … offset + T - 1.
+    """Vectors (1, T, D) to add to embeddings at positions offset … offset + T - 1.
 
-    kind: "sinusoidal", "learned" (Gehring et al. 2017; row (E) of Table 3) or "none". "relative" and "rotary" act in
-    attention, so their vectors are zeros. `initializer` of learned positions is one of `layers.INITS`; "xavier_uniform"
-    treats the table as one (max_length, d_model) matrix.
+    kind: "sinusoidal" (Vaswani et al. 2017, Section 3.5), "learned" (Gehring et al. 2017; row (E) of Table 3 in Vaswani
+        et al. 2017) or "none". "relative" and "rotary" act in attention, so their vectors here are zeros.
+    initializer: of learned positions, one of `layers.INITS`. "xavier_uniform" treats the table as one (max_length,
+        d_model) matrix.
 
     Raises:
-        ValueError: T is beyond `max_length`, except for positions in attention. The caller must check offset + T,
-            which is unknown under jit.
+        ValueError: T exceeds `max_length`, unless `kind` is "relative" or "rotary". The caller must check offset + T,
+            which is unknown under `jit`.
     """
 
     kind: str
@@ -150,8 +164,8 @@ class Positions(nn.Module):
 
 
 def check_length(kind: str, length: int, max_length: int) -> None:
-    """Raise ValueError for a cache longer than there are position vectors."""
+    """Raise ValueError if a cache of `length` positions exceeds `max_length`, unless positions act in attention."""
     if kind not in IN_ATTENTION and length > max_length:
         raise ValueError(
-            f"{length=}: must not be beyond max_length = {max_length}; ask for fewer, or raise model.max_length"
+            f"{length=}: must be at most max_length = {max_length}; ask for fewer positions or raise model.max_length"
         )

@@ -1,8 +1,8 @@
-"""The recurrent encoder–decoder: from one vector for a whole sentence to attention.
+"""Recurrent encoder–decoders, with and without attention.
 
-Sutskever et al. 2014 and Cho et al. 2014 (no attention), Bahdanau et al. 2015 (additive), Luong et al. 2015 (concat,
-dot, general) and, in Luong's decoder, queries, keys and values as in Vaswani et al. 2017 (scaled_dot, multi_head). The
-scores are in `alignment`.
+`RecurrentConfig.attention` selects the model: Sutskever et al. 2014 or Cho et al. 2014 ("none"), Bahdanau et al. 2015
+("additive"), Luong et al. 2015 ("concat", "dot", "general"), or Luong's decoder with the queries, keys and values of
+Vaswani et al. 2017 ("scaled_dot", "multi_head"). The score functions are in `alignment`.
 
 Shapes: B batch · S source positions · T target positions · E embedding · C encoder's output · D decoder's state
 (d_model) · N heads · V vocabulary.
@@ -23,17 +23,16 @@ from transformer_jax.models.attention import Valid
 from transformer_jax.models.layers import Dropout, Embedding, Linear, LMHead, OutputLayer
 
 Array = jax.Array
-Carry = Any  # of a cell: h (B, D), and for an LSTM (c, h)
+Carry = Any  # the carry of a cell: h (B, D), or (c, h) for an LSTM
 
 CELLS: dict[str, Any] = {"lstm": nn.OptimizedLSTMCell, "gru": nn.GRUCell}
-ATTENTIONS = ("none", *ALIGNMENTS)
 SUMMARIES = ("initial", "every_step")
 READOUTS = ("linear", "maxout")
 
 
 @dataclasses.dataclass(frozen=True)
 class RecurrentConfig:
-    """One choice, `attention`, and what the papers vary besides."""
+    """Config of `RecurrentSeq2Seq`. `attention` selects the model; the other fields are options of the papers."""
 
     architecture: str = dataclasses.field(default="recurrent", kw_only=True)
     source_vocab_size: int = fields.size(10_000, 304)
@@ -41,24 +40,26 @@ class RecurrentConfig:
     cell: str = "gru"
     num_layers: int = 1
     embedding_dim: int = fields.size(256, 8)  # E
-    encoder_dim: int = fields.size(512, 32, like="d_model")  # C: output at a position, both directions together
+    encoder_dim: int = fields.size(512, 32, like="d_model")  # C: output at each position, both directions together
     d_model: int = fields.size(512, 16)  # D: the decoder's state
     bidirectional: bool = False
-    reverse_source: bool = False  # a one-way encoder reads from the last word to the first (Sutskever et al. 2014)
+    reverse_source: bool = False  # a unidirectional encoder reads the source backwards (Sutskever et al. 2014)
     attention: str = "none"
-    # Without attention, where the encoder's last state goes: into the decoder's first state (Sutskever et al. 2014), or
-    # also into every step and its output (Cho et al. 2014).
+    # How the decoder uses the encoder's last state without attention. "initial": as its first state (Sutskever et al.
+    # 2014). "every_step": also as an input to every step and to the readout (Cho et al. 2014).
     summary: str = "initial"
-    attention_dim: int = fields.size(512, 8)  # hidden units of additive and concat
-    num_heads: int = fields.size(8, 8)  # of multi_head
-    input_feeding: bool = False  # each step's output is input to the next step (Luong et al. 2015, Section 3.3)
-    local_window: int = 0  # D of Luong's local-p; 0: attention is global
+    attention_dim: int = fields.size(512, 8)  # hidden units of "additive" and "concat" attention
+    num_heads: int = fields.size(8, 8)  # of "multi_head" attention
+    input_feeding: bool = False  # each step's output is an input to the next step (Luong et al. 2015, Section 3.3)
+    local_window: int = 0  # D of Luong et al.'s local-p attention; 0 for global attention
     damping: bool = False  # see `alignment.damped_scores`
-    # What is mapped to the vocabulary by additive attention and by summary = "every_step".
+    # How additive attention and summary = "every_step" combine state, context and previous word before the output
+    # layer. "linear": concatenated. "maxout": a maxout layer (Goodfellow et al. 2013).
     readout: str = "linear"
     readout_dim: int = fields.size(500, 8)  # of "maxout"
-    # The share of steps in training that read the reference's word and not the model's own. It moves linearly from the
-    # first value to the second in so many steps (Bengio et al. 2015, Section 2.4); 0 steps: always the first.
+    # The share of training steps in which the decoder reads the reference word, not the word it predicted. The share
+    # changes linearly from teacher_forcing to teacher_forcing_end over teacher_forcing_steps updates (Bengio et al.
+    # 2015, Section 2.4). With 0 updates it stays at teacher_forcing.
     teacher_forcing: float = fields.random(1.0, 1.0)
     teacher_forcing_end: float = fields.random(1.0, 1.0)
     teacher_forcing_steps: int = fields.random(0, 0)
@@ -68,7 +69,7 @@ class RecurrentConfig:
     dtype: str = fields.how("float32")  # of the products outside the cells
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield (field, rule and remedy) for everything that is wrong."""
+        """Yield (field, rule and remedy) for every invalid value."""
         for name, value in dataclasses.asdict(self).items():
             least = 0 if name in ("local_window", "teacher_forcing_steps") else 1
             if type(value) is int and value < least:
@@ -77,63 +78,66 @@ class RecurrentConfig:
             yield "dropout_rate", "must be in [0, 1)"
         for name in ("teacher_forcing", "teacher_forcing_end"):
             if not 0 <= getattr(self, name) <= 1:
-                yield name, "must be in [0, 1]; 1 always feeds the reference"
-        choices = {"cell": tuple(CELLS), "attention": ATTENTIONS, "summary": SUMMARIES, "readout": READOUTS}
+                yield name, "must be in [0, 1]; 1 always feeds the reference word"
+        choices = {"cell": tuple(CELLS), "attention": ("none", *ALIGNMENTS), "summary": SUMMARIES, "readout": READOUTS}
         choices |= {"architecture": ("recurrent",), "dtype": ("float32", "bfloat16")}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 yield name, f"must be one of {', '.join(allowed)}"
         if self.teacher_forcing_end != 1 and not self.teacher_forcing_steps:
-            yield "teacher_forcing_end", "is reached after teacher_forcing_steps = 0: set those, or leave it at 1.0"
+            yield "teacher_forcing_end", "needs teacher_forcing_steps: set that to at least 1, or leave this at 1.0"
         if self.bidirectional and self.encoder_dim % 2:
-            yield "encoder_dim", "must be even: half of it belongs to each direction of a bidirectional encoder"
+            yield "encoder_dim", "must be even, because each direction of a bidirectional encoder has half of it"
         if self.bidirectional and self.reverse_source:
-            yield "reverse_source", "is for encoders that read one way: set it or model.bidirectional to False"
+            yield "reverse_source", "needs a unidirectional encoder: set this or bidirectional to False"
         if not self.bidirectional and self.encoder_dim != self.d_model:
-            yield "encoder_dim", f"must be d_model = {self.d_model}, whose first state it is, or set bidirectional"
+            rule = f"must be equal to d_model = {self.d_model}, because the encoder's last state is the decoder's first"
+            yield "encoder_dim", f"{rule}: change it or set bidirectional to True"
         if self.attention == "dot" and self.encoder_dim != self.d_model:
-            yield "encoder_dim", f"must be d_model = {self.d_model} for sᵀh; 'general' has a matrix between them"
+            rule = f"must be equal to d_model = {self.d_model} for 'dot' attention"
+            yield "encoder_dim", f"{rule}: change it or set attention to 'general'"
         if self.attention == "multi_head" and self.d_model % self.num_heads:
             yield "num_heads", f"must divide d_model = {self.d_model}"
         if self.attention == "none" and self.bidirectional and self.summary == "initial":
-            yield "summary", "'initial' would leave out what the forward direction read: set it to 'every_step'"
+            yield "summary", "would ignore the forward direction of the encoder: set it to 'every_step'"
         for name in ("input_feeding", "local_window"):
             if getattr(self, name) and not self.luong_decoder:
                 rest = "concat, dot, general, scaled_dot or multi_head"
-                yield name, f"belongs to Luong's decoder: switch it off, or set attention to {rest}"
+                yield name, f"needs Luong's decoder: switch it off, or set attention to {rest}"
         if self.local_window and self.attention == "multi_head":
-            yield "local_window", "is for one head: set it to 0 or attention to 'scaled_dot'"
+            yield "local_window", "needs attention with one head: set it to 0, or attention to 'scaled_dot'"
         if self.readout == "maxout" and not self.reads_context:
-            yield "readout", "'maxout' needs additive attention, or none with summary 'every_step': set it to 'linear'"
+            rest = "attention = 'additive', or attention = 'none' with summary = 'every_step'"
+            yield "readout", f"needs {rest}: change these, or set readout to 'linear'"
         if self.summary == "every_step" and self.attention != "none":
-            yield "summary", "is for attention = 'none', which has no other context: set it to 'initial'"
+            yield "summary", "needs attention = 'none': change that, or set summary to 'initial'"
         if self.damping and self.attention not in ("scaled_dot", "multi_head"):
-            yield "damping", "is of s = q·k/√d: set attention to 'scaled_dot' or 'multi_head', or this to False"
+            yield "damping", "needs scores q·k/√d: set attention to 'scaled_dot' or 'multi_head', or damping to False"
 
     @property
     def luong_decoder(self) -> bool:
-        """True if a step attends after its recurrence (Luong et al. 2015), and not before it (Bahdanau et al. 2015)."""
+        """True if a step attends after its recurrence (Luong et al. 2015), not before it (Bahdanau et al. 2015)."""
         return self.attention not in ("none", "additive")
 
     @property
     def reads_context(self) -> bool:
-        """True if context and previous word are mapped to the vocabulary along with the state."""
+        """True if the decoder's output depends on context and previous word directly, not only through the state."""
         return self.attention == "additive" or (self.attention == "none" and self.summary == "every_step")
 
     @property
     def output_dim(self) -> int:
-        """Width of what is mapped to the vocabulary."""
+        """Width of the decoder's output, which the output layer maps to the vocabulary."""
         if not self.reads_context:
             return self.d_model
         return self.readout_dim if self.readout == "maxout" else self.d_model + self.encoder_dim + self.embedding_dim
 
     @property
     def reads_itself(self) -> bool:
-        """True if training feeds the decoder words of its own."""
+        """True if training feeds predicted words back to the decoder."""
         return self.teacher_forcing < 1 or (self.teacher_forcing_steps > 0 and self.teacher_forcing_end < 1)
 
     def teacher_forcing_at(self, step: Array | int) -> Array:
-        """Return the share of words that update `step` = 0, 1, … takes from the reference."""
+        """Return the share of reference words that the decoder reads in update `step` = 0, 1, …"""
         if not self.teacher_forcing_steps:
             return jnp.asarray(self.teacher_forcing)
         passed = jnp.minimum(step / self.teacher_forcing_steps, 1)
@@ -141,7 +145,7 @@ class RecurrentConfig:
 
     @property
     def shares_tables(self) -> bool:
-        """Always False: source and target each have an embedding."""
+        """Always False: source and target have separate embeddings."""
         return False
 
     @property
@@ -156,14 +160,14 @@ class RecurrentConfig:
 
 
 class State(NamedTuple):
-    """The decoder's state between steps: each layer's carry and, for input feeding, h̃ (B, D)."""
+    """The decoder's state between steps: the carry of each layer and, with input feeding, h̃ (B, D), else None."""
 
     carries: tuple[Carry, ...]
     fed: Array | None
 
 
 class Cache(NamedTuple):
-    """The state of decoding between steps. The batch axis comes first in every leaf. source_valid: (B, S)."""
+    """Everything that decoding keeps between steps. The batch axis comes first in every leaf. source_valid: (B, S)."""
 
     past: State
     memory: Memory
@@ -182,17 +186,19 @@ def _cell(config: RecurrentConfig, width: int, name: str | None = None) -> Any:
 
 
 class Encoder(nn.Module):
-    """Layers of one or two directions. No state sees padding."""
+    """A stack of recurrent layers, unidirectional or bidirectional. No state depends on padding."""
 
     config: RecurrentConfig
 
     @nn.compact
     def __call__(self, x: Array, valid: Array) -> tuple[Array, Array, tuple[Carry, ...]]:
-        """Read x (B, S, E), valid (B, S) → h (B, S, C), summary (B, C), and the decoder's first carry for each layer.
+        """Read x (B, S, E), valid (B, S) → h (B, S, C), summary (B, C), and the first carry of each decoder layer.
 
-        The summary is the last state of each direction. A one-way encoder hands its last carry to the decoder as it is.
-        Of two directions the backward one, which reads the first word last, hands over tanh(W ·) of its carry (Bahdanau
-        et al. 2015, A.2.2: s₀ = tanh(W_s ←h₁)).
+        The summary is the last state of each direction in the top layer, concatenated.
+
+        The last carry of a unidirectional encoder is the decoder's first carry. A bidirectional encoder applies
+        tanh(W · + b) to the last carry of its backward direction, which reads the first word last (Bahdanau et al.
+        2015, Section A.2.2: s₀ = tanh(W_s ←h₁)).
         """
         c, lengths = self.config, valid.sum(axis=1)
         width = c.encoder_dim // 2 if c.bidirectional else c.encoder_dim
@@ -222,7 +228,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """One step: from the previous word and state to the next state and to what is mapped to the vocabulary."""
+    """One step of the decoder: from the previous word and state to the next state and output."""
 
     config: RecurrentConfig
 
@@ -248,18 +254,21 @@ class Decoder(nn.Module):
             self.maxout = Linear(shape, ("embed", "state"), dtype=c.dtype)
 
     def init_memory(self, h: Array, summary: Array) -> Memory:
-        """Return what all steps share."""
+        """Return the memory for h (B, S, C) and summary (B, C). All steps read the same memory."""
         keys, values = (h, h[:, :, None]) if self.config.attention == "none" else self.alignment.project(h)
         return Memory(keys, values, summary)
 
     def __call__(self, state: State, y: Array, memory: Memory, valid: Array) -> tuple[State, Array, Array]:
         """Read y (B, E) → the next state, output (B, output_dim), weights (B, N, S).
 
-        A memory of fewer rows, B / K, is shared: each of its rows by K adjacent rows of y.
+        The memory may have fewer rows, B / K. Each of its rows is then shared by K adjacent rows of y.
 
-        additive: c_t from s_{t-1}, s_t = f(s_{t-1}, [y; c_t]), output g(s_t, c_t, y) (Bahdanau et al. 2015, A.2.2).
-        none: the same with the summary for c_t, or s_t alone.
-        else: s_t = f(s_{t-1}, [y; h̃_{t-1} if fed]), c_t from s_t, h̃_t = tanh(W_c [c_t; s_t]) (Luong et al. 2015).
+        "additive" attention: c_t is attended from s_{t-1}, s_t = f(s_{t-1}, [y; c_t]), and the output is g(s_t, c_t, y)
+        (Bahdanau et al. 2015, Section A.2.2).
+        "none" with summary "every_step": the same, with the summary as c_t. With "initial": s_t = f(s_{t-1}, y), which
+        is also the output. There are no weights (N = 0).
+        Any other attention: s_t = f(s_{t-1}, y), or f(s_{t-1}, [y; h̃_{t-1}]) with input feeding. c_t is attended from
+        s_t, and the output is h̃_t = tanh(W_c [c_t; s_t]) (Luong et al. 2015, eq. 5).
         """
         c, rows = self.config, memory.summary.shape[0]
 
@@ -288,7 +297,7 @@ class Decoder(nn.Module):
         return State(carries, None), output, weights
 
     def _recur(self, carries: tuple[Carry, ...], x: Array) -> tuple[tuple[Carry, ...], Array]:
-        """Run all layers' cells, with dropout between them."""
+        """Run the cells of all layers, with dropout between layers."""
         after = []
         for layer, (cell, carry) in enumerate(zip(self.cells, carries, strict=True)):
             carry, x = cell(carry, x if layer == 0 else self.dropout(x))
@@ -297,13 +306,19 @@ class Decoder(nn.Module):
 
 
 class RecurrentSeq2Seq(nn.Module):
-    """The encoder–decoder model. It is called and decodes like `Transformer`.
+    """A recurrent encoder–decoder. Training and decoding have the same interface as `Transformer`.
 
-    Differs: cells are flax's, in float32: the GRU applies its reset gate after the recurrent product (like cuDNN), and
-    the LSTM has no peepholes. Word vectors are scaled like the Transformer's. The summary is the encoder's last state
-    itself, where Cho et al. have tanh(V h) and a first state tanh(V' c). The deep output of Bahdanau et al. sees s_t,
-    as in their equation 4, not s_{t-1} as in their appendix; the default readout is one linear map of [s_t; c_t; y].
-    Luong et al.'s encoder is one-way and hands its states to the decoder; so does this one without `bidirectional`.
+    Differs:
+
+    - The cells are those of Flax, in float32. The GRU applies its reset gate after the recurrent product, like cuDNN.
+      The LSTM has no peepholes.
+    - Word vectors are multiplied by √E, as in the Transformer.
+    - The summary is the encoder's last state. Cho et al. use tanh(V h), and tanh(V' c) as the decoder's first state.
+    - The deep output of Bahdanau et al. reads s_t, as in their equation 4; their appendix has s_{t-1}. The default
+      readout is one linear map of [s_t; c_t; y].
+
+    The encoder of Luong et al. is unidirectional, and its last states are the decoder's first; the same holds here
+    unless `bidirectional` is set.
     """
 
     config: RecurrentConfig
@@ -319,22 +334,30 @@ class RecurrentSeq2Seq(nn.Module):
         self.dropout = Dropout(c.dropout_rate)
 
     def __call__(self, source: Array, target: Array, source_valid: Valid = None, target_valid: Valid = None) -> Array:
-        """Map source ids (B, S) and target ids (B, T) to float32 logits (B, T, padded V) of the token after each."""
+        """Map source ids (B, S) and target ids (B, T) to float32 logits (B, T, padded V) of the next token.
+
+        See `hidden` for the other arguments.
+        """
         x, lm_head = self.hidden(source, target, source_valid, target_valid)
         return lm_head(x, self.config.target_vocab_size, self.config.dtype)
 
     def hidden(
         self, source: Array, target: Array, source_valid: Valid = None, target_valid: Valid = None, step: Any = 0
     ) -> tuple[Array, LMHead]:
-        """Return the decoder's output (B, T, output_dim) and its map to logits. Weights (B, N, T, S) are sown.
+        """Return the decoder's output (B, T, output_dim) and its map to logits.
 
-        `source_valid`: True at tokens, False at the padding after them. A state sees only what comes before it, so
-        `target_valid` is not needed. In training, at update `step`, a share of positions set by the config reads the
-        word that the model itself finds most probable and not the one in `target` (Bengio et al. 2015).
+        The attention weights (B, N, T, S) are sown as "weights" in the collection "intermediates".
 
-        Differs: one coin is flipped per position, for all rows together, where Bengio et al. flip one per word. The
-        product with the vocabulary is then skipped where no row needs it. Unlike decoding, this may choose padding or
-        the begin-of-sentence id.
+        `source_valid` (B, S) is True at tokens and False at the padding that follows them. `target_valid` is ignored,
+        because a state depends only on earlier positions.
+
+        If the config sets teacher forcing below 1, some positions read the most probable word after the previous
+        position, instead of the word in `target` (Bengio et al. 2015). This happens only in training, i.e. with a
+        "dropout" key. `step` is the number of the update, from 0; the share of such positions depends on it.
+
+        Differs: The choice is drawn once per position for the whole batch, so that the product with the vocabulary can
+        be skipped where no row needs it. Bengio et al. draw it for each word. Unlike in decoding, the most probable
+        word may be padding or the begin-of-sentence id.
         """
         valid = jnp.ones(source.shape, bool) if source_valid is None else source_valid
         cache = self.init_cache(source, valid, target.shape[1])
@@ -347,34 +370,38 @@ class RecurrentSeq2Seq(nn.Module):
         return self.dropout(x), self.output.lm_head()
 
     def init_cache(self, source: Array, source_valid: Array, length: int) -> Cache:
-        """Run the encoder once. `length` is not used: a recurrent state needs no room."""
+        """Run the encoder once and return the cache. `length` is ignored; it exists for parity with `Transformer`."""
         c = self.config
         h, summary, carries = self.encoder(self.source_embedding(source), source_valid)
         fed = jnp.zeros((len(source), c.d_model)) if c.input_feeding else None
         return Cache(State(carries, fed), self.decoder.init_memory(h, summary), source_valid)
 
     def extend(self, cache: Cache, target: Array, position: Array | int) -> tuple[Array, Cache]:
-        """Read target ids (B, T), which follow those in the cache → logits (B, T, padded V) and the new cache."""
+        """Read target ids (B, T), which follow those in the cache → logits (B, T, padded V), the new cache.
+
+        `position` is ignored; it exists for parity with `Transformer`.
+        """
         x, _, past = self._run(cache, target, None)
         lm_head = self.output.lm_head()
         return lm_head(x, self.config.target_vocab_size, self.config.dtype), cache._replace(past=past)
 
     @nn.nowrap
     def attention_maps(self, sown: Any) -> dict[tuple[str, str, str], Array]:
-        """Return what `Transformer.attention_maps` does: here one layer, or nothing without attention."""
+        """Return attention maps as `Transformer.attention_maps` does: one layer, or no map without attention."""
         return (
             {("alignment", "target", "source"): sown["weights"][0][:, None]} if self.config.attention != "none" else {}
         )
 
     @nn.nowrap
     def for_extend(self, params: Any) -> Any:
-        """Return the parameters in the form that is fastest for `extend` in a loop."""
+        """Return the parameters unchanged. This method exists for parity with `Transformer`."""
         return params
 
     def _run(self, cache: Cache, target: Array, given: Array | None) -> tuple[Array, Array, State]:
-        """Read the target → outputs (B, T, output_dim), weights (B, N, T, S), state.
+        """Read target ids (B, T) → outputs (B, T, output_dim), weights (B, N, T, S), state.
 
-        Where `given` (T,) is False, the model reads the word that it found most probable.
+        Where `given` (T,) is False, the decoder reads the most probable word after the previous position, not the
+        target's. None stands for True everywhere.
         """
         c, lm_head = self.config, self.output.lm_head()
 
@@ -386,7 +413,7 @@ class RecurrentSeq2Seq(nn.Module):
             if coins is not None:
                 y = jnp.where(coins[0], y, word(model, own[:, None])[:, 0])
             state, output, weights = model.decoder(state, y, cache.memory, cache.source_valid)
-            if coins is not None:  # the most probable word, if the next step reads it
+            if coins is not None:  # compute the most probable word only if the next step reads it
 
                 def said(x: Array) -> Array:
                     return lm_head(x[:, None], c.target_vocab_size, c.dtype)[:, 0].argmax(axis=-1).astype(own.dtype)
@@ -401,6 +428,6 @@ class RecurrentSeq2Seq(nn.Module):
             in_axes=((1, 0),),
             out_axes=(1, 2),
         )
-        coins = None if given is None else jnp.stack([given, jnp.roll(given, -1)], axis=1)  # this step's, the next's
+        coins = None if given is None else jnp.stack([given, jnp.roll(given, -1)], axis=1)  # of this and the next step
         (past, _), (x, weights) = scan(self, (cache.past, target[:, 0]), (word(self, target), coins))
         return x, weights, past

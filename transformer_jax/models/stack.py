@@ -1,7 +1,7 @@
-"""What every Transformer is made of: blocks of attention and feed-forward networks, in stacks, with their cache.
+"""Stacks of Transformer blocks, which combine attention and feed-forward networks, and their decoding cache.
 
 Shapes: B batch · T query positions · S key positions · D d_model · N heads · H head width · L layers. The parameters of
-a stack's layers are stored stacked, with axis L first.
+all layers of a stack are stored in one array each, with axis L first.
 """
 
 import dataclasses
@@ -21,8 +21,9 @@ Array = jax.Array
 
 DTYPES = ("float32", "bfloat16")
 IMPLEMENTATIONS = ("einsum", "jax")
-# Rematerialisation (Chen et al. 2016): what a layer's backward pass computes again. "none": nothing. "scores": all but
-# the products with weights, so that attention's (B, N, T, S) need not be kept. "full": everything.
+# Rematerialisation (Chen et al. 2016): what the backward pass of a layer recomputes. "none": nothing. "full":
+# everything. "scores": everything except products with weights, so that the (B, N, T, S) arrays of attention are not
+# stored.
 REMAT: dict[str, Callable[..., bool] | None] = {
     "none": None,
     "scores": jax.checkpoint_policies.save_only_these_names(layers.WEIGHT_PRODUCT),
@@ -32,7 +33,7 @@ REMAT: dict[str, Callable[..., bool] | None] = {
 
 @dataclasses.dataclass(frozen=True)
 class BlockConfig:
-    """The fields that a block reads. The defaults are the base model of Vaswani et al. 2017 (Table 3, first row)."""
+    """Config of `Block`. The defaults are those of the base model of Vaswani et al. 2017 (Table 3, first row)."""
 
     d_model: int = fields.size(512, 16)
     d_ff: int = fields.size(2048, 24)
@@ -42,8 +43,8 @@ class BlockConfig:
     activation: str = "relu"
     norm: str = "post"
     positions: str = "sinusoidal"
-    max_relative_distance: int = 16  # k of "relative": more distant tokens are treated alike
-    dropout_rate: float = fields.random(0.1, 0.0)  # on each sub-layer's output and on the sums of embeddings
+    max_relative_distance: int = 16  # k of "relative" positions: longer distances are clipped to it
+    dropout_rate: float = fields.random(0.1, 0.0)  # on the output of each sub-layer and on the sums of embeddings
     attention_dropout_rate: float = fields.random(0.0, 0.0)  # on the attention weights
     feed_forward_dropout_rate: float = fields.random(0.0, 0.0)  # on the d_ff hidden units
     attention_bias: bool = True
@@ -52,10 +53,10 @@ class BlockConfig:
     dtype: str = fields.how("float32")  # of the matrix products
     unroll: int = fields.how(1, 2)  # layers per iteration of a stack's loop
     attention_implementation: str = fields.how("einsum", "jax")  # see `MultiHeadAttention`
-    remat: str = fields.how("none", "full", "scores")  # what the backward pass computes again: see REMAT
+    remat: str = fields.how("none", "full", "scores")  # what the backward pass recomputes: see REMAT
 
     def choices(self) -> dict[str, tuple[str, ...]]:
-        """Return the allowed values of the fields that have a fixed set."""
+        """Return the allowed values of each field that has a fixed set of them."""
         return {
             "activation": tuple(layers.ACTIVATIONS),
             "norm": layers.NORMS,
@@ -67,7 +68,7 @@ class BlockConfig:
         }
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield (field, rule and remedy) for everything that is wrong."""
+        """Yield (field, rule and remedy) for every invalid value."""
         for name, value in dataclasses.asdict(self).items():
             if type(value) is int and value < 1:
                 yield name, "must be at least 1"
@@ -79,30 +80,30 @@ class BlockConfig:
             if getattr(self, name) not in allowed:
                 yield name, f"must be one of {', '.join(allowed)}"
         if self.attention_implementation == "jax":
-            rule = "attention_implementation = 'jax' cannot do that: set it to 'einsum', or"
+            rule = "is not supported by attention_implementation = 'jax': set that to 'einsum', or this to"
             if self.attention_dropout_rate:
-                yield "attention_dropout_rate", f"{rule} this to 0"
+                yield "attention_dropout_rate", f"{rule} 0"
             if self.positions == "relative":
-                yield "positions", f"{rule} this to another"
+                yield "positions", f"{rule} another value"
             if self.value_dim != self.head_dim:
-                yield "value_dim", f"{rule} this to head_dim = {self.head_dim}"
+                yield "value_dim", f"{rule} head_dim = {self.head_dim}"
         if self.positions == "rotary" and self.head_dim % 2:
-            yield "head_dim", "must be even, since 'rotary' turns pairs of features: change it or model.positions"
+            yield "head_dim", "must be even, because 'rotary' rotates pairs of features: change it or model.positions"
 
     def check(self) -> None:
-        """Raise ValueError for the first of `problems`. Configs made in code pass no other check."""
+        """Raise ValueError for the first of `problems`, if any. Configs made in code go through no other check."""
         for field, rule in self.problems():
             raise ValueError(f"{type(self).__name__}.{field} = {getattr(self, field)!r}: {rule}")
 
     @property
     def needs_warmup(self) -> bool:
-        """True for post-LN, which seldom trains without a learning-rate warm-up (Xiong et al. 2020)."""
+        """True for post-LN, which rarely trains without a learning-rate warm-up (Xiong et al. 2020)."""
         return self.norm == "post"
 
 
 @dataclasses.dataclass(frozen=True)
 class SingleStackConfig(BlockConfig):
-    """The fields of a model of one stack over one vocabulary; defaults of the size that GPT and BERT base share."""
+    """Config of a model with one stack and one vocabulary. The default sizes are common to GPT and BERT base."""
 
     vocab_size: int = fields.size(40478, 304)
     num_layers: int = fields.size(12, 2)
@@ -113,7 +114,7 @@ class SingleStackConfig(BlockConfig):
     positions: str = "learned"
     attention_dropout_rate: float = fields.random(0.1, 0.0)
     max_length: int = fields.size(512, 32)
-    embedding_init: str = "normal"  # of tokens and of learned positions: see `Embedding`
+    embedding_init: str = "normal"  # of token embeddings and learned positions: see `Embedding`
     embedding_scale: bool = False  # token embeddings are multiplied by √d_model
     vocab_multiple: int = 1  # the embedding table is padded to a multiple of this many rows
 
@@ -122,10 +123,10 @@ class SingleStackConfig(BlockConfig):
 
 
 class Block(nn.Module):
-    """Self-attention, with `cross` attention to a memory, and a feed-forward network, each in its residual.
+    """Self-attention, cross-attention to a memory if `cross`, and a feed-forward network, each in a `Residual`.
 
-    Vaswani et al. 2017, Section 3.1. The mask of self-attention decides whether it is causal. In cross-attention the
-    queries come from the block's input, keys and values from the memory.
+    Vaswani et al. 2017, Section 3.1. Self-attention is causal if the caller's mask is. In cross-attention, queries come
+    from the block's input; keys and values come from the memory.
     """
 
     config: BlockConfig
@@ -151,10 +152,13 @@ class Block(nn.Module):
         cache: KeyValue | None = None,
         position: Array | int = 0,
     ) -> tuple[Array, KeyValue | None]:
-        """Return x (B, T, D) after this block, and the cache extended by it at `position`.
+        """Return the output (B, T, D) for x (B, T, D), and the cache with x written to it from `position` on.
 
-        `mask` broadcasts to (B, N, T, T), or to (B, N, T, S) with a cache of S positions; `memory` is (B, S, D) or its
-        projection. A memory of fewer rows, B / K, is shared: each of its rows is read once for K adjacent rows of x.
+        `mask` broadcasts to (B, N, T, T), or to (B, N, T, S) with a cache of S positions. `memory` is (B, S, D) or its
+        projection. It may have fewer rows, B / K; each of its rows is then read once for K adjacent rows of x.
+
+        Raises:
+            ValueError: The block has cross-attention, but there is no memory.
         """
         h = self.self_attention_residual.before(x)
         if cache is not None:
@@ -163,7 +167,7 @@ class Block(nn.Module):
         x = self.self_attention_residual.after(x, y)
         if self.cross:
             if memory is None:
-                raise ValueError("a block with cross-attention needs a memory: pass one, or set cross to False")
+                raise ValueError("memory = None: a block with cross-attention needs a memory; pass one, or cross=False")
             h = self.cross_attention_residual.before(x)
             shared = h.reshape(jax.tree.leaves(memory)[0].shape[0], -1, h.shape[-1])
             y = self.cross_attention(shared, memory, mask=memory_mask)
@@ -194,7 +198,7 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """`num_layers` blocks, and for pre-LN a final norm. The caller's mask decides whether the stack is causal."""
+    """A stack of `num_layers` blocks, followed by a norm if it is pre-LN. It is causal if the caller's mask is."""
 
     config: BlockConfig
     num_layers: int
@@ -215,11 +219,11 @@ class Stack(nn.Module):
         return self.norm(self._run(body, x)[0])
 
     def init_cache(self, batch_size: int, length: int) -> tuple[KeyValue, ...]:
-        """Return each layer's cache of self-attention, with room for `length` positions."""
+        """Return the self-attention cache of each layer, with room for `length` positions."""
         return tuple(self.layers.self_attention.empty_cache(batch_size, length) for _ in range(self.num_layers))
 
     def project(self, memory: Array) -> tuple[KeyValue, ...]:
-        """Project memory (B, S, D) to each layer's keys and values for cross-attention."""
+        """Project memory (B, S, D) to the cross-attention keys and values of each layer."""
 
         def body(block: Block, carry: None, _: None) -> tuple[None, KeyValue]:
             projected = block.cross_attention.project(memory)
@@ -235,13 +239,14 @@ class Stack(nn.Module):
         memory: tuple[KeyValue, ...] | None = None,
         memory_mask: Array | None = None,
     ) -> tuple[Array, tuple[KeyValue, ...]]:
-        """Return x (B, T, D), which stands at positions position …, after all layers, and the cache with it.
+        """Run x (B, T, D) through all layers → output (B, T, D), and the cache with x written to it.
 
-        Attention is causal. `memory` comes from `project`; the rows of x may be K times those of the memory, with the
-        rows that share a memory next to each other. There is no dropout, and nothing is sown.
+        The positions of x are position … position + T - 1. Attention is causal. `memory` comes from `project`. It may
+        have fewer rows, B / K; each of its rows is then shared by K adjacent rows of x. There is no dropout, and
+        nothing is sown.
 
-        The layers run one after another, each with its own cache, because a loop over them would copy the whole cache
-        at every step. Their parameters are taken apart here, unless `unstack_layers` has done so before.
+        The layers are unrolled and each has its own cache, because a loop would copy the whole cache at every step.
+        Their parameters are unstacked here, unless `unstack_layers` has already done this.
         """
         mask = causal_mask(x.shape[1], cache[0].key.shape[2], position)
         stacked: Any = self.variables["params"]["layers"]
@@ -259,12 +264,13 @@ class Stack(nn.Module):
 
 
 def over_layers(body: Callable, num_layers: int, unroll: int, remat: str) -> Callable:
-    """Run body(block, carry, inputs) → (carry, outputs) through layers whose parameters are stacked along axis 0.
+    """Return a function that runs body(block, carry, inputs) → (carry, outputs) once for each of `num_layers` layers.
 
-    Inputs and outputs that belong to a layer have the layers on axis 1, after the batch.
+    The layers' parameters are stacked along axis 0. Inputs and outputs for each layer are stacked along axis 1, after
+    the batch axis.
     """
     if policy := REMAT[remat]:
-        # In a loop nothing could be merged with the forward pass; in unrolled layers it must be kept from merging.
+        # Common-subexpression elimination could undo rematerialisation in unrolled layers, but not in a plain loop.
         body = nn.remat(body, policy=policy, prevent_cse=unroll > 1)
     return nn.scan(
         body,
@@ -279,7 +285,7 @@ def over_layers(body: Callable, num_layers: int, unroll: int, remat: str) -> Cal
 
 
 def unstack(stacked: Any, num_layers: int, axis: int = 0) -> tuple[Any, ...]:
-    """Split a tree whose leaves have the layers along `axis` into one tree per layer."""
+    """Split a tree whose leaves are stacked along `axis` into one tree per layer."""
 
     def one(layer: int) -> Any:
         return jax.tree.map(lambda x: jax.lax.index_in_dim(x, layer, axis, keepdims=False), stacked)
@@ -288,10 +294,10 @@ def unstack(stacked: Any, num_layers: int, axis: int = 0) -> tuple[Any, ...]:
 
 
 def unstack_layers(params: Any, stack: str, num_layers: int) -> Any:
-    """Take the layers of the stack with this name apart, so that `extend` in a loop need not do so at every step."""
+    """Unstack the layers of the stack named `stack`, so that a loop over `extend` need not do this at every step."""
     return params | {stack: params[stack] | {"layers": unstack(params[stack]["layers"], num_layers)}}
 
 
 def sown_weights(sown: Any, sub_layer: str) -> Array:
-    """Return the attention weights (B, L, N, T, S) that a stack has sown in one of its sub-layers."""
+    """Return the attention weights (B, L, N, T, S) of one sub-layer from `sown`, the "intermediates" of a stack."""
     return sown["layers"][sub_layer]["weights"][0].swapaxes(0, 1)

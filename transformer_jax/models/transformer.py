@@ -26,7 +26,7 @@ TIES = ("all", "decoder", "none")
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig(BlockConfig):
-    """The defaults are the paper's base model (Table 3, first row)."""
+    """Config of `Transformer`. The defaults are those of the paper's base model (Table 3, first row)."""
 
     architecture: str = "transformer"
     source_vocab_size: int = fields.size(37000, 304)
@@ -34,10 +34,11 @@ class TransformerConfig(BlockConfig):
     num_encoder_layers: int = fields.size(6, 2)
     num_decoder_layers: int = fields.size(6, 2)
     max_length: int = fields.size(1024, 32)
-    # "all": source, target and output embeddings are one table (Section 3.4); "decoder": target and output are.
+    # Which of these share one table. "all": source embedding, target embedding and output layer (Section 3.4).
+    # "decoder": target embedding and output layer. "none": each has its own.
     tie_embeddings: str = "all"
     output_bias: bool = False  # of an untied output layer
-    embedding_init: str = "normal"  # of tokens and of learned positions: see `Embedding`
+    embedding_init: str = "normal"  # of token embeddings and learned positions: see `Embedding`
     embedding_scale: bool = True  # token embeddings are multiplied by √d_model (Section 3.4)
     vocab_multiple: int = 1  # embedding tables are padded to a multiple of this many rows
 
@@ -54,19 +55,20 @@ class TransformerConfig(BlockConfig):
                 f"{self.target_vocab_size}: make them equal or set tie_embeddings to 'decoder'",
             )
         if self.tie_embeddings != "none" and self.output_bias:
-            yield "output_bias", "belongs to an untied output layer: set tie_embeddings to 'none'"
+            yield "output_bias", "needs an untied output layer: set tie_embeddings to 'none', or this to False"
 
     @property
     def shares_tables(self) -> bool:
-        """True if source and target have one embedding."""
+        """True if source and target share one embedding."""
         return self.tie_embeddings == "all"
 
 
 class Cache(NamedTuple):
-    """The state of decoding between steps. The batch axis comes first in every leaf.
+    """Everything that decoding keeps between steps. The batch axis comes first in every leaf.
 
-    past: each layer's keys and values (B, N, T, H) of the target so far, for self-attention; memory: those of the
-    source (B, N, S, H), for cross-attention; source_valid: (B, S).
+    past: keys and values (B, N, T, H) of the target so far, for self-attention, one pair per layer.
+    memory: keys and values (B, N, S, H) of the source, for cross-attention, one pair per layer.
+    source_valid: (B, S), True at tokens and False at padding.
     """
 
     past: tuple[KeyValue, ...]
@@ -75,11 +77,11 @@ class Cache(NamedTuple):
 
 
 class Transformer(nn.Module):
-    """The encoder–decoder model.
+    """The encoder–decoder Transformer.
 
-    `model.apply(params, source, target)` returns the logits of the token after each target token; `target` starts with
-    the begin-of-sentence id (see `shift_right`). To decode, call `init_cache` once, which runs the encoder, then
-    `extend` with prompts of any length and with single tokens.
+    `model.apply(params, source, target)` returns, at each target position, the logits of the next token. `target`
+    starts with the begin-of-sentence id (see `shift_right`). To decode, call `init_cache` once, which runs the encoder,
+    then `extend` with a prompt of any length, and again with each new token.
     """
 
     config: TransformerConfig
@@ -106,14 +108,14 @@ class Transformer(nn.Module):
         self.decoder = Stack(c, c.num_decoder_layers, cross=True)
 
     def encode(self, source: Array, source_valid: Array) -> Array:
-        """Encode source ids (B, S), of which `source_valid` (B, S) says which are tokens → memory (B, S, D)."""
+        """Encode source ids (B, S) → memory (B, S, D). `source_valid` (B, S) is True at tokens."""
         x = self.source_embedding(source) + self.source_positions(source.shape[1])
         return self.encoder(self.dropout(x), padding_mask(source_valid))
 
     def __call__(self, source: Array, target: Array, source_valid: Valid = None, target_valid: Valid = None) -> Array:
-        """Map source ids (B, S) and target ids (B, T) to float32 logits (B, T, padded V) of the token after each.
+        """Map source ids (B, S) and target ids (B, T) to float32 logits (B, T, padded V) of the next token.
 
-        See `hidden` for the masks.
+        See `hidden` for `source_valid` and `target_valid`.
         """
         x, lm_head = self.hidden(source, target, source_valid, target_valid)
         return lm_head(x, self.config.target_vocab_size, self.config.dtype)
@@ -121,11 +123,11 @@ class Transformer(nn.Module):
     def hidden(
         self, source: Array, target: Array, source_valid: Valid = None, target_valid: Valid = None, step: Any = 0
     ) -> tuple[Array, LMHead]:
-        """Return the decoder's output (B, T, D) and its map to logits, for losses that apply it in chunks.
+        """Return the decoder's output (B, T, D) and its map to logits, which a loss can apply in chunks.
 
-        `source_valid`, `target_valid`: True at tokens, False at padding; None if there is no padding. The source's
-        masks encoder self-attention and cross-attention; the target's, with causality, decoder self-attention. `step`
-        is not used here: other models have schedules that need it.
+        `source_valid` (B, S) and `target_valid` (B, T) are True at tokens and False at padding, or None if there is no
+        padding. `source_valid` masks encoder self-attention and cross-attention. `target_valid` masks decoder
+        self-attention, together with the causal mask. `step` is ignored; it exists for parity with `RecurrentSeq2Seq`.
         """
         if source_valid is None:
             source_valid = jnp.ones(source.shape, bool)
@@ -136,30 +138,31 @@ class Transformer(nn.Module):
         return self.decoder(x, mask, memory, padding_mask(source_valid)), self.lm_head()
 
     def lm_head(self) -> LMHead:
-        """Return the map from the decoder's output to logits; by default it is the target embedding (Section 3.4)."""
+        """Return the map from the decoder's output to logits. By default, it is the target embedding (Section 3.4)."""
         return self.output.lm_head() if self.config.tie_embeddings == "none" else self.target_embedding.lm_head()
 
     def init_cache(self, source: Array, source_valid: Array, length: int) -> Cache:
-        """Run the encoder once and make room for `length` target positions.
+        """Run the encoder once and return a cache with room for `length` target positions.
 
         Raises:
-            ValueError: There are fewer position vectors.
+            ValueError: `length` exceeds `max_length`, and positions are neither relative nor rotary.
         """
         check_length(self.config.positions, length, self.config.max_length)
         memory = self.decoder.project(self.encode(source, source_valid))
         return Cache(self.decoder.init_cache(source.shape[0], length), memory, source_valid)
 
     def extend(self, cache: Cache, target: Array, position: Array | int) -> tuple[Array, Cache]:
-        """Read target ids (B, T) at positions position … → logits (B, T, padded V) and the new cache. No dropout."""
+        """Read target ids (B, T) from `position` on → logits (B, T, padded V), the new cache. There is no dropout."""
         x = self.target_embedding(target) + self.target_positions(target.shape[1], position)
         x, past = self.decoder.extend(x, cache.past, position, cache.memory, padding_mask(cache.source_valid))
         return self.lm_head()(x, self.config.target_vocab_size, self.config.dtype), cache._replace(past=past)
 
     @nn.nowrap
     def attention_maps(self, sown: Any) -> dict[tuple[str, str, str], Array]:
-        """Return weights (B, L, N, T, S) by (name, who looks, at what), from what was sown in "intermediates".
+        """Return attention weights (B, L, N, T, S) from `sown`, the collection "intermediates".
 
-        Who and what are "source", "target" (the tokens to predict) or "input" (the tokens that the decoder has read).
+        The key is (name, sequence of the queries, sequence of the keys). The sequences are "source", "target" (the
+        tokens to predict) and "input" (the tokens that the decoder reads).
         """
         encoder, decoder = sown["encoder"], sown["decoder"]
         return {
@@ -170,14 +173,14 @@ class Transformer(nn.Module):
 
     @nn.nowrap
     def for_extend(self, params: Any) -> Any:
-        """Return the parameters in the form that is fastest for `extend` in a loop."""
+        """Return the parameters in the form in which a loop over `extend` is fastest."""
         return unstack_layers(params, "decoder", self.config.num_decoder_layers)
 
 
 def shift_right(target: Any, bos_id: int) -> Any:
-    """Return what the decoder reads to predict `target` (B, T): the begin-of-sentence id first, the last id left out.
+    """Return the decoder's input for predicting `target` (B, T): `bos_id`, then all ids of a row except the last.
 
-    Takes and returns arrays of JAX or of NumPy, which stay on the host.
+    `target` may be a JAX array or a NumPy array. The result is of the same kind, so NumPy arrays stay on the host.
     """
     xp = target.__array_namespace__()
     return xp.concat([xp.full_like(target[:, :1], bos_id), target[:, :-1]], axis=1)
@@ -186,9 +189,12 @@ def shift_right(target: Any, bos_id: int) -> Any:
 def annotated(source_vocab_size: int, target_vocab_size: int) -> TransformerConfig:
     """Return the config of the Annotated Transformer (Rush 2018; Huang et al. 2022) at base size.
 
-    Pre-LN with final norms (where its text says post-LN), dropout 0.1 also on the attention weights and in the
-    feed-forward networks, biases everywhere, three separate tables.
-    Differs: its LayerNorm divides by the unbiased standard deviation plus 1e-6, and its biases start as torch's, not 0.
+    Its code is pre-LN with final norms, although its text describes post-LN. Dropout of 0.1 also acts on the attention
+    weights and in the feed-forward networks. All linear maps have biases. The two embeddings and the output layer have
+    separate tables.
+
+    Differs: Its LayerNorm divides by the unbiased standard deviation plus 1e-6, and its biases have PyTorch's default
+    initialisation instead of 0.
     """
     return TransformerConfig(
         source_vocab_size=source_vocab_size,

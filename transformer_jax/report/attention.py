@@ -1,4 +1,4 @@
-"""Write attention weights as one HTML file that needs neither network nor server."""
+"""Write attention weights to one HTML file that needs neither a network nor a server."""
 
 import base64
 import html
@@ -16,20 +16,20 @@ from transformer_jax.training.evaluation import AttentionMap
 
 
 class Sentence(NamedTuple):
-    """The maps shown together under one name in a list."""
+    """The attention maps of one sentence, and the name under which the report lists them."""
 
     name: str
     maps: Sequence[AttentionMap]
 
 
 def entropy(weights: np.ndarray) -> np.ndarray:
-    """Return the mean over queries of -Σ w log₂ w, in bits: (layers, heads, queries, keys) → (layers, heads)."""
+    """Return the entropy -Σ w log₂ w in bits, averaged over queries: (L, N, T, S) → (L, N)."""
     weights = np.asarray(weights, np.float64)
     return -(weights * np.log2(np.where(weights > 0, weights, 1))).sum(axis=-1).mean(axis=-1)
 
 
 def _by_text(texts: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the names of each text that is not empty."""
+    """Group the names of equal texts: {name: text} → {text: names}. Empty texts are left out."""
     names: dict[str, list[str]] = {}
     for name, text in texts.items():
         if text:
@@ -40,28 +40,29 @@ def _by_text(texts: Mapping[str, str]) -> dict[str, list[str]]:
 def write_report(path: epath.PathLike, title: str, sentences: Sequence[Sentence]) -> int:
     """Write the report and return its size in bytes.
 
-    Texts stand above the tokens that they are made of. Weights are stored in steps of 1 / 255, packed; entropies are
-    those of the exact weights. Twenty sentences of 30 tokens in six layers of eight heads make about a megabyte.
+    The report shows each text above the weights of its tokens. Weights are rounded to multiples of 1 / 255 and
+    compressed; entropies are computed from the exact weights. Twenty sentences of 30 tokens with six layers of eight
+    heads take about a megabyte.
 
-    Raises ValueError for weights that do not fit their tokens or are not numbers, where there is nothing to show, and
-    where the file cannot be written.
+    Raises ValueError if the weights do not match their tokens or are not finite, if there is nothing to show, or if the
+    file cannot be written.
     """
     if not sentences:
-        raise ValueError("there is no sentence to show: give at least one")
+        raise ValueError("there is no sentence to show: pass at least one")
     shown = []
     for sentence in sentences:
         if not sentence.maps:
-            raise ValueError(f"there is no attention to show for {sentence.name!r}: choose a model that has one")
+            raise ValueError(f"there is no attention to show for {sentence.name!r}: use a model with attention")
         maps = []
         for name, rows, columns, weights, texts in sentence.maps:
             if not weights.size:
-                raise ValueError(f"{name} of {sentence.name!r} has no weights, in shape {weights.shape}: leave it out")
+                raise ValueError(f"{name} of {sentence.name!r} has shape {weights.shape}: leave out empty maps")
             if weights.shape[2:] != (len(rows), len(columns)):
                 raise ValueError(
-                    f"{name}: weights of shape {weights.shape} do not fit {len(rows)} rows and {len(columns)} columns"
+                    f"{name}: weights of shape {weights.shape} do not match {len(rows)} rows and {len(columns)} columns"
                 )
             if not np.isfinite(weights).all():
-                raise ValueError(f"{name} of {sentence.name!r}: not all weights are finite: take another checkpoint")
+                raise ValueError(f"{name} of {sentence.name!r}: some weights are not finite; use another checkpoint")
             stored = np.round(255 * np.clip(weights, 0, 1)).astype(np.uint8)
             maps.append(
                 {
@@ -75,7 +76,7 @@ def write_report(path: epath.PathLike, title: str, sentences: Sequence[Sentence]
                 }
             )
         shown.append({"name": sentence.name, "maps": maps})
-    # In a script element nothing is unescaped but its end: no "<" may stand in it.
+    # A script element is read verbatim up to its closing tag, so the data must not contain "<".
     data = json.dumps({"title": title, "sentences": shown}, ensure_ascii=False).replace("<", "\\u003c")
     template = importlib.resources.files(__package__).joinpath("attention.html").read_text(encoding="utf-8")
     page = template.replace("DATA", data).replace("<title>Attention</title>", f"<title>{html.escape(title)}</title>")

@@ -1,4 +1,4 @@
-"""Draw runs side by side: what they logged over steps, and scores over the length of the source."""
+"""Plots that compare runs: logged values over training steps, and scores over source length."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,14 +10,14 @@ from transformer_jax.training.logging import read_rows
 
 
 class Curve(NamedTuple):
-    """The logged values of one name on one split."""
+    """The logged values of one metric on one split."""
 
     steps: list[int]
     values: list[float]
 
 
 class LengthScore(NamedTuple):
-    """The score of the `examples` examples whose sources have `shortest` to `longest` words."""
+    """Score over the examples with `shortest` to `longest` source words, and the number of these examples."""
 
     shortest: int
     longest: int
@@ -26,14 +26,16 @@ class LengthScore(NamedTuple):
 
 
 def read_curves(workdir: epath.PathLike, name: str) -> dict[str, Curve]:
-    """Read {split: curve} of `name` from a run's metrics.jsonl; training curves are means since the row before.
+    """Read the values `name` of each split from a run's metrics.jsonl: {split: curve}.
 
-    Raises ValueError where the file is missing, or has no number of this name, naming those that it has.
+    A row's `mean_NAME`, the mean since the previous row, takes precedence over its NAME, the value at one step.
+
+    Raises ValueError if the file is missing or has no number of this name. The message lists the names in the file.
     """
     path = epath.Path(workdir) / "metrics.jsonl"
     rows = [row for _, row in read_rows(path) if "split" in row]
     if not rows:
-        raise ValueError(f"{path} is missing or empty: name the folder of a run that has logged something")
+        raise ValueError(f"{path} is missing or empty: name the folder of a run that has logged metrics")
     curves: dict[str, Curve] = {}
     for row in rows:
         value = row.get(f"mean_{name}", row.get(name))
@@ -55,17 +57,18 @@ def score_by_length(
     metric: str,
     score: Callable[[Sequence[Any], Sequence[Any]], Mapping[str, Any]],
 ) -> list[LengthScore]:
-    """Return `metric` of the examples with up to edges[0] words, then with more and up to edges[1], and so on.
+    """Return `metric` for groups of examples by source length, as in Bahdanau et al. 2015, Figure 2.
 
-    The last part takes the rest; a part without examples is left out. Words are what stands between spaces.
-    `score(predictions, references)` returns metrics by name. After Bahdanau et al. 2015, Figure 2.
+    The first group has sources of up to edges[0] words, the next of up to edges[1] words, and so on; the last has all
+    longer ones. Empty groups are left out. Words are separated by whitespace. `score(predictions, references)` returns
+    metrics by name.
 
-    Raises ValueError for edges that do not rise from 1 or more, for records that are not text, and for a metric that
-    `score` does not return.
+    Raises ValueError if `edges` are not increasing integers from 1, if a record is not text, or if `score` does not
+    return `metric`.
     """
     edges = check_edges(edges)
     if not records or not all(isinstance(record, str) for record in records):
-        raise ValueError("scores by length need records that are lines of text, and this task has none")
+        raise ValueError("scores by length need records that are lines of text; this task has other records")
     lengths = [len(record.split()) for record in records]
     scores = []
     for shortest, longest in zip([-1, *edges], [*edges, max([*lengths, edges[-1] + 1])], strict=True):
@@ -80,21 +83,21 @@ def score_by_length(
 
 
 def check_edges(edges: Sequence[int] | Sequence[str]) -> list[int]:
-    """Return the edges as numbers. Raises ValueError if they are not, or do not rise from 1 or more."""
+    """Return the edges as integers. Raises ValueError if they are not increasing integers, at least 1."""
     if not all(str(edge).isdecimal() for edge in edges):
-        raise ValueError(f"the lengths {','.join(map(str, edges))} must be whole numbers, e.g. 10,20,30")
+        raise ValueError(f"the lengths {','.join(map(str, edges))} must be integers, e.g. 10,20,30")
     numbers = [int(edge) for edge in edges]
     if not numbers or numbers[0] < 1 or numbers != sorted(set(numbers)):
-        raise ValueError(f"the lengths {numbers} must rise, from 1 or more, e.g. 10,20,30")
+        raise ValueError(f"the lengths {numbers} must be increasing and at least 1, e.g. 10,20,30")
     return numbers
 
 
 def check_picture(path: epath.PathLike) -> str:
-    """Return the format of a picture of this name. Raises ValueError for an unknown ending, and without matplotlib."""
+    """Return the image format of a file name. Raises ValueError for an unknown suffix, and without matplotlib."""
     figure, _ = _figure(1)
     ending = epath.Path(path).suffix.lstrip(".")
     if ending not in (known := figure.canvas.get_supported_filetypes()):
-        raise ValueError(f"the picture {path} must end in one of {', '.join('.' + name for name in sorted(known))}")
+        raise ValueError(f"the image file {path} must end in one of {', '.join('.' + name for name in sorted(known))}")
     return ending
 
 
@@ -103,10 +106,10 @@ def draw_curves(
     runs: Mapping[str, Mapping[str, Mapping[str, Curve]]],
     label: Callable[[str, str, str], str] = lambda run, split, value: value,
 ) -> None:
-    """Draw `runs`, name → {value: curves by split}: a panel for each value, a colour for each run, training dotted.
+    """Plot `runs`, {run: {value: {split: curve}}}: a panel per value, a color per run, dotted lines for training.
 
-    `label` returns what the value of a run and split is called, e.g. "bleu (greedy)". Where the curves of a panel
-    differ in it, it is in their legend, else on the axis.
+    `label(run, split, value)` returns a label for the value, e.g. "bleu (greedy)". If it is the same for all curves of
+    a panel, it labels the axis; otherwise it is part of the legend.
     """
     values = list(dict.fromkeys(value for curves in runs.values() for value in curves))
     figure, axes = _figure(len(values))
@@ -125,21 +128,21 @@ def draw_curves(
 
 
 def draw_by_length(path: epath.PathLike, runs: Mapping[str, Sequence[LengthScore]], metric: str) -> None:
-    """Draw `runs`, name → scores, over the middle of each part's lengths."""
+    """Plot `runs`, {run: scores}, each score at the middle of its group's lengths."""
     figure, axes = _figure(1)
     for color, (run, scores) in zip(_colors(len(runs)), runs.items(), strict=True):
         middles = [(part.shortest + part.longest) / 2 for part in scores]
         axes[0].plot(middles, [part.score for part in scores], "o-", color=color, label=run)
-    axes[0].set(xlabel="words of the source", ylabel=metric, ylim=(0, None))
+    axes[0].set(xlabel="source length (words)", ylabel=metric, ylim=(0, None))
     _save(figure, axes, path)
 
 
 def _figure(count: int) -> tuple[Any, Sequence[Any]]:
     try:
-        from matplotlib.figure import Figure  # not pyplot: no window, no state
+        from matplotlib.figure import Figure  # not pyplot, which has global state and may open windows
     except ImportError as error:
         raise ValueError(
-            "pictures need matplotlib: pip install -c constraints.txt -e '.[plots]' in the folder of transformer_jax"
+            "plots need matplotlib: pip install -c constraints.txt -e '.[plots]' in this repository"
         ) from error
     figure = Figure(figsize=(6 * count, 4), layout="constrained")
     return figure, [figure.add_subplot(1, count, i + 1) for i in range(count)]

@@ -1,4 +1,4 @@
-"""Objectives, one file each. `config.task` names one of them."""
+"""Training objectives, one per file. `config.task` selects one of them, or a class of another package."""
 
 import importlib
 
@@ -12,8 +12,23 @@ TASKS = {
 
 
 def task_class(name: str) -> type[Task]:
-    """Return the class of a task. Raises ValueError for an unknown name."""
-    if name not in TASKS:
-        raise ValueError(f"config.task = {name!r} is not a task: choose one of {', '.join(TASKS)}")
-    module, attribute = TASKS[name].split(":")
-    return getattr(importlib.import_module(module), attribute)
+    """Return the class of a task: a name in TASKS, or "module:Class".
+
+    Raises ValueError for an unknown name, and for a class that cannot be imported.
+    """
+    module, colon, attribute = TASKS.get(str(name), str(name)).partition(":")
+    if not colon:
+        raise ValueError(
+            f"config.task = {name!r} is not a task: choose one of {', '.join(TASKS)}, or name a class of your own, "
+            "module:Class"
+        )
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f"config.task = {name!r} cannot be imported: {error}. Add the folder that holds {module.partition('.')[0]} "
+            "to PYTHONPATH, or install what is missing"
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Task)):
+        raise ValueError(f"config.task = {name!r} is not a task: it must be a subclass of {Task.__module__}.Task")
+    return found

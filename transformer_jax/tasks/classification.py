@@ -1,4 +1,4 @@
-"""Classification of texts: an encoder, a label, cross-entropy, accuracy."""
+"""Classification of texts with an encoder, trained by cross-entropy and scored by accuracy."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from transformer_jax.training.task import Arrays, Mean, Outputs, Params, Record
 
 @dataclasses.dataclass(frozen=True)
 class ClassificationData(TextData):
-    """A table {split}.tsv with a header, one text and one label in a row."""
+    """Data from a table {split}.tsv with a header and one text and label per row."""
 
     text_column: str = "sentence"
     label_column: str = "label"
@@ -36,16 +36,17 @@ class ClassificationData(TextData):
 
 @dataclasses.dataclass(frozen=True)
 class ClassificationConfig(TextTaskConfig):
-    """The sections of this task."""
+    """The config sections of classification."""
 
     model: BertConfig
     data: ClassificationData
 
 
 class Classification(TextTask):
-    """A batch holds "text" (B, T), "text_length", "label" and "index" (B,). Texts to predict from have no label.
+    """Assignment of one of several labels to a text.
 
-    A text starts with [CLS] and ends with [SEP], or with what the tokenizer has in their place.
+    A batch holds "text" (B, T), "text_length", "label" and "index" (B,). In prediction, the label is optional. A text
+    starts with [CLS] and ends with [SEP], or with the tokenizer's equivalents.
     """
 
     Config = ClassificationConfig
@@ -79,7 +80,7 @@ class Classification(TextTask):
         return self._means(self._logits(params, batch, key), batch)
 
     def evaluate(self, params: Params, batch: Mapping[str, jax.Array], greedy: bool) -> tuple[dict[str, Mean], Outputs]:
-        """Return the means, and the probabilities (B, classes)."""
+        """Return the means if there are labels, and the probabilities (B, classes)."""
         logits = self._logits(params, batch)
         return self._means(logits, batch) if "label" in batch else {}, {"probabilities": jax.nn.softmax(logits)}
 
@@ -110,7 +111,7 @@ class Classification(TextTask):
         return batches._replace(references=labels or ())
 
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
-        """Return {"label": the most probable, "probabilities": {label: probability}}."""
+        """Return {"label": the most probable label, "probabilities": {label: probability}} for each row."""
         rows = [dict(zip(self.labels.names, map(float, row), strict=True)) for row in outputs["probabilities"]]
         return [{"label": max(row, key=lambda name: row[name]), "probabilities": row} for row in rows]
 

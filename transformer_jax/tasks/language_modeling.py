@@ -1,4 +1,4 @@
-"""Language modelling: windows of running text, the next token at every position, continuations of a prompt."""
+"""Language modelling: predict the next token at every position of running text, and continue prompts."""
 
 import dataclasses
 import functools
@@ -24,28 +24,29 @@ from transformer_jax.training.task import Arrays, Mean, Outputs, Params, Record
 
 @dataclasses.dataclass(frozen=True)
 class LanguageModelingConfig(TextTaskConfig):
-    """The sections of this task. `data.max_length` is the length of a window."""
+    """The config sections of language modelling. `data.max_length` is the length of a window."""
 
     model: GPTConfig
     data: TextData
     decoding: SamplingConfig = dataclasses.field(metadata={"free": True})
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield (dotted key, rule and remedy) for values that do not go together."""
+        """Yield (dotted key, rule and remedy) for values that are inconsistent with each other."""
         yield from super().problems()
         if self.decoding.max_extra >= self.model.max_length:
             yield (
                 "decoding.max_extra",
-                f"must be below model.max_length = {self.model.max_length}: prompts need room",
+                f"must be below model.max_length = {self.model.max_length}, which includes the prompt",
             )
         if self.data.source != "files":
-            yield "data.source", "must be 'files': records of tfds would be joined without a mark between them"
+            yield "data.source", "must be 'files': tfds records would be joined without a separator"
 
 
 class LanguageModeling(TextTask):
-    """A batch holds "text" (B, T), the "target" (B, T) that follows each token, "text_length" (B,) and "index" (B,).
+    """Prediction of the next token.
 
-    A prompt has no target: the model continues it.
+    A batch holds "text" (B, T), the next token of each token as "target" (B, T), "text_length" (B,) and "index" (B,).
+    A batch of prompts, which the model continues, has no target.
     """
 
     Config = LanguageModelingConfig
@@ -61,7 +62,7 @@ class LanguageModeling(TextTask):
         return self.model.init(key, jnp.zeros((1, 1), jnp.int32))["params"]
 
     def _cross_entropy(self, params: Params, batch: Mapping[str, jax.Array], key: jax.Array | None = None) -> Mean:
-        """Return the mean over tokens of -log P(token | those before)."""
+        """Return the mean over tokens of -log P(token | preceding tokens)."""
         valid, model = self.valid(batch, "text"), self.config.model
         rngs = None if key is None else {"dropout": key}
         hidden: Any = self.model.apply({"params": params}, batch["text"], valid, rngs=rngs, method="hidden")
@@ -75,7 +76,7 @@ class LanguageModeling(TextTask):
         return {"loss": self._cross_entropy(params, batch, key)}
 
     def evaluate(self, params: Params, batch: Mapping[str, jax.Array], greedy: bool) -> tuple[dict[str, Mean], Outputs]:
-        """Return the loss of windows; of prompts the K continuations: tokens (B, K, T), the prompt first."""
+        """Return the loss of windows, or K continuations of each prompt: tokens (B, K, T), starting with the prompt."""
         if "target" in batch:
             return {"loss": self._cross_entropy(params, batch)}, {}
         special, options = self.corpus.special_ids("text"), self.config.decoding
@@ -110,14 +111,17 @@ class LanguageModeling(TextTask):
         return window_batches(self.corpus, "text", split, seed, rows=self.config.evaluation.batch_size)
 
     def batches_of(self, records: Sequence[Record]) -> Batches:
-        """Return batches of prompts. An empty prompt becomes a line break; of a long one the last tokens count."""
+        """Return batches of prompts. An empty prompt becomes a line break. Long prompts keep their last tokens."""
         (text,), config = columns_of(records, self.columns), self.config
         lines, rows = {"text": [line or "\n" for line in text or ()]}, config.evaluation.batch_size
         limit, key = config.model.max_length - config.decoding.max_extra, "model.max_length - decoding.max_extra"
         return ladder_batches(self.corpus, lines, rows=rows, limit=limit, what="input", end=False, key=key, tail=True)
 
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
-        """Return {"continuation"}, of `decoding.n_best` {"continuations"}, {} for windows. No token in gives "" out."""
+        """Return {"continuation": text} for each prompt, or {"continuations": [text, …]} if there are several.
+
+        The continuation of a prompt without tokens is "". Windows give {}.
+        """
         if "tokens" not in outputs:
             return [{} for _ in batch["index"]]
         decode, most = self.corpus.tokenizers["text"].decode, self.config.decoding.max_extra
@@ -128,7 +132,7 @@ class LanguageModeling(TextTask):
     def score(
         self, means: Mapping[str, float], predictions: Sequence[dict[str, Any]], references: Sequence[Any]
     ) -> dict[str, float | str]:
-        """Return loss in nats per token, perplexity and bits per byte of the text."""
+        """Return the loss in nats per token, the perplexity, and the bits per byte of the text."""
         ((tokens, size, _),) = references
         per_byte = {"bits_per_byte": means["loss"] * tokens / size / math.log(2)} if means else {}
         return metrics.loss_and_perplexity(means) | per_byte

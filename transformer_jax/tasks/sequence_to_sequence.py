@@ -21,15 +21,15 @@ from transformer_jax.models.counting import forward_flops
 from transformer_jax.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
 from transformer_jax.models.transformer import Transformer, TransformerConfig, shift_right
 from transformer_jax.tasks.text import TextTask, TextTaskConfig, cache_and_causality
-from transformer_jax.training.task import Arrays, Mean, Outputs, Params, Record, TrainingConfig, Work
+from transformer_jax.training.task import Arrays, EvaluationConfig, Mean, Outputs, Params, Record, TrainingConfig, Work
 
-WIDE_BEAM = 50  # beyond it a warning says what it costs
+WIDE_BEAM = 50  # larger beams cause a warning about their cost
 ARCHITECTURES: dict[str, Any] = {"transformer": Transformer, "recurrent": RecurrentSeq2Seq}
 
 
 @dataclasses.dataclass(frozen=True)
 class SequenceToSequenceTraining(TrainingConfig):
-    """The engine's keys and those of this objective."""
+    """The training keys of the engine and of this objective."""
 
     label_smoothing: float = 0.1  # ε
 
@@ -37,7 +37,7 @@ class SequenceToSequenceTraining(TrainingConfig):
         """Yield (field, rule and remedy) for every invalid value."""
         yield from super().problems()
         if not 0 <= self.label_smoothing < 1:
-            yield "label_smoothing", "must be in [0, 1); 0 switches it off"
+            yield "label_smoothing", "must be in [0, 1), e.g. 0.1; 0 disables it"
 
     @property
     def loss_label(self) -> str:
@@ -45,51 +45,81 @@ class SequenceToSequenceTraining(TrainingConfig):
 
 
 @dataclasses.dataclass(frozen=True)
+class SequenceToSequenceEvaluation(EvaluationConfig):
+    """The engine's keys and the tokenizer of BLEU.
+
+    bleu_tokenizer: the tokenizer of sacreBLEU for the metric `bleu`. "13a" splits at spaces and around ASCII
+    punctuation, "intl" around all Unicode punctuation and symbols, "none" at spaces only. For languages without spaces,
+    "zh" splits Chinese into characters and "char" does so with any text; "ja-mecab" and "ko-mecab" split Japanese and
+    Korean into morphemes and need the extras "ja" and "ko" of this package. Scores by different tokenizers are not
+    comparable; `bleu_signature` names the tokenizer.
+    """
+
+    bleu_tokenizer: str = "13a"
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (field, rule and remedy) for every invalid value."""
+        yield from super().problems()
+        if self.bleu_tokenizer not in metrics.BLEU_TOKENIZERS:
+            yield "bleu_tokenizer", f"must be one of {', '.join(metrics.BLEU_TOKENIZERS)}; use 13a if in doubt"
+        elif extra := metrics.missing_extra(self.bleu_tokenizer):
+            yield (
+                "bleu_tokenizer",
+                f"needs MeCab and its dictionary: pip install -c constraints.txt -e '.[{extra}]' in the folder of "
+                "transformer_jax, or set it to another, e.g. char",
+            )
+
+
+@dataclasses.dataclass(frozen=True)
 class SequenceToSequenceConfig(TextTaskConfig):
-    """The sections of this task."""
+    """The config sections of this task."""
 
     model: TransformerConfig | RecurrentConfig
     data: ParallelData
     training: SequenceToSequenceTraining
+    evaluation: SequenceToSequenceEvaluation = dataclasses.field(metadata={"free": True})
     decoding: DecodingConfig = dataclasses.field(metadata={"free": True})
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield (dotted key, rule and remedy) for values that do not go together."""
+        """Yield (dotted key, rule and remedy) for values that are inconsistent with each other."""
         yield from super().problems()
         model, data = self.model, self.data
         if data.joint_tokenizer and model.source_vocab_size != model.target_vocab_size:
             yield (
                 "data.joint_tokenizer",
-                f"one vocabulary has one size, but model.source_vocab_size = {model.source_vocab_size} and "
-                f"model.target_vocab_size = {model.target_vocab_size}: make them equal, or set it to False",
+                f"requires equal vocabulary sizes, but model.source_vocab_size = {model.source_vocab_size} and "
+                f"model.target_vocab_size = {model.target_vocab_size}: make them equal, or set this key to False",
             )
         if self.decoding.beam_size > model.target_vocab_size:
             yield (
                 "decoding.beam_size",
-                f"must not be beyond model.target_vocab_size = {model.target_vocab_size}, the tokens that a "
-                "step chooses from; 4 to 10 are usual",
+                f"must not exceed model.target_vocab_size = {model.target_vocab_size}, the number of tokens to choose "
+                "from; 4 to 10 are usual",
             )
         if model.shares_tables and not data.joint_tokenizer:
-            yield "model.tie_embeddings", "'all' needs data.joint_tokenizer; else set it to 'decoder'"
+            yield "model.tie_embeddings", "requires data.joint_tokenizer = True; otherwise set it to 'decoder'"
 
     def advice(self) -> Iterator[str]:
-        """Yield what is allowed but unwise."""
+        """Yield warnings about settings that are allowed but unwise."""
         yield from super().advice()
         if self.decoding.beam_size > WIDE_BEAM:
             yield (
-                f"config.decoding.beam_size = {self.decoding.beam_size}: this takes as many times the work of greedy "
-                "search; 4 to 10 are usual, and wider beams seldom score better"
+                f"config.decoding.beam_size = {self.decoding.beam_size}: the search takes {self.decoding.beam_size} "
+                "times the work of greedy search; 4 to 10 are usual, and wider beams seldom score better"
             )
         if self.model.needs_warmup and self.optimizer.warmup_steps == 0:
             yield (
                 "config.optimizer.warmup_steps = 0 with config.model.norm = 'post': post-LN seldom trains without "
-                "warm-up (Xiong et al. 2020); set a few thousand steps, or model.norm to 'pre'"
+                "warm-up (Xiong et al. 2020); set it to a few thousand steps, or model.norm to 'pre'"
             )
 
 
 class SequenceToSequence(TextTask):
-    """A batch holds "source" (B, S) and "target" (B, T) ids, each ending in EOS, with "source_length" and
-    "target_length" (B,), and "index" (B,), the number of each example."""
+    """Prediction of a target sequence from a source sequence.
+
+    A batch holds the ids "source" (B, S) and "target" (B, T), each ending in EOS, their lengths "source_length" and
+    "target_length" (B,), and the number of each example, "index" (B,).
+    """
 
     Config = SequenceToSequenceConfig
     metrics: ClassVar = {"loss": "loss", "perplexity": "perplexity"} | {
@@ -127,7 +157,7 @@ class SequenceToSequence(TextTask):
         step: jax.Array | int = 0,
         label_smoothing: float = 0.0,
     ) -> Mean:
-        """Return the mean over the target's tokens, EOS included."""
+        """Return the mean cross-entropy over the target's tokens, including EOS."""
         source, target = batch["source"], batch["target"]
         source_valid, target_valid = self.valid(batch, "source"), self.valid(batch, "target")
         hidden: Any = self.model.apply(
@@ -152,8 +182,10 @@ class SequenceToSequence(TextTask):
         return {"loss": self._cross_entropy(params, batch, key, step, self.config.training.label_smoothing)}
 
     def evaluate(self, params: Params, batch: Mapping[str, jax.Array], greedy: bool) -> tuple[dict[str, Mean], Outputs]:
-        """Return cross-entropy without smoothing, and the K = `decoding.n_best` outputs of each row, best first: tokens
-        (B, K, T), scores and log_probabilities (B, K). `greedy` finds one."""
+        """Return the cross-entropy without smoothing, and the K = `decoding.n_best` outputs of each row, best first.
+
+        The outputs are tokens (B, K, T), scores (B, K) and log_probabilities (B, K). With `greedy`, K is 1.
+        """
         means = {"loss": self._cross_entropy(params, batch)} if "target" in batch else {}
         return means, self._translate(params, batch, greedy)._asdict()
 
@@ -163,9 +195,9 @@ class SequenceToSequence(TextTask):
         max_length = min(options.max_length(length), self.config.model.max_length)
         apply: Any = functools.partial(self.model.apply, {"params": params})
         cache = apply(source, self.valid(batch, "source"), max_length, method="init_cache")
-        # The steps share the parameters and the source, which all copies of a row read without copying it.
+        # All steps share the parameters and the source. The copies of a row read the source without duplicating it.
         extend: Any = functools.partial(self.model.apply, {"params": self.model.for_extend(params)}, method="extend")
-        # Empty lines, and rows that only fill a batch, end at once.
+        # Empty lines and filler rows end at once.
         empty = jnp.repeat(batch["source_length"][:, None] <= 1, decoding.copies(options, greedy), axis=0)
 
         def step(past: Any, token: jax.Array, position: jax.Array) -> tuple[jax.Array, Any]:
@@ -190,9 +222,9 @@ class SequenceToSequence(TextTask):
     def attention(
         self, params: Params, batch: Mapping[str, jax.Array]
     ) -> tuple[dict[tuple[str, str, str], jax.Array], dict[str, tuple[jax.Array, jax.Array]]]:
-        """Return weights while the decoder reads the target, or the model's own output where there is none.
+        """Return attention weights while the decoder reads the target, or the model's own output without a target.
 
-        "input" is what the decoder reads, "target" what it is about to say.
+        The ids under "input" are what the decoder reads, and those under "target" are what it predicts.
         """
         special, options = self.corpus.special_ids("target"), self.config.model
         if "target" not in batch:
@@ -233,24 +265,28 @@ class SequenceToSequence(TextTask):
         return bucket_batches(self.corpus, texts, split=split, seed=seed, max_ratio=data.max_ratio)
 
     def batches_of(self, records: Sequence[Record]) -> Batches:
-        """Return batches whose widths depend on a record's own length alone, and so does its translation. A sampled one
-        also depends on the record's place."""
+        """Return batches in which a record's padded source length, and hence its translation, depends only on itself.
+
+        A sampled translation also depends on the position of the record.
+        """
         source, target = columns_of(records, self.columns)
         texts = {"source": source or []} | ({} if target is None else {"target": target})
         return self._in_order(texts, "input")
 
     def _in_order(self, texts: Mapping[str, Sequence[str]], what: str) -> Batches:
-        """Return batches for evaluation. A source of spaces is an empty one, whatever the tokenizer makes of it."""
+        """Return batches for evaluation. A blank source counts as empty, whatever the tokenizer makes of spaces."""
         model, rows = self.config.model, self.config.evaluation.batch_size
         cleaned = {**texts, "source": [line if line.strip() else "" for line in texts["source"]]}
         return ladder_batches(self.corpus, cleaned, rows=rows, limit=model.max_length, what=what)
 
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
-        """Return {"text", "score"}: the score is log P / lp, which beam search ranks by, or log P of what greedy search
-        finds or sampling draws. The text is on one line; "" for an empty source.
+        """Return {"text", "score"} for each row.
 
-        With `decoding.n_best` above 1: {"hypotheses": [{"text", "score", "log_probability"}, …]}, best first. There are
-        fewer where a search finds no more, e.g. for an empty source.
+        The score is log P / lp, by which beam search ranks, or log P for greedy search and sampling. The text is a
+        single line, and "" for an empty source.
+
+        With `decoding.n_best` above 1, return {"hypotheses": [{"text", "score", "log_probability"}, …]}, best first.
+        There are fewer than `n_best` if the search finds no more, e.g. for an empty source.
         """
         decode = self.corpus.tokenizers["target"].decode
         rows = [
@@ -276,7 +312,7 @@ class SequenceToSequence(TextTask):
         references = [reference.replace("\n", " ") for reference in references]  # as in the predictions
         return {
             **metrics.loss_and_perplexity(means),
-            **metrics.bleu(lines, references),
+            **metrics.bleu(lines, references, self.config.evaluation.bleu_tokenizer),
             "exact_match": metrics.exact_match(lines, references),
         }
 
@@ -297,10 +333,11 @@ class SequenceToSequence(TextTask):
         return Work(int(batch["target_length"].sum()), 3 * float(flops.sum()))
 
     def preview(self, arrays: Arrays) -> list[str]:
-        """Show the first pair, token by token.
+        """Return lines that show the first pair, token by token.
 
-        Raises ValueError for rows without a token or without EOS, for ids that no vocabulary has, and where the
-        decoder's input tells more of the target than what came before.
+        Raises:
+            ValueError: a row has no token or no EOS, an id is not in the vocabulary, or the decoder's input reveals
+                more of the target than the preceding tokens.
         """
         rows = np.flatnonzero(arrays["index"] >= 0)
         for side, stream in self.streams.items():
@@ -318,7 +355,7 @@ class SequenceToSequence(TextTask):
         begin, target = self.corpus.special_ids("target").begin, arrays["target"]
         read = shift_right(target, begin)
         if (read[:, 0] != begin).any() or (read[:, 1:] != target[:, :-1]).any():
-            raise ValueError("the decoder's input is not the target shifted by one: its labels could be read off it")
+            raise ValueError("the decoder's input is not the target shifted by one: it may reveal the labels")
         first = rows[0]
         shown = {"source": arrays["source"], "decoder input": read, "target": target}
         lines = ["the first pair of the first batch:"]
@@ -329,8 +366,7 @@ class SequenceToSequence(TextTask):
         return lines
 
     def checks(self, params: Params, batch: Mapping[str, jax.Array]) -> Mapping[str, float]:
-        """Compare logits by a cache, token after token, with those of the whole target at once; and measure how much
-        the logits before a token tell of it."""
+        """Compare cached with uncached decoding, and measure how much logits depend on later tokens of the target."""
         source, valid = batch["source"], self.valid(batch, "source")
         read = shift_right(jnp.asarray(batch["target"]), self.corpus.special_ids("target").begin)
         apply: Any = functools.partial(self.model.apply, {"params": params})

@@ -1,4 +1,4 @@
-"""What tasks over tokenized text have in common."""
+"""Base classes of tasks on tokenized text."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
@@ -15,19 +15,19 @@ from transformer_jax.training.task import Arrays, Config, Params, Task, Work
 
 @dataclasses.dataclass(frozen=True)
 class TextTaskConfig(Config):
-    """The sections of a task over tokenized text."""
+    """The config sections of a task on tokenized text."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield (dotted key, rule and remedy) for values that do not go together."""
+        """Yield (dotted key, rule and remedy) for values that are inconsistent with each other."""
         yield from super().problems()
         if self.data.max_length > self.model.max_length:
-            yield "data.max_length", f"must not be beyond model.max_length = {self.model.max_length}"
+            yield "data.max_length", f"must not exceed model.max_length = {self.model.max_length}"
 
 
 class TextTask(Task):
-    """A task whose batches hold, for each stream of its corpus, padded ids (B, T) and their lengths (B,).
+    """A task whose batches hold padded ids (B, T) and their lengths (B,) for each stream of its corpus.
 
-    `work` and `attention` are those of a model of one stream, "text", that is called with tokens and validity.
+    `work` and `attention` are implemented for models of one stream, "text", which take tokens and a validity mask.
     """
 
     corpus: Corpus
@@ -65,10 +65,18 @@ def cache_and_causality(
     read: jax.Array,
     vocab_size: int,
 ) -> dict[str, float]:
-    """Compare the logits of all positions at once, `whole(read)`, with those of a cache, extended token by token.
+    """Compare cached with uncached decoding, and measure how much logits depend on later inputs.
 
-    read (B, T) are the decoder's inputs; logits are (B, T, V). The second figure is how much the logits of the first
-    half change with the inputs of the second. Both are relative to the largest logit.
+    The first value is the largest difference between the logits of `whole(read)`, which computes all positions at once,
+    and those of `extend`, which extends `cache` token by token. The second value is the largest change in the logits of
+    the first half of the positions when the inputs of the second half change. Both are relative to the largest logit.
+
+    Args:
+        whole: maps inputs (B, T) to logits (B, T, V).
+        extend: maps (cache, inputs (B, 1), position) to (logits (B, 1, V), extended cache).
+        cache: an empty cache for T positions.
+        read: (B, T) inputs of the decoder.
+        vocab_size: only the first `vocab_size` logits are compared.
     """
 
     @jax.jit

@@ -1,11 +1,13 @@
-"""Save and restore checkpoints. A restored step is bit for bit the one that was saved; otherwise it is an error.
+"""Save and restore checkpoints, verified by checksums.
+
+A restored step is bit for bit identical to the saved one; anything else raises an error.
 
     <workdir>/checkpoints/STEP/state/           the train state, written by Orbax
-                              meta/meta.json    what the caller gave to `save`, with the step's scores
+                              meta/meta.json    the caller's `meta` and the step's scores
                               manifest.json     size and sha256 of every file above, written last
 
-Orbax notices a file that is missing or too short, but returns wrong numbers for flipped bits. Hence the manifest: a
-step counts only when its manifest exists and every file agrees with it.
+Orbax detects missing and truncated files, but returns wrong numbers if bits were flipped. The manifest closes this
+gap: a step is valid only if its manifest exists and every file matches it.
 """
 
 import contextlib
@@ -30,7 +32,7 @@ from transformer_jax.training import manifest
 from transformer_jax.training.logging import absolute
 from transformer_jax.training.manifest import Damage
 
-with epy.lazy_imports():  # 0.3 s that the first step need not wait for
+with epy.lazy_imports():  # the import takes 0.3 s and is not needed before the first step
     import orbax.checkpoint as ocp
 
 PyTree = Any
@@ -39,13 +41,13 @@ log = logging.getLogger(__name__)
 
 
 def _wanted(record: logging.LogRecord) -> bool:
-    """Return False for Orbax's forty INFO lines a save, and for its threads' tracebacks of what `save` raises."""
+    """Return False for Orbax's INFO lines (forty per save), and for tracebacks of errors that `save` re-raises."""
     return "orbax" not in record.pathname or (
         record.levelno >= logging.WARNING and "_SignalingThread" not in record.msg
     )
 
 
-logging.getLogger("absl").addFilter(_wanted)  # absl.app sends them to stderr
+logging.getLogger("absl").addFilter(_wanted)  # absl.app prints Orbax's records to stderr
 
 _META = "meta.json"
 _STEP_FOLDER = re.compile(r"(0|[1-9]\d*)(\.orbax-checkpoint-tmp.*)?")
@@ -53,34 +55,34 @@ _LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte")
 
 
 class CheckpointError(ValueError):
-    """A checkpoint could not be written, or is damaged, or does not fit the model."""
+    """A checkpoint could not be written, is damaged, or does not match the model."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-    """When to save, and which steps to keep: the latest and, in addition, those with the best score."""
+    """When to save, and which steps to keep: the latest ones, plus those with the best score."""
 
     every: int = 1000  # steps between saves
     keep_latest: int = 5
-    keep_best: int = 1  # 0 keeps none for its score
-    best_metric: str = "loss"  # the name of a validation metric, e.g. "bleu" or "loss"
+    keep_best: int = 1  # number of best-scoring steps to keep; 0 ignores the scores
+    best_metric: str = "loss"  # the validation metric that defines "best", e.g. "bleu" or "loss"
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""
         if self.every < 1:
             yield "every", "must be at least 1; to save only at the end, set it to training.steps"
         if self.keep_latest < 1:
-            yield "keep_latest", "must be at least 1, for training to resume from; with 2, one may be damaged"
+            yield "keep_latest", "must be at least 1, because training resumes from it; with 2, one may be damaged"
         if self.keep_best < 0:
-            yield "keep_best", "must be at least 0; 0 keeps none for its score"
+            yield "keep_best", "must be at least 0; 0 keeps no step for its score"
         if not self.best_metric:
             yield "best_metric", "must name a validation metric, e.g. 'loss'"
 
 
 def parameters_sha256(params: PyTree) -> str:
-    """Return the sha256 sum of the arrays' bytes (C order, little endian), in `jax.tree.leaves` order.
+    """Return the sha256 of the arrays' bytes (C order, little endian), in `jax.tree.leaves` order.
 
-    Names and shapes are not part of it, so that three lines of NumPy can reproduce it.
+    Names and shapes are left out, so that three lines of NumPy can reproduce the hash.
     """
     digest = hashlib.sha256()
     for leaf in jax.tree.leaves(params):
@@ -91,20 +93,20 @@ def parameters_sha256(params: PyTree) -> str:
 
 
 def check_fingerprint(fingerprint: Mapping[str, str], meta: Mapping[str, Any], where: Any) -> None:
-    """Raise CheckpointError unless a checkpoint with this `meta` was made with the same tokenizers and data."""
+    """Raise CheckpointError unless the checkpoint with this `meta` was made with the same tokenizers and data."""
     stored = meta["fingerprint"]
     for name, value in fingerprint.items():
         if stored.get(name) != value:
             raise CheckpointError(
                 f"{name}: sha256 {value[:12]}… here, {stored.get(name, 'none')[:12]}… in the checkpoints of {where}: "
-                "they do not belong together; restore the file it was trained with, or use another --workdir"
+                "they do not match; restore the file that the run was trained with, or use another --workdir"
             )
 
 
 class Checkpoints:
-    """The checkpoints below one directory. Only the run that trains may call `save` and `discard_after`.
+    """The checkpoints in one directory. Only the training run may call `save` and `discard_after`.
 
-    Where there are several processes, all of them call every method. Only the first writes manifests and removes steps.
+    With several processes, every process must call every method. Only the first writes manifests and removes steps.
     """
 
     def __init__(self, directory: epath.PathLike, config: CheckpointConfig):
@@ -119,67 +121,68 @@ class Checkpoints:
         metrics: dict[str, float] | None = None,
         preemption: bool = False,
     ) -> None:
-        """Write `state` (arrays) and `meta` (JSON) as `step`, then remove the steps that need not be kept.
+        """Write `state` (arrays) and `meta` (JSON) as `step`, then remove the steps that are no longer kept.
 
-        A `preemption` step is one to resume from after the run was stopped. The next save removes it.
+        Set `preemption` for a step that exists only to resume a stopped run. The next save removes it.
 
-        When this returns, the step is complete on disk. Raises CheckpointError if the step exists or cannot be
-        written. Then the earlier steps are untouched, and what is left of this one does not count: `discard_after`
-        removes it at the next start. (Not here: Orbax's threads may still be writing.)
+        On return, the step is complete on disk. Raises CheckpointError if the step exists or cannot be written. In
+        that case the earlier steps are untouched and the partial step is invalid. It is not removed here, because
+        Orbax's threads may still be writing; `discard_after` removes it at the next start.
         """
         folder = self._folder(step)
         if folder.exists():
             raise CheckpointError(
-                f"{folder} exists already. Stop whatever else trains in this workdir, or resume through "
-                "discard_after(), which removes the steps that are to be trained again."
+                f"{folder} already exists. Stop any other run that trains in this workdir, or resume through "
+                "discard_after(), which removes the steps that will be repeated."
             )
         scores = {name: float(value) for name, value in (metrics or {}).items()}
         facts = {"meta": meta, "metrics": scores, "preemption": preemption}
         items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), meta=ocp.args.JsonSave(facts))
         try:
             with _only_the_error():
-                self._manager.save(step, args=items, force=True)  # else skipped in silence if a newer step exists
+                # Without `force`, Orbax silently skips the save if a newer step exists.
+                self._manager.save(step, args=items, force=True)
             if jax.process_index() == 0:
                 manifest.write(folder)
-        except jax.errors.JaxRuntimeError:  # a process has died: that is not the disk's fault, and a restart mends it
+        except jax.errors.JaxRuntimeError:  # another process has died; the disk is fine, and a restart is enough
             raise
         except Exception as error:  # Orbax raises bare Exception, ValueError, OSError, …
             newest = max(self.verified(), default=None)
-            rest = "no step was saved before" if newest is None else f"the newest good step is {newest}"
+            rest = "there is no earlier step" if newest is None else f"the newest valid step is {newest}"
             raise CheckpointError(
                 f"step {step} was not saved in {self.directory} ({rest}): {error}\n"
-                "See that the directory can be written and the disk has room, then start again."
+                "Check that the directory is writable and that the disk has room, then start again."
             ) from error
-        # Not by Orbax's preservation policy: that deletes inside save(), when the new step has no manifest
-        # yet, and a kill in between could leave no good step at all.
+        # Orbax's preservation policy would delete old steps inside save(), before the new step has its manifest. A
+        # kill at that moment could leave no valid step, so old steps are removed here instead.
         if jax.process_index() == 0:
             for old in self._surplus():
                 self._folder(old).rmtree()
         multihost_utils.sync_global_devices(f"checkpoint {step} complete")
 
     def verified(self, steps: Sequence[int] | None = None) -> list[int]:
-        """Return the steps that agree with their manifest, ascending. Logs which of `steps` (default: all) do not."""
+        """Return those of `steps` (default: all) that match their manifest, ascending. Logs the others."""
         return sorted(self._verified(self._steps() if steps is None else steps))
 
     def newest(self) -> int | None:
-        """Return the newest verified step. Logs which newer ones are damaged, and why.
+        """Return the newest valid step, or None if there is none. Logs which newer steps are damaged, and why.
 
-        Raises CheckpointError where a newer one cannot be read. The disk's fault may be temporary, and a run that
-        resumed from an older step would remove the newer one.
+        Raises CheckpointError if a newer step cannot be read. The disk error may be temporary, and a run that resumed
+        from an older step would delete the newer one.
         """
         for step in reversed(self._steps()):
             damage = manifest.damage(self._folder(step))
             if damage is not None and not damage.readable:
                 raise CheckpointError(
-                    f"{self._folder(step)}: {damage}. It may be whole: check the disk and start again, or remove that "
-                    "folder to take an older step."
+                    f"{self._folder(step)}: {damage}. The step may be intact: check the disk and start again, or "
+                    "remove the folder to use an older step."
                 )
             if self._good(step, damage):
                 return step
         return None
 
     def regular(self, steps: Sequence[int]) -> list[int]:
-        """Return `steps`, ascending, without preemption steps other than the last."""
+        """Return `steps` without preemption steps, except that the last is always included. `steps` is ascending."""
 
         def preemption(step: int) -> bool:
             with contextlib.suppress(OSError, ValueError):
@@ -189,32 +192,32 @@ class Checkpoints:
         return [step for step in steps if step == steps[-1] or not preemption(step)]
 
     def latest(self, count: int) -> list[int]:
-        """Return the `count` newest regular steps, ascending, whether they verify or not."""
+        """Return the `count` newest regular steps, ascending. They are not checked against their manifests."""
         return self.regular(self._complete())[-count:]
 
     def best(self) -> int | None:
-        """Return the verified step with the best `config.best_metric`, the newer of equals; None if none has it."""
+        """Return the valid step with the best `config.best_metric`, or None if none has it. Ties go to the newest."""
         return next(self._verified(self._best_first(self._complete())), None)
 
     def scores(self, step: int) -> dict[str, float]:
-        """Return the validation scores that were saved with the step."""
+        """Return the validation scores saved with the step."""
         return self._stored(step)["metrics"]
 
     def meta(self, step: int) -> dict:
-        """Return the `meta` that was saved with the step."""
+        """Return the `meta` saved with the step."""
         return self._stored(step)["meta"]
 
     def restore(self, step: int, abstract_state: PyTree) -> tuple[PyTree, dict]:
-        """Return the state, with the dtypes and shardings of `abstract_state` (jax.ShapeDtypeStruct), and the meta.
+        """Return (state, meta). The state has the dtypes and shardings of `abstract_state` (jax.ShapeDtypeStruct).
 
-        A leaf without a sharding goes to the first device. Raises CheckpointError if the step is damaged or holds
-        other parameters, shapes or dtypes, and names them.
+        A leaf without a sharding goes to the first device. Raises CheckpointError if the step is damaged, or if its
+        array names, shapes or dtypes differ from those of `abstract_state`; the message lists the differences.
         """
         state = self._restore(step, abstract_state, "")
         return state, self.meta(step)
 
     def restore_params(self, step: int, abstract_params: PyTree, part: str = "params") -> PyTree:
-        """Return only `state.params` (or `state["params"]`), or another part of the state of that shape, e.g. "ema"."""
+        """Return only the parameters of a state, or another `part` with the same structure, e.g. "ema"."""
         return self._restore(step, {part: abstract_params}, f"{part}/")[part]
 
     def average(self, steps: Sequence[int], abstract_params: PyTree) -> PyTree:
@@ -228,37 +231,38 @@ class Checkpoints:
         return jax.tree.map(lambda t, p: (t / len(steps)).astype(p.dtype), total, abstract_params)
 
     def discard_after(self, step: int | None) -> None:
-        """Remove newer and unfinished steps: training continues from `step` and saves them again.
+        """Remove unfinished steps and those after `step`. Training continues from `step` and saves them again.
 
-        None means that training starts, since no step is good. Raises CheckpointError if a step was good once: the
-        disk's fault may be temporary, and removing the step would lose the run. Likewise if several have no manifest:
-        a kill leaves one of them.
+        With `step` None there is no valid step, and training starts anew. Raises CheckpointError if there are damaged
+        steps that were once complete: the disk error may be temporary, and removing them would lose the run. Also
+        raises CheckpointError if there are several steps and none has a manifest, since a kill leaves at most one
+        unfinished step.
         """
         if jax.process_index() == 0:
             steps = self._steps()
             if step is None and len(steps) > 1 and not self._complete():
                 raise CheckpointError(
-                    f"{self.directory}: none of the steps {', '.join(map(str, steps))} has its {manifest.NAME}. "
-                    "Restore these files from a backup, remove the folder to train anew, or choose another workdir."
+                    f"{self.directory}: none of the steps {', '.join(map(str, steps))} has a {manifest.NAME}. "
+                    "Restore these files from a backup, remove the folder to start over, or choose another workdir."
                 )
             for at, folder in self._entries():
                 finished = manifest.exists(folder)
                 if step is None and finished:
                     damage = manifest.damage(folder)
                     raise CheckpointError(
-                        f"{self.directory} has no good checkpoint left, newest damage: {folder}: {damage}. "
-                        "Restore the folder from a backup, remove it to train anew, or choose another workdir."
+                        f"{self.directory} has no valid checkpoint left. {folder}: {damage}. "
+                        "Restore the folder from a backup, remove it to start over, or choose another workdir."
                     )
                 newer = step is not None and at > step
                 if newer or not finished:
-                    reason = f"training goes on from step {step}" if newer else "saving it was not finished"
+                    reason = f"training continues from step {step}" if newer else "it was not saved completely"
                     log.warning("removing %s: %s", folder, reason)
                     folder.rmtree()
         multihost_utils.sync_global_devices(f"checkpoints after {step} discarded")
         self.close()
 
     def close(self) -> None:
-        """Drop Orbax's manager, with its list of steps and its threads. The next call makes a new one."""
+        """Close Orbax's manager, with its threads and its list of steps. The next call creates a new one."""
         manager = self.__dict__.pop("_manager", None)
         if manager is not None:
             manager.close()
@@ -278,7 +282,7 @@ class Checkpoints:
         return self.directory / str(step)
 
     def _entries(self) -> list[tuple[int, epath.Path]]:
-        """Return (step, folder) of every step, finished or not. Anything else in the directory is not ours."""
+        """Return (step, folder) for every step, finished or not. Other files in the directory are ignored."""
         if not self.directory.is_dir():
             return []
         found = ((_STEP_FOLDER.fullmatch(path.name), path) for path in self.directory.iterdir())
@@ -295,17 +299,17 @@ class Checkpoints:
 
     def _good(self, step: int, damage: Damage | None) -> bool:
         if damage is not None:
-            log.warning("passing over checkpoint %s: %s", self._folder(step), damage)
+            log.warning("skipping checkpoint %s: %s", self._folder(step), damage)
         return damage is None
 
     def _best_first(self, steps: Sequence[int]) -> list[int]:
-        """Return those of `steps` whose score is a number, best first, the newer of equals first."""
+        """Return those of `steps` that have a score other than NaN, best first. Ties are ordered newest first."""
         sign = -1 if self.config.best_metric in _LOWER_IS_BETTER else 1
         scores = {}
         for step in steps:
             try:
                 score = sign * self.scores(step)[self.config.best_metric]
-            except (OSError, ValueError, KeyError):  # not evaluated at this step, or damaged
+            except (OSError, ValueError, KeyError):  # the step was not evaluated, or is damaged
                 continue
             if not math.isnan(score):
                 scores[step] = score
@@ -320,12 +324,12 @@ class Checkpoints:
         return [step for step in complete if step not in kept]
 
     def _restore(self, step: int, abstract: PyTree, prefix: str) -> PyTree:
-        """Return the part of the stored state that `abstract` describes; its names begin with `prefix`."""
+        """Return the part of the stored state that `abstract` describes, whose array names begin with `prefix`."""
         damage = manifest.damage(self._folder(step))
         if damage is not None:
             raise CheckpointError(
                 f"{self._folder(step)} cannot be restored: {damage}. "
-                f"Take another step (those that verify: {self.verified()}), or save this one again."
+                f"Use another step (valid ones: {self.verified()}), or save this one again."
             )
         stored = _shapes(self._manager.item_metadata(step)["state"].tree)
         expected = _shapes(abstract)
@@ -337,9 +341,9 @@ class Checkpoints:
         ]
         if wrong:
             raise CheckpointError(
-                f"{self._folder(step)} does not fit the model; {len(wrong)} of {len(names)} arrays differ:"
+                f"{self._folder(step)} does not match the model; {len(wrong)} of {len(names)} arrays differ:"
                 + "\n  ".join(["", *wrong[:10]] + ["…"] * (len(wrong) > 10))
-                + "\nUse the config with which it was trained, or another workdir."
+                + "\nUse the config that it was trained with, or another workdir."
             )
         first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         abstract = jax.tree.map(
@@ -352,9 +356,9 @@ class Checkpoints:
 
 @contextlib.contextmanager
 def _only_the_error() -> Iterator[None]:
-    """Hide what the threads of Orbax and TensorStore print about the other writes of a save that fails.
+    """Silence the secondary errors that the threads of Orbax and TensorStore print when a save fails.
 
-    It comes when nobody waits for these writes any more. So, after an error, it stays hidden.
+    They arrive after the save has raised its own error. So after an error, they stay silenced.
     """
     asyncio, hook = logging.getLogger("asyncio"), sys.unraisablehook
     level = asyncio.level
@@ -371,7 +375,10 @@ def _only_the_error() -> Iterator[None]:
 
 
 def _shapes(tree: PyTree) -> dict[str, str]:
-    """Return e.g. {"params/decoder/kernel": "float32[7, 5]"}, alike for a namedtuple and for Orbax's dict of it."""
+    """Return the arrays' types by name, e.g. {"params/decoder/kernel": "float32[7, 5]"}.
+
+    A namedtuple and the dict that Orbax makes of it give the same result.
+    """
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): f"{np.dtype(leaf.dtype)}{list(leaf.shape)}"
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)

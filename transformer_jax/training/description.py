@@ -1,7 +1,7 @@
 """Describe a training step on a mesh before it runs: parameters, FLOPs, bytes per device, communication.
 
-Bytes of parameters and optimizer state are exact. The rest is read off the step as XLA compiles it for fake CPU
-devices. These are estimates: an accelerator's compiler fuses and schedules differently.
+The bytes of parameters and optimizer state are exact. The rest is estimated from the step as XLA compiles it for
+simulated CPU devices; a compiler for accelerators fuses and schedules differently.
 """
 
 import collections
@@ -23,13 +23,14 @@ COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "coll
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One kind of communication among groups of devices, in one step.
+    """All collectives of one kind and group size in one step.
 
-    bytes: size of the whole arrays, times `count`; sent: bytes that one device sends, in rings.
+    bytes: total size of the full arrays over all `count` collectives.
+    sent: total bytes that one device sends, assuming ring algorithms.
     """
 
     kind: str
-    group: int  # devices that communicate with one another
+    group: int  # number of devices in each communicating group
     count: int
     bytes: int
     sent: int
@@ -37,29 +38,32 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """Facts about one training step. Bytes are those of the fullest device."""
+    """Size and cost of one training step. Bytes are per device, for the device that holds the most."""
 
     mesh: dict[str, int]
     parameters: int
     batch: dict[str, tuple[int, ...]]
-    tokens: int  # in the batch, which has no padding
-    flops: float  # of the whole batch, on all devices
+    tokens: int  # in the whole batch, without padding
+    flops: float  # for the whole batch, over all devices
     parameter_bytes: int
     optimizer_bytes: int
     gradient_bytes: int  # estimate: the size of the parameters
-    temporary_bytes: int  # estimate: gradients, activations and all else that the step holds at a time
-    sharded: dict[str, int]  # e.g. {"fsdp, tensor": bytes of the parameters sharded over these mesh axes}
+    temporary_bytes: int  # estimate: peak of gradients, activations and other temporary buffers
+    sharded: dict[str, int]  # total parameter bytes by the mesh axes that shard them, e.g. {"fsdp, tensor": 4096}
     collectives: list[Collective]  # estimates
-    guessed_loops: int  # loops with collectives and an unknown number of turns, counted `turns` times
+    guessed_loops: int  # loops that contain collectives and have an unknown trip count; counted `turns` times
 
     def times(self, link: float, peak: float) -> tuple[float, float]:
-        """Return the seconds of products and of sending in a step, at `peak` FLOP/s and `link` bytes/s per device."""
+        """Return the seconds per step for (matrix products, communication).
+
+        `peak` is in FLOP/s and `link` in bytes/s, both per device.
+        """
         devices = math.prod(self.mesh.values())
         return self.flops / devices / peak, sum(c.sent for c in self.collectives) / link
 
 
 def describe(engine: Engine, batch: Arrays, turns: int = 1) -> Description:
-    """Describe the step on a batch without padding. Loops whose length depends on the data make `turns` turns."""
+    """Describe the step on a batch without padding. Loops with a data-dependent length count as `turns` iterations."""
     state, work = engine.abstract_state, engine.task.work(batch)
     compiled = engine.step.lower(state, abstract_batch(batch, engine.mesh)).compile()
     collectives, guessed = read_collectives(compiled.as_text(), turns)
@@ -85,7 +89,7 @@ def _bytes_per_device(tree: Any) -> int:
 
 
 def _by_sharding(params: Any) -> dict[str, int]:
-    """Return e.g. {"fsdp, tensor": bytes of the parameters sharded over these mesh axes}, largest first."""
+    """Return the total parameter bytes by the mesh axes that shard them, e.g. {"fsdp, tensor": 4096}, largest first."""
     totals: collections.Counter[str] = collections.Counter()
     for x in jax.tree.leaves(params):
         named = {axis for axes in x.sharding.spec if axes for axis in ([axes] if isinstance(axes, str) else axes)}
@@ -95,16 +99,17 @@ def _by_sharding(params: Any) -> dict[str, int]:
 
 
 def read_collectives(hlo: str, turns: int = 1) -> tuple[list[Collective], int]:
-    """Return the collectives of a compiled program, and in how many loops the number of turns was not known.
+    """Return the collectives of a compiled program, and the number of loops with an unknown trip count.
 
-    Collectives in a loop count once for each turn, `turns` times where their number is not known.
+    A collective in a loop counts once per iteration, or `turns` times if the trip count is unknown. Only loops that
+    contain collectives are counted.
     """
     computations, entry = _computations(hlo)
     totals: dict[tuple[str, int], list[int]] = collections.defaultdict(lambda: [0, 0, 0])
     guessed = 0
 
     def walk(name: str, times: int) -> bool:
-        """Add the collectives of computation `name`. Return whether there were any."""
+        """Add the collectives of computation `name`. Return True if there were any."""
         nonlocal guessed
         found = False
         for line in computations[name]:
@@ -139,13 +144,13 @@ _ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
 
 
 def _callees(line: str) -> list[str]:
-    """Return the computations that an instruction runs, with all branches of a conditional."""
+    """Return the computations that an instruction calls, including all branches of a conditional."""
     branches = _BRANCHES.search(line)
     return _CALLS.findall(line) + ([name.strip(" %") for name in branches[1].split(",")] if branches else [])
 
 
 def _computations(hlo: str) -> tuple[dict[str, list[str]], str]:
-    """Return {name: lines} of the program's computations, and the name of the entry."""
+    """Return the program's computations as {name: lines}, and the name of the entry computation."""
     computations: dict[str, list[str]] = {}
     entry = name = ""
     for line in hlo.splitlines():
@@ -159,7 +164,7 @@ def _computations(hlo: str) -> tuple[dict[str, list[str]], str]:
 
 
 def _group_size(line: str) -> int:
-    """Return the size of `replica_groups`, in each of XLA's notations."""
+    """Return the size of the replica groups, which XLA writes in several notations."""
     if match := re.search(r"replica_groups=\[\d+,(\d+)\]", line):
         return int(match[1])
     if match := re.search(r"replica_groups=\{\{([\d,]+)\}", line):
@@ -171,11 +176,11 @@ def _group_size(line: str) -> int:
             return math.prod(int(part or sizes[axis]) for axis, part in axes)
     if "source_target_pairs=" in line:
         return 1
-    raise ValueError(f"XLA writes groups of devices in an unknown notation: {line.strip()[:300]}")
+    raise ValueError(f"unknown notation for replica groups in XLA's output: {line.strip()[:300]}")
 
 
 def _bytes(shape: str, last: bool = False) -> int:
-    """Return the bytes of "f32[3,5]{1,0}" or of a tuple. `last`: only those of the last array of a tuple."""
+    """Return the bytes of a shape, e.g. "f32[3,5]{1,0}", or a tuple of shapes; with `last`, only of its last array."""
     arrays = [
         ITEM_BYTES[kind] * math.prod(map(int, filter(None, sizes.split(",")))) for kind, sizes in _ARRAY.findall(shape)
     ]
@@ -183,32 +188,33 @@ def _bytes(shape: str, last: bool = False) -> int:
 
 
 def table_rows(description: Description, link: float, peak: float) -> Iterator[tuple[str, str]]:
-    """Yield (name, value) for a person to read. `link`: bytes/s that a device sends; `peak`: its FLOP/s."""
+    """Yield (name, value) pairs to display. `link` is in bytes/s and `peak` in FLOP/s, both per device."""
     d, devices = description, math.prod(description.mesh.values())
     yield "mesh", " × ".join(f"{axis} {size}" for axis, size in d.mesh.items()) + f" = {devices} devices"
     yield "parameters", f"{d.parameters:,}"
     yield "batch", ", ".join(f"{name} {shape}" for name, shape in d.batch.items())
-    yield "tokens a step", f"{d.tokens:,}"
-    yield "FLOPs a step", f"{d.flops:.3g}, {d.flops / devices:.3g} a device"
-    yield "bytes a device: parameters", f"{d.parameter_bytes:,}"
+    yield "tokens per step", f"{d.tokens:,}"
+    yield "FLOPs per step", f"{d.flops:.3g}, {d.flops / devices:.3g} per device"
+    yield "bytes per device: parameters", f"{d.parameter_bytes:,}"
     yield "  optimizer state", f"{d.optimizer_bytes:,}"
     yield "  gradients (estimate)", f"{d.gradient_bytes:,}"
     activations = max(d.temporary_bytes - d.gradient_bytes, 0)
-    yield "  activations and the rest (estimate)", f"{activations:,}"
+    yield "  activations and other (estimate)", f"{activations:,}"
     total = d.parameter_bytes + d.optimizer_bytes + d.temporary_bytes
-    yield "  in all (estimate)", f"{total:,}"
+    yield "  total (estimate)", f"{total:,}"
     for how, size in d.sharded.items():
-        yield f"parameters along {how}", f"{size / 4 / d.parameters:.1%}"
+        yield f"parameters sharded over {how}", f"{size / 4 / d.parameters:.1%}"
     for c in d.collectives:
         yield (
-            f"{c.kind} among {c.group} (estimate)",
-            f"{c.count:,} a step, {c.bytes:,} bytes, of which a device sends {c.sent:,}",
+            f"{c.kind} among {c.group} devices (estimate)",
+            f"{c.count:,} per step, {c.bytes:,} bytes in total, {c.sent:,} bytes sent per device",
         )
     computing, sending = d.times(link, peak)
     share = sending / (sending + computing)
     yield (
         f"at {link / 1e9:g} GB/s and {peak / 1e12:g} TFLOP/s (estimate)",
-        f"{1000 * computing:.3g} ms of products, {1000 * sending:.3g} ms of sending: {share:.0%}, if nothing overlaps",
+        f"{1000 * computing:.3g} ms of matrix products, {1000 * sending:.3g} ms of communication "
+        f"({share:.0%} of the step without overlap)",
     )
     if d.guessed_loops:
-        yield "loops over chunks of the loss", f"{d.guessed_loops}, counted with all chunks full"
+        yield "loops over chunks of the loss", f"{d.guessed_loops}, each counted with all chunks full"

@@ -24,9 +24,9 @@ TrainStep = Callable[[TrainState, Mapping[str, jax.Array]], tuple[TrainState, di
 def moving_average(average: Params, params: Params, n: jax.Array, decay: float) -> Params:
     """Return the average after step n = 1, 2, …: d · average + (1 - d) · params, d = min(decay, (1 + n) / (10 + n)).
 
-    Averaging of iterates (Polyak and Juditsky 1992) with exponentially decreasing weights. The warm-up of d is that of
-    TensorFlow's ExponentialMovingAverage: the average soon forgets the initial parameters, where it starts. Skipped
-    steps count in n. Computed in float32, the parameters' dtype.
+    This is averaging of iterates (Polyak and Juditsky 1992) with exponentially decreasing weights. The average starts
+    at the initial parameters. Like in TensorFlow's ExponentialMovingAverage, d warms up so that it soon forgets them.
+    Skipped steps count in n. The computation is in float32, the parameters' dtype.
     """
     d = jnp.minimum(decay, (1.0 + n) / (10.0 + n))
     return jax.tree.map(lambda a, p: d * a + (1 - d) * p, average, params)
@@ -35,34 +35,35 @@ def moving_average(average: Params, params: Params, n: jax.Array, decay: float) 
 def make_train_step(
     task: Task, optimizer: optax.GradientTransformation, *, seed: int, microbatches: int, ema_decay: float = 0.0
 ) -> TrainStep:
-    """Return step(state, batch) → (state, metrics), not yet jitted.
+    """Return the function step(state, batch) → (state, metrics), not yet jitted.
 
-    Metrics: "loss" (the objective), every mean of `task.loss` by its name, "weight" (of the first), "gradient_norm" and
-    "skipped". Each mean is divided once, by its weight over the whole batch, however the batch is cut into
-    microbatches. The step's key is folded from seed and step, a microbatch's from that and its number. Where the loss
-    or the gradient is not finite, nothing changes but the step's number, and "skipped" is 1.
+    The metrics are "loss" (the objective), every mean of `task.loss` by its name, "weight" (of the first mean),
+    "gradient_norm" and "skipped". Each mean is divided once, by its weight over the whole batch, so the result does not
+    depend on the number of microbatches. The step's random key is folded from the seed and the step, and the key of a
+    microbatch from the step's key and the microbatch's number. If the loss or the gradient is not finite, only the step
+    number changes, and "skipped" is 1.
     """
 
     def terms(params: Params, batch: Any, key: jax.Array, step: jax.Array, weights: Any = None) -> tuple:
-        """Return the share of a microbatch in the objective and in all means, their weights and that of the first.
+        """Return (objective, (means, weights, first weight)): the microbatch's contribution to the objective and means.
 
-        `weights` are those of the whole batch; without them this is the whole batch.
+        `weights` are the weights of the whole batch. If they are None, `batch` is the whole batch.
         """
         means = task.loss(params, batch, key, step)
         _check_names(means)
         own = {name: jax.lax.stop_gradient(jnp.asarray(mean.weight, jnp.float32)) for name, mean in means.items()}
         weights = own if weights is None else weights
         shares = {name: mean.sum / _nonzero(weights[name]) for name, mean in means.items()}
-        return _objective(means, shares), (shares, own, next(iter(own.values())))  # pytrees forget the order of names
+        return _objective(means, shares), (shares, own, next(iter(own.values())))  # pytrees lose the order of names
 
     differentiate = jax.value_and_grad(terms, has_aux=True)
 
     def gradient(params: Params, batch: Any, key: jax.Array, step: jax.Array) -> tuple:
-        """Return the gradient, the loss, the means and the first one's weight."""
+        """Return the gradient, the loss, the means, and the weight of the first mean."""
         if microbatches == 1:
             (loss, (shares, _, weight)), found = differentiate(params, batch, key, step)
             return found, loss, shares, weight
-        # Every m-th row: each device has its share of every microbatch.
+        # A microbatch takes every m-th row, so that every microbatch is spread over all devices.
         parts = jax.tree.map(lambda x: x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1), batch)
         numbered = jnp.arange(microbatches), parts
 
@@ -75,7 +76,7 @@ def make_train_step(
             zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
             return jax.lax.scan(add, zeros, numbered)[0]
 
-        # Weights do not depend on the parameters: of this pass XLA keeps only what counts them.
+        # Weights do not depend on the parameters, so XLA reduces this pass to the code that counts them.
         weights, weight = over_parts(lambda rows, key: terms(params, rows, key, step)[1][1:])
 
         def share(rows: Any, key: jax.Array) -> tuple[Params, jax.Array, dict]:
@@ -101,39 +102,39 @@ def make_train_step(
 
 
 def _check_names(means: Mapping[str, Mean]) -> None:
-    """Raise ValueError for a mean that the log could not show, because a metric of the step has its name.
+    """Raise ValueError if the name of a mean clashes with another metric of the training step.
 
-    "loss" is the objective: a mean may have this name only if it is all of that.
+    "loss" is the objective, so a mean may be called "loss" only if it is the whole objective.
     """
     all_of_it = [mean.scale for mean in means.values() if mean.scale] == [1] and "loss" in means and means["loss"].scale
     taken = {"weight", "gradient_norm", "skipped"} | (set() if all_of_it else {"loss"})
     if wrong := sorted(taken & means.keys()):
-        raise ValueError(f"the loss has a mean called {wrong[0]!r}, a name of the training step: call it otherwise")
+        raise ValueError(f"the task's loss returns a mean called {wrong[0]!r}: this name is reserved, choose another")
 
 
 def _objective(means: Mapping[str, Mean], shares: Mapping[str, jax.Array]) -> jax.Array:
-    """Return Σ scale · share over the terms. Metrics, whose scale is 0, have no gradient."""
+    """Return Σ scale · share over the terms. Metrics have scale 0 and contribute no gradient."""
     return sum((mean.scale * shares[name] for name, mean in means.items() if mean.scale), jnp.zeros(()))
 
 
 def _nonzero(weight: jax.Array) -> jax.Array:
-    """Return the divisor of a mean; a mean over nothing is 0."""
+    """Return the divisor of a mean: `weight`, or 1 instead of 0, so that an empty mean is 0."""
     return jnp.where(weight == 0, 1.0, weight)
 
 
 @contextlib.contextmanager
 def compiling_ahead() -> Iterator[Callable[..., Future]]:
-    """Yield compile(function, *arguments): it compiles a jitted function in a thread, while other work goes on.
+    """Yield compile(function, *arguments), which compiles a jitted function in a background thread.
 
     Once the returned future is done, calls with arguments of these shapes do not compile again. Leaving the context
-    waits for everything that was begun.
+    waits for all pending compilations.
     """
     with ThreadPoolExecutor(2, thread_name_prefix="compile") as pool:
         yield lambda function, *arguments: pool.submit(function.lower(*arguments).compile)
 
 
 class Engine:
-    """A task's state and compiled step on a mesh."""
+    """The train state and the compiled training step of a task on a mesh."""
 
     def __init__(self, task: Task):
         self.task, self.config = task, task.config
@@ -156,22 +157,20 @@ class Engine:
         self.step = on_mesh(step, self.mesh, donate_argnums=0, out_shardings=(placed, replicated(self.mesh)))
 
     def updates(self, state: TrainState) -> int:
-        """Return how many steps changed the parameters: all but those that were skipped. The schedule goes by them."""
+        """Return the number of updates, i.e. of steps that were not skipped. The learning rate depends on it."""
         return int(optax.tree.get_all_with_path(state.opt_state, "count")[0][1])
 
     def restore_or_init(self, checkpoints: Checkpoints, step: int | None) -> TrainState:
-        """Return the state of a good checkpoint, or a new one if `step` is None. Removes newer checkpoints.
+        """Return the state of the checkpoint at `step`, or a new state if `step` is None. Removes newer checkpoints.
 
-        Raises CheckpointError for a checkpoint of another step, in a folder that somebody has renamed.
+        Raises CheckpointError if the checkpoint holds another step because its folder was renamed.
         """
         if step is None:
             checkpoints.discard_after(None)
             return self.init(jax.random.key(self.config.training.seed))
         state, _ = checkpoints.restore(step, self.abstract_state)
         if (held := int(state.step)) != step:
-            raise CheckpointError(
-                f"{checkpoints.directory / str(step)} holds step {held}: give the folder its name back"
-            )
+            raise CheckpointError(f"{checkpoints.directory / str(step)} holds step {held}: rename the folder to {held}")
         checkpoints.discard_after(step)
         log.info("resumed from step %d", step)
         return state

@@ -1,4 +1,4 @@
-"""Run a task over every example of a split, or over records to predict from, and choose the parameters for it."""
+"""Evaluate a task on a split, predict from records, and restore the parameters for either."""
 
 import contextlib
 import logging
@@ -22,12 +22,12 @@ from transformer_jax.training.task import EvaluationConfig, Params, Record, Task
 log = logging.getLogger(__name__)
 
 
-PROGRESS_EVERY = 5, 10  # seconds until the first line about the progress, and between two of the others
+PROGRESS_EVERY = 5, 10  # seconds before the first progress line, and between later ones
 
 
 @contextlib.contextmanager
 def _progress(words: Callable[[], str]) -> Iterator[None]:
-    """Log `words()` after a few seconds in the block and then from time to time, also while a program is compiled."""
+    """Log `words()` at the intervals of PROGRESS_EVERY while the block runs, even during a compilation."""
     ended = threading.Event()
 
     def tell() -> None:
@@ -46,17 +46,17 @@ def _progress(words: Callable[[], str]) -> Iterator[None]:
 
 
 class AttentionMap(NamedTuple):
-    """The weights (layers, heads, queries, keys) with which the tokens of a record look at others."""
+    """The attention weights of one record, of shape (layers, heads, queries, keys), and its tokens."""
 
     name: str
     queries: Sequence[str]
     keys: Sequence[str]
     weights: np.ndarray
-    texts: Mapping[str, str] = types.MappingProxyType({})  # of the keys and queries, by name, e.g. "source"
+    texts: Mapping[str, str] = types.MappingProxyType({})  # of queries and keys by name, e.g. "source"
 
 
 class Evaluator:
-    """Compiles a task's `evaluate` and `attention`, once for each batch shape, and runs them."""
+    """Runs a task's `evaluate` and `attention`, which are compiled once per batch shape."""
 
     def __init__(self, task: Task, mesh: Mesh):
         self.task, self.mesh = task, mesh
@@ -65,19 +65,19 @@ class Evaluator:
         self._opened: dict[str, Batches] = {}
 
     def open(self, split: str) -> Batches:
-        """Return the batches of a split, which is read and tokenized once."""
+        """Return the batches of a split. The split is read and tokenized only once."""
         if split not in self._opened:
             self._opened[split] = self.task.batches(split, seed=None)
         return self._opened[split]
 
     def evaluate(self, params: Params, split: str, greedy: bool) -> dict[str, float | str]:
-        """Return the task's scores over all examples of `split`, and their number."""
+        """Return the task's scores over all examples of `split`, and the number of examples."""
         batches = self.open(split)
         means, predictions = self._run(params, batches, greedy)
         return {**self.task.score(means, predictions, batches.references), "examples": len(predictions)}
 
     def predict(self, params: Params, records: Sequence[Record], greedy: bool = False) -> list[dict[str, Any]]:
-        """Return a prediction for every record, in their order."""
+        """Return a prediction for every record, in order."""
         if not records:
             return []
         return self._run(params, self.task.batches_of(records), greedy)[1]
@@ -89,7 +89,7 @@ class Evaluator:
 
         def progress() -> str:
             total = sum(int((plan.batch(i).indices >= 0).sum()) for i in range(len(plan)))
-            return f"{len(predictions) - (-1 in predictions):,} of {total:,} examples are done"
+            return f"{len(predictions) - (-1 in predictions):,} of {total:,} examples done"
 
         with _progress(progress):
             for fed in self._feed(batches):
@@ -98,7 +98,7 @@ class Evaluator:
                     totals[name] += np.array([mean.sum, mean.weight], np.float64)
                 rows = self.task.decode(jax.device_get(outputs), fed.arrays)
                 predictions.update(zip(fed.batch.indices.tolist(), rows, strict=True))
-        predictions.pop(-1, None)  # rows that only fill a batch
+        predictions.pop(-1, None)  # filler rows
         return (
             {name: float(total / (weight or 1)) for name, (total, weight) in totals.items()},
             [predictions[i] for i in sorted(predictions)],
@@ -108,9 +108,9 @@ class Evaluator:
         return feed(batches, range(len(batches.plan)), self.mesh, whole=True)
 
     def attention(self, params: Params, records: Sequence[Record]) -> list[list[AttentionMap]]:
-        """Return the attention maps of every record, in their order."""
+        """Return the attention maps of every record, in order."""
         maps: dict[int, list[AttentionMap]] = {}
-        # A batch has references if all of its records do: those that have them go apart.
+        # A batch has references only if all its records do, so records with and without references are batched apart.
         complete = [not isinstance(record, str) and set(record) == set(self.task.columns) for record in records]
         for chosen in filter(None, ([i for i, c in enumerate(complete) if c == kind] for kind in (False, True))):
             for fed in self._feed(self.task.batches_of([records[i] for i in chosen])):
@@ -128,13 +128,14 @@ class Evaluator:
 def restore_parameters(
     task: Task, checkpoints: Checkpoints, config: EvaluationConfig, mesh: Mesh
 ) -> tuple[int, Params]:
-    """Return (step, parameters) that `config` asks for.
+    """Return (step, parameters) of the checkpoint that `config` selects; for an average, the step is the newest one.
 
-    Raises CheckpointError when there is none, or when it belongs to another tokenizer than the workdir's.
+    Raises CheckpointError if there is no such checkpoint, if it was made with a tokenizer other than the workdir's, or
+    if its parameters are not finite.
     """
     abstract = abstract_parameters(task, mesh)
     if config.checkpoint == "average":
-        steps = checkpoints.verified(checkpoints.latest(config.average_last))  # nothing older for a damaged one
+        steps = checkpoints.verified(checkpoints.latest(config.average_last))  # no older replacement if one is damaged
     else:
         found = checkpoints.best() if config.checkpoint == "best" else checkpoints.newest()
         steps = [] if found is None else [found]
@@ -153,8 +154,9 @@ def restore_parameters(
         params = checkpoints.restore_params(steps[0], abstract, part)
     if ruined := processes.any_says(not_finite(params)):
         raise CheckpointError(
-            f"step {steps[-1]} in {checkpoints.directory}: the parameters are not finite ({ruined}): the run diverged. "
-            "Choose other parameters by evaluation.checkpoint, or train anew with a lower optimizer.learning_rate"
+            f"step {steps[-1]} in {checkpoints.directory}: the parameters are not finite ({ruined}), so the run "
+            "diverged. Select another checkpoint with evaluation.checkpoint, or train again with a lower "
+            "optimizer.learning_rate"
         )
     return steps[-1], params
 
@@ -162,14 +164,14 @@ def restore_parameters(
 def _nothing_found(checkpoints: Checkpoints, config: EvaluationConfig) -> str:
     newest, where = checkpoints.newest(), checkpoints.directory
     if newest is None:
-        return f"{where} holds no good checkpoint: train first with this --workdir"
+        return f"{where} has no valid checkpoint: train first with this --workdir"
     if config.checkpoint == "average":
         return (
             f"the last {config.average_last} checkpoints in {where} are damaged: set evaluation.checkpoint to 'latest' "
-            f"for the newest good one, step {newest}"
+            f"for the newest valid one, step {newest}"
         )
     scores = ", ".join(checkpoints.scores(newest)) or "none"
     return (
-        f"no good checkpoint in {where} has the score checkpoint.best_metric = {checkpoints.config.best_metric!r} "
-        f"(step {newest} has: {scores}): set that to another, or evaluation.checkpoint to 'latest'"
+        f"no valid checkpoint in {where} has a score for checkpoint.best_metric = {checkpoints.config.best_metric!r} "
+        f"(step {newest} has: {scores}): choose another metric, or set evaluation.checkpoint to 'latest'"
     )

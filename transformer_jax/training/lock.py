@@ -1,7 +1,7 @@
-"""The lock of a workdir: one run at a time trains there.
+"""A lock that lets only one run at a time train in a workdir.
 
-WORKDIR/lock.json names its owner. The owner's process decides whether the lock still holds: on the same machine it is
-looked up by its number and its time of birth; on another one it shows by a heartbeat that it lives.
+WORKDIR/lock.json names its owner. The lock is valid as long as the owner's process is alive. On the same machine, the
+process is identified by its pid and start time; on another machine, by a heartbeat.
 """
 
 import contextlib
@@ -25,24 +25,25 @@ from transformer_jax.training import processes
 log = logging.getLogger(__name__)
 
 NAME = "lock.json"
-HEARTBEAT = 15.0  # seconds between signs of life
-EXPIRY = 60.0  # seconds without one, after which a run on another machine counts as dead
-LOOK = 0.5  # seconds between looks at another machine's lock
-SETTLE = 1.0  # seconds in which two that take the same lock at the same time find out about each other
-TRIES = 10  # to get hold of a lock that vanishes again and again
+HEARTBEAT = 15.0  # seconds between heartbeats
+EXPIRY = 60.0  # seconds without a heartbeat after which a run on another machine is considered dead
+LOOK = 0.5  # seconds between two reads of another machine's lock
+SETTLE = 1.0  # seconds to wait before checking which of several competing runs has the lock
+TRIES = 10  # attempts to take a lock that repeatedly disappears
 EXIT_LOST = 2
 
 
 class InUse(ValueError):
-    """Another run trains in the workdir."""
+    """Another run is training in the workdir."""
 
 
 @contextlib.contextmanager
 def held(workdir: epath.PathLike) -> Iterator[None]:
-    """Hold the lock of `workdir`, which is made if it is not there. Of several processes of a run the first takes it.
+    """Hold the lock of `workdir`, which is created if needed. In a run with several processes, the first one takes it.
 
-    A lock whose run has died is taken over, and the log says so. A run on another machine is watched for up to EXPIRY
-    seconds, by this machine's clock. Raises InUse, naming the owner, if it lives; ValueError if nothing can be written.
+    The lock of a dead run is taken over, with a warning in the log. A run on another machine is watched for up to
+    EXPIRY seconds, by this machine's clock. Raises InUse, which names the owner, if the owner is alive, and ValueError
+    if the workdir cannot be written.
     """
     lock = _Lock(epath.Path(workdir))
     try:
@@ -55,10 +56,12 @@ def held(workdir: epath.PathLike) -> Iterator[None]:
 class _Lock:
     """The lock of one run.
 
-    On disks, NFS among them, making the file is exclusive. Object stores such as gs:// have no exclusive creation
-    through epath: there a run writes its token, waits, and reads whose token is there. The same decides between runs
-    that take over a dead one's lock together. If two still hold it, because one was suspended for longer than EXPIRY,
-    the one whose token has gone ends at its next heartbeat and writes nothing more.
+    On file systems, including NFS, the file is created exclusively. Object stores such as gs:// offer no exclusive
+    creation through epath. There, a run writes its token, waits, and reads the file again: the run whose token is in
+    the file has the lock. Runs that take over the same dead run's lock at the same time are told apart in the same way.
+
+    Two runs can still hold the lock if one was suspended for longer than EXPIRY. The run whose token is no longer in
+    the file exits at its next heartbeat and writes nothing more.
     """
 
     def __init__(self, workdir: epath.Path):
@@ -82,22 +85,22 @@ class _Lock:
                     break
                 self._dismiss(self._read())
             else:
-                raise OSError(f"{self._path} can be neither read nor made")
+                raise OSError(f"{self._path} can be neither read nor created")
         except OSError as error:
             raise ValueError(f"--workdir={self._workdir} cannot be written: {error}; choose another") from error
         self._thread.start()
 
     def release(self) -> None:
-        """Remove the lock, if this process has it."""
+        """Remove the lock if this process has it."""
         self._ended.set()
         if self._thread.ident is not None:
             self._thread.join(HEARTBEAT)
-        with contextlib.suppress(Exception):  # the run has ended, however: a dead run's lock is taken over
+        with contextlib.suppress(Exception):  # a lock that stays behind is harmless: the next run takes it over
             if self._is_own():
                 self._path.unlink(missing_ok=True)
 
     def _taken(self) -> bool:
-        """Write the lock if there is none. Return whether it is this run's."""
+        """Write the lock if there is none. Return True if this run has it."""
         if not self._write():
             return False
         if self._remote or self._contested:
@@ -105,7 +108,7 @@ class _Lock:
         return self._is_own()
 
     def _write(self) -> bool:
-        """Return False where there is a lock already."""
+        """Write the lock. Return False if there already is one."""
         text = json.dumps({**self._owner, "beats": self._beats}, indent=2) + "\n"
         if self._remote:
             if self._path.exists() and not self._is_own():
@@ -123,7 +126,7 @@ class _Lock:
         return True
 
     def _read(self) -> str | None:
-        """Return the text of the lock, None if there is none."""
+        """Return the text of the lock, or None if there is none."""
         try:
             return self._path.read_text()
         except FileNotFoundError:
@@ -133,8 +136,8 @@ class _Lock:
         return _parse(self._read()).get("token") == self._owner["token"]
 
     def _dismiss(self, text: str | None) -> None:
-        """Remove the lock of a run that has died. Raise InUse if it lives."""
-        if text is None:  # released meanwhile
+        """Remove the lock of a dead run. Raise InUse if the run is alive."""
+        if text is None:  # released in the meantime
             time.sleep(LOOK)
             return
         owner = _parse(text)
@@ -144,20 +147,20 @@ class _Lock:
             return
         if lives:
             raise InUse(
-                f"--workdir={self._workdir} is in use: {_name(owner)} trains there. Wait until it ends, stop it "
+                f"--workdir={self._workdir} is in use: {_name(owner)} is training there. Wait until it ends, stop it "
                 f"(kill {owner.get('pid')}), or choose another --workdir"
             )
-        log.warning("%s: taken over from %s which no longer runs", self._workdir, _name(owner))
+        log.warning("%s: taken over from %s, which is no longer running", self._workdir, _name(owner))
         self._path.unlink(missing_ok=True)
         self._contested = True
 
     def _watch(self, owner: dict[str, Any], text: str) -> bool | None:
-        """Return whether the owner, on another machine, gives a sign of life; None where the lock has changed hands."""
-        log.warning("%s: %s had it last; waiting up to %.0f s for a sign of life", self._workdir, _name(owner), EXPIRY)
+        """Return True if the owner, on another machine, is alive, and None if the lock has changed hands."""
+        log.warning("%s: waiting up to %.0f s for a heartbeat of %s", self._workdir, EXPIRY, _name(owner))
         touched, until = self._touched(), time.monotonic() + EXPIRY
         while time.monotonic() < until:
             time.sleep(LOOK)
-            now = self._read()  # before `_touched`: opening a file on NFS brings its times up to date
+            now = self._read()  # before `_touched`: opening a file on NFS refreshes its cached times
             if _parse(now).get("token") != owner.get("token") or (not owner and now != text):
                 return None
             if now != text or self._touched() != touched:
@@ -170,9 +173,9 @@ class _Lock:
         return 0.0
 
     def _beat(self) -> None:
-        """Show that this run lives, until it ends. On disks no byte is written: they may be full."""
+        """Renew the heartbeat until the run ends. On file systems only the time stamp changes: a disk may be full."""
         while not self._ended.wait(HEARTBEAT):
-            with contextlib.suppress(Exception):  # a failing disk or network is for those to tell who write results
+            with contextlib.suppress(Exception):  # errors of disk or network are reported where results are written
                 text, self._beats = self._read(), self._beats + 1
                 if _parse(text).get("token", self._owner["token"]) != self._owner["token"]:
                     self._end(_parse(text))
@@ -183,13 +186,15 @@ class _Lock:
 
     def _end(self, heir: dict[str, Any]) -> None:
         print(
-            f"error: --workdir={self._workdir} was taken over by {_name(heir)} ended here", file=sys.stderr, flush=True
+            f"error: --workdir={self._workdir} was taken over by {_name(heir)}; this run has ended",
+            file=sys.stderr,
+            flush=True,
         )
         os._exit(EXIT_LOST)
 
 
 def _parse(text: str | None) -> dict[str, Any]:
-    """Return the owner that a lock names; {} where there is none, or the lock is torn."""
+    """Return the owner that a lock names, or {} if there is no lock or it cannot be parsed."""
     try:
         owner = json.loads(text or "")
         return owner if isinstance(owner["pid"], int) and owner["pid"] > 0 else {}
@@ -200,11 +205,11 @@ def _parse(text: str | None) -> dict[str, Any]:
 def _name(owner: dict[str, Any]) -> str:
     if not owner:
         return "an unknown run"
-    return f"process {owner['pid']} on {owner.get('host')}, started {owner.get('started')},"
+    return f"process {owner['pid']} on {owner.get('host')} (started {owner.get('started')})"
 
 
 def _machine() -> str:
-    """Return what tells machines, their boots and their containers apart: where a process number means one process."""
+    """Return an identifier of this machine, boot and container, i.e. of the scope in which a pid is unique."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -213,8 +218,7 @@ def _machine() -> str:
 
 
 def _birth(pid: int) -> str | None:
-    """Return when a process of this machine was born, in the kernel's ticks; "dead" for one that only waits to be
-    buried; None where the system does not say."""
+    """Return the start time of a process on this machine in kernel ticks, "dead" for a zombie, or None if unknown."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -223,12 +227,12 @@ def _birth(pid: int) -> str | None:
 
 
 def _lives(pid: int, born: str | None) -> bool:
-    """Return whether this very process runs on this machine: numbers are used again, `born` tells processes apart."""
+    """Return True if the process is running on this machine. Pids are reused, so `born` must match its start time."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # another user's
+    except PermissionError:  # the process of another user
         pass
     now = _birth(pid)
     return now is None or born is None or now == born

@@ -1,4 +1,4 @@
-"""Write what a person reads of a run: metrics.jsonl, TensorBoard events, progress lines."""
+"""Report the progress of a run: metrics.jsonl, TensorBoard events, and progress lines."""
 
 import contextlib
 import functools
@@ -21,10 +21,10 @@ Listener = Callable[[int, str, Mapping[str, float | str]], None]  # step, split,
 
 
 class MetricsWriter:
-    """Writes `metrics.jsonl` (one object a line: step, split, values) and TensorBoard events to `workdir`.
+    """Writes `metrics.jsonl` (one JSON object per line: step, split, values) and TensorBoard events to `workdir`.
 
-    When a run resumes at `step`, later rows are removed, and so is a last line that a kill cut short. Only the first
-    process writes and calls the listeners.
+    When a run resumes at `step`, later rows are removed, as is a last line truncated by a kill. Only the first process
+    writes and calls the listeners.
     """
 
     def __init__(self, workdir: epath.PathLike, step: int, listeners: Sequence[Listener] = ()):
@@ -36,12 +36,12 @@ class MetricsWriter:
 
     @functools.cached_property
     def _events(self) -> Any:
-        from tensorboardX import SummaryWriter  # imported for the first row: the first step need not wait for it
+        from tensorboardX import SummaryWriter  # a slow import, not needed before the first row
 
         return SummaryWriter(self._workdir, purge_step=self._step + 1)
 
     def _rewrite(self) -> None:
-        """Replace the file atomically."""
+        """Write all rows and replace the file atomically."""
         temporary = self._path.with_name(self._path.name + ".tmp")
         temporary.write_text("".join(line + "\n" for line in self._kept))
         temporary.replace(self._path)
@@ -51,7 +51,7 @@ class MetricsWriter:
             return
         line = json_line({"step": step, "split": split, **values})
         self._kept.append(line)
-        if "://" in str(self._path):  # in a bucket nothing can be added to
+        if "://" in str(self._path):  # object stores cannot append to a file
             self._rewrite()
         else:
             with self._path.open("a") as file:
@@ -69,59 +69,59 @@ class MetricsWriter:
 
 
 def json_line(values: Mapping[str, Any]) -> str:
-    """Return one line of JSON, which has no word for nan and the infinities: they become null."""
+    """Return one line of JSON. NaN and infinities, which JSON lacks, become null."""
     finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
     return json.dumps(finite, allow_nan=False)
 
 
 def absolute(path: epath.PathLike) -> epath.Path:
-    """Return the path, independent of the current directory. (epath's `resolve` takes gs:// for a folder.)"""
+    """Return the absolute path. Paths with a scheme are unchanged: epath's `resolve` would treat gs:// as a folder."""
     path = epath.Path(path)
     return path if "://" in str(path) else path.resolve()
 
 
 def read_rows(path: epath.PathLike) -> list[tuple[str, dict]]:
-    """Return (line, parsed) of every row. Skips a torn line and what is no row, with a warning."""
+    """Return (line, parsed) for every row. Truncated and other invalid lines are skipped with a warning."""
     path = epath.Path(path)
     rows = []
     for line in path.read_bytes().decode(errors="replace").splitlines() if path.exists() else ():
         try:
             row = json.loads(line)
             if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-                raise ValueError("no row")
+                raise ValueError("not a row")
             rows.append((line, row))
         except ValueError:
-            log.warning("%s: passed over a torn line: %.40s", path, line)
+            log.warning("%s: skipped an invalid line: %.40s", path, line)
     return rows
 
 
 class Pace:
-    """Measures the time of training, and estimates the time left at this run's pace.
+    """Measures the training time and estimates the time left.
 
-    Only training counts. Time spent compiling, evaluating and saving is left out.
+    Time spent compiling, evaluating and saving is excluded.
     """
 
     def __init__(self, step: int, steps: int):
         self._first, self._steps, self._start = step, steps, time.perf_counter()
 
     def leave_out(self, since: float) -> None:
-        """Leave out the time from `since` (time.perf_counter) to now."""
+        """Exclude the time from `since` (a value of time.perf_counter) to now."""
         self._start += time.perf_counter() - since
 
     def seconds(self) -> float:
-        """Return the seconds of training so far."""
+        """Return the training time so far, in seconds."""
         return time.perf_counter() - self._start
 
     def left(self, step: int) -> float:
-        """Return the seconds left after `step`."""
+        """Return the estimated training time after `step`, in seconds."""
         return self.seconds() / (step - self._first) * (self._steps - step)
 
 
 class Display:
-    """Shows how far a run is: a bar on a terminal, else a line after the first step and then now and then.
+    """Shows the progress of a run: a bar on a terminal, log lines elsewhere.
 
-    Lines come every ten seconds at first and every minute later on, however many steps that is. A bar is drawn anew
-    every second, below what is logged meanwhile.
+    The bar is redrawn every second, below new log messages. The first line comes after the first step. Further lines
+    come every ten seconds at first and every minute later, independent of the number of steps.
     """
 
     def __init__(self, first: int, steps: int):
@@ -153,23 +153,21 @@ class Display:
 
 
 def clock(seconds: float) -> str:
-    """Format seconds: 75 → "1:15"."""
+    """Format a duration in seconds, e.g. 75 as "1:15"."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 def wandb_listener(project: str, workdir: epath.PathLike, config: Mapping[str, Any]) -> Listener:
-    """Return a listener that logs every row to Weights & Biases. A workdir is one run there, also after a restart.
+    """Return a listener that logs every row to Weights & Biases. Restarts in the same workdir continue the same run.
 
-    Raises ValueError where wandb is not installed.
+    Raises ValueError if wandb is not installed.
     """
     try:
         import wandb
     except ImportError as error:
-        raise ValueError(
-            f"--wandb_project={project} needs wandb: pip install wandb, or leave the option out"
-        ) from error
+        raise ValueError(f"--wandb_project={project} needs wandb: run pip install wandb, or omit the option") from error
     name = str(absolute(workdir))
     run = wandb.init(
         project=project,

@@ -1,4 +1,4 @@
-"""Train: steps, reports, evaluations, checkpoints, and exact resumption."""
+"""The training loop: steps, reports, evaluations, checkpoints, and exact resumption."""
 
 import contextlib
 import logging
@@ -23,16 +23,16 @@ from transformer_jax.training.task import Params, Task, Work
 
 log = logging.getLogger(__name__)
 
-MAX_SKIPPED = 10  # steps in a row, before a run is given up
-AHEAD = 2  # steps that are called before their predecessors are computed
+MAX_SKIPPED = 10  # consecutive skipped steps after which a run fails
+AHEAD = 2  # steps dispatched before the preceding ones are computed
 
 
 class Diverged(ValueError):
-    """Loss or gradient were not finite for too many steps in a row."""
+    """The run diverged: the loss, the gradient or the parameters are not finite."""
 
 
 class Preempted(Exception):
-    """The run was asked to stop (SIGTERM) and has saved its state. Start it again to continue."""
+    """The run stopped on request (SIGTERM or Ctrl-C). Start it again to continue."""
 
 
 def train(
@@ -43,15 +43,23 @@ def train(
     listeners: Sequence[Listener] = (),
     ready: Callable[[], None] = lambda: None,
 ) -> TrainState:
-    """Train to `training.steps`, continuing from the newest good checkpoint of `workdir`.
+    """Train to `training.steps`, continuing from the newest valid checkpoint of `workdir`.
 
-    Validation scores are of the moving average when evaluation.checkpoint is "ema", else of the parameters. The steps
-    of `trace` are profiled into `workdir`/profile. `listeners` are told every row of metrics.jsonl. `ready` is called
-    in the first process before the first step, once mesh, data and checkpoints have proved usable.
+    Validation scores are those of the moving average if evaluation.checkpoint is "ema", otherwise of the parameters.
 
-    Raises ValueError where data, mesh or keys cannot be used; CheckpointError when a checkpoint belongs to other data
-    or tokenizers, or cannot be written; Diverged when loss or gradient were not finite MAX_SKIPPED times in a row, or
-    the validation loss or a parameter is not; and Preempted, with everything saved, after SIGTERM or Ctrl-C.
+    Args:
+        task: the task to train.
+        workdir: the folder of the run.
+        trace: steps to profile; the profile is written to `workdir`/profile.
+        listeners: called with every row of metrics.jsonl.
+        ready: called in the first process before the first step, once mesh, data and checkpoints were checked.
+
+    Raises:
+        ValueError: the data, the mesh or a config key cannot be used.
+        CheckpointError: a checkpoint belongs to other data or tokenizers, or cannot be written.
+        Diverged: the loss or the gradient was not finite for MAX_SKIPPED consecutive steps, or the validation loss or a
+            parameter is not finite.
+        Preempted: the run was stopped by SIGTERM or Ctrl-C. The state is saved, except after a step that diverged.
     """
     config, workdir, engine = task.config, epath.Path(workdir), Engine(task)
     training = config.training
@@ -60,12 +68,12 @@ def train(
         batches, evaluator, fingerprint, state = _start(engine, checkpoints)
         first = int(state.step)
         if stop.reached(first) and first < training.steps:
-            raise Preempted(f"stopped before step {first + 1}: start it again to go on")
+            raise Preempted(f"stopped before step {first + 1}: run the same command again to continue")
         if first < training.steps:
             processes.first(ready)
         _announce(first, training.steps, trace)
         scored = "ema" if config.evaluation.checkpoint == "ema" else "params"
-        compiled = _CompileCount(engine.step, len(batches.plan.shapes))
+        compiled = _Compilations(engine.step, len(batches.plan.shapes))
         writer = opened.enter_context(contextlib.closing(MetricsWriter(workdir, first, listeners)))
         profile = opened.enter_context(contextlib.closing(profiling.Trace(workdir / "profile", trace)))
         loaded = opened.enter_context(contextlib.closing(prefetch(_load(engine, batches, first))))
@@ -74,8 +82,12 @@ def train(
         for step, (batch, work) in zip(range(first + 1, training.steps + 1), loaded, strict=True):
             start = time.perf_counter()
             begun = profile.before(step, state)
+            if compiled.compile(state, batch) or begun:
+                report.pace.leave_out(start)
             state, metrics = engine.step(state, batch)
-            if profile.after(step, state) or compiled.has_grown(batch) or begun:
+            compiled.check()
+            start = time.perf_counter()
+            if profile.after(step, state):
                 report.pace.leave_out(start)
             report.add(step, metrics, work)
             last = step == training.steps
@@ -85,7 +97,7 @@ def train(
             evaluating = last or step % training.evaluate_every == 0
             regular = last or step % config.checkpoint.every == 0
             if evaluating or regular:
-                jax.block_until_ready(state)  # steps run behind their calls: they are not what is left out
+                jax.block_until_ready(state)  # dispatched steps still count as training
             start, scores = time.perf_counter(), None
             if evaluating:
                 scores = _evaluate(evaluator, getattr(state, scored), config.data.validation_split, step, writer)
@@ -98,17 +110,17 @@ def train(
             if evaluating or regular:
                 report.pace.leave_out(start)
             if stopping:
-                state_of_it = "which is saved" if saved else "which is not saved, since its loss is not finite"
-                raise Preempted(f"stopped after step {step}, {state_of_it}: start it again to go on")
+                state_of_it = "which is saved" if saved else "which is not saved, because its loss is not finite"
+                raise Preempted(f"stopped after step {step}, {state_of_it}: run the same command again to continue")
     return state
 
 
 def _start(engine: Engine, checkpoints: Checkpoints) -> tuple[Batches, Evaluator, dict[str, str], TrainState]:
-    """Open the data, compile the first programs meanwhile, and restore or make the first state."""
+    """Open the data while the first programs compile, and restore or create the initial state."""
     task, config = engine.task, engine.config
     newest = processes.first_says(checkpoints.newest)
     with compiling_ahead() as compile_ahead:
-        processes.first_then_others(lambda: task.fingerprint(training=False))  # the first learns the tokenizers
+        processes.first_then_others(lambda: task.fingerprint(training=False))  # the first process trains them
         fingerprint = task.fingerprint(training=True)
         processes.agree("tokenizers or training data", lambda: fingerprint)
         if newest is not None:
@@ -129,36 +141,37 @@ def _start(engine: Engine, checkpoints: Checkpoints) -> tuple[Batches, Evaluator
             init_compiled.result()
         state = engine.restore_or_init(checkpoints, newest)
         count = sum(x.size for x in jax.tree.leaves(state.params))
-        log.info("%s parameters in arrays, devices: %s", f"{count:,}", dict(engine.mesh.shape))
+        log.info("%s parameters, mesh: %s", f"{count:,}", dict(engine.mesh.shape))
     return batches, evaluator, fingerprint, state
 
 
 def _announce(first: int, steps: int, trace: range) -> None:
-    """Warn where there is nothing to train, or nothing to trace."""
+    """Warn if there is nothing to train or nothing to trace."""
     if first >= steps:
         log.warning(
-            "nothing to train: the newest checkpoint is step %d, training.steps is %d. To go on, give a greater "
-            "--config.training.steps; to train anew, another --workdir",
+            "nothing to train: the newest checkpoint is step %d, training.steps is %d. To continue, set a larger "
+            "--config.training.steps; to start over, set another --workdir",
             first,
             steps,
         )
     if trace and trace.start not in range(first + 1, steps + 1):
-        log.warning("no profile: step %d is not one of those to come, %d to %d", trace.start, first + 1, steps)
+        log.warning("no profile: step %d is not among the remaining steps, %d to %d", trace.start, first + 1, steps)
 
 
 def _load(engine: Engine, batches: Batches, first: int) -> Iterator[tuple[Mapping[str, jax.Array], Work]]:
-    """Yield placed batches from `first` to the run's end, with the work of a step on each."""
+    """Yield the placed batches from number `first` to the end of the run, each with the work of a step on it."""
     for batch, arrays, placed in feed(batches, range(first, engine.config.training.steps), engine.mesh):
         work = engine.task.work(arrays)
         own = batch.indices[rows_here(batch_sharding(engine.mesh), len(batch.indices))]
-        share = (batch.indices >= 0).sum() / max((own >= 0).sum(), 1)  # other processes have about as much
+        # The processes have about equal work.
+        share = int((batch.indices >= 0).sum()) / max(int((own >= 0).sum()), 1)
         yield placed, Work(round(work.tokens * share), work.flops * share)
 
 
 def _is_good(step: int, metrics: Mapping[str, jax.Array]) -> bool:
-    """Return whether the step's loss and gradient were finite. Warns if not: its parameters may be ruined."""
+    """Return True if the step's loss and gradient were finite. Warns if not, as its parameters may be unusable."""
     if metrics["skipped"]:
-        log.warning("step %d is not saved: its loss or gradient is not finite, its parameters may be ruined", step)
+        log.warning("step %d is not saved: its loss or gradient is not finite, its parameters may be unusable", step)
     return not metrics["skipped"]
 
 
@@ -174,15 +187,15 @@ def _check_parameters(checkpoints: Checkpoints, step: int, params: Params) -> No
 
 def _remedy(checkpoints: Checkpoints) -> str:
     newest = checkpoints.newest()
-    saved = "No checkpoint was saved before" if newest is None else f"The last good checkpoint is step {newest}"
+    saved = "There is no earlier checkpoint" if newest is None else f"The last valid checkpoint is step {newest}"
     return (
-        f"{saved}. Lower optimizer.learning_rate, lengthen optimizer.warmup_steps, set optimizer.clip_norm, or look at "
+        f"{saved}. Lower optimizer.learning_rate, increase optimizer.warmup_steps, set optimizer.clip_norm, or check "
         "the data."
     )
 
 
 class _Report:
-    """Collects the steps since the last row of metrics.jsonl, and shows how far the run is."""
+    """Collects the metrics of the steps since the last row of metrics.jsonl, and shows the progress."""
 
     def __init__(
         self,
@@ -193,7 +206,7 @@ class _Report:
         first: int,
         skipped: int,
     ):
-        """`first` steps were done before, and `skipped` of them left the parameters unchanged."""
+        """`first` is the number of steps done before, and `skipped` the number of those that were skipped."""
         steps = engine.config.training.steps
         self.pace, self._display = Pace(first, steps), Display(first, steps)
         self._engine, self._writer, self._guard = engine, writer, _Guard(batches, checkpoints, skipped)
@@ -210,9 +223,9 @@ class _Report:
         self._display.close()
 
     def add(self, step: int, metrics: Mapping[str, jax.Array], work: Work) -> None:
-        """Take a step's metrics, and wait until no more than AHEAD steps are under way.
+        """Add a step's metrics, and wait until at most AHEAD steps are pending.
 
-        A few keep the devices busy; the hundreds that would queue up would delay a stop.
+        A few pending steps keep the devices busy. Without a limit, hundreds would queue up and delay a stop.
         """
         self._pending.append(metrics)
         self._work = Work(self._work.tokens + work.tokens, self._work.flops + work.flops)
@@ -255,30 +268,33 @@ class _Report:
 
 
 def _mean_loss(steps: Sequence[Mapping[str, Any]]) -> float:
-    """Return the mean over those that were not skipped: a single step's loss varies with the length of its examples."""
+    """Return the weighted mean loss over the steps that were not skipped.
+
+    It is less noisy than the loss of a single step, which varies with the length of its examples.
+    """
     finite = [metrics for metrics in steps if not metrics["skipped"]]
     weights = np.array([metrics["weight"] for metrics in finite], np.float64)
     return float(np.average([metrics["loss"] for metrics in finite], weights=weights)) if finite else math.nan
 
 
 class _Guard:
-    """Logs the skipped steps, and stops the run after too many in a row."""
+    """Logs skipped steps, and raises Diverged after too many in a row."""
 
     def __init__(self, batches: Batches, checkpoints: Checkpoints, skipped: int):
         self._batches, self._checkpoints, self._in_a_row, self.skipped = batches, checkpoints, 0, skipped
 
     def check(self, last: int, metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return those of the steps up to `last` that were not skipped."""
+        """Return the metrics of the steps that were not skipped. `last` is the number of the last step."""
         for step, values in enumerate(metrics, last - len(metrics) + 1):
             self._in_a_row = self._in_a_row + 1 if values["skipped"] else 0
             if values["skipped"]:
                 self.skipped += 1
                 epoch, batch = divmod(step - 1, len(self._batches.plan))
                 where = f"step {step} (epoch {epoch}, batch {batch}; both from 0)"
-                log.warning("%s: loss %s, gradient %s: skipped", where, values["loss"], values["gradient_norm"])
+                log.warning("%s skipped: loss %s, gradient norm %s", where, values["loss"], values["gradient_norm"])
             if self._in_a_row == MAX_SKIPPED:
                 raise Diverged(
-                    f"{where} is the {MAX_SKIPPED}th in a row whose loss or gradient is not finite. "
+                    f"{where} is the {MAX_SKIPPED}th consecutive step with a loss or gradient that is not finite. "
                     f"{_remedy(self._checkpoints)}"
                 )
         return [values for values in metrics if not values["skipped"]]
@@ -295,18 +311,29 @@ def _evaluate(evaluator: Evaluator, params: Params, split: str, step: int, write
     return numbers
 
 
-class _CompileCount:
-    """Logs each compilation of the step, its shape, and how many shapes there are."""
+class _Compilations:
+    """Compiles the step before its first call with each batch shape, so that compilation can be timed separately.
+
+    `shapes` is the number of batch shapes, and thus the expected maximum.
+    """
 
     def __init__(self, step: Any, shapes: int):
-        self._step, self._shapes, self._count = step, shapes, 0
+        self._step, self._shapes, self._compiled, self._count = step, shapes, set[tuple](), 0
 
-    def has_grown(self, batch: Mapping[str, jax.Array]) -> bool:
-        count = self._step._cache_size()
-        grown, self._count = count > self._count, count
-        if grown and count > self._shapes:
-            log.warning("compiled the step %d times for %d shapes: what else changes?", count, self._shapes)
-        elif grown:
-            shape = ", ".join(f"{name} {array.shape}" for name, array in batch.items() if array.ndim > 1)
-            log.info("compiled the step for %s: %d of at most %d", shape, count, self._shapes)
-        return grown
+    def compile(self, state: TrainState, batch: Mapping[str, jax.Array]) -> bool:
+        """Compile the step for this batch. Return False if it was compiled for the shape before."""
+        shapes = tuple(array.shape for array in batch.values())
+        if shapes in self._compiled:
+            return False
+        self._step.lower(state, batch).compile()
+        self._compiled.add(shapes)
+        shape = ", ".join(f"{name} {array.shape}" for name, array in batch.items() if array.ndim > 1)
+        log.info("compiled the step for %s: %d of at most %d", shape, len(self._compiled), self._shapes)
+        return True
+
+    def check(self) -> None:
+        """Warn if the step was compiled more often than there are batch shapes."""
+        count, self._count = self._count, self._step._cache_size()
+        if self._count > max(count, self._shapes):
+            message = "compiled the step %d times for %d batch shapes: check what else changes"
+            log.warning(message, self._count, self._shapes)

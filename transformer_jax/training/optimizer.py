@@ -1,4 +1,4 @@
-"""Adam, its learning-rate schedules, weight decay and clipping, all from optax."""
+"""The optimizer: Adam with learning-rate schedules, weight decay and gradient clipping, built with optax."""
 
 import dataclasses
 import math
@@ -21,15 +21,15 @@ class OptimizerConfig:
     """Adam with the constants of Vaswani et al. 2017, Section 5.3."""
 
     schedule: str = "noam"
-    learning_rate: float = 1.0  # the peak rate; for "noam", a factor on the formula
+    learning_rate: float = 1.0  # the peak rate; for "noam", the factor in the formula
     warmup_steps: int = fields.size(4000, small=2)
-    decay_steps: int = 0  # the step at which "cosine" reaches its end; 0: training.steps
-    end_fraction: float = 0.0  # the rate at the end of "cosine", relative to the peak
+    decay_steps: int = 0  # the step at which "cosine" reaches its final rate; 0 means training.steps
+    end_fraction: float = 0.0  # the final rate of "cosine", relative to the peak
     b1: float = 0.9
     b2: float = 0.98
     epsilon: float = 1e-9
     weight_decay: float = 0.0  # decoupled (Loshchilov and Hutter 2019); see `decays`
-    clip_norm: float = 0.0  # the largest global norm of the gradient; 0 does not clip
+    clip_norm: float = 0.0  # the maximum global norm of the gradient; 0 disables clipping
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""
@@ -37,10 +37,10 @@ class OptimizerConfig:
             yield "schedule", f"must be one of {', '.join(SCHEDULES)}"
         for name in ("learning_rate", "epsilon"):
             if not 0 < getattr(self, name) < 1e38:
-                yield name, "must be positive, and below 1e38, which float32 can hold"
+                yield name, "must be positive and below 1e38, to fit into float32"
         for name in ("warmup_steps", "weight_decay", "clip_norm"):
             if not 0 <= getattr(self, name) < math.inf:
-                yield name, "must not be negative; 0 switches it off"
+                yield name, "must be finite and not negative; 0 disables it"
         for name in ("b1", "b2"):
             if not 0 <= getattr(self, name) < 1:
                 yield name, "must be in [0, 1)"
@@ -49,21 +49,21 @@ class OptimizerConfig:
         if self.schedule == "cosine" and self.decay_steps and self.decay_steps <= max(self.warmup_steps, 1):
             yield (
                 "decay_steps",
-                f"must be greater than warmup_steps = {self.warmup_steps} and 1, or 0, which stands for training.steps",
+                f"must be greater than 1 and than warmup_steps = {self.warmup_steps}, or 0 for training.steps",
             )
 
 
 def schedule(config: OptimizerConfig, d_model: int, steps: int) -> optax.Schedule:
-    """Return the learning rate as a function of the number of updates so far. With n = that number + 1:
+    """Return the learning rate as a function of the number of previous updates, n - 1.
 
     noam: factor · d_model^-0.5 · min(n^-0.5, n · warmup^-1.5) (Vaswani et al. 2017, eq. 3).
     inverse_sqrt: peak · min(n / warmup, (warmup / n)^0.5).
-    cosine: linear warm-up to the peak, then half a cosine down to end_fraction · peak at decay_steps, or, where that is
-    0, at `steps`, the last of the run (Loshchilov and Hutter 2017).
+    cosine: linear warm-up to the peak, then half a cosine down to end_fraction · peak at decay_steps (Loshchilov and
+        Hutter 2017). If decay_steps is 0, the decay ends at `steps`, the last step of the run.
     constant: linear warm-up to the peak, then the peak.
     """
     peak, warmup = config.learning_rate, max(config.warmup_steps, 1)
-    end = max(config.decay_steps or steps, warmup + 1)  # a run may end within the warm-up
+    end = max(config.decay_steps or steps, warmup + 1)  # a run may end during the warm-up
 
     def rate(count: jax.typing.ArrayLike) -> jax.Array:
         n = jnp.asarray(count, jnp.float32) + 1
@@ -82,10 +82,10 @@ def schedule(config: OptimizerConfig, d_model: int, steps: int) -> optax.Schedul
 
 
 def decays(boxed_params: Any) -> list[bool]:
-    """Return, for each parameter in leaf order, whether weight decay applies to it: True for matrices.
+    """Return a flag for each parameter, in leaf order: True for matrices, to which weight decay applies.
 
-    The logical axes tell matrices from vectors. The axis that stacks layers does not count, and heads × head_dim is one
-    axis: a projection's output. Biases, norms and score vectors thus have one axis and do not decay.
+    Matrices are recognized by their logical axes. The axis that stacks layers is ignored, and heads × head_dim counts
+    as one axis, the output of a projection. Biases, norms and score vectors have one axis and do not decay.
     """
     specs = nn.get_partition_spec(boxed_params)
 
@@ -101,8 +101,7 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
     """Chain clipping, Adam, decoupled weight decay and the learning rate, in this order.
 
-    `rate` is what `schedule` returns, `decay` what `decays` returns: it applies to the parameters with and without
-    their boxes.
+    `rate` is the result of `schedule`. `decay` is the result of `decays`; it applies to boxed and unboxed parameters.
     """
 
     def mask(params: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Several processes, one program: how they find each other, what one does for all, what all must agree on.
+"""Coordination of several processes: start-up, actions of the first process, agreement checks and stop requests.
 
-Everything may be used in a single process too; then it does nothing but the work.
+Everything also works in a single process, where no coordination takes place.
 """
 
 import contextlib
@@ -22,38 +22,38 @@ from jax.experimental import multihost_utils
 
 log = logging.getLogger(__name__)
 
-LAST_WORDS = 2  # seconds that the first process, whose end aborts the others, leaves them for theirs
-HEARTBEAT = 10  # seconds without a sign of life until the others give up; 100, JAX's own, holds a dead job too long
+LAST_WORDS = 2  # seconds the first process waits before exiting, which aborts the others, so they can print errors
+HEARTBEAT = 10  # seconds without a heartbeat until the others give up; JAX's default of 100 keeps dead jobs too long
 
 
 def initialize(
     coordinator_address: str | None = None, num_processes: int | None = None, process_id: int | None = None
 ) -> None:
-    """Joins the other processes; must run before anything touches a device.
+    """Connect to the other processes. Must run before any use of a device.
 
-    Without arguments JAX finds them itself on TPU pods, SLURM, Kubernetes and MPI; elsewhere there are none. Raises
-    ValueError when only some are given.
+    Without arguments, JAX detects the cluster on TPU pods, SLURM, Kubernetes and MPI; elsewhere, the process runs
+    alone. Raises ValueError if only some of the arguments are given.
     """
     given = {"coordinator_address": coordinator_address, "num_processes": num_processes, "process_id": process_id}
     missing = [name for name, value in given.items() if value is None]
     if 0 < len(missing) < len(given):
-        raise ValueError(f"--{missing[0]} is missing: give {', '.join(f'--{name}' for name in given)}, or none of them")
+        raise ValueError(f"--{missing[0]} is missing: set all of {', '.join(f'--{name}' for name in given)}, or none")
     if coordinator_address is not None and not re.fullmatch(r".+:\d{1,5}", coordinator_address):
         raise ValueError(f"--coordinator_address={coordinator_address}: write it as HOST:PORT, e.g. 10.0.0.1:8476")
     try:
         jax.distributed.initialize(coordinator_address, num_processes, process_id, heartbeat_timeout_seconds=HEARTBEAT)
     except ValueError as error:
-        if not missing or "coordinator_address" not in str(error):  # which says that it found no cluster
+        if not missing or "coordinator_address" not in str(error):  # otherwise: no cluster detected
             raise
 
 
 def leave(code: int) -> NoReturn:
-    """Ends this process, failed, at once: JAX's own farewell waits for the others, who wait for this one."""
+    """Exit immediately after a failure. JAX's own shutdown would wait for processes that wait for this one."""
     with contextlib.suppress(OSError):
         sys.stderr.flush()
     try:
         sys.stdout.flush()
-    except OSError:  # nobody reads on: what is left is for nobody, Python's last flush too
+    except OSError:  # the reader has closed the pipe; discard the rest, so that Python's final flush does not fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if not jax.distributed.is_initialized():
         sys.exit(code)
@@ -64,13 +64,16 @@ def leave(code: int) -> NoReturn:
 
 
 def is_first() -> bool:
-    """Return True in the one process that writes shared files."""
+    """Return True in the first process, the only one that writes shared files."""
     return jax.process_index() == 0
 
 
 def first(action: Callable[[], Any]) -> None:
-    """`action` in the first process; the others wait until it is done. If it fails there, an error of like kind in all:
-    ValueError for what a user can mend, else RuntimeError."""
+    """Run `action` in the first process while the others wait.
+
+    If it fails, every process raises an error. In the other processes this is a ValueError if the user can fix the
+    problem (ValueError or OSError in the first process), otherwise a RuntimeError.
+    """
     failure: Exception | None = None
     if is_first():
         try:
@@ -83,18 +86,18 @@ def first(action: Callable[[], Any]) -> None:
     if failure is not None:
         raise failure
     if kind:
-        raise (ValueError if kind == 1 else RuntimeError)("process 0 has failed: its message says why")
+        raise (ValueError if kind == 1 else RuntimeError)("process 0 has failed: see its error message")
 
 
 def first_then_others(action: Callable[[], Any]) -> None:
-    """`action` in the first process; when it is done, in the others."""
+    """Run `action` in the first process, and then in the others."""
     first(action)
     if not is_first():
         action()
 
 
 def first_says(find: Callable[[], int | None]) -> int | None:
-    """Return in all processes what `find` returns in the first: a number ≥ 0, or None."""
+    """Run `find` in the first process and return its result, an integer ≥ 0 or None, in all processes."""
     found = find() if is_first() else None
     if jax.process_count() > 1:
         number = int(multihost_utils.broadcast_one_to_all(np.int32(-1 if found is None else found)))
@@ -103,7 +106,10 @@ def first_says(find: Callable[[], int | None]) -> int | None:
 
 
 def any_says(words: str) -> str:
-    """Return, in all processes, the words of the first process that has some, "" where none has."""
+    """Return "" if `words` is empty in every process, otherwise a non-empty message in every process.
+
+    A process returns its own `words`, or "in process N" if they are empty, where N is the first process that has some.
+    """
     if jax.process_count() == 1:
         return words
     whose = multihost_utils.process_allgather(np.bool_(bool(words)))
@@ -111,7 +117,7 @@ def any_says(words: str) -> str:
 
 
 def agree(what: str, value: Callable[[], Any]) -> None:
-    """Raises ValueError, in all, when `value()`, JSON, is another in a process than in the first."""
+    """Raise ValueError in all processes if `value()`, a JSON value, is not the same in all of them."""
     if jax.process_count() == 1:
         return
     digest = hashlib.sha256(json.dumps(value(), sort_keys=True).encode()).digest()
@@ -119,17 +125,17 @@ def agree(what: str, value: Callable[[], Any]) -> None:
     others = [i for i, theirs in enumerate(everyone) if (theirs != everyone[0]).any()]
     if others:
         raise ValueError(
-            f"process {', '.join(map(str, others))} of {len(everyone)} has other {what} than process 0: give all the "
-            "same command, and the same files"
+            f"process {', '.join(map(str, others))} of {len(everyone)} differs from process 0 in its {what}: start all "
+            "processes with the same command and the same files"
         )
 
 
 class StopRequest:
-    """Turns SIGTERM and the first Ctrl-C into a request: the step under way is finished and saved.
+    """Turns SIGTERM and the first Ctrl-C into a request to finish the current step, save it, and stop.
 
-    The second Ctrl-C ends the process at once. Of several processes one may be asked: they agree on a step by JAX's own
-    service, which listens for SIGTERM from `initialize` on. In a thread, where Python takes no signals, the signals do
-    what they did before.
+    A second Ctrl-C ends the process immediately. With several processes, it is enough to signal one of them: they agree
+    on a step through JAX's preemption service, which listens for SIGTERM after `initialize`. Outside the main thread,
+    where Python cannot handle signals, the signal handlers are left unchanged.
     """
 
     def __init__(self) -> None:
@@ -146,7 +152,7 @@ class StopRequest:
         if threading.current_thread() is threading.main_thread():
             if not self._by_jax:
                 self._before[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._receive)
-            if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as for a shell's background jobs
+            if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # ignored in background jobs of a shell
                 self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self._interrupted)
         return self
 
@@ -155,7 +161,7 @@ class StopRequest:
 
     def _interrupted(self, *_: Any) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        log.warning("stopping after the step under way, and saving it; Ctrl-C again ends at once, without saving")
+        log.warning("saving the current step, then stopping; press Ctrl-C again to stop immediately without saving")
         if self._by_jax:
             signal.raise_signal(signal.SIGTERM)
         self._received = True

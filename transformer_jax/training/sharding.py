@@ -1,7 +1,7 @@
-"""The device mesh, how logical axes lie on it, and how batches reach it.
+"""The device mesh, the mapping of logical axes to it, and the placement of batches.
 
-Every function is compiled for the whole mesh (GSPMD): it is written for one device, and XLA partitions it by the
-shardings of its inputs and by the axes that the models name.
+Functions are written as for one device and compiled for the whole mesh (GSPMD). XLA partitions them according to the
+shardings of their inputs and the logical axes that the models name.
 """
 
 import dataclasses
@@ -19,22 +19,22 @@ from transformer_jax.data.batching import Arrays, Batch, Batches
 
 AXES = ("data", "fsdp", "tensor")
 
-# Logical axis → mesh axes. For each axis of an array, the first rule applies whose mesh axes are not yet taken by an
-# earlier rule. An embedding table is sharded by its rows alone: with both axes, XLA would rematerialise it for every
-# lookup.
+# Logical axis → mesh axes. For each axis of an array, the first rule whose mesh axes are still unused in this array
+# applies. An embedding table is sharded along its rows only: if both axes were sharded, XLA would rematerialize it for
+# every lookup.
 RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
-    # of activations
+    # Activations.
     ("batch", ("data", "fsdp")),
     ("length", None),
     ("features", None),
     ("logits", "tensor"),
-    # of parameters; heads and mlp also of activations
+    # Parameters; heads and mlp are also axes of activations.
     ("embed", "fsdp"),
     ("heads", "tensor"),
     ("mlp", ("tensor", "fsdp")),
     ("mlp", "tensor"),
-    # A sharded recurrent state would be gathered at every step. With "embed" sharded too, XLA's gradient of the loop
-    # is wrong (jax 0.10; tests/training/test_mesh.py).
+    # A sharded recurrent state would be gathered at every time step. If "embed" were sharded too, XLA's gradient of
+    # the loop would be wrong (jax 0.10; tests/training/test_mesh.py).
     ("state", None),
     ("vocab", ("tensor", "fsdp")),
     ("vocab", "tensor"),
@@ -46,17 +46,18 @@ RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
     ("classes", None),
     ("layers", None),
 )
-# The config key that usually sets the size of a sharded axis, for error messages.
+# For error messages: the config key that usually sets the size of a sharded axis.
 KEYS = {"embed": "model.d_model", "heads": "model.num_heads", "mlp": "model.d_ff", "vocab": "model.vocab_multiple"}
 
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """The number of devices along each axis. One axis may be -1: it takes the devices that the others leave.
+    """The number of devices along each axis. One axis may be -1, which assigns all remaining devices to it.
 
     data: devices hold all parameters and different rows of a batch.
-    fsdp: devices hold different rows and parts of the parameters and optimizer state, which are gathered for use.
-    tensor: devices hold the same rows and different heads, hidden units and vocabulary entries.
+    fsdp: devices hold different rows of a batch and different parts of the parameters and the optimizer state; the
+        parameters are gathered for use.
+    tensor: devices hold the same rows of a batch and different heads, hidden units and vocabulary entries.
     """
 
     data: int = -1
@@ -68,12 +69,12 @@ class MeshConfig:
         sizes = dataclasses.asdict(self)
         for name, size in sizes.items():
             if size < 1 and size != -1:
-                yield name, "must be at least 1, or -1 for the devices that the other axes leave"
+                yield name, "must be at least 1, or -1 for all remaining devices"
         if list(sizes.values()).count(-1) > 1:
             yield "data", "only one axis of the mesh can be -1: set the sizes of the others"
 
     def shape(self) -> tuple[int, int, int]:
-        """Return the sizes of the axes. Raises ValueError if they do not multiply to the number of devices."""
+        """Return the sizes of the axes. Raises ValueError if their product is not the number of devices."""
         sizes, devices = dataclasses.asdict(self), jax.device_count()
         given = math.prod(size for size in sizes.values() if size != -1)
         data, fsdp, tensor = (devices // given if size == -1 else size for size in sizes.values())
@@ -81,18 +82,18 @@ class MeshConfig:
             needed = f"a multiple of {given}" if -1 in sizes.values() else f"exactly {given}"
             raise ValueError(
                 f"config.mesh = {sizes} needs {needed} devices and there are {devices}: "
-                "change mesh.data, mesh.fsdp or mesh.tensor; one can be -1, for the devices that the others leave"
+                "change mesh.data, mesh.fsdp or mesh.tensor; one can be -1 for all remaining devices"
             )
         return data, fsdp, tensor
 
 
 def make_mesh(config: MeshConfig) -> Mesh:
-    """Return the mesh. Raises ValueError if the axes do not multiply to the number of devices."""
+    """Return the mesh. Raises ValueError if the product of its axes is not the number of devices."""
     return jax.make_mesh(config.shape(), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def on_mesh(function: Callable, mesh: Mesh, **options: Any) -> Any:
-    """Return `function` jitted with `options`, with its logical axes on the mesh."""
+    """Return `function`, jitted with `options`, with its logical axes mapped to the mesh."""
 
     @functools.wraps(function)
     def traced(*arguments: Any, **keywords: Any) -> Any:
@@ -103,19 +104,19 @@ def on_mesh(function: Callable, mesh: Mesh, **options: Any) -> Any:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Return the sharding of a batch: rows over data and fsdp."""
+    """Return the sharding of a batch: rows are divided over data and fsdp."""
     return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Return the sharding that keeps whole arrays on every device, where all processes can read them."""
+    """Return the sharding with whole arrays on every device, so that every process can read them."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def shardings(boxed: Any, mesh: Mesh) -> Any:
-    """Return the shardings of a tree whose leaves carry logical axis names, without the boxes.
+    """Return the shardings of a tree whose leaves are boxed with logical axis names. The result has no boxes.
 
-    Raises ValueError where a dimension cannot be divided evenly. The message names array, axis and config key.
+    Raises ValueError if a dimension cannot be divided evenly. The message names the array, the axis and the config key.
     """
     specs = nn.get_partition_spec(boxed)
     placed = nn.logical_to_mesh_sharding(specs, mesh, RULES)
@@ -132,7 +133,7 @@ def shardings(boxed: Any, mesh: Mesh) -> Any:
                 where = jax.tree_util.keystr(path, simple=True, separator="/")
                 over = " × ".join(f"mesh.{axis} = {mesh.shape[axis]}" for axis in axes)
                 problem = (
-                    f"{where}: {size} along its axis {name!r} cannot be divided among {over} devices: change "
+                    f"{where}: size {size} of axis {name!r} cannot be divided among {over} devices: change "
                     f"{KEYS.get(name, 'the model')} or the mesh"
                 )
                 problems.setdefault((name, size, axes), problem)
@@ -142,19 +143,19 @@ def shardings(boxed: Any, mesh: Mesh) -> Any:
 
 
 def check_rows(rows: Iterable[int], mesh: Mesh, microbatches: int = 1) -> None:
-    """Raise ValueError for a batch whose microbatches cannot be divided among data × fsdp devices."""
+    """Raise ValueError if the microbatches of a batch cannot be divided among data × fsdp devices."""
     devices = mesh.shape["data"] * mesh.shape["fsdp"]
     for count in rows:
         if count % (devices * microbatches):
             raise ValueError(
-                f"a batch of {count} rows cannot be divided among mesh.data × mesh.fsdp = {devices} devices in "
+                f"a batch of {count} rows cannot be divided among mesh.data × mesh.fsdp = {devices} devices with "
                 f"training.microbatches = {microbatches}: set data.rows_multiple to a multiple of "
                 f"{devices * microbatches}"
             )
 
 
 def abstract_batch(arrays: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the shapes of a whole batch with the sharding that `feed` gives it."""
+    """Return the shapes, dtypes and shardings of a whole batch as placed by `feed`."""
     rows = batch_sharding(mesh)
     return {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows) for name, x in arrays.items()}
 
@@ -162,9 +163,9 @@ def abstract_batch(arrays: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, ja
 class Fed(NamedTuple):
     """A batch on the host and on the devices.
 
-    batch: of the plan, with filler rows added that make its rows a multiple of data × fsdp.
-    arrays: on the host: the rows of this process, or all rows.
-    placed: on the devices: all rows.
+    batch: the batch of the plan, padded with filler rows to a multiple of data × fsdp.
+    arrays: the host arrays, with the rows of this process or all rows.
+    placed: the device arrays, with all rows.
     """
 
     batch: Batch
@@ -173,9 +174,9 @@ class Fed(NamedTuple):
 
 
 def feed(batches: Batches, numbers: Iterable[int], mesh: Mesh, whole: bool = False) -> Iterator[Fed]:
-    """Load the batches with these numbers and place them on the mesh.
+    """Load the batches with the given numbers and place them on the mesh.
 
-    Each process loads the rows of its own devices or, if `whole`, all rows: evaluation decodes them all.
+    Each process loads the rows of its own devices, or all rows if `whole`, as evaluation needs to decode them.
     """
     multiple = mesh.shape["data"] * mesh.shape["fsdp"]
     for number in numbers:
@@ -188,14 +189,17 @@ def feed(batches: Batches, numbers: Iterable[int], mesh: Mesh, whole: bool = Fal
 
 
 def rows_here(sharding: NamedSharding, rows: int) -> slice:
-    """Return which of a batch's `rows` lie on this process's devices."""
+    """Return the slice of a batch's rows that is on the devices of this process. The batch has `rows` rows."""
     indices: Any = sharding.addressable_devices_indices_map((rows,))
     held = [index[0].indices(rows) for index in indices.values()]
     return slice(min(start for start, _, _ in held), max(stop for _, stop, _ in held))
 
 
 def place(arrays: Mapping[str, np.ndarray], mesh: Mesh, rows: int, first: int = 0) -> dict[str, jax.Array]:
-    """Place a batch of `rows` on the mesh. `arrays` hold its rows from `first` on, at least those of this process."""
+    """Place a batch of `rows` rows on the mesh.
+
+    `arrays` hold its rows from `first` on, and must include all rows of this process.
+    """
     sharding = batch_sharding(mesh)
 
     def one(array: np.ndarray) -> jax.Array:

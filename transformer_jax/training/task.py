@@ -1,4 +1,4 @@
-"""The interface between an objective and everything that trains, evaluates, predicts with or describes it."""
+"""The interface of a task, used for training, evaluation, prediction and description."""
 
 import dataclasses
 from abc import ABC, abstractmethod
@@ -24,11 +24,12 @@ CHECKPOINTS = ("latest", "best", "average", "ema")
 
 
 class Mean(NamedTuple):
-    """sum / weight over the whole batch, whatever its microbatches and devices.
+    """The mean sum / weight over the whole batch, independent of microbatches and devices.
 
-    sum: of a value over the examples or tokens that have one, float32; differentiated.
-    weight: how many there are; never depends on the parameters.
-    scale: λ, the factor of this mean in the objective. The mean is logged without it. 0: a metric, not part of it.
+    sum: sum of a value over the examples or tokens that have one; float32, differentiated.
+    weight: the number of these examples or tokens; must not depend on the parameters.
+    scale: λ, the factor of this mean in the objective; 0 for a metric that is not part of the objective. The mean is
+        logged without this factor.
     """
 
     sum: jax.Array
@@ -40,23 +41,23 @@ class Work(NamedTuple):
     """The tokens and FLOPs of one training step on a batch, without padding."""
 
     tokens: int
-    flops: float  # of the matrix products, forward and backward
+    flops: float  # matrix products only, forward and backward
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingConfig:
-    """Length of the training, and intervals of logging and evaluation."""
+    """Number of training steps, and the intervals of logging and evaluation."""
 
     steps: int = free(100_000)
     log_every: int = free(100)
     evaluate_every: int = free(1000)
     seed: int = 0
-    microbatches: int = 1  # parts of a batch whose gradients are added up, to save memory
-    ema_decay: float = 0.0  # of the parameters' moving average, for evaluation.checkpoint = "ema"; 0: there is none
+    microbatches: int = 1  # split each batch into this many parts and sum their gradients, to save memory
+    ema_decay: float = 0.0  # decay of the parameters' moving average, for evaluation.checkpoint = "ema"; 0: no average
 
     @property
     def loss_label(self) -> str:
-        """The name of the training loss where an evaluation's loss stands beside it."""
+        """The name of the training loss where it is shown next to an evaluation loss."""
         return "loss"
 
     def problems(self) -> Iterator[tuple[str, str]]:
@@ -74,9 +75,9 @@ class TrainingConfig:
 class EvaluationConfig:
     """The parameters to evaluate, and the batch size.
 
-    checkpoint: "latest", "best" (by checkpoint.best_metric), "average" (of the last `average_last`) or "ema" (the
-    moving average that training.ema_decay keeps, in the latest). During training, "ema" scores the moving average and
-    the others score the parameters themselves.
+    checkpoint: "latest"; "best" by checkpoint.best_metric; "average" of the last `average_last` checkpoints; or "ema",
+        the moving average of training.ema_decay in the latest checkpoint. Evaluations during training score the moving
+        average for "ema", and the parameters themselves for the other values.
     """
 
     checkpoint: str = "latest"
@@ -94,9 +95,9 @@ class EvaluationConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The checked sections of a config. A task's own class narrows the types of some and adds others.
+    """The validated sections of a config. Each task's subclass narrows some of the types and adds sections.
 
-    Every `model` has the fields architecture, d_model and dtype; every `data` is a `data.text.TextData`.
+    Every `model` has the fields architecture, d_model and dtype. Every `data` is a `data.text.TextData`.
     """
 
     task: str
@@ -109,122 +110,130 @@ class Config:
     mesh: MeshConfig = dataclasses.field(metadata={"free": True})
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield (dotted key, rule and remedy) for values that do not go together."""
+        """Yield (dotted key, rule and remedy) for incompatible values."""
         rows, parts = self.data.rows_multiple, self.training.microbatches
         if rows % parts:
-            yield "training.microbatches", f"must divide data.rows_multiple = {rows}: set that to a multiple of {parts}"
+            yield (
+                "training.microbatches",
+                f"must divide data.rows_multiple = {rows}: set data.rows_multiple to a multiple of {parts}",
+            )
         every, checked = self.checkpoint.every, self.training.evaluate_every
         if self.checkpoint.keep_best and every % checked:
             yield (
                 "checkpoint.every",
-                f"must be a multiple of training.evaluate_every = {checked} to keep the best: change either, or set "
-                "checkpoint.keep_best to 0",
+                f"must be a multiple of training.evaluate_every = {checked} to keep the best: change one of them, or "
+                "set checkpoint.keep_best to 0",
             )
         kept = self.checkpoint.keep_latest
         if self.evaluation.checkpoint == "average" and self.evaluation.average_last > kept:
             yield (
                 "evaluation.average_last",
-                f"must not be beyond checkpoint.keep_latest = {kept}, since older ones are removed: set it to {kept}, "
-                "or train with more kept",
+                f"must not exceed checkpoint.keep_latest = {kept}, because older checkpoints are removed: set it to "
+                f"{kept}, or train with a larger checkpoint.keep_latest",
             )
         if self.evaluation.checkpoint == "ema" and not self.training.ema_decay:
             yield (
                 "evaluation.checkpoint",
-                "training.ema_decay = 0.0 keeps no moving average: train with 0.999, for example, or set this to "
-                "'latest', 'best' or 'average'",
+                "training.ema_decay = 0.0 keeps no moving average: train with e.g. 0.999, or set this to 'latest', "
+                "'best' or 'average'",
             )
 
     def advice(self) -> Iterator[str]:
-        """Yield what is allowed but unwise."""
+        """Yield warnings about values that are valid but probably unintended."""
         end, steps = self.optimizer.decay_steps, self.training.steps
         if self.optimizer.schedule == "cosine" and 0 < end < steps:
             yield (
-                f"config.optimizer.decay_steps = {end}: the learning rate stays at {self.optimizer.end_fraction:g} of "
-                f"its peak from there to training.steps = {steps}; 0 makes it fall over all steps"
+                f"config.optimizer.decay_steps = {end}: after that step, the learning rate stays at "
+                f"{self.optimizer.end_fraction:g} of its peak until training.steps = {steps}; set it to 0 to decay "
+                "over all steps"
             )
 
 
 class Task(ABC):
-    """One objective: model, batches, loss, metrics and predictions.
+    """A task: model, batches, loss, metrics and predictions.
 
-    The functions on the device are pure; the engine compiles them and lays them out on the mesh. Everything generic
-    (training, evaluation, prediction, verification, description, benchmark, report) calls these methods only.
+    The methods that run on the device are pure; the engine compiles them and shards them over the mesh. All generic
+    code (training, evaluation, prediction, verification, description, benchmark, report) uses only these methods.
     """
 
     Config: ClassVar[type[Config]]
-    # The numbers that `score` returns, for checkpoint.best_metric, and what training's log calls them where predictions
-    # are cheap, e.g. {"bleu": "bleu (greedy)"}.
+    # The numeric metrics of `score`, which are the choices for checkpoint.best_metric, and their labels in the training
+    # log, where predictions are the cheap ones. E.g. {"bleu": "bleu (greedy)"}.
     metrics: ClassVar[Mapping[str, str]]
-    columns: tuple[str, ...] = ("text",)  # the fields of a record, in order; a line of text is the first
+    columns: tuple[str, ...] = ("text",)  # the fields of a record; a plain line of text stands for the first field
 
     def __init__(self, config: Any, workdir: epath.PathLike):
-        """`config` is an instance of `Config`; tokenizers lie in `workdir`."""
+        """`config` is an instance of `Config`; `workdir` is the folder with the tokenizers."""
         self.config = config
 
-    # On the device.
+    # Methods that run on the device.
 
     @abstractmethod
     def init(self, key: jax.Array) -> Params:
-        """Return new parameters whose leaves carry their logical axis names (flax's boxes)."""
+        """Return new parameters, with leaves boxed with their logical axis names (Flax metadata)."""
 
     @abstractmethod
     def loss(
         self, params: Params, batch: Mapping[str, jax.Array], key: jax.Array, step: jax.Array | int
     ) -> dict[str, Mean]:
-        """Return the terms of the objective, Σ scale · sum / weight, and metrics. `step` counts the updates before.
+        """Return the terms of the objective Σ scale · sum / weight, and metrics. `step` is the number of steps before.
 
-        The training log weighs the steps' losses by the first term's weight.
+        When the training log averages the loss over steps, it weights each step by the weight of the first term.
         """
 
     @abstractmethod
     def evaluate(self, params: Params, batch: Mapping[str, jax.Array], greedy: bool) -> tuple[dict[str, Mean], Outputs]:
-        """Return means over a batch, without dropout, and outputs for `decode`, rows first.
+        """Return the means over a batch, without dropout, and the outputs for `decode`, with rows as the first axis.
 
-        There are no means where a batch has no references. `greedy` asks for the cheap predictions of evaluations
-        during training.
+        Without references in the batch, there are no means. `greedy` requests cheap predictions, for evaluations during
+        training.
         """
 
-    # On the host.
+    # Methods that run on the host.
 
     @abstractmethod
     def batches(self, split: str, seed: int | None) -> Batches:
-        """Return the batches of a split. With a seed: shuffled, for training. Without: every example exactly once."""
+        """Return the batches of a split: shuffled for training with a `seed`, every example exactly once without."""
 
     @abstractmethod
     def batches_of(self, records: Sequence[Record]) -> Batches:
-        """Return batches of records to predict from, with references if every record has all of `columns`."""
+        """Return the batches of records to predict from, with references if every record has all of `columns`."""
 
     @abstractmethod
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
-        """Return the prediction for each row as a JSON object. Text is in its field "text"."""
+        """Return the prediction for each row as a JSON object. Predicted text is in the field "text"."""
 
     @abstractmethod
     def score(
         self, means: Mapping[str, float], predictions: Sequence[dict[str, Any]], references: Sequence[Any]
     ) -> dict[str, float | str]:
-        """Return metrics from the evaluation's means (none, if only predictions are scored) and what `decode` gave."""
+        """Return the metrics. `means` are those of `evaluate` (empty if only predictions are scored), `predictions` the
+        results of `decode`.
+        """
 
     @abstractmethod
     def dummy_batch(self, rows: int, length: int, seed: int | None = None) -> Arrays:
-        """Return a batch for training without data. Every example has `length` tokens, or, with a seed, up to it."""
+        """Return a synthetic batch. Examples have `length` tokens, or random lengths up to it with a `seed`."""
 
     @abstractmethod
     def fingerprint(self, training: bool) -> dict[str, str]:
-        """Return hashes of what parameters belong to: tokenizers and, for training, the data. Learns the tokenizers
-        that the workdir lacks."""
+        """Return the hashes of the tokenizers and, if `training`, of the data, which must match those of a checkpoint.
 
-    # Optional.
+        Trains the tokenizers that are missing in the workdir.
+        """
+
+    # Optional methods.
 
     def work(self, batch: Arrays) -> Work:
         """Return the tokens and FLOPs of a training step on this batch."""
         return Work(0, 0.0)
 
     def preview(self, arrays: Arrays) -> list[str]:
-        """Return what a person should see of the first batch. Raises ValueError for a batch that must be wrong."""
+        """Return lines that show the first batch, for the log. Raises ValueError if the batch is obviously wrong."""
         return []
 
     def checks(self, params: Params, batch: Mapping[str, jax.Array]) -> Mapping[str, float]:
-        """Return relative differences of what must be equal, e.g. {"cached = uncached decoding": 1e-7}."""
+        """Return relative differences of results that must be equal, e.g. {"cached = uncached decoding": 1e-7}."""
         return {}
 
     def attention(
@@ -234,5 +243,5 @@ class Task(ABC):
         return {}, {}
 
     def tokens(self, name: str, ids: np.ndarray) -> tuple[list[str], str]:
-        """Return the tokens of ids that `attention` gave under this name, for a person to read, and their text."""
-        raise NotImplementedError(f"{type(self).__name__} names no tokens")
+        """Return the readable tokens of ids that `attention` returned under `name`, and their text."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement tokens()")

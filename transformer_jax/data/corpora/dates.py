@@ -1,17 +1,17 @@
-"""The built-in corpus: dates as people write them, in seven languages and in figures → ISO `YYYY-MM-DD`.
+"""The built-in corpus: dates written in seven languages or in figures, and their ISO form `YYYY-MM-DD`.
 
-The corpus is generated from a seed, so nothing is downloaded. It is a tfds builder, so it is read like any other tfds
-data set. Every string has exactly one right answer, by these conventions:
+The corpus is generated from a seed, so nothing is downloaded. It is a tfds builder and is read like any other tfds data
+set. Every string has exactly one correct answer, by these conventions:
 
-- The separator says how figures are ordered: `/` is month/day/year (US), `.` is day.month.year, `-` is
+- The separator determines the order of figures: `/` is month/day/year (US), `.` is day.month.year, `-` is
   day-month-year. A four-digit year in front means year, month, day, with any separator or none.
 - Two-digit years follow POSIX `%y`: 69–99 are 1969–1999, 00–68 are 2000–2068. Other years have four digits.
-- A word for a month means the same month in all languages ("mai", "mar", "set"); a test checks this.
-  A weekday (always written in full) agrees with the date.
+- The name of a month means the same month in all languages ("mai", "mar", "set"); a test checks this.
+- Weekdays are written in full and agree with the date.
 
 Week dates (2024-W01-1) and ordinal dates (2024-366) are left out, since they require calendar arithmetic.
 
-The splits share no *day*, and so no string: a day of the test set is not in the training set in any format.
+The splits have no *day* in common, and hence no string: no day of the test set is in the training set in any format.
 """
 
 import contextlib
@@ -28,19 +28,19 @@ import tensorflow_datasets as tfds
 FIRST_DAY, LAST_DAY = datetime.date(1900, 1, 1), datetime.date(2099, 12, 31)
 TWO_DIGIT_YEARS = range(1969, 2069)
 SIZES = {"train": 40_000, "validation": 1_000, "test": 1_000}
-HELD_OUT_DAYS = 3_650  # for validation, and as many for test: a tenth of all days together
+HELD_OUT_DAYS = 3_650  # number of days for validation, and the same for test; together a tenth of all days
 
 
 @dataclass(frozen=True)
 class Language:
-    """The patterns of one language, and the words for their fields (see `write`), separated by spaces."""
+    """The patterns of one language, and the words that fill their fields (see `write`), separated by spaces."""
 
     patterns: tuple[str, ...]
     months: str = ""
     short_months: str = ""
     weekdays: str = ""
     suffix: str = ""
-    suffixes: Mapping[int, str] = field(default_factory=dict)  # of the days that don't take `suffix`
+    suffixes: Mapping[int, str] = field(default_factory=dict)  # for days with another suffix than `suffix`
 
 
 FIGURES = Language(
@@ -167,9 +167,9 @@ def write(day: datetime.date, language: Language, pattern: str) -> str:
 
 
 def examples(split: str, count: int, seed: int = 0) -> Iterator[tuple[str, str]]:
-    """Yield `count` pairs (written, iso); fewer are a prefix of more.
+    """Yield `count` pairs (written, iso). The pairs for a smaller count are a prefix of those for a larger one.
 
-    No day occurs twice before all days of the split have occurred once: 65,749 in `train`, 3,650 in the others.
+    No day occurs twice before all days of the split have occurred once: 65,749 in `train`, 3,650 in each other split.
     """
     if split not in SIZES:
         raise ValueError(f"{split=} is not a split of the dates; choose one of {', '.join(SIZES)}")
@@ -186,7 +186,7 @@ def examples(split: str, count: int, seed: int = 0) -> Iterator[tuple[str, str]]
 
 
 class Dates(tfds.core.GeneratorBasedBuilder):
-    """Builder of `examples` with seed 0, in their order, with the features `written` and `iso`."""
+    """Builder of a data set of `examples` with seed 0, in order, with the features `written` and `iso`."""
 
     VERSION = tfds.core.Version("1.0.0")
 
@@ -200,7 +200,7 @@ class Dates(tfds.core.GeneratorBasedBuilder):
         )
 
     def download_and_prepare(self, **kwargs: Any) -> None:
-        with contextlib.redirect_stdout(sys.stderr):  # tfds writes messages to stdout, where results go
+        with contextlib.redirect_stdout(sys.stderr):  # tfds writes messages to stdout, which is for results
             super().download_and_prepare(**kwargs)
 
     def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Iterator]:

@@ -1,7 +1,7 @@
-"""Prepare standard corpora for training: download them, or take their files from a folder, and write array_record.
+"""Prepare standard corpora for training: download their files or take them from a folder, and write array_record.
 
-The builders of tfds know what to download and how to read it. Their own downloads need TensorFlow to unpack archives,
-and minutes to fail without a network; `Downloads` replaces them.
+The builders of tfds define what to download and how to read it. The downloads of tfds itself need TensorFlow to unpack
+archives, and take minutes to fail without a network. `Downloads` replaces them.
 """
 
 import bz2
@@ -33,21 +33,21 @@ log = logging.getLogger(__name__)
 
 PATIENCE = 10, 60  # seconds to wait for a connection, and for the next bytes
 BLOCK = 2**20  # bytes
-LOG_EVERY = 10  # seconds between two lines about the progress of a download
+LOG_EVERY = 10  # seconds between progress messages of a download
 
 BROKEN = (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
 
 
 def prepare(name: str, directory: epath.PathLike, manual_dir: epath.PathLike | None = None) -> epath.Path:
-    """Prepare the tfds data set `name` in `directory`, which is the `data.directory` for training; return its folder.
+    """Prepare the tfds data set `name` in `directory`, and return its folder.
 
-    Files that lie in `manual_dir` (by default `directory`/downloads/manual) under the names that they have on their
-    servers are taken from there. The others are downloaded. The sha256 of all files is checked where tfds knows it.
-    What is prepared already is left as it is.
+    `directory` is the `data.directory` for training. Files in `manual_dir` (default: `directory`/downloads/manual) are
+    used if they have the same names as on their servers. The others are downloaded. The SHA-256 of every file is
+    checked if tfds knows it. A data set that is already prepared is left unchanged.
 
     Raises:
-        DataError: there is no such data set or folder; a file cannot be downloaded or is broken; or the data set is
-            there already, but incomplete.
+        DataError: the data set or folder does not exist; a file cannot be downloaded or is damaged; or the data set
+            already exists but is incomplete.
     """
     directory = epath.Path(directory).expanduser()
     builder = tfds_builder(name, directory)
@@ -56,16 +56,16 @@ def prepare(name: str, directory: epath.PathLike, manual_dir: epath.PathLike | N
     if not builder.is_prepared():
         downloads = Downloads(directory / "downloads", manual_dir, known_files(builder))
         try:
-            with contextlib.redirect_stdout(io.StringIO()):  # tfds writes messages to it
+            with contextlib.redirect_stdout(io.StringIO()):  # tfds writes messages to stdout
                 _with_downloads(builder, downloads).download_and_prepare(
                     download_config=tfds.download.DownloadConfig(manual_dir=manual_dir, try_download_gcs=False)
                 )
         except (DataError, OSError, AssertionError, UnicodeError, EOFError) as error:
             raise DataError(f"Cannot prepare {name} in {directory}: {error}") from error
         builder = tfds_builder(name, directory)
-        if not builder.is_prepared():  # tfds leaves alone what it finds there
+        if not builder.is_prepared():  # tfds does not touch an existing folder
             raise DataError(
-                f"Cannot prepare {name}: {builder.data_path} is there, but not whole. Remove it and prepare it again."
+                f"Cannot prepare {name}: {builder.data_path} exists but is incomplete. Remove it and prepare it again."
             )
     counts = ", ".join(f"{split} {info.num_examples:,}" for split, info in builder.info.splits.items())
     log.info("%s in %s: %s", name, builder.data_path, counts)
@@ -73,7 +73,7 @@ def prepare(name: str, directory: epath.PathLike, manual_dir: epath.PathLike | N
 
 
 def known_files(builder: tfds.core.DatasetBuilder) -> Mapping[str, Any]:
-    """Return what tfds knows of a builder's files: {url: an object with `filename` (perhaps None) and `checksum`}."""
+    """Return what tfds knows about a builder's files: {url: object with `filename` (may be None) and `checksum`}."""
     return builder.url_infos or {}
 
 
@@ -84,7 +84,7 @@ def _with_downloads(builder: tfds.core.DatasetBuilder, downloads: "Downloads") -
     class WithDownloads(base, skip_registration=True):  # type: ignore[call-arg]
         name = builder.name
 
-        @functools.wraps(base._split_generators)  # tfds looks at its arguments
+        @functools.wraps(base._split_generators)  # tfds inspects the signature
         def _split_generators(self, dl_manager: Any, *arguments: Any, **keywords: Any) -> Any:
             return super()._split_generators(downloads, *arguments, **keywords)
 
@@ -97,14 +97,15 @@ def _with_downloads(builder: tfds.core.DatasetBuilder, downloads: "Downloads") -
 
 
 class Downloads:
-    """Gets files for a builder of tfds, by the methods of `tfds.download.DownloadManager` that builders call.
+    """Fetcher of the files of a tfds builder.
 
-    URLs and paths may be in lists and dicts, nested; the result has the same structure.
+    It has the methods of `tfds.download.DownloadManager` that builders call. URLs and paths may be nested in lists and
+    dicts; the result has the same structure.
 
     Args:
-        directory: where downloaded files are kept, under the host and the path of their URL, and unpacked archives.
-        manual_dir: folder of files that were fetched by hand; by default `manual` in `directory`.
-        known: the file name and sha256 of URLs, as `known_files` returns them.
+        directory: folder for downloaded files, at the host and path of their URL, and for unpacked archives.
+        manual_dir: folder of files that were fetched by hand. Default: `manual` in `directory`.
+        known: the file name and SHA-256 of URLs, as returned by `known_files`.
     """
 
     register_checksums = False
@@ -128,11 +129,11 @@ class Downloads:
         return self._manual
 
     def download(self, urls: Any) -> Any:
-        """Return the paths of the files at `urls`, downloaded unless they are there already."""
+        """Return the paths of the files at `urls`. Files are downloaded unless they already exist."""
         return _map(self._download, urls)
 
     def extract(self, paths: Any) -> Any:
-        """Return the folders (for `.gz` and `.bz2`: files) with what the archives hold; other files as they are."""
+        """Return folders with the contents of archives, decompressed files (.gz, .bz2, .xz), and other files as is."""
         return _map(self._extract, paths)
 
     def download_and_extract(self, urls: Any) -> Any:
@@ -140,7 +141,7 @@ class Downloads:
         return _map(lambda url: self._extract(self._download(url)), urls)
 
     def iter_archive(self, path: Any) -> Iterator[tuple[str, IO[bytes]]]:
-        """Yield the (name, content) of the files in an archive. Each must be read before the next one."""
+        """Yield the (name, content) of each file in an archive. Read each content before requesting the next."""
         yield from _members(epath.Path(getattr(path, "path", path)))
 
     def _download(self, url: Any) -> epath.Path:
@@ -150,7 +151,7 @@ class Downloads:
         for path in (self._manual / name, self._kept(place, name)):
             if path.is_file():
                 if known is None and path.parent == self._manual:
-                    log.warning("%s is taken for %s unchecked: its sha256 is not known", path, url)
+                    log.warning("using %s for %s unchecked: its sha256 is not known", path, url)
                 elif known is not None and (found := _sha256(path)) != known.checksum:
                     raise DataError(
                         f"{path}, for {url}, {_wrong(found, known.checksum)} Remove the file and fetch it again."
@@ -168,16 +169,16 @@ class Downloads:
         return path
 
     def _kept(self, place: urllib.parse.SplitResult, name: str) -> epath.Path:
-        """Return where a downloaded file is kept: URLs that differ have different places."""
+        """Return the path of a downloaded file. Different URLs have different paths."""
         folders = [part for part in (place.netloc, *place.path.split("/")[:-1]) if part not in ("", ".", "..")]
         if place.query:
             folders.append(hashlib.sha256(place.query.encode()).hexdigest()[:8])
         return self.download_dir.joinpath(*folders, name)
 
     def _fetch(self, url: str, name: str, path: epath.Path) -> str:
-        """Write what `url` holds to `path`; return its sha256."""
+        """Download `url` to `path`, and return the SHA-256 of the content."""
         try:
-            # A server must not say that an archive is a compressed form of what is in it.
+            # Without this header, a server may declare that an archive is the compressed encoding of its content.
             response = requests.get(url, stream=True, timeout=PATIENCE, headers={"Accept-Encoding": "identity"})
         except requests.RequestException as error:
             raise DataError(f"{url} cannot be reached ({type(error).__name__}). {_by_hand(name)}") from error
@@ -196,7 +197,7 @@ class Downloads:
                         log.info("%s: %s%s bytes", name, f"{written:,}", of)
             except requests.RequestException as error:
                 raise DataError(
-                    f"The download of {url} broke off after {written:,} bytes ({type(error).__name__}): start again."
+                    f"The download of {url} stopped after {written:,} bytes ({type(error).__name__}): start again."
                 ) from error
         return digest.hexdigest()
 
@@ -248,7 +249,7 @@ def _wrong(found: str, expected: str) -> str:
 
 def _by_hand(name: str) -> str:
     return (
-        "Prepare the data on a machine with a network and copy them here; or "
+        "Prepare the data on a machine with network access and copy it here; or "
         f"fetch {name} there, put it into a folder here and add --manual_dir=FOLDER."
     )
 
@@ -258,16 +259,16 @@ def _is_archive(path: epath.Path) -> bool:
 
 
 def _opener(path: epath.Path) -> Callable[..., IO[bytes]] | None:
-    """Return what decompresses a single file."""
+    """Return the function that opens a single compressed file, or None for archives and other files."""
     openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
     return None if _is_archive(path) else openers.get(path.suffix)
 
 
 def _members(path: epath.Path) -> Iterator[tuple[str, IO[bytes]]]:
-    """Yield the (name, content) of the files in an archive; "" is the name in one that holds a single file.
+    """Yield the (name, content) of each file in an archive. The name is "" for a single compressed file.
 
     Raises:
-        DataError: a name leads out of the folder that the archive is extracted to.
+        DataError: a name points outside the folder that the archive is extracted to.
     """
     with path.open("rb") as file:
         if opener := _opener(path):
@@ -282,17 +283,17 @@ def _members(path: epath.Path) -> Iterator[tuple[str, IO[bytes]]]:
             with tarfile.open(fileobj=file) as tar:
                 for member in tar:
                     try:
-                        found = tar.extractfile(member)  # for a link, the file in the archive that it leads to
+                        found = tar.extractfile(member)  # for a link, the file in the archive that it points to
                     except KeyError:
-                        log.warning("%s: %s is left out, a link to what is not in the archive", path, member.name)
+                        log.warning("%s: skipping %s, a link to a file that is not in the archive", path, member.name)
                         continue
                     if found and (name := _safe(member.name, path)):
                         yield name, found
 
 
 def _safe(name: str, archive: epath.Path) -> str | None:
-    """Return a member's name, or None where it should not be extracted: hidden files and backups."""
+    """Return a member's name, or None if it should not be extracted (hidden files and backups)."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts:
-        raise DataError(f"{archive} has a file {name}, which is outside of the archive: do not trust it.")
+        raise DataError(f"{archive} has a file {name}, a path outside of the archive: do not trust this archive.")
     return None if path.name.startswith(".") or path.name.endswith("~") else str(path)

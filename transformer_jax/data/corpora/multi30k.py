@@ -1,12 +1,14 @@
-"""Multi30k: captions of photographs from Flickr in English, with German and French translations, as a tfds data set.
+"""Multi30k as a tfds data set: English captions of photographs from Flickr, with German and French translations.
 
-Elliott, Frank, Sima'an and Specia 2016, "Multi30K: Multilingual English-German Image Descriptions"; French, and the
-two test sets of 2017, one of them with pictures of MS COCO: Elliott, Frank, Barrault, Bougares and Specia 2017,
-"Findings of the Second Shared Task on Multimodal Machine Translation and Multilingual Image Description".
+The data set is described in Elliott, Frank, Sima'an and Specia 2016, "Multi30K: Multilingual English-German Image
+Descriptions". French and the two test sets of 2017, one of which has pictures of MS COCO, are described in Elliott,
+Frank, Barrault, Bougares and Specia 2017, "Findings of the Second Shared Task on Multimodal Machine Translation and
+Multilingual Image Description".
 
-The text is as it was written, not tokenized: `data/task1/raw` of https://github.com/multi30k/dataset. There are 29,000
-pairs in `train`, 1,014 in `val`, 1,000 in `test_2016_flickr` and in `test_2017_flickr`, 461 in `test_2017_mscoco`.
-Licence: its maintainers refer to the terms of Flickr30k (https://github.com/multi30k/dataset/issues/8), which are for
+The text is raw, i.e. not tokenized: `data/task1/raw` of https://github.com/multi30k/dataset. There are 29,000 pairs in
+`train`, 1,014 in `val`, 1,000 in each of `test_2016_flickr` and `test_2017_flickr`, and 461 in `test_2017_mscoco`.
+
+Licence: the maintainers refer to the terms of Flickr30k (https://github.com/multi30k/dataset/issues/8), which cover
 research. Read them before any other use.
 """
 
@@ -23,13 +25,13 @@ SPLITS = ("train", "val", "test_2016_flickr", "test_2017_flickr", "test_2017_msc
 
 
 class Multi30k(tfds.core.GeneratorBasedBuilder):
-    """Builder with configs `en-de`, `en-fr`, `de-fr`. The features are the languages; example i is line i of them."""
+    """Builder with the configs `en-de`, `en-fr`, `de-fr`. The features are the languages; example i is their line i."""
 
     VERSION = tfds.core.Version("1.0.0")
     BUILDER_CONFIGS = tuple(tfds.core.BuilderConfig(name=pair, description=pair) for pair in PAIRS)
     MANUAL_DOWNLOAD_INSTRUCTIONS = """
-    Optional: {split}.{language} or {split}.{language}.gz for both languages. If there are any, nothing is downloaded:
-    train and val are then required, and those tests are used that are there.
+    Optional: {split}.{language} or {split}.{language}.gz for both languages. If there are any, nothing is downloaded.
+    The splits train and val are then required, and those test splits are used that exist.
     """
 
     def _info(self) -> tfds.core.DatasetInfo:
@@ -48,7 +50,7 @@ class Multi30k(tfds.core.GeneratorBasedBuilder):
         languages = self.builder_config.name.split("-")
         try:
             folder = dl_manager.manual_dir
-        except (AssertionError, DataError):  # not there, or empty
+        except (AssertionError, DataError):  # missing or empty
             there = set()
         else:
             there = {split for split in SPLITS for name in languages if list(folder.glob(f"{split}.{name}*"))}
@@ -58,7 +60,7 @@ class Multi30k(tfds.core.GeneratorBasedBuilder):
         return {split: self._generate_examples(folder, split, languages) for split in splits}
 
     def _download(self, dl_manager: tfds.download.DownloadManager, languages: list[str]) -> epath.Path:
-        """Return the folder of the downloaded files, under their own names, which tfds changes."""
+        """Return a folder with the downloaded files under their original names, which tfds changes."""
         files = [f"{split}.{language}.gz" for split in SPLITS for language in languages]
         folder = dl_manager.download_dir / "multi30k_raw"
         folder.mkdir(parents=True, exist_ok=True)

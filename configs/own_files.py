@@ -1,0 +1,77 @@
+"""Translation between two languages of your own parallel text, with settings for its size.
+
+Paper: Vaswani et al. 2017, as pre-LN (Xiong et al. 2020), which tolerates more learning rates than post-LN.
+Command: python scripts/train.py --config=configs/own_files.py:de-en,10k --workdir=runs/mine --config.data.directory=DIR
+Data: DIR holds train.de, train.en, val.de, val.en and, for evaluate.py, test.de, test.en. They are UTF-8 text as people
+write it, one sentence a line; line i of one file is the translation of line i of the other. `.gz` works too.
+Argument: the source and the target language, i.e. the files' suffixes, then the size of the training split. Choose the
+nearest of `10k` (the default), `1m` and `100m` pairs. docs/own_files.md says how to adjust them.
+Cost: `10k`: about ten minutes on two CPU cores. `1m` and `100m` need accelerators.
+Expected: docs/own_files.md has a measured run of `10k`; `1m` and `100m` have not been trained.
+"""
+
+import re
+
+from ml_collections import ConfigDict
+
+from transformer_jax.config import ConfigError, defaults, parse_arg, share
+
+# Number of pairs → keys of the model, then of the rest.
+MODELS = {
+    "10k": {"layers": (3, 2), "d_model": 256, "d_ff": 512, "num_heads": 4, "vocab_size": 4_000, "dropout": 0.3},
+    "1m": {"layers": (6, 6), "d_model": 512, "d_ff": 2048, "num_heads": 8, "vocab_size": 16_000, "dropout": 0.1},
+    "100m": {"layers": (6, 6), "d_model": 1024, "d_ff": 4096, "num_heads": 16, "vocab_size": 32_000, "dropout": 0.1},
+}
+TRAININGS = {
+    "10k": {"steps": 1_500, "batch_tokens": 2_048, "rate": 2e-3, "warmup_steps": 300, "evaluations": 5},
+    "1m": {"steps": 100_000, "batch_tokens": 32_768, "rate": 7e-4, "warmup_steps": 4_000, "evaluations": 50},
+    "100m": {"steps": 100_000, "batch_tokens": 400_000, "rate": 1e-3, "warmup_steps": 4_000, "evaluations": 50},
+}
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+    pair, _, rest = (arg or "de-en").partition(",")
+    if not (languages := re.fullmatch(r"([^-=]+)-([^-=]+)", pair)):
+        raise ConfigError(f"config argument {pair!r} is unknown: start with the languages of your files, e.g. de-en")
+    size = parse_arg(rest, {"size": tuple(MODELS)})["size"]
+    model, training = MODELS[size], TRAININGS[size]
+    config = defaults("sequence_to_sequence")
+
+    config.data.source_language, config.data.target_language = languages.groups()
+    config.data.test_split = "test"
+    config.data.tokenizer = "bpe_bytes"
+    config.data.max_length = 128 if size == "10k" else 256
+    config.data.max_ratio = 9.0  # leaves out pairs of which one side is nine times as long, as Moses' cleaning does
+    config.data.batch_tokens = training["batch_tokens"]
+
+    config.model.source_vocab_size = config.model.target_vocab_size = model["vocab_size"]
+    config.model.num_encoder_layers, config.model.num_decoder_layers = model["layers"]
+    config.model.d_model, config.model.d_ff = model["d_model"], model["d_ff"]
+    config.model.num_heads = model["num_heads"]
+    config.model.head_dim = config.model.value_dim = model["d_model"] // model["num_heads"]
+    config.model.dropout_rate = model["dropout"]
+    config.model.norm = "pre"
+    if size == "10k":
+        config.model.unroll = max(model["layers"])  # a quarter faster on CPU
+    else:
+        config.model.dtype = "bfloat16"
+
+    config.optimizer.schedule = "cosine" if size == "10k" else "inverse_sqrt"
+    config.optimizer.learning_rate = training["rate"]
+    config.optimizer.warmup_steps = training["warmup_steps"]
+
+    config.training.steps = training["steps"]
+    config.training.evaluate_every = share(config, training["evaluations"])
+    config.checkpoint.every = share(config, training["evaluations"])
+    config.checkpoint.keep_latest = 5
+    config.checkpoint.keep_best = 1
+    config.checkpoint.best_metric = "bleu"
+    config.evaluation.checkpoint = "best" if size == "10k" else "average"
+    config.evaluation.average_last = 5
+
+    config.decoding.beam_size = 5
+    config.decoding.length_penalty = 1.0
+    config.decoding.length_penalty_form = "power"
+    config.decoding.max_ratio = 1.5
+    config.decoding.max_extra = 10
+    return config

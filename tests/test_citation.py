@@ -1,0 +1,21 @@
+"""CITATION.cff has the fields that its schema requires, and the same facts as pyproject.toml."""
+
+import tomllib
+
+import pytest
+from conftest import ROOT
+
+yaml = pytest.importorskip("yaml")
+
+
+def test_citation():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()  # required by schema 1.2.0
+    assert citation["cff-version"] == "1.2.0"
+    assert all(author.get("name") or author.get("family-names") for author in citation["authors"])
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (citation["title"], citation["version"], citation["license"]) == (
+        project["name"],
+        project["version"],
+        project["license"],
+    )

@@ -1,0 +1,267 @@
+"""Every Markdown page of the project: its code runs, its output is what it prints, its commands and links are right.
+
+A ```python block is run, after the blocks above it, in a copy of the repository's folders. If its first line is a
+comment with a path, e.g. `# my_package/score.py`, it is a file and is written there instead. A ```text block directly
+after a ```python block is what that prints. A ```bash block is checked without being run: each line is a comment or a
+command. It has no "…" and no [optional] parts; a line that ends in a backslash continues on the next.
+"""
+
+import itertools
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from conftest import ROOT
+from forked import script
+
+PAGES = sorted(
+    str(path.relative_to(ROOT))
+    for path in [*ROOT.glob("README.md"), *ROOT.glob("CONTRIBUTING.md"), *ROOT.glob("docs/**/*.md")]
+)
+
+# What to replace on pages that train for minutes. Output is compared only above the first changed block, also by the
+# slow test, which runs these pages as they are: a long training ends differently on another processor.
+SHORTENED: dict[str, list[tuple[str, str]]] = {
+    "docs/walkthroughs/attention_map.md": [
+        (
+            "run = experiment.run(",
+            "config.data.update(train_split='train[:99]', validation_split='validation[:1]', max_buckets=1); "
+            "config.training.steps = 2; run = experiment.run(",
+        )
+    ],
+    "docs/walkthroughs/scaling.md": [
+        ("steps=200", "steps=2"),
+        ("= train(d_k, scale)", "= train(d_k, scale) if d_k == 16 else jnp.zeros(200)"),
+    ],
+}
+RELATIVE = 0.02  # tolerance of numbers with a decimal point, or one unit in the last digit printed
+NUMBER = r"-?\d+(?:,\d{3})*(?:\.\d*)?(?:e[+-]?\d+)?"
+MARK = "=== line {} ==="
+# As in conftest.py and pyproject.toml: compiling is most of the time, and warnings are errors.
+SETTINGS = (
+    "import jax, warnings; warnings.simplefilter('error'); jax.config.update('jax_disable_most_optimizations', True)"
+)
+
+
+class Block(NamedTuple):
+    line: int  # of its first line of code
+    language: str
+    code: str
+    after: str  # the text between the block before and this one
+
+    @property
+    def file(self) -> str | None:
+        """The path in the first line of a block that is a file."""
+        found = re.match(r"# ([\w./-]+\.\w+)\n", self.code)
+        return found and found[1]
+
+
+def blocks(text: str) -> list[Block]:
+    found, end = [], 0
+    for fence in re.finditer(r"^```(\w*)[^\n]*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        line = text.count("\n", 0, fence.start()) + 2
+        found.append(Block(line, fence[1], fence[2], text[end : fence.start()]))
+        end = fence.end()
+    return found
+
+
+def outputs(page: list[Block]) -> dict[int, str]:
+    """{line of a python block: the text block directly after it}."""
+    pairs = itertools.pairwise(page)
+    return {a.line: b.code for a, b in pairs if (a.language, b.language) == ("python", "text") and not b.after.strip()}
+
+
+def folder(path: Path, page: list[Block]) -> None:
+    """Lay out what pages use, with their own files."""
+    for name in ("configs", "scripts"):
+        shutil.copytree(ROOT / name, path / name)
+    (path / "docs" / "images").mkdir(parents=True)
+    for block in page:
+        if block.language == "python" and block.file:
+            assert not block.file.startswith("transformer_jax/"), f"line {block.line} would change the package"
+            (path / block.file).parent.mkdir(parents=True, exist_ok=True)
+            (path / block.file).write_text(block.code)
+
+
+def program(page: list[Block]) -> str:
+    """The blocks as one program, in which every line has the number that it has on the page."""
+    lines = [SETTINGS]
+    for block in page:
+        if block.language == "python" and not block.file:
+            lines += [""] * (block.line - 2 - len(lines))
+            lines += [f"print({MARK.format(block.line)!r})", *block.code.splitlines()]
+    return "\n".join([*lines, ""])
+
+
+def run(name: str, text: str, path: Path) -> dict[int, str]:
+    """{line of a block: what it prints}."""
+    page = blocks(text)
+    folder(path, page)
+    (path / "page.py").write_text(program(page))
+    done = script(str(path / "page"), cwd=path, timeout=1800)
+    assert done.returncode == 0, f"{name} fails; line numbers of page.py are those of the page.\n{done.stderr.decode()}"
+    parts = re.split(MARK.format(r"(\d+)") + "\n", done.stdout.decode())
+    return dict(zip(map(int, parts[1::2]), parts[2::2], strict=True))
+
+
+def check_output(where: str, expected: str, printed: str) -> None:
+    """Words must be equal, whole numbers too; numbers with a point or an exponent within a tolerance."""
+    pieces = re.split(rf"(…|\s+|{NUMBER})", expected.strip())
+    patterns = [
+        ".*?" if x == "…" else r"\s+" if x.isspace() else f"({NUMBER})" if re.fullmatch(NUMBER, x) else re.escape(x)
+        for x in pieces
+        if x
+    ]
+    found = re.fullmatch("".join(patterns), printed.strip(), re.DOTALL)
+    assert found, f"{where} prints\n{printed}\nand the page says\n{expected}"
+    numbers = [x for x in pieces if re.fullmatch(NUMBER, x)]
+    for old, new in zip(numbers, found.groups(), strict=True):
+        assert close(old, new), f"{where} prints {new} where the page says {old}:\n{printed}"
+
+
+def close(old: str, new: str) -> bool:
+    old, new = old.replace(",", ""), new.replace(",", "")
+    if not re.search(r"[.e]", old):
+        return old == new
+    digits, _, exponent = old.partition("e")
+    unit = 10.0 ** (int(exponent or 0) - len(digits.partition(".")[2]))
+    return abs(float(old) - float(new)) <= max(RELATIVE * abs(float(old)), 1.001 * unit)
+
+
+def check(name: str, path: Path, replacements: list[tuple[str, str]]) -> None:
+    """Run a page with `replacements` and compare what its blocks print, up to the first that SHORTENED changes."""
+    text = (ROOT / name).read_text()
+    page, compared = blocks(text), outputs(blocks(text))
+    for old, _ in SHORTENED.get(name, []):
+        changed = [block.line for block in page if block.language == "python" and old in block.code]
+        assert changed, f"{name} has no {old!r} to replace: see SHORTENED"
+        compared = {line: expected for line, expected in compared.items() if line < changed[0]}
+    for old, new in replacements:
+        text = text.replace(old, new)
+    printed = run(name, text, path)
+    for line, expected in compared.items():
+        if line in printed:
+            check_output(f"{name}:{line}", expected, printed[line])
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_code_runs_and_prints_what_the_page_says(name, tmp_path):
+    check(name, tmp_path, SHORTENED.get(name, []))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHORTENED)
+def test_long_pages_run_as_they_are(name, tmp_path):
+    check(name, tmp_path, [])
+
+
+# A script is started with `command_line.run` replaced: it parses the flags and the config, and does nothing else.
+PARSE = """
+import runpy, sys
+from absl import flags
+from transformer_jax import command_line, config, tasks
+
+def run(main, argv=None, distributed=True):
+    overrides, others = command_line.split_overrides()
+    command_line.parse_flags(others)
+    if "config" in flags.FLAGS:
+        recipe = flags.FLAGS.config
+        if sys.argv[0].endswith(("describe.py", "verify.py")):  # they need no data
+            recipe.data.directory = recipe.data.directory or "(none)"
+        config.parse(recipe)
+    elif overrides:  # of a run: its config must be one of a task
+        problems = []
+        for task in tasks.TASKS:
+            try:
+                config.override(config.defaults(task), overrides)
+            except config.ConfigError as problem:
+                problems.append(problem)
+        if len(problems) == len(tasks.TASKS):
+            raise problems[0]
+
+def run_on_workdir(main):
+    flags.DEFINE_string("workdir", None, "", required=True)
+    run(main)
+
+command_line.run, command_line.run_on_workdir = run, run_on_workdir
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def commands(name: str, block: Block) -> Iterator[tuple[str, list[str]]]:
+    """("page:line", words) of every command of a bash block, without redirections."""
+    line = block.line
+    for text in re.split(r"(?<!\\)\n", block.code):
+        where, line = f"{name}:{line}", line + text.count("\n") + 1
+        assert not re.search(r"…|\.\.\.|(^|\s)\[", text), f"{where}: a command has no … and no [optional] parts"
+        lexer = shlex.shlex(re.sub(r"\\\n|[<>]+ *\S+", "", text), posix=True, punctuation_chars="|&;")
+        lexer.whitespace_split = True
+        words: list[str] = []
+        for word in [*lexer, ";"]:
+            if not set(word) <= set("|&;"):
+                words.append(word)
+            elif words:
+                yield where, words
+                words = []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_commands_are_right(name, tmp_path):
+    page = blocks((ROOT / name).read_text())
+    folder(tmp_path, page)
+    (tmp_path / "parse.py").write_text(PARSE)
+    for where, words in (found for block in page if block.language == "bash" for found in commands(name, block)):
+        for word in words:
+            if re.match(r"(scripts|configs|tests|docs)/[\w/.-]+\.\w+$", word):
+                assert (ROOT / word).exists() or (tmp_path / word).exists(), f"{where}: there is no {word}"
+        if found := [word for word in words if re.match(r"scripts/(\w+\.py|launch/\w+)", word)]:
+            arguments = words[words.index(found[0]) + 1 :]
+            if "/launch/" in found[0]:  # what these give to train.py
+                found[0], arguments = "scripts/train.py", [word for word in arguments if word.startswith("--")]
+            done = script(str(tmp_path / "parse"), found[0], *arguments, cwd=tmp_path)
+            assert done.returncode == 0, f"{where}: {shlex.join(words)}\n{done.stderr.decode()}"
+
+
+def without_code(text: str) -> str:
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"`[^`\n]*`", "`code`", text)
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    found: set[str] = set()
+    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for heading in re.findall(r"^#+ +(.*?) *#*$", text, re.MULTILINE):
+        shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        anchor = base = re.sub(r"[^\w\- ]", "", shown).replace(" ", "-")
+        number = 0
+        while anchor in found:
+            number += 1
+            anchor = f"{base}-{number}"
+        found.add(anchor)
+    return found
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_lead_somewhere(name):
+    text = without_code((ROOT / name).read_text())
+    links = re.findall(r"\]\(<?([^)\s>]+)", text) + re.findall(r"(?:src|href)=\"([^\"]+)\"", text)
+    links += re.findall(r"^\[[^\]]+\]: +(\S+)", text, re.MULTILINE)
+    for link in links:
+        if re.match(r"\w+:", link):
+            continue
+        target, _, anchor = link.partition("#")
+        path = ROOT / name if not target else (ROOT / name).parent / target
+        assert path.exists(), f"{name} links to {link}, which does not exist"
+        if anchor and path.suffix == ".md":
+            assert anchor in anchors(path), f"{name} links to {link}: the headings are {sorted(anchors(path))}"
+
+
+def test_readme_is_short():
+    lines = len((ROOT / "README.md").read_text().splitlines())
+    assert lines <= 150, f"README.md has {lines} lines, at most 150: move what a first reader does not need to docs/"
