@@ -305,14 +305,14 @@ from transformer_jax.command_line import keep_freed_memory
 keep_freed_memory()
 x = jnp.ones((512, 512))
 tiles = jax.jit(lambda x: jnp.tile(x @ x, (128, 1)))  # 128 MiB, more than the heap of a thread may hold
-for _ in range(2):
+for _ in range(11):  # a small object may take the start of a freed array's place; the next array then needs new pages
     tiles(x).block_until_ready()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(3):
+for _ in range(11):
     tiles(x).block_until_ready()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
-    assert int(on_devices(1, program)) < 2**15  # pages of 4 KiB; one array has as many
+    assert int(on_devices(1, program)) < 3 * 2**15  # pages of 4 KiB; one array has 2**15, so at most two of eleven
 
 
 def test_prepare_makes_a_corpus_of_fetched_files_ready_and_says_so(tmp_path):
