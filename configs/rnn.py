@@ -15,8 +15,8 @@ constant learning rate, text tokenized by spaCy, batches of 128 sentences, and n
 Command: python scripts/train.py --config=configs/rnn.py:attention=dot --workdir=runs/dot --config.data.directory=DIR
 Data: see configs/multi30k.py.
 Cost: in float32 on one core of a Xeon, additive (20,509,552 parameters) trains at 600–700 target tokens per second, a
-matmul utilization of 0.7. Its ten epochs took 1 h 50 min; none took 1 h 10 min and transformer 43 min. On one core of an EPYC,
-none,lstm,reversed took 0:40 and transformer 0:22.
+matmul utilization of 0.7. Its ten epochs took 1 h 50 min; none took 1 h 10 min and transformer 43 min. On one core of
+an EPYC, none,lstm,reversed took 40 min and transformer 22 min.
 Expected: greedy BLEU on test2016, with the tutorials' scores in parentheses: none,lstm,reversed 14.5 (13.8), none 23.7
 (20.6), additive 35.1 (28.3), transformer 37.1 (36.5).
 """
