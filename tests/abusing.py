@@ -1,4 +1,4 @@
-"""What every refusal of a script must be: one message, no traceback, and nothing lost."""
+"""Requirements for every refusal of a script: one error message, no traceback, and no file lost."""
 
 import contextlib
 import hashlib
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Return what lies below `folder`: a hash of each file, the target of each link, "folder" for each folder."""
+    """Return the contents of `folder`: a hash of each file, the target of each link, "folder" for each folder."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_symlink():
@@ -23,15 +23,15 @@ def contents(folder: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def unharmed(*folders: Path, new: tuple[str, ...] = ()) -> Iterator[None]:
-    """Assert that everything below the folders is byte for byte what it was before the block.
+    """Assert that the block leaves everything below the folders unchanged, byte for byte.
 
-    Nothing may be added, except files and folders with a name in `new`. A folder that was not there must not appear.
+    Nothing may be added, except files and folders with a name in `new`. A missing folder must not be created.
     """
     before = {folder: contents(folder) if folder.exists() else None for folder in folders}
     yield
     for folder, there in before.items():
         if there is None:
-            assert not folder.exists(), f"{folder} has been made"
+            assert not folder.exists(), f"{folder} has been created"
             continue
         now = contents(folder)
         lost = {name for name in there if now.get(name) != there[name]}
@@ -41,15 +41,15 @@ def unharmed(*folders: Path, new: tuple[str, ...] = ()) -> Iterator[None]:
 
 
 def refused(result: subprocess.CompletedProcess, *words: str, code: int = 2) -> str:
-    """Assert a refusal: its exit code, nothing on stdout, one message with all `words`, no traceback.
+    """Assert a refusal: its exit code, nothing on stdout, one error message with all `words`, no traceback.
 
-    Returns the message, without "error: ". Lines of the log may come before it.
+    Return the message, without "error: ". Log lines may come before it.
     """
     stdout, stderr = (text.decode() if isinstance(text, bytes) else text for text in (result.stdout, result.stderr))
     assert result.returncode == code, f"exit code {result.returncode}: {stderr[-3000:]}"
-    assert stdout == "", f"on stdout: {stdout[:500]}"
+    assert stdout == "", f"unexpected output on stdout: {stdout[:500]}"
     assert "Traceback" not in stderr, stderr[-3000:]
-    assert f"\n{stderr}".count("\nerror: ") == 1, f"not one message: {stderr[-3000:]}"
+    assert f"\n{stderr}".count("\nerror: ") == 1, f"expected exactly one error message: {stderr[-3000:]}"
     message = f"\n{stderr}".partition("\nerror: ")[2].strip()
     missing = [word for word in words if word not in message]
     assert not missing, f"the message lacks {missing}: {message[-3000:]}"

@@ -1,4 +1,4 @@
-"""A trained run, and a folder of what a user may hand a script by mistake: broken copies of the run, odd files."""
+"""A trained run, and files that a user may pass to a script by mistake: broken copies of the run, odd files."""
 
 import gzip
 import os
@@ -9,7 +9,7 @@ from forked import script
 
 
 def make(folder: Path, recipe: Path) -> Path:
-    """Train `recipe` in `folder`/run and put the rest beside it; return the folder."""
+    """Train `recipe` in `folder`/run, add the broken copies and the odd files, and return the folder."""
     trained = script("train", f"--config={recipe}", f"--workdir={folder / 'run'}")
     assert trained.returncode == 0, trained.stderr.decode()
     _files(folder)

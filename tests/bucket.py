@@ -1,6 +1,7 @@
-"""A Google Cloud Storage of this process: what gcsfs, tensorstore and google-cloud-storage ask of its JSON API.
+"""Google Cloud Storage server for tests: the JSON API that gcsfs, tensorstore and google-cloud-storage use.
 
-One flat namespace of whole objects: no folders, no appending, an object appears when all of it has been sent.
+The namespace is flat and objects are whole: there are no folders and no appending. An object appears once all of its
+data has arrived.
 """
 
 import base64
@@ -51,7 +52,7 @@ class Store:
         }
 
     def names(self, bucket: str, query: dict[str, str]) -> dict:
-        """A listing; everything fits on one page."""
+        """Return a listing. All names fit on one page."""
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter")
         start, end = query.get("startOffset", ""), query.get("endOffset")
         items, prefixes = [], set()
@@ -68,17 +69,17 @@ class Store:
 
 
 class Refused(Exception):
-    """What the client is answered, by its HTTP status."""
+    """Raised to answer a request with an HTTP error status."""
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request."""
+    """Handler of requests to `store`."""
 
     protocol_version = "HTTP/1.1"
     store: Store
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
     def _answer(self) -> None:
         length = int(self.headers.get("Content-Length") or 0)
@@ -97,7 +98,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         if status != 204:
-            with contextlib.suppress(BrokenPipeError):  # the client no longer waits for it
+            with contextlib.suppress(BrokenPipeError):  # the client has stopped waiting
                 self.wfile.write(data)
 
     do_GET = do_POST = do_PUT = do_DELETE = _answer
@@ -179,7 +180,7 @@ class Handler(BaseHTTPRequestHandler):
         return 200, self.store.put(f"{bucket}/{query['name']}", body), {}
 
     def batch(self, headers: Mapping[str, str], body: bytes) -> Answer:
-        """Deletions, many in one request."""
+        """Delete the objects of a batch request."""
         boundary = re.search(r'boundary="?([^";]+)', headers["Content-Type"])[1].encode()
         answers = []
         for part in body.split(b"--" + boundary)[1:-1]:
@@ -199,7 +200,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def served() -> Iterator[tuple[Store, dict[str, str]]]:
-    """(what is stored, environment variables by which programs find it instead of Google's)."""
+    """Yield a new store, and the environment variables that make programs use it instead of Google's servers."""
     store = Store()
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("OfStore", (Handler,), {"store": store}))
     threading.Thread(target=server.serve_forever, daemon=True).start()

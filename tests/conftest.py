@@ -1,4 +1,4 @@
-"""Ground rules of all tests, and a corpus small enough to train on in seconds."""
+"""Settings and fixtures of all tests, and a corpus small enough to train on in seconds."""
 
 import importlib.util
 import json
@@ -22,7 +22,7 @@ from transformer_jax.training import profiling
 from transformer_jax.training.initialization import TrainState
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.config.update("jax_disable_most_optimizations", True)  # compiling is most of the time of these tests
+jax.config.update("jax_disable_most_optimizations", True)  # compiling takes most of the time of these tests
 logging.getLogger("transformer_jax").setLevel(logging.INFO)
 
 ROOT = Path(__file__).parents[1]
@@ -49,8 +49,10 @@ def get_config(arg=None):
 
 
 def write_corpus(directory: Path, pairs: int = 60, languages: tuple[str, ...] = ("en", "de", "fr")) -> None:
-    """Sentences of 1–6 made-up words, 1–3 where they are translated, which compiles a program for each length; each
-    language spells the same words in its own way."""
+    """Write a corpus of made-up words. Each language spells the same words in its own way.
+
+    Training sentences have 1–6 words. Other sentences have 1–3, because translation compiles a program for each length.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     draw = random.Random(0)
     for split, count in (("train", pairs), ("val", 11), ("test", 7), ("test_2016_flickr", 7), ("validation", 11)):
@@ -65,7 +67,7 @@ def write_corpus(directory: Path, pairs: int = 60, languages: tuple[str, ...] = 
 
 
 def shrink(config: ConfigDict, directory: Path, steps: int = 4) -> ConfigDict:
-    """The same recipe on a made-up corpus, small enough for seconds. All other keys stay as they are."""
+    """Shrink `config` in place to train on a made-up corpus in seconds. All other keys keep their values."""
     make_small(config)
     config.data.source, config.data.directory = "files", str(directory)
     config.training.steps = steps
@@ -74,7 +76,7 @@ def shrink(config: ConfigDict, directory: Path, steps: int = 4) -> ConfigDict:
 
 
 def small(task: str, directory: Path) -> ConfigDict:
-    """The defaults of a task, shrunk, for the corpus of `write_corpus`."""
+    """Return the defaults of a task, shrunk for the corpus of `write_corpus`."""
     config = shrink(defaults(task), directory)
     if "labels" in config.data:
         config.data.labels = ("even", "odd")
@@ -82,20 +84,20 @@ def small(task: str, directory: Path) -> ConfigDict:
 
 
 def run(config: ConfigDict, workdir: Path, **changes: Any) -> TrainState:
-    """Trains as scripts/train.py does, with some keys changed, e.g. training__steps=6; returns the last state."""
+    """Train like scripts/train.py, with some keys changed, e.g. training__steps=6. Return the last state."""
     config = ConfigDict(config.to_dict())
     config.update_from_flattened_dict({key.replace("__", "."): value for key, value in changes.items()})
     return experiment.run(config, workdir).state
 
 
 def rows(workdir: Path) -> list[dict[str, Any]]:
-    """The rows of metrics.jsonl."""
+    """Return the rows of metrics.jsonl."""
     return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(autouse=True)
 def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The devices' rate costs a second to measure, in every run that reports."""
+    """Skip the measurement of the device's speed, which takes a second in every run that reports."""
     monkeypatch.setattr(profiling, "peak_flops", lambda dtype: ("matmul_utilization", 1e11))
 
 
@@ -107,7 +109,7 @@ def corpus(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tiny(corpus: Path) -> ConfigDict:
-    """A shrunk translation config with the paper's defaults."""
+    """Shrunk translation config with the paper's defaults."""
     return small("sequence_to_sequence", corpus)
 
 
@@ -122,12 +124,12 @@ def recipe(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def place(recipe, tmp_path_factory) -> Path:
-    """A folder with a trained run, and what a user may hand a script by mistake."""
+    """Folder with a trained run and files that a user may pass to a script by mistake."""
     return broken.make(tmp_path_factory.mktemp("place"), recipe)
 
 
 def get_config(name: str, arg: str) -> ConfigDict:
-    """A recipe of configs/."""
+    """Return the config of a recipe in configs/."""
     path = ROOT / "configs" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(f"configs_{name}", path)
     assert spec is not None
@@ -138,7 +140,7 @@ def get_config(name: str, arg: str) -> ConfigDict:
 
 
 def real_data(name: str) -> Path:
-    """The folder of a real data set, else the test is skipped, saying so."""
+    """Return the folder of a real data set, or skip the test if it is missing."""
     folder = Path(os.environ.get("TRANSFORMER_JAX_DATA", ROOT.parent / "shared" / "data")) / name
     if not folder.is_dir():
         pytest.skip(f"no real data in {folder}: set TRANSFORMER_JAX_DATA")
@@ -146,7 +148,10 @@ def real_data(name: str) -> Path:
 
 
 def on_devices(count: int, program: str) -> str:
-    """What a Python program prints that has `count` fake devices: they must be there before jax starts."""
+    """Return the output of a Python program that runs on `count` fake devices.
+
+    The program runs in a new process, because the number of devices is fixed when JAX starts.
+    """
     flags = f"--xla_force_host_platform_device_count={count}"
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Run the scripts in processes forked from one that has imported JAX: most of a short run's time is that import."""
+"""Run scripts in processes forked from one that has imported JAX. The import takes most of the time of a short run."""
 
 import multiprocessing
 import os
@@ -33,9 +33,10 @@ def script(
     environment: dict[str, str] | None = None,
     timeout: float = 300,
 ) -> subprocess.CompletedProcess:
-    """Run scripts/NAME.py as a command. Variables read while JAX is imported, e.g. JAX_PLATFORMS, come too late.
+    """Run scripts/NAME.py as a command. Variables that JAX reads on import, e.g. JAX_PLATFORMS, have no effect.
 
-    Raises subprocess.TimeoutExpired.
+    Raises:
+        subprocess.TimeoutExpired: the script takes longer than `timeout` seconds.
     """
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "0").write_bytes(stdin)

@@ -13,7 +13,7 @@ IDS = {"bos_id": BOS, "eos_id": EOS, "pad_id": PAD}
 
 
 def markov_step(cache, tokens, position):
-    """log P(next | previous): the cache holds each row's own table (B, V, V)."""
+    """Return log P(next | previous). The cache holds each row's own table (B, V, V)."""
     return cache[jnp.arange(len(tokens)), tokens], cache
 
 
@@ -37,7 +37,7 @@ def compiled(step, **arguments):
 
 
 def search(model, **arguments):
-    """Beam search if the arguments have a beam_size, else greedy search."""
+    """Run beam search if the arguments have a beam_size, and greedy search otherwise."""
     step, cache = model
     run = compiled(step, batch_size=len(jax.tree.leaves(cache)[0]), **arguments)
     return jax.tree.map(np.asarray, run(cache))

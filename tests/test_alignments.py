@@ -1,4 +1,4 @@
-"""What additive attention of the dates model looks at when it writes the year."""
+"""Additive attention of the dates model, compared with the position of the year in the input."""
 
 import pytest
 from conftest import get_config, run
@@ -8,7 +8,7 @@ from transformer_jax.data.corpora.dates import SIZES, examples
 
 
 def year_span(written: str, iso: str) -> tuple[int, int]:
-    """Where the year stands: in front or at the end, with four digits or two."""
+    """Return the span of the year. It is at the start or the end and has four or two digits."""
     year = iso[:4] if iso[:4] in written else iso[2:4]
     start = 0 if written.startswith(iso[:4]) else written.rindex(year)
     return start, start + len(year)
@@ -23,8 +23,10 @@ def test_where_the_year_stands():
 
 @pytest.mark.slow
 def test_the_year_is_read_where_it_is_written(tmp_path):
-    """For at least 90 % of unseen dates, the most looked at character lies within one of the year, for each of its
-    four digits."""
+    """In at least 90 % of unseen dates, the model looks at the year while it writes each of the year's four digits.
+
+    The character with the largest weight may be one away from the year.
+    """
     config = get_config("dates", "additive")
     config.data.directory = str(tmp_path / "data")
     run(config, tmp_path / "run")

@@ -1,4 +1,4 @@
-"""The rules of the house: imports go down only, nothing is too long, general code knows no model, every key is read."""
+"""Architecture rules: imports go down only, nothing is too long, general code knows no model, every key is read."""
 
 import ast
 import dataclasses
@@ -20,7 +20,7 @@ from transformer_jax.training.task import EvaluationConfig, TrainingConfig
 PACKAGE = Path(transformer_jax.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-# room → rooms of ours that it may import; its own, `fields` and `files` are always allowed
+# room (module or folder of the package) → rooms that it may import. It may always import itself, `fields` and `files`.
 MAY_IMPORT = {
     "fields": set(),
     "files": set(),
@@ -47,7 +47,7 @@ def room(path: Path) -> str:
 
 
 def imported(path: Path) -> set[str]:
-    """Dotted names below transformer_jax that a file imports, anywhere in it."""
+    """Return the dotted names below transformer_jax that a file imports, anywhere in it."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("transformer_jax"):
@@ -71,7 +71,7 @@ def test_imports_go_down_only(path):
 
 
 def test_modules_do_not_import_one_another_in_a_circle():
-    """`MAY_IMPORT` excludes circles between rooms; this one those between the modules of a room."""
+    """`MAY_IMPORT` excludes cycles between rooms. This test excludes cycles between the modules of a room."""
     modules = {str(path.relative_to(PACKAGE).with_suffix("")).replace("/", "."): path for path in FILES}
     below = {name: {i for i in imported(path) if i in modules and i != name} for name, path in modules.items()}
     while leaves := {name for name, others in below.items() if not others}:
@@ -90,7 +90,7 @@ def test_models_need_jax_and_flax_only():
         "print([m for m in ('optax', 'orbax', 'ml_collections', 'tokenizers', 'sacrebleu', 'tensorflow_datasets',"
         " 'transformer_jax.training', 'transformer_jax.data') if m in sys.modules])"
     )
-    # flax itself imports optax and orbax; what matters is that ours does not go further than flax does
+    # flax itself imports optax and orbax. The models must not import more of these packages than flax does.
     bare = subprocess.run(
         [sys.executable, "-c", code.replace("transformer_jax.models, transformer_jax.models.attention", "flax.linen")],
         capture_output=True,
@@ -123,7 +123,7 @@ def names(section: type) -> set[str]:
     return {field.name for field in dataclasses.fields(section)}
 
 
-# Keys that code for every task may know: those of every model, of every text and of the engine.
+# Keys that generic code may use: those of every model, of every text and of the engine.
 GENERAL = {"architecture", "d_model", "dtype"} | names(TextData) | names(TrainingConfig) | names(EvaluationConfig)
 SPECIAL = set(TASKS)
 for _task in TASKS:
@@ -131,7 +131,7 @@ for _task in TASKS:
     for _section in {*models_of(_task), *sections(_task, {}).values()} - _engine:
         SPECIAL |= names(_section)
     SPECIAL |= {_model.architecture for _model in models_of(_task)}
-# Names that mean something else as well: `engine.init`, `optax.tree.norm`, "attention" as a method, and axes of arrays.
+# Names with a second meaning: `engine.init`, `optax.tree.norm`, "attention" as a method, and axes of arrays.
 SPECIAL -= GENERAL | {"init", "norm", "attention", "head_dim", "seed"}
 # sharding.py is left out: its error messages name the keys that set the sizes of axes.
 GENERIC_CODE = [
@@ -143,7 +143,7 @@ GENERIC_CODE = [
 
 
 def knowledge(source: str) -> set[str]:
-    """Names of tasks, of architectures and of keys that only some of them have, as attributes or strings."""
+    """Return the names of tasks, architectures and special keys that occur as attributes or strings."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute):
@@ -176,11 +176,11 @@ def test_knowledge_is_noticed(line):
 
 SECTIONS = {"model", "data", "optimizer", "training", "decoding", "evaluation", "checkpoint"}
 OWNERS = SECTIONS | {"config", "c", "options", "self"}
-CHECKS = ("problems", "choices", "advice", "check")  # what is only checked is not used
+CHECKS = ("problems", "choices", "advice", "check")  # checking a key does not count as reading it
 
 
 def read_in(source: str) -> set[str]:
-    """Fields that code takes from something called like a config, other than to check them."""
+    """Return the fields that code reads from a config. Functions that only check fields do not count."""
     read = set()
 
     def look(node: ast.AST) -> None:
@@ -198,7 +198,7 @@ def read_in(source: str) -> set[str]:
 
 
 def readers(section: type) -> list[Path]:
-    """The files that use a section. Models read their own keys alone; the others are for tasks, engine and scripts."""
+    """Return the files that may read a section. Only models read their own keys; other code reads the rest."""
     if section.__module__.split(".")[1] == "models":
         return [path for path in FILES if room(path) == "models"]
     rooms = {section.__module__.split(".")[1], "data", "tasks", "training", "predictor"}
@@ -207,12 +207,11 @@ def readers(section: type) -> list[Path]:
 
 def unread(section: type) -> set[str]:
     read = set().union(*(read_in(path.read_text()) for path in readers(section)))
-    return names(section) - read - {"architecture"}  # config.py reads that
+    return names(section) - read - {"architecture"}  # config.py reads `architecture`
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_every_key_is_read(task):
-    """No knob that nobody reads."""
     for section in (*models_of(task), *sections(task, {}).values()):
         if section.__name__ != "MeshConfig":  # read as a whole, by dataclasses.asdict
             assert not unread(section), section.__name__

@@ -1,4 +1,4 @@
-"""The attention report in headless Chromium, opened from a file and driven as a person would."""
+"""The attention report in headless Chromium, opened from a file and used with a mouse or by touch."""
 
 import json
 import shutil
@@ -48,18 +48,18 @@ def page(browser, tmp_path):
     WebDriverWait(browser, 10).until(lambda browser: browser.find_elements("css selector", "#heads button"))
     yield browser, {map.name: map for map in (cross, own, alignment)}
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
-    assert {url.partition(":")[0] for url in requested(browser)} == {"file"}  # and nothing of a network
+    assert {url.partition(":")[0] for url in requested(browser)} == {"file"}  # nothing comes from a network
 
 
 def requested(browser) -> list[str]:
-    """What was asked for since the last time."""
+    """Return the URLs requested since the last call."""
     events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     sent = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
     return [params["request"]["url"] for params in sent]
 
 
 def test_what_is_requested_is_seen(browser, tmp_path):
-    """Else the other tests would prove nothing."""
+    """Requests must be visible, or the other tests would prove nothing."""
     (tmp_path / "page.html").write_text('<img src="http://127.0.0.1:9/picture.png">')
     browser.get((tmp_path / "page.html").as_uri())
     assert "http://127.0.0.1:9/picture.png" in requested(browser)
@@ -77,7 +77,7 @@ def cell(browser, row, column):
 
 
 def point(browser, element, kind):
-    """The mouse moves over it, or a finger touches it."""
+    """Move the mouse over an element, or touch it with a finger."""
     from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.actions.action_builder import ActionBuilder
     from selenium.webdriver.common.actions.pointer_input import PointerInput

@@ -1,4 +1,4 @@
-"""Workdir and data on gs://: the real clients against a storage of our own (bucket.py)."""
+"""Workdir and data on gs://: the real clients against the storage server of bucket.py."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ from conftest import RECIPE, ROOT, write_corpus
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs a script whose gs://bucket holds a corpus; `run.store` is what it holds."""
+    """Yield a function that runs a script with a corpus in gs://bucket. `run.store` is the content of the storage."""
     pytest.importorskip("gcsfs", reason="no gcsfs: pip install 'transformer_jax[gcs]'")
     write_corpus(tmp_path / "corpus")
     recipe = tmp_path / "tiny.py"
@@ -42,7 +42,7 @@ def ends(done: subprocess.CompletedProcess, code: int = 0) -> str:
 
 
 def test_a_run_lives_in_a_bucket(run):
-    """Trained, a damaged checkpoint passed over, gone on with, scored: as on a disk."""
+    """Train, skip a damaged checkpoint, resume, evaluate and predict, as on a disk."""
     assert "step 4/4  loss" in ends(run("train", run.config))
     assert names(run, "checkpoints/") == ["2", "4"]
     assert {"config.json", "metrics.jsonl", "tokenizer.json"} <= set(names(run, ""))

@@ -23,7 +23,7 @@ def test_help_is_complete_and_no_error(name):
     done = script(name, "--help")
     text = done.stdout.decode()
     assert (done.returncode, done.stderr) == (0, b"")
-    assert f"    python scripts/{name}.py --" in text, "no example"
+    assert f"    python scripts/{name}.py --" in text, "the help has no example"
     assert ("--config.SECTION.KEY=VALUE" in text) == (name not in ("prepare", "concatenate"))
     if name in (*OF_RUNS, "train"):
         assert "--workdir=…\n" in text

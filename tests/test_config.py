@@ -85,7 +85,7 @@ def test_each_problem_has_value_rule_and_remedy(tiny, change, message):
 @pytest.mark.parametrize(("tokenizer", "extra"), [("ja-mecab", "ja"), ("ko-mecab", "ko")])
 def test_a_tokenizer_of_bleu_that_is_not_installed(tiny, monkeypatch, tokenizer, extra):
     module = f"sacrebleu.tokenizers.tokenizer_{tokenizer.replace('-', '_')}"
-    monkeypatch.setattr(importlib.import_module(module), "MeCab", None)  # as after its imports failed
+    monkeypatch.setattr(importlib.import_module(module), "MeCab", None)  # the value after a failed import
     tiny.evaluation.bleu_tokenizer = tokenizer
     with pytest.raises(ConfigError) as error:
         parse(tiny)
@@ -158,7 +158,7 @@ def test_shares_follow_the_steps(tiny):
         config = parse(tiny)
         assert (config.training.evaluate_every, config.checkpoint.every) == (every, every)
         assert config.optimizer.warmup_steps == warmup
-    tiny.training.evaluate_every = 7  # what is set by hand stays
+    tiny.training.evaluate_every = 7  # values set by hand are kept
     tiny.training.steps = 50
     assert (tiny.training.evaluate_every, tiny.checkpoint.every) == (7, 13)
 
@@ -207,7 +207,7 @@ def test_another_architecture_has_other_keys():
 
 @pytest.mark.parametrize("task", TASKS)
 def test_a_task_has_a_small_version(task, tmp_path):
-    """Sizes become small; whatever is not a size stays as it is, and the config remains valid."""
+    """Sizes become small, all other keys keep their values, and the config remains valid."""
     whole, config = defaults(task), small(task, tmp_path)
     known = fields(task, whole.model)
     kept = {"data.source", "data.directory", "data.labels", "training.steps", "training.log_every"}

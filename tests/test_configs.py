@@ -1,4 +1,4 @@
-"""Every recipe, shrunk, trains, is evaluated and predicts: a new file in configs/ is tested by existing."""
+"""Every recipe, shrunk, trains, is evaluated and predicts. New files in configs/ are tested automatically."""
 
 import dataclasses
 import math
@@ -111,7 +111,7 @@ def test_recipe_says_what_it_is(name):
         assert word in doc
 
 
-# The names of configs/wmt14.py for the rows of the table of parameter counts; label smoothing has no parameters.
+# Names of configs/wmt14.py → rows of the table of parameter counts. Label smoothing has no parameters.
 WMT14_ROWS = {
     **{f"heads-{n}": f"A h={n}" for n in (1, 4, 16, 32)},
     **{f"d_k-{width}": f"B d_k={width}" for width in (16, 32)},

@@ -1,4 +1,4 @@
-"""Runs side by side: what is read, what is drawn, what cannot be."""
+"""Comparison of runs: values read, pictures drawn, and cases that are refused."""
 
 import json
 import random

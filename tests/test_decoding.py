@@ -1,4 +1,4 @@
-"""Both searches against a search through all sequences, in NumPy float64."""
+"""Greedy search and beam search against a search through all sequences, in NumPy float64."""
 
 import dataclasses
 import functools
@@ -17,11 +17,11 @@ PRIME = 251
 
 
 def hashed(table, multipliers):
-    """Logits that depend on the whole prefix, through a rolling hash of it in the cache."""
+    """Return a model whose logits depend on the whole prefix, through a rolling hash of it in the cache."""
 
     def step(cache, tokens, position):
         hashes = (cache["hash"] * cache["multiplier"] + tokens + position) % PRIME
-        # a nested leaf of higher rank, whose last written column must agree with the hash's beam
+        # A nested leaf of higher rank. Its last written column must belong to the same beam as the hash.
         seen = cache["seen"]["tokens"].at[:, position, 0].set(tokens)
         logits = jnp.asarray(table)[(hashes + seen.sum(axis=(1, 2))) % PRIME]
         return logits, {"hash": hashes, "multiplier": cache["multiplier"], "seen": {"tokens": seen}}
@@ -50,7 +50,7 @@ def penalty(length, alpha, form):
 
 
 def brute_force(logits, vocabulary, max_length, alpha, form):
-    """[(score, log P, tokens)], best first: all that end within max_length, then all that are cut off there."""
+    """Return [(score, log P, tokens)], best first: all that end within max_length, then all that are cut off there."""
     ended, cut_off = [], []
 
     def grow(total, y):
@@ -82,7 +82,7 @@ def beams(beam_size, max_length, alpha=0.6, form="wu"):
 
 
 def assert_is_best(found, row, expected, max_length):
-    """The K found are the first K expected, in order, with their scores; equals may stand in either order."""
+    """Assert that the K outputs are the first K expected, in order, with their scores. Ties may be in any order."""
     K = found.tokens.shape[1]
     known = {tuple(padded(y, max_length)): (score, total) for score, total, y in expected}
     sequences = [tuple(y) for y in found.tokens[row].tolist()]
@@ -112,15 +112,15 @@ def test_wide_beam_is_brute_force_whole_prefix(form, alpha):
     ("arguments", "steps"),
     [
         ({"max_length": 11}, 1),
-        (beams(1, 11, 0.0), 1),  # log 0.9 is ahead of log 0.05
-        (beams(2, 11, 0.0), 2),  # log 0.045 is, of log 0.0025
+        (beams(1, 11, 0.0), 1),  # log 0.9 is above log 0.05
+        (beams(2, 11, 0.0), 2),  # log 0.045 is above log 0.0025
         ({**beams(2, 11, 0.0), "n_best": 1}, 1),
         (beams(2, 2, 0.0), 2),
         (beams(1, 11, 5.0, "power"), 11),  # log 0.05 / 11^5 could still become the best
     ],
 )
 def test_stops_when_nothing_can_get_ahead(arguments, steps):
-    """EOS has 0.9 everywhere, two words 0.05 each."""
+    """EOS has probability 0.9 everywhere, and two words have 0.05 each."""
     calls = []
 
     def step(cache, tokens, position):
@@ -133,7 +133,7 @@ def test_stops_when_nothing_can_get_ahead(arguments, steps):
 
 
 def reference_beam(logits, vocabulary, max_length, K, alpha, form):
-    """The narrow beam in plain Python, without a bound: it always runs to max_length."""
+    """Run the narrow beam in plain Python. It has no bound, so it always runs to max_length."""
     alive, finished = [(0.0, (BOS,))], []
     for length in range(1, max_length + 1):
         candidates = []
@@ -152,10 +152,10 @@ def reference_beam(logits, vocabulary, max_length, K, alpha, form):
     [(1, "wu", 0.6), (2, "power", 1.0), (3, "wu", 0.0), (5, "wu", 0.6), (5, "power", 1.5)],
 )
 def test_narrow_beam_is_the_reference_that_never_stops(beam_size, form, alpha):
-    """Stopping early changes nothing, in any row, and the cache follows its beam."""
+    """Stopping early changes no row, and the cache follows its beam."""
     table, multipliers = random_logits(10, PRIME, 13), [3, 5, 7, 11, 13, 17, 19]
     table[:, EOS] += np.linspace(-1, 3, PRIME, dtype=np.float32)
-    table[:, [PAD, BOS]] += 5  # they must not take the place of one of the 2K
+    table[:, [PAD, BOS]] += 5  # PAD and BOS must not be among the 2K candidates
     found = search(hashed(table, multipliers), **beams(beam_size, 11, alpha, form))
     for row, multiplier in enumerate(multipliers):
         logits = prefix_logits_hashed(table, multiplier)
@@ -182,7 +182,7 @@ def test_greedy_takes_the_most_probable_token():
 
 
 def test_beam_of_one_without_penalty_is_greedy_where_eos_is_never_second():
-    """EOS is certain after the word 3 and impossible elsewhere; then no shorter output competes."""
+    """EOS is certain after word 3 and impossible elsewhere, so no shorter output competes."""
     tables = random_logits(12, 5, 7, 7)
     tables[:, :, EOS] = -80
     tables[:, 3, EOS] = 80
@@ -194,7 +194,7 @@ def test_beam_of_one_without_penalty_is_greedy_where_eos_is_never_second():
 
 @pytest.mark.parametrize("arguments", [{"max_length": 11}, beams(1, 11), beams(3, 11)])
 def test_rows_do_not_depend_on_the_batch(arguments):
-    """Rows that end soon, late and never, bitwise the same alone, together and in another order."""
+    """Rows that end soon, late and never are bitwise the same alone, together and in another order."""
     tables = random_logits(13, 5, 7, 7)
     tables[:, :, EOS] += np.array([6.0, 2.0, 0.0, -2.0, -np.inf], np.float32)[:, None]
     together = search(markov(tables), **arguments)
@@ -211,7 +211,7 @@ def test_rows_do_not_depend_on_the_batch(arguments):
 
 @pytest.mark.parametrize("arguments", [{}, beams(3, 0, 0.0)])
 def test_finished_hypotheses_are_frozen(arguments):
-    """The step turns to nonsense, even NaN, for the row that is done."""
+    """The logits of the finished row become infinite, which makes its probabilities NaN."""
 
     def step(cache, tokens, position):
         fair = jnp.full((len(tokens), 7), -5.0).at[:, EOS].set(5.0)
@@ -231,7 +231,7 @@ def test_finished_hypotheses_are_frozen(arguments):
 
 
 def test_cut_off_at_max_length():
-    """Nothing ends: K outputs of T tokens, the K best of those, with lp(T)."""
+    """No sequence ends. The outputs are the K best sequences of T tokens, scored with lp(T)."""
     table = random_logits(14, PRIME, 5)
     table[:, EOS] = -np.inf
     found = search(hashed(table, [3]), **beams(2**5, 5, 0.6))
@@ -253,7 +253,7 @@ def test_finished_come_before_better_ones_that_were_cut_off():
 
 
 def test_places_that_nothing_is_left_for():
-    """One word and two positions: w EOS, EOS, and w w cut off, whatever the beam."""
+    """One word and two positions allow three outputs, whatever the beam: EOS, w EOS, and w w cut off."""
     logits = random_logits(15, 1, 4, 4)
     found = search(markov(logits), **beams(5, 2))
     expected = brute_force(prefix_logits_markov(logits[0]), 4, 2, 0.6, "wu")
@@ -395,7 +395,7 @@ def test_without_beams_a_search_finds_one():
 
 @pytest.mark.parametrize("arguments", [{"max_length": 11}, beams(3, 11)])
 def test_a_vocabulary_without_padding(arguments):
-    """Id 0 is a token like any other, and EOS follows EOS."""
+    """Id 0 is an ordinary token, and EOS fills the positions after the end."""
     tables = random_logits(16, 5, 7, 7)
     tables[:, :, [0, BOS]] += 2
     tables[:, :, EOS] += 1
@@ -412,7 +412,7 @@ ROW_IDS = np.array([5, 3, 11])
 
 
 def by_options(options, only_greedy=False, **more):
-    """Rows and outputs of decoding.search over a model whose probabilities change from position to position."""
+    """Return the outputs of `decoding.search` for a model whose probabilities change with the position."""
     tables = random_logits(21, 3, 13, 13)
     rows = []
 
@@ -429,7 +429,7 @@ def by_options(options, only_greedy=False, **more):
 
 
 def test_search_takes_the_options():
-    """Greedy search, beam search, or draws; in K copies of each row."""
+    """The options select greedy search, beam search or sampling, and the number of copies of each row."""
     narrow, beam = DecodingConfig(beam_size=1), DecodingConfig(beam_size=4, n_best=2)
     best = by_options(narrow)
     drawn = DecodingConfig(temperature=0.8, n_best=5, seed=3, beam_size=2)
@@ -440,7 +440,7 @@ def test_search_takes_the_options():
     assert two.tokens.shape == (3, 2, 7)
     for fewer, more in zip(two, four, strict=True):
         np.testing.assert_array_equal(fewer, more[:, :2])
-    assert (two.scores[:, 0] > two.log_probabilities[:, 0]).all(), "the length penalty counts"
+    assert (two.scores[:, 0] > two.log_probabilities[:, 0]).all(), "the length penalty must change the score"
     by_probability = by_options(dataclasses.replace(beam, length_penalty=0.0))
     np.testing.assert_array_equal(by_probability.scores, by_probability.log_probabilities)
     squared = by_options(dataclasses.replace(beam, length_penalty=2.0, length_penalty_form="power"))
@@ -455,7 +455,7 @@ def test_search_takes_the_options():
 
 @pytest.mark.parametrize("arguments", [{}, beams(3, 0)])
 def test_a_prompt_is_read_before_anything_is_said(arguments):
-    """What follows a prompt is what the model finds from there: the score is that of the continuation alone."""
+    """The model continues the prompt. The score is that of the continuation alone."""
     table, prompts = random_logits(22, PRIME, 13), [[5], [5, 6, 7], [9, 3, 12, 4, 3]]
     table[:, EOS] -= 1
     width, K = max(map(len, prompts)), arguments.get("beam_size", 1)

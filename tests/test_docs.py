@@ -1,9 +1,9 @@
-"""Every Markdown page of the project: its code runs, its output is what it prints, its commands and links are right.
+"""Tests of every Markdown page: its code runs, its output is what the code prints, its commands and links are right.
 
 A ```python block is run, after the blocks above it, in a copy of the repository's folders. If its first line is a
-comment with a path, e.g. `# my_package/score.py`, it is a file and is written there instead. A ```text block directly
-after a ```python block is what that prints. A ```bash block is checked without being run: each line is a comment or a
-command. It has no "…" and no [optional] parts; a line that ends in a backslash continues on the next.
+comment with a path, e.g. `# my_package/score.py`, the block is written to that file instead. A ```text block directly
+after a ```python block is its expected output. A ```bash block is checked without being run: each line is a comment
+or a command. It has no "…" and no [optional] parts. A line that ends in a backslash continues on the next one.
 """
 
 import itertools
@@ -23,8 +23,8 @@ PAGES = sorted(
     for path in [*ROOT.glob("README.md"), *ROOT.glob("CONTRIBUTING.md"), *ROOT.glob("docs/**/*.md")]
 )
 
-# What to replace on pages that train for minutes. Output is compared only above the first changed block, also by the
-# slow test, which runs these pages as they are: a long training ends differently on another processor.
+# Replacements for pages that train for minutes. Output is compared only above the first changed block. This includes
+# the slow test, which runs these pages unchanged: the result of a long training depends on the processor.
 SHORTENED: dict[str, list[tuple[str, str]]] = {
     "docs/walkthroughs/attention_map.md": [
         (
@@ -41,21 +41,21 @@ SHORTENED: dict[str, list[tuple[str, str]]] = {
 RELATIVE = 0.02  # tolerance of numbers with a decimal point, or one unit in the last digit printed
 NUMBER = r"-?\d+(?:,\d{3})*(?:\.\d*)?(?:e[+-]?\d+)?"
 MARK = "=== line {} ==="
-# As in conftest.py and pyproject.toml: compiling is most of the time, and warnings are errors.
+# The settings of conftest.py and pyproject.toml: compiling takes most of the time, and warnings are errors.
 SETTINGS = (
     "import jax, warnings; warnings.simplefilter('error'); jax.config.update('jax_disable_most_optimizations', True)"
 )
 
 
 class Block(NamedTuple):
-    line: int  # of its first line of code
+    line: int  # number of its first line of code
     language: str
     code: str
-    after: str  # the text between the block before and this one
+    after: str  # text between the previous block and this one
 
     @property
     def file(self) -> str | None:
-        """The path in the first line of a block that is a file."""
+        """Path in the first line, if the block is a file."""
         found = re.match(r"# ([\w./-]+\.\w+)\n", self.code)
         return found and found[1]
 
@@ -70,13 +70,13 @@ def blocks(text: str) -> list[Block]:
 
 
 def outputs(page: list[Block]) -> dict[int, str]:
-    """{line of a python block: the text block directly after it}."""
+    """Return {line of a python block: the text block directly after it}."""
     pairs = itertools.pairwise(page)
     return {a.line: b.code for a, b in pairs if (a.language, b.language) == ("python", "text") and not b.after.strip()}
 
 
 def folder(path: Path, page: list[Block]) -> None:
-    """Lay out what pages use, with their own files."""
+    """Create the folders and files that a page uses."""
     for name in ("configs", "scripts"):
         shutil.copytree(ROOT / name, path / name)
     (path / "docs" / "images").mkdir(parents=True)
@@ -88,7 +88,7 @@ def folder(path: Path, page: list[Block]) -> None:
 
 
 def program(page: list[Block]) -> str:
-    """The blocks as one program, in which every line has the number that it has on the page."""
+    """Return the blocks as one program, in which every line has the same number as on the page."""
     lines = [SETTINGS]
     for block in page:
         if block.language == "python" and not block.file:
@@ -98,7 +98,7 @@ def program(page: list[Block]) -> str:
 
 
 def run(name: str, text: str, path: Path) -> dict[int, str]:
-    """{line of a block: what it prints}."""
+    """Return {line of a block: its output}."""
     page = blocks(text)
     folder(path, page)
     (path / "page.py").write_text(program(page))
@@ -109,7 +109,7 @@ def run(name: str, text: str, path: Path) -> dict[int, str]:
 
 
 def check_output(where: str, expected: str, printed: str) -> None:
-    """Words must be equal, whole numbers too; numbers with a point or an exponent within a tolerance."""
+    """Assert equal output. Words and whole numbers must be equal, other numbers equal within a tolerance."""
     pieces = re.split(rf"(…|\s+|{NUMBER})", expected.strip())
     patterns = [
         ".*?" if x == "…" else r"\s+" if x.isspace() else f"({NUMBER})" if re.fullmatch(NUMBER, x) else re.escape(x)
@@ -133,7 +133,7 @@ def close(old: str, new: str) -> bool:
 
 
 def check(name: str, path: Path, replacements: list[tuple[str, str]]) -> None:
-    """Run a page with `replacements` and compare what its blocks print, up to the first that SHORTENED changes."""
+    """Run a page with `replacements` and compare the output of the blocks above the first that SHORTENED changes."""
     text = (ROOT / name).read_text()
     page, compared = blocks(text), outputs(blocks(text))
     for old, _ in SHORTENED.get(name, []):
@@ -159,7 +159,7 @@ def test_long_pages_run_as_they_are(name, tmp_path):
     check(name, tmp_path, [])
 
 
-# A script is started with `command_line.run` replaced: it parses the flags and the config, and does nothing else.
+# Run a script with `command_line.run` replaced, so that it only parses the flags and the config.
 PARSE = """
 import runpy, sys
 from absl import flags
@@ -194,7 +194,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def commands(name: str, block: Block) -> Iterator[tuple[str, list[str]]]:
-    """("page:line", words) of every command of a bash block, without redirections."""
+    """Yield ("page:line", words) for every command of a bash block, without redirections."""
     line = block.line
     for text in re.split(r"(?<!\\)\n", block.code):
         where, line = f"{name}:{line}", line + text.count("\n") + 1
@@ -221,7 +221,7 @@ def test_commands_are_right(name, tmp_path):
                 assert (ROOT / word).exists() or (tmp_path / word).exists(), f"{where}: there is no {word}"
         if found := [word for word in words if re.match(r"scripts/(\w+\.py|launch/\w+)", word)]:
             arguments = words[words.index(found[0]) + 1 :]
-            if "/launch/" in found[0]:  # what these give to train.py
+            if "/launch/" in found[0]:  # launchers pass these options to train.py
                 found[0], arguments = "scripts/train.py", [word for word in arguments if word.startswith("--")]
             done = script(str(tmp_path / "parse"), found[0], *arguments, cwd=tmp_path)
             assert done.returncode == 0, f"{where}: {shlex.join(words)}\n{done.stderr.decode()}"
@@ -233,7 +233,7 @@ def without_code(text: str) -> str:
 
 
 def anchors(path: Path) -> set[str]:
-    """The anchors that GitHub gives to the headings of a page."""
+    """Return the anchors that GitHub gives to the headings of a page."""
     found: set[str] = set()
     text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
     for heading in re.findall(r"^#+ +(.*?) *#*$", text, re.MULTILINE):
@@ -264,4 +264,4 @@ def test_links_lead_somewhere(name):
 
 def test_readme_is_short():
     lines = len((ROOT / "README.md").read_text().splitlines())
-    assert lines <= 150, f"README.md has {lines} lines, at most 150: move what a first reader does not need to docs/"
+    assert lines <= 150, f"README.md has {lines} lines, limit 150: move what a first reader does not need to docs/"

@@ -13,7 +13,7 @@ from transformer_jax import files
 
 @contextmanager
 def full_disk() -> Iterator[None]:
-    """No file may grow beyond 100 bytes."""
+    """Limit every file to 100 bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
     try:

@@ -1,4 +1,4 @@
-"""kill -9 at random moments: nothing is lost, and the end is bit for bit that of the run never disturbed."""
+"""Runs killed with kill -9 at random moments lose nothing and end bitwise like an undisturbed run."""
 
 import json
 import os
@@ -29,26 +29,29 @@ def parameters(workdir: Path) -> str:
 
 
 def last_step(workdir: Path) -> int:
-    """The newest that is completely saved."""
+    """Return the newest step that is completely saved."""
     manifests = (workdir / "checkpoints").glob("*/manifest.json")
     return max((int(path.parent.name) for path in manifests), default=0)
 
 
 def last_row(workdir: Path) -> int:
-    """The newest step in metrics.jsonl."""
+    """Return the newest step in metrics.jsonl."""
     path = workdir / "metrics.jsonl"
     steps = re.findall(r'^{"step": (\d+), .*}$', path.read_text(), re.MULTILINE) if path.exists() else []
     return max(map(int, steps), default=0)
 
 
 def is_saving(workdir: Path) -> bool:
-    """Whether a step beyond the newest has begun to be written; older ones without a manifest are being removed."""
+    """Return True if a step beyond the newest complete one is being written.
+
+    Older steps without a manifest do not count: they are being removed.
+    """
     begun = (int(path.name.partition(".")[0]) for path in (workdir / "checkpoints").glob("*/"))
     return max(begun, default=0) > last_step(workdir)
 
 
 def test_a_run_killed_twenty_times(recipe, tmp_path):
-    """Every fourth time in the middle of a save."""
+    """Every fourth kill is in the middle of a save."""
     every, steps = 10, 800
     options = f"--config.training.steps={steps}", f"--config.checkpoint.every={every}"
     options += f"--config.training.evaluate_every={steps}", "--config.checkpoint.keep_best=0"
@@ -58,15 +61,15 @@ def test_a_run_killed_twenty_times(recipe, tmp_path):
     for number, moment in enumerate(sorted(random.sample(range(2 * every, steps - 20 * every), 20))):
         in_save, before = number % 4 == 3, last_step(workdir)
         process = subprocess.Popen([*run, f"--workdir={workdir}"], cwd=ROOT, stderr=subprocess.DEVNULL)
-        # At least one step is saved by this attempt: what an earlier one left unfinished has been removed.
+        # This attempt has saved at least one step, so the unfinished steps of earlier attempts have been removed.
         while last_step(workdir) < max(moment, before + every) or (in_save and not is_saving(workdir)):
-            assert process.poll() is None, "it ended before it was killed"
+            assert process.poll() is None, "the run ended before it was killed"
             time.sleep(0.0005)
         if not in_save:
             time.sleep(random.random() / 10)
         process.kill()
         process.wait()
-        assert is_saving(workdir) or not in_save, "killed too late to be in a save: run it again"
+        assert is_saving(workdir) or not in_save, "the save ended before the kill: run the test again"
         print(f"killed after step {last_step(workdir)}, in a save: {is_saving(workdir)}")
     subprocess.run([*run, f"--workdir={workdir}"], cwd=ROOT, stderr=subprocess.DEVNULL, check=True)
     assert parameters(workdir) == parameters(tmp_path / "whole")
@@ -74,7 +77,7 @@ def test_a_run_killed_twenty_times(recipe, tmp_path):
 
 @pytest.fixture(scope="module")
 def captions(tmp_path_factory) -> Path:
-    """Multi30k; of its validation split only what is soon translated."""
+    """Multi30k with a validation split that is short enough to be translated quickly."""
     folder, real = tmp_path_factory.mktemp("captions"), real_data("multi30k") / "tok"
     for language in ("en", "de"):
         (folder / f"train.{language}").write_text((real / f"train.{language}").read_text())
@@ -84,7 +87,7 @@ def captions(tmp_path_factory) -> Path:
 
 
 class Watched:
-    """A job under its supervisor, and what it says; nothing of it is left behind."""
+    """A job under its supervisor, and its log. On exit, all of its processes are stopped."""
 
     def __init__(self, count: int, workdir: Path, flags: list[str]):
         self.workdir, self._said = workdir, workdir.with_suffix(".log")
@@ -100,7 +103,7 @@ class Watched:
         self.process.wait(timeout=100)
 
     def attempts(self) -> list[list[int]]:
-        """The steps that each attempt has shown so far: its first, and then some."""
+        """Return the steps that each attempt has logged so far: its first step, and some of the later ones."""
         attempts = self._said.read_text().split("restarting all processes")
         return [[int(n) for n in re.findall(r"^step (\d+)/\d+  loss", said, re.MULTILINE)] for said in attempts]
 
@@ -120,7 +123,7 @@ class Watched:
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_a_job_of_which_one_process_is_killed_ten_times(count, captions, tmp_path):
-    """The first process, which coordinates, among them. Prints how long each death cost."""
+    """Kill the first process, which is the coordinator, at least twice. Print the time that each death costs."""
     kills, steps = 10, 500
     sizes = {"d_model": 32, "d_ff": 64, "head_dim": 8, "value_dim": 8, "unroll": 1}
     sizes |= {"num_encoder_layers": 1, "num_decoder_layers": 1, "source_vocab_size": 2000, "target_vocab_size": 2000}
@@ -135,7 +138,7 @@ def test_a_job_of_which_one_process_is_killed_ten_times(count, captions, tmp_pat
     victims = random.sample([0, 0, *(random.randrange(count) for _ in range(kills - 2))], kills)
     with Watched(count, tmp_path / "killed", flags) as job:
         for moment, victim in zip(sorted(random.sample(range(20, 380), kills)), victims, strict=True):
-            # A random moment after it; every attempt comes at least one checkpoint farther.
+            # Kill at a random moment after this step. Every attempt saves at least one newer checkpoint.
             since = last_step(job.workdir)
 
             def reached(moment=moment, since=since) -> bool:

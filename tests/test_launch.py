@@ -1,4 +1,4 @@
-"""The launchers: what they start, when they start it again, what they leave behind."""
+"""Launchers: the processes that they start, restart and leave behind."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from conftest import ROOT
 
 LAUNCH = ROOT / "scripts" / "launch"
 
-# Stands in for train.py: a list of exit codes for each attempt, "sleep" for a process that would go on for ever.
+# Stand-in for train.py. A plan lists exit codes for each attempt; "sleep" stands for a process that does not end.
 STUB = """
 import json, os, pathlib, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
@@ -42,7 +42,7 @@ sys.exit(what)
 
 @pytest.fixture
 def supervise(tmp_path):
-    """Starts the supervisor of a plan; the job is `tmp_path`'s."""
+    """Yield a function that starts the supervisor with a plan, for a job in `tmp_path`."""
     (tmp_path / "launch").mkdir()
     copy = tmp_path / "launch" / "supervise.py"
     copy.write_text((LAUNCH / "supervise.py").read_text())
@@ -65,7 +65,7 @@ def supervise(tmp_path):
 
 
 def ends(process: subprocess.Popen, code: int) -> str:
-    """What it said on stderr."""
+    """Wait for the process to end with exit code `code`, and return its stderr."""
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == code, stderr
     return stderr
@@ -76,7 +76,7 @@ def started(folder: Path) -> list[str]:
 
 
 def alive(folder: Path) -> bool:
-    """Whether any of the job's processes runs."""
+    """Return True if any process of the job is running."""
     pattern = f"process_id=[0-9]+ --workdir={folder}"
     return subprocess.run(["pgrep", "-f", pattern], capture_output=True, check=False).returncode == 0
 
@@ -84,7 +84,7 @@ def alive(folder: Path) -> bool:
 def until(what) -> None:
     stop = time.monotonic() + 60
     while not what():
-        assert time.monotonic() < stop, "it never came"
+        assert time.monotonic() < stop, "the condition did not become true within 60 s"
         time.sleep(0.01)
 
 
@@ -106,7 +106,7 @@ def test_an_error_of_the_users_is_not_tried_again(supervise, tmp_path):
 
 
 def test_it_gives_up_when_nothing_is_saved_any_more(supervise, tmp_path):
-    for name in ("15-good", "notes"):  # a user's own, no steps
+    for name in ("15-good", "notes"):  # folders of the user, not steps
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
         (tmp_path / "checkpoints" / name / "manifest.json").write_text("")
     said = ends(supervise([["save10"], [1], ["save20"], [1], [5], [0]], tries=2), 5)
@@ -115,7 +115,7 @@ def test_it_gives_up_when_nothing_is_saved_any_more(supervise, tmp_path):
 
 
 def test_it_passes_a_stop_on(supervise, tmp_path):
-    """SIGTERM: the processes save and end; it says "run me again"."""
+    """On SIGTERM, the processes save and stop. The supervisor's exit code 75 asks for another run."""
     process = supervise([["sleep", "sleep"]])
     until(lambda: len(started(tmp_path)) == 2)
     process.send_signal(signal.SIGTERM)
@@ -123,7 +123,7 @@ def test_it_passes_a_stop_on(supervise, tmp_path):
     assert not alive(tmp_path)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells processes of their parent's death")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can signal a process when its parent dies")
 def test_its_processes_stop_when_it_is_killed(supervise, tmp_path):
     process = supervise([["sleep", "sleep"]])
     until(lambda: len(started(tmp_path)) == 2)
@@ -134,7 +134,7 @@ def test_its_processes_stop_when_it_is_killed(supervise, tmp_path):
 
 
 def test_a_killed_process_is_no_error_though_the_others_call_it_one(supervise, tmp_path):
-    """A peer's death may look like an error of their own to the others."""
+    """The other processes may report the death of a peer as an error of their own."""
     said = ends(supervise([["kill", 2], [0, 0]]), 0)
     assert "exit code -9: restarting all processes" in said
 
@@ -156,7 +156,7 @@ def test_it_says_how_it_is_used(arguments):
     assert "N --config=FILE --workdir=DIR" in result.stderr
 
 
-# Two processes that SLURM would have started, and gcloud's two hosts, which JAX finds in the same way here.
+# Start two processes like SLURM. They also stand in for gcloud's two hosts, which JAX finds in the same way here.
 TWO_TASKS = """#!/usr/bin/env bash
 pids=()
 for i in 0 1; do
@@ -178,8 +178,11 @@ GCLOUD = TWO_TASKS.replace("COMMAND", 'bash -c "${*#*--command=}"').replace(
 
 @pytest.fixture
 def stubs(tmp_path, recipe):
-    """What launchers call, before all else in PATH; and what they are to run."""
-    folder, number = tmp_path / "bin", random.randrange(4096)  # JAX makes the port of the job's number
+    """Put stand-ins for the commands that launchers call first in PATH.
+
+    Return a function that runs a command there. Its attributes are the flags and the workdir to use.
+    """
+    folder, number = tmp_path / "bin", random.randrange(4096)  # JAX derives the port from the job number
     folder.mkdir()
     programs = {
         "srun": TWO_TASKS.replace("COMMAND", '"${@:3}"').replace("NUMBER", str(number)),
@@ -205,7 +208,7 @@ def stubs(tmp_path, recipe):
 def trained_by_two(result: subprocess.CompletedProcess, workdir: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert "mesh: {'data': 2, " in result.stderr
-    assert result.stderr.count("step 4/4  loss") == 1  # one of them tells
+    assert result.stderr.count("step 4/4  loss") == 1  # only one process logs
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [2, 2, 4, 4]
     assert sorted(path.name for path in (workdir / "checkpoints").iterdir()) == ["2", "4"]
@@ -220,7 +223,7 @@ def test_local_processes_train_and_score_together(stubs):
 def test_slurm(stubs, tmp_path):
     script = ["bash", str(LAUNCH / "slurm.sbatch")]
     trained_by_two(stubs([*script, *stubs.flags]), stubs.workdir)
-    assert stubs([*script, *stubs.flags, "--config.model.d_ff=48"]).returncode == 2  # another experiment
+    assert stubs([*script, *stubs.flags, "--config.model.d_ff=48"]).returncode == 2  # refused: another experiment
     assert not (tmp_path / "scontrol").exists()
     (tmp_path / "bin" / "srun").write_text("#!/usr/bin/env bash\nexit 75\n")
     assert stubs(script, SLURM_JOB_ID="7").returncode == 0
@@ -244,7 +247,7 @@ def test_tpu_pod(stubs, tmp_path):
 
 @pytest.mark.slow
 def test_kubernetes(stubs):
-    """The pods' command, in two processes of this host."""
+    """Run the pods' command in two processes on this machine."""
     manifest = yaml.safe_load((LAUNCH / "kubernetes.yaml").read_text())
     job = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
     (container,) = job["template"]["spec"]["containers"]

@@ -14,7 +14,7 @@ B, T, V = 3, 5, 7
 
 
 def some_logits(padded=V):
-    """(B, T, padded), the padding as the model gives it."""
+    """Return logits (B, T, padded), with the padding of the vocabulary filled in like the model does."""
     logits = np.full((B, T, padded), np.finfo(np.float32).min, np.float32)
     logits[..., :V] = 3 * np.random.default_rng(0).normal(size=(B, T, V))
     return logits
@@ -62,7 +62,7 @@ def test_uniform_logits_cost_the_logarithm_of_the_vocabulary():
 
 
 def test_smoothing_makes_certainty_costly():
-    """With p = onehot(label) nothing is lost without smoothing; with it, at best the entropy of q."""
+    """Certainty costs nothing without smoothing. With smoothing, the least loss is the entropy of q."""
     sure = 20 * np.float32(np.eye(V)[LABELS])
     q = oracle.smoothed(LABELS, V, 0.1)
     costs = {}
@@ -91,7 +91,7 @@ D = 4
 
 
 def positions(rows, width, filled, seed=0):
-    """x (B, T, D), labels, weights of padding anywhere in a row (not only behind), a table (V, D)."""
+    """Return a table (V, D), x (B, T, D), labels, and weights. Padding is anywhere in a row, not only at its end."""
     draw = np.random.default_rng(seed)
     x, table = np.float32(draw.normal(size=(rows, width, D))), np.float32(draw.normal(size=(V, D)))
     weights = np.float32((draw.random((rows, width)) < filled) * draw.random((rows, width)))
@@ -103,7 +103,7 @@ def projected(table, x, labels, weights):
 
 
 def on_mesh(function, data, fsdp=1):
-    """`function`, compiled as on a mesh of that many devices."""
+    """Compile `function` for a mesh of that many devices."""
     mesh = AbstractMesh((data, fsdp), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
 
     def traced(*arguments):
@@ -125,7 +125,7 @@ def test_chunks_give_the_value_and_the_gradient_of_the_plain_form(rows, width, c
         return sum_in_chunks(projected, table, x, labels, weights, chunk)
 
     found = on_mesh(jax.value_and_grad(chunked, (0, 1)), shards)(table, x)
-    np.testing.assert_allclose(on_mesh(chunked, shards)(table, x), plain[0], rtol=1e-5)  # and without a gradient
+    np.testing.assert_allclose(on_mesh(chunked, shards)(table, x), plain[0], rtol=1e-5)  # without a gradient
     np.testing.assert_allclose(found[0], plain[0], rtol=1e-5)
     for one, other in zip(found[1], plain[1], strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
@@ -140,7 +140,7 @@ def test_the_gradient_of_chunks_is_scaled_by_what_follows():
 
 @pytest.mark.parametrize(("data", "fsdp", "shards"), [(1, 1, 1), (2, 1, 2), (1, 2, 2), (2, 2, 4), (3, 1, 1), (8, 1, 4)])
 def test_each_device_takes_chunks_of_its_rows(data, fsdp, shards):
-    """4 rows lie on as many devices as divide them."""
+    """The number of shards is the greatest common divisor of 4 rows and the number of devices."""
     table, x, labels, weights = positions(4, 5, 1.0)
     shapes = set()
 
@@ -176,7 +176,7 @@ def test_the_next_tokens_loss_is_that_of_the_heads_logits(label_smoothing):
 
 
 def test_padding_costs_no_chunk():
-    """The number of chunks follows the positions with weight, not the width of the batch."""
+    """The number of chunks depends on the positions with weight, not on the width of the batch."""
     table, x, labels, weights = positions(8, 8, 1.0)
     weights[:, 3:] = 0
     calls = []
@@ -187,11 +187,14 @@ def test_padding_costs_no_chunk():
 
     jax.block_until_ready(jax.jit(lambda: sum_in_chunks(counted, table, x, labels, weights, 8))())
     jax.effects_barrier()
-    assert len(calls) == 3  # 24 positions of 64
+    assert len(calls) == 3  # 24 of 64 positions have weight
 
 
 def test_chunks_on_eight_devices():
-    """The value and the gradient of one device, rows sharded, and no position leaves its device to be sorted."""
+    """The value and the gradient are those of one device.
+
+    Rows are sharded, and no position leaves its device to be sorted.
+    """
     program = """
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec

@@ -1,4 +1,4 @@
-"""Metrics computable by hand."""
+"""Metrics that can be computed by hand."""
 
 import importlib
 import math
@@ -23,7 +23,7 @@ def test_bleu_of_the_references_is_100():
 @pytest.mark.parametrize(
     ("hypotheses", "references", "expected"),
     [
-        # precisions 5/6, 3/5, 2/4, 1/3: the second "the" finds no partner
+        # precisions 5/6, 3/5, 2/4, 1/3: the second "the" has no match
         (["the cat sat on the mat"], ["the cat sat on a mat"], 100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25),
         # a prefix: precisions 1, brevity exp(1 - 5/4)
         (["a b c d"], ["a b c d e"], 100 * np.exp(1 - 5 / 4)),
@@ -79,14 +79,14 @@ def test_tokenizers_give_scores_of_their_own():
 
 
 def test_text_without_spaces_needs_a_tokenizer_that_splits_it():
-    """13a takes a Chinese sentence for one word, so that nothing matches."""
+    """The tokenizer 13a takes a Chinese sentence for one word, so nothing matches."""
     scores = {name: bleu(TEXT[1:2], REFERENCE[1:2], name)["bleu"] for name in ("13a", "zh", "char")}
     assert scores["13a"] == 0
     assert scores["zh"] == scores["char"] > 50
 
 
 def without_mecab(monkeypatch, name):
-    """Leave a module of sacreBLEU as it is where its imports failed."""
+    """Put a module of sacreBLEU into the state that it has after failed imports."""
     monkeypatch.setattr(importlib.import_module(f"sacrebleu.tokenizers.tokenizer_{name}"), "MeCab", None)
 
 

@@ -1,4 +1,4 @@
-"""The attention report: what the file holds, and that nothing of a text can break out of it."""
+"""Attention report: the contents of the file, and text that tries to break out of it."""
 
 import base64
 import json
@@ -23,7 +23,7 @@ def test_file_holds_tokens_weights_and_entropies(tmp_path):
     shown = some_map()
     write_report(tmp_path / "report.html", EVIL, [Sentence(EVIL, [shown])])
     page = (tmp_path / "report.html").read_text()
-    assert page.count("</script>") == 2  # the data's and the program's
+    assert page.count("</script>") == 2  # one for the data and one for the program
     assert "http" not in page.replace("http-equiv", "")
     data = json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)[1])
     assert data["title"] == EVIL
@@ -66,7 +66,7 @@ def test_what_cannot_be_drawn(tmp_path):
 
 
 def test_an_ordinary_report_is_below_2_megabytes(tmp_path):
-    """Twenty sentences of 30 tokens, six layers of eight heads; weights as peaked as a trained model's."""
+    """Twenty sentences of 30 tokens, six layers of eight heads, and weights as peaked as those of a trained model."""
     draw, tokens = np.random.default_rng(0), [f"token{i}" for i in range(30)]
 
     def maps():

@@ -1,4 +1,4 @@
-"""Sampling: the truncated distribution in NumPy float64, drawn frequencies against it, whom a draw depends on."""
+"""Sampling: truncated distributions and frequencies against NumPy float64; seeds and rows that draws depend on."""
 
 import functools
 import itertools
@@ -30,7 +30,7 @@ def softmax(x):
 
 
 def expected_distribution(logits, temperature, top_k, top_p):
-    """Probabilities (V,), one token at a time, by the definitions."""
+    """Return the probabilities (V,), computed one token at a time from the definitions."""
     x = np.asarray(logits, np.float64) / temperature
     order = sorted(range(len(x)), key=lambda v: (-x[v], v))[: top_k or None]
     left = softmax([x[v] for v in order])
@@ -56,7 +56,7 @@ def draw(model, row_ids=None, seed=0, num_samples=3, max_length=7, **settings):
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_truncated_distribution(settings):
     logits = random_logits(3, 7, 53, scale=2.0)
-    logits[3] = np.round(logits[3]) + 0.0  # equals, and no -0.0, which top_k puts behind 0.0
+    logits[3] = np.round(logits[3]) + 0.0  # ties, but no -0.0, which top_k puts after 0.0
     kept, tokens = jax.jit(functools.partial(truncate, **settings))(logits)
     for row, x in enumerate(logits):
         found = np.zeros(53)
@@ -66,7 +66,7 @@ def test_truncated_distribution(settings):
 
 
 def test_top_p_keeps_the_smallest_set_that_reaches_it():
-    """1/2, then 1/4, then the first of the two 1/8."""
+    """Tokens are kept in the order 1/2, 1/4, then the first of the two 1/8."""
     logits = jnp.log(jnp.array([[0.125, 0.5, 0.125, 0.25]]))
     for top_p, count in ((1e-3, 1), (0.49, 1), (0.51, 2), (0.74, 2), (0.76, 3), (0.88, 4)):
         kept, tokens = truncate(logits, temperature=1.0, top_k=0, top_p=top_p)
@@ -89,9 +89,9 @@ def test_truncate_refuses(wrong):
 
 @pytest.mark.parametrize("settings", SETTINGS[:5])
 def test_frequencies(settings):
-    """20,000 outputs of two tokens each: pairs against the chain's probabilities, chi-square."""
+    """Compare 20,000 outputs of two tokens with the probabilities of the chain by a chi-square test."""
     table, count = random_logits(4, 7, 7, scale=1.0), 20_000
-    table[:, [PAD, BOS]] += 1  # they must take no place among the kept, and no share
+    table[:, [PAD, BOS]] += 1  # PAD and BOS must never be drawn, even if they are likely
     found = draw(markov(table[None]), num_samples=count, max_length=2, **settings)
     allowed = table.copy()
     allowed[:, [PAD, BOS]] = -np.inf
@@ -145,7 +145,7 @@ def test_only_padding_after_the_end():
 
 
 def test_a_vocabulary_without_padding():
-    """Id 0 is drawn like any other, and EOS follows EOS."""
+    """Id 0 is drawn like any other, and EOS fills the positions after the end."""
     tables = random_logits(6, 5, 7, 7)
     tables[:, :, BOS] += 20
     found = draw(markov(tables), num_samples=13, pad_id=None)
@@ -165,7 +165,7 @@ def test_the_coldest_is_greedy(cold):
 
 
 def test_draws_depend_on_seed_and_row_and_draw_alone():
-    """Bitwise the same alone, together and in another order; another for another seed, row or draw."""
+    """Draws are bitwise the same alone, together and in another order. Another seed, row or draw gives other tokens."""
     tables = np.repeat(random_logits(8, 1, 13, 13, scale=0.5), 5, axis=0)
     model, ids = markov(tables), np.array([41, 2, 3, 5, 7])
     together = draw(model, ids)
@@ -184,7 +184,7 @@ def test_draws_depend_on_seed_and_row_and_draw_alone():
 
 
 def test_positions_draw_anew():
-    """One table for all positions: the tokens of an output differ."""
+    """All positions have the same table, but the tokens of an output differ."""
     table = np.zeros((1, 31, 31), np.float32)
     table[:, :, EOS] = -np.inf
     found = draw(markov(table), num_samples=1, max_length=23).tokens[0, 0]

@@ -1,4 +1,4 @@
-"""The command line, as a user meets it: results on stdout, messages on stderr, errors without tracebacks."""
+"""Scripts from the point of view of a user: results on stdout, messages on stderr, errors without tracebacks."""
 
 import json
 import platform
@@ -22,7 +22,7 @@ def train(recipe: Path, workdir: Path, *arguments: str) -> subprocess.CompletedP
 
 
 def fails(result: subprocess.CompletedProcess, *words: str) -> None:
-    """Exit code 2, nothing on stdout, one message and no traceback on stderr."""
+    """Assert a failure: exit code 2, nothing on stdout, an error message and no traceback on stderr."""
     stderr = result.stderr.decode()
     assert result.returncode == 2, stderr
     assert result.stdout == b""
@@ -91,7 +91,7 @@ def test_predictions_that_nobody_reads_end_without_a_traceback(trained):
 
 
 def test_two_processes_predict_and_score_as_one(trained):
-    """And what Gloo prints does not come among the results."""
+    """The output of Gloo must not be among the results."""
     lines = b"ek at\n\nut\n"
 
     def by_two(name: str, *arguments: str) -> bytes:
@@ -157,7 +157,7 @@ def test_benchmark_prints_one_json_line(recipe):
     assert result.returncode == 0, result.stderr.decode()
     values = json.loads(result.stdout)
     assert {"compile_s", "step_ms", "tokens_per_s", "peak_gflops", "peak_bytes"} <= set(values)
-    assert 0 < values["matmul_utilization"] < 1  # of a CPU nobody publishes the peak
+    assert 0 < values["matmul_utilization"] < 1  # no peak is published for CPUs
 
 
 def test_wrong_commands(recipe, tmp_path):
@@ -194,7 +194,7 @@ def test_wrong_data(recipe, tmp_path):
     start = time.monotonic()
     absent = script("train", *wmt14, f"--workdir={tmp_path / 'run'}")
     fails(absent, "wmt14_translate/de-en is not prepared in", "scripts/prepare.py --name=wmt14_translate/de-en")
-    assert time.monotonic() - start < 100  # a download without a network gives up after 204 s
+    assert time.monotonic() - start < 100  # without a network, a download gives up after 204 s
 
 
 def test_wrong_workdir(recipe, trained, tmp_path):
@@ -221,7 +221,7 @@ def test_wrong_workdir(recipe, trained, tmp_path):
 
 
 def test_an_output_that_may_not_be_written_is_refused_before_the_work(tmp_path, monkeypatch):
-    """In this process: root, who may write anywhere, runs some tests."""
+    """Call the check in this process with `os.access` replaced: some tests are run by root, who may write anywhere."""
     command_line.check_output(str(tmp_path / "out"))
     monkeypatch.setattr(command_line.os, "access", lambda path, mode: False)
     with pytest.raises(ValueError, match=r"--output=.*out: no permission to write there; name a file elsewhere"):
@@ -240,7 +240,7 @@ def test_truncated_checkpoint(recipe, tmp_path):
 
 
 def test_compiled_programs_are_kept_in_the_users_cache(tmp_path, monkeypatch):
-    """A second process compiles nothing; a torn entry is compiled anew."""
+    """A second process compiles nothing. A truncated entry is compiled again."""
     program = (
         "import jax, jax.numpy as jnp\n"
         "from transformer_jax.command_line import cache_compilations\n"
@@ -271,7 +271,7 @@ def test_compiled_programs_are_kept_in_the_users_cache(tmp_path, monkeypatch):
     assert (tmp_path / "own").exists()
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library gives memory back in its own way")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="this behaviour is specific to glibc")
 def test_freed_memory_stays_with_the_process():
     program = """
 from pathlib import Path
@@ -295,7 +295,7 @@ print(given_back, after_an_array())
     assert kept > 2**25
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library gives memory back in its own way")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="this behaviour is specific to glibc")
 def test_a_program_finds_the_memory_of_its_last_run():
     program = """
 import resource
@@ -312,7 +312,8 @@ for _ in range(11):
     tiles(x).block_until_ready()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
-    assert int(on_devices(1, program)) < 3 * 2**15  # pages of 4 KiB; one array has 2**15, so at most two of eleven
+    # One array has 2**15 pages of 4 KiB, so at most two of the eleven arrays need new pages.
+    assert int(on_devices(1, program)) < 3 * 2**15
 
 
 def test_prepare_makes_a_corpus_of_fetched_files_ready_and_says_so(tmp_path):

@@ -1,4 +1,4 @@
-"""verify: it holds for the recipe as it is, and each comparison can fail."""
+"""Verification: all comparisons hold for a correct recipe, and each of them can fail."""
 
 import subprocess
 import sys
@@ -39,7 +39,7 @@ def test_all_holds(tiny):
 
 @pytest.mark.slow
 def test_the_script_says_what_does_not_hold():
-    """Eight devices; the rule that shares out the rows is broken where a mesh has tensor devices."""
+    """On eight devices, make the losses wrong on the mesh with eight tensor devices."""
     program = (
         "import sys; sys.argv = ['verify', '--config=configs/dates.py']\n"
         "import os; os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=8'\n"
@@ -64,7 +64,7 @@ def test_the_script_says_what_does_not_hold():
 
 @pytest.mark.slow
 def test_each_comparison_can_fail(tiny, monkeypatch):
-    """One fault for each; a fault may fail others too."""
+    """Inject one fault for each comparison. A fault may make other comparisons fail, too."""
 
     def wrong_restore(self, step, abstract):
         state, meta = restore(self, step, abstract)

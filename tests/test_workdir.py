@@ -1,4 +1,4 @@
-"""The folder of a run: it holds one experiment, and says which keys may change."""
+"""The folder of a run. It holds one experiment, and only some keys may change."""
 
 import json
 
@@ -20,7 +20,7 @@ def changed(config, changes):
 
 @pytest.fixture
 def learned(tiny, tmp_path):
-    """A workdir that has checkpoints."""
+    """Workdir that has checkpoints."""
     claim(tmp_path / "run", tiny)
     (tmp_path / "run" / "checkpoints").mkdir()
     return tmp_path / "run"
@@ -56,7 +56,7 @@ FREE_SECTIONS = ("evaluation", "checkpoint", "decoding", "mesh")
 
 
 def other_than(value):
-    """A value of the same type."""
+    """Return another value of the same type."""
     if isinstance(value, bool):
         return not value
     return f"{value}x" if isinstance(value, str) else (*value, "x") if isinstance(value, tuple) else value + 1
@@ -64,7 +64,7 @@ def other_than(value):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_which_keys_may_change_follows_from_their_fields(task, corpus, tmp_path):
-    """Those that the metadata calls free, one by one: the run's length, its data's place, and how it is scored."""
+    """Only keys marked as free in their metadata may change: run length, location of the data, and scoring."""
     config = small(task, corpus)
     claim(tmp_path, config)
     (tmp_path / "checkpoints").mkdir()
@@ -108,7 +108,7 @@ def test_a_run_is_scored_with_its_own_model_however_computed(tiny, tmp_path, cha
 
 
 def test_missing_keys_have_their_defaults(tiny, learned):
-    """A workdir that was made before a key existed goes on with the key's default."""
+    """A workdir that was made before a key existed uses the default of the key."""
     path = learned / "config.json"
     stored = json.loads(path.read_text())
     del stored["model"]["unroll"], stored["model"]["architecture"], stored["mesh"]
@@ -120,7 +120,7 @@ def test_missing_keys_have_their_defaults(tiny, learned):
 
 
 def test_labels_are_read_as_they_were_written(corpus, tmp_path):
-    """JSON has no tuples."""
+    """Labels are stored as a JSON list and read as a tuple."""
     config = small("classification", corpus)
     claim(tmp_path, config)
     assert read(tmp_path).data.labels == ("even", "odd")
@@ -146,7 +146,7 @@ def test_a_config_that_cannot_be_read(tmp_path, stored, message):
         read(tmp_path)
 
 
-# What version 0.1 wrote, as far as it matters here.
+# The relevant part of a config.json written by version 0.1.
 OLD = {
     "task": "translation",
     "model": {"architecture": "transformer", "d_model": 16, "attention_implementation": "xla"},
@@ -175,7 +175,7 @@ def test_a_run_of_version_0_1_is_refused_with_the_reason(tiny, tmp_path, use):
     message = str(error.value)
     assert f"--workdir={tmp_path}, config.json: config.task = 'translation' is not a task: choose one of seq" in message
     assert "Version 0.1 had 'translation', with other config keys; use that version for its runs" in message
-    assert "train there first" not in message  # it holds a run
+    assert "train there first" not in message  # the workdir does hold a run
     assert json.loads(path.read_text()) == OLD
 
 
@@ -186,7 +186,7 @@ def test_a_run_of_version_0_1_that_has_learned_nothing_makes_room(tiny, tmp_path
 
 
 def test_classes_belong_to_the_model(corpus, tmp_path):
-    """In another order the same probabilities would be those of other classes."""
+    """In another order, the same probabilities would belong to other classes."""
     config = small("classification", corpus)
     claim(tmp_path, config)
     config.data.labels = ("odd", "even")
@@ -195,7 +195,7 @@ def test_classes_belong_to_the_model(corpus, tmp_path):
 
 
 def test_one_that_has_learned_nothing_takes_any_config(tiny, tmp_path):
-    """A first attempt that failed, for a wrong key or file, does not spoil the workdir."""
+    """A first attempt that failed, e.g. because of a wrong key or file, does not block the workdir."""
     claim(tmp_path, tiny)
     (tmp_path / "tokenizer.json").write_text("{}")
     tiny.data.train_split = "val"
@@ -203,7 +203,7 @@ def test_one_that_has_learned_nothing_takes_any_config(tiny, tmp_path):
     assert read(tmp_path).data.train_split == "val"
     assert not (tmp_path / "tokenizer.json").exists()
     (tmp_path / "tokenizer.json").write_text("{}")
-    claim(tmp_path, tiny)  # the files may be others by now
+    claim(tmp_path, tiny)  # the data files may have changed
     assert not (tmp_path / "tokenizer.json").exists()
 
 

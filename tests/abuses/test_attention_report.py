@@ -1,4 +1,4 @@
-"""Abuses of attention_report.py: each is refused by one message, and nothing is lost."""
+"""Invalid uses of attention_report.py. Each ends with one error message and leaves all files unchanged."""
 
 import pytest
 from abusing import refused, unharmed

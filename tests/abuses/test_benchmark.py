@@ -1,4 +1,4 @@
-"""What benchmark.py refuses; it leaves no file behind."""
+"""Invalid uses of benchmark.py. Each ends with one error message and creates no file."""
 
 import pytest
 from abusing import refused, unharmed

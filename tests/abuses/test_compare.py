@@ -1,4 +1,4 @@
-"""Abuses of compare.py: each is refused by one message, and nothing is lost."""
+"""Invalid uses of compare.py. Each ends with one error message and leaves all files unchanged."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What concatenate.py refuses, with the text and what was written before left as they were."""
+"""Invalid uses of concatenate.py. Each ends with one error message; the input and older results stay unchanged."""
 
 import resource
 from pathlib import Path
@@ -13,7 +13,7 @@ from transformer_jax.files import OutputError
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
-    """Eleven lines in de and en, an older result, and a link to the text."""
+    """Folder with eleven lines in de and en, an older result, and a link to the text."""
     for folder, line in (("in", "new"), ("out", "old")):
         (tmp_path / folder).mkdir()
         for split in ("train", "val"):
@@ -94,7 +94,7 @@ def test_abuses(text, change, arguments, words):
 
 
 def test_a_disk_that_fills(text):
-    """After two of four files; none of them takes the place of an older one."""
+    """The disk fills after two of four files. None of them replaces an older one."""
     most = resource.getrlimit(resource.RLIMIT_FSIZE)
     for language in ("de", "en"):
         (text / "in" / f"val.{language}").write_text("more than the disk holds\n" * 11)

@@ -1,4 +1,4 @@
-"""Data that train.py refuses, by the file and what is wrong with it, and leaves as they were."""
+"""Invalid data for train.py. Each error message names the file and the problem; the data stay unchanged."""
 
 import gzip
 import os

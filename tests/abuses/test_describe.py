@@ -1,4 +1,4 @@
-"""What describe.py refuses."""
+"""Invalid uses of describe.py. Each ends with one error message and leaves all files unchanged."""
 
 import pytest
 from abusing import refused, unharmed

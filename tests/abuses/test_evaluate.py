@@ -1,4 +1,4 @@
-"""Abuses of evaluate.py: each is refused by one message, and nothing is lost."""
+"""Invalid uses of evaluate.py. Each ends with one error message and leaves all files unchanged."""
 
 import pytest
 from abusing import refused, unharmed

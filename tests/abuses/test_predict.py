@@ -1,4 +1,4 @@
-"""Abuses of predict.py: each is refused by one message, and nothing is lost."""
+"""Invalid uses of predict.py. Each ends with one error message and leaves all files unchanged."""
 
 import os
 import resource
@@ -98,7 +98,7 @@ def test_abuses(place, arguments, words):
 
 
 def command(place: Path, **options) -> subprocess.CompletedProcess:
-    """Run predict.py as a process of its own, for what must be there when it starts."""
+    """Run predict.py in a process of its own, for settings that must exist when the process starts."""
     words = [sys.executable, str(ROOT / "scripts" / "predict.py"), f"--workdir={place / 'run'}"]
     words += options.pop("arguments", [])
     return subprocess.run(

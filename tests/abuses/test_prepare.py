@@ -1,4 +1,4 @@
-"""What prepare.py refuses, with what lies in its folders left as it was."""
+"""Invalid uses of prepare.py. Each ends with one error message and leaves its folders unchanged."""
 
 from pathlib import Path
 

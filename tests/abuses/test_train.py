@@ -1,4 +1,4 @@
-"""What train.py refuses, and how: one message, exit code 2, nothing lost."""
+"""Invalid uses of train.py. Each ends with one error message and exit code 2, and no file is lost."""
 
 import json
 import resource
@@ -51,7 +51,7 @@ KEYS = [
 
 @pytest.mark.parametrize(("key", "words"), [(key, words) for key, *words in KEYS], ids=[key for key, *_ in KEYS])
 def test_a_value_that_cannot_be(recipe, finished, tmp_path, key, words):
-    """In a new workdir, which is not made, and in one that holds a run."""
+    """Use a new workdir, which must not be created, and one that holds a run."""
     for workdir in (tmp_path / "new", finished):
         with unharmed(workdir):
             refused(script("train", f"--config={recipe}", f"--workdir={workdir}", f"--config.{key}"), *words)
@@ -180,7 +180,7 @@ def test_a_line_of_metrics_that_is_no_row_is_passed_over(recipe, finished, tmp_p
 
 @pytest.mark.parametrize("steps", [4, 3])
 def test_a_run_that_is_finished_says_so(recipe, finished, steps):
-    """Its config.json keeps the steps that it was trained with."""
+    """The run's config.json keeps the number of steps that it was trained with."""
     with unharmed(finished):
         done = script("train", f"--config={recipe}", f"--workdir={finished}", f"--config.training.steps={steps}")
         said = done.stderr.decode()
@@ -200,7 +200,7 @@ def test_other_keys_in_a_workdir(recipe, finished):
 
 @pytest.mark.parametrize("limit", [20_000, 60_000])
 def test_a_disk_that_fills_before_the_first_save_is_one_message(recipe, tmp_path, limit):
-    """Here a limit on the size of files stands for the disk's end: writing fails in the same places."""
+    """A limit on the size of files stands in for a full disk: writing fails in the same places."""
     done = subprocess.run(
         [sys.executable, "scripts/train.py", f"--config={recipe}", f"--workdir={tmp_path / 'run'}"],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""What verify.py refuses: before the table, so that nothing is on stdout."""
+"""Invalid uses of verify.py. Each is refused before the table is printed, so nothing is on stdout."""
 
 import pytest
 from abusing import refused, unharmed

@@ -1,4 +1,4 @@
-"""Batch plans: every example once, reproducible from its number; padding; prefetching."""
+"""Batch plans, which use every example once and are reproducible from a batch number; padding; prefetching."""
 
 import itertools
 import threading
@@ -203,7 +203,7 @@ def test_the_search_for_buckets_is_bounded_where_lengths_are_not():
 
 
 def windows(plan, number=0):
-    """The (start, length) of every window of an epoch."""
+    """Return the (start, length) of every window of an epoch."""
     found = []
     for batch in epoch(plan, number):
         starts, lengths = plan.starts(batch), plan.lengths(batch)

@@ -1,4 +1,4 @@
-"""Joined lines: all of them, in pairs that still belong together."""
+"""Joined lines: every line is used, and joined pairs still belong together."""
 
 import collections
 

@@ -98,7 +98,10 @@ def days_of(year):
 
 
 def test_every_string_has_one_answer():
-    """All formats; all days of the years where something turns, of the others those easily mixed up."""
+    """Try all formats, on all days of the years at turning points.
+
+    In all other years, try only the days that are easily mixed up.
+    """
     whole_years = {1900, 1904, 1968, 1969, 1999, 2000, 2001, 2024, 2025, 2068, 2069, 2099}
     answers = defaultdict(set)
     for year in range(1900, 2100):
@@ -141,7 +144,7 @@ def test_two_digit_years_are_those_of_posix():
 
 
 def test_answers_are_right_in_every_format(corpus):
-    """Each pair is a day written in one of its formats, and nothing else; no format is rare."""
+    """Each pair is a day and its text in one of the formats. No format is rare."""
     counts = dict.fromkeys(range(len(FORMATS)), 0)
     for written, iso in corpus["train"][:4000] + corpus["validation"] + corpus["test"]:
         day = datetime.date.fromisoformat(iso)
@@ -169,7 +172,7 @@ def test_no_example_comes_twice(corpus):
 
 
 def test_the_corpus_is_the_stored_one(corpus):
-    """Where this fails the corpus is another: raise `Dates.VERSION`, then store these values anew."""
+    """The corpus must not change by accident. After a change, raise `Dates.VERSION` and store the new values here."""
     assert {split: pairs[0] for split, pairs in corpus.items()} == {
         "train": ("27 juillet 1927", "1927-07-27"),
         "validation": ("18 de setembro de 2040", "2040-09-18"),

@@ -1,4 +1,4 @@
-"""Corpora prepared from tiny archives of the layouts that their servers offer, without a network or TensorFlow."""
+"""Corpora prepared without a network or TensorFlow, from tiny archives with the layouts of the real ones."""
 
 import bz2
 import gzip
@@ -33,7 +33,7 @@ def pack(path: Path, files: dict[str, str | bytes], mode: str = "w:gz") -> None:
 
 
 def sgm(language: str, lines: list[str]) -> str:
-    """As newstest2014-deen-src.de.sgm: segments on lines of their own, between other elements."""
+    """Return text in the format of newstest2014-deen-src.de.sgm: one segment per line, between other elements."""
     segments = "".join(f'<seg id="{i}">{line}</seg>\n' for i, line in enumerate(lines, 1))
     head = f'<srcset setid="newstest2014" srclang="any">\n<doc docid="d" origlang="{language}">\n<p>\n'
     return f"{head}{segments}</p>\n</doc>\n</srcset>\n"
@@ -48,7 +48,7 @@ def text(corpus: str, language: str, count: int) -> str:
 
 
 def wmt14_archives(folder: Path, other: str) -> None:
-    """What wmt14_translate/{other}-en downloads, with a second pair and notes as the archives have them."""
+    """Write the archives of wmt14_translate/{other}-en. Like the real ones, they also hold another pair and notes."""
 
     def pairs(pattern: str, corpus: str, count: int) -> dict[str, str]:
         files = {pattern.format(pair=f"{other}-en", language=lang): text(corpus, lang, count) for lang in (other, "en")}
@@ -94,7 +94,7 @@ def ted_archive(folder: Path) -> None:
 
 @pytest.fixture
 def stand_ins(tmp_path, monkeypatch) -> Path:
-    """A folder of files with the names of the originals: their sha256 counts as the known one."""
+    """Folder of files with the names of the originals. Their sha256 sums count as the known ones."""
     folder = tmp_path / "fetched"
     folder.mkdir()
     original = download.known_files
@@ -116,7 +116,7 @@ def sha256(path: Path) -> str:
 
 @pytest.fixture
 def no_network(monkeypatch) -> None:
-    """Every request goes to a port where nobody listens."""
+    """Send every request to a port on which nothing listens."""
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     for name in ("no_proxy", "NO_PROXY"):
@@ -136,7 +136,7 @@ def test_wmt14(other, stand_ins, no_network, tmp_path, capfd):
     assert capfd.readouterr().out == ""
     sizes = {"commoncrawl": 3, "commentary": 2} | ({"un": 2, "giga": 4} if other == "fr" else {})
     expected = {row for c, n in sizes.items() for row in zip(lines(c, other, n), lines(c, "en", n), strict=True)}
-    # Line 2 of one side of Europarl is empty, and the pair is left out.
+    # The third line of one side of Europarl is empty, so this pair is left out.
     europarl = [
         *zip(lines("europarl", other, 2) * 2, [lines("europarl", "en", 5)[i] for i in (0, 1, 3, 4)], strict=True)
     ]
@@ -147,7 +147,7 @@ def test_wmt14(other, stand_ins, no_network, tmp_path, capfd):
     assert sorted(validation) == [*zip(lines("newstest2013", other, 3), lines("newstest2013", "en", 3), strict=True)]
     test = rows(name, tmp_path / "data", "test", pair)
     news = [*zip(lines("newstest2014", other, 2), lines("newstest2014", "en", 2), strict=True)]
-    assert sorted(test) == sorted([("Müller &amp; Söhne",) * 2, *news])  # SGML's entities stay
+    assert sorted(test) == sorted([("Müller &amp; Söhne",) * 2, *news])  # SGML entities are kept
 
 
 def test_ted(stand_ins, no_network, tmp_path, caplog):
@@ -162,7 +162,7 @@ def test_ted(stand_ins, no_network, tmp_path, caplog):
         expected = [*zip(lines("pt_to_en", "pt", n), lines("pt_to_en", "en", n), strict=True)]
         assert sorted(rows(name, data, split, ["pt", "en"])) == expected
     written = {p: p.stat().st_mtime_ns for p in Path(path).iterdir()}
-    assert prepare(name, data) == path  # ready already: nothing is fetched
+    assert prepare(name, data) == path  # already prepared: nothing is fetched
     assert {p: p.stat().st_mtime_ns for p in Path(path).iterdir()} == written
     assert importlib.util.find_spec("tensorflow") is None
     assert "tensorflow" not in sys.modules
@@ -173,7 +173,7 @@ def test_what_lies_in_downloads_manual_is_taken(stand_ins, no_network, tmp_path,
     manual = tmp_path / "data" / "downloads" / "manual"
     manual.mkdir(parents=True)
     archive = (stand_ins / "qi18naacl-dataset.tar.gz").rename(manual / "qi18naacl-dataset.tar.gz")
-    prepare("ted_hrlr_translate/pt_to_en", tmp_path / "data")  # its sha256 is no longer known
+    prepare("ted_hrlr_translate/pt_to_en", tmp_path / "data")  # its sha256 is not known
     assert f"using {archive} for http" in caplog.text
     assert "unchecked: its sha256 is not known" in caplog.text
     (stand_ins / "qi18naacl-dataset.tar.gz").write_bytes(archive.read_bytes())
@@ -209,7 +209,7 @@ def test_without_a_network_it_fails_at_once_and_says_what_to_do(name, file, no_n
     start = time.perf_counter()
     with pytest.raises(DataError, match=rf"{file} cannot be reached .* fetch {file} there, .* --manual_dir=FOLDER"):
         prepare(name, tmp_path)
-    assert time.perf_counter() - start < 20  # tfds' own downloads take 204 s
+    assert time.perf_counter() - start < 20  # tfds gives up after 204 s
 
 
 def test_folders_and_archives_that_are_not_there_or_broken(stand_ins, no_network, tmp_path):
@@ -224,7 +224,7 @@ def test_folders_and_archives_that_are_not_there_or_broken(stand_ins, no_network
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    """Answers every http request with the file of the same name in a folder, whatever the host."""
+    """Serve the files of a folder by name, for http requests to any host. Yield the folder."""
     folder = tmp_path / "served"
     folder.mkdir()
 
@@ -401,7 +401,7 @@ def test_multi30k_from_a_folder(no_network, tmp_path):
         assert rows("multi30k/de-fr", tmp_path / "data", split, ["de", "fr"]) == expected
     with pytest.raises(DataError, match="'train', 'val', 'test_2017_flickr'"):
         tfds_source("multi30k/de-fr", tmp_path / "data", "test_2016_flickr", ["de"])
-    # Half a pair is refused, and so is a folder without val.
+    # Half a pair and a folder without val are refused.
     with pytest.raises(DataError, match=r"neither train\.en nor train\.en\.gz"):
         prepare("multi30k/en-de", tmp_path / "data", fetched)
     for path in fetched.glob("val.*"):

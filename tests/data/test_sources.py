@@ -405,7 +405,7 @@ def test_what_is_not_prepared_fails_at_once_and_says_how_to_prepare_it(name, lan
     start = time.perf_counter()
     with pytest.raises(DataError) as error:
         tfds_source(name, tmp_path, "train", languages)
-    assert time.perf_counter() - start < 20  # a download takes 204 s to fail without a network
+    assert time.perf_counter() - start < 20  # without a network, a download gives up after 204 s
     assert f"{name} is not prepared in {tmp_path} (looked for {tmp_path}/{name}/1.0.0)" in str(error.value)
     assert str(error.value).endswith(f"python scripts/prepare.py --name={name} --directory={tmp_path}")
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""From files to token streams and batches, with the tokenizers of a workdir."""
+"""Token streams and batches made from files, with the tokenizers of a workdir."""
 
 import dataclasses
 import gzip
@@ -31,7 +31,7 @@ def write(directory, split="train", **columns):
 
 
 def pairs(tmp_path, *, joint=True, vocab_size=300, **data):
-    """The corpus en → de of tmp_path/text."""
+    """Return the corpus en → de of tmp_path/text."""
     config = ParallelData(**{"directory": str(tmp_path / "text"), "max_length": 32, "batch_tokens": 1024, **data})
     name = (lambda side: "tokenizer.json") if joint else "tokenizer.{}.json".format
     streams = {
@@ -43,7 +43,7 @@ def pairs(tmp_path, *, joint=True, vocab_size=300, **data):
 
 @pytest.fixture
 def text(tmp_path):
-    """11 pairs of 1 to 4 words in each split."""
+    """Folder with 11 pairs of 1 to 4 words in each split."""
     for split, start in (("train", 0), ("val", 5)):
         lines = [" ".join(WORDS[j % 4] for j in range(i, i + 1 + i % 4)) for i in range(start, start + 11)]
         write(tmp_path / "text", split, en=lines, de=[line.swapcase() for line in lines])
@@ -51,7 +51,7 @@ def text(tmp_path):
 
 
 def texts(corpus, split):
-    """{stream: its lines}."""
+    """Return {stream: its lines}."""
     return {name: corpus.open(split).column(stream.column) for name, stream in corpus.streams.items()}
 
 
@@ -65,7 +65,7 @@ def epoch(batches, number=0):
 
 
 def decoded(corpus, arrays, stream):
-    """{example: its text}, of what the lengths say is valid."""
+    """Return {example: its text}, decoded from the valid tokens only."""
     rows = zip(arrays["index"], arrays[stream], arrays[f"{stream}_length"], strict=True)
     return {int(i): corpus.tokenizers[stream].decode(ids[:length]) for i, ids, length in rows if i >= 0}
 
@@ -111,7 +111,7 @@ def test_a_corpus_of_no_usable_pair_is_refused_for_the_reason(text, tmp_path):
 @pytest.mark.parametrize("language", ["en", "de"])
 @pytest.mark.parametrize("blank", ["", " ", "\t\u3000"])
 def test_a_split_of_blank_lines_is_refused(language, blank, text, tmp_path):
-    """Every prediction for it would be right, or none."""
+    """Blank lines cannot be scored: either every prediction would be right, or none."""
     write(text, "val", **{language: [blank] * 11})
     where = r"val\.en and .*val\.de"
     with pytest.raises(DataError, match=rf"{where}: all 11 lines of {language} in the split val are blank"):
@@ -157,7 +157,7 @@ def test_the_shape_of_the_first_stream_depends_on_its_own_length_alone(text, tmp
 
 
 def test_empty_lines_are_named(text, tmp_path, caplog):
-    """A line of spaces has a token."""
+    """A line of spaces is not empty, because it has a token."""
     corpus, lines = pairs(tmp_path), ["ek", "", "  ", "at", "", "", "", "", ""]
     (arrays,) = epoch(ladder_batches(corpus, {"source": lines}, rows=9, limit=20, what="input"))
     lengths = arrays["source_length"]
@@ -169,7 +169,7 @@ def test_empty_lines_are_named(text, tmp_path, caplog):
 
 
 def test_begin_and_end_count_but_do_not_make_a_line_uneven(tmp_path, caplog):
-    """With both, a word has 3 tokens; data.max_ratio counts what stands between."""
+    """A word with begin and end has 3 tokens. data.max_ratio counts only the tokens between begin and end."""
     write(tmp_path / "text", en=["ek", "ek", "", "ek " * 5], de=["dk " * 2, "dk " * 3, "dk", "dk " * 4])
     corpus = pairs(tmp_path, tokenizer="words", max_length=6, batch_tokens=48)
     batches = shuffled(corpus, max_ratio=2.0, begin=True, others={"label": np.array([7, 8, 9, 10])})
@@ -311,7 +311,7 @@ def test_a_text_is_one_stream_of_characters(tmp_path):
 
 @pytest.fixture
 def running(tmp_path):
-    """A corpus of 48 characters in 49 bytes; max_length 5, batch_tokens 80."""
+    """Corpus of 48 characters in 49 bytes, with max_length 5 and batch_tokens 80."""
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "train.txt").write_text("To bé, or not to be, that is the question, again")
     (tmp_path / "text" / "val.txt").write_text("To be")
@@ -343,7 +343,7 @@ def test_windows_in_order_predict_every_token_but_the_first_once(rows, running):
             read[int(i)], said[int(i)] = one[:n], other[:n]
     np.testing.assert_array_equal(np.concatenate([read[i] for i in range(10)]), ids[:-1])
     np.testing.assert_array_equal(np.concatenate([said[i] for i in range(10)]), ids[1:])
-    assert batches.references[0][:2] == (47, 48), "tokens, and bytes of what they spell: all but the first"
+    assert batches.references[0][:2] == (47, 48), "tokens and their bytes, without the first token"
 
 
 def test_the_size_of_the_first_character_is_not_counted(running, tmp_path):
@@ -356,7 +356,7 @@ def test_shuffled_windows_are_full_and_the_targets_follow(running, caplog):
     pairs_seen = set()
     for number in range(6):
         arrays, *more = epoch(window_batches(running, "text", "train", 3, rows=1), number)
-        assert arrays["text"].shape == (16, 5), "as many rows as data.batch_tokens allow"
+        assert arrays["text"].shape == (16, 5), "as many rows as data.batch_tokens allows"
         assert not more
         real = arrays["index"] >= 0
         assert (arrays["text_length"] == 5 * real).all()
@@ -367,12 +367,12 @@ def test_shuffled_windows_are_full_and_the_targets_follow(running, caplog):
             pairs_seen.add((number, start))
     starts = [sorted(start for n, start in pairs_seen if n == number) for number in range(6)]
     assert all(set(np.diff(found)) == {5} for found in starts)
-    assert len({found[0] for found in starts}) > 1, "another offset each epoch"
+    assert len({found[0] for found in starts}) > 1, "the offset must differ between epochs"
     assert "train: 48 tokens in 8 windows of 5, 1 batches" in caplog.text
 
 
 def test_special_ids_of_a_corpus(running, text, tmp_path):
-    """Without a workdir those of tokenizers trained here, which have them at 0, 1 and 2."""
+    """Without a workdir, the special ids are those of tokenizers trained by this package: 0, 1 and 2."""
     corpus = pairs(tmp_path)
     assert corpus.special_ids("source") == corpus.special_ids("target") == TRAINED_HERE
     nowhere = Corpus(corpus.config, corpus.streams, None, parallel_files)

@@ -48,7 +48,7 @@ def test_training_is_deterministic_and_specials_come_first(kind):
 
 @pytest.mark.parametrize("kind", ["wordpiece", "unigram"])
 def test_every_process_trains_the_same(kind):
-    """Their trainers number pieces in the order of a hash map and break ties by number."""
+    """The library's trainers number pieces in the order of a hash map and break ties by number."""
     code = (
         "import itertools, sys; from transformer_jax.data.tokenizer_training import train_tokenizer\n"
         "words = [''.join(word) for word in itertools.product('abgh', 'eiou', 'klmn', 'eo', 'stz')]\n"
@@ -115,7 +115,7 @@ def test_words_come_back_joined_by_single_spaces():
 @pytest.mark.parametrize("reload", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_text_never_becomes_padding_begin_or_end(kind, reload, tmp_path):
-    tokenizer = train(kind)  # on lines that spell the specials: a merge or a word could have become one
+    tokenizer = train(kind)  # the lines spell special tokens, so a merge or a word could become one
     if reload:
         tokenizer.save(tmp_path / "tokenizer.json")
         tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
@@ -154,7 +154,7 @@ def test_decode_stops_at_the_first_end_and_drops_specials():
 @pytest.mark.parametrize("lowercase", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_encoding_word_by_word_is_encoding_lines(kind, lowercase, size, monkeypatch):
-    """Spaces of every kind, specials' names, unknown characters; in one chunk and table, and in many."""
+    """Encode all kinds of spaces, names of specials, and unknown characters, with one chunk and table or with many."""
     monkeypatch.setattr(module, "CHUNK", size)
     monkeypatch.setattr(module, "REMEMBERED", 3 * size)
     tokenizer = train(kind, lowercase=lowercase)
@@ -171,7 +171,7 @@ def test_encoding_word_by_word_is_encoding_lines(kind, lowercase, size, monkeypa
 
 
 def count_processes(monkeypatch):
-    """The list to which is added how many are started."""
+    """Return a list to which the size of every started process pool is appended."""
     started, pool = [], module._pool
     monkeypatch.setattr(module, "_pool", lambda count, *rest: started.append(count) or pool(count, *rest))
     return started
@@ -206,7 +206,10 @@ def test_many_lines_are_trained_on_in_another_process(monkeypatch, caplog, tmp_p
 
 
 def test_a_script_without_a_main_guard_trains_and_encodes_alone(tmp_path):
-    """Its child processes would run it once more, which Python refuses: the result is the same, and it is said."""
+    """Python refuses to start child processes, because they would run the script again.
+
+    The script then works in its own process, with the same result, and says so.
+    """
     script = tmp_path / "script.py"
     script.write_text(
         "from transformer_jax.data import tokenizer_training, tokenizers\n"
@@ -223,7 +226,7 @@ def test_a_script_without_a_main_guard_trains_and_encodes_alone(tmp_path):
 
 @pytest.mark.parametrize("lowercase", [False, True])
 def test_characters_are_looked_up_as_the_library_encodes_them(lowercase):
-    """Code points beyond the first plane, unknown ones, line feeds and the name of a special among them."""
+    """The lines have code points beyond the first plane, unknown ones, line feeds, and the name of a special token."""
     tokenizer = train_tokenizer("characters", ["aBc 😀é\n", "<s>"], 50, lowercase=lowercase)
     lines = ["Abc😀", "", "zé<s>\na", "\U0010ffffB"]
     found = tokenizer.encode(lines, begin=1, end=2)
@@ -252,7 +255,7 @@ def test_lowercase(kind):
 
 
 def test_words_are_kept_by_count_then_alphabet():
-    lines = ["b c a a", "c b c d"]  # c 3; a, b 2; d 1
+    lines = ["b c a a", "c b c d"]  # counts: c 3, a 2, b 2, d 1
     assert train_tokenizer("words", lines, 7).tokens(range(4, 8)) == ["c", "a", "b", ""]
     assert train_tokenizer("words", lines, 99, min_count=3).size == 5
     assert train_tokenizer("characters", lines, 99, min_count=2).tokens(range(4, 9)) == [" ", "c", "a", "b", ""]
@@ -286,7 +289,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 def foreign(vocabulary, specials, unk=None):
-    """A tokenizer of words and punctuation that this package did not train."""
+    """Return a tokenizer of words and punctuation that was not trained by this package."""
     tokenizer = hugging_face.Tokenizer(hugging_face.models.WordLevel(vocabulary, unk_token=unk))
     tokenizer.pre_tokenizer = hugging_face.pre_tokenizers.BertPreTokenizer()
     tokenizer.add_special_tokens(specials)
@@ -312,7 +315,7 @@ def test_special_ids_of_bert():
 
 
 def test_special_ids_of_gpt2():
-    """The end is 50256, nothing pads, and an ordinary token has the id 0."""
+    """The end has the id 50256, there is no padding, and an ordinary token has the id 0."""
     vocabulary = {f"w{i}": i for i in range(50_256)} | {"<|endoftext|>": 50_256}
     tokenizer = Tokenizer(foreign(vocabulary, ["<|endoftext|>"]).to_str())
     assert special_ids(tokenizer) == (None, 50_256, 50_256, None)
@@ -360,7 +363,7 @@ def test_tokens_are_shown_as_the_text_that_they_are():
 
     assert "".join(shown("está mañana")) == "<s>está▁mañana</s>"
     assert shown("x\n\0")[1:-1] == ["x", "↵", "\\x00"]
-    assert "".join(shown("東")) == r"<s>\xe6\x9d\xb1</s>"  # no token is a whole character
+    assert "".join(shown("東")) == r"<s>\xe6\x9d\xb1</s>"  # no token holds the whole character
     assert tokenizer.shown([tokenizer.size]) == [""]
     characters = train_tokenizer("characters", ["a b\nĠ"], 99)
     assert characters.shown(ids(characters, "a b\nĠ")) == ["a", "▁", "b", "↵", "Ġ"]
@@ -413,7 +416,7 @@ def test_vocabulary_holds_specials_and_alphabet(kind, minimum):
 
 @pytest.mark.parametrize("lines", [["eee", "a3Σ !Ä3/"], ["ab", "cab"]])
 def test_unigram_keeps_no_more_than_it_is_told(lines):
-    """Its trainer gives 13 pieces for the first."""
+    """For the first lines, the library's trainer returns 13 pieces, even if fewer are requested."""
     minimum = len(SPECIALS) + len({"▁", *"".join(lines)} - {" "})
     for size in range(minimum, minimum + 5):
         tokenizer = train_tokenizer("unigram", lines, size)

@@ -1,6 +1,6 @@
-"""The papers' equations in NumPy float64, written from the papers and not from the code under test.
+"""The equations of the papers in NumPy float64, written from the papers and not from the code under test.
 
-Parameters come as the tree that the model stores: names as there, the layers of a stack along axis 0.
+Parameters come as the tree that the model stores: with the same names, and with the layers of a stack along axis 0.
 """
 
 import math
@@ -9,14 +9,17 @@ import numpy as np
 
 
 def relative(a, b):
-    """max|a - b| / max|b|."""
+    """Return max|a - b| / max|b|."""
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     assert a.shape == b.shape, (a.shape, b.shape)
     return np.abs(a - b).max() / np.abs(b).max()
 
 
 def randomized(tree, seed=0):
-    """Float32 values for a tree of shapes, no bias zero and no gain one, so that none can be left out unseen."""
+    """Return random float32 values for a tree of shapes.
+
+    No bias is zero and no gain is one, so that leaving one out changes the result.
+    """
     rng = np.random.default_rng(seed)
 
     def fill(tree, name):
@@ -40,7 +43,10 @@ def softmax(x):
 
 
 def attention(query, key, value, mask=None, bias=None):
-    """softmax(Q Kᵀ / √d_k + bias) V, one query at a time over the keys it may see: (B, T, N, H'), (B, N, T, S)."""
+    """Return softmax(Q Kᵀ / √d_k + bias) V, (B, T, N, H'), and the weights, (B, N, T, S).
+
+    Each query is computed on its own, over the keys that it may attend to.
+    """
     query, key, value = float64(query), float64(key), float64(value)
     rows, length, heads, width = query.shape
     weights = np.zeros((rows, heads, length, key.shape[1]))
@@ -56,13 +62,16 @@ def attention(query, key, value, mask=None, bias=None):
 
 
 def clipped(tables, i, j):
-    """a_ij = w of clip(j - i, -k, k); the tables have 2k + 1 rows (Shaw et al. 2018, Section 3.2)."""
+    """Return a_ij = w[clip(j - i, -k, k)]. The tables have 2k + 1 rows (Shaw et al. 2018, Section 3.2)."""
     k = (len(tables) - 1) // 2
     return tables[max(-k, min(k, j - i)) + k]
 
 
 def relative_attention(query, key, value, key_table, value_table, mask=None, bias=None, position=0):
-    """Shaw et al. 2018: e_ij = q_i · (k_j + a_ij^K) / √d_k (eq. 2, 4), z_i = Σ_j α_ij (v_j + a_ij^V) (eq. 3)."""
+    """Return relative attention of Shaw et al. 2018.
+
+    e_ij = q_i · (k_j + a_ij^K) / √d_k (eq. 2, 4), z_i = Σ_j α_ij (v_j + a_ij^V) (eq. 3).
+    """
     query, key, value = float64(query), float64(key), float64(value)
     key_table, value_table = float64(key_table), float64(value_table)
     rows, length, heads, width = query.shape
@@ -81,7 +90,7 @@ def relative_attention(query, key, value, key_table, value_table, mask=None, bia
 
 
 def rotation(m, width):
-    """R^d_Θ,m of RoFormer (Su et al. 2021), eq. 15: blocks (cos mθ_i, -sin mθ_i; sin mθ_i, cos mθ_i)."""
+    """Return R^d_Θ,m of RoFormer (Su et al. 2021), eq. 15: blocks (cos mθ_i, -sin mθ_i; sin mθ_i, cos mθ_i)."""
     matrix = np.zeros((width, width))
     for i in range(1, width // 2 + 1):
         angle = m * 10000 ** (-2 * (i - 1) / width)
@@ -91,7 +100,7 @@ def rotation(m, width):
 
 
 def rotated(x, position=0):
-    """x (B, T, N, H), each vector turned by its position."""
+    """Rotate each vector of x (B, T, N, H) by its position."""
     x, turned = float64(x), np.zeros(x.shape)
     for b, t, n in np.ndindex(x.shape[:3]):
         turned[b, t, n] = rotation(position + t, x.shape[-1]) @ x[b, t, n]
@@ -103,7 +112,7 @@ def linear(p, x):
 
 
 def multi_head(p, x, memory, mask=None, bias=None, positions="none"):
-    """Concat(head₁ … head_N) W_O, with the relative or rotary positions of self-attention."""
+    """Return Concat(head₁ … head_N) W_O. Self-attention may have relative or rotary positions."""
     p, x, memory = float64(p), float64(x), float64(memory)
     heads = p["query"]["kernel"].shape[1]
 
@@ -157,7 +166,7 @@ def layer_norm(p, x, epsilon):
 
 
 def residual(p, x, sublayer, norm, epsilon):
-    """post: norm(x + f(x)); pre: x + f(norm(x))."""
+    """Return norm(x + f(x)) for post-norm, x + f(norm(x)) for pre-norm."""
     if norm == "post":
         return layer_norm(p["layer_norm"], x + sublayer(x), epsilon)
     return x + sublayer(layer_norm(p["layer_norm"], x, epsilon))
@@ -187,7 +196,7 @@ def layer(tree, number):
 
 
 def sinusoids(length, d_model):
-    """PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(pos / 10000^(2i/d))."""
+    """Return PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(pos / 10000^(2i/d))."""
     waves = np.zeros((length, d_model))
     for position in range(length):
         for i in range(d_model):
@@ -199,7 +208,7 @@ def sinusoids(length, d_model):
 
 
 def embed(params, config, ids, embedding="embedding", positions="positions"):
-    """Vectors of tokens, scaled if the config says so, plus those of positions."""
+    """Return the token vectors, scaled if the config says so, plus the position vectors."""
     x = params[embedding]["table"][ids] * (math.sqrt(config.d_model) if config.embedding_scale else 1)
     if config.positions == "sinusoidal":
         x = x + sinusoids(ids.shape[1], config.d_model)
@@ -213,14 +222,14 @@ def finished(p, config, x):
 
 
 def stack(p, config, x, mask):
-    """A stack without cross-attention."""
+    """Apply a stack without cross-attention."""
     for number in range(len(p["layers"]["feed_forward"]["inner"]["bias"])):
         x = encoder_block(layer(p["layers"], number), x, mask, config)
     return finished(p, config, x)
 
 
 def gpt(params, config, tokens, valid=None):
-    """The logits (B, T, V) of the next token, the vocabulary's padding left out."""
+    """Return the logits (B, T, V) of the next token, without the padding of the vocabulary."""
     params, (rows, length) = float64(params), tokens.shape
     mask = np.zeros((rows, 1, length, length), bool)
     for b, t in np.ndindex(rows, length):
@@ -232,7 +241,7 @@ def gpt(params, config, tokens, valid=None):
 
 
 def bert(params, config, tokens, valid, segments):
-    """The last layer (B, T, D) and the pooled vector of the first token (B, D)."""
+    """Return the last layer (B, T, D) and the pooled vector of the first token (B, D)."""
     params = float64(params)
     x = embed(params, config, tokens) + params["segments"][segments]
     mask = np.broadcast_to(valid[:, None, None, :], (len(tokens), 1, tokens.shape[1], tokens.shape[1]))
@@ -241,7 +250,7 @@ def bert(params, config, tokens, valid, segments):
 
 
 def transformer(params, config, source, target, source_valid=None, target_valid=None):
-    """The logits (B, T, V) of the next target token, the vocabulary's padding left out."""
+    """Return the logits (B, T, V) of the next target token, without the padding of the vocabulary."""
     params = float64(params)
     rows, source_length = source.shape
     length = target.shape[1]
@@ -272,11 +281,11 @@ def transformer(params, config, source, target, source_valid=None, target_valid=
 
 
 def flops_of_products(jaxpr, times=1):
-    """FLOPs of all matrix products in a program, those in loops as often as they run."""
+    """Return the FLOPs of all matrix products in a program. Products in a loop count once per iteration."""
     total = 0
     for equation in jaxpr.eqns:
         shapes = [getattr(v.aval, "shape", ()) for v in equation.invars]
-        if equation.primitive.name == "dot_general":  # in flax's cells
+        if equation.primitive.name == "dot_general":  # products in flax's cells
             (summed, _), (shared, _) = equation.params["dimension_numbers"]
             inner = math.prod(shapes[0][i] for i in (*summed, *shared))
             total += times * 2 * math.prod(shapes[0]) * math.prod(shapes[1]) / inner
@@ -291,7 +300,7 @@ def flops_of_products(jaxpr, times=1):
 
 
 def smoothed(labels, vocab_size, label_smoothing):
-    """q: ε / V everywhere and 1 - ε more at the label."""
+    """Return q: ε / V for every token, plus 1 - ε for the label."""
     q = np.full((*labels.shape, vocab_size), label_smoothing / vocab_size)
     for place in np.ndindex(labels.shape):
         q[(*place, labels[place])] += 1 - label_smoothing
@@ -299,14 +308,14 @@ def smoothed(labels, vocab_size, label_smoothing):
 
 
 def cross_entropy(logits, labels, weights, label_smoothing=0.0):
-    """(Σ w · -Σ q log p, Σ w) with logits (B, T, V)."""
+    """Return (Σ w · -Σ q log p, Σ w) for logits (B, T, V)."""
     log_p = np.log(softmax(float64(logits)))
     losses = -(smoothed(labels, logits.shape[-1], label_smoothing) * log_p).sum(axis=-1)
     return (weights * losses).sum(), weights.sum()
 
 
 def learning_rate(config, d_model, n):
-    """Of the n-th update, n = 1, 2, …; without warm-up the peak is at the first."""
+    """Return the learning rate of update n = 1, 2, … Without warm-up, the peak is at the first update."""
     peak, warmup = config.learning_rate, config.warmup_steps or 1
     if config.schedule == "noam":
         return peak * d_model**-0.5 * min(n**-0.5, n * warmup**-1.5)
@@ -321,7 +330,10 @@ def learning_rate(config, d_model, n):
 
 
 def adam(params, gradients, rates, *, b1, b2, epsilon, weight_decay=0.0, decayed=(), clip_norm=0.0):
-    """Kingma and Ba 2015, Algorithm 1; gradients are cut to a norm first, the names in `decayed` decay decoupled."""
+    """Return the parameters after Algorithm 1 of Kingma and Ba 2015.
+
+    Gradients are clipped to a norm first. Decoupled weight decay applies to the names in `decayed`.
+    """
     params = float64(params)
     m = {name: np.zeros_like(p) for name, p in params.items()}
     v = {name: np.zeros_like(p) for name, p in params.items()}
@@ -337,7 +349,7 @@ def adam(params, gradients, rates, *, b1, b2, epsilon, weight_decay=0.0, decayed
     return params
 
 
-# Recurrent models. Parameters as flax names them: `i` of the input, `h` of the state before, then the gate.
+# Recurrent models. Parameters have the names of flax: `i` for the input or `h` for the previous state, then the gate.
 
 
 def sigmoid(x):
@@ -345,7 +357,7 @@ def sigmoid(x):
 
 
 def gru(p, h, x):
-    """Cho et al. 2014, with the reset gate behind the product: the next h."""
+    """Return the next h of Cho et al. 2014, with the reset gate applied after the matrix product."""
 
     def gate(name):
         return x @ p[f"i{name}"]["kernel"] + p[f"i{name}"]["bias"], h @ p[f"h{name}"]["kernel"]
@@ -357,7 +369,7 @@ def gru(p, h, x):
 
 
 def lstm(p, carry, x):
-    """Hochreiter and Schmidhuber 1997, with forget gates: the next (c, h)."""
+    """Return the next (c, h) of Hochreiter and Schmidhuber 1997, with forget gates."""
     c, h = carry
 
     def gate(name):
@@ -368,23 +380,26 @@ def lstm(p, carry, x):
 
 
 def additive(s, h, w_a, u_a, v):
-    """e_j = vᵀ tanh(W_a s + U_a h_j), the vectors as rows: s (D,), h (S, C) → (S,)."""
+    """Return e_j = vᵀ tanh(W_a s + U_a h_j), with vectors as rows: s (D,), h (S, C) → (S,)."""
     return np.array([np.tanh(s @ w_a + h_j @ u_a) @ v for h_j in h])
 
 
 def concat(s, h, w, v):
-    """e_j = vᵀ tanh(W [s; h_j])."""
+    """Return e_j = vᵀ tanh(W [s; h_j])."""
     return np.array([np.tanh(np.concatenate([s, h_j]) @ w) @ v for h_j in h])
 
 
 class Recurrent:
-    """One sentence through the model, word by word, without padding: `c` is its config, `p` its parameters."""
+    """Recurrent model that reads one sentence, word by word, without padding.
+
+    `c` is its config, `p` its parameters.
+    """
 
     def __init__(self, c, p):
         self.c, self.p = c, float64(p)
 
     def cell(self, p, carry, x):
-        """→ carry, h"""
+        """Return the next carry and h."""
         if self.c.cell == "gru":
             h = gru(p, carry, x)
             return h, h
@@ -423,7 +438,7 @@ class Recurrent:
         return x, summary, first
 
     def look(self, s, h):
-        """(context (C,), weights (N, S))"""
+        """Return the context (C,) and the weights (N, S)."""
         c, p, length = self.c, self.p["decoder"].get("alignment"), len(h)
         values, heads = h[None], 1
         if c.attention == "additive":
@@ -458,7 +473,7 @@ class Recurrent:
         return seen[0], weights
 
     def __call__(self, source, target):
-        """Logits (T, V) and weights (N, T, S)."""
+        """Return logits (T, V) and weights (N, T, S)."""
         c, p = self.c, self.p["decoder"]
         h, summary, carries = self.encode(source)
         fed, logits, all_weights = np.zeros(c.d_model), [], []

@@ -1,9 +1,9 @@
-"""Figures of papers that more than one test module compares with."""
+"""Numbers from papers that several test modules compare with."""
 
 BASE = {}
 BIG = {"d_model": 1024, "d_ff": 4096, "num_heads": 16, "dropout_rate": 0.3}
-# Table 3 of Vaswani et al. 2017 with its column "params", in millions. The paper rounded, and counted at another
-# vocabulary than V = 37000: its base fits V ≈ 41k, its big V ≈ 36k. Rows without a number there share that of the base.
+# Table 3 of Vaswani et al. 2017 with its column "params", in millions. The numbers are rounded. They were counted with
+# another vocabulary than V = 37000: base fits V ≈ 41k, big fits V ≈ 36k. Rows without a number there have that of base.
 TABLE_3 = {
     "base": (BASE, 65),
     "A h=1": ({"num_heads": 1, "head_dim": 512, "value_dim": 512}, 65),

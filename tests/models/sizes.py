@@ -1,4 +1,4 @@
-"""Small models on distinct primes, so that no swapped axis passes."""
+"""Sizes of small models. Most are distinct primes, so that a swapped axis fails a test."""
 
 SINGLE_STACK = {
     "vocab_size": 31,

@@ -1,4 +1,4 @@
-"""Masks against loops, attention against NumPy float64, the cache against attention to everything at once."""
+"""Masks against loops, attention against NumPy float64, the cache against attention to the whole sequence."""
 
 import functools
 
@@ -39,7 +39,7 @@ def some_qkv():
 
 
 def make(head_dim=H, value_dim=W, **kwargs):
-    """A module and parameters for it."""
+    """Return a module and parameters for it."""
     module = MultiHeadAttention(N, D, head_dim, value_dim, **kwargs)
     shapes = nn.unbox(jax.eval_shape(module.init, jax.random.key(0), normal(B, T, D), normal(B, S, D)))["params"]
     return module, {"params": oracle.randomized(shapes)}
@@ -230,7 +230,7 @@ def test_a_projected_memory_is_as_good_as_the_memory():
 
 
 def test_queries_come_from_x_and_keys_and_values_from_memory():
-    """A kernel's gradient is zero exactly where its input is."""
+    """A kernel's gradient is zero exactly where its input is zero."""
     module, variables = make()
     x, memory = normal(B, T, D), normal(B, S, D)
 

@@ -1,4 +1,4 @@
-"""BERT and its classifier against NumPy float64; by gradients, what sees what; sizes of the paper's models."""
+"""BERT and its classifier against NumPy float64; the inputs that each output sees; sizes of the models in the paper."""
 
 import dataclasses
 import functools
@@ -40,7 +40,7 @@ def encode(config, params, *args, **kwargs):
 
 
 def apart(config):
-    """How far x and the pooled vector are from the equations, relative."""
+    """Return the relative distances of x and of the pooled vector from the equations."""
     params = parameters(config)
     both = encode(config, params, TOKENS, VALID, SEGMENTS), oracle.bert(params, config, TOKENS, VALID, SEGMENTS)
     assert all(found.dtype == np.float32 for found in both[0])
@@ -69,8 +69,10 @@ def test_without_segments_all_are_the_first():
 
 @pytest.mark.parametrize("kind", ["learned", *IN_ATTENTION])
 def test_what_sees_what(kind):
-    """By the gradient of each output with respect to the embedding of each token: no id occurs twice. The classifier
-    sees what [CLS] sees."""
+    """Test the gradient of each output with respect to the embedding of each token. No id occurs twice.
+
+    The classifier sees the same tokens as [CLS].
+    """
     config = dataclasses.replace(SMALL, positions=kind)
     params = oracle.randomized(initial(Classifier(config, CLASSES)))
     valid = np.arange(T) != 4
@@ -112,7 +114,10 @@ def test_attention_maps():
 
 
 def test_everything_starts_small():
-    """Kernels, tokens, segments and positions alike: normal, cut off at two deviations of 0.02, which leaves 0.0176."""
+    """Kernels, tokens, segments and positions start normal with deviation 0.02.
+
+    Values are cut off at two deviations, which leaves a deviation of 0.0176.
+    """
     config = dataclasses.replace(
         SMALL, d_model=101, d_ff=211, vocab_size=503, max_length=307, num_segments=101, vocab_multiple=8
     )
@@ -141,7 +146,7 @@ def test_dropout_acts_when_given_a_key(name):
 
 
 def test_dropout_acts_on_embeddings_and_on_the_pooled_vector():
-    """Layers and pooler made silent: what is left are the embeddings, and the head's bias."""
+    """Layers that give zero leave only the embeddings. The pooler gives tanh of its bias."""
     config = dataclasses.replace(SMALL, norm="pre", dropout_rate=0.5)
     model, rngs = Classifier(config, CLASSES), {"dropout": jax.random.key(0)}
     params = oracle.randomized(initial(model))
@@ -169,7 +174,7 @@ def test_too_long_a_sequence_is_refused():
 
 
 def test_forward_mode():
-    """The tangent of the pooled vector in a direction, against differences of the equations."""
+    """Compare the tangent of the pooled vector in a direction with differences of the equations."""
     params, direction = parameters(SMALL), oracle.randomized(shapes(SMALL), seed=1)
 
     def pooled(params):

@@ -1,4 +1,4 @@
-"""GPT against NumPy float64; by gradients, what sees what; the cache against the whole; sizes of the papers' models."""
+"""GPT against NumPy float64; the inputs that each output sees; the cache; sizes of the models in the papers."""
 
 import dataclasses
 import functools
@@ -56,7 +56,7 @@ def test_the_model_is_the_equations(name):
 
 @pytest.mark.parametrize("kind", ["learned", *IN_ATTENTION])
 def test_what_sees_what(kind):
-    """By the gradient of each output with respect to the embedding of each token: no id occurs twice."""
+    """Test the gradient of each output with respect to the embedding of each token. No id occurs twice."""
     config = dataclasses.replace(SMALL, positions=kind, tie_embeddings=False)
     params, valid = parameters(config), np.arange(T) != 4
 
@@ -76,7 +76,7 @@ def test_what_sees_what(kind):
     "changes", [{"positions": kind} for kind in POSITIONS] + [{"norm": "pre", "tie_embeddings": False}], ids=str
 )
 def test_a_cache_gives_the_logits_of_the_whole(changes):
-    """For prompts of any length, followed by single tokens; with the layers taken apart or not; rows in any order."""
+    """Use prompts of any length, then single tokens, with stacked or unstacked layers, and with rows in any order."""
     config, order = dataclasses.replace(SMALL, **changes), np.array([2, 0, 0])
     model, params = GPT(config), parameters(config)
     whole = logits(config, params, TOKENS)
@@ -118,7 +118,7 @@ def test_attention_maps():
 
 
 def test_everything_starts_small():
-    """Deviations of 0.02 for kernels, tokens and positions alike; the padding rows and biases at zero."""
+    """Kernels, tokens and positions start with deviation 0.02. The padding rows and biases start at zero."""
     config = dataclasses.replace(SMALL, d_model=101, d_ff=211, vocab_size=503, max_length=307, vocab_multiple=8)
     params = nn.unbox(jax.jit(GPT(config).init)(jax.random.key(0), TOKENS))["params"]
     for path, leaf in jax.tree.leaves_with_path(params):
@@ -148,7 +148,7 @@ def test_dropout_acts_when_given_a_key(name):
 def test_dropout_acts_on_the_embeddings():
     config = dataclasses.replace(SMALL, num_layers=1, norm="pre", dropout_rate=0.5)
     params = jax.tree.map(jnp.zeros_like, parameters(config)) | {"embedding": parameters(config)["embedding"]}
-    params["decoder"]["final_norm"]["scale"] += 1  # the layers add nothing
+    params["decoder"]["final_norm"]["scale"] += 1  # layers whose parameters are zero add nothing
     run = functools.partial(GPT(config).apply, {"params": params}, TOKENS, method="hidden")
     assert ((run()[0] - run(rngs={"dropout": jax.random.key(0)})[0]) != 0).any(axis=-1).all()
 
@@ -163,7 +163,7 @@ def test_half_precision():
 
 
 def test_forward_mode():
-    """The tangent of the logits in a direction, against differences of the equations."""
+    """Compare the tangent of the logits in a direction with differences of the equations."""
     params, direction = parameters(SMALL), oracle.randomized(shapes(SMALL), seed=1)
     _, tangent = jax.jit(lambda *x: jax.jvp(lambda p: GPT(SMALL).apply({"params": p}, TOKENS), *x))(
         (params,), (direction,)

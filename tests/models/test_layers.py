@@ -1,4 +1,4 @@
-"""Activations from their formulas, dropout by its statistics, initializers by their bounds."""
+"""Activations against formulas, dropout against statistics, initializers against bounds."""
 
 import flax.linen as nn
 import jax
@@ -31,7 +31,7 @@ def normal(*shape, seed=0):
 
 
 def randomized(module, *args, seed=0):
-    """Variables for a module, none of them at its initial value."""
+    """Return variables for a module, none of them at its initial value."""
     shapes = nn.unbox(jax.eval_shape(lambda key: module.init(key, *args), jax.random.key(0)))
     return {"params": oracle.randomized(shapes["params"], seed)}
 
@@ -44,7 +44,7 @@ def test_dropout_drops_at_the_rate_and_keeps_the_mean(rate, width):
     y = np.asarray(dropout(x, rate, jax.random.key(3)))
     kept = y != 0
     np.testing.assert_allclose(y[kept], x[kept] / (1 - rate), rtol=1e-6)
-    # five standard deviations of a binomial, for all of x and for each of its columns
+    # Allow five standard deviations of a binomial, for all of x and for each of its columns.
     for part in (kept, *kept.T):
         assert abs(part.mean() - (1 - rate)) < 5 * np.sqrt(rate * (1 - rate) / part.size)
     deviation = np.sqrt((x**2).mean() * rate / (1 - rate) / x.size)
@@ -99,7 +99,7 @@ def test_feed_forward_drops_hidden_units_when_given_a_key():
     np.testing.assert_array_equal(module.apply(variables, x), plain)
     dropped = module.apply(variables, x, rngs=rngs)
     assert oracle.relative(dropped, plain) > 0.01
-    # the hidden units, not the output: what is left is a sum of fewer of the same terms, plus the bias
+    # Hidden units are dropped, not outputs: an output is still a sum over the units that are kept, plus the bias.
     assert (dropped != 0).all()
 
 
@@ -250,7 +250,7 @@ def test_a_rate_that_is_no_probability_is_refused(rate):
 
 
 def dots(jaxpr):
-    """The matrix products of a jaxpr, those in calls included."""
+    """Yield the matrix products of a jaxpr, including those in calls."""
     for equation in jaxpr.eqns:
         if equation.primitive.name == "dot_general":
             yield equation
@@ -259,7 +259,7 @@ def dots(jaxpr):
 
 
 def test_bfloat16_products_stay_bfloat16_backward():
-    """No product of the gradient has a float32 operand: that would lose the speed."""
+    """No product of the gradient has a float32 operand, because that would be slow."""
     module, x = FeedForward(D, F, dtype="bfloat16"), normal(B, T, D)
     variables = nn.unbox(module.init(jax.random.key(0), x))
     jaxpr = jax.make_jaxpr(jax.grad(lambda v, x: module.apply(v, x).sum(), (0, 1)))(variables, x)

@@ -1,4 +1,4 @@
-"""Products and their derivatives in both modes; random bits by their statistics."""
+"""Products and their derivatives in both modes; statistics of random bits."""
 
 import hashlib
 import math
@@ -58,7 +58,7 @@ def test_bfloat16_products_rounds_operands_and_cotangents_and_nothing_else(spec)
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_tangents_and_second_derivatives(spec):
-    """In forward mode, and forward over reverse, in float32: both factors move."""
+    """Test forward mode, and forward over reverse, in float32, with both factors changing."""
     a, b, g = operands(spec)
     moved = normal(*a.shape, seed=3), normal(*b.shape, seed=4)
     _, tangent = jax.jvp(lambda a, b: product(spec, a, b), (a, b), moved)
@@ -92,7 +92,7 @@ def test_sizes_that_do_not_fit_are_refused():
 
 
 def hashed(seed, *shape):
-    """One stream of dropout bits as 32 columns of ±1, (n, 32)."""
+    """Return one stream of dropout bits as 32 columns of ±1, (n, 32)."""
     bits = np.asarray(hashed_bits(jax.random.key(seed), shape)).ravel()
     return 2.0 * ((bits[:, None] >> np.arange(32, dtype=np.uint32)) & 1) - 1
 
@@ -107,16 +107,16 @@ def test_hashed_bits_are_fair_and_uncorrelated_over_positions():
     bits = np.asarray(hashed_bits(jax.random.key(5), (n,)))
     counts = np.bincount(bits >> 24, minlength=256)
     assert abs(((counts - n / 256) ** 2 / (n / 256)).sum() - 255) < 5 * np.sqrt(2 * 255)
-    assert abs(len(np.unique(bits)) - (n - n**2 / 2**33)) < 12  # as many collisions as chance makes
+    assert abs(len(np.unique(bits)) - (n - n**2 / 2**33)) < 12  # as many collisions as expected by chance
 
 
 def test_hashed_bits_of_different_keys_are_independent():
-    """The keys of layers and steps: folded from one, or neighbours as seeds."""
+    """The keys are those of layers and steps: folded from one key, or made from neighbouring seeds."""
     key, n = jax.random.key(0), 2**13
     keys = [jax.random.fold_in(key, i) for i in range(16)] + [jax.random.key(i) for i in range(1, 17)]
     streams = np.stack([np.asarray(hashed_bits(k, (n,))) for k in keys])
     assert len(np.unique(streams[:, 0])) == len(keys)
-    for shift in (0, 1, 128):  # also against each other's neighbours
+    for shift in (0, 1, 128):  # also against shifted streams
         dropped = np.float64(streams < 0.3 * 2**32) - 0.3
         correlation = dropped[:, shift:] @ dropped[:, : n - shift].T / (0.21 * (n - shift))
         np.fill_diagonal(correlation, 0)
@@ -124,7 +124,7 @@ def test_hashed_bits_of_different_keys_are_independent():
 
 
 def test_a_dropped_row_is_as_likely_as_chance_has_it():
-    """How many of 16 neighbours are dropped is binomial: no clusters that single correlations would miss."""
+    """The number of dropped values among 16 neighbours is binomial. Correlations of pairs would miss clusters."""
     dropped = np.asarray(hashed_bits(jax.random.key(9), (2**15, 16))) < 2**31
     counts = np.bincount(dropped.sum(axis=1), minlength=17)
     expected = np.array([math.comb(16, k) for k in range(17)]) / 2**16 * 2**15
@@ -132,7 +132,7 @@ def test_a_dropped_row_is_as_likely_as_chance_has_it():
 
 
 def test_hashed_bits_do_not_depend_on_the_mesh():
-    """The index is the global one: an array sharded over 8 devices is dropped as on one."""
+    """Bits depend on the global index, so an array sharded over 8 devices has the same dropout as on one."""
     shape = (8, 16, 6)
     program = f"""
 import hashlib, jax, numpy as np

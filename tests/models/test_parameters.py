@@ -1,4 +1,4 @@
-"""Every parameter of every model: its name, and the names of its axes, which decide sharding and weight decay."""
+"""The name of every parameter of every model, and the names of its axes, which decide sharding and weight decay."""
 
 import flax.linen as nn
 import jax
@@ -26,7 +26,7 @@ def below(name, parameters):
 
 
 def linear(name, *axes, bias=()):
-    """A kernel's axes, and its bias's if it has one."""
+    """Return the axes of a kernel and of its bias, if it has one."""
     return below(name, {"kernel": axes} | ({"bias": bias} if bias else {}))
 
 
@@ -61,7 +61,7 @@ def embeddings(*names, learned=True):
 
 
 def cell(name, with_bias, without_bias):
-    """The gates' maps of the input (i…) and of the state (h…)."""
+    """Return the axes of the gates' maps of the input (i…) and of the state (h…)."""
     parameters = {}
     for gate in with_bias:
         parameters |= linear(gate, "embed", "state", bias=("state",))

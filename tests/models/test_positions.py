@@ -1,4 +1,4 @@
-"""Positions: sinusoids from their formula, relations and rotations against the papers' equations in NumPy float64."""
+"""Positions: sinusoids, relative positions and rotations against the papers' equations in NumPy float64."""
 
 import dataclasses
 import functools
@@ -35,7 +35,7 @@ SMALL = TransformerConfig(
     **ENCODER_DECODER,
     head_dim=6,
     value_dim=5,
-    max_length=3,  # less than any sequence here
+    max_length=3,  # shorter than every sequence here
     max_relative_distance=K,
     dropout_rate=0.0,
 )
@@ -95,7 +95,7 @@ def some_mask(*shape, seed=0):
     return np.random.default_rng([seed, *shape]).random(shape) < 0.6
 
 
-# The distance k beyond every pair of tokens, at the edge, and clipping most of them; alone and behind a prompt.
+# (k, length, position): k clips most distances, equals the largest, or exceeds it; alone and after a prompt.
 CASES = [(1, S, 0), (S - 1, S, 0), (S + 3, S, 0), (K, T, 4), (K, 1, S - 1), (7, T, S - T)]
 
 
@@ -127,7 +127,7 @@ def test_relative_scores_and_values_are_the_loops(k, length, position):
 
 
 def test_gradients_of_relative_attention_are_its_differences():
-    """Central differences of the oracle, along a direction for each argument."""
+    """Compare with central differences of the oracle, along a direction for each argument."""
     arguments = [normal(B, S, N, H), normal(B, S, N, H, seed=1), normal(B, S, N, W), *tables()]
     mask, projected = np.asarray(causal_mask(S)), normal(B, S, N, W, seed=1)
 
@@ -184,7 +184,7 @@ def test_rotation_is_the_matrix(position):
 
 
 def test_rotation_computed_by_hand():
-    """θ_1 = 1 and θ_2 = 1/100 at width 4: (1, 0, 1, 0) at position 2."""
+    """At width 4, θ_1 = 1 and θ_2 = 1/100. The vector is (1, 0, 1, 0) at position 2."""
     found = rotate(jnp.ones((1, 3, 1, 4)) * jnp.asarray([1.0, 0, 1, 0]).reshape(1, 1, 1, 4))[0, 2, 0]
     np.testing.assert_allclose(found, [np.cos(2), np.sin(2), np.cos(0.02), np.sin(0.02)], rtol=1e-6)
 
@@ -218,7 +218,7 @@ def test_rotary_gradients_are_its_differences():
 @pytest.mark.parametrize("kind", IN_ATTENTION)
 @pytest.mark.parametrize("prompt", [1, 4, S])
 def test_a_prompt_and_then_pieces_give_what_the_whole_gives(kind, prompt):
-    """The cache holds rotated keys; queries know where they stand."""
+    """The cache holds rotated keys, and queries know their position."""
     module = MultiHeadAttention(N, D, H, W, positions=kind, max_relative_distance=K)
     x, room = normal(B, S, D), S + 2
     shapes = nn.unbox(jax.eval_shape(module.init, jax.random.key(0), x, x))["params"]
@@ -286,12 +286,12 @@ def test_decoding_with_a_cache_gives_the_logits_of_the_whole(kind):
 
 @pytest.mark.parametrize("kind", IN_ATTENTION)
 def test_what_sees_what(kind):
-    """By the gradient of each output with respect to each position's embedding."""
+    """Test the gradient of each output with respect to the embedding at each position."""
     config = dataclasses.replace(
         SMALL, positions=kind, num_encoder_layers=1, num_decoder_layers=2, tie_embeddings="none"
     )
     params, model = oracle.randomized(shapes(config)), Transformer(config)
-    source, target = np.arange(S)[None], np.arange(7)[None]  # every id once: rows of a table are positions
+    source, target = np.arange(S)[None], np.arange(7)[None]  # every id occurs once, so rows of a table are positions
     source_valid, target_valid = np.arange(S)[None] != 4, np.arange(7)[None] != 2
 
     def run(tables):
@@ -309,7 +309,7 @@ def test_what_sees_what(kind):
 
 @pytest.mark.parametrize("kind", IN_ATTENTION)
 def test_attention_to_the_source_has_no_positions(kind):
-    """Without its own positions the memory's order does not matter to the decoder."""
+    """Cross-attention has no positions, so the decoder does not depend on the order of the memory."""
     config = dataclasses.replace(SMALL, positions=kind)
     params, (_, target) = oracle.randomized(shapes(config)), some_ids()
     layers = params["decoder"]["layers"]
@@ -356,7 +356,7 @@ def test_parameters_and_products_are_counted(kind):
 
 
 def test_big_with_relative_positions():
-    """Shaw et al. 2018, Section 4.1: big, k = 8, 17 vectors for keys and 17 for values in every layer."""
+    """The big model of Shaw et al. 2018, Section 4.1: k = 8, 17 vectors for keys and 17 for values in every layer."""
     relative = TransformerConfig(d_model=1024, d_ff=4096, num_heads=16, positions="relative", max_relative_distance=8)
     assert num_parameters(relative) == 214_245_376 + 12 * 17 * (64 + 64)
     assert not list(relative.problems())

@@ -1,4 +1,4 @@
-"""The recurrent models against NumPy float64, word by word; what padding, caches and dropout may change."""
+"""Recurrent models against NumPy float64, word by word; effects of padding, caches and dropout."""
 
 import dataclasses
 import functools
@@ -60,7 +60,7 @@ def normal(*shape, seed=0):
 
 
 def make(**changes):
-    """A model and parameters for it."""
+    """Return a model and parameters for it."""
     model = RecurrentSeq2Seq(dataclasses.replace(TINY, **changes))
     shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), SOURCE, TARGET))["params"]
     return model, {"params": oracle.randomized(shapes)}
@@ -68,7 +68,7 @@ def make(**changes):
 
 @pytest.mark.parametrize("changes", VARIANTS, ids=lambda changes: "-".join(map(str, changes.values())) or "gru")
 def test_model_is_its_equations(changes):
-    """Logits and weights of sentences of different lengths, and of a cache that reads word by word."""
+    """Compare logits and weights for sentences of different lengths, and logits of a cache that reads word by word."""
     model, variables = make(**changes)
 
     @jax.jit
@@ -98,7 +98,7 @@ def test_model_is_its_equations(changes):
 
 @pytest.mark.parametrize("changes", VARIANTS, ids=lambda changes: "-".join(map(str, changes.values())) or "gru")
 def test_forward_flops(changes):
-    """As many as there are products in the program of one sentence."""
+    """The count is that of the products in the program of one sentence."""
     model, variables = make(**changes, vocab_multiple=1)
     source, target = SOURCE[:1], TARGET[:1]
     program = jax.make_jaxpr(lambda variables: model.apply(variables, source, target))(variables)
@@ -113,8 +113,10 @@ def test_parameters_are_counted(changes):
 
 @pytest.mark.parametrize("changes", VARIANTS, ids=lambda changes: "-".join(map(str, changes.values())) or "gru")
 def test_gradients(changes):
-    """They reach every parameter and are the slopes of the equations, word by word in float64; what padding holds, in
-    the source and behind the target, does not change them."""
+    """Gradients reach every parameter and are the slopes of the float64 equations.
+
+    The ids in the padding, in the source and after the target, do not change them.
+    """
     model, variables = make(**changes)
 
     @jax.jit
@@ -149,7 +151,7 @@ def test_gradients(changes):
 
 @pytest.mark.parametrize("attention", ["none", "additive", "general", "multi_head"])
 def test_bfloat16(attention):
-    """Products of bfloat16, 8 bits, change logits by about as much."""
+    """Products in bfloat16 have 8 bits of precision, so logits change by less than 3 %."""
     model, variables = make(attention=attention)
     half, _ = make(attention=attention, dtype="bfloat16")
     logits, rounded = (jax.jit(m.apply)(variables, SOURCE, TARGET, VALID)[..., :V] for m in (model, half))
@@ -168,7 +170,7 @@ def test_bfloat16(attention):
     ids=str,
 )
 def test_beams_share_their_source(changes):
-    """Rows of a cache that belong to one source, side by side, read it as a source of their own."""
+    """Neighbouring rows of a cache that share a source give the results of rows with a source of their own."""
     model, variables = make(bidirectional=True, **changes)
     extend = jax.jit(functools.partial(model.apply, method="extend"))
     cache = jax.jit(lambda variables: model.apply(variables, SOURCE, VALID, 4, method="init_cache"))(variables)
@@ -193,7 +195,7 @@ def test_dropout_acts_only_with_a_key():
 
 
 def test_teacher_forcing():
-    """At rate 0 the model reads what it finds most probable, at 1 the target, as it does without a key."""
+    """At rate 0, the decoder reads its most probable words. At rate 1, or without a key, it reads the target."""
     forcing = {"teacher_forcing": 1.0, "teacher_forcing_end": 0.0, "teacher_forcing_steps": 10}
     model, variables = make(attention="additive", dropout_rate=0.0, **forcing)
     key = {"dropout": jax.random.key(0)}
@@ -204,7 +206,7 @@ def test_teacher_forcing():
         return project(x, V)
 
     def reading(coins):
-        """Where a coin is False, all rows read the word that they found most probable."""
+        """Return the logits if all rows read their most probable word wherever a coin is False."""
         read = TARGET.copy()
         for t, coin in enumerate(coins, start=1):
             if not coin:
@@ -248,7 +250,7 @@ def test_scores_against_their_equations():
 
 
 def test_concat_is_additive_with_stacked_matrices():
-    """W [s; h] = W_a s + U_a h, where W holds W_a above U_a."""
+    """W [s; h] = W_a s + U_a h, where W is W_a stacked on U_a."""
     state, h, v = normal(7), normal(5, 11), normal(13)
     w_a, u_a = normal(7, 13), normal(11, 13)
     stacked = np.concatenate([w_a, u_a])
@@ -258,7 +260,7 @@ def test_concat_is_additive_with_stacked_matrices():
 
 
 def test_numbers():
-    """As they stand in the teaching texts that give them."""
+    """Compare with numbers that are printed in teaching texts."""
     query = jnp.array([[[0.6, 1.2, -1.2, 1.8]]])
     keys = jnp.array([[[-0.2, 0.4, 1.2, 0.8], [0.2, 0.4, -0.6, 0.6]]])
     np.testing.assert_allclose(dot_scores(query, keys)[0, 0], [0.36, 2.4], rtol=1e-6)
@@ -278,7 +280,10 @@ def test_damped_scores():
 
 
 def test_local_weights():
-    """Luong et al. 2015, eq. 10: a softmax within the window, times a Gaussian; nothing outside, nothing on padding."""
+    """Luong et al. 2015, eq. 10: a softmax within the window, times a Gaussian.
+
+    Weights outside the window and on padding are zero.
+    """
     scores, center, window = normal(1, 2, 9), np.array([[3.2, 40.0]], np.float32), 2
     mask = (np.arange(9) != 4)[None, None]
     weights = np.asarray(local_weights(scores, center, window, mask))
@@ -336,7 +341,7 @@ def test_config_without_problems():
 
 @pytest.mark.parametrize("attention", ["additive", "multi_head"])
 def test_forward_mode(attention):
-    """The tangent of the logits in a direction, against the gradient."""
+    """Compare the slope in a direction, computed in forward mode, with the gradient."""
     model, variables = make(attention=attention)
     direction = jax.tree.map(lambda p: normal(*p.shape, seed=7), variables)
 

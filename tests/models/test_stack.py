@@ -1,4 +1,4 @@
-"""A stack by itself, as any encoder or decoder may use it: with and without a memory, in a loop or by a cache."""
+"""A stack on its own, as part of an encoder or decoder: with or without a memory, and with a cache."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""The Transformer against NumPy float64; by gradients, what sees what; the paper's table of sizes."""
+"""The Transformer against NumPy float64; the inputs that each output sees; the sizes in the table of the paper."""
 
 import dataclasses
 import functools
@@ -143,14 +143,14 @@ def test_layers_start_different_and_as_one_layer_does():
     assert (norms["bias"] == 0).all()
 
 
-# Learned positions are added to the embeddings, so the gradient of their table is that of the decoder's and encoder's
-# inputs, position by position.
+# Learned positions are added to the embeddings, so the gradient of their table is the gradient of the inputs of encoder
+# and decoder, position by position.
 BY_GRADIENT = dataclasses.replace(SMALL, positions="learned", max_length=S)
 SOURCE_VALID = np.arange(S) < np.array([13, 7, 3])[:, None]
 
 
 def sensitivities(side, source_valid=None, target_valid=None, output="logits"):
-    """(3, outputs, inputs): does that output depend on the input at that position of `side`?"""
+    """Return an array (3, outputs, inputs), True where the output depends on that position of `side`."""
     params, (source, target) = parameters(BY_GRADIENT), some_ids(BY_GRADIENT, rows=3)
     model = Transformer(BY_GRADIENT)
 
@@ -203,7 +203,7 @@ def test_padded_ids_do_not_matter():
 
 
 def test_cross_attention_asks_from_the_decoder_and_looks_at_the_encoder():
-    """Each kernel's gradient vanishes with its own input, and the output's with both."""
+    """The gradient of a kernel vanishes if the input of that kernel is zero."""
     config = dataclasses.replace(SMALL, norm="pre")
     block, x, memory = Block(config, cross=True), normal(B, T, 5), normal(B, S, 5)
     params = oracle.randomized(nn.unbox(jax.eval_shape(block.init, jax.random.key(0), x, None, memory))["params"])
@@ -221,7 +221,7 @@ def test_cross_attention_asks_from_the_decoder_and_looks_at_the_encoder():
         return {name for name, value in found.items() if value}
 
     assert names(touched(params, memory)) == {"query", "key", "value", "memory"}
-    # a norm without gain and bias silences the decoder's stream before cross-attention
+    # A norm with zero gain and bias makes the queries' input zero.
     silenced = params | {"cross_attention_residual": {"layer_norm": {"scale": np.zeros(5), "bias": np.zeros(5)}}}
     assert names(touched(silenced, memory)) == {"key", "value", "memory"}
     assert not names(touched(params, np.zeros_like(memory))) & {"key", "value"}
@@ -253,7 +253,7 @@ def test_attention_weights_can_be_looked_at():
 
 @pytest.mark.parametrize("change", [{}, {"norm": "pre", "positions": "learned"}], ids=["post", "pre"])
 def test_decoding_with_a_cache_gives_the_logits_of_the_whole(change):
-    """For every length of the prompt, followed by single steps."""
+    """Use prompts of every length, followed by single tokens."""
     config, length = dataclasses.replace(SMALL, **change), 5
     params, (source, target) = parameters(config), some_ids(config, rows=3, length=length)
     whole = logits(config, params, source, target, SOURCE_VALID)
@@ -289,7 +289,7 @@ def test_a_cache_can_be_reordered_by_rows():
 
 
 def test_rows_that_share_a_source_read_it_once():
-    """Three rows a source, side by side, on a cache of the source alone; with the layers taken apart or not."""
+    """Three neighbouring rows share each source in the cache, with stacked or unstacked layers."""
     params, (source, _) = parameters(SMALL), some_ids(SMALL, rows=3, length=4)
     _, target = some_ids(SMALL, rows=9, length=4)
     whole = logits(SMALL, params, np.repeat(source, 3, axis=0), target, np.repeat(SOURCE_VALID, 3, axis=0))
@@ -354,7 +354,7 @@ PAPER_TOLERANCE = 0.08
 
 
 def counted(config):
-    """From the arrays, without the padding rows of embedding and output tables."""
+    """Count the parameters in the arrays, without the padding rows of embedding and output tables."""
     padding = -config.target_vocab_size % config.vocab_multiple, -config.source_vocab_size % config.vocab_multiple
     tables = {"all": padding[0], "decoder": sum(padding), "none": padding[0] + sum(padding)}
     total = sum(leaf.size for leaf in jax.tree.leaves(shapes(config)))
@@ -375,7 +375,7 @@ def test_parameters_as_literals():
 
     assert count("base") == count("D dropout=0") == count("D dropout=0.2") == 63_082_496
     assert count("big") == 214_245_376
-    # widths of heads that add up to the same: only the biases of the projections can differ, and do not
+    # The widths of all heads have the same sum, so the numbers of parameters are equal.
     assert {count(f"A h={h}") for h in (1, 4, 16, 32)} == {63_082_496}
     assert count("base") - count("B d_k=32") == 18 * (2 * 512 * 8 * 32 + 2 * 8 * 32)
     assert count("E learned positions") - count("base") == 2 * 1024 * 512
@@ -397,7 +397,7 @@ def test_annotated_parameters_are_counted_from_the_arrays():
 
 
 def by_hand(c, s, t):
-    """2·m·k·n for every product (m, k) × (k, n) of one pair."""
+    """Return the FLOPs of one pair: 2·m·k·n for every product (m, k) × (k, n)."""
 
     def attention(queries, keys):
         one_head = [(queries, c.head_dim, keys), (queries, keys, c.value_dim)]
@@ -498,7 +498,10 @@ def test_what_is_wrong_with_a_config_is_said(changes, field, rule):
 
 @functools.cache
 def loss_and_gradient(config):
-    """Dropout on; the gradient in one, since that of the keys' biases is but rounding: softmax does not see them."""
+    """Return the loss with dropout, and the whole gradient as one vector.
+
+    The gradient of the keys' biases cannot be compared alone: softmax is invariant to them, so it is only rounding.
+    """
     source, target = some_ids(config)
 
     def loss(params):
@@ -520,7 +523,7 @@ def test_other_ways_to_the_same(changes):
 
 
 def test_remat_scores_keeps_the_products_with_weights():
-    """It computes fewer products again than "full", and more than "none"."""
+    """The value "scores" recomputes fewer products than "full" and more than "none"."""
 
     def products(remat):
         config = dataclasses.replace(SMALL, remat=remat)
@@ -532,7 +535,7 @@ def test_remat_scores_keeps_the_products_with_weights():
 
 
 def test_modules_refuse_a_config_that_is_wrong():
-    """Configs made in code do not go through a config file's checks: else a misspelt choice is another model."""
+    """A config made in code skips the checks of a config file, so a misspelt choice could give another model."""
     config = dataclasses.replace(TINY, positions="rope")
     x = jnp.ones((1, 3, config.d_model))
     token = jnp.ones((1, 3), jnp.int32)
@@ -564,7 +567,7 @@ def test_nothing_is_wrong_with_the_papers_configs(changes):
 
 
 def test_modes_of_differentiation_agree():
-    """Tangents of the whole model's logits, and a Hessian, which is forward over reverse, against differences."""
+    """Compare forward mode with reverse mode, for the logits of the whole model and for a Hessian."""
     config = dataclasses.replace(SMALL, positions="relative", dropout_rate=0.2, remat="scores")
     params, (source, target) = parameters(config), some_ids(config)
     direction = oracle.randomized(shapes(config), seed=1)

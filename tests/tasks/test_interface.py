@@ -1,4 +1,4 @@
-"""Every task keeps the promises of `training.task.Task`, which generic code relies on."""
+"""Properties of `training.task.Task` that generic code relies on, tested for every task."""
 
 import inspect
 
@@ -64,7 +64,7 @@ def test_a_dummy_batch_is_like_a_real_one(task):
 
 
 def test_the_terms_of_the_loss_are_means(task, params):
-    """Weights do not depend on the parameters, and rows that only fill a batch weigh nothing."""
+    """Weights do not depend on the parameters. Rows that only fill a batch have no weight."""
     batch = task.dummy_batch(6, 9, seed=1)
 
     def loss(params, batch):
@@ -83,7 +83,7 @@ def test_the_terms_of_the_loss_are_means(task, params):
         }
 
     filled = {name: np.concatenate([x, without(batch)[name]]) for name, x in batch.items()}
-    # Dropout would draw other bits for another shape: evaluation has none.
+    # Use evaluation, which has no dropout: dropout would draw other bits for another shape.
     plain, more = (task.evaluate(params, b, True)[0] for b in (batch, filled))
     assert plain
     for name, mean in plain.items():

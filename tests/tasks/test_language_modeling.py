@@ -1,4 +1,4 @@
-"""The language model, from a prompt to its continuation."""
+"""Language model: continuations of prompts, and scores."""
 
 import flax.linen as nn
 import jax
@@ -25,7 +25,7 @@ def predict(config, workdir, prompts, greedy=True):
 
 
 def test_a_continuation_is_what_the_model_finds_most_probable_after_the_prompt(config, tmp_path):
-    """Without a cache, position by position. Padding, begin and end are not part of any text."""
+    """Compare with a loop over positions without a cache. Padding, begin and end are not part of a text."""
     prompts = ["ek", "ak ek it ak", "e"]
     task, params, found = predict(config, tmp_path / "run", prompts)
     tokenizer = task.corpus.tokenizers["text"]
@@ -51,7 +51,7 @@ def test_drawn_continuations_are_several_and_repeatable(config, tmp_path):
     config.decoding.temperature, config.decoding.n_best = 1.0, 3
     _, _, (first, second) = predict(config, tmp_path / "run", ["ek", "ek"], greedy=False)
     assert len(first["continuations"]) == 3
-    assert first != second  # each record has its own draws
+    assert first != second  # every record has its own draws
     assert predict(config, tmp_path / "run", ["ek", "ek"], greedy=False)[2] == [first, second]
 
 

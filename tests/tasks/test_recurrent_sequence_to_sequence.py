@@ -1,4 +1,4 @@
-"""The sequence-to-sequence task with a recurrent model: nothing else differs."""
+"""Sequence-to-sequence task with a recurrent model instead of a Transformer."""
 
 import flax.linen as nn
 import jax

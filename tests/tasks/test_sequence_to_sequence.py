@@ -1,4 +1,4 @@
-"""The sequence-to-sequence task, from text to scores, on a corpus of dummy words."""
+"""Sequence-to-sequence task, from text to scores, on a corpus of made-up words."""
 
 import json
 
@@ -20,7 +20,7 @@ from transformer_jax.models.transformer import shift_right
 from transformer_jax.training.evaluation import Evaluator
 from transformer_jax.training.sharding import make_mesh
 
-BOS, EOS = 1, 2  # of tokenizers that are trained here
+BOS, EOS = 1, 2  # ids of tokenizers trained by this package
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def task(tiny, tmp_path):
 
 @pytest.fixture(scope="module")
 def params(tmp_path_factory):
-    """Of every config here that has the sizes of `tiny`."""
+    """Parameters for every config in this module that has the sizes of `tiny`."""
     return new_params(make_task(parse(small("sequence_to_sequence", tmp_path_factory.getbasetemp())), None))
 
 
@@ -49,7 +49,7 @@ def new_params(task):
 
 
 def loss_of(task, params, batch):
-    """sum and weight, without dropout and smoothing."""
+    """Return the sum and the weight of the loss, without dropout and smoothing."""
     return jax.jit(lambda params, batch: task.evaluate(params, batch, True)[0]["loss"])(params, batch)
 
 
@@ -94,7 +94,7 @@ def test_a_source_of_spaces_is_empty(tiny, tmp_path):
 
 
 def test_loss_sees_no_padding(task, params, arrays):
-    """More padding, in rows or columns and of any id, changes neither sum nor weight."""
+    """More padding, in rows or columns and with any id, changes neither the sum nor the weight."""
     plain = loss_of(task, params, arrays)
     assert plain.weight == arrays["target_length"].sum()
     for filler in (0, 7):
@@ -111,7 +111,7 @@ def test_loss_sees_no_padding(task, params, arrays):
 
 
 def test_loss_does_not_leak_its_label(task, params, arrays):
-    """The prediction of token t must not see token t: logits up to it do not move when it does, later ones do."""
+    """A change of token t must change later logits, but neither the logits for token t nor earlier ones."""
     row = int(arrays["target_length"].argmax())
     pair = {name: jnp.asarray(x[row : row + 1]) for name, x in arrays.items()}
     t = int(pair["target_length"][0]) // 2
@@ -130,7 +130,7 @@ def test_loss_does_not_leak_its_label(task, params, arrays):
 
 
 def next_token_logits(task, params, arrays, begin=BOS):
-    """Logits of every target token, of what is read before it; and which of the tokens are valid."""
+    """Return the logits of every target token given the tokens before it, and the mask of valid tokens."""
     source, target = arrays["source"], arrays["target"]
     read = np.concatenate([np.full_like(target[:, :1], begin), target[:, :-1]], axis=1)
     source_valid, valid = (
@@ -140,7 +140,7 @@ def next_token_logits(task, params, arrays, begin=BOS):
 
 
 def test_the_loss_is_the_cross_entropy_of_each_next_token(tiny, tmp_path, params):
-    """What the decoder reads is the target moved on by one; only training smooths."""
+    """The decoder reads the target, shifted by one. Only the training loss is smoothed."""
     tiny.model.dropout_rate = 0.0
     task = make_task(parse(tiny), tmp_path / "run")
     arrays = first_batch(task)
@@ -154,7 +154,7 @@ def test_the_loss_is_the_cross_entropy_of_each_next_token(tiny, tmp_path, params
 
 
 def predictions(tiny, tmp_path, params, lines, greedy=False, batch_size=8, **options):
-    """What `Evaluator.predict` returns with these keys of decoding."""
+    """Return the result of `Evaluator.predict` with these keys of decoding."""
     tiny.decoding.update(options)
     tiny.evaluation.batch_size = batch_size
     task = make_task(parse(tiny), tmp_path / "run")
@@ -209,18 +209,19 @@ def test_drawn_outputs_depend_on_seed_and_line_not_on_the_batch(tiny, tmp_path, 
     assert texts_alone == texts
     np.testing.assert_allclose(scores_alone, scores, rtol=1e-5)
     assert (texts[1], scores[1]) == (["", ""], [0.0, 0.0])
-    assert len(set(map(tuple, texts[::6] + texts[4::6]))) == 6, "the same line in another place is drawn anew"
+    assert len(set(map(tuple, texts[::6] + texts[4::6]))) == 6, "the same line has other draws in another place"
     others, _ = drawn(seed=4)
     assert all(a != b for a, b in zip(texts[::6], others[::6], strict=True))
 
 
 @pytest.mark.parametrize("implementation", ["einsum", "jax"])
 def test_attention_is_that_of_the_given_target_or_of_the_models_own(tiny, tmp_path, params, implementation):
-    """An implementation that returns no weights is replaced for this."""
+    """An implementation that returns no weights is replaced by one that does."""
     tiny.model.attention_implementation = implementation
     task = make_task(parse(tiny), tmp_path / "run")
     evaluator = Evaluator(task, make_mesh(task.config.mesh))
-    (own, (cross, *_)) = evaluator.attention(params, ["ek at", {"en": "ek at", "de": "dk"}])  # each by itself
+    # The first record has no target, the second one has.
+    (own, (cross, *_)) = evaluator.attention(params, ["ek at", {"en": "ek at", "de": "dk"}])
     assert "".join(cross.queries).replace("▁", "") == "dk</s>"
     assert "".join(cross.keys).replace("▁", "") == "ekat</s>"
     assert cross.weights.shape == (2, 8, len(cross.queries), len(cross.keys))
@@ -247,7 +248,7 @@ def test_score(task):
 
 
 def test_bleu_is_by_the_tokenizer_of_the_config_while_training_and_after(tiny, tmp_path):
-    """It may change in a workdir, also in one whose config.json was written before the key existed."""
+    """The key may change in a workdir, even if the config.json there was written before the key existed."""
     workdir = tmp_path / "run"
     run(tiny, workdir, training__steps=2, decoding__beam_size=1)
     stored = json.loads((workdir / "config.json").read_text())
@@ -317,7 +318,7 @@ FOREIGN = {
 
 
 def foreign_task(tiny: ConfigDict, workdir, names: list[str]):
-    """A task whose workdir has a tokenizer of these words and special tokens, numbered from 0."""
+    """Return a task whose workdir has a tokenizer of these words and special tokens, numbered from 0."""
     tokenizer = hugging_face.Tokenizer(hugging_face.models.WordLevel({name: i for i, name in enumerate(names)}))
     tokenizer.pre_tokenizer = hugging_face.pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens([name for name in names if not name.isalnum()])
@@ -333,8 +334,8 @@ def foreign_task(tiny: ConfigDict, workdir, names: list[str]):
     [("padding 1", (42, 41, 1)), ("no padding", (41, 40, None)), ("GPT-2", (50_256, 50_256, None))],
 )
 def test_tokenizers_of_others_with_any_special_ids(tiny, tmp_path, corpus, kind, special):
-    """An ordinary word has the id 0, which fills batches; nothing confuses it with padding."""
-    for split in ("train", "val", "test"):  # id 0 in every line, at its start or its end
+    """An ordinary word has the id 0, which also fills batches. It is never taken for padding."""
+    for split in ("train", "val", "test"):  # every line starts or ends with id 0
         for language, word in (("en", WORDS[0]), ("de", WORDS[0])):
             path = corpus / f"{split}.{language}"
             lines = path.read_text().splitlines()

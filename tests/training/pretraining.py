@@ -1,4 +1,4 @@
-"""A loss of two terms with different weights, like masked language modelling with next-sentence prediction."""
+"""Loss of two terms with different weights, like masked language modelling with next-sentence prediction."""
 
 from typing import Any
 
@@ -19,7 +19,10 @@ recorder = optax.GradientTransformation(lambda p: jax.tree.map(jnp.zeros_like, p
 
 
 class Pretraining:
-    """Masked tokens, then whether a second sentence follows, and a metric that could have a gradient."""
+    """Task that predicts masked tokens and whether a second sentence follows.
+
+    It also has a metric that could have a gradient.
+    """
 
     def loss(self, params: Any, batch: Any, key: Any, step: Any) -> dict[str, Mean]:
         logits = params["table"][batch["text"]]
@@ -38,7 +41,7 @@ def make_params() -> dict[str, np.ndarray]:
 
 
 def make_batch() -> dict[str, np.ndarray]:
-    """Rows have 0 to 5 masked tokens, and two thirds of them a second sentence."""
+    """Return rows with 0 to 5 masked tokens. Two thirds of the rows have a second sentence."""
     draw, row = np.random.default_rng(1), np.arange(ROWS)
     return {
         "text": draw.integers(0, VOCAB, (ROWS, LENGTH), np.int32),

@@ -49,7 +49,7 @@ def assert_same_bits(actual, expected):
 
 @pytest.fixture
 def opened(tmp_path):
-    """Opens Checkpoints on the test's directory, as a new process would; closes them afterwards."""
+    """Yield a function that opens Checkpoints like a new process. They are closed after the test."""
     all_opened = []
 
     def open_checkpoints(directory=tmp_path / "checkpoints", **changes) -> Checkpoints:
@@ -63,7 +63,7 @@ def opened(tmp_path):
 
 @pytest.fixture(scope="module")
 def two_steps(tmp_path_factory) -> pathlib.Path:
-    """Steps 10 and 20, to be copied before anything is done to them."""
+    """Folder with steps 10 and 20. Copy it before changing it."""
     directory = tmp_path_factory.mktemp("two_steps")
     checkpoints = Checkpoints(directory, make_config())
     for step in (10, 20):
@@ -153,7 +153,7 @@ def test_any_flipped_bit_of_the_manifest_is_noticed(damageable, opened):
     for at in range(0, len(content), 29):
         for bit in range(8):
             manifest.write_bytes(content[:at] + bytes([content[at] ^ (1 << bit)]) + content[at + 1 :])
-            if opened().newest() != 10:  # white space may change into white space, which changes nothing
+            if opened().newest() != 10:  # white space that becomes other white space is harmless
                 assert chr(content[at]).isspace(), (at, bit)
 
 
@@ -278,7 +278,7 @@ def test_discard_after_lets_the_steps_be_saved_again(damageable, opened, caplog)
     (damageable / "15.orbax-checkpoint-tmp").mkdir()
     (damageable / "notes").mkdir()
     checkpoints = opened()
-    checkpoints.restore_params(40, abstract(make_state()["params"]))  # Orbax has seen the steps
+    checkpoints.restore_params(40, abstract(make_state()["params"]))  # makes Orbax list the steps
     checkpoints.discard_after(20)
     assert sorted(path.name for path in damageable.iterdir()) == ["10", "20", "notes"]
     assert caplog.text.count("training continues from step 20") == 2
@@ -301,7 +301,7 @@ def test_keeps_the_latest_and_the_best_across_restarts(opened, metric, best):
         50: None,
         60: {"accuracy": 1.0},
     }
-    for step, metrics in scores.items():  # a new process for every step
+    for step, metrics in scores.items():  # open anew for every step, like a new process
         opened(keep_latest=2, keep_best=1, best_metric=metric).save(step, make_state(), {}, metrics)
     checkpoints = opened(best_metric=metric)
     assert checkpoints.verified() == [best, 50, 60]
@@ -339,7 +339,7 @@ def test_a_damaged_step_is_not_the_best(damageable, opened):
 def test_average_is_the_mean_in_float32(opened):
     checkpoints = opened()
     states = [make_state(seed) for seed in (1, 2, 3)]
-    for step in (2, 0, 1):  # Orbax alone would skip a step older than the newest
+    for step in (2, 0, 1):  # by itself, Orbax would skip a step older than the newest
         checkpoints.save(step, states[step], {})
     mean = checkpoints.average([0, 1, 2], abstract(states[0]["params"]))
     for name in ("decoder", "embedding"):

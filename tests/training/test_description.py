@@ -1,4 +1,4 @@
-"""describe: bytes are those of the real arrays; collectives are read off programs as XLA writes them."""
+"""Descriptions of a step: bytes are those of the real arrays, and collectives are read from XLA programs."""
 
 import json
 import subprocess
@@ -45,7 +45,7 @@ def test_collectives_are_counted_with_their_loops():
     assert guessed == 1
     assert set(found) == {
         Collective("all-gather", 4, 6, 6 * 16 * 8 * 4, 6 * 16 * 8 * 4 * 3 // 4),
-        Collective("all-gather", 2, 1, 40, 20),  # what comes out of it, not what goes in
+        Collective("all-gather", 2, 1, 40, 20),  # the bytes of its result, not of its operand
         Collective("all-reduce", 2, 6, 6 * (12 + 10), 6 * (12 + 10)),
         Collective("reduce-scatter", 4, 5 + 1, 6 * 4 * 32, 6 * 4 * 32 * 3 // 4),  # in the loop and in a branch
         Collective("collective-permute", 1, 1, 40, 40),
@@ -121,7 +121,10 @@ def test_the_table_says_what_is_an_estimate():
 
 @pytest.mark.slow
 def test_the_script_prints_json_without_data():
-    """4 × 2 devices are too many for the recipe's batches: it says what to set, and describes the step all the same."""
+    """The rows of the recipe's batches cannot be divided among 4 × 4 devices.
+
+    The script says which key to set, and describes the step all the same.
+    """
     command = [sys.executable, "scripts/describe.py", "--config=configs/ted_hrlr.py", "--mesh=data=4,fsdp=4", "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

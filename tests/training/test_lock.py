@@ -1,4 +1,4 @@
-"""One run at a time trains in a workdir, and a dead run's lock keeps nobody out."""
+"""Lock of a workdir: only one run trains there at a time, and the lock of a dead run is taken over."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def quick(monkeypatch):
 
 
 def owner(**changes) -> str:
-    """The lock of this very process, with changes."""
+    """Return the lock file of this process, with changes."""
     own = {"host": "vm", "pid": os.getpid(), "started": "2026-01-02 03:04:05 UTC", "token": "theirs"}
     own |= {"process_born": lock._birth(os.getpid()), "machine": lock._machine(), "beats": 0}
     return json.dumps(own | changes)
@@ -35,7 +35,7 @@ def owner(**changes) -> str:
 
 @pytest.fixture
 def left(tmp_path):
-    """Leave a lock in a workdir."""
+    """Return a function that leaves a lock in a workdir."""
 
     def leave(text: str) -> Path:
         (tmp_path / "run").mkdir()
@@ -47,7 +47,7 @@ def left(tmp_path):
 
 @pytest.fixture(scope="module")
 def dead() -> int:
-    """The number of a process that has ended."""
+    """Process id of a process that has ended."""
     process = subprocess.Popen(["true"])
     process.wait()
     return process.pid
@@ -59,7 +59,7 @@ def test_it_is_held_for_the_time_of_the_run(tmp_path):
         assert told["pid"] == os.getpid()
         with pytest.raises(InUse, match=rf"--workdir=.*is in use: process {os.getpid()} on \S+ \(started 20.* UTC\)"):
             held(tmp_path / "new" / "run").__enter__()
-        time.sleep(0.2)  # the refused one leaves it alone
+        time.sleep(0.2)  # the refused run leaves the lock alone
         assert json.loads((tmp_path / "new" / "run" / "lock.json").read_text()) == told
     assert list((tmp_path / "new" / "run").iterdir()) == []
     with pytest.raises(KeyError), held(tmp_path):
@@ -92,7 +92,7 @@ def test_a_dead_runs_lock_is_taken_over_at_once(left, dead, changes, caplog):
     zombie.wait()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere only a process's number tells")
+@pytest.mark.skipif(sys.platform != "linux", reason="the start time of a process is known on Linux only")
 def test_another_users_process_that_cannot_be_looked_at_lives(monkeypatch):
     def forbidden(*_):
         raise PermissionError
@@ -211,7 +211,7 @@ def test_a_lock_that_is_no_file(tmp_path, make):
 
 
 def test_a_heartbeat_writes_no_byte(tmp_path, monkeypatch):
-    """A run on a full disk lives until it must save."""
+    """The heartbeat must work on a full disk, where a run continues until it has to save."""
     with held(tmp_path):
         monkeypatch.setattr(lock._Lock, "_write", lambda self: pytest.fail("written"))
         before = os.stat(tmp_path / "lock.json").st_mtime
@@ -220,7 +220,7 @@ def test_a_heartbeat_writes_no_byte(tmp_path, monkeypatch):
 
 
 def test_in_a_bucket(monkeypatch):
-    """Nothing there can be made exclusively: of two, the last to write keeps the lock."""
+    """A bucket has no exclusive creation of files. If two runs write a lock, the last one holds it."""
     pytest.importorskip("gcsfs", reason="no gcsfs: pip install 'transformer_jax[gcs]'")
     with served() as (store, environment):
         for name, value in environment.items():
@@ -251,7 +251,7 @@ def test_in_a_bucket(monkeypatch):
             held(workdir).__enter__()
         refused.set()
         other.join()
-        with held(workdir):  # it has died meanwhile
+        with held(workdir):  # the other run has died
             assert json.loads(store.objects[key][0])["token"] != "theirs"
 
         monkeypatch.setattr(lock, "SETTLE", 1.0)
@@ -264,7 +264,7 @@ def test_in_a_bucket(monkeypatch):
 
 @pytest.fixture
 def running(recipe, tmp_path):
-    """A run of its own process that has saved its first checkpoint and would go on for long."""
+    """Run in a process of its own, which has saved its first checkpoint and has many steps left."""
     workdir = tmp_path / "run"
     options = [f"--config={recipe}", f"--workdir={workdir}", "--config.training.steps=100000"]
     options += ["--config.training.evaluate_every=100000", "--config.checkpoint.keep_best=0"]
@@ -311,7 +311,7 @@ def test_after_a_kill_the_next_run_starts_at_once(running, monkeypatch):
 
 
 def test_a_run_that_has_learned_nothing_yet_keeps_its_tokenizers(tiny, tmp_path):
-    """Before the first checkpoint, another config would begin anew."""
+    """Before the first checkpoint, another config would start over. The lock prevents this."""
     with held(tmp_path):
         (tmp_path / "config.json").write_text("{}")
         (tmp_path / "tokenizer.json").write_text("{}")

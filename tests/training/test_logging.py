@@ -1,4 +1,4 @@
-"""Rows, TensorBoard events and listeners."""
+"""Rows of metrics, TensorBoard events and listeners."""
 
 import io
 import json
@@ -14,7 +14,7 @@ from transformer_jax.training.logging import Display, MetricsWriter, Pace, json_
 
 def test_rows_are_lines_and_events(tmp_path):
     writer = MetricsWriter(tmp_path, 0)
-    assert not list(tmp_path.glob("events*"))  # TensorBoard is imported for the first row
+    assert not list(tmp_path.glob("events*"))  # TensorBoard starts with the first row
     writer.write(3, "val", {"loss": 1.5, "bleu_signature": "x"})
     writer.close()
     (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
@@ -69,7 +69,7 @@ def test_lines_come_by_time_not_by_steps(monkeypatch, caplog):
         if display.is_due():
             display.show(step, "loss 1.000")
             shown.append(step)
-    assert shown[:4] == [0, 10, 20, 30]  # seconds
+    assert shown[:4] == [0, 10, 20, 30]  # one step takes one second
     assert shown[-1] - shown[-2] == 60
     assert f"step {shown[-1]}/10000  loss 1.000" in caplog.text
 

@@ -1,4 +1,4 @@
-"""Training as users run it: it learns, says what it does, and goes on bitwise after any interruption."""
+"""Training runs: they learn, report, and continue bitwise after any interruption."""
 
 import contextlib
 import itertools
@@ -28,7 +28,7 @@ from transformer_jax.workdir import claim
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """The config, workdir and last state of a run of 8 steps, to be copied before anything is done to them."""
+    """Config, workdir and last state of a run of 8 steps. Copy the workdir before changing it."""
     folder = tmp_path_factory.mktemp("finished")
     write_corpus(folder / "corpus")
     config = small("sequence_to_sequence", folder / "corpus")
@@ -38,7 +38,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture
 def copied(finished, tmp_path):
-    """A copy of the finished workdir."""
+    """Copy of the finished workdir."""
     return pathlib.Path(shutil.copytree(finished[1], tmp_path / "run"))
 
 
@@ -71,7 +71,7 @@ def test_resumed_run_is_bitwise_the_run_never_stopped(finished, tmp_path, caplog
 
 
 def test_rows_have_the_steps_own_loss_and_the_mean_since_the_last(tiny, tmp_path, monkeypatch):
-    """And every mean that the task gives, also those that are not part of the objective."""
+    """Rows also have every other mean of the task, including those that are not part of the objective."""
     loss = SequenceToSequence.loss
 
     def with_another(self, params, batch, key, step):
@@ -111,7 +111,7 @@ def test_ready_is_called_when_a_run_can_begin(tiny, tmp_path):
 
 @pytest.fixture
 def interruptible():
-    """Ctrl-C interrupts, which a shell's background jobs ignore."""
+    """Make Ctrl-C raise KeyboardInterrupt. Background jobs of a shell ignore it otherwise."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -120,7 +120,7 @@ def interruptible():
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_run_asked_to_stop_saves_and_goes_on(finished, tmp_path, monkeypatch, caplog, number):
-    """SIGTERM or Ctrl-C between two saves: the step is saved, and later is neither averaged nor kept."""
+    """SIGTERM or Ctrl-C between two saves saves the step. Later, this step is neither averaged nor kept."""
     config, _, whole = finished
     init = Engine.__init__
 
@@ -201,7 +201,10 @@ def test_a_run_that_diverges_is_stopped(tiny, tmp_path, caplog):
 
 
 def test_ruined_parameters_are_never_a_checkpoint(tiny, tmp_path):
-    """The first update is finite and ruins them: only the validation loss tells, or the next step's."""
+    """The first update is finite, but ruins the parameters.
+
+    Only the validation loss shows this, or the loss of the next step.
+    """
     tiny.optimizer.schedule, tiny.optimizer.learning_rate, tiny.optimizer.warmup_steps = "constant", 1e30, 0
     tiny.training.evaluate_every = tiny.checkpoint.every = tiny.training.log_every = 1
     with pytest.raises(Diverged, match=r"the validation loss of step 1 is (nan|inf)\. There is no earlier"):
@@ -272,7 +275,7 @@ def test_a_run_loaded_or_asked_wrongly(finished):
 
 
 def test_killed_in_the_middle_of_a_save(finished, copied, caplog):
-    """An unfinished step is passed over with a warning, and rows of steps that are trained again are cut."""
+    """The unfinished step is skipped with a warning. Rows of steps that are trained again are removed."""
     config, _, whole = finished
     for step in (6, 8):
         shutil.rmtree(copied / "checkpoints" / str(step))

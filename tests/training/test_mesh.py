@@ -1,4 +1,4 @@
-"""Meshes of fake devices compute what one device computes, and refuse batches that do not divide."""
+"""Meshes of fake devices give the results of one device, and reject batches that they cannot divide."""
 
 import json
 from pathlib import Path
@@ -47,8 +47,10 @@ print(json.dumps([found, shares]))
 
 
 def train(folder: Path, devices: int, steps: int, runs: list[tuple[int, ...]]) -> tuple[list, list]:
-    """Train once for each (data, fsdp, tensor, microbatches), with dropout. Return the runs' losses, and the share of
-    each array that the fullest device holds."""
+    """Train once for each (data, fsdp, tensor, microbatches), with dropout.
+
+    Return the losses of the runs, and the share of each array that the fullest device holds.
+    """
     write_corpus(folder / "corpus")
     config = small("sequence_to_sequence", folder / "corpus")
     config.model.num_heads, config.model.head_dim, config.model.value_dim = 8, 4, 4
@@ -59,7 +61,7 @@ def train(folder: Path, devices: int, steps: int, runs: list[tuple[int, ...]]) -
 
 
 def test_eight_devices_train_as_one(tmp_path):
-    """The losses are equal, with rows, parameters and heads sharded, and in microbatches."""
+    """The losses are equal with sharded rows, parameters and heads, and with microbatches."""
     (whole, halves), _ = train(tmp_path, 1, 3, [(1, 1, 1, 1), (1, 1, 1, 2)])
     (found_halves, found), _ = train(tmp_path, 8, 3, [(8, 1, 1, 2), (2, 2, 2, 1)])
     assert found_halves == pytest.approx(halves, rel=1e-5)
@@ -67,9 +69,9 @@ def test_eight_devices_train_as_one(tmp_path):
 
 
 def test_the_loss_runs_under_pmap_too(tmp_path):
-    """For research code: gradients summed over the devices by hand are those of the whole batch."""
+    """Gradients summed over devices by hand, as in research code, are those of the whole batch."""
     config = small("sequence_to_sequence", tmp_path)
-    config.model.dropout_rate = 0.0  # a device's share would draw other bits than the whole
+    config.model.dropout_rate = 0.0  # dropout would draw other bits for a part of the batch
     program = f"""
 import jax
 import jax.numpy as jnp
@@ -110,7 +112,7 @@ def test_every_mesh_trains_as_one_device_over_20_steps(tmp_path):
         print(f"{run}: {apart:.1e} from one device")
         assert apart < 1e-5, run
     assert set(shares[0].values()) == {1}
-    # FSDP: an eighth of every array, except of the heads' biases, whose axes are not sharded, and of the step's number.
+    # With FSDP, a device holds an eighth of every array, except for the heads' biases and the counts of steps.
     whole_arrays = {name for name, share in shares[1].items() if share != 1 / 8}
     assert {shares[1][name] for name in whole_arrays} == {1}
     assert all(name.endswith(("query/bias", "key/bias", "value/bias", "count")) for name in whole_arrays)
@@ -118,7 +120,7 @@ def test_every_mesh_trains_as_one_device_over_20_steps(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_goes_from_mesh_to_mesh(recipe, tmp_path):
-    """A run saved on 2 × 2 × 2 devices continues on one, and back, with the losses of a run that stayed."""
+    """A run moves from 2 × 2 × 2 devices to one and back. Its losses are those of a run that stays on one device."""
 
     def train(name: str, devices: int, steps: int, *mesh: int) -> list[float]:
         arguments = [f"--config={recipe}", f"--workdir={tmp_path / name}", f"--config.training.steps={steps}"]
@@ -146,7 +148,7 @@ def test_rows_that_do_not_divide_are_refused():
 
 @pytest.mark.parametrize("attention", ["additive", "scaled_dot", "multi_head"])
 def test_recurrent_gradients_are_those_of_one_device(attention):
-    """On a mesh with two devices along each of data, fsdp and tensor."""
+    """The mesh has two devices along each of data, fsdp and tensor."""
     config = shrink(get_config("rnn", attention), Path("none"))
     config.data.rows_multiple = 8
     config.model.update({"dropout_rate": 0.0, "teacher_forcing": 1.0, "vocab_multiple": 8})

@@ -1,4 +1,4 @@
-"""The parameters' moving average: its recursion in NumPy, resumed, sharded, evaluated; off, it costs nothing."""
+"""Moving average of the parameters: its recursion in NumPy, resuming, sharding, evaluation, no cost when off."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from transformer_jax.training.task import Mean
 
 
 class Pulling:
-    """Its gradient is that of the parameters' distance from the batch."""
+    """Task whose loss is the squared distance of the parameters from the mean of the batch."""
 
     def loss(self, params, batch, key, step):
         total = sum(((leaf - batch["x"].mean()) ** 2).sum() for leaf in jax.tree.leaves(params))
@@ -30,7 +30,7 @@ def start(optimizer, ema_decay):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30], ids=["nan", "inf", "overflow"])
 def test_a_step_without_a_finite_gradient_changes_nothing(bad):
-    """Neither parameters, optimizer state nor average; the next step goes on as if it had not been."""
+    """Parameters, optimizer state and average keep their values. The next step is an ordinary one."""
     optimizer = optax.adam(0.1)
     step = jax.jit(make_train_step(Pulling(), optimizer, seed=0, microbatches=1, ema_decay=0.5))
     before, _ = step(start(optimizer, 0.5), {"x": jnp.ones(4)})
@@ -43,7 +43,7 @@ def test_a_step_without_a_finite_gradient_changes_nothing(bad):
 
 @pytest.mark.parametrize("decay", [0.3, 0.5, 0.99])
 def test_the_average_is_the_recursion(decay):
-    """(1 + n) / (10 + n) reaches 0.3 at n = 2.86 and 0.5 at n = 8."""
+    """The warm-up of the decay, (1 + n) / (10 + n), reaches 0.3 at n = 2.86 and 0.5 at n = 8."""
     optimizer = optax.sgd(0.1)
     state = start(optimizer, decay)
     step = jax.jit(make_train_step(Pulling(), optimizer, seed=0, microbatches=1, ema_decay=decay))
@@ -65,11 +65,11 @@ def test_off_there_is_no_array_of_it(tiny, tmp_path):
     tiny.training.ema_decay = 0.9
     state = Engine(make_task(parse(tiny), tmp_path)).abstract_state
     assert len(jax.tree.leaves(state)) == len(jax.tree.leaves((plain, state.params)))
-    assert state.ema == state.params  # shapes, dtypes and shardings
+    assert state.ema == state.params  # equal shapes, dtypes and shardings
 
 
 def without_search(self, params, batch, greedy):
-    """Evaluate without translating, whose program takes long to compile."""
+    """Evaluate without the search, whose program takes long to compile."""
     rows = len(batch["source"])
     numbers = {name: jnp.zeros((rows, 1)) for name in ("scores", "log_probabilities")}
     return {"loss": self._cross_entropy(params, batch)}, {"tokens": jnp.full((rows, 1, 1), 2), **numbers}

@@ -1,4 +1,4 @@
-"""Schedules and Adam against NumPy float64; what decays; what clipping leaves alone."""
+"""Schedules and Adam against NumPy float64; weight decay; clipping."""
 
 import dataclasses
 
@@ -149,7 +149,7 @@ def test_every_parameter_decays_if_and_only_if_it_is_a_matrix(name):
 
 
 def test_the_models_have_every_name():
-    """Otherwise a line of DECAYS could be wrong without a failing test."""
+    """Every name in DECAYS must occur in a model, or a wrong line of DECAYS could go unnoticed."""
     found = set()
     for model in MODELS.values():
         for path, _ in jax.tree_util.tree_leaves_with_path(nn.unbox(boxed_parameters(model))):
@@ -286,7 +286,7 @@ def test_nothing_is_wrong_with_the_others(name):
 
 
 def test_cosine_without_room_and_nan_are_refused():
-    """warmup_steps = 0 counts as 1; a comparison with NaN is never true."""
+    """warmup_steps = 0 counts as 1, so decay_steps = 1 leaves no room. Comparisons with NaN are never true."""
     config = OptimizerConfig(schedule="cosine", warmup_steps=0, decay_steps=1)
     assert [name for name, _ in config.problems()] == ["decay_steps"]
     config = OptimizerConfig(learning_rate=float("nan"), clip_norm=float("nan"))

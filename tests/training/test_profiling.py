@@ -1,4 +1,4 @@
-"""Peaks of devices, and traces of chosen steps."""
+"""Peak rates of devices, and traces of chosen steps."""
 
 import itertools
 
@@ -7,7 +7,7 @@ import pytest
 
 from transformer_jax.training import profiling
 
-PEAK_FLOPS = profiling.peak_flops  # the fixtures of all tests replace it
+PEAK_FLOPS = profiling.peak_flops  # a fixture of conftest.py replaces it in all tests
 
 
 def test_matrix_rate_is_that_of_products(monkeypatch):
@@ -28,7 +28,7 @@ class Device:
         ("TPU v5 lite", "float32", 8, 8 * 197e12),
         ("TPU v5", "bfloat16", 2, 918e12),
         ("TPU v6 lite", "bfloat16", 1, 918e12),
-        ("TPU7x", "bfloat16", 2, 2307e12),  # one chip
+        ("TPU7x", "bfloat16", 2, 2307e12),  # the two devices of one chip
         ("NVIDIA A100-SXM4-80GB", "float32", 1, 156e12),
         ("NVIDIA H100 80GB HBM3", "bfloat16", 8, 8 * 989.5e12),
         ("NVIDIA H100 PCIe", "bfloat16", 1, 756.5e12),

@@ -1,4 +1,4 @@
-"""Every axis has a rule; sizes that do not divide are refused by name; batches reach the devices whole and padded."""
+"""Sharding: a rule for every axis, named errors for sizes that do not divide, and batches placed on devices."""
 
 import dataclasses
 from typing import ClassVar
@@ -70,7 +70,7 @@ def test_every_axis_of_an_activation_has_a_rule(tiny, tmp_path, monkeypatch):
 
     monkeypatch.setattr(layers.nn, "with_logical_constraint", look)
     task = make_task(parse(tiny), tmp_path)
-    task.fingerprint(training=True)  # learns the tokenizers, whose ids `evaluate` needs
+    task.fingerprint(training=True)  # trains the tokenizers, whose ids `evaluate` needs
     params, batch = jax.eval_shape(task.init, jax.random.key(0)), task.dummy_batch(8, 12, seed=1)
     jax.eval_shape(task.loss, nn.unbox(params), batch, jax.random.key(0), 0)
     jax.eval_shape(lambda params: task.evaluate(params, batch, greedy=True), nn.unbox(params))
@@ -98,7 +98,7 @@ def test_sizes_that_do_not_divide_are_refused_with_the_key():
 
 
 class CountedPlan(Plan):
-    """Batches of 6 and 8 rows: batch i holds the examples from 10 i on."""
+    """Plan of batches with 6 and 8 rows. Batch i holds the examples from 10 i on."""
 
     shapes: ClassVar = [(6, 2), (8, 2)]
 
@@ -111,7 +111,7 @@ class CountedPlan(Plan):
 
 
 def counted(loaded):
-    """Batches whose rows are their example's index; -1 in fillers. `loaded` notes what is loaded."""
+    """Return batches whose rows are the index of their example, or -1 in fillers. `loaded` records the loaded rows."""
 
     def load(batch):
         loaded.append((batch.number, batch.indices.tolist()))
@@ -131,7 +131,7 @@ def test_batches_reach_the_devices():
 
 
 def test_a_process_loads_the_rows_of_its_devices_only(monkeypatch):
-    """As if its devices held the second half; evaluation loads all rows."""
+    """Pretend that the process has the second half of a batch's rows. Evaluation loads all rows."""
     loaded, placed = [], []
     monkeypatch.setattr(sharding, "rows_here", lambda sharding, rows: slice(rows // 2, rows))
     monkeypatch.setattr(sharding, "place", lambda arrays, mesh, rows, first: placed.append((rows, first)))

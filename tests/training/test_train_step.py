@@ -1,4 +1,4 @@
-"""The training step: microbatches are the whole batch, keys are folded, and one step has stored values."""
+"""Training step: microbatches give the result of the whole batch, keys are folded, one step has stored values."""
 
 import dataclasses
 import functools
@@ -39,7 +39,7 @@ CONFIG = TransformerConfig(
     dropout_rate=0.0,
     vocab_multiple=8,
 )
-# Rows differ in their number of target tokens, so that a mean of means is not the mean.
+# Rows differ in their number of target tokens, so a mean of means is not the mean.
 BATCH = {
     "source": np.array(
         [[3, 4, 5, 6, 2], [7, 2, 0, 0, 0], [8, 9, 2, 0, 0], [10, 3, 7, 2, 0], [5, 5, 5, 5, 2], [4, 10, 2, 0, 0]]
@@ -53,7 +53,7 @@ BATCH = {
 
 
 class Copying:
-    """What the step needs of a task."""
+    """Task with only the methods that a training step needs."""
 
     def __init__(self, config=CONFIG):
         self.model = Transformer(config)
@@ -80,7 +80,7 @@ class Copying:
 
 
 class Simple:
-    """A task of one parameter and one function of (kernel, batch, key, step)."""
+    """Task of one parameter and one function of (kernel, batch, key, step)."""
 
     def __init__(self, loss):
         self._loss = loss
@@ -100,7 +100,7 @@ def simple_state():
 
 @pytest.fixture(scope="module")
 def recorded():
-    """A state, and that and the metrics after one step with the whole batch."""
+    """An initial state, and the state and metrics after one step with the whole batch."""
     state = init_state(parameters(), recorder)
     return state, *jax.jit(make_train_step(Copying(), recorder, seed=0, microbatches=1))(state, BATCH)
 
@@ -125,7 +125,7 @@ def test_microbatches_give_the_loss_and_the_gradient_of_the_whole_batch(recorded
     expected, found = leaves(whole.opt_state), leaves(parts.opt_state)
     largest = max(np.abs(gradient).max() for gradient in expected.values())
     for name, gradient in expected.items():
-        if name.endswith("key/bias"):  # softmax does not see it: its gradient is zero but for rounding
+        if name.endswith("key/bias"):  # softmax is invariant to it: its gradient is only rounding
             assert np.abs(gradient).max() <= 1e-6 * largest
         else:
             assert np.abs(found[name] - gradient).max() <= 1e-5 * np.abs(gradient).max(), name
@@ -168,7 +168,7 @@ def keys_of(seed, step, microbatches):
 
 @pytest.mark.parametrize("microbatches", [1, 3])
 def test_weights_may_be_drawn(microbatches):
-    """As masked language modelling draws the tokens that it masks: value and weight see the same numbers."""
+    """Weights may be random, e.g. in masked language modelling. Value and weight must see the same draw."""
 
     def loss(kernel, batch, key, step):
         drawn = jax.random.bernoulli(key, 0.5, batch["source"].shape) * 1.0
@@ -205,7 +205,10 @@ STORED = [
 
 @functools.cache
 def adam_step():
-    """A first state and a step with decay and clipping; a large ε, so that no gradient's sign decides alone."""
+    """Return an initial state, and a training step with weight decay and clipping.
+
+    ε is large, so that an update depends on the size of a gradient and not on its sign alone.
+    """
     task = Copying()
     config = OptimizerConfig(
         schedule="constant", learning_rate=0.01, warmup_steps=2, weight_decay=0.1, epsilon=1e-2, clip_norm=1.0
@@ -215,7 +218,7 @@ def adam_step():
     )
 
     def fill(path, p):
-        """Biases other than zero: without, norm(x + ffn(x)) with ReLU is the same for x and 1.01 x."""
+        """Make biases nonzero. With zero biases and ReLU, norm(x + ffn(x)) is the same for x and 1.01 x."""
         return jnp.linspace(-0.5, 0.5, p.size).reshape(p.shape) if "bias" in jax.tree_util.keystr(path) else p
 
     state = init_state(jax.tree_util.tree_map_with_path(fill, parameters()), optimizer)
@@ -223,7 +226,10 @@ def adam_step():
 
 
 def one_step(state, step):
-    """Loss, gradient norm and sums of |p| after a step. No norm's scale is in it."""
+    """Return the loss, the gradient norm and sums of |p| after a step.
+
+    The scales of norms are not among the sums, so a changed scale shows only through its effects.
+    """
     state, metrics = step(state, BATCH)
     params = leaves(state.params)
     sums = {name: np.abs(params[name]).sum(dtype=np.float64) for name in STORED}
@@ -232,7 +238,7 @@ def one_step(state, step):
 
 
 def differences(found):
-    """What is not as stored, one line each."""
+    """Return one line for each value that differs from the stored one."""
     golden = json.loads(GOLDEN.read_text())
     assert found.keys() == golden.keys()
     return [
@@ -249,10 +255,10 @@ def test_one_step_gives_the_stored_values():
     changed = differences(found)
     assert not changed, "\n".join(
         [
-            f"one training step gives other numbers than {GOLDEN.name}:",
+            f"One training step gives other values than {GOLDEN.name}:",
             *changed,
-            "If nothing was meant to change, find what did: the tests of models, losses and optimizer narrow it down.",
-            "If it was, say why in the commit, with the values stored anew by",
+            "If this is not intended, find the cause: the tests of models, losses and optimizer narrow it down.",
+            "If it is intended, say why in the commit, and store the new values with",
             "UPDATE_GOLDEN=1 python -m pytest tests/training/test_train_step.py",
         ]
     )
@@ -310,7 +316,7 @@ print(json.dumps([step_on(mesh, parts) for mesh in ((8, 1, 1), (2, 2, 2)) for pa
 
 
 def test_terms_with_different_weights_add_up_to_the_sum_of_their_means():
-    """With 1 and 4 microbatches, on 1 device and on 8: the objective is "masked" + SCALE · "follows"."""
+    """The objective is "masked" + SCALE · "follows", with 1 or 4 microbatches, on 1 or 8 devices."""
     batch = make_batch()
     for weights in (batch["masked"].sum(axis=1), batch["paired"]):
         assert len({weights[part::4].sum() for part in range(4)}) > 1
@@ -320,7 +326,7 @@ def test_terms_with_different_weights_add_up_to_the_sum_of_their_means():
     for metrics, found in [step_on((1, 1, 1), parts) for parts in (1, 4)] + eight:
         assert {name: metrics[name] for name in means} == pytest.approx(means, rel=1e-5)
         assert metrics["loss"] == pytest.approx(means["masked"] + SCALE * means["follows"], rel=1e-5)
-        assert metrics["weight"] == batch["masked"].sum()  # of the first term
+        assert metrics["weight"] == batch["masked"].sum()  # weight of the first term
         for name, expected in gradient.items():
             np.testing.assert_allclose(found[name], expected, atol=1e-5 * np.abs(expected).max())
 
@@ -328,7 +334,7 @@ def test_terms_with_different_weights_add_up_to_the_sum_of_their_means():
 @pytest.mark.parametrize("microbatches", [1, 3])
 @pytest.mark.parametrize("value", [7.0, np.nan])
 def test_metrics_of_scale_0_are_reported_and_have_no_gradient(microbatches, value):
-    """Not even where they are not finite."""
+    """Metrics that are not finite have no gradient either."""
 
     def loss(kernel, batch, key, step):
         rows = jnp.float32(len(batch["source"]))

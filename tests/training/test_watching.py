@@ -1,4 +1,4 @@
-"""What a run reports while it goes on: its first batch, utilization, compilations."""
+"""Reports of a run in progress: its first batch, utilization, compilations."""
 
 import itertools
 import types
@@ -14,7 +14,7 @@ from transformer_jax.training.task import Work
 
 
 def test_a_run_shows_its_first_batch_and_its_utilization(tiny, tmp_path, monkeypatch, caplog):
-    """Utilization is the useful FLOPs over time and peak."""
+    """Utilization is the number of useful FLOPs, divided by time and peak rate."""
     monkeypatch.setattr(profiling, "peak_flops", lambda dtype: ("mfu", 1e6))
     seconds = itertools.chain([0.0], itertools.repeat(4.0))
     monkeypatch.setattr(loop.Pace, "seconds", lambda self: next(seconds))
@@ -37,7 +37,7 @@ def test_a_run_shows_its_first_batch_and_its_utilization(tiny, tmp_path, monkeyp
 
 
 def pairs():
-    """A filler row and two pairs."""
+    """Return arrays of a filler row and two pairs."""
     arrays = {side: np.array([[0, 0, 0], [5, 6, 2], [7, 2, 0]], np.int32) for side in ("source", "target")}
     lengths = {f"{side}_length": np.array([0, 3, 2], np.int32) for side in ("source", "target")}
     return {**arrays, **lengths, "index": np.array([-1, 4, 2], np.int32)}
@@ -45,7 +45,7 @@ def pairs():
 
 @pytest.fixture(scope="module")
 def taught(tmp_path_factory):
-    """A task with its tokenizers."""
+    """A task with trained tokenizers."""
     folder = tmp_path_factory.mktemp("taught")
     write_corpus(folder / "corpus")
     task = make_task(parse(small("sequence_to_sequence", folder / "corpus")), folder)
@@ -69,7 +69,7 @@ def test_a_batch_that_must_be_wrong_is_refused(taught, damage, message):
         arrays[name][2] = row
     with pytest.raises(ValueError, match=message):
         taught.preview(arrays)
-    arrays["index"][2] = -1  # what only fills the batch is not looked at
+    arrays["index"][2] = -1  # filler rows are not checked
     assert len(taught.preview(arrays)) == 4
 
 
@@ -89,7 +89,7 @@ def test_more_compilations_than_shapes_are_warned_of(caplog):
     compiled.check()
     assert not compiled.compile(0.0, batch)
     assert [record.getMessage() for record in caplog.records] == ["compiled the step for x (2, 3): 1 of at most 1"]
-    step(0, batch)  # another type
+    step(0, batch)  # a batch of another type compiles again
     for _ in range(2):
         compiled.check()
     (warning,) = caplog.records[1:]
@@ -97,7 +97,7 @@ def test_more_compilations_than_shapes_are_warned_of(caplog):
 
 
 def test_no_more_than_a_few_steps_are_under_way(monkeypatch):
-    """Else a run that is asked to stop has to compute all that it has called before it can save."""
+    """A run that is asked to stop must finish the steps under way before it can save."""
     report, waited = object.__new__(loop._Report), []
     report._pending, report._work, report._first, report._last = [], Work(0, 0.0), -1, 9
     report._display = types.SimpleNamespace(is_due=lambda: False)

@@ -60,7 +60,7 @@ class CheckpointError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-    """When to save, and which steps to keep: the latest ones, plus those with the best score."""
+    """Interval of saves, and the number of steps to keep: the latest ones, plus those with the best score."""
 
     every: int = 1000  # steps between saves
     keep_latest: int = 5
