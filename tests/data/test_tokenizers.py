@@ -11,7 +11,7 @@ from conftest import real_data
 import transformer_jax.data.tokenizers as module
 from transformer_jax.data.sources import parallel_files
 from transformer_jax.data.tokenizer_training import KINDS, train_tokenizer
-from transformer_jax.data.tokenizers import SPECIALS, Tokenizer, TokenizerError
+from transformer_jax.data.tokenizers import BERT_SPECIALS, SPECIALS, Tokenizer, TokenizerError
 
 PAD_ID, BOS_ID, EOS_ID, UNK_ID = range(4)
 
@@ -19,10 +19,24 @@ LINES = [
     "Ein Hund läuft über die Wiese .",
     "Two dogs , both <brown> , run </s> here  and there .",
     "  the 日本 café\twas closed",
-    "<pad> <s> </s> <unk> x</s> </s>y x</s> </s>y <unk> <pad>x",
+    "<pad> <s> </s> <unk> x</s> </s>y x</s> </s>y <unk> <pad>x [MASK] [SEP] [CLS]x [PAD] [SEP] [MASK]",
     "Straße",
 ] * 3
-ODD = ["", " ", "  ", " a", "a ", "a  b", "</s>", "<pad>", " </s> <pad>", "a</s>b", "<s> <unk> a"]
+ODD = [
+    "",
+    " ",
+    "  ",
+    " a",
+    "a ",
+    "a  b",
+    "</s>",
+    "<pad>",
+    " </s> <pad>",
+    "a</s>b",
+    "<s> <unk> a",
+    "[MASK] x[SEP]",
+    "[CLS]",
+]
 
 
 def train(kind, **arguments):
@@ -37,16 +51,22 @@ def ids(tokenizer, line):
 def test_training_is_deterministic_and_specials_come_first(kind):
     tokenizer = train(kind)
     assert train_tokenizer(kind, iter(LINES), 400).sha256 == tokenizer.sha256
-    assert tokenizer.tokens(range(4)) == list(SPECIALS)
-    assert (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id) == (0, 1, 2, 3)
-    assert 4 < tokenizer.size <= 400
+    if kind == "bert":
+        assert tokenizer.tokens(range(5)) == list(BERT_SPECIALS) == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+        assert special_ids(tokenizer) == (0, 2, 3, 1, 4)
+    else:
+        assert tokenizer.tokens(range(4)) == list(SPECIALS) == ["<pad>", "<s>", "</s>", "<unk>"]
+        assert special_ids(tokenizer) == (0, 1, 2, 3, None)
+    added = json.loads(tokenizer.to_json())["added_tokens"]
+    assert [token["content"] for token in added] == list(BERT_SPECIALS if kind == "bert" else SPECIALS)
+    assert 5 < tokenizer.size <= 400
     used = tokenizer.tokens(range(tokenizer.size))
     assert len(set(used)) == tokenizer.size
     assert "" not in used
     assert tokenizer.tokens([tokenizer.size]) == [""]
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "unigram"])
+@pytest.mark.parametrize("kind", ["wordpiece", "bert", "unigram"])
 def test_every_process_trains_the_same(kind):
     """The library's trainers number pieces in the order of a hash map and break ties by number."""
     code = (
@@ -90,6 +110,39 @@ def test_wordpiece_cuts_from_the_left_into_the_longest_pieces():
     assert tokenizer.tokens(ids(tokenizer, "unable untable")) == ["unable", "un", "##t", "##able"]
 
 
+def test_bert_restores_words_and_joins_most_punctuation():
+    tokenizer = train("bert")
+    for line, restored in {
+        LINES[0]: "Ein Hund läuft über die Wiese.",
+        "Two dogs, the <brown>": "Two dogs, the < brown >",
+        "  here\u200b\tand\0 there ": "here and there",
+        "日本the": "日 本 the",
+        "[MASK] x[SEP] [CLS]": "[ MASK ] x [ SEP ] [ CLS ]",
+        "the c☃t Hun☃, here " + "a" * 101: "the [UNK] [UNK], here [UNK]",
+    }.items():
+        assert tokenizer.decode([tokenizer.bos_id, *ids(tokenizer, line), tokenizer.eos_id]) == restored
+    assert tokenizer.decode([tokenizer.mask_id, *ids(tokenizer, "Hund")]) == "[MASK] Hund"
+
+
+@pytest.mark.parametrize(("lowercase", "pieces"), [(True, "cafe naive"), (False, "Café naïve")])
+def test_bert_strips_accents_with_case(lowercase, pieces):
+    tokenizer = train_tokenizer("bert", ["Café naïve", "Cafe\u0301 nai\u0308ve"] * 9, 90, lowercase=lowercase)
+    assert tokenizer.tokens(ids(tokenizer, "Café naïve")) == pieces.split()
+
+
+def test_bert_leaves_rare_characters_out():
+    lines = ["aab aab ü日", "abé baa"]
+    everything, common = (train_tokenizer("bert", lines, 99, min_count=count) for count in (1, 2))
+    assert [t.tokens(ids(t, "aaba é baü")) for t in (everything, common)] == [
+        ["aab", "##a", "é", "b", "##a", "##ü"],
+        ["aab", "##a", "[UNK]", "[UNK]"],
+    ]
+    with pytest.raises(TokenizerError, match="No character occurs min_count=9 times in 2 lines: lower it"):
+        train_tokenizer("bert", lines, 99, min_count=9)
+    with pytest.raises(TokenizerError, match=r"is too small for bert.* at least 9. Raise it, or raise min_count"):
+        train_tokenizer("bert", lines, 8, min_count=2)
+
+
 def test_unigram_takes_the_likeliest_pieces():
     tokenizer = train_tokenizer("unigram", [" ".join(a + b for a in ("rot", "blau") for b in ("haus", "berg"))] * 9, 60)
     model = json.loads(tokenizer.to_json())["model"]["vocab"]
@@ -119,8 +172,9 @@ def test_text_never_becomes_padding_begin_or_end(kind, reload, tmp_path):
     if reload:
         tokenizer.save(tmp_path / "tokenizer.json")
         tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
+    special = {*special_ids(tokenizer)} - {tokenizer.unk_id}
     for line in LINES + ODD:
-        assert min(ids(tokenizer, line), default=UNK_ID) >= UNK_ID
+        assert not special.intersection(ids(tokenizer, line))
     if kind == "words":
         assert ids(tokenizer, "the </s> <unk>")[1:] == [UNK_ID, UNK_ID]
 
@@ -158,8 +212,8 @@ def test_encoding_word_by_word_is_encoding_lines(kind, lowercase, size, monkeypa
     monkeypatch.setattr(module, "CHUNK", size)
     monkeypatch.setattr(module, "REMEMBERED", 3 * size)
     tokenizer = train(kind, lowercase=lowercase)
-    gaps = ["", " ", "  ", "   ", "\t", " \t", "\t ", "\xa0", " \u2028", "\x1f", "\n", "\r", "\0"]
-    parts = ["Ein", "don't", "</s>", "##a", "▁x", "日☃☃本", "3rd", "!?", "ΑΣ"]
+    gaps = ["", " ", "  ", "   ", "\t", " \t", "\t ", "\xa0", " \u2028", "\x1f", "\n", "\r", "\0", "\u200b", "\ufffd"]
+    parts = ["Ein", "don't", "</s>", "##a", "▁x", "日☃☃本", "3rd", "!?", "ΑΣ", "\u0301é", "[SEP]"]
     made = [f"{gap}{a}{gap}{b} {a}{gap}" for gap in gaps for a in parts for b in parts]
     lines = LINES + ODD + ["\n", "\n\n"] + made + [line.strip() for line in made]
     encoded = tokenizer.encode(lines, end=EOS_ID)
@@ -251,7 +305,8 @@ def test_encoding_adds_and_cuts_nothing():
 @pytest.mark.parametrize("kind", KINDS)
 def test_lowercase(kind):
     tokenizer = train(kind, lowercase=True)
-    assert tokenizer.decode(ids(tokenizer, "EIN Hund LÄUFT")) == "ein hund läuft"
+    expected = "ein hund lauft" if kind == "bert" else "ein hund läuft"
+    assert tokenizer.decode(ids(tokenizer, "EIN Hund LÄUFT")) == expected
 
 
 def test_words_are_kept_by_count_then_alphabet():
@@ -297,7 +352,7 @@ def foreign(vocabulary, specials, unk=None):
 
 
 def special_ids(tokenizer):
-    return tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id
+    return tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id, tokenizer.mask_id
 
 
 def rows(ragged):
@@ -307,7 +362,7 @@ def rows(ragged):
 def test_special_ids_of_bert():
     vocabulary = {"[UNK]": 0, "[PAD]": 1, "a": 2, "[SEP]": 3, "[CLS]": 4, "b": 5}
     tokenizer = Tokenizer(foreign(vocabulary, ["[PAD]", "[UNK]", "[CLS]", "[SEP]"], unk="[UNK]").to_str())
-    assert special_ids(tokenizer) == (1, 4, 3, 0)
+    assert special_ids(tokenizer) == (1, 4, 3, 0, None)
     lines = ["b a", "", "a [SEP] x"]
     assert rows(tokenizer.encode(lines)) == [[5, 2], [], [2, 0, 0, 0, 0]]
     assert rows(tokenizer.encode(lines, begin=4, end=3)) == [[4, 5, 2, 3], [4, 3], [4, 2, 0, 0, 0, 0, 3]]
@@ -318,14 +373,14 @@ def test_special_ids_of_gpt2():
     """The end has the id 50256, there is no padding, and an ordinary token has the id 0."""
     vocabulary = {f"w{i}": i for i in range(50_256)} | {"<|endoftext|>": 50_256}
     tokenizer = Tokenizer(foreign(vocabulary, ["<|endoftext|>"]).to_str())
-    assert special_ids(tokenizer) == (None, 50_256, 50_256, None)
+    assert special_ids(tokenizer) == (None, 50_256, 50_256, None, None)
     assert rows(tokenizer.encode(["w0 w3", "w1"], end=tokenizer.eos_id)) == [[0, 3, 50_256], [1, 50_256]]
     assert tokenizer.decode([0, 3, 0, 2, 50_256, 1]) == "w0 w3 w0 w2"
 
 
 def test_a_tokenizer_without_special_ids():
     tokenizer = Tokenizer(foreign({"a": 0, "b": 1}, []).to_str())
-    assert special_ids(tokenizer) == (None,) * 4
+    assert special_ids(tokenizer) == (None,) * 5
     assert rows(tokenizer.encode(["a b", "b"])) == [[0, 1], [1]]
     assert tokenizer.decode([0, 1, 0]) == "a b a"
 
@@ -333,8 +388,8 @@ def test_a_tokenizer_without_special_ids():
 def test_special_ids_can_be_given():
     text = foreign({"a": 0, "stop": 1, "[SEP]": 2}, ["[SEP]"]).to_str()
     assert Tokenizer(text).eos_id == 2
-    tokenizer = Tokenizer(text, {"eos_id": 1, "pad_id": 0, "unk_id": None})
-    assert special_ids(tokenizer) == (0, None, 1, None)
+    tokenizer = Tokenizer(text, {"eos_id": 1, "pad_id": 0, "unk_id": None, "mask_id": 2})
+    assert special_ids(tokenizer) == (0, None, 1, None, 2)
     assert tokenizer.decode([2, 0, 1, 2]) == "[SEP]"
     with pytest.raises(TokenizerError, match=r"eos_id = 3, but the tokenizer has no such id: choose one below 3"):
         Tokenizer(text, {"eos_id": 3})
@@ -347,9 +402,9 @@ def test_special_ids_that_were_given_are_saved(tmp_path):
     tokenizer = Tokenizer(text, {"eos_id": 1, "pad_id": 0})
     tokenizer.save(tmp_path / "tokenizer.json")
     loaded = Tokenizer.load(tmp_path / "tokenizer.json")
-    assert special_ids(loaded) == special_ids(Tokenizer(tokenizer.to_json())) == (0, None, 1, None)
+    assert special_ids(loaded) == special_ids(Tokenizer(tokenizer.to_json())) == (0, None, 1, None, None)
     assert loaded.sha256 == tokenizer.sha256 != Tokenizer(text).sha256
-    assert special_ids(Tokenizer(loaded.to_json(), {"eos_id": 2})) == (0, None, 2, None)
+    assert special_ids(Tokenizer(loaded.to_json(), {"eos_id": 2})) == (0, None, 2, None, None)
     assert "special_ids" not in Tokenizer(text).to_json()
     with pytest.raises(TokenizerError, match="eos_id = 9, but the tokenizer has no such id"):
         Tokenizer(tokenizer.to_json().replace('"eos_id": 1', '"eos_id": 9'))
@@ -404,7 +459,7 @@ def test_empty_corpus(kind, lines):
 
 @pytest.mark.parametrize(
     ("kind", "minimum"),
-    [("bpe_bytes", 260), ("bpe_metaspace", 8), ("wordpiece", 10), ("unigram", 8), ("characters", 7)],
+    [("bpe_bytes", 260), ("bpe_metaspace", 8), ("wordpiece", 10), ("bert", 11), ("unigram", 8), ("characters", 7)],
 )
 def test_vocabulary_holds_specials_and_alphabet(kind, minimum):
     lines = ["ab", "cab"]

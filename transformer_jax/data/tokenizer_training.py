@@ -1,8 +1,8 @@
 """Train tokenizers. The same lines always give the same ids.
 
-The padding, begin, end and unknown ids are 0, 1, 2 and 3. Text is never encoded as one of the first three: a line that
-contains "</s>" is encoded as its characters (by `words`: as unknown). The kinds of tokenizers differ in what they
-restore, i.e. in decode(encode(text)):
+The padding, begin, end and unknown ids are 0, 1, 2 and 3; those of `bert` are 0, 2, 3 and 1, and its mask id is 4. Text
+is never encoded as a special token other than the unknown one: a line that contains "</s>" is encoded as its characters
+(by `words`: as unknown). The kinds of tokenizers differ in what they restore, i.e. in decode(encode(text)):
 
 - `bpe_bytes`: BPE over bytes, as in GPT-2. Restores any text, without unknowns. No space is put before a line, so
   decode(a + b) == decode(a) + decode(b) if both consist of whole characters.
@@ -16,6 +16,11 @@ restore, i.e. in decode(encode(text)):
   already split into tokens. A word with an unseen character or with more than 100 characters becomes one unknown. So
   does "##", or the name of a special token, at the start of a word. Differs: pieces are merged by count, not by
   likelihood (Schuster and Nakajima 2012, section 2); punctuation is not split off.
+- `bert`: BERT's WordPiece (Devlin et al. 2019). Each punctuation mark, symbol of ASCII and Chinese character is a word
+  of its own; control characters are removed. Other words are split into pieces as by `wordpiece`. Restores the words,
+  joined by single spaces, but without a space before marks such as "." and "'": "don't stop." is restored, and "(a-b)"
+  becomes "( a - b )". A word with an unknown character or with more than 100 characters becomes one unknown. With
+  `lowercase=True`, accents are lost too. Differs: pieces are merged by count, as by `wordpiece`.
 - `words`: the words between whitespace. Restores them joined by single spaces; rare words become unknown.
 - `characters`: one id per character (code point). Restores the text if all its characters are known.
 
@@ -24,6 +29,7 @@ With `lowercase=True`, case is lost as well.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from collections import Counter
@@ -34,10 +40,10 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from transformer_jax.data import tokenizers as ours
-from transformer_jax.data.tokenizers import SPECIALS, Tokenizer, TokenizerError
+from transformer_jax.data.tokenizers import BERT_SPECIALS, NAMES, SPECIALS, Tokenizer, TokenizerError, bert
 
 UNK = "<unk>"
-KINDS = ("bpe_bytes", "bpe_metaspace", "wordpiece", "unigram", "words", "characters")
+KINDS = ("bpe_bytes", "bpe_metaspace", "wordpiece", "bert", "unigram", "words", "characters")
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +54,9 @@ def train_tokenizer(
     """Train a tokenizer with at most `vocab_size` ids, including special ids. The same lines give the same `sha256`.
 
     Words and characters that occur less than `min_count` times are left out of the vocabulary. For BPE and wordpiece,
-    `min_count` applies to merges instead, and the whole alphabet is kept. `words` keeps the most frequent words that
-    fit; the other kinds reject a `vocab_size` that is too small for their alphabet.
+    `min_count` applies to merges instead, and the whole alphabet is kept. For bert, it applies to characters and to
+    merges. `words` keeps the most frequent words that fit; the other kinds reject a `vocab_size` that is too small for
+    their alphabet.
 
     Raises:
         TokenizerError: the kind is unknown, there is no text, `vocab_size` is below the smallest possible, or
@@ -74,19 +81,25 @@ def _train(kind: str, lines: Sequence[str], vocab_size: int, min_count: int, low
     """Return the JSON of a trained tokenizer."""
     if not any(map(str.strip, lines)):
         raise TokenizerError(f"No text to train the tokenizer on: all {len(lines)} lines are empty.")
-    tokenizer = _untrained(kind, lowercase)
+    tokenizer, specials = _untrained(kind, lowercase), BERT_SPECIALS if kind == "bert" else SPECIALS
     if kind.startswith("bpe"):
         _train_bpe(tokenizer, lines, vocab_size, min_count, by_bytes=kind == "bpe_bytes")
         minimum = tokenizer.get_vocab_size()  # exceeds vocab_size only if special tokens and alphabet alone do
-    elif kind in ("wordpiece", "unigram"):
+    elif kind in ("wordpiece", "bert", "unigram"):
+        if kind == "bert":
+            lines = _frequent(tokenizer.normalizer, lines, min_count)
         _train_bpe(tokenizer, lines, 0)  # finds the alphabet
         alphabet = sorted(tokenizer.get_vocab().keys() - set(SPECIALS))
-        minimum = len(SPECIALS) + len(alphabet) * (2 if kind == "wordpiece" else 1)
-        if vocab_size >= minimum and kind == "wordpiece":
-            tokenizer.model = _wordpiece(tokenizer, lines, alphabet, vocab_size, min_count)
-        elif vocab_size >= minimum:
-            tokenizer.model = _unigram(tokenizer, lines, alphabet, vocab_size)
-        tokenizer.add_special_tokens(list(SPECIALS))
+        minimum = len(specials) + len(alphabet) * (1 if kind == "unigram" else 2)
+        if vocab_size >= minimum:
+            model = (
+                _unigram(tokenizer, lines, alphabet, vocab_size)
+                if kind == "unigram"
+                else _wordpiece(tokenizer, lines, alphabet, specials, vocab_size, min_count)
+            )
+            tokenizer = _untrained(kind, lowercase)  # the trainers leave special tokens of their own, e.g. "##a"
+            tokenizer.model = model
+            tokenizer.add_special_tokens(list(specials))
     else:
         vocabulary = _count(tokenizer.normalizer, lines, min_count, by_word=kind == "words")
         minimum = len(SPECIALS) + (1 if kind == "words" else len(vocabulary))
@@ -94,9 +107,10 @@ def _train(kind: str, lines: Sequence[str], vocab_size: int, min_count: int, low
         tokenizer.model = models.WordLevel(ids, unk_token=UNK)
         tokenizer.add_special_tokens(list(SPECIALS))
     if vocab_size < minimum:
+        other = "raise min_count" if kind == "bert" else f"use bpe_bytes (at least {len(SPECIALS) + 256})"
         raise TokenizerError(
             f"vocab_size={vocab_size} is too small for {kind}: the special tokens and the alphabet of these lines need "
-            f"at least {minimum}. Raise it, or use bpe_bytes (at least {len(SPECIALS) + 256})."
+            f"at least {minimum}. Raise it, or {other}."
         )
     return tokenizer.to_str()
 
@@ -116,21 +130,27 @@ def _train_bpe(
 
 
 def _wordpiece(
-    tokenizer: tokenizers.Tokenizer, lines: Sequence[str], alphabet: list[str], vocab_size: int, min_count: int
+    tokenizer: tokenizers.Tokenizer,
+    lines: Sequence[str],
+    alphabet: list[str],
+    specials: Sequence[str],
+    vocab_size: int,
+    min_count: int,
 ) -> models.Model:
     """Train WordPiece reproducibly.
 
     The trainer numbers "##a", "##b", … in the order of a hash map, and breaks ties between equal counts by number. They
     are passed as special tokens, which have fixed numbers. This also allows every known character anywhere in a word.
     """
-    first = [*SPECIALS, *("##" + character for character in alphabet)]
-    tokenizer.model = models.WordPiece(unk_token=UNK)
+    (unk,) = set(specials).intersection(NAMES["unk_id"])
+    first = [*specials, *("##" + character for character in alphabet)]
+    tokenizer.model = models.WordPiece(unk_token=unk)
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size, min_frequency=min_count, special_tokens=first, show_progress=False
     )
     tokenizer.train_from_iterator(lines, trainer, length=len(lines))
-    pieces = [*SPECIALS, *sorted(tokenizer.get_vocab().keys() - set(SPECIALS))]
-    return models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token=UNK)
+    pieces = [*specials, *sorted(tokenizer.get_vocab(with_added_tokens=False).keys() - set(specials))]
+    return models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token=unk)
 
 
 def _unigram(
@@ -161,6 +181,17 @@ def _unigram(
     return models.Unigram([*((special, 0.0) for special in SPECIALS), *scores], unk_id=SPECIALS.index(UNK))
 
 
+def _frequent(normalizer: Any, lines: Sequence[str], min_count: int) -> list[str]:
+    """Return normalized lines with a space in place of each character that occurs less than `min_count` times."""
+    lines = [normalizer.normalize_str(line) for line in lines]
+    counts = Counter(itertools.chain.from_iterable(lines))
+    rare = {ord(character): " " for character, count in counts.items() if count < min_count}
+    kept = [line.translate(rare) for line in lines] if rare else lines
+    if not any(map(str.strip, kept)):
+        raise TokenizerError(f"No character occurs min_count={min_count} times in {len(lines)} lines: lower it.")
+    return kept
+
+
 def _count(normalizer: Any, lines: Sequence[str], min_count: int, by_word: bool) -> list[str]:
     """Return words or characters, most frequent first. WordLevelTrainer would give a literal "<unk>" a second id."""
     counts: Counter[str] = Counter()
@@ -176,6 +207,8 @@ def _count(normalizer: Any, lines: Sequence[str], min_count: int, by_word: bool)
 
 def _untrained(kind: str, lowercase: bool) -> tokenizers.Tokenizer:
     """Return a tokenizer with an empty model, set up to normalize and split text and to join pieces again."""
+    if kind == "bert":
+        return bert({}, lowercase)
     normalizer: list[Any] = [normalizers.Lowercase()] if lowercase else []
     pieces: Any
     decoder: Any = None

@@ -1,7 +1,7 @@
 """Convert text to ids and back with Hugging Face `tokenizers`. A tokenizer is stored as one canonical JSON file.
 
-Any tokenizer of that library can be loaded. Its padding, begin, end and unknown ids are attributes, which are None if
-the tokenizer has no such id. `tokenizer_training` trains new tokenizers.
+Any tokenizer of that library can be loaded. Its padding, begin, end, unknown and mask ids are attributes, which are
+None if the tokenizer has no such id. `tokenizer_training` trains new tokenizers.
 """
 
 from __future__ import annotations
@@ -21,16 +21,20 @@ from typing import Any
 import numpy as np
 import tokenizers
 from etils import epath
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from transformer_jax.data.ragged import Ragged
 
-SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")  # ids 0, 1, 2 and 3 of the tokenizers trained by this package
+# The tokens with ids 0, 1, 2, … of the tokenizers trained by this package: of kind "bert", and of the other kinds.
+BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
 # Names under which special tokens are looked up in a tokenizer, in this order.
 NAMES = {
     "pad_id": ("<pad>", "[PAD]"),
     "bos_id": ("<s>", "[CLS]", "<|endoftext|>"),
     "eos_id": ("</s>", "[SEP]", "<|endoftext|>"),
     "unk_id": ("<unk>", "[UNK]"),
+    "mask_id": ("<mask>", "[MASK]"),
 }
 # The characters that stand for bytes in byte-level tokenizers: visible bytes stand for themselves, the others are
 # mapped to U+0100 and up.
@@ -57,13 +61,13 @@ class Tokenizer:
 
     Args:
         text: the JSON of a tokenizer of Hugging Face's library.
-        special_ids: {"pad_id", "bos_id", "eos_id" or "unk_id": id or None}, for ids that cannot be found by `NAMES`
-            among the special tokens of the JSON. They are stored in the JSON under "special_ids", a key that Hugging
-            Face's library does not know.
+        special_ids: {"pad_id", "bos_id", "eos_id", "unk_id" or "mask_id": id or None}, for ids that cannot be found by
+            `NAMES` among the special tokens of the JSON. They are stored in the JSON under "special_ids", a key that
+            Hugging Face's library does not know.
 
     Attributes:
-        pad_id, bos_id, eos_id, unk_id: the special ids, or None. Code must not rely on particular values, or on
-            `pad_id` being set: batches mark valid positions by lengths.
+        pad_id, bos_id, eos_id, unk_id, mask_id: the special ids, or None. Code must not rely on particular values, or
+            on `pad_id` being set: batches mark valid positions by lengths.
 
     Raises:
         TokenizerError: `text` is not the JSON of a tokenizer, or a special id is not one of its ids.
@@ -73,6 +77,7 @@ class Tokenizer:
     bos_id: int | None
     eos_id: int | None
     unk_id: int | None
+    mask_id: int | None
 
     def __init__(self, text: str, special_ids: Mapping[str, int | None] | None = None):
         try:
@@ -94,7 +99,7 @@ class Tokenizer:
         self._characters = _characters(content)
         self._byte_level = '"ByteLevel"' in json.dumps(content.get("decoder"))
         self._added = {token["content"] for token in content["added_tokens"]}
-        self._trained_here = tuple(map(self._tokenizer.id_to_token, range(len(SPECIALS)))) == SPECIALS
+        self._by_word = self.tokens(range(len(SPECIALS))) == list(SPECIALS) or _of_bert(content)
         # These settings do not define the tokenizer. The first is not part of the JSON; without it, the text "</s>"
         # would be encoded as the end id.
         self._tokenizer.encode_special_tokens = True
@@ -152,14 +157,14 @@ class Tokenizer:
 
         Each line is preceded by `begin` and followed by `end`, unless they are None.
 
-        In tokenizers trained by this package, no piece spans several words of a line whose words are separated by
-        single spaces. Most words of a text repeat, so each is encoded once and then looked up. Other lines, and lines
-        for other tokenizers, are encoded whole.
+        In tokenizers trained by this package, and in those of BERT, no piece spans several words of a line whose words
+        are separated by single spaces. Most words of a text repeat, so each is encoded once and then looked up. Other
+        lines, and lines for other tokenizers, are encoded whole.
         """
         parts: Iterable[Ragged]
         if self._characters is not None:
             parts = (_framed(self._look_up(chunk, self._characters), end=end) for chunk in _chunks(lines))
-        elif not self._trained_here:
+        elif not self._by_word:
             parts = (_framed(Ragged.of(self.encode_batch(c), _dtype(self)), end=end) for c in _chunks(lines))
         elif len(lines) < MANY or _cores() == 1:
             parts = map(_Words(self, end).encode, _chunks(lines))
@@ -223,6 +228,28 @@ def _characters(content: Mapping[str, Any]) -> np.ndarray | None:
         if len(token) == 1:
             table[ord(token)] = i
     return table
+
+
+def bert(vocabulary: Mapping[str, int], lowercase: bool) -> tokenizers.Tokenizer:
+    """Return BERT's tokenizer, which splits text at whitespace and punctuation, and words with WordPiece.
+
+    Sources: Devlin et al. 2019; `tokenization.py` of google-research/bert.
+    """
+    model = models.WordPiece(dict(vocabulary), unk_token="[UNK]", max_input_chars_per_word=100)
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=lowercase
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    tokenizer.add_special_tokens([token for token in BERT_SPECIALS if token in vocabulary])
+    return tokenizer
+
+
+def _of_bert(content: Mapping[str, Any]) -> bool:
+    """Return whether a tokenizer normalizes and splits text as BERT's do, and never takes text for an added token."""
+    parts = [(content.get(part) or {}).get("type") for part in ("normalizer", "pre_tokenizer")]
+    return parts == ["BertNormalizer", "BertPreTokenizer"] and all(t["special"] for t in content["added_tokens"])
 
 
 def _dtype(tokenizer: Tokenizer) -> np.typing.DTypeLike:
