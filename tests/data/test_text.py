@@ -255,6 +255,26 @@ def test_a_lost_or_broken_tokenizer(text, tmp_path):
         _ = pairs(tmp_path).tokenizers
 
 
+def test_a_tokenizer_may_come_from_another_run(text, tmp_path, caplog):
+    caplog.set_level("INFO")
+    first = pairs(tmp_path, joint=False)
+    before = first.fingerprint(training=False)
+
+    def second(vocab_size):
+        streams = {name: stream._replace(vocab_size=vocab_size) for name, stream in first.streams.items()}
+        return Corpus(first.config, streams, tmp_path / "second", parallel_files, start=tmp_path / "run")
+
+    write(text, en=["other text"], de=["anderer Text"])
+    assert second(300).fingerprint(training=False) == before
+    assert f"tokenizer.source.json taken from {tmp_path / 'run'}" in caplog.text
+    with pytest.raises(ValueError, match=r"second/tokenizer\.source\.json has \d+ ids, but .* = 260: the vocabulary"):
+        _ = second(260).tokenizers
+    for folder in ("run", "second"):
+        (tmp_path / folder / "tokenizer.target.json").unlink()
+    with pytest.raises(ValueError, match=r"run/tokenizer\.target\.json is missing, but this run starts from .*/run: "):
+        _ = second(300).tokenizers
+
+
 def test_a_tokenizer_of_others_may_lack_an_end(text, tmp_path):
     corpus = pairs(tmp_path)
     path = tmp_path / "run" / "tokenizer.json"

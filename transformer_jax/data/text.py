@@ -120,6 +120,7 @@ class Corpus:
             no tokenizers, and special ids are those of tokenizers trained by this package.
         read: function that reads the files of a split, e.g. `sources.parallel_files`. Not used for tfds.
         others: further columns to read, e.g. labels.
+        start: folder from which missing tokenizers are copied instead of trained, e.g. another run's workdir.
     """
 
     def __init__(
@@ -129,8 +130,10 @@ class Corpus:
         workdir: epath.PathLike | None,
         read: Reader,
         others: Sequence[str] = (),
+        start: epath.PathLike | None = None,
     ):
         self.config, self.streams, self.workdir = config, streams, None if workdir is None else epath.Path(workdir)
+        self._start = None if start is None else epath.Path(start)
         self._read, self._opened, self._hashes = read, dict[str, sources.Source](), dict[str, str]()
         self._columns = list(dict.fromkeys([*(stream.column for stream in streams.values()), *others]))
 
@@ -157,11 +160,13 @@ class Corpus:
 
     @functools.cached_property
     def tokenizers(self) -> dict[str, Tokenizer]:
-        """The tokenizer of each stream, from the workdir. A missing one is trained on the training split and saved.
+        """The tokenizer of each stream, from the workdir.
+
+        A missing one is copied from `start`, or without `start` trained on the training split, and saved.
 
         Raises:
-            ValueError: a tokenizer cannot be loaded or trained, has too many ids for the model, or is missing although
-                the workdir has checkpoints.
+            ValueError: a tokenizer cannot be loaded or trained, has too many ids for the model, or is missing in
+                `start`, or in a workdir that has checkpoints.
         """
         shared: dict[str, list[Stream]] = {}
         for stream in self.streams.values():
@@ -170,7 +175,7 @@ class Corpus:
         return {name: loaded[stream.tokenizer] for name, stream in self.streams.items()}
 
     def _tokenizer(self, file: str, streams: Sequence[Stream]) -> Tokenizer:
-        """Load the tokenizer that `streams` share. Train it first if its file is missing."""
+        """Load the tokenizer that `streams` share. Copy or train it first if its file is missing."""
         if self.workdir is None:
             raise ValueError("without a workdir there are no tokenizers: pass a workdir")
         path, vocab_size = self.workdir / file, min(stream.vocab_size for stream in streams)
@@ -181,7 +186,10 @@ class Corpus:
                     f"{path} is missing, but the checkpoints in this workdir depend on it: restore the file, or "
                     "train again in another workdir"
                 )
-            self._train(path, list(dict.fromkeys(stream.column for stream in streams)), vocab_size, keys)
+            if self._start is None:
+                self._train(path, list(dict.fromkeys(stream.column for stream in streams)), vocab_size, keys)
+            else:
+                self._copy(self._start / file, path)
         tokenizer = Tokenizer.load(path)
         if tokenizer.size > vocab_size:
             raise ValueError(
@@ -207,6 +215,16 @@ class Corpus:
             ) from error
         tokenizer.save(path)
         log.info("trained %s on %d lines: %d of %d ids", path.name, len(lines), tokenizer.size, vocab_size)
+
+    def _copy(self, source: epath.Path, path: epath.Path) -> None:
+        """Copy the tokenizer of the run that this one starts from."""
+        if not source.exists():
+            raise ValueError(
+                f"{source} is missing, but this run starts from {source.parent}: restore the file, or copy the "
+                f"tokenizer that the parameters there were trained with to {path}"
+            )
+        Tokenizer.load(source).save(path)
+        log.info("%s taken from %s", path.name, source.parent)
 
     def special_ids(self, stream: str) -> SpecialIds:
         """Return the ids that begin, end and pad a sequence of `stream`.
