@@ -284,7 +284,7 @@ def _release(content: bytes | mmap.mmap) -> None:
         content.madvise(mmap.MADV_DONTNEED)
 
 
-def decode_lines(content: bytes, path: str) -> list[str]:
+def decode_lines(content: bytes | mmap.mmap, path: str) -> list[str]:
     """Return the lines of the content of `path`. Raises DataError, with the line number, if it is not UTF-8."""
     return list(_parse(content, path))
 
