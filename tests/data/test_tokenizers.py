@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+import unicodedata
 
 import numpy as np
 import pytest
@@ -294,6 +295,70 @@ def test_large_vocabularies_are_encoded_in_more_bits():
     encoded = tokenizer.encode([words], end=EOS_ID)
     assert encoded.values.dtype == np.int32
     assert encoded.values.max() == 66_003
+
+
+def remaining(text, lowercase):
+    """Return what BERT's normalizer keeps of a text, apart from whitespace, with Python's own Unicode tables."""
+    kept = (c for c in text if not c.isspace() and unicodedata.category(c)[0] != "C" and c != "\ufffd")
+    if not lowercase:
+        return "".join(kept)
+    decomposed = unicodedata.normalize("NFD", "".join(kept))
+    return "".join(c.lower() for c in decomposed if unicodedata.category(c) != "Mn")
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_spans_of_bert_are_those_of_the_line_as_given(lowercase):
+    """A piece is what remains of its span, spans are in order, and nothing remains of the text outside them."""
+    known, rng = [*"abAÉéİΣß日本😀.'#-", "\u0301", "\u0327"], np.random.default_rng(7)
+    tokenizer = train_tokenizer(
+        "bert", ["".join(rng.choice([*known, " "], 31)) for _ in range(99)], 300, lowercase=lowercase
+    )
+    characters = [*known, *known, *"     \t\u3000\u200b\0\ufffd☃"]
+    lines = ["", " ", *("".join(rng.choice(characters, rng.integers(41))) for _ in range(300))]
+    ids, starts, ends = tokenizer.spans(lines)
+    assert rows(ids) == tokenizer.encode_batch(lines)
+    unknown = 0
+    for line, *row in zip(lines, ids, starts, ends, strict=True):
+        place = 0
+        for i, start, end in zip(*row, strict=True):
+            assert place <= start < end
+            assert not remaining(line[place:start], lowercase)
+            if i == tokenizer.unk_id:
+                assert "☃" in line[start:end]
+                unknown += 1
+            else:
+                assert remaining(line[start:end], lowercase) == tokenizer.tokens([i])[0].removeprefix("##")
+            place = end
+        assert not remaining(line[place:], lowercase)
+    assert 100 < unknown < len(ids.values) // 5
+
+
+def test_spans_by_hand():
+    def spans(kind, line, lowercase=False, size=300):
+        tokenizer = train_tokenizer(kind, ["ab aé ☃ 한"], size, lowercase=lowercase)
+        ids, starts, ends = tokenizer.spans(["b", line])
+        assert len(ids) == 2
+        return list(zip(tokenizer.tokens(ids[1]), starts[1].tolist(), ends[1].tolist(), strict=True))
+
+    assert spans("bert", " Ae\u0301, ab", lowercase=True) == [("ae", 1, 3), ("[UNK]", 4, 5), ("ab", 6, 8)]
+    assert spans("bert", "A\0e\u0301b a\u0301", lowercase=True) == [("ae", 0, 3), ("##b", 4, 5), ("a", 6, 7)]
+    assert spans("bert", "b한", lowercase=True, size=19) == [("b", 0, 1), ("##ᄒ", 1, 2), ("##ᅡ", 1, 2), ("##ᆫ", 1, 2)]
+    assert spans("bpe_bytes", "b é") == [("b", 0, 1), ("Ġ", 1, 2), ("Ã", 2, 3), ("©", 2, 3)]
+    assert spans("words", "\tab  b") == [("ab", 1, 3), ("<unk>", 5, 6)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pieces_that_continue_a_word(kind):
+    tokenizer = train(kind)
+    if kind not in ("wordpiece", "bert"):
+        with pytest.raises(TokenizerError, match=r"does not mark the pieces .* data\.tokenizer = 'bert'"):
+            _ = tokenizer.continues
+    else:
+        pieces = tokenizer.tokens(np.flatnonzero(tokenizer.continues))
+        assert pieces == [piece for piece in tokenizer.tokens(range(tokenizer.size)) if piece[:2] == "##"]
+        assert tokenizer.continues.shape == (tokenizer.size,)
+        assert tokenizer.continues[ids(tokenizer, "Hundxx # the")].tolist() == [False, True, True, False, False]
+        assert tokenizer.continues is tokenizer.continues
 
 
 def test_encoding_adds_and_cuts_nothing():

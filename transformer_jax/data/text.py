@@ -426,7 +426,7 @@ def window_batches(corpus: Corpus, stream: str, split: str, seed: int | None, *,
         arrays = {stream: plan.take(ids[:-1], batch), "target": plan.take(ids[1:], batch)}
         return arrays | {f"{stream}_length": plan.lengths(batch), "index": batch.indices.astype(np.int32)}
 
-    line, places = column[0], corpus.tokenizers[stream].locate([column[0]])[1][0]
-    first = line[: places[1]] if len(places) > 1 else line  # the first token is not predicted
+    line, starts = column[0], corpus.tokenizers[stream].spans([column[0]])[1][0]
+    first = line[: starts[1]] if len(starts) > 1 else line  # the first token is not predicted
     size = sum(map(len, column.blocks())) - len(first.encode())
     return Batches(plan, load, references=[(len(ids) - 1, size, corpus.sha256(split))])

@@ -6,6 +6,7 @@ None if the tokenizer has no such id. `tokenizer_training` trains new tokenizers
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -98,6 +99,7 @@ class Tokenizer:
         self._json = json.dumps(stored, ensure_ascii=False, sort_keys=True)
         self._characters = _characters(content)
         self._byte_level = '"ByteLevel"' in json.dumps(content.get("decoder"))
+        self._continuing = content["model"].get("continuing_subword_prefix")
         self._added = {token["content"] for token in content["added_tokens"]}
         self._by_word = self.tokens(range(len(SPECIALS))) == list(SPECIALS) or _of_bert(content)
         # These settings do not define the tokenizer. The first is not part of the JSON; without it, the text "</s>"
@@ -141,16 +143,38 @@ class Tokenizer:
         """Number of ids, including special ids."""
         return self._tokenizer.get_vocab_size()
 
+    @functools.cached_property
+    def continues(self) -> np.ndarray:
+        """(size,) bool, True for the ids of pieces that continue a word, e.g. "##ing".
+
+        Raises:
+            TokenizerError: the vocabulary does not mark these pieces.
+        """
+        if not self._continuing:
+            raise TokenizerError(
+                "The tokenizer does not mark the pieces that continue a word: use one of WordPiece, e.g. "
+                "data.tokenizer = 'bert'."
+            )
+        return np.array([token.startswith(self._continuing) for token in self.tokens(range(self.size))], bool)
+
     def encode_batch(self, lines: Iterable[str]) -> list[list[int]]:
         """Return the ids of each line, computed in parallel threads. No special ids are added; nothing is truncated."""
         encodings = self._tokenizer.encode_batch_fast(list(lines), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
-    def locate(self, lines: Sequence[str]) -> tuple[Ragged, Ragged]:
-        """Return the ids of each line as in `encode_batch`, and the character at which each of them starts."""
+    def spans(self, lines: Sequence[str]) -> tuple[Ragged, Ragged, Ragged]:
+        """Return the ids of each line as in `encode_batch`, and the starts and ends of the text that each stands for.
+
+        An id stands for the characters [start, end) of the line as it was given, before normalization. Parts of one
+        character, e.g. its bytes, have the same range. A "▁" that was put before the line has that of the first
+        character. Outside all ranges are only characters that are dropped: in BERT's tokenizers, these are whitespace,
+        control characters, and, if accents are stripped, combining accents at either end of a word.
+        """
         encodings = self._tokenizer.encode_batch(lines, add_special_tokens=False)
-        places = ([start for start, _ in encoding.offsets] for encoding in encodings)
-        return Ragged.of((encoding.ids for encoding in encodings), _dtype(self)), Ragged.of(places)
+        ids = Ragged.of((encoding.ids for encoding in encodings), _dtype(self))
+        pairs = itertools.chain.from_iterable(encoding.offsets for encoding in encodings)
+        starts, ends = np.fromiter(itertools.chain.from_iterable(pairs), np.int32).reshape(-1, 2).T
+        return ids, Ragged(starts, ids.lengths), Ragged(ends, ids.lengths)
 
     def encode(self, lines: Sequence[str], begin: int | None = None, end: int | None = None) -> Ragged:
         """Return the ids of each line in flat arrays, for corpora of any size.
@@ -344,7 +368,7 @@ class _Words:
         gap = "" if self._spaced else " "
         first = [i for i, word in enumerate(words) if i % 100 == 0 or (self._spaced and word[0] != " ")]
         lines = [gap.join(words[start:end]) for start, end in itertools.pairwise([*first, len(words)])]
-        ids, places = self._tokenizer.locate(lines)
+        ids, places, _ = self._tokenizer.spans(lines)
         # Count the gap before a word as part of it, even for the first word of a line, which has none.
         ends = np.cumsum([len(word) + len(gap) for word in words], dtype=np.int64)
         starts = np.concatenate([[0], ends[:-1]]) if len(words) else ends
