@@ -275,6 +275,21 @@ def test_a_tokenizer_may_come_from_another_run(text, tmp_path, caplog):
         _ = second(300).tokenizers
 
 
+def test_a_tokenizer_may_be_made_from_a_vocabulary(text, tmp_path, caplog):
+    caplog.set_level("INFO")
+    path, tokens = tmp_path / "vocab.txt", ["[UNK]", "ek", "[CLS]", "[SEP]", "at"]
+    path.write_text("\n".join(tokens))
+    options = {"tokenizer": "bert", "vocabulary": str(path), "lowercase": True}
+    corpus = pairs(tmp_path, **options)
+    assert corpus.encode("source", ["EK at ut"], begin=True)[0].tolist() == [2, 1, 4, 0, 3]
+    assert f"tokenizer.json made from {path}" in caplog.text
+    path.unlink()
+    assert pairs(tmp_path, **options).fingerprint(False) == corpus.fingerprint(False), "it is read from the workdir"
+    (tmp_path / "run" / "tokenizer.json").unlink()
+    with pytest.raises(DataError, match=r"Cannot read .*vocab\.txt"):
+        _ = pairs(tmp_path, **options).tokenizers
+
+
 def test_a_tokenizer_of_others_may_lack_an_end(text, tmp_path):
     corpus = pairs(tmp_path)
     path = tmp_path / "run" / "tokenizer.json"
@@ -409,6 +424,11 @@ def test_special_ids_of_a_corpus(running, text, tmp_path):
         ({"directory": ""}, "directory", "add --config.data.directory=DIR"),
         ({"tokenizer": "bpe"}, "tokenizer", "must be one of bpe_bytes"),
         ({"tokenizer": "unigram", "min_count": 2}, "min_count", "must be 1 with data.tokenizer = 'unigram'"),
+        (
+            {"vocabulary": "vocab.txt", "tokenizer": "wordpiece"},
+            "vocabulary",
+            "must be '' unless data.tokenizer = 'bert'",
+        ),
         ({"max_length": 1}, "max_length", "at least 2"),
         ({"tokenizer_lines": -1}, "tokenizer_lines", "at least 1, or 0 for all"),
         ({"max_buckets": 0}, "max_buckets", "at least 1"),
@@ -429,7 +449,7 @@ def test_problems_of_the_config(change, field, rule):
 def test_what_the_config_declares_of_its_fields():
     fields = {field.name: field.metadata for field in dataclasses.fields(TextData)}
     free = {name for name, metadata in fields.items() if metadata.get("free")}
-    assert free == {"directory", "validation_split", "test_split"}
+    assert free == {"directory", "validation_split", "test_split", "vocabulary"}
     small = {name: metadata["small"] for name, metadata in fields.items() if "small" in metadata}
     assert list(TextData(directory="d", **small).problems()) == []
     assert (small["max_length"], small["batch_tokens"], small["max_buckets"]) == (32, 1024, 1)

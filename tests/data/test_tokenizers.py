@@ -395,6 +395,47 @@ def test_save_and_load(kind, tmp_path):
     assert Tokenizer.load(path).sha256 == tokenizer.sha256
 
 
+def test_a_vocabulary_of_bert(tmp_path):
+    """The special tokens of original files are not the first: [PAD] is 0, and the others follow 99 unused ones."""
+    tokens = ["[PAD]", *(f"[unused{i}]" for i in range(99)), "[UNK]", "[CLS]", "[SEP]", "[MASK]", "é", "e", "##b", "E"]
+    path = tmp_path / "vocab.txt"
+    path.write_text("\r\n".join([*tokens, ""]), encoding="utf-8")
+    uncased, cased = (Tokenizer.from_vocabulary(path, lowercase) for lowercase in (True, False))
+    assert special_ids(uncased) == special_ids(cased) == (0, 101, 102, 100, 103)
+    assert uncased.tokens(range(uncased.size)) == tokens
+    assert uncased.encode_batch(["ébB [SEP]"]) == [[105, 106, 106, 100, 100, 100]]
+    assert cased.encode_batch(["ébb Eb"]) == [[104, 106, 106, 107, 106]]
+    assert np.flatnonzero(uncased.continues).tolist() == [106]
+    assert rows(uncased.encode(["E  ebb"] * 2, begin=101, end=102)) == [[101, 105, 105, 106, 106, 102]] * 2
+    path.write_text("[UNK]\n[SEP]\n[CLS]", encoding="utf-8")
+    assert special_ids(Tokenizer.from_vocabulary(path, False)) == (None, 2, 1, 0, None)
+
+
+def test_a_trained_vocabulary_can_be_written_and_read(tmp_path):
+    tokenizer, path = train("bert"), tmp_path / "vocab.txt"
+    path.write_text("\n".join(tokenizer.tokens(range(tokenizer.size))) + "\n", encoding="utf-8")
+    assert Tokenizer.from_vocabulary(path, lowercase=False).sha256 == tokenizer.sha256
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", r"vocab\.txt has 0 lines, none of which is \[UNK\] or \[CLS\] or \[SEP\]: use the vocab\.txt of a BERT"),
+        (b"[UNK]\n[SEP]\na\n", r"vocab\.txt has 3 lines, none of which is \[CLS\]: "),
+        (b"[UNK]\na\nb\na\n[CLS]", r"vocab\.txt:4 repeats 'a' of line 2: a token must have one id"),
+        (b"[UNK]\n\n[CLS]", r"vocab\.txt:2 is empty: each line must be a token"),
+        (b"[UNK]\na\xff\n", r"vocab\.txt:2 is not UTF-8"),
+        (None, r"Cannot read .*vocab\.txt"),
+    ],
+)
+def test_a_broken_vocabulary_is_named(content, message, tmp_path):
+    path = tmp_path / "vocab.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        Tokenizer.from_vocabulary(path, lowercase=True)
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"{}", b"[1]", b"\xff\xfe", b'{"model": {"type": "BPE"}}'])
 def test_a_broken_file_is_named(content, tmp_path):
     path = tmp_path / "tokenizer.json"

@@ -38,6 +38,7 @@ class TextData:
     test_split: str = fields.free("test")
     tokenizer: str = "bpe_bytes"
     tokenizer_lines: int = 500_000  # lines to train it on, spread evenly over the training split; 0: all, in memory
+    vocabulary: str = fields.free("")  # a vocab.txt of BERT to use instead of training a tokenizer of kind "bert"
     lowercase: bool = False
     min_count: int = 1  # minimum count of words and characters in a vocabulary, and of BPE and WordPiece merges
     max_length: int = fields.size(256, 32)  # most tokens of an example, including begin and end
@@ -57,6 +58,8 @@ class TextData:
             yield "tokenizer", f"must be one of {', '.join(KINDS)}"
         elif self.tokenizer == "unigram" and self.min_count > 1:
             yield "min_count", "must be 1 with data.tokenizer = 'unigram', which selects by probability"
+        if self.vocabulary and self.tokenizer != "bert":
+            yield "vocabulary", "must be '' unless data.tokenizer = 'bert': add --config.data.tokenizer=bert"
         if self.max_length < 2:
             yield "max_length", "must be at least 2: one token and the end token"
         if self.tokenizer_lines < 0:
@@ -162,7 +165,8 @@ class Corpus:
     def tokenizers(self) -> dict[str, Tokenizer]:
         """The tokenizer of each stream, from the workdir.
 
-        A missing one is copied from `start`, or without `start` trained on the training split, and saved.
+        A missing one is copied from `start`, or without `start` made from `data.vocabulary` or trained on the training
+        split, and saved.
 
         Raises:
             ValueError: a tokenizer cannot be loaded or trained, has too many ids for the model, or is missing in
@@ -175,7 +179,7 @@ class Corpus:
         return {name: loaded[stream.tokenizer] for name, stream in self.streams.items()}
 
     def _tokenizer(self, file: str, streams: Sequence[Stream]) -> Tokenizer:
-        """Load the tokenizer that `streams` share. Copy or train it first if its file is missing."""
+        """Load the tokenizer that `streams` share. If its file is missing, make it first."""
         if self.workdir is None:
             raise ValueError("without a workdir there are no tokenizers: pass a workdir")
         path, vocab_size = self.workdir / file, min(stream.vocab_size for stream in streams)
@@ -186,10 +190,13 @@ class Corpus:
                     f"{path} is missing, but the checkpoints in this workdir depend on it: restore the file, or "
                     "train again in another workdir"
                 )
-            if self._start is None:
-                self._train(path, list(dict.fromkeys(stream.column for stream in streams)), vocab_size, keys)
-            else:
+            if self._start is not None:
                 self._copy(self._start / file, path)
+            elif self.config.vocabulary:
+                Tokenizer.from_vocabulary(self.config.vocabulary, self.config.lowercase).save(path)
+                log.info("%s made from %s", file, self.config.vocabulary)
+            else:
+                self._train(path, list(dict.fromkeys(stream.column for stream in streams)), vocab_size, keys)
         tokenizer = Tokenizer.load(path)
         if tokenizer.size > vocab_size:
             raise ValueError(

@@ -24,6 +24,7 @@ import tokenizers
 from etils import epath
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
+from transformer_jax.data import files, sources
 from transformer_jax.data.ragged import Ragged
 
 # The tokens with ids 0, 1, 2, … of the tokenizers trained by this package: of kind "bert", and of the other kinds.
@@ -122,6 +123,35 @@ class Tokenizer:
                 f"Cannot load the tokenizer {path}: {error} Restore the file from a backup, or train again in a new "
                 "workdir: old checkpoints do not work with the ids of another tokenizer."
             ) from error
+
+    @classmethod
+    def from_vocabulary(cls, path: epath.PathLike, lowercase: bool) -> Tokenizer:
+        """Make BERT's tokenizer from a `vocab.txt`, in which line i, counted from 0, is the token with id i.
+
+        Args:
+            path: a file that has the tokens [UNK], [CLS] and [SEP], and may have [PAD] and [MASK].
+            lowercase: convert text to lower case and strip accents, as the models called "uncased" require.
+
+        Raises:
+            DataError: the file cannot be read, or is not UTF-8.
+            TokenizerError: a line is empty or repeats another, or a required token is missing.
+        """
+        path, vocabulary = epath.Path(path).expanduser(), dict[str, int]()
+        for i, token in enumerate(sources.decode_lines(files.read(path), str(path))):
+            if not token:
+                raise TokenizerError(f"{path}:{i + 1} is empty: each line must be a token. Copy the file again.")
+            if token in vocabulary:
+                raise TokenizerError(
+                    f"{path}:{i + 1} repeats {token!r} of line {vocabulary[token] + 1}: a token must have one id. Copy "
+                    "the file again."
+                )
+            vocabulary[token] = i
+        if missing := [token for token in ("[UNK]", "[CLS]", "[SEP]") if token not in vocabulary]:
+            raise TokenizerError(
+                f"{path} has {len(vocabulary)} lines, none of which is {' or '.join(missing)}: use the vocab.txt of a "
+                "BERT, which has all three."
+            )
+        return cls(bert(vocabulary, lowercase).to_str())
 
     def save(self, path: epath.PathLike) -> None:
         """Write the canonical JSON atomically: a reader sees either the old file or the complete new one."""
