@@ -109,7 +109,7 @@ class Pieces(Lines):
         """Return the part of the text that `split` names, counted in characters."""
         first, last = int(self._offsets[0]), int(self._offsets[-1])
         count = sum(int(_starts_character(self._content[i : i + BLOCK]).sum()) for i in range(first, last, BLOCK))
-        start, stop = (self._place(n) for n in _bounds(split, count, "characters", path))
+        start, stop = (self._place(n) for n in bounds(split, count, "characters", path))
         inside = self._offsets[(self._offsets > start) & (self._offsets < stop)]
         return Pieces(self._content, np.concatenate([[start], inside, [stop]]))
 
@@ -155,8 +155,8 @@ def parallel_files(directory: epath.PathLike, split: str, languages: Sequence[st
         DataError: a directory or file is missing or unreadable, a line is not UTF-8, the files differ in their number
             of lines, or they have none.
     """
-    paths = [files.find(directory, f"{_parsed(split)[1]}.{language}") for language in languages]
-    columns = [_parse(files.read(path), str(path)) for path in paths]
+    paths = [files.find(directory, f"{file_name(split)}.{language}") for language in languages]
+    columns = [parse_lines(files.read(path), str(path)) for path in paths]
     counts = [len(column) for column in columns]
     if min(counts) != max(counts):
         first, longest = min(counts), counts.index(max(counts))
@@ -172,7 +172,7 @@ def parallel_files(directory: epath.PathLike, split: str, languages: Sequence[st
             raise DataError(f"{path} is one line with carriage returns in it. End lines with \\n (mac2unix, dos2unix).")
     if not counts[0]:
         raise DataError(f"{where} have no lines: a corpus needs at least one.")
-    part = _bounds(split, counts[0], "lines", where)
+    part = bounds(split, counts[0], "lines", where)
     return Source({language: column.part(*part) for language, column in zip(languages, columns, strict=True)}, where)
 
 
@@ -183,8 +183,8 @@ def tsv_file(directory: epath.PathLike, split: str, columns: Sequence[str]) -> S
         DataError: the file is missing or unreadable, a line is not UTF-8 or has too few or too many fields, a column
             is missing, or there are no rows.
     """
-    path = files.find(directory, f"{_parsed(split)[1]}.tsv")
-    lines = iter(_parse(files.read(path), str(path)))
+    path = files.find(directory, f"{file_name(split)}.tsv")
+    lines = iter(parse_lines(files.read(path), str(path)))
     header = next(lines, "").split("\t")
     if missing := [name for name in columns if header.count(name) != 1]:
         raise DataError(
@@ -200,9 +200,9 @@ def tsv_file(directory: epath.PathLike, split: str, columns: Sequence[str]) -> S
                 f"{', '.join(header)}. Separate fields by single tabs, and leave none out."
             )
         rows.append(fields)
-    start, stop = _bounds(split, len(rows), "rows", str(path))
+    start, stop = bounds(split, len(rows), "rows", str(path))
     places = {name: header.index(name) for name in columns}
-    return Source({name: _held(row[place] for row in rows[start:stop]) for name, place in places.items()}, str(path))
+    return Source({name: held(row[place] for row in rows[start:stop]) for name, place in places.items()}, str(path))
 
 
 def text_file(directory: epath.PathLike, split: str, columns: Sequence[str] = ("text",)) -> Source:
@@ -211,20 +211,24 @@ def text_file(directory: epath.PathLike, split: str, columns: Sequence[str] = ("
     Raises:
         DataError: the file is missing, unreadable, empty or not UTF-8, or `columns` are not exactly one.
     """
-    path = files.find(directory, f"{_parsed(split)[1]}.txt")
+    path = files.find(directory, f"{file_name(split)}.txt")
     if len(columns) != 1:
         raise DataError(f"{path} has a single column of text, but the columns are {', '.join(columns)}: choose one.")
-    lines = _parse(files.read(path), str(path))
+    lines = parse_lines(files.read(path), str(path))
     return Source({columns[0]: Pieces(lines._content, lines._offsets).characters(split, str(path))}, str(path))
 
 
-def _held(lines: Iterable[str]) -> Lines:
+def held(lines: Iterable[str]) -> Lines:
+    """Return lines, which may contain line endings, in memory."""
     encoded = [line.encode() + b"\n" for line in lines]
     return Lines(b"".join(encoded), np.cumsum([0, *map(len, encoded)]))
 
 
-def _bounds(split: str, count: int, what: str, path: str) -> tuple[int, int]:
-    """Return the start and stop of the part of `count` lines (rows, characters) that `split` names."""
+def bounds(split: str, count: int, what: str, path: str) -> tuple[int, int]:
+    """Return the start and stop of the part of `count` lines (rows, characters) that `split` names.
+
+    Raises DataError, which calls the lines `what`, if the part is empty or exceeds the lines of `path`.
+    """
     match = _parsed(split)
     start, stop = (
         0 if match[2] is None else _bound(match[2], count),
@@ -243,6 +247,11 @@ def _bound(text: str, count: int) -> int:
     if text.endswith("%"):
         return (100 + number if text.startswith("-") else number) * count // 100
     return count + number if text.startswith("-") else number
+
+
+def file_name(split: str) -> str:
+    """Return the name of the split of which `split` is a part, e.g. "train" for "train[:90%]"."""
+    return _parsed(split)[1]
 
 
 def _parsed(split: str) -> re.Match[str]:
@@ -286,11 +295,11 @@ def _release(content: bytes | mmap.mmap) -> None:
 
 def decode_lines(content: bytes | mmap.mmap, path: str) -> list[str]:
     """Return the lines of the content of `path`. Raises DataError, with the line number, if it is not UTF-8."""
-    return list(_parse(content, path))
+    return list(parse_lines(content, path))
 
 
-def _parse(content: bytes | mmap.mmap, path: str) -> Lines:
-    """Find the lines, and check that all text is valid UTF-8, block by block."""
+def parse_lines(content: bytes | mmap.mmap, path: str) -> Lines:
+    """Find the lines of the content of `path`. Raises DataError, with the line number, if it is not UTF-8."""
     if content[:2] == files.GZIP_MARK:
         raise DataError(f"{path} contains gzip data instead of text. Decompress it, e.g. with gunzip.")
     if content[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in content[:4]:
