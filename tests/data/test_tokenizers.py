@@ -2,7 +2,6 @@ import json
 import os
 import subprocess
 import sys
-import unicodedata
 
 import numpy as np
 import pytest
@@ -109,39 +108,6 @@ def test_wordpiece_gives_the_words_back_joined_by_single_spaces():
 def test_wordpiece_cuts_from_the_left_into_the_longest_pieces():
     tokenizer = train_tokenizer("wordpiece", ["unable un able table"] * 9, 40)
     assert tokenizer.tokens(ids(tokenizer, "unable untable")) == ["unable", "un", "##t", "##able"]
-
-
-def test_bert_restores_words_and_joins_most_punctuation():
-    tokenizer = train("bert")
-    for line, restored in {
-        LINES[0]: "Ein Hund läuft über die Wiese.",
-        "Two dogs, the <brown>": "Two dogs, the < brown >",
-        "  here\u200b\tand\0 there ": "here and there",
-        "日本the": "日 本 the",
-        "[MASK] x[SEP] [CLS]": "[ MASK ] x [ SEP ] [ CLS ]",
-        "the c☃t Hun☃, here " + "a" * 101: "the [UNK] [UNK], here [UNK]",
-    }.items():
-        assert tokenizer.decode([tokenizer.bos_id, *ids(tokenizer, line), tokenizer.eos_id]) == restored
-    assert tokenizer.decode([tokenizer.mask_id, *ids(tokenizer, "Hund")]) == "[MASK] Hund"
-
-
-@pytest.mark.parametrize(("lowercase", "pieces"), [(True, "cafe naive"), (False, "Café naïve")])
-def test_bert_strips_accents_with_case(lowercase, pieces):
-    tokenizer = train_tokenizer("bert", ["Café naïve", "Cafe\u0301 nai\u0308ve"] * 9, 90, lowercase=lowercase)
-    assert tokenizer.tokens(ids(tokenizer, "Café naïve")) == pieces.split()
-
-
-def test_bert_leaves_rare_characters_out():
-    lines = ["aab aab ü日", "abé baa"]
-    everything, common = (train_tokenizer("bert", lines, 99, min_count=count) for count in (1, 2))
-    assert [t.tokens(ids(t, "aaba é baü")) for t in (everything, common)] == [
-        ["aab", "##a", "é", "b", "##a", "##ü"],
-        ["aab", "##a", "[UNK]", "[UNK]"],
-    ]
-    with pytest.raises(TokenizerError, match="No character occurs min_count=9 times in 2 lines: lower it"):
-        train_tokenizer("bert", lines, 99, min_count=9)
-    with pytest.raises(TokenizerError, match=r"is too small for bert.* at least 9. Raise it, or raise min_count"):
-        train_tokenizer("bert", lines, 8, min_count=2)
 
 
 def test_unigram_takes_the_likeliest_pieces():
@@ -297,42 +263,6 @@ def test_large_vocabularies_are_encoded_in_more_bits():
     assert encoded.values.max() == 66_003
 
 
-def remaining(text, lowercase):
-    """Return what BERT's normalizer keeps of a text, apart from whitespace, with Python's own Unicode tables."""
-    kept = (c for c in text if not c.isspace() and unicodedata.category(c)[0] != "C" and c != "\ufffd")
-    if not lowercase:
-        return "".join(kept)
-    decomposed = unicodedata.normalize("NFD", "".join(kept))
-    return "".join(c.lower() for c in decomposed if unicodedata.category(c) != "Mn")
-
-
-@pytest.mark.parametrize("lowercase", [False, True])
-def test_spans_of_bert_are_those_of_the_line_as_given(lowercase):
-    """A piece is what remains of its span, spans are in order, and nothing remains of the text outside them."""
-    known, rng = [*"abAÉéİΣß日本😀.'#-", "\u0301", "\u0327"], np.random.default_rng(7)
-    tokenizer = train_tokenizer(
-        "bert", ["".join(rng.choice([*known, " "], 31)) for _ in range(99)], 300, lowercase=lowercase
-    )
-    characters = [*known, *known, *"     \t\u3000\u200b\0\ufffd☃"]
-    lines = ["", " ", *("".join(rng.choice(characters, rng.integers(41))) for _ in range(300))]
-    ids, starts, ends = tokenizer.spans(lines)
-    assert rows(ids) == tokenizer.encode_batch(lines)
-    unknown = 0
-    for line, *row in zip(lines, ids, starts, ends, strict=True):
-        place = 0
-        for i, start, end in zip(*row, strict=True):
-            assert place <= start < end
-            assert not remaining(line[place:start], lowercase)
-            if i == tokenizer.unk_id:
-                assert "☃" in line[start:end]
-                unknown += 1
-            else:
-                assert remaining(line[start:end], lowercase) == tokenizer.tokens([i])[0].removeprefix("##")
-            place = end
-        assert not remaining(line[place:], lowercase)
-    assert 100 < unknown < len(ids.values) // 5
-
-
 def test_spans_by_hand():
     def spans(kind, line, lowercase=False, size=300):
         tokenizer = train_tokenizer(kind, ["ab aé ☃ 한"], size, lowercase=lowercase)
@@ -393,47 +323,6 @@ def test_save_and_load(kind, tmp_path):
     assert [file.name for file in path.parent.iterdir()] == ["tokenizer.json"]
     path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")), indent=2), encoding="utf-8")
     assert Tokenizer.load(path).sha256 == tokenizer.sha256
-
-
-def test_a_vocabulary_of_bert(tmp_path):
-    """The special tokens of original files are not the first: [PAD] is 0, and the others follow 99 unused ones."""
-    tokens = ["[PAD]", *(f"[unused{i}]" for i in range(99)), "[UNK]", "[CLS]", "[SEP]", "[MASK]", "é", "e", "##b", "E"]
-    path = tmp_path / "vocab.txt"
-    path.write_text("\r\n".join([*tokens, ""]), encoding="utf-8")
-    uncased, cased = (Tokenizer.from_vocabulary(path, lowercase) for lowercase in (True, False))
-    assert special_ids(uncased) == special_ids(cased) == (0, 101, 102, 100, 103)
-    assert uncased.tokens(range(uncased.size)) == tokens
-    assert uncased.encode_batch(["ébB [SEP]"]) == [[105, 106, 106, 100, 100, 100]]
-    assert cased.encode_batch(["ébb Eb"]) == [[104, 106, 106, 107, 106]]
-    assert np.flatnonzero(uncased.continues).tolist() == [106]
-    assert rows(uncased.encode(["E  ebb"] * 2, begin=101, end=102)) == [[101, 105, 105, 106, 106, 102]] * 2
-    path.write_text("[UNK]\n[SEP]\n[CLS]", encoding="utf-8")
-    assert special_ids(Tokenizer.from_vocabulary(path, False)) == (None, 2, 1, 0, None)
-
-
-def test_a_trained_vocabulary_can_be_written_and_read(tmp_path):
-    tokenizer, path = train("bert"), tmp_path / "vocab.txt"
-    path.write_text("\n".join(tokenizer.tokens(range(tokenizer.size))) + "\n", encoding="utf-8")
-    assert Tokenizer.from_vocabulary(path, lowercase=False).sha256 == tokenizer.sha256
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", r"vocab\.txt has 0 lines, none of which is \[UNK\] or \[CLS\] or \[SEP\]: use the vocab\.txt of a BERT"),
-        (b"[UNK]\n[SEP]\na\n", r"vocab\.txt has 3 lines, none of which is \[CLS\]: "),
-        (b"[UNK]\na\nb\na\n[CLS]", r"vocab\.txt:4 repeats 'a' of line 2: a token must have one id"),
-        (b"[UNK]\n\n[CLS]", r"vocab\.txt:2 is empty: each line must be a token"),
-        (b"[UNK]\na\xff\n", r"vocab\.txt:2 is not UTF-8"),
-        (None, r"Cannot read .*vocab\.txt"),
-    ],
-)
-def test_a_broken_vocabulary_is_named(content, message, tmp_path):
-    path = tmp_path / "vocab.txt"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(ValueError, match=message):
-        Tokenizer.from_vocabulary(path, lowercase=True)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"{}", b"[1]", b"\xff\xfe", b'{"model": {"type": "BPE"}}'])
