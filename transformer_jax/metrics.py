@@ -1,8 +1,11 @@
 """Metrics that compare predictions with references."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Hashable, Mapping, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import sacrebleu
 
 # The tokenizers of sacreBLEU that download nothing, and the extras of this package that two of them need.
@@ -51,3 +54,96 @@ def loss_and_perplexity(means: Mapping[str, float]) -> dict[str, float]:
     if "loss" not in means:
         return {}
     return {"loss": means["loss"], "perplexity": math.exp(min(means["loss"], 700))}
+
+
+def check_pairs(predicted: Collection, references: Collection) -> None:
+    """Raise ValueError unless there is at least one prediction, and one reference for each."""
+    if not 0 < len(predicted) == len(references):
+        raise ValueError(
+            f"{len(predicted)} predictions for {len(references)} references: a metric needs one for each, and at least "
+            "one; compare the lists before the call"
+        )
+
+
+def f1(predicted: Collection[Hashable], references: Collection[Hashable], labels: Sequence[Hashable]) -> float:
+    """Return the F1 score, the harmonic mean of precision and recall, from 0 to 1.
+
+    With two labels, the second one is the positive class, as in the tasks MRPC and QQP of GLUE (Wang et al. 2019). With
+    more labels, the score is the unweighted mean over the labels (macro F1). A label that is never predicted correctly
+    scores 0, even if it occurs nowhere. This is scikit-learn's `f1_score` with `labels=labels, zero_division=0`, and
+    with `average="macro"` for more than two labels.
+
+    Raises:
+        ValueError: The numbers of predictions and references differ or are 0, or some are not in `labels`.
+    """
+    guessed, actual, right = _counts(predicted, references)
+    if unknown := (guessed | actual).keys() - set(labels):
+        raise ValueError(
+            f"{next(iter(unknown))!r} is not in labels={tuple(labels)}: all predictions and references must be; "
+            "add it to the labels, or convert it to their type"
+        )
+    scores = [2 * right[label] / max(guessed[label] + actual[label], 1) for label in labels]
+    return scores[1] if len(labels) == 2 else sum(scores) / len(labels)
+
+
+def matthews(predicted: Collection[Hashable], references: Collection[Hashable]) -> float:
+    """Return the Matthews correlation of two or more classes, from -1 to 1.
+
+    This is R_K of Gorodkin (2004), "Comparing two K-category assignments by a K-category correlation coefficient". For
+    two classes it equals the coefficient of Matthews (1975). It is 0 where it is undefined: if all predictions are the
+    same, or all references.
+
+    Raises:
+        ValueError: The numbers of predictions and references differ or are 0.
+    """
+    guessed, actual, right = _counts(predicted, references)
+    n = len(references)
+    covariance = n * right.total() - sum(guessed[label] * actual[label] for label in actual)
+    variances = [n * n - sum(count * count for count in counts.values()) for counts in (guessed, actual)]
+    return covariance / math.sqrt(math.prod(variances)) if all(variances) else 0.0
+
+
+def _counts(predicted: Collection[Hashable], references: Collection[Hashable]) -> tuple[Counter, Counter, Counter]:
+    """Return how often each label is predicted, is the reference, and is both at once."""
+    check_pairs(predicted, references)
+    right = Counter(p for p, r in zip(predicted, references, strict=True) if p == r)
+    return Counter(predicted), Counter(references), right
+
+
+def pearson(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
+    """Return Pearson's linear correlation of two lists of n numbers, from -1 to 1.
+
+    It is undefined if all numbers of a list are equal, e.g. if n is 1; the result is 0.0 then. It is NaN if some number
+    is not finite.
+
+    Raises:
+        ValueError: The lists have different lengths or are empty.
+    """
+    a, b = (np.asarray(values, np.float64).ravel() for values in (x, y))
+    check_pairs(a, b)
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return math.nan
+    if not (np.ptp(a) and np.ptp(b)):
+        return 0.0
+    a, b = a - a.mean(), b - b.mean()
+    return float(np.clip(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)), -1, 1))
+
+
+def spearman(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
+    """Return Spearman's rank correlation of two lists of n numbers, from -1 to 1.
+
+    This is Pearson's correlation of their ranks. Equal numbers share the mean of their ranks. The result is 0.0 if all
+    numbers of a list are equal, and NaN if a list contains NaN.
+
+    Raises:
+        ValueError: The lists have different lengths or are empty.
+    """
+    return pearson(_ranks(x), _ranks(y))
+
+
+def _ranks(values: npt.ArrayLike) -> np.ndarray:
+    """Return the rank of each of n numbers, (n,) float64, from 1. NaN has the rank NaN."""
+    values = np.asarray(values, np.float64).ravel()
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    mean_ranks = counts.cumsum() - (counts - 1) / 2
+    return np.where(np.isnan(values), np.nan, mean_ranks[inverse])
