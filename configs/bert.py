@@ -1,60 +1,58 @@
-"""Text classification with BERT's encoder, trained from scratch.
+"""Pre-training of BERT on raw text.
 
-Paper: Devlin et al. 2019: the architecture (post-LN encoder, [CLS], pooler) without the pre-training.
-`trec` (the default): six classes of questions (Li and Roth 2002).
-Command: python scripts/train.py --config=configs/bert.py:trec --workdir=runs/trec --config.data.directory=DIR
-Data: DIR holds train.tsv and test.tsv, each with a header line and the columns sentence and label. The last tenth of
-train.tsv is the validation split.
-Score: python scripts/evaluate.py --workdir=runs/trec
-Cost: about 2 minutes on two CPU cores that were also running other work.
-Expected: 88.6 % accuracy on the 500 test questions. For comparison, a convolutional network without pre-trained vectors
-reaches 91.2 % (Kim 2014, CNN-rand), and always predicting the most frequent class gives 27.6 %.
-Differs: small, on lower-cased words, without pre-training; <s> and </s> take the place of [CLS] and [SEP].
+Paper: Devlin et al. 2019. `base` (the default): 12 layers, d_model 768, 12 heads. `large`: 24 layers, 1024, 16 heads.
+`mini`: 4 layers, 256, 4 heads, for a CPU (the size that Turc et al. 2019 call mini). Flags: `cased` keeps upper case
+and accents; `phase2` has sequences of 512 tokens instead of 128; `ltr` is the paper's left-to-right model without
+next-sentence prediction (Section 5.1).
+Command: python scripts/train.py --config=configs/bert.py:mini --workdir=runs/mini --config.data.directory=DIR
+Data: DIR holds train.txt and val.txt: a sentence per line, a blank line between documents; scripts/documents.py makes
+such files. To use the vocabulary of the paper, add --config.data.vocabulary=vocab.txt.
+The second phase: python scripts/train.py --config=configs/bert.py:base,phase2 --workdir=runs/base512 \
+    --config.init_from=runs/base --config.data.directory=DIR
+Score: python scripts/evaluate.py --workdir=runs/mini --split=val
+Differs: the second phase begins a new run, with a new optimizer state and warm-up. Large sizes were not trained.
 """
 
 from ml_collections import ConfigDict
 
 from transformer_jax.config import defaults, parse_arg, share
+from transformer_jax.models.bert import SIZES
+
+STEPS = {"base": (900_000, 100_000), "large": (900_000, 100_000), "mini": (4_000, 1_000)}  # of both phases
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    parse_arg(arg, {"task": ("trec",)})
-    config = defaults("classification", "bert")
+    choice = parse_arg(arg, {"size": ("base", "large", "mini")}, flags=("cased", "phase2", "ltr"))
+    config = defaults("bert_pretraining", "bert")
+    size, length = choice["size"], 512 if choice["phase2"] else 128
+    small = size == "mini"
 
-    config.data.train_split = "train[:90%]"
-    config.data.validation_split = "train[90%:]"
-    config.data.test_split = "test"
-    config.data.labels = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")
-    config.data.tokenizer = "words"
-    config.data.lowercase = True
-    config.data.min_count = 2
-    config.data.max_length = 64
-    config.data.batch_tokens = 1024
+    config.data.validation_split = config.data.test_split = "val"
+    config.data.tokenizer = "bert"
+    config.data.lowercase = not choice["cased"]
+    config.data.min_count = 3
+    config.data.max_length = length
+    config.data.batch_tokens = 32 * 128 if small else 256 * 512
     config.data.max_buckets = 3
 
     model = config.model
-    model.vocab_size = 5000
-    model.num_layers = model.unroll = 2
-    model.d_model, model.d_ff = 128, 256
-    model.num_heads, model.head_dim, model.value_dim = 4, 32, 32
-    model.max_length = 64
-    model.dropout_rate = 0.3
-    model.norm_epsilon = 1e-12
+    model.update(SIZES[size])
+    model.max_length = 512
+    model.causal = choice["ltr"]
+    config.masking.next_sentence = not choice["ltr"]
+    model.unroll = 4 if small else 1
+    model.dtype = "float32" if small else "bfloat16"
 
-    config.optimizer.schedule = "cosine"
-    config.optimizer.learning_rate = 1e-3
-    config.optimizer.warmup_steps = 100
+    config.optimizer.schedule = "linear"
+    config.optimizer.learning_rate = 1e-3 if small else 1e-4
+    config.optimizer.warmup_steps = 400 if small else 10_000
     config.optimizer.b2 = 0.999
-    config.optimizer.epsilon = 1e-8
+    config.optimizer.epsilon = 1e-6
     config.optimizer.weight_decay = 0.01
     config.optimizer.clip_norm = 1.0
 
-    config.training.steps = 1000
-    config.training.evaluate_every = share(config, 5)
-    config.checkpoint.every = share(config, 5)
-    config.training.log_every = 100
-
+    config.training.steps = STEPS[size][choice["phase2"]]
+    config.training.evaluate_every = share(config, 10)
+    config.checkpoint.every = share(config, 10)
     config.checkpoint.keep_latest = 2
-    config.checkpoint.best_metric = "accuracy"
-    config.evaluation.checkpoint = "best"
     return config

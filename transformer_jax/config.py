@@ -35,7 +35,9 @@ def make_task(config: Config, workdir: epath.PathLike) -> Task:
 def defaults(task: str, architecture: str | None = None) -> ConfigDict:
     """Return a ConfigDict of all keys of a task, with their defaults. `architecture` defaults to the task's first."""
     classes = sections(task, {} if architecture is None else {"architecture": architecture})
-    return ConfigDict({"task": task, **{name: dataclasses.asdict(section()) for name, section in classes.items()}})
+    return ConfigDict(
+        {"task": task, "init_from": "", **{name: dataclasses.asdict(section()) for name, section in classes.items()}}
+    )
 
 
 def sections(task: str, model: Mapping[str, Any]) -> dict[str, type]:
@@ -44,7 +46,7 @@ def sections(task: str, model: Mapping[str, Any]) -> dict[str, type]:
     Raises ConfigError if the task has no such architecture, or if the keys of `model` are those of another one.
     """
     classes = typing.get_type_hints(task_class(task).Config)
-    del classes["task"]
+    del classes["task"], classes["init_from"]
     known = {section.architecture: section for section in _alternatives(classes["model"])}
     name = model.get("architecture", next(iter(known)))
     if name not in known:
@@ -128,7 +130,11 @@ def parse(config: ConfigDict | Mapping[str, Any]) -> Config:
         raise ConfigError("config.task is missing: name a task, e.g. 'sequence_to_sequence'")
     cls = task_class(raw["task"]).Config
     classes = sections(raw["task"], raw.get("model", {}))
-    problems = [_unknown("config", name, ["task", *classes]) for name in raw.keys() - {"task", *classes}]
+    names = ["task", "init_from", *classes]
+    problems = [_unknown("config", name, names) for name in raw.keys() - {*names}]
+    start = raw.get("init_from", "")
+    if not isinstance(start, str):
+        problems.append(f"config.init_from = {start!r}: must be the workdir of another run, or '' for none")
     parsed = {}
     for name, section_class in classes.items():
         found = _check_section(name, section_class, raw.get(name, {}))
@@ -140,7 +146,7 @@ def parse(config: ConfigDict | Mapping[str, Any]) -> Config:
         if not found:
             parsed[name] = section
     if len(parsed) == len(classes):
-        checked = cls(task=raw["task"], **parsed)
+        checked = cls(task=raw["task"], init_from=start, **parsed)
         for key, rule in checked.problems():
             section, field = key.split(".")
             problems.append(f"config.{key} = {getattr(parsed[section], field)!r}: {rule}")

@@ -1,11 +1,13 @@
 """Train a config in a workdir and return the result. All training goes through `run`."""
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from etils import epath
 from ml_collections import ConfigDict
 
+from transformer_jax import transfer
 from transformer_jax import workdir as workdirs
 from transformer_jax.config import make_task, parse
 from transformer_jax.training import lock, processes
@@ -30,13 +32,16 @@ def run(
     """Train `config` in `workdir` to its last step, starting from the newest valid checkpoint if there is one.
 
     The profile of the steps in `trace` is written to `workdir`/profile. `listeners` are called with every row of
-    metrics.jsonl. Raises the errors of `config.parse`, `lock.held`, `workdir.claim` and `training.loop.train`.
+    metrics.jsonl. Raises the errors of `config.parse`, `lock.held`, `workdir.claim`, `transfer.load_into` and
+    `training.loop.train`.
     """
     workdir = workdirs.place(workdir)
     task = make_task(parse(config), workdir)
     processes.agree("config", config.to_dict)
     with lock.held(workdir):
         processes.first(lambda: workdirs.claim(workdir, config))
-        state = train(task, workdir, trace=trace, listeners=listeners, ready=lambda: workdirs.store(workdir, config))
+        load = functools.partial(transfer.load_into, config=task.config) if task.config.init_from else None
+        ready = functools.partial(workdirs.store, workdir, config)
+        state = train(task, workdir, trace=trace, listeners=listeners, ready=ready, load=load)
     checkpoints = Checkpoints(epath.Path(workdir) / "checkpoints", task.config.checkpoint)
     return Run(task, state, checkpoints.scores(int(state.step)))

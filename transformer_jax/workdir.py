@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from transformer_jax.config import ConfigError, defaults, fields
 from transformer_jax.tasks import task_class
+from transformer_jax.training.task import Config
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +89,23 @@ def check_model(workdir: epath.PathLike, config: ConfigDict) -> None:
     ]
     if refused:
         raise ConfigError("\n  ".join([f"{workdir} holds parameters of another model; do not change:", *refused]))
+
+
+def check_same_model(source: str, theirs: Config, ours: Config) -> None:
+    """Raise ConfigError if the model sections differ in more than how the model is computed, or in training's noise.
+
+    `source` is the workdir of `theirs`, for the message.
+    """
+    known = fields(ours.task, {"architecture": ours.model.architecture})
+    sections = ({"model": dataclasses.asdict(config.model)} for config in (theirs, ours))
+    if refused := [
+        line
+        for key, line in _differing(*sections).items()
+        if not (key in known and known[key].metadata.keys() & {"how", "off"})
+    ]:
+        raise ConfigError(
+            "\n  ".join([f"config.init_from = {source!r} holds another model; set these keys to its values:", *refused])
+        )
 
 
 def _defines_model(key: str, field: dataclasses.Field | None) -> bool:

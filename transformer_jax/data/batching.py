@@ -68,6 +68,10 @@ class Batches(NamedTuple):
     load: Callable[[Batch], Arrays]
     records: Sequence[Any] = ()  # the inputs of the examples, in order
     references: Sequence[Any] = ()  # the outputs that predictions are scored against
+    # For examples of several rows, e.g. windows of a long text: the example of each row, ascending, and a function from
+    # the number of an example and the predictions of its rows to its prediction.
+    owners: np.ndarray | None = None
+    join: Callable[[int, Sequence[dict[str, Any]]], dict[str, Any]] | None = None
 
 
 class BatchPlan(Plan):
@@ -330,7 +334,7 @@ def lengths_of(rows: Ragged, indices: np.ndarray) -> np.ndarray:
 
 
 def padded_arrays(streams: Mapping[str, Ragged], others: Mapping[str, np.ndarray], batch: Batch) -> Arrays:
-    """Return the arrays of a batch, all int32.
+    """Return the arrays of a batch: int32, or float32 for `others` of floats.
 
     - For stream i, called `name`: the tokens {name} (B, batch.shape[i]) and their number {name}_length (B,).
     - For each of `others`, which have one value per example: the values of the rows (B,), 0 in filler rows.
@@ -341,7 +345,8 @@ def padded_arrays(streams: Mapping[str, Ragged], others: Mapping[str, np.ndarray
         arrays[name] = pad(rows, batch.indices, length)
         arrays[f"{name}_length"] = lengths_of(rows, batch.indices)
     for name, values in others.items():
-        arrays[name] = np.where(batch.indices >= 0, values[batch.indices], 0).astype(np.int32)
+        dtype = np.float32 if np.issubdtype(values.dtype, np.floating) else np.int32
+        arrays[name] = np.where(batch.indices >= 0, values[batch.indices], 0).astype(dtype)
     return arrays | {"index": batch.indices.astype(np.int32)}
 
 

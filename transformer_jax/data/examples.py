@@ -1,28 +1,35 @@
-"""Columns of the records to predict from, and the numbering of class labels."""
+"""Examples for fine-tuning: columns of records, labels as numbers, and texts laid out as BERT's input."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from transformer_jax.data.ragged import Ragged
 from transformer_jax.data.sources import DataError
 
+log = logging.getLogger(__name__)
 
-def columns_of(records: Sequence[str | Mapping[str, Any]], columns: Sequence[str]) -> list[list[str] | None]:
+
+def columns_of(
+    records: Sequence[str | Mapping[str, Any]], columns: Sequence[str], inputs: int = 1
+) -> list[list[str] | None]:
     """Return the texts of each column, or None for a column that some record lacks.
 
     A record is an object whose fields are columns, or a string, which is the text of the first column. Every record
-    must have the first column.
+    must have the first `inputs` columns.
 
     Raises:
-        DataError: a record has an unknown field, lacks the first column, or has a value that is not text.
+        DataError: a record has an unknown field, lacks a needed column, or has a value that is not text.
     """
     objects = [{columns[0]: record} if isinstance(record, str) else record for record in records]
+    needed, optional = columns[:inputs], columns[inputs:]
     for number, record in enumerate(objects, 1):
-        if columns[0] not in record or not set(record) <= set(columns):
+        if not set(needed) <= set(record) <= set(columns):
             raise DataError(
-                f"record {number} has the fields {', '.join(record) or '(none)'}: it must have {columns[0]}, and may "
-                f"have {', '.join(columns[1:]) or 'no other'}"
+                f"record {number} has the fields {', '.join(record) or '(none)'}: it must have {' and '.join(needed)}, "
+                f"and may have {', '.join(optional) or 'no other'}"
             )
         for name, value in record.items():
             if not isinstance(value, str):
@@ -53,3 +60,64 @@ class Labels:
                     "correct the file, or add the label to data.labels"
                 )
         return np.array([self._numbers[label] for label in labels], np.int32)
+
+
+def encode_numbers(texts: Sequence[str], what: str) -> np.ndarray:
+    """Return the number that each text is, (n,) float32. Error messages name `what` as their source.
+
+    Raises:
+        DataError: a text is not a finite number.
+    """
+    numbers = np.zeros(len(texts), np.float32)
+    for row, text in enumerate(texts, 1):
+        try:
+            numbers[row - 1] = float(text)
+        except ValueError:
+            numbers[row - 1] = np.nan
+        if not np.isfinite(numbers[row - 1]):
+            raise DataError(f"{what}, row {row}: the label {text!r} is not a finite number: correct the file")
+    return numbers
+
+
+def longest_first(lengths: np.ndarray, limit: int) -> np.ndarray:
+    """Shorten pairs to at most `limit` tokens together, taking from the longer one. `lengths` and result are (n, 2)."""
+    first, second = lengths[:, 0], lengths[:, 1]
+    kept = np.minimum(first, np.maximum(limit - second, limit - limit // 2))
+    return np.stack([kept, np.minimum(second, limit - kept)], axis=1)
+
+
+def laid_out(
+    first: Ragged, second: Ragged | None, *, limit: int, begin: int, end: int, what: str, key: str
+) -> tuple[Ragged, np.ndarray]:
+    """Lay out texts as [CLS] first [SEP], or pairs as [CLS] first [SEP] second [SEP] (Devlin et al. 2019, Figure 4).
+
+    Texts that are too long lose tokens at their ends, the longer one of a pair first. A warning gives their number.
+
+    Args:
+        first: the tokens of each text, or of the first text of each pair.
+        second: the tokens of the second texts.
+        limit: most tokens of a row, including special tokens.
+        begin: id of [CLS].
+        end: id of [SEP].
+        what: source of the texts, for the warning.
+        key: config key of `limit`, for the warning.
+
+    Returns:
+        The rows, and (n,) the place at which the second text starts: the row's length if there is none.
+    """
+    room, n = limit - (2 if second is None else 3), len(first)
+    lengths = np.stack([first.lengths, np.zeros_like(first.lengths) if second is None else second.lengths], axis=1)
+    kept = longest_first(lengths, room)
+    if (cut := np.flatnonzero((kept < lengths).any(axis=1))).size:
+        log.warning(
+            "%s: %d of %d examples cut to %s = %d tokens, the first in row %d",
+            what,
+            len(cut),
+            n,
+            key,
+            limit,
+            cut[0] + 1,
+        )
+    begins, ends = Ragged.repeated(begin, n), Ragged.repeated(end, n)
+    more = () if second is None else (second.first(kept[:, 1]), ends)
+    return Ragged.beside([begins, first.first(kept[:, 0]), ends, *more]), kept[:, 0] + 2

@@ -32,6 +32,28 @@ class Ragged:
         """Concatenate: the rows of all parts, one part after another."""
         return cls(np.concatenate([part.values for part in parts]), np.concatenate([part.lengths for part in parts]))
 
+    @classmethod
+    def repeated(cls, value: int, count: int) -> Ragged:
+        """Return `count` rows that hold only `value`."""
+        return cls(np.full(count, value, np.int32), np.ones(count, np.int32))
+
+    @classmethod
+    def beside(cls, parts: Sequence[Ragged]) -> Ragged:
+        """Concatenate row by row: row i is row i of each part, one after another."""
+        lengths = sum((part.lengths for part in parts[1:]), parts[0].lengths)
+        values = np.empty(lengths.sum(), np.result_type(*(part.values for part in parts)))
+        starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])[:-1]
+        for part in parts:
+            values[np.repeat(starts - part.offsets[:-1], part.lengths) + np.arange(len(part.values))] = part.values
+            starts = starts + part.lengths
+        return cls(values, lengths)
+
+    def first(self, counts: np.ndarray) -> Ragged:
+        """Return the first counts[i] values of each row i, or all of a shorter row. `counts` may be one number."""
+        place = np.arange(len(self.values)) - np.repeat(self.offsets[:-1], self.lengths)
+        lengths = np.minimum(self.lengths, counts)
+        return Ragged(self.values[place < np.repeat(lengths, self.lengths)], lengths)
+
     def __len__(self) -> int:
         return len(self.lengths)
 

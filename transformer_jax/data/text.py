@@ -411,6 +411,30 @@ def bucket_batches(
     return Batches(plan, functools.partial(padded_arrays, streams, others))
 
 
+def example_batches(
+    corpus: Corpus,
+    streams: Mapping[str, Ragged],
+    others: Mapping[str, np.ndarray],
+    *,
+    seed: int | None,
+    rows: int,
+    limit: int,
+) -> Batches:
+    """Return batches of encoded examples: shuffled with a `seed` for training, each example once and in order without.
+
+    Args:
+        corpus: corpus of the examples, whose config has the options of training batches.
+        streams: the ids of each example in each stream, with special tokens.
+        others: further arrays (examples,), e.g. labels.
+        seed: seed of the shuffle, or None.
+        rows: number of rows of a batch without a seed.
+        limit: most tokens of an example.
+    """
+    lengths = np.stack([ids.lengths for ids in streams.values()], axis=1)
+    plan = BatchPlan.ladder(lengths, ladder_lengths(limit), rows) if seed is None else corpus.plan(lengths, seed)
+    return Batches(plan, functools.partial(padded_arrays, streams, others))
+
+
 def window_batches(corpus: Corpus, stream: str, split: str, seed: int | None, *, rows: int) -> Batches:
     """Return windows of `data.max_length` tokens of running text, with the next token of each token as its target.
 

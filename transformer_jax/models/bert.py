@@ -1,6 +1,6 @@
-"""The encoder-only Transformer, BERT (Devlin et al. 2019), and a classifier built on it.
+"""BERT (Devlin et al. 2019): the bidirectional encoder, its pre-training heads, and heads for fine-tuning.
 
-Shapes: B batch · T positions · D d_model · N heads · L layers.
+Shapes: B batch · T positions · P masked positions · D d_model · V vocabulary · L layers.
 """
 
 import dataclasses
@@ -12,8 +12,8 @@ import jax.numpy as jnp
 
 from transformer_jax import fields
 from transformer_jax.models import layers
-from transformer_jax.models.attention import padding_mask
-from transformer_jax.models.layers import Embedding, Linear, layer_norm, make_initializer, parameter
+from transformer_jax.models.attention import causal_mask, padding_mask
+from transformer_jax.models.layers import Embedding, Linear, LMHead, layer_norm, make_initializer, parameter
 from transformer_jax.models.positions import Positions
 from transformer_jax.models.stack import SingleStackConfig, Stack, sown_weights
 
@@ -27,12 +27,23 @@ class BertConfig(SingleStackConfig):
     architecture: str = "bert"
     vocab_size: int = fields.size(30522, 304)
     num_segments: int = 2  # e.g. the two sentences of a pair
+    causal: bool = False  # a position sees only itself and those before it: the paper's "LTR" model (Section 5.1)
     init: str = "truncated_normal"
     embedding_init: str = "truncated_normal"
     norm_epsilon: float = 1e-12
 
     def choices(self) -> dict[str, tuple[str, ...]]:
         return super().choices() | {"architecture": ("bert",)}
+
+
+def sizes(num_layers: int, d_model: int, vocab_size: int = 30522) -> dict[str, int]:
+    """Return fields of `BertConfig` for a model of this size. As in the paper, heads have width 64, and d_ff = 4 d_model."""
+    heads = {"num_heads": d_model // 64, "head_dim": 64, "value_dim": 64}
+    return {"vocab_size": vocab_size, "num_layers": num_layers, "d_model": d_model, "d_ff": 4 * d_model, **heads}
+
+
+# The paper's sizes (Section 3), and the mini of Turc et al. 2019 with a vocabulary for small corpora.
+SIZES = {"mini": sizes(4, 256, 8000), "base": sizes(12, 768), "large": sizes(24, 1024)}
 
 
 class Bert(nn.Module):
@@ -60,12 +71,30 @@ class Bert(nn.Module):
 
         `valid` (B, T) is True at tokens and False at padding; no position attends to padding. `segments` (B, T) are ids
         below `num_segments`, by default all 0. `pooled` is tanh(W x₀ + b), where x₀ belongs to the first token, [CLS].
+        If the model is causal, [CLS] sees nothing, and the last token takes its place.
         """
-        if segments is None:
-            segments = jnp.zeros_like(tokens)
+        x = self.encoder(self._embed(tokens, segments), self._mask(valid))
+        first = x[:, 0]
+        if self.config.causal:
+            last = jnp.maximum(valid.sum(axis=1) - 1, 0)
+            first = jnp.take_along_axis(x, last[:, None, None], axis=1)[:, 0]
+        return x, jnp.tanh(self.pooler(first))
+
+    def features(self, tokens: Array, valid: Array, segments: Array | None, layers: int) -> Array:
+        """Return the concatenated outputs of the last `layers` layers, (B, T, layers · D) (Section 5.3)."""
+        outputs = self.encoder.outputs(self._embed(tokens, segments), self._mask(valid))
+        if self.is_initializing():  # so that the parameters are those of `__call__`
+            self.pooler(outputs[:, 0, 0])
+        return jnp.concatenate([outputs[:, i] for i in range(-layers, 0)], axis=-1)
+
+    def _embed(self, tokens: Array, segments: Array | None) -> Array:
+        segments = jnp.zeros_like(tokens) if segments is None else segments
         x = self.embedding(tokens) + jnp.take(self.segments, segments, axis=0) + self.positions(tokens.shape[1])
-        x = self.encoder(self.dropout(self.norm(x)), padding_mask(valid))
-        return x, jnp.tanh(self.pooler(x[:, 0]))
+        return self.dropout(self.norm(x))
+
+    def _mask(self, valid: Array) -> Array:
+        mask = padding_mask(valid)
+        return causal_mask(valid.shape[1]) & mask if self.config.causal else mask
 
     @nn.nowrap
     def attention_maps(self, sown: Any) -> dict[tuple[str, str, str], Array]:
@@ -76,25 +105,109 @@ class Bert(nn.Module):
         return {("self-attention", "text", "text"): sown_weights(sown["encoder"], "self_attention")}
 
 
-class Classifier(nn.Module):
-    """BERT with a linear map from the pooled vector to classes (Devlin et al. 2019, Section 4.1)."""
+class MaskedLMHead(nn.Module):
+    """Logits of the token at a position: LayerNorm(activation(x W + b)) Eᵀ + c, with the token embeddings E.
+
+    Differs: The paper does not describe the head; this is the one of the authors' code.
+    """
 
     config: BertConfig
-    num_classes: int
 
     def setup(self) -> None:
         c = self.config
-        self.bert = Bert(c)
-        self.dropout = layers.Dropout(c.dropout_rate)
-        shape = c.d_model, self.num_classes
-        self.head = Linear(shape, ("embed", "classes"), dtype=c.dtype, initializer=c.init)
+        self.transform = Linear((c.d_model, c.d_model), ("embed", "vector"), dtype=c.dtype, initializer=c.init)
+        self.norm = layer_norm(c.norm_epsilon)
+        shape = (layers.padded_vocab_size(c.vocab_size, c.vocab_multiple),)
+        self.bias = parameter(self, "bias", nn.initializers.zeros, shape, ("vocab",))
 
-    def __call__(self, tokens: Array, valid: Array, segments: Array | None = None) -> Array:
-        """Map token ids (B, T) to float32 logits (B, num_classes). The arguments are those of `Bert`."""
-        _, pooled = self.bert(tokens, valid, segments)
-        return self.head(self.dropout(pooled))
+    def __call__(self, x: Array, embeddings: LMHead) -> tuple[Array, LMHead]:
+        """Transform x (B, P, D). Return it and the map to logits, which a loss can apply in chunks."""
+        y = self.norm(layers.ACTIVATIONS[self.config.activation](self.transform(x)))
+        return y, LMHead(embeddings.table, self.bias)
+
+
+class _WithBert(nn.Module):
+    """A model that contains the encoder under the name "bert", so that parameters can be passed on."""
+
+    config: BertConfig
 
     @nn.nowrap
     def attention_maps(self, sown: Any) -> dict[tuple[str, str, str], Array]:
         """Return `Bert.attention_maps`."""
         return Bert(self.config).attention_maps(sown["bert"])
+
+
+class Pretraining(_WithBert):
+    """BERT with the heads of its pre-training: masked LM and next-sentence prediction (Section 3.1)."""
+
+    def setup(self) -> None:
+        c = self.config
+        self.bert = Bert(c)
+        self.masked_lm = MaskedLMHead(c)
+        self.next_sentence = Linear((c.d_model, 2), ("embed", "classes"), dtype=c.dtype, initializer=c.init)
+
+    def __call__(
+        self, tokens: Array, valid: Array, segments: Array | None = None, positions: Array | None = None
+    ) -> tuple[Array, LMHead, Array]:
+        """Return vectors (B, P, D) at `positions` (B, P), their map to logits, and next-sentence logits (B, 2).
+
+        The default of `positions` is all T positions. Next-sentence class 1 means that the second segment follows the
+        first one in its document.
+        """
+        x, pooled = self.bert(tokens, valid, segments)
+        if positions is not None:
+            x = jnp.take_along_axis(x, positions[..., None], axis=1)
+        vectors, lm_head = self.masked_lm(x, self.bert.embedding.lm_head())
+        return vectors, lm_head, self.next_sentence(pooled)
+
+
+class _Head(_WithBert):
+    """BERT with a linear map to `num_classes`.
+
+    feature_layers: if not 0, the input of the map is not the last layer's output x but the concatenated outputs of this
+        many last layers, as for features of an encoder that is not fine-tuned (Section 5.3).
+    """
+
+    num_classes: int
+    feature_layers: int = 0
+
+    def setup(self) -> None:
+        c = self.config
+        self.bert = Bert(c)
+        self.dropout = layers.Dropout(c.dropout_rate)
+        shape = c.d_model * (self.feature_layers or 1), self.num_classes
+        self.head = Linear(shape, ("embed", "classes"), dtype=c.dtype, initializer=c.init)
+
+
+class Classifier(_Head):
+    """BERT with a linear map from the pooled vector to classes (Section 4.1).
+
+    A single class is a score: the value in a regression, or the score of one of several choices.
+
+    Differs: With `feature_layers`, the input of the map is the mean of the features over all tokens. The paper uses
+    features only for tagging.
+    """
+
+    def __call__(self, tokens: Array, valid: Array, segments: Array | None = None) -> Array:
+        """Map token ids (B, T) to float32 logits (B, num_classes). The arguments are those of `Bert`."""
+        if self.feature_layers:
+            x = self.bert.features(tokens, valid, segments, self.feature_layers)
+            pooled = (x * valid[..., None]).sum(axis=1) / jnp.maximum(valid.sum(axis=1, keepdims=True), 1)
+        else:
+            _, pooled = self.bert(tokens, valid, segments)
+        return self.head(self.dropout(pooled))
+
+
+class TokenClassifier(_Head):
+    """BERT with a linear map from the vector of each token to classes: tags, or start and end of an answer.
+
+    Devlin et al. 2019, Sections 4.2 and 5.3. Differs: With `feature_layers`, the paper has a BiLSTM before the map.
+    """
+
+    def __call__(self, tokens: Array, valid: Array, segments: Array | None = None) -> Array:
+        """Map token ids (B, T) to float32 logits (B, T, num_classes). The arguments are those of `Bert`."""
+        if self.feature_layers:
+            x = self.bert.features(tokens, valid, segments, self.feature_layers)
+        else:
+            x, _ = self.bert(tokens, valid, segments)
+        return self.head(self.dropout(x))

@@ -218,6 +218,19 @@ class Stack(nn.Module):
 
         return self.norm(self._run(body, x)[0])
 
+    def outputs(self, x: Array, mask: Array | None = None) -> Array:
+        """Run x (B, T, D) through all layers, and return the output of each layer, (B, L, T, D).
+
+        The last one is the result of `__call__`: only its norm is applied, if the stack is pre-LN.
+        """
+
+        def body(block: Block, x: Array, _: None) -> tuple[Array, Array]:
+            x = block(x, mask)[0]
+            return x, x
+
+        last, every = self._run(body, x)
+        return every.at[:, -1].set(self.norm(last))
+
     def init_cache(self, batch_size: int, length: int) -> tuple[KeyValue, ...]:
         """Return the self-attention cache of each layer, with room for `length` positions."""
         return tuple(self.layers.self_attention.empty_cache(batch_size, length) for _ in range(self.num_layers))

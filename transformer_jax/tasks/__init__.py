@@ -7,7 +7,9 @@ from transformer_jax.training.task import Task
 TASKS = {
     "sequence_to_sequence": "transformer_jax.tasks.sequence_to_sequence:SequenceToSequence",
     "language_modeling": "transformer_jax.tasks.language_modeling:LanguageModeling",
+    "bert_pretraining": "transformer_jax.tasks.bert_pretraining:BertPretraining",
     "classification": "transformer_jax.tasks.classification:Classification",
+    "regression": "transformer_jax.tasks.classification:Regression",
 }
 
 

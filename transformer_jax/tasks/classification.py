@@ -1,4 +1,4 @@
-"""Classification of texts with an encoder, trained by cross-entropy and scored by accuracy."""
+"""Fine-tuning for the label or the value of a text or of a pair of texts (Devlin et al. 2019, Section 4.1)."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,19 +12,26 @@ from etils import epath
 from transformer_jax import fields, losses, metrics
 from transformer_jax.data import sources
 from transformer_jax.data.batching import Batches
-from transformer_jax.data.examples import Labels, columns_of
-from transformer_jax.data.text import Corpus, Stream, TextData, bucket_batches, ladder_batches
-from transformer_jax.models.bert import BertConfig, Classifier
-from transformer_jax.tasks.text import TextTask, TextTaskConfig
+from transformer_jax.data.examples import Labels, columns_of, encode_numbers, laid_out
+from transformer_jax.data.text import TextData, example_batches
+from transformer_jax.models.bert import Classifier
+from transformer_jax.tasks.text import FineTuningTask, FineTuningTaskConfig
 from transformer_jax.training.task import Arrays, Mean, Outputs, Params, Record
 
 
 @dataclasses.dataclass(frozen=True)
-class ClassificationData(TextData):
-    """Data from a table {split}.tsv with a header and one text and label per row."""
+class LabelledData(TextData):
+    """Data from a table {split}.tsv with a header, and a text or a pair of texts and a label per row."""
 
     text_column: str = "sentence"
+    second_column: str = ""  # the second text of a pair; "": there is one text
     label_column: str = "label"
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassificationData(LabelledData):
+    """Data with a label per row. If there are two labels, the second is the positive one of F1."""
+
     labels: tuple[str, ...] = fields.outputs(("0", "1"))
 
     def problems(self) -> Iterator[tuple[str, str]]:
@@ -35,102 +42,169 @@ class ClassificationData(TextData):
 
 
 @dataclasses.dataclass(frozen=True)
-class ClassificationConfig(TextTaskConfig):
+class ClassificationConfig(FineTuningTaskConfig):
     """The config sections of classification."""
 
-    model: BertConfig
     data: ClassificationData
 
 
-class Classification(TextTask):
-    """Assignment of one of several labels to a text.
+@dataclasses.dataclass(frozen=True)
+class RegressionConfig(FineTuningTaskConfig):
+    """The config sections of regression."""
 
-    A batch holds "text" (B, T), "text_length", "label" and "index" (B,). In prediction, the label is optional. A text
-    starts with [CLS] and ends with [SEP], or with the tokenizer's equivalents.
+    data: LabelledData
+
+
+class TextOrPair(FineTuningTask):
+    """A task with one output per text, [CLS] text [SEP], or per pair of texts, [CLS] first [SEP] second [SEP].
+
+    A batch holds "text" (B, T), "text_length", "label" and "index" (B,), and for pairs "second" (B,), the place at
+    which the second text starts. In prediction, the label is optional.
     """
 
-    Config = ClassificationConfig
-    metrics: ClassVar = {"loss": "loss", "accuracy": "accuracy"}
-
-    def __init__(self, config: ClassificationConfig, workdir: epath.PathLike | None):
+    def __init__(self, config: Any, workdir: epath.PathLike | None, num_outputs: int):
         super().__init__(config, workdir)
-        data, self.labels = config.data, Labels(config.data.labels)
-        self.model = Classifier(config.model, len(data.labels))
-        self.columns = data.text_column, data.label_column
-        streams = {"text": Stream(data.text_column, "tokenizer.json", config.model.vocab_size, "model.vocab_size")}
-        self.corpus = Corpus(data, streams, workdir, sources.tsv_file, (data.label_column,))
+        data = config.data
+        self.model = Classifier(config.model, num_outputs, config.fine_tuning.feature_layers)
+        texts = {"text": data.text_column} | ({"second": data.second_column} if data.second_column else {})
+        self.inputs, self.columns = len(texts), (*texts.values(), data.label_column)
+        self.corpus = self.make_corpus(texts, workdir, sources.tsv_file, (data.label_column,))
 
-    def init(self, key: jax.Array) -> Params:
-        return self.model.init(key, jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool))["params"]
+    def numbers(self, labels: Sequence[str], what: str) -> np.ndarray:
+        """Return the labels as numbers (n,). `what` is their source, for messages."""
+        raise NotImplementedError
 
-    def _logits(self, params: Params, batch: Mapping[str, jax.Array], key: jax.Array | None = None) -> Any:
-        rngs = None if key is None else {"dropout": key}
-        return self.model.apply({"params": params}, batch["text"], self.valid(batch, "text"), rngs=rngs)
-
-    def _means(self, logits: jax.Array, batch: Mapping[str, jax.Array]) -> dict[str, Mean]:
-        real, label = batch["text_length"] > 0, batch["label"]
-        count = real.sum().astype(jnp.float32)
-        loss, _ = losses.cross_entropy(logits[:, None], label[:, None], real[:, None], vocab_size=logits.shape[-1])
-        right = (logits.argmax(axis=-1) == label) & real
-        return {"cross_entropy": Mean(loss, count), "accuracy": Mean(right.sum().astype(jnp.float32), count, scale=0)}
+    def means(self, logits: jax.Array, label: jax.Array, real: jax.Array) -> dict[str, Mean]:
+        """Return the means over the rows for which `real` (B,) is True."""
+        raise NotImplementedError
 
     def loss(
         self, params: Params, batch: Mapping[str, jax.Array], key: jax.Array, step: jax.Array | int
     ) -> dict[str, Mean]:
-        return self._means(self._logits(params, batch, key), batch)
+        return self.means(self.logits(params, batch, key), batch["label"], batch["text_length"] > 0)
 
     def evaluate(self, params: Params, batch: Mapping[str, jax.Array], greedy: bool) -> tuple[dict[str, Mean], Outputs]:
-        """Return the means if there are labels, and the probabilities (B, classes)."""
-        logits = self._logits(params, batch)
-        return self._means(logits, batch) if "label" in batch else {}, {"probabilities": jax.nn.softmax(logits)}
+        """Return the means if there are labels, and the logits (B, outputs)."""
+        logits = self.logits(params, batch)
+        means = self.means(logits, batch["label"], batch["text_length"] > 0) if "label" in batch else {}
+        return means, {"logits": logits}
 
     def batches(self, split: str, seed: int | None) -> Batches:
         table = self.corpus.open(split)
-        text, labels = (table.column(name) for name in self.columns)
-        if seed is None:
-            return self._in_order(text, labels, split)
-        return bucket_batches(
-            self.corpus,
-            {"text": text},
-            split=split,
-            seed=seed,
-            begin=True,
-            others={"label": self.labels.encode(labels, split)},
-        )
+        return self._batches([table.column(name) for name in self.columns], split, seed)
 
     def batches_of(self, records: Sequence[Record]) -> Batches:
-        text, labels = columns_of(records, self.columns)
-        return self._in_order(text or [], labels, "input")
+        return self._batches(columns_of(records, self.columns, self.inputs), "input", None)
 
-    def _in_order(self, text: Sequence[str], labels: Sequence[str] | None, what: str) -> Batches:
-        config, others = self.config, {} if labels is None else {"label": self.labels.encode(labels, what)}
-        rows, limit = config.evaluation.batch_size, config.model.max_length
-        batches = ladder_batches(
-            self.corpus, {"text": text}, rows=rows, limit=limit, what=what, begin=True, others=others
-        )
-        return batches._replace(references=labels or ())
+    def _batches(self, columns: Sequence[Any], what: str, seed: int | None) -> Batches:
+        config, special = self.config, self.corpus.special_ids("text")
+        (*texts, labels), limit = columns, config.model.max_length if seed is None else config.data.max_length
+        first, *more = (self.corpus.encode("text", text, end=False) for text in texts)
+        second = more[0] if more else None
+        key = "model.max_length" if seed is None else "data.max_length"
+        rows, place = laid_out(first, second, limit=limit, begin=special.begin, end=special.end, what=what, key=key)
+        others = {} if labels is None else {"label": self.numbers(labels, what)}
+        others |= {"second": place} if second is not None else {}
+        size = config.evaluation.batch_size
+        batches = example_batches(self.corpus, {"text": rows}, others, seed=seed, rows=size, limit=limit)
+        return batches._replace(records=list(zip(*texts, strict=True)), references=labels or ())
+
+    def dummy_batch(self, rows: int, length: int, seed: int | None = None) -> Arrays:
+        draw, config = np.random.default_rng(seed or 0), self.config
+        lengths = np.full(rows, length) if seed is None else draw.integers(1, length + 1, rows)
+        arrays = {
+            "text": draw.integers(0, config.model.vocab_size, (rows, length), np.int32),
+            "text_length": lengths.astype(np.int32),
+            "label": self.dummy_labels(draw, rows),
+            "index": np.arange(rows, dtype=np.int32),
+        }
+        return arrays | ({"second": draw.integers(0, lengths + 1).astype(np.int32)} if self.inputs == 2 else {})
+
+    def dummy_labels(self, draw: np.random.Generator, rows: int) -> np.ndarray:
+        """Return random labels (rows,)."""
+        raise NotImplementedError
+
+    def preview(self, arrays: Arrays) -> list[str]:
+        tokens, _ = self.tokens("text", arrays["text"][0, : arrays["text_length"][0]])
+        return ["the first text of the first batch:", f"  {self.shown_label(arrays['label'][0])}: {' '.join(tokens)}"]
+
+    def shown_label(self, number: Any) -> str:
+        """Return the label with this number, for the log."""
+        return f"{number:g}"
+
+
+class Classification(TextOrPair):
+    """Assignment of one of several labels, trained by cross-entropy."""
+
+    Config = ClassificationConfig
+    metrics: ClassVar = {name: name for name in ("loss", "accuracy", "f1", "matthews")}
+
+    def __init__(self, config: ClassificationConfig, workdir: epath.PathLike | None):
+        self.labels = Labels(config.data.labels)
+        super().__init__(config, workdir, len(self.labels.names))
+
+    def numbers(self, labels: Sequence[str], what: str) -> np.ndarray:
+        return self.labels.encode(labels, what)
+
+    def means(self, logits: jax.Array, label: jax.Array, real: jax.Array) -> dict[str, Mean]:
+        count, right = real.sum().astype(jnp.float32), (logits.argmax(axis=-1) == label) & real
+        loss, _ = losses.cross_entropy(logits[:, None], label[:, None], real[:, None], vocab_size=logits.shape[-1])
+        return {"cross_entropy": Mean(loss, count), "accuracy": Mean(right.sum().astype(jnp.float32), count, scale=0)}
 
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
         """Return {"label": the most probable label, "probabilities": {label: probability}} for each row."""
-        rows = [dict(zip(self.labels.names, map(float, row), strict=True)) for row in outputs["probabilities"]]
+        logits, names = np.asarray(outputs["logits"], np.float64), self.labels.names
+        powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        probabilities = powers / powers.sum(axis=-1, keepdims=True)
+        rows = [dict(zip(names, map(float, row), strict=True)) for row in probabilities]
         return [{"label": max(row, key=lambda name: row[name]), "probabilities": row} for row in rows]
 
     def score(
         self, means: Mapping[str, float], predictions: Sequence[dict[str, Any]], references: Sequence[Any]
     ) -> dict[str, float | str]:
+        """Return the loss, accuracy, F1 (of the second of two labels, else the mean over labels) and Matthews' R."""
+        found = [prediction["label"] for prediction in predictions]
         loss: dict[str, float | str] = {"loss": means["cross_entropy"]} if means else {}
-        return loss | {"accuracy": metrics.exact_match([found["label"] for found in predictions], references)}
-
-    def dummy_batch(self, rows: int, length: int, seed: int | None = None) -> Arrays:
-        draw, config = np.random.default_rng(seed or 0), self.config
-        lengths = np.full(rows, length) if seed is None else draw.integers(1, length + 1, rows)
-        return {
-            "text": draw.integers(0, config.model.vocab_size, (rows, length), np.int32),
-            "text_length": lengths.astype(np.int32),
-            "label": draw.integers(0, len(config.data.labels), rows, np.int32),
-            "index": np.arange(rows, dtype=np.int32),
+        return loss | {
+            "accuracy": metrics.exact_match(found, references),
+            "f1": metrics.f1(found, references, self.labels.names),
+            "matthews": metrics.matthews(found, references),
         }
 
-    def preview(self, arrays: Arrays) -> list[str]:
-        tokens, _ = self.tokens("text", arrays["text"][0, : arrays["text_length"][0]])
-        return ["the first text of the first batch:", f"  {self.labels.names[arrays['label'][0]]}: {' '.join(tokens)}"]
+    def dummy_labels(self, draw: np.random.Generator, rows: int) -> np.ndarray:
+        return draw.integers(0, len(self.labels.names), rows, np.int32)
+
+    def shown_label(self, number: Any) -> str:
+        return self.labels.names[number]
+
+
+class Regression(TextOrPair):
+    """Prediction of a number, e.g. the similarity of two sentences, trained by the squared error."""
+
+    Config = RegressionConfig
+    metrics: ClassVar = {name: name for name in ("loss", "pearson", "spearman")}
+
+    def __init__(self, config: RegressionConfig, workdir: epath.PathLike | None):
+        super().__init__(config, workdir, 1)
+
+    def numbers(self, labels: Sequence[str], what: str) -> np.ndarray:
+        return encode_numbers(labels, what)
+
+    def means(self, logits: jax.Array, label: jax.Array, real: jax.Array) -> dict[str, Mean]:
+        errors = jnp.where(real, jnp.square(logits[:, 0] - label), 0.0)
+        return {"squared_error": Mean(errors.sum(), real.sum().astype(jnp.float32))}
+
+    def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
+        """Return {"value": the predicted number} for each row."""
+        return [{"value": float(value)} for value in outputs["logits"][:, 0]]
+
+    def score(
+        self, means: Mapping[str, float], predictions: Sequence[dict[str, Any]], references: Sequence[Any]
+    ) -> dict[str, float | str]:
+        """Return the loss, and the correlations of Pearson and Spearman."""
+        found, right = [prediction["value"] for prediction in predictions], list(map(float, references))
+        loss: dict[str, float | str] = {"loss": means["squared_error"]} if means else {}
+        return loss | {"pearson": metrics.pearson(found, right), "spearman": metrics.spearman(found, right)}
+
+    def dummy_labels(self, draw: np.random.Generator, rows: int) -> np.ndarray:
+        return draw.uniform(0, 5, rows).astype(np.float32)

@@ -7,8 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 
-from transformer_jax.data.text import Corpus
+from transformer_jax import fields
+from transformer_jax.data.text import Corpus, Reader, Stream
+from transformer_jax.models.bert import BertConfig
 from transformer_jax.models.counting import forward_flops
 from transformer_jax.training.task import Arrays, Config, Params, Task, Work
 
@@ -53,9 +56,98 @@ class TextTask(Task):
         self, params: Params, batch: Mapping[str, jax.Array]
     ) -> tuple[dict[tuple[str, str, str], jax.Array], dict[str, tuple[jax.Array, jax.Array]]]:
         config = dataclasses.replace(self.config.model, attention_implementation="einsum")  # others return no weights
-        model, text = self.model.clone(config=config), batch["text"]
-        _, sown = model.apply({"params": params}, text, self.valid(batch, "text"), mutable="intermediates")
-        return model.attention_maps(sown["intermediates"]), {"text": (text, batch["text_length"])}
+        model = self.model.clone(config=config)
+        _, sown = model.apply({"params": params}, *self.arguments(batch), mutable="intermediates")
+        return model.attention_maps(sown["intermediates"]), {"text": (batch["text"], batch["text_length"])}
+
+    def arguments(self, batch: Mapping[str, jax.Array]) -> tuple[Any, ...]:
+        """Return the arguments of the model."""
+        return batch["text"], self.valid(batch, "text")
+
+
+class SegmentTask(TextTask):
+    """A task of BERT's encoder. A batch may hold "second" (B,), the place at which the second segment starts."""
+
+    def init(self, key: jax.Array) -> Params:
+        return self.model.init(key, jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool))["params"]
+
+    def arguments(self, batch: Mapping[str, jax.Array]) -> tuple[Any, ...]:
+        """Return token ids, validity and segments, each (B, T). Without "second", there is one segment."""
+        text, valid = super().arguments(batch)
+        if "second" not in batch:
+            return text, valid, None
+        return text, valid, (jnp.arange(text.shape[1])[None] >= batch["second"][:, None]).astype(jnp.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class FineTuningConfig:
+    """How much of an encoder that was pre-trained is trained further. By default, all of it is.
+
+    frozen_layers: the embeddings and this many first layers keep their values.
+    feature_layers: the whole encoder keeps its values, and the task's head reads the concatenated outputs of this many
+        last layers (Devlin et al. 2019, Section 5.3, with 4).
+    """
+
+    frozen_layers: int = 0
+    feature_layers: int = fields.outputs(0)
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (field, rule and remedy) for every invalid value."""
+        for name in ("frozen_layers", "feature_layers"):
+            if getattr(self, name) < 0:
+                yield name, "must be at least 0, which trains the whole encoder"
+        if self.frozen_layers and self.feature_layers:
+            yield "frozen_layers", "must be 0 with fine_tuning.feature_layers, which freezes the whole encoder"
+
+
+@dataclasses.dataclass(frozen=True)
+class FineTuningTaskConfig(TextTaskConfig):
+    """The config sections of a task that fine-tunes BERT."""
+
+    model: BertConfig
+    fine_tuning: FineTuningConfig
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (dotted key, rule and remedy) for values that are inconsistent with each other."""
+        yield from super().problems()
+        for name in ("frozen_layers", "feature_layers"):
+            if getattr(self.fine_tuning, name) > (most := self.model.num_layers):
+                yield f"fine_tuning.{name}", f"must not exceed model.num_layers = {most}"
+
+    def advice(self) -> Iterator[str]:
+        """Yield warnings about values that are valid but probably unintended."""
+        yield from super().advice()
+        for name in ("frozen_layers", "feature_layers"):
+            if getattr(self.fine_tuning, name) and not self.init_from:
+                yield f"config.fine_tuning.{name} keeps random values, as there is no config.init_from to load from"
+
+
+class FineTuningTask(SegmentTask):
+    """A task that fine-tunes BERT's encoder, whose parameters are called "bert", with a new head."""
+
+    def __init__(self, config: Any, workdir: epath.PathLike | None):
+        super().__init__(config, workdir)
+        if config.fine_tuning.feature_layers:
+            self.frozen = {"bert": None}
+        elif k := config.fine_tuning.frozen_layers:
+            below = ("embedding", "segments", "positions", "norm")
+            self.frozen = {**{f"bert/{name}": None for name in below}, "bert/encoder/layers": k}
+
+    def make_corpus(
+        self, streams: Mapping[str, str], workdir: epath.PathLike | None, read: Reader, others: tuple[str, ...]
+    ) -> Corpus:
+        """Return the corpus. `streams` maps names in a batch to columns, which share one tokenizer."""
+        config = self.config
+        shared = {
+            name: Stream(column, "tokenizer.json", config.model.vocab_size, "model.vocab_size")
+            for name, column in streams.items()
+        }
+        return Corpus(config.data, shared, workdir, read, others, start=config.init_from or None)
+
+    def logits(self, params: Params, batch: Mapping[str, jax.Array], key: jax.Array | None = None) -> Any:
+        """Return the model's output, with dropout if there is a key."""
+        rngs = None if key is None else {"dropout": key}
+        return self.model.apply({"params": params}, *self.arguments(batch), rngs=rngs)
 
 
 def cache_and_causality(

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import types
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 
 from transformer_jax.training import optimizer as optimizers
 from transformer_jax.training.checkpoint import CheckpointError, Checkpoints
+from transformer_jax.training.freezing import Frozen, hold, without_updates
 from transformer_jax.training.initialization import TrainState, abstract, init_state, jit_init, trace_init
 from transformer_jax.training.sharding import make_mesh, on_mesh, replicated
 from transformer_jax.training.task import Mean, Params, Task
@@ -33,7 +36,13 @@ def moving_average(average: Params, params: Params, n: jax.Array, decay: float) 
 
 
 def make_train_step(
-    task: Task, optimizer: optax.GradientTransformation, *, seed: int, microbatches: int, ema_decay: float = 0.0
+    task: Task,
+    optimizer: optax.GradientTransformation,
+    *,
+    seed: int,
+    microbatches: int,
+    ema_decay: float = 0.0,
+    frozen: Frozen = types.MappingProxyType({}),
 ) -> TrainStep:
     """Return the function step(state, batch) → (state, metrics), not yet jitted.
 
@@ -41,7 +50,7 @@ def make_train_step(
     "gradient_norm" and "skipped". Each mean is divided once, by its weight over the whole batch, so the result does not
     depend on the number of microbatches. The step's random key is folded from the seed and the step, and the key of a
     microbatch from the step's key and the microbatch's number. If the loss or the gradient is not finite, only the step
-    number changes, and "skipped" is 1.
+    number changes, and "skipped" is 1. `frozen` parameters do not change.
     """
 
     def terms(params: Params, batch: Any, key: jax.Array, step: jax.Array, weights: Any = None) -> tuple:
@@ -49,7 +58,7 @@ def make_train_step(
 
         `weights` are the weights of the whole batch. If they are None, `batch` is the whole batch.
         """
-        means = task.loss(params, batch, key, step)
+        means = task.loss(hold(params, frozen), batch, key, step)
         _check_names(means)
         own = {name: jax.lax.stop_gradient(jnp.asarray(mean.weight, jnp.float32)) for name, mean in means.items()}
         weights = own if weights is None else weights
@@ -89,7 +98,7 @@ def make_train_step(
         key = jax.random.fold_in(jax.random.key(seed), state.step)
         found, loss, shares, weight = gradient(state.params, batch, key, state.step)
         updates, opt_state = optimizer.update(found, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        params = optax.apply_updates(state.params, without_updates(updates, frozen))
         metrics = {**shares, "loss": loss, "weight": weight}
         metrics["gradient_norm"] = optax.tree.norm(found)
         ema = moving_average(state.ema, params, state.step + 1, ema_decay) if ema_decay else None
@@ -152,7 +161,12 @@ class Engine:
         self.init = jit_init(lambda key: init_state(init(key), self.optimizer, ema_decay), self.mesh, placed)
         training = config.training
         step = make_train_step(
-            task, self.optimizer, seed=training.seed, microbatches=training.microbatches, ema_decay=ema_decay
+            task,
+            self.optimizer,
+            seed=training.seed,
+            microbatches=training.microbatches,
+            ema_decay=ema_decay,
+            frozen=task.frozen,
         )
         self.step = on_mesh(step, self.mesh, donate_argnums=0, out_shardings=(placed, replicated(self.mesh)))
 
@@ -160,14 +174,22 @@ class Engine:
         """Return the number of updates, i.e. of steps that were not skipped. The learning rate depends on it."""
         return int(optax.tree.get_all_with_path(state.opt_state, "count")[0][1])
 
-    def restore_or_init(self, checkpoints: Checkpoints, step: int | None) -> TrainState:
+    def restore_or_init(
+        self, checkpoints: Checkpoints, step: int | None, load: Callable[[Params, Mesh], Params] | None = None
+    ) -> TrainState:
         """Return the state of the checkpoint at `step`, or a new state if `step` is None. Removes newer checkpoints.
+
+        `load` replaces parameters of a new state, e.g. by those of another run.
 
         Raises CheckpointError if the checkpoint holds another step because its folder was renamed.
         """
         if step is None:
             checkpoints.discard_after(None)
-            return self.init(jax.random.key(self.config.training.seed))
+            state = self.init(jax.random.key(self.config.training.seed))
+            if load is None:
+                return state
+            params = load(state.params, self.mesh)
+            return state._replace(params=params, ema=state.ema and jax.tree.map(jnp.copy, params))
         state, _ = checkpoints.restore(step, self.abstract_state)
         if (held := int(state.step)) != step:
             raise CheckpointError(f"{checkpoints.directory / str(step)} holds step {held}: rename the folder to {held}")

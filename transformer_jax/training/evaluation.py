@@ -1,6 +1,7 @@
 """Evaluate a task on a split, predict from records, and restore the parameters for either."""
 
 import contextlib
+import itertools
 import logging
 import threading
 import types
@@ -99,30 +100,40 @@ class Evaluator:
                 rows = self.task.decode(jax.device_get(outputs), fed.arrays)
                 predictions.update(zip(fed.batch.indices.tolist(), rows, strict=True))
         predictions.pop(-1, None)  # filler rows
-        return (
-            {name: float(total / (weight or 1)) for name, (total, weight) in totals.items()},
-            [predictions[i] for i in sorted(predictions)],
-        )
+        means = {name: float(total / (weight or 1)) for name, (total, weight) in totals.items()}
+        return means, _joined([predictions[i] for i in sorted(predictions)], batches)
 
     def _feed(self, batches: Batches) -> Iterator[Fed]:
         return feed(batches, range(len(batches.plan)), self.mesh, whole=True)
 
     def attention(self, params: Params, records: Sequence[Record]) -> list[list[AttentionMap]]:
-        """Return the attention maps of every record, in order."""
-        maps: dict[int, list[AttentionMap]] = {}
+        """Return the attention maps of every record, in order: those of its windows, if it has several."""
+        maps: list[list[AttentionMap]] = [[] for _ in records]
         # A batch has references only if all its records do, so records with and without references are batched apart.
         complete = [not isinstance(record, str) and set(record) == set(self.task.columns) for record in records]
         for chosen in filter(None, ([i for i, c in enumerate(complete) if c == kind] for kind in (False, True))):
-            for fed in self._feed(self.task.batches_of([records[i] for i in chosen])):
+            batches = self.task.batches_of([records[i] for i in chosen])
+            rows: dict[int, list[AttentionMap]] = {}
+            for fed in self._feed(batches):
                 weights, ids = jax.device_get(self._attention(params, fed.placed))
-                for row in np.flatnonzero(fed.batch.indices >= 0):
+                for row in np.flatnonzero(fed.batch.indices >= 0).tolist():
                     tokens = {name: self.task.tokens(name, x[row, : n[row]]) for name, (x, n) in ids.items()}
-                    maps[chosen[fed.batch.indices[row]]] = [
+                    rows[int(fed.batch.indices[row])] = [
                         AttentionMap(name, queries, keys, w[row, :, :, : len(queries), : len(keys)], texts)
                         for (name, q, k), w in weights.items()
                         for queries, keys, texts in [(tokens[q][0], tokens[k][0], {n: tokens[n][1] for n in (k, q)})]
                     ]
-        return [maps[i] for i in range(len(records))]
+            for number in sorted(rows):
+                maps[chosen[number if batches.owners is None else batches.owners[number]]] += rows[number]
+        return maps
+
+
+def _joined(predictions: Sequence[dict[str, Any]], batches: Batches) -> list[dict[str, Any]]:
+    """Return the prediction of every example, given those of all rows in order."""
+    if batches.owners is None or batches.join is None:
+        return list(predictions)
+    ends = np.flatnonzero(np.diff(batches.owners, append=-1)) + 1
+    return [batches.join(i, predictions[a:b]) for i, (a, b) in enumerate(itertools.pairwise([0, *ends.tolist()]))]
 
 
 def restore_parameters(

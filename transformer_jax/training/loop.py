@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 from etils import epath
+from jax.sharding import Mesh
 
 from transformer_jax.data.batching import Batches, prefetch
 from transformer_jax.training import processes, profiling
@@ -42,6 +43,7 @@ def train(
     trace: range = range(0),
     listeners: Sequence[Listener] = (),
     ready: Callable[[], None] = lambda: None,
+    load: Callable[[Params, Mesh], Params] | None = None,
 ) -> TrainState:
     """Train to `training.steps`, continuing from the newest valid checkpoint of `workdir`.
 
@@ -53,6 +55,7 @@ def train(
         trace: steps to profile; the profile is written to `workdir`/profile.
         listeners: called with every row of metrics.jsonl.
         ready: called in the first process before the first step, once mesh, data and checkpoints were checked.
+        load: maps the initial parameters of a new run, and the mesh, to those that it starts from.
 
     Raises:
         ValueError: the data, the mesh or a config key cannot be used.
@@ -65,7 +68,7 @@ def train(
     training = config.training
     checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint)
     with processes.StopRequest() as stop, contextlib.ExitStack() as opened:
-        batches, evaluator, fingerprint, state = _start(engine, checkpoints)
+        batches, evaluator, fingerprint, state = _start(engine, checkpoints, load)
         first = int(state.step)
         if stop.reached(first) and first < training.steps:
             raise Preempted(f"stopped before step {first + 1}: run the same command again to continue")
@@ -115,7 +118,9 @@ def train(
     return state
 
 
-def _start(engine: Engine, checkpoints: Checkpoints) -> tuple[Batches, Evaluator, dict[str, str], TrainState]:
+def _start(
+    engine: Engine, checkpoints: Checkpoints, load: Callable[[Params, Mesh], Params] | None
+) -> tuple[Batches, Evaluator, dict[str, str], TrainState]:
     """Open the data while the first programs compile, and restore or create the initial state."""
     task, config = engine.task, engine.config
     newest = processes.first_says(checkpoints.newest)
@@ -139,7 +144,7 @@ def _start(engine: Engine, checkpoints: Checkpoints) -> tuple[Batches, Evaluator
                 log.info("%s", line)
         if init_compiled is not None:
             init_compiled.result()
-        state = engine.restore_or_init(checkpoints, newest)
+        state = engine.restore_or_init(checkpoints, newest, load)
         count = sum(x.size for x in jax.tree.leaves(state.params))
         log.info("%s parameters, mesh: %s", f"{count:,}", dict(engine.mesh.shape))
     return batches, evaluator, fingerprint, state

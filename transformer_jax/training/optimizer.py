@@ -13,7 +13,8 @@ from jax.sharding import PartitionSpec
 
 from transformer_jax import fields
 
-SCHEDULES = ("noam", "inverse_sqrt", "cosine", "constant")
+SCHEDULES = ("noam", "inverse_sqrt", "cosine", "linear", "constant")
+DECAYING = ("cosine", "linear")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,8 +24,8 @@ class OptimizerConfig:
     schedule: str = "noam"
     learning_rate: float = 1.0  # the peak rate; for "noam", the factor in the formula
     warmup_steps: int = fields.size(4000, small=2)
-    decay_steps: int = 0  # the step at which "cosine" reaches its final rate; 0 means training.steps
-    end_fraction: float = 0.0  # the final rate of "cosine", relative to the peak
+    decay_steps: int = 0  # the step at which "cosine" and "linear" reach their final rate; 0 means training.steps
+    end_fraction: float = 0.0  # the final rate of "cosine" and "linear", relative to the peak
     b1: float = 0.9
     b2: float = 0.98
     epsilon: float = 1e-9
@@ -46,7 +47,7 @@ class OptimizerConfig:
                 yield name, "must be in [0, 1)"
         if not 0 <= self.end_fraction <= 1:
             yield "end_fraction", "must be in [0, 1]"
-        if self.schedule == "cosine" and self.decay_steps and self.decay_steps <= max(self.warmup_steps, 1):
+        if self.schedule in DECAYING and self.decay_steps and self.decay_steps <= max(self.warmup_steps, 1):
             yield (
                 "decay_steps",
                 f"must be greater than 1 and than warmup_steps = {self.warmup_steps}, or 0 for training.steps",
@@ -60,6 +61,7 @@ def schedule(config: OptimizerConfig, d_model: int, steps: int) -> optax.Schedul
     inverse_sqrt: peak · min(n / warmup, (warmup / n)^0.5).
     cosine: linear warm-up to the peak, then half a cosine down to end_fraction · peak at decay_steps (Loshchilov and
         Hutter 2017). If decay_steps is 0, the decay ends at `steps`, the last step of the run.
+    linear: like cosine, but a straight line (Devlin et al. 2019, Appendix A.2).
     constant: linear warm-up to the peak, then the peak.
     """
     peak, warmup = config.learning_rate, max(config.warmup_steps, 1)
@@ -75,8 +77,8 @@ def schedule(config: OptimizerConfig, d_model: int, steps: int) -> optax.Schedul
         if config.schedule == "constant":
             return peak * rising
         progress = jnp.clip((n - warmup) / (end - warmup), 0, 1)
-        falling = config.end_fraction + (1 - config.end_fraction) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
-        return peak * rising * falling
+        left = 1 - progress if config.schedule == "linear" else 0.5 * (1 + jnp.cos(jnp.pi * progress))
+        return peak * rising * (config.end_fraction + (1 - config.end_fraction) * left)
 
     return rate
 

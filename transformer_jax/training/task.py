@@ -1,6 +1,7 @@
 """The interface of a task, used for training, evaluation, prediction and description."""
 
 import dataclasses
+import types
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -12,7 +13,8 @@ from etils import epath
 from transformer_jax.data.batching import Batches
 from transformer_jax.fields import free
 from transformer_jax.training.checkpoint import CheckpointConfig
-from transformer_jax.training.optimizer import OptimizerConfig
+from transformer_jax.training.freezing import Frozen
+from transformer_jax.training.optimizer import DECAYING, OptimizerConfig
 from transformer_jax.training.sharding import MeshConfig
 
 Params = Any
@@ -101,6 +103,7 @@ class Config:
     """
 
     task: str
+    init_from: str  # the workdir of another run, whose parameters and tokenizers a new run starts from; "": none
     model: Any
     data: Any
     optimizer: OptimizerConfig
@@ -141,7 +144,7 @@ class Config:
     def advice(self) -> Iterator[str]:
         """Yield warnings about values that are valid but probably unintended."""
         end, steps = self.optimizer.decay_steps, self.training.steps
-        if self.optimizer.schedule == "cosine" and 0 < end < steps:
+        if self.optimizer.schedule in DECAYING and 0 < end < steps:
             yield (
                 f"config.optimizer.decay_steps = {end}: after that step, the learning rate stays at "
                 f"{self.optimizer.end_fraction:g} of its peak until training.steps = {steps}; set it to 0 to decay "
@@ -161,6 +164,8 @@ class Task(ABC):
     # log, where predictions are the cheap ones. E.g. {"bleu": "bleu (greedy)"}.
     metrics: ClassVar[Mapping[str, str]]
     columns: tuple[str, ...] = ("text",)  # the fields of a record; a plain line of text stands for the first field
+    inputs: int = 1  # the first `inputs` columns are needed for a prediction; the others are references
+    frozen: Frozen = types.MappingProxyType({})  # parameters that training leaves as they are
 
     def __init__(self, config: Any, workdir: epath.PathLike):
         """`config` is an instance of `Config`; `workdir` is the folder with the tokenizers."""
