@@ -37,7 +37,7 @@ class BertConfig(SingleStackConfig):
 
 
 def sizes(num_layers: int, d_model: int, vocab_size: int = 30522) -> dict[str, int]:
-    """Return fields of `BertConfig` for a model of this size. As in the paper, heads have width 64, and d_ff = 4 d_model."""
+    """Return fields of `BertConfig` for a model of this size, with heads of width 64 and d_ff = 4 d_model."""
     heads = {"num_heads": d_model // 64, "head_dim": 64, "value_dim": 64}
     return {"vocab_size": vocab_size, "num_layers": num_layers, "d_model": d_model, "d_ff": 4 * d_model, **heads}
 
