@@ -13,7 +13,7 @@ from transformer_jax.data.corpora.download import prepare
 NAME = flags.DEFINE_string(
     "name",
     None,
-    "tfds data set, e.g. multi30k/en-de, wmt14_translate/de-en or ted_hrlr_translate/pt_to_en",
+    "tfds data set, e.g. multi30k/en-de, wmt14_translate/de-en, glue/sst2, squad or conll2003",
     required=True,
 )
 DIRECTORY = flags.DEFINE_string("directory", None, "folder for the data: data.directory in training", required=True)

@@ -1,5 +1,6 @@
 """Settings and fixtures of all tests, and a corpus small enough to train on in seconds."""
 
+import hashlib
 import importlib.util
 import json
 import logging
@@ -8,6 +9,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import broken
@@ -137,6 +139,36 @@ def get_config(name: str, arg: str) -> ConfigDict:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.get_config(arg)
+
+
+@pytest.fixture
+def stand_ins(tmp_path, monkeypatch) -> Path:
+    """Folder for files with the names of a tfds data set's downloads. Their sha256 sums count as the known ones."""
+    from transformer_jax.data.corpora import download
+
+    folder = tmp_path / "fetched"
+    folder.mkdir()
+    original = download.known_files
+
+    def known_files(builder):
+        there = {url: folder / info.filename for url, info in original(builder).items() if info.filename}
+        return {
+            url: SimpleNamespace(filename=path.name, checksum=hashlib.sha256(path.read_bytes()).hexdigest())
+            for url, path in there.items()
+            if path.exists()
+        }
+
+    monkeypatch.setattr(download, "known_files", known_files)
+    return folder
+
+
+@pytest.fixture
+def no_network(monkeypatch) -> None:
+    """Send every request to a port on which nothing listens."""
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def real_data(name: str) -> Path:

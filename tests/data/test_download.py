@@ -92,35 +92,8 @@ def ted_archive(folder: Path) -> None:
     pack(folder / "qi18naacl-dataset.tar.gz", files)
 
 
-@pytest.fixture
-def stand_ins(tmp_path, monkeypatch) -> Path:
-    """Folder of files with the names of the originals. Their sha256 sums count as the known ones."""
-    folder = tmp_path / "fetched"
-    folder.mkdir()
-    original = download.known_files
-
-    def known_files(builder):
-        return {
-            url: SimpleNamespace(filename=info.filename, checksum=sha256(folder / info.filename))
-            for url, info in original(builder).items()
-            if info.filename and (folder / info.filename).exists()
-        }
-
-    monkeypatch.setattr(download, "known_files", known_files)
-    return folder
-
-
 def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-@pytest.fixture
-def no_network(monkeypatch) -> None:
-    """Send every request to a port on which nothing listens."""
-    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-    for name in ("no_proxy", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def rows(name: str, directory: Path, split: str, languages: list[str]) -> list[tuple[str, ...]]:

@@ -354,7 +354,7 @@ def test_no_room_for_the_text_of_a_tfds(dates, monkeypatch):
 
 
 def test_unknown_feature(dates):
-    with pytest.raises(DataError, match=r"tfds dates has no text feature de: choose from .*written"):
+    with pytest.raises(DataError, match=r"tfds dates has no text in de: choose from .*written"):
         tfds_source("dates", dates[0], "train", ["iso", "de"])
 
 

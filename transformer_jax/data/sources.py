@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from transformer_jax.data import files
+from transformer_jax.data import features, files
 from transformer_jax.data.files import DataError
 
 BLOCK = 2**24  # bytes scanned at a time
@@ -261,7 +261,7 @@ def _parsed(split: str) -> re.Match[str]:
 
 
 def tfds_source(name: str, directory: epath.PathLike, split: str, columns: Sequence[str]) -> Source:
-    """Read text features of a tfds data set that is prepared as array_record.
+    """Read features of a tfds data set that is prepared as array_record, as text (see `features`).
 
     `split` may be a part of a split, in the syntax of tfds. The data set "dates", which is part of this package, is
     prepared in `directory` if it is not there yet. Nothing is downloaded.
@@ -269,13 +269,11 @@ def tfds_source(name: str, directory: epath.PathLike, split: str, columns: Seque
     Raises:
         DataError: the name, the split or a feature is unknown, the data is not prepared, or a text is not UTF-8.
     """
-    import tensorflow_datasets as tfds
-
     with _quiet():
         builder = _builder(name, epath.Path(directory).expanduser())
-        text = [key for key, feature in builder.info.features.items() if isinstance(feature, tfds.features.Text)]
-        if unknown := [name for name in columns if name not in text]:
-            raise DataError(f"tfds {name} has no text feature {', '.join(unknown)}: choose from {', '.join(text)}.")
+        readers = features.readers(builder.info.features)
+        if unknown := [column for column in columns if column not in readers]:
+            raise DataError(f"tfds {name} has no text in {', '.join(unknown)}: choose from {', '.join(readers)}.")
         try:
             records = builder.as_data_source(split)
         except ValueError as error:
@@ -284,7 +282,8 @@ def tfds_source(name: str, directory: epath.PathLike, split: str, columns: Seque
                 f"Cannot read split {split!r} of tfds {name} in {directory}: {error} It must be {sizes}, or a "
                 "non-empty part of one."
             ) from error
-        return Source(_written_out(records, columns, f"{name} {split}"), f"tfds {name} {split} in {directory}")
+        chosen = {column: readers[column] for column in columns}
+        return Source(_written_out(records, chosen, f"{name} {split}"), f"tfds {name} {split} in {directory}")
 
 
 def _release(content: bytes | mmap.mmap) -> None:
@@ -330,6 +329,8 @@ def parse_lines(content: bytes | mmap.mmap, path: str) -> Lines:
 
 # Modules of builders that tfds finds only after an import: some of its own, and those of this package.
 _MODULES = {f"wmt{year}_translate": f"tensorflow_datasets.translate.wmt{year}" for year in range(13, 20)} | {
+    "glue": "tensorflow_datasets.text.glue",
+    "conll2003": "tensorflow_datasets.text.conll2003.conll2003",
     "dates": "transformer_jax.data.corpora.dates",
     "multi30k": "transformer_jax.data.corpora.multi30k",
 }
@@ -380,20 +381,20 @@ def _builder(name: str, directory: epath.Path) -> Any:
     return builder
 
 
-def _written_out(records: Any, columns: Sequence[str], name: str) -> dict[str, Lines]:
+def _written_out(records: Any, readers: Mapping[str, features.Reader], name: str) -> dict[str, Lines]:
     """Copy the text of all records to temporary files in TMPDIR, which are deleted when the process ends."""
     try:
-        return _copied(records, columns, name)
+        return _copied(records, readers, name)
     except OSError as error:
         raise DataError(
             f"Cannot copy the text of tfds {name} to {tempfile.gettempdir()}: {error} Free space there, or set TMPDIR."
         ) from error
 
 
-def _copied(records: Any, columns: Sequence[str], name: str) -> dict[str, Lines]:
-    lengths = {column: [np.zeros(1, np.int64)] for column in columns}
+def _copied(records: Any, readers: Mapping[str, features.Reader], name: str) -> dict[str, Lines]:
+    lengths = {column: [np.zeros(1, np.int64)] for column in readers}
     with contextlib.ExitStack() as stack:
-        copies = {column: stack.enter_context(tempfile.TemporaryFile()) for column in columns}
+        copies = {column: stack.enter_context(tempfile.TemporaryFile()) for column in readers}
         for start in range(0, len(records), 10_000):
             try:
                 rows = _rows(records, range(start, min(start + 10_000, len(records))))
@@ -402,7 +403,7 @@ def _copied(records: Any, columns: Sequence[str], name: str) -> dict[str, Lines]
                     f"tfds {name} cannot be read: {error} Copy its files again, or prepare it again."
                 ) from error
             for column, file in copies.items():
-                texts = [_utf8(row[column], f"{name} {i} {column}") for i, row in enumerate(rows, start)]
+                texts = [_line(readers[column], row, f"{name} {i} {column}") for i, row in enumerate(rows, start)]
                 file.writelines(texts)
                 lengths[column].append(np.fromiter(map(len, texts), np.int64, len(texts)))
         written = {}
@@ -412,26 +413,31 @@ def _copied(records: Any, columns: Sequence[str], name: str) -> dict[str, Lines]
     return written
 
 
-def _rows(records: Any, indices: range) -> Iterable[Mapping[str, bytes | str]]:
+def _rows(records: Any, indices: range) -> Iterable[features.Values]:
     """Decode records as protocol buffers, which is ten times as fast as the decoding of tfds."""
     from tensorflow_datasets.core.data_sources.array_record import ArrayRecordDataSource
     from tensorflow_datasets.proto import tf_example_pb2
 
-    if not isinstance(records, ArrayRecordDataSource):
-        return records.__getitems__(indices)
+    if not isinstance(records, ArrayRecordDataSource):  # mock data of tfds
+        return [{key: [value] for key, value in row.items()} for row in records.__getitems__(indices)]
     examples = map(tf_example_pb2.Example.FromString, records.data_source.__getitems__(indices))
     return [
-        {key: value.bytes_list.value[0] for key, value in example.features.feature.items() if value.bytes_list.value}
+        {
+            key: value.bytes_list.value or value.int64_list.value or value.float_list.value
+            for key, value in example.features.feature.items()
+        }
         for example in examples
     ]
 
 
-def _utf8(value: bytes | str, where: str) -> bytes:
-    """Return a line as bytes with a line ending. Values from tfds are bytes; those of its mock data are strings."""
+def _line(reader: features.Reader, row: features.Values, where: str) -> bytes:
+    """Return a feature of an example as bytes with a line ending."""
     try:
-        return (value.decode() if isinstance(value, bytes) else value).encode() + b"\n"
+        return reader(row).encode() + b"\n"
     except UnicodeDecodeError as error:
         raise DataError(f"tfds example {where} is not UTF-8 ({error}): prepare the data again.") from error
+    except ValueError as error:
+        raise DataError(f"tfds example {where} {error}: prepare the data again from corrected files.") from error
 
 
 @contextlib.contextmanager
