@@ -125,7 +125,8 @@ def test_conll2003(stand_ins, tmp_path):
 
 def test_features_that_are_not_text():
     kinds = tfds.features
-    known = {"label": kinds.ClassLabel(num_classes=3), "words": kinds.Sequence(kinds.Text())}
+    labels = {"label": kinds.ClassLabel(num_classes=3), "open": kinds.ClassLabel()}
+    known = labels | {"words": kinds.Sequence(kinds.Text())}
     others = {
         "image": kinds.Image(),
         "vector": kinds.Tensor(shape=(3,), dtype=np.int32),
@@ -134,7 +135,7 @@ def test_features_that_are_not_text():
     }
     read = features.readers(kinds.FeaturesDict(known | others))
     assert read.keys() == known.keys()
-    assert read["label"]({"label": [2]}) == "2"
+    assert read["label"]({"label": [2]}) == read["open"]({"open": [2]}) == "2"
     assert read["words"]({"words": [b"\xc3\xa4", "b"]}) == "ä b"
     for word in (b"New York", b"", b"a\xc2\xa0b"):
         with pytest.raises(ValueError, match=r"has empty texts or white space in \['a', "):

@@ -54,7 +54,7 @@ def _scalar(feature: Any) -> Callable[[Any], str] | None:
 
     if not isinstance(feature, kinds.Tensor) or feature.shape != ():
         return None
-    if isinstance(feature, kinds.ClassLabel):
+    if isinstance(feature, kinds.ClassLabel) and feature.num_classes:
         names = feature.names
         return lambda label: names[label] if label >= 0 else str(label)
     kind = np.dtype(feature.np_dtype).type
