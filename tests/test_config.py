@@ -19,7 +19,7 @@ def test_defaults_become_dataclasses(tiny):
 def test_all_problems_are_reported_at_once(tiny):
     tiny.model.norm = "Pre"
     tiny.training.steps = 0
-    tiny.optimizer.schedule = "linear"
+    tiny.optimizer.schedule = "triangular"
     tiny.unlock()
     tiny.data.max_lenght = 7
     with pytest.raises(ConfigError) as error:
@@ -27,7 +27,7 @@ def test_all_problems_are_reported_at_once(tiny):
     message = str(error.value)
     assert "config.model.norm = 'Pre': must be one of post, pre" in message
     assert "config.training.steps = 0: must be at least 1" in message
-    assert "config.optimizer.schedule = 'linear': must be one of noam, inverse_sqrt" in message
+    assert "config.optimizer.schedule = 'triangular': must be one of noam, inverse_sqrt" in message
     assert "config.data.max_lenght is not a key: did you mean max_length?" in message
 
 
@@ -80,6 +80,48 @@ def test_each_problem_has_value_rule_and_remedy(tiny, change, message):
     with pytest.raises(ConfigError) as error:
         parse(tiny)
     assert f"config.{message}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("task", "change", "message"),
+    [
+        ("classification", {"fine_tuning.frozen_layers": 3}, "frozen_layers = 3: must not exceed model.num_layers = 2"),
+        ("regression", {"fine_tuning.feature_layers": 3}, "feature_layers = 3: must not exceed model.num_layers = 2"),
+        ("classification", {"fine_tuning.frozen_layers": -1}, "frozen_layers = -1: must be at least 0, which trains"),
+        ("classification", {"fine_tuning.feature_layers": -1}, "feature_layers = -1: must be at least 0, which trains"),
+        (
+            "classification",
+            {"fine_tuning.frozen_layers": 1, "fine_tuning.feature_layers": 1},
+            "frozen_layers = 1: must be 0 with fine_tuning.feature_layers, which freezes the whole encoder",
+        ),
+    ],
+)
+def test_each_problem_of_fine_tuning(corpus, task, change, message):
+    config = small(task, corpus)
+    config.update_from_flattened_dict(change)
+    with pytest.raises(ConfigError) as error:
+        parse(config)
+    assert str(error.value).startswith(f"config.fine_tuning.{message}")
+
+
+def test_freezing_random_values_is_unwise(corpus, caplog):
+    for name in ("frozen_layers", "feature_layers"):
+        for start, said in (("", True), ("runs/mini", False)):
+            caplog.clear()
+            config = small("classification", corpus)
+            config.init_from, config.fine_tuning[name] = start, 1
+            parse(config)
+            assert (f"config.fine_tuning.{name} keeps random values" in caplog.text) == said
+
+
+def test_init_from_names_a_workdir(tiny):
+    assert parse(tiny).init_from == ""
+    override(tiny, ["--config.init_from=runs/mini"])
+    assert parse(tiny).init_from == "runs/mini"
+    for wrong in (None, 3, ["runs/mini"]):
+        with pytest.raises(ConfigError) as error:
+            parse(tiny.to_dict() | {"init_from": wrong})
+        assert str(error.value) == f"config.init_from = {wrong!r}: must be the workdir of another run, or '' for none"
 
 
 @pytest.mark.parametrize(("tokenizer", "extra"), [("ja-mecab", "ja"), ("ko-mecab", "ko")])
@@ -139,13 +181,15 @@ def test_post_norm_without_warmup_is_unwise(tiny, caplog):
 
 
 def test_a_rate_that_ends_before_the_run_is_unwise(tiny, caplog):
-    tiny.optimizer.schedule, tiny.optimizer.warmup_steps = "cosine", 1
-    for steps, end in ((4, 0), (4, 4), (4, 8), (4, 3)):
-        caplog.clear()
-        tiny.training.steps, tiny.optimizer.decay_steps = steps, end
-        parse(tiny)
-        advice = "config.optimizer.decay_steps = 3: after that step, the learning rate stays at 0 of its"
-        assert (advice in caplog.text) == (end == 3)
+    tiny.optimizer.warmup_steps = 1
+    advice = "config.optimizer.decay_steps = 3: after that step, the learning rate stays at 0 of its"
+    for schedule in ("cosine", "linear", "inverse_sqrt"):
+        tiny.optimizer.schedule = schedule
+        for steps, end in ((4, 0), (4, 4), (4, 8), (4, 3)):
+            caplog.clear()
+            tiny.training.steps, tiny.optimizer.decay_steps = steps, end
+            parse(tiny)
+            assert (advice in caplog.text) == (end == 3 and schedule != "inverse_sqrt")
 
 
 def test_shares_follow_the_steps(tiny):
@@ -189,9 +233,10 @@ def test_overrides_are_read_as_the_type_they_replace(tiny):
 
 
 def test_defaults_name_every_key():
-    sections = {"task", "model", "data", "optimizer", "training", "evaluation", "checkpoint", "mesh"}
-    assert set(defaults("classification")) == sections
-    assert set(defaults("sequence_to_sequence")) == set(defaults("language_modeling")) == sections | {"decoding"}
+    common = {"task", "init_from", "model", "data", "optimizer", "training", "evaluation", "checkpoint", "mesh"}
+    assert set(defaults("sequence_to_sequence")) == set(defaults("language_modeling")) == common | {"decoding"}
+    assert set(defaults("bert_pretraining")) == common | {"masking"}
+    assert set(defaults("classification")) == set(defaults("regression")) == common | {"fine_tuning"}
 
 
 def test_another_architecture_has_other_keys():
