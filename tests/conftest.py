@@ -54,6 +54,8 @@ def write_corpus(directory: Path, pairs: int = 60, languages: tuple[str, ...] = 
     """Write a corpus of made-up words. Each language spells the same words in its own way.
 
     Training sentences have 1–6 words. Other sentences have 1–3, because translation compiles a program for each length.
+    In `{split}.txt`, three sentences are a document. In `{split}.tsv`, each is a row, with its reversal, the number of
+    its first word as the value, and "even" or "odd" as the label.
     """
     directory.mkdir(parents=True, exist_ok=True)
     draw = random.Random(0)
@@ -63,9 +65,13 @@ def write_corpus(directory: Path, pairs: int = 60, languages: tuple[str, ...] = 
         for language in languages:
             lines = [" ".join(f"{language[0]}{'aeiou'[w % 5]}{'kmst'[w // 5]}" for w in row) for row in rows]
             (directory / f"{split}.{language}").write_text("\n".join(lines) + "\n")
-        table = [f"{line}\t{'odd' if row[0] % 2 else 'even'}\n" for line, row in zip(lines, rows, strict=True)]
-        (directory / f"{split}.tsv").write_text("sentence\tlabel\n" + "".join(table))
-        (directory / f"{split}.txt").write_text("\n".join(lines) + "\n")
+        table = [
+            f"{line}\t{line[::-1]}\t{row[0]}\t{'odd' if row[0] % 2 else 'even'}\n"
+            for line, row in zip(lines, rows, strict=True)
+        ]
+        (directory / f"{split}.tsv").write_text("sentence\treversed\tvalue\tlabel\n" + "".join(table))
+        documents = ["\n".join(lines[i : i + 3]) + "\n" for i in range(0, count, 3)]
+        (directory / f"{split}.txt").write_text("\n".join(documents))
 
 
 def shrink(config: ConfigDict, directory: Path, steps: int = 4) -> ConfigDict:
@@ -82,6 +88,8 @@ def small(task: str, directory: Path) -> ConfigDict:
     config = shrink(defaults(task), directory)
     if "labels" in config.data:
         config.data.labels = ("even", "odd")
+    elif "label_column" in config.data:
+        config.data.label_column = "value"
     return config
 
 
