@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -56,6 +57,7 @@ def write_corpus(directory: Path, pairs: int = 60, languages: tuple[str, ...] = 
     Training sentences have 1–6 words. Other sentences have 1–3, because translation compiles a program for each length.
     In `{split}.txt`, three sentences are a document. In `{split}.tsv`, each is a row, with its reversal, the number of
     its first word as the value, and "even" or "odd" as the label.
+    In `{split}.json`, each is a context, the answer to whose first word is its last word.
     """
     directory.mkdir(parents=True, exist_ok=True)
     draw = random.Random(0)
@@ -72,6 +74,17 @@ def write_corpus(directory: Path, pairs: int = 60, languages: tuple[str, ...] = 
         (directory / f"{split}.tsv").write_text("sentence\treversed\tvalue\tlabel\n" + "".join(table))
         documents = ["\n".join(lines[i : i + 3]) + "\n" for i in range(0, count, 3)]
         (directory / f"{split}.txt").write_text("\n".join(documents))
+        write_questions(directory / f"{split}.json", lines)
+
+
+def write_questions(path: Path, contexts: Sequence[str]) -> None:
+    """Write a question about each context in the layout of SQuAD: its first word, answered by its last word."""
+    paragraphs = []
+    for i, context in enumerate(contexts):
+        first, last = context.split()[0], context.split()[-1]
+        answer = {"text": last, "answer_start": len(context) - len(last)}
+        paragraphs.append({"context": context, "qas": [{"id": str(i), "question": first, "answers": [answer]}]})
+    path.write_text(json.dumps({"data": [{"title": "", "paragraphs": paragraphs}]}))
 
 
 def shrink(config: ConfigDict, directory: Path, steps: int = 4) -> ConfigDict:

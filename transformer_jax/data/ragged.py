@@ -48,7 +48,7 @@ class Ragged:
             starts = starts + part.lengths
         return cls(values, lengths)
 
-    def first(self, counts: np.ndarray) -> Ragged:
+    def first(self, counts: np.ndarray | int) -> Ragged:
         """Return the first counts[i] values of each row i, or all of a shorter row. `counts` may be one number."""
         place = np.arange(len(self.values)) - np.repeat(self.offsets[:-1], self.lengths)
         lengths = np.minimum(self.lengths, counts)

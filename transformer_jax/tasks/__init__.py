@@ -10,6 +10,7 @@ TASKS = {
     "bert_pretraining": "transformer_jax.tasks.bert_pretraining:BertPretraining",
     "classification": "transformer_jax.tasks.classification:Classification",
     "regression": "transformer_jax.tasks.classification:Regression",
+    "question_answering": "transformer_jax.tasks.question_answering:QuestionAnswering",
 }
 
 

@@ -1,0 +1,204 @@
+"""Questions about texts of any length: windows of the text, and answers as spans of its tokens.
+
+Source: Devlin et al. 2019, Section 4.2, and the authors' code (https://github.com/google-research/bert).
+"""
+
+import dataclasses
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from transformer_jax import fields
+from transformer_jax.data.ragged import Ragged
+from transformer_jax.data.sources import DataError
+from transformer_jax.data.text import SpecialIds, TextData
+from transformer_jax.data.tokenizers import Tokenizer
+
+log = logging.getLogger(__name__)
+
+SPECIALS = 3  # special tokens of a row: [CLS] question [SEP] window [SEP]
+
+
+@dataclasses.dataclass(frozen=True)
+class QuestionAnsweringData(TextData):
+    """Questions {split}.json in the layout of SQuAD. Long contexts are cut into windows, each in a row of its own.
+
+    max_question: most tokens of a question. Longer ones are cut.
+    stride: a window starts this many tokens after the one before it.
+    unanswerable: there are questions whose context does not answer them, as in SQuAD 2.0.
+    """
+
+    max_length: int = fields.size(384, 32)
+    max_question: int = fields.size(64, 8)
+    stride: int = fields.size(128, 8)
+    unanswerable: bool = False
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (field, rule and remedy) for every invalid value."""
+        yield from super().problems()
+        room = self.max_length - SPECIALS - self.max_question
+        if self.max_question < 1:
+            yield "max_question", "must be at least 1, e.g. 64"
+        elif room < 1:
+            yield (
+                "max_question",
+                f"must leave room for the context in max_length = {self.max_length}: set it to "
+                f"{self.max_length - SPECIALS - 1} or less, or raise max_length",
+            )
+        elif not 1 <= self.stride <= room:
+            yield (
+                "stride",
+                f"must be in [1, {room}], because windows have max_length - max_question - {SPECIALS} = {room} tokens "
+                "of the context, or more for shorter questions",
+            )
+
+
+class Answer(NamedTuple):
+    """A part of a context, and the place of its first character."""
+
+    text: str
+    start: int
+
+
+def read_answers(column: Sequence[str], contexts: Sequence[str], what: str) -> list[list[Answer]]:
+    """Read answers as `annotated.squad_file` writes them: per question, a JSON list of objects with text and start.
+
+    Args:
+        column: the JSON lists.
+        contexts: the context of each question.
+        what: source of the questions, for messages.
+
+    Raises:
+        DataError: a value is not such a list, or an answer is blank or not at its start in the context.
+    """
+    found = []
+    for row, (text, context) in enumerate(zip(column, contexts, strict=True), 1):
+        try:
+            answers = [Answer(answer["text"], answer["start"]) for answer in json.loads(text)]
+            wrong = [a for a in answers if not a.text.strip() or a.start < 0 or not context.startswith(*a)]
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise DataError(
+                f"{what}, row {row}: the answers {text[:80]!r} are not a JSON list of objects with text and start: "
+                'write e.g. [{"text": "Paris", "start": 12}], or [] if there is no answer'
+            ) from error
+        for answer, start in wrong:
+            raise DataError(
+                f"{what}, row {row}: the answer {answer[:80]!r} is not in the context at start = {start}: correct it; "
+                "start counts characters from 0"
+            )
+        found.append(answers)
+    return found
+
+
+class Windows(NamedTuple):
+    """Parts of texts. Window w is the tokens starts[w] to stops[w] - 1 of text owners[w]."""
+
+    owners: np.ndarray
+    starts: np.ndarray
+    stops: np.ndarray
+
+    @classmethod
+    def over(cls, lengths: np.ndarray, rooms: np.ndarray, stride: int) -> "Windows":
+        """Cover each text of `lengths` (n,) by windows of `rooms` (n,) tokens, which start `stride` tokens apart.
+
+        The last window of a text ends with it. A text without tokens has one window without tokens.
+        """
+        counts = 1 - np.minimum(rooms - lengths, 0) // stride
+        owners = np.repeat(np.arange(len(lengths)), counts)
+        starts = stride * (np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts))
+        return cls(owners, starts, np.minimum(starts + rooms[owners], lengths[owners]))
+
+
+def sliced(rows: Ragged, indices: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Ragged:
+    """Return the parts rows[indices[i]][starts[i] : stops[i]]."""
+    lengths = stops - starts
+    shifts = rows.offsets[indices] + starts - (np.cumsum(lengths) - lengths)
+    return Ragged(rows.values[np.arange(lengths.sum()) + np.repeat(shifts, lengths)], lengths)
+
+
+class QuestionWindows:
+    """Questions, each with the windows of its context, as rows [CLS] question [SEP] window [SEP].
+
+    Warnings give the number of questions that are cut or have no tokens, and of contexts that have none.
+
+    Args:
+        questions: the tokens of each question.
+        contexts: the context of each question. Each distinct one is tokenized once.
+        tokenizer: tokenizer of the contexts.
+        config: sizes of windows and questions.
+        special: ids of [CLS] and [SEP].
+        what: source of the questions, for messages.
+
+    Attributes:
+        rows: the tokens of each row.
+        owners: (rows,) the question of each row, ascending.
+        second: (rows,) place of the first token of the window.
+    """
+
+    def __init__(
+        self,
+        questions: Ragged,
+        contexts: Sequence[str],
+        tokenizer: Tokenizer,
+        config: QuestionAnsweringData,
+        special: SpecialIds,
+        what: str,
+    ):
+        numbers: dict[str, int] = {}
+        self._context = np.array([numbers.setdefault(context, len(numbers)) for context in contexts])
+        self._texts = list(numbers)
+        ids, self._starts, self._ends = tokenizer.spans(self._texts)
+        lengths, most = ids.lengths[self._context], config.max_question
+        warn(what, questions.lengths > most, f"have a question that is cut to data.max_question = {most} tokens")
+        warn(what, questions.lengths == 0, "have a question without tokens")
+        warn(what, lengths == 0, "have a context without tokens, and are answered by ''")
+        asked = questions.first(most)
+        windows = Windows.over(lengths, config.max_length - SPECIALS - asked.lengths, config.stride)
+        self._windows, self.owners = windows, windows.owners
+        part = sliced(ids, self._context[windows.owners], windows.starts, windows.stops)
+        begins, ends = (Ragged.repeated(i, len(self.owners)) for i in (special.begin, special.end))
+        self.rows = Ragged.beside([begins, asked.take(self.owners), ends, part, ends])
+        self.second = asked.lengths[self.owners] + 2
+
+    def targets(self, answers: Sequence[Answer | None], what: str) -> dict[str, np.ndarray]:
+        """Return {"start", "end"}: the places (rows,) of the first and the last token that overlap the answer.
+
+        They are 0, the place of [CLS], if the window does not contain all of these tokens, or if there is no answer. A
+        warning gives the number of questions whose answer is in none of the windows.
+        """
+        spans = np.full((len(answers), 2), -1)
+        for i, answer in enumerate(answers):
+            if answer is not None:
+                starts, ends = (places[self._context[i]] for places in (self._starts, self._ends))
+                inside = np.flatnonzero((ends > answer.start) & (starts < answer.start + len(answer.text)))
+                spans[i] = inside[[0, -1]] if inside.size else -1
+        windows, (first, last) = self._windows, spans[self.owners].T
+        whole = (first >= windows.starts) & (last < windows.stops)
+        kept = np.bincount(self.owners[whole], minlength=len(answers)) > 0
+        given = np.array([answer is not None for answer in answers])
+        warn(what, given & ~kept, "have an answer of which no window has all tokens: they are trained to give none")
+        shift = self.second - windows.starts
+        return {"start": np.where(whole, first + shift, 0), "end": np.where(whole, last + shift, 0)}
+
+    def answer(self, question: int, window: int, first: int, last: int) -> tuple[int, int]:
+        """Return the characters [start, end) of the context that tokens `first` to `last` of a row stand for.
+
+        White space at both ends is left out. `window` counts the rows of the question.
+        """
+        row, number = np.searchsorted(self.owners, question) + window, self._context[question]
+        shift = self._windows.starts[row] - self.second[row]
+        start, end = int(self._starts[number][first + shift]), int(self._ends[number][last + shift])
+        text = self._texts[number][start:end]
+        start += len(text) - len(text.lstrip())
+        return start, start + len(text.strip())
+
+
+def warn(what: str, found: np.ndarray, words: str) -> None:
+    """Log a warning with the number of examples for which `found` (n,) is True, if there are any, and the first one."""
+    if found.any():
+        log.warning(
+            "%s: %d of %d examples %s; the first is row %d", what, found.sum(), len(found), words, found.argmax() + 1
+        )
