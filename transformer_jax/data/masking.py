@@ -1,4 +1,4 @@
-"""Examples for BERT's pre-training: pairs of segments, and masked tokens (Devlin et al. 2019, Section 3.1, Appendix A).
+"""Examples for BERT's pre-training: masked tokens in segments of documents (Devlin et al. 2019, Section 3.1, A.1).
 
 Documents are cut once into chunks of consecutive sentences. In every epoch, each chunk becomes one example, with newly
 drawn segments and masks. All draws depend only on the seed and the number of the batch, so a batch is the same after a
@@ -8,13 +8,21 @@ Shapes: B rows · T positions · P masked positions.
 """
 
 import dataclasses
+import logging
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from transformer_jax.data.examples import longest_first
+from transformer_jax.data.batching import Arrays, Batch, Batches, BatchPlan, ladder_lengths, padded_arrays
 from transformer_jax.data.ragged import Ragged
+from transformer_jax.data.segments import Documents, Segments
+from transformer_jax.data.text import Corpus, cut
+from transformer_jax.data.tokenizers import Tokenizer, TokenizerError
+
+log = logging.getLogger(__name__)
+
+MASK = "[MASK]"  # stands for a token to predict in text to predict from
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,108 +45,6 @@ class MaskingConfig:
                 yield name, "must be in [0, 1]"
         if self.mask_share + self.random_share > 1 + 1e-9:
             yield "random_share", f"must be at most 1 - mask_share = {1 - self.mask_share:g}"
-
-
-class Segments(NamedTuple):
-    """The tokens of an example, without special tokens. `second` is None if there is only one segment."""
-
-    first: np.ndarray
-    second: np.ndarray | None
-    follows: bool  # the second segment follows the first one in its document
-
-
-class Documents:
-    """Sentences of documents, in chunks from which examples are drawn.
-
-    Args:
-        sentences: the tokens of each sentence.
-        documents: (sentences,) number of the document of each sentence, ascending.
-        room: most tokens of an example, without special tokens. Longer sentences are cut.
-        config: choices of the examples.
-
-    Attributes:
-        sizes: (chunks,) tokens of each chunk, the most that an example drawn from it has.
-        paired: (chunks,) True for chunks that give pairs. A chunk of a single sentence does not.
-
-    Raises:
-        ValueError: pairs are requested, but fewer than two documents have more than one sentence.
-    """
-
-    def __init__(self, sentences: Ragged, documents: np.ndarray, room: int, config: MaskingConfig):
-        self._config, self._room = config, room
-        self._sentences, self._documents = sentences.cut(room, end=False), np.asarray(documents)
-        self._ends = np.searchsorted(self._documents, self._documents, side="right")  # of each sentence's document
-        self._starts, self._stops = _chunks(self._sentences.offsets, self._ends, room)
-        self.sizes = self._sentences.offsets[self._stops] - self._sentences.offsets[self._starts]
-        self.paired = (self._stops - self._starts > 1) & config.next_sentence
-        # A second segment from elsewhere comes from a document of several sentences, like one that follows. If it could
-        # be a document of its own, e.g. a caption, its style would give it away.
-        _, first, counts = np.unique(self._documents, return_index=True, return_counts=True)
-        self._elsewhere = np.flatnonzero(np.repeat(counts > 1, counts))
-        if config.next_sentence and (counts > 1).sum() < 2:
-            raise ValueError(
-                f"{(counts > 1).sum()} of {len(first)} documents have more than one sentence, and next-sentence "
-                "prediction needs at least two: separate documents by blank lines and sentences by line breaks, or set "
-                "masking.next_sentence = False"
-            )
-
-    def draw(self, chunk: int, draw: np.random.Generator) -> Segments:
-        """Draw an example from a chunk."""
-        start, stop = self._starts[chunk], self._stops[chunk]
-        short = draw.random() < self._config.short_rate
-        target = int(draw.integers(2, self._room + 1)) if short else self._room
-        if not self.paired[chunk]:
-            tokens = self._tokens(start, stop)
-            return Segments(_trimmed(tokens, min(target, len(tokens)), draw), None, False)
-        middle = draw.integers(start + 1, stop)
-        first, second, follows = self._tokens(start, middle), self._tokens(middle, stop), bool(draw.random() < 0.5)
-        if not follows:
-            second = self._from_elsewhere(self._documents[start], len(second), draw)
-        sizes = longest_first(np.array([[len(first), len(second)]]), target)[0]
-        first, second = (_trimmed(part, size, draw) for part, size in zip((first, second), sizes, strict=True))
-        return Segments(first, second, follows)
-
-    def _tokens(self, start: int, stop: int) -> np.ndarray:
-        offsets = self._sentences.offsets
-        return self._sentences.values[offsets[start] : offsets[stop]]
-
-    def _from_elsewhere(self, document: int, room: int, draw: np.random.Generator) -> np.ndarray:
-        """Return consecutive sentences of another document: as many as fit into `room` tokens, but at least one.
-
-        The first sentence is drawn again, up to ten times, if it is longer than `room`: only then would a segment end
-        within a sentence, and show by that that it does not follow.
-        """
-        offsets = self._sentences.offsets
-        for _ in range(10):
-            start = document_of = -1
-            while start < 0 or document_of == document:
-                start = int(self._elsewhere[draw.integers(len(self._elsewhere))])
-                document_of = self._documents[start]
-            if self._sentences.lengths[start] <= room:
-                break
-        stop = int(np.searchsorted(offsets, offsets[start] + room, side="right")) - 1
-        return self._tokens(start, max(min(stop, self._ends[start]), start + 1))[:room]
-
-
-def _chunks(offsets: np.ndarray, ends: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cut documents into chunks [start, stop) of as many sentences as fit into `room` tokens.
-
-    `offsets` (sentences + 1,) are the places of the sentences in the text; `ends` (sentences,) is the end of each
-    sentence's document.
-    """
-    starts, stops, start = [], [], 0
-    full = np.searchsorted(offsets, offsets[:-1] + room, side="right") - 1
-    limits = np.minimum(np.maximum(full, np.arange(len(ends)) + 1), ends).tolist()
-    while start < len(limits):
-        starts.append(start)
-        stops.append(start := limits[start])
-    return np.array(starts, np.int64), np.array(stops, np.int64)
-
-
-def _trimmed(tokens: np.ndarray, size: int, draw: np.random.Generator) -> np.ndarray:
-    """Cut tokens off both ends, each from an end chosen by chance, until `size` are left."""
-    start = draw.binomial(len(tokens) - size, 0.5) if size < len(tokens) else 0
-    return tokens[start : start + size]
 
 
 class Masked(NamedTuple):
@@ -182,7 +88,8 @@ def mask(
     count = np.where(available > 0, np.maximum(np.rint(config.rate * available), 1), 0).astype(np.int32)
     order = draw.random(text.shape)
     if continues is not None:
-        order, count = _by_word(order, candidates, candidates & ~continues[text], count)
+        inside = np.pad(candidates[:, :-1], ((0, 0), (1, 0))) & continues[text]  # a segment may begin within a word
+        order, count = _by_word(order, candidates, candidates & ~inside, count)
     places = np.argsort(np.where(candidates, order, 2), axis=1)[:, : most_masked(text.shape[1], config.rate)]
     chosen = np.arange(places.shape[1]) < count[:, None]
     positions = np.where(chosen, places, 0)
@@ -212,6 +119,118 @@ def _by_word(
     return chosen_first, found
 
 
+class Specials(NamedTuple):
+    """The ids of [CLS], [SEP] and [MASK]."""
+
+    begin: int
+    end: int
+    mask: int
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> "Specials":
+        """Return the ids of a tokenizer. Raises TokenizerError if it lacks one of them."""
+        begin, end, mask = tokenizer.bos_id, tokenizer.eos_id, tokenizer.mask_id
+        if begin is None or end is None or mask is None:
+            found = zip(("[CLS]", "[SEP]", MASK), (begin, end, mask), strict=True)
+            raise TokenizerError(
+                f"the tokenizer has no {' and no '.join(name for name, i in found if i is None)}, and masked language "
+                "modelling needs it: set data.tokenizer = 'bert', or use another tokenizer in a new workdir"
+            )
+        return cls(begin, end, mask)
+
+
+def document_batches(
+    corpus: Corpus, split: str, seed: int | None, *, config: MaskingConfig, causal: bool, rows: int
+) -> Batches:
+    """Return batches of examples, one from each chunk of the documents, for the stream "text" of `corpus`.
+
+    With a seed (training), every epoch has other segments and masks. Without one (evaluation), they are the same every
+    time, with `rows` per batch.
+
+    Args:
+        corpus: the documents. The length of an example is `data.max_length`, including special tokens.
+        split: name of the split.
+        seed: the source of randomness, or None.
+        config: choices of the examples.
+        causal: predict every next token instead of masked tokens.
+        rows: number of rows of a batch without a seed.
+
+    Returns:
+        Batches of {"text": (B, T), "text_length", "second": where the second segment starts, "paired" and "follows": 0
+        or 1, "positions" and "label": (B, P), "masked": the number of predictions, "index"}, (B,) where unsaid, int32.
+    """
+    limit, tokenizer, table = corpus.config.max_length, corpus.tokenizers["text"], corpus.open(split)
+    ids, room = Specials.of(tokenizer), limit - 3
+    sentences, numbers = tokenizer.encode(table.column("text")), np.array(list(map(int, table.column("document"))))
+    if long := int((sentences.lengths > room).sum()):
+        log.warning("%s: %d of %d sentences cut to %d tokens", split, long, len(sentences), room)
+    documents = Documents(sentences, numbers, room, config.next_sentence, config.short_rate)
+    sizes = (documents.sizes + 2 + documents.paired)[:, None]
+    plan = BatchPlan.ladder(sizes, ladder_lengths(limit), rows) if seed is None else corpus.plan(sizes, seed)
+    paired = documents.paired.sum()
+    log.info("%s: %d documents, %d chunks, %d with pairs", split, len(np.unique(numbers)), len(sizes), paired)
+    special = (*ids, tokenizer.pad_id, tokenizer.unk_id)
+    replacements = np.setdiff1d(np.arange(tokenizer.size), [i for i in special if i is not None])
+    continues = tokenizer.continues if config.whole_word else None
+
+    def load(batch: Batch) -> Arrays:
+        draw = np.random.default_rng((seed or 0, batch.number, 1))
+        segments = [documents.draw(i, draw) if i >= 0 else None for i in batch.indices]
+        text, lengths, second, candidates = assemble(segments, batch.shape[0], ids.begin, ids.end)
+        if causal:
+            found = next_tokens(text, lengths)
+        else:
+            found = mask(text, candidates, draw, config, ids.mask, replacements, continues)
+        return {
+            "text": found.text,
+            "text_length": lengths,
+            "second": second,
+            "paired": np.array([row is not None and row.second is not None for row in segments], np.int32),
+            "follows": np.array([row is not None and row.follows for row in segments], np.int32),
+            "positions": found.positions,
+            "label": found.labels,
+            "masked": found.counts,
+            "index": batch.indices.astype(np.int32),
+        }
+
+    return Batches(plan, load)
+
+
+def blank_batches(corpus: Corpus, lines: Sequence[str], *, causal: bool, limit: int, rows: int) -> Batches:
+    """Return batches of lines in which [MASK] stands for a token to predict.
+
+    The arrays are those of `document_batches` for single segments, without labels. A line is cut to `limit` tokens, and
+    the masks after that are lost. If `causal`, a token is predicted at the place before it.
+    """
+    ids = Specials.of(corpus.tokenizers["text"])
+    text = cut(encode_blanks(lines, corpus.tokenizers["text"]), limit, "input")
+    most = max([1, *(line.count(MASK) for line in lines)])
+    plan = BatchPlan.ladder(text.lengths, ladder_lengths(limit), rows)
+
+    def load(batch: Batch) -> Arrays:
+        arrays = padded_arrays({"text": text}, {}, batch)
+        masked = arrays["text"] == ids.mask
+        counts, order = masked.sum(axis=1, dtype=np.int32), np.argsort(~masked, axis=1, kind="stable")[:, :most]
+        places = np.pad(order, ((0, 0), (0, most - order.shape[1]))) - causal
+        positions = np.where(np.arange(most) < counts[:, None], places, 0).astype(np.int32)
+        return arrays | {"second": arrays["text_length"], "positions": positions, "masked": counts}
+
+    return Batches(plan, load, lines)
+
+
+def encode_blanks(lines: Sequence[str], tokenizer: Tokenizer) -> Ragged:
+    """Encode lines as [CLS] line [SEP]. Unlike elsewhere, [MASK] in a line becomes the id of that token."""
+    ids, parts = Specials.of(tokenizer), [line.split(MASK) for line in lines]
+    pieces = iter(tokenizer.encode_batch([part for line in parts for part in line]))
+    rows = []
+    for _, *more in parts:
+        row = [ids.begin, *next(pieces)]
+        for _ in more:
+            row += [ids.mask, *next(pieces)]
+        rows.append([*row, ids.end])
+    return Ragged.of(rows)
+
+
 def assemble(
     rows: Sequence[Segments | None], length: int, begin: int, end: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -236,3 +255,10 @@ def assemble(
         candidates[i, 1 : len(tokens) - 1] = True
         candidates[i, len(row.first) + 1] = False
     return text, sizes, seconds, candidates
+
+
+def next_tokens(text: np.ndarray, lengths: np.ndarray) -> Masked:
+    """Return text (B, T), of which each row has `lengths` (B,) tokens, with every next token as what is predicted."""
+    places = np.arange(text.shape[1] - 1, dtype=np.int32)
+    counts = np.maximum(lengths - 1, 0)
+    return Masked(text, np.tile(places, (len(text), 1)), text[:, 1:], counts)

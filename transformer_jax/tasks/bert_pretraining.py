@@ -1,7 +1,6 @@
 """Pre-training of BERT: masked language modelling and next-sentence prediction (Devlin et al. 2019, Section 3.1)."""
 
 import dataclasses
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -11,51 +10,53 @@ import numpy as np
 from etils import epath
 
 from transformer_jax import losses, metrics
-from transformer_jax.data import masking
 from transformer_jax.data.annotated import documents_file
-from transformer_jax.data.batching import Batch, Batches, BatchPlan, ladder_lengths, padded_arrays
+from transformer_jax.data.batching import Batches
 from transformer_jax.data.examples import columns_of
-from transformer_jax.data.masking import Documents, MaskingConfig, Segments
-from transformer_jax.data.ragged import Ragged
-from transformer_jax.data.text import Corpus, Stream, TextData, cut
-from transformer_jax.data.tokenizers import TokenizerError
+from transformer_jax.data.masking import MaskingConfig, blank_batches, document_batches, most_masked
+from transformer_jax.data.text import Corpus, Stream, TextData
 from transformer_jax.models.bert import BertConfig, Pretraining
 from transformer_jax.tasks.text import SegmentTask, TextTaskConfig
 from transformer_jax.training.task import Arrays, Mean, Outputs, Params, Record, Work
 
-log = logging.getLogger(__name__)
+SHOWN = 5  # most probable tokens shown for each mask
 
-MASK = "[MASK]"  # stands for a masked token in text to predict from
-SHOWN = 5  # most probable tokens shown for each
+
+@dataclasses.dataclass(frozen=True)
+class DocumentsData(TextData):
+    """Data from documents {split}.txt: a sentence per line, a blank line between documents."""
+
+    tokenizer: str = "bert"
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (field, rule and remedy) for every invalid value."""
+        yield from super().problems()
+        if self.max_length < 5:
+            yield "max_length", "must be at least 5: two segments and three special tokens"
+        if self.source != "files":
+            yield "source", "must be 'files': a tfds data set has no documents of sentences"
 
 
 @dataclasses.dataclass(frozen=True)
 class PretrainingConfig(TextTaskConfig):
-    """The config sections of pre-training. `data.max_length` is the length of a sequence, including special tokens."""
+    """The config sections of pre-training."""
 
     model: BertConfig
-    data: TextData
+    data: DocumentsData
     masking: MaskingConfig
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (dotted key, rule and remedy) for values that are inconsistent with each other."""
         yield from super().problems()
-        if self.data.max_length < 5:
-            yield "data.max_length", "must be at least 5: two segments and three special tokens"
         if self.model.causal and self.masking.next_sentence:
             yield "masking.next_sentence", "must be False with model.causal, as in the paper's left-to-right model"
-        if self.data.source != "files":
-            yield "data.source", "must be 'files': a tfds data set has no documents of sentences"
 
 
 class BertPretraining(SegmentTask):
     """Prediction of masked tokens, and of whether one segment follows another.
 
-    A batch holds "text" (B, T), "text_length" (B,), "second" (B,), the place where the second segment starts, "paired"
-    and "follows" (B,), which are 0 or 1, and "index" (B,); "positions" and "label" (B, P) are the places and ids of the
-    predicted tokens, of which row b has "masked" (B,). A causal model predicts every next token instead.
-
-    In prediction, [MASK] in a text stands for a token to predict.
+    A batch holds the arrays of `data.masking.document_batches`. A causal model predicts every next token instead. In
+    prediction, [MASK] in a text stands for a token to predict.
     """
 
     Config = PretrainingConfig
@@ -116,89 +117,13 @@ class BertPretraining(SegmentTask):
 
     def batches(self, split: str, seed: int | None) -> Batches:
         """Return one example per chunk. Without a seed, segments and masks are the same every time."""
-        data, config, tokenizer = self.config.data, self.config.masking, self._tokenizer()
-        table = self.corpus.open(split)
-        sentences = tokenizer.encode(table.column("text"))
-        if (cut := int((sentences.lengths > data.max_length - 3).sum())) > 0:
-            log.warning("%s: %d of %d sentences cut to %d tokens", split, cut, len(sentences), data.max_length - 3)
-        numbers = np.array(list(map(int, table.column("document"))))
-        documents = Documents(sentences, numbers, data.max_length - 3, config)
-        lengths = (documents.sizes + 2 + documents.paired)[:, None]
-        if seed is None:
-            plan = BatchPlan.ladder(lengths, ladder_lengths(data.max_length), self.config.evaluation.batch_size)
-        else:
-            plan = self.corpus.plan(lengths, seed)
-        paired = int(documents.paired.sum())
-        log.info("%s: %d documents, %d chunks, %d with pairs", split, len(np.unique(numbers)), len(lengths), paired)
-
-        def load(batch: Batch) -> Arrays:
-            draw = np.random.default_rng((seed or 0, batch.number, 1))
-            rows = [documents.draw(i, draw) if i >= 0 else None for i in batch.indices]
-            return self._arrays(rows, batch, draw, tokenizer)
-
-        return Batches(plan, load)
-
-    def _arrays(
-        self, rows: Sequence[Segments | None], batch: Batch, draw: np.random.Generator, tokenizer: Any
-    ) -> Arrays:
-        """Return the arrays of a batch, with masks, or for a causal model with every next token as a label."""
-        config, (length,) = self.config.masking, batch.shape
-        text, lengths, second, candidates = masking.assemble(rows, length, tokenizer.bos_id, tokenizer.eos_id)
-        if self.config.model.causal:
-            place = np.arange(length - 1, dtype=np.int32)
-            found = masking.Masked(text, np.tile(place, (len(text), 1)), text[:, 1:], np.maximum(lengths - 1, 0))
-        else:
-            special = [tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id, tokenizer.mask_id]
-            others = np.setdiff1d(np.arange(tokenizer.size), [i for i in special if i is not None])
-            continues = tokenizer.continues if config.whole_word else None
-            found = masking.mask(text, candidates, draw, config, tokenizer.mask_id, others, continues)
-        return {
-            "text": found.text,
-            "text_length": lengths,
-            "second": second,
-            "paired": np.array([row is not None and row.second is not None for row in rows], np.int32),
-            "follows": np.array([row is not None and row.follows for row in rows], np.int32),
-            "positions": found.positions,
-            "label": found.labels,
-            "masked": found.counts,
-            "index": batch.indices.astype(np.int32),
-        }
-
-    def _tokenizer(self) -> Any:
-        """Return the tokenizer. Raises TokenizerError if it has no [CLS], [SEP] or [MASK]."""
-        tokenizer = self.corpus.tokenizers["text"]
-        if None in (tokenizer.bos_id, tokenizer.eos_id, tokenizer.mask_id):
-            raise TokenizerError(
-                f"config.data.tokenizer = {self.config.data.tokenizer!r}: pre-training needs a tokenizer with the "
-                "special tokens [CLS], [SEP] and [MASK]; set it to 'bert'"
-            )
-        return tokenizer
+        config, rows = self.config, self.config.evaluation.batch_size
+        return document_batches(self.corpus, split, seed, config=config.masking, causal=config.model.causal, rows=rows)
 
     def batches_of(self, records: Sequence[Record]) -> Batches:
-        """Return batches of texts in which [MASK] stands for a token to predict. Long texts are cut."""
-        (text,), tokenizer = columns_of(records, self.columns), self._tokenizer()
-        parts = [line.split(MASK) for line in text or ()]
-        pieces = iter(tokenizer.encode_batch([part for line in parts for part in line]))
-        rows = []
-        for line in parts:
-            found = [tokenizer.bos_id]
-            for i in range(len(line)):
-                found += [*([tokenizer.mask_id] if i else []), *next(pieces)]
-            rows.append([*found, tokenizer.eos_id])
-        ids = cut(Ragged.of(rows), self.config.model.max_length, "input")
-        most = max(max(line.count(MASK) for line in text or [""]), 1)
-        rows_at_once = self.config.evaluation.batch_size
-        plan = BatchPlan.ladder(ids.lengths, ladder_lengths(self.config.model.max_length), rows_at_once)
-
-        def load(batch: Batch) -> Arrays:
-            arrays = padded_arrays({"text": ids}, {}, batch)
-            masked = arrays["text"] == tokenizer.mask_id
-            first = np.argsort(~masked, axis=1, kind="stable")[:, :most].astype(np.int32)
-            positions = np.pad(first, ((0, 0), (0, most - first.shape[1])))
-            count = masked.sum(axis=1, dtype=np.int32)
-            return arrays | {"second": arrays["text_length"], "positions": positions, "masked": count}
-
-        return Batches(plan, load, text or ())
+        (lines,), model = columns_of(records, self.columns), self.config.model
+        rows = self.config.evaluation.batch_size
+        return blank_batches(self.corpus, lines or (), causal=model.causal, limit=model.max_length, rows=rows)
 
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
         """Return {"masks": for each [MASK], the most probable tokens with their probabilities}; {} for a split."""
@@ -229,7 +154,7 @@ class BertPretraining(SegmentTask):
     def dummy_batch(self, rows: int, length: int, seed: int | None = None) -> Arrays:
         draw, model = np.random.default_rng(seed or 0), self.config.model
         lengths = np.full(rows, length) if seed is None else draw.integers(1, length + 1, rows)
-        most = length - 1 if model.causal else masking.most_masked(length, self.config.masking.rate)
+        most = length - 1 if model.causal else most_masked(length, self.config.masking.rate)
         count = np.minimum(lengths, most)
         arrays = {
             "text": draw.integers(0, model.vocab_size, (rows, length)),

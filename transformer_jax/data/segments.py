@@ -1,0 +1,117 @@
+"""Segments of text and pairs of them, drawn from documents of sentences (Devlin et al. 2019, Appendix A.2).
+
+Differs: A chunk holds only whole sentences. The paper's segments are cut to the room where they exceed it.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from transformer_jax.data.examples import longest_first
+from transformer_jax.data.ragged import Ragged
+
+TRIES = 100  # segments drawn from other documents, of which the one with the best length is taken
+
+
+class Segments(NamedTuple):
+    """The tokens of an example, without special tokens. `second` is None if there is only one segment."""
+
+    first: np.ndarray
+    second: np.ndarray | None
+    follows: bool  # the second segment follows the first one in its document
+
+
+class Documents:
+    """Sentences of documents, in chunks from which examples are drawn. Sentences without tokens are left out.
+
+    A second segment that does not follow the first one is the second segment of a pair in another document, with about
+    as many tokens as the one that follows. So neither its length nor where it begins and ends gives it away.
+
+    Args:
+        sentences: the tokens of each sentence.
+        documents: (sentences,) number of the document of each sentence, ascending.
+        room: most tokens of an example, without special tokens. Longer sentences are cut.
+        pairs: draw pairs of segments, from chunks of several sentences.
+        short_rate: probability of an example shortened to a random length.
+
+    Attributes:
+        sizes: (chunks,) tokens of each chunk, the most that an example drawn from it has.
+        paired: (chunks,) True for chunks that give pairs. A chunk of a single sentence does not.
+
+    Raises:
+        ValueError: pairs are requested, but fewer than two documents have chunks that give pairs.
+    """
+
+    def __init__(self, sentences: Ragged, documents: np.ndarray, room: int, pairs: bool, short_rate: float):
+        there = np.flatnonzero(sentences.lengths)
+        self._room, self._short_rate = room, short_rate
+        self._sentences, self._documents = sentences.take(there).cut(room, end=False), np.asarray(documents)[there]
+        ends = np.searchsorted(self._documents, self._documents, side="right")  # of each sentence's document
+        self._starts, self._stops = _chunks(self._sentences.offsets, ends, room)
+        self.sizes = self._sentences.offsets[self._stops] - self._sentences.offsets[self._starts]
+        self.paired = (self._stops - self._starts > 1) & pairs
+        self._pairs = np.flatnonzero(self.paired)
+        self._documents_of_pairs = self._documents[self._starts[self._pairs]]
+        several = len(np.unique(self._documents_of_pairs))
+        if pairs and several < 2:
+            raise ValueError(
+                f"{several} of {len(np.unique(documents))} documents have two consecutive sentences of at most {room} "
+                "tokens together, and next-sentence prediction needs at least two such documents: separate documents "
+                "by blank lines and sentences by line breaks, raise data.max_length, or set masking.next_sentence = "
+                "False"
+            )
+
+    def draw(self, chunk: int, draw: np.random.Generator) -> Segments:
+        """Draw an example from a chunk."""
+        start, stop = self._starts[chunk], self._stops[chunk]
+        short = draw.random() < self._short_rate
+        target = int(draw.integers(2, self._room + 1)) if short else self._room
+        if not self.paired[chunk]:
+            tokens = self._tokens(start, stop)
+            return Segments(_trimmed(tokens, min(target, len(tokens)), draw), None, False)
+        middle = draw.integers(start + 1, stop)
+        first, second, follows = self._tokens(start, middle), self._tokens(middle, stop), bool(draw.random() < 0.5)
+        if not follows:
+            second = self._from_elsewhere(self._documents[start], len(second), draw)
+        sizes = longest_first(np.array([[len(first), len(second)]]), target)[0]
+        first, second = (_trimmed(part, size, draw) for part, size in zip((first, second), sizes, strict=True))
+        return Segments(first, second, follows)
+
+    def _tokens(self, start: int, stop: int) -> np.ndarray:
+        offsets = self._sentences.offsets
+        return self._sentences.values[offsets[start] : offsets[stop]]
+
+    def _from_elsewhere(self, document: int, size: int, draw: np.random.Generator) -> np.ndarray:
+        """Return the second segment of a pair in another document: the longest of `TRIES` with at most `size` tokens.
+
+        If all are longer, the shortest one is cut.
+        """
+        low, high = (np.searchsorted(self._documents_of_pairs, document, side) for side in ("left", "right"))
+        others = draw.integers(len(self._pairs) - (high - low), size=TRIES)
+        chunks = self._pairs[np.where(others < low, others, others + high - low)]
+        middles, stops, offsets = self._starts[chunks] + 1, self._stops[chunks], self._sentences.offsets
+        middles = draw.integers(middles, stops)
+        lengths = offsets[stops] - offsets[middles]
+        best = np.where(lengths <= size, lengths, -lengths).argmax()
+        return self._tokens(middles[best], stops[best])[:size]
+
+
+def _chunks(offsets: np.ndarray, ends: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cut documents into chunks [start, stop) of as many sentences as fit into `room` tokens.
+
+    `offsets` (sentences + 1,) are the places of the sentences in the text; `ends` (sentences,) is the end of each
+    sentence's document.
+    """
+    starts, stops, start = [], [], 0
+    full = np.searchsorted(offsets, offsets[:-1] + room, side="right") - 1
+    limits = np.minimum(np.maximum(full, np.arange(len(ends)) + 1), ends).tolist()
+    while start < len(limits):
+        starts.append(start)
+        stops.append(start := limits[start])
+    return np.array(starts, np.int64), np.array(stops, np.int64)
+
+
+def _trimmed(tokens: np.ndarray, size: int, draw: np.random.Generator) -> np.ndarray:
+    """Cut tokens off both ends, each from an end chosen by chance, until `size` are left."""
+    start = draw.binomial(len(tokens) - size, 0.5) if size < len(tokens) else 0
+    return tokens[start : start + size]
