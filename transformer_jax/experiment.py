@@ -32,7 +32,7 @@ def run(
     """Train `config` in `workdir` to its last step, starting from the newest valid checkpoint if there is one.
 
     The profile of the steps in `trace` is written to `workdir`/profile. `listeners` are called with every row of
-    metrics.jsonl. Raises the errors of `config.parse`, `lock.held`, `workdir.claim`, `transfer.load_into` and
+    metrics.jsonl. Raises the errors of `config.parse`, `lock.held`, `workdir.claim`, `transfer.load` and
     `training.loop.train`.
     """
     workdir = workdirs.place(workdir)
@@ -40,7 +40,7 @@ def run(
     processes.agree("config", config.to_dict)
     with lock.held(workdir):
         processes.first(lambda: workdirs.claim(workdir, config))
-        load = functools.partial(transfer.load_into, config=task.config) if task.config.init_from else None
+        load = functools.partial(transfer.load, task) if task.config.init_from else None
         ready = functools.partial(workdirs.store, workdir, config)
         state = train(task, workdir, trace=trace, listeners=listeners, ready=ready, load=load)
     checkpoints = Checkpoints(epath.Path(workdir) / "checkpoints", task.config.checkpoint)

@@ -17,8 +17,8 @@ from transformer_jax.training.task import Config
 log = logging.getLogger(__name__)
 
 
-def place(workdir: epath.PathLike) -> epath.Path:
-    """Return the path of a workdir. Raises ConfigError if the name cannot be used for a folder."""
+def place(workdir: epath.PathLike, option: str = "--workdir") -> epath.Path:
+    """Return the path of a workdir. Raises ConfigError if the name, given by `option`, cannot be used for a folder."""
     name = os.fspath(workdir)
     scheme, separator, rest = name.partition("://")
     if not name:
@@ -31,7 +31,7 @@ def place(workdir: epath.PathLike) -> epath.Path:
         rule = "cannot be written to: name a folder, or gs://BUCKET/FOLDER"
     else:
         return epath.Path(workdir)
-    raise ConfigError(f"--workdir={ascii(name)[1:-1]} {rule}")
+    raise ConfigError(f"{option}={ascii(name)[1:-1]} {rule}")
 
 
 def claim(workdir: epath.PathLike, config: ConfigDict) -> None:
@@ -82,40 +82,40 @@ def check_model(workdir: epath.PathLike, config: ConfigDict) -> None:
     training, may differ.
     """
     known = fields(config.task, config.model)
-    refused = [
-        line
-        for key, line in _differing(read(workdir).to_dict(), config.to_dict()).items()
-        if _defines_model(key, known.get(key)) and not (key in known and known[key].metadata.keys() & {"how", "off"})
-    ]
-    if refused:
+    differing = _differing(read(workdir).to_dict(), config.to_dict())
+    if refused := [line for key, line in differing.items() if _defines_model(key, known)]:
         raise ConfigError("\n  ".join([f"{workdir} holds parameters of another model; do not change:", *refused]))
 
 
 def check_same_model(source: str, theirs: Config, ours: Config) -> None:
-    """Raise ConfigError if the model sections differ in more than how the model is computed, or in training's noise.
+    """Raise ConfigError if the model of `theirs`, the config of the run in `source`, is not the model of `ours`.
 
-    `source` is the workdir of `theirs`, for the message.
+    The message names the keys that differ. Keys that change only how the model is computed, or only the randomness of
+    training, may differ.
     """
     known = fields(ours.task, {"architecture": ours.model.architecture})
-    sections = ({"model": dataclasses.asdict(config.model)} for config in (theirs, ours))
-    if refused := [
-        line
-        for key, line in _differing(*sections).items()
-        if not (key in known and known[key].metadata.keys() & {"how", "off"})
-    ]:
+    there, here = ({"model": dataclasses.asdict(config.model)} for config in (theirs, ours))
+    differing = _differing(there, here, ("there", "here"))
+    if another := differing.get("model.architecture"):
+        raise ConfigError(f"config.init_from = {source!r} holds another kind of model; name another run:\n  {another}")
+    if refused := [line for key, line in differing.items() if _defines_model(key, known)]:
         raise ConfigError(
             "\n  ".join([f"config.init_from = {source!r} holds another model; set these keys to its values:", *refused])
         )
 
 
-def _defines_model(key: str, field: dataclasses.Field | None) -> bool:
-    return key.startswith(("task", "model.")) or (field is not None and "model" in field.metadata)
+def _defines_model(key: str, known: Mapping[str, dataclasses.Field]) -> bool:
+    """Return True for a key that defines the model or its outputs, and not only how they are computed or trained."""
+    metadata = known[key].metadata.keys() if key in known else set()
+    return (key.startswith(("task", "model.")) or "model" in metadata) and not metadata & {"how", "off"}
 
 
-def _differing(old: dict[str, Any], new: dict[str, Any]) -> dict[str, str]:
+def _differing(
+    old: dict[str, Any], new: dict[str, Any], where: tuple[str, str] = ("in the workdir", "now")
+) -> dict[str, str]:
     there, now = _flat(old), _flat(new)
     return {
-        key: f"config.{key}: {there.get(key)!r} in the workdir, {now.get(key)!r} now"
+        key: f"config.{key}: {there.get(key)!r} {where[0]}, {now.get(key)!r} {where[1]}"
         for key in sorted(there.keys() | now.keys())
         if there.get(key) != now.get(key)
     }
@@ -138,12 +138,12 @@ def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def read(workdir: epath.PathLike) -> ConfigDict:
+def read(workdir: epath.PathLike, option: str = "--workdir") -> ConfigDict:
     """Return the config of a run. Keys missing from its config.json get their defaults.
 
-    Raises ConfigError if there is no readable config.json.
+    Raises ConfigError if there is no readable config.json. The message says that `option` named the workdir.
     """
-    path = place(workdir) / "config.json"
+    path = place(workdir, option) / "config.json"
     try:
         stored = json.loads(path.read_text())
         if not isinstance(stored, dict) or "task" not in stored or not isinstance(stored.get("model", {}), dict):
@@ -162,8 +162,8 @@ def read(workdir: epath.PathLike) -> ConfigDict:
                 config[name][key] = tuple(item) if isinstance(item, list) else item
         return ConfigDict(config)
     except ConfigError as error:
-        raise ConfigError(f"--workdir={workdir}, config.json: {error}") from error
+        raise ConfigError(f"{option}={workdir}, config.json: {error}") from error
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"--workdir={workdir} is not the folder of a run: {error}; train there first with scripts/train.py"
+            f"{option}={workdir} is not the folder of a run: {error}; train there first with scripts/train.py"
         ) from error

@@ -56,7 +56,7 @@ class LanguageModeling(TextTask):
         super().__init__(config, workdir)
         self.model = GPT(config.model)
         self.streams = {"text": Stream("text", "tokenizer.json", config.model.vocab_size, "model.vocab_size")}
-        self.corpus = Corpus(config.data, self.streams, workdir, sources.text_file)
+        self.corpus = Corpus(config.data, self.streams, workdir, sources.text_file, start=config.init_from or None)
 
     def init(self, key: jax.Array) -> Params:
         return self.model.init(key, jnp.zeros((1, 1), jnp.int32))["params"]

@@ -141,7 +141,7 @@ class SequenceToSequence(TextTask):
             )
             for side, column in zip(("source", "target"), self.columns, strict=True)
         }
-        self.corpus = Corpus(data, self.streams, workdir, sources.parallel_files)
+        self.corpus = Corpus(data, self.streams, workdir, sources.parallel_files, start=config.init_from or None)
 
     # On the device.
 

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
 
 from transformer_jax.training import optimizer as optimizers
 from transformer_jax.training.checkpoint import CheckpointError, Checkpoints
@@ -175,21 +174,22 @@ class Engine:
         return int(optax.tree.get_all_with_path(state.opt_state, "count")[0][1])
 
     def restore_or_init(
-        self, checkpoints: Checkpoints, step: int | None, load: Callable[[Params, Mesh], Params] | None = None
+        self, checkpoints: Checkpoints, step: int | None, change: Callable[[Params], Params] | None = None
     ) -> TrainState:
         """Return the state of the checkpoint at `step`, or a new state if `step` is None. Removes newer checkpoints.
 
-        `load` replaces parameters of a new state, e.g. by those of another run.
+        `change` replaces parameters of a new state, e.g. by those of another run.
 
         Raises CheckpointError if the checkpoint holds another step because its folder was renamed.
         """
         if step is None:
             checkpoints.discard_after(None)
             state = self.init(jax.random.key(self.config.training.seed))
-            if load is None:
+            if change is None:
                 return state
-            params = load(state.params, self.mesh)
-            return state._replace(params=params, ema=state.ema and jax.tree.map(jnp.copy, params))
+            params = change(state.params)
+            ema = None if state.ema is None else jax.tree.map(jnp.copy, params)
+            return state._replace(params=params, ema=ema)
         state, _ = checkpoints.restore(step, self.abstract_state)
         if (held := int(state.step)) != step:
             raise CheckpointError(f"{checkpoints.directory / str(step)} holds step {held}: rename the folder to {held}")

@@ -43,7 +43,7 @@ def train(
     trace: range = range(0),
     listeners: Sequence[Listener] = (),
     ready: Callable[[], None] = lambda: None,
-    load: Callable[[Params, Mesh], Params] | None = None,
+    load: Callable[[Mesh], Callable[[Params], Params]] | None = None,
 ) -> TrainState:
     """Train to `training.steps`, continuing from the newest valid checkpoint of `workdir`.
 
@@ -55,7 +55,8 @@ def train(
         trace: steps to profile; the profile is written to `workdir`/profile.
         listeners: called with every row of metrics.jsonl.
         ready: called in the first process before the first step, once mesh, data and checkpoints were checked.
-        load: maps the initial parameters of a new run, and the mesh, to those that it starts from.
+        load: called if the run is new, before its data are read; returns a function from its initial parameters to
+            those that it starts from.
 
     Raises:
         ValueError: the data, the mesh or a config key cannot be used.
@@ -119,11 +120,12 @@ def train(
 
 
 def _start(
-    engine: Engine, checkpoints: Checkpoints, load: Callable[[Params, Mesh], Params] | None
+    engine: Engine, checkpoints: Checkpoints, load: Callable[[Mesh], Callable[[Params], Params]] | None
 ) -> tuple[Batches, Evaluator, dict[str, str], TrainState]:
     """Open the data while the first programs compile, and restore or create the initial state."""
     task, config = engine.task, engine.config
     newest = processes.first_says(checkpoints.newest)
+    change = load(engine.mesh) if load is not None and newest is None else None
     with compiling_ahead() as compile_ahead:
         processes.first_then_others(lambda: task.fingerprint(training=False))  # the first process trains them
         fingerprint = task.fingerprint(training=True)
@@ -144,7 +146,7 @@ def _start(
                 log.info("%s", line)
         if init_compiled is not None:
             init_compiled.result()
-        state = engine.restore_or_init(checkpoints, newest, load)
+        state = engine.restore_or_init(checkpoints, newest, change)
         count = sum(x.size for x in jax.tree.leaves(state.params))
         log.info("%s parameters, mesh: %s", f"{count:,}", dict(engine.mesh.shape))
     return batches, evaluator, fingerprint, state

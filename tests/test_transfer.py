@@ -1,0 +1,260 @@
+"""Runs that start from another run: what is loaded, what is refused, and what a resumed run still needs."""
+
+import contextlib
+import shutil
+from concurrent.futures import Future
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import small, write_corpus
+from flax import traverse_util
+from ml_collections import ConfigDict
+
+import transformer_jax
+from transformer_jax import experiment, transfer
+from transformer_jax.config import ConfigError, make_task, parse
+from transformer_jax.training import loop
+from transformer_jax.training.checkpoint import Checkpoints, parameters_sha256
+from transformer_jax.training.engine import Engine
+from transformer_jax.training.sharding import make_mesh
+from transformer_jax.workdir import read, store
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    write_corpus(tmp_path_factory.mktemp("data") / "corpus")
+    return tmp_path_factory.getbasetemp() / "data0" / "corpus"
+
+
+def bert(task, data, start="", **changes):
+    config = small(task, data)
+    config.data.tokenizer, config.training.steps, config.init_from = "bert", 2, str(start)
+    config.model.vocab_size = 304
+    config.update_from_flattened_dict({key.replace("__", "."): value for key, value in changes.items()})
+    return config
+
+
+def flat(tree):
+    return {key: np.asarray(leaf) for key, leaf in traverse_util.flatten_dict(tree, sep="/").items()}
+
+
+class Stopped(Exception):
+    """Raised in place of the first step."""
+
+
+def done(*_):
+    """Stand in for a compilation ahead of time, which takes most of the time of a short run."""
+    future = Future()
+    future.set_result(None)
+    return future
+
+
+def first_state(config, workdir):
+    """Return the state that a run begins with."""
+    found, restore = [], Engine.restore_or_init
+
+    def begin(engine, *arguments):
+        found.append(restore(engine, *arguments))
+        raise Stopped
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Engine, "restore_or_init", begin)
+        patch.setattr(loop, "compiling_ahead", lambda: contextlib.nullcontext(done))
+        with contextlib.suppress(Stopped):
+            experiment.run(config, workdir)
+    return found[0]
+
+
+def saved(config, workdir):
+    """Make a workdir with a checkpoint at step 2, without training. Its moving average is one larger."""
+    state = first_state(config, workdir)
+    state = state._replace(step=jnp.asarray(2), ema=jax.tree.map(lambda x: x + 1, state.params))
+    fingerprint = make_task(parse(config), workdir).fingerprint(training=True)
+    checkpoints = Checkpoints(workdir / "checkpoints", parse(config).checkpoint)
+    checkpoints.save(2, state, {"fingerprint": fingerprint, "position": 2, "scored": "params"})
+    checkpoints.close()
+    return workdir, flat(state.params)
+
+
+@pytest.fixture(scope="module")
+def pretrained(data, tmp_path_factory):
+    """Workdir of a pre-trained model, and its parameters."""
+    return saved(bert("bert_pretraining", data, training__seed=1), tmp_path_factory.mktemp("pretrained") / "run")
+
+
+def test_it_begins_with_the_values_of_the_other_run(data, pretrained, tmp_path, caplog):
+    source, old = pretrained
+    state = first_state(bert("classification", data, source), tmp_path / "run")
+    new = flat(state.params)
+    assert {key.split("/")[0] for key in new} == {"bert", "head"}
+    assert {key.split("/")[0] for key in old} == {"bert", "masked_lm", "next_sentence"}
+    for key in new.keys() & old.keys():
+        np.testing.assert_array_equal(new[key], old[key])
+    assert int(state.step) == 0
+    assert new["head/kernel"].std() > 0.01
+    assert (tmp_path / "run" / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
+    sizes = {part: sum(x.size for key, x in (old | new).items() if key.startswith(part)) for part in ("bert", "masked")}
+    said = f"initialized from {source}, step 2: bert ({sizes['bert']:,})\n"
+    said += "  new, not in that run: head (34)\n"
+    said += f"  left out, not in this model: masked_lm ({sizes['masked']:,}), next_sentence (34)"
+    assert said in "\n".join(record.message for record in caplog.records)
+
+
+def test_the_source_chooses_its_checkpoint_and_the_average_begins_there(data, pretrained, tmp_path):
+    source, old = pretrained
+    shutil.copytree(source, tmp_path / "source")
+    theirs = read(source)
+    theirs.training.ema_decay, theirs.evaluation.checkpoint = 0.9, "ema"
+    store(tmp_path / "source", theirs)
+    config = bert("classification", data, tmp_path / "source", training__ema_decay=0.9)
+    state = first_state(config, tmp_path / "run")
+    params, ema = flat(state.params), flat(state.ema)
+    assert params.keys() == ema.keys()
+    for key in params:
+        np.testing.assert_array_equal(ema[key], params[key])
+    for key in params.keys() & old.keys():
+        np.testing.assert_array_equal(params[key], old[key] + 1)
+    assert all(a is not b for a, b in zip(jax.tree.leaves(state.ema), jax.tree.leaves(state.params), strict=True))
+
+
+def test_a_resumed_run_needs_the_source_no_more(data, pretrained, tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(pretrained[0], source)
+    config = bert("classification", data, source, training__steps=4)
+    whole = experiment.run(config, tmp_path / "whole").state
+    experiment.run(bert("classification", data, source), tmp_path / "parts")
+    shutil.rmtree(source)
+    parts = experiment.run(config, tmp_path / "parts").state
+    assert parameters_sha256(parts.params) == parameters_sha256(whole.params)
+    assert transformer_jax.load(str(tmp_path / "parts")).step == 4
+    with pytest.raises(
+        ConfigError, match=r"another --workdir:\n  config.init_from: '.*/source' in the workdir, '' now"
+    ):
+        experiment.run(bert("classification", data), tmp_path / "parts")
+
+
+def test_a_chain_of_runs(data, pretrained, tmp_path):
+    """Pre-train again, e.g. on longer sequences, and fine-tune that. Everything is loaded, then only the encoder."""
+    workdir, second = saved(bert("bert_pretraining", data, pretrained[0], masking__rate=0.3), tmp_path / "second")
+    assert second.keys() == pretrained[1].keys()
+    for key, value in second.items():
+        np.testing.assert_array_equal(value, pretrained[1][key])
+    third = flat(first_state(bert("regression", data, workdir), tmp_path / "third").params)
+    np.testing.assert_array_equal(third["bert/embedding/table"], second["bert/embedding/table"])
+    for folder in (workdir, tmp_path / "third"):
+        assert (folder / "tokenizer.json").read_bytes() == (pretrained[0] / "tokenizer.json").read_bytes()
+
+
+@pytest.mark.parametrize("task", ["language_modeling", "sequence_to_sequence"])
+def test_every_task_takes_the_tokenizers_and_all_parameters(data, tmp_path, task):
+    config = small(task, data)
+    source, old = saved(ConfigDict(config.to_dict() | {"training": config.training.to_dict() | {"seed": 1}}), tmp_path)
+    config.init_from, config.data.train_split = str(source), "val"
+    new = flat(first_state(config, tmp_path / "run").params)
+    assert new.keys() == old.keys()
+    for key, value in new.items():
+        np.testing.assert_array_equal(value, old[key])
+    for path in source.glob("tokenizer*.json"):
+        assert (tmp_path / "run" / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model__activation": "relu"}, "config.model.activation: 'gelu' there, 'relu' here"),
+        ({"model__norm": "pre"}, "config.model.norm: 'post' there, 'pre' here"),
+        ({"model__d_ff": 23}, "config.model.d_ff: 24 there, 23 here"),
+    ],
+)
+def test_another_model_is_refused_by_its_keys(data, pretrained, tmp_path, changes, message):
+    config = bert("classification", data, pretrained[0], **changes)
+    with pytest.raises(ConfigError) as error:
+        experiment.run(config, tmp_path / "run")
+    said = f"config.init_from = {str(pretrained[0])!r} holds another model; set these keys to its values:\n  {message}"
+    assert str(error.value) == said
+
+
+def test_how_a_model_is_computed_may_differ(data, pretrained, tmp_path):
+    changes = {"model__unroll": 2, "model__remat": "full", "model__dropout_rate": 0.0, "model__dtype": "bfloat16"}
+    config = bert("classification", data, pretrained[0], **changes)
+    state = first_state(config, tmp_path / "run")
+    np.testing.assert_array_equal(flat(state.params)["bert/norm/scale"], pretrained[1]["bert/norm/scale"])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (shutil.rmtree, r"config.init_from=\S+ is not the folder of a run: .*; train there first"),
+        (
+            lambda source: shutil.rmtree(source / "checkpoints"),
+            r"config.init_from = '\S+': \S+ has no valid checkpoint",
+        ),
+        (
+            lambda source: store(source, small("language_modeling", source)),
+            r"config.init_from = '\S+' holds another kind of model; name another run:\n"
+            r"  config.model.architecture: 'gpt' there, 'bert' here",
+        ),
+        (
+            lambda source: next((source / "checkpoints" / "2").rglob("d/*")).write_bytes(b""),
+            r"config.init_from = '\S+': \S+ has no valid checkpoint",
+        ),
+        (
+            lambda source: (source / "config.json").write_text("{"),
+            r"config.init_from=\S+ is not the folder of a run: Exp",
+        ),
+        (
+            lambda source: (source / "tokenizer.json").unlink(),
+            r"config.init_from = '\S+': \S+tokenizer.json is missing, but the checkpoints in this workdir depend on it",
+        ),
+    ],
+    ids=["missing", "no checkpoint", "gpt", "damaged", "config.json", "tokenizer"],
+)
+def test_a_source_that_cannot_be_used(data, pretrained, tmp_path, spoil, message):
+    """The error comes before the data are read, and the workdir is free for another attempt."""
+    shutil.copytree(pretrained[0], tmp_path / "source")
+    spoil(tmp_path / "source")
+    config = bert("classification", data, tmp_path / "source", data__directory="nowhere")
+    with pytest.raises(ValueError, match=message):
+        experiment.run(config, tmp_path / "run")
+    assert not (tmp_path / "run" / "tokenizer.json").exists()
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_name_that_is_no_folder(data, tmp_path):
+    with pytest.raises(ConfigError, match=r"config.init_from=~nobody/run refers to the home of an unknown user"):
+        experiment.run(bert("classification", data, "~nobody/run"), tmp_path)
+
+
+def test_other_tokens_and_other_parameters_are_refused(data, pretrained, tmp_path):
+    """This takes a task of one's own: ours copy the tokenizer, and name the encoder "bert"."""
+    config = parse(bert("classification", data, pretrained[0]))
+    task = make_task(config, pretrained[0])
+    change = transfer.load(task, make_mesh(config.mesh))
+    message = (
+        r"it has bert \([\d,]+\), masked_lm \(\d+\), next_sentence \(34\), and this model has encoder \(3\): they "
+    )
+    with pytest.raises(ConfigError, match=message + "have nothing in common; name another run"):
+        change({"encoder": {"bias": np.zeros(3)}})
+
+    other = make_task(parse(bert("classification", data, data__train_split="val")), tmp_path)
+    other.fingerprint(training=False)  # trains a tokenizer
+    change = transfer.load(make_task(config, tmp_path), make_mesh(config.mesh))
+    with pytest.raises(
+        ConfigError, match=r"text tokenizer: sha256 \w{12}… there, \w{12}… here: the parameters belong to"
+    ):
+        change({"bert": {"segments": jnp.zeros((2, 16))}})
+
+
+def test_parameters_of_another_shape_are_named(data, pretrained, tmp_path):
+    """The head of a classifier with other labels."""
+    source = tmp_path / "source"
+    saved(bert("classification", data, pretrained[0]), source)
+    config = bert("classification", data, source, data__labels=("even", "odd", "neither"))
+    with pytest.raises(ConfigError) as error:
+        experiment.run(config, tmp_path / "run")
+    assert str(error.value) == (
+        f"config.init_from = {str(source)!r} has parameters of other shapes; name a run with the same outputs, or the "
+        "one that it was started from:\n  head/bias: (2,) there, (3,) here\n  head/kernel: (16, 2) there, (16, 3) here"
+    )
