@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from transformer_jax.config import defaults, parse_arg, share
 from transformer_jax.models.bert import SIZES
 
-STEPS = {"base": (900_000, 100_000), "large": (900_000, 100_000), "mini": (4_000, 1_000)}  # of both phases
+STEPS = {"base": (900_000, 100_000), "large": (900_000, 100_000), "mini": (8_000, 1_000)}  # of both phases
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -32,7 +32,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.data.lowercase = not choice["cased"]
     config.data.min_count = 3
     config.data.max_length = length
-    config.data.batch_tokens = 32 * 128 if small else 256 * 512
+    config.data.batch_tokens = max(16 * 128, 8 * length) if small else 256 * 512
     config.data.max_buckets = 3
 
     model = config.model
@@ -45,7 +45,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
     config.optimizer.schedule = "linear"
     config.optimizer.learning_rate = 1e-3 if small else 1e-4
-    config.optimizer.warmup_steps = 400 if small else 10_000
+    config.optimizer.warmup_steps = 800 if small else 10_000
     config.optimizer.b2 = 0.999
     config.optimizer.epsilon = 1e-6
     config.optimizer.weight_decay = 0.01

@@ -132,7 +132,7 @@ def test_the_script_prints_json_without_data():
     assert described["mesh"] == {"data": 4, "fsdp": 4, "tensor": 1}
     assert set(described["sharded"]) == {"fsdp", "none: whole on every device"}
     assert described["computing_s"] > 0 < described["sending_s"]
-    assert "to train on this mesh: --config.data.rows_multiple=16" in done.stderr
+    assert "to train on this mesh, set --config.data.rows_multiple=16" in done.stderr
 
 
 @pytest.mark.parametrize(
