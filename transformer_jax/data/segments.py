@@ -10,7 +10,8 @@ import numpy as np
 from transformer_jax.data.examples import longest_first
 from transformer_jax.data.ragged import Ragged
 
-TRIES = 100  # segments drawn from other documents, of which the one with the best length is taken
+CLOSE = 20  # fewest segments from which one that does not follow is drawn
+TRIES = 100  # draws, of which the first that fits is taken
 
 
 class Segments(NamedTuple):
@@ -24,8 +25,8 @@ class Segments(NamedTuple):
 class Documents:
     """Sentences of documents, in chunks from which examples are drawn. Sentences without tokens are left out.
 
-    A second segment that does not follow the first one is the second segment of a pair in another document, with about
-    as many tokens as the one that follows. So neither its length nor where it begins and ends gives it away.
+    A second segment that does not follow the first one is the second segment of a pair in another document, with as
+    many tokens as the one that follows, if possible. So neither its length nor where it begins and ends gives it away.
 
     Args:
         sentences: the tokens of each sentence.
@@ -50,9 +51,10 @@ class Documents:
         self._starts, self._stops = _chunks(self._sentences.offsets, ends, room)
         self.sizes = self._sentences.offsets[self._stops] - self._sentences.offsets[self._starts]
         self.paired = (self._stops - self._starts > 1) & pairs
-        self._pairs = np.flatnonzero(self.paired)
-        self._documents_of_pairs = self._documents[self._starts[self._pairs]]
-        several = len(np.unique(self._documents_of_pairs))
+        self._tails = _Tails.of(
+            self._sentences.offsets, self._documents, self._starts[self.paired], self._stops[self.paired]
+        )
+        several = len(np.unique(self._tails.documents))
         if pairs and several < 2:
             raise ValueError(
                 f"{several} of {len(np.unique(documents))} documents have two consecutive sentences of at most {room} "
@@ -82,18 +84,42 @@ class Documents:
         return self._sentences.values[offsets[start] : offsets[stop]]
 
     def _from_elsewhere(self, document: int, size: int, draw: np.random.Generator) -> np.ndarray:
-        """Return the second segment of a pair in another document: the longest of `TRIES` with at most `size` tokens.
+        """Return the second segment of a pair in another document, drawn from those of `size` tokens.
 
-        If all are longer, the shortest one is cut.
+        If there are few of them, the next shorter ones are included.
         """
-        low, high = (np.searchsorted(self._documents_of_pairs, document, side) for side in ("left", "right"))
-        others = draw.integers(len(self._pairs) - (high - low), size=TRIES)
-        chunks = self._pairs[np.where(others < low, others, others + high - low)]
-        middles, stops, offsets = self._starts[chunks] + 1, self._stops[chunks], self._sentences.offsets
-        middles = draw.integers(middles, stops)
-        lengths = offsets[stops] - offsets[middles]
-        best = np.where(lengths <= size, lengths, -lengths).argmax()
-        return self._tokens(middles[best], stops[best])[:size]
+        lengths, tails = self._tails.lengths, self._tails
+        right = np.searchsorted(lengths, size, side="right")  # at least 1, as there is a tail of `size` tokens
+        left = max(min(np.searchsorted(lengths, size), right - CLOSE), 0)
+        drawn = draw.integers(left, right, TRIES)
+        fitting = (tails.documents[drawn] != document) & (draw.random(TRIES) < tails.weights[drawn])
+        if fitting.any():
+            tail = drawn[fitting.argmax()]
+        else:  # in a small corpus: the longest that fits, or else the shortest
+            others = np.flatnonzero(tails.documents != document)
+            tail = others[max(np.searchsorted(others, right) - 1, 0)]
+        return self._tokens(tails.starts[tail], tails.stops[tail])[:size]
+
+
+class _Tails(NamedTuple):
+    """Every second segment that a pair can have, sorted by length: sentences [start, stop)."""
+
+    starts: np.ndarray
+    stops: np.ndarray
+    lengths: np.ndarray  # tokens
+    documents: np.ndarray
+    weights: np.ndarray  # probability of this segment when a pair is drawn from its chunk
+
+    @classmethod
+    def of(cls, offsets: np.ndarray, documents: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> "_Tails":
+        """Return the tails of the chunks [start, stop)."""
+        counts = stops - starts - 1
+        chunk = np.repeat(np.arange(len(starts)), counts)
+        first = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts) + starts[chunk] + 1
+        lengths = offsets[stops[chunk]] - offsets[first]
+        order = np.argsort(lengths, kind="stable")
+        first, chunk = first[order], chunk[order]
+        return cls(first, stops[chunk], lengths[order], documents[first], 1 / counts[chunk])
 
 
 def _chunks(offsets: np.ndarray, ends: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
