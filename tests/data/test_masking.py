@@ -190,12 +190,15 @@ def test_an_example_of_a_batch_is_a_masked_part_of_its_documents(corpus):
             words = tokenizer.tokens(ids[:length])
             first, other = words[1 : second - 1], words[second : length - 1]
             assert words == ["[CLS]", *first, "[SEP]", *([*other, "[SEP]"] if arrays["paired"][b] else ())]
-            for part in (first, other) if arrays["paired"][b] else (first,):
-                assert any(f" {' '.join(part)} " in f"{text} " for text in texts.values())
+            found = [
+                {document for document, text in texts.items() if f" {' '.join(part)} " in f"{text} "}
+                for part in ((first, other) if arrays["paired"][b] else (first,))
+            ]
+            assert all(found)
             assert n == max(1, round(0.15 * (len(first) + len(other))))
-            assert not arrays["follows"][b] or arrays["paired"][b]
             if arrays["follows"][b]:
-                assert any(f" {' '.join(first + other)} " in f"{text} " for text in texts.values())
+                assert arrays["paired"][b]
+                assert found[0] & found[1]
 
 
 def test_draws_depend_on_seed_and_number_only(corpus):
