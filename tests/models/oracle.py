@@ -223,9 +223,15 @@ def finished(p, config, x):
 
 def stack(p, config, x, mask):
     """Apply a stack without cross-attention."""
+    return stack_outputs(p, config, x, mask)[-1]
+
+
+def stack_outputs(p, config, x, mask):
+    """Return the output of every layer. Only that of the last one is `finished`."""
+    outputs = [x]
     for number in range(len(p["layers"]["feed_forward"]["inner"]["bias"])):
-        x = encoder_block(layer(p["layers"], number), x, mask, config)
-    return finished(p, config, x)
+        outputs.append(encoder_block(layer(p["layers"], number), outputs[-1], mask, config))
+    return [*outputs[1:-1], finished(p, config, outputs[-1])]
 
 
 def gpt(params, config, tokens, valid=None):
@@ -240,13 +246,29 @@ def gpt(params, config, tokens, valid=None):
     return x @ table[: config.vocab_size].T
 
 
-def bert(params, config, tokens, valid, segments):
-    """Return the last layer (B, T, D) and the pooled vector of the first token (B, D)."""
-    params = float64(params)
+def bert_layers(params, config, tokens, valid, segments):
+    """Return the output of every layer (B, T, D)."""
+    params, (rows, length) = float64(params), tokens.shape
     x = embed(params, config, tokens) + params["segments"][segments]
-    mask = np.broadcast_to(valid[:, None, None, :], (len(tokens), 1, tokens.shape[1], tokens.shape[1]))
-    x = stack(params["encoder"], config, layer_norm(params["norm"], x, config.norm_epsilon), mask)
-    return x, np.tanh(linear(params["pooler"], x[:, 0]))
+    mask = np.zeros((rows, 1, length, length), bool)
+    for b, t in np.ndindex(rows, length):
+        seen = t + 1 if config.causal else length
+        mask[b, 0, t, :seen] = valid[b, :seen]
+    return stack_outputs(params["encoder"], config, layer_norm(params["norm"], x, config.norm_epsilon), mask)
+
+
+def bert(params, config, tokens, valid, segments):
+    """Return the last layer (B, T, D) and the pooled vector (B, D), of the first token or, if causal, of the last."""
+    x = bert_layers(params, config, tokens, valid, segments)[-1]
+    pooled = [row[np.flatnonzero(seen)[-1] if config.causal else 0] for row, seen in zip(x, valid, strict=True)]
+    return x, np.tanh(linear(float64(params["pooler"]), np.array(pooled)))
+
+
+def masked_lm(params, config, x):
+    """Return the logits (B, P, V) of masked tokens: h = norm(activation(x W + b)), h Eᵀ + c, with the embeddings E."""
+    head, table = float64(params["masked_lm"]), float64(params["bert"]["embedding"]["table"])
+    h = layer_norm(head["norm"], ACTIVATIONS[config.activation](linear(head["transform"], x)), config.norm_epsilon)
+    return (h @ table.T + head["bias"])[..., : config.vocab_size]
 
 
 def transformer(params, config, source, target, source_valid=None, target_valid=None):
@@ -326,6 +348,8 @@ def learning_rate(config, d_model, n):
     if config.schedule == "constant":
         return peak
     done = min((n - warmup) / (config.decay_steps - warmup), 1.0)
+    if config.schedule == "linear":
+        return peak * (done * config.end_fraction + (1 - done))
     return peak * (config.end_fraction + (1 - config.end_fraction) * (1 + math.cos(math.pi * done)) / 2)
 
 

@@ -24,3 +24,9 @@ TABLE_3 = {
     "E learned positions": ({"positions": "learned"}, 65),
     "big": (BIG, 213),
 }
+# Devlin et al. 2019, Section 3: changes of the default config, and the parameters without and with the heads of
+# pre-training. The paper rounds to 110M and 340M; these are the arrays of the authors' checkpoints.
+BERT = {
+    "base": ({}, 109_482_240, 110_106_428),
+    "large": ({"num_layers": 24, "d_model": 1024, "d_ff": 4096, "num_heads": 16}, 335_141_888, 336_226_108),
+}

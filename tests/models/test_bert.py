@@ -1,4 +1,4 @@
-"""BERT and its classifier against NumPy float64; the inputs that each output sees; sizes of the models in the paper."""
+"""BERT and its heads against NumPy float64; the inputs that each output sees; sizes of the models in the paper."""
 
 import dataclasses
 import functools
@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import oracle
+import papers
 import pytest
 from sizes import SINGLE_STACK
 
-from transformer_jax.models.bert import Bert, BertConfig, Classifier
+from transformer_jax.models.bert import Bert, BertConfig, Classifier, Pretraining, TokenClassifier
 from transformer_jax.models.counting import forward_flops, num_parameters
 from transformer_jax.models.positions import IN_ATTENTION, POSITIONS
 
@@ -50,6 +51,7 @@ def apart(config):
 CASES = {
     **{kind: {"positions": kind} for kind in POSITIONS},
     "pre": {"norm": "pre", "activation": "relu"},
+    "causal": {"causal": True},
     "scaled, padded": {"embedding_scale": True, "vocab_multiple": 8, "attention_bias": False},
 }
 
@@ -67,15 +69,17 @@ def test_without_segments_all_are_the_first():
     assert oracle.relative(other[0], expected[0]) > 0.01
 
 
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kind", ["learned", *IN_ATTENTION])
-def test_what_sees_what(kind):
+def test_what_sees_what(kind, causal):
     """Test the gradient of each output with respect to the embedding of each token. No id occurs twice.
 
-    The classifier sees the same tokens as [CLS].
+    The classifier sees the same tokens as the pooled vector. In a causal model, only that of the last token, 8, sees
+    all tokens and no padding.
     """
-    config = dataclasses.replace(SMALL, positions=kind)
+    config = dataclasses.replace(SMALL, positions=kind, causal=causal)
     params = oracle.randomized(initial(Classifier(config, CLASSES)))
-    valid = np.arange(T) != 4
+    valid = (np.arange(T) != 4) & (np.arange(T) < 9)
 
     def run(table):
         bert = params["bert"] | {"embedding": {"table": table}}
@@ -85,7 +89,8 @@ def test_what_sees_what(kind):
 
     jacobians = jax.jit(jax.jacrev(run))(params["bert"]["embedding"]["table"])
     x, pooled, classes = (np.asarray((jacobian != 0).any(axis=-1))[..., :T] for jacobian in jacobians)
-    np.testing.assert_array_equal(x, valid | np.eye(T, dtype=bool))
+    seen = valid & (np.tri(T, dtype=bool) if causal else True)
+    np.testing.assert_array_equal(x, seen | np.eye(T, dtype=bool))
     np.testing.assert_array_equal(pooled, valid)
     np.testing.assert_array_equal(classes, valid)
 
@@ -100,8 +105,81 @@ def test_the_classifier_is_a_linear_map_of_the_pooled_vector():
     assert oracle.relative(found, oracle.linear(oracle.float64(params["head"]), pooled)) <= 1e-5
 
 
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("layers", [0, 1, 2])
+def test_classifiers_of_tokens_and_of_features(norm, layers):
+    """Without `layers`, tags are a linear map of the last layer. With them, both read the last layers, concatenated."""
+    config = dataclasses.replace(SMALL, norm=norm)
+    model = TokenClassifier(config, CLASSES, layers)
+    params = oracle.randomized(initial(model))
+    x = np.concatenate(oracle.bert_layers(params["bert"], config, TOKENS, VALID, SEGMENTS)[-(layers or 1) :], axis=-1)
+    found = np.asarray(jax.jit(model.apply)({"params": params}, TOKENS, VALID, SEGMENTS))
+    assert found.dtype == np.float32
+    assert oracle.relative(found, oracle.linear(oracle.float64(params["head"]), x)) <= 1e-5
+    if layers:
+        classify = jax.jit(Classifier(config, CLASSES, layers).apply)
+        mean = np.array([row[seen].mean(axis=0) for row, seen in zip(x, VALID, strict=True)])
+        found = np.asarray(classify({"params": params}, TOKENS, VALID, SEGMENTS))
+        assert oracle.relative(found, oracle.linear(oracle.float64(params["head"]), mean)) <= 1e-5
+
+
+def test_features_have_no_dropout():
+    """The head is the identity: dropout before it leaves zeros and doubled features."""
+    model = TokenClassifier(dataclasses.replace(SMALL, dropout_rate=0.5, attention_dropout_rate=0.5), 2 * 17, 2)
+    params = oracle.randomized(initial(model)) | {"head": {"kernel": np.eye(34), "bias": np.zeros(34)}}
+    plain, dropped = (
+        np.asarray(jax.jit(model.apply)({"params": params}, TOKENS, VALID, rngs=rngs))
+        for rngs in ({}, {"dropout": jax.random.key(0)})
+    )
+    kept = dropped != 0
+    assert 0.4 < kept.mean() < 0.6
+    np.testing.assert_allclose(dropped[kept], 2 * plain[kept], rtol=1e-5)
+
+
+HEADS = {
+    "post": {},
+    "pre, padded": {"norm": "pre", "activation": "relu", "vocab_multiple": 8},
+    "half": {"dtype": "bfloat16"},
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_heads_of_pretraining(name):
+    config = dataclasses.replace(SMALL, **HEADS[name])
+    model, tolerance = Pretraining(config), 0.05 if name == "half" else 1e-5
+    params = oracle.randomized(initial(model))
+    x, pooled = oracle.bert(params["bert"], config, TOKENS, VALID, SEGMENTS)
+    places = np.random.default_rng(2).integers(0, T, (B, 7))
+    for positions in (places, None):
+        vectors, lm_head, follows = jax.jit(model.apply)({"params": params}, TOKENS, VALID, SEGMENTS, positions)
+        logits = np.asarray(lm_head(vectors, V, config.dtype))
+        chosen = x if positions is None else np.stack([x[b, places[b]] for b in range(B)])
+        assert logits.dtype == follows.dtype == np.float32
+        assert oracle.relative(logits[..., :V], oracle.masked_lm(params, config, chosen)) <= tolerance
+        assert (logits[..., V:] < -1e38).all()
+        expected = oracle.linear(oracle.float64(params["next_sentence"]), pooled)
+        assert oracle.relative(follows, expected) <= tolerance
+    assert logits.shape[-1] == (32 if config.vocab_multiple == 8 else V)
+
+
+def test_the_masked_lm_head_is_tied_to_the_embeddings():
+    """A logit has a gradient with respect to the embedding of its token, even if that token is not in the text."""
+    model = Pretraining(SMALL)
+    params = oracle.randomized(initial(model))
+
+    def logit(params):
+        vectors, lm_head, _ = model.apply({"params": params}, TOKENS[:1] % 5, VALID[:1])
+        return lm_head(vectors, V)[0, 0, 23]
+
+    gradient = jax.jit(jax.grad(logit))(params)
+    rows = np.asarray((gradient["bert"]["embedding"]["table"] != 0).any(axis=-1))
+    assert set(np.flatnonzero(rows)) == {*(TOKENS[0] % 5).tolist(), 23}
+    np.testing.assert_array_equal(gradient["masked_lm"]["bias"], np.arange(V) == 23)
+
+
 def test_attention_maps():
-    for model in (Bert(SMALL), Classifier(SMALL, CLASSES)):
+    heads = Classifier(SMALL, CLASSES), TokenClassifier(SMALL, CLASSES, 2), Pretraining(SMALL)
+    for model in (Bert(SMALL), *heads):
         params = oracle.randomized(initial(model))
         _, sown = model.apply({"params": params}, TOKENS, VALID, mutable="intermediates")
         maps = model.attention_maps(sown["intermediates"])
@@ -189,14 +267,15 @@ def test_forward_mode():
     assert oracle.relative(tangent, (moved(1e-6) - moved(-1e-6)) / 2e-6) <= 1e-4
 
 
-LARGE = {"num_layers": 24, "d_model": 1024, "d_ff": 4096, "num_heads": 16}
-
-
-@pytest.mark.parametrize(("changes", "expected"), [({}, 109_482_240), (LARGE, 335_141_888)], ids=["base", "large"])
-def test_parameters_of_the_papers_models(changes, expected):
+@pytest.mark.parametrize("name", papers.BERT)
+def test_parameters_of_the_papers_models(name):
+    changes, expected, with_heads = papers.BERT[name]
     config = BertConfig(**changes)
     assert num_parameters(config) == expected
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes(config))) == expected
+    assert sum(leaf.size for leaf in jax.tree.leaves(initial(Pretraining(config)))) == with_heads
+    heads = config.d_model**2 + 5 * config.d_model + config.vocab_size + 2
+    assert with_heads - expected == heads
     assert not list(config.problems())
 
 

@@ -17,6 +17,7 @@ from transformer_jax.models import (
     Transformer,
     TransformerConfig,
 )
+from transformer_jax.models.bert import Pretraining, TokenClassifier
 
 TOKENS = np.zeros((1, 1), np.int32)
 
@@ -85,6 +86,8 @@ BERT = (
     | stack("encoder")
     | linear("pooler", "embed", "vector", bias=("vector",))
 )
+MASKED_LM = linear("transform", "embed", "vector", bias=("vector",)) | norm("norm") | {"bias": ("vocab",)}
+CLASSIFIER = below("bert", BERT) | linear("head", "embed", "classes", bias=("classes",))
 WORDS = embeddings("source_", "target_", learned=False)
 OUTPUT = {"output/table": ("vocab", "embed"), "output/bias": ("vocab",)}
 BRIDGED = lstm("encoder/forward_0") | lstm("encoder/backward_0") | lstm("decoder/cells_0")
@@ -117,9 +120,14 @@ MODELS = {
         embeddings("", learned=False) | {"output/table": ("vocab", "embed")} | stack("decoder", pre=True),
     ),
     "bert": (Bert(BertConfig()), BERT),
-    "classifier": (
-        Classifier(BertConfig(), 3),
-        below("bert", BERT) | linear("head", "embed", "classes", bias=("classes",)),
+    "classifier": (Classifier(BertConfig(), 3), CLASSIFIER),
+    "classifier of features": (Classifier(BertConfig(), 3, feature_layers=4), CLASSIFIER),
+    "token classifier": (TokenClassifier(BertConfig(), 3), CLASSIFIER),
+    "pretraining": (
+        Pretraining(BertConfig()),
+        below("bert", BERT)
+        | below("masked_lm", MASKED_LM)
+        | linear("next_sentence", "embed", "classes", bias=("classes",)),
     ),
     "recurrent": (
         RecurrentSeq2Seq(RecurrentConfig()),
@@ -149,7 +157,7 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_every_parameter_names_its_axes(name):
     model, expected = MODELS[name]
-    second = TOKENS == 0 if isinstance(model, GPT | Bert | Classifier) else TOKENS
+    second = TOKENS == 0 if isinstance(model, GPT | Bert | Classifier | TokenClassifier | Pretraining) else TOKENS
     boxed = jax.eval_shape(model.init, jax.random.key(0), TOKENS, second)["params"]
     specs = jax.tree_util.tree_leaves_with_path(
         nn.get_partition_spec(boxed), is_leaf=lambda x: isinstance(x, PartitionSpec)

@@ -12,12 +12,12 @@ import pytest
 
 from transformer_jax.models import Transformer, TransformerConfig
 from transformer_jax.models.alignment import ALIGNMENTS
-from transformer_jax.models.bert import BertConfig, Classifier
+from transformer_jax.models.bert import BertConfig, Classifier, Pretraining, TokenClassifier
 from transformer_jax.models.gpt import GPT, GPTConfig
 from transformer_jax.models.positions import POSITIONS
 from transformer_jax.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
 from transformer_jax.models.transformer import TIES
-from transformer_jax.training.optimizer import OptimizerConfig, decays, make_optimizer, schedule
+from transformer_jax.training.optimizer import DECAYING, OptimizerConfig, decays, make_optimizer, schedule
 
 SCHEDULES = {
     "noam": OptimizerConfig(warmup_steps=17, learning_rate=2.0),
@@ -29,6 +29,11 @@ SCHEDULES = {
         schedule="cosine", learning_rate=0.3, warmup_steps=17, decay_steps=1009, end_fraction=0.1
     ),
     "cosine, no warm-up": OptimizerConfig(schedule="cosine", learning_rate=0.3, warmup_steps=0, decay_steps=1009),
+    "linear": OptimizerConfig(schedule="linear", learning_rate=0.3, warmup_steps=17, decay_steps=1009),
+    "linear to a tenth": OptimizerConfig(
+        schedule="linear", learning_rate=0.3, warmup_steps=17, decay_steps=1009, end_fraction=0.1
+    ),
+    "linear, no warm-up": OptimizerConfig(schedule="linear", learning_rate=0.3, warmup_steps=0, decay_steps=1009),
     "constant": OptimizerConfig(schedule="constant", learning_rate=0.3, warmup_steps=17),
     "constant, no warm-up": OptimizerConfig(schedule="constant", learning_rate=0.3, warmup_steps=0),
 }
@@ -51,23 +56,25 @@ def test_noam_peaks_at_the_end_of_warm_up():
     np.testing.assert_allclose(rates[15_999], rates.max() / 2, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["inverse_sqrt", "cosine", "constant"])
+@pytest.mark.parametrize("name", ["inverse_sqrt", "cosine", "linear", "constant"])
 def test_the_others_reach_their_learning_rate_at_the_end_of_warm_up(name):
     config = SCHEDULES[name]
     rates = np.asarray(schedule(config, 512, 1009)(np.arange(2000)))
     np.testing.assert_allclose(rates.max(), config.learning_rate, rtol=1e-6)
     np.testing.assert_allclose(rates[16], config.learning_rate, rtol=1e-6)
-    assert (rates > 0).all() or name == "cosine"
+    assert (rates > 0).all() or name in DECAYING
 
 
-def test_cosine_ends_where_it_is_told_and_stays():
-    for name, end in {"cosine": 0.0, "cosine to a tenth": 0.03}.items():
+@pytest.mark.parametrize("kind", DECAYING)
+def test_decay_ends_where_it_is_told_and_stays(kind):
+    for name, end in {kind: 0.0, f"{kind} to a tenth": 0.03}.items():
         rates = np.asarray(schedule(SCHEDULES[name], 512, 1009)(np.array([1008, 1009, 5000])))
         np.testing.assert_allclose(rates, end, rtol=1e-5, atol=1e-8)
 
 
-def test_cosine_ends_with_the_run_unless_told_otherwise():
-    config = OptimizerConfig(schedule="cosine", learning_rate=0.3, warmup_steps=17)
+@pytest.mark.parametrize("kind", DECAYING)
+def test_decay_ends_with_the_run_unless_told_otherwise(kind):
+    config = OptimizerConfig(schedule=kind, learning_rate=0.3, warmup_steps=17)
     for steps in (1009, 2018):
         told = dataclasses.replace(config, decay_steps=steps)
         n = np.arange(0, 2100, 7)
@@ -104,8 +111,8 @@ def gpt(**options):
     return GPT(GPTConfig(**SIZES, num_layers=2, vocab_size=11, **options))
 
 
-def classifier(**options):
-    return Classifier(BertConfig(**SIZES, num_layers=2, vocab_size=11, **options), 3)
+def bert(**options):
+    return BertConfig(**SIZES, num_layers=2, vocab_size=11, **options)
 
 
 def recurrent(**options):
@@ -121,8 +128,12 @@ MODELS = {
     for norm in ("pre", "post")
 }
 MODELS |= {f"gpt: {positions}": gpt(positions=positions) for positions in POSITIONS}
-MODELS |= {f"bert: {positions}": classifier(positions=positions) for positions in POSITIONS}
-MODELS |= {"gpt: untied, pre-LN": gpt(tie_embeddings=False, norm="pre"), "bert: pre-LN": classifier(norm="pre")}
+MODELS |= {f"bert: {positions}": Classifier(bert(positions=positions), 3) for positions in POSITIONS}
+MODELS |= {
+    "gpt: untied, pre-LN": gpt(tie_embeddings=False, norm="pre"),
+    "bert: pre-LN": Classifier(bert(norm="pre"), 3),
+}
+MODELS |= {"bert: pre-training": Pretraining(bert()), "bert: tags": TokenClassifier(bert(), 3, feature_layers=2)}
 MODELS |= {f"recurrent: {attention}": recurrent(attention=attention) for attention in ("none", *ALIGNMENTS)}
 MODELS |= {
     "recurrent: damping, local window": recurrent(attention="scaled_dot", damping=True, local_window=2),
@@ -134,7 +145,8 @@ MODELS |= {
 
 def boxed_parameters(model):
     ids = np.zeros((1, 1), np.int32)
-    inputs = (ids,) if isinstance(model, GPT) else (ids, ids > 0) if isinstance(model, Classifier) else (ids, ids)
+    of_bert = isinstance(model, Classifier | TokenClassifier | Pretraining)
+    inputs = (ids,) if isinstance(model, GPT) else (ids, ids > 0) if of_bert else (ids, ids)
     return jax.eval_shape(model.init, jax.random.key(0), *inputs)["params"]
 
 
@@ -260,7 +272,7 @@ def test_only_the_learning_rate_and_the_decay_act_on_parameters_without_gradient
 @pytest.mark.parametrize(
     ("changes", "field", "rule"),
     [
-        ({"schedule": "linear"}, "schedule", "must be one of noam, inverse_sqrt, cosine, constant"),
+        ({"schedule": "step"}, "schedule", "must be one of noam, inverse_sqrt, cosine, linear, constant"),
         ({"learning_rate": 0.0}, "learning_rate", "must be positive and below 1e38, to fit into float32"),
         ({"epsilon": -1e-9}, "epsilon", "must be positive and below 1e38, to fit into float32"),
         ({"warmup_steps": -1}, "warmup_steps", "must be finite and not negative; 0 disables it"),
@@ -269,10 +281,13 @@ def test_only_the_learning_rate_and_the_decay_act_on_parameters_without_gradient
         ({"b1": 1.0}, "b1", "must be in [0, 1)"),
         ({"b2": -0.1}, "b2", "must be in [0, 1)"),
         ({"end_fraction": 1.1}, "end_fraction", "must be in [0, 1]"),
-        (
-            {"schedule": "cosine", "decay_steps": 4000},
-            "decay_steps",
-            "must be greater than 1 and than warmup_steps = 4000, or 0 for training.steps",
+        *(
+            (
+                {"schedule": kind, "decay_steps": 4000},
+                "decay_steps",
+                "must be greater than 1 and than warmup_steps = 4000, or 0 for training.steps",
+            )
+            for kind in DECAYING
         ),
     ],
 )
@@ -285,9 +300,10 @@ def test_nothing_is_wrong_with_the_others(name):
     assert not list(SCHEDULES[name].problems())
 
 
-def test_cosine_without_room_and_nan_are_refused():
+def test_decay_without_room_and_nan_are_refused():
     """warmup_steps = 0 counts as 1, so decay_steps = 1 leaves no room. Comparisons with NaN are never true."""
-    config = OptimizerConfig(schedule="cosine", warmup_steps=0, decay_steps=1)
-    assert [name for name, _ in config.problems()] == ["decay_steps"]
+    for kind in DECAYING:
+        config = OptimizerConfig(schedule=kind, warmup_steps=0, decay_steps=1)
+        assert [name for name, _ in config.problems()] == ["decay_steps"]
     config = OptimizerConfig(learning_rate=float("nan"), clip_norm=float("nan"))
     assert [name for name, _ in config.problems()] == ["learning_rate", "clip_norm"]

@@ -71,17 +71,19 @@ class Bert(nn.Module):
 
         `valid` (B, T) is True at tokens and False at padding; no position attends to padding. `segments` (B, T) are ids
         below `num_segments`, by default all 0. `pooled` is tanh(W x₀ + b), where x₀ belongs to the first token, [CLS].
-        If the model is causal, [CLS] sees nothing, and the last token takes its place.
+        If the model is causal, [CLS] sees only itself, and the last token takes its place.
         """
         x = self.encoder(self._embed(tokens, segments), self._mask(valid))
-        first = x[:, 0]
-        if self.config.causal:
-            last = jnp.maximum(valid.sum(axis=1) - 1, 0)
-            first = jnp.take_along_axis(x, last[:, None, None], axis=1)[:, 0]
-        return x, jnp.tanh(self.pooler(first))
+        if not self.config.causal:
+            return x, jnp.tanh(self.pooler(x[:, 0]))
+        last = jnp.where(valid, jnp.arange(valid.shape[1])[None], 0).max(axis=1)
+        return x, jnp.tanh(self.pooler(jnp.take_along_axis(x, last[:, None, None], axis=1)[:, 0]))
 
     def features(self, tokens: Array, valid: Array, segments: Array | None, layers: int) -> Array:
-        """Return the concatenated outputs of the last `layers` layers, (B, T, layers · D) (Section 5.3)."""
+        """Return the concatenated outputs of the last `layers` layers, (B, T, layers · D) (Section 5.3).
+
+        The last layer comes last. If the stack is pre-LN, the final norm is applied to it alone.
+        """
         outputs = self.encoder.outputs(self._embed(tokens, segments), self._mask(valid))
         if self.is_initializing():  # so that the parameters are those of `__call__`
             self.pooler(outputs[:, 0, 0])
@@ -165,7 +167,7 @@ class _Head(_WithBert):
     """BERT with a linear map to `num_classes`.
 
     feature_layers: if not 0, the input of the map is not the last layer's output x but the concatenated outputs of this
-        many last layers, as for features of an encoder that is not fine-tuned (Section 5.3).
+        many last layers, as features of an encoder that is not fine-tuned (Section 5.3). That encoder has no dropout.
     """
 
     num_classes: int
@@ -173,7 +175,8 @@ class _Head(_WithBert):
 
     def setup(self) -> None:
         c = self.config
-        self.bert = Bert(c)
+        off = {"dropout_rate": 0.0, "attention_dropout_rate": 0.0, "feed_forward_dropout_rate": 0.0}
+        self.bert = Bert(dataclasses.replace(c, **off) if self.feature_layers else c)
         self.dropout = layers.Dropout(c.dropout_rate)
         shape = c.d_model * (self.feature_layers or 1), self.num_classes
         self.head = Linear(shape, ("embed", "classes"), dtype=c.dtype, initializer=c.init)

@@ -143,7 +143,9 @@ def _gpt_flops(config: GPTConfig, *lengths: np.ndarray) -> np.ndarray:
 
 @num_parameters.register
 def _bert(config: BertConfig) -> int:
-    """Count `Bert` with its pooler, D·D + D. `Classifier` has D·classes + classes more."""
+    """Count `Bert` with its pooler, D·D + D. The heads have more: a classifier's D·C + C for C classes, those of
+    pre-training D·D + 5·D + V + 2.
+    """
     pooler = config.d_model * config.d_model + config.d_model
     tables = table_parameters(config, config.vocab_size + config.num_segments)
     return stack_parameters(config, config.num_layers) + tables + _norm(config) + pooler
