@@ -56,8 +56,9 @@ def write_corpus(directory: Path, pairs: int = 60, languages: tuple[str, ...] = 
 
     Training sentences have 1–6 words. Other sentences have 1–3, because translation compiles a program for each length.
     In `{split}.txt`, three sentences are a document. In `{split}.tsv`, each is a row, with its reversal, the number of
-    its first word as the value, and "even" or "odd" as the label.
+    its first word as the value, "even" or "odd" as the label, and 0 or 1 for these.
     In `{split}.json`, each is a context, the answer to whose first word is its last word.
+    In `{split}.conll`, every word with an "a" is a place.
     """
     directory.mkdir(parents=True, exist_ok=True)
     draw = random.Random(0)
@@ -68,10 +69,12 @@ def write_corpus(directory: Path, pairs: int = 60, languages: tuple[str, ...] = 
             lines = [" ".join(f"{language[0]}{'aeiou'[w % 5]}{'kmst'[w // 5]}" for w in row) for row in rows]
             (directory / f"{split}.{language}").write_text("\n".join(lines) + "\n")
         table = [
-            f"{line}\t{line[::-1]}\t{row[0]}\t{'odd' if row[0] % 2 else 'even'}\n"
+            f"{line}\t{line[::-1]}\t{row[0]}\t{'odd' if row[0] % 2 else 'even'}\t{row[0] % 2}\n"
             for line, row in zip(lines, rows, strict=True)
         ]
-        (directory / f"{split}.tsv").write_text("sentence\treversed\tvalue\tlabel\n" + "".join(table))
+        (directory / f"{split}.tsv").write_text("sentence\treversed\tvalue\tlabel\tnumber\n" + "".join(table))
+        tagged = ["".join(f"{word}\t{'B-LOC' if 'a' in word else 'O'}\n" for word in line.split()) for line in lines]
+        (directory / f"{split}.conll").write_text("\n".join(tagged))
         documents = ["\n".join(lines[i : i + 3]) + "\n" for i in range(0, count, 3)]
         (directory / f"{split}.txt").write_text("\n".join(documents))
         write_questions(directory / f"{split}.json", lines)
@@ -101,6 +104,8 @@ def small(task: str, directory: Path) -> ConfigDict:
     config = shrink(defaults(task), directory)
     if "labels" in config.data:
         config.data.labels = ("even", "odd")
+    elif "choice_columns" in config.data:
+        config.data.update(text_column="sentence", choice_columns=("reversed", "label"), label_column="number")
     elif "label_column" in config.data:
         config.data.label_column = "value"
     return config

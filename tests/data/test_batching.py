@@ -288,13 +288,15 @@ def test_padding_is_zero_and_lengths_say_what_is_valid():
 
 def test_arrays_of_a_batch():
     streams = {"source": Ragged.of([[5, 6], [7]]), "target": Ragged.of([[1], [2, 3]])}
-    arrays = padded_arrays(streams, {"label": np.array([8, 9])}, Batch(4, np.array([1, -1, 0]), (3, 2)))
+    others = {"label": np.array([8, 9]), "tag": Ragged.of([[6, 0], [5]])}
+    arrays = padded_arrays(streams, others, Batch(4, np.array([1, -1, 0]), (3, 2)))
     assert {name: array.tolist() for name, array in arrays.items()} == {
         "source": [[7, 0, 0], [0, 0, 0], [5, 6, 0]],
         "source_length": [1, 0, 2],
         "target": [[2, 3], [0, 0], [1, 0]],
         "target_length": [2, 0, 1],
         "label": [9, 0, 8],
+        "tag": [[5, 0, 0], [0, 0, 0], [6, 0, 0]],
         "index": [1, -1, 0],
     }
     assert {array.dtype for array in arrays.values()} == {np.dtype(np.int32)}

@@ -45,5 +45,6 @@ def test_labels_are_numbered_in_the_order_of_the_config():
 
 
 def test_an_unknown_label_is_named():
-    with pytest.raises(DataError, match=r"val, row 3: the label 'none' is not one of data\.labels = odd, even: corr"):
+    message = r"val, row 3: the label 'none' is not one of odd, even: correct the file, or change data\.labels"
+    with pytest.raises(DataError, match=message):
         Labels(("odd", "even")).encode(["even", "odd", "none"], "val")

@@ -333,11 +333,12 @@ def lengths_of(rows: Ragged, indices: np.ndarray) -> np.ndarray:
     return lengths
 
 
-def padded_arrays(streams: Mapping[str, Ragged], others: Mapping[str, np.ndarray], batch: Batch) -> Arrays:
+def padded_arrays(streams: Mapping[str, Ragged], others: Mapping[str, np.ndarray | Ragged], batch: Batch) -> Arrays:
     """Return the arrays of a batch: int32, or float32 for `others` of floats.
 
     - For stream i, called `name`: the tokens {name} (B, batch.shape[i]) and their number {name}_length (B,).
-    - For each of `others`, which have one value per example: the values of the rows (B,), 0 in filler rows.
+    - For each of `others`: the values of the rows, 0 in filler rows. They are (B,), or (B, batch.shape[0]) if there is
+      one per token of the first stream.
     - "index" (B,): the example in each row, -1 in filler rows.
     """
     arrays: Arrays = {}
@@ -345,6 +346,9 @@ def padded_arrays(streams: Mapping[str, Ragged], others: Mapping[str, np.ndarray
         arrays[name] = pad(rows, batch.indices, length)
         arrays[f"{name}_length"] = lengths_of(rows, batch.indices)
     for name, values in others.items():
+        if isinstance(values, Ragged):
+            arrays[name] = pad(values, batch.indices, batch.shape[0])
+            continue
         dtype = np.float32 if np.issubdtype(values.dtype, np.floating) else np.int32
         arrays[name] = np.where(batch.indices >= 0, values[batch.indices], 0).astype(dtype)
     return arrays | {"index": batch.indices.astype(np.int32)}

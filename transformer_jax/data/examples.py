@@ -1,5 +1,6 @@
 """Examples for fine-tuning: columns of records, labels as numbers, and texts laid out as BERT's input."""
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,6 +11,42 @@ from transformer_jax.data.ragged import Ragged
 from transformer_jax.data.sources import DataError
 
 log = logging.getLogger(__name__)
+
+
+def parse_record(line: str, where: str, columns: Sequence[str], inputs: int, most: int) -> str | dict[str, str]:
+    """Read a record from a line of text.
+
+    If a record has one column only, the line is its text. Otherwise the line holds the first columns, separated by
+    tabs. If several are needed, the line may also be a JSON object whose fields are columns.
+
+    Args:
+        line: the line.
+        where: place of the line, for messages.
+        columns: the fields of a record.
+        inputs: number of columns, from the first, that the line must have.
+        most: number of columns, from the first, that the line may have.
+
+    Raises:
+        DataError: the line has too few or too many columns, or is not such an object.
+    """
+    if most == 1:
+        return line
+    needed, example = columns[:inputs], json.dumps(dict.fromkeys(columns[:inputs], "…"), ensure_ascii=False)
+    if inputs > 1 and line.lstrip().startswith("{"):
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{where} is {_short(line)}, which is not JSON ({error}): write it as {example}") from error
+        _check(record, where, columns, inputs)
+        return record
+    texts = line.split("\t")
+    if not inputs <= len(texts) <= most:
+        also = "" if inputs == 1 else f", or write a JSON object, {example}"
+        up_to = "" if inputs == most else f", up to {columns[most - 1]}"
+        raise DataError(
+            f"{where} is {_short(line)}, {len(texts)} columns: separate {', '.join(needed)}{up_to} by single tabs{also}"
+        )
+    return dict(zip(columns, texts, strict=False))
 
 
 def columns_of(
@@ -24,27 +61,36 @@ def columns_of(
         DataError: a record has an unknown field, lacks a needed column, or has a value that is not text.
     """
     objects = [{columns[0]: record} if isinstance(record, str) else record for record in records]
-    needed, optional = columns[:inputs], columns[inputs:]
     for number, record in enumerate(objects, 1):
-        if not set(needed) <= set(record) <= set(columns):
-            raise DataError(
-                f"record {number} has the fields {', '.join(record) or '(none)'}: it must have {' and '.join(needed)}, "
-                f"and may have {', '.join(optional) or 'no other'}"
-            )
-        for name, value in record.items():
-            if not isinstance(value, str):
-                raise DataError(f"record {number} has {name} = {value!r}: it must be text")
+        _check(record, f"record {number}", columns, inputs)
     complete = [all(name in record for record in objects) for name in columns]
     return [
         [record[name] for record in objects] if there else None for name, there in zip(columns, complete, strict=True)
     ]
 
 
-class Labels:
-    """The classes of a task, numbered from 0 in the order of `names`."""
+def _check(record: Mapping[str, Any], where: str, columns: Sequence[str], inputs: int) -> None:
+    """Raise DataError, which names the record by `where`, if its fields or values are wrong."""
+    needed, optional = columns[:inputs], columns[inputs:]
+    if not set(needed) <= set(record) <= set(columns):
+        raise DataError(
+            f"{where} has the fields {', '.join(record) or '(none)'}: it must have {' and '.join(needed)}, "
+            f"and may have {', '.join(optional) or 'no other'}"
+        )
+    for name, value in record.items():
+        if not isinstance(value, str):
+            raise DataError(f"{where} has {name} = {value!r}: it must be text")
 
-    def __init__(self, names: Sequence[str]):
-        self.names = tuple(names)
+
+def _short(line: str) -> str:
+    return repr(line if len(line) <= 80 else line[:79] + "…")
+
+
+class Labels:
+    """The classes of a task, numbered from 0 in the order of `names`, which the config key `key` determines."""
+
+    def __init__(self, names: Sequence[str], key: str = "data.labels"):
+        self.names, self._key = tuple(names), key
         self._numbers = {name: number for number, name in enumerate(self.names)}
 
     def encode(self, labels: Sequence[str], what: str) -> np.ndarray:
@@ -56,8 +102,8 @@ class Labels:
         for row, label in enumerate(labels, 1):
             if label not in self._numbers:
                 raise DataError(
-                    f"{what}, row {row}: the label {label!r} is not one of data.labels = {', '.join(self.names)}: "
-                    "correct the file, or add the label to data.labels"
+                    f"{what}, row {row}: the label {label!r} is not one of {', '.join(self.names)}: correct the file, "
+                    f"or change {self._key}"
                 )
         return np.array([self._numbers[label] for label in labels], np.int32)
 
@@ -91,7 +137,8 @@ def laid_out(
 ) -> tuple[Ragged, np.ndarray]:
     """Lay out texts as [CLS] first [SEP], or pairs as [CLS] first [SEP] second [SEP] (Devlin et al. 2019, Figure 4).
 
-    Texts that are too long lose tokens at their ends, the longer one of a pair first. A warning gives their number.
+    Texts that are too long lose tokens at their ends, the longer one of a pair first. Empty texts are kept. A warning
+    gives the number of each.
 
     Args:
         first: the tokens of each text, or of the first text of each pair.
@@ -99,7 +146,7 @@ def laid_out(
         limit: most tokens of a row, including special tokens.
         begin: id of [CLS].
         end: id of [SEP].
-        what: source of the texts, for the warning.
+        what: source of the texts, for the warnings.
         key: config key of `limit`, for the warning.
 
     Returns:
@@ -108,16 +155,10 @@ def laid_out(
     room, n = limit - (2 if second is None else 3), len(first)
     lengths = np.stack([first.lengths, np.zeros_like(first.lengths) if second is None else second.lengths], axis=1)
     kept = longest_first(lengths, room)
-    if (cut := np.flatnonzero((kept < lengths).any(axis=1))).size:
-        log.warning(
-            "%s: %d of %d examples cut to %s = %d tokens, the first in row %d",
-            what,
-            len(cut),
-            n,
-            key,
-            limit,
-            cut[0] + 1,
-        )
+    cut, empty = (kept < lengths).any(axis=1), (lengths[:, : 1 if second is None else 2] == 0).any(axis=1)
+    for rows, words in ((cut, f"cut to {key} = {limit} tokens"), (empty, "with an empty text")):
+        if rows.any():
+            log.warning("%s: %d of %d examples %s, the first in row %d", what, rows.sum(), n, words, rows.argmax() + 1)
     begins, ends = Ragged.repeated(begin, n), Ragged.repeated(end, n)
     more = () if second is None else (second.first(kept[:, 1]), ends)
     return Ragged.beside([begins, first.first(kept[:, 0]), ends, *more]), kept[:, 0] + 2

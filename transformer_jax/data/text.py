@@ -414,7 +414,7 @@ def bucket_batches(
 def example_batches(
     corpus: Corpus,
     streams: Mapping[str, Ragged],
-    others: Mapping[str, np.ndarray],
+    others: Mapping[str, np.ndarray | Ragged],
     *,
     seed: int | None,
     rows: int,
@@ -425,14 +425,19 @@ def example_batches(
     Args:
         corpus: corpus of the examples, whose config has the options of training batches.
         streams: the ids of each example in each stream, with special tokens.
-        others: further arrays (examples,), e.g. labels.
+        others: further arrays (examples,), e.g. labels, or one value per token of the first stream.
         seed: seed of the shuffle, or None.
         rows: number of rows of a batch without a seed.
         limit: most tokens of an example.
     """
     lengths = np.stack([ids.lengths for ids in streams.values()], axis=1)
-    plan = BatchPlan.ladder(lengths, ladder_lengths(limit), rows) if seed is None else corpus.plan(lengths, seed)
+    plan = example_plan(corpus, lengths, seed=seed, rows=rows, limit=limit)
     return Batches(plan, functools.partial(padded_arrays, streams, others))
+
+
+def example_plan(corpus: Corpus, lengths: np.ndarray, *, seed: int | None, rows: int, limit: int) -> BatchPlan:
+    """Return the plan of `example_batches` for examples of `lengths` (n, k)."""
+    return BatchPlan.ladder(lengths, ladder_lengths(limit), rows) if seed is None else corpus.plan(lengths, seed)
 
 
 def window_batches(corpus: Corpus, stream: str, split: str, seed: int | None, *, rows: int) -> Batches:

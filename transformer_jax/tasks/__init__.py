@@ -10,6 +10,8 @@ TASKS = {
     "bert_pretraining": "transformer_jax.tasks.bert_pretraining:BertPretraining",
     "classification": "transformer_jax.tasks.classification:Classification",
     "regression": "transformer_jax.tasks.classification:Regression",
+    "multiple_choice": "transformer_jax.tasks.multiple_choice:MultipleChoice",
+    "tagging": "transformer_jax.tasks.tagging:Tagging",
     "question_answering": "transformer_jax.tasks.question_answering:QuestionAnswering",
 }
 

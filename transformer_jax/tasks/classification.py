@@ -12,11 +12,11 @@ from etils import epath
 from transformer_jax import fields, losses, metrics
 from transformer_jax.data import sources
 from transformer_jax.data.batching import Batches
-from transformer_jax.data.examples import Labels, columns_of, encode_numbers, laid_out
+from transformer_jax.data.examples import Labels, encode_numbers, laid_out
 from transformer_jax.data.text import TextData, example_batches
 from transformer_jax.models.bert import Classifier
 from transformer_jax.tasks.text import FineTuningTask, FineTuningTaskConfig
-from transformer_jax.training.task import Arrays, Mean, Outputs, Params, Record
+from transformer_jax.training.task import Arrays, Mean, Outputs, Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +55,20 @@ class RegressionConfig(FineTuningTaskConfig):
     data: LabelledData
 
 
+def label_means(logits: jax.Array, label: jax.Array, real: jax.Array) -> dict[str, Mean]:
+    """Return cross-entropy and accuracy over the rows for which `real` (B,) is True, given logits (B, classes)."""
+    count, right = real.sum().astype(jnp.float32), (logits.argmax(axis=-1) == label) & real
+    loss, _ = losses.cross_entropy(logits[:, None], label[:, None], real[:, None], vocab_size=logits.shape[-1])
+    return {"cross_entropy": Mean(loss, count), "accuracy": Mean(right.sum().astype(jnp.float32), count, scale=0)}
+
+
+def probabilities(logits: np.ndarray) -> np.ndarray:
+    """Return the softmax over the last axis, in float64."""
+    logits = np.asarray(logits, np.float64)
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
 class TextOrPair(FineTuningTask):
     """A task with one output per text, [CLS] text [SEP], or per pair of texts, [CLS] first [SEP] second [SEP].
 
@@ -88,13 +102,6 @@ class TextOrPair(FineTuningTask):
         logits = self.logits(params, batch)
         means = self.means(logits, batch["label"], batch["text_length"] > 0) if "label" in batch else {}
         return means, {"logits": logits}
-
-    def batches(self, split: str, seed: int | None) -> Batches:
-        table = self.corpus.open(split)
-        return self._batches([table.column(name) for name in self.columns], split, seed)
-
-    def batches_of(self, records: Sequence[Record]) -> Batches:
-        return self._batches(columns_of(records, self.columns, self.inputs), "input", None)
 
     def _batches(self, columns: Sequence[Any], what: str, seed: int | None) -> Batches:
         config, special = self.config, self.corpus.special_ids("text")
@@ -147,16 +154,11 @@ class Classification(TextOrPair):
         return self.labels.encode(labels, what)
 
     def means(self, logits: jax.Array, label: jax.Array, real: jax.Array) -> dict[str, Mean]:
-        count, right = real.sum().astype(jnp.float32), (logits.argmax(axis=-1) == label) & real
-        loss, _ = losses.cross_entropy(logits[:, None], label[:, None], real[:, None], vocab_size=logits.shape[-1])
-        return {"cross_entropy": Mean(loss, count), "accuracy": Mean(right.sum().astype(jnp.float32), count, scale=0)}
+        return label_means(logits, label, real)
 
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
         """Return {"label": the most probable label, "probabilities": {label: probability}} for each row."""
-        logits, names = np.asarray(outputs["logits"], np.float64), self.labels.names
-        powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
-        probabilities = powers / powers.sum(axis=-1, keepdims=True)
-        rows = [dict(zip(names, map(float, row), strict=True)) for row in probabilities]
+        rows = [dict(zip(self.labels.names, row, strict=True)) for row in probabilities(outputs["logits"]).tolist()]
         return [{"label": max(row, key=lambda name: row[name]), "probabilities": row} for row in rows]
 
     def score(

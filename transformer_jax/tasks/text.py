@@ -1,7 +1,7 @@
 """Base classes of tasks on tokenized text."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,10 +10,12 @@ import numpy as np
 from etils import epath
 
 from transformer_jax import fields
+from transformer_jax.data.batching import Batches
+from transformer_jax.data.examples import columns_of
 from transformer_jax.data.text import Corpus, Reader, Stream
 from transformer_jax.models.bert import BertConfig
 from transformer_jax.models.counting import forward_flops
-from transformer_jax.training.task import Arrays, Config, Params, Task, Work
+from transformer_jax.training.task import Arrays, Config, Params, Record, Task, Work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,6 +145,17 @@ class FineTuningTask(SegmentTask):
             for name, column in streams.items()
         }
         return Corpus(config.data, shared, workdir, read, others, start=config.init_from or None)
+
+    def batches(self, split: str, seed: int | None) -> Batches:
+        table = self.corpus.open(split)
+        return self._batches([table.column(name) for name in self.columns], split, seed)
+
+    def batches_of(self, records: Sequence[Record]) -> Batches:
+        return self._batches(columns_of(records, self.columns, self.inputs), "input", None)
+
+    def _batches(self, columns: Sequence[Any], what: str, seed: int | None) -> Batches:
+        """Return the batches of examples given by their `columns`, None for a missing one. `what` is their source."""
+        raise NotImplementedError
 
     def logits(self, params: Params, batch: Mapping[str, jax.Array], key: jax.Array | None = None) -> Any:
         """Return the model's output, with dropout if there is a key."""
