@@ -179,7 +179,7 @@ class QuestionWindows:
         whole = (first >= windows.starts) & (last < windows.stops)
         kept = np.bincount(self.owners[whole], minlength=len(answers)) > 0
         given = np.array([answer is not None for answer in answers])
-        warn(what, given & ~kept, "have an answer of which no window has all tokens: they are trained to give none")
+        warn(what, given & ~kept, "have an answer that no window contains; its target is [CLS]")
         shift = self.second - windows.starts
         return {"start": np.where(whole, first + shift, 0), "end": np.where(whole, last + shift, 0)}
 
