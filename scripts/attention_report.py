@@ -2,9 +2,10 @@
 
     python scripts/attention_report.py --workdir=runs/dates --input=lines.txt --output=report.html
 
-Each input line is one record. A line may hold several tab-separated columns, in the order of the task's data. For
+Each input line is one record. A line may hold several columns separated by tabs, in the order of the task's data. For
 example, a translation model takes a source and a target; where the target is given, the decoder reads it instead of its
-own output. Messages go to stderr, nothing to stdout.
+own output. For a task with several inputs, a line may also be a JSON object whose fields are columns. Messages go to
+stderr, nothing to stdout.
 """
 
 import sys
@@ -13,6 +14,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from transformer_jax import command_line
+from transformer_jax.data.examples import parse_record
 from transformer_jax.predictor import Predictor
 from transformer_jax.report.attention import Sentence, write_report
 from transformer_jax.training import processes
@@ -26,19 +28,19 @@ def main(config: ConfigDict) -> None:
     if OUTPUT.value == "-":
         raise ValueError("--output=-: the report cannot go to stdout; name a file, e.g. report.html")
     command_line.check_output(OUTPUT.value, INPUT.value, flags.FLAGS.workdir)
-    lines = [line for line in command_line.read_lines(INPUT.value) if line.strip()]
+    lines = [(n, line) for n, line in enumerate(command_line.read_lines(INPUT.value), 1) if line.strip()]
     if not lines:
         raise ValueError(f"--input={INPUT.value}: all lines are empty; give at least one line of text to draw")
     if len(lines) > SENTENCES.value:
         print(f"drawing the first {SENTENCES.value} of {len(lines)} lines; --sentences sets the limit", file=sys.stderr)
         lines = lines[: SENTENCES.value]
     predictor = Predictor(flags.FLAGS.workdir, config)
-    columns = predictor.task.columns
-    given = [line.split("\t", len(columns) - 1) for line in lines]
-    records = [dict(zip(columns, parts, strict=False)) for parts in given]
+    columns, inputs = predictor.task.columns, predictor.task.inputs
+    records = [parse_record(line, f"input, line {n}", columns, inputs, len(columns)) for n, line in lines]
     maps = predictor.attention(records)
     if processes.is_first():
-        sentences = [Sentence(parts[0], found) for parts, found in zip(given, maps, strict=True)]
+        titles = [record if isinstance(record, str) else record[columns[0]] for record in records]
+        sentences = [Sentence(title, found) for title, found in zip(titles, maps, strict=True)]
         size = write_report(OUTPUT.value, f"Attention: {flags.FLAGS.workdir}", sentences)
         print(f"wrote {OUTPUT.value}, {size:,} bytes", file=sys.stderr)
 

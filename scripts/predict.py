@@ -2,6 +2,9 @@
 
     python scripts/predict.py --workdir=runs/dates --input=lines.txt --output=predicted.txt
 
+A line of input is a text. For a task with several inputs, e.g. a pair of texts or a question and its context, a line
+holds them separated by tabs, or as a JSON object whose fields are the names of the inputs.
+
 Predicted text is written as is, any other prediction as a JSON object. With --config.decoding.n_best above 1, the
 prediction of a translation model is {"hypotheses": [{"text", "score", "log_probability"}, ...]}, best first.
 """
@@ -13,6 +16,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from transformer_jax import command_line, files
+from transformer_jax.data.examples import parse_record
 from transformer_jax.predictor import Predictor
 from transformer_jax.training import processes
 
@@ -25,7 +29,9 @@ def main(config: ConfigDict) -> None:
     command_line.check_output(OUTPUT.value, INPUT.value, flags.FLAGS.workdir)
     lines = command_line.read_lines(INPUT.value)
     predictor = Predictor(flags.FLAGS.workdir, config)
-    found = predictor.predict(lines, scored=SCORE.value)
+    columns, inputs = predictor.task.columns, predictor.task.inputs
+    records = [parse_record(line, f"input, line {n}", columns, inputs, inputs) for n, line in enumerate(lines, 1)]
+    found = predictor.predict(records, scored=SCORE.value)
     outputs = [x if isinstance(x, str) else json.dumps(x, ensure_ascii=False) for x in found]
     text = "".join(line.replace("\n", " ") + "\n" for line in outputs).encode()
     if not processes.is_first():

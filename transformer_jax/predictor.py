@@ -13,7 +13,7 @@ from transformer_jax.training import processes
 from transformer_jax.training.checkpoint import Checkpoints, parameters_sha256
 from transformer_jax.training.evaluation import AttentionMap, Evaluator, restore_parameters
 from transformer_jax.training.sharding import make_mesh
-from transformer_jax.training.task import Params, Record
+from transformer_jax.training.task import Params, Record, Task
 
 
 class Predictor:
@@ -46,11 +46,11 @@ class Predictor:
     def predict(self, records: Sequence[Record], scored: bool = False) -> list[Record]:
         """Return a prediction for every record, in order: a string if the task predicts text, otherwise a JSON object.
 
-        A record is a line of text or an object with the fields `task.columns`. With `scored`, predicted text is
-        returned in an object together with its score. Raises ValueError for other records, and for a single record
-        that is not in a list.
+        A record is an object with the fields `task.columns`, of which the first `task.inputs` are needed. If only one
+        is needed, a string may take its place. With `scored`, predicted text is returned in an object together with
+        its score. Raises ValueError for other records, and for a single record that is not in a list.
         """
-        found = self._evaluator.predict(self.params, _checked(records, self.task.columns))
+        found = self._evaluator.predict(self.params, _checked(records, self.task))
         return [prediction if scored else prediction.get("text", prediction) for prediction in found]
 
     def evaluate(self, split: str | None = None) -> dict[str, float | str | int]:
@@ -66,7 +66,7 @@ class Predictor:
 
         A model that generates text is given its own output, or the reference if the record has all of `task.columns`.
         """
-        records = _checked(records, self.task.columns)
+        records = _checked(records, self.task)
         return self._evaluator.attention(self.params, records) if records else []
 
     @functools.cached_property
@@ -74,17 +74,20 @@ class Predictor:
         return parameters_sha256(self.params)
 
 
-def _checked(records: Iterable[Record], columns: Sequence[str]) -> list[Record]:
+def _checked(records: Iterable[Record], task: Task) -> list[Record]:
     if isinstance(records, str | bytes | Mapping):
         raise ValueError(f"{records!r:.80} is one record, not a list of records: put it in square brackets")
     if not isinstance(records, Iterable):
-        raise ValueError(f"{records!r:.80} is not a list of records: give a list of lines of text")
+        raise ValueError(f"{records!r:.80} is not a list of records: give a list")
     records = list(records)
+    needed = task.columns[: task.inputs]
+    kinds = Mapping if len(needed) > 1 else str | Mapping
     for number, record in enumerate(records, 1):
-        if not isinstance(record, str | Mapping):
+        if not isinstance(record, kinds):
+            text = "a line of text, or " if len(needed) == 1 else ""
             decode = "; decode it, e.g. with .decode()" if isinstance(record, bytes) else ""
             raise ValueError(
-                f"record {number} is {record!r:.80}, of type {type(record).__name__}: it must be a line of text, or an "
-                f"object with the field {columns[0]}{decode}"
+                f"record {number} is {record!r:.80}, of type {type(record).__name__}: it must be {text}an object with "
+                f"the {'field' if text else 'fields'} {' and '.join(needed)}{decode}"
             )
     return records

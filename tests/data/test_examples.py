@@ -1,9 +1,17 @@
-"""Records to predict from, and labels as numbers."""
+"""Records to predict from, labels as numbers, and the layout of texts and pairs."""
 
 import numpy as np
 import pytest
 
-from transformer_jax.data.examples import Labels, columns_of
+from transformer_jax.data.examples import (
+    Labels,
+    columns_of,
+    encode_numbers,
+    laid_out,
+    longest_first,
+    parse_record,
+)
+from transformer_jax.data.ragged import Ragged
 from transformer_jax.data.sources import DataError
 
 COLUMNS = ("en", "de")
@@ -48,3 +56,109 @@ def test_an_unknown_label_is_named():
     message = r"val, row 3: the label 'none' is not one of odd, even: correct the file, or change data\.labels"
     with pytest.raises(DataError, match=message):
         Labels(("odd", "even")).encode(["even", "odd", "none"], "val")
+
+
+PAIR = ("premise", "hypothesis", "label")
+
+
+@pytest.mark.parametrize(
+    ("line", "columns", "inputs", "most", "record"),
+    [
+        ("a\tb", ("text",), 1, 1, "a\tb"),
+        ('{"text": "a"}', ("text",), 1, 1, '{"text": "a"}'),
+        ("{a", COLUMNS, 1, 2, {"en": "{a"}),
+        ("a", COLUMNS, 1, 2, {"en": "a"}),
+        ("a\tb", COLUMNS, 1, 2, {"en": "a", "de": "b"}),
+        ("a\tb", PAIR, 2, 2, {"premise": "a", "hypothesis": "b"}),
+        ("\tb ", PAIR, 2, 2, {"premise": "", "hypothesis": "b "}),
+        ("a\tb\tyes", PAIR, 2, 3, {"premise": "a", "hypothesis": "b", "label": "yes"}),
+        (' {"hypothesis": "b\\t", "premise": "ä"}', PAIR, 2, 2, {"premise": "ä", "hypothesis": "b\t"}),
+        ('{"premise": "a", "hypothesis": "b", "label": "c"}', PAIR, 2, 2, dict(zip(PAIR, "abc", strict=True))),
+    ],
+)
+def test_a_line_is_a_record(line, columns, inputs, most, record):
+    assert parse_record(line, "here", columns, inputs, most) == record
+
+
+EXAMPLE = r'\{"premise": "…", "hypothesis": "…"\}'
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "input, line 3 is '', 1 column: separate premise, hypothesis by single tabs, or write .*" + EXAMPLE),
+        ("a b", "input, line 3 is 'a b', 1 column: "),
+        ("a\tb\tc", r"input, line 3 is 'a\\tb\\tc', 3 columns: separate premise, hypothesis by"),
+        ('["a", "b"]', r"input, line 3 is '\[\"a\", \"b\"\]', 1 column: .* or write a JSON object"),
+        ('{"premise": "a", ', r"input, line 3 is '\{.*', which is not JSON \(Expecting .*\): write it as " + EXAMPLE),
+        ('{"premise": "a"} b', r"input, line 3 is .* which is not JSON \(Extra data.*\): write it as " + EXAMPLE),
+        ('{"premise":' * 100_000, "input, line 3 is .*…', which is not JSON"),
+        ('{"premise": "a"}', "input, line 3 has the fields premise: it must have premise and hypothesis"),
+        (
+            '{"premise": "a", "hypothesis": "b", "x": ""}',
+            "input, line 3 has the fields premise, hypothesis, x: it",
+        ),
+        ('{"premise": "a", "hypothesis": ["b"]}', r"input, line 3 has hypothesis = \['b'\]: it must be text"),
+        ("{}", r"input, line 3 has the fields \(none\)"),
+    ],
+)
+def test_what_is_not_a_record_of_two_inputs_is_named(line, message):
+    with pytest.raises(DataError, match=message):
+        parse_record(line, "input, line 3", PAIR, 2, 2)
+
+
+def test_too_many_columns_are_named():
+    with pytest.raises(DataError, match=r"here is 'a\\tb\\tc', 3 columns: separate en, up to de by single tabs$"):
+        parse_record("a\tb\tc", "here", COLUMNS, 1, 2)
+
+
+def test_numbers():
+    np.testing.assert_array_equal(encode_numbers(["3.8", "-1e2", " 5 "], "here"), np.float32([3.8, -100, 5]))
+    for text in ("four", "", "nan", "inf", "1,5"):
+        with pytest.raises(DataError, match=f"val, row 2: the label '{text}' is not a finite number: correct the file"):
+            encode_numbers(["1", text], "val")
+
+
+def truncated(first, second, limit):
+    """BERT's rule: while a pair is too long, the longer one loses a token, the second one if both are as long."""
+    while first + second > limit:
+        if first > second:
+            first -= 1
+        else:
+            second -= 1
+    return [first, second]
+
+
+def test_the_longer_one_loses_first():
+    pairs = np.array([(a, b) for a in range(14) for b in range(14)])
+    for limit in (2, 3, 7, 10, 26):
+        np.testing.assert_array_equal(longest_first(pairs, limit), [truncated(a, b, limit) for a, b in pairs])
+
+
+FIRST, SECOND = Ragged.of([[11, 12, 13, 14, 15], [], [16], [17, 18]]), Ragged.of([[21, 22], [23], [], [24] * 7])
+LAYOUT = {"begin": 2, "end": 3, "what": "val", "key": "data.max_length"}
+
+
+def test_layout_of_texts(caplog):
+    rows, place = laid_out(FIRST, None, limit=6, **LAYOUT)
+    expected = [[2, 11, 12, 13, 14, 3], [2, 3], [2, 16, 3], [2, 17, 18, 3]]
+    assert [rows[i].tolist() for i in range(4)] == expected
+    assert place.tolist() == [len(row) for row in expected]
+    assert caplog.messages == [
+        "val: 1 of 4 examples cut to data.max_length = 6 tokens, the first in row 1",
+        "val: 1 of 4 examples with an empty text, the first in row 2",
+    ]
+
+
+def test_layout_of_pairs(caplog):
+    rows, place = laid_out(FIRST, SECOND, limit=8, **LAYOUT)
+    expected = [[2, 11, 12, 13, 3, 21, 22, 3], [2, 3, 23, 3], [2, 16, 3, 3], [2, 17, 18, 3, 24, 24, 24, 3]]
+    assert [rows[i].tolist() for i in range(4)] == expected
+    assert place.tolist() == [5, 2, 3, 4]
+    assert caplog.messages == [
+        "val: 2 of 4 examples cut to data.max_length = 8 tokens, the first in row 1",
+        "val: 2 of 4 examples with an empty text, the first in row 2",
+    ]
+    caplog.clear()
+    laid_out(FIRST.take(np.array([0])), SECOND.take(np.array([0])), limit=10, **LAYOUT)
+    assert not caplog.messages

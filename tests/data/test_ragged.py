@@ -32,3 +32,20 @@ def test_cut_keeps_the_end():
     assert lists(ragged.cut(3, tail=True)) == [row[-3:] for row in lists(ragged)]
     assert ragged.cut(5) is ragged
     assert lists(ragged)[3] == [8, 9, 10, 11, 4]
+
+
+def test_rows_beside_each_other():
+    parts = [Ragged.of(ROWS), Ragged.of(ROWS[::-1]), Ragged.repeated(7, 5)]
+    assert lists(parts[2]) == [[7]] * 5
+    together = Ragged.beside(parts)
+    assert lists(together) == [a + b + [7] for a, b in zip(ROWS, ROWS[::-1], strict=True)]
+    assert lists(Ragged.beside(parts[:1])) == ROWS
+    assert lists(Ragged.beside([Ragged.of([]), Ragged.of([])])) == []
+    assert Ragged.beside([Ragged.of(ROWS, np.int16), Ragged.of(ROWS, np.int64)]).values.dtype == np.int64
+
+
+def test_the_first_values():
+    ragged, counts = Ragged.of(ROWS), np.array([2, 3, 0, 5, 0])
+    assert lists(ragged.first(counts)) == [row[:n] for row, n in zip(ROWS, counts, strict=True)]
+    assert lists(ragged.first(2)) == [row[:2] for row in ROWS]
+    assert lists(ragged) == ROWS

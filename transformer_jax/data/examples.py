@@ -35,7 +35,7 @@ def parse_record(line: str, where: str, columns: Sequence[str], inputs: int, mos
     if inputs > 1 and line.lstrip().startswith("{"):
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{where} is {_short(line)}, which is not JSON ({error}): write it as {example}") from error
         _check(record, where, columns, inputs)
         return record
@@ -43,9 +43,8 @@ def parse_record(line: str, where: str, columns: Sequence[str], inputs: int, mos
     if not inputs <= len(texts) <= most:
         also = "" if inputs == 1 else f", or write a JSON object, {example}"
         up_to = "" if inputs == most else f", up to {columns[most - 1]}"
-        raise DataError(
-            f"{where} is {_short(line)}, {len(texts)} columns: separate {', '.join(needed)}{up_to} by single tabs{also}"
-        )
+        found = "1 column" if len(texts) == 1 else f"{len(texts)} columns"
+        raise DataError(f"{where} is {_short(line)}, {found}: separate {', '.join(needed)}{up_to} by single tabs{also}")
     return dict(zip(columns, texts, strict=False))
 
 

@@ -79,8 +79,7 @@ class Ragged:
         if tail:
             left = np.repeat(self.offsets[1:], self.lengths) - np.arange(len(self.values))
             return Ragged(self.values[left <= limit], np.minimum(self.lengths, limit))
-        place = np.arange(len(self.values)) - np.repeat(self.offsets[:-1], self.lengths)
-        rows = Ragged(self.values[place < limit], np.minimum(self.lengths, limit))
+        rows = self.first(limit)
         if end:
             rows.values[rows.offsets[1:][too_long] - 1] = self.values[self.offsets[1:][too_long] - 1]
         return rows

@@ -89,15 +89,15 @@ class Documents:
         If there are few of them, the next shorter ones are included.
         """
         lengths, tails = self._tails.lengths, self._tails
-        right = np.searchsorted(lengths, size, side="right")  # at least 1, as there is a tail of `size` tokens
-        left = max(min(np.searchsorted(lengths, size), right - CLOSE), 0)
+        right = int(np.searchsorted(lengths, size, side="right"))  # at least 1, as there is a tail of `size` tokens
+        left = max(min(int(np.searchsorted(lengths, size)), right - CLOSE), 0)
         drawn = draw.integers(left, right, TRIES)
         fitting = (tails.documents[drawn] != document) & (draw.random(TRIES) < tails.weights[drawn])
         if fitting.any():
             tail = drawn[fitting.argmax()]
         else:  # in a small corpus: the longest that fits, or else the shortest
             others = np.flatnonzero(tails.documents != document)
-            tail = others[max(np.searchsorted(others, right) - 1, 0)]
+            tail = others[max(int(np.searchsorted(others, right)) - 1, 0)]
         return self._tokens(tails.starts[tail], tails.stops[tail])[:size]
 
 
