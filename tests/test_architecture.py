@@ -176,8 +176,9 @@ def test_knowledge_is_noticed(line):
     assert knowledge(line)
 
 
-SECTIONS = {"model", "data", "masking", "fine_tuning", "optimizer", "training", "decoding", "evaluation", "checkpoint"}
-OWNERS = SECTIONS | {"config", "_config", "c", "options", "self"}
+# The names under which code holds a section or a whole config.
+OWNERS = {"model", "data", "masking", "fine_tuning", "optimizer", "training", "decoding", "answers", "evaluation"}
+OWNERS |= {"checkpoint", "config", "_config", "c", "options", "self"}
 CHECKS = ("problems", "choices", "advice", "check")  # checking a key does not count as reading it
 
 

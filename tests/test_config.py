@@ -236,7 +236,8 @@ def test_defaults_name_every_key():
     common = {"task", "init_from", "model", "data", "optimizer", "training", "evaluation", "checkpoint", "mesh"}
     assert set(defaults("sequence_to_sequence")) == set(defaults("language_modeling")) == common | {"decoding"}
     assert set(defaults("bert_pretraining")) == common | {"masking"}
-    assert set(defaults("classification")) == set(defaults("regression")) == common | {"fine_tuning"}
+    assert set(defaults("classification")) == set(defaults("tagging")) == common | {"fine_tuning"}
+    assert set(defaults("question_answering")) == common | {"fine_tuning", "answers"}
 
 
 def test_another_architecture_has_other_keys():
@@ -255,8 +256,11 @@ def test_a_task_has_a_small_version(task, tmp_path):
     """Sizes become small, all other keys keep their values, and the config remains valid."""
     whole, config = defaults(task), small(task, tmp_path)
     known = fields(task, whole.model)
-    kept = {"data.source", "data.directory", "data.labels", "training.steps", "training.log_every"}
-    kept |= {"training.evaluate_every", "checkpoint.every"}  # these are set for the corpus of the tests
+    # These are set for the corpus of the tests.
+    kept = {
+        f"data.{name}" for name in ("source", "directory", "labels", "label_column", "text_column", "choice_columns")
+    }
+    kept |= {"training.steps", "training.log_every", "training.evaluate_every", "checkpoint.every"}
     for key, field in known.items():
         section, name = key.split(".")
         before, after = whole[section][name], config[section][name]

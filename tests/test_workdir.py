@@ -52,7 +52,7 @@ FREE = {
     *("data.directory", "data.validation_split", "data.test_split", "data.vocabulary"),
     *("training.steps", "training.log_every", "training.evaluate_every"),
 }
-FREE_SECTIONS = ("evaluation", "checkpoint", "decoding", "mesh")
+FREE_SECTIONS = ("evaluation", "checkpoint", "decoding", "answers", "mesh")
 
 
 def other_than(value):

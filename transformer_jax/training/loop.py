@@ -55,8 +55,7 @@ def train(
         trace: steps to profile; the profile is written to `workdir`/profile.
         listeners: called with every row of metrics.jsonl.
         ready: called in the first process before the first step, once mesh, data and checkpoints were checked.
-        load: called if the run is new, before its data are read; returns a function from its initial parameters to
-            those that it starts from.
+        load: called first in a new run; returns a function from its initial parameters to those that it starts from.
 
     Raises:
         ValueError: the data, the mesh or a config key cannot be used.
