@@ -27,6 +27,16 @@ class LabelledData(TextData):
     second_column: str = ""  # the second text of a pair; "": there is one text
     label_column: str = "label"
 
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (field, rule and remedy) for every invalid value."""
+        yield from super().problems()
+        if self.second_column in (self.text_column, self.label_column):
+            yield "second_column", "must be a column of its own, or '' if there is one text"
+        if self.text_column == self.label_column:
+            yield "label_column", "must differ from data.text_column"
+        if self.max_length < (least := 5 if self.second_column else 3):
+            yield "max_length", f"must be at least {least}: a token of each text, and the special tokens"
+
 
 @dataclasses.dataclass(frozen=True)
 class ClassificationData(LabelledData):

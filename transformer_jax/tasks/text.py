@@ -148,7 +148,8 @@ class FineTuningTask(SegmentTask):
 
     def batches(self, split: str, seed: int | None) -> Batches:
         table = self.corpus.open(split)
-        return self._batches([table.column(name) for name in self.columns], split, seed)
+        what = f"{table.where}, split {split}"
+        return self._batches([table.column(name) for name in self.columns], what, seed)
 
     def batches_of(self, records: Sequence[Record]) -> Batches:
         return self._batches(columns_of(records, self.columns, self.inputs), "input", None)
