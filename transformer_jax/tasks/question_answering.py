@@ -104,9 +104,10 @@ class QuestionAnswering(FineTuningTask):
         """Return the loss if there are references, and of each row (B,): "score", "start" and "end" of the best span of
         the window, and "null", the score of "no answer", which is the span [CLS].
         """
-        logits, place = self.logits(params, batch), jnp.arange(batch["text"].shape[1])[None]
+        options, logits = self.config.answers, self.logits(params, batch)
+        place = jnp.arange(logits.shape[1])[None]
         inside = (place >= batch["second"][:, None]) & (place < batch["text_length"][:, None] - 1)
-        found = best_spans(logits[..., 0], logits[..., 1], inside, self.config.answers.max_answer)
+        found = best_spans(logits[..., 0], logits[..., 1], inside, options.max_answer)
         outputs = dict(zip(("score", "start", "end"), found, strict=True)) | {"null": logits[:, 0].sum(axis=-1)}
         return self._span(logits, batch) if "start" in batch else {}, outputs
 
