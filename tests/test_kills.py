@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from conftest import ROOT, real_data
 
 pytestmark = pytest.mark.slow
+EVERY = 10  # steps between checkpoints of the runs in a single process
 
 
 def command(name: str, *arguments: str) -> list[str]:
@@ -50,28 +52,77 @@ def is_saving(workdir: Path) -> bool:
     return max(begun, default=0) > last_step(workdir)
 
 
+def training(config: str, steps: int, *options: str) -> list[str]:
+    """Return a command, without its workdir, that saves every EVERY steps and evaluates at the end."""
+    options += f"--config.training.steps={steps}", f"--config.checkpoint.every={EVERY}"
+    options += f"--config.training.evaluate_every={steps}", "--config.checkpoint.keep_best=0"
+    return command("train", f"--config={config}", *options)
+
+
+def finish(run: list[str], workdir: Path) -> None:
+    subprocess.run([*run, f"--workdir={workdir}"], cwd=ROOT, stderr=subprocess.DEVNULL, check=True)
+
+
+def kill(run: list[str], workdir: Path, moment: int, in_save: bool = False) -> None:
+    """Start or continue a run and kill it after step `moment`, at a random time or in the middle of a save."""
+    before = last_step(workdir)
+    process = subprocess.Popen([*run, f"--workdir={workdir}"], cwd=ROOT, stderr=subprocess.DEVNULL)
+    # This attempt has saved at least one step, so the unfinished steps of earlier attempts have been removed.
+    while last_step(workdir) < max(moment, before + EVERY) or (in_save and not is_saving(workdir)):
+        assert process.poll() is None, "the run ended before it was killed"
+        time.sleep(0.0005)
+    if not in_save:
+        time.sleep(random.random() / 10)
+    process.kill()
+    process.wait()
+    assert is_saving(workdir) or not in_save, "the save ended before the kill: run the test again"
+    print(f"killed after step {last_step(workdir)}, in a save: {is_saving(workdir)}")
+
+
 def test_a_run_killed_twenty_times(recipe, tmp_path):
     """Every fourth kill is in the middle of a save."""
-    every, steps = 10, 800
-    options = f"--config.training.steps={steps}", f"--config.checkpoint.every={every}"
-    options += f"--config.training.evaluate_every={steps}", "--config.checkpoint.keep_best=0"
-    run = command("train", f"--config={recipe}", *options)
-    subprocess.run([*run, f"--workdir={tmp_path / 'whole'}"], cwd=ROOT, stderr=subprocess.DEVNULL, check=True)
-    workdir = tmp_path / "killed"
-    for number, moment in enumerate(sorted(random.sample(range(2 * every, steps - 20 * every), 20))):
-        in_save, before = number % 4 == 3, last_step(workdir)
-        process = subprocess.Popen([*run, f"--workdir={workdir}"], cwd=ROOT, stderr=subprocess.DEVNULL)
-        # This attempt has saved at least one step, so the unfinished steps of earlier attempts have been removed.
-        while last_step(workdir) < max(moment, before + every) or (in_save and not is_saving(workdir)):
-            assert process.poll() is None, "the run ended before it was killed"
-            time.sleep(0.0005)
-        if not in_save:
-            time.sleep(random.random() / 10)
-        process.kill()
-        process.wait()
-        assert is_saving(workdir) or not in_save, "the save ended before the kill: run the test again"
-        print(f"killed after step {last_step(workdir)}, in a save: {is_saving(workdir)}")
-    subprocess.run([*run, f"--workdir={workdir}"], cwd=ROOT, stderr=subprocess.DEVNULL, check=True)
+    steps = 800
+    run = training(str(recipe), steps)
+    finish(run, tmp_path / "whole")
+    for number, moment in enumerate(sorted(random.sample(range(2 * EVERY, steps - 20 * EVERY), 20))):
+        kill(run, tmp_path / "killed", moment, in_save=number % 4 == 3)
+    finish(run, tmp_path / "killed")
+    assert parameters(tmp_path / "killed") == parameters(tmp_path / "whole")
+
+
+BERT = """
+from transformer_jax.config import defaults, shrink
+
+def get_config(task):
+    config = defaults(task)
+    shrink(config)
+    config.data.directory, config.data.tokenizer, config.training.log_every = "DIRECTORY", "bert", 50
+    if task == "classification":
+        config.data.labels = ("even", "odd")
+    return config
+"""
+
+
+def test_fine_tuning_killed_three_times(recipe, tmp_path):
+    """The first kill is before the first checkpoint. After the second, the run that it started from is removed."""
+    bert, source, workdir = tmp_path / "bert.py", tmp_path / "source", tmp_path / "killed"
+    bert.write_text(BERT.replace("DIRECTORY", str(recipe.parent / "corpus")))
+    finish(training(f"{bert}:bert_pretraining", 20), source)
+    run = training(f"{bert}:classification", 300, f"--config.init_from={source}")
+    finish(run, tmp_path / "whole")
+
+    process = subprocess.Popen([*run, f"--workdir={workdir}"], cwd=ROOT, stderr=subprocess.DEVNULL)
+    while not (workdir / "tokenizer.json").exists():
+        assert process.poll() is None, "the run ended before it was killed"
+        time.sleep(0.001)
+    process.kill()
+    process.wait()
+    assert last_step(workdir) == 0
+
+    kill(run, workdir, random.randrange(20, 100))
+    shutil.rmtree(source)
+    kill(run, workdir, random.randrange(120, 200))
+    finish(run, workdir)
     assert parameters(workdir) == parameters(tmp_path / "whole")
 
 
