@@ -103,8 +103,9 @@ class BertPretraining(SegmentTask):
         outputs, counted, model = self._forward(params, batch), self._counted(batch), self.config.model
         vectors, lm_head, _ = outputs
         if "label" not in batch:
-            known = min(SHOWN, model.vocab_size)
-            probabilities, ids = jax.lax.top_k(jax.nn.softmax(lm_head(vectors, model.vocab_size, model.dtype)), known)
+            size = self.corpus.tokenizers["text"].size  # ids beyond it are no tokens
+            logits = lm_head(vectors, model.vocab_size, model.dtype)[..., :size]
+            probabilities, ids = jax.lax.top_k(jax.nn.softmax(logits), min(SHOWN, size))
             return {}, {"probabilities": probabilities, "ids": ids}
 
         def right(lm_head: Any, x: jax.Array, labels: jax.Array, weights: jax.Array) -> jax.Array:
