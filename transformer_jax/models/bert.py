@@ -175,8 +175,8 @@ class _Head(_WithBert):
 
     def setup(self) -> None:
         c = self.config
-        off = {"dropout_rate": 0.0, "attention_dropout_rate": 0.0, "feed_forward_dropout_rate": 0.0}
-        self.bert = Bert(dataclasses.replace(c, **off) if self.feature_layers else c)
+        plain = dataclasses.replace(c, dropout_rate=0.0, attention_dropout_rate=0.0, feed_forward_dropout_rate=0.0)
+        self.bert = Bert(plain if self.feature_layers else c)
         self.dropout = layers.Dropout(c.dropout_rate)
         shape = c.d_model * (self.feature_layers or 1), self.num_classes
         self.head = Linear(shape, ("embed", "classes"), dtype=c.dtype, initializer=c.init)
