@@ -91,9 +91,19 @@ def write_questions(path: Path, contexts: Sequence[str]) -> None:
 
 
 def shrink(config: ConfigDict, directory: Path, steps: int = 4) -> ConfigDict:
-    """Shrink `config` in place to train on a made-up corpus in seconds. All other keys keep their values."""
+    """Shrink `config` in place to train on the corpus of `write_corpus` in seconds. Other keys keep their values."""
     make_small(config)
-    config.data.source, config.data.directory = "files", str(directory)
+    data = config.data
+    data.source, data.directory = "files", str(directory)
+    if "choice_columns" in data:
+        data.update(text_column="sentence", second_column="", choice_columns=("reversed", "label"))
+        data.label_column = "number"
+    elif "label_column" in data:
+        data.text_column, data.second_column = "sentence", data.second_column and "reversed"
+        data.label_column = "label" if "labels" in data else "value"
+    for key, value in {"labels": ("even", "odd"), "types": ("LOC",)}.items():
+        if key in data:
+            data[key] = value
     config.training.steps = steps
     config.training.log_every = config.training.evaluate_every = config.checkpoint.every = 2
     return config
@@ -101,14 +111,7 @@ def shrink(config: ConfigDict, directory: Path, steps: int = 4) -> ConfigDict:
 
 def small(task: str, directory: Path) -> ConfigDict:
     """Return the defaults of a task, shrunk for the corpus of `write_corpus`."""
-    config = shrink(defaults(task), directory)
-    if "labels" in config.data:
-        config.data.labels = ("even", "odd")
-    elif "choice_columns" in config.data:
-        config.data.update(text_column="sentence", choice_columns=("reversed", "label"), label_column="number")
-    elif "label_column" in config.data:
-        config.data.label_column = "value"
-    return config
+    return shrink(defaults(task), directory)
 
 
 def run(config: ConfigDict, workdir: Path, **changes: Any) -> TrainState:

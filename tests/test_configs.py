@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,11 @@ import transformer_jax
 from transformer_jax.config import ConfigError, parse
 from transformer_jax.models.counting import num_parameters
 from transformer_jax.models.transformer import TransformerConfig
+from transformer_jax.tasks import task_class
 
 ARGUMENTS = {
+    "bert": ["mini", "large,ltr"],
+    "finetune": ["task=sick", "task=stsb", "task=swag", "task=squad2", "task=wnut17"],
     "dates": [""],
     "multi30k": [
         "de-en,size=small,relative",
@@ -43,9 +47,9 @@ def test_recipe_runs(name, arg, tmp_path: Path):
     data = config.data
     corpus = tmp_path / "corpus"
     write_corpus(corpus, languages=(data.get("source_language", "en"), data.get("target_language", "de")))
-    (corpus / "train.txt").rename(corpus / "input.txt")
-    if "labels" in data:
-        data.labels = ("even", "odd")
+    shutil.copy(corpus / "train.txt", corpus / "input.txt")
+    if name == "finetune":
+        data.train_split, data.validation_split, data.test_split = "train", "val", "test"
     shrink(config, corpus, steps=2)
     run(config, tmp_path / "run")
     written = rows(tmp_path / "run")
@@ -55,7 +59,8 @@ def test_recipe_runs(name, arg, tmp_path: Path):
     scores = predictor.evaluate()
     assert scores["examples"] > 0
     assert scores["step"] == 2
-    predictions = predictor.predict(["ek", ""])
+    inputs = predictor.task.columns[: predictor.task.inputs]
+    predictions = predictor.predict([dict.fromkeys(inputs, line) for line in ("ek", "")])
     assert len(predictions) == 2
     EXPECTED[config.task](written, scores, predictions)
 
@@ -72,6 +77,13 @@ def continued(written, scores, predictions):
     assert [set(prediction) for prediction in predictions] == [{"continuation"}] * 2
 
 
+def filled(written, scores, predictions):
+    assert scores["perplexity"] > 1
+    assert 0 <= scores["masked_accuracy"] <= 1
+    assert {"masked_lm", "learning_rate"} <= set(written[0])
+    assert predictions == [{"masks": []}] * 2
+
+
 def classified(written, scores, predictions):
     assert scores["examples"] == 7
     assert 0 <= scores["accuracy"] <= 1
@@ -81,7 +93,77 @@ def classified(written, scores, predictions):
         assert sum(prediction["probabilities"].values()) == pytest.approx(1)
 
 
-EXPECTED = {"sequence_to_sequence": translated, "language_modeling": continued, "classification": classified}
+def measured(written, scores, predictions):
+    assert -1 <= scores["spearman"] <= 1
+    assert all(math.isfinite(prediction["value"]) for prediction in predictions)
+
+
+def chosen(written, scores, predictions):
+    assert 0 <= scores["accuracy"] <= 1
+    for prediction in predictions:
+        assert prediction["choice"] in (0, 1)
+        assert sum(prediction["probabilities"]) == pytest.approx(1)
+
+
+def answered(written, scores, predictions):
+    assert {"exact_match", "f1", "best_f1"} <= set(scores)
+    assert predictions[1]["answer"] == ""
+
+
+def tagged(written, scores, predictions):
+    assert {"accuracy", "precision", "recall", "f1"} <= set(scores)
+    assert [len(prediction["tags"]) for prediction in predictions] == [1, 0]
+
+
+EXPECTED = {
+    "sequence_to_sequence": translated,
+    "language_modeling": continued,
+    "bert_pretraining": filled,
+    "classification": classified,
+    "regression": measured,
+    "multiple_choice": chosen,
+    "question_answering": answered,
+    "tagging": tagged,
+}
+
+
+@pytest.mark.parametrize("size", ["base", "large", "mini"])
+@pytest.mark.parametrize("flags", ["", ",phase2", ",cased", ",ltr", ",phase2,ltr,cased"])
+def test_sizes_of_bert(size, flags):
+    config = get_config("bert", size + flags)
+    config.data.directory = "none"
+    parsed = parse(config)
+    assert parsed.data.max_length == (512 if "phase2" in flags else 128)
+    assert parsed.data.lowercase == ("cased" not in flags)
+    assert parsed.model.causal == ("ltr" in flags) != parsed.masking.next_sentence
+    # With the pooler and without the heads of pre-training. Devlin et al. 2019, Section 3, say 110M and 340M.
+    assert num_parameters(parsed.model) == {"base": 109_482_240, "large": 335_141_888, "mini": 5_404_928}[size]
+
+
+GLUE = ("sst2", "cola", "mrpc", "qqp", "stsb", "mnli", "qnli", "rte")
+FINE_TUNED = (*GLUE, "trec", "sick", "swag", "squad", "squad2", "conll2003", "wnut17")
+
+
+@pytest.mark.parametrize("task", FINE_TUNED)
+def test_every_task_of_finetune_is_valid_in_every_size(task):
+    doc = (ROOT / "configs" / "finetune.py").read_text().split('"""')[1]
+    assert task in doc
+    for size in ("mini", "base", "large"):
+        for flags in ("", ",cased", *([",tfds"] if task in (*GLUE, "squad", "squad2", "conll2003") else [])):
+            config = get_config("finetune", f"task={task},size={size}{flags}")
+            config.data.directory = "none"
+            parsed = parse(config)
+            assert parsed.data.lowercase == ("cased" not in flags)
+            assert parsed.data.source == ("tfds" if "tfds" in flags else "files")
+            assert parsed.checkpoint.best_metric in task_class(parsed.task).metrics
+            # A fine-tuned model takes the parameters of the pre-trained one.
+            assert parsed.model == dataclasses.replace(parse_bert(size).model, dropout_rate=parsed.model.dropout_rate)
+
+
+def parse_bert(size):
+    config = get_config("bert", size)
+    config.data.directory = "none"
+    return parse(config)
 
 
 @pytest.mark.parametrize("name", RECIPES)
