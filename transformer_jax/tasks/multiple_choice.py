@@ -159,10 +159,10 @@ class MultipleChoice(FineTuningTask):
     def attention(
         self, params: Params, batch: Mapping[str, jax.Array]
     ) -> tuple[dict[tuple[str, str, str], jax.Array], dict[str, tuple[jax.Array, jax.Array]]]:
-        """Return the maps of each choice, named after its column."""
+        """Return the maps of each choice."""
         columns, (maps, _) = self.config.data.choice_columns, super().attention(params, batch)
         each = {
-            (f"{name}, {column}", column, column): weights.reshape(*batch["second"].shape, *weights.shape[1:])[:, i]
+            (f"{name}, choice {i}", column, column): weights.reshape(*batch["second"].shape, *weights.shape[1:])[:, i]
             for (name, *_), weights in maps.items()
             for i, column in enumerate(columns)
         }

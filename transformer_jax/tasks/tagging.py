@@ -112,7 +112,8 @@ class Tagging(FineTuningTask):
             return super().batches(split, seed)
         table = self.corpus.open(split)
         columns, lines = [table.column(name) for name in self.columns], table.column("line")
-        return self._batches(columns, split, seed, lambda i, k: f"{table.where}:{int(lines[i]) + k}")
+        what = f"{table.where}, split {split}"
+        return self._batches(columns, what, seed, lambda i, k: f"{table.where}:{int(lines[i]) + k}")
 
     def _batches(
         self, columns: Sequence[Any], what: str, seed: int | None, place: Callable[[int, int], str] | None = None
