@@ -205,11 +205,15 @@ def test_how_a_model_is_computed_may_differ(data, pretrained, tmp_path):
             r"config.init_from=\S+ is not the folder of a run: Exp",
         ),
         (
+            lambda source: store(source, bert("bert_pretraining", source, optimizer__b1=2.0)),
+            r"config.init_from = '\S+', config.json: config.optimizer.b1 = 2.0: must be in",
+        ),
+        (
             lambda source: (source / "tokenizer.json").unlink(),
             r"config.init_from = '\S+': \S+tokenizer.json is missing, but the checkpoints in this workdir depend on it",
         ),
     ],
-    ids=["missing", "no checkpoint", "gpt", "damaged", "config.json", "tokenizer"],
+    ids=["missing", "no checkpoint", "gpt", "damaged", "config.json", "key", "tokenizer"],
 )
 def test_a_source_that_cannot_be_used(data, pretrained, tmp_path, spoil, message):
     """The error comes before the data are read, and the workdir is free for another attempt."""

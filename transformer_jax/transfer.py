@@ -32,7 +32,11 @@ def load(task: Task, mesh: Mesh) -> Callable[[Params], Params]:
             run has another tokenizer, no parameter in common with this one, or one of another shape.
     """
     source = task.config.init_from
-    theirs = parse(workdirs.read(source, "config.init_from"))
+    stored = workdirs.read(source, "config.init_from")
+    try:
+        theirs = parse(stored)
+    except ConfigError as error:
+        raise ConfigError(f"config.init_from = {source!r}, config.json: {error}") from error
     workdirs.check_same_model(source, theirs, task.config)
     other = make_task(theirs, epath.Path(source))
     checkpoints = Checkpoints(epath.Path(source) / "checkpoints", theirs.checkpoint)
