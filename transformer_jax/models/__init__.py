@@ -1,6 +1,6 @@
 """The models, as Flax modules. Importing them requires only JAX and Flax."""
 
-from transformer_jax.models.bert import Bert, BertConfig, Classifier
+from transformer_jax.models.bert import Bert, BertConfig, Classifier, Pretraining, TokenClassifier
 from transformer_jax.models.gpt import GPT, GPTConfig
 from transformer_jax.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
 from transformer_jax.models.transformer import Transformer, TransformerConfig
@@ -11,8 +11,10 @@ __all__ = [
     "BertConfig",
     "Classifier",
     "GPTConfig",
+    "Pretraining",
     "RecurrentConfig",
     "RecurrentSeq2Seq",
+    "TokenClassifier",
     "Transformer",
     "TransformerConfig",
 ]
