@@ -193,7 +193,7 @@ class Task(ABC):
 
     @abstractmethod
     def batches(self, split: str, seed: int | None) -> Batches:
-        """Return the batches of a split. With a `seed` they are shuffled for training; without, each example occurs once."""
+        """Return batches of a split: shuffled for training if there is a `seed`; otherwise every example exactly once."""
 
     @abstractmethod
     def batches_of(self, records: Sequence[Record]) -> Batches:
