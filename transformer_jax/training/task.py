@@ -193,7 +193,7 @@ class Task(ABC):
 
     @abstractmethod
     def batches(self, split: str, seed: int | None) -> Batches:
-        """Return batches of a split: shuffled for training if there is a `seed`; otherwise every example exactly once."""
+        """Return batches of a split: shuffled for training if `seed` is given, otherwise each example exactly once."""
 
     @abstractmethod
     def batches_of(self, records: Sequence[Record]) -> Batches:
