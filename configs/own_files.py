@@ -2,8 +2,8 @@
 
 Paper: Vaswani et al. 2017, as pre-LN (Xiong et al. 2020), which tolerates more learning rates than post-LN.
 Command: python scripts/train.py --config=configs/own_files.py:de-en,10k --workdir=runs/mine --config.data.directory=DIR
-Data: DIR holds train.de, train.en, val.de, val.en and, for evaluate.py, test.de, test.en. They are UTF-8 text as people
-write it, one sentence a line; line i of one file is the translation of line i of the other. `.gz` works too.
+Data: DIR holds train.de, train.en, val.de, val.en and, for evaluate.py, test.de, test.en. They contain ordinary text
+in UTF-8, one sentence per line; line i of one file is the translation of line i of the other. `.gz` works too.
 Argument: the source and the target language, i.e. the files' suffixes, then the size of the training split. Choose the
 nearest of `10k` (the default), `1m` and `100m` pairs. docs/own_files.md says how to adjust them.
 Cost: `10k`: about ten minutes on two CPU cores. `1m` and `100m` need accelerators.

@@ -27,7 +27,7 @@ def mesh_of(text: str) -> dict[str, int]:
     return sizes
 
 
-# The number of fake devices must be set before jax is imported.
+# The number of simulated devices must be set before jax is imported.
 MESH_SIZES = mesh_of(next((a.partition("=")[2] for a in sys.argv if a.startswith("--mesh=")), ""))
 os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={math.prod(MESH_SIZES.values())}"
 os.environ["JAX_PLATFORMS"] = "cpu"

@@ -2,8 +2,8 @@
 
     python scripts/verify.py --config=configs/multi30k.py:en-de
 
-The recipe is shrunk so that it runs in seconds, without data. The exit code is 0 if every difference on stdout is
-within its tolerance, 1 if one is not. A machine with a single CPU device gets eight fake ones.
+The recipe is shrunk so that it runs in seconds, without data. The exit code is 0 if every difference is within its
+tolerance, and 1 otherwise. On a machine with a single CPU device, JAX simulates eight.
 """
 
 import copy

@@ -209,7 +209,7 @@ def real_data(name: str) -> Path:
 
 
 def on_devices(count: int, program: str) -> str:
-    """Return the output of a Python program that runs on `count` fake devices.
+    """Return the output of a Python program that runs on `count` simulated devices.
 
     The program runs in a new process, because the number of devices is fixed when JAX starts.
     """

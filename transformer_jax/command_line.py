@@ -134,7 +134,7 @@ def flush_stdout() -> None:
 
 
 def _no_device(error: Exception) -> bool:
-    """Return True for JAX's error about a device in JAX_PLATFORMS that is not there. It has no class of its own."""
+    """Return True for JAX's error about a missing device in JAX_PLATFORMS. This error has no class of its own."""
     frames = traceback.extract_tb(error.__traceback__)
     return bool(os.environ.get("JAX_PLATFORMS")) and frames[-1].filename.endswith("xla_bridge.py")
 
@@ -155,7 +155,7 @@ def cache_compilations() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Make freed memory stay with the process, for the next step.
+    """Keep freed memory in the process, for the next step.
 
     XLA for CPU allocates a step's temporary arrays anew each time. By default glibc returns large ones to the system,
     which then clears every page again: a sixth of a step's time. Call this before JAX starts its threads. The heap
@@ -174,10 +174,10 @@ def keep_freed_memory() -> None:
 
 
 def collect_garbage_seldom() -> None:
-    """Let Python look for reference cycles after 100,000 new objects, not after 700, and never among what is imported.
+    """Run Python's garbage collector after 100,000 new objects instead of 700, and never on objects that exist already.
 
-    Tracing a step makes millions of objects that stay: looking through them over and over is a tenth of the time until
-    the first step runs.
+    Tracing a step creates millions of objects that stay. To search them again and again would take a tenth of the time
+    until the first step runs.
     """
     gc.freeze()
     gc.set_threshold(100_000, 50, 50)
@@ -295,7 +295,7 @@ def split_overrides() -> tuple[list[str], list[str]]:
 
 
 def run_on_workdir(main: Callable[[ConfigDict], None]) -> None:
-    """Like `run`, for scripts that read the config from --workdir and override it by `--config.a.b=v`."""
+    """Run the `main` of a script that reads the config from --workdir and overrides it by `--config.a.b=v`."""
     overrides, argv = split_overrides()
     workdir = flags.DEFINE_string("workdir", None, "folder of a run", required=True)
 

@@ -138,7 +138,9 @@ def lp(length: jax.Array | int, alpha: float, form: str) -> jax.Array:
     Raises ValueError if `alpha` is negative or not finite, or `form` is unknown.
     """
     if form not in LENGTH_PENALTY_FORMS or not 0 <= alpha < math.inf:
-        raise ValueError(f"{form=}, {alpha=}: must be one of {LENGTH_PENALTY_FORMS} and ≥ 0; use 0 for no penalty")
+        raise ValueError(
+            f"{form=}, {alpha=}: form must be one of {LENGTH_PENALTY_FORMS} and alpha ≥ 0; use 0 for no penalty"
+        )
     length = jnp.asarray(length, jnp.float32)
     return ((5.0 + length) / 6.0) ** alpha if form == "wu" else length**alpha
 
@@ -257,7 +259,7 @@ def truncate(logits: jax.Array, *, temperature: float, top_k: int, top_p: float)
     Three steps are applied in this order:
     1. Temperature: softmax(x / temperature) (Ackley et al. 1985).
     2. Top-k: keep the k most probable tokens (Fan et al. 2018). 0 keeps all.
-    3. Top-p: renormalise, then keep the smallest set of most probable tokens whose total probability is at least p
+    3. Top-p: renormalize, then keep the smallest set of most probable tokens whose total probability is at least p
        (Holtzman et al. 2020). 1 keeps all.
 
     The logits of removed tokens are left out or minus infinity. The most probable token is always kept. Among equally
@@ -267,8 +269,8 @@ def truncate(logits: jax.Array, *, temperature: float, top_k: int, top_p: float)
     """
     if not (LEAST_TEMPERATURE <= temperature < math.inf and top_k >= 0 and 0 < top_p <= 1):
         raise ValueError(
-            f"{temperature=}, {top_k=}, {top_p=}: must be at least {LEAST_TEMPERATURE}, at least 0, and in (0, 1]; "
-            "use 1.0, 0 and 1.0 to sample from the model's own distribution"
+            f"{temperature=}, {top_k=}, {top_p=}: temperature must be at least {LEAST_TEMPERATURE}, top_k at least 0, "
+            "and top_p in (0, 1]; use 1.0, 0 and 1.0 to sample from the model's own distribution"
         )
     # IMPOSSIBLE becomes minus infinity at any temperature. The largest logit becomes 0, so it cannot overflow.
     largest = logits.max(axis=-1, keepdims=True)

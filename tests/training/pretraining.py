@@ -1,4 +1,4 @@
-"""Loss of two terms with different weights, like masked language modelling with next-sentence prediction."""
+"""Loss of two terms with different weights, like masked language modeling with next-sentence prediction."""
 
 from typing import Any
 

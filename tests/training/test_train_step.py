@@ -168,7 +168,7 @@ def keys_of(seed, step, microbatches):
 
 @pytest.mark.parametrize("microbatches", [1, 3])
 def test_weights_may_be_drawn(microbatches):
-    """Weights may be random, e.g. in masked language modelling. Value and weight must see the same draw."""
+    """Weights may be random, e.g. in masked language modeling. Value and weight must see the same draw."""
 
     def loss(kernel, batch, key, step):
         drawn = jax.random.bernoulli(key, 0.5, batch["source"].shape) * 1.0

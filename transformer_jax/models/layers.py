@@ -118,7 +118,7 @@ class Linear(nn.Module):
 
 
 def layer_norm(epsilon: float, name: str | None = None) -> nn.LayerNorm:
-    """Return layer normalisation (Ba et al. 2016): zero mean and unit variance over D features, then gain and bias."""
+    """Return layer normalization (Ba et al. 2016): zero mean and unit variance over D features, then gain and bias."""
     return nn.LayerNorm(
         epsilon=epsilon,
         use_fast_variance=False,  # E[x²] - E[x]² loses precision where the mean is large
@@ -194,7 +194,7 @@ class Embedding(nn.Module):
 
     `initializer` is one of INITS. With `scale`, "normal" has variance 1 / d_model, so that the scaled vectors have unit
     variance; without, it has standard deviation 0.02. The variance is that of tensor2tensor, the authors' code; the
-    paper does not specify the initialisation.
+    paper does not specify the initialization.
     """
 
     vocab_size: int

@@ -110,7 +110,7 @@ def relative_values(weights: Array, table: Array, position: Array | int = 0, dty
 class RelativePositions(nn.Module):
     """Tables w^K (2k + 1, head_dim) and w^V (2k + 1, value_dim), shared by all heads (Shaw et al. 2018, Section 3.3).
 
-    Their initialisation is Xavier uniform; the paper does not specify one.
+    Their initialization is Xavier uniform; the paper does not specify one.
 
     Differs: The base model of Shaw et al. has separate tables for each head (Section 4.1).
     """

@@ -194,7 +194,7 @@ def annotated(source_vocab_size: int, target_vocab_size: int) -> TransformerConf
     separate tables.
 
     Differs: Its LayerNorm divides by the unbiased standard deviation plus 1e-6, and its biases have PyTorch's default
-    initialisation instead of 0.
+    initialization instead of 0.
     """
     return TransformerConfig(
         source_vocab_size=source_vocab_size,

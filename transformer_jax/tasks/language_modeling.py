@@ -1,4 +1,4 @@
-"""Language modelling: predict the next token at every position of running text, and continue prompts."""
+"""Language modeling: predict the next token at every position of running text, and continue prompts."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ from transformer_jax.training.task import Arrays, Mean, Outputs, Params, Record
 
 @dataclasses.dataclass(frozen=True)
 class LanguageModelingConfig(TextTaskConfig):
-    """The config sections of language modelling. `data.max_length` is the length of a window."""
+    """The config sections of language modeling. `data.max_length` is the length of a window."""
 
     model: GPTConfig
     data: TextData

@@ -173,7 +173,7 @@ class _Lock:
         return 0.0
 
     def _beat(self) -> None:
-        """Renew the heartbeat until the run ends. On file systems only the time stamp changes: a disk may be full."""
+        """Renew the heartbeat until the run ends. On file systems, only touch the time stamp: the disk may be full."""
         while not self._ended.wait(HEARTBEAT):
             with contextlib.suppress(Exception):  # errors of disk or network are reported where results are written
                 text, self._beats = self._read(), self._beats + 1

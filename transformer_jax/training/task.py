@@ -198,7 +198,7 @@ class Task(ABC):
 
     @abstractmethod
     def batches(self, split: str, seed: int | None) -> Batches:
-        """Return the batches of a split: shuffled for training with a `seed`, every example exactly once without."""
+        """Return batches of a split: shuffled for training if `seed` is given, otherwise each example exactly once."""
 
     @abstractmethod
     def batches_of(self, records: Sequence[Record]) -> Batches:
