@@ -258,7 +258,8 @@ def test_a_task_has_a_small_version(task, tmp_path):
     known = fields(task, whole.model)
     # These are set for the corpus of the tests.
     kept = {
-        f"data.{name}" for name in ("source", "directory", "labels", "label_column", "text_column", "choice_columns")
+        f"data.{name}"
+        for name in ("source", "directory", "labels", "label_column", "text_column", "choice_columns", "types")
     }
     kept |= {"training.steps", "training.log_every", "training.evaluate_every", "checkpoint.every"}
     for key, field in known.items():

@@ -1,7 +1,6 @@
 """Invalid uses of train.py. Each ends with one error message and exit code 2, and no file is lost."""
 
 import json
-import resource
 import shutil
 import subprocess
 import sys
@@ -201,13 +200,13 @@ def test_other_keys_in_a_workdir(recipe, finished):
 @pytest.mark.parametrize("limit", [20_000, 60_000])
 def test_a_disk_that_fills_before_the_first_save_is_one_message(recipe, tmp_path, limit):
     """A limit on the size of files stands in for a full disk: writing fails in the same places."""
+    limited = ["prlimit", f"--fsize={limit}"]
     done = subprocess.run(
-        [sys.executable, "scripts/train.py", f"--config={recipe}", f"--workdir={tmp_path / 'run'}"],
+        [*limited, sys.executable, "scripts/train.py", f"--config={recipe}", f"--workdir={tmp_path / 'run'}"],
         cwd=ROOT,
         capture_output=True,
         check=False,
         timeout=300,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
     )
     refused(done, f"step 2 was not saved in {tmp_path / 'run'}/checkpoints (there is no earlier step)", "disk has room")
     for words in (b"never retrieved", b"Event loop is closed", b"_SignalingThread"):
