@@ -176,6 +176,14 @@ def test_another_model_is_refused_by_its_keys(data, pretrained, tmp_path, change
     assert str(error.value) == said
 
 
+def test_keys_of_another_tokenizer_are_refused(data, pretrained, tmp_path):
+    changes = {"data__lowercase": True, "data__tokenizer": "bert", "data__vocabulary": "vocab.txt"}
+    with pytest.raises(ConfigError) as error:
+        experiment.run(bert("classification", data, pretrained[0], **changes), tmp_path / "run")
+    assert "config.data.lowercase: False there, True here" in str(error.value)
+    assert "config.data.vocabulary = 'vocab.txt': must be empty" in str(error.value)
+
+
 def test_how_a_model_is_computed_may_differ(data, pretrained, tmp_path):
     changes = {"model__unroll": 2, "model__remat": "full", "model__dropout_rate": 0.0, "model__dtype": "bfloat16"}
     config = bert("classification", data, pretrained[0], **changes)

@@ -38,6 +38,7 @@ def load(task: Task, mesh: Mesh) -> Callable[[Params], Params]:
     except ConfigError as error:
         raise ConfigError(f"config.init_from = {source!r}, config.json: {error}") from error
     workdirs.check_same_model(source, theirs, task.config)
+    _check_tokenizer_keys(source, theirs.data, task.config.data)
     other = make_task(theirs, epath.Path(source))
     checkpoints = Checkpoints(epath.Path(source) / "checkpoints", theirs.checkpoint)
     try:
@@ -58,6 +59,21 @@ def load(task: Task, mesh: Mesh) -> Callable[[Params], Params]:
         return traverse_util.unflatten_dict(merged, sep="/")
 
     return change
+
+
+def _check_tokenizer_keys(source: str, theirs: Any, ours: Any) -> None:
+    """Raise ConfigError if the data sections ask for different tokenizers. That of the other run is copied."""
+    wrong = [
+        f"config.data.{name}: {getattr(theirs, name)!r} there, {getattr(ours, name)!r} here"
+        for name in ("tokenizer", "lowercase")
+        if getattr(theirs, name) != getattr(ours, name)
+    ]
+    if ours.vocabulary:
+        wrong.append(f"config.data.vocabulary = {ours.vocabulary!r}: must be empty")
+    if wrong:
+        raise ConfigError(
+            "\n  ".join([f"config.init_from = {source!r}: its tokenizer is used; set these keys accordingly:", *wrong])
+        )
 
 
 def _check_tokenizers(source: str, old: Mapping[str, str], new: Mapping[str, str]) -> None:

@@ -44,7 +44,8 @@ def masked(times, config=PAPER, continues=None):
     separators = np.arange(T) == np.maximum(lengths // 2, 1)
     separators |= np.arange(T) == lengths - 1
     text = np.where(separators & candidates, 3, text)
-    return text, text >= 5, mask(text, text >= 5, draw, config, MASK_ID, REPLACEMENTS, continues)
+    draws = [np.random.default_rng((7, row)) for row in range(len(text))]
+    return text, text >= 5, mask(text, text >= 5, draws, config, MASK_ID, REPLACEMENTS, continues)
 
 
 def places(found):
@@ -220,6 +221,26 @@ def test_draws_depend_on_seed_and_number_only(corpus):
     assert any(
         x["text"].shape != y["text"].shape or (x["text"] != y["text"]).any() for x, y in zip(first, other, strict=False)
     )
+
+
+def test_a_host_draws_its_rows_as_they_are_in_the_whole_batch(corpus):
+    batches = document_batches(corpus, "train", 5, config=PAPER, causal=False, rows=4)
+    for number in range(len(batches.plan)):
+        batch = batches.plan.batch(number)
+        parts = [batches.load(batch._replace(indices=rows)) for rows in np.split(batch.indices, 2)]
+        assert_same([{name: np.concatenate([x[name] for x in parts]) for name in parts[0]}], [batches.load(batch)])
+
+
+def test_evaluation_has_the_same_examples_at_any_batch_size(corpus):
+    found = []
+    for rows in (4, 6):
+        batches = document_batches(corpus, "val", None, config=PAPER, causal=False, rows=rows)
+        arrays = [batches.load(batches.plan.batch(i)) for i in range(len(batches.plan))]
+        found.append(
+            {int(i): [a[n][b].tolist() for n in a] for a in arrays for b, i in enumerate(a["index"]) if i >= 0}
+        )
+    assert len(found[0]) > 7
+    assert found[0] == found[1]
 
 
 def test_a_new_process_draws_the_same(corpus, tmp_path):

@@ -1,8 +1,8 @@
 """Examples for BERT's pre-training: masked tokens in segments of documents (Devlin et al. 2019, Section 3.1, A.1).
 
 Documents are cut once into chunks of consecutive sentences. In every epoch, each chunk becomes one example, with newly
-drawn segments and masks. All draws depend only on the seed and the number of the batch, so a batch is the same after a
-restart.
+drawn segments and masks. The draws of a row depend only on the seed, the number of the batch and the chunk, so a batch
+is the same after a restart and on any number of hosts.
 
 Shapes: B rows · T positions · P masked positions.
 """
@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from transformer_jax import fields
 from transformer_jax.data.batching import Arrays, Batch, Batches, BatchPlan, ladder_lengths, padded_arrays
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.data.segments import Documents, Segments
@@ -33,7 +34,9 @@ class MaskingConfig:
     mask_share: float = 0.8  # of the predicted tokens, the fraction replaced by [MASK]
     random_share: float = 0.1  # the fraction replaced by a random token; the rest stays as it is
     whole_word: bool = False  # choose whole words instead of pieces
-    next_sentence: bool = True  # form pairs of segments, and predict whether the second one follows the first
+    next_sentence: bool = fields.outputs(
+        True
+    )  # form pairs of segments, and predict whether the second one follows the first
     short_rate: float = 0.1  # probability of an example shortened to a random length
 
     def problems(self) -> Iterator[tuple[str, str]]:
@@ -64,7 +67,7 @@ def most_masked(length: int, rate: float) -> int:
 def mask(
     text: np.ndarray,
     candidates: np.ndarray,
-    draw: np.random.Generator,
+    draws: Sequence[np.random.Generator],
     config: MaskingConfig,
     mask_id: int,
     replacements: np.ndarray,
@@ -78,7 +81,7 @@ def mask(
     Args:
         text: (B, T) token ids.
         candidates: (B, T) True at tokens that may be chosen, i.e. not at special tokens and padding.
-        draw: the source of randomness.
+        draws: the source of randomness of each row.
         config: rate and shares.
         mask_id: id of [MASK].
         replacements: ids from which random tokens are drawn.
@@ -86,7 +89,7 @@ def mask(
     """
     available = candidates.sum(axis=1)
     count = np.where(available > 0, np.maximum(np.rint(config.rate * available), 1), 0).astype(np.int32)
-    order = draw.random(text.shape)
+    order = np.stack([draw.random(text.shape[1]) for draw in draws])
     if continues is not None:
         inside = np.pad(candidates[:, :-1], ((0, 0), (1, 0))) & continues[text]  # a segment may begin within a word
         order, count = _by_word(order, candidates, candidates & ~inside, count)
@@ -94,7 +97,8 @@ def mask(
     chosen = np.arange(places.shape[1]) < count[:, None]
     positions = np.where(chosen, places, 0)
     labels = np.where(chosen, np.take_along_axis(text, positions, axis=1), 0)
-    fate, others = draw.random(places.shape), replacements[draw.integers(len(replacements), size=places.shape)]
+    fate = np.stack([draw.random(places.shape[1]) for draw in draws])
+    others = replacements[np.stack([draw.integers(len(replacements), size=places.shape[1]) for draw in draws])]
     new = np.where(
         fate < config.mask_share, mask_id, np.where(fate < config.mask_share + config.random_share, others, labels)
     )
@@ -174,13 +178,14 @@ def document_batches(
     continues = tokenizer.continues if config.whole_word else None
 
     def load(batch: Batch) -> Arrays:
-        draw = np.random.default_rng((seed or 0, batch.number, 1))
-        segments = [documents.draw(i, draw) if i >= 0 else None for i in batch.indices]
+        number = 0 if seed is None else batch.number
+        draws = [np.random.default_rng((seed or 0, number, i + 1)) for i in batch.indices]
+        segments = [documents.draw(i, draw) if i >= 0 else None for i, draw in zip(batch.indices, draws, strict=True)]
         text, lengths, second, candidates = assemble(segments, batch.shape[0], ids.begin, ids.end)
         if causal:
             found = next_tokens(text, lengths)
         else:
-            found = mask(text, candidates, draw, config, ids.mask, replacements, continues)
+            found = mask(text, candidates, draws, config, ids.mask, replacements, continues)
         return {
             "text": found.text,
             "text_length": lengths,

@@ -1,6 +1,8 @@
 """Segments of text and pairs of them, drawn from documents of sentences (Devlin et al. 2019, Appendix A.2).
 
-Differs: A chunk holds only whole sentences. The paper's segments are cut to the room where they exceed it.
+Differs: A chunk holds only whole sentences; the paper's segments are cut to the room where they exceed it. A chunk of
+one sentence gives no pair. A segment that does not follow is drawn to be as long as the one that does. A shortened
+example loses tokens at its ends; the paper makes more examples of the rest.
 """
 
 from typing import NamedTuple
@@ -11,7 +13,6 @@ from transformer_jax.data.examples import longest_first
 from transformer_jax.data.ragged import Ragged
 
 CLOSE = 20  # fewest segments from which one that does not follow is drawn
-TRIES = 100  # draws, of which the first that fits is taken
 
 
 class Segments(NamedTuple):
@@ -91,10 +92,11 @@ class Documents:
         lengths, tails = self._tails.lengths, self._tails
         right = int(np.searchsorted(lengths, size, side="right"))  # at least 1, as there is a tail of `size` tokens
         left = max(min(int(np.searchsorted(lengths, size)), right - CLOSE), 0)
-        drawn = draw.integers(left, right, TRIES)
-        fitting = (tails.documents[drawn] != document) & (draw.random(TRIES) < tails.weights[drawn])
-        if fitting.any():
-            tail = drawn[fitting.argmax()]
+        weights = np.cumsum(np.where(tails.documents[left:right] != document, tails.weights[left:right], 0))
+        if weights[-1]:
+            tail = left + min(
+                int(np.searchsorted(weights, draw.random() * weights[-1], side="right")), len(weights) - 1
+            )
         else:  # in a small corpus: the longest that fits, or else the shortest
             others = np.flatnonzero(tails.documents != document)
             tail = others[max(int(np.searchsorted(others, right)) - 1, 0)]

@@ -4,6 +4,7 @@ Shapes: B batch · T positions · P masked positions · D d_model · V vocabular
 """
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import flax.linen as nn
@@ -34,6 +35,12 @@ class BertConfig(SingleStackConfig):
 
     def choices(self) -> dict[str, tuple[str, ...]]:
         return super().choices() | {"architecture": ("bert",)}
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (field, rule and remedy) for every invalid value."""
+        yield from super().problems()
+        if self.num_segments == 1:
+            yield "num_segments", "must be at least 2, for the two segments of a pair"
 
 
 def sizes(num_layers: int, d_model: int, vocab_size: int = 30522) -> dict[str, int]:

@@ -19,6 +19,7 @@ from transformer_jax.models.bert import BertConfig, Pretraining
 from transformer_jax.tasks.text import SegmentTask, TextTaskConfig
 from transformer_jax.training.task import Arrays, Mean, Outputs, Params, Record, Work
 
+UNUSED = ("rate", "mask_share", "random_share", "whole_word")  # keys of masks, which a causal model does not have
 SHOWN = 5  # most probable tokens shown for each mask
 
 
@@ -50,6 +51,9 @@ class PretrainingConfig(TextTaskConfig):
         yield from super().problems()
         if self.model.causal and self.masking.next_sentence:
             yield "masking.next_sentence", "must be False with model.causal, as in the paper's left-to-right model"
+        for field in dataclasses.fields(MaskingConfig):
+            if self.model.causal and field.name in UNUSED and getattr(self.masking, field.name) != field.default:
+                yield f"masking.{field.name}", f"has no effect with model.causal: set it to {field.default}"
 
 
 class BertPretraining(SegmentTask):

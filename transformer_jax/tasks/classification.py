@@ -115,11 +115,12 @@ class TextOrPair(FineTuningTask):
 
     def _batches(self, columns: Sequence[Any], what: str, seed: int | None) -> Batches:
         config, special = self.config, self.corpus.special_ids("text")
-        (*texts, labels), limit = columns, config.model.max_length if seed is None else config.data.max_length
+        (*texts, labels), limit = columns, config.data.max_length
         first, *more = (self.corpus.encode("text", text, end=False) for text in texts)
         second = more[0] if more else None
-        key = "model.max_length" if seed is None else "data.max_length"
-        rows, place = laid_out(first, second, limit=limit, begin=special.begin, end=special.end, what=what, key=key)
+        rows, place = laid_out(
+            first, second, limit=limit, begin=special.begin, end=special.end, what=what, key="data.max_length"
+        )
         others = {} if labels is None else {"label": self.numbers(labels, what)}
         others |= {"second": place} if second is not None else {}
         size = config.evaluation.batch_size

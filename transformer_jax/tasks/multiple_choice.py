@@ -70,7 +70,7 @@ class MultipleChoice(FineTuningTask):
         self.model = Classifier(config.model, 1, config.fine_tuning.feature_layers)
         self.labels = Labels(tuple(map(str, range(len(data.choice_columns)))), "data.choice_columns")
         self.inputs, self.columns = len(names), (*names, data.label_column)
-        streams = dict(zip(names, names, strict=True))
+        streams = {"text": names[0], **{name: name for name in names[1:]}}
         self.corpus = self.make_corpus(streams, workdir, sources.tsv_file, (data.label_column,))
 
     def arguments(self, batch: Mapping[str, jax.Array]) -> tuple[Any, ...]:
@@ -97,13 +97,12 @@ class MultipleChoice(FineTuningTask):
 
     def _batches(self, columns: Sequence[Any], what: str, seed: int | None) -> Batches:
         config, corpus, (*texts, labels) = self.config, self.corpus, columns
-        name, count = config.data.text_column, len(self.labels.names)
-        key, limit = ("model", config.model.max_length) if seed is None else ("data", config.data.max_length)
+        limit, count = config.data.max_length, len(self.labels.names)
         before = texts[1] if config.data.second_column else [""] * len(texts[0])
         examples = zip(before, *texts[-count:], strict=True)
         lines = [f"{start} {choice}".strip() for start, *choices in examples for choice in choices]
-        first = corpus.encode(name, texts[0], end=False).take(np.repeat(np.arange(len(texts[0])), count))
-        second, special = corpus.encode(name, lines, end=False), corpus.special_ids(name)
+        first = corpus.encode("text", texts[0], end=False).take(np.repeat(np.arange(len(texts[0])), count))
+        second, special = corpus.encode("text", lines, end=False), corpus.special_ids("text")
         rows, place = laid_out(
             first,
             second,
@@ -111,7 +110,7 @@ class MultipleChoice(FineTuningTask):
             begin=special.begin,
             end=special.end,
             what=f"{what}, {count} choices per row",
-            key=f"{key}.max_length",
+            key="data.max_length",
         )
         others = {} if labels is None else {"label": self.labels.encode(labels, what)}
         longest = rows.lengths.reshape(-1, count).max(axis=1, keepdims=True)
@@ -152,7 +151,7 @@ class MultipleChoice(FineTuningTask):
     def preview(self, arrays: Arrays) -> list[str]:
         lines = ["the choices of the first row of the first batch:"]
         for number, (ids, length) in enumerate(zip(arrays["text"][0], arrays["text_length"][0], strict=True)):
-            tokens, _ = self.tokens(self.config.data.text_column, ids[:length])
+            tokens, _ = self.tokens("text", ids[:length])
             lines.append(f"  {number}{' (right)' if number == arrays['label'][0] else ''}: {' '.join(tokens)}")
         return lines
 

@@ -14,12 +14,11 @@ from etils import epath
 from transformer_jax import losses, spans
 from transformer_jax.data import annotated
 from transformer_jax.data.batching import Batches
-from transformer_jax.data.examples import columns_of
 from transformer_jax.data.text import example_batches
 from transformer_jax.data.windows import QuestionAnsweringData, QuestionWindows, read_answers, warn
 from transformer_jax.models.bert import TokenClassifier
 from transformer_jax.tasks.text import FineTuningTask, FineTuningTaskConfig
-from transformer_jax.training.task import Arrays, Mean, Outputs, Params, Record
+from transformer_jax.training.task import Arrays, Mean, Outputs, Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,13 +109,6 @@ class QuestionAnswering(FineTuningTask):
         found = best_spans(logits[..., 0], logits[..., 1], inside, options.max_answer)
         outputs = dict(zip(("score", "start", "end"), found, strict=True)) | {"null": logits[:, 0].sum(axis=-1)}
         return self._span(logits, batch) if "start" in batch else {}, outputs
-
-    def batches(self, split: str, seed: int | None) -> Batches:
-        source = self.corpus.open(split)
-        return self._batches([source.column(name) for name in self.columns], split, seed)
-
-    def batches_of(self, records: Sequence[Record]) -> Batches:
-        return self._batches(columns_of(records, self.columns, self.inputs), "input", None)
 
     def _batches(self, columns: Sequence[Any], what: str, seed: int | None) -> Batches:
         config, corpus, (questions, contexts, answers) = self.config, self.corpus, columns

@@ -74,6 +74,8 @@ def read_tags(
 class Tagging(FineTuningTask):
     """Prediction of a tag for each word from the vector of its first subword.
 
+    Differs: The paper adds as much context from the document as fits. Here, every sentence is read alone.
+
     A row is [CLS] subwords [SEP]. A sentence that is too long has several rows. A batch holds "text" (B, T),
     "text_length" and "index" (B,), and "first" (B, T), which is 1 at first subwords. With references, it holds "label"
     (B, T), the numbers of the tags there.
