@@ -20,6 +20,8 @@ HELD_OUT_OUTPUT = flags.DEFINE_string("held_out_output", "", "file for the docum
 
 
 def main() -> None:
+    for path in filter(None, (OUTPUT.value, HELD_OUT_OUTPUT.value)):
+        command_line.check_output(path)
     counts = write_documents(INPUTS.value, OUTPUT.value, HELD_OUT.value, HELD_OUT_OUTPUT.value)
     for path, size in counts.items():
         print(

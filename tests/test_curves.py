@@ -75,9 +75,14 @@ def test_scores_that_cannot_be_split_by_length():
     for metric in ("bleu_signature", "blue"):
         with pytest.raises(ValueError, match=f"no metric '{metric}': choose from bleu, bleu_tokenized"):
             by_length(["a"], metric)
-    for records in ((), [{"text": "a"}]):
-        with pytest.raises(ValueError, match="need records that are lines of text; this task has other records"):
-            by_length(records, "bleu")
+    with pytest.raises(ValueError, match="need records of text, and this task has none"):
+        by_length((), "bleu")
+
+
+def test_the_words_of_all_texts_of_a_record_count():
+    records = [{"first": "a b", "second": "c d e"}, {"first": "a", "second": ""}]
+    scores = score_by_length(records, ["x", "y"], ["x", "y"], [4], "exact", lambda found, right: {"exact": len(found)})
+    assert [(part.shortest, part.longest, part.examples) for part in scores] == [(0, 4, 1), (5, 5, 1)]
 
 
 def test_edges():

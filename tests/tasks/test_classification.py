@@ -63,7 +63,7 @@ def test_a_pair_has_two_segments(config, corpus, tmp_path):
     assert arrays["label"][:2].tolist() == [1, 2]
     _, _, segments = task.arguments(arrays)
     assert np.array(segments)[0, :6].tolist() == [0, 0, 0, 0, 1, 1]
-    assert batches.records == [("ka ke", "mo"), ("su", "")]
+    assert batches.records == [{"premise": "ka ke", "hypothesis": "mo"}, {"premise": "su", "hypothesis": ""}]
     assert list(batches.references) == ["neutral", "entailment"]
 
 

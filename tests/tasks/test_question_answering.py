@@ -128,7 +128,7 @@ def test_right_spans_give_the_answers_as_they_are_written(task):
     assert not perfect(task, batches)["score"][0] > 0
     found = answered(task, batches, perfect(task, batches))
     assert [prediction["answer"] for prediction in found] == [*ANSWERS, "Émile"]
-    for prediction, (_, context) in zip(found, batches.records, strict=True):
+    for prediction, context in zip(found, (record["context"] for record in batches.records), strict=True):
         assert prediction["answer"] == context[prediction["start"] : prediction["end"]]
         assert prediction["score"] == 5
     assert [prediction["no_answer_score"] for prediction in found] == [-10] * 5

@@ -85,6 +85,13 @@ def _short(line: str) -> str:
     return repr(line if len(line) <= 80 else line[:79] + "…")
 
 
+def records_of(columns: Sequence[str], texts: Sequence[Sequence[str]]) -> Sequence[Any]:
+    """Return the records with these `texts` in `columns`: lines if there is one column, otherwise objects."""
+    if len(columns) == 1:
+        return texts[0]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*texts, strict=True)]
+
+
 class Labels:
     """The classes of a task, numbered from 0 in the order of `names`, which the config key `key` determines."""
 

@@ -95,7 +95,7 @@ def mask(
         order, count = _by_word(order, candidates, candidates & ~inside, count)
     places = np.argsort(np.where(candidates, order, 2), axis=1)[:, : most_masked(text.shape[1], config.rate)]
     chosen = np.arange(places.shape[1]) < count[:, None]
-    positions = np.where(chosen, places, 0)
+    positions = np.where(chosen, np.sort(np.where(chosen, places, text.shape[1]), axis=1), 0)
     labels = np.where(chosen, np.take_along_axis(text, positions, axis=1), 0)
     fate = np.stack([draw.random(places.shape[1]) for draw in draws])
     others = replacements[np.stack([draw.integers(len(replacements), size=places.shape[1]) for draw in draws])]

@@ -60,16 +60,17 @@ def score_by_length(
     """Return `metric` for groups of examples by source length, as in Bahdanau et al. 2015, Figure 2.
 
     The first group has sources of up to edges[0] words, the next of up to edges[1] words, and so on; the last has all
-    longer ones. Empty groups are left out. Words are separated by whitespace. `score(predictions, references)` returns
-    metrics by name.
+    longer ones. Empty groups are left out. Words are separated by whitespace; those of all texts of a record count.
+    `score(predictions, references)` returns metrics by name.
 
-    Raises ValueError if `edges` are not increasing integers from 1, if a record is not text, or if `score` does not
+    Raises ValueError if `edges` are not increasing integers from 1, if there are no records, or if `score` does not
     return `metric`.
     """
     edges = check_edges(edges)
-    if not records or not all(isinstance(record, str) for record in records):
-        raise ValueError("scores by length need records that are lines of text; this task has other records")
-    lengths = [len(record.split()) for record in records]
+    if not records:
+        raise ValueError("scores by length need records of text, and this task has none")
+    texts = ([record] if isinstance(record, str) else record.values() for record in records)
+    lengths = [sum(len(text.split()) for text in record) for record in texts]
     scores = []
     for shortest, longest in zip([-1, *edges], [*edges, max([*lengths, edges[-1] + 1])], strict=True):
         here = [i for i, length in enumerate(lengths) if shortest < length <= longest]

@@ -12,7 +12,7 @@ from etils import epath
 from transformer_jax import fields, losses, metrics
 from transformer_jax.data import sources
 from transformer_jax.data.batching import Batches
-from transformer_jax.data.examples import Labels, encode_numbers, laid_out
+from transformer_jax.data.examples import Labels, encode_numbers, laid_out, records_of
 from transformer_jax.data.text import TextData, example_batches
 from transformer_jax.models.bert import Classifier
 from transformer_jax.tasks.text import FineTuningTask, FineTuningTaskConfig
@@ -125,7 +125,7 @@ class TextOrPair(FineTuningTask):
         others |= {"second": place} if second is not None else {}
         size = config.evaluation.batch_size
         batches = example_batches(self.corpus, {"text": rows}, others, seed=seed, rows=size, limit=limit)
-        return batches._replace(records=list(zip(*texts, strict=True)), references=labels or ())
+        return batches._replace(records=records_of(self.columns[: self.inputs], texts), references=labels or ())
 
     def dummy_batch(self, rows: int, length: int, seed: int | None = None) -> Arrays:
         draw, config = np.random.default_rng(seed or 0), self.config

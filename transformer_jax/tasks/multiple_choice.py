@@ -11,7 +11,7 @@ from etils import epath
 from transformer_jax import fields, metrics
 from transformer_jax.data import sources
 from transformer_jax.data.batching import Batch, Batches, padded_arrays
-from transformer_jax.data.examples import Labels, laid_out
+from transformer_jax.data.examples import Labels, laid_out, records_of
 from transformer_jax.data.text import TextData, example_plan
 from transformer_jax.models.bert import Classifier
 from transformer_jax.tasks.classification import label_means, probabilities
@@ -123,7 +123,7 @@ class MultipleChoice(FineTuningTask):
             shaped = {name: x.reshape(-1, count, *x.shape[1:]) for name, x in arrays.items()}
             return shaped | padded_arrays({}, others, batch._replace(shape=()))
 
-        return Batches(plan, load, records=list(zip(*texts, strict=True)), references=labels or ())
+        return Batches(plan, load, records=records_of(self.columns[: self.inputs], texts), references=labels or ())
 
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
         """Return {"choice": number of the most probable choice, "probabilities": those of all choices} for each row."""

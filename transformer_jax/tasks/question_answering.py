@@ -14,6 +14,7 @@ from etils import epath
 from transformer_jax import losses, spans
 from transformer_jax.data import annotated
 from transformer_jax.data.batching import Batches
+from transformer_jax.data.examples import records_of
 from transformer_jax.data.text import example_batches
 from transformer_jax.data.windows import QuestionAnsweringData, QuestionWindows, read_answers, warn
 from transformer_jax.models.bert import TokenClassifier
@@ -123,7 +124,7 @@ class QuestionAnswering(FineTuningTask):
         size, limit = config.evaluation.batch_size, config.data.max_length
         batches = example_batches(corpus, {"text": found.rows}, others, seed=seed, rows=size, limit=limit)
         return batches._replace(
-            records=list(zip(questions, contexts, strict=True)),
+            records=records_of(self.columns[: self.inputs], (questions, contexts)),
             references=[[answer.text for answer in gold] for gold in golds],
             owners=found.owners,
             join=functools.partial(self._join, found, contexts),
