@@ -10,7 +10,7 @@ such files. To use the vocabulary of the paper, add --config.data.vocabulary=voc
 The second phase: python scripts/train.py --config=configs/bert.py:base,phase2 --workdir=runs/base512 \
     --config.init_from=runs/base --config.data.directory=DIR
 Score: python scripts/evaluate.py --workdir=runs/mini --split=val
-Cost: 5,000 steps of mini took about 40 minutes on two CPU cores that were also running other work.
+Cost: 5,000 steps of mini took about 45 minutes on two CPU cores that were also running other work.
 Expected: of mini after 5,000 steps on image captions and paragraphs, 52 % masked accuracy on captions and 22 % on
 paragraphs; next-sentence prediction stays at chance (docs/results/bert.md).
 Differs: the second phase begins a new run, with a new optimizer state and warm-up. Large sizes were not trained.
