@@ -301,7 +301,7 @@ def bert(vocabulary: Mapping[str, int], lowercase: bool) -> tokenizers.Tokenizer
 
 
 def _of_bert(content: Mapping[str, Any]) -> bool:
-    """Return whether a tokenizer normalizes and splits text as BERT's do, and never takes text for an added token."""
+    """Return True if a tokenizer normalizes and splits text as BERT's do, and never takes text for an added token."""
     parts = [(content.get(part) or {}).get("type") for part in ("normalizer", "pre_tokenizer")]
     return parts == ["BertNormalizer", "BertPreTokenizer"] and all(t["special"] for t in content["added_tokens"])
 

@@ -86,15 +86,15 @@ class Bert(nn.Module):
         last = jnp.where(valid, jnp.arange(valid.shape[1])[None], 0).max(axis=1)
         return x, jnp.tanh(self.pooler(jnp.take_along_axis(x, last[:, None, None], axis=1)[:, 0]))
 
-    def features(self, tokens: Array, valid: Array, segments: Array | None, layers: int) -> Array:
-        """Return the concatenated outputs of the last `layers` layers, (B, T, layers · D) (Section 5.3).
+    def features(self, tokens: Array, valid: Array, segments: Array | None, last: int) -> Array:
+        """Return the concatenated outputs of the `last` layers of the stack, (B, T, last · D) (Section 5.3).
 
         The last layer comes last. If the stack is pre-LN, the final norm is applied to it alone.
         """
         outputs = self.encoder.outputs(self._embed(tokens, segments), self._mask(valid))
         if self.is_initializing():  # so that the parameters are those of `__call__`
             self.pooler(outputs[:, 0, 0])
-        return jnp.concatenate([outputs[:, i] for i in range(-layers, 0)], axis=-1)
+        return jnp.concatenate([outputs[:, i] for i in range(-last, 0)], axis=-1)
 
     def _embed(self, tokens: Array, segments: Array | None) -> Array:
         segments = jnp.zeros_like(tokens) if segments is None else segments

@@ -14,7 +14,7 @@ from transformer_jax.data.annotated import documents_file
 from transformer_jax.data.batching import Batches
 from transformer_jax.data.examples import columns_of
 from transformer_jax.data.masking import MaskingConfig, blank_batches, document_batches, most_masked
-from transformer_jax.data.text import Corpus, Stream, TextData
+from transformer_jax.data.text import TextData
 from transformer_jax.models.bert import BertConfig, Pretraining
 from transformer_jax.tasks.text import SegmentTask, TextTaskConfig
 from transformer_jax.training.task import Arrays, Mean, Outputs, Params, Record, Work
@@ -69,10 +69,7 @@ class BertPretraining(SegmentTask):
     def __init__(self, config: PretrainingConfig, workdir: epath.PathLike | None):
         super().__init__(config, workdir)
         self.model = Pretraining(config.model)
-        streams = {"text": Stream("text", "tokenizer.json", config.model.vocab_size, "model.vocab_size")}
-        self.corpus = Corpus(
-            config.data, streams, workdir, documents_file, ("document",), start=config.init_from or None
-        )
+        self.corpus = self.make_corpus({"text": "text"}, workdir, documents_file, ("document",))
 
     def _forward(self, params: Params, batch: Mapping[str, jax.Array], key: jax.Array | None = None) -> Any:
         """Return the vectors of masked positions, their map to logits, and the next-sentence logits."""

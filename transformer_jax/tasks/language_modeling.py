@@ -15,7 +15,7 @@ from transformer_jax import decoding, losses, metrics
 from transformer_jax.data import sources
 from transformer_jax.data.batching import Batches
 from transformer_jax.data.examples import columns_of
-from transformer_jax.data.text import Corpus, Stream, TextData, ladder_batches, window_batches
+from transformer_jax.data.text import TextData, ladder_batches, window_batches
 from transformer_jax.decoding import SamplingConfig
 from transformer_jax.models.gpt import GPT, GPTConfig
 from transformer_jax.tasks.text import TextTask, TextTaskConfig, cache_and_causality
@@ -55,8 +55,7 @@ class LanguageModeling(TextTask):
     def __init__(self, config: LanguageModelingConfig, workdir: epath.PathLike | None):
         super().__init__(config, workdir)
         self.model = GPT(config.model)
-        self.streams = {"text": Stream("text", "tokenizer.json", config.model.vocab_size, "model.vocab_size")}
-        self.corpus = Corpus(config.data, self.streams, workdir, sources.text_file, start=config.init_from or None)
+        self.corpus = self.make_corpus({"text": "text"}, workdir, sources.text_file)
 
     def init(self, key: jax.Array) -> Params:
         return self.model.init(key, jnp.zeros((1, 1), jnp.int32))["params"]
@@ -65,8 +64,7 @@ class LanguageModeling(TextTask):
         """Return the mean over tokens of -log P(token | preceding tokens)."""
         valid, model = self.valid(batch, "text"), self.config.model
         rngs = None if key is None else {"dropout": key}
-        hidden: Any = self.model.apply({"params": params}, batch["text"], valid, rngs=rngs, method="hidden")
-        x, lm_head = hidden
+        x, lm_head = self.model.apply({"params": params}, batch["text"], valid, rngs=rngs, method="hidden")
         return Mean(*losses.next_token(lm_head, x, batch["target"], valid, model.vocab_size, model.dtype))
 
     def loss(
@@ -142,10 +140,6 @@ class LanguageModeling(TextTask):
         lengths = np.full(rows, length) if seed is None else draw.integers(1, length + 1, rows)
         ids = draw.integers(0, self.config.model.vocab_size, (rows, length + 1), np.int32)
         return {"text": ids[:, :-1], "target": ids[:, 1:], "text_length": lengths.astype(np.int32), "index": index}
-
-    def preview(self, arrays: Arrays) -> list[str]:
-        tokens, _ = self.tokens("text", arrays["text"][0, : arrays["text_length"][0]])
-        return ["the first window of the first batch:", f"  {' '.join(tokens)}"]
 
     def checks(self, params: Params, batch: Mapping[str, jax.Array]) -> Mapping[str, float]:
         apply: Any = functools.partial(self.model.apply, {"params": params})

@@ -38,6 +38,17 @@ class TextTask(Task):
     corpus: Corpus
     model: Any
 
+    def make_corpus(
+        self, streams: Mapping[str, str], workdir: epath.PathLike | None, read: Reader, others: tuple[str, ...] = ()
+    ) -> Corpus:
+        """Return the corpus. `streams` maps names in a batch to columns, which share one tokenizer."""
+        config = self.config
+        shared = {
+            name: Stream(column, "tokenizer.json", config.model.vocab_size, "model.vocab_size")
+            for name, column in streams.items()
+        }
+        return Corpus(config.data, shared, workdir, read, others, start=config.init_from or None)
+
     @staticmethod
     def valid(batch: Mapping[str, jax.Array], stream: str) -> jax.Array:
         """Return (B, T), True at tokens and False at padding."""
@@ -46,6 +57,10 @@ class TextTask(Task):
     def tokens(self, name: str, ids: np.ndarray) -> tuple[list[str], str]:
         tokenizer = self.corpus.tokenizers[name]
         return tokenizer.shown(ids), tokenizer.decode(ids)
+
+    def preview(self, arrays: Arrays) -> list[str]:
+        tokens, _ = self.tokens("text", arrays["text"][0, : arrays["text_length"][0]])
+        return ["the first text of the first batch:", f"  {' '.join(tokens)}"]
 
     def fingerprint(self, training: bool) -> dict[str, str]:
         return self.corpus.fingerprint(training)
@@ -83,7 +98,7 @@ class SegmentTask(TextTask):
 
 @dataclasses.dataclass(frozen=True)
 class FineTuningConfig:
-    """How much of an encoder that was pre-trained is trained further. By default, all of it is.
+    """The parts of a pre-trained encoder that fine-tuning leaves unchanged. By default, there are none.
 
     frozen_layers: the embeddings and this many first layers keep their values.
     feature_layers: the whole encoder keeps its values, and the task's head reads the concatenated outputs of this many
@@ -134,17 +149,6 @@ class FineTuningTask(SegmentTask):
         elif k := config.fine_tuning.frozen_layers:
             below = ("embedding", "segments", "positions", "norm")
             self.frozen = {**{f"bert/{name}": None for name in below}, "bert/encoder/layers": k}
-
-    def make_corpus(
-        self, streams: Mapping[str, str], workdir: epath.PathLike | None, read: Reader, others: tuple[str, ...]
-    ) -> Corpus:
-        """Return the corpus. `streams` maps names in a batch to columns, which share one tokenizer."""
-        config = self.config
-        shared = {
-            name: Stream(column, "tokenizer.json", config.model.vocab_size, "model.vocab_size")
-            for name, column in streams.items()
-        }
-        return Corpus(config.data, shared, workdir, read, others, start=config.init_from or None)
 
     def batches(self, split: str, seed: int | None) -> Batches:
         table = self.corpus.open(split)
