@@ -145,8 +145,8 @@ def test_layout_of_texts(caplog):
     assert [rows[i].tolist() for i in range(4)] == expected
     assert place.tolist() == [len(row) for row in expected]
     assert caplog.messages == [
-        "val: 1 of 4 examples cut to data.max_length = 6 tokens, the first in row 1",
-        "val: 1 of 4 examples with an empty text, the first in row 2",
+        "val: 1 of 4 examples are cut to data.max_length = 6 tokens; the first is row 1",
+        "val: 1 of 4 examples have an empty text; the first is row 2",
     ]
 
 
@@ -156,8 +156,8 @@ def test_layout_of_pairs(caplog):
     assert [rows[i].tolist() for i in range(4)] == expected
     assert place.tolist() == [5, 2, 3, 4]
     assert caplog.messages == [
-        "val: 2 of 4 examples cut to data.max_length = 8 tokens, the first in row 1",
-        "val: 2 of 4 examples with an empty text, the first in row 2",
+        "val: 2 of 4 examples are cut to data.max_length = 8 tokens; the first is row 1",
+        "val: 2 of 4 examples have an empty text; the first is row 2",
     ]
     caplog.clear()
     laid_out(FIRST.take(np.array([0])), SECOND.take(np.array([0])), limit=10, **LAYOUT)

@@ -76,7 +76,8 @@ def test_long_pairs_are_cut_to_the_same_length_for_training_and_evaluation(confi
     arrays = [batches.load(batches.plan.batch(i)) for i in range(len(batches.plan))]
     assert max(a["text_length"].max() for a in arrays) == 8
     assert (
-        "train.tsv, split train: 8 of 9 examples cut to data.max_length = 8 tokens, the first in row 1" in caplog.text
+        "train.tsv, split train: 8 of 9 examples are cut to data.max_length = 8 tokens; the first is row 1"
+        in caplog.text
     )
     batches = task.batches("train", None)
     assert batches.load(batches.plan.batch(len(batches.plan) - 1))["text_length"].max() == 8
@@ -165,7 +166,7 @@ def test_a_value_that_is_no_number(corpus, tmp_path):
 def test_a_blank_text_is_kept_and_warned_of(config, corpus, tmp_path, caplog):
     table(corpus / "val.tsv", HEADER, ("ka", "mo", "neutral"), ("  ", "mo", "neutral"), ("ka", "", "entailment"))
     assert len(task_of(config, tmp_path / "run").batches("val", None).records) == 3
-    assert "val.tsv, split val: 2 of 3 examples with an empty text, the first in row 2" in caplog.text
+    assert "val.tsv, split val: 2 of 3 examples have an empty text; the first is row 2" in caplog.text
 
 
 @pytest.mark.parametrize(

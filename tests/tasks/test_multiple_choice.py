@@ -127,10 +127,8 @@ def test_a_text_that_is_too_long_is_cut(config, tmp_path, caplog):
     config.data.max_length = 12
     task = make_task(parse(config), tmp_path / "run")
     assert task.batches("train", 3).plan.shapes[0][1] == 12
-    message = (
-        "train.tsv, split train, 3 choices per row: 4 of 15 examples cut to data.max_length = 12 tokens, the first in"
-    )
-    assert f"{message} row 1" in caplog.text
+    message = "train.tsv, split train, 3 choices per row: 4 of 15 examples are cut to data.max_length = 12 tokens;"
+    assert f"{message} the first is row 1" in caplog.text
 
 
 def test_without_text_before_the_choices(config, tmp_path):

@@ -161,10 +161,18 @@ def laid_out(
     room, n = limit - (2 if second is None else 3), len(first)
     lengths = np.stack([first.lengths, np.zeros_like(first.lengths) if second is None else second.lengths], axis=1)
     kept = longest_first(lengths, room)
-    cut, empty = (kept < lengths).any(axis=1), (lengths[:, : 1 if second is None else 2] == 0).any(axis=1)
-    for rows, words in ((cut, f"cut to {key} = {limit} tokens"), (empty, "with an empty text")):
-        if rows.any():
-            log.warning("%s: %d of %d examples %s, the first in row %d", what, rows.sum(), n, words, rows.argmax() + 1)
+    cut: np.ndarray = (kept < lengths).any(axis=1)
+    empty: np.ndarray = (lengths[:, : 1 if second is None else 2] == 0).any(axis=1)
+    warn(what, cut, f"are cut to {key} = {limit} tokens")
+    warn(what, empty, "have an empty text")
     begins, ends = Ragged.repeated(begin, n), Ragged.repeated(end, n)
     more = () if second is None else (second.first(kept[:, 1]), ends)
     return Ragged.beside([begins, first.first(kept[:, 0]), ends, *more]), kept[:, 0] + 2
+
+
+def warn(what: str, found: np.ndarray, words: str) -> None:
+    """Log a warning with the number of examples for which `found` (n,) is True, if there are any, and the first one."""
+    if found.any():
+        log.warning(
+            "%s: %d of %d examples %s; the first is row %d", what, found.sum(), len(found), words, found.argmax() + 1
+        )

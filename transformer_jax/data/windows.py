@@ -5,19 +5,17 @@ Source: Devlin et al. 2019, Section 4.2, and the authors' code (https://github.c
 
 import dataclasses
 import json
-import logging
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from transformer_jax import fields
+from transformer_jax.data.examples import warn
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.data.sources import DataError
 from transformer_jax.data.text import SpecialIds, TextData
 from transformer_jax.data.tokenizers import Tokenizer
-
-log = logging.getLogger(__name__)
 
 SPECIALS = 3  # special tokens of a row: [CLS] question [SEP] window [SEP]
 
@@ -194,11 +192,3 @@ class QuestionWindows:
         text = self._texts[number][start:end]
         start += len(text) - len(text.lstrip())
         return start, start + len(text.strip())
-
-
-def warn(what: str, found: np.ndarray, words: str) -> None:
-    """Log a warning with the number of examples for which `found` (n,) is True, if there are any, and the first one."""
-    if found.any():
-        log.warning(
-            "%s: %d of %d examples %s; the first is row %d", what, found.sum(), len(found), words, found.argmax() + 1
-        )

@@ -14,9 +14,9 @@ from etils import epath
 from transformer_jax import losses, spans
 from transformer_jax.data import annotated
 from transformer_jax.data.batching import Batches
-from transformer_jax.data.examples import records_of
+from transformer_jax.data.examples import records_of, warn
 from transformer_jax.data.text import example_batches
-from transformer_jax.data.windows import QuestionAnsweringData, QuestionWindows, read_answers, warn
+from transformer_jax.data.windows import QuestionAnsweringData, QuestionWindows, read_answers
 from transformer_jax.models.bert import TokenClassifier
 from transformer_jax.tasks.text import FineTuningTask, FineTuningTaskConfig
 from transformer_jax.training.task import Arrays, Mean, Outputs, Params
