@@ -161,8 +161,8 @@ def laid_out(
     room, n = limit - (2 if second is None else 3), len(first)
     lengths = np.stack([first.lengths, np.zeros_like(first.lengths) if second is None else second.lengths], axis=1)
     kept = longest_first(lengths, room)
-    cut: np.ndarray = (kept < lengths).any(axis=1)
-    empty: np.ndarray = (lengths[:, : 1 if second is None else 2] == 0).any(axis=1)
+    cut = kept.sum(axis=1) < lengths.sum(axis=1)
+    empty = lengths[:, : 1 if second is None else 2].min(axis=1) == 0
     warn(what, cut, f"are cut to {key} = {limit} tokens")
     warn(what, empty, "have an empty text")
     begins, ends = Ragged.repeated(begin, n), Ragged.repeated(end, n)
