@@ -246,7 +246,7 @@ def test_tables(tmp_path):
         (b"sentence\tclass\na\tb\n", r"train\.tsv:1 must name these .* once each: label\. It names: sentence, class"),
         (b"label\tlabel\na\tb\n", r"train\.tsv:1 must name these columns once each: label\. It names: label, label"),
         (b"", r"train\.tsv:1 must name"),
-        (b"label\n", r"train is the part 0 to 0 of the 0 rows"),
+        (b"label\n", r"train\.tsv has only the line that names its columns: add a line for each example"),
         (b"label\na\n\xff\n", r"train\.tsv:3 is not UTF-8"),
     ],
 )

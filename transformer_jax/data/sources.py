@@ -200,6 +200,8 @@ def tsv_file(directory: epath.PathLike, split: str, columns: Sequence[str]) -> S
                 f"{', '.join(header)}. Separate fields by single tabs, and leave none out."
             )
         rows.append(fields)
+    if not rows:
+        raise DataError(f"{path} has only the line that names its columns: add a line for each example")
     start, stop = bounds(split, len(rows), "rows", str(path))
     places = {name: header.index(name) for name in columns}
     return Source({name: held(row[place] for row in rows[start:stop]) for name, place in places.items()}, str(path))
