@@ -72,6 +72,34 @@ def test_what_sees_what(kind):
     np.testing.assert_array_equal(seen(valid[None]), np.tri(T, dtype=bool) & valid | np.eye(T, dtype=bool))
 
 
+@pytest.mark.parametrize("kind", ["learned", *IN_ATTENTION])
+def test_documents_packed_in_rows_are_like_separate_ones(kind):
+    """Compare the sum of log-probabilities and its gradient. The documents have 5, 1, 4 and 11 tokens."""
+    config = dataclasses.replace(SMALL, positions=kind)
+    segments = np.array([5 * [1] + [2] + 4 * [3] + 3 * [0], 11 * [1] + 2 * [0]])
+    places = np.array([[*range(5), 0, *range(4), 0, 0, 0], [*range(11), 0, 0]])
+    packed, targets = np.random.default_rng(2).integers(0, V, (2, 2, 13))
+    apart = [(row, number) for row in range(2) for number in range(1, segments[row].max() + 1)]
+
+    def alone(values):
+        return np.array([np.pad(found := values[r][segments[r] == n], (0, 13 - len(found))) for r, n in apart])
+
+    @functools.partial(jax.jit, static_argnames="model")
+    def run(params, model, tokens, targets, counted, **packing):
+        def total(params):
+            logits = model.apply({"params": params}, tokens, **packing)
+            return (jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], -1)[..., 0] * counted).sum()
+
+        value, gradient = jax.value_and_grad(total)(params)
+        return value, jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(gradient)])
+
+    params, model = parameters(config), GPT(config)
+    found = run(params, model, packed, targets, segments > 0, segments=segments, positions=places)
+    expected = run(params, model, alone(packed), alone(targets), alone(segments) > 0)
+    for one, other in zip(found, expected, strict=True):
+        assert oracle.relative(one, other) <= 1e-5
+
+
 @pytest.mark.parametrize(
     "changes", [{"positions": kind} for kind in POSITIONS] + [{"norm": "pre", "tie_embeddings": False}], ids=str
 )

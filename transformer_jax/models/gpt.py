@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 
 from transformer_jax.models import layers
-from transformer_jax.models.attention import KeyValue, causal_mask, combine_masks, padding_mask
+from transformer_jax.models.attention import KeyValue, causal_mask, combine_masks, padding_mask, segment_mask
 from transformer_jax.models.layers import Embedding, LMHead, OutputLayer
 from transformer_jax.models.positions import Positions, check_length
 from transformer_jax.models.stack import SingleStackConfig, Stack, sown_weights, unstack_layers
@@ -56,18 +56,39 @@ class GPT(nn.Module):
             padded = layers.padded_vocab_size(c.vocab_size, c.vocab_multiple)
             self.output = OutputLayer(c.d_model, padded, use_bias=False, initializer=c.init)
 
-    def __call__(self, tokens: Array, valid: Array | None = None) -> Array:
-        """Map token ids (B, T) to float32 logits (B, T, padded V) of the next token. See `hidden` for `valid`."""
-        x, lm_head = self.hidden(tokens, valid)
+    def __call__(
+        self,
+        tokens: Array,
+        valid: Array | None = None,
+        segments: Array | None = None,
+        positions: Array | int = 0,
+    ) -> Array:
+        """Map token ids (B, T) to float32 logits (B, T, padded V) of the next token. The arguments are of `hidden`."""
+        x, lm_head = self.hidden(tokens, valid, segments, positions)
         return lm_head(x, self.config.vocab_size, self.config.dtype)
 
-    def hidden(self, tokens: Array, valid: Array | None = None) -> tuple[Array, LMHead]:
+    def hidden(
+        self,
+        tokens: Array,
+        valid: Array | None = None,
+        segments: Array | None = None,
+        positions: Array | int = 0,
+    ) -> tuple[Array, LMHead]:
         """Return the last layer's output (B, T, D) and its map to logits, which a loss can apply in chunks.
 
-        `valid` (B, T) is True at tokens and False at padding, to which no position attends. None means no padding.
+        Args:
+            tokens: ids (B, T).
+            valid: (B, T) True at tokens and False at padding, to which no position attends. None: there is no padding.
+            segments: (B, T) numbers of the documents in a row, from 1; 0 at padding. A document sees only itself.
+            positions: (B, T) place of each token in its document; an integer is that of the first token in a row.
+                "relative" and "rotary" positions do not use it, because they depend only on distances.
         """
-        mask = combine_masks(causal_mask(tokens.shape[1]), None if valid is None else padding_mask(valid))
-        x = self.dropout(self.embedding(tokens) + self.positions(tokens.shape[1]))
+        mask = combine_masks(
+            causal_mask(tokens.shape[1]),
+            None if valid is None else padding_mask(valid),
+            None if segments is None else segment_mask(segments, segments),
+        )
+        x = self.dropout(self.embedding(tokens) + self.positions(tokens.shape[1], positions))
         return self.decoder(x, mask), self.lm_head()
 
     def lm_head(self) -> LMHead:

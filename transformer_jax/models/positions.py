@@ -129,7 +129,9 @@ class RelativePositions(nn.Module):
 
 
 class Positions(nn.Module):
-    """Vectors (1, T, D) to add to embeddings at positions offset … offset + T - 1.
+    """Vectors (1, T, D) to add to embeddings at positions offset … offset + T - 1, or (B, T, D) at any positions.
+
+    In the second case, `offset` has the position (B, T) of each token, e.g. counted anew in each document of a row.
 
     kind: "sinusoidal" (Vaswani et al. 2017, Section 3.5), "learned" (Gehring et al. 2017; row (E) of Table 3 in Vaswani
         et al. 2017) or "none". "relative" and "rotary" act in attention, so their vectors here are zeros.
@@ -160,6 +162,8 @@ class Positions(nn.Module):
             table = jnp.asarray(sinusoidal_positions(self.max_length, self.d_model))
         else:
             return jnp.zeros((1, length, self.d_model))
+        if jnp.ndim(offset) == 2:
+            return jnp.take(table, offset, axis=0)
         return jax.lax.dynamic_slice_in_dim(table, offset, length)[None]
 
 
