@@ -1,0 +1,120 @@
+"""Beam search. See the package for the shapes."""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from transformer_jax.decoding.steps import IMPOSSIBLE, Cache, Hypotheses, Step, best_tokens, never_chosen, take
+
+LENGTH_PENALTY_FORMS = ("wu", "power")
+
+
+def lp(length: jax.Array | int, alpha: float, form: str) -> jax.Array:
+    """Return the length penalty lp(Y) for |Y| = `length` tokens, including EOS.
+
+    form: "wu" is ((5 + |Y|) / 6)^α (Wu et al. 2016, eq. 14); "power" is |Y|^α. α is `alpha`.
+
+    Differs: There is no coverage penalty, which is the other term of that equation.
+    Raises ValueError if `alpha` is negative or not finite, or `form` is unknown.
+    """
+    if form not in LENGTH_PENALTY_FORMS or not 0 <= alpha < math.inf:
+        raise ValueError(
+            f"{form=}, {alpha=}: form must be one of {LENGTH_PENALTY_FORMS} and alpha ≥ 0; use 0 for no penalty"
+        )
+    length = jnp.asarray(length, jnp.float32)
+    return ((5.0 + length) / 6.0) ** alpha if form == "wu" else length**alpha
+
+
+class _Beams(NamedTuple):
+    """Hypotheses of each row. A score of IMPOSSIBLE marks an empty place."""
+
+    tokens: jax.Array  # (B, K, 1 + T), BOS first
+    log_probabilities: jax.Array  # (B, K)
+    scores: jax.Array  # (B, K)
+
+
+def _join(a: _Beams, b: _Beams) -> _Beams:
+    return jax.tree.map(lambda x, y: jnp.concatenate([x, y], axis=1), a, b)
+
+
+def beam_search(
+    step: Step,
+    cache: Cache,
+    *,
+    batch_size: int,
+    max_length: int,
+    beam_size: int,
+    length_penalty: float,
+    length_penalty_form: str,
+    bos_id: int,
+    eos_id: int,
+    pad_id: int | None,
+    n_best: int | None = None,
+) -> Hypotheses:
+    """Return the K hypotheses with the largest log P(Y|X) / lp(Y) found by beam search (Wu et al. 2016, Section 7).
+
+    K is `beam_size`. `cache` has B rows; this function repeats each of them K times.
+
+    Each step takes the 2K best continuations of a row. At most K of them end in EOS, so K others stay in the beam.
+    Those that end compete for the K places of finished hypotheses.
+
+    The search for a row stops, and its finished hypotheses no longer change, once no hypothesis in the beam can beat
+    the worst finished one. log P only decreases and lp only increases with length, so no score can exceed
+    log P(so far) / lp(T). With `n_best`, the caller uses only the first `n_best` places, and the search stops once
+    none of these can change. The result in these places is the same but is found earlier.
+
+    Differs: Wu et al. also prune hypotheses whose log-probability is too far below the best. Here, only rank counts.
+
+    Raises ValueError if `length_penalty` or `length_penalty_form` is invalid, see `lp`.
+    """
+    B, K, T = batch_size, beam_size, max_length
+    wanted, fill = min(n_best or K, K), eos_id if pad_id is None else pad_id
+    forbidden = never_chosen(bos_id, eos_id, pad_id)
+
+    def score(log_probabilities, length):
+        penalized = log_probabilities / lp(length, length_penalty, length_penalty_form)
+        return jnp.where(log_probabilities > IMPOSSIBLE, penalized, IMPOSSIBLE)
+
+    def unfinished(state):
+        position, _, _, done, _ = state
+        return (position < T) & ~done.all()
+
+    def advance(state):
+        position, alive, finished, done, cache = state
+        logits, cache = step(cache, alive.tokens[:, :, position].reshape(B * K), position)
+
+        # Each of the 2K best of a row is among the 2K best of its beam. This is cheaper than searching all K·V.
+        added, tokens = (x.reshape(B, K, -1) for x in best_tokens(logits, 2 * K, forbidden))
+        totals = jnp.maximum(alive.log_probabilities[:, :, None] + added, IMPOSSIBLE)
+        totals, chosen = jax.lax.top_k(totals.reshape(B, -1), 2 * K)
+        parents, token = chosen // added.shape[-1], take(tokens.reshape(B, -1), chosen)
+        continued = take(alive.tokens, parents).at[:, :, position + 1].set(token)
+        ends = token == eos_id
+
+        going_on, kept = jax.lax.top_k(jnp.where(ends, IMPOSSIBLE, totals), K)
+        alive = _Beams(take(continued, kept), going_on, going_on)
+        parents = take(parents, kept)
+        cache = jax.tree.map(lambda x: take(x.reshape(B, K, *x.shape[1:]), parents).reshape(x.shape), cache)
+
+        ended = jnp.where(ends & ~done[:, None], totals, IMPOSSIBLE)  # rounding could exceed the bound in done rows
+        finished = _join(finished, _Beams(continued, ended, score(ended, position + 1)))
+        finished = take(finished, jax.lax.top_k(finished.scores, K)[1])
+        done |= score(alive.log_probabilities[:, 0], T) <= finished.scores[:, wanted - 1]
+        return position + 1, alive, finished, done, cache
+
+    tokens = jnp.full((B, K, 1 + T), fill, jnp.int32).at[:, :, 0].set(bos_id)
+    none = jnp.full((B, K), IMPOSSIBLE, jnp.float32)
+    first = none.at[:, 0].set(0.0)  # start with one beam, because K equal beams would find the same hypotheses
+    cache = jax.tree.map(lambda x: jnp.repeat(x, K, axis=0), cache)
+    beams, found = _Beams(tokens, first, first), _Beams(tokens, none, none)
+    state = (jnp.int32(0), beams, found, jnp.zeros(B, bool), cache)
+    _, alive, finished, _, _ = jax.lax.while_loop(unfinished, advance, state)
+
+    cut_off = alive._replace(scores=score(alive.log_probabilities, T))
+    place, count = jnp.arange(K)[None], (finished.scores > IMPOSSIBLE).sum(axis=1, keepdims=True)
+    best = take(_join(finished, cut_off), jnp.where(place < count, place, K + place - count))
+    exists = best.scores > IMPOSSIBLE
+    scores, log_probabilities = (jnp.where(exists, x, -jnp.inf) for x in (best.scores, best.log_probabilities))
+    return Hypotheses(jnp.where(exists[:, :, None], best.tokens[:, :, 1:], fill), scores, log_probabilities)

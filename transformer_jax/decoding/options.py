@@ -1,0 +1,89 @@
+"""Config sections of decoding."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+from transformer_jax.decoding.beam import LENGTH_PENALTY_FORMS
+from transformer_jax.decoding.sampling import LEAST_TEMPERATURE
+from transformer_jax.fields import size
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingConfig:
+    """Settings for sampling and for the length of outputs."""
+
+    max_extra: int = size(50, small=5)  # longest output in tokens; `DecodingConfig` adds max_ratio · S to it
+    temperature: float = 0.0  # 0 searches for the most probable output; a positive value samples, see `sample`
+    top_k: int = 0  # 0 for all tokens
+    top_p: float = 1.0  # 1 for all tokens
+    seed: int = 0  # of the random draws; the draws of each record are independent
+    n_best: int = 1  # number of outputs for each record
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (field, rule and remedy) for every invalid value."""
+        if self.max_extra < 1:
+            yield "max_extra", "must be at least 1, because outputs could otherwise be empty; use 50 if in doubt"
+        draws = self.temperature != 0
+        if draws and not LEAST_TEMPERATURE <= self.temperature < math.inf:
+            yield (
+                "temperature",
+                f"must be finite, 0 or at least {LEAST_TEMPERATURE}; use 0 for the most probable output, 1.0 to sample "
+                "from the model's own distribution",
+            )
+        if self.top_k < 0:
+            yield "top_k", "must be at least 0; use 0 to sample from all tokens"
+        elif self.top_k and not draws:
+            yield "top_k", "needs sampling: set decoding.temperature, e.g. to 1.0, or top_k to 0"
+        if not 0 < self.top_p <= 1:
+            yield "top_p", "must be in (0, 1]; use 1.0 to sample from all tokens"
+        elif self.top_p < 1 and not draws:
+            yield "top_p", "needs sampling: set decoding.temperature, e.g. to 1.0, or top_p to 1.0"
+        if not 0 <= self.seed < 2**31:
+            yield "seed", "must be in [0, 2³¹)"
+        if self.n_best < 1:
+            yield "n_best", "must be at least 1"
+        elif self.n_best > self.most_found and not draws:
+            yield (
+                "n_best",
+                f"must be at most {self.most_found}, the number of outputs that a search finds: raise "
+                "decoding.beam_size to n_best (encoder–decoders only), or sample with decoding.temperature = 1.0",
+            )
+
+    @property
+    def most_found(self) -> int:
+        """The number of outputs that a search finds."""
+        return 1
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodingConfig(SamplingConfig):
+    """Settings for beam search, greedy search or sampling with an encoder–decoder, and for the length of outputs.
+
+    Outputs have at most max_ratio · S + max_extra tokens, where S is the length of the padded source.
+    """
+
+    beam_size: int = 4  # 1 for greedy search; ignored by sampling
+    length_penalty: float = 0.6  # α; 0 ranks by probability alone
+    length_penalty_form: str = "wu"  # "wu" or "power", see `lp`
+    max_ratio: float = 1.0  # tokens of output per position of the padded source
+
+    def max_length(self, source_length: int) -> int:
+        """Return T for sources padded to `source_length` positions."""
+        return int(min(source_length * self.max_ratio, 2**31)) + self.max_extra
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (field, rule and remedy) for every invalid value."""
+        yield from super().problems()
+        if self.beam_size < 1:
+            yield "beam_size", "must be at least 1; use 1 for greedy search, 4 for Vaswani et al. 2017"
+        if not 0 <= self.length_penalty < math.inf:
+            yield "length_penalty", "must be finite, at least 0; use 0 for none, 0.6 for Vaswani et al. 2017"
+        if self.length_penalty_form not in LENGTH_PENALTY_FORMS:
+            yield "length_penalty_form", f"must be one of {', '.join(LENGTH_PENALTY_FORMS)}; use wu if in doubt"
+        if not 0 <= self.max_ratio < math.inf:
+            yield "max_ratio", "must be finite, at least 0; use 1.0 for outputs about as long as their sources"
+
+    @property
+    def most_found(self) -> int:
+        return max(self.beam_size, 1)

@@ -1,0 +1,77 @@
+"""The choice of a method by the options. See the package for the shapes."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from transformer_jax.decoding.beam import beam_search
+from transformer_jax.decoding.options import DecodingConfig, SamplingConfig
+from transformer_jax.decoding.sampling import sample
+from transformer_jax.decoding.steps import IMPOSSIBLE, Cache, Hypotheses, Step, greedy
+
+
+def search(
+    step: Step,
+    cache: Cache,
+    options: SamplingConfig,
+    *,
+    only_greedy: bool,
+    row_ids: jax.Array,
+    vocab_size: int,
+    **common: Any,
+) -> Hypotheses:
+    """Return the `options.n_best` outputs of each row, best first, from the method that the options select.
+
+    With `only_greedy`, it is greedy search with one output, whatever the options. `common` are `batch_size`,
+    `max_length`, `bos_id`, `eos_id` and `pad_id`. See `sample` for the other arguments.
+    """
+    beam_size = options.most_found
+    if options.temperature and not only_greedy:
+        return sample(
+            step,
+            cache,
+            key=jax.random.key(options.seed),
+            row_ids=row_ids,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            num_samples=options.n_best,
+            vocab_size=vocab_size,
+            **common,
+        )
+    if only_greedy or not isinstance(options, DecodingConfig) or beam_size == 1:
+        return greedy(step, cache, **common)
+    found = beam_search(
+        step,
+        cache,
+        beam_size=beam_size,
+        length_penalty=options.length_penalty,
+        length_penalty_form=options.length_penalty_form,
+        n_best=options.n_best,
+        **common,
+    )
+    return jax.tree.map(lambda x: x[:, : options.n_best], found)
+
+
+def copies(options: SamplingConfig, only_greedy: bool) -> int:
+    """Return K, the number of rows that `search` passes to `step` for each row of the cache."""
+    if only_greedy:
+        return 1
+    return options.n_best if options.temperature else options.most_found
+
+
+def after_prompt(step: Step, prompt: jax.Array, lengths: jax.Array) -> Step:
+    """Return a step that forces the output to begin with a prompt.
+
+    prompt (N, P), lengths (N,). At position 0, the step reads the first token of the prompt, not the caller's token.
+    Within the prompt, all other tokens than the next one of the prompt have the logit IMPOSSIBLE.
+    """
+
+    def forced(cache: Cache, token: jax.Array, position: jax.Array) -> tuple[jax.Array, Cache]:
+        first, following = (prompt[:, jnp.minimum(position + i, prompt.shape[1] - 1)] for i in (0, 1))
+        logits, cache = step(cache, jnp.where(position == 0, first, token), position)
+        given = (position + 1 < lengths)[:, None] & (jnp.arange(logits.shape[-1])[None] != following[:, None])
+        return jnp.where(given, IMPOSSIBLE, logits), cache
+
+    return forced
