@@ -100,6 +100,23 @@ def test_documents_packed_in_rows_are_like_separate_ones(kind):
         assert oracle.relative(one, other) <= 1e-5
 
 
+@pytest.mark.parametrize("kind", POSITIONS)
+def test_rows_of_a_cache_may_begin_at_different_places(kind):
+    """Rows of 7, 1, 4 and 0 tokens end at the same place of the cache, and go on from there as if they were alone."""
+    config = dataclasses.replace(SMALL, positions=kind)
+    params, model, start = parameters(config), GPT(config), np.array([0, 6, 3, 7])
+    tokens = np.random.default_rng(5).integers(0, V, (4, 9))
+    extend = jax.jit(functools.partial(model.apply, {"params": params}, method="extend"))
+    cache = model.apply({"params": params}, 4, 9, method="init_cache")
+    found, cache = extend(cache, tokens[:, :7], 0, start)
+    for t in (7, 8):
+        more, cache = extend(cache, tokens[:, t : t + 1], t, start)
+        found = np.concatenate([found, more], axis=1)
+    for row, first in enumerate(start):
+        alone = logits(config, params, tokens[row : row + 1, first:])
+        assert oracle.relative(found[row : row + 1, first:], alone) <= 1e-5
+
+
 @pytest.mark.parametrize(
     "changes", [{"positions": kind} for kind in POSITIONS] + [{"norm": "pre", "tie_embeddings": False}], ids=str
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from transformer_jax.models import layers
 from transformer_jax.models.attention import KeyValue, causal_mask, combine_masks, padding_mask, segment_mask
@@ -105,11 +106,18 @@ class GPT(nn.Module):
         return self.decoder.init_cache(batch_size, length)
 
     def extend(
-        self, cache: tuple[KeyValue, ...], tokens: Array, position: Array | int
+        self, cache: tuple[KeyValue, ...], tokens: Array, position: Array | int, start: Array | None = None
     ) -> tuple[Array, tuple[KeyValue, ...]]:
-        """Read token ids (B, T) from `position` on → logits (B, T, padded V), the new cache. There is no dropout."""
-        x = self.embedding(tokens) + self.positions(tokens.shape[1], position)
-        x, cache = self.decoder.extend(x, cache, position)
+        """Read token ids (B, T) from `position` on → logits (B, T, padded V), the new cache. There is no dropout.
+
+        `start` (B,) is the place in the cache at which each row begins. Positions count from it, and what is read
+        before it is padding. So the rows of a batch can end at the same place and grow together. None: all begin at 0.
+        """
+        length, places = tokens.shape[1], position
+        if start is not None:
+            places = jnp.maximum(position + jnp.arange(length)[None] - start[:, None], 0)
+        x = self.embedding(tokens) + self.positions(length, places)
+        x, cache = self.decoder.extend(x, cache, position, start=start)
         return self.lm_head()(x, self.config.vocab_size, self.config.dtype), cache
 
     @nn.nowrap

@@ -10,10 +10,11 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from transformer_jax import fields
 from transformer_jax.models import layers
-from transformer_jax.models.attention import KeyValue, MultiHeadAttention, causal_mask
+from transformer_jax.models.attention import KeyValue, MultiHeadAttention, causal_mask, combine_masks, padding_mask
 from transformer_jax.models.layers import FeedForward, Residual, final_norm
 from transformer_jax.models.positions import IN_ATTENTION, POSITIONS
 
@@ -251,17 +252,20 @@ class Stack(nn.Module):
         position: Array | int,
         memory: tuple[KeyValue, ...] | None = None,
         memory_mask: Array | None = None,
+        start: Array | None = None,
     ) -> tuple[Array, tuple[KeyValue, ...]]:
         """Run x (B, T, D) through all layers → output (B, T, D), and the cache with x written to it.
 
         The positions of x are position … position + T - 1. Attention is causal. `memory` comes from `project`. It may
-        have fewer rows, B / K; each of its rows is then shared by K adjacent rows of x. There is no dropout, and
-        nothing is sown.
+        have fewer rows, B / K; each of its rows is then shared by K adjacent rows of x. Positions of the cache before
+        `start` (B,) are padding. There is no dropout, and nothing is sown.
 
         The layers are unrolled and each has its own cache, because a loop would copy the whole cache at every step.
         Their parameters are unstacked here, unless `unstack_layers` has already done this.
         """
-        mask = causal_mask(x.shape[1], cache[0].key.shape[2], position)
+        room = cache[0].key.shape[2]
+        begun = None if start is None else padding_mask(jnp.arange(room)[None] >= start[:, None])
+        mask = combine_masks(causal_mask(x.shape[1], room, position), begun)
         stacked: Any = self.variables["params"]["layers"]
         params = stacked if isinstance(stacked, tuple) else unstack(nn.unbox(stacked), self.num_layers)
         block: Any = Block(self.config, self.cross, parent=None)
