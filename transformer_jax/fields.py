@@ -4,12 +4,13 @@ import dataclasses
 from typing import Any
 
 
-def size(default: Any, small: Any, like: str = "") -> Any:
+def size(default: Any, small: Any, like: str = "", free: bool = False) -> Any:
     """A size. Tests and verification set it to `small`; if it equals the field `like`, they keep the two equal.
 
-    For a dimension that a mesh shards, `small` is divisible by eight devices.
+    For a dimension that a mesh shards, `small` is divisible by eight devices. `free` means what `fields.free` does.
     """
-    return dataclasses.field(default=default, metadata={"small": small, "like": like})
+    metadata = {"small": small, "like": like} | ({"free": True} if free else {})
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def how(default: Any, *others: Any) -> Any:

@@ -9,7 +9,6 @@ import pytest
 from transformer_jax.data.batching import (
     Batch,
     BatchPlan,
-    WindowPlan,
     ladder_lengths,
     lengths_of,
     pad,
@@ -133,7 +132,6 @@ def test_dropping_all_examples_is_an_error():
     [
         BatchPlan(np.ones((7, 1), int), max_lengths=None, tokens=2, seed=0),
         BatchPlan.ladder(np.ones(7, int), (8,), rows=2),
-        WindowPlan(29, 3, rows=2, seed=0),
     ],
 )
 def test_batches_know_their_number_and_are_counted_from_zero(plan):
@@ -200,76 +198,6 @@ def test_the_search_for_buckets_is_bounded_where_lengths_are_not():
     assert all(
         (lengths[i[i >= 0]] <= shape).all() and len(i) * shape[0] <= 199_999 for _, i, shape in epoch(plan)[-99:]
     )
-
-
-def windows(plan, number=0):
-    """Return the (start, length) of every window of an epoch."""
-    found = []
-    for batch in epoch(plan, number):
-        starts, lengths = plan.starts(batch), plan.lengths(batch)
-        assert (starts[batch.indices < 0] == 0).all()
-        assert (lengths[batch.indices < 0] == 0).all()
-        found += [(s, n) for i, s, n in zip(batch.indices, starts, lengths, strict=True) if i >= 0]
-    return found
-
-
-@pytest.mark.parametrize("positions", [1, 6, 7, 8, 28, 29])
-def test_windows_cover_everything_once_without_a_seed(positions):
-    plan = WindowPlan(positions, 7, rows=3, seed=None)
-    assert plan.shapes == [(3, 7)]
-    for number in (0, 1):
-        found = windows(plan, number)
-        assert [start for start, _ in found] == list(range(0, positions, 7))
-        assert [start + i for start, length in found for i in range(length)] == list(range(positions))
-    assert all(len(batch.indices) == 3 and batch.shape == (7,) for batch in epoch(plan))
-
-
-@pytest.mark.parametrize("positions", [7, 12, 13, 19, 20, 101])
-def test_windows_with_a_seed_are_full_and_shuffled(positions):
-    plan, count = WindowPlan(positions, 7, rows=3, seed=5), max(1, (positions - 6) // 7)
-    offsets, orders = set(), set()
-    for number in range(60):
-        found = windows(plan, number)
-        starts = sorted(start for start, _ in found)
-        assert [length for _, length in found] == [7] * count
-        assert starts[0] >= 0
-        assert starts[-1] + 7 <= positions
-        assert np.diff(starts).tolist() == [7] * (count - 1)
-        offsets.add(starts[0])
-        orders.add(tuple((start - starts[0]) // 7 for start, _ in found))
-    assert offsets == set(range(min(7, positions - 7 * count + 1)))
-    assert len(orders) > min(count - 1, 30)
-
-
-def test_windows_depend_on_seed_and_number_only():
-    straight, jumping = WindowPlan(101, 7, 3, seed=5), WindowPlan(101, 7, 3, seed=5)
-    batches = epoch(straight) + epoch(straight, 1)
-    starts = [straight.starts(batch).tolist() for batch in batches]
-    for i in np.random.default_rng(1).permutation(len(batches)):
-        np.testing.assert_array_equal(jumping.batch(i).indices, batches[i].indices)
-        assert jumping.starts(jumping.batch(i)).tolist() == starts[i]
-    assert starts[: len(straight)] != starts[len(straight) :]
-    assert windows(WindowPlan(101, 7, 3, seed=6)) != windows(straight)
-
-
-@pytest.mark.parametrize("seed", [None, 3])
-def test_windows_of_values_are_padded_with_zeros(seed):
-    plan, values = WindowPlan(17, 5, rows=3, seed=seed), np.arange(100, 117, dtype=np.uint16)
-    for batch in epoch(plan):
-        taken = plan.take(values, batch)
-        assert (taken.dtype, taken.shape) == (np.int32, (3, 5))
-        for row, start, length in zip(taken, plan.starts(batch), plan.lengths(batch), strict=True):
-            assert row.tolist() == [*values[start : start + length], *[0] * (5 - length)]
-    last = plan.batch(len(plan) - 1)
-    assert plan.lengths(last).tolist() == ([2, 0, 0] if seed is None else [5, 5, 0])
-
-
-def test_windows_that_cannot_be_cut():
-    with pytest.raises(ValueError, match="6 positions are too few for a window of 7"):
-        WindowPlan(6, 7, 3, seed=0)
-    for arguments in ((0, 7, 3), (9, 0, 3), (9, 7, 0)):
-        with pytest.raises(ValueError, match="each must be at least 1"):
-            WindowPlan(*arguments, seed=None)
 
 
 def test_padding_is_zero_and_lengths_say_what_is_valid():

@@ -1,6 +1,6 @@
 import numpy as np
 
-from transformer_jax.data.ragged import Ragged
+from transformer_jax.data.ragged import Ragged, Windows
 
 ROWS = [[5, 6, 7], [], [8], [9, 10, 11, 12, 2], []]
 
@@ -49,3 +49,29 @@ def test_the_first_values():
     assert lists(ragged.first(counts)) == [row[:n] for row, n in zip(ROWS, counts, strict=True)]
     assert lists(ragged.first(2)) == [row[:2] for row in ROWS]
     assert lists(ragged) == ROWS
+
+
+def test_windows_are_those_of_a_loop():
+    """The loop is that of `convert_examples_to_features` in run_squad.py of google-research/bert."""
+    for stride in (1, 2, 3, 5):
+        lengths, rooms = (grid.ravel() for grid in np.meshgrid(np.arange(14), np.arange(stride, 8)))
+        expected = []
+        for text, (length, room) in enumerate(zip(lengths, rooms, strict=True)):
+            start = 0
+            while True:
+                size = min(length - start, room)
+                expected.append((text, start, start + size))
+                if start + size == length:
+                    break
+                start += min(size, stride)
+        found = Windows.over(lengths, rooms, stride)
+        assert list(zip(*(x.tolist() for x in found), strict=True)) == expected
+
+
+def test_slices():
+    rows = [[5, 6, 7], [], [8], [9, 10, 11, 12, 2]]
+    indices, starts, stops = np.array([[3, 1, 4], [0, 0, 3], [1, 0, 0], [3, 0, 5], [2, 0, 1], [3, 2, 3]]).T
+    found = Ragged.of(rows).parts(Windows(indices, starts, stops))
+    assert [found[i].tolist() for i in range(6)] == [
+        rows[i][a:b] for i, a, b in zip(indices, starts, stops, strict=True)
+    ]

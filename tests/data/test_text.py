@@ -17,7 +17,6 @@ from transformer_jax.data.text import (
     bucket_batches,
     cut,
     ladder_batches,
-    window_batches,
 )
 from transformer_jax.data.tokenizers import TokenizerError
 
@@ -344,69 +343,7 @@ def test_a_text_is_one_stream_of_characters(tmp_path):
     assert corpus.tokenizers["text"].decode(ids) == content[: len(content) // 2]
 
 
-@pytest.fixture
-def running(tmp_path):
-    """Corpus of 48 characters in 49 bytes, with max_length 5 and batch_tokens 80."""
-    (tmp_path / "text").mkdir()
-    (tmp_path / "text" / "train.txt").write_text("To bé, or not to be, that is the question, again")
-    (tmp_path / "text" / "val.txt").write_text("To be")
-    config = TextData(directory=str(tmp_path / "text"), tokenizer="characters", max_length=5, batch_tokens=80)
-    streams = {"text": Stream("text", "tokenizer.json", 40, "model.vocab_size")}
-    return Corpus(config, streams, tmp_path / "run", text_file)
-
-
-def ids_of(corpus):
-    return corpus.encode("text", corpus.open("train").column("text"), end=False).values
-
-
-@pytest.mark.parametrize("rows", [3, 16])
-def test_windows_in_order_predict_every_token_but_the_first_once(rows, running):
-    ids, batches = ids_of(running), window_batches(running, "text", "train", None, rows=rows)
-    assert len(ids) == 48
-    read, said = {}, {}
-    for arrays in epoch(batches):
-        assert {name: (x.shape, x.dtype) for name, x in arrays.items()} == {
-            "text": ((rows, 5), np.int32),
-            "target": ((rows, 5), np.int32),
-            "text_length": ((rows,), np.int32),
-            "index": ((rows,), np.int32),
-        }
-        for i, n, one, other in zip(*(arrays[k] for k in ("index", "text_length", "text", "target")), strict=True):
-            assert not one[n:].any()
-            assert not other[n:].any()
-            assert (n == 0) == (i == -1)
-            read[int(i)], said[int(i)] = one[:n], other[:n]
-    np.testing.assert_array_equal(np.concatenate([read[i] for i in range(10)]), ids[:-1])
-    np.testing.assert_array_equal(np.concatenate([said[i] for i in range(10)]), ids[1:])
-    assert batches.references[0][:2] == (47, 48), "tokens and their bytes, without the first token"
-
-
-def test_the_size_of_the_first_character_is_not_counted(running, tmp_path):
-    (tmp_path / "text" / "train.txt").write_text("éa")
-    assert window_batches(running, "text", "train", None, rows=1).references[0][:2] == (1, 1)
-
-
-def test_shuffled_windows_are_full_and_the_targets_follow(running, caplog):
-    ids = ids_of(running)
-    pairs_seen = set()
-    for number in range(6):
-        arrays, *more = epoch(window_batches(running, "text", "train", 3, rows=1), number)
-        assert arrays["text"].shape == (16, 5), "as many rows as data.batch_tokens allows"
-        assert not more
-        real = arrays["index"] >= 0
-        assert (arrays["text_length"] == 5 * real).all()
-        for one, other in zip(arrays["text"][real], arrays["target"][real], strict=True):
-            (start,) = [
-                i for i in range(len(ids) - 5) if (ids[i : i + 5] == one).all() and (ids[i + 1 : i + 6] == other).all()
-            ]
-            pairs_seen.add((number, start))
-    starts = [sorted(start for n, start in pairs_seen if n == number) for number in range(6)]
-    assert all(set(np.diff(found)) == {5} for found in starts)
-    assert len({found[0] for found in starts}) > 1, "the offset must differ between epochs"
-    assert "train: 48 tokens in 8 windows of 5, 1 batches" in caplog.text
-
-
-def test_special_ids_of_a_corpus(running, text, tmp_path):
+def test_special_ids_of_a_corpus(text, tmp_path):
     """Without a workdir, the special ids are those of tokenizers trained by this package: 0, 1 and 2."""
     corpus = pairs(tmp_path)
     assert corpus.special_ids("source") == corpus.special_ids("target") == TRAINED_HERE

@@ -8,11 +8,10 @@ import pytest
 from conftest import real_data
 
 from transformer_jax.data.annotated import squad_file
-from transformer_jax.data.ragged import Ragged
 from transformer_jax.data.sources import DataError
 from transformer_jax.data.text import SpecialIds
 from transformer_jax.data.tokenizer_training import train_tokenizer
-from transformer_jax.data.windows import Answer, QuestionAnsweringData, QuestionWindows, Windows, read_answers, sliced
+from transformer_jax.data.windows import Answer, QuestionAnsweringData, QuestionWindows, read_answers
 
 ODD = "Die ÉCOLE von Zürich 🌲🌲 kostet 3,50 €\u00a0– «Naïve» Straße\tund\u200b e\u0301te."
 
@@ -29,32 +28,6 @@ def characters(questions, contexts, what="here", **sizes):
     found = windows_of(tokenizer, questions, contexts, what, **sizes)
     rows = (tokenizer.tokens(found.rows[i]) for i in range(len(found.rows)))
     return found, ["".join(token if len(token) == 1 else "-" for token in row) for row in rows]
-
-
-def test_windows_are_those_of_a_loop():
-    """The loop is that of `convert_examples_to_features` in run_squad.py of google-research/bert."""
-    for stride in (1, 2, 3, 5):
-        lengths, rooms = (grid.ravel() for grid in np.meshgrid(np.arange(14), np.arange(stride, 8)))
-        expected = []
-        for text, (length, room) in enumerate(zip(lengths, rooms, strict=True)):
-            start = 0
-            while True:
-                size = min(length - start, room)
-                expected.append((text, start, start + size))
-                if start + size == length:
-                    break
-                start += min(size, stride)
-        found = Windows.over(lengths, rooms, stride)
-        assert list(zip(*(x.tolist() for x in found), strict=True)) == expected
-
-
-def test_slices():
-    rows = [[5, 6, 7], [], [8], [9, 10, 11, 12, 2]]
-    indices, starts, stops = np.array([[3, 1, 4], [0, 0, 3], [1, 0, 0], [3, 0, 5], [2, 0, 1], [3, 2, 3]]).T
-    found = sliced(Ragged.of(rows), indices, starts, stops)
-    assert [found[i].tolist() for i in range(6)] == [
-        rows[i][a:b] for i, a, b in zip(indices, starts, stops, strict=True)
-    ]
 
 
 def test_a_row_is_the_question_and_a_window():

@@ -81,7 +81,6 @@ def test_bits_per_byte_are_nats_per_token_in_another_unit(config, tmp_path, corp
             r"decoding.max_extra = 32: must be below model.max_length = 32",
         ),
         ({"data.max_length": 64, "data.batch_tokens": 1024}, r"data.max_length = 64: must not exceed model.max_length"),
-        ({"data.source": "tfds", "data.name": "dates"}, r"data.source = 'tfds': must be 'files'"),
     ],
 )
 def test_what_does_not_go_together(config, change, message):

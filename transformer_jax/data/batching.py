@@ -189,7 +189,7 @@ class BatchPlan(Plan):
         examples, order = self._order(0 if self._seed is None else epoch)
         which = order[position]
         rows, *shape = self.shapes[self._batch_bucket[which]]
-        return _filled_up(examples[self._starts[which] : self._stops[which]], rows), tuple(shape)
+        return filled_up(examples[self._starts[which] : self._stops[which]], rows), tuple(shape)
 
     def _order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the kept examples, sorted by bucket, and the order of the batches. The latest epoch is cached."""
@@ -204,82 +204,14 @@ class BatchPlan(Plan):
         return latest[1], latest[2]
 
 
-class WindowPlan(Plan):
-    """Plan that cuts a stream of tokens into windows of `length` positions, one window per row.
-
-    With a seed (training), each epoch starts at an offset drawn from [0, length) and shuffles its windows, all of which
-    are full. Each epoch leaves out different positions: fewer than `length` before the first window, and fewer than
-    2 · `length` in total.
-
-    Without a seed (evaluation), windows 0, 1, 2, … start at positions 0, length, 2 · length, …. Each position is
-    covered once, and the last window may be shorter.
-
-    `batch(i).indices` are window numbers.
-
-    Args:
-        positions: length of the stream.
-        length: length of a window.
-        rows: number of rows of every batch.
-        seed: seed for the offsets and for shuffling, or None.
-
-    Raises:
-        ValueError: an argument is below 1, or the stream is too short for a window (with a seed).
-    """
-
-    def __init__(self, positions: int, length: int, rows: int, seed: int | None):
-        if min(positions, length, rows) < 1:
-            raise ValueError(f"{positions=}, {length=}, {rows=}: each must be at least 1.")
-        if seed is not None and positions < length:
-            raise ValueError(f"{positions} positions are too few for a window of {length}: choose shorter windows.")
-        self._positions, self._length, self._rows, self._seed = positions, length, rows, seed
-        self.shapes = [(rows, length)]
-        # With a seed, the number of windows is the same at every offset.
-        self.windows = -(-positions // length) if seed is None else max(1, (positions - length + 1) // length)
-        self._latest: tuple[int, int, np.ndarray] | None = None
-
-    def __len__(self) -> int:
-        return -(-self.windows // self._rows)
-
-    def _contents(self, epoch: int, position: int) -> tuple[np.ndarray, tuple[int, ...]]:
-        windows = self._epoch(epoch)[1][position * self._rows : (position + 1) * self._rows]
-        return _filled_up(windows, self._rows), (self._length,)
-
-    def starts(self, batch: Batch) -> np.ndarray:
-        """Return (rows,) int64, the position at which each row's window starts; 0 in filler rows."""
-        offset = self._epoch(batch.number // len(self))[0]
-        return np.where(batch.indices >= 0, batch.indices * self._length + offset, 0)
-
-    def lengths(self, batch: Batch) -> np.ndarray:
-        """Return (rows,) int32, the number of positions in each row's window; 0 in filler rows."""
-        left = np.minimum(self._positions - self.starts(batch), self._length)
-        return np.where(batch.indices >= 0, left, 0).astype(np.int32)
-
-    def take(self, values: np.ndarray, batch: Batch) -> np.ndarray:
-        """Return (rows, length) int32, each row's window of `values`, padded with zeros."""
-        place, lengths = np.arange(self._length), self.lengths(batch)[:, None]
-        at = np.minimum(self.starts(batch)[:, None] + place, len(values) - 1)
-        return np.where(place < lengths, values[at], 0).astype(np.int32)
-
-    def _epoch(self, epoch: int) -> tuple[int, np.ndarray]:
-        """Return the offset and the order of the windows. The latest epoch is cached."""
-        if self._seed is None:
-            return 0, np.arange(self.windows)
-        latest = self._latest
-        if latest is None or latest[0] != epoch:
-            generator = np.random.default_rng((self._seed, epoch))
-            free = self._positions - self.windows * self._length
-            offset = int(generator.integers(min(self._length, free + 1)))
-            latest = self._latest = epoch, offset, generator.permutation(self.windows)
-        return latest[1], latest[2]
-
-
 def ladder_lengths(limit: int) -> list[int]:
     """Return the padded lengths 8, 12, 16, 24, 32, 48, … below `limit`, followed by `limit`."""
     steps = [2**n * half // 2 for n in range(3, 32) for half in (2, 3)]
     return [*(step for step in steps if step < limit), limit]
 
 
-def _filled_up(indices: np.ndarray, rows: int) -> np.ndarray:
+def filled_up(indices: np.ndarray, rows: int) -> np.ndarray:
+    """Return `indices` with -1 appended up to `rows` of them."""
     return np.pad(indices, (0, rows - len(indices)), constant_values=-1)
 
 

@@ -4,8 +4,40 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
+
+
+class Windows(NamedTuple):
+    """Parts of rows. Window w is the values starts[w] to stops[w] - 1 of row owners[w]."""
+
+    owners: np.ndarray
+    starts: np.ndarray
+    stops: np.ndarray
+
+    @classmethod
+    def over(cls, lengths: np.ndarray, rooms: np.ndarray, stride: int) -> Windows:
+        """Cover each row of `lengths` (n,) by windows of `rooms` (n,) values, which start `stride` values apart.
+
+        The last window of a row ends with it. An empty row has one empty window.
+        """
+        counts = 1 - np.minimum(rooms - lengths, 0) // stride
+        owners = np.repeat(np.arange(len(lengths)), counts)
+        starts = stride * (np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts))
+        return cls(owners, starts, np.minimum(starts + rooms[owners], lengths[owners]))
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return self.stops - self.starts
+
+    def take(self, indices: np.ndarray) -> Windows:
+        """Return the windows at `indices`, in this order."""
+        return Windows(*(values[indices] for values in self))
+
+    def shifted(self, by: int) -> Windows:
+        """Return the windows that start and stop `by` values later."""
+        return Windows(self.owners, self.starts + by, self.stops + by)
 
 
 class Ragged:
@@ -66,6 +98,12 @@ class Ragged:
         ends = np.cumsum(lengths, dtype=np.int64)
         at = np.arange(ends[-1] if len(ends) else 0) + np.repeat(self.offsets[indices] - (ends - lengths), lengths)
         return Ragged(self.values[at], lengths)
+
+    def parts(self, windows: Windows) -> Ragged:
+        """Return the values of each window."""
+        lengths = windows.lengths
+        shifts = self.offsets[windows.owners] + windows.starts - (np.cumsum(lengths) - lengths)
+        return Ragged(self.values[np.arange(lengths.sum()) + np.repeat(shifts, lengths)], lengths)
 
     def cut(self, limit: int, end: bool = True, tail: bool = False) -> Ragged:
         """Return the rows, truncated to at most `limit` values.

@@ -14,7 +14,7 @@ from etils import epath
 
 from transformer_jax import fields
 from transformer_jax.data import sources
-from transformer_jax.data.batching import Batch, Batches, BatchPlan, WindowPlan, ladder_lengths, padded_arrays
+from transformer_jax.data.batching import Batches, BatchPlan, ladder_lengths, padded_arrays
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.data.tokenizer_training import KINDS, train_tokenizer
 from transformer_jax.data.tokenizers import Tokenizer, TokenizerError
@@ -438,31 +438,3 @@ def example_batches(
 def example_plan(corpus: Corpus, lengths: np.ndarray, *, seed: int | None, rows: int, limit: int) -> BatchPlan:
     """Return the plan of `example_batches` for examples of `lengths` (n, k)."""
     return BatchPlan.ladder(lengths, ladder_lengths(limit), rows) if seed is None else corpus.plan(lengths, seed)
-
-
-def window_batches(corpus: Corpus, stream: str, split: str, seed: int | None, *, rows: int) -> Batches:
-    """Return windows of `data.max_length` tokens of running text, with the next token of each token as its target.
-
-    With a seed (training), the windows are shuffled and start at another offset in each epoch, and a batch has as many
-    rows as `data.batch_tokens` allows. Without one (evaluation), the windows are in order, `rows` per batch, and every
-    token except the first is predicted once.
-
-    Returns:
-        Batches of {stream: (B, T), "target": (B, T), {stream}_length: (B,), "index": (B,)}, int32. `references` has one
-        item: (number of predicted tokens, their size in bytes, hash of the text).
-    """
-    data, column = corpus.config, corpus.open(split).column(corpus.streams[stream].column)
-    ids = corpus.encode(stream, column, end=False).values
-    if seed is not None:
-        rows = data.batch_tokens // data.max_length // data.rows_multiple * data.rows_multiple
-    plan = WindowPlan(len(ids) - 1, data.max_length, rows, seed)
-    log.info("%s: %d tokens in %d windows of %d, %d batches", split, len(ids), plan.windows, data.max_length, len(plan))
-
-    def load(batch: Batch) -> dict[str, np.ndarray]:
-        arrays = {stream: plan.take(ids[:-1], batch), "target": plan.take(ids[1:], batch)}
-        return arrays | {f"{stream}_length": plan.lengths(batch), "index": batch.indices.astype(np.int32)}
-
-    line, starts = column[0], corpus.tokenizers[stream].spans([column[0]])[1][0]
-    first = line[: starts[1]] if len(starts) > 1 else line  # the first token is not predicted
-    size = sum(map(len, column.blocks())) - len(first.encode())
-    return Batches(plan, load, references=[(len(ids) - 1, size, corpus.sha256(split))])

@@ -12,7 +12,7 @@ import numpy as np
 
 from transformer_jax import fields
 from transformer_jax.data.examples import warn
-from transformer_jax.data.ragged import Ragged
+from transformer_jax.data.ragged import Ragged, Windows
 from transformer_jax.data.sources import DataError
 from transformer_jax.data.text import SpecialIds, TextData
 from transformer_jax.data.tokenizers import Tokenizer
@@ -91,32 +91,6 @@ def read_answers(column: Sequence[str], contexts: Sequence[str], what: str) -> l
     return found
 
 
-class Windows(NamedTuple):
-    """Parts of texts. Window w is the tokens starts[w] to stops[w] - 1 of text owners[w]."""
-
-    owners: np.ndarray
-    starts: np.ndarray
-    stops: np.ndarray
-
-    @classmethod
-    def over(cls, lengths: np.ndarray, rooms: np.ndarray, stride: int) -> "Windows":
-        """Cover each text of `lengths` (n,) by windows of `rooms` (n,) tokens, which start `stride` tokens apart.
-
-        The last window of a text ends with it. A text without tokens has one window without tokens.
-        """
-        counts = 1 - np.minimum(rooms - lengths, 0) // stride
-        owners = np.repeat(np.arange(len(lengths)), counts)
-        starts = stride * (np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts))
-        return cls(owners, starts, np.minimum(starts + rooms[owners], lengths[owners]))
-
-
-def sliced(rows: Ragged, indices: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Ragged:
-    """Return the parts rows[indices[i]][starts[i] : stops[i]]."""
-    lengths = stops - starts
-    shifts = rows.offsets[indices] + starts - (np.cumsum(lengths) - lengths)
-    return Ragged(rows.values[np.arange(lengths.sum()) + np.repeat(shifts, lengths)], lengths)
-
-
 class QuestionWindows:
     """Questions, each with the windows of its context, as rows [CLS] question [SEP] window [SEP].
 
@@ -156,7 +130,7 @@ class QuestionWindows:
         asked = questions.first(most)
         windows = Windows.over(lengths, config.max_length - SPECIALS - asked.lengths, config.stride)
         self._windows, self.owners = windows, windows.owners
-        part = sliced(ids, self._context[windows.owners], windows.starts, windows.stops)
+        part = ids.parts(windows._replace(owners=self._context[windows.owners]))
         begins, ends = (Ragged.repeated(i, len(self.owners)) for i in (special.begin, special.end))
         self.rows = Ragged.beside([begins, asked.take(self.owners), ends, part, ends])
         self.second = asked.lengths[self.owners] + 2

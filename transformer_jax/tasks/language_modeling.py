@@ -15,19 +15,20 @@ from transformer_jax import decoding, losses, metrics
 from transformer_jax.data import sources
 from transformer_jax.data.batching import Batches
 from transformer_jax.data.examples import columns_of
-from transformer_jax.data.text import TextData, ladder_batches, window_batches
+from transformer_jax.data.running_text import RunningTextData, text_batches
+from transformer_jax.data.text import ladder_batches
 from transformer_jax.decoding import SamplingConfig
 from transformer_jax.models.gpt import GPT, GPTConfig
 from transformer_jax.tasks.text import TextTask, TextTaskConfig, cache_and_causality
-from transformer_jax.training.task import Arrays, Mean, Outputs, Params, Record
+from transformer_jax.training.task import Arrays, Mean, Outputs, Params, Record, Work
 
 
 @dataclasses.dataclass(frozen=True)
 class LanguageModelingConfig(TextTaskConfig):
-    """The config sections of language modeling. `data.max_length` is the length of a window."""
+    """The config sections of language modeling."""
 
     model: GPTConfig
-    data: TextData
+    data: RunningTextData
     decoding: SamplingConfig = dataclasses.field(metadata={"free": True})
 
     def problems(self) -> Iterator[tuple[str, str]]:
@@ -38,15 +39,13 @@ class LanguageModelingConfig(TextTaskConfig):
                 "decoding.max_extra",
                 f"must be below model.max_length = {self.model.max_length}, which includes the prompt",
             )
-        if self.data.source != "files":
-            yield "data.source", "must be 'files': tfds records would be joined without a separator"
 
 
 class LanguageModeling(TextTask):
     """Prediction of the next token.
 
-    A batch holds "text" (B, T), the next token of each token as "target" (B, T), "text_length" (B,) and "index" (B,).
-    A batch of prompts, which the model continues, has no target.
+    A batch holds the arrays of `data.running_text.text_batches`. One of prompts, which the model continues, has only
+    "text" (B, T), "text_length" (B,) and "index" (B,).
     """
 
     Config = LanguageModelingConfig
@@ -55,7 +54,7 @@ class LanguageModeling(TextTask):
     def __init__(self, config: LanguageModelingConfig, workdir: epath.PathLike | None):
         super().__init__(config, workdir)
         self.model = GPT(config.model)
-        self.corpus = self.make_corpus({"text": "text"}, workdir, sources.text_file)
+        self.corpus = self.make_corpus({"text": config.data.text_column}, workdir, sources.text_file)
 
     def init(self, key: jax.Array) -> Params:
         return self.model.init(key, jnp.zeros((1, 1), jnp.int32))["params"]
@@ -64,8 +63,10 @@ class LanguageModeling(TextTask):
         """Return the mean over tokens of -log P(token | preceding tokens)."""
         valid, model = self.valid(batch, "text"), self.config.model
         rngs = None if key is None else {"dropout": key}
-        x, lm_head = self.model.apply({"params": params}, batch["text"], valid, rngs=rngs, method="hidden")
-        return Mean(*losses.next_token(lm_head, x, batch["target"], valid, model.vocab_size, model.dtype))
+        packing = {"segments": batch["segment"], "positions": batch["position"]} if "segment" in batch else {}
+        x, lm_head = self.model.apply({"params": params}, batch["text"], valid, **packing, rngs=rngs, method="hidden")
+        counted = valid & (batch["counted"] > 0) if "counted" in batch else valid
+        return Mean(*losses.next_token(lm_head, x, batch["target"], counted, model.vocab_size, model.dtype))
 
     def loss(
         self, params: Params, batch: Mapping[str, jax.Array], key: jax.Array, step: jax.Array | int
@@ -106,7 +107,8 @@ class LanguageModeling(TextTask):
         return {}, {"tokens": jnp.concatenate([first, found.tokens], axis=2)}
 
     def batches(self, split: str, seed: int | None) -> Batches:
-        return window_batches(self.corpus, "text", split, seed, rows=self.config.evaluation.batch_size)
+        data, rows = self.config.data, self.config.evaluation.batch_size
+        return text_batches(self.corpus, "text", split, seed, layout=data.layout, stride=data.stride, rows=rows)
 
     def batches_of(self, records: Sequence[Record]) -> Batches:
         """Return batches of prompts. An empty prompt becomes a line break. Long prompts keep their last tokens."""
@@ -139,7 +141,25 @@ class LanguageModeling(TextTask):
         draw, index = np.random.default_rng(seed or 0), np.arange(rows, dtype=np.int32)
         lengths = np.full(rows, length) if seed is None else draw.integers(1, length + 1, rows)
         ids = draw.integers(0, self.config.model.vocab_size, (rows, length + 1), np.int32)
-        return {"text": ids[:, :-1], "target": ids[:, 1:], "text_length": lengths.astype(np.int32), "index": index}
+        arrays = {"text": ids[:, :-1], "target": ids[:, 1:], "text_length": lengths.astype(np.int32), "index": index}
+        if self.config.data.layout == "documents":  # two in a row
+            place, second = np.arange(length, dtype=np.int32), draw.integers(1, length + 1, (rows, 1), np.int32)
+            inside = place < lengths[:, None]
+            arrays["segment"] = np.where(inside, 1 + (place >= second), 0).astype(np.int32)
+            arrays["position"] = np.where(inside, place - second * (place >= second), 0).astype(np.int32)
+        return arrays
+
+    def work(self, batch: Arrays) -> Work:
+        """Return the work on the documents of a batch, each of which sees only itself."""
+        if "segment" in batch:
+            segment = batch["segment"]
+            of = segment + (segment.shape[1] + 1) * np.arange(len(segment))[:, None]
+            batch = {"text_length": np.bincount(of[segment > 0])}
+        return super().work(batch)
+
+    def preview(self, arrays: Arrays) -> list[str]:
+        first = {"text_length": (arrays["segment"] == 1).sum(axis=1)} if "segment" in arrays else {}
+        return super().preview(arrays | first)
 
     def checks(self, params: Params, batch: Mapping[str, jax.Array]) -> Mapping[str, float]:
         apply: Any = functools.partial(self.model.apply, {"params": params})

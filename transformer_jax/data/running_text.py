@@ -1,0 +1,203 @@
+"""Running text for language models: documents, cut into windows, in batches that predict each next token."""
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from transformer_jax import fields
+from transformer_jax.data.batching import Arrays, Batch, Batches
+from transformer_jax.data.packing import PackedPlan, RowPlan, WindowPlan
+from transformer_jax.data.ragged import Ragged, Windows
+from transformer_jax.data.sources import DataError, Pieces
+from transformer_jax.data.text import Corpus, TextData
+from transformer_jax.data.tokenizers import Tokenizer
+
+LAYOUTS = ("windows", "documents")
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunningTextData(TextData):
+    """Running text: a file {split}.txt, or the texts of a tfds data set. `max_length` is the length of a row.
+
+    text_column: the feature of a tfds data set that holds the text. Each of its records is a document.
+    layout: "windows" takes the whole split as one text and cuts it into windows. "documents" packs several documents,
+        which cannot see each other, into a row; in a file, blank lines separate documents.
+    stride: in evaluation, a window starts this many tokens after the one before it. Its first max_length - stride
+        tokens are then context only, as the window before it has predicted them. 0: max_length, so without overlap.
+    """
+
+    text_column: str = "text"
+    layout: str = "windows"
+    stride: int = fields.size(0, 0, free=True)
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (field, rule and remedy) for every invalid value."""
+        yield from super().problems()
+        if not self.text_column:
+            yield "text_column", "must be the name of a feature of the data set, e.g. 'text'"
+        if self.layout not in LAYOUTS:
+            yield "layout", f"must be one of {', '.join(LAYOUTS)}"
+        if not 0 <= self.stride <= self.max_length:
+            yield "stride", f"must be in [1, max_length = {self.max_length}], or 0 for max_length"
+
+
+class Text(NamedTuple):
+    """The documents of a split.
+
+    documents: the tokens of each document. Each ends in the end id, unless the whole split is one text file.
+    first: (documents,) the line with which each document begins.
+    inside: (lines,) False for blank lines between documents, and for blank records.
+    """
+
+    documents: Ragged
+    first: np.ndarray
+    inside: np.ndarray
+
+
+def read_text(corpus: Corpus, stream: str, split: str, layout: str) -> Text:
+    """Read and tokenize a split.
+
+    A record of a tfds data set is a document. In a file, the lines between blank lines are a document, with all of
+    their line breaks. If the layout is "windows", a file is one document, and so is a data set: its records are joined,
+    each with the end id after it. Documents without tokens are left out.
+    """
+    column = corpus.open(split).column(corpus.streams[stream].column)
+    ids, records = corpus.encode(stream, column, end=False), not isinstance(column, Pieces)
+    separate = records or layout == "documents"
+    inside = np.ones(len(column), bool)
+    if separate:
+        inside[:] = [bool(line.strip()) for line in column]
+    first = np.flatnonzero(inside if records else inside & ~np.pad(inside[:-1], (1, 0)))
+    lengths = np.add.reduceat(np.where(inside, ids.lengths, 0), first, dtype=np.int64)
+    values = ids.values if inside.all() else ids.values[np.repeat(inside, ids.lengths)]
+    if separate:
+        filled = lengths > 0
+        first, lengths = first[filled], lengths[filled]
+        values = np.insert(values, np.cumsum(lengths), corpus.special_ids(stream).end)
+        lengths += 1
+    if layout == "windows":
+        first, lengths = first[:1], np.array([len(values)])
+    return Text(Ragged(values, lengths), first, inside)
+
+
+def predicted_bytes(text: Text, lines: Sequence[str], tokenizer: Tokenizer) -> int:
+    """Return the size of the text of all predicted tokens, i.e. of all but the first token of each document.
+
+    The end of a document is predicted too, and has no size.
+    """
+    size = sum(len(line.encode()) for line, inside in zip(lines, text.inside, strict=True) if inside)
+    beginnings = [lines[i] for i in text.first]
+    _, starts, _ = tokenizer.spans(beginnings)
+    for i, line in enumerate(beginnings):
+        size -= len((line[: starts[i][1]] if starts.lengths[i] > 1 else line).encode())
+    return size
+
+
+def text_batches(
+    corpus: Corpus, stream: str, split: str, seed: int | None, *, layout: str, stride: int, rows: int
+) -> Batches:
+    """Return batches of rows of `data.max_length` tokens, with the token that follows each one as its target.
+
+    With a seed (training), the rows are shuffled, and a batch has as many as `data.batch_tokens` allows. The windows of
+    a text start at another offset in each epoch; documents are packed, and longer ones cut into pieces.
+
+    Without a seed (evaluation), there are `rows` per batch, and every token is predicted exactly once, except the first
+    one of each document. Windows start `stride` tokens apart, which leaves at least `data.max_length` - `stride` tokens
+    of context to each prediction after the first window.
+
+    Args:
+        corpus: the text.
+        stream: name of the stream in the corpus and in the batches.
+        split: name of the split.
+        seed: seed of shuffling and offsets, or None.
+        layout: one of LAYOUTS.
+        stride: see `RunningTextData`. Not used in training.
+        rows: number of rows of a batch without a seed.
+
+    Returns:
+        Batches of {stream: (B, T), "target": (B, T), {stream}_length: (B,), "index": (B,)}, int32. Packed rows also
+        have "segment" (B, T), the number of each token's document in its row, from 1, and "position" (B, T), the place
+        of each token in its document; both are 0 at padding. Where windows overlap, "counted" (B, T) is 1 at the tokens
+        whose prediction counts. `references` has one item: (number of predicted tokens, their size in bytes, hash of
+        the text).
+
+    Raises:
+        DataError: there is no token to predict, or too few for a window in training.
+    """
+    data, source, tokenizer = corpus.config, corpus.open(split), corpus.tokenizers[stream]
+    where, length, packed = f"{source.where}, split {split}", data.max_length, layout == "documents"
+    text = read_text(corpus, stream, split, layout)
+    positions = text.documents.lengths - 1  # a token is predicted at each of these
+    if (total := int(positions.sum())) < 1:
+        raise DataError(f"{where}: a token is predicted from those before it, so there must be two; use a longer text")
+    if seed is not None:
+        rows, stride = data.batch_tokens // length // data.rows_multiple * data.rows_multiple, 0
+    stride = stride or length
+    plan: RowPlan
+    if seed is None or packed:
+        plan = PackedPlan(Windows.over(positions, np.full(len(positions), length), stride), length, rows, seed)
+    elif total >= length:
+        plan = WindowPlan(total, length, rows, seed)
+    else:
+        raise DataError(
+            f"{where}: {total + 1} tokens are too few for training on windows of data.max_length = {length} tokens, "
+            f"each with the token after it: set data.max_length to {total} or less, or use a longer text"
+        )
+    what = "rows" if packed else "windows"
+    tokens = len(text.documents.values)
+    log.info("%s: %d tokens in %d %s of %d, %d batches", split, tokens, plan.count, what, length, len(plan))
+    if packed:
+        padding, cut = 100 - 100 * plan.fill, int((positions > length).sum())
+        log.info("%s: %d documents, %d of them cut; %.1f %% padding", split, len(positions), cut, padding)
+    load = functools.partial(_arrays, stream, text.documents, plan, length - stride, packed)
+    if seed is not None:
+        return Batches(plan, load)
+    _warn_of_unknown(text.documents, tokenizer, where)
+    size = predicted_bytes(text, source.column(corpus.streams[stream].column), tokenizer)
+    return Batches(plan, load, references=[(total, size, corpus.sha256(split))])
+
+
+def _warn_of_unknown(documents: Ragged, tokenizer: Tokenizer, where: str) -> None:
+    """Log a warning with the number of tokens that the tokenizer does not know, if there are any."""
+    if tokenizer.unk_id is not None and (unknown := int((documents.values == tokenizer.unk_id).sum())):
+        log.warning(
+            "%s: %d of %d tokens are unknown to the tokenizer, which learned from the training split, and count as "
+            "one symbol",
+            where,
+            unknown,
+            len(documents.values),
+        )
+
+
+def _arrays(stream: str, documents: Ragged, plan: RowPlan, context: int, packed: bool, batch: Batch) -> Arrays:
+    """Return the arrays of a batch. The first `context` tokens of a window that is not a document's first are seen."""
+    windows, counts = plan.windows(batch)
+    of = np.repeat(np.arange(len(windows.starts)), windows.lengths)  # the window of each token
+    place = np.arange(len(of)) - (np.cumsum(windows.lengths) - windows.lengths)[of]
+    row = np.repeat(np.arange(len(counts)), counts)
+    sizes = np.bincount(row, windows.lengths, len(counts)).astype(np.int32)
+    filled = np.arange(batch.shape[0]) < sizes[:, None]
+
+    def laid_out(values: np.ndarray) -> np.ndarray:
+        array = np.zeros(filled.shape, np.int32)
+        array[filled] = values
+        return array
+
+    arrays = {
+        stream: laid_out(documents.parts(windows).values),
+        "target": laid_out(documents.parts(windows.shifted(1)).values),
+        f"{stream}_length": sizes,
+        "index": batch.indices.astype(np.int32),
+    }
+    if packed:
+        number = np.arange(len(row)) - (np.cumsum(counts) - counts)[row] + 1  # of each window in its row
+        arrays |= {"segment": laid_out(number[of]), "position": laid_out(place)}
+    if context:
+        arrays["counted"] = laid_out((place >= context) | (windows.starts[of] == 0))
+    return arrays
