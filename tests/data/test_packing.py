@@ -58,6 +58,14 @@ def some_windows(length=11, count=101):
 
 
 @pytest.mark.parametrize("kind", ["windows", "packed"])
+def test_a_host_may_have_only_filler_rows(kind):
+    plan = plan_of(kind)
+    windows, counts = plan.windows(plan.batch(0)._replace(indices=np.array([-1, -1])))
+    assert [len(x) for x in windows] == [0, 0, 0]
+    assert counts.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("kind", ["windows", "packed"])
 def test_batches_depend_on_seed_and_number_only(kind):
     straight, jumping = plan_of(kind), plan_of(kind)
     batches = epoch(straight) + epoch(straight, 1)

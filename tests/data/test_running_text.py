@@ -145,6 +145,15 @@ def test_packed_documents_predict_all_their_tokens_and_their_end(kind, seed, tmp
         assert batches.references[0][:2] == (sum(map(len, documents)), size)
 
 
+@pytest.mark.parametrize("layout", ["windows", "documents"])
+def test_a_batch_of_filler_rows_is_empty(layout, tmp_path):
+    """A host may have no other rows of a batch."""
+    plan, load, *_ = batches_of(corpus_of(tmp_path, QUESTION), seed=0, layout=layout)
+    arrays = load(plan.batch(0)._replace(indices=np.array([-1, -1])))
+    assert arrays["text"].shape == (2, 5)
+    assert not any(x.any() for name, x in arrays.items() if name != "index")
+
+
 def test_overlapping_windows_of_packed_documents_count_every_token_once(tmp_path):
     corpus = corpus_of(tmp_path, records=DOCUMENTS)
     batches = batches_of(corpus, layout="documents", stride=2)

@@ -1,10 +1,13 @@
-"""Language model: continuations of prompts, and scores."""
+"""Language model: losses of packed documents, continuations of prompts, and scores."""
+
+import json
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import small
+from conftest import on_devices, small
 
 from transformer_jax.config import ConfigError, make_task, parse
 from transformer_jax.training.evaluation import Evaluator
@@ -71,6 +74,137 @@ def test_bits_per_byte_are_nats_per_token_in_another_unit(config, tmp_path, corp
     scores = task.score({"loss": 2.0}, [], batches.references)
     assert scores["bits_per_byte"] == pytest.approx(2.0 * 99 / (150 - 2) / np.log(2))
     assert task.score({}, [], batches.references) == {}
+
+
+@pytest.fixture
+def packed(config):
+    """A config of packed documents, with one layer and no dropout."""
+    config.data.layout, config.model.num_layers = "documents", 1
+    config.model.dropout_rate = config.model.attention_dropout_rate = 0.0
+    return config
+
+
+def separate(task, split):
+    """Return one batch of all documents of a split, cut at data.max_length, each in a row of its own."""
+    tokenizer, length, inputs, targets = task.corpus.tokenizers["text"], task.config.data.max_length, [], []
+    text = "".join(task.corpus.open(split).column("text"))
+    for document in text.removesuffix("\n").split("\n\n"):
+        ids = [*tokenizer.encode_batch([document + "\n"])[0], tokenizer.eos_id]
+        for start in range(0, len(ids) - 1, length):
+            inputs.append(ids[start : min(start + length, len(ids) - 1)])
+            targets.append(ids[start + 1 : start + length + 1])
+
+    def padded(rows):
+        return np.array([row + [0] * (length - len(row)) for row in rows], np.int32)
+
+    lengths = np.array([len(row) for row in inputs], np.int32)
+    return {
+        "text": padded(inputs),
+        "target": padded(targets),
+        "text_length": lengths,
+        "index": np.arange(len(lengths), dtype=np.int32),
+    }
+
+
+def test_losses_and_gradients_of_packed_documents_are_those_of_separate_ones(packed, tmp_path):
+    task = make_task(parse(packed), tmp_path / "run")
+    params = nn.unbox(task.init(jax.random.key(0)))
+
+    @jax.jit
+    def run(params, batch):
+        def total(params):
+            mean = task.loss(params, batch, jax.random.key(0), 0)["loss"]
+            return mean.sum, mean.weight
+
+        (value, weight), gradient = jax.value_and_grad(total, has_aux=True)(params)
+        return value, weight, jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(gradient)])
+
+    batches, alone = task.batches("train", 3), separate(task, "train")
+    arrays = [batches.load(batches.plan.batch(i)) for i in range(len(batches.plan))]
+    assert max(x["segment"].max() for x in arrays) > 1
+    found = [sum(parts) for parts in zip(*(run(params, x) for x in arrays), strict=True)]
+    for one, other in zip(found, run(params, alone), strict=True):
+        assert np.abs(one - other).max() <= 1e-5 * np.abs(other).max()
+    assert found[1] == alone["text_length"].sum()
+    work = [task.work(x) for x in arrays]
+    assert sum(tokens for tokens, _ in work) == task.work(alone).tokens
+    assert sum(flops for _, flops in work) == pytest.approx(task.work(alone).flops)
+    row = arrays[0]["segment"].max(axis=1).argmax()
+    shown = task.preview({name: x[row:] for name, x in arrays[0].items()})[1].split()
+    assert len(shown) == (arrays[0]["segment"][row] == 1).sum() < arrays[0]["text_length"][row]
+
+
+EVALUATE = """
+import json
+import flax.linen as nn
+import jax
+from ml_collections import ConfigDict
+from transformer_jax.config import make_task, parse
+from transformer_jax.training.evaluation import Evaluator
+from transformer_jax.training.sharding import make_mesh
+
+jax.config.update("jax_disable_most_optimizations", True)
+found = []
+for rows in SIZES:
+    config = ConfigDict(CONFIG)
+    config.evaluation.batch_size = rows
+    task = make_task(parse(config), WORKDIR)
+    params = nn.unbox(task.init(jax.random.key(0)))
+    found.append(Evaluator(task, make_mesh(task.config.mesh)).evaluate(params, "val", True))
+print(json.dumps(found))
+"""
+
+
+def test_scores_are_the_same_on_any_number_of_devices_and_for_any_batch_size(packed, tmp_path, capsys):
+    packed.data.stride = 20
+    make_task(parse(packed), tmp_path / "run").fingerprint(training=False)
+    program = EVALUATE.replace("CONFIG", repr(packed.to_dict())).replace("WORKDIR", repr(str(tmp_path / "run")))
+    exec(program.replace("SIZES", "(3, 7)"), {})
+    one, other = json.loads(capsys.readouterr().out)
+    assert one == pytest.approx(other, rel=1e-5)
+    assert json.loads(on_devices(8, program.replace("SIZES", "(3,)"))) == [pytest.approx(one, rel=1e-5)]
+
+
+def test_overlapping_windows_are_scored_with_more_context(packed, tmp_path):
+    """Compare with the model run on the tokens before each one, from the start of the first window that has it."""
+    packed.data.layout, packed.data.stride = "windows", 20
+    task, length = make_task(parse(packed), tmp_path / "run"), packed.data.max_length
+    params = nn.unbox(task.init(jax.random.key(0)))
+    ids = task.corpus.encode("text", task.corpus.open("val").column("text"), end=False).values.astype(int)
+    ends = np.arange(1, len(ids))
+    starts = np.where(ends <= length, 0, 20 * -(-(ends - length) // 20))
+    rows = np.array([np.pad(ids[a:b], (0, length - (b - a))) for a, b in zip(starts, ends, strict=True)])
+    logits = jax.jit(task.model.apply)({"params": params}, rows)[np.arange(len(rows)), ends - starts - 1]
+    expected = -np.asarray(jax.nn.log_softmax(logits))[np.arange(len(rows)), ids[1:]].mean()
+    scores = Evaluator(task, make_mesh(task.config.mesh)).evaluate(params, "val", True)
+    assert scores["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["windows", "documents"])
+def test_a_tfds_data_set_is_documents(layout, packed, tmp_path):
+    packed.data.update(source="tfds", name="dates", directory=str(tmp_path), text_column="written", layout=layout)
+    packed.data.train_split = "train[:30]"
+    task = make_task(parse(packed), tmp_path / "run")
+    batches = task.batches("validation[:7]", None)
+    arrays = batches.load(batches.plan.batch(0))
+    assert ("segment" in arrays) == (layout == "documents")
+    assert (arrays["target"] == task.corpus.tokenizers["text"].eos_id).sum() == 7
+    dates = task.corpus.open("validation[:7]").column("written")
+    firsts = 1 if layout == "windows" else 7
+    assert batches.references[0][0] == sum(map(len, dates)) + 7 - firsts
+    assert batches.references[0][1] == sum(len(date.encode()) for date in dates) - firsts
+
+
+def test_a_dummy_batch_of_packed_documents_is_like_a_real_one(packed, tmp_path):
+    task = make_task(parse(packed), tmp_path / "run")
+    batches, dummy = task.batches("train", 0), task.dummy_batch(7, 11, seed=3)
+    real = batches.load(batches.plan.batch(0))
+    assert {name: (x.dtype, x.ndim) for name, x in dummy.items()} == {n: (x.dtype, x.ndim) for n, x in real.items()}
+    for segment, position, length in zip(*(dummy[k] for k in ("segment", "position", "text_length")), strict=True):
+        first, second = ((segment == number).sum() for number in (1, 2))
+        assert segment.tolist() == [1] * first + [2] * second + [0] * (11 - length)
+        assert position.tolist() == [*range(first), *range(second), *[0] * (11 - length)]
+    assert (dummy["segment"] == 2).any()
 
 
 @pytest.mark.parametrize(
