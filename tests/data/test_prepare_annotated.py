@@ -1,8 +1,10 @@
 """Annotated data sets of tfds, prepared without TensorFlow from tiny files with the layouts of the originals."""
 
 import importlib.util
+import io
 import json
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -51,6 +53,19 @@ def test_sst2(stand_ins, tmp_path):
         tfds_source("glue/sst2", tmp_path / "data", "train", ["words"])
     assert importlib.util.find_spec("tensorflow") is None
     assert "tensorflow" not in sys.modules
+
+
+def test_imdb_reviews_are_text(stand_ins, tmp_path):
+    """Reviews may contain line breaks."""
+    reviews = {"train/pos/0_9.txt": "Good.", "train/neg/0_1.txt": "Bad.\n\nVery bad.", "train/unsup/0_0.txt": "Ähm."}
+    with tarfile.open(stand_ins / "aclImdb_v1.tar.gz", "w:gz") as archive:
+        for name, text in (reviews | {"test/pos/0_8.txt": "Fine.", "test/neg/0_2.txt": "Poor."}).items():
+            info = tarfile.TarInfo(f"aclImdb/{name}")
+            info.size = len(text.encode())
+            archive.addfile(info, io.BytesIO(text.encode()))
+    prepare("imdb_reviews", tmp_path / "data", stand_ins)
+    assert records("imdb_reviews", tmp_path / "data", "train", ["text"]) == [("Bad.\n\nVery bad.",), ("Good.",)]
+    assert records("imdb_reviews", tmp_path / "data", "unsupervised", ["text"]) == [("Ähm.",)]
 
 
 def test_stsb(stand_ins, tmp_path):
