@@ -272,13 +272,13 @@ def load_recipe(text: str) -> ConfigDict:
 
 
 def shrink(config: ConfigDict) -> None:
-    """Shrink a config in place until it runs in seconds. Keys that are not sizes keep their values."""
+    """Shrink a config in place until it runs in seconds. Keys that are not sizes, and sizes of 0, keep their values."""
     before = config.to_dict()
     known = fields(config.task, before["model"])
     for key, field in known.items():
         section, name = key.split(".")
         value = before[section][name]
-        if "small" in field.metadata and type(value) is int:
+        if "small" in field.metadata and type(value) is int and value:
             like = field.metadata["like"]
             same = like and value == before[section][like]
             metadata = known[f"{section}.{like}"].metadata if same else field.metadata

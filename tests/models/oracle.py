@@ -89,21 +89,21 @@ def relative_attention(query, key, value, key_table, value_table, mask=None, bia
     return output
 
 
-def rotation(m, width):
+def rotation(m, width, base=10000):
     """Return R^d_Θ,m of RoFormer (Su et al. 2021), eq. 15: blocks (cos mθ_i, -sin mθ_i; sin mθ_i, cos mθ_i)."""
     matrix = np.zeros((width, width))
     for i in range(1, width // 2 + 1):
-        angle = m * 10000 ** (-2 * (i - 1) / width)
+        angle = m * base ** (-2 * (i - 1) / width)
         block = [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
         matrix[2 * i - 2 : 2 * i, 2 * i - 2 : 2 * i] = block
     return matrix
 
 
-def rotated(x, position=0):
+def rotated(x, position=0, base=10000):
     """Rotate each vector of x (B, T, N, H) by its position."""
     x, turned = float64(x), np.zeros(x.shape)
     for b, t, n in np.ndindex(x.shape[:3]):
-        turned[b, t, n] = rotation(position + t, x.shape[-1]) @ x[b, t, n]
+        turned[b, t, n] = rotation(position + t, x.shape[-1], base) @ x[b, t, n]
     return turned
 
 
@@ -111,8 +111,11 @@ def linear(p, x):
     return x @ p["kernel"] + p.get("bias", 0.0)
 
 
-def multi_head(p, x, memory, mask=None, bias=None, positions="none"):
-    """Return Concat(head₁ … head_N) W_O. Self-attention may have relative or rotary positions."""
+def multi_head(p, x, memory, mask=None, bias=None, positions="none", rotary_base=10000):
+    """Return Concat(head₁ … head_N) W_O. Self-attention may have relative or rotary positions.
+
+    With K key-value heads (Ainslie et al. 2023), the first N / K query heads read the first one, and so on.
+    """
     p, x, memory = float64(p), float64(x), float64(memory)
     heads = p["query"]["kernel"].shape[1]
 
@@ -120,14 +123,15 @@ def multi_head(p, x, memory, mask=None, bias=None, positions="none"):
         return {"kernel": projection["kernel"][:, n], "bias": projection["bias"][n] if "bias" in projection else 0.0}
 
     def project(name, x):
-        return np.stack([linear(head(p[name], n), x) for n in range(heads)], axis=2)
+        shared = heads // p[name]["kernel"].shape[1]
+        return np.stack([linear(head(p[name], n // shared), x) for n in range(heads)], axis=2)
 
     query, key, value = project("query", x), project("key", memory), project("value", memory)
     if positions == "relative":
         tables = p["relative"]["key_table"], p["relative"]["value_table"]
         output = relative_attention(query, key, value, *tables, mask, bias)
     elif positions == "rotary":
-        output, _ = attention(rotated(query), rotated(key), value, mask, bias)
+        output, _ = attention(rotated(query, 0, rotary_base), rotated(key, 0, rotary_base), value, mask, bias)
     else:
         output, _ = attention(query, key, value, mask, bias)
     concatenated = np.concatenate([output[:, :, n] for n in range(heads)], axis=-1)
@@ -154,8 +158,11 @@ ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "silu": silu}
 
 
 def feed_forward(p, x, activation):
-    p = float64(p)
-    return linear(p["outer"], ACTIVATIONS[activation](linear(p["inner"], float64(x))))
+    """Return FFN(x) of Vaswani et al. 2017, eq. 2, or of Shazeer 2020, eq. 6, if there is a gate."""
+    p, x = float64(p), float64(x)
+    if "gate" in p:
+        return linear(p["outer"], ACTIVATIONS[activation](linear(p["gate"], x)) * linear(p["inner"], x))
+    return linear(p["outer"], ACTIVATIONS[activation](linear(p["inner"], x)))
 
 
 def layer_norm(p, x, epsilon):
@@ -165,18 +172,31 @@ def layer_norm(p, x, epsilon):
     return (x - mean) / np.sqrt(variance + epsilon) * p["scale"] + p["bias"]
 
 
+def rms_norm(p, x, epsilon):
+    """Return x / RMS(x) · g (Zhang and Sennrich 2019, eq. 4)."""
+    p, x = float64(p), float64(x)
+    return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + epsilon) * p["scale"]
+
+
+NORMS = {"layer_norm": layer_norm, "rms_norm": rms_norm}
+
+
 def residual(p, x, sublayer, norm, epsilon):
-    """Return norm(x + f(x)) for post-norm, x + f(norm(x)) for pre-norm."""
+    """Return norm(x + f(x)) for post-norm, x + f(norm(x)) for pre-norm. The type of the norm is its name in p."""
+    ((kind, p),) = p.items()
     if norm == "post":
-        return layer_norm(p["layer_norm"], x + sublayer(x), epsilon)
-    return x + sublayer(layer_norm(p["layer_norm"], x, epsilon))
+        return NORMS[kind](p, x + sublayer(x), epsilon)
+    return x + sublayer(NORMS[kind](p, x, epsilon))
 
 
 def encoder_block(p, x, mask, config):
     def around(name, sublayer, x):
         return residual(p[f"{name}_residual"], x, sublayer, config.norm, config.norm_epsilon)
 
-    x = around("self_attention", lambda h: multi_head(p["self_attention"], h, h, mask, None, config.positions), x)
+    def attend(h):
+        return multi_head(p["self_attention"], h, h, mask, None, config.positions, config.rotary_base)
+
+    x = around("self_attention", attend, x)
     return around("feed_forward", lambda h: feed_forward(p["feed_forward"], h, config.activation), x)
 
 
@@ -184,7 +204,10 @@ def decoder_block(p, x, memory, self_mask, cross_mask, config):
     def around(name, sublayer, x):
         return residual(p[f"{name}_residual"], x, sublayer, config.norm, config.norm_epsilon)
 
-    x = around("self_attention", lambda h: multi_head(p["self_attention"], h, h, self_mask, None, config.positions), x)
+    def attend(h):
+        return multi_head(p["self_attention"], h, h, self_mask, None, config.positions, config.rotary_base)
+
+    x = around("self_attention", attend, x)
     x = around("cross_attention", lambda h: multi_head(p["cross_attention"], h, memory, cross_mask), x)
     return around("feed_forward", lambda h: feed_forward(p["feed_forward"], h, config.activation), x)
 
@@ -218,7 +241,7 @@ def embed(params, config, ids, embedding="embedding", positions="positions"):
 
 
 def finished(p, config, x):
-    return x if config.norm == "post" else layer_norm(p["final_norm"], x, config.norm_epsilon)
+    return x if config.norm == "post" else NORMS[config.norm_type](p["final_norm"], x, config.norm_epsilon)
 
 
 def stack(p, config, x, mask):
@@ -229,7 +252,7 @@ def stack(p, config, x, mask):
 def stack_outputs(p, config, x, mask):
     """Return the output of every layer. Only that of the last one is `finished`."""
     outputs = [x]
-    for number in range(len(p["layers"]["feed_forward"]["inner"]["bias"])):
+    for number in range(len(p["layers"]["feed_forward"]["inner"]["kernel"])):
         outputs.append(encoder_block(layer(p["layers"], number), outputs[-1], mask, config))
     return [*outputs[1:-1], finished(p, config, outputs[-1])]
 
@@ -254,7 +277,8 @@ def bert_layers(params, config, tokens, valid, segments):
     for b, t in np.ndindex(rows, length):
         seen = t + 1 if config.causal else length
         mask[b, 0, t, :seen] = valid[b, :seen]
-    return stack_outputs(params["encoder"], config, layer_norm(params["norm"], x, config.norm_epsilon), mask)
+    norm = NORMS[config.norm_type]
+    return stack_outputs(params["encoder"], config, norm(params["norm"], x, config.norm_epsilon), mask)
 
 
 def bert(params, config, tokens, valid, segments):
@@ -267,7 +291,8 @@ def bert(params, config, tokens, valid, segments):
 def masked_lm(params, config, x):
     """Return the logits (B, P, V) of masked tokens: h = norm(activation(x W + b)), h Eᵀ + c, with the embeddings E."""
     head, table = float64(params["masked_lm"]), float64(params["bert"]["embedding"]["table"])
-    h = layer_norm(head["norm"], ACTIVATIONS[config.activation](linear(head["transform"], x)), config.norm_epsilon)
+    h = ACTIVATIONS[config.activation](linear(head["transform"], x))
+    h = NORMS[config.norm_type](head["norm"], h, config.norm_epsilon)
     return (h @ table.T + head["bias"])[..., : config.vocab_size]
 
 

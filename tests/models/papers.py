@@ -30,3 +30,14 @@ BERT = {
     "base": ({}, 109_482_240, 110_106_428),
     "large": ({"num_layers": 24, "d_model": 1024, "d_ff": 4096, "num_heads": 16}, 335_141_888, 336_226_108),
 }
+# Names in `models.gpt.SIZES` → parameters. Table 2 of Radford et al. 2019 has 117M, 345M, 762M and 1542M for GPT-2; the
+# models have more. Table 2 of Touvron et al. 2023 has 6.7B.
+GPT = {
+    "gpt": 116_534_784,
+    "gpt2-small": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+    "llama-7b": 6_738_415_616,
+    "llama-tiny": 746_624,
+}

@@ -1,6 +1,7 @@
 """Masks against loops, attention against NumPy float64, the cache against attention to the whole sequence."""
 
 import functools
+import math
 
 import flax.linen as nn
 import jax
@@ -40,7 +41,7 @@ def some_qkv():
 
 def make(head_dim=H, value_dim=W, **kwargs):
     """Return a module and parameters for it."""
-    module = MultiHeadAttention(N, D, head_dim, value_dim, **kwargs)
+    module = MultiHeadAttention(kwargs.pop("num_heads", N), D, head_dim, value_dim, **kwargs)
     shapes = nn.unbox(jax.eval_shape(module.init, jax.random.key(0), normal(B, T, D), normal(B, S, D)))["params"]
     return module, {"params": oracle.randomized(shapes)}
 
@@ -229,6 +230,86 @@ def test_a_projected_memory_is_as_good_as_the_memory():
     np.testing.assert_array_equal(module.apply(variables, x, projected), module.apply(variables, x, memory))
 
 
+def copied(shared, groups):
+    """Return parameters in which every query head has keys and values of its own, equal to those that it shares."""
+
+    def copies(name, leaf):
+        return np.repeat(leaf, groups, axis=1 if name == "kernel" else 0)
+
+    own = {
+        projection: {name: copies(name, leaf) for name, leaf in shared[projection].items()}
+        for projection in ("key", "value")
+    }
+    return shared | own
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 3, 6])
+@pytest.mark.parametrize("projected", [False, True])
+def test_grouped_queries_are_heads_with_copied_keys_and_values(kv_heads, projected):
+    """Compare values, weights and gradients with heads that have copies, and values with the oracle."""
+    whole, _ = make(num_heads=6)
+    module, variables = make(num_heads=6, num_kv_heads=kv_heads)
+    x, memory, mask, groups = normal(B, T, D), normal(B, S, D), some_mask(B, 1, T, S), 6 // kv_heads
+    params = variables["params"]
+    assert params["key"]["kernel"].shape == (D, kv_heads, H)
+    assert params["value"]["bias"].shape == (kv_heads, W)
+
+    def attend(module, params):
+        read = module.apply({"params": params}, memory, method="project") if projected else memory
+        output, state = module.apply({"params": params}, x, read, mask=mask, mutable=["intermediates"])
+        return (output * normal(B, T, D, seed=1)).sum(), (output, state["intermediates"]["weights"][0])
+
+    run = jax.jit(jax.grad(attend, argnums=1, has_aux=True), static_argnums=0)
+    gradient, (output, weights) = run(module, params)
+    expected, (expected_output, expected_weights) = run(whole, copied(params, groups))
+    assert oracle.relative(output, oracle.multi_head(params, x, memory, mask)) <= 1e-5
+    assert oracle.relative(output, expected_output) <= 1e-6
+    assert weights.shape == (B, 6, T, S)
+    assert oracle.relative(weights, expected_weights) <= 1e-6
+    for name in ("query", "output"):
+        assert oracle.relative(gradient[name]["kernel"], expected[name]["kernel"]) <= 1e-5
+    for name in ("key", "value"):  # a shared kernel collects the gradients of its copies
+        summed = expected[name]["kernel"].reshape(D, kv_heads, groups, -1).sum(axis=2)
+        assert oracle.relative(gradient[name]["kernel"], summed) <= 1e-5
+
+
+def test_heads_that_cannot_be_grouped_are_refused():
+    with pytest.raises(ValueError, match="num_kv_heads = 3: must divide num_heads = 7; 0 stands for num_heads"):
+        make(num_kv_heads=3)
+
+
+def test_as_many_key_value_heads_as_heads_change_nothing():
+    (plain, variables), (module, same) = make(), make(num_kv_heads=N)
+    jax.tree.map(np.testing.assert_array_equal, variables, same)
+    x, memory = normal(B, T, D), normal(B, S, D)
+    np.testing.assert_array_equal(module.apply(same, x, memory), plain.apply(variables, x, memory))
+
+
+@pytest.mark.parametrize("positions", ["none", "relative", "rotary"])
+def test_a_step_reads_shared_keys_and_values_without_copying_them(positions):
+    module, variables = make(num_heads=6, num_kv_heads=2, head_dim=4, value_dim=4, positions=positions)
+    cache, x = KeyValue(normal(B, 2, 101, 4), normal(B, 2, 101, 4, seed=1)), normal(B, 1, D)
+    mask, at = causal_mask(1, 101, 53), {"position": 53}
+    step = jax.make_jaxpr(lambda variables: module.apply(variables, x, cache, mask=mask, **at))(variables)
+    largest = max(math.prod(v.aval.shape) for equation in step.eqns for v in equation.outvars)
+    assert largest == B * 2 * 101 * 4
+    repeated = KeyValue(*(np.repeat(part, 3, axis=1) for part in cache))
+    whole, _ = make(num_heads=6, head_dim=4, value_dim=4, positions=positions)
+    expected = whole.apply({"params": copied(variables["params"], 3)}, x, repeated, mask=mask, **at)
+    assert oracle.relative(module.apply(variables, x, cache, mask=mask, **at), expected) <= 1e-5
+
+
+def test_every_query_head_has_dropout_of_its_own():
+    """With equal queries for all heads that share keys and values, only dropout tells the heads apart."""
+    module, variables = make(num_heads=6, num_kv_heads=1, dropout_rate=0.5)
+    params = variables["params"]
+    params["query"] = {"kernel": 0 * params["query"]["kernel"], "bias": 0 * params["query"]["bias"]}
+    params["output"]["kernel"] = np.eye(6, D, dtype=np.float32)[:, None] * np.ones((1, W, 1), np.float32)
+    x, memory, rngs = normal(B, T, D), normal(B, S, D), {"dropout": jax.random.key(1)}
+    outputs = (np.asarray(module.apply(variables, x, memory, rngs=rngs)) - params["output"]["bias"])[..., :6]
+    assert (np.abs(np.diff(np.sort(outputs, axis=-1), axis=-1)).max(axis=-1) > 1e-3).all()
+
+
 def test_queries_come_from_x_and_keys_and_values_from_memory():
     """A kernel's gradient is zero exactly where its input is zero."""
     module, variables = make()
@@ -277,9 +358,9 @@ def test_dropout_of_multi_head_attention_needs_a_key_and_a_rate():
     assert (module.apply(variables, x, memory, rngs={"dropout": jax.random.key(2)}) != dropped).any()
 
 
-@pytest.mark.parametrize("prompt", range(1, S + 1))
-def test_a_prompt_and_then_single_steps_give_what_the_whole_gives(prompt):
-    module, variables = make()
+@pytest.mark.parametrize(("prompt", "kv_heads"), [*((prompt, N) for prompt in range(1, S + 1)), (3, 1)])
+def test_a_prompt_and_then_single_steps_give_what_the_whole_gives(prompt, kv_heads):
+    module, variables = make(num_kv_heads=kv_heads)
     x, room = normal(B, S, D), S + 2
     whole = module.apply(variables, x, x, mask=causal_mask(S))
 
@@ -290,7 +371,7 @@ def test_a_prompt_and_then_single_steps_give_what_the_whole_gives(prompt):
 
     cache = module.apply(variables, B, room, method="empty_cache")
     assert isinstance(cache, KeyValue)
-    assert (cache.key.shape, cache.value.shape) == ((B, N, room, H), (B, N, room, W))
+    assert (cache.key.shape, cache.value.shape) == ((B, kv_heads, room, H), (B, kv_heads, room, W))
     output, cache = step(cache, x[:, :prompt], 0)
     outputs = [output]
     for t in range(prompt, S):

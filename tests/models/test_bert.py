@@ -52,6 +52,7 @@ CASES = {
     **{kind: {"positions": kind} for kind in POSITIONS},
     "pre": {"norm": "pre", "activation": "relu"},
     "causal": {"causal": True},
+    "RMSNorm, gated": {"norm_type": "rms_norm", "feed_forward": "gated", "feed_forward_bias": False},
     "scaled, padded": {"embedding_scale": True, "vocab_multiple": 8, "attention_bias": False},
 }
 

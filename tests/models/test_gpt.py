@@ -8,14 +8,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import oracle
+import papers
 import pytest
 from sizes import SINGLE_STACK
 
 from transformer_jax.models.counting import forward_flops, num_parameters
-from transformer_jax.models.gpt import GPT, GPTConfig
+from transformer_jax.models.gpt import GPT, SIZES, GPTConfig
 from transformer_jax.models.positions import IN_ATTENTION, POSITIONS
 
 B, T, V = 3, 11, 31
+LLAMA = {
+    "norm": "pre",
+    "norm_type": "rms_norm",
+    "positions": "rotary",
+    "rotary_base": 100.0,
+    "feed_forward": "gated",
+    "activation": "silu",
+    "attention_bias": False,
+    "feed_forward_bias": False,
+    "tie_embeddings": False,
+    "num_heads": 6,
+    "num_kv_heads": 2,
+}
 SMALL = GPTConfig(**SINGLE_STACK)
 VALID = np.arange(T) < np.array([11, 5, 1])[:, None]
 TOKENS = np.random.default_rng(1).integers(0, V, (B, T))
@@ -37,6 +51,8 @@ def logits(config, params, *args, **kwargs):
 CASES = {
     **{kind: {"positions": kind} for kind in POSITIONS},
     "GPT-2": {"norm": "pre", "activation": "gelu_tanh"},
+    "Llama": LLAMA,
+    "post-LN with today's parts": {"norm_type": "rms_norm", "feed_forward": "gated", "num_kv_heads": 1},
     "untied, padded": {"tie_embeddings": False, "vocab_multiple": 8},
     "scaled, no bias": {"embedding_scale": True, "attention_bias": False, "activation": "relu", "vocab_multiple": 8},
 }
@@ -118,7 +134,10 @@ def test_rows_of_a_cache_may_begin_at_different_places(kind):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"positions": kind} for kind in POSITIONS] + [{"norm": "pre", "tie_embeddings": False}], ids=str
+    "changes",
+    [{"positions": kind} for kind in POSITIONS]
+    + [{"norm": "pre", "tie_embeddings": False}, LLAMA, {"num_kv_heads": 1, "positions": "relative"}],
+    ids=str,
 )
 def test_a_cache_gives_the_logits_of_the_whole(changes):
     """Use prompts of any length, then single tokens, with stacked or unstacked layers, and with rows in any order."""
@@ -129,7 +148,8 @@ def test_a_cache_gives_the_logits_of_the_whole(changes):
         extend = jax.jit(functools.partial(model.apply, {"params": given}, method="extend"))
         cache = model.apply({"params": given}, B, 13, method="init_cache")
         assert all(len(leaf) == B for leaf in jax.tree.leaves(cache))
-        assert [(layer.key.shape, layer.value.shape) for layer in cache] == [((B, 5, 13, 6), (B, 5, 13, 7))] * 2
+        heads = config.num_kv_heads or 5
+        assert [(layer.key.shape, layer.value.shape) for layer in cache] == [((B, heads, 13, 6), (B, heads, 13, 7))] * 2
         one, cache = extend(cache, TOKENS[:, :prompt], 0)
         found = [one[order]]
         cache = jax.tree.map(lambda leaf: leaf[order], cache)
@@ -150,10 +170,11 @@ def test_a_sequence_or_cache_beyond_the_positions_is_refused():
     assert cache[0].key.shape[2] == 14
 
 
-def test_attention_maps():
-    params = parameters(SMALL)
-    _, sown = GPT(SMALL).apply({"params": params}, TOKENS, VALID, mutable="intermediates")
-    maps = GPT(SMALL).attention_maps(sown["intermediates"])
+@pytest.mark.parametrize("kv_heads", [0, 1])
+def test_attention_maps(kv_heads):
+    model = GPT(dataclasses.replace(SMALL, num_kv_heads=kv_heads))
+    _, sown = model.apply({"params": parameters(model.config)}, TOKENS, VALID, mutable="intermediates")
+    maps = model.attention_maps(sown["intermediates"])
     assert list(maps) == [("self-attention", "text", "text")]
     weights = np.asarray(maps["self-attention", "text", "text"])
     assert weights.shape == (B, 2, 5, T, T)
@@ -220,13 +241,9 @@ def test_forward_mode():
     assert oracle.relative(tangent, (moved(1e-6) - moved(-1e-6)) / 2e-6) <= 1e-4
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [({}, 116_534_784), ({"vocab_size": 50_257, "max_length": 1024, "norm": "pre"}, 124_439_808)],
-    ids=["GPT", "GPT-2"],
-)
-def test_parameters_of_the_papers_models(changes, expected):
-    config = GPTConfig(**changes)
+@pytest.mark.parametrize("name", SIZES)
+def test_parameters_of_the_papers_models(name):
+    config, expected = GPTConfig(**SIZES[name]), papers.GPT[name]
     assert num_parameters(config) == expected
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes(config))) == expected
     assert not list(config.problems())
@@ -255,6 +272,11 @@ def test_parameters_and_products_are_counted(name):
         ({"positions": "rope"}, "positions"),
         ({"attention_dropout_rate": 1.0}, "attention_dropout_rate"),
         ({"attention_implementation": "jax"}, "attention_dropout_rate"),
+        ({"norm_type": "batch_norm"}, "norm_type"),
+        ({"feed_forward": "swiglu"}, "feed_forward"),
+        ({"rotary_base": 0.0}, "rotary_base"),
+        ({"num_kv_heads": -1}, "num_kv_heads"),
+        ({"num_kv_heads": 5}, "num_kv_heads"),
     ],
 )
 def test_what_is_wrong_with_a_config_is_said(changes, field):
@@ -265,10 +287,16 @@ def test_what_is_wrong_with_a_config_is_said(changes, field):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"remat": "full"}, {"remat": "scores", "unroll": 2}, {"attention_implementation": "jax"}]
+    ("parts", "changes"),
+    [
+        ({}, {"remat": "full"}),
+        ({}, {"remat": "scores", "unroll": 2}),
+        ({}, {"attention_implementation": "jax"}),
+        (LLAMA, {"remat": "scores", "attention_implementation": "jax"}),
+    ],
 )
-def test_other_ways_to_the_same(changes):
-    config = dataclasses.replace(SMALL, attention_dropout_rate=0.0, value_dim=6)
+def test_other_ways_to_the_same(parts, changes):
+    config = dataclasses.replace(SMALL, attention_dropout_rate=0.0, value_dim=6, **parts)
     params, other = parameters(config), dataclasses.replace(config, **changes)
 
     def gradient(config):

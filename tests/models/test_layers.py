@@ -10,6 +10,8 @@ from jax.extend.core import jaxprs_in_params
 
 from transformer_jax.models.layers import (
     ACTIVATIONS,
+    FEED_FORWARDS,
+    NORM_TYPES,
     Dropout,
     Embedding,
     FeedForward,
@@ -21,6 +23,7 @@ from transformer_jax.models.layers import (
     layer_norm,
     mask_padding,
     padded_vocab_size,
+    rms_norm,
 )
 
 B, T, D, F, V = 2, 3, 5, 7, 11
@@ -85,11 +88,23 @@ def test_activations_are_their_formulas(name):
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_feed_forward_is_the_equation(name):
-    module, x = FeedForward(D, F, name), normal(B, T, D)
+@pytest.mark.parametrize("kind", FEED_FORWARDS)
+@pytest.mark.parametrize("use_bias", [True, False])
+def test_feed_forward_is_the_equation(name, kind, use_bias):
+    module, x = FeedForward(D, F, name, kind=kind, use_bias=use_bias), normal(B, T, D)
     variables = randomized(module, x)
+    assert set(variables["params"]) == {"inner", "outer"} | ({"gate"} if kind == "gated" else set())
+    assert all(("bias" in linear) == use_bias for linear in variables["params"].values())
     expected = oracle.feed_forward(variables["params"], x, name)
     assert oracle.relative(module.apply(variables, x), expected) <= 1e-5
+
+
+def test_swiglu_computed_by_hand():
+    """With x = 2, W = 0.5, V = 3 and W₂ = -1, the output is -silu(1) · 6."""
+    kernels = {name: {"kernel": jnp.full((1, 1), w)} for name, w in (("gate", 0.5), ("inner", 3.0), ("outer", -1.0))}
+    module = FeedForward(1, 1, "silu", kind="gated", use_bias=False)
+    found = module.apply({"params": kernels}, jnp.full((1, 1, 1), 2.0))
+    np.testing.assert_allclose(found, [[[-6 / (1 + np.exp(-1))]]], rtol=1e-6)
 
 
 def test_feed_forward_drops_hidden_units_when_given_a_key():
@@ -117,19 +132,37 @@ def test_layer_norm_gives_zero_mean_and_unit_variance_over_the_features_of_a_pos
     np.testing.assert_allclose(y.var(axis=-1), 1, rtol=1e-5)
 
 
+def test_rms_norm_is_the_equation():
+    module, x = rms_norm(0.01), 3 * normal(B, T, D) + 2
+    variables = randomized(module, x)
+    assert set(variables["params"]) == {"scale"}
+    assert oracle.relative(module.apply(variables, x), oracle.rms_norm(variables["params"], x, 0.01)) <= 1e-5
+    found = rms_norm(3.0).apply({"params": {"scale": jnp.ones(2)}}, jnp.asarray([[[1.0, -5.0]]]))  # √(26 / 2 + 3) = 4
+    np.testing.assert_allclose(found, [[[0.25, -1.25]]], rtol=1e-6)
+
+
+def test_the_statistics_of_rms_norm_are_float32():
+    """In bfloat16, which has 8 bits of precision, the squares of 255 ones and of 16 would sum to 512."""
+    x = jnp.ones((1, 1, 256), jnp.bfloat16).at[0, 0, 0].set(16)
+    found = rms_norm(1e-6).apply({"params": {"scale": jnp.ones(256)}}, x)
+    np.testing.assert_allclose(found[0, 0, 1], (256 / 511) ** 0.5, rtol=1e-5)
+
+
 def around(module, variables, x, sublayer, **kwargs):
     return nn.apply(lambda m, x: m.after(x, sublayer(m.before(x))), module)(variables, x, **kwargs)
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
-def test_residual_is_the_equation(norm):
-    x = normal(B, T, D)
-    variables = {"params": {"layer_norm": {"scale": 1 + 0.3 * normal(D), "bias": normal(D, seed=1)}}}
+@pytest.mark.parametrize("norm_type", NORM_TYPES)
+def test_residual_is_the_equation(norm, norm_type):
+    x, gain = normal(B, T, D), {"scale": 1 + 0.3 * normal(D)}
+    bias = {"bias": normal(D, seed=1)} if norm_type == "layer_norm" else {}
+    variables = {"params": {norm_type: gain | bias}}
 
     def sublayer(h):
         return h**2 - 3 * h
 
-    output = around(Residual(norm, 0.5, 1e-6), variables, x, sublayer)
+    output = around(Residual(norm, 0.5, 1e-6, norm_type), variables, x, sublayer)
     assert oracle.relative(output, oracle.residual(variables["params"], x, sublayer, norm, 1e-6)) <= 1e-5
 
 
@@ -149,6 +182,7 @@ def test_only_a_pre_norm_stack_ends_in_a_norm():
     x = normal(B, T, D)
     np.testing.assert_array_equal(final_norm("post", 1e-6)(x), x)
     assert isinstance(final_norm("pre", 1e-6), nn.LayerNorm)
+    assert isinstance(final_norm("pre", 1e-6, "rms_norm"), nn.RMSNorm)
 
 
 @pytest.mark.parametrize(("multiple", "padded"), [(1, 11), (8, 16), (11, 11)])

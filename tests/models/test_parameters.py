@@ -18,6 +18,7 @@ from transformer_jax.models import (
     TransformerConfig,
 )
 from transformer_jax.models.bert import Pretraining, TokenClassifier
+from transformer_jax.models.gpt import SIZES
 
 TOKENS = np.zeros((1, 1), np.int32)
 
@@ -35,25 +36,36 @@ def norm(name, *layers):
     return below(name, {"scale": (*layers, "embed"), "bias": (*layers, "embed")})
 
 
-def attention(name, bias=True, relative=False):
+def attention(name, bias=True, relative=False, shared="heads"):
     parameters = {}
     for projection in ("query", "key", "value"):
-        heads = ("layers", "heads", "head_dim")
-        parameters |= linear(projection, "layers", "embed", "heads", "head_dim", bias=bias and heads)
+        heads = "heads" if projection == "query" else shared
+        bias_axes = bias and ("layers", heads, "head_dim")
+        parameters |= linear(projection, "layers", "embed", heads, "head_dim", bias=bias_axes)
     parameters |= linear("output", "layers", "heads", "head_dim", "embed", bias=bias and ("layers", "embed"))
     if relative:
         parameters |= {f"relative/{side}_table": ("layers", "distance", "head_dim") for side in ("key", "value")}
-    return below(name, parameters) | norm(f"{name}_residual/layer_norm", "layers")
+    return below(name, parameters)
 
 
 def stack(name, cross=False, pre=False, bias=True, relative=False):
-    layers = attention("self_attention", bias, relative)
+    layers = attention("self_attention", bias, relative) | norm("self_attention_residual/layer_norm", "layers")
     if cross:
-        layers |= attention("cross_attention", bias)
+        layers |= attention("cross_attention", bias) | norm("cross_attention_residual/layer_norm", "layers")
     layers |= linear("feed_forward/inner", "layers", "embed", "mlp", bias=("layers", "mlp"))
     layers |= linear("feed_forward/outer", "layers", "mlp", "embed", bias=("layers", "embed"))
     layers |= norm("feed_forward_residual/layer_norm", "layers")
     return below(name, below("layers", layers) | (norm("final_norm") if pre else {}))
+
+
+def llama(name):
+    """Return the stack of Llama: shared keys and values, a gate, gains without biases, no other biases."""
+    layers = attention("self_attention", bias=False, shared="kv_heads")
+    for hidden in ("gate", "inner"):
+        layers |= linear(f"feed_forward/{hidden}", "layers", "embed", "mlp")
+    layers |= linear("feed_forward/outer", "layers", "mlp", "embed")
+    layers |= {f"{part}_residual/rms_norm/scale": ("layers", "embed") for part in ("self_attention", "feed_forward")}
+    return below(name, below("layers", layers) | {"final_norm/scale": ("embed",)})
 
 
 def embeddings(*names, learned=True):
@@ -118,6 +130,10 @@ MODELS = {
     "gpt, untied, pre-LN": (
         GPT(GPTConfig(tie_embeddings=False, norm="pre", positions="rotary")),
         embeddings("", learned=False) | {"output/table": ("vocab", "embed")} | stack("decoder", pre=True),
+    ),
+    "llama": (
+        GPT(GPTConfig(**SIZES["llama-tiny"])),
+        embeddings("", learned=False) | {"output/table": ("vocab", "embed")} | llama("decoder"),
     ),
     "bert": (Bert(BertConfig()), BERT),
     "classifier": (Classifier(BertConfig(), 3), CLASSIFIER),

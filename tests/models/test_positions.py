@@ -199,6 +199,20 @@ def test_the_product_of_rotated_vectors_depends_on_their_distance_alone():
     np.testing.assert_allclose((rotate(q) ** 2).sum(axis=-1), (q**2).sum(axis=-1), rtol=1e-5)
 
 
+@pytest.mark.parametrize("base", [100.0, 500_000.0])
+def test_the_base_of_a_rotation(base):
+    """The matrix has other angles: at width 4, θ_2 = base^(-1/2). Keys and queries of attention have the same base."""
+    x = normal(B, S, N, H)
+    assert oracle.relative(rotate(x, base=base), oracle.rotated(x, 0, base)) <= 1e-6
+    found = rotate(jnp.ones((1, 3, 1, 4)) * jnp.asarray([0, 0, 1.0, 0]).reshape(1, 1, 1, 4), base=base)[0, 2, 0]
+    np.testing.assert_allclose(found[2:], [np.cos(2 * base**-0.5), np.sin(2 * base**-0.5)], rtol=1e-6)
+    module, x = MultiHeadAttention(N, D, H, W, positions="rotary", rotary_base=base), normal(B, S, D)
+    params = oracle.randomized(nn.unbox(jax.eval_shape(module.init, jax.random.key(0), x, x))["params"])
+    expected = oracle.multi_head(params, x, x, positions="rotary", rotary_base=base)
+    assert oracle.relative(module.apply({"params": params}, x, x), expected) <= 1e-5
+    assert oracle.relative(oracle.multi_head(params, x, x, positions="rotary"), expected) > 0.01
+
+
 def test_a_rotation_needs_pairs():
     message = r"head width 7: must be even to rotate pairs of features; change model\.head_dim"
     with pytest.raises(ValueError, match=message):

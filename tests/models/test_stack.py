@@ -1,5 +1,6 @@
 """A stack on its own, as part of an encoder or decoder: with or without a memory, and with a cache."""
 
+import dataclasses
 import functools
 
 import flax.linen as nn
@@ -33,6 +34,20 @@ def test_a_stack_is_its_blocks_and_a_final_norm():
     x, mask = normal(B, T, D), np.random.default_rng(0).random((B, 1, T, T)) < 0.7
     found = jax.jit(model.apply)({"params": params}, x, mask)
     assert oracle.relative(found, oracle.stack(oracle.float64(params), CONFIG, x, mask)) <= 1e-5
+
+
+@pytest.mark.parametrize("cross", [False, True])
+def test_the_last_map_of_a_sublayer_starts_smaller_in_a_deep_stack(cross):
+    """GPT-2 divides by the root of the number of residual connections. All other initial values are the same."""
+    plain, scaled = (
+        nn.unbox(Stack(config, L, cross).init(jax.random.key(0), normal(B, T, D), None, normal(B, S, D)))["params"]
+        for config in (CONFIG, dataclasses.replace(CONFIG, scale_residual_init=True))
+    )
+    before = {("self_attention", "output"), ("cross_attention", "output"), ("feed_forward", "outer")}
+    for (path, value), unscaled in zip(jax.tree.leaves_with_path(scaled), jax.tree.leaves(plain), strict=True):
+        names = tuple(jax.tree_util.keystr(path, simple=True, separator="/").split("/"))
+        factor = (L * (3 if cross else 2)) ** -0.5 if names[1:3] in before and names[3] == "kernel" else 1.0
+        np.testing.assert_allclose(value, factor * unscaled, rtol=1e-6)
 
 
 def test_a_memory_is_read_by_every_layer():

@@ -72,6 +72,9 @@ ORACLE_CASES = {
     "no attention bias": dataclasses.replace(TINY, attention_bias=False),
     "unscaled": dataclasses.replace(TINY, embedding_scale=False, init="normal"),
     "one head, unrolled": dataclasses.replace(TINY, num_heads=1, unroll=2),
+    "gated, multi-query, RMSNorm": dataclasses.replace(
+        TINY, feed_forward="gated", num_kv_heads=1, norm="pre", norm_type="rms_norm"
+    ),
 }
 
 

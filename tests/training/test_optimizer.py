@@ -131,6 +131,7 @@ MODELS |= {f"gpt: {positions}": gpt(positions=positions) for positions in POSITI
 MODELS |= {f"bert: {positions}": Classifier(bert(positions=positions), 3) for positions in POSITIONS}
 MODELS |= {
     "gpt: untied, pre-LN": gpt(tie_embeddings=False, norm="pre"),
+    "gpt: gated, shared keys": gpt(feed_forward="gated", num_kv_heads=1, norm_type="rms_norm"),
     "bert: pre-LN": Classifier(bert(norm="pre"), 3),
 }
 MODELS |= {"bert: pre-training": Pretraining(bert()), "bert: tags": TokenClassifier(bert(), 3, feature_layers=2)}

@@ -97,6 +97,15 @@ def test_sizes_that_do_not_divide_are_refused_with_the_key():
     assert "mesh.tensor = 1 × mesh.fsdp = 5" in str(error.value)
 
 
+def test_shared_heads_are_whole_where_their_number_does_not_divide():
+    config = dataclasses.replace(CONFIG, num_kv_heads=2)
+    for devices, along in ((2, "tensor"), (6, None)):
+        attention = shardings(boxed(config), mesh(1, 1, devices))["decoder"]["layers"]["cross_attention"]
+        assert attention["query"]["kernel"].spec == PartitionSpec(None, "fsdp", "tensor", None)
+        assert attention["key"]["kernel"].spec == PartitionSpec(None, "fsdp", along, None)
+        assert attention["value"]["bias"].spec == PartitionSpec(None, along, None)
+
+
 class CountedPlan(Plan):
     """Plan of batches with 6 and 8 rows. Batch i holds the examples from 10 i on."""
 

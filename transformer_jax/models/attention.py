@@ -2,10 +2,12 @@
 
 The pure functions come first, then `MultiHeadAttention`, the module that holds the projections.
 
-Shapes: B batch · T query positions · S key positions · D d_model · N heads · H head width (d_k) · H' head width of
-values (d_v). Masks are boolean, True where attention is allowed, and broadcast to (B, N, T, S).
+Shapes: B batch · T query positions · S key positions · D d_model · N heads · K key-value heads · H head width (d_k) ·
+H' head width of values (d_v). Masks are boolean, True where attention is allowed, and broadcast to (B, N, T, S).
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -163,8 +165,21 @@ def library_attention(
     return output.astype(jnp.float32)
 
 
+def over_groups(attend: Callable[..., Any], query: Array, key: Array, value: Array) -> tuple[Array, Array]:
+    """Let G = N / K query heads share each key-value head, without copying it (Ainslie et al. 2023, Section 2.2).
+
+    query (B, T, N, H), key (B, S, K, H), value (B, S, K, H') → output (B, T, N, H'), weights (B, N, T, S). Head n reads
+    key-value head n // G. `attend` computes the same for N = K, without dropout: the G heads would drop the same
+    weights.
+    """
+    rows, length, heads, width = query.shape
+    query = query.reshape(rows, length, key.shape[2], -1, width)
+    output, weights = jax.vmap(attend, in_axes=(3, None, None), out_axes=(3, 2))(query, key, value)
+    return output.reshape(rows, length, heads, -1), weights.reshape(rows, heads, *weights.shape[3:])
+
+
 class KeyValue(NamedTuple):
-    """Projected keys (B, N, S, H) and values (B, N, S, H'). Decoding keeps them between steps, as its cache.
+    """Projected keys (B, K, S, H) and values (B, K, S, H'). Decoding keeps them between steps, as its cache.
 
     The head axis comes before the position axis because the products that read the cache use this order. With any
     other order, every step would copy the cache.
@@ -182,7 +197,9 @@ class MultiHeadAttention(nn.Module):
     "intermediates".
 
     positions: "relative" (Shaw et al. 2018; distances are clipped to `max_relative_distance`), "rotary" (Su et al.
-        2021) or "none". Only self-attention may have positions.
+        2021, with θ = `rotary_base`) or "none". Only self-attention may have positions.
+    num_kv_heads: K key-value heads, each shared by N / K adjacent query heads (Ainslie et al. 2023). 1 is multi-query
+        attention (Shazeer 2019); 0 stands for N.
     implementation: "einsum" uses `dot_product_attention`. "jax" uses `library_attention`, which supports neither
         dropout on the weights nor "relative", and does not sow the weights.
 
@@ -190,7 +207,7 @@ class MultiHeadAttention(nn.Module):
     authors' code has none.
 
     Raises:
-        ValueError: `implementation` is "jax" with an option that it does not support.
+        ValueError: `implementation` is "jax" with an option that it does not support, or K does not divide N.
     """
 
     num_heads: int
@@ -204,25 +221,38 @@ class MultiHeadAttention(nn.Module):
     max_relative_distance: int = 16
     implementation: str = "einsum"
     initializer: str = "xavier_uniform"
+    num_kv_heads: int = 0
+    rotary_base: float = 10000.0
+    init_scale: float = 1.0  # factor of the initial W_O
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_kv_heads or self.num_heads
 
     def setup(self) -> None:
         if self.implementation == "jax" and (self.dropout_rate or self.positions == "relative"):
             raise ValueError(
                 "implementation = 'jax': does not support dropout on the weights or relative positions; use 'einsum'"
             )
+        if self.num_heads % self.kv_heads:
+            raise ValueError(
+                f"num_kv_heads = {self.num_kv_heads}: must divide num_heads = {self.num_heads}; 0 stands for num_heads"
+            )
 
         options: dict[str, Any] = {"use_bias": self.use_bias, "dtype": self.dtype, "initializer": self.initializer}
 
-        def to_heads(width: int) -> Linear:
-            return Linear((self.d_model, self.num_heads, width), ("embed", "heads", "head_dim"), **options)
+        def to_heads(heads: int, width: int) -> Linear:
+            axis = "heads" if heads == self.num_heads else "kv_heads"
+            return Linear((self.d_model, heads, width), ("embed", axis, "head_dim"), **options)
 
-        self.query = to_heads(self.head_dim)
-        self.key = to_heads(self.head_dim)
-        self.value = to_heads(self.value_dim)
+        self.query = to_heads(self.num_heads, self.head_dim)
+        self.key = to_heads(self.kv_heads, self.head_dim)
+        self.value = to_heads(self.kv_heads, self.value_dim)
         self.output = Linear(
             (self.num_heads, self.value_dim, self.d_model),
             ("heads", "head_dim", "embed"),
             num_inputs=2,
+            init_scale=self.init_scale,
             **options,
         )
         if self.positions == "relative":
@@ -234,17 +264,20 @@ class MultiHeadAttention(nn.Module):
         Rotary positions must be below `room`, by default S.
         """
         key = self.key(memory)
-        key = rotate(key, position, room) if self.positions == "rotary" else key
-        heads = KeyValue(jnp.swapaxes(key, 1, 2), jnp.swapaxes(self.value(memory), 1, 2))
-        return jax.tree.map(lambda x: constrain(x, "batch", "heads", "length", "head_dim"), heads)
+        key = rotate(key, position, room, self.rotary_base) if self.positions == "rotary" else key
+        return self._placed(KeyValue(jnp.swapaxes(key, 1, 2), jnp.swapaxes(self.value(memory), 1, 2)))
 
     def empty_cache(self, batch_size: int, length: int) -> KeyValue:
         """Return a cache with room for `length` positions."""
-        shape = (batch_size, self.num_heads, length)
-        empty = KeyValue(
-            jnp.zeros((*shape, self.head_dim), self.dtype), jnp.zeros((*shape, self.value_dim), self.dtype)
-        )
-        return jax.tree.map(lambda x: constrain(x, "batch", "heads", "length", "head_dim"), empty)
+        shape = (batch_size, self.kv_heads, length)
+        key, value = (jnp.zeros((*shape, width), self.dtype) for width in (self.head_dim, self.value_dim))
+        return self._placed(KeyValue(key, value))
+
+    def _placed(self, heads: KeyValue) -> KeyValue:
+        """Constrain the sharding, except of shared heads: tensor devices may not divide their number."""
+        if self.kv_heads != self.num_heads:
+            return heads
+        return jax.tree.map(lambda x: constrain(x, "batch", "heads", "length", "head_dim"), heads)
 
     def extend(self, cache: KeyValue, x: Array, position: Array | int) -> KeyValue:
         """Return the cache with the keys and values of x (B, T, D) at positions position … position + T - 1."""
@@ -265,20 +298,19 @@ class MultiHeadAttention(nn.Module):
     ) -> Array:
         """Attend from x (B, T, D) to `memory`, which is (B, S, D) or its projection → (B, T, D).
 
-        In self-attention, `memory` is x itself or a cache that contains x, starting at `position`.
+        In self-attention, `memory` is x itself or a cache that contains x, starting at `position`. If key-value heads
+        are shared and `memory` is a projection, `mask` and `bias` must be the same for all heads.
         """
         projected = memory if isinstance(memory, KeyValue) else self.project(memory)
         key, value = (jnp.swapaxes(x, 1, 2) for x in projected)
         query = constrain(self.query(x), "batch", "length", "heads", "head_dim")
         if self.positions == "rotary":
-            query = rotate(query, position, key.shape[1])
+            query = rotate(query, position, key.shape[1], self.rotary_base)
         if self.implementation == "jax":
             return self.output(library_attention(query, key, value, mask=mask, bias=bias, dtype=self.dtype))
         dropout_key = self.make_rng("dropout") if self.dropout_rate and self.has_rng("dropout") else None
-        heads, weights = dot_product_attention(
-            query,
-            key,
-            value,
+        attend: Callable[..., Any] = functools.partial(
+            dot_product_attention,
             mask=mask,
             bias=bias,
             relations=self.relative(position) if self.positions == "relative" else None,
@@ -287,5 +319,12 @@ class MultiHeadAttention(nn.Module):
             dtype=self.dtype,
             return_weights=True,
         )
+        if self.kv_heads == self.num_heads:
+            heads, weights = attend(query, key, value)
+        elif isinstance(memory, KeyValue):
+            heads, weights = over_groups(attend, query, key, value)
+        else:
+            groups = self.num_heads // self.kv_heads
+            heads, weights = attend(query, *(jnp.repeat(x, groups, axis=2) for x in (key, value)))
         self.sow("intermediates", "weights", weights)
         return self.output(heads)

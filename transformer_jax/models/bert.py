@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from transformer_jax import fields
 from transformer_jax.models import layers
 from transformer_jax.models.attention import causal_mask, padding_mask
-from transformer_jax.models.layers import Embedding, Linear, LMHead, layer_norm, make_initializer, parameter
+from transformer_jax.models.layers import NORM_TYPES, Embedding, Linear, LMHead, make_initializer, parameter
 from transformer_jax.models.positions import Positions
 from transformer_jax.models.stack import SingleStackConfig, Stack, sown_weights
 
@@ -68,7 +68,7 @@ class Bert(nn.Module):
         shape, axes = (c.num_segments, c.d_model), ("segment", "vector")
         self.segments = parameter(self, "segments", make_initializer(c.embedding_init), shape, axes)
         self.positions = Positions(c.positions, c.max_length, c.d_model, c.embedding_init)
-        self.norm = layer_norm(c.norm_epsilon)
+        self.norm = NORM_TYPES[c.norm_type](c.norm_epsilon)
         self.dropout = layers.Dropout(c.dropout_rate)
         self.encoder = Stack(c, c.num_layers)
         self.pooler = Linear((c.d_model, c.d_model), ("embed", "vector"), dtype=c.dtype, initializer=c.init)
@@ -125,7 +125,7 @@ class MaskedLMHead(nn.Module):
     def setup(self) -> None:
         c = self.config
         self.transform = Linear((c.d_model, c.d_model), ("embed", "vector"), dtype=c.dtype, initializer=c.init)
-        self.norm = layer_norm(c.norm_epsilon)
+        self.norm = NORM_TYPES[c.norm_type](c.norm_epsilon)
         shape = (layers.padded_vocab_size(c.vocab_size, c.vocab_multiple),)
         self.bias = parameter(self, "bias", nn.initializers.zeros, shape, ("vocab",))
 

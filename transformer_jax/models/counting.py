@@ -1,7 +1,7 @@
 """Parameter and FLOP counts of every model, in closed form.
 
-D d_model · N num_heads · d_k, d_v head widths of keys and values · F d_ff · V vocabulary · k max_relative_distance ·
-S, T source and target lengths. Padding rows of embedding tables are not counted.
+D d_model · N num_heads · K key-value heads · d_k, d_v head widths of keys and values · F d_ff · V vocabulary ·
+k max_relative_distance · S, T source and target lengths. Padding rows of embedding tables are not counted.
 """
 
 import functools
@@ -51,7 +51,11 @@ def forward_flops(config: Any, *lengths: np.ndarray) -> np.ndarray:
 
 
 def _norm(config: BlockConfig) -> int:
-    return 2 * config.d_model
+    return config.d_model * (2 if config.norm_type == "layer_norm" else 1)
+
+
+def _kv_heads(config: BlockConfig) -> int:
+    return config.num_kv_heads or config.num_heads
 
 
 def stack_parameters(config: BlockConfig, num_layers: int, cross: bool = False) -> int:
@@ -59,14 +63,15 @@ def stack_parameters(config: BlockConfig, num_layers: int, cross: bool = False) 
 
     Each layer has self-attention, cross-attention if `cross`, a feed-forward network, and a norm for each of these:
 
-    attention = D·N·(2 d_k + d_v) + N·d_v·D, plus N·(2 d_k + d_v) + D with biases; ffn = 2·D·F + F + D; norm = 2·D.
+    heads = N·d_k + K·(d_k + d_v); attention = D·heads + N·d_v·D, plus heads + D with biases; ffn = 2·D·F, plus F + D
+    with biases; norm = 2·D for layer norm and D for RMSNorm. A gate adds D·F to the ffn, plus F with biases.
 
     Relative positions add (2k + 1)·(d_k + d_v) to each layer. A pre-LN stack has one more norm.
     """
-    c, attentions = config, 1 + cross
-    heads = c.num_heads * (2 * c.head_dim + c.value_dim)
+    c, attentions, gated = config, 1 + cross, config.feed_forward == "gated"
+    heads = c.num_heads * c.head_dim + _kv_heads(c) * (c.head_dim + c.value_dim)
     attention = c.d_model * heads + c.num_heads * c.value_dim * c.d_model + c.attention_bias * (heads + c.d_model)
-    ffn = 2 * c.d_model * c.d_ff + c.d_ff + c.d_model
+    ffn = (2 + gated) * c.d_model * c.d_ff + c.feed_forward_bias * ((1 + gated) * c.d_ff + c.d_model)
     relative = (2 * c.max_relative_distance + 1) * (c.head_dim + c.value_dim) * (c.positions == "relative")
     layer = attentions * attention + ffn + (attentions + 1) * _norm(c) + relative
     return num_layers * layer + _norm(c) * (c.norm == "pre")
@@ -80,10 +85,12 @@ def table_parameters(config: Any, vocab_sizes: int, positions: int = 1) -> int:
 def _attention_flops(config: BlockConfig, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """Count projections, scores and weighted sums.
 
-    N·(d_k + d_v) is the total width of each pair: queries and output, keys and values, scores and weighted sums.
+    N·(d_k + d_v) is the total width of queries and output, and of scores and weighted sums. That of keys and values is
+    K·(d_k + d_v).
     """
-    width = config.num_heads * (config.head_dim + config.value_dim)
-    return 2 * width * (config.d_model * (queries + keys) + queries * keys)
+    c = config
+    products = c.num_heads * (c.d_model * queries + queries * keys) + _kv_heads(c) * c.d_model * keys
+    return 2 * (c.head_dim + c.value_dim) * products
 
 
 def stack_flops(
@@ -94,7 +101,8 @@ def stack_flops(
     Rotary positions take no matrix product.
     """
     c = config
-    layer = _attention_flops(c, length, length) + 4 * length * c.d_model * c.d_ff
+    maps = 3 if c.feed_forward == "gated" else 2
+    layer = _attention_flops(c, length, length) + 2 * maps * length * c.d_model * c.d_ff
     if memory is not None:
         layer = layer + _attention_flops(c, length, memory)
     if c.positions == "relative":

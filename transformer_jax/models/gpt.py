@@ -1,4 +1,4 @@
-"""The decoder-only Transformer: GPT (Radford et al. 2018) and, with pre-LN, GPT-2 (Radford et al. 2019).
+"""The decoder-only Transformer: GPT (Radford et al. 2018), GPT-2 (Radford et al. 2019) and Llama (Touvron et al. 2023).
 
 Shapes: B batch · T positions · D d_model · N heads · V vocabulary · L layers.
 """
@@ -35,13 +35,53 @@ class GPTConfig(SingleStackConfig):
         return super().choices() | {"architecture": ("gpt",)}
 
 
+def _sizes(num_layers: int, d_model: int, d_ff: int, num_heads: int, num_kv_heads: int = 0) -> dict[str, Any]:
+    width = d_model // num_heads
+    heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": width, "value_dim": width}
+    return {"num_layers": num_layers, "d_model": d_model, "d_ff": d_ff, **heads}
+
+
+def _gpt2(num_layers: int, d_model: int) -> dict[str, Any]:
+    """Return fields of `GPTConfig` for a size of GPT-2 (Radford et al. 2019, Section 2.3 and Table 2)."""
+    parts = {"norm": "pre", "activation": "gelu_tanh", "scale_residual_init": True}
+    return {"vocab_size": 50257, "max_length": 1024, **parts, **_sizes(num_layers, d_model, 4 * d_model, d_model // 64)}
+
+
+def _llama(vocab_size: int, *sizes: int) -> dict[str, Any]:
+    """Return fields of `GPTConfig` for a size of Llama (Touvron et al. 2023, Section 2.2)."""
+    parts = {
+        "norm": "pre",
+        "norm_type": "rms_norm",
+        "norm_epsilon": 1e-6,
+        "positions": "rotary",
+        "feed_forward": "gated",
+        "activation": "silu",
+        "attention_bias": False,
+        "feed_forward_bias": False,
+        "tie_embeddings": False,
+        "dropout_rate": 0.0,
+        "attention_dropout_rate": 0.0,
+    }
+    return {"vocab_size": vocab_size, "max_length": 2048, **parts, **_sizes(*sizes)}
+
+
+# The sizes of the papers, and one of Llama's architecture for small corpora and CPUs, with grouped-query attention.
+SIZES: dict[str, dict[str, Any]] = {
+    "gpt": {"vocab_size": 40478, "max_length": 512, **_sizes(12, 768, 3072, 12)},
+    "gpt2-small": _gpt2(12, 768),
+    "gpt2-medium": _gpt2(24, 1024),
+    "gpt2-large": _gpt2(36, 1280),
+    "gpt2-xl": _gpt2(48, 1600),
+    "llama-7b": _llama(32000, 32, 4096, 11008, 32),
+    "llama-tiny": _llama(80, 4, 128, 344, 4, 2),
+}
+
+
 class GPT(nn.Module):
     """A decoder-only language model.
 
     `model.apply(params, tokens)` returns, at each position, the logits of the next token. To generate text, call
     `init_cache` once, then `extend` with a prompt of any length, and again with each new token.
-
-    Differs: GPT-2 multiplies the initial weights of residual layers by 1/√(2 L); this model does not.
     """
 
     config: GPTConfig

@@ -26,6 +26,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": nn.silu,
 }
 NORMS = ("post", "pre")
+FEED_FORWARDS = ("plain", "gated")
 INITS = ("xavier_uniform", "normal", "truncated_normal")
 STDDEV = 0.02  # standard deviation of "normal" and "truncated_normal", as in BERT and GPT
 WEIGHT_PRODUCT = "weight_product"  # checkpoint name of products with weights, for rematerialisation policies
@@ -92,8 +93,8 @@ class Linear(nn.Module):
     """y = x W + b over the last `num_inputs` axes of x.
 
     The kernel has the shape `shape`, e.g. (D, N, H) for the projection to heads; a separate axis for heads allows them
-    to be sharded. `axes` has a name for each axis of the kernel. `initializer` is one of INITS; biases start at zero.
-    Products are computed in `dtype`; the result is float32.
+    to be sharded. `axes` has a name for each axis of the kernel. `initializer` is one of INITS; `init_scale`
+    multiplies the initial kernel. Biases start at zero. Products are computed in `dtype`; the result is float32.
     """
 
     shape: tuple[int, ...]
@@ -102,11 +103,13 @@ class Linear(nn.Module):
     use_bias: bool = True
     dtype: str = "float32"
     initializer: str = "xavier_uniform"
+    init_scale: float = 1.0
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         inputs, outputs = range(self.num_inputs), range(self.num_inputs, len(self.shape))
-        kernel = parameter(self, "kernel", make_initializer(self.initializer, inputs, outputs), self.shape, self.axes)
+        init = make_initializer(self.initializer, inputs, outputs)
+        kernel = parameter(self, "kernel", lambda *args: self.init_scale * init(*args), self.shape, self.axes)
         rows, columns = "abcdefgh"[: x.ndim - self.num_inputs], "ijklmn"[: kernel.ndim]
         ins, outs = columns[: self.num_inputs], columns[self.num_inputs :]
         y = checkpoint_name(product(f"{rows}{ins},{columns}->{rows}{outs}", x, kernel, self.dtype), WEIGHT_PRODUCT)
@@ -128,43 +131,60 @@ def layer_norm(epsilon: float, name: str | None = None) -> nn.LayerNorm:
     )
 
 
+def rms_norm(epsilon: float, name: str | None = None) -> nn.RMSNorm:
+    """Return root mean square normalization: x / √(mean(x²) + ε) · g over D features (Zhang and Sennrich 2019, eq. 4).
+
+    Differs: The paper has no ε. Here it is inside the root, as in Llama (Touvron et al. 2023).
+    """
+    scale_init = nn.with_logical_partitioning(nn.initializers.ones, ("embed",))
+    return nn.RMSNorm(epsilon=epsilon, scale_init=scale_init, name=name)
+
+
+NORM_TYPES: dict[str, Callable[..., Callable[[Array], Array]]] = {"layer_norm": layer_norm, "rms_norm": rms_norm}
+
+
 class Residual(nn.Module):
-    """Residual connection, dropout and layer norm around a sub-layer f. Only this class decides where the norm is.
+    """Residual connection, dropout and norm around a sub-layer f. Only this class decides where the norm is.
 
     "post" (Vaswani et al. 2017, Section 5.4):  y = norm(x + dropout(f(x)))
     "pre" (Xiong et al. 2020):                  y = x + dropout(f(norm(x)))
 
-    Use it as `y = residual.after(x, f(residual.before(x)))`.
+    Use it as `y = residual.after(x, f(residual.before(x)))`. `norm_type` is one of NORM_TYPES.
     """
 
     norm: str
     dropout_rate: float
     epsilon: float
+    norm_type: str = "layer_norm"
 
     def setup(self) -> None:
-        self.layer_norm = layer_norm(self.epsilon)
+        self.normalize = NORM_TYPES[self.norm_type](self.epsilon, name=self.norm_type)
         self.dropout = Dropout(self.dropout_rate)
 
     def before(self, x: Array) -> Array:
-        return self.layer_norm(x) if self.norm == "pre" else x
+        return self.normalize(x) if self.norm == "pre" else x
 
     def after(self, x: Array, y: Array) -> Array:
         x = x + self.dropout(y)
-        return constrain(x if self.norm == "pre" else self.layer_norm(x), "batch", "length", "features")
+        return constrain(x if self.norm == "pre" else self.normalize(x), "batch", "length", "features")
 
 
-def final_norm(norm: str, epsilon: float) -> Callable[[Array], Array]:
-    """Return the norm that follows the last layer of a stack: a layer norm for pre-LN, the identity for post-LN.
+def final_norm(norm: str, epsilon: float, norm_type: str = "layer_norm") -> Callable[[Array], Array]:
+    """Return what follows the last layer of a stack: a norm of type `norm_type` for pre-LN, the identity for post-LN.
 
     The last layer of a post-LN stack already ends in a norm.
     """
-    return layer_norm(epsilon, name="final_norm") if norm == "pre" else lambda x: x
+    return NORM_TYPES[norm_type](epsilon, name="final_norm") if norm == "pre" else lambda x: x
 
 
 class FeedForward(nn.Module):
     """FFN(x) = activation(x W₁ + b₁) W₂ + b₂, (B, T, D) → (B, T, D) (Vaswani et al. 2017, eq. 2, with ReLU).
 
-    Differs: `dropout_rate` applies to the F hidden units, where the paper has no dropout.
+    With `kind` "gated", FFN(x) = (activation(x W) ⊙ x V) W₂ (Shazeer 2020, eq. 6; with "silu", this is SwiGLU). The
+    kernels are called "gate" (W), "inner" (W₁ or V) and "outer" (W₂). `init_scale` multiplies the initial W₂.
+
+    Differs: `dropout_rate` applies to the F hidden units, where the papers have no dropout. Shazeer has no biases;
+    here, `use_bias` adds them to all kernels.
     """
 
     d_model: int
@@ -173,16 +193,23 @@ class FeedForward(nn.Module):
     dropout_rate: float = 0.0
     dtype: str = "float32"
     initializer: str = "xavier_uniform"
+    kind: str = "plain"
+    use_bias: bool = True
+    init_scale: float = 1.0
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        def linear(name: str, shape: tuple[int, int], axes: tuple[str, str]) -> Linear:
-            return Linear(shape, axes, dtype=self.dtype, initializer=self.initializer, name=name)
+        options: dict[str, Any] = {"use_bias": self.use_bias, "dtype": self.dtype, "initializer": self.initializer}
 
-        h = linear("inner", (self.d_model, self.d_ff), ("embed", "mlp"))(x)
-        h = constrain(h, "batch", "length", "mlp")
-        h = Dropout(self.dropout_rate)(ACTIVATIONS[self.activation](h))
-        return linear("outer", (self.d_ff, self.d_model), ("mlp", "embed"))(h)
+        def hidden(name: str) -> Array:
+            h = Linear((self.d_model, self.d_ff), ("embed", "mlp"), name=name, **options)(x)
+            return constrain(h, "batch", "length", "mlp")
+
+        activation = ACTIVATIONS[self.activation]
+        h = activation(hidden("gate")) * hidden("inner") if self.kind == "gated" else activation(hidden("inner"))
+        shape, axes = (self.d_ff, self.d_model), ("mlp", "embed")
+        outer = Linear(shape, axes, init_scale=self.init_scale, name="outer", **options)
+        return outer(Dropout(self.dropout_rate)(h))
 
 
 class Embedding(nn.Module):

@@ -22,23 +22,23 @@ IN_ATTENTION = ("relative", "rotary")  # act in attention, at any length; the ot
 POSITIONS = ("sinusoidal", "learned", *IN_ATTENTION, "none")
 
 
-def sinusoidal_positions(length: int, d_model: int) -> np.ndarray:
-    """Return PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(pos / 10000^(2i/d)); (length, d), float32.
+def sinusoidal_positions(length: int, d_model: int, base: float = 10000.0) -> np.ndarray:
+    """Return PE(pos, 2i) = sin(pos / base^(2i/d)), PE(pos, 2i+1) = cos(pos / base^(2i/d)); (length, d), float32.
 
     Vaswani et al. 2017, Section 3.5, with d = `d_model`. pos and i count from 0, so sines and cosines alternate. With
     an odd d, the last cosine is dropped. Computed in float64.
     """
     pairs = np.arange((d_model + 1) // 2)
-    angles = np.arange(length)[:, None] / 10000.0 ** (2 * pairs / d_model)[None]
+    angles = np.arange(length)[:, None] / base ** (2 * pairs / d_model)[None]
     waves = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(length, -1)
     return waves[:, :d_model].astype(np.float32)
 
 
-def rotate(x: Array, position: Array | int = 0, room: int | None = None) -> Array:
+def rotate(x: Array, position: Array | int = 0, room: int | None = None, base: float = 10000.0) -> Array:
     """Return R_m x_m for x (B, T, N, H) at positions m = position … position + T - 1.
 
     Su et al. 2021 (RoFormer), eqs. 15 and 34: each pair (x_2i-1, x_2i), i = 1 … H/2, is rotated by the angle m θ_i,
-    θ_i = 10000^(-2(i-1)/H). The product of a query at m and a key at n then depends only on n - m (eq. 16). Sines and
+    θ_i = base^(-2(i-1)/H). The product of a query at m and a key at n then depends only on n - m (eq. 16). Sines and
     cosines come from `sinusoidal_positions`; the rotation is computed in float32. All positions must be below `room`,
     by default T.
 
@@ -48,7 +48,7 @@ def rotate(x: Array, position: Array | int = 0, room: int | None = None) -> Arra
     length, width = x.shape[1], x.shape[3]
     if width % 2:
         raise ValueError(f"head width {width}: must be even to rotate pairs of features; change model.head_dim")
-    waves = jnp.asarray(sinusoidal_positions(length if room is None else room, width))
+    waves = jnp.asarray(sinusoidal_positions(length if room is None else room, width, base))
     waves = jax.lax.dynamic_slice_in_dim(waves, position, length)[None, :, None]
     sine, cosine = waves[..., 0::2], waves[..., 1::2]
     first, second = x[..., 0::2], x[..., 1::2]

@@ -41,15 +41,23 @@ class BlockConfig:
     num_heads: int = fields.size(8, 8)
     head_dim: int = fields.size(64, 8)  # d_k
     value_dim: int = fields.size(64, 4, like="head_dim")  # d_v
+    num_kv_heads: int = fields.size(0, 2, like="num_heads")  # key-value heads, shared by query heads; 0: num_heads
     activation: str = "relu"
-    norm: str = "post"
+    feed_forward: str = "plain"  # or "gated": see `FeedForward`
+    norm: str = "post"  # where norms are: see `Residual`
+    norm_type: str = "layer_norm"
     positions: str = "sinusoidal"
     max_relative_distance: int = 16  # k of "relative" positions: longer distances are clipped to it
+    rotary_base: float = 10000.0  # θ of "rotary" positions
     dropout_rate: float = fields.random(0.1, 0.0)  # on the output of each sub-layer and on the sums of embeddings
     attention_dropout_rate: float = fields.random(0.0, 0.0)  # on the attention weights
     feed_forward_dropout_rate: float = fields.random(0.0, 0.0)  # on the d_ff hidden units
     attention_bias: bool = True
+    feed_forward_bias: bool = True
     init: str = "xavier_uniform"  # of the linear maps
+    # The initial weights of the maps before residual connections are multiplied by 1/√(number of residual connections
+    # in the stack) (Radford et al. 2019, Section 2.3).
+    scale_residual_init: bool = False
     norm_epsilon: float = 1e-6
     dtype: str = fields.how("float32")  # of the matrix products
     unroll: int = fields.how(1, 2)  # layers per iteration of a stack's loop
@@ -61,6 +69,8 @@ class BlockConfig:
         return {
             "activation": tuple(layers.ACTIVATIONS),
             "norm": layers.NORMS,
+            "norm_type": tuple(layers.NORM_TYPES),
+            "feed_forward": layers.FEED_FORWARDS,
             "positions": POSITIONS,
             "init": layers.INITS,
             "dtype": DTYPES,
@@ -71,12 +81,17 @@ class BlockConfig:
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""
         for name, value in dataclasses.asdict(self).items():
-            if type(value) is int and value < 1:
-                yield name, "must be at least 1"
+            least = 0 if name == "num_kv_heads" else 1
+            if type(value) is int and value < least:
+                yield name, f"must be at least {least}"
             if name.endswith("dropout_rate") and not 0 <= value < 1:
                 yield name, "must be in [0, 1)"
         if not self.norm_epsilon > 0:
             yield "norm_epsilon", "must be positive, e.g. 1e-6"
+        if not self.rotary_base > 0:
+            yield "rotary_base", "must be positive, e.g. 10000"
+        if self.num_kv_heads > 0 and self.num_heads % self.num_kv_heads:
+            yield "num_kv_heads", f"must divide num_heads = {self.num_heads}; 0 stands for num_heads"
         for name, allowed in self.choices().items():
             if getattr(self, name) not in allowed:
                 yield name, f"must be one of {', '.join(allowed)}"
@@ -127,11 +142,13 @@ class Block(nn.Module):
     """Self-attention, cross-attention to a memory if `cross`, and a feed-forward network, each in a `Residual`.
 
     Vaswani et al. 2017, Section 3.1. Self-attention is causal if the caller's mask is. In cross-attention, queries come
-    from the block's input; keys and values come from the memory.
+    from the block's input; keys and values come from the memory. `init_scale` multiplies the initial weights of the
+    maps before residual connections.
     """
 
     config: BlockConfig
     cross: bool = False
+    init_scale: float = 1.0
 
     def setup(self) -> None:
         c = self.config
@@ -140,7 +157,15 @@ class Block(nn.Module):
         if self.cross:
             self.cross_attention, self.cross_attention_residual = self._attention(False), self._residual()
         self.feed_forward = FeedForward(
-            c.d_model, c.d_ff, c.activation, c.feed_forward_dropout_rate, c.dtype, initializer=c.init
+            c.d_model,
+            c.d_ff,
+            c.activation,
+            c.feed_forward_dropout_rate,
+            c.dtype,
+            c.init,
+            c.feed_forward,
+            c.feed_forward_bias,
+            self.init_scale,
         )
         self.feed_forward_residual = self._residual()
 
@@ -191,11 +216,15 @@ class Block(nn.Module):
             max_relative_distance=c.max_relative_distance,
             implementation=c.attention_implementation,
             initializer=c.init,
+            num_kv_heads=c.num_kv_heads,
+            rotary_base=c.rotary_base,
+            init_scale=self.init_scale,
         )
 
     @nn.nowrap
     def _residual(self) -> Residual:
-        return Residual(self.config.norm, self.config.dropout_rate, self.config.norm_epsilon)
+        c = self.config
+        return Residual(c.norm, c.dropout_rate, c.norm_epsilon, c.norm_type)
 
 
 class Stack(nn.Module):
@@ -206,8 +235,9 @@ class Stack(nn.Module):
     cross: bool = False
 
     def setup(self) -> None:
-        self.layers = Block(self.config, self.cross)
-        self.norm = final_norm(self.config.norm, self.config.norm_epsilon)
+        c, residuals = self.config, self.num_layers * (2 + self.cross)
+        self.layers = Block(c, self.cross, residuals**-0.5 if c.scale_residual_init else 1.0)
+        self.norm = final_norm(c.norm, c.norm_epsilon, c.norm_type)
 
     def __call__(
         self, x: Array, mask: Array | None = None, memory: Array | None = None, memory_mask: Array | None = None

@@ -92,7 +92,7 @@ def decays(boxed_params: Any) -> list[bool]:
     specs = nn.get_partition_spec(boxed_params)
 
     def is_matrix(axes: PartitionSpec) -> bool:
-        stacked, split = "layers" in axes, {"heads", "head_dim"} <= set(axes)
+        stacked, split = "layers" in axes, "head_dim" in axes and not {"heads", "kv_heads"}.isdisjoint(axes)
         return len(axes) - stacked - split >= 2
 
     return [is_matrix(axes) for axes in jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, PartitionSpec))]

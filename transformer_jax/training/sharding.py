@@ -31,6 +31,7 @@ RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
     # Parameters; heads and mlp are also axes of activations.
     ("embed", "fsdp"),
     ("heads", "tensor"),
+    ("kv_heads", "tensor"),
     ("mlp", ("tensor", "fsdp")),
     ("mlp", "tensor"),
     # A sharded recurrent state would be gathered at every time step. If "embed" were sharded too, XLA's gradient of
@@ -116,14 +117,23 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def shardings(boxed: Any, mesh: Mesh) -> Any:
     """Return the shardings of a tree whose leaves are boxed with logical axis names. The result has no boxes.
 
+    Key-value heads that query heads share are whole on every tensor device if their number does not divide evenly.
     Raises ValueError if a dimension cannot be divided evenly. The message names the array, the axis and the config key.
     """
-    specs = nn.get_partition_spec(boxed)
+
+    def divisible(names: PartitionSpec, leaf: Any) -> PartitionSpec:
+        sizes = zip(names, leaf.shape, strict=False)
+        return PartitionSpec(*(None if n == "kv_heads" and size % mesh.shape["tensor"] else n for n, size in sizes))
+
+    def is_spec(x: Any) -> bool:
+        return isinstance(x, PartitionSpec)
+
+    specs = jax.tree.map(divisible, nn.get_partition_spec(boxed), nn.unbox(boxed), is_leaf=is_spec)
     placed = nn.logical_to_mesh_sharding(specs, mesh, RULES)
     problems: dict[tuple, str] = {}
     for (path, leaf), names, sharding in zip(
         jax.tree_util.tree_leaves_with_path(nn.unbox(boxed)),
-        jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, PartitionSpec)),
+        jax.tree.leaves(specs, is_leaf=is_spec),
         jax.tree.leaves(placed),
         strict=True,
     ):
