@@ -428,6 +428,22 @@ def lstm(p, carry, x):
     return c, sigmoid(gate("o")) * np.tanh(c)
 
 
+def recurrent_lm(params, config, tokens):
+    """Return the logits (T, V) of the next token for one text, read token by token from a state of zero."""
+    p, c = float64(params), config
+    zero = np.zeros(c.d_model)
+    carries, logits = [zero if c.cell == "gru" else (zero, zero)] * c.num_layers, []
+    for token in tokens:
+        x = p["embedding"]["table"][token] * math.sqrt(c.d_model)
+        for number in range(c.num_layers):
+            cell = p[f"cells_{number}"]
+            carries[number] = gru(cell, carries[number], x) if c.cell == "gru" else lstm(cell, carries[number], x)
+            x = carries[number] if c.cell == "gru" else carries[number][1]
+        output = p["embedding" if c.tie_embeddings else "output"]
+        logits.append(output["table"] @ x + output.get("bias", 0.0))
+    return np.array(logits)[:, : c.vocab_size]
+
+
 def additive(s, h, w_a, u_a, v):
     """Return e_j = vᵀ tanh(W_a s + U_a h_j), with vectors as rows: s (D,), h (S, C) → (S,)."""
     return np.array([np.tanh(s @ w_a + h_j @ u_a) @ v for h_j in h])

@@ -13,6 +13,8 @@ from transformer_jax.models import (
     Classifier,
     GPTConfig,
     RecurrentConfig,
+    RecurrentLM,
+    RecurrentLMConfig,
     RecurrentSeq2Seq,
     Transformer,
     TransformerConfig,
@@ -148,6 +150,10 @@ MODELS = {
     "recurrent": (
         RecurrentSeq2Seq(RecurrentConfig()),
         WORDS | OUTPUT | gru("encoder/forward_0") | gru("decoder/cells_0"),
+    ),
+    "recurrent language model": (
+        RecurrentLM(RecurrentLMConfig()),
+        embeddings("", learned=False) | OUTPUT | lstm("cells_0") | lstm("cells_1"),
     ),
     "recurrent, additive": (
         RecurrentSeq2Seq(RecurrentConfig(**BOTH)),

@@ -16,6 +16,7 @@ from transformer_jax.models.bert import BertConfig, Classifier, Pretraining, Tok
 from transformer_jax.models.gpt import GPT, GPTConfig
 from transformer_jax.models.positions import POSITIONS
 from transformer_jax.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
+from transformer_jax.models.recurrent_lm import RecurrentLM, RecurrentLMConfig
 from transformer_jax.models.transformer import TIES
 from transformer_jax.training.optimizer import DECAYING, OptimizerConfig, decays, make_optimizer, schedule
 
@@ -140,6 +141,7 @@ MODELS |= {
     "recurrent: damping, local window": recurrent(attention="scaled_dot", damping=True, local_window=2),
     "recurrent: LSTM": recurrent(cell="lstm", num_layers=2),
     "recurrent: Bahdanau": recurrent(attention="additive", bidirectional=True, readout="maxout"),
+    "recurrent language model": RecurrentLM(RecurrentLMConfig(vocab_size=11, d_model=7)),
     "recurrent: Luong": recurrent(attention="general", input_feeding=True, local_window=2),
 }
 

@@ -3,6 +3,7 @@
 from transformer_jax.models.bert import Bert, BertConfig, Classifier, Pretraining, TokenClassifier
 from transformer_jax.models.gpt import GPT, GPTConfig
 from transformer_jax.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
+from transformer_jax.models.recurrent_lm import RecurrentLM, RecurrentLMConfig
 from transformer_jax.models.transformer import Transformer, TransformerConfig
 
 __all__ = [
@@ -13,6 +14,8 @@ __all__ = [
     "GPTConfig",
     "Pretraining",
     "RecurrentConfig",
+    "RecurrentLM",
+    "RecurrentLMConfig",
     "RecurrentSeq2Seq",
     "TokenClassifier",
     "Transformer",

@@ -13,6 +13,7 @@ import numpy as np
 from transformer_jax.models.bert import BertConfig
 from transformer_jax.models.gpt import GPTConfig
 from transformer_jax.models.recurrent import RecurrentConfig
+from transformer_jax.models.recurrent_lm import RecurrentLMConfig
 from transformer_jax.models.stack import BlockConfig
 from transformer_jax.models.transformer import TransformerConfig
 
@@ -260,3 +261,17 @@ def _recurrent_flops(config: RecurrentConfig, *lengths: np.ndarray) -> np.ndarra
     s, t = _float(lengths)
     products = _recurrent_products(config)
     return 2 * (products.sentence + s * products.source + t * products.target + s * t * products.pair)
+
+
+@num_parameters.register
+def _recurrent_lm(config: RecurrentLMConfig) -> int:
+    """Count 2·g·D² + 4·D for each layer of cells with g gates, and a bias for an output layer that is not tied."""
+    c, untied = config, not config.tie_embeddings
+    layer = 2 * GATES[c.cell] * c.d_model**2 + 4 * c.d_model
+    return c.num_layers * layer + c.vocab_size * (c.d_model * (1 + untied) + untied)
+
+
+@forward_flops.register
+def _recurrent_lm_flops(config: RecurrentLMConfig, *lengths: np.ndarray) -> np.ndarray:
+    c, (length,) = config, _float(lengths)
+    return 2 * length * (c.num_layers * 2 * GATES[c.cell] * c.d_model**2 + c.d_model * c.vocab_size)

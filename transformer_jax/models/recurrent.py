@@ -174,9 +174,10 @@ class Cache(NamedTuple):
     source_valid: Array
 
 
-def _cell(config: RecurrentConfig, width: int, name: str | None = None) -> Any:
+def make_cell(kind: str, width: int, name: str | None = None) -> Any:
+    """Return a cell with a state of `width` units. `kind` is one of CELLS."""
     init = nn.with_logical_partitioning
-    return CELLS[config.cell](
+    return CELLS[kind](
         width,
         kernel_init=init(nn.initializers.lecun_normal(), ("embed", "state")),
         recurrent_kernel_init=init(nn.initializers.orthogonal(), ("embed", "state")),
@@ -206,7 +207,7 @@ class Encoder(nn.Module):
         ends: list[Carry] = []
 
         def read(x: Array, name: str, backwards: bool) -> tuple[Carry, Array]:
-            cell = _cell(c, width, name)
+            cell = make_cell(c.cell, width, name)
             return nn.RNN(cell, return_carry=True, reverse=backwards, keep_order=True)(x, seq_lengths=lengths)
 
         for layer in range(c.num_layers):
@@ -234,7 +235,7 @@ class Decoder(nn.Module):
 
     def setup(self) -> None:
         c = self.config
-        self.cells = [_cell(c, c.d_model) for _ in range(c.num_layers)]
+        self.cells = [make_cell(c.cell, c.d_model) for _ in range(c.num_layers)]
         self.dropout = Dropout(c.dropout_rate)
         if c.attention != "none":
             self.alignment = ALIGNMENTS[c.attention](

@@ -19,15 +19,18 @@ from transformer_jax.data.running_text import RunningTextData, text_batches
 from transformer_jax.data.text import ladder_batches
 from transformer_jax.decoding import SamplingConfig
 from transformer_jax.models.gpt import GPT, GPTConfig
+from transformer_jax.models.recurrent_lm import RecurrentLM, RecurrentLMConfig
 from transformer_jax.tasks.text import TextTask, TextTaskConfig, cache_and_causality
 from transformer_jax.training.task import Arrays, Mean, Outputs, Params, Record, Work
+
+ARCHITECTURES: dict[str, Any] = {"gpt": GPT, "recurrent_lm": RecurrentLM}
 
 
 @dataclasses.dataclass(frozen=True)
 class LanguageModelingConfig(TextTaskConfig):
     """The config sections of language modeling."""
 
-    model: GPTConfig
+    model: GPTConfig | RecurrentLMConfig
     data: RunningTextData
     decoding: SamplingConfig = dataclasses.field(metadata={"free": True})
 
@@ -53,7 +56,7 @@ class LanguageModeling(TextTask):
 
     def __init__(self, config: LanguageModelingConfig, workdir: epath.PathLike | None):
         super().__init__(config, workdir)
-        self.model = GPT(config.model)
+        self.model = ARCHITECTURES[config.model.architecture](config.model)
         self.corpus = self.make_corpus({"text": config.data.text_column}, workdir, sources.text_file)
 
     def init(self, key: jax.Array) -> Params:

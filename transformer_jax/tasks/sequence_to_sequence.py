@@ -20,7 +20,7 @@ from transformer_jax.decoding import DecodingConfig
 from transformer_jax.models.counting import forward_flops
 from transformer_jax.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
 from transformer_jax.models.transformer import Transformer, TransformerConfig, shift_right
-from transformer_jax.tasks.text import TextTask, TextTaskConfig, cache_and_causality
+from transformer_jax.tasks.text import TextTask, TextTaskConfig, cache_and_causality, with_weights
 from transformer_jax.training.task import Arrays, EvaluationConfig, Mean, Outputs, Params, Record, TrainingConfig, Work
 
 WIDE_BEAM = 50  # larger beams cause a warning about their cost
@@ -226,14 +226,12 @@ class SequenceToSequence(TextTask):
 
         The ids under "input" are what the decoder reads, and those under "target" are what it predicts.
         """
-        special, options = self.corpus.special_ids("target"), self.config.model
+        special = self.corpus.special_ids("target")
         if "target" not in batch:
             tokens = self._translate(params, batch, greedy=False).tokens[:, 0]
             ended = jnp.cumsum(tokens == special.end, axis=1) - (tokens == special.end)
             batch = {**batch, "target": tokens, "target_length": (ended == 0).sum(axis=1)}
-        if "attention_implementation" in {field.name for field in dataclasses.fields(options)}:
-            options = dataclasses.replace(options, attention_implementation="einsum")  # the others return no weights
-        model = ARCHITECTURES[options.architecture](options)
+        model = self.model.clone(config=with_weights(self.config.model))
         read = shift_right(jnp.asarray(batch["target"]), special.begin)
         _, sown = model.apply(
             {"params": params},

@@ -72,8 +72,7 @@ class TextTask(Task):
     def attention(
         self, params: Params, batch: Mapping[str, jax.Array]
     ) -> tuple[dict[tuple[str, str, str], jax.Array], dict[str, tuple[jax.Array, jax.Array]]]:
-        config = dataclasses.replace(self.config.model, attention_implementation="einsum")  # others return no weights
-        model = self.model.clone(config=config)
+        model = self.model.clone(config=with_weights(self.config.model))
         _, sown = model.apply({"params": params}, *self.arguments(batch), mutable="intermediates")
         return model.attention_maps(sown["intermediates"]), {"text": (batch["text"], batch["text_length"])}
 
@@ -166,6 +165,13 @@ class FineTuningTask(SegmentTask):
         """Return the model's output, with dropout if there is a key."""
         rngs = None if key is None else {"dropout": key}
         return self.model.apply({"params": params}, *self.arguments(batch), rngs=rngs)
+
+
+def with_weights(config: Any) -> Any:
+    """Return the config of a model with the one implementation of attention that returns weights, if it has several."""
+    if "attention_implementation" not in {field.name for field in dataclasses.fields(config)}:
+        return config
+    return dataclasses.replace(config, attention_implementation="einsum")
 
 
 def cache_and_causality(
