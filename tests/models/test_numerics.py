@@ -11,7 +11,7 @@ import pytest
 from conftest import on_devices
 
 from transformer_jax.models.layers import dropout
-from transformer_jax.models.numerics import hashed_bits, product
+from transformer_jax.models.numerics import hashed_bits, indices, product
 
 
 def normal(*shape, seed=0):
@@ -93,7 +93,7 @@ def test_sizes_that_do_not_fit_are_refused():
 
 def hashed(seed, *shape):
     """Return one stream of dropout bits as 32 columns of ±1, (n, 32)."""
-    bits = np.asarray(hashed_bits(jax.random.key(seed), shape)).ravel()
+    bits = np.asarray(hashed_bits(jax.random.key(seed), indices(shape))).ravel()
     return 2.0 * ((bits[:, None] >> np.arange(32, dtype=np.uint32)) & 1) - 1
 
 
@@ -104,7 +104,7 @@ def test_hashed_bits_are_fair_and_uncorrelated_over_positions():
     assert np.abs(signs.T @ signs / n - np.eye(32)).max() < 5 / np.sqrt(n)
     for lag in (1, 2, 7, 24, 128, 24 * 128, 2**16):
         assert np.abs(signs[lag:].T @ signs[:-lag] / (n - lag)).max() < 5.5 / np.sqrt(n - lag)
-    bits = np.asarray(hashed_bits(jax.random.key(5), (n,)))
+    bits = np.asarray(hashed_bits(jax.random.key(5), indices((n,))))
     counts = np.bincount(bits >> 24, minlength=256)
     assert abs(((counts - n / 256) ** 2 / (n / 256)).sum() - 255) < 5 * np.sqrt(2 * 255)
     assert abs(len(np.unique(bits)) - (n - n**2 / 2**33)) < 12  # as many collisions as expected by chance
@@ -114,7 +114,7 @@ def test_hashed_bits_of_different_keys_are_independent():
     """The keys are those of layers and steps: folded from one key, or made from neighbouring seeds."""
     key, n = jax.random.key(0), 2**13
     keys = [jax.random.fold_in(key, i) for i in range(16)] + [jax.random.key(i) for i in range(1, 17)]
-    streams = np.stack([np.asarray(hashed_bits(k, (n,))) for k in keys])
+    streams = np.stack([np.asarray(hashed_bits(k, indices((n,)))) for k in keys])
     assert len(np.unique(streams[:, 0])) == len(keys)
     for shift in (0, 1, 128):  # also against shifted streams
         dropped = np.float64(streams < 0.3 * 2**32) - 0.3
@@ -125,7 +125,7 @@ def test_hashed_bits_of_different_keys_are_independent():
 
 def test_a_dropped_row_is_as_likely_as_chance_has_it():
     """The number of dropped values among 16 neighbours is binomial. Correlations of pairs would miss clusters."""
-    dropped = np.asarray(hashed_bits(jax.random.key(9), (2**15, 16))) < 2**31
+    dropped = np.asarray(hashed_bits(jax.random.key(9), indices((2**15, 16)))) < 2**31
     counts = np.bincount(dropped.sum(axis=1), minlength=17)
     expected = np.array([math.comb(16, k) for k in range(17)]) / 2**16 * 2**15
     assert ((counts - expected) ** 2 / expected)[2:15].sum() < 13 + 5 * np.sqrt(2 * 13)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from transformer_jax.models.numerics import hashed_bits, product
+from transformer_jax.models.numerics import hashed_bits, indices, product
 
 Array = jax.Array
 
@@ -46,7 +46,9 @@ def dropout(x: Array, rate: float, key: Array) -> Array:
     if cut == 0:
         return x
     bits = jax.lax.platform_dependent(
-        key, cpu=lambda key: hashed_bits(key, x.shape), default=lambda key: jax.random.bits(key, x.shape, jnp.uint32)
+        key,
+        cpu=lambda key: hashed_bits(key, indices(x.shape)),
+        default=lambda key: jax.random.bits(key, x.shape, jnp.uint32),
     )
     return jnp.where(bits >= jnp.uint32(cut), x * (2**32 / (2**32 - cut)), jnp.zeros_like(x))
 

@@ -152,12 +152,12 @@ def _rounded_backward(spec: str, dtype: str, saved: tuple, cotangent: Array) -> 
 _rounded_product.defvjp(_rounded_forward, _rounded_backward)
 
 
-def hashed_bits(key: Array, shape: tuple[int, ...]) -> Array:
-    """Return random uint32 of `shape`: a hash of each element's index and two words drawn from the key.
+def hashed_bits(key: Array, index: Array) -> Array:
+    """Return random uint32 of the shape of `index`: a hash of each uint32 in it and two words drawn from the key.
 
     On CPUs, JAX's generators take as long as a matrix product of this size; this function takes about as long as an
-    addition. The index is that in the whole array, so the bits are the same on every mesh. They repeat after 2³²
-    elements.
+    addition. If the index is that in the whole array, from `indices`, the bits are the same on every mesh, and in
+    every block. They repeat after 2³² elements.
 
     Use this for dropout only. There is one round of a hash per word (lowbias32, from Wellons 2018, "Prospecting for
     Hash Functions"). The bits pass the tests in tests/models/test_numerics.py; their quality is not known beyond that.
@@ -169,5 +169,9 @@ def hashed_bits(key: Array, shape: tuple[int, ...]) -> Array:
         return h ^ (h >> 16)
 
     first, second = jax.random.bits(key, (2,), jnp.uint32)
-    index = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
     return mix(mix(index * jnp.uint32(0x9E3779B9) + first) ^ second)
+
+
+def indices(shape: tuple[int, ...]) -> Array:
+    """Return the index of each element of an array of `shape`, in row-major order, as uint32."""
+    return jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)

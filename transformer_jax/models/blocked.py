@@ -1,0 +1,187 @@
+"""Attention in blocks, which never stores the T × S matrix of weights, neither forward nor backward.
+
+Dao et al. 2022 (FlashAttention), Algorithms 1, 2 and 4; Rabe and Staats 2021. The values are those of
+`attention.dot_product_attention` up to rounding, also with dropout on CPUs, where both draw the same bits.
+
+Shapes: B batch · T query positions · S key positions · N heads · H head width (d_k) · H' head width of values (d_v).
+"""
+
+import functools
+import itertools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer_jax.models.masks import Mask
+from transformer_jax.models.numerics import hashed_bits, product
+
+Array = jax.Array
+
+BLOCK = 128  # positions of a block of queries or keys
+LARGEST = 2**19  # scores of a block
+LOWEST = float(np.finfo(np.float32).min)
+
+
+class _Plan(NamedTuple):
+    """What is known before tracing: lengths, block sizes, and the pairs of blocks in which something is allowed."""
+
+    length: int
+    key_length: int
+    num_heads: int
+    heads: int  # heads of a block
+    rows: int  # queries of a block
+    columns: int  # keys of a block
+    causal: bool
+    dropout_rate: float
+    dtype: str
+
+    def blocks(self) -> np.ndarray:
+        """Return the first head, query and key of each block of scores, (P, 3)."""
+        heads = range(0, self.num_heads, self.heads)
+        queries, keys = range(0, self.length, self.rows), range(0, self.key_length, self.columns)
+        every = itertools.product(heads, queries, keys)
+        return np.array([(n, t, s) for n, t, s in every if not self.causal or s < t + self.rows], np.int32)
+
+
+def blocked_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    mask: Mask | None = None,
+    dropout_rate: float = 0.0,
+    dropout_key: Array | None = None,
+    dtype: str = "float32",
+    block: int = BLOCK,
+) -> Array:
+    """Compute `attention.dot_product_attention` in blocks of `block` queries and keys.
+
+    query (B, T, N, H), key (B, S, N, H), value (B, S, N, H') → (B, T, N, H'), float32. Memory beyond inputs and
+    outputs is that of a few blocks, (B, N, block, block). If `mask` is causal, blocks above the diagonal are skipped.
+    Only reverse-mode differentiation works.
+
+    Differs: The backward pass goes through pairs of blocks in the order of the forward pass, where the paper's outer
+    loop is over keys.
+    """
+    (length, key_length), mask = (query.shape[1], key.shape[1]), mask or Mask()
+    rate = 0.0 if dropout_key is None else dropout_rate
+    rows, columns = _divided(length, block), _divided(key_length, block)
+    fitting = max(1, LARGEST // (query.shape[0] * rows * columns))
+    heads = max(n for n in range(1, query.shape[2] + 1) if query.shape[2] % n == 0 and (n <= fitting or n == 1))
+    plan = _Plan(length, key_length, query.shape[2], heads, rows, columns, mask.causal, rate, dtype)
+
+    def padded(x: Array, size: int) -> Array:
+        return jnp.pad(x.swapaxes(1, 2), ((0, 0), (0, 0), (0, -x.shape[1] % size), (0, 0)))
+
+    query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
+    output = _attention(
+        plan, padded(query, rows), padded(key, columns), padded(value, columns), mask.padded(rows, columns), dropout_key
+    )
+    return output[:, :, :length].swapaxes(1, 2)
+
+
+def _divided(length: int, block: int) -> int:
+    """Return the size, a multiple of 8, of the fewest equal blocks of at most `block` positions."""
+    return -(-length // (8 * -(-length // block))) * 8
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(plan: _Plan, query: Array, key: Array, value: Array, mask: Mask, dropout_key: Array | None) -> Array:
+    return _forward(plan, query, key, value, mask, dropout_key)[0]
+
+
+def _forward(
+    plan: _Plan, query: Array, key: Array, value: Array, mask: Mask, dropout_key: Array | None
+) -> tuple[Array, tuple]:
+    """Return the output (B, N, T, H'), and what the backward pass needs: Algorithm 2 of Dao et al. 2022."""
+
+    def body(carry: tuple[Array, Array, Array], block: Array) -> tuple[tuple[Array, Array, Array], None]:
+        n, t, s = block
+        output, largest, total = (_part(plan, x, n, t, plan.rows) for x in carry)
+        scores, allowed = _scores(plan, query, key, mask, block)
+        new = jnp.maximum(largest, scores.max(axis=-1, keepdims=True))
+        weights, scale = _where(allowed, jnp.exp(scores - new)), jnp.exp(largest - new)
+        total = total * scale + weights.sum(axis=-1, keepdims=True)
+        kept = _dropped(plan, weights, dropout_key, block)
+        output = output * scale + product("BNTS,BNSH->BNTH", kept, _part(plan, value, n, s, plan.columns), plan.dtype)
+        return tuple(map(functools.partial(_write, n, t), carry, (output, new, total))), None
+
+    shape = query.shape[:3]
+    start = (
+        jnp.zeros((*shape, value.shape[-1])),
+        jnp.full((*shape, 1), LOWEST),
+        jnp.zeros((*shape, 1)),
+    )
+    (output, largest, total), _ = jax.lax.scan(body, start, plan.blocks())
+    output = output / jnp.where(total > 0, total, 1)  # a query that may attend to nothing gets zeros
+    log_total = largest + jnp.log(jnp.where(total > 0, total, 1))
+    return output, (query, key, value, mask, dropout_key, output, log_total)
+
+
+def _backward(plan: _Plan, saved: tuple, cotangent: Array) -> tuple[Array, Array, Array, None, None]:
+    """Return the gradients of queries, keys and values: Algorithm 4 of Dao et al. 2022."""
+    query, key, value, mask, dropout_key, output, log_total = saved
+    mean = (cotangent * output).sum(axis=-1, keepdims=True)  # D of the paper: Σ_s P_ts dP_ts
+
+    def body(carry: tuple[Array, Array, Array], block: Array) -> tuple[tuple[Array, Array, Array], None]:
+        n, t, s = block
+        scores, allowed = _scores(plan, query, key, mask, block)
+        weights = _where(allowed, jnp.exp(scores - _part(plan, log_total, n, t, plan.rows)))
+        above = _part(plan, cotangent, n, t, plan.rows)
+        kept = _dropped(plan, weights, dropout_key, block)
+        d_value = product("BNTS,BNTH->BNSH", kept, above, plan.dtype)
+        d_kept = product("BNTH,BNSH->BNTS", above, _part(plan, value, n, s, plan.columns), plan.dtype)
+        d_weights = _dropped(plan, d_kept, dropout_key, block)
+        d_scores = weights * (d_weights - _part(plan, mean, n, t, plan.rows))
+        d_query = product("BNTS,BNSH->BNTH", d_scores, _part(plan, key, n, s, plan.columns), plan.dtype)
+        d_key = product("BNTS,BNTH->BNSH", d_scores, _part(plan, query, n, t, plan.rows), plan.dtype)
+        steps = zip(carry, (t, s, s), (d_query, d_key, d_value), strict=True)
+        return tuple(_write(n, at, x, _part(plan, x, n, at, dx.shape[2]) + dx) for x, at, dx in steps), None
+
+    start: Any = tuple(jnp.zeros(x.shape) for x in (query, key, value))
+    (d_query, d_key, d_value), _ = jax.lax.scan(body, start, plan.blocks())
+    return (*(dx.astype(x.dtype) for dx, x in ((d_query, query), (d_key, key), (d_value, value))), None, None)
+
+
+_attention.defvjp(_forward, _backward)
+
+
+def _scores(plan: _Plan, query: Array, key: Array, mask: Mask, block: Array) -> tuple[Array, Array | None]:
+    """Return the scores of a pair of blocks (B, N, rows, columns), and where attention is allowed; None: everywhere."""
+    n, t, s = block
+    scores = product(
+        "BNTH,BNSH->BNTS", _part(plan, query, n, t, plan.rows), _part(plan, key, n, s, plan.columns), plan.dtype
+    )
+    allowed = mask.part(t, plan.rows, s, plan.columns)
+    if plan.key_length % plan.columns:
+        real = (s + jnp.arange(plan.columns) < plan.key_length)[None, None, None]
+        allowed = real if allowed is None else allowed & real
+    return scores if allowed is None else jnp.where(allowed, scores, LOWEST), allowed
+
+
+def _dropped(plan: _Plan, x: Array, dropout_key: Array | None, block: Array) -> Array:
+    """Apply dropout to a block of weights, or to its cotangent, with the bits of `layers.dropout` on a CPU."""
+    cut = round(plan.dropout_rate * 2**32)
+    if dropout_key is None or not cut:
+        return x
+    index = jnp.uint32(0)  # of each element in the whole array of weights
+    sizes = x.shape[0], plan.num_heads, plan.length, plan.key_length
+    for axis, (size, first) in enumerate(zip(sizes, (0, *block), strict=True)):
+        index = index * size + jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) + jnp.uint32(first)
+    bits = hashed_bits(dropout_key, index)
+    return jnp.where(bits >= jnp.uint32(cut), x * (2**32 / (2**32 - cut)), 0)
+
+
+def _part(plan: _Plan, x: Array, n: Array, start: Array, size: int) -> Array:
+    """Return positions start … start + size - 1 of the heads n … of x (B, N, T, H)."""
+    return jax.lax.dynamic_slice(x, (0, n, start, 0), (x.shape[0], plan.heads, size, x.shape[3]))
+
+
+def _write(n: Array, start: Array, x: Array, part: Array) -> Array:
+    return jax.lax.dynamic_update_slice(x, part, (0, n, start, 0))
+
+
+def _where(allowed: Array | None, x: Array) -> Array:
+    return x if allowed is None else jnp.where(allowed, x, 0)
