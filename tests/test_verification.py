@@ -10,6 +10,7 @@ from conftest import ROOT
 
 from transformer_jax import verification
 from transformer_jax.models import stack, transformer
+from transformer_jax.models.masks import Mask
 from transformer_jax.tasks import task_class
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.verification import Row, verify
@@ -17,7 +18,8 @@ from transformer_jax.verification import Row, verify
 NAMES = [
     "resumed run = uninterrupted run, bit for bit",
     "model.unroll = 2 vs. 1",
-    "model.attention_implementation = jax vs. einsum",
+    "model.attention_implementation = blocked vs. auto",
+    "model.attention_implementation = jax vs. auto",
     "model.remat = full vs. none",
     "model.remat = scores vs. none",
     "microbatches = the whole batch",
@@ -83,7 +85,7 @@ def test_each_comparison_can_fail(tiny, monkeypatch):
     def wrong_loss(self, params, batch, key, step):
         mean = loss(self, params, batch, key, step)["loss"]
         factor = 1.1 if self.config.training.microbatches > 1 else 1.0
-        factor += 0.1 * (self.config.model.attention_implementation != "einsum")
+        factor += 0.1 * (self.config.model.attention_implementation != "auto")
         return {"loss": mean._replace(sum=mean.sum * factor * (1 + 0.01 * batch["target"].mean()))}
 
     def wrong_extend(self, cache, target, position):
@@ -110,7 +112,7 @@ def test_what_is_no_number_does_not_hold():
 
 
 def test_a_token_seen_before_its_place_is_noticed(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(transformer, "causal_mask", lambda length, *_: jnp.ones((1, 1, length, length), bool))
+    monkeypatch.setattr(transformer, "CAUSAL", Mask())
     run = verification._Run(tiny)
     params = run.engine.init(jax.random.key(0)).params
     leak = run.engine.task.checks(params, jax.device_put(run.batch(0)))["no token is seen before its place"]

@@ -10,7 +10,7 @@ import numpy as np
 import oracle
 import pytest
 
-from transformer_jax.models import layers
+from transformer_jax.models import attention, layers
 from transformer_jax.models.attention import (
     KeyValue,
     MultiHeadAttention,
@@ -21,8 +21,8 @@ from transformer_jax.models.attention import (
     library_attention,
     padding_mask,
     scaled_dot_product_scores,
-    segment_mask,
 )
+from transformer_jax.models.masks import CAUSAL
 
 B, T, S, N, H, W, D = 2, 3, 5, 7, 11, 13, 17
 
@@ -63,14 +63,6 @@ def test_causal_mask(length, keys, offset):
     for t, s in np.ndindex(length, keys or length):
         assert mask[0, 0, t, s] == (s <= offset + t)
     np.testing.assert_array_equal(jax.jit(lambda offset: causal_mask(length, keys, offset))(offset), mask)
-
-
-def test_segment_mask():
-    queries, keys = np.array([[1, 1, 2], [2, 0, 3]]), np.array([[1, 2, 2, 1, 0], [0, 0, 1, 2, 3]])
-    mask = np.asarray(segment_mask(jnp.asarray(queries), jnp.asarray(keys)))
-    assert mask.shape == (B, 1, T, S)
-    for b, t, s in np.ndindex(B, T, S):
-        assert mask[b, 0, t, s] == (queries[b, t] != 0 and queries[b, t] == keys[b, s])
 
 
 def test_combine_masks():
@@ -388,3 +380,50 @@ def test_bfloat16_products_and_float32_weights():
     assert output.dtype == jnp.float32
     assert state["intermediates"]["weights"][0].dtype == jnp.float32
     assert oracle.relative(output, oracle.multi_head(variables["params"], x, memory)) <= 0.05
+
+
+def used(module, x, mask, **kwargs):
+    """Return True if the attention of x to itself is computed in blocks: nothing then has the shape of the weights."""
+    variables = {"params": nn.unbox(jax.eval_shape(module.init, jax.random.key(0), x, x))["params"]}
+    program = jax.make_jaxpr(lambda v: module.apply(v, x, x, mask=mask, **kwargs))(variables)
+    return f"f32[{x.shape[0]},{module.num_heads},{x.shape[1]},{x.shape[1]}]" not in str(program)
+
+
+def test_long_sequences_are_attended_to_in_blocks(monkeypatch, caplog):
+    monkeypatch.setitem(attention.BLOCKED_FROM, "cpu", 136)
+    attention.choose.cache_clear()
+    short, long = normal(1, 135, D), normal(1, 136, D)
+    auto = functools.partial(MultiHeadAttention, N, D, H, W)
+    with caplog.at_level("INFO"):
+        assert not used(auto(implementation="auto"), short, CAUSAL)
+        assert used(auto(implementation="auto"), long, CAUSAL)
+        assert used(auto(implementation="auto"), long, CAUSAL)
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line for line in lines if "136 to 136" in line] == [
+        "attention of 136 to 136 positions: blocked, as there are at least 136 (cpu)"
+    ]
+    assert "attention of 135 to 135 positions: einsum, as there are fewer than 136 (cpu)" in lines
+    attention.choose.cache_clear()
+
+
+@pytest.mark.parametrize("implementation", ["auto", "blocked"])
+def test_what_blocks_do_not_support_is_computed_without_them(implementation, monkeypatch):
+    monkeypatch.setitem(attention.BLOCKED_FROM, "cpu", 136)
+    attention.choose.cache_clear()
+    x, mask = normal(1, 136, D), jnp.asarray(some_mask(1, 1, 136, 136))
+    module = MultiHeadAttention(N, D, H, W, implementation=implementation)
+    assert used(module, x, None)
+    assert not used(module, x, mask)  # a mask of any form
+    assert not used(module, x, CAUSAL, mutable="intermediates")  # the weights are sown
+    assert not used(module, x, CAUSAL, bias=normal(1, 1, 136, 136))
+    assert not used(MultiHeadAttention(N, D, H, W, implementation=implementation, positions="relative"), x, CAUSAL)
+    attention.choose.cache_clear()
+
+
+def test_dropout_of_long_sequences_is_that_of_the_reference():
+    x, keys = normal(B, 24, D), {"dropout": jax.random.key(1)}
+    module, variables = make(dropout_rate=0.4)
+    blocked = module.clone(implementation="blocked")
+    expected = module.apply(variables, x, x, mask=CAUSAL, rngs=keys)
+    assert oracle.relative(blocked.apply(variables, x, x, mask=CAUSAL, rngs=keys), expected) <= 1e-5
+    assert oracle.relative(module.apply(variables, x, x, mask=CAUSAL), expected) > 1e-2

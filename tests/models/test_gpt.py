@@ -293,6 +293,8 @@ def test_what_is_wrong_with_a_config_is_said(changes, field):
         ({}, {"remat": "scores", "unroll": 2}),
         ({}, {"attention_implementation": "jax"}),
         (LLAMA, {"remat": "scores", "attention_implementation": "jax"}),
+        ({}, {"attention_implementation": "blocked"}),
+        (LLAMA, {"remat": "scores", "attention_implementation": "blocked"}),
     ],
 )
 def test_other_ways_to_the_same(parts, changes):

@@ -466,13 +466,13 @@ PROBLEMS = [
     ({"init": "zeros"}, "init", "must be one of xavier_uniform, normal, truncated_normal"),
     ({"dtype": "float16"}, "dtype", "must be one of float32, bfloat16"),
     ({"num_heads": 0}, "num_heads", "must be at least 1"),
-    ({"attention_implementation": "flash"}, "attention_implementation", "must be one of einsum, jax"),
+    ({"attention_implementation": "flash"}, "attention_implementation", "must be one of auto, einsum, blocked, jax"),
     ({"remat": "all"}, "remat", "must be one of none, scores, full"),
     *(
         (
             {"attention_implementation": "jax", **change},
             next(iter(change)),
-            f"is not supported by attention_implementation = 'jax': set that to 'einsum', or this to {remedy}",
+            f"is not supported by attention_implementation = 'jax': set that to 'auto', or this to {remedy}",
         )
         for change, remedy in (
             ({"attention_dropout_rate": 0.1}, "0"),
@@ -517,7 +517,13 @@ def loss_and_gradient(config):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"remat": "full"}, {"remat": "scores", "unroll": 2}, {"attention_implementation": "jax"}]
+    "changes",
+    [
+        {"remat": "full"},
+        {"remat": "scores", "unroll": 2},
+        {"attention_implementation": "jax"},
+        {"attention_implementation": "blocked"},
+    ],
 )
 def test_other_ways_to_the_same(changes):
     config = dataclasses.replace(SMALL, dropout_rate=0.1)

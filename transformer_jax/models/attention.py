@@ -7,6 +7,7 @@ H' head width of values (d_v). Masks are boolean, True where attention is allowe
 """
 
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,9 +15,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from transformer_jax.models.blocked import blocked_attention
 from transformer_jax.models.layers import Linear, constrain, dropout
+from transformer_jax.models.masks import Mask
 from transformer_jax.models.numerics import product
 from transformer_jax.models.positions import Relations, RelativePositions, relative_scores, relative_values, rotate
+
+log = logging.getLogger(__name__)
 
 Array = jax.Array
 Valid = Array | None  # (B, T), True at tokens and False at padding; None if there is no padding
@@ -35,15 +40,6 @@ def causal_mask(length: int, key_length: int | None = None, offset: Array | int 
     queries = offset + jnp.arange(length)[:, None]
     keys = jnp.arange(length if key_length is None else key_length)[None, :]
     return (keys <= queries)[None, None]
-
-
-def segment_mask(query_segments: Array, key_segments: Array) -> Array:
-    """Return the mask (B, 1, T, S) that allows attention only within a segment.
-
-    The arguments are segment ids (B, T) and (B, S). Segment 0 is padding and takes no part in attention.
-    """
-    queries, keys = query_segments[:, None, :, None], key_segments[:, None, None, :]
-    return (queries == keys) & (queries > 0)
 
 
 def combine_masks(*masks: Array | None) -> Array | None:
@@ -178,6 +174,23 @@ def over_groups(attend: Callable[..., Any], query: Array, key: Array, value: Arr
     return output.reshape(rows, length, heads, -1), weights.reshape(rows, heads, *weights.shape[3:])
 
 
+IMPLEMENTATIONS = ("auto", "einsum", "blocked", "jax")
+# "auto" chooses "blocked" from this many positions on. On accelerators, blocks are only worth the memory they save.
+BLOCKED_FROM = {"cpu": 192}
+BLOCKED_FROM_ELSEWHERE = 2048
+
+
+@functools.cache
+def choose(length: int, key_length: int, backend: str) -> str:
+    """Return the implementation that "auto" stands for, and write it to the log once for each pair of lengths."""
+    least = BLOCKED_FROM.get(backend, BLOCKED_FROM_ELSEWHERE)
+    name, than = ("blocked", "at least") if max(length, key_length) >= least else ("einsum", "fewer than")
+    log.info(
+        "attention of %d to %d positions: %s, as there are %s %d (%s)", length, key_length, name, than, least, backend
+    )
+    return name
+
+
 class KeyValue(NamedTuple):
     """Projected keys (B, K, S, H) and values (B, K, S, H'). Decoding keeps them between steps, as its cache.
 
@@ -200,8 +213,11 @@ class MultiHeadAttention(nn.Module):
         2021, with θ = `rotary_base`) or "none". Only self-attention may have positions.
     num_kv_heads: K key-value heads, each shared by N / K adjacent query heads (Ainslie et al. 2023). 1 is multi-query
         attention (Shazeer 2019); 0 stands for N.
-    implementation: "einsum" uses `dot_product_attention`. "jax" uses `library_attention`, which supports neither
-        dropout on the weights nor "relative", and does not sow the weights.
+    implementation: "einsum" uses `dot_product_attention`, the reference. "blocked" uses `blocked_attention`, whose
+        memory does not grow with T × S. "jax" uses `library_attention`, which does not support dropout on the weights.
+        Neither of these two supports "relative" or sows the weights. "auto" uses "blocked" for long sequences and
+        "einsum" for short ones. Where weights are sown, where memory is a cache, and where there is a bias or
+        "relative" positions, "auto" and "blocked" use "einsum".
 
     Differs: The projections have biases, unless `use_bias` is False. The paper does not mention biases, and the
     authors' code has none.
@@ -292,7 +308,7 @@ class MultiHeadAttention(nn.Module):
         x: Array,
         memory: Array | KeyValue,
         *,
-        mask: Array | None = None,
+        mask: Array | Mask | None = None,
         bias: Array | None = None,
         position: Array | int = 0,
     ) -> Array:
@@ -306,9 +322,19 @@ class MultiHeadAttention(nn.Module):
         query = constrain(self.query(x), "batch", "length", "heads", "head_dim")
         if self.positions == "rotary":
             query = rotate(query, position, key.shape[1], self.rotary_base)
-        if self.implementation == "jax":
-            return self.output(library_attention(query, key, value, mask=mask, bias=bias, dtype=self.dtype))
+        implementation = self._implementation(mask, bias, query.shape[1], key.shape[1])
+        groups = self.num_heads // self.kv_heads
         dropout_key = self.make_rng("dropout") if self.dropout_rate and self.has_rng("dropout") else None
+        if implementation == "blocked" and not isinstance(mask, Array):
+            key, value = (jnp.repeat(x, groups, axis=2) if groups > 1 else x for x in (key, value))
+            heads = blocked_attention(
+                query, key, value, mask=mask, dropout_rate=self.dropout_rate, dropout_key=dropout_key, dtype=self.dtype
+            )
+            return self.output(heads)
+        if isinstance(mask, Mask):
+            mask = mask.part(0, query.shape[1], 0, key.shape[1])
+        if implementation == "jax":
+            return self.output(library_attention(query, key, value, mask=mask, bias=bias, dtype=self.dtype))
         attend: Callable[..., Any] = functools.partial(
             dot_product_attention,
             mask=mask,
@@ -319,12 +345,20 @@ class MultiHeadAttention(nn.Module):
             dtype=self.dtype,
             return_weights=True,
         )
-        if self.kv_heads == self.num_heads:
+        if groups == 1:
             heads, weights = attend(query, key, value)
         elif isinstance(memory, KeyValue):
             heads, weights = over_groups(attend, query, key, value)
         else:
-            groups = self.num_heads // self.kv_heads
             heads, weights = attend(query, *(jnp.repeat(x, groups, axis=2) for x in (key, value)))
         self.sow("intermediates", "weights", weights)
         return self.output(heads)
+
+    def _implementation(self, mask: Any, bias: Array | None, length: int, key_length: int) -> str:
+        """Return the implementation for these arguments."""
+        if self.implementation in ("einsum", "jax"):
+            return self.implementation
+        special = bias is not None or self.positions == "relative" or not isinstance(mask, Mask | None)
+        if special or self.is_mutable_collection("intermediates"):
+            return "einsum"
+        return "blocked" if self.implementation == "blocked" else choose(length, key_length, jax.default_backend())

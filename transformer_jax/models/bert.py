@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from transformer_jax import fields
 from transformer_jax.models import layers
-from transformer_jax.models.attention import causal_mask, padding_mask
 from transformer_jax.models.layers import NORM_TYPES, Embedding, Linear, LMHead, make_initializer, parameter
+from transformer_jax.models.masks import CAUSAL, Mask, padding
 from transformer_jax.models.positions import Positions
 from transformer_jax.models.stack import SingleStackConfig, Stack, sown_weights
 
@@ -101,9 +101,8 @@ class Bert(nn.Module):
         x = self.embedding(tokens) + jnp.take(self.segments, segments, axis=0) + self.positions(tokens.shape[1])
         return self.dropout(self.norm(x))
 
-    def _mask(self, valid: Array) -> Array:
-        mask = padding_mask(valid)
-        return causal_mask(valid.shape[1]) & mask if self.config.causal else mask
+    def _mask(self, valid: Array) -> Mask:
+        return CAUSAL & padding(valid) if self.config.causal else padding(valid)
 
     @nn.nowrap
     def attention_maps(self, sown: Any) -> dict[tuple[str, str, str], Array]:

@@ -97,7 +97,7 @@ def _forward(
 ) -> tuple[Array, tuple]:
     """Return the output (B, N, T, H'), and what the backward pass needs: Algorithm 2 of Dao et al. 2022."""
 
-    def body(carry: tuple[Array, Array, Array], block: Array) -> tuple[tuple[Array, Array, Array], None]:
+    def body(carry: Any, block: Array) -> tuple[Any, None]:
         n, t, s = block
         output, largest, total = (_part(plan, x, n, t, plan.rows) for x in carry)
         scores, allowed = _scores(plan, query, key, mask, block)
@@ -114,7 +114,7 @@ def _forward(
         jnp.full((*shape, 1), LOWEST),
         jnp.zeros((*shape, 1)),
     )
-    (output, largest, total), _ = jax.lax.scan(body, start, plan.blocks())
+    (output, largest, total), _ = jax.lax.scan(body, start, jnp.asarray(plan.blocks()))
     output = output / jnp.where(total > 0, total, 1)  # a query that may attend to nothing gets zeros
     log_total = largest + jnp.log(jnp.where(total > 0, total, 1))
     return output, (query, key, value, mask, dropout_key, output, log_total)
@@ -125,7 +125,7 @@ def _backward(plan: _Plan, saved: tuple, cotangent: Array) -> tuple[Array, Array
     query, key, value, mask, dropout_key, output, log_total = saved
     mean = (cotangent * output).sum(axis=-1, keepdims=True)  # D of the paper: Σ_s P_ts dP_ts
 
-    def body(carry: tuple[Array, Array, Array], block: Array) -> tuple[tuple[Array, Array, Array], None]:
+    def body(carry: Any, block: Array) -> tuple[Any, None]:
         n, t, s = block
         scores, allowed = _scores(plan, query, key, mask, block)
         weights = _where(allowed, jnp.exp(scores - _part(plan, log_total, n, t, plan.rows)))
@@ -141,7 +141,7 @@ def _backward(plan: _Plan, saved: tuple, cotangent: Array) -> tuple[Array, Array
         return tuple(_write(n, at, x, _part(plan, x, n, at, dx.shape[2]) + dx) for x, at, dx in steps), None
 
     start: Any = tuple(jnp.zeros(x.shape) for x in (query, key, value))
-    (d_query, d_key, d_value), _ = jax.lax.scan(body, start, plan.blocks())
+    (d_query, d_key, d_value), _ = jax.lax.scan(body, start, jnp.asarray(plan.blocks()))
     return (*(dx.astype(x.dtype) for dx, x in ((d_query, query), (d_key, key), (d_value, value))), None, None)
 
 

@@ -10,9 +10,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from transformer_jax.models import layers
-from transformer_jax.models.attention import KeyValue, causal_mask, combine_masks, padding_mask, segment_mask
+from transformer_jax.models import layers, masks
+from transformer_jax.models.attention import KeyValue
 from transformer_jax.models.layers import Embedding, LMHead, OutputLayer
+from transformer_jax.models.masks import CAUSAL, padding
 from transformer_jax.models.positions import Positions, check_length
 from transformer_jax.models.stack import SingleStackConfig, Stack, sown_weights, unstack_layers
 
@@ -124,11 +125,9 @@ class GPT(nn.Module):
             positions: (B, T) place of each token in its document; an integer is that of the first token in a row.
                 "relative" and "rotary" positions do not use it, because they depend only on distances.
         """
-        mask = combine_masks(
-            causal_mask(tokens.shape[1]),
-            None if valid is None else padding_mask(valid),
-            None if segments is None else segment_mask(segments, segments),
-        )
+        mask = CAUSAL if valid is None else CAUSAL & padding(valid)
+        if segments is not None:
+            mask &= masks.segments(segments, segments)
         x = self.dropout(self.embedding(tokens) + self.positions(tokens.shape[1], positions))
         return self.decoder(x, mask), self.lm_head()
 

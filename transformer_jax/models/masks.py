@@ -3,16 +3,20 @@
 Shapes: B batch · T query positions · S key positions.
 """
 
+import dataclasses
+import functools
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 
 Array = jax.Array
 
 
-@flax.struct.dataclass
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["key_segments", "query_segments"], meta_fields=["causal"]
+)
+@dataclasses.dataclass(frozen=True)
 class Mask:
     """Where attention is allowed: `key_segments` are above 0, equal `query_segments`, and keys precede queries.
 
@@ -25,7 +29,7 @@ class Mask:
 
     key_segments: Array | None = None
     query_segments: Array | None = None
-    causal: bool = flax.struct.field(pytree_node=False, default=False)
+    causal: bool = False
 
     def __and__(self, other: "Mask") -> "Mask":
         """Return the mask that allows what both allow.
@@ -35,12 +39,11 @@ class Mask:
         """
         if self.query_segments is not None and other.query_segments is not None:
             raise ValueError("both masks have query_segments: number the segments so that one mask holds them")
-        keys = [mask.key_segments for mask in (self, other) if mask.key_segments is not None]
-        queries = other.query_segments if self.query_segments is None else self.query_segments
-        if len(keys) == 2:
-            valid, ids = (other, self) if self.query_segments is not None else (self, other)
-            keys = [jnp.where(valid.key_segments > 0, ids.key_segments, 0)]
-        return Mask(keys[0] if keys else None, queries, self.causal or other.causal)
+        first, second = (self, other) if other.query_segments is None else (other, self)  # ids are those of `first`
+        keys = first.key_segments
+        if second.key_segments is not None:
+            keys = second.key_segments if keys is None else jnp.where(second.key_segments > 0, keys, 0)
+        return Mask(keys, first.query_segments, self.causal or other.causal)
 
     def part(self, first_query: Array | int, queries: int, first_key: Array | int, keys: int) -> Array | None:
         """Return the mask (B, 1, queries, keys), or (1, 1, queries, keys), of a block; None if all is allowed."""
@@ -63,7 +66,7 @@ class Mask:
         def pad(segments: Array | None, size: int) -> Array | None:
             return None if segments is None else jnp.pad(segments, ((0, 0), (0, -segments.shape[1] % size)))
 
-        return self.replace(key_segments=pad(self.key_segments, keys), query_segments=pad(self.query_segments, queries))
+        return Mask(pad(self.key_segments, keys), pad(self.query_segments, queries), self.causal)
 
 
 CAUSAL = Mask(causal=True)

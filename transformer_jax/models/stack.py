@@ -14,14 +14,21 @@ import jax.numpy as jnp
 
 from transformer_jax import fields
 from transformer_jax.models import layers
-from transformer_jax.models.attention import KeyValue, MultiHeadAttention, causal_mask, combine_masks, padding_mask
+from transformer_jax.models.attention import (
+    IMPLEMENTATIONS,
+    KeyValue,
+    MultiHeadAttention,
+    causal_mask,
+    combine_masks,
+    padding_mask,
+)
 from transformer_jax.models.layers import FeedForward, Residual, final_norm
+from transformer_jax.models.masks import Mask
 from transformer_jax.models.positions import IN_ATTENTION, POSITIONS
 
 Array = jax.Array
 
 DTYPES = ("float32", "bfloat16")
-IMPLEMENTATIONS = ("einsum", "jax")
 # Rematerialisation (Chen et al. 2016): what the backward pass of a layer recomputes. "none": nothing. "full":
 # everything. "scores": everything except products with weights, so that the (B, N, T, S) arrays of attention are not
 # stored.
@@ -61,7 +68,7 @@ class BlockConfig:
     norm_epsilon: float = 1e-6
     dtype: str = fields.how("float32")  # of the matrix products
     unroll: int = fields.how(1, 2)  # layers per iteration of a stack's loop
-    attention_implementation: str = fields.how("einsum", "jax")  # see `MultiHeadAttention`
+    attention_implementation: str = fields.how("auto", "blocked", "jax")  # see `MultiHeadAttention`
     remat: str = fields.how("none", "full", "scores")  # what the backward pass recomputes: see REMAT
 
     def choices(self) -> dict[str, tuple[str, ...]]:
@@ -95,13 +102,14 @@ class BlockConfig:
         for name, allowed in self.choices().items():
             if getattr(self, name) not in allowed:
                 yield name, f"must be one of {', '.join(allowed)}"
-        if self.attention_implementation == "jax":
-            rule = "is not supported by attention_implementation = 'jax': set that to 'einsum', or this to"
-            if self.attention_dropout_rate:
+        if self.attention_implementation in ("blocked", "jax"):
+            name = self.attention_implementation
+            rule = f"is not supported by attention_implementation = '{name}': set that to 'auto', or this to"
+            if name == "jax" and self.attention_dropout_rate:
                 yield "attention_dropout_rate", f"{rule} 0"
             if self.positions == "relative":
                 yield "positions", f"{rule} another value"
-            if self.value_dim != self.head_dim:
+            if name == "jax" and self.value_dim != self.head_dim:
                 yield "value_dim", f"{rule} head_dim = {self.head_dim}"
         if self.positions == "rotary" and self.head_dim % 2:
             yield "head_dim", "must be even, because 'rotary' rotates pairs of features: change it or model.positions"
@@ -172,9 +180,9 @@ class Block(nn.Module):
     def __call__(
         self,
         x: Array,
-        mask: Array | None = None,
+        mask: Array | Mask | None = None,
         memory: Array | KeyValue | None = None,
-        memory_mask: Array | None = None,
+        memory_mask: Array | Mask | None = None,
         cache: KeyValue | None = None,
         position: Array | int = 0,
     ) -> tuple[Array, KeyValue | None]:
@@ -240,7 +248,11 @@ class Stack(nn.Module):
         self.norm = final_norm(c.norm, c.norm_epsilon, c.norm_type)
 
     def __call__(
-        self, x: Array, mask: Array | None = None, memory: Array | None = None, memory_mask: Array | None = None
+        self,
+        x: Array,
+        mask: Array | Mask | None = None,
+        memory: Array | None = None,
+        memory_mask: Array | Mask | None = None,
     ) -> Array:
         """Run x (B, T, D) through all layers. `mask` and `memory_mask` broadcast to (B, N, T, T) and (B, N, T, S)."""
 
@@ -249,7 +261,7 @@ class Stack(nn.Module):
 
         return self.norm(self._run(body, x)[0])
 
-    def outputs(self, x: Array, mask: Array | None = None) -> Array:
+    def outputs(self, x: Array, mask: Array | Mask | None = None) -> Array:
         """Run x (B, T, D) through all layers, and return the output of each layer, (B, L, T, D).
 
         The last one is the result of `__call__`: only its norm is applied, if the stack is pre-LN.
@@ -281,7 +293,7 @@ class Stack(nn.Module):
         cache: tuple[KeyValue, ...],
         position: Array | int,
         memory: tuple[KeyValue, ...] | None = None,
-        memory_mask: Array | None = None,
+        memory_mask: Array | Mask | None = None,
         start: Array | None = None,
     ) -> tuple[Array, tuple[KeyValue, ...]]:
         """Run x (B, T, D) through all layers → output (B, T, D), and the cache with x written to it.

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 
 from transformer_jax import fields
 from transformer_jax.models import layers
-from transformer_jax.models.attention import KeyValue, Valid, causal_mask, combine_masks, padding_mask
+from transformer_jax.models.attention import KeyValue, Valid, padding_mask
 from transformer_jax.models.layers import Embedding, LMHead, OutputLayer
+from transformer_jax.models.masks import CAUSAL, padding
 from transformer_jax.models.positions import Positions, check_length
 from transformer_jax.models.stack import BlockConfig, Stack, sown_weights, unstack_layers
 
@@ -110,7 +111,7 @@ class Transformer(nn.Module):
     def encode(self, source: Array, source_valid: Array) -> Array:
         """Encode source ids (B, S) → memory (B, S, D). `source_valid` (B, S) is True at tokens."""
         x = self.source_embedding(source) + self.source_positions(source.shape[1])
-        return self.encoder(self.dropout(x), padding_mask(source_valid))
+        return self.encoder(self.dropout(x), padding(source_valid))
 
     def __call__(self, source: Array, target: Array, source_valid: Valid = None, target_valid: Valid = None) -> Array:
         """Map source ids (B, S) and target ids (B, T) to float32 logits (B, T, padded V) of the next token.
@@ -132,10 +133,9 @@ class Transformer(nn.Module):
         if source_valid is None:
             source_valid = jnp.ones(source.shape, bool)
         memory = self.encode(source, source_valid)
-        valid = None if target_valid is None else padding_mask(target_valid)
-        mask = combine_masks(causal_mask(target.shape[1]), valid)
+        mask = CAUSAL if target_valid is None else CAUSAL & padding(target_valid)
         x = self.dropout(self.target_embedding(target) + self.target_positions(target.shape[1]))
-        return self.decoder(x, mask, memory, padding_mask(source_valid)), self.lm_head()
+        return self.decoder(x, mask, memory, padding(source_valid)), self.lm_head()
 
     def lm_head(self) -> LMHead:
         """Return the map from the decoder's output to logits. By default, it is the target embedding (Section 3.4)."""
