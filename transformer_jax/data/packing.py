@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import bisect
 from abc import abstractmethod
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from transformer_jax.data.batching import Batch, Plan, filled_up
 from transformer_jax.data.ragged import Ragged, Windows
 
+Contents = TypeVar("Contents")
 
-class RowPlan(Plan):
+
+class RowPlan(Plan, Generic[Contents]):
     """Plan whose rows hold one or more windows of documents.
 
     `batch(i).indices` are numbers of rows.
@@ -26,7 +29,7 @@ class RowPlan(Plan):
 
     def __init__(self, count: int, length: int, rows: int, seed: int | None, fill: float = 1.0):
         self.count, self.shapes, self.fill, self._seed = count, [(rows, length)], fill, seed
-        self._latest: tuple[int, np.ndarray, Ragged | int] | None = None
+        self._latest: tuple[int, np.ndarray, Contents] | None = None
 
     def __len__(self) -> int:
         return -(-self.count // self.shapes[0][0])
@@ -35,17 +38,16 @@ class RowPlan(Plan):
         ((rows, length),) = self.shapes
         return filled_up(self._epoch(epoch)[0][position * rows : (position + 1) * rows], rows), (length,)
 
-    def _epoch(self, epoch: int) -> tuple[np.ndarray, Ragged | int]:
+    def _epoch(self, epoch: int) -> tuple[np.ndarray, Contents]:
         """Return the order of the rows, and what they hold. The latest epoch is cached."""
         epoch = 0 if self._seed is None else epoch
         latest = self._latest
         if latest is None or latest[0] != epoch:
-            generator = None if self._seed is None else np.random.default_rng((self._seed, epoch))
-            latest = self._latest = epoch, *self._draw(generator)
+            latest = self._latest = epoch, *self._draw(np.random.default_rng((self._seed or 0, epoch)))
         return latest[1], latest[2]
 
     @abstractmethod
-    def _draw(self, generator: np.random.Generator | None) -> tuple[np.ndarray, Ragged | int]:
+    def _draw(self, generator: np.random.Generator) -> tuple[np.ndarray, Contents]:
         """Return the order of the rows in an epoch, and what they hold."""
 
     @abstractmethod
@@ -53,7 +55,7 @@ class RowPlan(Plan):
         """Return the windows in the rows of a batch, one row after another, and their number in each row."""
 
 
-class WindowPlan(RowPlan):
+class WindowPlan(RowPlan[int]):
     """Plan for training that cuts one text of `positions` tokens into full windows of `length`, one per row.
 
     Each epoch starts at an offset drawn from [0, length) and shuffles its windows. It leaves out other positions than
@@ -75,9 +77,8 @@ class WindowPlan(RowPlan):
         self._positions, self._length = positions, length
         super().__init__(max(1, (positions - length + 1) // length), length, rows, seed)  # the same at every offset
 
-    def _draw(self, generator: np.random.Generator | None) -> tuple[np.ndarray, int]:
+    def _draw(self, generator: np.random.Generator) -> tuple[np.ndarray, int]:
         """Return the order of the windows, and the offset of the first one."""
-        assert generator is not None
         free = self._positions - self.count * self._length
         offset = int(generator.integers(min(self._length, free + 1)))
         return generator.permutation(self.count), offset
@@ -88,7 +89,7 @@ class WindowPlan(RowPlan):
         return Windows(np.zeros_like(starts), starts, starts + self._length), (batch.indices >= 0).astype(np.int32)
 
 
-class PackedPlan(RowPlan):
+class PackedPlan(RowPlan[Ragged]):
     """Plan that packs windows of documents into rows of `length` positions, by `best_fit_decreasing`.
 
     The packing depends on the lengths of the windows only. With a seed (training), each epoch draws which windows of
@@ -112,17 +113,16 @@ class PackedPlan(RowPlan):
         count = len(self._sizes)
         super().__init__(count, length, rows, seed, fill=float(lengths.sum() / (count * length)))
 
-    def _draw(self, generator: np.random.Generator | None) -> tuple[np.ndarray, Ragged]:
+    def _draw(self, generator: np.random.Generator) -> tuple[np.ndarray, Ragged]:
         """Return the order of the rows, and the windows in each row."""
         windows, rows = np.arange(len(self._key)), np.arange(self.count)
-        if generator is not None:
+        if self._seed is not None:
             windows, rows = generator.permutation(windows), generator.permutation(rows)
         longest_first = windows[np.argsort(self._key[windows], kind="stable")]
         return rows, Ragged(longest_first[self._places], self._sizes)
 
     def windows(self, batch: Batch) -> tuple[Windows, np.ndarray]:
         _, contents = self._epoch(batch.number // len(self))
-        assert isinstance(contents, Ragged)
         there, counts = batch.indices >= 0, np.zeros(len(batch.indices), np.int32)
         found = contents.take(batch.indices[there])
         counts[there] = found.lengths

@@ -10,7 +10,7 @@ import numpy as np
 
 from transformer_jax import fields
 from transformer_jax.data.batching import Arrays, Batch, Batches
-from transformer_jax.data.packing import PackedPlan, RowPlan, WindowPlan
+from transformer_jax.data.packing import PackedPlan, WindowPlan
 from transformer_jax.data.ragged import Ragged, Windows
 from transformer_jax.data.sources import DataError, Pieces
 from transformer_jax.data.text import Corpus, TextData
@@ -139,7 +139,7 @@ def text_batches(
     if seed is not None:
         rows, stride = data.batch_tokens // length // data.rows_multiple * data.rows_multiple, 0
     stride = stride or length
-    plan: RowPlan
+    plan: PackedPlan | WindowPlan
     if seed is None or packed:
         plan = PackedPlan(Windows.over(positions, np.full(len(positions), length), stride), length, rows, seed)
     elif total >= length:
@@ -175,7 +175,9 @@ def _warn_of_unknown(documents: Ragged, tokenizer: Tokenizer, where: str) -> Non
         )
 
 
-def _arrays(stream: str, documents: Ragged, plan: RowPlan, context: int, packed: bool, batch: Batch) -> Arrays:
+def _arrays(
+    stream: str, documents: Ragged, plan: PackedPlan | WindowPlan, context: int, packed: bool, batch: Batch
+) -> Arrays:
     """Return the arrays of a batch. The first `context` tokens of a window that is not a document's first are seen."""
     windows, counts = plan.windows(batch)
     of = np.repeat(np.arange(len(windows.starts)), windows.lengths)  # the window of each token
