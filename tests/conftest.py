@@ -109,9 +109,9 @@ def shrink(config: ConfigDict, directory: Path, steps: int = 4) -> ConfigDict:
     return config
 
 
-def small(task: str, directory: Path) -> ConfigDict:
+def small(task: str, directory: Path, architecture: str | None = None) -> ConfigDict:
     """Return the defaults of a task, shrunk for the corpus of `write_corpus`."""
-    return shrink(defaults(task), directory)
+    return shrink(defaults(task, architecture), directory)
 
 
 def run(config: ConfigDict, workdir: Path, **changes: Any) -> TrainState:

@@ -1,11 +1,13 @@
 """Start a run from the parameters of another one (`config.init_from`)."""
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from etils import epath
 from flax import traverse_util
 from jax.sharding import Mesh
@@ -14,7 +16,8 @@ from transformer_jax import workdir as workdirs
 from transformer_jax.config import ConfigError, make_task, parse
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.evaluation import restore_parameters
-from transformer_jax.training.task import Params, Task
+from transformer_jax.training.freezing import Parts, part_of
+from transformer_jax.training.task import Inherited, Params, Task
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +28,9 @@ def load(task: Task, mesh: Mesh) -> Callable[[Params], Params]:
     """Restore the parameters of the run `config.init_from`, and return a function that puts them into new ones.
 
     The checkpoint is the one that the other run's evaluation.checkpoint selects. Parameters correspond if they have the
-    same path, e.g. "bert/encoder/…". The function logs what was loaded, what is new and what was left out.
+    same path, e.g. "bert/encoder/…". `task.inherited` names a module whose paths lack its name if the other run trained
+    it alone: "gpt/decoder/…" is then "decoder/…" there. The function logs what was loaded, what is new and what was
+    left out.
 
     Raises:
         ValueError: the other run cannot be loaded, or has a model with other keys. The function raises it if the other
@@ -46,19 +51,50 @@ def load(task: Task, mesh: Mesh) -> Callable[[Params], Params]:
     except ValueError as error:
         raise ConfigError(f"config.init_from = {source!r}: {error}") from error
     old, tokenizers = traverse_util.flatten_dict(restored, sep="/"), other.fingerprint(training=False)
+    module = task.inherited.module
+    alone = bool(module) and not any(key.startswith(f"{module}/") for key in old)
+    if alone:
+        old = {f"{module}/{key}": leaf for key, leaf in old.items()}
 
     def change(params: Params) -> Params:
         new = traverse_util.flatten_dict(params, sep="/")
-        common = new.keys() & old.keys()
         _check_tokenizers(source, tokenizers, task.fingerprint(training=False))
-        _check_shapes(source, old, new, common)
-        log.info("initialized from %s, step %d: %s", source, step, _parts(old, common))
-        log.info("  new, not in that run: %s", _parts(new, new.keys() - common))
-        log.info("  left out, not in this model: %s", _parts(old, old.keys() - common))
-        merged = {key: jax.device_put(old[key], leaf.sharding) if key in common else leaf for key, leaf in new.items()}
+        taken = _taken(old.keys() & new.keys(), task.inherited, alone)
+        _check_shapes(source, old, new, taken)
+        sizes = {key: math.prod(_extent(old[key], count)) for key, count in taken.items()}
+        log.info("initialized from %s, step %d: %s", source, step, _parts(sizes))
+        if task.inherited.parts:
+            log.info("  taken: only %s", _named(task.inherited.parts))
+        for key, rows in task.inherited.rows.items() if alone else ():
+            if key in taken:
+                log.info("  new: %d of %s rows of %s", len(rows), f"{rows.stop:,}", key)
+        log.info("  new, not in that run: %s", _parts(_others(new, sizes)))
+        log.info("  left out, not in this model: %s", _parts(_others(old, sizes)))
+        merged = {key: _merged(old[key], leaf, taken[key]) if key in taken else leaf for key, leaf in new.items()}
         return traverse_util.unflatten_dict(merged, sep="/")
 
     return change
+
+
+def _taken(common: Set[str], inherited: Inherited, alone: bool) -> dict[str, int | None]:
+    """Return the parameters to take from the other run → None: all of it; k: the first k entries of its first axis."""
+    taken = {}
+    for key in common:
+        for count in part_of(key, inherited.parts) if inherited.parts else (None,):
+            taken[key] = inherited.rows[key].start if alone and key in inherited.rows else count
+    return taken
+
+
+def _extent(leaf: Any, count: int | None) -> tuple[int, ...]:
+    """Return the shape of the first `count` entries."""
+    return leaf.shape if count is None else (min(count, leaf.shape[0]), *leaf.shape[1:])
+
+
+def _merged(old: jax.Array, new: jax.Array, count: int | None) -> jax.Array:
+    """Return `old`, or the first `count` entries of `old` and the further ones of `new`, where `new` is."""
+    if count is None:
+        return jax.device_put(old, new.sharding)
+    return jax.jit(lambda old, new: jnp.concatenate([old[:count], new[count:]]), out_shardings=new.sharding)(old, new)
 
 
 def _check_tokenizer_keys(source: str, theirs: Any, ours: Any) -> None:
@@ -85,13 +121,14 @@ def _check_tokenizers(source: str, old: Mapping[str, str], new: Mapping[str, str
             )
 
 
-def _check_shapes(source: str, old: Mapping[str, Any], new: Mapping[str, Any], common: Set[str]) -> None:
-    if not common:
+def _check_shapes(source: str, old: Mapping[str, Any], new: Mapping[str, Any], taken: Mapping[str, int | None]) -> None:
+    if not taken:
+        there, here = (_parts({key: leaf.size for key, leaf in params.items()}) for params in (old, new))
         raise ConfigError(
-            f"config.init_from = {source!r}: it has {_parts(old, old.keys())}, and this model has "
-            f"{_parts(new, new.keys())}: they have nothing in common; name another run"
+            f"config.init_from = {source!r}: it has {there}, and this model has {here}: they have nothing in common; "
+            "name another run"
         )
-    if wrong := [key for key in sorted(common) if old[key].shape != new[key].shape]:
+    if wrong := [key for key, count in sorted(taken.items()) if _extent(old[key], count) != _extent(new[key], count)]:
         shown = [f"{key}: {old[key].shape} there, {new[key].shape} here" for key in wrong[:SHOWN]]
         more = [f"and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else []
         raise ConfigError(
@@ -106,9 +143,18 @@ def _check_shapes(source: str, old: Mapping[str, Any], new: Mapping[str, Any], c
         )
 
 
-def _parts(params: Mapping[str, Any], keys: Set[str]) -> str:
-    """Return the top-level modules of `keys` and their numbers of parameters, e.g. "bert (1,234)"."""
-    sizes: Counter[str] = Counter()
-    for key in keys:
-        sizes[key.partition("/")[0]] += params[key].size
-    return ", ".join(f"{name} ({size:,})" for name, size in sorted(sizes.items())) or "nothing"
+def _others(params: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return the number of values of each parameter beyond those in `sizes`."""
+    return {key: more for key, leaf in params.items() if (more := leaf.size - sizes.get(key, 0))}
+
+
+def _parts(sizes: Mapping[str, int]) -> str:
+    """Return the top-level modules of parameters and their numbers of values, e.g. "bert (1,234)"."""
+    totals: Counter[str] = Counter()
+    for key, size in sizes.items():
+        totals[key.partition("/")[0]] += size
+    return ", ".join(f"{name} ({size:,})" for name, size in sorted(totals.items())) or "nothing"
+
+
+def _named(parts: Parts) -> str:
+    return ", ".join(path if count is None else f"the first {count} of {path}" for path, count in parts.items())

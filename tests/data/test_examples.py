@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from transformer_jax.data.examples import (
+    Frame,
     Labels,
     columns_of,
     encode_numbers,
@@ -136,7 +137,7 @@ def test_the_longer_one_loses_first():
 
 
 FIRST, SECOND = Ragged.of([[11, 12, 13, 14, 15], [], [16], [17, 18]]), Ragged.of([[21, 22], [23], [], [24] * 7])
-LAYOUT = {"begin": 2, "end": 3, "what": "val", "key": "data.max_length"}
+LAYOUT = {"frame": Frame(2, 4, 3), "what": "val", "key": "data.max_length"}
 
 
 def test_layout_of_texts(caplog):
@@ -152,7 +153,7 @@ def test_layout_of_texts(caplog):
 
 def test_layout_of_pairs(caplog):
     rows, place = laid_out(FIRST, SECOND, limit=8, **LAYOUT)
-    expected = [[2, 11, 12, 13, 3, 21, 22, 3], [2, 3, 23, 3], [2, 16, 3, 3], [2, 17, 18, 3, 24, 24, 24, 3]]
+    expected = [[2, 11, 12, 13, 4, 21, 22, 3], [2, 4, 23, 3], [2, 16, 4, 3], [2, 17, 18, 4, 24, 24, 24, 3]]
     assert [rows[i].tolist() for i in range(4)] == expected
     assert place.tolist() == [5, 2, 3, 4]
     assert caplog.messages == [

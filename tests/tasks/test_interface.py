@@ -1,6 +1,7 @@
 """Properties of `training.task.Task` that generic code relies on, tested for every task."""
 
 import inspect
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -15,12 +16,24 @@ from transformer_jax.training.evaluation import Evaluator
 from transformer_jax.training.sharding import make_mesh
 from transformer_jax.training.task import Mean, Task
 
-pytestmark = pytest.mark.parametrize("name", TASKS)
+# Tasks, and keys that change what a batch is or what the loss computes.
+GPT = {"fine_tuning.auxiliary_weight": 0.5}
+PAIRS = {"data.second_column": "reversed", "fine_tuning.both_orders": True}
+VARIANTS: dict[str, tuple[str, str | None, dict[str, Any]]] = {
+    **{name: (name, None, {}) for name in TASKS},
+    "classification of GPT": ("classification", "gpt", GPT),
+    "regression of GPT": ("regression", "gpt", GPT | PAIRS),
+    "multiple choice of GPT": ("multiple_choice", "gpt", GPT),
+}
+pytestmark = pytest.mark.parametrize("name", VARIANTS)
 
 
 @pytest.fixture
 def task(name, corpus, tmp_path):
-    return make_task(parse(small(name, corpus)), tmp_path / "run")
+    task, architecture, changes = VARIANTS[name]
+    config = small(task, corpus, architecture)
+    config.update_from_flattened_dict(changes)
+    return make_task(parse(config), tmp_path / "run")
 
 
 @pytest.fixture
@@ -39,7 +52,7 @@ def records_of(task, lines):
 
 
 def test_it_implements_the_interface_and_declares_nothing_else_that_generic_code_could_call(name):
-    cls = task_class(name)
+    cls = task_class(VARIANTS[name][0])
     assert issubclass(cls, Task)
     assert not inspect.isabstract(cls)
     public = {key for key, value in vars(Task).items() if not key.startswith("_") and callable(value)} - {"Config"}
@@ -147,7 +160,7 @@ def test_what_looks_at_what_has_a_token_for_every_weight(task, params):
     evaluator = Evaluator(task, make_mesh(task.config.mesh))
     (maps, _) = evaluator.attention(params, records_of(task, ["ek at", "it"]))
     assert maps
-    assert any("ek at" in found.texts.values() for found in maps)
+    assert any("ek at" in text for found in maps for text in found.texts.values())
     for name, queries, keys, weights, texts in maps:
         assert name
         assert texts

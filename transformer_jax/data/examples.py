@@ -1,9 +1,9 @@
-"""Examples for fine-tuning: columns of records, labels as numbers, and texts laid out as BERT's input."""
+"""Examples for fine-tuning: columns of records, labels as numbers, and texts laid out as the input of a model."""
 
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -138,10 +138,22 @@ def longest_first(lengths: np.ndarray, limit: int) -> np.ndarray:
     return np.stack([kept, np.minimum(second, limit - kept)], axis=1)
 
 
+class Frame(NamedTuple):
+    """The ids around texts: `begin` text `end`, or for pairs `begin` first `separator` second `end`.
+
+    BERT: [CLS], [SEP], [SEP] (Devlin et al. 2019, Figure 4). GPT: [START], [DELIM], [EXTRACT] (Radford et al. 2018,
+    Section 3.3).
+    """
+
+    begin: int
+    separator: int
+    end: int
+
+
 def laid_out(
-    first: Ragged, second: Ragged | None, *, limit: int, begin: int, end: int, what: str, key: str
+    first: Ragged, second: Ragged | None, *, limit: int, frame: Frame, what: str, key: str
 ) -> tuple[Ragged, np.ndarray]:
-    """Lay out texts as [CLS] first [SEP], or pairs as [CLS] first [SEP] second [SEP] (Devlin et al. 2019, Figure 4).
+    """Lay out texts or pairs in a `frame`.
 
     Texts that are too long lose tokens at their ends, the longer one of a pair first. Empty texts are kept. A warning
     gives the number of each.
@@ -149,9 +161,8 @@ def laid_out(
     Args:
         first: the tokens of each text, or of the first text of each pair.
         second: the tokens of the second texts.
-        limit: most tokens of a row, including special tokens.
-        begin: id of [CLS].
-        end: id of [SEP].
+        limit: most tokens of a row, including those of the frame.
+        frame: the ids around texts.
         what: source of the texts, for the warnings.
         key: config key of `limit`, for the warning.
 
@@ -165,9 +176,9 @@ def laid_out(
     empty = lengths[:, : 1 if second is None else 2].min(axis=1) == 0
     warn(what, cut, f"are cut to {key} = {limit} tokens")
     warn(what, empty, "have an empty text")
-    begins, ends = Ragged.repeated(begin, n), Ragged.repeated(end, n)
-    more = () if second is None else (second.first(kept[:, 1]), ends)
-    return Ragged.beside([begins, first.first(kept[:, 0]), ends, *more]), kept[:, 0] + 2
+    begin, separator, end = (Ragged.repeated(i, n) for i in frame)
+    more = () if second is None else (separator, second.first(kept[:, 1]))
+    return Ragged.beside([begin, first.first(kept[:, 0]), *more, end]), kept[:, 0] + 2
 
 
 def warn(what: str, found: np.ndarray, words: str) -> None:

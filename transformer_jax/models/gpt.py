@@ -1,5 +1,7 @@
 """The decoder-only Transformer: GPT (Radford et al. 2018), GPT-2 (Radford et al. 2019) and Llama (Touvron et al. 2023).
 
+A head for fine-tuning follows at the end.
+
 Shapes: B batch · T positions · D d_model · N heads · V vocabulary · L layers.
 """
 
@@ -12,12 +14,14 @@ import jax.numpy as jnp
 
 from transformer_jax.models import layers, masks
 from transformer_jax.models.attention import KeyValue
-from transformer_jax.models.layers import Embedding, LMHead, OutputLayer
+from transformer_jax.models.layers import Embedding, Linear, LMHead, OutputLayer
 from transformer_jax.models.masks import CAUSAL, padding
 from transformer_jax.models.positions import Positions, check_length
 from transformer_jax.models.stack import SingleStackConfig, Stack, sown_weights, unstack_layers
 
 Array = jax.Array
+
+SPECIALS = ("[START]", "[DELIM]", "[EXTRACT]")  # tokens of fine-tuning, which get the ids V, V + 1 and V + 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +70,10 @@ def _llama(vocab_size: int, *sizes: int) -> dict[str, Any]:
     return {"vocab_size": vocab_size, "max_length": 2048, **parts, **_sizes(*sizes)}
 
 
-# The sizes of the papers, and one of Llama's architecture for small corpora and CPUs, with grouped-query attention.
+# The sizes of the papers, and two for small corpora and CPUs: one of GPT's architecture, of the size of BERT's mini, and
+# one of Llama's, with grouped-query attention.
 SIZES: dict[str, dict[str, Any]] = {
+    "mini": {"vocab_size": 8000, "max_length": 128, **_sizes(4, 256, 1024, 4)},
     "gpt": {"vocab_size": 40478, "max_length": 512, **_sizes(12, 768, 3072, 12)},
     "gpt2-small": _gpt2(12, 768),
     "gpt2-medium": _gpt2(24, 1024),
@@ -171,3 +177,57 @@ class GPT(nn.Module):
     def for_extend(self, params: Any) -> Any:
         """Return the parameters in the form in which a loop over `extend` is fastest."""
         return unstack_layers(params, "decoder", self.config.num_layers)
+
+
+class GPTClassifier(nn.Module):
+    """GPT with a linear map from the last token's vector, that of [EXTRACT], to classes (Radford et al. 2018, eq. 3).
+
+    The model inside is called "gpt". Its vocabulary is that of `config`, V, and `SPECIALS` (Section 3.3). A single
+    class is a score: the value in a regression, or the score of one of several choices.
+
+    views: the vectors of this many adjacent rows are added before the map: 2 for both orders of a pair (Section 3.3).
+
+    The vectors have dropout, as in the authors' code. Differs: In that code, all choices of an example share one mask.
+    """
+
+    config: GPTConfig
+    num_classes: int
+    views: int = 1
+
+    def setup(self) -> None:
+        c = self.config
+        self.gpt = GPT(dataclasses.replace(c, vocab_size=c.vocab_size + len(SPECIALS)))
+        self.dropout = layers.Dropout(c.dropout_rate)
+        self.head = Linear((c.d_model, self.num_classes), ("embed", "classes"), dtype=c.dtype, initializer=c.init)
+
+    def __call__(self, tokens: Array, valid: Array) -> Array:
+        """Map token ids (B, T) to float32 logits (B / views, num_classes). `valid` (B, T) is False at padding."""
+        return self.hidden(tokens, valid)[0]
+
+    def hidden(self, tokens: Array, valid: Array) -> tuple[Array, Array, LMHead]:
+        """Return the logits and, for the auxiliary language-modeling loss, the result of `GPT.hidden`."""
+        x, lm_head = self.gpt.hidden(tokens, valid)
+        last = jnp.maximum(valid.sum(axis=1) - 1, 0)
+        vectors = jnp.take_along_axis(x, last[:, None, None], axis=1)
+        vectors = vectors.reshape(-1, self.views, x.shape[-1]).sum(axis=1)
+        return self.head(self.dropout(vectors)), x, lm_head
+
+    @nn.nowrap
+    def attention_maps(self, sown: Any) -> dict[tuple[str, str, str], Array]:
+        """Return `GPT.attention_maps` for the first of every `views` rows."""
+        return {name: weights[:: self.views] for name, weights in GPT(self.config).attention_maps(sown["gpt"]).items()}
+
+
+def swapped(tokens: Array, second: Array, length: Array) -> Array:
+    """Swap the texts of pairs: [START] a [DELIM] b [EXTRACT] → [START] b [DELIM] a [EXTRACT].
+
+    tokens (B, T); second (B,) is the place at which b starts, and length (B,) the number of tokens.
+    """
+    place, second, length = jnp.arange(tokens.shape[1])[None], second[:, None], length[:, None]
+    middle = length - second  # the new place of [DELIM]
+    source = jnp.select(
+        [place == 0, place < middle, place == middle, place < length - 1],
+        [place, second + place - 1, second - 1, place - middle],
+        place,
+    )
+    return jnp.take_along_axis(tokens, source, axis=1)

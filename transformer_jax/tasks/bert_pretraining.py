@@ -16,7 +16,7 @@ from transformer_jax.data.examples import columns_of
 from transformer_jax.data.masking import MaskingConfig, blank_batches, document_batches, most_masked
 from transformer_jax.data.text import TextData
 from transformer_jax.models.bert import BertConfig, Pretraining
-from transformer_jax.tasks.text import SegmentTask, TextTaskConfig
+from transformer_jax.tasks.text import TextTask, TextTaskConfig, segmented
 from transformer_jax.training.task import Arrays, Mean, Outputs, Params, Record, Work
 
 UNUSED = ("rate", "mask_share", "random_share", "whole_word")  # keys of masks, which a causal model does not have
@@ -56,7 +56,7 @@ class PretrainingConfig(TextTaskConfig):
                 yield f"masking.{field.name}", f"has no effect with model.causal: set it to {field.default}"
 
 
-class BertPretraining(SegmentTask):
+class BertPretraining(TextTask):
     """Prediction of masked tokens, and of whether one segment follows another.
 
     A batch holds the arrays of `data.masking.document_batches`. A causal model predicts every next token instead. In
@@ -70,6 +70,10 @@ class BertPretraining(SegmentTask):
         super().__init__(config, workdir)
         self.model = Pretraining(config.model)
         self.corpus = self.make_corpus({"text": "text"}, workdir, documents_file, ("document",))
+
+    def arguments(self, batch: Mapping[str, jax.Array]) -> tuple[Any, ...]:
+        """Return token ids, validity and segments, each (B, T)."""
+        return segmented(batch, self.valid(batch, "text"))
 
     def _forward(self, params: Params, batch: Mapping[str, jax.Array], key: jax.Array | None = None) -> Any:
         """Return the vectors of masked positions, their map to logits, and the next-sentence logits."""

@@ -1,4 +1,7 @@
-"""Fine-tuning for the label or the value of a text or of a pair of texts (Devlin et al. 2019, Section 4.1)."""
+"""Fine-tuning for the label or the value of a text or of a pair of texts.
+
+Devlin et al. 2019, Section 4.1; Radford et al. 2018, Section 3.
+"""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,9 +17,8 @@ from transformer_jax.data import sources
 from transformer_jax.data.batching import Batches
 from transformer_jax.data.examples import Labels, encode_numbers, laid_out, records_of
 from transformer_jax.data.text import TextData, example_batches
-from transformer_jax.models.bert import Classifier
-from transformer_jax.tasks.text import FineTuningTask, FineTuningTaskConfig
-from transformer_jax.training.task import Arrays, Mean, Outputs, Params
+from transformer_jax.tasks.fine_tuning import AuxiliaryConfig, LabelTask, LabelTaskConfig
+from transformer_jax.training.task import Arrays, Mean
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,17 +54,35 @@ class ClassificationData(LabelledData):
 
 
 @dataclasses.dataclass(frozen=True)
-class ClassificationConfig(FineTuningTaskConfig):
-    """The config sections of classification."""
+class PairConfig(AuxiliaryConfig):
+    """The keys of `AuxiliaryConfig`, and the order of pairs.
 
-    data: ClassificationData
+    both_orders: the model reads each pair in both orders, and the two vectors are added (Radford et al. 2018, Section
+        3.3), as the order of e.g. paraphrases means nothing; for GPT only.
+    """
+
+    both_orders: bool = fields.outputs(False)
 
 
 @dataclasses.dataclass(frozen=True)
-class RegressionConfig(FineTuningTaskConfig):
-    """The config sections of regression."""
+class TextOrPairConfig(LabelTaskConfig):
+    """The config sections of tasks on texts or pairs."""
 
     data: LabelledData
+    fine_tuning: PairConfig
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (dotted key, rule and remedy) for values that are inconsistent with each other."""
+        yield from super().problems()
+        if self.fine_tuning.both_orders and not self.data.second_column:
+            yield "fine_tuning.both_orders", "needs pairs: set data.second_column, or this to False"
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassificationConfig(TextOrPairConfig):
+    """The config sections of classification."""
+
+    data: ClassificationData
 
 
 def label_means(logits: jax.Array, label: jax.Array, real: jax.Array) -> dict[str, Mean]:
@@ -79,17 +99,12 @@ def probabilities(logits: np.ndarray) -> np.ndarray:
     return powers / powers.sum(axis=-1, keepdims=True)
 
 
-class TextOrPair(FineTuningTask):
-    """A task with one output per text, [CLS] text [SEP], or per pair of texts, [CLS] first [SEP] second [SEP].
-
-    A batch holds "text" (B, T), "text_length", "label" and "index" (B,), and for pairs "second" (B,), the place at
-    which the second text starts. In prediction, the label is optional.
-    """
+class TextOrPair(LabelTask):
+    """A task with one output per text or per pair of texts, see `data.examples.Frame`."""
 
     def __init__(self, config: Any, workdir: epath.PathLike | None, num_outputs: int):
-        super().__init__(config, workdir)
+        super().__init__(config, workdir, num_outputs, views=1 + config.fine_tuning.both_orders)
         data = config.data
-        self.model = Classifier(config.model, num_outputs, config.fine_tuning.feature_layers)
         texts = {"text": data.text_column} | ({"second": data.second_column} if data.second_column else {})
         self.inputs, self.columns = len(texts), (*texts.values(), data.label_column)
         self.corpus = self.make_corpus(texts, workdir, sources.tsv_file, (data.label_column,))
@@ -98,29 +113,15 @@ class TextOrPair(FineTuningTask):
         """Return the labels as numbers (n,). `what` is their source, for messages."""
         raise NotImplementedError
 
-    def means(self, logits: jax.Array, label: jax.Array, real: jax.Array) -> dict[str, Mean]:
-        """Return the means over the rows for which `real` (B,) is True."""
-        raise NotImplementedError
-
-    def loss(
-        self, params: Params, batch: Mapping[str, jax.Array], key: jax.Array, step: jax.Array | int
-    ) -> dict[str, Mean]:
-        return self.means(self.logits(params, batch, key), batch["label"], batch["text_length"] > 0)
-
-    def evaluate(self, params: Params, batch: Mapping[str, jax.Array], greedy: bool) -> tuple[dict[str, Mean], Outputs]:
-        """Return the means if there are labels, and the logits (B, outputs)."""
-        logits = self.logits(params, batch)
-        means = self.means(logits, batch["label"], batch["text_length"] > 0) if "label" in batch else {}
-        return means, {"logits": logits}
-
     def _batches(self, columns: Sequence[Any], what: str, seed: int | None) -> Batches:
-        config, special = self.config, self.corpus.special_ids("text")
-        (*texts, labels), limit = columns, config.data.max_length
+        config, frame = self.config, self.backbone.frame(self.corpus)
+        *texts, labels = columns
         first, *more = (self.corpus.encode("text", text, end=False) for text in texts)
         second = more[0] if more else None
-        rows, place = laid_out(
-            first, second, limit=limit, begin=special.begin, end=special.end, what=what, key="data.max_length"
-        )
+        limit, key = config.data.max_length, "data.max_length"
+        if config.fine_tuning.both_orders and limit % 2 == 0:  # the order also means nothing where texts are cut
+            limit, key = limit - 1, f"{key} - 1"
+        rows, place = laid_out(first, second, limit=limit, frame=frame, what=what, key=key)
         others = {} if labels is None else {"label": self.numbers(labels, what)}
         others |= {"second": place} if second is not None else {}
         size = config.evaluation.batch_size
@@ -164,8 +165,8 @@ class Classification(TextOrPair):
     def numbers(self, labels: Sequence[str], what: str) -> np.ndarray:
         return self.labels.encode(labels, what)
 
-    def means(self, logits: jax.Array, label: jax.Array, real: jax.Array) -> dict[str, Mean]:
-        return label_means(logits, label, real)
+    def means(self, logits: jax.Array, batch: Mapping[str, jax.Array]) -> dict[str, Mean]:
+        return label_means(logits, batch["label"], batch["text_length"] > 0)
 
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
         """Return {"label": the most probable label, "probabilities": {label: probability}} for each row."""
@@ -194,17 +195,18 @@ class Classification(TextOrPair):
 class Regression(TextOrPair):
     """Prediction of a number, e.g. the similarity of two sentences, trained by the squared error."""
 
-    Config = RegressionConfig
+    Config = TextOrPairConfig
     metrics: ClassVar = {name: name for name in ("loss", "pearson", "spearman")}
 
-    def __init__(self, config: RegressionConfig, workdir: epath.PathLike | None):
+    def __init__(self, config: TextOrPairConfig, workdir: epath.PathLike | None):
         super().__init__(config, workdir, 1)
 
     def numbers(self, labels: Sequence[str], what: str) -> np.ndarray:
         return encode_numbers(labels, what)
 
-    def means(self, logits: jax.Array, label: jax.Array, real: jax.Array) -> dict[str, Mean]:
-        errors = jnp.where(real, jnp.square(logits[:, 0] - label), 0.0)
+    def means(self, logits: jax.Array, batch: Mapping[str, jax.Array]) -> dict[str, Mean]:
+        real = batch["text_length"] > 0
+        errors = jnp.where(real, jnp.square(logits[:, 0] - batch["label"]), 0.0)
         return {"squared_error": Mean(errors.sum(), real.sum().astype(jnp.float32))}
 
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:

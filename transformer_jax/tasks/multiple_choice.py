@@ -1,4 +1,7 @@
-"""Fine-tuning for the choice of one of several continuations of a text (Devlin et al. 2019, Section 4.4)."""
+"""Fine-tuning for the choice of one of several continuations of a text.
+
+Devlin et al. 2019, Section 4.4; Radford et al. 2018, Section 3.3.
+"""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,10 +16,9 @@ from transformer_jax.data import sources
 from transformer_jax.data.batching import Batch, Batches, padded_arrays
 from transformer_jax.data.examples import Labels, laid_out, records_of
 from transformer_jax.data.text import TextData, example_plan
-from transformer_jax.models.bert import Classifier
 from transformer_jax.tasks.classification import label_means, probabilities
-from transformer_jax.tasks.text import FineTuningTask, FineTuningTaskConfig
-from transformer_jax.training.task import Arrays, Mean, Outputs, Params
+from transformer_jax.tasks.fine_tuning import LabelTask, LabelTaskConfig
+from transformer_jax.training.task import Arrays, Mean, Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,53 +49,42 @@ class MultipleChoiceData(TextData):
 
 
 @dataclasses.dataclass(frozen=True)
-class MultipleChoiceConfig(FineTuningTaskConfig):
+class MultipleChoiceConfig(LabelTaskConfig):
     """The config sections of multiple choice."""
 
     data: MultipleChoiceData
 
 
-class MultipleChoice(FineTuningTask):
+class MultipleChoice(LabelTask):
     """Prediction of the right choice by one score per choice, whose softmax is the probability.
 
-    The score is the output for [CLS] text [SEP] choice [SEP]. For C choices, a batch holds "text" (B, C, T),
-    "text_length" and "second" (B, C), the place at which the choice starts, "index" (B,), and "label" (B,), the number
-    of the right choice, which is optional in prediction.
+    The score is the output for the pair of text and choice, see `data.examples.Frame`. For C choices, a batch holds
+    "text" (B, C, T), "text_length" and "second" (B, C), the place at which the choice starts, "index" (B,), and "label"
+    (B,), the number of the right choice, which is optional in prediction.
     """
 
     Config = MultipleChoiceConfig
     metrics: ClassVar = {name: name for name in ("loss", "accuracy")}
 
     def __init__(self, config: MultipleChoiceConfig, workdir: epath.PathLike | None):
-        super().__init__(config, workdir)
+        super().__init__(config, workdir, num_outputs=1)
         data, names = config.data, config.data.texts
-        self.model = Classifier(config.model, 1, config.fine_tuning.feature_layers)
         self.labels = Labels(tuple(map(str, range(len(data.choice_columns)))), "data.choice_columns")
         self.inputs, self.columns = len(names), (*names, data.label_column)
         streams = {"text": names[0], **{name: name for name in names[1:]}}
         self.corpus = self.make_corpus(streams, workdir, sources.tsv_file, (data.label_column,))
 
     def arguments(self, batch: Mapping[str, jax.Array]) -> tuple[Any, ...]:
-        """Return token ids, validity and segments, each (B · C, T)."""
+        """Return the arguments of the model for B · C texts."""
         each = {name: batch[name] for name in ("text", "text_length", "second")}
         return super().arguments({name: x.reshape(-1, *x.shape[2:]) for name, x in each.items()})
 
-    def logits(self, params: Params, batch: Mapping[str, jax.Array], key: jax.Array | None = None) -> jax.Array:
-        """Return the scores (B, C), with dropout if there is a key."""
-        return super().logits(params, batch, key).reshape(batch["second"].shape)
+    def shaped(self, logits: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
+        """Return the scores (B, C)."""
+        return logits.reshape(batch["text_length"].shape)
 
-    def _means(self, scores: jax.Array, batch: Mapping[str, jax.Array]) -> dict[str, Mean]:
-        return label_means(scores, batch["label"], batch["text_length"][:, 0] > 0)
-
-    def loss(
-        self, params: Params, batch: Mapping[str, jax.Array], key: jax.Array, step: jax.Array | int
-    ) -> dict[str, Mean]:
-        return self._means(self.logits(params, batch, key), batch)
-
-    def evaluate(self, params: Params, batch: Mapping[str, jax.Array], greedy: bool) -> tuple[dict[str, Mean], Outputs]:
-        """Return the means if there are labels, and the scores (B, C)."""
-        scores = self.logits(params, batch)
-        return self._means(scores, batch) if "label" in batch else {}, {"scores": scores}
+    def means(self, logits: jax.Array, batch: Mapping[str, jax.Array]) -> dict[str, Mean]:
+        return label_means(logits, batch["label"], batch["text_length"][:, 0] > 0)
 
     def _batches(self, columns: Sequence[Any], what: str, seed: int | None) -> Batches:
         config, corpus, (*texts, labels) = self.config, self.corpus, columns
@@ -102,16 +93,9 @@ class MultipleChoice(FineTuningTask):
         examples = zip(before, *texts[-count:], strict=True)
         lines = [f"{start} {choice}".strip() for start, *choices in examples for choice in choices]
         first = corpus.encode("text", texts[0], end=False).take(np.repeat(np.arange(len(texts[0])), count))
-        second, special = corpus.encode("text", lines, end=False), corpus.special_ids("text")
-        rows, place = laid_out(
-            first,
-            second,
-            limit=limit,
-            begin=special.begin,
-            end=special.end,
-            what=f"{what}, {count} choices per row",
-            key="data.max_length",
-        )
+        second, frame = corpus.encode("text", lines, end=False), self.backbone.frame(corpus)
+        each = f"{what}, {count} choices per row"
+        rows, place = laid_out(first, second, limit=limit, frame=frame, what=each, key="data.max_length")
         others = {} if labels is None else {"label": self.labels.encode(labels, what)}
         longest = rows.lengths.reshape(-1, count).max(axis=1, keepdims=True)
         plan = example_plan(corpus, longest, seed=seed, rows=config.evaluation.batch_size, limit=limit)
@@ -127,7 +111,7 @@ class MultipleChoice(FineTuningTask):
 
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
         """Return {"choice": number of the most probable choice, "probabilities": those of all choices} for each row."""
-        rows = probabilities(outputs["scores"])
+        rows = probabilities(outputs["logits"])
         return [{"choice": int(row.argmax()), "probabilities": row.tolist()} for row in rows]
 
     def score(

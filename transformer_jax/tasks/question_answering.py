@@ -17,8 +17,8 @@ from transformer_jax.data.batching import Batches
 from transformer_jax.data.examples import records_of, warn
 from transformer_jax.data.text import example_batches
 from transformer_jax.data.windows import QuestionAnsweringData, QuestionWindows, read_answers
-from transformer_jax.models.bert import TokenClassifier
-from transformer_jax.tasks.text import FineTuningTask, FineTuningTaskConfig
+from transformer_jax.models.bert import BertConfig, TokenClassifier
+from transformer_jax.tasks.fine_tuning import FineTuningTask, FineTuningTaskConfig
 from transformer_jax.training.task import Arrays, Mean, Outputs, Params
 
 
@@ -45,6 +45,7 @@ class AnswersConfig:
 class QuestionAnsweringConfig(FineTuningTaskConfig):
     """The config sections of question answering."""
 
+    model: BertConfig
     data: QuestionAnsweringData
     answers: AnswersConfig = dataclasses.field(metadata={"free": True})
 

@@ -19,8 +19,8 @@ from transformer_jax.data.ragged import Ragged
 from transformer_jax.data.sources import DataError
 from transformer_jax.data.text import example_batches
 from transformer_jax.data.words import TaggingData, subwords, word_rows
-from transformer_jax.models.bert import TokenClassifier
-from transformer_jax.tasks.text import FineTuningTask, FineTuningTaskConfig
+from transformer_jax.models.bert import BertConfig, TokenClassifier
+from transformer_jax.tasks.fine_tuning import FineTuningTask, FineTuningTaskConfig
 from transformer_jax.training.task import Arrays, Mean, Outputs, Params
 
 log = logging.getLogger(__name__)
@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 class TaggingConfig(FineTuningTaskConfig):
     """The config sections of tagging."""
 
+    model: BertConfig
     data: TaggingData
 
 

@@ -1,7 +1,7 @@
 """Base classes of tasks on tokenized text."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -9,13 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from transformer_jax import fields
-from transformer_jax.data.batching import Batches
-from transformer_jax.data.examples import columns_of
 from transformer_jax.data.text import Corpus, Reader, Stream
-from transformer_jax.models.bert import BertConfig
 from transformer_jax.models.counting import forward_flops
-from transformer_jax.training.task import Arrays, Config, Params, Record, Task, Work
+from transformer_jax.training.task import Arrays, Config, Params, Task, Work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +28,8 @@ class TextTaskConfig(Config):
 class TextTask(Task):
     """A task whose batches hold padded ids (B, T) and their lengths (B,) for each stream of its corpus.
 
-    `work` and `attention` are implemented for models of one stream, "text", which take tokens and a validity mask.
+    `init`, `work` and `attention` are implemented for models of one stream, "text", which take tokens and a validity
+    mask.
     """
 
     corpus: Corpus
@@ -76,95 +73,23 @@ class TextTask(Task):
         _, sown = model.apply({"params": params}, *self.arguments(batch), mutable="intermediates")
         return model.attention_maps(sown["intermediates"]), {"text": (batch["text"], batch["text_length"])}
 
+    def init(self, key: jax.Array) -> Params:
+        return self.model.init(key, jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool))["params"]
+
     def arguments(self, batch: Mapping[str, jax.Array]) -> tuple[Any, ...]:
         """Return the arguments of the model."""
         return batch["text"], self.valid(batch, "text")
 
 
-class SegmentTask(TextTask):
-    """A task of BERT's encoder. A batch may hold "second" (B,), the place at which the second segment starts."""
+def segmented(batch: Mapping[str, jax.Array], valid: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Return the arguments of BERT's encoder: token ids, validity and segments, each (B, T).
 
-    def init(self, key: jax.Array) -> Params:
-        return self.model.init(key, jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool))["params"]
-
-    def arguments(self, batch: Mapping[str, jax.Array]) -> tuple[Any, ...]:
-        """Return token ids, validity and segments, each (B, T). Without "second", there is one segment."""
-        text, valid = super().arguments(batch)
-        if "second" not in batch:
-            return text, valid, None
-        return text, valid, (jnp.arange(text.shape[1])[None] >= batch["second"][:, None]).astype(jnp.int32)
-
-
-@dataclasses.dataclass(frozen=True)
-class FineTuningConfig:
-    """The parts of a pre-trained encoder that fine-tuning leaves unchanged. By default, there are none.
-
-    frozen_layers: the embeddings and this many first layers keep their values.
-    feature_layers: the whole encoder keeps its values, and the task's head reads the concatenated outputs of this many
-        last layers (Devlin et al. 2019, Section 5.3, with 4).
+    A batch may hold "second" (B,), the place at which the second segment starts. Without it, there is one segment.
     """
-
-    frozen_layers: int = 0
-    feature_layers: int = fields.outputs(0)
-
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield (field, rule and remedy) for every invalid value."""
-        for name in ("frozen_layers", "feature_layers"):
-            if getattr(self, name) < 0:
-                yield name, "must be at least 0, which trains the whole encoder"
-        if self.frozen_layers and self.feature_layers:
-            yield "frozen_layers", "must be 0 with fine_tuning.feature_layers, which freezes the whole encoder"
-
-
-@dataclasses.dataclass(frozen=True)
-class FineTuningTaskConfig(TextTaskConfig):
-    """The config sections of a task that fine-tunes BERT."""
-
-    model: BertConfig
-    fine_tuning: FineTuningConfig
-
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield (dotted key, rule and remedy) for values that are inconsistent with each other."""
-        yield from super().problems()
-        for name in ("frozen_layers", "feature_layers"):
-            if getattr(self.fine_tuning, name) > (most := self.model.num_layers):
-                yield f"fine_tuning.{name}", f"must not exceed model.num_layers = {most}"
-
-    def advice(self) -> Iterator[str]:
-        """Yield warnings about values that are valid but probably unintended."""
-        yield from super().advice()
-        for name in ("frozen_layers", "feature_layers"):
-            if getattr(self.fine_tuning, name) and not self.init_from:
-                yield f"config.fine_tuning.{name} keeps random values, as there is no config.init_from to load from"
-
-
-class FineTuningTask(SegmentTask):
-    """A task that fine-tunes BERT's encoder, whose parameters are called "bert", with a new head."""
-
-    def __init__(self, config: Any, workdir: epath.PathLike | None):
-        super().__init__(config, workdir)
-        if config.fine_tuning.feature_layers:
-            self.frozen = {"bert": None}
-        elif k := config.fine_tuning.frozen_layers:
-            below = ("embedding", "segments", "positions", "norm")
-            self.frozen = {**{f"bert/{name}": None for name in below}, "bert/encoder/layers": k}
-
-    def batches(self, split: str, seed: int | None) -> Batches:
-        table = self.corpus.open(split)
-        what = f"{table.where}, split {split}"
-        return self._batches([table.column(name) for name in self.columns], what, seed)
-
-    def batches_of(self, records: Sequence[Record]) -> Batches:
-        return self._batches(columns_of(records, self.columns, self.inputs), "input", None)
-
-    def _batches(self, columns: Sequence[Any], what: str, seed: int | None) -> Batches:
-        """Return the batches of examples given by their `columns`, None for a missing one. `what` is their source."""
-        raise NotImplementedError
-
-    def logits(self, params: Params, batch: Mapping[str, jax.Array], key: jax.Array | None = None) -> Any:
-        """Return the model's output, with dropout if there is a key."""
-        rngs = None if key is None else {"dropout": key}
-        return self.model.apply({"params": params}, *self.arguments(batch), rngs=rngs)
+    text = batch["text"]
+    if "second" not in batch:
+        return text, valid, None
+    return text, valid, (jnp.arange(text.shape[1])[None] >= batch["second"][:, None]).astype(jnp.int32)
 
 
 def with_weights(config: Any) -> Any:

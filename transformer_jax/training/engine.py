@@ -13,7 +13,7 @@ import optax
 
 from transformer_jax.training import optimizer as optimizers
 from transformer_jax.training.checkpoint import CheckpointError, Checkpoints
-from transformer_jax.training.freezing import Frozen, hold, without_updates
+from transformer_jax.training.freezing import Parts, hold, without_updates
 from transformer_jax.training.initialization import TrainState, abstract, init_state, jit_init, trace_init
 from transformer_jax.training.sharding import make_mesh, on_mesh, replicated
 from transformer_jax.training.task import Mean, Params, Task
@@ -41,7 +41,7 @@ def make_train_step(
     seed: int,
     microbatches: int,
     ema_decay: float = 0.0,
-    frozen: Frozen = types.MappingProxyType({}),
+    frozen: Parts = types.MappingProxyType({}),
 ) -> TrainStep:
     """Return the function step(state, batch) → (state, metrics), not yet jitted.
 

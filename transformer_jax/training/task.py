@@ -13,7 +13,7 @@ from etils import epath
 from transformer_jax.data.batching import Batches
 from transformer_jax.fields import free
 from transformer_jax.training.checkpoint import CheckpointConfig
-from transformer_jax.training.freezing import Frozen
+from transformer_jax.training.freezing import Parts
 from transformer_jax.training.optimizer import DECAYING, OptimizerConfig
 from transformer_jax.training.sharding import MeshConfig
 
@@ -22,6 +22,7 @@ Arrays = dict[str, np.ndarray]
 Outputs = dict[str, jax.Array]
 Record = str | dict[str, Any]  # a line of text, or an object with the fields of the task's data
 
+NOTHING: Parts = types.MappingProxyType({})
 CHECKPOINTS = ("latest", "best", "average", "ema")
 
 
@@ -37,6 +38,19 @@ class Mean(NamedTuple):
     sum: jax.Array
     weight: jax.Array
     scale: float = 1.0
+
+
+class Inherited(NamedTuple):
+    """What a new run takes from the run `config.init_from`: by default, all parameters that have the same path there.
+
+    parts: the only parameters to take; all if there are none.
+    module: a module that the other run may have trained alone, e.g. "gpt". Its "path" there is then "gpt/path" here.
+    rows: tables of this module that are larger here than in such a run: their path here → the rows that are new.
+    """
+
+    parts: Parts = NOTHING
+    module: str = ""
+    rows: Mapping[str, range] = types.MappingProxyType({})
 
 
 class Work(NamedTuple):
@@ -165,7 +179,8 @@ class Task(ABC):
     metrics: ClassVar[Mapping[str, str]]
     columns: tuple[str, ...] = ("text",)  # the fields of a record; a plain line of text stands for the first field
     inputs: int = 1  # the first `inputs` columns are needed for a prediction; the others are references
-    frozen: Frozen = types.MappingProxyType({})  # parameters that training leaves as they are
+    frozen: Parts = NOTHING  # parameters that training leaves as they are
+    inherited: Inherited = Inherited()
 
     def __init__(self, config: Any, workdir: epath.PathLike):
         """`config` is an instance of `Config`; `workdir` is the folder with the tokenizers."""

@@ -1,0 +1,202 @@
+"""The pre-trained models that fine-tuning starts from, and what a task must know of each."""
+
+import abc
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer_jax import losses
+from transformer_jax.data.examples import Frame
+from transformer_jax.data.text import Corpus
+from transformer_jax.data.tokenizers import Tokenizer
+from transformer_jax.models import bert, gpt
+from transformer_jax.models.counting import forward_flops, stack_flops
+from transformer_jax.tasks.text import segmented
+from transformer_jax.training.task import Inherited, Mean, Params
+
+
+class Backbone(abc.ABC):
+    """A pre-trained model inside the model of a task.
+
+    Attributes:
+        module: its name in the model of the task.
+        embeddings, layers: the modules in it that come before the layers, and the one that holds the stacked layers.
+        views: how often the model reads each text of a batch: 2 for both orders of pairs.
+    """
+
+    module: ClassVar[str]
+    embeddings: ClassVar[tuple[str, ...]]
+    layers: ClassVar[str]
+
+    def __init__(self, config: Any, views: int):
+        """`config` is a `FineTuningTaskConfig`."""
+        self.model, self.options, self.views = config.model, config.fine_tuning, views
+
+    @staticmethod
+    @abc.abstractmethod
+    def problems(fine_tuning: Any) -> Iterator[tuple[str, str]]:
+        """Yield (dotted key, rule and remedy) for values of a `FineTuningConfig` that this model does not support."""
+
+    @abc.abstractmethod
+    def classifier(self, num_outputs: int) -> nn.Module:
+        """Return the model with `num_outputs` outputs for each text."""
+
+    @abc.abstractmethod
+    def frame(self, corpus: Corpus) -> Frame:
+        """Return the ids around texts."""
+
+    @abc.abstractmethod
+    def arguments(self, batch: Mapping[str, jax.Array], valid: jax.Array) -> tuple[Any, ...]:
+        """Return the arguments of the model. `valid` (B, T) is True at tokens."""
+
+    @abc.abstractmethod
+    def flops(self, lengths: np.ndarray) -> np.ndarray:
+        """Return the FLOPs of a forward pass in training for each text."""
+
+    def bottom(self, count: int) -> dict[str, int | None]:
+        """Return the embeddings and the first `count` layers."""
+        return {f"{self.module}/{name}": None for name in self.embeddings} | {f"{self.module}/{self.layers}": count}
+
+    def frozen(self) -> dict[str, int | None]:
+        """Return the parameters that keep their values."""
+        return self.bottom(self.options.frozen_layers) if self.options.frozen_layers else {}
+
+    def inherited(self) -> Inherited:
+        """Return what is taken from a pre-trained model."""
+        count = self.options.transferred_layers
+        return Inherited() if count < 0 else Inherited(self.bottom(count))
+
+    def training_output(
+        self, model: nn.Module, params: Params, arguments: tuple[Any, ...], key: jax.Array
+    ) -> tuple[jax.Array, dict[str, Mean]]:
+        """Return the output of `model` with dropout, and further terms of the objective."""
+        apply: Any = model.apply
+        return apply({"params": params}, *arguments, rngs={"dropout": key}), {}
+
+    def readable(self, tokenizer: Tokenizer, ids: np.ndarray) -> tuple[list[str], str]:
+        """Return the readable tokens of ids, and their text."""
+        return tokenizer.shown(ids), tokenizer.decode(ids)
+
+
+class BertBackbone(Backbone):
+    """BERT (Devlin et al. 2019)."""
+
+    module = "bert"
+    embeddings = ("embedding", "segments", "positions", "norm")
+    layers = "encoder/layers"
+
+    @staticmethod
+    def problems(fine_tuning: Any) -> Iterator[tuple[str, str]]:
+        for name in ("auxiliary_weight", "both_orders"):
+            if getattr(fine_tuning, name, 0):
+                yield f"fine_tuning.{name}", "is for GPT only: set it to 0, or model.architecture = 'gpt' in the recipe"
+
+    def classifier(self, num_outputs: int) -> nn.Module:
+        return bert.Classifier(self.model, num_outputs, self.options.feature_layers)
+
+    def frame(self, corpus: Corpus) -> Frame:
+        """Return [CLS], [SEP], [SEP] of the tokenizer."""
+        special = corpus.special_ids("text")
+        return Frame(special.begin, special.end, special.end)
+
+    def arguments(self, batch: Mapping[str, jax.Array], valid: jax.Array) -> tuple[Any, ...]:
+        return segmented(batch, valid)
+
+    def flops(self, lengths: np.ndarray) -> np.ndarray:
+        return forward_flops(self.model, lengths)
+
+    def frozen(self) -> dict[str, int | None]:
+        return {self.module: None} if self.options.feature_layers else super().frozen()
+
+
+class GPTBackbone(Backbone):
+    """GPT (Radford et al. 2018), with new embeddings for `gpt.SPECIALS`. They have the ids that follow `vocab_size`."""
+
+    module = "gpt"
+    embeddings = ("embedding", "positions")
+    layers = "decoder/layers"
+
+    @staticmethod
+    def problems(fine_tuning: Any) -> Iterator[tuple[str, str]]:
+        if fine_tuning.feature_layers:
+            yield (
+                "fine_tuning.feature_layers",
+                "must be 0 with GPT, whose new tokens must be trained",
+            )
+
+    def __init__(self, config: Any, views: int):
+        super().__init__(config, views)
+        self._ids = range(self.model.vocab_size, self.model.vocab_size + len(gpt.SPECIALS))
+
+    def classifier(self, num_outputs: int) -> nn.Module:
+        return gpt.GPTClassifier(self.model, num_outputs, self.views)
+
+    def frame(self, corpus: Corpus) -> Frame:
+        return Frame(*self._ids)
+
+    def arguments(self, batch: Mapping[str, jax.Array], valid: jax.Array) -> tuple[Any, ...]:
+        """Return token ids and validity, each (views · B, T). With two views, the orders of a pair are adjacent."""
+        text = batch["text"]
+        if self.views == 1:
+            return text, valid
+        other = gpt.swapped(text, batch["second"], batch["text_length"])
+        return jnp.stack([text, other], axis=1).reshape(-1, text.shape[1]), jnp.repeat(valid, 2, axis=0)
+
+    def flops(self, lengths: np.ndarray) -> np.ndarray:
+        length, model = np.asarray(lengths, np.float64), self.model
+        layers = stack_flops(model, model.num_layers, length)
+        logits = 2 * np.maximum(length - 1, 0) * model.d_model * self._ids.stop * (self.options.auxiliary_weight > 0)
+        return self.views * (layers + logits)
+
+    def frozen(self) -> dict[str, int | None]:
+        """Return the parameters that keep their values. The new embeddings are trained."""
+        found = super().frozen()
+        return {**found, f"{self.module}/embedding": self._ids.start} if found else found
+
+    def inherited(self) -> Inherited:
+        """Return what is taken from a language model, whose whole is the module, or from another fine-tuned model."""
+        tables = ("embedding/table",) if self.model.tie_embeddings else ("embedding/table", "output/table")
+        rows = {f"{self.module}/{table}": self._ids for table in tables}
+        return super().inherited()._replace(module=self.module, rows=rows)
+
+    def training_output(
+        self, model: nn.Module, params: Params, arguments: tuple[Any, ...], key: jax.Array
+    ) -> tuple[jax.Array, dict[str, Mean]]:
+        """Add L1, scaled by λ (Radford et al. 2018, eq. 5). Without λ, there are no logits of tokens."""
+        if not self.options.auxiliary_weight:
+            return super().training_output(model, params, arguments, key)
+        apply: Any = model.apply
+        tokens, valid = arguments
+        output, x, lm_head = apply({"params": params}, tokens, valid, rngs={"dropout": key}, method="hidden")
+        mean = next_token_per_text(lm_head, x, tokens, valid, self._ids.stop, self.model.dtype)
+        return output, {"language_modeling": mean._replace(scale=self.options.auxiliary_weight)}
+
+    def readable(self, tokenizer: Tokenizer, ids: np.ndarray) -> tuple[list[str], str]:
+        names = dict(zip(self._ids, gpt.SPECIALS, strict=True))
+        tokens = [names.get(int(i), token) for i, token in zip(ids, tokenizer.shown(ids), strict=True)]
+        pieces = np.split(ids, np.flatnonzero(np.isin(ids, self._ids)))
+        return tokens, " ".join(filter(None, map(tokenizer.decode, pieces)))
+
+
+def next_token_per_text(
+    lm_head: Any, x: jax.Array, tokens: jax.Array, valid: jax.Array, vocab_size: int, dtype: str
+) -> Mean:
+    """Return L1 of Radford et al. 2018 (eq. 1) as the authors' code averages it: over the tokens of each text, then
+    over the texts.
+
+    Every token counts except the first one of each text, special tokens too. x (B, T, D) is the last layer's output,
+    tokens (B, T), and valid (B, T) is False at padding.
+    """
+    ahead = jnp.pad(valid[:, 1:], ((0, 0), (0, 1)))  # True at the positions whose next token counts
+    count = ahead.sum(axis=1, keepdims=True)
+    loss, _ = losses.next_token(
+        lm_head, x, jnp.roll(tokens, -1, axis=1), ahead / jnp.maximum(count, 1), vocab_size, dtype
+    )
+    return Mean(loss, (count > 0).sum().astype(jnp.float32))
+
+
+BACKBONES: dict[str, type[Backbone]] = {"bert": BertBackbone, "gpt": GPTBackbone}
