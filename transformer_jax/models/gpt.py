@@ -70,8 +70,8 @@ def _llama(vocab_size: int, *sizes: int) -> dict[str, Any]:
     return {"vocab_size": vocab_size, "max_length": 2048, **parts, **_sizes(*sizes)}
 
 
-# The sizes of the papers, and two for small corpora and CPUs: one of GPT's architecture, of the size of BERT's mini, and
-# one of Llama's, with grouped-query attention.
+# The sizes of the papers, and two for small corpora and CPUs: GPT in the size of BERT's mini, and one of Llama's
+# architecture, with grouped-query attention.
 SIZES: dict[str, dict[str, Any]] = {
     "mini": {"vocab_size": 8000, "max_length": 128, **_sizes(4, 256, 1024, 4)},
     "gpt": {"vocab_size": 40478, "max_length": 512, **_sizes(12, 768, 3072, 12)},
