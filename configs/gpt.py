@@ -1,57 +1,127 @@
-"""Decoder-only language model over the characters of Shakespeare.
+"""Language models: GPT, GPT-2 and Llama in the sizes of their papers, and small models of characters for a CPU.
 
-Paper: Radford et al. 2018 (GPT) and 2019 (pre-LN, final norm), at the size of nanoGPT's example for a laptop:
-`shakespeare-cpu` (the default) has 4 layers, 4 heads, d_model 128, context 64, batches of 12 windows and 2,000 steps.
+Paper: Radford et al. 2018 (GPT) and 2019 (GPT-2), Touvron et al. 2023 (Llama), Zaremba et al. 2014 (LSTM).
+Characters of Shakespeare: `shakespeare-cpu` (the default; 811,776 parameters) is nanoGPT's example for a laptop: 4
+layers, 4 heads, d_model 128, context 64, batches of 12 windows and 2,000 steps. `llama-tiny` (746,624) and `lstm`
+(822,528; 2 layers of 224 units) take the same data, batches and steps: today's parts, with 2 key-value heads for 4
+query heads, and what came before Transformers. `shakespeare` is nanoGPT's example for a GPU: 6 layers, 6 heads, d_model
+384, context 256, batches of 64 windows and 5,000 steps.
+Text of your own: `gpt` (117 million parameters), `gpt2-small` (124), `gpt2-medium` (355), `gpt2-large` (774), `gpt2-xl`
+(1,558) and `llama-7b` (6,738).
 Command: python scripts/train.py --config=configs/gpt.py:shakespeare-cpu --workdir=runs/shakespeare \
     --config.data.directory=DIR
-Data: DIR holds input.txt, tiny-shakespeare (1,115,394 characters). The first 90 % is the training split, the rest the
-validation split.
-Score: python scripts/evaluate.py --workdir=runs/shakespeare; `loss` is in nats per character, over all held-out text.
-Cost: about 4 minutes on two CPU cores that were also running other work.
-Expected: 1.881 nats per character. nanoGPT's README reports 1.88 on random windows.
+Data: for characters, DIR holds input.txt, tiny-shakespeare (1,115,394 characters). The first 90 % is the training
+split, the rest the validation split. For the other sizes, DIR holds train.txt and val.txt.
+Score: python scripts/evaluate.py --workdir=runs/shakespeare; `loss` is in nats per token, over all held-out text.
+Cost: `shakespeare-cpu` took about 4 minutes on two CPU cores that were also running other work.
+Expected: `shakespeare-cpu`: 1.881 nats per character; nanoGPT's README reports 1.88 on random windows. `shakespeare`
+was not run here; the README reports 1.4697, the best of its evaluations. The sizes for text of your own were not run.
 Differs: every epoch goes through the text once, in shuffled windows from a random offset, where nanoGPT draws windows
-independently; linear layers have biases; the initial weights of residual projections are not scaled down.
+independently. `shakespeare-cpu` has biases in linear layers, and the initial weights of its residual layers are not
+scaled down. Layer norms have biases. `gpt` has a vocabulary of byte-level BPE. GPT trains for 100 epochs of its text;
+set training.steps accordingly. For GPT-2, Radford et al. publish the batch size, but neither the learning rate and
+the other settings of the optimizer nor the number of updates; the optimizer of gpt2-* is GPT-3's (Brown et al. 2020,
+Table 2.1 and Appendix B), with the warm-up of GPT. `llama-7b` has the settings of its paper, for 10¹² tokens, and a
+vocabulary of byte-level BPE.
 """
+
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from transformer_jax.config import defaults, parse_arg, share
+from transformer_jax.models.gpt import SIZES
+
+CHARACTERS = ("shakespeare-cpu", "shakespeare", "llama-tiny", "lstm")
+# Rows of a batch, updates, and keys of the optimizer.
+GPT2 = {"b2": 0.95, "end_fraction": 0.1, "weight_decay": 0.1}
+TRAINING: dict[str, tuple[int, int, dict[str, Any]]] = {
+    "gpt": (64, 100_000, {"learning_rate": 2.5e-4, "b2": 0.999, "end_fraction": 0.0, "weight_decay": 0.01}),
+    "gpt2-small": (512, 300_000, {"learning_rate": 6e-4, **GPT2}),
+    "gpt2-medium": (512, 300_000, {"learning_rate": 3e-4, **GPT2}),
+    "gpt2-large": (512, 300_000, {"learning_rate": 2.5e-4, **GPT2}),
+    "gpt2-xl": (512, 300_000, {"learning_rate": 2e-4, **GPT2}),
+    "llama-7b": (2048, 238_000, {"learning_rate": 3e-4, **GPT2}),
+}
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    parse_arg(arg, {"size": ("shakespeare-cpu",)})
-    config = defaults("language_modeling", "gpt")
+    size = parse_arg(arg, {"size": (*CHARACTERS, *TRAINING)})["size"]
+    config = defaults("language_modeling", "recurrent_lm" if size == "lstm" else "gpt")
+    config.optimizer.schedule = "cosine"
+    config.optimizer.epsilon = 1e-8
+    config.optimizer.clip_norm = 1.0
+    config.checkpoint.keep_latest = 2
+    config.decoding.temperature = 0.8
+    if size in CHARACTERS:
+        characters(config, size)
+    else:
+        text(config, size)
+    return config
 
+
+def characters(config: ConfigDict, size: str) -> None:
+    """Set everything for a model of Shakespeare's characters."""
+    whole = size == "shakespeare"
+    length, rows = (256, 64) if whole else (64, 12)
     config.data.train_split = "input[:90%]"
     config.data.validation_split = config.data.test_split = "input[90%:]"
     config.data.tokenizer = "characters"
-    config.data.max_length = 64  # tokens per window
-    config.data.batch_tokens = 12 * 64
+    config.data.max_length = length  # tokens per window
+    config.data.batch_tokens = rows * length
     config.data.rows_multiple = 4
 
     model = config.model
+    if size == "lstm":
+        model.num_layers, model.d_model, model.tie_embeddings = 2, 224, True
+    elif size == "llama-tiny":
+        model.update(SIZES[size], unroll=4)
+    else:
+        model.num_layers = model.unroll = model.num_heads = 6 if whole else 4
+        model.d_model, model.d_ff = (384, 1536) if whole else (128, 512)
+        model.head_dim = model.value_dim = model.d_model // model.num_heads
+        model.norm = "pre"
     model.vocab_size = 80
-    model.num_layers = model.unroll = 4
-    model.d_model, model.d_ff = 128, 512
-    model.num_heads, model.head_dim, model.value_dim = 4, 32, 32
-    model.max_length = 64
-    model.norm = "pre"
-    model.dropout_rate = 0.0
+    model.max_length = length
+    model.dropout_rate = 0.2 if whole else 0.0
+    if whole:
+        model.attention_dropout_rate = 0.2
+        model.attention_bias = model.feed_forward_bias = False
+        model.scale_residual_init = True
+        model.dtype = "bfloat16"
 
-    config.optimizer.schedule = "cosine"
-    config.optimizer.learning_rate = 1e-3
+    config.optimizer.learning_rate = 2e-3 if size == "lstm" else 1e-3
     config.optimizer.end_fraction = 0.1
     config.optimizer.warmup_steps = 100
     config.optimizer.b2 = 0.99
-    config.optimizer.epsilon = 1e-8
     config.optimizer.weight_decay = 0.1
-    config.optimizer.clip_norm = 1.0
 
-    config.training.steps = 2000
-    config.training.evaluate_every = share(config, 4)
-    config.checkpoint.every = share(config, 4)
-    config.checkpoint.keep_latest = 2
-
-    config.decoding.temperature = 0.8
+    config.training.steps = 5000 if whole else 2000
+    config.training.evaluate_every = share(config, 20 if whole else 4)
+    config.checkpoint.every = share(config, 20 if whole else 4)
+    if whole:
+        config.checkpoint.keep_best = 1
+        config.checkpoint.best_metric = "loss"
+        config.evaluation.checkpoint = "best"
     config.decoding.max_extra = 48
-    return config
+
+
+def text(config: ConfigDict, size: str) -> None:
+    """Set everything for a model of a paper."""
+    rows, steps, optimizer = TRAINING[size]
+    model = config.model
+    model.update(SIZES[size])
+    model.dtype = "bfloat16"
+    if size != "gpt":
+        model.remat = "full" if size == "llama-7b" else "scores"
+    if size == "llama-7b":  # parameters and optimizer state exceed the memory of one device
+        config.mesh.data, config.mesh.fsdp = 1, -1
+
+    config.data.test_split = "val"
+    config.data.max_length = model.max_length  # tokens per window
+    config.data.batch_tokens = rows * model.max_length
+    config.optimizer.update(optimizer)
+    config.optimizer.warmup_steps = 2000
+    config.training.steps = steps
+    config.training.evaluate_every = share(config, 100)
+    config.checkpoint.every = share(config, 100)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, get_config, rows, run, shrink, write_corpus
-from papers import TABLE_3
+from papers import GPT, TABLE_3
 
 import transformer_jax
 from transformer_jax.config import ConfigError, parse
@@ -19,6 +19,7 @@ ARGUMENTS = {
     "bert": ["mini", "large,ltr"],
     "finetune": ["task=sick", "task=stsb", "task=swag", "task=squad2", "task=wnut17"],
     "dates": [""],
+    "gpt": ["", "llama-tiny", "lstm", "gpt2-small"],
     "multi30k": [
         "de-en,size=small,relative",
         "en-de,quick,positions=rotary,wordpiece",
@@ -138,6 +139,24 @@ def test_sizes_of_bert(size, flags):
     assert parsed.model.causal == ("ltr" in flags) != parsed.masking.next_sentence
     # With the pooler and without the heads of pre-training. Devlin et al. 2019, Section 3, say 110M and 340M.
     assert num_parameters(parsed.model) == {"base": 109_482_240, "large": 335_141_888, "mini": 5_404_928}[size]
+
+
+@pytest.mark.parametrize("size", GPT)
+def test_sizes_of_gpt(size):
+    config = get_config("gpt", size)
+    config.data.directory = "none"
+    assert num_parameters(parse(config).model) == GPT[size]
+
+
+def test_the_small_language_models_are_of_one_size_and_the_recipe_says_which():
+    doc = (ROOT / "configs" / "gpt.py").read_text().split('"""')[1]
+    counts = {}
+    for size in ("shakespeare-cpu", "llama-tiny", "lstm"):
+        config = get_config("gpt", size)
+        config.data.directory = "none"
+        counts[size] = num_parameters(parse(config).model)
+        assert f"{counts[size]:,}" in doc
+    assert counts["lstm"] == pytest.approx(counts["shakespeare-cpu"], rel=0.02)
 
 
 GLUE = ("sst2", "cola", "mrpc", "qqp", "stsb", "mnli", "qnli", "rte")

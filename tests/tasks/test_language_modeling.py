@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import on_devices, small
+from conftest import on_devices, shrink, small
 
-from transformer_jax.config import ConfigError, make_task, parse
+from transformer_jax.config import ConfigError, defaults, make_task, parse
 from transformer_jax.training.evaluation import Evaluator
 from transformer_jax.training.sharding import make_mesh
 
@@ -221,3 +221,21 @@ def test_what_does_not_go_together(config, change, message):
     config.update_from_flattened_dict(change)
     with pytest.raises(ConfigError, match=message):
         parse(config)
+
+
+@pytest.mark.parametrize("changes", [{"architecture": "recurrent_lm"}, {"num_kv_heads": 2, "positions": "rotary"}])
+def test_cached_is_whole_and_no_token_is_seen_before_its_place(changes, corpus):
+    config = shrink(defaults("language_modeling", changes.get("architecture")), corpus)
+    config.model.update(changes)
+    task = make_task(parse(config), None)
+    params, batch = nn.unbox(jax.jit(task.init)(jax.random.key(0))), task.dummy_batch(3, 5, seed=1)
+    differences = task.checks(params, jax.device_put(batch))
+    assert set(differences) == {"cached = uncached decoding", "no token is seen before its place"}
+    assert max(differences.values()) < 1e-5
+
+
+def test_a_recurrent_model_has_no_attention_to_show(corpus, tmp_path):
+    config = shrink(defaults("language_modeling", "recurrent_lm"), corpus)
+    task = make_task(parse(config), tmp_path / "run")
+    params = nn.unbox(jax.jit(task.init)(jax.random.key(0)))
+    assert Evaluator(task, make_mesh(task.config.mesh)).attention(params, ["ek it"]) == [[]]

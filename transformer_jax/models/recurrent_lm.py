@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from transformer_jax import fields
 from transformer_jax.models import layers
+from transformer_jax.models.attention import Valid
 from transformer_jax.models.layers import Dropout, Embedding, LMHead, OutputLayer
 from transformer_jax.models.recurrent import CELLS, Carry, make_cell
 
@@ -74,23 +75,13 @@ class RecurrentLM(nn.Module):
             padded = layers.padded_vocab_size(c.vocab_size, c.vocab_multiple)
             self.output = OutputLayer(c.d_model, padded, use_bias=True)
 
-    def __call__(
-        self,
-        tokens: Array,
-        valid: Array | None = None,
-        segments: Array | None = None,
-        positions: Array | int = 0,
-    ) -> Array:
+    def __call__(self, tokens: Array, valid: Valid = None, segments: Any = None, positions: Any = 0) -> Array:
         """Map token ids (B, T) to float32 logits (B, T, padded V) of the next token. The arguments are of `hidden`."""
         x, lm_head = self.hidden(tokens, valid, segments, positions)
         return lm_head(x, self.config.vocab_size, self.config.dtype)
 
     def hidden(
-        self,
-        tokens: Array,
-        valid: Array | None = None,
-        segments: Array | None = None,
-        positions: Array | int = 0,
+        self, tokens: Array, valid: Valid = None, segments: Any = None, positions: Any = 0
     ) -> tuple[Array, LMHead]:
         """Return the last layer's output (B, T, D) and its map to logits.
 

@@ -71,7 +71,7 @@ class TextTask(Task):
     ) -> tuple[dict[tuple[str, str, str], jax.Array], dict[str, tuple[jax.Array, jax.Array]]]:
         model = self.model.clone(config=with_weights(self.config.model))
         _, sown = model.apply({"params": params}, *self.arguments(batch), mutable="intermediates")
-        return model.attention_maps(sown["intermediates"]), {"text": (batch["text"], batch["text_length"])}
+        return model.attention_maps(sown.get("intermediates", {})), {"text": (batch["text"], batch["text_length"])}
 
     def init(self, key: jax.Array) -> Params:
         return self.model.init(key, jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool))["params"]
