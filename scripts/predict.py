@@ -5,12 +5,16 @@
 A line of input is a text. For a task with several inputs, e.g. a pair of texts or a question and its context, a line
 holds them separated by tabs, or as a JSON object whose fields are the names of the inputs.
 
+On a terminal, a language model's continuations appear as plain text while they are written.
+
 Predicted text is written as is, any other prediction as a JSON object. With --config.decoding.n_best above 1, the
 prediction of a translation model is {"hypotheses": [{"text", "score", "log_probability"}, ...]}, best first.
 """
 
+import itertools
 import json
 import sys
+from collections.abc import Sequence
 
 from absl import flags
 from ml_collections import ConfigDict
@@ -23,12 +27,35 @@ from transformer_jax.training import processes
 INPUT = flags.DEFINE_string("input", "-", "text file, or - for stdin")
 OUTPUT = flags.DEFINE_string("output", "-", "file to write, or - for stdout")
 SCORE = flags.DEFINE_bool("score", False, "write JSON objects with text and score, for tasks that predict text")
+STREAM = flags.DEFINE_bool(
+    "stream", None, "show continuations as plain text while they are written; the default on a terminal"
+)
 
 
 def main(config: ConfigDict) -> None:
     command_line.check_output(OUTPUT.value, INPUT.value, flags.FLAGS.workdir)
+    if STREAM.value and (SCORE.value or OUTPUT.value != "-"):
+        raise ValueError("--stream shows text on stdout: leave out --score and --output, or --stream")
     lines = command_line.read_lines(INPUT.value)
     predictor = Predictor(flags.FLAGS.workdir, config)
+    watched = OUTPUT.value == "-" and not SCORE.value and sys.stdout.isatty()
+    if STREAM.value or (STREAM.value is None and watched and predictor.task.growing):
+        stream(predictor, lines)
+    else:
+        write(predictor, lines)
+
+
+def stream(predictor: Predictor, lines: Sequence[str]) -> None:
+    """Show what is predicted for each line, and a line feed."""
+    for number, line in enumerate(lines):
+        for piece in itertools.chain(predictor.stream(line, number), ["\n"]):
+            if processes.is_first():
+                sys.stdout.buffer.write(piece.encode())
+                sys.stdout.flush()
+
+
+def write(predictor: Predictor, lines: Sequence[str]) -> None:
+    """Write a line for each line."""
     columns, inputs = predictor.task.columns, predictor.task.inputs
     records = [parse_record(line, f"input, line {n}", columns, inputs, inputs) for n, line in enumerate(lines, 1)]
     found = predictor.predict(records, scored=SCORE.value)

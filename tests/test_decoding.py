@@ -10,7 +10,7 @@ import pytest
 from searching import BOS, EOS, IDS, PAD, log_softmax, markov, random_logits, search
 
 from transformer_jax import decoding
-from transformer_jax.decoding import DecodingConfig, SamplingConfig, after_prompt, beam_search, copies, greedy, lp
+from transformer_jax.decoding import DecodingConfig, SamplingConfig, beam_search, copies, greedy, lp
 from transformer_jax.decoding.steps import k_largest
 
 FORMS = [("wu", 0.0), ("wu", 0.6), ("wu", 2.0), ("power", 0.7), ("power", 1.0), ("power", 1.5)]
@@ -452,32 +452,3 @@ def test_search_takes_the_options():
     for change in ({"seed": 4}, {"temperature": 3.0}, {"top_k": 2}, {"top_p": 0.2}):
         other = by_options(dataclasses.replace(drawn, **change))
         assert not np.array_equal(other.tokens, samples.tokens), change
-
-
-@pytest.mark.parametrize("arguments", [{}, beams(3, 0)])
-def test_a_prompt_is_read_before_anything_is_said(arguments):
-    """The model continues the prompt. The score is that of the continuation alone."""
-    table, prompts = random_logits(22, PRIME, 13), [[5], [5, 6, 7], [9, 3, 12, 4, 3]]
-    table[:, EOS] -= 1
-    width, K = max(map(len, prompts)), arguments.get("beam_size", 1)
-    lengths = np.array([len(prompt) for prompt in prompts])
-    padded_prompts = np.array([padded(prompt, width) for prompt in prompts], np.int32)
-    step, cache = hashed(table, [3, 5, 7])
-    forced = after_prompt(step, jnp.repeat(padded_prompts, K, axis=0), jnp.repeat(lengths, K))
-    found = search((forced, cache), **{**arguments, "max_length": 9})
-    for row, (prompt, multiplier) in enumerate(zip(prompts, [3, 5, 7], strict=True)):
-        given, n = found.tokens[row, :, : len(prompt) - 1], len(prompt)
-        assert (given == prompt[1:]).all()
-        logits = prefix_logits_hashed(table, multiplier)
-        if not arguments:
-            prefix = list(prompt)
-            while len(prefix) < 10 and prefix[-1] != EOS:
-                allowed = np.array(logits(prefix))
-                allowed[[PAD, BOS]] = -np.inf
-                prefix.append(int(allowed.argmax()))
-            assert found.tokens[row, 0].tolist() == padded(prefix[1:], 9)
-        for tokens, total in zip(found.tokens[row], found.log_probabilities[row], strict=True):
-            said = [prompt[0], *tokens.tolist()]
-            said = said[: said.index(EOS, n) + 1] if EOS in said[n:] else said
-            expected = sum(log_softmax(logits(said[:i]))[said[i]] for i in range(n, len(said)))
-            np.testing.assert_allclose(total, expected, rtol=1e-4)

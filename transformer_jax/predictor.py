@@ -1,7 +1,7 @@
 """Load a trained run for prediction and evaluation."""
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from etils import epath
@@ -52,6 +52,24 @@ class Predictor:
         """
         found = self._evaluator.predict(self.params, _checked(records, self.task))
         return [prediction if scored else prediction.get("text", prediction) for prediction in found]
+
+    def stream(self, record: Record, number: int = 0) -> Iterator[str]:
+        """Yield the text that is predicted for a record in pieces, while it is written.
+
+        Together they are the text that `predict` returns for a record at place `number`, from 0, of its list. Raises
+        ValueError if the predictions are not texts that grow.
+        """
+        if not (field := self.task.growing):
+            raise ValueError(
+                "the predictions of this run are not single texts that grow in pieces: use predict, or with a language "
+                "model decoding.n_best = 1"
+            )
+        (record,), shown = _checked([record], self.task), ""
+        for prediction in self._evaluator.stream(self.params, record, number):
+            text = prediction[field]
+            if text.startswith(shown):  # otherwise the decoder has changed what it had written
+                yield text[len(shown) :]
+                shown = text
 
     def evaluate(self, split: str | None = None) -> dict[str, float | str | int]:
         """Return the task's scores on a split (default: the test split), with `step` and `parameters_sha256`."""

@@ -1,5 +1,6 @@
 """Examples for fine-tuning: columns of records, labels as numbers, and texts laid out as the input of a model."""
 
+import contextlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -46,6 +47,21 @@ def parse_record(line: str, where: str, columns: Sequence[str], inputs: int, mos
         found = "1 column" if len(texts) == 1 else f"{len(texts)} columns"
         raise DataError(f"{where} is {_short(line)}, {found}: separate {', '.join(needed)}{up_to} by single tabs{also}")
     return dict(zip(columns, texts, strict=False))
+
+
+def as_object(record: str | Mapping[str, Any], fields: Sequence[str]) -> Mapping[str, Any]:
+    """Return the object that a record is, or that its text is as JSON. Any other text is that of the first field.
+
+    A text counts as an object only if it has no other `fields`.
+    """
+    if not isinstance(record, str):
+        return record
+    if record.lstrip().startswith("{"):
+        with contextlib.suppress(ValueError, RecursionError):
+            found = json.loads(record)
+            if found and set(found) <= set(fields):
+                return found
+    return {fields[0]: record}
 
 
 def columns_of(

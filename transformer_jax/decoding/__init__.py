@@ -18,9 +18,10 @@ other than arrays are static.
 """
 
 from transformer_jax.decoding.beam import LENGTH_PENALTY_FORMS, beam_search, lp
-from transformer_jax.decoding.options import DecodingConfig, SamplingConfig
-from transformer_jax.decoding.sampling import LEAST_TEMPERATURE, sample, truncate
-from transformer_jax.decoding.search import after_prompt, copies, search
+from transformer_jax.decoding.generation import Continuations, Writer
+from transformer_jax.decoding.options import DecodingConfig, GenerationConfig, SamplingConfig
+from transformer_jax.decoding.sampling import LEAST_TEMPERATURE, penalize, sample, truncate
+from transformer_jax.decoding.search import copies, search
 from transformer_jax.decoding.steps import IMPOSSIBLE, Cache, Hypotheses, Step, greedy
 
 __all__ = [
@@ -28,15 +29,18 @@ __all__ = [
     "LEAST_TEMPERATURE",
     "LENGTH_PENALTY_FORMS",
     "Cache",
+    "Continuations",
     "DecodingConfig",
+    "GenerationConfig",
     "Hypotheses",
     "SamplingConfig",
     "Step",
-    "after_prompt",
+    "Writer",
     "beam_search",
     "copies",
     "greedy",
     "lp",
+    "penalize",
     "sample",
     "search",
     "truncate",

@@ -77,6 +77,44 @@ def truncate(logits: jax.Array, *, temperature: float, top_k: int, top_p: float)
     return logits, tokens
 
 
+def penalize(logits: jax.Array, seen: jax.Array, penalty: float) -> jax.Array:
+    """Make tokens that occurred before less probable: divide their positive logits by θ, multiply negative ones by it.
+
+    Keskar et al. 2019, Section 4.1, with θ = `penalty`; 1 changes nothing, and values below 1 favor repetitions. logits
+    (N, V); seen (N, S), S ≤ V, is True at the tokens of the prompt and of the text so far.
+
+    Differs: the paper divides all logits, which would make tokens with negative logits more probable. This is the rule
+    of the authors' code and of Hugging Face, and as there, a token is penalized once however often it occurred.
+    """
+    size = seen.shape[-1]
+    known = logits[:, :size]
+    return logits.at[:, :size].set(jnp.where(seen, jnp.where(known > 0, known / penalty, known * penalty), known))
+
+
+def row_keys(key: jax.Array, row_ids: jax.Array, count: int) -> jax.Array:
+    """Return a key for each of `count` samples of each row, (B · count,). `row_ids` (B,) identify the rows."""
+    fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
+    return jax.vmap(fold, in_axes=(0, None))(fold(key, row_ids), jnp.arange(count)).reshape(-1)
+
+
+def draw(
+    logits: jax.Array, keys: jax.Array, positions: jax.Array, *, temperature: float, top_k: int, top_p: float
+) -> jax.Array:
+    """Draw a token (N,) from the distribution of `truncate` for logits (N, V).
+
+    `keys` (N,) are those of the rows, and `positions` (N,) count the draws of each.
+    """
+    likely, tokens = truncate(logits, temperature=temperature, top_k=top_k, top_p=top_p)
+    own = jax.vmap(jax.random.fold_in)(keys, positions)
+    place = jax.vmap(jax.random.categorical)(own, likely)
+    return jnp.take_along_axis(tokens, place[:, None], axis=-1)[:, 0]
+
+
+def log_probability(logits: jax.Array, token: jax.Array) -> jax.Array:
+    """Return the log-probability (N,) of a token (N,) by logits (N, V)."""
+    return jnp.take_along_axis(logits, token[:, None], axis=-1)[:, 0] - jax.nn.logsumexp(logits, axis=-1)
+
+
 def sample(
     step: Step,
     cache: Cache,
@@ -106,19 +144,15 @@ def sample(
     Raises ValueError if `temperature`, `top_k` or `top_p` is out of range, see `truncate`.
     """
     B, K, T = batch_size, num_samples, max_length
-    forbidden = jnp.array(never_chosen(bos_id, eos_id, pad_id), jnp.int32)
-    fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
-    keys = jax.vmap(fold, in_axes=(0, None))(fold(key, row_ids), jnp.arange(K)).reshape(B * K)
+    forbidden, keys = jnp.array(never_chosen(bos_id, eos_id, pad_id), jnp.int32), row_keys(key, row_ids, K)
 
     def choose(logits, position):
         allowed = logits.at[:, forbidden].set(-jnp.inf)
         if vocab_size is not None:
             allowed = allowed.at[:, vocab_size:].set(-jnp.inf)
-        likely, tokens = truncate(allowed, temperature=temperature, top_k=top_k, top_p=top_p)
-        draw = jax.vmap(lambda key, x: jax.random.categorical(jax.random.fold_in(key, position), x))(keys, likely)
-        token = jnp.take_along_axis(tokens, draw[:, None], axis=-1)
-        log_probability = jnp.take_along_axis(logits, token, axis=-1)[:, 0] - jax.nn.logsumexp(logits, axis=-1)
-        return token[:, 0], log_probability
+        positions = jnp.broadcast_to(position, keys.shape)
+        token = draw(allowed, keys, positions, temperature=temperature, top_k=top_k, top_p=top_p)
+        return token, log_probability(logits, token)
 
     cache = jax.tree.map(lambda x: jnp.repeat(x, K, axis=0), cache)
     ids: dict[str, Any] = {"bos_id": bos_id, "eos_id": eos_id, "pad_id": pad_id}

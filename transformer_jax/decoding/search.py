@@ -3,12 +3,11 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from transformer_jax.decoding.beam import beam_search
 from transformer_jax.decoding.options import DecodingConfig, SamplingConfig
 from transformer_jax.decoding.sampling import sample
-from transformer_jax.decoding.steps import IMPOSSIBLE, Cache, Hypotheses, Step, greedy
+from transformer_jax.decoding.steps import Cache, Hypotheses, Step, greedy
 
 
 def search(
@@ -59,19 +58,3 @@ def copies(options: SamplingConfig, only_greedy: bool) -> int:
     if only_greedy:
         return 1
     return options.n_best if options.temperature else options.most_found
-
-
-def after_prompt(step: Step, prompt: jax.Array, lengths: jax.Array) -> Step:
-    """Return a step that forces the output to begin with a prompt.
-
-    prompt (N, P), lengths (N,). At position 0, the step reads the first token of the prompt, not the caller's token.
-    Within the prompt, all other tokens than the next one of the prompt have the logit IMPOSSIBLE.
-    """
-
-    def forced(cache: Cache, token: jax.Array, position: jax.Array) -> tuple[jax.Array, Cache]:
-        first, following = (prompt[:, jnp.minimum(position + i, prompt.shape[1] - 1)] for i in (0, 1))
-        logits, cache = step(cache, jnp.where(position == 0, first, token), position)
-        given = (position + 1 < lengths)[:, None] & (jnp.arange(logits.shape[-1])[None] != following[:, None])
-        return jnp.where(given, IMPOSSIBLE, logits), cache
-
-    return forced

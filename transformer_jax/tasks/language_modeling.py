@@ -1,5 +1,6 @@
 """Language modeling: predict the next token at every position of running text, and continue prompts."""
 
+import bisect
 import dataclasses
 import functools
 import math
@@ -11,19 +12,22 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from transformer_jax import decoding, losses, metrics
+from transformer_jax import losses, metrics
 from transformer_jax.data import sources
 from transformer_jax.data.batching import Batches
-from transformer_jax.data.examples import columns_of
+from transformer_jax.data.examples import as_object
 from transformer_jax.data.running_text import RunningTextData, text_batches
+from transformer_jax.data.sources import DataError
 from transformer_jax.data.text import ladder_batches
-from transformer_jax.decoding import SamplingConfig
+from transformer_jax.decoding import Continuations, GenerationConfig, Writer
+from transformer_jax.decoding.stopping import certain, cut_at
 from transformer_jax.models.gpt import GPT, GPTConfig
 from transformer_jax.models.recurrent_lm import RecurrentLM, RecurrentLMConfig
 from transformer_jax.tasks.text import TextTask, TextTaskConfig, cache_and_causality
 from transformer_jax.training.task import Arrays, Mean, Outputs, Params, Record, Work
 
 ARCHITECTURES: dict[str, Any] = {"gpt": GPT, "recurrent_lm": RecurrentLM}
+PIECE = 32  # tokens written between two searches for stop strings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +36,7 @@ class LanguageModelingConfig(TextTaskConfig):
 
     model: GPTConfig | RecurrentLMConfig
     data: RunningTextData
-    decoding: SamplingConfig = dataclasses.field(metadata={"free": True})
+    decoding: GenerationConfig = dataclasses.field(metadata={"free": True})
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (dotted key, rule and remedy) for values that are inconsistent with each other."""
@@ -42,6 +46,12 @@ class LanguageModelingConfig(TextTaskConfig):
                 "decoding.max_extra",
                 f"must be below model.max_length = {self.model.max_length}, which includes the prompt",
             )
+
+
+def _outputs(written: Continuations, rows: int) -> Outputs:
+    """Return the parts that the host reads, (B, K, …), and the whole as the state."""
+    read = {name: getattr(written, name) for name in ("tokens", "log_probabilities", "finished", "written")}
+    return {name: x.reshape(rows, -1, *x.shape[1:]) for name, x in read.items()} | {"state": written}
 
 
 class LanguageModeling(TextTask):
@@ -58,6 +68,8 @@ class LanguageModeling(TextTask):
         super().__init__(config, workdir)
         self.model = ARCHITECTURES[config.model.architecture](config.model)
         self.corpus = self.make_corpus({"text": config.data.text_column}, workdir, sources.text_file)
+        self.piece = PIECE if config.decoding.stop else config.decoding.max_extra
+        self.growing = "continuation" if config.decoding.n_best == 1 else ""
 
     def init(self, key: jax.Array) -> Params:
         return self.model.init(key, jnp.zeros((1, 1), jnp.int32))["params"]
@@ -78,59 +90,95 @@ class LanguageModeling(TextTask):
         return {"loss": self._cross_entropy(params, batch, key)}
 
     def evaluate(self, params: Params, batch: Mapping[str, jax.Array], greedy: bool) -> tuple[dict[str, Mean], Outputs]:
-        """Return the loss of windows, or K continuations of each prompt: tokens (B, K, T), starting with the prompt."""
+        """Return the loss of windows, or the beginning of the K continuations of each prompt.
+
+        For E = `decoding.max_extra`, the outputs are tokens and log_probabilities (B, K, E), finished (B, K), and the
+        number of tokens written (B, K).
+        """
         if "target" in batch:
             return {"loss": self._cross_entropy(params, batch)}, {}
-        special, options = self.corpus.special_ids("text"), self.config.decoding
-        prompt, lengths = batch["text"], batch["text_length"]
-        rows, width = prompt.shape
-        max_length = min(width + options.max_extra, self.config.model.max_length)
-        cache = self.model.apply({"params": params}, rows, max_length, method="init_cache")
+        writer, prompts = self._writer(params, greedy), batch["text"]
+        rows, room = len(prompts), prompts.shape[1] + self.config.decoding.max_extra
+        cache = self.model.apply({"params": params}, rows, room, method="init_cache")
+        return {}, _outputs(writer.begin(cache, prompts, batch["text_length"]), rows)
+
+    def resume(
+        self, params: Params, batch: Mapping[str, jax.Array], state: Any, going_on: jax.Array, steps: int, greedy: bool
+    ) -> Outputs:
+        state = state._replace(finished=state.finished | ~going_on.reshape(-1))
+        rows, width = batch["text"].shape
+        writer, lengths = self._writer(params, greedy), batch["text_length"]
+        return _outputs(writer.proceed(state, width, lengths, batch["index"], steps), rows)
+
+    def _writer(self, params: Params, greedy: bool) -> Writer:
         extend: Any = functools.partial(self.model.apply, {"params": self.model.for_extend(params)}, method="extend")
-        repeat = functools.partial(jnp.repeat, repeats=decoding.copies(options, greedy), axis=0)
-
-        def step(cache: Any, token: jax.Array, position: jax.Array) -> tuple[jax.Array, Any]:
-            logits, cache = extend(cache, token[:, None], position)
-            return logits[:, 0], cache
-
-        found = decoding.search(
-            decoding.after_prompt(step, repeat(prompt), repeat(lengths)),
-            cache,
-            options,
-            only_greedy=greedy,
-            row_ids=batch["index"],
-            vocab_size=self.corpus.tokenizers["text"].size,
-            batch_size=rows,
-            max_length=max_length - 1,
-            bos_id=special.begin,
-            eos_id=special.end,
-            pad_id=special.pad,
-        )
-        first = jnp.broadcast_to(prompt[:, None, :1], (*found.tokens.shape[:2], 1))
-        return {}, {"tokens": jnp.concatenate([first, found.tokens], axis=2)}
+        special, size = self.corpus.special_ids("text"), self.corpus.tokenizers["text"].size
+        return Writer(extend, self.config.decoding, greedy, size, special.begin, special.end, special.pad)
 
     def batches(self, split: str, seed: int | None) -> Batches:
         data, rows = self.config.data, self.config.evaluation.batch_size
         return text_batches(self.corpus, "text", split, seed, layout=data.layout, stride=data.stride, rows=rows)
 
     def batches_of(self, records: Sequence[Record]) -> Batches:
-        """Return batches of prompts. An empty prompt becomes a line break. Long prompts keep their last tokens."""
-        (text,), config = columns_of(records, self.columns), self.config
-        lines, rows = {"text": [line or "\n" for line in text or ()]}, config.evaluation.batch_size
+        """Return batches of prompts. An empty prompt becomes a line break. Long prompts keep their last tokens.
+
+        A prompt is a text, an object {"text": text}, or {"turns": [text, …]}, in which `decoding.turn_separator`
+        follows every turn. A text may also be such an object as JSON.
+        """
+        config = self.config
+        lines = {"text": [self._prompt(record, i) or "\n" for i, record in enumerate(records, 1)]}
         limit, key = config.model.max_length - config.decoding.max_extra, "model.max_length - decoding.max_extra"
+        rows = config.evaluation.batch_size
         return ladder_batches(self.corpus, lines, rows=rows, limit=limit, what="input", end=False, key=key, tail=True)
 
-    def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
-        """Return {"continuation": text} for each prompt, or {"continuations": [text, …]} if there are several.
+    def _prompt(self, record: Record, number: int) -> str:
+        match as_object(record, ("text", "turns")):
+            case {"text": str(text), **others} if not others:
+                return text
+            case {"turns": [*turns], **others} if not others and turns and all(isinstance(x, str) for x in turns):
+                return "".join(turn + self.config.decoding.turn_separator for turn in turns)
+        raise DataError(
+            f"record {number} is {record!r:.80}: a prompt is a line of text, "
+            '{"text": "…"} or {"turns": ["…", "…"]} with at least one turn'
+        )
 
-        The continuation of a prompt without tokens is "". Windows give {}.
+    def unfinished(self, outputs: Arrays, batch: Arrays) -> np.ndarray | None:
+        return self._going_on(outputs) if "tokens" in outputs else None
+
+    def _going_on(self, outputs: Arrays) -> np.ndarray:
+        stop, decode = self.config.decoding.stop, self.corpus.tokenizers["text"].decode
+        going_on = ~outputs["finished"] & (outputs["written"] < self.config.decoding.max_extra)
+        for place in zip(*np.nonzero(going_on), strict=True) if stop else ():
+            going_on[place] = cut_at(decode(outputs["tokens"][place]), stop) is None
+        return going_on
+
+    def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
+        """Return {"continuation": text} for each prompt, or {"continuations": [text, …]}, best first, if `n_best` > 1.
+
+        A continuation ends before the first of `decoding.stop`, and the best has the largest log-probability up to
+        there. A continuation that is unfinished lacks what may still change. That of a prompt without tokens is "".
+        Windows give {}.
         """
         if "tokens" not in outputs:
             return [{} for _ in batch["index"]]
-        decode, most = self.corpus.tokenizers["text"].decode, self.config.decoding.max_extra
-        found = zip(outputs["tokens"], batch["text_length"], strict=True)
-        rows = [[decode(tokens[n : n + most]) if n else "" for tokens in drawn] for drawn, n in found]
+        parts = outputs["tokens"], outputs["log_probabilities"], self._going_on(outputs)
+        drawn = [list(map(self._text, *row)) for row in zip(*parts, strict=True)]
+        rows = [[text for text, _ in sorted(row, key=lambda found: -found[1])] for row in drawn]
         return [{"continuation": row[0]} if len(row) == 1 else {"continuations": row} for row in rows]
+
+    def _text(self, tokens: np.ndarray, log_probabilities: np.ndarray, unfinished: bool) -> tuple[str, float]:
+        """Return the text of a continuation, and the log-probability of its tokens up to the first stop string."""
+        stop, decode = self.config.decoding.stop, self.corpus.tokenizers["text"].decode
+
+        def until_stop(length: int) -> str | None:
+            return cut_at(decode(tokens[:length]), stop)
+
+        lengths = range(len(tokens) + 1)
+        if (text := until_stop(lengths[-1])) is not None:
+            end = bisect.bisect_left(lengths, True, key=lambda length: until_stop(length) is not None)
+            return text, float(log_probabilities[:end].sum())
+        text = decode(tokens)
+        return certain(text, stop) if unfinished else text, float(log_probabilities.sum())
 
     def score(
         self, means: Mapping[str, float], predictions: Sequence[dict[str, Any]], references: Sequence[Any]

@@ -17,13 +17,14 @@ from transformer_jax.data.batching import Batches
 from transformer_jax.training import processes
 from transformer_jax.training.checkpoint import CheckpointError, Checkpoints, check_fingerprint
 from transformer_jax.training.initialization import abstract_parameters, not_finite
-from transformer_jax.training.sharding import Fed, feed, on_mesh, replicated
-from transformer_jax.training.task import EvaluationConfig, Params, Record, Task
+from transformer_jax.training.sharding import Fed, batch_sharding, feed, on_mesh, place, replicated
+from transformer_jax.training.task import EvaluationConfig, Mean, Params, Record, Task
 
 log = logging.getLogger(__name__)
 
 
 PROGRESS_EVERY = 5, 10  # seconds before the first progress line, and between later ones
+STREAMED = 8  # steps between two looks at an output that somebody watches grow
 
 
 @contextlib.contextmanager
@@ -61,7 +62,9 @@ class Evaluator:
 
     def __init__(self, task: Task, mesh: Mesh):
         self.task, self.mesh = task, mesh
-        self._evaluate = on_mesh(task.evaluate, mesh, out_shardings=replicated(mesh), static_argnums=2)
+        whole, rows = replicated(mesh), batch_sharding(mesh)
+        self._evaluate = on_mesh(self._start, mesh, out_shardings=(whole, whole, rows), static_argnums=2)
+        self._resume = on_mesh(self._go_on, mesh, out_shardings=(whole, rows), static_argnums=5, donate_argnums=2)
         self._attention = on_mesh(task.attention, mesh, out_shardings=replicated(mesh))
         self._opened: dict[str, Batches] = {}
 
@@ -83,6 +86,40 @@ class Evaluator:
             return []
         return self._run(params, self.task.batches_of(records), greedy)[1]
 
+    def stream(self, params: Params, record: Record, number: int = 0) -> Iterator[dict[str, Any]]:
+        """Yield the prediction for a record each time that a piece is added, as `predict` has it at place `number`."""
+        batches, multiple = self.task.batches_of([record]), self.mesh.shape["data"] * self.mesh.shape["fsdp"]
+        batch = batches.plan.batch(0)
+        rows = np.where(np.arange(multiple) == 0, batch.indices[0], -1)
+        arrays = batches.load(batch._replace(indices=rows))
+        arrays["index"] = np.where(rows >= 0, number, -1).astype(np.int32)
+        fed = Fed(batch._replace(indices=rows), arrays, place(arrays, self.mesh, multiple))
+        for _, outputs in self._pieces(params, fed, False, STREAMED):
+            yield self.task.decode(outputs, arrays)[0]
+
+    def _start(self, params: Params, batch: Any, greedy: bool) -> tuple[Any, Any, Any]:
+        means, outputs = self.task.evaluate(params, batch, greedy)
+        return means, outputs, outputs.pop("state", None)
+
+    def _go_on(
+        self, params: Params, batch: Any, state: Any, going_on: Any, steps: Any, greedy: bool
+    ) -> tuple[Any, Any]:
+        outputs = self.task.resume(params, batch, state, going_on, steps, greedy)
+        return outputs, outputs.pop("state")
+
+    def _pieces(
+        self, params: Params, fed: Fed, greedy: bool, steps: int
+    ) -> Iterator[tuple[Mapping[str, Mean], dict[str, np.ndarray]]]:
+        """Yield the means and the outputs of a batch, and again each time that `steps` more steps are done."""
+        means, outputs, state = self._evaluate(params, fed.placed, greedy)
+        while True:
+            found = jax.device_get(outputs)
+            yield means, found
+            going_on = self.task.unfinished(found, fed.arrays)
+            if going_on is None or not going_on.any():
+                return
+            outputs, state = self._resume(params, fed.placed, state, going_on, steps, greedy)
+
     def _run(self, params: Params, batches: Batches, greedy: bool) -> tuple[dict[str, float], list[dict[str, Any]]]:
         totals: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))
         predictions: dict[int, dict[str, Any]] = {}
@@ -94,10 +131,10 @@ class Evaluator:
 
         with _progress(progress):
             for fed in self._feed(batches):
-                means, outputs = self._evaluate(params, fed.placed, greedy)
-                for name, mean in means.items():
+                *_, (found, outputs) = self._pieces(params, fed, greedy, self.task.piece)
+                for name, mean in found.items():
                     totals[name] += np.array([mean.sum, mean.weight], np.float64)
-                rows = self.task.decode(jax.device_get(outputs), fed.arrays)
+                rows = self.task.decode(outputs, fed.arrays)
                 predictions.update(zip(fed.batch.indices.tolist(), rows, strict=True))
         predictions.pop(-1, None)  # filler rows
         means = {name: float(total / (weight or 1)) for name, (total, weight) in totals.items()}

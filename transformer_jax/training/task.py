@@ -19,7 +19,7 @@ from transformer_jax.training.sharding import MeshConfig
 
 Params = Any
 Arrays = dict[str, np.ndarray]
-Outputs = dict[str, jax.Array]
+Outputs = dict[str, Any]  # arrays, and possibly a state, see `Task.evaluate`
 Record = str | dict[str, Any]  # a line of text, or an object with the fields of the task's data
 
 NOTHING: Parts = types.MappingProxyType({})
@@ -181,6 +181,8 @@ class Task(ABC):
     inputs: int = 1  # the first `inputs` columns are needed for a prediction; the others are references
     frozen: Parts = NOTHING  # parameters that training leaves as they are
     inherited: Inherited = Inherited()
+    piece: int = 1  # the number of steps of `resume` after which the host looks at the outputs
+    growing: str = ""  # the field of a prediction whose text grows in pieces, if there is one
 
     def __init__(self, config: Any, workdir: epath.PathLike):
         """`config` is an instance of `Config`; `workdir` is the folder with the tokenizers."""
@@ -206,7 +208,8 @@ class Task(ABC):
         """Return the means over a batch, without dropout, and the outputs for `decode`, with rows as the first axis.
 
         Without references in the batch, there are no means. `greedy` requests cheap predictions, for evaluations during
-        training.
+        training. Outputs that grow in pieces have a "state", which stays on the device and is passed to `resume`: any
+        pytree with rows as the first axis of every leaf.
         """
 
     # Methods that run on the host.
@@ -243,6 +246,16 @@ class Task(ABC):
         """
 
     # Optional methods.
+
+    def resume(
+        self, params: Params, batch: Mapping[str, jax.Array], state: Any, going_on: jax.Array, steps: int, greedy: bool
+    ) -> Outputs:
+        """Return the outputs after up to `steps` more steps, where `going_on` is True. Runs on the device."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement resume()")
+
+    def unfinished(self, outputs: Arrays, batch: Arrays) -> np.ndarray | None:
+        """Return where outputs are to grow further, with rows as the first axis, or None if all are complete."""
+        return None
 
     def work(self, batch: Arrays) -> Work:
         """Return the tokens and FLOPs of a training step on this batch."""

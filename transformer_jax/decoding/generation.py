@@ -1,0 +1,142 @@
+"""Continuations of prompts by a language model.
+
+They are written in pieces: between two pieces, the host can look at the text, show it, and end what is complete.
+
+Shapes: B prompts · K continuations of each · N = B·K rows · P width of the prompts · E `max_extra`, the largest number
+of tokens of a continuation · V vocabulary.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from transformer_jax.decoding.options import GenerationConfig
+from transformer_jax.decoding.sampling import draw, log_probability, penalize, row_keys
+from transformer_jax.decoding.steps import Cache, never_chosen
+
+# Maps (cache, tokens (N, T), their place in the cache, the places (N,) at which the rows begin) to logits (N, T, V) and
+# the cache with the tokens added.
+Extend = Callable[[Cache, jax.Array, jax.Array | int, jax.Array], tuple[jax.Array, Cache]]
+
+
+class Continuations(NamedTuple):
+    """Continuations that may grow further. The rows (N) are the first axis of every leaf."""
+
+    cache: Cache  # everything but the newest token
+    newest: jax.Array  # (N,) int32
+    seen: jax.Array | None  # (N, V) bool: the tokens of the prompt and of the continuation; None if nobody asks
+    tokens: jax.Array  # (N, E) int32; PAD after the end (EOS if the vocabulary has no PAD)
+    log_probabilities: jax.Array  # (N, E) float32: of each token, by the model's own distribution; 0 after the end
+    finished: jax.Array  # (N,) bool
+    written: jax.Array  # (N,) int32: the number of tokens so far, the same in all rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Writer:
+    """Writes continuations with a model, which `extend` is.
+
+    At each step, the logits of the next token pass through these stages, which have the order of Hugging Face's
+    `generate`: PAD, BOS and ids ≥ `vocab_size` are excluded; `penalize`; then the most probable token is taken, or one
+    is drawn from the distribution of `truncate`. The draws of a row depend on the seed, on its id, on the number of the
+    continuation, and on the number of tokens before the draw, not on the other rows.
+
+    With `greedy`, there is one continuation of each prompt, of most probable tokens, whatever the options.
+    """
+
+    extend: Extend
+    options: GenerationConfig
+    greedy: bool
+    vocab_size: int
+    bos_id: int
+    eos_id: int
+    pad_id: int | None
+
+    @property
+    def copies(self) -> int:
+        """K."""
+        return 1 if self.greedy else self.options.n_best
+
+    @property
+    def _fill(self) -> int:
+        return self.eos_id if self.pad_id is None else self.pad_id
+
+    def begin(self, cache: Cache, prompts: jax.Array, lengths: jax.Array) -> Continuations:
+        """Read prompts (B, P) of `lengths` (B,) into an empty cache of B rows with room for P + E - 1 tokens.
+
+        A prompt without tokens is finished.
+        """
+        (B, P), K, E = prompts.shape, self.copies, self.options.max_extra
+        # The prompts are moved to the right, so that all end at the same place.
+        places = jnp.arange(P)[None] - (P - lengths)[:, None]
+        moved = jnp.take_along_axis(prompts, jnp.maximum(places, 0), axis=1)
+        if P > 1:
+            _, cache = self.extend(cache, moved[:, :-1], 0, P - lengths)
+        seen = None
+        if self.options.repetition_penalty != 1:
+            nothing = jnp.zeros((B, self.vocab_size), bool)
+            seen = nothing.at[jnp.arange(B)[:, None], moved].max(places >= 0)
+        cache, newest, seen, finished = jax.tree.map(
+            lambda x: jnp.repeat(x, K, axis=0), (cache, moved[:, -1], seen, lengths == 0)
+        )
+        tokens, log_probabilities = jnp.full((B * K, E), self._fill, jnp.int32), jnp.zeros((B * K, E), jnp.float32)
+        written = jnp.zeros(B * K, jnp.int32)
+        return Continuations(cache, newest, seen, tokens, log_probabilities, finished, written)
+
+    def proceed(
+        self, written: Continuations, width: int, lengths: jax.Array, row_ids: jax.Array, steps: jax.Array | int
+    ) -> Continuations:
+        """Add up to `steps` tokens to every row that is not finished, but no more than E in total.
+
+        `width` is P, and the other arguments are as in `begin`. `row_ids` (B,) are integers that identify the prompts.
+        """
+        K, options = self.copies, self.options
+        start, keys = jnp.repeat(width - lengths, K), row_keys(jax.random.key(options.seed), row_ids, K)
+        first = written.written.max()
+        limit = jnp.minimum(first + steps, options.max_extra)
+
+        def unfinished(carry: tuple[jax.Array, Continuations]) -> jax.Array:
+            count, so_far = carry
+            return (count < limit) & ~so_far.finished.all()
+
+        def advance(carry: tuple[jax.Array, Continuations]) -> tuple[jax.Array, Continuations]:
+            count, so_far = carry
+            position = width - 1 + count
+            logits, cache = self.extend(so_far.cache, so_far.newest[:, None], position, start)
+            token, added = self._choose(logits[:, 0], so_far.seen, keys, position - start)
+            ended = so_far.finished
+            token, added = jnp.where(ended, self._fill, token), jnp.where(ended, 0.0, added)
+            seen = so_far.seen
+            if seen is not None:
+                seen = seen.at[jnp.arange(len(token)), token].set(True)
+            tokens = so_far.tokens.at[:, count].set(token)
+            log_probabilities = so_far.log_probabilities.at[:, count].set(added)
+            ended |= token == self.eos_id
+            return count + 1, Continuations(
+                cache, token, seen, tokens, log_probabilities, ended, jnp.full_like(so_far.written, count + 1)
+            )
+
+        return jax.lax.while_loop(unfinished, advance, (first, written))[1]
+
+    def _choose(
+        self, logits: jax.Array, seen: jax.Array | None, keys: jax.Array, positions: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Return the next token (N,) and its log-probability (N,), given logits (N, V)."""
+        forbidden, options = jnp.array(never_chosen(self.bos_id, self.eos_id, self.pad_id), jnp.int32), self.options
+        allowed = logits.at[:, forbidden].set(-jnp.inf).at[:, self.vocab_size :].set(-jnp.inf)
+        if seen is not None:
+            allowed = penalize(allowed, seen, options.repetition_penalty)
+        if self.greedy or not options.temperature:
+            token = allowed.argmax(axis=-1).astype(jnp.int32)
+        else:
+            token = draw(
+                allowed,
+                keys,
+                positions,
+                temperature=options.temperature,
+                top_k=options.top_k,
+                top_p=options.top_p,
+            )
+        return token, log_probability(logits, token)
