@@ -26,7 +26,7 @@ from transformer_jax.training import processes
 
 INPUT = flags.DEFINE_string("input", "-", "text file, or - for stdin")
 OUTPUT = flags.DEFINE_string("output", "-", "file to write, or - for stdout")
-SCORE = flags.DEFINE_bool("score", False, "write JSON objects with text and score, for tasks that predict text")
+SCORE = flags.DEFINE_bool("score", False, "write JSON objects with scores; a language model scores the given texts")
 STREAM = flags.DEFINE_bool(
     "stream", None, "show continuations as plain text while they are written; the default on a terminal"
 )

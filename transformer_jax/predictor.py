@@ -48,9 +48,11 @@ class Predictor:
 
         A record is an object with the fields `task.columns`, of which the first `task.inputs` are needed. If only one
         is needed, a string may take its place. With `scored`, predicted text is returned in an object together with
-        its score. Raises ValueError for other records, and for a single record that is not in a list.
+        its score; a language model scores the text of the records instead of continuing it. Raises ValueError for other
+        records, and for a single record that is not in a list.
         """
-        found = self._evaluator.predict(self.params, _checked(records, self.task))
+        evaluator = self._scorer if scored else self._evaluator
+        found = evaluator.predict(self.params, _checked(records, self.task))
         return [prediction if scored else prediction.get("text", prediction) for prediction in found]
 
     def stream(self, record: Record, number: int = 0) -> Iterator[str]:
@@ -86,6 +88,11 @@ class Predictor:
         """
         records = _checked(records, self.task)
         return self._evaluator.attention(self.params, records) if records else []
+
+    @functools.cached_property
+    def _scorer(self) -> Evaluator:
+        scorer = self.task.scorer
+        return self._evaluator if scorer is self.task else Evaluator(scorer, self._evaluator.mesh)
 
     @functools.cached_property
     def parameters_sha256(self) -> str:

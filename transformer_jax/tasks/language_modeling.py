@@ -1,4 +1,4 @@
-"""Language modeling: predict the next token at every position of running text, and continue prompts."""
+"""Language modeling: predict the next token at every position of running text, continue prompts, and score texts."""
 
 import bisect
 import dataclasses
@@ -17,14 +17,16 @@ from transformer_jax.data import sources
 from transformer_jax.data.batching import Batches
 from transformer_jax.data.examples import as_object
 from transformer_jax.data.running_text import RunningTextData, text_batches
+from transformer_jax.data.scoring import scored_batches
 from transformer_jax.data.sources import DataError
 from transformer_jax.data.text import ladder_batches
 from transformer_jax.decoding import Continuations, GenerationConfig, Writer
+from transformer_jax.decoding.sampling import log_probability
 from transformer_jax.decoding.stopping import certain, cut_at
 from transformer_jax.models.gpt import GPT, GPTConfig
 from transformer_jax.models.recurrent_lm import RecurrentLM, RecurrentLMConfig
 from transformer_jax.tasks.text import TextTask, TextTaskConfig, cache_and_causality
-from transformer_jax.training.task import Arrays, Mean, Outputs, Params, Record, Work
+from transformer_jax.training.task import Arrays, Mean, Outputs, Params, Record, Task, Work
 
 ARCHITECTURES: dict[str, Any] = {"gpt": GPT, "recurrent_lm": RecurrentLM}
 PIECE = 32  # tokens written between two searches for stop strings
@@ -70,6 +72,10 @@ class LanguageModeling(TextTask):
         self.corpus = self.make_corpus({"text": config.data.text_column}, workdir, sources.text_file)
         self.piece = PIECE if config.decoding.stop else config.decoding.max_extra
         self.growing = "continuation" if config.decoding.n_best == 1 else ""
+
+    @property
+    def scorer(self) -> Task:
+        return TextScoring(self.config, self.corpus.workdir)
 
     def init(self, key: jax.Array) -> Params:
         return self.model.init(key, jnp.zeros((1, 1), jnp.int32))["params"]
@@ -217,3 +223,35 @@ class LanguageModeling(TextTask):
         cache = apply(*batch["text"].shape, method="init_cache")
         extend = functools.partial(apply, method="extend")
         return cache_and_causality(apply, extend, cache, batch["text"], self.config.model.vocab_size)
+
+
+class TextScoring(LanguageModeling):
+    """The log-likelihood of given texts, with the parameters of a language model."""
+
+    @property
+    def scorer(self) -> Task:
+        return self
+
+    def batches_of(self, records: Sequence[Record]) -> Batches:
+        """See `scored_batches`."""
+        limit, rows = self.config.model.max_length, self.config.evaluation.batch_size
+        return scored_batches(self.corpus, "text", records, limit=limit, rows=rows)
+
+    def evaluate(self, params: Params, batch: Mapping[str, jax.Array], greedy: bool) -> tuple[dict[str, Mean], Outputs]:
+        """Return the log-likelihood of the tokens of each row that count (B,), and their number (B,)."""
+        valid, model = self.valid(batch, "text"), self.config.model
+        x, lm_head = self.model.apply({"params": params}, batch["text"], valid, method="hidden")
+
+        def one_place(of: tuple[jax.Array, jax.Array]) -> jax.Array:
+            logits = lm_head(of[0][:, None], model.vocab_size, model.dtype)[:, 0]
+            return log_probability(logits, of[1])
+
+        # One place at a time, so that the logits of all places are never in memory.
+        found = jax.lax.map(one_place, (jnp.swapaxes(x, 0, 1), batch["target"].T)).T
+        counted = valid & (batch["counted"] > 0)
+        return {}, {"log_likelihood": jnp.where(counted, found, 0.0).sum(axis=1), "count": counted.sum(axis=1)}
+
+    def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
+        """Return {"log_likelihood", "tokens"} for each row. `Batches.join` makes the scores of texts from them."""
+        columns = outputs["log_likelihood"].tolist(), outputs["count"].tolist()
+        return [{"log_likelihood": total, "tokens": count} for total, count in zip(*columns, strict=True)]

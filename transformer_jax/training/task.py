@@ -188,6 +188,11 @@ class Task(ABC):
         """`config` is an instance of `Config`; `workdir` is the folder with the tokenizers."""
         self.config = config
 
+    @property
+    def scorer(self) -> "Task":
+        """The task, with the same parameters, whose predictions are scores. By default, it is this one."""
+        return self
+
     # Methods that run on the device.
 
     @abstractmethod
