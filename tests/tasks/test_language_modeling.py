@@ -37,9 +37,11 @@ def predict(config, workdir, prompts):
     return untrained(config, workdir)[2](prompts)
 
 
-def test_a_continuation_is_what_the_model_finds_most_probable_after_the_prompt(config, tmp_path):
+@pytest.mark.parametrize("architecture", ["gpt", "recurrent_lm"])
+def test_a_continuation_is_what_the_model_finds_most_probable_after_the_prompt(corpus, tmp_path, architecture):
     """Compare with a loop over positions without a cache. Padding, begin and end are not part of a text."""
-    prompts = ["ek", "ak ek it ak", "e"]
+    prompts, config = ["ek", "ak ek it ak", "e"], shrink(defaults("language_modeling", architecture), corpus)
+    config.data.tokenizer = "characters"
     task, params, continued = untrained(config, tmp_path / "run")
     found = continued(prompts)
     tokenizer, apply = task.corpus.tokenizers["text"], jax.jit(task.model.apply)
