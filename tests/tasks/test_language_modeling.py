@@ -77,7 +77,7 @@ def test_drawn_continuations_are_several_and_repeatable(config, tmp_path):
 
 def test_the_best_continuation_comes_first(config, tmp_path):
     """A score is the sum up to the stop string, or up to the end. It is -3.5, -4 and -1 here."""
-    config.decoding.temperature, config.decoding.n_best, config.decoding.stop = 1.0, 3, ("mi",)
+    config.decoding.temperature, config.decoding.n_best, config.decoding.stop_strings = 1.0, 3, ("mi",)
     task = make_task(parse(config), tmp_path / "run")
     tokenizer = task.corpus.tokenizers["text"]
     ids = [[*row, tokenizer.eos_id, tokenizer.pad_id] for row in tokenizer.encode_batch(["kemit", "kes", "km"])]
@@ -117,7 +117,7 @@ def test_a_continuation_ends_before_a_stop_string(config, tmp_path):
     expected = [min((text.partition(s)[0] for s in stop), key=len) for text in whole]
     assert len(expected[0]) <= 3
     assert expected != whole
-    config.decoding.stop = stop
+    config.decoding.stop_strings = stop
     assert make_task(parse(config), tmp_path / "run").piece == language_modeling.PIECE
     task.config = parse(config)
     for task.piece in (3, 32):
@@ -127,7 +127,7 @@ def test_a_continuation_ends_before_a_stop_string(config, tmp_path):
 def test_continuations_are_shown_while_they_are_written(config, tmp_path, monkeypatch):
     """With bytes as tokens, no character is split. Pieces are those of `predict` at the same place."""
     config.data.tokenizer, config.decoding.max_extra, config.decoding.temperature = "bpe_bytes", 24, 2.0
-    config.decoding.stop = ("e",)
+    config.decoding.stop_strings = ("e",)
     run(config, tmp_path / "run", training__steps=2)
     monkeypatch.setattr(evaluation, "STREAMED", 1)
     prompts = ["ek é", "ek", "ek"]

@@ -61,7 +61,7 @@ class GenerationConfig(SamplingConfig):
     """Settings for the continuation of prompts by a language model."""
 
     repetition_penalty: float = 1.0  # θ, see `penalize`; 1 for none
-    stop: tuple[str, ...] = ()  # a continuation ends before the first of these strings in it
+    stop_strings: tuple[str, ...] = ()  # a continuation ends before the first of these strings in it
     turn_separator: str = "\n"  # follows every turn of a prompt that is given as several turns
 
     def problems(self) -> Iterator[tuple[str, str]]:
@@ -69,8 +69,8 @@ class GenerationConfig(SamplingConfig):
         yield from super().problems()
         if not 0 < self.repetition_penalty < math.inf:
             yield "repetition_penalty", "must be finite, positive; use 1.0 for none, 1.2 for Keskar et al. 2019"
-        if not all(isinstance(string, str) and string for string in self.stop):
-            yield "stop", "must hold strings that are not empty, e.g. ('\\n',); use () for none"
+        if not all(isinstance(string, str) and string for string in self.stop_strings):
+            yield "stop_strings", "must hold strings that are not empty, e.g. ('\\n',); use () for none"
 
 
 @dataclasses.dataclass(frozen=True)

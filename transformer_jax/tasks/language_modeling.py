@@ -70,7 +70,7 @@ class LanguageModeling(TextTask):
         super().__init__(config, workdir)
         self.model = ARCHITECTURES[config.model.architecture](config.model)
         self.corpus = self.make_corpus({"text": config.data.text_column}, workdir, sources.text_file)
-        self.piece = PIECE if config.decoding.stop else config.decoding.max_extra
+        self.piece = PIECE if config.decoding.stop_strings else config.decoding.max_extra
         self.growing = "continuation" if config.decoding.n_best == 1 else ""
 
     @property
@@ -152,7 +152,7 @@ class LanguageModeling(TextTask):
         return self._going_on(outputs) if "tokens" in outputs else None
 
     def _going_on(self, outputs: Arrays) -> np.ndarray:
-        stop, decode = self.config.decoding.stop, self.corpus.tokenizers["text"].decode
+        stop, decode = self.config.decoding.stop_strings, self.corpus.tokenizers["text"].decode
         going_on = ~outputs["finished"] & (outputs["written"] < self.config.decoding.max_extra)
         for place in zip(*np.nonzero(going_on), strict=True) if stop else ():
             going_on[place] = cut_at(decode(outputs["tokens"][place]), stop) is None
@@ -161,9 +161,8 @@ class LanguageModeling(TextTask):
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
         """Return {"continuation": text} for each prompt, or {"continuations": [text, …]}, best first, if `n_best` > 1.
 
-        A continuation ends before the first of `decoding.stop`, and the best has the largest log-probability up to
-        there. A continuation that is unfinished lacks what may still change. That of a prompt without tokens is "".
-        Windows give {}.
+        A continuation ends before the first stop string, and the best has the largest log-probability up to there. One
+        that is unfinished lacks what may still change. That of a prompt without tokens is "". Windows give {}.
         """
         if "tokens" not in outputs:
             return [{} for _ in batch["index"]]
@@ -174,7 +173,7 @@ class LanguageModeling(TextTask):
 
     def _text(self, tokens: np.ndarray, log_probabilities: np.ndarray, unfinished: bool) -> tuple[str, float]:
         """Return the text of a continuation, and the log-probability of its tokens up to the first stop string."""
-        stop, decode = self.config.decoding.stop, self.corpus.tokenizers["text"].decode
+        stop, decode = self.config.decoding.stop_strings, self.corpus.tokenizers["text"].decode
 
         def until_stop(length: int) -> str | None:
             return cut_at(decode(tokens[:length]), stop)
