@@ -270,3 +270,64 @@ def test_parameters_of_another_shape_are_named(data, pretrained, tmp_path):
         f"config.init_from = {str(source)!r} has parameters of other shapes; name a run with the same outputs, or the "
         "one that it was started from:\n  head/bias: (2,) there, (3,) here\n  head/kernel: (16, 2) there, (16, 3) here"
     )
+
+
+def gpt(task, data, start="", **changes):
+    config = small(task, data, "gpt")
+    config.training.steps, config.init_from, config.model.vocab_size = 2, str(start), 300
+    config.update_from_flattened_dict({key.replace("__", "."): value for key, value in changes.items()})
+    return config
+
+
+@pytest.mark.parametrize(("multiple", "rows"), [(1, 303), (8, 304)])
+def test_only_the_embeddings_of_special_tokens_are_new_to_a_language_model(data, tmp_path, caplog, multiple, rows):
+    """With padding, the tables of 300 and of 303 tokens have the same shape."""
+    changes = {"model__vocab_multiple": multiple}
+    source, old = saved(gpt("language_modeling", data, training__seed=1, **changes), tmp_path / "source")
+    fresh = flat(first_state(gpt("classification", data, **changes), tmp_path / "fresh").params)
+    new = flat(first_state(gpt("classification", data, source, **changes), tmp_path / "run").params)
+    assert new.keys() == {f"gpt/{key}" for key in old} | {"head/bias", "head/kernel"}
+    for key, value in old.items():
+        count = 300 if key == "embedding/table" else None
+        np.testing.assert_array_equal(new[f"gpt/{key}"][:count], value[:count])
+    table = new["gpt/embedding/table"]
+    assert table.shape == (rows, 16)
+    np.testing.assert_array_equal(table[300:], fresh["gpt/embedding/table"][300:])
+    assert (table[300:303] != 0).all()
+    assert "  new: 3 of 303 rows of gpt/embedding/table" in caplog.messages
+    assert (tmp_path / "run" / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
+
+    second = saved(gpt("classification", data, source, **changes), tmp_path / "second")[0]
+    caplog.clear()
+    third = flat(first_state(gpt("regression", data, second, **changes), tmp_path / "third").params)
+    for key in third.keys() - {"head/bias", "head/kernel"}:
+        np.testing.assert_array_equal(third[key], new[key])
+    assert "rows of" not in caplog.text
+
+
+@pytest.mark.parametrize("count", [0, 1])
+@pytest.mark.parametrize("make", [bert, gpt])
+def test_the_embeddings_and_the_first_layers_are_taken(data, tmp_path, make, count, caplog):
+    before, module = ("bert_pretraining", "bert") if make is bert else ("language_modeling", "gpt")
+    source, old = saved(make(before, data, training__seed=1), tmp_path / "source")
+    if make is gpt:
+        old = {f"gpt/{key}": value for key, value in old.items()}
+    fresh = flat(first_state(make("classification", data), tmp_path / "fresh").params)
+    config = make("classification", data, source, fine_tuning__transferred_layers=count)
+    new = flat(first_state(config, tmp_path / "run").params)
+    for key, value in new.items():
+        rows = 0
+        if "/layers/" in key:
+            rows = count
+        elif key.startswith(tuple(f"{module}/{name}" for name in ("embedding", "segments", "positions", "norm"))):
+            rows = 300 if key == "gpt/embedding/table" else len(value)
+        np.testing.assert_array_equal(value[rows:], fresh[key][rows:])
+        if rows:
+            np.testing.assert_array_equal(value[:rows], old[key][:rows])
+    assert f"the first {count} of {module}/" in caplog.text
+
+
+def test_a_language_model_of_another_vocabulary_is_refused(data, tmp_path):
+    source, _ = saved(gpt("language_modeling", data), tmp_path / "source")
+    with pytest.raises(ConfigError, match=r"config.model.vocab_size: 300 there, 299 here"):
+        experiment.run(gpt("classification", data, source, model__vocab_size=299), tmp_path / "run")
