@@ -12,12 +12,16 @@ from papers import GPT, TABLE_3
 import transformer_jax
 from transformer_jax.config import ConfigError, parse
 from transformer_jax.models.counting import num_parameters
+from transformer_jax.models.gpt import SIZES, GPTConfig
 from transformer_jax.models.transformer import TransformerConfig
 from transformer_jax.tasks import task_class
 
 ARGUMENTS = {
     "bert": ["mini", "large,ltr"],
-    "finetune": ["task=sick", "task=stsb", "task=swag", "task=squad2", "task=wnut17"],
+    "finetune": [
+        *("task=sick", "task=stsb", "task=swag", "task=squad2", "task=wnut17"),
+        *("model=gpt,task=stsb", "model=gpt,task=swag"),
+    ],
     "dates": [""],
     "gpt": ["", "llama-tiny", "lstm", "gpt2-small"],
     "multi30k": [
@@ -183,6 +187,37 @@ def parse_bert(size):
     config = get_config("bert", size)
     config.data.directory = "none"
     return parse(config)
+
+
+@pytest.mark.parametrize("task", FINE_TUNED[: FINE_TUNED.index("squad")])
+def test_every_task_on_texts_is_valid_for_gpt(task):
+    """Sizes beyond mini have the paper's settings: 3 epochs of 32 examples, here of the split that is trained on."""
+    for size in ("mini", "gpt", "gpt2-small"):
+        config = get_config("finetune", f"task={task},model=gpt,size={size}")
+        config.data.directory = "none"
+        parsed = parse(config)
+        own = dataclasses.replace(GPTConfig(**SIZES[size]), dtype=parsed.model.dtype, unroll=parsed.model.unroll)
+        assert parsed.model == own
+        assert parsed.fine_tuning.auxiliary_weight == 0.5
+        assert getattr(parsed.fine_tuning, "both_orders", False) == (task in ("mrpc", "qqp", "stsb"))
+        assert parsed.checkpoint.best_metric in task_class(parsed.task).metrics
+        if size != "mini":
+            assert parsed.data.batch_tokens == 32 * parsed.data.max_length
+            assert parsed.optimizer.learning_rate == 6.25e-5
+            assert parsed.optimizer.warmup_steps == pytest.approx(0.002 * parsed.training.steps, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("arg", "message"),
+    [
+        ("size=gpt", "model=bert has no size=gpt: choose from mini, base, large"),
+        ("model=gpt,size=large", "model=gpt has no size=large: choose from mini, gpt,"),
+        ("model=gpt,task=squad", "task=squad is for model=bert: choose from sst2, cola, "),
+    ],
+)
+def test_finetune_refuses_words_that_do_not_go_together(arg, message):
+    with pytest.raises(ConfigError, match=message):
+        get_config("finetune", arg)
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -48,10 +48,11 @@ def next_token(
     dtype: Any,
     label_smoothing: float = 0.0,
 ) -> tuple[Array, Array]:
-    """Return the cross-entropy of the logits lm_head(x, vocab_size, dtype), as (sum, number of positions).
+    """Return the cross-entropy of the logits lm_head(x, vocab_size, dtype), as (sum, sum of `valid`).
 
     The logits are computed in chunks and are never all in memory. x (B, T, D) is the output of the model's last layer,
-    labels (B, T), and valid (B, T) is True at the positions that count. `lm_head` is a callable pytree, e.g. `LMHead`.
+    labels (B, T), and valid (B, T) is True at the positions that count, or has their weights. `lm_head` is a callable
+    pytree, e.g. `LMHead`.
     """
 
     def loss(lm_head: Any, x: Array, labels: Array, weights: Array) -> Array:
