@@ -6,8 +6,8 @@ layers, 4 heads, d_model 128, context 64, batches of 12 windows and 2,000 steps.
 (822,528; 2 layers of 224 units) take the same data, batches and steps: today's parts, with 2 key-value heads for 4
 query heads, and what came before Transformers. `shakespeare` is nanoGPT's example for a GPU: 6 layers, 6 heads, d_model
 384, context 256, batches of 64 windows and 5,000 steps.
-Text of your own: `gpt` (117 million parameters), `gpt2-small` (124), `gpt2-medium` (355), `gpt2-large` (774), `gpt2-xl`
-(1,558) and `llama-7b` (6,738).
+Text of your own: `mini` (5,239,808: 4 layers, 256 wide, context 128), for a CPU and for fine-tuning, `gpt` (117 million
+parameters), `gpt2-small` (124), `gpt2-medium` (355), `gpt2-large` (774), `gpt2-xl` (1,558) and `llama-7b` (6,738).
 Command: python scripts/train.py --config=configs/gpt.py:shakespeare-cpu --workdir=runs/shakespeare \
     --config.data.directory=DIR
 Data: for characters, DIR holds input.txt, tiny-shakespeare (1,115,394 characters). The first 90 % is the training
@@ -36,6 +36,7 @@ CHARACTERS = ("shakespeare-cpu", "shakespeare", "llama-tiny", "lstm")
 # Rows of a batch, updates, and keys of the optimizer.
 GPT2 = {"b2": 0.95, "end_fraction": 0.1, "weight_decay": 0.1}
 TRAINING: dict[str, tuple[int, int, dict[str, Any]]] = {
+    "mini": (16, 8000, {"learning_rate": 1e-3, "b2": 0.999, "end_fraction": 0.0, "weight_decay": 0.01}),
     "gpt": (64, 100_000, {"learning_rate": 2.5e-4, "b2": 0.999, "end_fraction": 0.0, "weight_decay": 0.01}),
     "gpt2-small": (512, 300_000, {"learning_rate": 6e-4, **GPT2}),
     "gpt2-medium": (512, 300_000, {"learning_rate": 3e-4, **GPT2}),
@@ -107,21 +108,23 @@ def characters(config: ConfigDict, size: str) -> None:
 
 
 def text(config: ConfigDict, size: str) -> None:
-    """Set everything for a model of a paper."""
-    rows, steps, optimizer = TRAINING[size]
+    """Set everything for a model of text of one's own."""
+    (rows, steps, optimizer), mini = TRAINING[size], size == "mini"
     model = config.model
     model.update(SIZES[size])
-    model.dtype = "bfloat16"
-    if size != "gpt":
+    model.dtype = "float32" if mini else "bfloat16"
+    model.unroll = 4 if mini else 1
+    if size not in ("mini", "gpt"):
         model.remat = "full" if size == "llama-7b" else "scores"
     if size == "llama-7b":  # parameters and optimizer state exceed the memory of one device
         config.mesh.data, config.mesh.fsdp = 1, -1
 
     config.data.test_split = "val"
+    config.data.min_count = 3 if mini else 1
     config.data.max_length = model.max_length  # tokens per window
     config.data.batch_tokens = rows * model.max_length
     config.optimizer.update(optimizer)
-    config.optimizer.warmup_steps = 2000
     config.training.steps = steps
-    config.training.evaluate_every = share(config, 100)
-    config.checkpoint.every = share(config, 100)
+    config.optimizer.warmup_steps = share(config, 10) if mini else 2000
+    config.training.evaluate_every = share(config, 10 if mini else 100)
+    config.checkpoint.every = share(config, 10 if mini else 100)

@@ -12,7 +12,6 @@ from papers import GPT, TABLE_3
 import transformer_jax
 from transformer_jax.config import ConfigError, parse
 from transformer_jax.models.counting import num_parameters
-from transformer_jax.models.gpt import SIZES, GPTConfig
 from transformer_jax.models.transformer import TransformerConfig
 from transformer_jax.tasks import task_class
 
@@ -155,7 +154,7 @@ def test_sizes_of_gpt(size):
 def test_the_small_language_models_are_of_one_size_and_the_recipe_says_which():
     doc = (ROOT / "configs" / "gpt.py").read_text().split('"""')[1]
     counts = {}
-    for size in ("shakespeare-cpu", "llama-tiny", "lstm"):
+    for size in ("shakespeare-cpu", "llama-tiny", "lstm", "mini"):
         config = get_config("gpt", size)
         config.data.directory = "none"
         counts[size] = num_parameters(parse(config).model)
@@ -196,8 +195,11 @@ def test_every_task_on_texts_is_valid_for_gpt(task):
         config = get_config("finetune", f"task={task},model=gpt,size={size}")
         config.data.directory = "none"
         parsed = parse(config)
-        own = dataclasses.replace(GPTConfig(**SIZES[size]), dtype=parsed.model.dtype, unroll=parsed.model.unroll)
-        assert parsed.model == own
+        pretrained = get_config("gpt", size)
+        pretrained.data.directory = "none"
+        theirs, how = parse(pretrained), {name: getattr(parsed.model, name) for name in ("dtype", "unroll", "remat")}
+        assert parsed.model == dataclasses.replace(theirs.model, **how)
+        assert (parsed.data.tokenizer, parsed.data.lowercase) == (theirs.data.tokenizer, theirs.data.lowercase)
         assert parsed.fine_tuning.auxiliary_weight == 0.5
         assert getattr(parsed.fine_tuning, "both_orders", False) == (task in ("mrpc", "qqp", "stsb"))
         assert parsed.checkpoint.best_metric in task_class(parsed.task).metrics
