@@ -144,7 +144,7 @@ def test_sizes_of_bert(size, flags):
     assert num_parameters(parsed.model) == {"base": 109_482_240, "large": 335_141_888, "mini": 5_404_928}[size]
 
 
-@pytest.mark.parametrize("size", [size for size in GPT if size != "mini"])
+@pytest.mark.parametrize("size", GPT)
 def test_sizes_of_gpt(size):
     config = get_config("gpt", size)
     config.data.directory = "none"
