@@ -50,7 +50,7 @@ def test_it_holds_one_experiment(tiny, learned, caplog):
 
 FREE = {
     *("data.directory", "data.validation_split", "data.test_split", "data.vocabulary"),
-    *("training.steps", "training.log_every", "training.evaluate_every"),
+    *("data.validation_stride", "training.steps", "training.log_every", "training.evaluate_every"),
 }
 FREE_SECTIONS = ("evaluation", "checkpoint", "decoding", "answers", "mesh")
 

@@ -241,12 +241,12 @@ def test_a_text_without_a_token_to_predict(seed, tmp_path):
     [
         ({"text_column": ""}, "text_column", "must be the name of a feature"),
         ({"layout": "packed"}, "layout", "must be one of windows, documents"),
-        ({"stride": -1}, "stride", "must be in [1, max_length = 256], or 0 for max_length"),
-        ({"stride": 257}, "stride", "must be in [1, max_length = 256]"),
+        ({"validation_stride": -1}, "validation_stride", "must be in [1, max_length = 256], or 0 for max_length"),
+        ({"validation_stride": 257}, "validation_stride", "must be in [1, max_length = 256]"),
     ],
 )
 def test_problems_of_the_config(change, field, rule):
-    good = RunningTextData(directory="somewhere", stride=256)
+    good = RunningTextData(directory="somewhere", validation_stride=256)
     assert not list(good.problems())
     ((found, message),) = dataclasses.replace(good, **change).problems()
     assert found == field

@@ -244,7 +244,7 @@ print(json.dumps(found))
 
 
 def test_scores_are_the_same_on_any_number_of_devices_and_for_any_batch_size(packed, tmp_path, capsys):
-    packed.data.stride = 20
+    packed.data.validation_stride = 20
     make_task(parse(packed), tmp_path / "run").fingerprint(training=False)
     program = EVALUATE.replace("CONFIG", repr(packed.to_dict())).replace("WORKDIR", repr(str(tmp_path / "run")))
     exec(program.replace("SIZES", "(3, 7)"), {})
@@ -255,7 +255,7 @@ def test_scores_are_the_same_on_any_number_of_devices_and_for_any_batch_size(pac
 
 def test_overlapping_windows_are_scored_with_more_context(packed, tmp_path):
     """Compare with the model run on the tokens before each one, from the start of the first window that has it."""
-    packed.data.layout, packed.data.stride = "windows", 20
+    packed.data.layout, packed.data.validation_stride = "windows", 20
     task, length = make_task(parse(packed), tmp_path / "run"), packed.data.max_length
     params = nn.unbox(task.init(jax.random.key(0)))
     ids = task.corpus.encode("text", task.corpus.open("val").column("text"), end=False).values.astype(int)

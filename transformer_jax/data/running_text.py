@@ -28,13 +28,13 @@ class RunningTextData(TextData):
     text_column: the feature of a tfds data set that holds the text. Each of its records is a document.
     layout: "windows" takes the whole split as one text and cuts it into windows. "documents" packs several documents,
         which cannot see each other, into a row; in a file, blank lines separate documents.
-    stride: in evaluation, a window starts this many tokens after the one before it. Its first max_length - stride
-        tokens are then context only, as the window before it has predicted them. 0: max_length, so without overlap.
+    validation_stride: in evaluation, a window starts this many tokens after the one before it. The tokens that the one
+        before it has predicted are context only. 0: max_length, so without overlap.
     """
 
     text_column: str = "text"
     layout: str = "windows"
-    stride: int = fields.size(0, 0, free=True)
+    validation_stride: int = fields.size(0, 0, free=True)
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""
@@ -43,8 +43,8 @@ class RunningTextData(TextData):
             yield "text_column", "must be the name of a feature of the data set, e.g. 'text'"
         if self.layout not in LAYOUTS:
             yield "layout", f"must be one of {', '.join(LAYOUTS)}"
-        if not 0 <= self.stride <= self.max_length:
-            yield "stride", f"must be in [1, max_length = {self.max_length}], or 0 for max_length"
+        if not 0 <= self.validation_stride <= self.max_length:
+            yield "validation_stride", f"must be in [1, max_length = {self.max_length}], or 0 for max_length"
 
 
 class Text(NamedTuple):

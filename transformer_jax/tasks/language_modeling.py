@@ -122,8 +122,9 @@ class LanguageModeling(TextTask):
         return Writer(extend, self.config.decoding, greedy, size, special.begin, special.end, special.pad)
 
     def batches(self, split: str, seed: int | None) -> Batches:
-        data, rows = self.config.data, self.config.evaluation.batch_size
-        return text_batches(self.corpus, "text", split, seed, layout=data.layout, stride=data.stride, rows=rows)
+        data = self.config.data
+        options = {"layout": data.layout, "stride": data.validation_stride}
+        return text_batches(self.corpus, "text", split, seed, **options, rows=self.config.evaluation.batch_size)
 
     def batches_of(self, records: Sequence[Record]) -> Batches:
         """Return batches of prompts. An empty prompt becomes a line break. Long prompts keep their last tokens.
