@@ -19,8 +19,7 @@ from transformer_jax.models.numerics import hashed_bits, product
 
 Array = jax.Array
 
-BLOCK = 128  # positions of a block of queries or keys
-LARGEST = 2**19  # scores of a block
+BLOCKS = 64, 256  # smallest and largest number of positions of a block of queries or keys
 LOWEST = float(np.finfo(np.float32).min)
 
 
@@ -29,8 +28,6 @@ class _Plan(NamedTuple):
 
     length: int
     key_length: int
-    num_heads: int
-    heads: int  # heads of a block
     rows: int  # queries of a block
     columns: int  # keys of a block
     causal: bool
@@ -38,11 +35,9 @@ class _Plan(NamedTuple):
     dtype: str
 
     def blocks(self) -> np.ndarray:
-        """Return the first head, query and key of each block of scores, (P, 3)."""
-        heads = range(0, self.num_heads, self.heads)
-        queries, keys = range(0, self.length, self.rows), range(0, self.key_length, self.columns)
-        every = itertools.product(heads, queries, keys)
-        return np.array([(n, t, s) for n, t, s in every if not self.causal or s < t + self.rows], np.int32)
+        """Return the first query and key of each block of scores, (P, 2)."""
+        every = itertools.product(range(0, self.length, self.rows), range(0, self.key_length, self.columns))
+        return np.array([(t, s) for t, s in every if not self.causal or s < t + self.rows], np.int32)
 
 
 def blocked_attention(
@@ -54,9 +49,9 @@ def blocked_attention(
     dropout_rate: float = 0.0,
     dropout_key: Array | None = None,
     dtype: str = "float32",
-    block: int = BLOCK,
+    block: int | None = None,
 ) -> Array:
-    """Compute `attention.dot_product_attention` in blocks of `block` queries and keys.
+    """Compute `attention.dot_product_attention` in blocks of `block` queries and keys, by default a quarter of T.
 
     query (B, T, N, H), key (B, S, N, H), value (B, S, N, H') → (B, T, N, H'), float32. Memory beyond inputs and
     outputs is that of a few blocks, (B, N, block, block). If `mask` is causal, blocks above the diagonal are skipped.
@@ -67,10 +62,9 @@ def blocked_attention(
     """
     (length, key_length), mask = (query.shape[1], key.shape[1]), mask or Mask()
     rate = 0.0 if dropout_key is None else dropout_rate
+    block = block or min(max(length // 4, BLOCKS[0]), BLOCKS[1])
     rows, columns = _divided(length, block), _divided(key_length, block)
-    fitting = max(1, LARGEST // (query.shape[0] * rows * columns))
-    heads = max(n for n in range(1, query.shape[2] + 1) if query.shape[2] % n == 0 and (n <= fitting or n == 1))
-    plan = _Plan(length, key_length, query.shape[2], heads, rows, columns, mask.causal, rate, dtype)
+    plan = _Plan(length, key_length, rows, columns, mask.causal, rate, dtype)
 
     def padded(x: Array, size: int) -> Array:
         return jnp.pad(x.swapaxes(1, 2), ((0, 0), (0, 0), (0, -x.shape[1] % size), (0, 0)))
@@ -98,15 +92,15 @@ def _forward(
     """Return the output (B, N, T, H'), and what the backward pass needs: Algorithm 2 of Dao et al. 2022."""
 
     def body(carry: Any, block: Array) -> tuple[Any, None]:
-        n, t, s = block
-        output, largest, total = (_part(plan, x, n, t, plan.rows) for x in carry)
+        t, s = block
+        output, largest, total = (_part(x, t, plan.rows) for x in carry)
         scores, allowed = _scores(plan, query, key, mask, block)
         new = jnp.maximum(largest, scores.max(axis=-1, keepdims=True))
         weights, scale = _where(allowed, jnp.exp(scores - new)), jnp.exp(largest - new)
         total = total * scale + weights.sum(axis=-1, keepdims=True)
         kept = _dropped(plan, weights, dropout_key, block)
-        output = output * scale + product("BNTS,BNSH->BNTH", kept, _part(plan, value, n, s, plan.columns), plan.dtype)
-        return tuple(map(functools.partial(_write, n, t), carry, (output, new, total))), None
+        output = output * scale + product("BNTS,BNSH->BNTH", kept, _part(value, s, plan.columns), plan.dtype)
+        return tuple(map(functools.partial(_write, t), carry, (output, new, total))), None
 
     shape = query.shape[:3]
     start = (
@@ -126,19 +120,19 @@ def _backward(plan: _Plan, saved: tuple, cotangent: Array) -> tuple[Array, Array
     mean = (cotangent * output).sum(axis=-1, keepdims=True)  # D of the paper: Σ_s P_ts dP_ts
 
     def body(carry: Any, block: Array) -> tuple[Any, None]:
-        n, t, s = block
+        t, s = block
         scores, allowed = _scores(plan, query, key, mask, block)
-        weights = _where(allowed, jnp.exp(scores - _part(plan, log_total, n, t, plan.rows)))
-        above = _part(plan, cotangent, n, t, plan.rows)
+        weights = _where(allowed, jnp.exp(scores - _part(log_total, t, plan.rows)))
+        above = _part(cotangent, t, plan.rows)
         kept = _dropped(plan, weights, dropout_key, block)
         d_value = product("BNTS,BNTH->BNSH", kept, above, plan.dtype)
-        d_kept = product("BNTH,BNSH->BNTS", above, _part(plan, value, n, s, plan.columns), plan.dtype)
+        d_kept = product("BNTH,BNSH->BNTS", above, _part(value, s, plan.columns), plan.dtype)
         d_weights = _dropped(plan, d_kept, dropout_key, block)
-        d_scores = weights * (d_weights - _part(plan, mean, n, t, plan.rows))
-        d_query = product("BNTS,BNSH->BNTH", d_scores, _part(plan, key, n, s, plan.columns), plan.dtype)
-        d_key = product("BNTS,BNTH->BNSH", d_scores, _part(plan, query, n, t, plan.rows), plan.dtype)
+        d_scores = weights * (d_weights - _part(mean, t, plan.rows))
+        d_query = product("BNTS,BNSH->BNTH", d_scores, _part(key, s, plan.columns), plan.dtype)
+        d_key = product("BNTS,BNTH->BNSH", d_scores, _part(query, t, plan.rows), plan.dtype)
         steps = zip(carry, (t, s, s), (d_query, d_key, d_value), strict=True)
-        return tuple(_write(n, at, x, _part(plan, x, n, at, dx.shape[2]) + dx) for x, at, dx in steps), None
+        return tuple(_write(at, x, _part(x, at, dx.shape[2]) + dx) for x, at, dx in steps), None
 
     start: Any = tuple(jnp.zeros(x.shape) for x in (query, key, value))
     (d_query, d_key, d_value), _ = jax.lax.scan(body, start, jnp.asarray(plan.blocks()))
@@ -150,10 +144,8 @@ _attention.defvjp(_forward, _backward)
 
 def _scores(plan: _Plan, query: Array, key: Array, mask: Mask, block: Array) -> tuple[Array, Array | None]:
     """Return the scores of a pair of blocks (B, N, rows, columns), and where attention is allowed; None: everywhere."""
-    n, t, s = block
-    scores = product(
-        "BNTH,BNSH->BNTS", _part(plan, query, n, t, plan.rows), _part(plan, key, n, s, plan.columns), plan.dtype
-    )
+    t, s = block
+    scores = product("BNTH,BNSH->BNTS", _part(query, t, plan.rows), _part(key, s, plan.columns), plan.dtype)
     allowed = mask.part(t, plan.rows, s, plan.columns)
     if plan.key_length % plan.columns:
         real = (s + jnp.arange(plan.columns) < plan.key_length)[None, None, None]
@@ -167,20 +159,20 @@ def _dropped(plan: _Plan, x: Array, dropout_key: Array | None, block: Array) -> 
     if dropout_key is None or not cut:
         return x
     index = jnp.uint32(0)  # of each element in the whole array of weights
-    sizes = x.shape[0], plan.num_heads, plan.length, plan.key_length
-    for axis, (size, first) in enumerate(zip(sizes, (0, *block), strict=True)):
+    sizes = *x.shape[:2], plan.length, plan.key_length
+    for axis, (size, first) in enumerate(zip(sizes, (0, 0, *block), strict=True)):
         index = index * size + jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) + jnp.uint32(first)
     bits = hashed_bits(dropout_key, index)
     return jnp.where(bits >= jnp.uint32(cut), x * (2**32 / (2**32 - cut)), 0)
 
 
-def _part(plan: _Plan, x: Array, n: Array, start: Array, size: int) -> Array:
-    """Return positions start … start + size - 1 of the heads n … of x (B, N, T, H)."""
-    return jax.lax.dynamic_slice(x, (0, n, start, 0), (x.shape[0], plan.heads, size, x.shape[3]))
+def _part(x: Array, start: Array, size: int) -> Array:
+    """Return positions start … start + size - 1 of x (B, N, T, H)."""
+    return jax.lax.dynamic_slice_in_dim(x, start, size, axis=2)
 
 
-def _write(n: Array, start: Array, x: Array, part: Array) -> Array:
-    return jax.lax.dynamic_update_slice(x, part, (0, n, start, 0))
+def _write(start: Array, x: Array, part: Array) -> Array:
+    return jax.lax.dynamic_update_slice_in_dim(x, part, start, axis=2)
 
 
 def _where(allowed: Array | None, x: Array) -> Array:
