@@ -73,7 +73,8 @@ def _llama(vocab_size: int, *sizes: int) -> dict[str, Any]:
 # The sizes of the papers, and two for small corpora and CPUs: GPT in the size of BERT's mini, and one of Llama's
 # architecture, with grouped-query attention.
 SIZES: dict[str, dict[str, Any]] = {
-    "mini": {"vocab_size": 8000, "max_length": 128, **_sizes(4, 256, 1024, 4)},
+    # Fine-tuning adds 3 rows to the embedding; a multiple of 8 lets up to eight devices share it.
+    "mini": {"vocab_size": 8000, "max_length": 128, "vocab_multiple": 8, **_sizes(4, 256, 1024, 4)},
     "gpt": {"vocab_size": 40478, "max_length": 512, **_sizes(12, 768, 3072, 12)},
     "gpt2-small": _gpt2(12, 768),
     "gpt2-medium": _gpt2(24, 1024),
