@@ -24,7 +24,7 @@ LOWEST = float(np.finfo(np.float32).min)
 
 
 class _Plan(NamedTuple):
-    """What is known before tracing: lengths, block sizes, and the pairs of blocks in which something is allowed."""
+    """The lengths, sizes of blocks and options of a call, none of which is traced."""
 
     length: int
     key_length: int

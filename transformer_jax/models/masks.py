@@ -18,9 +18,10 @@ Array = jax.Array
 )
 @dataclasses.dataclass(frozen=True)
 class Mask:
-    """Where attention is allowed: `key_segments` are above 0, equal `query_segments`, and keys precede queries.
+    """A mask with up to three rules: `key_segments` are above 0, they equal `query_segments`, and no key is later than
+    the query.
 
-    Each of the three rules is left out if its field is None or False. Masks are combined with `&`.
+    A rule is left out if its field is None or False. Masks are combined with `&`.
 
     key_segments: (B, S) segment ids, 0 at padding.
     query_segments: (B, T) segment ids. Needs `key_segments`.

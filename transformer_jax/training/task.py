@@ -41,7 +41,7 @@ class Mean(NamedTuple):
 
 
 class Inherited(NamedTuple):
-    """What a new run takes from the run `config.init_from`: by default, all parameters that have the same path there.
+    """The parameters that a run takes from the run `config.init_from`: by default, all that have the same path there.
 
     parts: the only parameters to take; all if there are none.
     module: a module that the other run may have trained alone, e.g. "gpt". Its "path" there is then "gpt/path" here.
