@@ -102,14 +102,13 @@ class BlockConfig:
         for name, allowed in self.choices().items():
             if getattr(self, name) not in allowed:
                 yield name, f"must be one of {', '.join(allowed)}"
-        if self.attention_implementation in ("blocked", "jax"):
-            name = self.attention_implementation
-            rule = f"is not supported by attention_implementation = '{name}': set that to 'auto', or this to"
-            if name == "jax" and self.attention_dropout_rate:
+        if self.attention_implementation == "jax":
+            rule = "is not supported by attention_implementation = 'jax': set that to 'auto', or this to"
+            if self.attention_dropout_rate:
                 yield "attention_dropout_rate", f"{rule} 0"
             if self.positions == "relative":
                 yield "positions", f"{rule} another value"
-            if name == "jax" and self.value_dim != self.head_dim:
+            if self.value_dim != self.head_dim:
                 yield "value_dim", f"{rule} head_dim = {self.head_dim}"
         if self.positions == "rotary" and self.head_dim % 2:
             yield "head_dim", "must be even, because 'rotary' rotates pairs of features: change it or model.positions"
