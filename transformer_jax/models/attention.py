@@ -182,12 +182,12 @@ BLOCKED_FROM_ELSEWHERE = 2048
 
 @functools.cache
 def choose(length: int, key_length: int, backend: str) -> str:
-    """Return the implementation that "auto" stands for, and write it to the log once for each pair of lengths."""
+    """Return the implementation that "auto" stands for. Log it once for each pair of lengths, but not for one query."""
     least = BLOCKED_FROM.get(backend, BLOCKED_FROM_ELSEWHERE)
     name, than = ("blocked", "at least") if max(length, key_length) >= least else ("einsum", "fewer than")
-    log.info(
-        "attention of %d to %d positions: %s, as there are %s %d (%s)", length, key_length, name, than, least, backend
-    )
+    if length > 1:
+        values = length, key_length, name, than, least, backend
+        log.info("attention of %d to %d positions: %s, as there are %s %d (%s)", *values)
     return name
 
 

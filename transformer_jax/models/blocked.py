@@ -19,7 +19,8 @@ from transformer_jax.models.numerics import hashed_bits, product
 
 Array = jax.Array
 
-BLOCKS = 64, 256  # smallest and largest number of positions of a block of queries or keys
+BLOCK = 512  # positions of a block of queries or keys. If the mask is causal: a quarter of T, within these bounds
+CAUSAL_BLOCKS = 64, 256
 LOWEST = float(np.finfo(np.float32).min)
 
 
@@ -51,10 +52,11 @@ def blocked_attention(
     dtype: str = "float32",
     block: int | None = None,
 ) -> Array:
-    """Compute `attention.dot_product_attention` in blocks of `block` queries and keys, by default a quarter of T.
+    """Compute `attention.dot_product_attention` in blocks of `block` queries and keys.
 
     query (B, T, N, H), key (B, S, N, H), value (B, S, N, H') → (B, T, N, H'), float32. Memory beyond inputs and
     outputs is that of a few blocks, (B, N, block, block). If `mask` is causal, blocks above the diagonal are skipped.
+    By default, a block has 512 positions, or if `mask` is causal, a quarter of T, at least 64 and at most 256.
     Only reverse-mode differentiation works.
 
     Differs: The backward pass goes through pairs of blocks in the order of the forward pass, where the paper's outer
@@ -62,7 +64,7 @@ def blocked_attention(
     """
     (length, key_length), mask = (query.shape[1], key.shape[1]), mask or Mask()
     rate = 0.0 if dropout_key is None else dropout_rate
-    block = block or min(max(length // 4, BLOCKS[0]), BLOCKS[1])
+    block = block or (min(max(length // 4, CAUSAL_BLOCKS[0]), CAUSAL_BLOCKS[1]) if mask.causal else BLOCK)
     rows, columns = _divided(length, block), _divided(key_length, block)
     plan = _Plan(length, key_length, rows, columns, mask.causal, rate, dtype)
 
