@@ -22,7 +22,7 @@ ARGUMENTS = {
         *("model=gpt,task=stsb", "model=gpt,task=swag"),
     ],
     "dates": [""],
-    "gpt": ["", "llama-tiny", "lstm", "gpt2-small"],
+    "gpt": ["", "shakespeare-cpu-long", "llama-tiny", "lstm", "gpt2-small"],
     "multi30k": [
         "de-en,size=small,relative",
         "en-de,quick,positions=rotary,wordpiece",
@@ -154,7 +154,7 @@ def test_sizes_of_gpt(size):
 def test_the_small_language_models_are_of_one_size_and_the_recipe_says_which():
     doc = (ROOT / "configs" / "gpt.py").read_text().split('"""')[1]
     counts = {}
-    for size in ("shakespeare-cpu", "llama-tiny", "lstm", "mini"):
+    for size in ("shakespeare-cpu", "shakespeare-cpu-long", "llama-tiny", "lstm", "mini"):
         config = get_config("gpt", size)
         config.data.directory = "none"
         counts[size] = num_parameters(parse(config).model)
