@@ -5,8 +5,8 @@ Characters of Shakespeare: `shakespeare-cpu` (the default; 811,776 parameters) i
 layers, 4 heads, d_model 128, context 64, batches of 12 windows and 2,000 steps. `llama-tiny` (746,624) and `lstm`
 (822,528; 2 layers of 224 units) take the same data, batches and steps: today's parts, with 2 key-value heads for 4
 query heads, and what came before Transformers. `shakespeare-cpu-long` (4,750,592) is the best that 40 minutes on two
-cores gave: Llama's parts, 6 layers, 256 wide, context 256. `shakespeare` is nanoGPT's example for a GPU: 6 layers, 6 heads, d_model
-384, context 256, batches of 64 windows and 5,000 steps.
+cores gave: Llama's parts, 6 layers, 256 wide, context 256. `shakespeare` is nanoGPT's example for a GPU: 6 layers, 6
+heads, d_model 384, context 256, batches of 64 windows and 5,000 steps.
 Text of your own: `mini` (5,239,808: 4 layers, 256 wide, context 128), for a CPU and for fine-tuning, `gpt` (117 million
 parameters), `gpt2-small` (124), `gpt2-medium` (355), `gpt2-large` (774), `gpt2-xl` (1,558) and `llama-7b` (6,738).
 Command: python scripts/train.py --config=configs/gpt.py:shakespeare-cpu --workdir=runs/shakespeare \
@@ -14,16 +14,18 @@ Command: python scripts/train.py --config=configs/gpt.py:shakespeare-cpu --workd
 Data: for characters, DIR holds input.txt, tiny-shakespeare (1,115,394 characters). The first 90 % is the training
 split, the rest the validation split. For the other sizes, DIR holds train.txt and val.txt.
 Score: python scripts/evaluate.py --workdir=runs/shakespeare; `loss` is in nats per token, over all held-out text.
-Cost: `shakespeare-cpu` took about 4 minutes on two CPU cores that were also running other work.
-Expected: `shakespeare-cpu`: 1.881 nats per character; nanoGPT's README reports 1.88 on random windows. `shakespeare`
-was not run here; the README reports 1.4697, the best of its evaluations. The sizes for text of your own were not run.
+Cost: `shakespeare-cpu` takes about a minute on one CPU core, `shakespeare-cpu-long` 38 minutes on two.
+Expected: nats per character on the held-out text: `shakespeare-cpu` 1.860, mean of three seeds (nanoGPT's README
+reports 1.88 on random windows), `llama-tiny` 1.683, `lstm` 1.658, `shakespeare-cpu-long` 1.466 (stopped after 4,642
+steps). `shakespeare` was not run here; the README reports 1.4697, the best of its evaluations. `mini`:
+docs/results/gpt.md. The other sizes for text of your own were not run.
 Differs: every epoch goes through the text once, in shuffled windows from a random offset, where nanoGPT draws windows
 independently. `shakespeare-cpu` has biases in linear layers, and Glorot and Bengio's initial weights of linear layers
-instead of a standard deviation of 0.02, which is worse (1.881). Layer norms have biases. `gpt` has a vocabulary of byte-level BPE. GPT trains for 100 epochs of its text;
-set training.steps accordingly. For GPT-2, Radford et al. publish the batch size, but neither the learning rate and
-the other settings of the optimizer nor the number of updates; the optimizer of gpt2-* is GPT-3's (Brown et al. 2020,
-Table 2.1 and Appendix B), with the warm-up of GPT. `llama-7b` has the settings of its paper, for 10¹² tokens, and a
-vocabulary of byte-level BPE.
+instead of a standard deviation of 0.02, which is worse (1.881). Layer norms have biases. `gpt` has a vocabulary of
+byte-level BPE. GPT trains for 100 epochs of its text; set training.steps accordingly. For GPT-2, Radford et al. publish
+the batch size, but neither the learning rate and the other settings of the optimizer nor the number of updates; the
+optimizer of gpt2-* is GPT-3's (Brown et al. 2020, Table 2.1 and Appendix B), with the warm-up of GPT. `llama-7b` has
+the settings of its paper, for 10¹² tokens, and a vocabulary of byte-level BPE.
 """
 
 from typing import Any
