@@ -104,7 +104,9 @@ class Writer:
         def advance(carry: tuple[jax.Array, Continuations]) -> tuple[jax.Array, Continuations]:
             count, so_far = carry
             position = width - 1 + count
-            logits, cache = self.extend(so_far.cache, so_far.newest[:, None], position, start)
+            cache = jax.tree.map(lambda x: x[None], so_far.cache) if single else so_far.cache
+            logits, cache = self.extend(cache, so_far.newest[:, None], position, start)
+            cache = jax.tree.map(lambda x: x[0], cache) if single else cache
             token, added = self._choose(logits[:, 0], so_far.seen, keys, position - start)
             ended = so_far.finished
             token, added = jnp.where(ended, self._fill, token), jnp.where(ended, 0.0, added)
@@ -118,7 +120,13 @@ class Writer:
                 cache, token, seen, tokens, log_probabilities, ended, jnp.full_like(so_far.written, count + 1)
             )
 
-        return jax.lax.while_loop(unfinished, advance, (first, written))[1]
+        # Between steps, the cache of a single row has no axis for rows: with it, XLA for CPUs would copy the cache four
+        # times at every step.
+        single = len(written.newest) == 1
+        if single:
+            written = written._replace(cache=jax.tree.map(lambda x: x[0], written.cache))
+        written = jax.lax.while_loop(unfinished, advance, (first, written))[1]
+        return written._replace(cache=jax.tree.map(lambda x: x[None], written.cache)) if single else written
 
     def _choose(
         self, logits: jax.Array, seen: jax.Array | None, keys: jax.Array, positions: jax.Array

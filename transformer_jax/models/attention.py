@@ -299,7 +299,10 @@ class MultiHeadAttention(nn.Module):
         """Return the cache with the keys and values of x (B, T, D) at positions position … position + T - 1."""
 
         def write(old: Array, new: Array) -> Array:
-            return jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), position, axis=2)
+            new = new.astype(old.dtype)
+            if len(old) == 1:  # for decoding.generation, which keeps such a cache without its first axis
+                return jax.lax.dynamic_update_slice_in_dim(old[0], new[0], position, axis=1)[None]
+            return jax.lax.dynamic_update_slice_in_dim(old, new, position, axis=2)
 
         return jax.tree.map(write, cache, self.project(x, position, cache.key.shape[2]))
 
