@@ -412,7 +412,7 @@ def test_what_blocks_do_not_support_is_computed_without_them(implementation, mon
     attention.choose.cache_clear()
     x, mask = normal(1, 136, D), jnp.asarray(some_mask(1, 1, 136, 136))
     module = MultiHeadAttention(N, D, H, W, implementation=implementation)
-    assert used(module, x, None)
+    assert used(module, x, CAUSAL)
     assert not used(module, x, mask)  # a mask of any form
     assert not used(module, x, CAUSAL, mutable="intermediates")  # the weights are sown
     assert not used(module, x, CAUSAL, bias=normal(1, 1, 136, 136))
