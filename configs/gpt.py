@@ -4,9 +4,9 @@ Paper: Radford et al. 2018 (GPT) and 2019 (GPT-2), Touvron et al. 2023 (Llama), 
 Characters of Shakespeare: `shakespeare-cpu` (the default; 811,776 parameters) is nanoGPT's example for a laptop: 4
 layers, 4 heads, d_model 128, context 64, batches of 12 windows and 2,000 steps. `llama-tiny` (746,624) and `lstm`
 (822,528; 2 layers of 224 units) take the same data, batches and steps: today's parts, with 2 key-value heads for 4
-query heads, and what came before Transformers. `shakespeare-cpu-long` (4,750,592) is the best that 40 minutes on two
-cores gave: Llama's parts, 6 layers, 256 wide, context 256. `shakespeare` is nanoGPT's example for a GPU: 6 layers, 6
-heads, d_model 384, context 256, batches of 64 windows and 5,000 steps.
+query heads, and what came before Transformers. `shakespeare-cpu-long` (4,750,592) has Llama's parts, 6 layers, 256
+wide, context 256. `shakespeare` is nanoGPT's example for a GPU: 6 layers, 6 heads, d_model 384, context 256, batches of
+64 windows and 5,000 steps.
 Text of your own: `mini` (5,239,808: 4 layers, 256 wide, context 128), for a CPU and for fine-tuning, `gpt` (117 million
 parameters), `gpt2-small` (124), `gpt2-medium` (355), `gpt2-large` (774), `gpt2-xl` (1,558) and `llama-7b` (6,738).
 Command: python scripts/train.py --config=configs/gpt.py:shakespeare-cpu --workdir=runs/shakespeare \
