@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "decoding": set(),
     "training": {"data"},
     "tasks": {"training.task", "models", "data", "decoding", "losses", "metrics", "spans"},
+    "interop": {"models", "data"},
     "config": {"tasks", "training"},
     "workdir": {"config", "tasks", "training.task"},
     "transfer": {"config", "workdir", "training"},

@@ -1,0 +1,224 @@
+"""What there is to say about a class of transformers: its counterpart here, its config and its labels."""
+
+import abc
+import dataclasses
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+
+from transformer_jax.data.words import PREFIXES
+from transformer_jax.interop.layouts import Entry
+from transformer_jax.interop.tensors import InteropError
+
+Json = Mapping[str, Any]
+NOTHING: Mapping[str, Any] = types.MappingProxyType({})
+
+
+def widths(fields: Mapping[str, Any]) -> dict[str, int]:
+    """Return the widths of heads that share d_model. Raises InteropError if they cannot."""
+    width, rest = divmod(fields["d_model"], fields["num_heads"])
+    if rest:
+        raise InteropError(f"the width {fields['d_model']} cannot be divided among {fields['num_heads']} heads")
+    return {"head_dim": width, "value_dim": width}
+
+
+@dataclasses.dataclass(frozen=True)
+class ConfigMap:
+    """The keys of their config.json that describe a model, and the fields of our model config, in both directions.
+
+    model: our class of the model config.
+    names: their key → (our field, transformers' default).
+    choices: their key → (our field, transformers' default, {value of theirs: value of ours}). The first of several
+        equal values of ours is the one that is written.
+    theirs: keys of theirs that must have these values, which are also the defaults.
+    ours: fields of ours that have these values.
+    derived: fields of ours that follow from the others, by default the width of heads.
+    """
+
+    model: type
+    names: Mapping[str, tuple[str, Any]]
+    choices: Mapping[str, tuple[str, str, Mapping[str, str]]] = dataclasses.field(default_factory=dict)
+    theirs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    ours: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    derived: Callable[[Mapping[str, Any]], Mapping[str, Any]] = widths
+
+    def read(self, config: Json) -> dict[str, Any]:
+        """Return fields of our model config. Raises InteropError for values that we do not support."""
+        for key, value in self.theirs.items():
+            if config.get(key, value) != value:
+                raise InteropError(f"config.json: {key} = {config[key]!r} is not supported, only {value!r}")
+        fields = {field: config.get(key, default) for key, (field, default) in self.names.items()}
+        for key, (field, default, values) in self.choices.items():
+            if (value := config.get(key, default)) not in values:
+                raise InteropError(f"config.json: {key} = {value!r} is not supported: choose from {', '.join(values)}")
+            fields[field] = values[value]
+        return dict(self.ours) | fields | dict(self.derived(fields))
+
+    def write(self, model: Any) -> dict[str, Any]:
+        """Return keys of config.json. Raises InteropError for a model that transformers does not have."""
+        derived = self.derived(dataclasses.asdict(model))
+        for field, value in (dict(self.ours) | dict(derived)).items():
+            if (ours := getattr(model, field)) != value:
+                raise InteropError(f"config.model.{field} = {ours!r}: transformers' model has only {value!r}")
+        config = dict(self.theirs) | {key: getattr(model, field) for key, (field, _) in self.names.items()}
+        for key, (field, _, values) in self.choices.items():
+            written = {ours: theirs for theirs, ours in reversed(list(values.items()))}
+            if (value := getattr(model, field)) not in written:
+                raise InteropError(f"config.model.{field} = {value!r}: transformers has only {', '.join(written)}")
+            config[key] = written[value]
+        return config
+
+
+class Outputs(NamedTuple):
+    """The outputs of a head, from config.json.
+
+    size: their number.
+    settings: dotted keys of our config that they determine.
+    order: output i of ours is output order[i] of theirs; () if the order is the same.
+    """
+
+    size: int = 0
+    settings: Mapping[str, Any] = NOTHING
+    order: tuple[int, ...] = ()
+
+
+class Head(abc.ABC):
+    """A kind of head: which of our config keys determine its outputs, and which keys of config.json."""
+
+    @abc.abstractmethod
+    def read(self, config: Json) -> Outputs | None:
+        """Return the outputs that config.json describes, or None if it describes another kind of head."""
+
+    def write(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return keys of config.json, given all keys of our config, or None for another kind of head."""
+        return {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed(Head):
+    """A head with `size` outputs, which has the same `settings` in every model."""
+
+    size: int = 0
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def read(self, config: Json) -> Outputs:
+        return Outputs(self.size, self.settings)
+
+    def write(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+        same = all(settings.get(key, value) == value for key, value in self.settings.items())
+        return {} if same else None
+
+
+class Classes(Head):
+    """A head with an output for each label, of which one is right."""
+
+    def read(self, config: Json) -> Outputs | None:
+        labels = labels_of(config)
+        if len(labels) < 2 or config.get("problem_type") not in (None, "single_label_classification"):
+            return None
+        return Outputs(len(labels), {"data.labels": labels})
+
+    def write(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        return label_keys(settings["data.labels"]) | {"problem_type": "single_label_classification"}
+
+
+class Value(Head):
+    """A head with one output, a number."""
+
+    def read(self, config: Json) -> Outputs | None:
+        fits = len(labels_of(config)) == 1 and config.get("problem_type") in (None, "regression")
+        return Outputs(1) if fits else None
+
+    def write(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        return label_keys(["LABEL_0"]) | {"problem_type": "regression"}
+
+
+class Tags(Head):
+    """A head with an output for each tag of a word, e.g. O, B-PER and I-PER."""
+
+    def read(self, config: Json) -> Outputs:
+        theirs = labels_of(config)
+        kinds = tuple(dict.fromkeys(tag.partition("-")[2] for tag in theirs if tag != "O"))
+        for scheme, prefixes in PREFIXES.items():
+            ours = ["O", *(f"{prefix}-{kind}" for kind in kinds for prefix in prefixes)]
+            if sorted(ours) == sorted(theirs):
+                order = tuple(theirs.index(tag) for tag in ours)
+                identity = order == tuple(range(len(ours)))
+                settings = {"data.types": kinds, "data.scheme": scheme}
+                return Outputs(len(ours), settings, () if identity else order)
+        raise InteropError(
+            f"config.json: id2label has {', '.join(theirs)}: supported are O and, for each type of entity, B and I, or "
+            "B, I, E and S"
+        )
+
+    def write(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        prefixes = PREFIXES[settings["data.scheme"]]
+        return label_keys(["O", *(f"{prefix}-{kind}" for kind in settings["data.types"] for prefix in prefixes)])
+
+
+def labels_of(config: Json) -> tuple[str, ...]:
+    """Return the labels that config.json lists. Raises InteropError if their numbers are not 0, 1, 2, …"""
+    found = config.get("id2label") or {str(i): f"LABEL_{i}" for i in range(config.get("num_labels", 2))}
+    numbers = {str(number): str(label) for number, label in found.items()}
+    if numbers.keys() != set(map(str, range(len(numbers)))):
+        raise InteropError(f"config.json: id2label has the numbers {', '.join(numbers)}: they must be 0, 1, 2, …")
+    return tuple(numbers[str(i)] for i in range(len(numbers)))
+
+
+def label_keys(labels: Sequence[str]) -> dict[str, Any]:
+    """Return the keys of config.json for a list of labels."""
+    numbers = dict(enumerate(labels))
+    return {
+        "id2label": {str(i): label for i, label in numbers.items()},
+        "label2id": {label: i for i, label in numbers.items()},
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """A class of transformers.
+
+    name: its name, as in "architectures" of config.json. Several entries may share it; the first whose head fits is
+        taken.
+    model_type: its "model_type" in config.json.
+    task: our task.
+    config: the map between the model configs.
+    module: (our model config, number of outputs) → our module, for the shapes of its parameters.
+    table: (our model config, outputs) → where each of our parameters is.
+    head: what its outputs are.
+    lacks: modules of ours that it does not have, e.g. "bert/pooler". A file may have them nevertheless.
+    optional: modules of ours that it has and a file may lack.
+    prefix: the part of names that a file of the model without a head lacks, e.g. "bert.".
+    bare: it is the model without a head, and is written without the prefix.
+    renamed: (old, new) ends of names, which files of older versions have.
+    unused: regular expression of names that need no place here.
+    more: further keys of config.json.
+    """
+
+    name: str
+    model_type: str
+    task: str
+    config: ConfigMap
+    module: Callable[[Any, int], nn.Module]
+    table: Callable[[Any, Outputs], list[Entry]]
+    head: Head = dataclasses.field(default_factory=Fixed)
+    lacks: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+    prefix: str = ""
+    bare: bool = False
+    renamed: Sequence[tuple[str, str]] = ()
+    unused: str = "(?!)"
+    more: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def names(self, theirs: Sequence[str]) -> dict[str, str]:
+        """Return the name in the table of each tensor of a file → its name in the file."""
+        headless = not any(name.startswith(self.prefix) for name in theirs)
+        names = {}
+        for name in theirs:
+            known = f"{self.prefix}{name}" if headless else name
+            for old, new in self.renamed:
+                known = known.removesuffix(old) + new if known.endswith(old) else known
+            names[known] = name
+        return names

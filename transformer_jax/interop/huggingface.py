@@ -1,0 +1,199 @@
+"""Read and write models of Hugging Face's transformers: safetensors and config.json.
+
+`read` maps the file into memory and reads parameters only where they are placed. The tables of `interop.bert` and its
+neighbours say where each parameter is.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import traverse_util
+
+from transformer_jax import files
+from transformer_jax.interop import bert, layouts, tensors
+from transformer_jax.interop.architecture import Architecture, Outputs
+from transformer_jax.interop.layouts import Leaf, Slot
+from transformer_jax.interop.tensors import InteropError, Tensors
+
+ARCHITECTURES: tuple[Architecture, ...] = bert.ARCHITECTURES
+
+
+@dataclasses.dataclass(frozen=True)
+class Pretrained:
+    """A model of transformers in a folder.
+
+    Attributes:
+        folder: the folder.
+        architecture: its class, and our task for it.
+        model: our model config.
+        outputs: the outputs of its head, with the settings that they need in our config.
+        table: the place of each of our parameters.
+        parameters: path → parameter, read when it is needed. What the file lacks is missing here too.
+    """
+
+    folder: str
+    architecture: Architecture
+    model: Any
+    outputs: Outputs
+    table: Sequence[Slot]
+    parameters: Mapping[str, Leaf]
+
+    @property
+    def module(self) -> nn.Module:
+        """Our Flax module."""
+        return self.architecture.module(self.model, self.outputs.size)
+
+    def params(self, sharding: jax.sharding.Sharding | None = None) -> Any:
+        """Return the parameters as a tree for `module`, all with the same sharding (default: on the first device).
+
+        What the file lacks, e.g. the pooler of a masked language model, is zero.
+        """
+        sharding = sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        zeros = {
+            slot.path: jnp.zeros(slot.shape, device=sharding) for slot in self.table if slot.path not in self.parameters
+        }
+        placed = {path: leaf.place(sharding) for path, leaf in self.parameters.items()}
+        return traverse_util.unflatten_dict(zeros | placed, sep="/")
+
+
+def is_folder(path: os.PathLike | str) -> bool:
+    """Return True if config.json in a folder is that of a model of transformers."""
+    try:
+        content = json.loads((Path(path) / "config.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and "model_type" in content
+
+
+def read(folder: os.PathLike | str, **changes: Any) -> Pretrained:
+    """Read a model from a folder.
+
+    Args:
+        folder: a local folder with config.json and model.safetensors, or shards and their index.
+        changes: fields of our model config that config.json does not determine, e.g. vocab_multiple.
+
+    Raises:
+        InteropError: a file is missing or damaged, or the model is not supported.
+    """
+    config = read_config(folder)
+    architecture, outputs = find(config, folder)
+    try:
+        model = architecture.config.model(**architecture.config.read(config) | changes)
+        model.check()
+    except ValueError as error:
+        raise InteropError(f"{folder}: {error}") from error
+    found = Tensors(folder)
+    table = slots(architecture, model, outputs)
+    names = architecture.names(list(found))
+    lacks = architecture.lacks + architecture.optional
+    leaves = layouts.read(table, found, names, lacks, architecture.unused)
+    return Pretrained(os.fspath(folder), architecture, model, outputs, table, leaves)
+
+
+def read_config(folder: os.PathLike | str) -> dict[str, Any]:
+    """Return the content of config.json. Raises InteropError if it cannot be read."""
+    path = Path(folder) / "config.json"
+    if "://" in os.fspath(folder):
+        raise InteropError(f"{folder}: tensors are mapped from local files; copy the folder to this machine")
+    try:
+        content = json.loads(path.read_text())
+        if not isinstance(content, dict):
+            raise ValueError("it is not a JSON object")
+    except (OSError, ValueError) as error:
+        raise InteropError(f"{path} cannot be read: {error}; copy the whole folder again") from error
+    return content
+
+
+def find(config: Mapping[str, Any], folder: os.PathLike | str) -> tuple[Architecture, Outputs]:
+    """Return the architecture that config.json names, and its outputs. Raises InteropError if it is not supported."""
+    name = (config.get("architectures") or [None])[0]
+    named = [architecture for architecture in ARCHITECTURES if architecture.name == name]
+    if not named:
+        known = ", ".join(dict.fromkeys(architecture.name for architecture in ARCHITECTURES))
+        raise InteropError(f"{folder}/config.json: the architecture {name} is not supported: choose from {known}")
+    for architecture in named:
+        if outputs := architecture.head.read(config):
+            return architecture, outputs
+    raise InteropError(
+        f"{folder}/config.json: {name} with problem_type = {config.get('problem_type')!r} and "
+        f"{len(config.get('id2label') or ())} labels is not supported, only one label of several, or one number"
+    )
+
+
+def write(
+    folder: os.PathLike | str,
+    task: str,
+    model: Any,
+    params: Any,
+    settings: Mapping[str, Any],
+    name: str = "",
+) -> None:
+    """Write a model to a new folder, as config.json and model.safetensors.
+
+    Args:
+        folder: a folder without a config.json. It is created if it does not exist.
+        task: our task, e.g. "classification".
+        model: our model config.
+        params: the tree of our parameters.
+        settings: all keys of our config by dotted name, e.g. "data.labels".
+        name: the class of transformers to write. "": the first that fits.
+
+    Raises:
+        InteropError: the folder holds another model, or transformers has no such model.
+        OutputError: a file cannot be written.
+    """
+    folder = Path(folder)
+    if (folder / "config.json").exists():
+        raise InteropError(f"{folder} already has a config.json: name another folder")
+    architecture, keys = _suitable(task, model, settings, name)
+    outputs = architecture.head.read(keys)
+    if outputs is None:
+        raise InteropError(f"{architecture.name} cannot be written with {keys}")
+    flat = {
+        path: leaf
+        for path, leaf in traverse_util.flatten_dict(params, sep="/").items()
+        if not path.startswith(tuple(f"{module}/" for module in architecture.lacks))
+    }
+    table = slots(architecture, model, outputs)
+    start = architecture.prefix if architecture.bare else ""
+    written = ((name.removeprefix(start), shape, make) for name, shape, make in layouts.tensors_of(table, flat))
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors.write(folder / tensors.FILE, written)
+    config = {
+        "architectures": [architecture.name],
+        "model_type": architecture.model_type,
+        "dtype": "float32",
+        **keys,
+        **architecture.more,
+    }
+    files.write(folder / "config.json", (json.dumps(config, indent=2) + "\n").encode())
+
+
+def _suitable(task: str, model: Any, settings: Mapping[str, Any], name: str) -> tuple[Architecture, dict[str, Any]]:
+    """Return the first architecture that a model of ours can be written as, and its keys of config.json."""
+    for architecture in ARCHITECTURES:
+        same = architecture.task == task and type(model) is architecture.config.model
+        keys = architecture.head.write(settings) if same and name in ("", architecture.name) else None
+        if keys is not None:
+            return architecture, architecture.config.write(model) | keys
+    known = ", ".join(dict.fromkeys(architecture.task for architecture in ARCHITECTURES))
+    called = name and f" called {name}"
+    raise InteropError(
+        f"{task} with a {type(model).__name__} has no counterpart in transformers{called}: the tasks that have one are "
+        f"{known}"
+    )
+
+
+def slots(architecture: Architecture, model: Any, outputs: Outputs) -> list[Slot]:
+    """Return the table of a model, with the sizes of each of our parameters."""
+    module, tokens = architecture.module(model, outputs.size), jnp.zeros((1, 1), jnp.int32)
+    boxed = jax.eval_shape(module.init, jax.random.key(0), tokens, tokens == 0)["params"]
+    shapes = traverse_util.flatten_dict(jax.tree.map(lambda x: x.shape, nn.unbox(boxed)), sep="/")
+    return layouts.resolve(architecture.table(model, outputs), shapes)

@@ -1,0 +1,224 @@
+"""Tables of parameters: where a file of transformers holds each of ours, in both directions.
+
+A `Layout` finds our parameter inside their tensor, as a view of it. Reading copies from the view, writing copies into
+it, so that neither direction can differ from the other.
+"""
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from transformer_jax.interop.tensors import InteropError, Tensors
+
+SHOWN = 10  # tensors that a message lists
+
+Shape = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How a tensor of theirs holds a parameter of ours.
+
+    inputs: the first `inputs` axes of ours are one axis of theirs, and the others another: the inputs and the outputs
+        of a linear map. 0: all axes are outputs, as in a bias. None: the axes are the same.
+    transposed: the outputs come first in theirs.
+    part: (i, n): theirs has n parts along its outputs, and ours is part i.
+    order: output i of ours is output order[i] of theirs; () if the order is the same.
+    """
+
+    inputs: int | None = None
+    transposed: bool = False
+    part: tuple[int, int] = (0, 1)
+    order: tuple[int, ...] = ()
+
+    def shape(self, ours: Shape) -> Shape:
+        """Return the shape of their tensor."""
+        if self.inputs is None:
+            return ours
+        outputs = math.prod(ours[self.inputs :]) * self.part[1]
+        axes = (math.prod(ours[: self.inputs]), outputs) if self.inputs else (outputs,)
+        return axes[::-1] if self.transposed else axes
+
+    def _view(self, tensor: np.ndarray, ours: Shape) -> np.ndarray:
+        """Return the view of their tensor that is our parameter of shape `ours`. An axis of ours may be several."""
+        if self.inputs is None:
+            return tensor
+        i, n = self.part
+        outputs = np.split(tensor.T if self.transposed else tensor, n, axis=-1)[i]
+        return outputs.reshape(ours, copy=False)
+
+    def read(self, tensor: np.ndarray, ours: Shape) -> np.ndarray:
+        """Return our parameter, of shape `ours`. Where possible, it is a view."""
+        value = self._view(tensor, ours).reshape(ours)
+        return value[..., list(self.order)] if self.order else value
+
+    def write(self, tensor: np.ndarray, value: np.ndarray) -> None:
+        """Put our parameter into their tensor."""
+        view = self._view(tensor, value.shape)
+        view[..., list(self.order) if self.order else slice(None)] = value.reshape(view.shape)
+
+
+SAME = Layout()
+VECTOR = Layout(inputs=0)
+LINEAR = Layout(inputs=1, transposed=True)  # torch's Linear: (out, in)
+JOINING = Layout(inputs=2, transposed=True)  # a Linear whose inputs are heads: (out, heads · width)
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One line of a table.
+
+    ours: the path of our parameter, e.g. "bert/pooler/kernel".
+    theirs: the name of their tensor. With "{}", there is one for each layer, and ours holds all of them along axis 0.
+    rows: the number of rows of theirs. Ours may have more, which are zeros. None: as many as ours.
+    """
+
+    ours: str
+    theirs: str
+    layout: Layout = SAME
+    rows: int | None = None
+
+
+def linear(ours: str, theirs: str, layout: Layout = LINEAR) -> list[Entry]:
+    """Return the entries of a linear map with a bias."""
+    bias = dataclasses.replace(layout, inputs=0)
+    return [Entry(f"{ours}/kernel", f"{theirs}.weight", layout), Entry(f"{ours}/bias", f"{theirs}.bias", bias)]
+
+
+def norm(ours: str, theirs: str) -> list[Entry]:
+    """Return the entries of a layer norm."""
+    return [Entry(f"{ours}/scale", f"{theirs}.weight"), Entry(f"{ours}/bias", f"{theirs}.bias")]
+
+
+class Slot:
+    """An entry of a table and the sizes of one model.
+
+    Attributes:
+        path, shape: our parameter.
+        names, tensor_shape: their tensors, and the shape of each.
+    """
+
+    def __init__(self, entry: Entry, shape: Shape):
+        self.path, self.shape, self._layout = entry.ours, shape, entry.layout
+        held = shape if entry.rows is None else (entry.rows, *shape[1:])
+        self._stacked = "{}" in entry.theirs
+        self.names = [entry.theirs.format(layer) for layer in range(shape[0] if self._stacked else 1)]
+        self._held = held[1:] if self._stacked else held
+        self.tensor_shape = self._layout.shape(self._held)
+
+    def read(self, index: Sequence[slice], tensor: Callable[[str], np.ndarray]) -> np.ndarray:
+        """Return a block of our parameter as float32. `tensor` is called for the names of the layers in it only."""
+        ranges = [range(*part.indices(size)) for part, size in zip(index, self.shape, strict=True)]
+        block = np.zeros([len(r) for r in ranges], np.float32)
+        for i, layer in enumerate(ranges[0]) if self._stacked else ((0, 0),):
+            inner = tuple(index[1:] if self._stacked else index)
+            value = self._layout.read(tensor(self.names[layer]), self._held)[inner]
+            part = block[i] if self._stacked else block
+            part[tuple(map(slice, value.shape))] = value
+        return block
+
+    def write(self, tensor: np.ndarray, name: str, value: Any) -> None:
+        """Put our parameter, or its layer that belongs to the tensor `name`, into the tensor."""
+        if self._stacked:
+            self._layout.write(tensor, np.asarray(value[self.names.index(name)]))
+        else:
+            self._layout.write(tensor, np.asarray(value)[tuple(map(slice, self._held))])
+
+
+class Leaf:
+    """A parameter in a file, as float32. It is read when it is needed.
+
+    Attributes:
+        shape, size: those of our parameter.
+    """
+
+    def __init__(self, slot: Slot, tensor: Callable[[str], np.ndarray]):
+        """`tensor` returns a tensor of `slot` by its name."""
+        self.shape, self.size = slot.shape, math.prod(slot.shape)
+        self._slot, self._tensor = slot, tensor
+
+    def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
+        """Read a block, given by a slice for each axis."""
+        return self._slot.read(index, self._tensor)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self[(slice(None),) * len(self.shape)].astype(dtype or np.float32, copy=False)
+
+    def place(self, sharding: jax.sharding.Sharding) -> jax.Array:
+        """Return the parameter on devices. Each device's part is read on its own."""
+        read: Any = self.__getitem__
+        return jax.make_array_from_callback(self.shape, sharding, read)
+
+
+def resolve(entries: Iterable[Entry], shapes: Mapping[str, Shape]) -> list[Slot]:
+    """Return a slot for each entry, given the shapes of our parameters by path.
+
+    Raises InteropError if a parameter has no entry.
+    """
+    slots = [Slot(entry, shapes[entry.ours]) for entry in entries]
+    if more := sorted(shapes.keys() - {slot.path for slot in slots}):
+        raise _listing("these parameters have no place in a model of transformers:", more)
+    return slots
+
+
+def read(
+    slots: Sequence[Slot], tensors: Tensors, names: Mapping[str, str], lacks: Collection[str] = (), unused: str = "(?!)"
+) -> dict[str, Leaf]:
+    """Return our parameters by path.
+
+    Args:
+        slots: the table.
+        tensors: the tensors of a folder.
+        names: the name of each tensor in the table → its name in the folder.
+        lacks: our modules that the folder may lack, e.g. "bert/pooler". The result then lacks them too.
+        unused: regular expression of the names that need no place.
+
+    Raises:
+        InteropError: a tensor or a parameter has no counterpart, or one of another shape.
+    """
+    expected = {name: slot.tensor_shape for slot in slots for name in slot.names}
+    lacking = [slot for slot in slots if slot.path.startswith(tuple(f"{module}/" for module in lacks))]
+    may_lack = {name for slot in lacking if names.keys().isdisjoint(slot.names) for name in slot.names}
+    where = f"{tensors.folder}: config.json is of another model:"
+    if missing := sorted(expected.keys() - names.keys() - may_lack):
+        raise _listing(f"{where} these tensors are missing", missing)
+    if unknown := sorted(name for name in names.keys() - expected.keys() if not re.fullmatch(unused, name)):
+        raise _listing(f"{where} these tensors have no place in it", [names[name] for name in unknown])
+    found = {name: tensors.shape(names[name]) for name in expected.keys() & names.keys()}
+    if wrong := sorted(name for name, shape in found.items() if shape != expected[name]):
+        lines = [f"{names[name]}: {found[name]} in the file, {expected[name]} by config.json" for name in wrong]
+        raise _listing(f"{where} these tensors have other shapes", lines)
+    return {slot.path: Leaf(slot, lambda n: tensors[names[n]]) for slot in slots if may_lack.isdisjoint(slot.names)}
+
+
+def tensors_of(
+    slots: Sequence[Slot], params: Mapping[str, Any]
+) -> Iterator[tuple[str, Shape, Callable[[], np.ndarray]]]:
+    """Yield the name and the shape of each of their tensors, and a function that makes it from ours.
+
+    `params` has arrays by path. Slots without one are left out.
+    """
+    holders: dict[str, list[Slot]] = {}
+    for slot in slots:
+        for name in slot.names if slot.path in params else ():
+            holders.setdefault(name, []).append(slot)
+
+    def make(name: str) -> np.ndarray:
+        tensor = np.zeros(holders[name][0].tensor_shape, np.float32)
+        for slot in holders[name]:
+            slot.write(tensor, name, params[slot.path])
+        return tensor
+
+    for name, (slot, *_) in holders.items():
+        yield name, slot.tensor_shape, functools.partial(make, name)
+
+
+def _listing(what: str, lines: Sequence[str]) -> InteropError:
+    more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+    return InteropError("\n  ".join([what, *lines[:SHOWN], *more]))

@@ -1,0 +1,162 @@
+"""Read and write the tensors of a folder in the safetensors format, one tensor at a time.
+
+A file is the length of its header (8 bytes, little-endian), the header (JSON: name → dtype, shape, and begin and end
+in the data), and the data. Source: https://github.com/huggingface/safetensors, "Format".
+"""
+
+import json
+import math
+import os
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from transformer_jax import files
+
+FILE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+DTYPES = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "I64": np.int64,
+    "I32": np.int32,
+    "I16": np.int16,
+    "I8": np.int8,
+    "U8": np.uint8,
+    "BOOL": np.bool_,
+}
+OTHER_FORMATS = ("pytorch_model.bin", "tf_model.h5", "flax_model.msgpack")
+LONGEST_HEADER = 100_000_000  # the limit of the authors' library
+
+
+class InteropError(ValueError):
+    """Raised for a folder, a config or a model that cannot be converted."""
+
+
+class _Place(NamedTuple):
+    """The place of a tensor: `offset` is in bytes from the start of the file."""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+class Tensors(Mapping[str, np.ndarray]):
+    """The tensors of a folder, from FILE or from the shards that INDEX names.
+
+    A tensor is mapped from its file each time it is looked up, in the dtype of the file. It leaves memory with the
+    array.
+
+    Raises:
+        InteropError: there is no such file, a shard is missing, or a header is damaged. On look-up: the tensor has a
+            dtype that is not in DTYPES.
+    """
+
+    def __init__(self, folder: os.PathLike | str):
+        self.folder = Path(folder)
+        self._places: dict[str, _Place] = {}
+        for path, names in _listed(self.folder).items():
+            found = _header(path)
+            if missing := sorted(set(names or ()) - found.keys()):
+                raise InteropError(
+                    f"{path} has no tensor {missing[0]!r}, although {INDEX} says so: copy the whole folder again"
+                )
+            self._places |= found
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        place = self._places[name]
+        if place.dtype not in DTYPES:
+            raise InteropError(f"{place.path}: {name} is of type {place.dtype}: supported are {', '.join(DTYPES)}")
+        if 0 in place.shape:
+            return np.zeros(place.shape, DTYPES[place.dtype])
+        return np.memmap(place.path, DTYPES[place.dtype], "r", place.offset, place.shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._places[name].shape
+
+
+def _listed(folder: Path) -> dict[Path, list[str] | None]:
+    """Return the safetensors files of a folder, with the names that an index expects in each, or None."""
+    if (folder / FILE).exists():
+        return {folder / FILE: None}
+    index = folder / INDEX
+    if not index.exists():
+        others = [
+            name for name in ("pytorch_model.bin", "tf_model.h5", "flax_model.msgpack") if (folder / name).exists()
+        ]
+        remedy = f"; convert {others[0]} with transformers' save_pretrained" if others else "; copy the whole folder"
+        raise InteropError(f"{folder} has neither {FILE} nor {INDEX}{remedy}")
+    try:
+        weights = json.loads(index.read_text())["weight_map"]
+        shards: dict[Path, list[str] | None] = {}
+        for name, file in weights.items():
+            shards.setdefault(folder / file, []).append(name)  # type: ignore[union-attr]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InteropError(f"{index} is damaged: {error!r}; copy it again") from error
+    if missing := [path.name for path in shards if not path.exists()]:
+        raise InteropError(f"{folder} has no {', '.join(missing)}, although {INDEX} names it: copy the missing files")
+    return shards
+
+
+def _header(path: Path) -> dict[str, _Place]:
+    """Return the places of the tensors in a file."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(8)
+        if start == b"version ":
+            raise InteropError(f"{path} is a pointer of Git LFS, without the data: run `git lfs pull` in its folder")
+        (length,) = struct.unpack("<Q", start) if len(start) == 8 else (0,)
+        if not 2 <= length <= min(size - 8, LONGEST_HEADER):
+            raise _damaged(path, f"its first 8 bytes announce a header of {length:,} bytes, and it has {size:,} bytes")
+        text = file.read(length)
+    try:
+        content = json.loads(text)
+        content.pop("__metadata__", None)
+        places = {name: _place(path, entry, 8 + length, size) for name, entry in content.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(path, f"its header cannot be read ({error})") from error
+    return places
+
+
+def _place(path: Path, entry: Mapping[str, Any], data: int, size: int) -> _Place:
+    """Return the place that an entry of a header describes. Raises ValueError if the file cannot hold it."""
+    dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+    if not 0 <= begin <= end <= size - data:
+        raise ValueError(f"data at {begin:,} to {end:,} of {size - data:,} bytes")
+    if dtype in DTYPES and math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize != end - begin:
+        raise ValueError(f"{end - begin:,} bytes for the shape {shape} in {dtype}")
+    return _Place(path, dtype, shape, data + begin)
+
+
+def _damaged(path: Path, what: str) -> InteropError:
+    return InteropError(f"{path} is damaged or incomplete: {what}; copy it again")
+
+
+def write(path: os.PathLike | str, tensors: Iterable[tuple[str, tuple[int, ...], Callable[[], np.ndarray]]]) -> None:
+    """Write float32 tensors, given as (name, shape, function that makes the array), with one in memory at a time.
+
+    Raises OutputError if the file cannot be written.
+    """
+    tensors, header, end = list(tensors), dict[str, Any](), 0
+    for name, shape, _ in tensors:
+        begin, end = end, end + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps({"__metadata__": {"format": "pt"}} | header).encode()  # transformers requires the format
+    text += b" " * (-len(text) % 8)
+    with files.replacing(path) as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for _, _, make in tensors:
+            file.write(np.ascontiguousarray(make(), "<f4").data)
