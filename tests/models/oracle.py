@@ -230,11 +230,23 @@ def sinusoids(length, d_model):
     return waves
 
 
+def sinusoids_in_halves(length, d_model):
+    """Return the sines of all pairs, then the cosines of all pairs. With an odd d, the last pair has no cosine."""
+    waves, sines = np.zeros((length, d_model)), math.ceil(d_model / 2)
+    for position, i in np.ndindex(length, sines):
+        waves[position, i] = math.sin(position / 10000 ** (2 * i / d_model))
+        if sines + i < d_model:
+            waves[position, sines + i] = math.cos(position / 10000 ** (2 * i / d_model))
+    return waves
+
+
 def embed(params, config, ids, embedding="embedding", positions="positions"):
     """Return the token vectors, scaled if the config says so, plus the position vectors."""
     x = params[embedding]["table"][ids] * (math.sqrt(config.d_model) if config.embedding_scale else 1)
     if config.positions == "sinusoidal":
         x = x + sinusoids(ids.shape[1], config.d_model)
+    elif config.positions == "sinusoidal_halves":
+        x = x + sinusoids_in_halves(ids.shape[1], config.d_model)
     elif config.positions == "learned":
         x = x + params[positions]["table"][: ids.shape[1]]
     return x
@@ -323,7 +335,7 @@ def transformer(params, config, source, target, source_valid=None, target_valid=
     if config.tie_embeddings == "none":
         logits = x @ params["output"]["table"].T + params["output"].get("bias", 0.0)
     else:
-        logits = x @ params["target_embedding"]["table"].T
+        logits = x @ params["target_embedding"]["table"].T + params.get("output_bias", 0.0)
     return logits[..., : config.target_vocab_size]
 
 

@@ -120,6 +120,10 @@ MODELS = {
         Transformer(TransformerConfig()),
         {"target_embedding/table": ("vocab", "vector")} | stack("encoder") | stack("decoder", cross=True),
     ),
+    "transformer, output bias": (
+        Transformer(TransformerConfig(tie_embeddings="decoder", output_bias=True)),
+        WORDS | {"output_bias": ("vocab",)} | stack("encoder") | stack("decoder", cross=True),
+    ),
     "transformer, untied, pre-LN": (
         Transformer(TransformerConfig(tie_embeddings="none", norm="pre", positions="learned", output_bias=True)),
         embeddings("source_", "target_") | OUTPUT | stack("encoder", pre=True) | stack("decoder", cross=True, pre=True),

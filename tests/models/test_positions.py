@@ -50,6 +50,8 @@ def test_sinusoids_are_the_formula(d_model):
     found = sinusoidal_positions(101, d_model)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, oracle.sinusoids(101, d_model), atol=1e-7)
+    halves = sinusoidal_positions(101, d_model, halves=True)
+    np.testing.assert_allclose(halves, oracle.sinusoids_in_halves(101, d_model), atol=1e-7)
 
 
 def test_positions_count_from_zero_and_waves_are_interleaved():
@@ -65,7 +67,8 @@ def test_positions(kind):
     shapes = nn.unbox(jax.eval_shape(lambda key: positions.init(key, 1), jax.random.key(0)))
     variables = {"params": oracle.randomized(shapes["params"])} if kind == "learned" else {}
     assert ("params" in shapes) == (kind == "learned")
-    tables = {"sinusoidal": sinusoidal_positions(13, D)}
+    halves = {"sinusoidal": False, "sinusoidal_halves": True}
+    tables = {name: sinusoidal_positions(13, D, halves=value) for name, value in halves.items()}
     table = variables["params"]["table"] if kind == "learned" else tables.get(kind, np.zeros((13, D)))
     assert table.shape == (13, D)
     np.testing.assert_array_equal(positions.apply(variables, 13), table[None])
@@ -75,7 +78,7 @@ def test_positions(kind):
     np.testing.assert_array_equal(later(4), table[None, 4:7])
 
 
-@pytest.mark.parametrize("kind", ["sinusoidal", "learned", "none"])
+@pytest.mark.parametrize("kind", ["sinusoidal", "sinusoidal_halves", "learned", "none"])
 def test_too_long_a_sequence_is_refused(kind):
     message = "a sequence of 6 positions is longer than max_length = 5: cut the sequence or raise model.max_length"
     with pytest.raises(ValueError, match=message):

@@ -54,7 +54,7 @@ def test_every_axis_of_a_tasks_parameter_has_a_rule(task, corpus):
 @pytest.mark.parametrize("positions", POSITIONS)
 @pytest.mark.parametrize("ties", TIES)
 def test_every_axis_of_a_parameter_has_a_rule(positions, ties):
-    config = dataclasses.replace(CONFIG, positions=positions, tie_embeddings=ties, output_bias=ties == "none")
+    config = dataclasses.replace(CONFIG, positions=positions, tie_embeddings=ties, output_bias=ties != "all")
     for spec in jax.tree.leaves(nn.get_partition_spec(boxed(config)), is_leaf=lambda x: isinstance(x, PartitionSpec)):
         assert len(spec) > 0
         assert set(spec) <= NAMES, spec

@@ -19,19 +19,22 @@ from transformer_jax.models.numerics import product
 Array = jax.Array
 
 IN_ATTENTION = ("relative", "rotary")  # act in attention, at any length; the others are added to embeddings
-POSITIONS = ("sinusoidal", "learned", *IN_ATTENTION, "none")
+POSITIONS = ("sinusoidal", "sinusoidal_halves", "learned", *IN_ATTENTION, "none")
 
 
-def sinusoidal_positions(length: int, d_model: int, base: float = 10000.0) -> np.ndarray:
+def sinusoidal_positions(length: int, d_model: int, base: float = 10000.0, halves: bool = False) -> np.ndarray:
     """Return PE(pos, 2i) = sin(pos / base^(2i/d)), PE(pos, 2i+1) = cos(pos / base^(2i/d)); (length, d), float32.
 
     Vaswani et al. 2017, Section 3.5, with d = `d_model`. pos and i count from 0, so sines and cosines alternate. With
     an odd d, the last cosine is dropped. Computed in float64.
+
+    With `halves`, all sines come first, then all cosines. This is the order in Hugging Face's Marian models.
     """
     pairs = np.arange((d_model + 1) // 2)
     angles = np.arange(length)[:, None] / base ** (2 * pairs / d_model)[None]
     waves = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(length, -1)
-    return waves[:, :d_model].astype(np.float32)
+    waves = waves[:, :d_model].astype(np.float32)
+    return np.concatenate([waves[:, 0::2], waves[:, 1::2]], axis=1) if halves else waves
 
 
 def rotate(x: Array, position: Array | int = 0, room: int | None = None, base: float = 10000.0) -> Array:
@@ -133,8 +136,9 @@ class Positions(nn.Module):
 
     In the second case, `offset` has the position (B, T) of each token, e.g. counted anew in each document of a row.
 
-    kind: "sinusoidal" (Vaswani et al. 2017, Section 3.5), "learned" (Gehring et al. 2017; row (E) of Table 3 in Vaswani
-        et al. 2017) or "none". "relative" and "rotary" act in attention, so their vectors here are zeros.
+    kind: "sinusoidal" (Vaswani et al. 2017, Section 3.5), "sinusoidal_halves" (the same features in another order, see
+        `sinusoidal_positions`), "learned" (Gehring et al. 2017; row (E) of Table 3 in Vaswani et al. 2017) or "none".
+        "relative" and "rotary" act in attention, so their vectors here are zeros.
     initializer: of learned positions, one of `layers.INITS`. "xavier_uniform" treats the table as one (max_length,
         d_model) matrix.
 
@@ -158,8 +162,9 @@ class Positions(nn.Module):
         if self.kind == "learned":
             shape = (self.max_length, self.d_model)
             table = parameter(self, "table", make_initializer(self.initializer), shape, ("position", "embed"))
-        elif self.kind == "sinusoidal":
-            table = jnp.asarray(sinusoidal_positions(self.max_length, self.d_model))
+        elif self.kind in ("sinusoidal", "sinusoidal_halves"):
+            halves = self.kind == "sinusoidal_halves"
+            table = jnp.asarray(sinusoidal_positions(self.max_length, self.d_model, halves=halves))
         else:
             return jnp.zeros((1, length, self.d_model))
         if jnp.ndim(offset) == 2:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from transformer_jax import fields
 from transformer_jax.models import layers
 from transformer_jax.models.attention import KeyValue, Valid, padding_mask
-from transformer_jax.models.layers import Embedding, LMHead, OutputLayer
+from transformer_jax.models.layers import Embedding, LMHead, OutputLayer, parameter
 from transformer_jax.models.masks import CAUSAL, padding
 from transformer_jax.models.positions import Positions, check_length
 from transformer_jax.models.stack import BlockConfig, Stack, sown_weights, unstack_layers
@@ -38,7 +38,7 @@ class TransformerConfig(BlockConfig):
     # Which of these share one table. "all": source embedding, target embedding and output layer (Section 3.4).
     # "decoder": target embedding and output layer. "none": each has its own.
     tie_embeddings: str = "all"
-    output_bias: bool = False  # of an untied output layer
+    output_bias: bool = False  # added to the logits
     embedding_init: str = "normal"  # of token embeddings and learned positions: see `Embedding`
     embedding_scale: bool = True  # token embeddings are multiplied by √d_model (Section 3.4)
     vocab_multiple: int = 1  # embedding tables are padded to a multiple of this many rows
@@ -55,8 +55,6 @@ class TransformerConfig(BlockConfig):
                 f"'all' shares one table, but source_vocab_size = {self.source_vocab_size} and target_vocab_size = "
                 f"{self.target_vocab_size}: make them equal or set tie_embeddings to 'decoder'",
             )
-        if self.tie_embeddings != "none" and self.output_bias:
-            yield "output_bias", "needs an untied output layer: set tie_embeddings to 'none', or this to False"
 
     @property
     def shares_tables(self) -> bool:
@@ -99,9 +97,11 @@ class Transformer(nn.Module):
             self.source_embedding = self.target_embedding
         else:
             self.source_embedding = embedding(c.source_vocab_size)
+        padded = layers.padded_vocab_size(c.target_vocab_size, c.vocab_multiple)
         if c.tie_embeddings == "none":
-            padded = layers.padded_vocab_size(c.target_vocab_size, c.vocab_multiple)
             self.output = OutputLayer(c.d_model, padded, c.output_bias, c.init)
+        elif c.output_bias:
+            self.output_bias = parameter(self, "output_bias", nn.initializers.zeros, (padded,), ("vocab",))
         self.source_positions = Positions(c.positions, c.max_length, c.d_model, c.embedding_init)
         self.target_positions = Positions(c.positions, c.max_length, c.d_model, c.embedding_init)
         self.dropout = layers.Dropout(c.dropout_rate)
@@ -139,7 +139,9 @@ class Transformer(nn.Module):
 
     def lm_head(self) -> LMHead:
         """Return the map from the decoder's output to logits. By default, it is the target embedding (Section 3.4)."""
-        return self.output.lm_head() if self.config.tie_embeddings == "none" else self.target_embedding.lm_head()
+        if self.config.tie_embeddings == "none":
+            return self.output.lm_head()
+        return LMHead(self.target_embedding.lm_head().table, self.output_bias if self.config.output_bias else None)
 
     def init_cache(self, source: Array, source_valid: Array, length: int) -> Cache:
         """Run the encoder once and return a cache with room for `length` target positions.
