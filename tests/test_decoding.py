@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from searching import BOS, EOS, IDS, PAD, log_softmax, markov, random_logits, search
+from searching import BOS, EOS, IDS, PAD, log_softmax, markov, markov_step, random_logits, search
 
 from transformer_jax import decoding
 from transformer_jax.decoding import DecodingConfig, SamplingConfig, beam_search, copies, greedy, lp
@@ -133,8 +133,8 @@ def test_stops_when_nothing_can_get_ahead(arguments, steps):
     assert calls == list(range(steps))
 
 
-def reference_beam(logits, vocabulary, max_length, K, alpha, form):
-    """Run the narrow beam in plain Python. It has no bound, so it always runs to max_length."""
+def reference_beam(logits, vocabulary, max_length, K, alpha, form, rule="exact"):
+    """Run the narrow beam in plain Python. The rule "exact" has no bound, so it always runs to max_length."""
     alive, finished = [(0.0, (BOS,))], []
     for length in range(1, max_length + 1):
         candidates = []
@@ -142,9 +142,14 @@ def reference_beam(logits, vocabulary, max_length, K, alpha, form):
             added = log_softmax(logits(list(prefix)))
             candidates += [(total + added[v], (*prefix, v)) for v in range(vocabulary) if v not in (PAD, BOS)]
         candidates = sorted(candidates, reverse=True)[: 2 * K]
-        finished += [(total / penalty(length, alpha, form), total, y[1:]) for total, y in candidates if y[-1] == EOS]
+        may_end = [(total, y) for total, y in candidates[: 2 * K if rule == "exact" else K] if y[-1] == EOS]
+        finished += [(total / penalty(length, alpha, form), total, y[1:]) for total, y in may_end]
         finished = sorted(finished, reverse=True)[:K]
         alive = [(total, y) for total, y in candidates if y[-1] != EOS][:K]
+        if len(finished) == K and (
+            rule == "hf_true" or (rule == "hf_false" and alive[0][0] / penalty(length, alpha, form) <= finished[-1][0])
+        ):
+            break
     return finished + [(t / penalty(max_length, alpha, form), t, y[1:]) for t, y in alive]
 
 
@@ -165,6 +170,27 @@ def test_narrow_beam_is_the_reference_that_never_stops(beam_size, form, alpha):
         fewer = search(hashed(table, multipliers), **beams(beam_size, 11, alpha, form), n_best=n_best)
         for one, other in zip(fewer, found, strict=True):
             np.testing.assert_array_equal(one[:, :n_best], other[:, :n_best])
+
+
+@pytest.mark.parametrize(("rule", "alpha"), [("hf_never", 0.0), ("hf_false", 1.5), ("hf_true", 1.5)])
+def test_stopping_rules_of_hugging_face(rule, alpha):
+    """Each rule gives the result of its reference. For some row, that is another than the one of "exact"."""
+    table, multipliers = random_logits(10, PRIME, 13), [3, 5, 7, 11, 13, 17, 19]
+    table[:, EOS] += np.linspace(-1, 3, PRIME, dtype=np.float32)
+    arguments, differ = beams(3, 11, alpha, "power"), []
+    found = search(hashed(table, multipliers), **arguments, stopping_rule=rule)
+    for row, multiplier in enumerate(multipliers):
+        run = functools.partial(reference_beam, prefix_logits_hashed(table, multiplier), 13, 11, 3, alpha, "power")
+        assert_is_best(found, row, run(rule), 11)
+        differ.append(run(rule)[:3] != run("exact")[:3])
+    assert any(differ)
+    fewer = search(hashed(table, multipliers), **arguments, stopping_rule=rule, n_best=1)
+    np.testing.assert_array_equal(fewer.tokens, found.tokens)
+
+
+def test_an_unknown_stopping_rule_is_refused():
+    with pytest.raises(ValueError, match=r"stopping_rule='soon': must be one of .*; use 'exact'"):
+        search(markov(random_logits(20, 3, 7, 7)), **beams(2, 3), stopping_rule="soon")
 
 
 def test_greedy_takes_the_most_probable_token():
@@ -342,6 +368,8 @@ def test_valid_config_has_no_problems_and_limits_the_output():
         ("length_penalty", float("nan"), "finite"),
         ("length_penalty", float("inf"), "finite"),
         ("length_penalty_form", "gnmt", "one of wu, power; use wu"),
+        ("stopping_rule", "soon", "one of exact, hf_never, hf_false, hf_true; use exact"),
+        ("at_limit", "stop", "cut, or end for outputs"),
         ("max_ratio", -1.0, "at least 0; use 1.0"),
         ("max_ratio", float("inf"), "finite"),
         ("max_extra", 0, "at least 1, because outputs could otherwise be empty; use 50"),
@@ -380,6 +408,8 @@ def test_all_problems_at_once():
         "beam_size": 0,
         "length_penalty": -1.0,
         "length_penalty_form": "",
+        "stopping_rule": "",
+        "at_limit": "",
         "max_ratio": -1.0,
     }
     assert set(wrong) == {field.name for field in dataclasses.fields(DecodingConfig)}
@@ -446,9 +476,28 @@ def test_search_takes_the_options():
     np.testing.assert_array_equal(by_probability.scores, by_probability.log_probabilities)
     squared = by_options(dataclasses.replace(beam, length_penalty=2.0, length_penalty_form="power"))
     assert (squared.scores[:, 0] > two.scores[:, 0]).all()
+    first = by_options(dataclasses.replace(beam, stopping_rule="hf_true"))
+    assert (first.tokens != two.tokens).any()
     samples = by_options(drawn)
     assert samples.tokens.shape == (3, 5, 7)
     np.testing.assert_array_equal(samples.tokens, by_options(drawn).tokens)
     for change in ({"seed": 4}, {"temperature": 3.0}, {"top_k": 2}, {"top_p": 0.2}):
         other = by_options(dataclasses.replace(drawn, **change))
         assert not np.array_equal(other.tokens, samples.tokens), change
+
+
+@pytest.mark.parametrize("options", [DecodingConfig(beam_size=1), DecodingConfig(beam_size=3, n_best=3)])
+def test_an_output_may_end_at_the_limit_at_no_cost(options):
+    """Without an end before, the outputs are those of one token less, with EOS behind them."""
+    tables = random_logits(21, 3, 13, 13)
+    tables[:, :, EOS] = -np.inf
+
+    def run(length, **change):
+        decode = functools.partial(decoding.search, markov_step, options=dataclasses.replace(options, **change))
+        decode = functools.partial(decode, only_greedy=False, batch_size=3, vocab_size=13, max_length=length, **IDS)
+        return jax.jit(decode)(jnp.asarray(tables), row_ids=ROW_IDS)
+
+    ended, cut_off = run(5, at_limit="end"), run(4)
+    np.testing.assert_array_equal(ended.tokens[:, :, :4], cut_off.tokens)
+    assert (ended.tokens[:, :, 4] == EOS).all()
+    np.testing.assert_allclose(ended.log_probabilities, cut_off.log_probabilities, rtol=1e-6)

@@ -17,17 +17,18 @@ probabilities of PAD and BOS are not redistributed to other tokens. Call these f
 other than arrays are static.
 """
 
-from transformer_jax.decoding.beam import LENGTH_PENALTY_FORMS, beam_search, lp
+from transformer_jax.decoding.beam import LENGTH_PENALTY_FORMS, STOPPING_RULES, beam_search, lp
 from transformer_jax.decoding.generation import Continuations, Writer
 from transformer_jax.decoding.options import DecodingConfig, GenerationConfig, SamplingConfig
 from transformer_jax.decoding.sampling import LEAST_TEMPERATURE, penalize, sample, truncate
 from transformer_jax.decoding.search import copies, search
-from transformer_jax.decoding.steps import IMPOSSIBLE, Cache, Hypotheses, Step, greedy
+from transformer_jax.decoding.steps import IMPOSSIBLE, Cache, Hypotheses, Step, certain, greedy
 
 __all__ = [
     "IMPOSSIBLE",
     "LEAST_TEMPERATURE",
     "LENGTH_PENALTY_FORMS",
+    "STOPPING_RULES",
     "Cache",
     "Continuations",
     "DecodingConfig",
@@ -37,6 +38,7 @@ __all__ = [
     "Step",
     "Writer",
     "beam_search",
+    "certain",
     "copies",
     "greedy",
     "lp",

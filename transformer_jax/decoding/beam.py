@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from transformer_jax.decoding.steps import IMPOSSIBLE, Cache, Hypotheses, Step, best_tokens, never_chosen, take
 
 LENGTH_PENALTY_FORMS = ("wu", "power")
+STOPPING_RULES = ("exact", "hf_never", "hf_false", "hf_true")
 
 
 def lp(length: jax.Array | int, alpha: float, form: str) -> jax.Array:
@@ -52,6 +53,7 @@ def beam_search(
     eos_id: int,
     pad_id: int | None,
     n_best: int | None = None,
+    stopping_rule: str = "exact",
 ) -> Hypotheses:
     """Return the K hypotheses with the largest log P(Y|X) / lp(Y) found by beam search (Wu et al. 2016, Section 7).
 
@@ -65,12 +67,19 @@ def beam_search(
     log P(so far) / lp(T). With `n_best`, the caller uses only the first `n_best` places, and the search stops once
     none of these can change. The result in these places is the same but is found earlier.
 
+    That is the `stopping_rule` "exact". The others are those of Hugging Face's `generate`, where only a continuation
+    among the K best may end. "hf_never" (`early_stopping="never"`) has the same bound. "hf_false" (False) compares with
+    log P(so far) / lp(so far), which a longer hypothesis could exceed. "hf_true" (True) stops at K finished hypotheses.
+
     Differs: Wu et al. also prune hypotheses whose log-probability is too far below the best. Here, only rank counts.
 
-    Raises ValueError if `length_penalty` or `length_penalty_form` is invalid, see `lp`.
+    Raises ValueError if `length_penalty` or `length_penalty_form` is invalid, see `lp`, or `stopping_rule` is unknown.
     """
+    if stopping_rule not in STOPPING_RULES:
+        raise ValueError(f"{stopping_rule=}: must be one of {STOPPING_RULES}; use 'exact' if in doubt")
     B, K, T = batch_size, beam_size, max_length
-    wanted, fill = min(n_best or K, K), eos_id if pad_id is None else pad_id
+    fill, exact = eos_id if pad_id is None else pad_id, stopping_rule == "exact"
+    wanted = min(n_best or K, K) if exact else K
     forbidden = never_chosen(bos_id, eos_id, pad_id)
 
     def score(log_probabilities, length):
@@ -98,10 +107,13 @@ def beam_search(
         parents = take(parents, kept)
         cache = jax.tree.map(lambda x: take(x.reshape(B, K, *x.shape[1:]), parents).reshape(x.shape), cache)
 
-        ended = jnp.where(ends & ~done[:, None], totals, IMPOSSIBLE)  # rounding could exceed the bound in done rows
+        may_end = ends if exact else ends & (jnp.arange(2 * K)[None] < K)
+        ended = jnp.where(may_end & ~done[:, None], totals, IMPOSSIBLE)  # rounding could exceed the bound in done rows
         finished = _join(finished, _Beams(continued, ended, score(ended, position + 1)))
         finished = take(finished, jax.lax.top_k(finished.scores, K)[1])
-        done |= score(alive.log_probabilities[:, 0], T) <= finished.scores[:, wanted - 1]
+        best = score(alive.log_probabilities[:, 0], position + 1 if stopping_rule == "hf_false" else T)
+        worst = finished.scores[:, wanted - 1]
+        done |= worst > IMPOSSIBLE if stopping_rule == "hf_true" else best <= worst
         return position + 1, alive, finished, done, cache
 
     tokens = jnp.full((B, K, 1 + T), fill, jnp.int32).at[:, :, 0].set(bos_id)

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
-from transformer_jax.decoding.beam import LENGTH_PENALTY_FORMS
+from transformer_jax.decoding.beam import LENGTH_PENALTY_FORMS, STOPPING_RULES
 from transformer_jax.decoding.sampling import LEAST_TEMPERATURE
 from transformer_jax.fields import size
 
@@ -83,6 +83,8 @@ class DecodingConfig(SamplingConfig):
     beam_size: int = 4  # 1 for greedy search; ignored by sampling
     length_penalty: float = 0.6  # α; 0 ranks by probability alone
     length_penalty_form: str = "wu"  # "wu" or "power", see `lp`
+    stopping_rule: str = "exact"  # when a beam search ends, see `beam_search`
+    at_limit: str = "cut"  # the last token of an output of the largest length: "cut": any, "end": EOS, at no cost
     max_ratio: float = 1.0  # tokens of output per position of the padded source
 
     def max_length(self, source_length: int) -> int:
@@ -98,6 +100,10 @@ class DecodingConfig(SamplingConfig):
             yield "length_penalty", "must be finite, at least 0; use 0 for none, 0.6 for Vaswani et al. 2017"
         if self.length_penalty_form not in LENGTH_PENALTY_FORMS:
             yield "length_penalty_form", f"must be one of {', '.join(LENGTH_PENALTY_FORMS)}; use wu if in doubt"
+        if self.stopping_rule not in STOPPING_RULES:
+            yield "stopping_rule", f"must be one of {', '.join(STOPPING_RULES)}; use exact if in doubt"
+        if self.at_limit not in ("cut", "end"):
+            yield "at_limit", "must be cut, or end for outputs that always end in EOS"
         if not 0 <= self.max_ratio < math.inf:
             yield "max_ratio", "must be finite, at least 0; use 1.0 for outputs about as long as their sources"
 

@@ -3,11 +3,12 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from transformer_jax.decoding.beam import beam_search
 from transformer_jax.decoding.options import DecodingConfig, SamplingConfig
 from transformer_jax.decoding.sampling import sample
-from transformer_jax.decoding.steps import Cache, Hypotheses, Step, greedy
+from transformer_jax.decoding.steps import Cache, Hypotheses, Step, certain, greedy
 
 
 def search(
@@ -26,6 +27,8 @@ def search(
     `max_length`, `bos_id`, `eos_id` and `pad_id`. See `sample` for the other arguments.
     """
     beam_size = options.most_found
+    if isinstance(options, DecodingConfig) and options.at_limit == "end":
+        step = _ended(step, common["max_length"] - 1, common["eos_id"])
     if options.temperature and not only_greedy:
         return sample(
             step,
@@ -48,9 +51,20 @@ def search(
         length_penalty=options.length_penalty,
         length_penalty_form=options.length_penalty_form,
         n_best=options.n_best,
+        stopping_rule=options.stopping_rule,
         **common,
     )
     return jax.tree.map(lambda x: x[:, : options.n_best], found)
+
+
+def _ended(step: Step, last: int, eos_id: int) -> Step:
+    """Return `step` with EOS certain after the token at position `last`."""
+
+    def ended(cache: Cache, tokens: jax.Array, position: jax.Array) -> tuple[jax.Array, Cache]:
+        logits, cache = step(cache, tokens, position)
+        return jnp.where(position == last, certain(eos_id, logits.shape[-1])[None], logits), cache
+
+    return ended
 
 
 def copies(options: SamplingConfig, only_greedy: bool) -> int:

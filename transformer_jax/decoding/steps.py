@@ -26,6 +26,11 @@ class Hypotheses(NamedTuple):
     log_probabilities: jax.Array  # (B, K) float32: log P(Y|X), summed over the tokens including EOS
 
 
+def certain(token: int, size: int) -> jax.Array:
+    """Return logits (V,) of a distribution over `size` tokens in which `token` has probability 1."""
+    return jnp.where(jnp.arange(size) == token, 0.0, IMPOSSIBLE)
+
+
 def k_largest(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     """Return `jax.lax.top_k(x, k)`, with the same order of ties, in about half the time for a vocabulary on CPUs.
 

@@ -202,7 +202,7 @@ class SequenceToSequence(TextTask):
 
         def step(past: Any, token: jax.Array, position: jax.Array) -> tuple[jax.Array, Any]:
             logits, extended = extend(cache._replace(past=past), token[:, None], position)
-            end = jnp.where(jnp.arange(logits.shape[-1]) == special.end, 0.0, decoding.IMPOSSIBLE)[None]
+            end = decoding.certain(special.end, logits.shape[-1])[None]
             return jnp.where(empty, end, logits[:, 0]), extended.past
 
         return decoding.search(
