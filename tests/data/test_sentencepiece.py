@@ -1,0 +1,134 @@
+"""Models of SentencePiece, in files written by hand: what is read, how text is split, and what is refused."""
+
+import json
+import struct
+
+import pytest
+
+from transformer_jax.data import sentencepiece
+from transformer_jax.data.files import DataError
+from transformer_jax.data.sentencepiece import CONTROL, NORMAL, UNKNOWN
+from transformer_jax.data.tokenizers import TokenizerError
+
+USER_DEFINED = 4
+PIECES = {"▁": -2.5, "▁ab": -1.5, "b": -3.0, "a": -4.0, "▁a": -3.5, "cd": -2.0, "c": -6.0, "<": -5.0, "s": -5.5}
+OTHERS = ["▁xy", "d", "ab", ">>de<<"]  # of the other language
+TOKENS = ["</s>", "<unk>", *PIECES, *OTHERS, "<pad>"]
+VOCABULARY = {token: i for i, token in enumerate(TOKENS)}
+
+
+def varint(value):
+    digits = [value >> shift & 0x7F for shift in range(0, max(value.bit_length(), 1), 7)]
+    return bytes([*(digit | 0x80 for digit in digits[:-1]), digits[-1]])
+
+
+def number(field, value):
+    return varint(field << 3) + varint(value)
+
+
+def text(field, value):
+    return varint(field << 3 | 2) + varint(len(value)) + value
+
+
+def piece(token, score, kind=NORMAL):
+    content = text(1, token.encode()) + varint(2 << 3 | 5) + struct.pack("<f", score)
+    return text(1, content + (b"" if kind == NORMAL else number(3, kind)))
+
+
+def model(pieces=PIECES, *more, kind=1, normalization=b""):
+    start = piece("<unk>", 0.0, UNKNOWN) + piece("</s>", 0.0, CONTROL)
+    training = text(2, number(3, kind) + number(300, 2**40) + varint(15 << 3 | 1) + bytes(8))
+    return (
+        start + b"".join(piece(*item) for item in pieces.items()) + b"".join(more) + training + text(3, normalization)
+    )
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "source.spm").write_bytes(model())
+    (tmp_path / "target.spm").write_bytes(model({"▁xy": -1.0, "d": -2.0, "ab": -3.0}))
+    (tmp_path / "vocab.json").write_text(json.dumps(VOCABULARY))
+    (tmp_path / "config.json").write_text(json.dumps({"decoder_start_token_id": VOCABULARY["<pad>"]}))
+    return tmp_path
+
+
+def test_pieces_and_scores_are_read(folder):
+    found = sentencepiece.read(folder / "source.spm")
+    assert found == (PIECES, b"")
+
+
+@pytest.mark.parametrize(
+    ("line", "pieces"),
+    [
+        ("ab", ["▁ab"]),
+        ("  ab   ab ", ["▁ab", "▁ab"]),
+        ("aab", ["▁a", "a", "b"]),  # "ab" is a piece of the target only
+        ("abcdd", ["▁ab", "cd", "d"]),  # a single character is known from the target
+        ("abzzcd", ["▁ab", "<unk>", "cd"]),
+        ("a</s>", ["▁a", "<", "<unk>", "s", "<unk>"]),
+        (">>de<< ab", [">>de<<", "▁ab"]),
+        ("▁xy", ["▁", "<unk>"]),
+        ("", []),
+    ],
+)
+def test_the_most_probable_pieces(folder, line, pieces):
+    tokenizer = sentencepiece.from_folder(folder, "source")
+    assert tokenizer.encode_batch([line]) == [[VOCABULARY[piece] for piece in pieces]]
+
+
+def test_both_sides_have_the_ids_of_the_vocabulary(folder):
+    assert sentencepiece.is_folder(folder)
+    target = sentencepiece.from_folder(folder, "target")
+    ids = [VOCABULARY[token] for token in ("▁xy", "d", "▁xy", "ab")]
+    assert target.encode_batch(["xyd xyab"]) == [ids]
+    assert target.decode([VOCABULARY["<pad>"], *ids, VOCABULARY["</s>"], ids[0]]) == "xyd xyab"
+    assert target.size == len(VOCABULARY)
+    assert (target.eos_id, target.unk_id, target.pad_id, target.bos_id) == (0, 1, len(TOKENS) - 1, len(TOKENS) - 1)
+
+
+def test_a_vocabulary_of_the_target(folder):
+    own = {token: i for i, token in enumerate(["<unk>", "</s>", "<pad>", "ab", "d", "▁xy"])}
+    (folder / "target_vocab.json").write_text(json.dumps(own))
+    (folder / "config.json").write_text("{}")
+    target = sentencepiece.from_folder(folder, "target")
+    assert target.encode_batch(["xyd"]) == [[5, 4]]
+    assert (target.eos_id, target.unk_id, target.pad_id, target.bos_id) == (1, 0, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("content", "rule"),
+    [
+        (model()[:100], "is not a model of SentencePiece, or is damaged: copy"),
+        (b"\xff" * 30, "is not a model of SentencePiece, or is damaged"),
+        (b"", "it is not a unigram model"),
+        (model(kind=2), "it is not a unigram model"),
+        (model(PIECES, piece("@", 0.0, USER_DEFINED)), "the piece '@' is neither text nor a control symbol"),
+        (model(normalization=number(4, 0)), "it does not add a space before the text, join spaces and write them"),
+        (model(PIECES | {"qq": -1.0}), "the vocabulary lacks qq: use the files of one model"),
+    ],
+)
+def test_other_models_are_refused(folder, content, rule):
+    (folder / "source.spm").write_bytes(content)
+    with pytest.raises(TokenizerError, match=rule):
+        sentencepiece.from_folder(folder, "source")
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "rule"),
+    [
+        ({token: i for token, i in VOCABULARY.items() if token != "<pad>"}, "lacks <pad>"),
+        (VOCABULARY | {"d": 0}, "the ids of 16 tokens must be 0 to 15, each once"),
+        ([], "is not a JSON object"),
+    ],
+)
+def test_other_vocabularies_are_refused(folder, vocabulary, rule):
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    with pytest.raises(TokenizerError, match=rule):
+        sentencepiece.from_folder(folder, "source")
+
+
+def test_a_missing_file_is_named(folder):
+    (folder / "source.spm").unlink()
+    assert not sentencepiece.is_folder(folder)
+    with pytest.raises(DataError, match=r"source\.spm"):
+        sentencepiece.from_folder(folder, "source")

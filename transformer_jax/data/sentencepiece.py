@@ -1,0 +1,181 @@
+"""Read unigram models of SentencePiece (Kudo and Richardson 2018), as Marian's translation models have them.
+
+A file is a protocol buffer, `ModelProto` of https://github.com/google/sentencepiece. Only the fields used are read.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import tokenizers
+from etils import epath
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+
+from transformer_jax.data import files
+from transformer_jax.data.tokenizers import Tokenizer, TokenizerError
+
+NORMAL, UNKNOWN, CONTROL = 1, 2, 3  # kinds of pieces
+UNIGRAM = 1  # kind of model
+UNKNOWN_PENALTY = 10.0  # an unknown character is less likely than the least likely piece by this factor, as a logarithm
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
+SPECIALS = {"pad_id": "<pad>", "eos_id": "</s>", "unk_id": "<unk>"}
+
+
+class Pieces(NamedTuple):
+    """A unigram model.
+
+    scores: piece → log-probability.
+    character_map: the compiled normalization of characters; b"" for none.
+    """
+
+    scores: dict[str, float]
+    character_map: bytes
+
+
+def read(path: epath.PathLike) -> Pieces:
+    """Read a file of SentencePiece.
+
+    Raises:
+        DataError: the file cannot be read.
+        TokenizerError: it is damaged, or a model of another kind.
+    """
+    try:
+        return _parse(bytes(files.read(epath.Path(path))))
+    except (IndexError, struct.error, UnicodeDecodeError) as error:
+        raise TokenizerError(f"{path} is not a model of SentencePiece, or is damaged: copy the file again") from error
+    except TokenizerError as error:
+        raise TokenizerError(f"{path}: {error}") from error
+
+
+def _parse(content: bytes) -> Pieces:
+    scores, character_map, kind = dict[str, float](), b"", UNIGRAM
+    for field, value in _fields(content):
+        if field == 1:  # a piece: text, score, kind
+            piece = dict(_fields(value))
+            if piece.get(3, NORMAL) == NORMAL:
+                scores[piece[1].decode()] = struct.unpack("<f", piece.get(2, bytes(4)))[0]
+            elif piece[3] not in (UNKNOWN, CONTROL):
+                raise TokenizerError(f"the piece {piece[1].decode()!r} is neither text nor a control symbol")
+        elif field == 2:  # settings of the training
+            kind = dict(_fields(value)).get(3, UNIGRAM)
+        elif field == 3:  # normalization
+            settings = dict(_fields(value))
+            character_map = settings.get(2, b"")
+            if not (settings.get(3, 1) and settings.get(4, 1) and settings.get(5, 1)):
+                raise TokenizerError("it does not add a space before the text, join spaces and write them as '▁'")
+    if kind != UNIGRAM or not scores:
+        raise TokenizerError("it is not a unigram model")
+    return Pieces(scores, character_map)
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the value of each field of a message."""
+    at = 0
+
+    def varint() -> int:
+        nonlocal at
+        value, shift = 0, 0
+        while True:
+            byte, at = message[at], at + 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+            shift += 7
+
+    while at < len(message):
+        key = varint()
+        kind = key & 7
+        if kind == VARINT:
+            yield key >> 3, varint()
+            continue
+        if kind not in (FIXED64, BYTES, FIXED32):
+            raise IndexError(f"wire type {kind}")
+        size = varint() if kind == BYTES else 8 if kind == FIXED64 else 4
+        if at + size > len(message):
+            raise IndexError("the message is cut off")
+        yield key >> 3, message[at : at + size]
+        at += size
+
+
+def is_folder(folder: epath.PathLike) -> bool:
+    """Return True if a folder has the tokenizers of a translation model of Marian."""
+    return all((epath.Path(folder) / f"{side}.spm").exists() for side in ("source", "target"))
+
+
+def from_folder(folder: epath.PathLike, side: str) -> Tokenizer:
+    """Return the tokenizer of one `side`, "source" or "target", of a translation model of Marian.
+
+    The folder has source.spm, target.spm, vocab.json, and target_vocab.json if the target has a vocabulary of its own.
+    config.json has the id with which the decoder begins; by default, this is the id of padding.
+
+    Raises:
+        DataError: a file cannot be read.
+        TokenizerError: a file is damaged, or does not belong to the others.
+    """
+    folder = epath.Path(folder)
+    own = folder / "target_vocab.json"
+    path = own if side == "target" and own.exists() else folder / "vocab.json"
+    vocabulary, config = (_object(file) for file in (path, folder / "config.json"))
+    try:
+        pieces = read(folder / f"{side}.spm")
+        return tokenizer(pieces, vocabulary, config.get("decoder_start_token_id"))
+    except (TokenizerError, TypeError) as error:
+        raise TokenizerError(f"{path} and {side}.spm: {error}") from error
+
+
+def _object(path: epath.Path) -> dict[str, Any]:
+    try:
+        content = json.loads(bytes(files.read(path)))
+    except ValueError as error:
+        raise TokenizerError(f"{path} cannot be read: {error}; copy the file again") from error
+    if not isinstance(content, dict):
+        raise TokenizerError(f"{path} is not a JSON object: copy the file again")
+    return content
+
+
+def tokenizer(pieces: Pieces, vocabulary: Mapping[str, int], begin: int | None = None) -> Tokenizer:
+    """Return the tokenizer that splits text by `pieces` and takes ids from `vocabulary`, as Marian does.
+
+    Args:
+        pieces: the model.
+        vocabulary: token → id, for the ids 0, 1, 2, … It has the pieces, and "<pad>", "</s>" and "<unk>". It may have
+            further tokens, e.g. the pieces of another language. Of these, text is encoded only as single characters,
+            and as tokens such as ">>de<<".
+        begin: the id with which the decoder begins. None: that of "<pad>".
+
+    Differs: Several characters in a row that are not pieces become one unknown id in Marian, even if some of them are
+    tokens.
+
+    Raises:
+        TokenizerError: the vocabulary lacks a piece or a special token, or its ids have gaps.
+    """
+    if missing := sorted((pieces.scores.keys() | SPECIALS.values()) - vocabulary.keys()):
+        raise TokenizerError(f"the vocabulary lacks {', '.join(missing[:5])}: use the files of one model")
+    if sorted(vocabulary.values()) != list(range(len(vocabulary))):
+        raise TokenizerError(f"the ids of {len(vocabulary)} tokens must be 0 to {len(vocabulary) - 1}, each once")
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    codes = [token for token in tokens if token.startswith(">>") and token.endswith("<<")]
+    named = {*SPECIALS.values(), *codes}
+    unknown = min(pieces.scores.values()) - UNKNOWN_PENALTY
+
+    def scored(token: str) -> tuple[str, float]:
+        if token in pieces.scores or token in named:
+            return token, pieces.scores.get(token, 0.0)
+        return (token, unknown) if len(token) == 1 else (f"\0{token}", 0.0)  # no text contains the second
+
+    model = models.Unigram(list(map(scored, tokens)), unk_id=vocabulary[SPECIALS["unk_id"]])
+    made = tokenizers.Tokenizer(model)
+    steps = [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip()]
+    if pieces.character_map:
+        steps.insert(0, normalizers.Precompiled(pieces.character_map))
+    made.normalizer = normalizers.Sequence(steps)
+    apart = pre_tokenizers.Split(Regex("<(?=pad>|/s>|unk>)"), "isolated")  # no text is encoded as a special token
+    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(split=False), apart])
+    made.decoder = decoders.Metaspace()
+    made.add_tokens([AddedToken(code, normalized=False) for code in codes])
+    made.add_special_tokens(list(SPECIALS.values()))
+    special_ids = {name: vocabulary[token] for name, token in SPECIALS.items()}
+    return Tokenizer(made.to_str(), special_ids | {"bos_id": special_ids["pad_id"] if begin is None else begin})
