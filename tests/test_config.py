@@ -31,6 +31,12 @@ def test_all_problems_are_reported_at_once(tiny):
     assert "config.data.max_lenght is not a key: did you mean max_length?" in message
 
 
+def test_the_tokenizers_of_another_run_may_share_a_table(tiny):
+    """They may have the same ids, as in Marian's models. Those that are trained here would not."""
+    tiny.data.joint_tokenizer, tiny.init_from = False, "elsewhere"
+    assert parse(tiny).model.shares_tables
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -96,8 +96,12 @@ class SequenceToSequenceConfig(TextTaskConfig):
                 f"must not exceed model.target_vocab_size = {model.target_vocab_size}, the number of tokens to choose "
                 "from; 4 to 10 are usual",
             )
-        if model.shares_tables and not data.joint_tokenizer:
-            yield "model.tie_embeddings", "requires data.joint_tokenizer = True; otherwise set it to 'decoder'"
+        if model.shares_tables and not data.joint_tokenizer and not self.init_from:
+            yield (
+                "model.tie_embeddings",
+                "requires data.joint_tokenizer = True, or the tokenizers of an init_from in which both have the same "
+                "ids; otherwise set it to 'decoder'",
+            )
 
     def advice(self) -> Iterator[str]:
         """Yield warnings about settings that are allowed but unwise."""
