@@ -134,7 +134,7 @@ class _Chunks:
 
         x, labels, weights = cut(x), cut(labels), cut(weights)
         size = x.shape[1]
-        self.width = min(chunk, size)
+        self.width = math.ceil(size / math.ceil(size / chunk))  # chunks of equal size need the least padding
         self._order = jnp.argsort(weights == 0, axis=1, stable=True)
         self._size, padding = size, -size % self.width
 

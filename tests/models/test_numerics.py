@@ -11,7 +11,7 @@ import pytest
 from conftest import on_devices
 
 from transformer_jax.models.layers import dropout
-from transformer_jax.models.numerics import hashed_bits, indices, product
+from transformer_jax.models.numerics import hashed_bits, indices, plus_bias, product
 
 
 def normal(*shape, seed=0):
@@ -84,6 +84,16 @@ def test_a_vectorized_product_is_a_loop_over_products(spec, axes, dtype):
     for i in range(3):
         one = (x if axis is None else np.take(x, i, axis) for x, axis in zip((a, b), axes, strict=True))
         np.testing.assert_allclose(found[i], product(spec, *one, dtype), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 5), (3, 2, 5), (3, 2, 7, 5)])
+def test_bias_and_its_gradient(shape):
+    x, g, bias = normal(*shape, seed=1), normal(*shape, seed=2), normal(shape[-1], seed=3)
+    y, pull = jax.vjp(plus_bias, x, bias)
+    np.testing.assert_array_equal(y, x + bias)
+    dx, dbias = pull(g)
+    np.testing.assert_array_equal(dx, g)
+    assert oracle.relative(dbias, np.float64(g).reshape(-1, shape[-1]).sum(axis=0)) <= 1e-6
 
 
 def test_sizes_that_do_not_fit_are_refused():

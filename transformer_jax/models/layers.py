@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from transformer_jax.models.numerics import hashed_bits, indices, product
+from transformer_jax.models.numerics import hashed_bits, indices, plus_bias, product
 
 Array = jax.Array
 
@@ -118,7 +118,7 @@ class Linear(nn.Module):
         if self.use_bias:
             shape, axes = self.shape[self.num_inputs :], self.axes[self.num_inputs :]
             bias = parameter(self, "bias", nn.initializers.zeros, shape, axes)
-            y += jnp.expand_dims(bias, tuple(range(y.ndim - bias.ndim)))
+            y = plus_bias(y, bias)
         return y
 
 
@@ -285,7 +285,7 @@ class LMHead(NamedTuple):
     def __call__(self, x: Array, vocab_size: int, dtype: str = "float32") -> Array:
         """Map x (B, T, D) to float32 logits (B, T, padded V). Ids ≥ `vocab_size` are masked."""
         logits = product("BTD,VD->BTV", x, self.table, dtype)
-        return mask_padding(logits if self.bias is None else logits + self.bias[None, None], vocab_size)
+        return mask_padding(logits if self.bias is None else plus_bias(logits, self.bias), vocab_size)
 
 
 def padded_vocab_size(vocab_size: int, multiple: int) -> int:
