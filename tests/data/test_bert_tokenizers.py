@@ -5,8 +5,9 @@ import unicodedata
 import numpy as np
 import pytest
 
+from transformer_jax.data import tokenizer_files
 from transformer_jax.data.tokenizer_training import train_tokenizer
-from transformer_jax.data.tokenizers import Tokenizer, TokenizerError
+from transformer_jax.data.tokenizers import TokenizerError
 
 KNOWN = [*"abAÉéİΣß日本😀.'#-«", "\u0301", "\u0327"]
 OTHERS = [*"     \t\u3000\u200b\0\ufffd☃"]  # spaces, characters that are removed, and an unknown one
@@ -150,7 +151,7 @@ def test_a_vocabulary_of_bert(tmp_path):
     tokens = ["[PAD]", *(f"[unused{i}]" for i in range(99)), "[UNK]", "[CLS]", "[SEP]", "[MASK]", "é", "e", "##b", "E"]
     path = tmp_path / "vocab.txt"
     path.write_text("\r\n".join([*tokens, ""]), encoding="utf-8")
-    uncased, cased = (Tokenizer.from_vocabulary(path, lowercase) for lowercase in (True, False))
+    uncased, cased = (tokenizer_files.from_vocabulary(path, lowercase) for lowercase in (True, False))
     assert special_ids(uncased) == special_ids(cased) == (0, 101, 102, 100, 103)
     assert uncased.tokens(range(uncased.size)) == tokens
     assert uncased.encode_batch(["ébB [SEP]"]) == [[105, 106, 106, 100, 100, 100]]
@@ -158,13 +159,13 @@ def test_a_vocabulary_of_bert(tmp_path):
     assert np.flatnonzero(uncased.continues).tolist() == [106]
     assert rows(uncased.encode(["E  ebb"] * 2, begin=101, end=102)) == [[101, 105, 105, 106, 106, 102]] * 2
     path.write_text("[UNK]\n[SEP]\n[CLS]", encoding="utf-8")
-    assert special_ids(Tokenizer.from_vocabulary(path, False)) == (None, 2, 1, 0, None)
+    assert special_ids(tokenizer_files.from_vocabulary(path, False)) == (None, 2, 1, 0, None)
 
 
 def test_a_trained_vocabulary_can_be_written_and_read(tmp_path):
     tokenizer, path = train(lowercase=False), tmp_path / "vocab.txt"
     path.write_text("\n".join(tokenizer.tokens(range(tokenizer.size))) + "\n", encoding="utf-8")
-    assert Tokenizer.from_vocabulary(path, lowercase=False).sha256 == tokenizer.sha256
+    assert tokenizer_files.from_vocabulary(path, lowercase=False).sha256 == tokenizer.sha256
 
 
 @pytest.mark.parametrize(
@@ -183,4 +184,4 @@ def test_a_broken_vocabulary_is_named(content, message, tmp_path):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        Tokenizer.from_vocabulary(path, lowercase=True)
+        tokenizer_files.from_vocabulary(path, lowercase=True)

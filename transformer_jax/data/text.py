@@ -13,7 +13,7 @@ import numpy as np
 from etils import epath
 
 from transformer_jax import fields
-from transformer_jax.data import sources
+from transformer_jax.data import sources, tokenizer_files
 from transformer_jax.data.batching import Batches, BatchPlan, ladder_lengths, padded_arrays
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.data.tokenizer_training import KINDS, train_tokenizer
@@ -193,7 +193,7 @@ class Corpus:
             if self._start is not None:
                 self._copy(self._start / file, path)
             elif self.config.vocabulary:
-                Tokenizer.from_vocabulary(self.config.vocabulary, self.config.lowercase).save(path)
+                tokenizer_files.from_vocabulary(self.config.vocabulary, self.config.lowercase).save(path)
                 log.info("%s made from %s", file, self.config.vocabulary)
             else:
                 self._train(path, list(dict.fromkeys(stream.column for stream in streams)), vocab_size, keys)

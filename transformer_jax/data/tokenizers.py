@@ -1,7 +1,8 @@
 """Convert text to ids and back with Hugging Face `tokenizers`. A tokenizer is stored as one canonical JSON file.
 
 Any tokenizer of that library can be loaded. Its padding, begin, end, unknown and mask ids are attributes, which are
-None if the tokenizer has no such id. `tokenizer_training` trains new tokenizers.
+None if the tokenizer has no such id. `tokenizer_training` trains new tokenizers, and `tokenizer_files` reads those of
+others.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ import tokenizers
 from etils import epath
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from transformer_jax.data import files, sources
 from transformer_jax.data.ragged import Ragged
 
 # The tokens with ids 0, 1, 2, … of the tokenizers trained by this package: of kind "bert", and of the other kinds.
@@ -44,6 +44,14 @@ SEEN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 HIDDEN = [byte for byte in range(256) if byte not in SEEN]
 BYTES = {chr(byte): byte for byte in SEEN} | {chr(0x100 + i): byte for i, byte in enumerate(HIDDEN)}
 VISIBLE = {" ": "▁", "\n": "↵"}
+# How tokenizers trained by this package split text: at spaces, or into characters.
+ALONE = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
+SPLITS = (
+    {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+    {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "never", "split": True},
+    {"type": "WhitespaceSplit"},
+    ALONE,
+)
 CHUNK = 100_000  # lines encoded at a time
 REMEMBERED = 1_000_000  # words whose ids each process caches while encoding
 MANY = 500_000  # from this many lines on, training and encoding run in other processes
@@ -102,7 +110,7 @@ class Tokenizer:
         self._byte_level = '"ByteLevel"' in json.dumps(content.get("decoder"))
         self._continuing = content["model"].get("continuing_subword_prefix")
         self._added = {token["content"] for token in content["added_tokens"]}
-        self._by_word = self.tokens(range(len(SPECIALS))) == list(SPECIALS) or _of_bert(content)
+        self._by_word = _trained_here(content) or of_bert(content)
         # These settings do not define the tokenizer. The first is not part of the JSON; without it, the text "</s>"
         # would be encoded as the end id.
         self._tokenizer.encode_special_tokens = True
@@ -124,35 +132,6 @@ class Tokenizer:
                 "workdir: old checkpoints do not work with the ids of another tokenizer."
             ) from error
 
-    @classmethod
-    def from_vocabulary(cls, path: epath.PathLike, lowercase: bool) -> Tokenizer:
-        """Make BERT's tokenizer from a `vocab.txt`, in which line i, counted from 0, is the token with id i.
-
-        Args:
-            path: a file that has the tokens [UNK], [CLS] and [SEP], and may have [PAD] and [MASK].
-            lowercase: convert text to lower case and strip accents, as the models called "uncased" require.
-
-        Raises:
-            DataError: the file cannot be read, or is not UTF-8.
-            TokenizerError: a line is empty or repeats another, or a required token is missing.
-        """
-        path, vocabulary = epath.Path(path).expanduser(), dict[str, int]()
-        for i, token in enumerate(sources.decode_lines(files.read(path), str(path))):
-            if not token:
-                raise TokenizerError(f"{path}:{i + 1} is empty: each line must be a token. Copy the file again.")
-            if token in vocabulary:
-                raise TokenizerError(
-                    f"{path}:{i + 1} repeats {token!r} of line {vocabulary[token] + 1}: a token must have one id. Copy "
-                    "the file again."
-                )
-            vocabulary[token] = i
-        if missing := [token for token in ("[UNK]", "[CLS]", "[SEP]") if token not in vocabulary]:
-            raise TokenizerError(
-                f"{path} has {len(vocabulary)} lines, none of which is {' or '.join(missing)}: use the vocab.txt of a "
-                "BERT, which has all three."
-            )
-        return cls(bert(vocabulary, lowercase).to_str())
-
     def save(self, path: epath.PathLike) -> None:
         """Write the canonical JSON atomically: a reader sees either the old file or the complete new one."""
         path = epath.Path(path)
@@ -168,10 +147,14 @@ class Tokenizer:
     def sha256(self) -> str:
         return hashlib.sha256(self._json.encode()).hexdigest()
 
-    @property
+    @functools.cached_property
     def size(self) -> int:
-        """Number of ids, including special ids."""
-        return self._tokenizer.get_vocab_size()
+        """Number of ids, including special ids, and unused ones below the highest."""
+        return max(self._tokenizer.get_vocab().values(), default=-1) + 1
+
+    def id_of(self, token: str) -> int | None:
+        """Return the id of a piece as the vocabulary stores it, or None if there is none."""
+        return self._tokenizer.token_to_id(token)
 
     @functools.cached_property
     def continues(self) -> np.ndarray:
@@ -273,8 +256,7 @@ class Tokenizer:
 def _characters(content: Mapping[str, Any]) -> np.ndarray | None:
     """Return the id of every code point, or None if the tokenizer normalizes text or has ids for other pieces."""
     model, normalizer = content["model"], content.get("normalizer") or {}
-    alone = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
-    if model.get("type") != "WordLevel" or content.get("pre_tokenizer") != alone or normalizer.get("normalizers"):
+    if model.get("type") != "WordLevel" or content.get("pre_tokenizer") != ALONE or normalizer.get("normalizers"):
         return None
     vocabulary = model["vocab"]
     table = np.full(0x110000, vocabulary[model["unk_token"]], np.uint16 if len(vocabulary) <= 2**16 else np.int32)
@@ -300,7 +282,18 @@ def bert(vocabulary: Mapping[str, int], lowercase: bool) -> tokenizers.Tokenizer
     return tokenizer
 
 
-def _of_bert(content: Mapping[str, Any]) -> bool:
+def _trained_here(content: Mapping[str, Any]) -> bool:
+    """Return True if a tokenizer has the special tokens, normalization and splitting that `tokenizer_training` gives."""
+    splits = content.get("pre_tokenizer") or {}
+    normalizations = {part["type"] for part in (content.get("normalizer") or {}).get("normalizers", [{"type": None}])}
+    return (
+        [token["content"] for token in content["added_tokens"]] == list(SPECIALS)
+        and splits.get("pretokenizers", [splits])[0] in SPLITS
+        and normalizations <= {"Lowercase", "Prepend", "Replace"}
+    )
+
+
+def of_bert(content: Mapping[str, Any]) -> bool:
     """Return True if a tokenizer normalizes and splits text as BERT's do, and never takes text for an added token."""
     parts = [(content.get(part) or {}).get("type") for part in ("normalizer", "pre_tokenizer")]
     return parts == ["BertNormalizer", "BertPreTokenizer"] and all(t["special"] for t in content["added_tokens"])

@@ -1,0 +1,291 @@
+"""Read and write the tokenizer files of other programs: BERT's vocabulary, and the folders of Hugging Face.
+
+Such a folder describes its tokenizer completely in `tokenizer.json`. Older ones have `vocab.txt` (BERT) instead, or
+`vocab.json` and `merges.txt` (GPT and GPT-2). Other files of the folder add settings and name the special tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import tokenizers
+from etils import epath
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+
+from transformer_jax.data import files, sources
+from transformer_jax.data.tokenizers import Tokenizer, TokenizerError, bert, of_bert
+
+Settings = dict[str, Any]
+
+SETTINGS = ("config.json", "special_tokens_map.json", "tokenizer_config.json")  # later files win over earlier ones
+# The settings that name special tokens, in this order.
+NAMED = {
+    "pad_id": ("pad_token",),
+    "bos_id": ("bos_token", "cls_token"),
+    "eos_id": ("eos_token", "sep_token"),
+    "mask_id": ("mask_token",),
+}
+# Settings of BERT's tokenizers, and their names in `tokenizer.json`.
+NORMALIZATION = {
+    "do_lower_case": "lowercase",
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
+
+
+def from_vocabulary(path: epath.PathLike, lowercase: bool) -> Tokenizer:
+    """Make BERT's tokenizer from a `vocab.txt`, in which line i, counted from 0, is the token with id i.
+
+    Args:
+        path: a file that has the tokens [UNK], [CLS] and [SEP], and may have [PAD] and [MASK].
+        lowercase: convert text to lower case and strip accents, as the models called "uncased" require.
+
+    Raises:
+        DataError: the file cannot be read, or is not UTF-8.
+        TokenizerError: a line is empty or repeats another, or a required token is missing.
+    """
+    return Tokenizer(bert(_vocabulary(epath.Path(path).expanduser()), lowercase).to_str())
+
+
+def from_folder(path: epath.PathLike) -> Tokenizer:
+    """Read the tokenizer of a Hugging Face folder. It gives the same ids as in transformers.
+
+    A special token that the folder names wins over one that `tokenizers.NAMES` finds. An id in `config.json` is used if
+    there is neither.
+
+    Differs: special ids are never added to a text, and the name of a special token in a text is encoded as its
+    characters. Lines are neither padded nor cut, whatever `tokenizer.json` says.
+
+    Raises:
+        DataError: a file cannot be read, or is not UTF-8.
+        TokenizerError: a file is missing or invalid, or the tokenizer has more ids than the model of the folder.
+    """
+    folder = epath.Path(path).expanduser()
+    settings = _settings(folder)
+    readers = {("tokenizer.json",): _complete, ("vocab.txt",): _word_pieces, ("vocab.json", "merges.txt"): _byte_pairs}
+    names = next((names for names in readers if all((folder / name).exists() for name in names)), None)
+    if names is None:
+        there = sorted(file.name for file in folder.iterdir()) if folder.is_dir() else []
+        raise TokenizerError(
+            f"{folder} has no tokenizer, i.e. tokenizer.json, vocab.txt, or vocab.json and merges.txt. The folder "
+            f"contains {', '.join(there) or 'nothing'}. Copy the missing files, or let transformers write them: "
+            "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)."
+        )
+    source = " and ".join(str(folder / name) for name in names)
+    text = readers[names](folder, settings)
+    try:
+        tokenizer = Tokenizer(text)
+    except TokenizerError as error:
+        raise TokenizerError(f"{source}: {error}. Copy the folder again.") from error
+    if special_ids := _special_ids(tokenizer, settings):
+        tokenizer = Tokenizer(text, special_ids)
+    if tokenizer.size > (size := settings.get("vocab_size", tokenizer.size)):
+        raise TokenizerError(
+            f"{source} has {tokenizer.size} ids, but {folder / 'config.json'} says vocab_size = {size}: the vocabulary "
+            "does not fit the model; copy all files from the same model"
+        )
+    return tokenizer
+
+
+def to_folder(
+    tokenizer: Tokenizer,
+    path: epath.PathLike,
+    *,
+    begin: bool = False,
+    end: bool = False,
+    max_length: int | None = None,
+) -> None:
+    """Write the tokenizer of a Hugging Face folder. `AutoTokenizer.from_pretrained(path)` then gives the same ids.
+
+    The files are `tokenizer.json`, `tokenizer_config.json` and, for BERT's tokenizers, `vocab.txt`.
+
+    Args:
+        tokenizer: the tokenizer.
+        path: the folder, which is made if it is missing.
+        begin: transformers puts the begin id before a text.
+        end: transformers puts the end id after a text, and after both texts of a pair.
+        max_length: most positions of the model; transformers warns of longer texts. None: no limit.
+
+    Raises:
+        TokenizerError: the tokenizer lacks the id that `begin` or `end` needs.
+    """
+    content = json.loads(tokenizer.to_json()) | {"post_processor": None, "padding": None, "truncation": None}
+    content.pop("special_ids", None)
+    library = tokenizers.Tokenizer.from_str(json.dumps(content))
+    if begin or end:
+        library.post_processor = _template(tokenizer, begin, end)
+    wordpiece = of_bert(content) and content["model"]["type"] == "WordPiece"
+    settings: Settings = {
+        "tokenizer_class": "BertTokenizer" if wordpiece else "PreTrainedTokenizerFast",
+        "model_max_length": max_length,
+        "clean_up_tokenization_spaces": False,
+    }
+    for what, keys in (NAMED | {"unk_id": ("unk_token",)}).items():
+        if (i := getattr(tokenizer, what)) is not None:
+            settings[keys[-1 if wordpiece else 0]] = tokenizer.tokens([i])[0]
+    if wordpiece:
+        settings |= {theirs: content["normalizer"][ours] for theirs, ours in NORMALIZATION.items()}
+        vocabulary = "".join(token + "\n" for token in tokenizer.tokens(range(tokenizer.size)))
+    folder = epath.Path(path).expanduser()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json").write_text(library.to_str(pretty=True), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    if wordpiece:
+        (folder / "vocab.txt").write_text(vocabulary, encoding="utf-8")
+
+
+def _template(tokenizer: Tokenizer, begin: bool, end: bool) -> processors.TemplateProcessing:
+    """Return what puts special ids around a text, and around both texts of a pair."""
+    wanted = {"begin": tokenizer.bos_id if begin else None, "end": tokenizer.eos_id if end else None}
+    if missing := [what for what, asked in (("begin", begin), ("end", end)) if asked and wanted[what] is None]:
+        raise TokenizerError(f"The tokenizer has no {missing[0]} id: write it with {missing[0]}=False.")
+    names = {what: tokenizer.tokens([i])[0] for what, i in wanted.items() if i is not None}
+    first, last = ([names[what]] if what in names else [] for what in wanted)
+    single = [f"{piece}:0" for piece in (*first, "$A", *last)]
+    return processors.TemplateProcessing(
+        single=single,
+        pair=single + [f"{piece}:1" for piece in ("$B", *last)],
+        special_tokens=[(names[what], wanted[what]) for what in names],
+    )
+
+
+def _settings(folder: epath.Path) -> Settings:
+    """Return what the files beside the tokenizer say, without values that are null."""
+    settings: Settings = {}
+    for name in SETTINGS:
+        if (folder / name).exists():
+            settings |= {key: value for key, value in _object(folder / name).items() if value is not None}
+    return settings
+
+
+def _object(path: epath.Path) -> dict[str, Any]:
+    """Return the content of a JSON file, which must be an object."""
+    text = "\n".join(sources.decode_lines(files.read(path), str(path)))
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise TokenizerError(f"{path}:{error.lineno} is not JSON: {error.msg}. Copy the file again.") from error
+    if not isinstance(content, dict):
+        raise TokenizerError(f"{path} holds a {type(content).__name__} instead of an object. Copy the file again.")
+    return content
+
+
+def _complete(folder: epath.Path, settings: Settings) -> str:
+    """Read `tokenizer.json`. What the settings say about BERT's normalization wins, as in transformers."""
+    content = _object(folder / "tokenizer.json") | {"padding": None, "truncation": None}
+    if (normalizer := content.get("normalizer") or {}).get("type") == "BertNormalizer":
+        normalizer |= {ours: settings[theirs] for theirs, ours in NORMALIZATION.items() if theirs in settings}
+    return json.dumps(content, ensure_ascii=False)
+
+
+def _word_pieces(folder: epath.Path, settings: Settings) -> str:
+    """Read BERT's tokenizer from `vocab.txt`."""
+    tokenizer = bert(_vocabulary(folder / "vocab.txt"), settings.get("do_lower_case", True))
+    for theirs, ours in NORMALIZATION.items():
+        if theirs in settings:
+            setattr(tokenizer.normalizer, ours, settings[theirs])
+    return _with_added(tokenizer, folder, settings).to_str()
+
+
+def _byte_pairs(folder: epath.Path, settings: Settings) -> str:
+    """Read the tokenizer of GPT-2 or of the first GPT from `vocab.json` and `merges.txt`.
+
+    GPT-2's works on bytes (Radford et al. 2019, section 2.2). The first GPT's splits text as BERT's, and marks the ends
+    of words (Radford et al. 2018, section 4.1). Differs: the latter was split by spaCy, as transformers no longer does.
+    """
+    kind = str(settings.get("tokenizer_class", settings.get("model_type"))).removesuffix("Fast")
+    vocabulary, merges = _merges(folder)
+    if kind in ("GPT2Tokenizer", "gpt2"):
+        named = {"eos_token": "<|endoftext|>"} | settings
+        tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=settings.get("add_prefix_space", False))
+        tokenizer.decoder = decoders.ByteLevel()
+    elif kind in ("OpenAIGPTTokenizer", "openai-gpt"):
+        named = {"unk_token": "<unk>"} | settings
+        model = models.BPE(vocabulary, merges, unk_token=_name(named["unk_token"]), end_of_word_suffix="</w>")
+        tokenizer = tokenizers.Tokenizer(model)
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        tokenizer.decoder = decoders.BPEDecoder(suffix="</w>")
+    else:
+        raise TokenizerError(
+            f"{folder} has vocab.json and merges.txt, but tokenizer_class or model_type is {kind}: known are "
+            "GPT2Tokenizer and OpenAIGPTTokenizer. Let transformers write tokenizer.json: "
+            "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)."
+        )
+    keys = ("pad_token", "bos_token", "eos_token", "unk_token", "mask_token", "cls_token", "sep_token")
+    special = dict.fromkeys(_name(named[key]) for key in keys if key in named)
+    tokenizer.add_special_tokens([token for token in special if token in vocabulary])
+    return _with_added(tokenizer, folder, settings).to_str()
+
+
+def _vocabulary(path: epath.Path) -> dict[str, int]:
+    """Read a `vocab.txt` of BERT."""
+    vocabulary: dict[str, int] = {}
+    for i, token in enumerate(sources.decode_lines(files.read(path), str(path))):
+        if not token:
+            raise TokenizerError(f"{path}:{i + 1} is empty: each line must be a token. Copy the file again.")
+        if token in vocabulary:
+            raise TokenizerError(
+                f"{path}:{i + 1} repeats {token!r} of line {vocabulary[token] + 1}: a token must have one id. Copy "
+                "the file again."
+            )
+        vocabulary[token] = i
+    if missing := [token for token in ("[UNK]", "[CLS]", "[SEP]") if token not in vocabulary]:
+        raise TokenizerError(
+            f"{path} has {len(vocabulary)} lines, none of which is {' or '.join(missing)}: use the vocab.txt of a "
+            "BERT, which has all three."
+        )
+    return vocabulary
+
+
+def _merges(folder: epath.Path) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Read `vocab.json`, an object of tokens and ids, and `merges.txt`, two tokens a line, of which a third is made."""
+    path, vocabulary = folder / "merges.txt", _object(folder / "vocab.json")
+    if not_ids := [token for token, i in vocabulary.items() if type(i) is not int or i < 0]:
+        raise TokenizerError(f"{folder / 'vocab.json'} gives {not_ids[0]!r} no id from 0 up. Copy the file again.")
+    merges = []
+    for number, line in enumerate(sources.decode_lines(files.read(path), str(path)), 1):
+        if line and not line.startswith("#version"):
+            pair = tuple(line.split(" "))
+            if len(pair) != 2:
+                raise TokenizerError(f"{path}:{number} has {len(pair)} parts instead of 2: {line!r}. Copy it again.")
+            if unknown := [token for token in (*pair, "".join(pair)) if token not in vocabulary]:
+                raise TokenizerError(
+                    f"{path}:{number} has {unknown[0]!r}, which vocab.json lacks. Copy both files from the same model."
+                )
+            merges.append(pair)
+    return vocabulary, merges
+
+
+def _with_added(tokenizer: tokenizers.Tokenizer, folder: epath.Path, settings: Settings) -> tokenizers.Tokenizer:
+    """Add the tokens that a folder has beyond its vocabulary."""
+    added = {int(i): AddedToken(**token) for i, token in settings.get("added_tokens_decoder", {}).items()}
+    if not added and (folder / "added_tokens.json").exists():
+        added = {i: AddedToken(token) for token, i in _object(folder / "added_tokens.json").items()}
+    for i, token in sorted(added.items()):
+        tokenizer.add_tokens([token])
+        if (found := tokenizer.token_to_id(token.content)) != i:
+            raise TokenizerError(
+                f"{folder} gives the added token {token.content!r} the id {i}, but in the vocabulary it has {found}. "
+                "Copy all files from the same model."
+            )
+    return tokenizer
+
+
+def _name(token: str | dict[str, Any]) -> str:
+    return token if isinstance(token, str) else token["content"]
+
+
+def _special_ids(tokenizer: Tokenizer, settings: Settings) -> dict[str, int]:
+    """Return the special ids that differ from those that the tokenizer finds by their names."""
+    special = {}
+    for what, keys in NAMED.items():
+        named = [tokenizer.id_of(_name(settings[key])) for key in keys if key in settings]
+        listed = settings.get(f"{keys[0]}_id")  # an id, or several
+        choices = [*named, getattr(tokenizer, what), *(listed if isinstance(listed, list) else [listed])]
+        chosen = next((i for i in choices if i in range(tokenizer.size)), None)
+        if chosen is not None and chosen != getattr(tokenizer, what):
+            special[what] = chosen
+    return special
