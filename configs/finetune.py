@@ -7,9 +7,12 @@ gpt, gpt2-small and the others of configs/gpt.py. Flags: `tfds` reads the data s
 `cased` keeps upper case, as GPT always does.
 Command: python scripts/train.py --config=configs/finetune.py:task=trec --workdir=runs/trec \
     --config.data.directory=DIR --config.init_from=runs/mini
+From any run, or from a Hugging Face folder, whose model and tokenizer it takes: \
+    python scripts/train.py --config=configs/finetune.py:task=trec,from=FOLDER --workdir=runs/trec \
+    --config.data.directory=DIR
 GPT: python scripts/train.py --config=configs/finetune.py:model=gpt,task=trec --workdir=runs/trec-gpt \
     --config.data.directory=DIR --config.init_from=runs/gpt-mini
-Without init_from, the model is trained from scratch, with a tokenizer trained on the task's own text.
+Without either, the model is trained from scratch, with a tokenizer trained on the task's own text.
 Data: DIR holds {split}.tsv with a header line and the columns below, {split}.json (SQuAD) or {split}.conll. Labels are
 written as below. With `tfds`, DIR is prepared by scripts/prepare.py --name=glue/sst2 --directory=DIR.
 Score: python scripts/evaluate.py --workdir=runs/trec
@@ -23,10 +26,13 @@ accuracy, also where GLUE reports F1 or Matthews' coefficient, by Spearman's coe
 and tags. Sizes other than mini were not trained.
 """
 
+from typing import Any
+
 from ml_collections import ConfigDict
 
 from transformer_jax.config import ConfigError, defaults, parse_arg, share
 from transformer_jax.models import bert, gpt
+from transformer_jax.transfer import keys_for
 
 # Labels of GLUE's test splits are withheld, so dev is the test split here, and the end of train the validation split.
 SENTENCE, PAIR = {"text_column": "sentence"}, {"text_column": "sentence1", "second_column": "sentence2"}
@@ -105,11 +111,29 @@ SYMMETRIC = ("mrpc", "qqp", "stsb")  # pairs that GPT reads in both orders
 METRICS = {"regression": "spearman", "question_answering": "f1", "tagging": "f1"}  # others: accuracy
 
 
+def size_of(start: dict[str, Any], sizes: dict[str, dict[str, Any]]) -> str:
+    """Return the size whose settings suit a model, given by its keys: its own size, or else that of the paper."""
+    if not sizes:
+        raise ConfigError(f"from={start['init_from']} holds a model that is neither BERT nor GPT: name another one")
+    same = [
+        name
+        for name, size in sizes.items()
+        if (size["num_layers"], size["d_model"]) == (start["model.num_layers"], start["model.d_model"])
+    ]
+    return (*same, list(sizes)[1])[0]  # after mini comes the size of the paper
+
+
 def get_config(arg: str | None = None) -> ConfigDict:
     sizes = {"bert": bert.SIZES, "gpt": gpt.SIZES}
     words = {"task": tuple(TASKS), "size": tuple(dict.fromkeys([*bert.SIZES, *gpt.SIZES])), "model": tuple(sizes)}
-    choice = parse_arg(arg, words, flags=("tfds", "cased"))
+    choice = parse_arg(arg, words | {"from": ()}, flags=("tfds", "cased"))
     name, size, model = choice["task"], choice["size"], choice["model"]
+    start = keys_for(choice["from"]) if choice["from"] else {}
+    if start:
+        if (size, model, choice["cased"]) != ("mini", "bert", False):
+            raise ConfigError("from=… determines the model: leave out size, model and cased")
+        model = start["model.architecture"]
+        size = size_of(start, sizes.get(model, {}))
     task, steps, data = TASKS[name]
     if size not in sizes[model]:
         raise ConfigError(f"model={model} has no size={size}: choose from {', '.join(sizes[model])}")
@@ -137,11 +161,11 @@ def get_config(arg: str | None = None) -> ConfigDict:
         config.data.lowercase = not choice["cased"]
         config.model.max_length = 512
     else:
-        config.data.max_length = min(config.data.max_length, config.model.max_length)
         config.fine_tuning.auxiliary_weight = 0.5
     if model == "gpt" and name in SYMMETRIC:
         config.fine_tuning.both_orders = True
-    length = config.data.max_length
+    config.update_from_flattened_dict(start)
+    length = config.data.max_length = min(config.data.max_length, config.model.max_length)
     config.data.batch_tokens = BATCH * length if as_in_paper else max(1024, 8 * length)
     config.data.max_buckets = 1 if as_in_paper else 3
 

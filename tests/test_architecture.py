@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "interop": {"models", "data"},
     "config": {"tasks", "training"},
     "workdir": {"config", "tasks", "training.task"},
-    "transfer": {"config", "workdir", "training"},
+    "transfer": {"config", "workdir", "training", "data", "interop"},
     "experiment": {"config", "workdir", "transfer", "training"},
     "report": {"training"},
     "predictor": {"config", "workdir", "training"},

@@ -81,10 +81,12 @@ def fields(task: str, model: Mapping[str, Any]) -> dict[str, dataclasses.Field]:
 def parse_arg(arg: str | None, words: Mapping[str, tuple[str, ...]], flags: tuple[str, ...] = ()) -> dict[str, Any]:
     """Parse a recipe's `:ARG`: comma-separated items, each `key=value`, a bare value, or a flag.
 
-    `words` maps each key to its allowed values, with the default first. `flags` are words that are True if given.
-    Returns the value of every key and flag. Raises ConfigError for an unknown item, and for two values of one key.
+    `words` maps each key to its allowed values, with the default first; () allows any text, with "" as the default.
+    `flags` are words that are True if given. Returns the value of every key and flag. Raises ConfigError for an unknown
+    item, and for two values of one key.
     """
-    found: dict[str, Any] = {key: values[0] for key, values in words.items()} | dict.fromkeys(flags, False)
+    found: dict[str, Any] = {key: values[0] if values else "" for key, values in words.items()}
+    found |= dict.fromkeys(flags, False)
     owner = {value: key for key, values in words.items() for value in values}
     given: dict[str, Any] = {}
     for part in filter(None, (arg or "").split(",")):
@@ -94,8 +96,8 @@ def parse_arg(arg: str | None, words: Mapping[str, tuple[str, ...]], flags: tupl
             continue
         if not equals and part in owner:
             key, value = owner[part], part
-        elif not equals or value not in words.get(key, ()):
-            choices = [f"{key}={'|'.join(values)}" for key, values in words.items()]
+        elif not equals or (value not in words.get(key, ()) and words.get(key) != ()):
+            choices = [f"{key}={'|'.join(values) or '…'}" for key, values in words.items()]
             remedy = ""
             if "pair" in words and (pair := re.fullmatch("([a-z]{2,3})-([a-z]{2,3})", value or part)):
                 remedy = f"; for your own files use --config=configs/own_files.py:{pair[0]}"

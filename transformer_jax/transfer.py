@@ -1,10 +1,10 @@
-"""Start a run from the parameters of another one (`config.init_from`)."""
+"""Start a run from the parameters of another one, or of a Hugging Face folder (`config.init_from`)."""
 
 import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Set
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,10 @@ from jax.sharding import Mesh
 
 from transformer_jax import workdir as workdirs
 from transformer_jax.config import ConfigError, make_task, parse
+from transformer_jax.config import fields as known_fields
+from transformer_jax.data import tokenizer_files
+from transformer_jax.interop import huggingface
+from transformer_jax.interop.layouts import Leaf
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.evaluation import restore_parameters
 from transformer_jax.training.freezing import Parts, part_of
@@ -24,45 +28,65 @@ log = logging.getLogger(__name__)
 SHOWN = 10  # parameters of other shapes that a message lists
 
 
-def load(task: Task, mesh: Mesh) -> Callable[[Params], Params]:
-    """Restore the parameters of the run `config.init_from`, and return a function that puts them into new ones.
+def keys_for(source: str) -> dict[str, Any]:
+    """Return the dotted keys that a config needs in order to start from a run or a Hugging Face folder.
 
-    The checkpoint is the one that the other run's evaluation.checkpoint selects. Parameters correspond if they have the
-    same path, e.g. "bert/encoder/…". `task.inherited` names a module whose paths lack its name if the other run trained
-    it alone: "gpt/decoder/…" is then "decoder/…" there. The function logs what was loaded, what is new and what was
-    left out.
+    These are init_from, keys of the model, and the kind of the tokenizer. Raises ValueError if `source` cannot be read.
+    """
+    if tokenizer_files.is_folder(source):
+        _, _, fields = huggingface.describe(source)
+        kind, lowercase = tokenizer_files.kind_of(tokenizer_files.from_folder(source))
+        data = {"tokenizer": kind, "lowercase": lowercase, "min_count": 1}
+    else:
+        stored = workdirs.read(source, "from").to_dict()
+        known = known_fields(stored["task"], stored["model"])
+        fields = {name: x for name, x in stored["model"].items() if "how" not in known[f"model.{name}"].metadata}
+        data = {name: stored["data"][name] for name in ("tokenizer", "lowercase", "min_count")}
+    keys = {f"model.{name}": value for name, value in fields.items()}
+    return {"init_from": source, **keys, **{f"data.{name}": value for name, value in data.items()}}
+
+
+class Source(NamedTuple):
+    """What a run starts from.
+
+    name, what: the value of config.init_from, and what was found there, e.g. "step 2".
+    params: parameters by path, e.g. "bert/encoder/…". They have a shape and a size, and slices of them are arrays.
+    place: puts one of them on devices, given its sharding here.
+    tokenizers: hashes of its tokenizers by name.
+    """
+
+    name: str
+    what: str
+    params: Mapping[str, Any]
+    place: Callable[[Any, jax.sharding.Sharding], jax.Array]
+    tokenizers: Mapping[str, str]
+
+
+def load(task: Task, mesh: Mesh) -> Callable[[Params], Params]:
+    """Open the run or the Hugging Face folder `config.init_from`, and return a function that puts its parameters into
+    new ones.
+
+    The checkpoint of a run is the one that its evaluation.checkpoint selects. Parameters correspond if they have the
+    same path. `task.inherited` names a module whose paths lack its name if the source has it alone: "gpt/decoder/…" is
+    then "decoder/…" there. The function logs what was loaded, what is new and what was left out.
 
     Raises:
-        ValueError: the other run cannot be loaded, or has a model with other keys. The function raises it if the other
-            run has another tokenizer, no parameter in common with this one, or one of another shape.
+        ValueError: the source cannot be loaded, or has a model with other keys. The function raises it if the source
+            has another tokenizer, no parameter in common with this model, or one of another shape.
     """
-    source = task.config.init_from
-    stored = workdirs.read(source, "config.init_from")
-    try:
-        theirs = parse(stored)
-    except ConfigError as error:
-        raise ConfigError(f"config.init_from = {source!r}, config.json: {error}") from error
-    workdirs.check_same_model(source, theirs, task.config)
-    _check_tokenizer_keys(source, theirs.data, task.config.data)
-    other = make_task(theirs, epath.Path(source))
-    checkpoints = Checkpoints(epath.Path(source) / "checkpoints", theirs.checkpoint)
-    try:
-        step, restored = restore_parameters(other, checkpoints, theirs.evaluation, mesh)
-    except ValueError as error:
-        raise ConfigError(f"config.init_from = {source!r}: {error}") from error
-    old, tokenizers = traverse_util.flatten_dict(restored, sep="/"), other.fingerprint(training=False)
-    module = task.inherited.module
+    source = (_of_folder if tokenizer_files.is_folder(task.config.init_from) else _of_run)(task, mesh)
+    old, module = dict(source.params), task.inherited.module
     alone = bool(module) and not any(key.startswith(f"{module}/") for key in old)
     if alone:
         old = {f"{module}/{key}": leaf for key, leaf in old.items()}
 
     def change(params: Params) -> Params:
         new = traverse_util.flatten_dict(params, sep="/")
-        _check_tokenizers(source, tokenizers, task.fingerprint(training=False))
+        _check_tokenizers(source.name, source.tokenizers, task.fingerprint(training=False))
         taken = _taken(old.keys() & new.keys(), task.inherited, alone)
-        _check_shapes(source, old, new, taken)
+        _check_shapes(source.name, old, new, taken)
         sizes = {key: math.prod(_extent(old[key], count)) for key, count in taken.items()}
-        log.info("initialized from %s, step %d: %s", source, step, _parts(sizes))
+        log.info("initialized from %s, %s: %s", source.name, source.what, _parts(sizes))
         if task.inherited.parts:
             log.info("  taken: only %s", _named(task.inherited.parts))
         for key, rows in task.inherited.rows.items() if alone else ():
@@ -70,10 +94,44 @@ def load(task: Task, mesh: Mesh) -> Callable[[Params], Params]:
                 log.info("  new: %d of %s rows of %s", len(rows), f"{rows.stop:,}", key)
         log.info("  new, not in that run: %s", _parts(_others(new, sizes)))
         log.info("  left out, not in this model: %s", _parts(_others(old, sizes)))
-        merged = {key: _merged(old[key], leaf, taken[key]) if key in taken else leaf for key, leaf in new.items()}
+        merged = {
+            key: _merged(source, old[key], leaf, taken[key]) if key in taken else leaf for key, leaf in new.items()
+        }
         return traverse_util.unflatten_dict(merged, sep="/")
 
     return change
+
+
+def _of_run(task: Task, mesh: Mesh) -> Source:
+    """Return the parameters of another run."""
+    name = task.config.init_from
+    stored = workdirs.read(name, "config.init_from")
+    try:
+        theirs = parse(stored)
+    except ConfigError as error:
+        raise ConfigError(f"config.init_from = {name!r}, config.json: {error}") from error
+    workdirs.check_same_model(name, theirs.model, task.config)
+    _check_tokenizer_keys(name, theirs.data, task.config.data)
+    other = make_task(theirs, epath.Path(name))
+    checkpoints = Checkpoints(epath.Path(name) / "checkpoints", theirs.checkpoint)
+    try:
+        step, restored = restore_parameters(other, checkpoints, theirs.evaluation, mesh)
+    except ValueError as error:
+        raise ConfigError(f"config.init_from = {name!r}: {error}") from error
+    params = traverse_util.flatten_dict(restored, sep="/")
+    return Source(name, f"step {step}", params, jax.device_put, other.fingerprint(training=False))
+
+
+def _of_folder(task: Task, mesh: Mesh) -> Source:
+    """Return the parameters in a Hugging Face folder. Its tokenizer is always the one that the task copies."""
+    name, data = task.config.init_from, task.config.data
+    _check_tokenizer_keys(name, data, data)
+    try:
+        found = huggingface.read(name, task.config.model)
+    except ValueError as error:
+        raise ConfigError(f"config.init_from = {name!r}: {error}") from error
+    workdirs.check_same_model(name, found.model, task.config)
+    return Source(name, found.architecture.name, found.parameters, Leaf.place, {})
 
 
 def _taken(common: Set[str], inherited: Inherited, alone: bool) -> dict[str, int | None]:
@@ -90,11 +148,12 @@ def _extent(leaf: Any, count: int | None) -> tuple[int, ...]:
     return leaf.shape if count is None else (min(count, leaf.shape[0]), *leaf.shape[1:])
 
 
-def _merged(old: jax.Array, new: jax.Array, count: int | None) -> jax.Array:
+def _merged(source: Source, old: Any, new: jax.Array, count: int | None) -> jax.Array:
     """Return `old`, or the first `count` entries of `old` and the further ones of `new`, where `new` is."""
     if count is None:
-        return jax.device_put(old, new.sharding)
-    return jax.jit(lambda old, new: jnp.concatenate([old[:count], new[count:]]), out_shardings=new.sharding)(old, new)
+        return source.place(old, new.sharding)
+    first = old[:count]
+    return jax.jit(lambda first, new: jnp.concatenate([first, new[count:]]), out_shardings=new.sharding)(first, new)
 
 
 def _check_tokenizer_keys(source: str, theirs: Any, ours: Any) -> None:

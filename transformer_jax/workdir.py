@@ -87,14 +87,14 @@ def check_model(workdir: epath.PathLike, config: ConfigDict) -> None:
         raise ConfigError("\n  ".join([f"{workdir} holds parameters of another model; do not change:", *refused]))
 
 
-def check_same_model(source: str, theirs: Config, ours: Config) -> None:
-    """Raise ConfigError if the model of `theirs`, the config of the run in `source`, is not the model of `ours`.
+def check_same_model(source: str, theirs: Any, ours: Config) -> None:
+    """Raise ConfigError if `theirs`, the config of the model in `source`, is not that of the model of `ours`.
 
     The message names the keys that differ. Keys that change only how the model is computed, or only the randomness of
     training, may differ.
     """
     known = fields(ours.task, {"architecture": ours.model.architecture})
-    there, here = ({"model": dataclasses.asdict(config.model)} for config in (theirs, ours))
+    there, here = ({"model": dataclasses.asdict(model)} for model in (theirs, ours.model))
     differing = _differing(there, here, ("there", "here"))
     if another := differing.get("model.architecture"):
         raise ConfigError(f"config.init_from = {source!r} holds another kind of model; name another run:\n  {another}")

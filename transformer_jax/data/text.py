@@ -123,7 +123,8 @@ class Corpus:
             no tokenizers, and special ids are those of tokenizers trained by this package.
         read: function that reads the files of a split, e.g. `sources.parallel_files`. Not used for tfds.
         others: further columns to read, e.g. labels.
-        start: folder from which missing tokenizers are copied instead of trained, e.g. another run's workdir.
+        start: folder from which missing tokenizers are copied instead of trained: the workdir of another run, or a
+            Hugging Face folder.
     """
 
     def __init__(
@@ -191,7 +192,7 @@ class Corpus:
                     "train again in another workdir"
                 )
             if self._start is not None:
-                self._copy(self._start / file, path)
+                self._copy(self._start, path)
             elif self.config.vocabulary:
                 tokenizer_files.from_vocabulary(self.config.vocabulary, self.config.lowercase).save(path)
                 log.info("%s made from %s", file, self.config.vocabulary)
@@ -223,15 +224,19 @@ class Corpus:
         tokenizer.save(path)
         log.info("trained %s on %d lines: %d of %d ids", path.name, len(lines), tokenizer.size, vocab_size)
 
-    def _copy(self, source: epath.Path, path: epath.Path) -> None:
-        """Copy the tokenizer of the run that this one starts from."""
-        if not source.exists():
+    def _copy(self, folder: epath.Path, path: epath.Path) -> None:
+        """Copy the tokenizer of the run or the Hugging Face folder that this run starts from."""
+        if tokenizer_files.is_folder(folder):
+            tokenizer = tokenizer_files.from_folder(folder)
+        elif (source := folder / path.name).exists():
+            tokenizer = Tokenizer.load(source)
+        else:
             raise ValueError(
-                f"{source} is missing, but this run starts from {source.parent}: restore the file, or copy the "
-                f"tokenizer that the parameters there were trained with to {path}"
+                f"{source} is missing, but this run starts from {folder}: restore the file, or copy the tokenizer that "
+                f"the parameters there were trained with to {path}"
             )
-        Tokenizer.load(source).save(path)
-        log.info("%s taken from %s", path.name, source.parent)
+        tokenizer.save(path)
+        log.info("%s taken from %s", path.name, folder)
 
     def special_ids(self, stream: str) -> SpecialIds:
         """Return the ids that begin, end and pad a sequence of `stream`.

@@ -34,6 +34,14 @@ NORMALIZATION = {
 }
 
 
+def is_folder(path: epath.PathLike) -> bool:
+    """Return True for a folder of Hugging Face: its config.json names the type of a model."""
+    try:
+        return "model_type" in json.loads((epath.Path(path).expanduser() / "config.json").read_text())
+    except (OSError, ValueError, TypeError):
+        return False
+
+
 def from_vocabulary(path: epath.PathLike, lowercase: bool) -> Tokenizer:
     """Make BERT's tokenizer from a `vocab.txt`, in which line i, counted from 0, is the token with id i.
 
@@ -86,6 +94,15 @@ def from_folder(path: epath.PathLike) -> Tokenizer:
             "does not fit the model; copy all files from the same model"
         )
     return tokenizer
+
+
+def kind_of(tokenizer: Tokenizer) -> tuple[str, bool]:
+    """Return the kind of a tokenizer, or the nearest of `tokenizer_training.KINDS`, and True if it lower-cases."""
+    content = json.loads(tokenizer.to_json())
+    model, normalizer = content["model"]["type"], json.dumps(content.get("normalizer"))
+    kinds = {"Unigram": "unigram", "WordLevel": "words", "WordPiece": "bert" if of_bert(content) else "wordpiece"}
+    bytes_or_not = "bpe_bytes" if '"ByteLevel"' in json.dumps(content.get("pre_tokenizer")) else "bpe_metaspace"
+    return kinds.get(model, bytes_or_not), '"lowercase": true' in normalizer or '"Lowercase"' in normalizer
 
 
 def to_folder(

@@ -1,7 +1,7 @@
 """Read and write models of Hugging Face's transformers: safetensors and config.json.
 
 `read` maps the file into memory and reads parameters only where they are placed. The tables of `interop.bert` and its
-neighbours say where each parameter is.
+neighbours say where each parameter is. `tokenizer_files` reads and writes the tokenizers of such folders.
 """
 
 import dataclasses
@@ -63,29 +63,21 @@ class Pretrained:
         return traverse_util.unflatten_dict(zeros | placed, sep="/")
 
 
-def is_folder(path: os.PathLike | str) -> bool:
-    """Return True if config.json in a folder is that of a model of transformers."""
-    try:
-        content = json.loads((Path(path) / "config.json").read_text())
-    except (OSError, ValueError):
-        return False
-    return isinstance(content, dict) and "model_type" in content
-
-
-def read(folder: os.PathLike | str, **changes: Any) -> Pretrained:
+def read(folder: os.PathLike | str, like: Any = None) -> Pretrained:
     """Read a model from a folder.
 
     Args:
         folder: a local folder with config.json and model.safetensors, or shards and their index.
-        changes: fields of our model config that config.json does not determine, e.g. vocab_multiple.
+        like: our model config with the values of fields that config.json does not determine, e.g. vocab_multiple.
+            None, or a config of another class: they have their defaults.
 
     Raises:
         InteropError: a file is missing or damaged, or the model is not supported.
     """
-    config = read_config(folder)
-    architecture, outputs = find(config, folder)
+    architecture, outputs, fields = describe(folder)
+    kind = architecture.config.model
     try:
-        model = architecture.config.model(**architecture.config.read(config) | changes)
+        model = kind(**(vars(like) if isinstance(like, kind) else {}) | fields)
         model.check()
     except ValueError as error:
         raise InteropError(f"{folder}: {error}") from error
@@ -95,6 +87,30 @@ def read(folder: os.PathLike | str, **changes: Any) -> Pretrained:
     lacks = architecture.lacks + architecture.optional
     leaves = layouts.read(table, found, names, lacks, architecture.unused)
     return Pretrained(os.fspath(folder), architecture, model, outputs, table, leaves)
+
+
+def describe(folder: os.PathLike | str) -> tuple[Architecture, Outputs, dict[str, Any]]:
+    """Return what config.json says: the architecture, its outputs, and fields of our model config.
+
+    Raises InteropError if config.json cannot be read, or describes a model that is not supported.
+    """
+    config = read_config(folder)
+    name = (config.get("architectures") or [None])[0]
+    named = [architecture for architecture in ARCHITECTURES if architecture.name == name]
+    if not named:
+        known = ", ".join(dict.fromkeys(architecture.name for architecture in ARCHITECTURES))
+        raise InteropError(f"{folder}/config.json: the architecture {name} is not supported: choose from {known}")
+    try:
+        fields = named[0].config.read(config)
+        found = [(architecture, outputs) for architecture in named if (outputs := architecture.head.read(config))]
+    except ValueError as error:
+        raise InteropError(f"{folder}: {error}") from error
+    if not found:
+        raise InteropError(
+            f"{folder}/config.json: {name} with problem_type = {config.get('problem_type')!r} and "
+            f"{len(config.get('id2label') or ())} labels is not supported, only one label of several, or one number"
+        )
+    return *found[0], fields
 
 
 def read_config(folder: os.PathLike | str) -> dict[str, Any]:
@@ -109,22 +125,6 @@ def read_config(folder: os.PathLike | str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise InteropError(f"{path} cannot be read: {error}; copy the whole folder again") from error
     return content
-
-
-def find(config: Mapping[str, Any], folder: os.PathLike | str) -> tuple[Architecture, Outputs]:
-    """Return the architecture that config.json names, and its outputs. Raises InteropError if it is not supported."""
-    name = (config.get("architectures") or [None])[0]
-    named = [architecture for architecture in ARCHITECTURES if architecture.name == name]
-    if not named:
-        known = ", ".join(dict.fromkeys(architecture.name for architecture in ARCHITECTURES))
-        raise InteropError(f"{folder}/config.json: the architecture {name} is not supported: choose from {known}")
-    for architecture in named:
-        if outputs := architecture.head.read(config):
-            return architecture, outputs
-    raise InteropError(
-        f"{folder}/config.json: {name} with problem_type = {config.get('problem_type')!r} and "
-        f"{len(config.get('id2label') or ())} labels is not supported, only one label of several, or one number"
-    )
 
 
 def write(
@@ -162,6 +162,7 @@ def write(
         if not path.startswith(tuple(f"{module}/" for module in architecture.lacks))
     }
     table = slots(architecture, model, outputs)
+    layouts.check(table, {path: leaf.shape for path, leaf in flat.items()})
     start = architecture.prefix if architecture.bare else ""
     written = ((name.removeprefix(start), shape, make) for name, shape, make in layouts.tensors_of(table, flat))
     folder.mkdir(parents=True, exist_ok=True)

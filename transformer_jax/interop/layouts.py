@@ -143,12 +143,13 @@ class Leaf:
         self.shape, self.size = slot.shape, math.prod(slot.shape)
         self._slot, self._tensor = slot, tensor
 
-    def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
-        """Read a block, given by a slice for each axis."""
-        return self._slot.read(index, self._tensor)
+    def __getitem__(self, index: slice | tuple[slice, ...]) -> np.ndarray:
+        """Read a block, given by slices for the first axes or for all."""
+        given = index if isinstance(index, tuple) else (index,)
+        return self._slot.read(given + (slice(None),) * (len(self.shape) - len(given)), self._tensor)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return self[(slice(None),) * len(self.shape)].astype(dtype or np.float32, copy=False)
+        return self[()].astype(dtype or np.float32, copy=False)
 
     def place(self, sharding: jax.sharding.Sharding) -> jax.Array:
         """Return the parameter on devices. Each device's part is read on its own."""
@@ -195,6 +196,13 @@ def read(
         lines = [f"{names[name]}: {found[name]} in the file, {expected[name]} by config.json" for name in wrong]
         raise _listing(f"{where} these tensors have other shapes", lines)
     return {slot.path: Leaf(slot, lambda n: tensors[names[n]]) for slot in slots if may_lack.isdisjoint(slot.names)}
+
+
+def check(slots: Sequence[Slot], shapes: Mapping[str, Shape]) -> None:
+    """Raise InteropError if parameters of ours, given by the shapes of their paths, do not fit into `slots`."""
+    places = {slot.path: slot.shape for slot in slots}
+    if wrong := [f"{path}: {shape}" for path, shape in sorted(shapes.items()) if places.get(path) != shape]:
+        raise _listing("these parameters have no place in a model of transformers, or another shape there:", wrong)
 
 
 def tensors_of(
