@@ -138,6 +138,13 @@ def test_the_gradient_of_chunks_is_scaled_by_what_follows():
     np.testing.assert_allclose(by_three, 3 * jax.grad(projected, 1)(table, x, labels, weights), rtol=1e-5, atol=1e-6)
 
 
+def test_gradients_of_chunks_have_the_types_of_what_they_are_for():
+    table, x, labels, weights = positions(4, 5, 0.7)
+    inputs = table.astype(jnp.float32), x.astype(jnp.bfloat16)
+    gradients = jax.grad(lambda *inputs: sum_in_chunks(projected, *inputs, labels, weights, 4), (0, 1))(*inputs)
+    assert [gradient.dtype for gradient in gradients] == [jnp.float32, jnp.bfloat16]
+
+
 @pytest.mark.parametrize(("data", "fsdp", "shards"), [(1, 1, 1), (2, 1, 2), (1, 2, 2), (2, 2, 4), (3, 1, 1), (8, 1, 4)])
 def test_each_device_takes_chunks_of_its_rows(data, fsdp, shards):
     """The number of shards is the greatest common divisor of 4 rows and the number of devices."""

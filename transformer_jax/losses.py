@@ -115,7 +115,7 @@ def _sum_and_gradient(
 
 
 def _scale_gradient(loss: Callable, chunk: int, shards: int, gradient: tuple, cotangent: Array) -> tuple:
-    dparams, dx = jax.tree.map(lambda g: g * cotangent, gradient)
+    dparams, dx = jax.tree.map(lambda g: (g * cotangent).astype(g.dtype), gradient)
     return dparams, dx, None, None
 
 
