@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
+from jax import Array
 
 from transformer_jax.data.words import PREFIXES
 from transformer_jax.interop.layouts import Entry
@@ -93,6 +94,10 @@ class Head(abc.ABC):
 
     def write(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return keys of config.json, given all keys of our config, or None for another kind of head."""
+        return {}
+
+    def generation(self, settings: Mapping[str, Any], special_ids: Mapping[str, int | None]) -> dict[str, Any]:
+        """Return the content of generation_config.json, given all keys of our config. Empty: there is no such file."""
         return {}
 
 
@@ -192,6 +197,8 @@ class Architecture:
     optional: modules of ours that it has and a file may lack.
     prefix: the part of names that a file of the model without a head lacks, e.g. "bert.".
     bare: it is the model without a head, and is written without the prefix.
+    special_ids: "pad_id", "bos_id" and "eos_id" → keys of config.json. By default, there are none.
+    example: tokens (B, T) → arguments with which the module is initialized.
     renamed: (old, new) ends of names, which files of older versions have.
     unused: regular expression of names that need no place here.
     more: further keys of config.json.
@@ -208,6 +215,8 @@ class Architecture:
     optional: tuple[str, ...] = ()
     prefix: str = ""
     bare: bool = False
+    special_ids: Callable[[Mapping[str, int | None]], dict[str, Any]] = lambda ids: {}
+    example: Callable[[Array], tuple[Array, ...]] = lambda tokens: (tokens, tokens == 0)
     renamed: Sequence[tuple[str, str]] = ()
     unused: str = "(?!)"
     more: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -17,12 +17,12 @@ import jax.numpy as jnp
 from flax import traverse_util
 
 from transformer_jax import files
-from transformer_jax.interop import bert, layouts, tensors
-from transformer_jax.interop.architecture import Architecture, Outputs
+from transformer_jax.interop import bert, layouts, marian, tensors
+from transformer_jax.interop.architecture import NOTHING, Architecture, Outputs
 from transformer_jax.interop.layouts import Leaf, Slot
 from transformer_jax.interop.tensors import InteropError, Tensors
 
-ARCHITECTURES: tuple[Architecture, ...] = bert.ARCHITECTURES
+ARCHITECTURES: tuple[Architecture, ...] = (*bert.ARCHITECTURES, *marian.ARCHITECTURES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,10 +114,17 @@ def describe(folder: os.PathLike | str) -> tuple[Architecture, Outputs, dict[str
 
 
 def read_config(folder: os.PathLike | str) -> dict[str, Any]:
-    """Return the content of config.json. Raises InteropError if it cannot be read."""
-    path = Path(folder) / "config.json"
+    """Return the content of config.json, and of generation_config.json if there is one.
+
+    Raises InteropError if it cannot be read.
+    """
     if "://" in os.fspath(folder):
         raise InteropError(f"{folder}: tensors are mapped from local files; copy the folder to this machine")
+    config, generation = Path(folder) / "config.json", Path(folder) / "generation_config.json"
+    return _read_json(config) | (_read_json(generation) if generation.exists() else {})
+
+
+def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
         if not isinstance(content, dict):
@@ -134,8 +141,9 @@ def write(
     params: Any,
     settings: Mapping[str, Any],
     name: str = "",
+    special_ids: Mapping[str, int | None] = NOTHING,
 ) -> None:
-    """Write a model to a new folder, as config.json and model.safetensors.
+    """Write a model to a new folder, as config.json, model.safetensors and, if it generates, generation_config.json.
 
     Args:
         folder: a folder without a config.json. It is created if it does not exist.
@@ -144,6 +152,7 @@ def write(
         params: the tree of our parameters.
         settings: all keys of our config by dotted name, e.g. "data.labels".
         name: the class of transformers to write. "": the first that fits.
+        special_ids: "pad_id", "bos_id" and "eos_id" → id, or None if the tokenizer has none.
 
     Raises:
         InteropError: the folder holds another model, or transformers has no such model.
@@ -173,8 +182,15 @@ def write(
         "dtype": "float32",
         **keys,
         **architecture.more,
+        **architecture.special_ids(special_ids),
     }
-    files.write(folder / "config.json", (json.dumps(config, indent=2) + "\n").encode())
+    _write_json(folder / "config.json", config)
+    if generation := architecture.head.generation(settings, special_ids):
+        _write_json(folder / "generation_config.json", generation)
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    files.write(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def _suitable(task: str, model: Any, settings: Mapping[str, Any], name: str) -> tuple[Architecture, dict[str, Any]]:
@@ -195,6 +211,6 @@ def _suitable(task: str, model: Any, settings: Mapping[str, Any], name: str) -> 
 def slots(architecture: Architecture, model: Any, outputs: Outputs) -> list[Slot]:
     """Return the table of a model, with the sizes of each of our parameters."""
     module, tokens = architecture.module(model, outputs.size), jnp.zeros((1, 1), jnp.int32)
-    boxed = jax.eval_shape(module.init, jax.random.key(0), tokens, tokens == 0)["params"]
+    boxed = jax.eval_shape(module.init, jax.random.key(0), *architecture.example(tokens))["params"]
     shapes = traverse_util.flatten_dict(jax.tree.map(lambda x: x.shape, nn.unbox(boxed)), sep="/")
     return layouts.resolve(architecture.table(model, outputs), shapes)

@@ -30,19 +30,21 @@ class Layout:
     transposed: the outputs come first in theirs.
     part: (i, n): theirs has n parts along its outputs, and ours is part i.
     order: output i of ours is output order[i] of theirs; () if the order is the same.
+    row: theirs has one more axis, of size 1, before the outputs.
     """
 
     inputs: int | None = None
     transposed: bool = False
     part: tuple[int, int] = (0, 1)
     order: tuple[int, ...] = ()
+    row: bool = False
 
     def shape(self, ours: Shape) -> Shape:
         """Return the shape of their tensor."""
         if self.inputs is None:
             return ours
         outputs = math.prod(ours[self.inputs :]) * self.part[1]
-        axes = (math.prod(ours[: self.inputs]), outputs) if self.inputs else (outputs,)
+        axes = (math.prod(ours[: self.inputs]), outputs) if self.inputs or self.row else (outputs,)
         return axes[::-1] if self.transposed else axes
 
     def _view(self, tensor: np.ndarray, ours: Shape) -> np.ndarray:
@@ -66,6 +68,7 @@ class Layout:
 
 SAME = Layout()
 VECTOR = Layout(inputs=0)
+ROW = Layout(inputs=0, row=True)
 LINEAR = Layout(inputs=1, transposed=True)  # torch's Linear: (out, in)
 JOINING = Layout(inputs=2, transposed=True)  # a Linear whose inputs are heads: (out, heads · width)
 

@@ -1,0 +1,202 @@
+"""Marian of transformers without transformers: files written by hand, by the layouts of torch's modules."""
+
+import json
+
+import numpy as np
+import pytest
+from parity import flat, write_file
+
+from transformer_jax.interop import huggingface
+from transformer_jax.interop.tensors import InteropError, Tensors
+from transformer_jax.models.transformer import TransformerConfig
+
+V, D, N, H, F, T = 31, 21, 3, 7, 23, 37
+CONFIG = {
+    "architectures": ["MarianMTModel"],
+    "model_type": "marian",
+    "vocab_size": V,
+    "d_model": D,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": N,
+    "decoder_attention_heads": N,
+    "encoder_ffn_dim": F,
+    "decoder_ffn_dim": F,
+    "max_position_embeddings": T,
+    "activation_function": "swish",
+    "scale_embedding": True,
+}
+IDS = {"pad_id": 30, "bos_id": 30, "eos_id": 0}
+
+
+def linear(name, inputs, outputs):
+    return {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
+
+
+def norm(name):
+    return {f"{name}.weight": (D,), f"{name}.bias": (D,)}
+
+
+def shapes(target=V):
+    """Return the shapes of the tensors, without those of the embeddings."""
+    found = {"final_logits_bias": (1, target)}
+    for stack, layers in (("encoder", 2), ("decoder", 3)):
+        for layer in range(layers):
+            start = f"model.{stack}.layers.{layer}"
+            for attention in ("self_attn", "encoder_attn")[: 1 + (stack == "decoder")]:
+                for part in ("q_proj", "k_proj", "v_proj", "out_proj"):
+                    found |= linear(f"{start}.{attention}.{part}", D, D)
+                found |= norm(f"{start}.{attention}_layer_norm")
+            found |= linear(f"{start}.fc1", D, F) | linear(f"{start}.fc2", F, D)
+            found |= norm(f"{start}.final_layer_norm")
+    return found
+
+
+SHARED = shapes() | {"model.shared.weight": (V, D)}
+SEPARATE = shapes(29) | {"model.encoder.embed_tokens.weight": (V, D), "model.decoder.embed_tokens.weight": (29, D)}
+UNTIED = SEPARATE | {"lm_head.weight": (29, D)}
+SEPARATELY = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 29}
+KINDS = {
+    "all": (SHARED, {}),
+    "decoder": (SEPARATE, SEPARATELY),
+    "none": (UNTIED, {**SEPARATELY, "tie_word_embeddings": False}),
+}
+
+
+def save(folder, shapes, **changes):
+    draw = np.random.default_rng(0)
+    tensors = {name: draw.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG | changes))
+    write_file(folder / "model.safetensors", tensors)
+    return tensors
+
+
+@pytest.mark.parametrize("ties", KINDS)
+def test_a_file_is_read_and_written_again_bit_for_bit(ties, tmp_path):
+    names, changes = KINDS[ties]
+    tensors = save(tmp_path / "theirs", names, **changes)
+    found = huggingface.read(tmp_path / "theirs", vocab_multiple=8)
+    assert found.model == TransformerConfig(
+        source_vocab_size=V,
+        target_vocab_size=V if ties == "all" else 29,
+        tie_embeddings=ties,
+        num_encoder_layers=2,
+        num_decoder_layers=3,
+        d_model=D,
+        d_ff=F,
+        num_heads=N,
+        head_dim=H,
+        value_dim=H,
+        max_length=T,
+        activation="silu",
+        positions="sinusoidal_halves",
+        output_bias=True,
+        norm_epsilon=1e-5,
+        vocab_multiple=8,
+    )
+    params = flat(found.params())
+    query = tensors["model.decoder.layers.2.encoder_attn.q_proj.weight"]
+    np.testing.assert_array_equal(params["decoder/layers/cross_attention/query/kernel"][2].reshape(D, D), query.T)
+    bias = params["output/bias" if ties == "none" else "output_bias"]
+    np.testing.assert_array_equal(bias[: found.model.target_vocab_size], tensors["final_logits_bias"][0])
+    assert len(bias) == 32
+    again = tmp_path / "again"
+    huggingface.write(
+        again, "sequence_to_sequence", found.model, found.params(), found.outputs.settings, special_ids=IDS
+    )
+    written = Tensors(again)
+    assert set(written) == set(tensors)
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(written[name], tensor, err_msg=name)
+    config = json.loads((again / "config.json").read_text())
+    expected = CONFIG | changes | {"pad_token_id": 30, "decoder_start_token_id": 30, "eos_token_id": 0}
+    assert {key: config[key] for key in expected} == expected
+
+
+def test_fixed_positions_and_tied_tables_need_no_place(tmp_path):
+    tables = {
+        f"model.{stack}.embed_{kind}.weight": (V, D)
+        for stack in ("encoder", "decoder")
+        for kind in ("tokens", "positions")
+    }
+    save(tmp_path, SHARED | tables | {"lm_head.weight": (V, D)})
+    assert "target_embedding/table" in huggingface.read(tmp_path).parameters
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"decoder_attention_heads": 7}, "encoder_attention_heads = 3 and decoder_attention_heads = 7 are unsupported"),
+        ({"encoder_ffn_dim": 24}, "encoder_ffn_dim = 24 and decoder_ffn_dim = 23 are unsupported: they must be equal"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings = False is not supported with share_encoder_decoder_emb"),
+        ({"encoder_layerdrop": 0.1}, "encoder_layerdrop = 0.1 is not supported, only 0.0"),
+        ({"activation_function": "tanh"}, "activation_function = 'tanh' is not supported: choose from gelu"),
+        ({"early_stopping": "soon"}, "early_stopping = 'soon' is not supported"),
+        ({"decoder_layers": 2}, "these tensors have no place in it"),
+        (SEPARATELY, "these tensors are missing"),
+    ],
+)
+def test_what_is_not_supported_is_said(changes, message, tmp_path):
+    save(tmp_path, SHARED, **changes)
+    with pytest.raises(InteropError, match=message):
+        huggingface.read(tmp_path)
+
+
+def test_settings_of_generate_are_those_of_decoding(tmp_path):
+    save(tmp_path / "theirs", SHARED, num_beams=6, max_length=512, forced_eos_token_id=0)
+    found = huggingface.read(tmp_path / "theirs")
+    expected = {
+        "beam_size": 6,
+        "length_penalty": 1.0,
+        "length_penalty_form": "power",
+        "stopping_rule": "hf_false",
+        "at_limit": "end",
+        "max_ratio": 0.0,
+        "max_extra": 511,
+    }
+    assert found.outputs.settings == {f"decoding.{key}": value for key, value in expected.items()}
+    settings = found.outputs.settings | {"decoding.stopping_rule": "hf_true", "decoding.length_penalty": 0.7}
+    huggingface.write(
+        tmp_path / "again", "sequence_to_sequence", found.model, found.params(), settings, special_ids=IDS
+    )
+    generation = json.loads((tmp_path / "again" / "generation_config.json").read_text())
+    assert generation == {
+        "bos_token_id": None,
+        "eos_token_id": 0,
+        "pad_token_id": 30,
+        "decoder_start_token_id": 30,
+        "bad_words_ids": [[30]],
+        "forced_eos_token_id": 0,
+        "num_beams": 6,
+        "early_stopping": True,
+        "length_penalty": 0.7,
+        "max_length": 512,
+    }
+    assert huggingface.read(tmp_path / "again").outputs.settings == settings
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"positions": "sinusoidal"},
+            "config.model.positions = 'sinusoidal': transformers' model has only 'sin",
+        ),
+        ({"output_bias": False}, "config.model.output_bias = False: transformers' model has only True"),
+        ({"activation": "quick"}, "config.model.activation = 'quick': transformers has only"),
+    ],
+)
+def test_models_that_transformers_lacks_are_refused(changes, message, tmp_path):
+    sizes = {"d_model": D, "num_heads": N, "head_dim": H, "value_dim": H}
+    fields = {"positions": "sinusoidal_halves", "output_bias": True, "norm_epsilon": 1e-5} | sizes
+    model = TransformerConfig(**fields | changes)
+    with pytest.raises(InteropError, match=message):
+        huggingface.write(tmp_path, "sequence_to_sequence", model, {}, {}, special_ids=IDS)
+
+
+def test_a_vocabulary_without_an_end_is_refused(tmp_path):
+    save(tmp_path / "theirs", SHARED)
+    found = huggingface.read(tmp_path / "theirs")
+    with pytest.raises(InteropError, match="the tokenizer has no end id, which Marian needs"):
+        huggingface.write(tmp_path / "again", "sequence_to_sequence", found.model, found.params(), {})

@@ -1,0 +1,204 @@
+"""Marian of transformers (`MarianMTModel`), as `models.transformer`.
+
+Differs: Marian's last bias is a buffer in transformers and stays as it is in training; here, it is a parameter. Rows of
+the padding id in embeddings get no gradient from look-ups in transformers; here, the decoder begins with this id, and
+its row is trained.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+
+from transformer_jax.interop.architecture import Architecture, ConfigMap, Head, Json, Outputs
+from transformer_jax.interop.layouts import JOINING, ROW, Entry, linear, norm
+from transformer_jax.interop.tensors import InteropError
+from transformer_jax.models.transformer import Transformer, TransformerConfig
+
+STOPPING = {False: "hf_false", True: "hf_true", "never": "hf_never"}  # early_stopping → decoding.stopping_rule
+# (share_encoder_decoder_embeddings, tie_word_embeddings) → tie_embeddings
+TIES = {(True, True): "all", (False, True): "decoder", (False, False): "none"}
+
+
+class _MarianMap(ConfigMap):
+    """A map with keys for the encoder and the decoder that must agree, and with two keys for what is tied."""
+
+    def read(self, config: Json) -> dict[str, Any]:
+        for ours, default in (("attention_heads", 16), ("ffn_dim", 4096)):
+            keys = [f"{stack}_{ours}" for stack in ("encoder", "decoder")]
+            encoder, decoder = (config.get(key, default) for key in keys)
+            if encoder != decoder:
+                raise InteropError(
+                    f"config.json: {keys[0]} = {encoder} and {keys[1]} = {decoder} are unsupported: they must be equal"
+                )
+        sharing = tuple(config.get(key, True) for key in ("share_encoder_decoder_embeddings", "tie_word_embeddings"))
+        if sharing not in TIES:
+            raise InteropError(
+                "config.json: tie_word_embeddings = False is not supported with share_encoder_decoder_embeddings = True"
+            )
+        fields = super().read(config)
+        own = config.get("decoder_vocab_size") or fields["source_vocab_size"]
+        return fields | {"target_vocab_size": own, "tie_embeddings": TIES[sharing]}
+
+    def write(self, model: TransformerConfig) -> dict[str, Any]:
+        sharing = next(key for key, value in TIES.items() if value == model.tie_embeddings)
+        return super().write(model) | {
+            "decoder_vocab_size": model.target_vocab_size,
+            "decoder_attention_heads": model.num_heads,
+            "decoder_ffn_dim": model.d_ff,
+            "share_encoder_decoder_embeddings": sharing[0],
+            "tie_word_embeddings": sharing[1],
+        }
+
+
+CONFIG = _MarianMap(
+    TransformerConfig,
+    names={
+        "vocab_size": ("source_vocab_size", 58101),
+        "d_model": ("d_model", 1024),
+        "encoder_layers": ("num_encoder_layers", 12),
+        "decoder_layers": ("num_decoder_layers", 12),
+        "encoder_attention_heads": ("num_heads", 16),
+        "encoder_ffn_dim": ("d_ff", 4096),
+        "max_position_embeddings": ("max_length", 1024),
+        "dropout": ("dropout_rate", 0.1),
+        "attention_dropout": ("attention_dropout_rate", 0.0),
+        "activation_dropout": ("feed_forward_dropout_rate", 0.0),
+        "scale_embedding": ("embedding_scale", False),
+    },
+    choices={
+        "activation_function": (
+            "activation",
+            "gelu",
+            {"gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu", "swish": "silu", "silu": "silu"},
+        )
+    },
+    theirs={"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0},
+    ours={
+        "architecture": "transformer",
+        "num_kv_heads": 0,
+        "feed_forward": "plain",
+        "norm": "post",
+        "norm_type": "layer_norm",
+        "norm_epsilon": 1e-5,
+        "positions": "sinusoidal_halves",
+        "attention_bias": True,
+        "feed_forward_bias": True,
+        "output_bias": True,
+    },
+)
+
+
+def table(model: TransformerConfig, outputs: Outputs) -> list[Entry]:
+    """Return the entries of `Transformer`."""
+    source, target = model.source_vocab_size, model.target_vocab_size
+    untied = model.tie_embeddings == "none"
+    bias = Entry("output/bias" if untied else "output_bias", "final_logits_bias", ROW, rows=target)
+    return [*_embeddings(model, source, target), bias, *_stack("encoder"), *_stack("decoder")]
+
+
+def _embeddings(model: TransformerConfig, source: int, target: int) -> list[Entry]:
+    if model.tie_embeddings == "all":
+        return [Entry("target_embedding/table", "model.shared.weight", rows=target)]
+    own = [
+        Entry("source_embedding/table", "model.encoder.embed_tokens.weight", rows=source),
+        Entry("target_embedding/table", "model.decoder.embed_tokens.weight", rows=target),
+    ]
+    return own + ([Entry("output/table", "lm_head.weight", rows=target)] if model.tie_embeddings == "none" else [])
+
+
+def _stack(name: str) -> list[Entry]:
+    ours, theirs = f"{name}/layers", f"model.{name}.layers.{{}}"
+    attentions = {"self_attention": "self_attn"} | ({"cross_attention": "encoder_attn"} if name == "decoder" else {})
+    entries = [
+        *linear(f"{ours}/feed_forward/inner", f"{theirs}.fc1"),
+        *linear(f"{ours}/feed_forward/outer", f"{theirs}.fc2"),
+        *norm(f"{ours}/feed_forward_residual/layer_norm", f"{theirs}.final_layer_norm"),
+    ]
+    for attention, called in attentions.items():
+        for part in ("query", "key", "value"):
+            entries += linear(f"{ours}/{attention}/{part}", f"{theirs}.{called}.{part[0]}_proj")
+        entries += linear(f"{ours}/{attention}/output", f"{theirs}.{called}.out_proj", JOINING)
+        entries += norm(f"{ours}/{attention}_residual/layer_norm", f"{theirs}.{called}_layer_norm")
+    return entries
+
+
+class Translation(Head):
+    """The decoder's output layer. Its settings are those of `generate`: beams, length penalty and lengths."""
+
+    def read(self, config: Json) -> Outputs:
+        stopping, limit = config.get("early_stopping") or False, config.get("max_length")
+        if stopping not in STOPPING:
+            raise InteropError(f"config.json: early_stopping = {stopping!r} is not supported: choose from {STOPPING}")
+        ours = {
+            "beam_size": config.get("num_beams") or 1,
+            "length_penalty": float(config.get("length_penalty", 1.0)),
+            "length_penalty_form": "power",
+            "stopping_rule": STOPPING[stopping],
+            "at_limit": "cut" if config.get("forced_eos_token_id", 0) is None else "end",
+            "max_ratio": 0.0,
+            "max_extra": limit - 1 if limit else config.get("max_position_embeddings", 1024),  # theirs counts the first
+        }
+        return Outputs(settings={f"decoding.{key}": value for key, value in ours.items()})
+
+    def generation(self, settings: Mapping[str, Any], special_ids: Mapping[str, int | None]) -> dict[str, Any]:
+        """Return the content of generation_config.json.
+
+        Of the length penalties, only "power" exists there, and only the stopping rules of Hugging Face.
+        """
+        ours = {key.removeprefix("decoding."): value for key, value in settings.items()}
+        keys, rule = _special_ids(special_ids), {rule: value for value, rule in STOPPING.items()}
+        begin, end, pad = keys["decoder_start_token_id"], keys["eos_token_id"], keys["pad_token_id"]
+        content = keys | {
+            "bad_words_ids": [[i] for i in sorted({begin, pad} - {end})],
+            "forced_eos_token_id": end if ours.get("at_limit") == "end" else None,
+            "num_beams": ours.get("beam_size", 1),
+            "early_stopping": rule.get(str(ours.get("stopping_rule")), False),
+        }
+        if ours.get("length_penalty_form") == "power":
+            content["length_penalty"] = ours["length_penalty"]
+        if ours.get("max_ratio") == 0:
+            content["max_length"] = ours["max_extra"] + 1
+        return content
+
+
+def _special_ids(ids: Mapping[str, int | None]) -> dict[str, Any]:
+    """Return keys of config.json. A vocabulary without padding is padded with its end."""
+    if ids.get("eos_id") is None:
+        raise InteropError("the tokenizer has no end id, which Marian needs: use a tokenizer that has one")
+    end = ids["eos_id"]
+    begin, pad = (end if ids[name] is None else ids[name] for name in ("bos_id", "pad_id"))
+    return {
+        "bos_token_id": None,
+        "eos_token_id": end,
+        "pad_token_id": pad,
+        "decoder_start_token_id": begin,
+        "forced_eos_token_id": end,
+    }
+
+
+def _module(model: TransformerConfig, outputs: int) -> nn.Module:
+    return Transformer(model)
+
+
+def _example(tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return tokens, tokens
+
+
+ARCHITECTURES = (
+    Architecture(
+        "MarianMTModel",
+        "marian",
+        "sequence_to_sequence",
+        CONFIG,
+        module=_module,
+        table=table,
+        head=Translation(),
+        special_ids=_special_ids,
+        example=_example,
+        # Fixed tables of positions, and tables that are tied to others.
+        unused=r"model\.(en|de)coder\.embed_(positions|tokens)\.weight|lm_head\.weight",
+        more={"is_encoder_decoder": True},
+    ),
+)
