@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from transformer_jax.data import sentencepiece
+from transformer_jax.data import sentencepiece, tokenizer_files
 from transformer_jax.data.files import DataError
 from transformer_jax.data.sentencepiece import CONTROL, NORMAL, UNKNOWN
 from transformer_jax.data.tokenizers import TokenizerError
@@ -125,6 +125,14 @@ def test_other_vocabularies_are_refused(folder, vocabulary, rule):
     (folder / "vocab.json").write_text(json.dumps(vocabulary))
     with pytest.raises(TokenizerError, match=rule):
         sentencepiece.from_folder(folder, "source")
+
+
+def test_a_folder_of_two_tokenizers(folder):
+    for side in ("source", "target"):
+        found = tokenizer_files.from_folder(folder, f"tokenizer.{side}.json")
+        assert found.sha256 == sentencepiece.from_folder(folder, side).sha256
+    with pytest.raises(TokenizerError, match=r"has two tokenizers, .*: set data\.joint_tokenizer to False"):
+        tokenizer_files.from_folder(folder)
 
 
 def test_a_missing_file_is_named(folder):

@@ -107,6 +107,11 @@ def test_special_ids(tmp_path):
     assert special_ids(read(tmp_path)) == (None, None, 2, None, None)
 
 
+def test_a_decoder_begins_with_an_id_of_its_own(tmp_path):
+    write(tmp_path, tokenizer=word_level("<pad>", "<s>", "</s>").to_str(), config={"decoder_start_token_id": 3})
+    assert special_ids(tokenizer_files.from_folder(tmp_path))[:3] == (3, 3, 5)
+
+
 def test_special_ids_are_written(tmp_path):
     tokenizer = Tokenizer(word_level("<s>").to_str(), {"eos_id": 2, "unk_id": 1})
     tokenizer_files.to_folder(tokenizer, tmp_path / "new" / "folder", begin=True, end=True, max_length=7)

@@ -1,7 +1,8 @@
 """Read and write the tokenizer files of other programs: BERT's vocabulary, and the folders of Hugging Face.
 
 Such a folder describes its tokenizer completely in `tokenizer.json`. Older ones have `vocab.txt` (BERT) instead, or
-`vocab.json` and `merges.txt` (GPT and GPT-2). Other files of the folder add settings and name the special tokens.
+`vocab.json` and `merges.txt` (GPT and GPT-2). Marian's translation models have two tokenizers, see `sentencepiece`.
+Other files of the folder add settings and name the special tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import tokenizers
 from etils import epath
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
-from transformer_jax.data import files, sources
+from transformer_jax.data import files, sentencepiece, sources
 from transformer_jax.data.tokenizers import Tokenizer, TokenizerError, bert, of_bert
 
 Settings = dict[str, Any]
@@ -56,7 +57,7 @@ def from_vocabulary(path: epath.PathLike, lowercase: bool) -> Tokenizer:
     return Tokenizer(bert(_vocabulary(epath.Path(path).expanduser()), lowercase).to_str())
 
 
-def from_folder(path: epath.PathLike) -> Tokenizer:
+def from_folder(path: epath.PathLike, file: str = "tokenizer.json") -> Tokenizer:
     """Read the tokenizer of a Hugging Face folder. It gives the same ids as in transformers.
 
     A special token that the folder names wins over one that `tokenizers.NAMES` finds. An id in `config.json` is used if
@@ -64,6 +65,11 @@ def from_folder(path: epath.PathLike) -> Tokenizer:
 
     Differs: special ids are never added to a text, and the name of a special token in a text is encoded as its
     characters. Lines are neither padded nor cut, whatever `tokenizer.json` says.
+
+    Args:
+        path: the folder.
+        file: the name that the tokenizer gets in a workdir. In a folder with two tokenizers, "tokenizer.source.json"
+            and "tokenizer.target.json" select one.
 
     Raises:
         DataError: a file cannot be read, or is not UTF-8.
@@ -73,6 +79,13 @@ def from_folder(path: epath.PathLike) -> Tokenizer:
     settings = _settings(folder)
     readers = {("tokenizer.json",): _complete, ("vocab.txt",): _word_pieces, ("vocab.json", "merges.txt"): _byte_pairs}
     names = next((names for names in readers if all((folder / name).exists() for name in names)), None)
+    if names is None and sentencepiece.is_folder(folder):
+        side = file.removeprefix("tokenizer.").removesuffix(".json")
+        if side not in ("source", "target"):
+            raise TokenizerError(
+                f"{folder} has two tokenizers, source.spm and target.spm: set data.joint_tokenizer to False"
+            )
+        return sentencepiece.from_folder(folder, side)
     if names is None:
         there = sorted(file.name for file in folder.iterdir()) if folder.is_dir() else []
         raise TokenizerError(
@@ -297,11 +310,16 @@ def _name(token: str | dict[str, Any]) -> str:
 
 def _special_ids(tokenizer: Tokenizer, settings: Settings) -> dict[str, int]:
     """Return the special ids that differ from those that the tokenizer finds by their names."""
-    special = {}
+    special, begins = {}, {"bos_id": settings.get("decoder_start_token_id")}  # the second: of an encoder–decoder
     for what, keys in NAMED.items():
         named = [tokenizer.id_of(_name(settings[key])) for key in keys if key in settings]
         listed = settings.get(f"{keys[0]}_id")  # an id, or several
-        choices = [*named, getattr(tokenizer, what), *(listed if isinstance(listed, list) else [listed])]
+        choices = [
+            begins.get(what),
+            *named,
+            getattr(tokenizer, what),
+            *(listed if isinstance(listed, list) else [listed]),
+        ]
         chosen = next((i for i in choices if i in range(tokenizer.size)), None)
         if chosen is not None and chosen != getattr(tokenizer, what):
             special[what] = chosen
