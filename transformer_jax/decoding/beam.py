@@ -9,6 +9,9 @@ import jax.numpy as jnp
 from transformer_jax.decoding.steps import IMPOSSIBLE, Cache, Hypotheses, Step, best_tokens, never_chosen, take
 
 LENGTH_PENALTY_FORMS = ("wu", "power")
+# When the search for a row stops. In the rules of Hugging Face's `generate`, only a continuation among the K best may
+# end. "exact" and "hf_never" (`early_stopping="never"`): no hypothesis in the beam can beat the worst finished one.
+# "hf_false" (False): none could if it ended now, although a longer one might. "hf_true" (True): K have finished.
 STOPPING_RULES = ("exact", "hf_never", "hf_false", "hf_true")
 
 
@@ -65,11 +68,7 @@ def beam_search(
     The search for a row stops, and its finished hypotheses no longer change, once no hypothesis in the beam can beat
     the worst finished one. log P only decreases and lp only increases with length, so no score can exceed
     log P(so far) / lp(T). With `n_best`, the caller uses only the first `n_best` places, and the search stops once
-    none of these can change. The result in these places is the same but is found earlier.
-
-    That is the `stopping_rule` "exact". The others are those of Hugging Face's `generate`, where only a continuation
-    among the K best may end. "hf_never" (`early_stopping="never"`) has the same bound. "hf_false" (False) compares with
-    log P(so far) / lp(so far), which a longer hypothesis could exceed. "hf_true" (True) stops at K finished hypotheses.
+    none of these can change. The result in these places is the same but is found earlier. Other rules: STOPPING_RULES.
 
     Differs: Wu et al. also prune hypotheses whose log-probability is too far below the best. Here, only rank counts.
 
@@ -123,8 +122,12 @@ def beam_search(
     beams, found = _Beams(tokens, first, first), _Beams(tokens, none, none)
     state = (jnp.int32(0), beams, found, jnp.zeros(B, bool), cache)
     _, alive, finished, _, _ = jax.lax.while_loop(unfinished, advance, state)
+    return _outputs(finished, alive._replace(scores=score(alive.log_probabilities, T)), fill)
 
-    cut_off = alive._replace(scores=score(alive.log_probabilities, T))
+
+def _outputs(finished: _Beams, cut_off: _Beams, fill: int) -> Hypotheses:
+    """Return the K finished hypotheses, with those that were cut off in their empty places."""
+    K = finished.scores.shape[1]
     place, count = jnp.arange(K)[None], (finished.scores > IMPOSSIBLE).sum(axis=1, keepdims=True)
     best = take(_join(finished, cut_off), jnp.where(place < count, place, K + place - count))
     exists = best.scores > IMPOSSIBLE
