@@ -5,9 +5,10 @@ import struct
 
 import pytest
 
-from transformer_jax.data import sentencepiece, tokenizer_files
+from transformer_jax.data import sentencepiece, sources, tokenizer_files
 from transformer_jax.data.files import DataError
 from transformer_jax.data.sentencepiece import CONTROL, NORMAL, UNKNOWN
+from transformer_jax.data.text import Corpus, ParallelData, Stream
 from transformer_jax.data.tokenizers import TokenizerError
 
 USER_DEFINED = 4
@@ -48,7 +49,9 @@ def folder(tmp_path):
     (tmp_path / "source.spm").write_bytes(model())
     (tmp_path / "target.spm").write_bytes(model({"▁xy": -1.0, "d": -2.0, "ab": -3.0}))
     (tmp_path / "vocab.json").write_text(json.dumps(VOCABULARY))
-    (tmp_path / "config.json").write_text(json.dumps({"decoder_start_token_id": VOCABULARY["<pad>"]}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "marian", "decoder_start_token_id": VOCABULARY["<pad>"]})
+    )
     return tmp_path
 
 
@@ -133,6 +136,15 @@ def test_a_folder_of_two_tokenizers(folder):
         assert found.sha256 == sentencepiece.from_folder(folder, side).sha256
     with pytest.raises(TokenizerError, match=r"has two tokenizers, .*: set data\.joint_tokenizer to False"):
         tokenizer_files.from_folder(folder)
+
+
+def test_a_run_starts_with_the_tokenizers_of_a_folder(folder, tmp_path):
+    sides = ("source", "target")
+    streams = {side: Stream("text", f"tokenizer.{side}.json", 16, f"model.{side}_vocab_size") for side in sides}
+    corpus = Corpus(ParallelData(), streams, tmp_path / "run", sources.parallel_files, start=folder)
+    for side in sides:
+        assert corpus.tokenizers[side].sha256 == sentencepiece.from_folder(folder, side).sha256
+        assert corpus.special_ids(side) == (15, 0, 15)
 
 
 def test_a_missing_file_is_named(folder):

@@ -227,7 +227,7 @@ class Corpus:
     def _copy(self, folder: epath.Path, path: epath.Path) -> None:
         """Copy the tokenizer of the run or the Hugging Face folder that this run starts from."""
         if tokenizer_files.is_folder(folder):
-            tokenizer = tokenizer_files.from_folder(folder)
+            tokenizer = tokenizer_files.from_folder(folder, path.name)
         elif (source := folder / path.name).exists():
             tokenizer = Tokenizer.load(source)
         else:
