@@ -1,9 +1,12 @@
 """Describe a recipe's training step on any device mesh, without data or accelerators: a table, or JSON with --json.
 
     python scripts/describe.py --config=configs/wmt14.py:big --mesh=data=64,fsdp=8
+    python scripts/describe.py --config=configs/wmt14.py:big --topology=v5e:16x16 --mesh=data=32,fsdp=8
 
 The output on stdout lists parameters, FLOPs, bytes per device, which parameters are sharded along which axes, and what
 the devices send to each other. Estimates are marked as such.
+
+With --topology, the step is compiled by the compiler of these TPUs, and the output says whether it fits.
 """
 
 import dataclasses
@@ -11,6 +14,9 @@ import json
 import math
 import os
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 
 def mesh_of(text: str) -> dict[str, int]:
@@ -29,19 +35,26 @@ def mesh_of(text: str) -> dict[str, int]:
 
 # The number of simulated devices must be set before jax is imported.
 MESH_SIZES = mesh_of(next((a.partition("=")[2] for a in sys.argv if a.startswith("--mesh=")), ""))
-os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={math.prod(MESH_SIZES.values())}"
+COMPILED_FOR_TPU = any(argument.startswith("--topology") for argument in sys.argv)
+SIMULATED = 1 if COMPILED_FOR_TPU else math.prod(MESH_SIZES.values())
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={SIMULATED}"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 from absl import flags  # noqa: E402
+from ml_collections import ConfigDict  # noqa: E402
 
 from transformer_jax import command_line  # noqa: E402
 from transformer_jax.config import make_task, parse  # noqa: E402
 from transformer_jax.losses import CHUNK  # noqa: E402
-from transformer_jax.training.description import describe, table_rows  # noqa: E402
+from transformer_jax.training import description, target, topologies  # noqa: E402
 from transformer_jax.training.engine import Engine  # noqa: E402
+from transformer_jax.training.task import Config  # noqa: E402
 
 CONFIG = command_line.define_recipe()
 MESH = flags.DEFINE_string("mesh", "", "devices along each axis (1 if not named), e.g. data=64,fsdp=8")
+TOPOLOGY = flags.DEFINE_string("topology", "", "TPUs to compile for, e.g. v5e:16x16; without --mesh, all along data")
+STEP = flags.DEFINE_enum("step", "train", target.STEPS, "the step to compile with --topology")
+SAVE = flags.DEFINE_string("save", "", "file for the text of the program compiled with --topology")
 LENGTH = flags.DEFINE_integer("length", 64, "tokens per sentence of the described batch", lower_bound=2)
 LINK = flags.DEFINE_float("link_gb_s", 100.0, "send bandwidth of a device, in GB/s", lower_bound=1e-3)
 PEAK = flags.DEFINE_float("peak_tflop_s", 400.0, "matrix-product rate of a device, in TFLOP/s", lower_bound=1e-3)
@@ -56,15 +69,65 @@ def main() -> None:
     for flag in (LINK, PEAK):
         if not math.isfinite(flag.value):
             raise flags.Error(f"--{flag.name}={flag.value}: must be finite, e.g. {flag.default}")
+        if flag.present and TOPOLOGY.value:
+            raise flags.Error(f"--{flag.name} cannot be used with --topology, which says what the devices are")
+    if SAVE.value:
+        command_line.check_output(SAVE.value)
+    for flag in (STEP, SAVE):
+        if flag.present and not TOPOLOGY.value:
+            raise flags.Error(f"--{flag.name} needs --topology, e.g. --topology=v5e:16x16")
     raw = CONFIG.value
     raw.data.directory = raw.data.directory or "(none)"
+    if TOPOLOGY.value:
+        describe_target(raw)
+    else:
+        describe_simulated(raw)
+
+
+def describe_simulated(raw: ConfigDict) -> None:
+    """Print the description of the training step as compiled for simulated CPU devices."""
     raw.mesh.update(MESH_SIZES)
+    config = checked(raw)
+    shards = MESH_SIZES["data"] * MESH_SIZES["fsdp"] * config.training.microbatches
+    task = make_task(config, None)
+    batch = task.dummy_batch(training_rows(config, shards), LENGTH.value)
+    turns = -(-max(array.size for array in batch.values()) // (shards * CHUNK))
+    described = description.describe(Engine(task), batch, turns)
+    link, peak = LINK.value * 1e9, PEAK.value * 1e12
+    times = dict(zip(("computing_s", "sending_s"), described.times(link, peak), strict=True))
+    show(dataclasses.asdict(described) | times, description.table_rows(described, link, peak))
+
+
+def describe_target(raw: ConfigDict) -> None:
+    """Print the description of a step as compiled for the devices of --topology."""
+    chip, devices = topologies.chip_of(TOPOLOGY.value), topologies.devices_of(TOPOLOGY.value)
+    sizes = MESH_SIZES if MESH.value else MESH_SIZES | {"data": len(devices)}
+    topologies.check_mesh(TOPOLOGY.value, MESH.value, list(sizes.values()), len(devices))
+    raw.mesh.update(sizes)
+    config = checked(raw)
+    shards = sizes["data"] * sizes["fsdp"]
+    if STEP.value == "train":
+        rows = training_rows(config, shards * config.training.microbatches)
+    else:
+        rows = -(-config.evaluation.batch_size // shards) * shards
+    engine = Engine(make_task(config, None), devices)
+    batch = engine.task.dummy_batch(rows, LENGTH.value)
+    described, text = target.compile_for(TOPOLOGY.value, chip, engine, batch, STEP.value)
+    if SAVE.value:
+        Path(SAVE.value).write_text(text)
+    show(dataclasses.asdict(described), target.table_rows(described))
+
+
+def checked(raw: ConfigDict) -> Config:
+    """Return the config. Raises an error if --length is too long for it."""
     config = parse(raw)
     if LENGTH.value > config.data.max_length:
         raise flags.Error(f"--length={LENGTH.value}: must be at most data.max_length = {config.data.max_length}")
-    shards = MESH_SIZES["data"] * MESH_SIZES["fsdp"] * config.training.microbatches
-    task = make_task(config, None)
-    rows = max(config.data.batch_tokens // LENGTH.value // shards, 1) * shards
+    return config
+
+
+def training_rows(config: Config, shards: int) -> int:
+    """Return the rows of a batch, a multiple of `shards`. Name the keys with which training on this mesh would work."""
     if config.data.rows_multiple % shards:
         least = config.data.max_length * shards
         print(
@@ -72,15 +135,15 @@ def main() -> None:
             f"{max(config.data.batch_tokens, least)}, or a smaller data.max_length",
             file=sys.stderr,
         )
-    batch = task.dummy_batch(rows, LENGTH.value)
-    turns = -(-max(array.size for array in batch.values()) // (shards * CHUNK))
-    described = describe(Engine(task), batch, turns)
-    link, peak = LINK.value * 1e9, PEAK.value * 1e12
+    return max(config.data.batch_tokens // LENGTH.value // shards, 1) * shards
+
+
+def show(fields: dict[str, Any], rows: Iterator[tuple[str, str]]) -> None:
+    """Print the fields as JSON, or the rows as a table."""
     if JSON.value:
-        times = dict(zip(("computing_s", "sending_s"), described.times(link, peak), strict=True))
-        print(json.dumps(dataclasses.asdict(described) | times))
+        print(json.dumps(fields))
         return
-    table = list(table_rows(described, link, peak))
+    table = list(rows)
     width = max(len(name) for name, _ in table)
     for name, value in table:
         print(f"{name:<{width}}  {value}")

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from transformer_jax.models.blocked import blocked_attention
 from transformer_jax.models.layers import Linear, constrain, dropout
 from transformer_jax.models.masks import Mask
-from transformer_jax.models.numerics import product
+from transformer_jax.models.numerics import platform, product
 from transformer_jax.models.positions import Relations, RelativePositions, relative_scores, relative_values, rotate
 
 log = logging.getLogger(__name__)
@@ -364,4 +364,4 @@ class MultiHeadAttention(nn.Module):
         special = bias is not None or self.positions == "relative" or not isinstance(mask, Mask | None)
         if special or self.is_mutable_collection("intermediates"):
             return "einsum"
-        return "blocked" if self.implementation == "blocked" else choose(length, key_length, jax.default_backend())
+        return "blocked" if self.implementation == "blocked" else choose(length, key_length, platform())

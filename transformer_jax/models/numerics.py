@@ -12,6 +12,12 @@ from jax.interpreters import ad, batching, mlir
 Array = jax.Array
 
 
+def platform() -> str:
+    """Return the platform that this trace is for, e.g. "tpu": that of the mesh in scope, or else JAX's default."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if device is None else device.platform
+
+
 def product(spec: str, a: Array, b: Array, dtype: str = "float32", precision: str | None = None) -> Array:
     """Return `jnp.einsum(spec, a, b)`, multiplied in `dtype` and accumulated in float32. The result is float32.
 

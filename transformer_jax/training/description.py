@@ -15,6 +15,7 @@ import jax
 
 from transformer_jax.data.batching import Arrays
 from transformer_jax.training.engine import Engine
+from transformer_jax.training.initialization import bytes_per_device
 from transformer_jax.training.sharding import abstract_batch
 
 ITEM_BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8}
@@ -67,7 +68,7 @@ def describe(engine: Engine, batch: Arrays, turns: int = 1) -> Description:
     state, work = engine.abstract_state, engine.task.work(batch)
     compiled = engine.step.lower(state, abstract_batch(batch, engine.mesh)).compile()
     collectives, guessed = read_collectives(compiled.as_text(), turns)
-    parameter_bytes = _bytes_per_device(state.params)
+    parameter_bytes = bytes_per_device(state.params)
     return Description(
         mesh=dict(engine.mesh.shape),
         parameters=sum(math.prod(x.shape) for x in jax.tree.leaves(state.params)),
@@ -75,17 +76,13 @@ def describe(engine: Engine, batch: Arrays, turns: int = 1) -> Description:
         tokens=work.tokens,
         flops=work.flops,
         parameter_bytes=parameter_bytes,
-        optimizer_bytes=_bytes_per_device((state.opt_state, state.ema)),
+        optimizer_bytes=bytes_per_device((state.opt_state, state.ema)),
         gradient_bytes=parameter_bytes,
         temporary_bytes=compiled.memory_analysis().temp_size_in_bytes,
         sharded=_by_sharding(state.params),
         collectives=collectives,
         guessed_loops=guessed,
     )
-
-
-def _bytes_per_device(tree: Any) -> int:
-    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def _by_sharding(params: Any) -> dict[str, int]:

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -142,12 +142,12 @@ def compiling_ahead() -> Iterator[Callable[..., Future]]:
 
 
 class Engine:
-    """The train state and the compiled training step of a task on a mesh."""
+    """The train state and the compiled training step of a task on a mesh of `devices`, by default all."""
 
-    def __init__(self, task: Task):
+    def __init__(self, task: Task, devices: Sequence[jax.Device] | None = None):
         self.task, self.config = task, task.config
         config = self.config
-        self.mesh = make_mesh(config.mesh)
+        self.mesh = make_mesh(config.mesh, devices)
         rate = optimizers.schedule(config.optimizer, config.model.d_model, config.training.steps)
         self.schedule = jax.jit(rate)
         init, boxed = trace_init(task)

@@ -68,6 +68,17 @@ class Evaluator:
         self._attention = on_mesh(task.attention, mesh, out_shardings=replicated(mesh))
         self._opened: dict[str, Batches] = {}
 
+    def lower(self, params: Params, batch: Any, greedy: bool) -> jax.stages.Lowered:
+        """Return the program for abstract arrays: the one that adds a piece, if predictions grow in pieces."""
+        started = jax.eval_shape(self._evaluate, params, batch, greedy)
+        if (state := started[2]) is None:
+            return self._evaluate.lower(params, batch, greedy)
+        rows = batch_sharding(self.mesh)
+        state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), state)
+        finished = next(x for x in started[1].values() if x.dtype == bool)
+        going_on = jax.ShapeDtypeStruct(finished.shape, bool, sharding=rows)
+        return self._resume.lower(params, batch, state, going_on, self.task.piece, greedy)
+
     def open(self, split: str) -> Batches:
         """Return the batches of a split. The split is read and tokenized only once."""
         if split not in self._opened:

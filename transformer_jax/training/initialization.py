@@ -1,5 +1,6 @@
 """The train state: its contents, its shapes and shardings, and its initialization."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -36,6 +37,11 @@ def abstract(boxed: Any, mesh: Mesh) -> Any:
 def abstract_parameters(task: Task, mesh: Mesh) -> Params:
     """Return the shapes, dtypes and shardings of a task's parameters."""
     return abstract(jax.eval_shape(task.init, jax.random.key(0)), mesh)
+
+
+def bytes_per_device(tree: Any) -> int:
+    """Return the bytes of abstract or real arrays on one device."""
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def trace_init(task: Task) -> tuple[Callable[[jax.Array], Params], Params]:

@@ -7,7 +7,7 @@ shardings of their inputs and the logical axes that the models name.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -74,9 +74,9 @@ class MeshConfig:
         if list(sizes.values()).count(-1) > 1:
             yield "data", "only one axis of the mesh can be -1: set the sizes of the others"
 
-    def shape(self) -> tuple[int, int, int]:
+    def shape(self, devices: int) -> tuple[int, int, int]:
         """Return the sizes of the axes. Raises ValueError if their product is not the number of devices."""
-        sizes, devices = dataclasses.asdict(self), jax.device_count()
+        sizes = dataclasses.asdict(self)
         given = math.prod(size for size in sizes.values() if size != -1)
         data, fsdp, tensor = (devices // given if size == -1 else size for size in sizes.values())
         if data * fsdp * tensor != devices:
@@ -88,9 +88,10 @@ class MeshConfig:
         return data, fsdp, tensor
 
 
-def make_mesh(config: MeshConfig) -> Mesh:
-    """Return the mesh. Raises ValueError if the product of its axes is not the number of devices."""
-    return jax.make_mesh(config.shape(), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """Return the mesh of `devices`, by default all. Raises ValueError if the product of its axes is another."""
+    shape = config.shape(jax.device_count() if devices is None else len(devices))
+    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 
 def on_mesh(function: Callable, mesh: Mesh, **options: Any) -> Any:

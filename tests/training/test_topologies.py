@@ -1,0 +1,130 @@
+"""Steps compiled for TPUs that are not at hand: names of slices, and what fits."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+from transformer_jax.tasks import TASKS
+from transformer_jax.training import target, topologies
+from transformer_jax.training.topologies import CHIPS
+
+RECIPE = """
+from transformer_jax.config import defaults, shrink
+
+def get_config(arg):
+    config = defaults(*arg.split(","))
+    shrink(config)
+    return config
+"""
+HAS_LIBTPU = importlib.util.find_spec("libtpu") is not None
+needs_libtpu = pytest.mark.skipif(not HAS_LIBTPU, reason=f"libtpu is not installed: {topologies.INSTALL}")
+
+
+def test_chips_have_their_published_numbers():
+    """Clocks follow from peaks: 1.5 GHz for v5e and 1.75 GHz for v5p, and 1.05 GHz for v4, a device of which is half a
+    chip.
+    """
+    assert CHIPS["v5e"].peak == 197e12
+    assert {kind: round(chip.clock / 1e9, 2) for kind, chip in CHIPS.items()} == {
+        "v4": 1.05,
+        "v5e": 1.5,
+        "v5p": 1.75,
+        "v6e": 1.75,
+        "tpu7x": 2.2,
+    }
+    assert CHIPS["v4"].bandwidth == 614e9
+
+
+@pytest.mark.parametrize("name", ["v9:2x2", "v5e", "v5e:", "2x2", ""])
+def test_unknown_topologies_are_refused_with_the_known_ones(name):
+    with pytest.raises(ValueError, match=f"--topology={name}: there is no such topology; .*v5p: 2x2x1.*8x8x8") as error:
+        topologies.devices_of(name)
+    assert all(kind in str(error.value) for kind in CHIPS)
+
+
+def test_a_mesh_has_all_devices_of_the_topology():
+    topologies.check_mesh("v5e:2x2", "data=2,fsdp=2", [2, 2, 1], 4)
+    with pytest.raises(ValueError, match=r"--mesh=data=3: its axes multiply to 3, but v5e:2x2 has 4 devices: .*data=4"):
+        topologies.check_mesh("v5e:2x2", "data=3", [3, 1, 1], 4)
+
+
+def test_without_libtpu_the_message_says_how_to_install_it(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"--topology=v5e:2x2: compiling for TPUs needs libtpu: pip install .*\[tpu\]"):
+        topologies.devices_of("v5e:2x2")
+
+
+@pytest.mark.parametrize(
+    ("step", "held", "error", "words"),
+    [
+        (
+            "train",
+            2**31,
+            "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 38.30G of 15.75G hbm. Exceeded hbm "
+            "capacity by 22.55G.",
+            ["does not fit by 22.55 GiB: a device has 15.75 GiB", "takes 2.00 GiB", "training.microbatches"],
+        ),
+        (
+            "train",
+            10 * 2**30,
+            "RESOURCE_EXHAUSTED: the total memory required for HLO temporaries (1.00T) exceeds available HBM (15.75G).",
+            ["by 1008.25 GiB", "takes 10.00 GiB", "a larger fsdp or tensor in --mesh"],
+        ),
+        ("predict", 2**30, "RESOURCE_EXHAUSTED: of 15.75G", ["does not fit on the device", "evaluation.batch_size"]),
+    ],
+)
+def test_what_does_not_fit_is_told_by_how_much_and_what_helps(step, held, error, words):
+    message = target.too_large(error, "v5e:2x2", CHIPS["v5e"], held, step)
+    assert message.startswith("--topology=v5e:2x2: the step does not fit")
+    assert all(word in message for word in words), message
+
+
+def described(arg: str, *arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess:
+    command = [sys.executable, "scripts/describe.py", f"--config={arg}", "--topology=v5e:2x2", "--length=8", *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, env=os.environ | (environment or {}), capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    path = tmp_path_factory.mktemp("recipe") / "tiny.py"
+    path.write_text(RECIPE)
+    return path
+
+
+@needs_libtpu
+@pytest.mark.slow
+@pytest.mark.parametrize("step", target.STEPS)
+@pytest.mark.parametrize("task", [*TASKS, "sequence_to_sequence,recurrent"])
+def test_every_family_compiles_for_tpus(tiny, tmp_path, task, step):
+    saved = tmp_path / "step.hlo"
+    done = described(f"{tiny}:{task}", f"--step={step}", f"--save={saved}", "--json")
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert found["mesh"] == {"data": 4, "fsdp": 1, "tensor": 1}
+    assert 0 < found["held"] + found["temporary"] + found["code"] < found["memory"]
+    assert saved.read_text().startswith("HloModule")
+
+
+@needs_libtpu
+@pytest.mark.slow
+def test_a_second_process_with_libtpu(tiny):
+    """By default, it may load libtpu too. If it may not, the message names the file and the remedy."""
+    hold = "from transformer_jax.training.topologies import devices_of; devices_of('v5e:2x2'); print(); input()"
+    environment = os.environ | {"ALLOW_MULTIPLE_LIBTPU_LOAD": "0", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([sys.executable, "-c", hold], env=environment, text=True, **streams) as first:
+        assert first.stdout is not None
+        first.stdout.readline()
+        refused = described(f"{tiny}:classification", "--mesh=data=3", environment={"ALLOW_MULTIPLE_LIBTPU_LOAD": "0"})
+        loaded = described(f"{tiny}:classification", "--mesh=data=3")
+        first.communicate("\n")
+    assert refused.returncode == loaded.returncode == 2
+    assert "another process has loaded libtpu (it holds /tmp/libtpu_lockfile): wait until it" in refused.stderr
+    assert "v5e:2x2 has 4 devices" in loaded.stderr

@@ -1,0 +1,139 @@
+"""Compile a step for a TPU slice that is not at hand, and describe the program: does it fit, and what does it need?"""
+
+import dataclasses
+import math
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from transformer_jax.data.batching import Arrays
+from transformer_jax.training.engine import Engine
+from transformer_jax.training.evaluation import Evaluator
+from transformer_jax.training.initialization import bytes_per_device
+from transformer_jax.training.sharding import abstract_batch
+from transformer_jax.training.topologies import Chip
+
+STEPS = ("train", "evaluate", "predict")
+GIB = 2**30
+
+
+class DoesNotFit(ValueError):
+    """Raised for a program that needs more memory than the device has."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A compiled step. Bytes are per device, as the compiler of the device counts them.
+
+    held: parameters, optimizer state and batch.
+    temporary: gradients, activations and all other buffers.
+    code: the program.
+    memory: what a program can use on the device.
+    """
+
+    topology: str
+    mesh: dict[str, int]
+    step: str
+    parameters: int
+    batch: dict[str, tuple[int, ...]]
+    tokens: int
+    flops: float  # of a training step on the whole batch; 0 for other steps
+    held: int
+    temporary: int
+    code: int
+    memory: int
+    compile_s: float
+
+    @property
+    def used(self) -> int:
+        return self.held + self.temporary + self.code
+
+
+def lower(engine: Engine, batch: Arrays, step: str) -> jax.stages.Lowered:
+    """Return the step, not yet compiled, for the devices of the engine's mesh.
+
+    step: "train"; "evaluate", an evaluation during training; or "predict", for which the batch has no references. Where
+    predictions grow in pieces, "predict" is the program that adds a piece.
+    """
+    task, state = engine.task, engine.abstract_state
+    if step == "train":
+        return engine.step.lower(state, abstract_batch(batch, engine.mesh))
+    if step == "predict":
+        references = {"target", *task.columns[task.inputs :]}
+        batch = {name: array for name, array in batch.items() if name.split("_")[0] not in references}
+    return Evaluator(task, engine.mesh).lower(state.params, abstract_batch(batch, engine.mesh), step == "evaluate")
+
+
+def compile_for(topology: str, chip: Chip, engine: Engine, batch: Arrays, step: str) -> tuple[Target, str]:
+    """Return the description of the compiled step, and its text.
+
+    Raises:
+        DoesNotFit: The step needs more memory than the device has.
+    """
+    start = time.perf_counter()
+    lowered = lower(engine, batch, step)
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        state = engine.abstract_state if step == "train" else engine.abstract_state.params
+        raise DoesNotFit(too_large(str(error), topology, chip, bytes_per_device(state), step)) from error
+    took = time.perf_counter() - start
+    memory: Any = compiled.memory_analysis()
+    work = engine.task.work(batch)
+    return Target(
+        topology=topology,
+        mesh=dict(engine.mesh.shape),
+        step=step,
+        parameters=sum(math.prod(x.shape) for x in jax.tree.leaves(engine.abstract_state.params)),
+        batch={name: array.shape for name, array in batch.items()},
+        tokens=work.tokens,
+        flops=work.flops if step == "train" else 0.0,
+        held=memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        temporary=memory.temp_size_in_bytes,
+        code=memory.generated_code_size_in_bytes,
+        memory=int(chip.memory),
+        compile_s=took,
+    ), compiled.as_text() or ""
+
+
+def too_large(error: str, topology: str, chip: Chip, held: int, step: str) -> str:
+    """Return the message for a step that does not fit, given the compiler's own. `held` is the size of the state."""
+    sizes = [float(number) * {"M": 2**20, "G": GIB, "T": 2**40}[unit] for number, unit in _SIZE.findall(error)]
+    memory = chip.memory
+    over = max((size for size in sizes if size > memory), default=0) - memory
+    by = f"by {over / GIB:.2f} GiB" if over > 0 else "on the device"
+    if held > memory / 2:
+        remedy = "a larger fsdp or tensor in --mesh, which divide parameters and optimizer state among more devices"
+    elif step == "train":
+        remedy = "a larger training.microbatches, a smaller data.batch_tokens, model.remat, or a larger topology"
+    else:
+        remedy = "a smaller evaluation.batch_size, or a larger topology"
+    return (
+        f"--topology={topology}: the step does not fit {by}: a device has {memory / GIB:.2f} GiB, and the state alone "
+        f"takes {held / GIB:.2f} GiB. What helps: {remedy}"
+    )
+
+
+_SIZE = re.compile(r"([\d.]+)([MGT])\b")
+
+
+def table_rows(target: Target) -> Iterator[tuple[str, str]]:
+    """Yield (name, value) pairs to display."""
+    t, devices = target, math.prod(target.mesh.values())
+    yield "compiled for", f"{t.topology}, mesh {' × '.join(f'{axis} {size}' for axis, size in t.mesh.items())}"
+    yield "step", t.step
+    yield "parameters", f"{t.parameters:,}"
+    yield "batch", ", ".join(f"{name} {shape}" for name, shape in t.batch.items())
+    if t.flops:
+        yield "tokens per step", f"{t.tokens:,}"
+        yield "FLOPs per step", f"{t.flops:.3g}, {t.flops / devices:.3g} per device"
+    yield "fits", f"yes: {t.used / GIB:.2f} of {t.memory / GIB:.2f} GiB per device ({t.used / t.memory:.0%})"
+    yield "bytes per device: state and batch", f"{t.held:,}"
+    yield "  temporary", f"{t.temporary:,}"
+    yield "  program", f"{t.code:,}"
+    yield "compile time", f"{t.compile_s:.0f} s"
