@@ -39,6 +39,7 @@ MAY_IMPORT = {
     "experiment": {"config", "workdir", "transfer", "training"},
     "report": {"training"},
     "predictor": {"config", "workdir", "training"},
+    "conversion": {"config", "workdir", "transfer", "predictor", "interop", "data", "training"},
     "verification": {"config", "training"},
     "command_line": {"config", "workdir", "data", "training"},
     "__init__": {"predictor"},
@@ -137,9 +138,10 @@ for _task in TASKS:
 # Names with a second meaning: `engine.init`, `optax.tree.norm`, "attention" as a method, and axes of arrays.
 SPECIAL -= GENERAL | {"init", "norm", "attention", "head_dim", "seed"}
 # sharding.py is left out: its error messages name the keys that set the sizes of axes.
+GENERIC_MODULES = ("config", "workdir", "transfer", "conversion", "experiment", "predictor", "verification")
 GENERIC_CODE = [
     *(path for path in (PACKAGE / "training").glob("*.py") if path.name != "sharding.py"),
-    *(PACKAGE / f"{name}.py" for name in ("config", "workdir", "transfer", "experiment", "predictor", "verification")),
+    *(PACKAGE / f"{name}.py" for name in GENERIC_MODULES),
     *(PACKAGE / "report").glob("*.py"),
     *(ROOT / "scripts").glob("*.py"),
 ]

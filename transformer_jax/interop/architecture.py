@@ -199,6 +199,7 @@ class Architecture:
     bare: it is the model without a head, and is written without the prefix.
     special_ids: "pad_id", "bos_id" and "eos_id" → keys of config.json. By default, there are none.
     example: tokens (B, T) → arguments with which the module is initialized.
+    around: (begin, end): which special ids the tokenizer of transformers puts around a text.
     renamed: (old, new) ends of names, which files of older versions have.
     unused: regular expression of names that need no place here.
     more: further keys of config.json.
@@ -215,6 +216,7 @@ class Architecture:
     optional: tuple[str, ...] = ()
     prefix: str = ""
     bare: bool = False
+    around: tuple[bool, bool] = (False, False)
     special_ids: Callable[[Mapping[str, int | None]], dict[str, Any]] = lambda ids: {}
     example: Callable[[Array], tuple[Array, ...]] = lambda tokens: (tokens, tokens == 0)
     renamed: Sequence[tuple[str, str]] = ()

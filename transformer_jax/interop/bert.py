@@ -92,14 +92,13 @@ _architecture: Any = functools.partial(
     model_type="bert",
     config=CONFIG,
     prefix="bert.",
+    around=(True, True),
     renamed=((".gamma", ".weight"), (".beta", ".bias")),
     unused=r".*position_ids|cls\.predictions\.decoder\.(weight|bias)",  # the decoder is tied to the embedding
 )
 _with_head: Any = functools.partial(_architecture, table=with_head, module=bert.Classifier)
 _with_tags: Any = functools.partial(_architecture, module=bert.TokenClassifier, lacks=("bert/pooler",))
-_pretrained: Any = functools.partial(
-    _architecture, task="bert_pretraining", module=_pretraining, table=pretraining, prefix="bert."
-)
+_pretrained: Any = functools.partial(_architecture, task="bert_pretraining", module=_pretraining, table=pretraining)
 ALONE = Fixed(settings={"masking.next_sentence": False})
 
 ARCHITECTURES = (

@@ -142,8 +142,10 @@ def write(
     settings: Mapping[str, Any],
     name: str = "",
     special_ids: Mapping[str, int | None] = NOTHING,
-) -> None:
-    """Write a model to a new folder, as config.json, model.safetensors and, if it generates, generation_config.json.
+) -> Architecture:
+    """Write a model to a new folder: model.safetensors, config.json and, if it generates text, generation_config.json.
+
+    Return the class that was written.
 
     Args:
         folder: a folder without a config.json. It is created if it does not exist.
@@ -187,6 +189,7 @@ def write(
     _write_json(folder / "config.json", config)
     if generation := architecture.head.generation(settings, special_ids):
         _write_json(folder / "generation_config.json", generation)
+    return architecture
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -1,0 +1,175 @@
+"""scripts/convert.py in both directions, and what the other scripts do with its workdirs."""
+
+import json
+
+import numpy as np
+import pytest
+from abusing import refused, unharmed
+from conftest import write_corpus
+from folders import MASKED_LM, PRETRAINING, D, drawn, numbered, save, shapes
+from forked import script
+
+import transformer_jax
+from transformer_jax import conversion
+from transformer_jax.config import ConfigError
+from transformer_jax.interop.tensors import Tensors
+from transformer_jax.workdir import read
+
+TAGS = ["O", "B-LOC", "I-LOC"]
+# Class: its tensors, keys of config.json, our task, keys of our config, a record, and a field of its prediction.
+KINDS = {
+    "BertForPreTraining": (
+        PRETRAINING,
+        {},
+        "bert_pretraining",
+        {"masking.next_sentence": True},
+        {"text": "ek [MASK]"},
+        "masks",
+    ),
+    "BertForMaskedLM": (
+        {name: x for name, x in shapes().items() if "pooler" not in name} | MASKED_LM,
+        {},
+        "bert_pretraining",
+        {"masking.next_sentence": False},
+        {"text": "ek [MASK]"},
+        "masks",
+    ),
+    "BertForSequenceClassification": (
+        shapes(("classifier", (3, D))),
+        numbered(["bad", "fair", "good"]),
+        "classification",
+        {"data.labels": ("bad", "fair", "good")},
+        {"sentence": "ek at"},
+        "label",
+    ),
+    "regression": (
+        shapes(("classifier", (1, D))),
+        {"architectures": ["BertForSequenceClassification"], "problem_type": "regression", **numbered(["score"])},
+        "regression",
+        {},
+        {"sentence": "ek at"},
+        "value",
+    ),
+    "BertForTokenClassification": (
+        {name: x for name, x in shapes(("classifier", (3, D))).items() if "pooler" not in name},
+        numbered(TAGS),
+        "tagging",
+        {"data.types": ("LOC",), "data.scheme": "iob2"},
+        {"words": "ek at"},
+        "tags",
+    ),
+    "BertForQuestionAnswering": (
+        {name: x for name, x in shapes(("qa_outputs", (2, D))).items() if "pooler" not in name},
+        {},
+        "question_answering",
+        {},
+        {"question": "ek", "context": "at ek ok"},
+        "answer",
+    ),
+    "BertForMultipleChoice": (shapes(("classifier", (1, D))), {}, "multiple_choice", {}, None, "label"),
+}
+
+
+def theirs(kind, folder):
+    tensors, keys, *_ = KINDS[kind]
+    return save(folder, drawn(tensors), **{"architectures": [kind], **keys, "max_position_embeddings": 211})
+
+
+@pytest.fixture(autouse=True, scope="module")
+def long_enough():
+    """Let models have 211 positions, because question answering has no room for less."""
+    for tensors, *_ in KINDS.values():
+        tensors["bert.embeddings.position_embeddings.weight"] = (211, D)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_there_and_back(tmp_path, kind):
+    _, _, task, keys, record, field = KINDS[kind]
+    folder, run, back = theirs(kind, tmp_path / "theirs"), tmp_path / "run", tmp_path / "back"
+    config = conversion.config_for(str(folder))
+    conversion.to_workdir(config, run)
+    stored = read(run)
+    assert stored.task == task
+    for key, value in keys.items():
+        section, name = key.split(".")
+        assert stored[section][name] == value
+    predictor = transformer_jax.load(str(run))
+    assert predictor.step == 0
+    if record is not None:
+        assert field in predictor.predict([record])[0]
+    conversion.to_folder(run, stored, str(back))
+    ours, original = Tensors(back), Tensors(folder)
+    assert set(ours) == set(original)
+    for name in original:
+        np.testing.assert_array_equal(ours[name], original[name], err_msg=name)
+    before, after = (json.loads((path / "config.json").read_text()) for path in (folder, back))
+    assert {key: after[key] for key in before if key != "id2label"} == {
+        key: value for key, value in before.items() if key != "id2label"
+    }
+    assert (back / "vocab.txt").read_bytes() == (folder / "vocab.txt").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Folder with the corpus, a Hugging Face folder and the workdir that the script has made of it."""
+    root = tmp_path_factory.mktemp("convert")
+    write_corpus(root / "data")
+    labels = numbered(["even", "odd"])
+    tensors = drawn(shapes(("classifier", (2, D))))
+    save(root / "theirs", tensors, architectures=["BertForSequenceClassification"], **labels)
+    arguments = ("--from_huggingface=theirs", "--workdir=run", "--config.data.directory=data")
+    result = script("convert", *arguments, cwd=root)
+    assert (result.returncode, result.stdout) == (0, b""), result.stderr.decode()
+    assert b"run is a workdir with the task classification" in result.stderr
+    return root
+
+
+def test_the_scripts_accept_the_workdir(place):
+    result = script("evaluate", "--workdir=run", cwd=place)
+    scores = json.loads(result.stdout)
+    assert (scores["step"], scores["examples"]) == (0, 7)
+    assert 0 <= scores["accuracy"] <= 1
+    result = script("predict", "--workdir=run", cwd=place, stdin=b"ek at\n\n")
+    first, second = map(json.loads, result.stdout.decode().splitlines())
+    assert {first["label"], second["label"]} <= {"even", "odd"}
+    (place / "in.txt").write_text("ek at\n")
+    result = script("attention_report", "--workdir=run", "--input=in.txt", "--output=report.html", cwd=place)
+    assert result.returncode == 0, result.stderr.decode()
+    assert "##k" in (place / "report.html").read_text()
+
+
+def test_the_script_writes_a_folder(place):
+    result = script("convert", "--workdir=run", "--to_huggingface=back", cwd=place)
+    assert (result.returncode, result.stdout) == (0, b""), result.stderr.decode()
+    assert b"back is a Hugging Face folder with a BertForSequenceClassification, of step 0" in result.stderr
+    assert (place / "back" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--workdir=new",), "give either --from_huggingface=FOLDER or --to_huggingface=FOLDER"),
+        (("--workdir=run", "--from_huggingface=theirs", "--to_huggingface=new"), "give either"),
+        (("--workdir=run", "--from_huggingface=theirs"), "run has checkpoints: choose another --workdir"),
+        (("--workdir=new", "--from_huggingface=none"), "none is not a Hugging Face folder: it has no config.json"),
+        (("--workdir=new", "--from_huggingface=run"), "run is not a Hugging Face folder"),
+        (("--workdir=none", "--to_huggingface=new"), "none is not the folder of a run"),
+        (("--workdir=run", "--to_huggingface=theirs"), "theirs already has a config.json: name another folder"),
+        (("--workdir=new", "--from_huggingface=theirs", "--config.model.d_ff=29"), "d_ff: 23 there, 29 here"),
+    ],
+)
+def test_abuses(place, arguments, words):
+    with unharmed(place, new=("new",)):
+        refused(script("convert", *arguments, cwd=place), words)
+
+
+def test_a_model_that_transformers_does_not_have(place, tmp_path):
+    with pytest.raises(ConfigError, match="parameters of another model"):
+        conversion.to_folder(place / "run", _changed(place), str(tmp_path / "new"))
+    assert not (tmp_path / "new").exists()
+
+
+def _changed(place):
+    config = read(place / "run")
+    config.model.norm = "pre"
+    return config

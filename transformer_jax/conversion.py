@@ -1,0 +1,95 @@
+"""Make a workdir of a Hugging Face folder, and a Hugging Face folder of a workdir."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from etils import epath
+from ml_collections import ConfigDict
+
+from transformer_jax import transfer
+from transformer_jax import workdir as workdirs
+from transformer_jax.config import ConfigError, defaults, make_task, parse
+from transformer_jax.data import tokenizer_files
+from transformer_jax.data.tokenizers import Tokenizer
+from transformer_jax.interop import huggingface
+from transformer_jax.predictor import Predictor
+from transformer_jax.training import lock
+from transformer_jax.training.checkpoint import Checkpoints
+from transformer_jax.training.initialization import TrainState, abstract_parameters, trace_init
+from transformer_jax.training.sharding import make_mesh
+from transformer_jax.training.task import Params, Task
+
+log = logging.getLogger(__name__)
+
+
+def config_for(folder: str) -> ConfigDict:
+    """Return the config of a run whose model is in a Hugging Face folder. Its data.directory is yet to be named.
+
+    Raises ValueError if the folder cannot be read, or holds a model that is not supported.
+    """
+    if not tokenizer_files.is_folder(folder):
+        raise ConfigError(f"{folder} is not a Hugging Face folder: it has no config.json that names a model_type")
+    architecture, outputs, fields = huggingface.describe(folder)
+    config = defaults(architecture.task, fields["architecture"])
+    config.update_from_flattened_dict({**transfer.keys_for(folder), **outputs.settings, "data.directory": "(none)"})
+    config.data.max_length = min(config.data.max_length, fields.get("max_length", config.data.max_length))
+    return config
+
+
+def to_workdir(config: ConfigDict, workdir: epath.PathLike) -> None:
+    """Write the model in the Hugging Face folder `config.init_from` to a new workdir, as a checkpoint at step 0.
+
+    `config` comes from `config_for`. Parameters that the folder lacks, e.g. a head that its class does not have, have
+    random values; the log names them.
+
+    Raises the errors of `config.parse` and `transfer.load`, and ConfigError if the workdir has checkpoints.
+    """
+    workdir = workdirs.place(workdir)
+    task = make_task(parse(config), workdir)
+    with lock.held(workdir):
+        if (workdir / "checkpoints").exists():
+            raise ConfigError(f"{workdir} has checkpoints: choose another --workdir")
+        workdirs.claim(workdir, config)
+        mesh = make_mesh(task.config.mesh)
+        params = transfer.load(task, mesh)(_initial(task, abstract_parameters(task, mesh)))
+        state = TrainState(jnp.zeros((), jnp.int32), params, ())
+        checkpoints = Checkpoints(workdir / "checkpoints", task.config.checkpoint)
+        meta = {"fingerprint": task.fingerprint(training=False), "position": 0, "scored": "params"}
+        checkpoints.save(0, state, meta)
+        checkpoints.close()
+    log.info("%s is a workdir with the task %s", workdir, config.task)
+
+
+def _initial(task: Task, abstract: Params) -> Params:
+    init, _ = trace_init(task)
+    placed = jax.tree.map(lambda x: x.sharding, abstract)
+    return jax.jit(init, out_shardings=placed)(jax.random.key(task.config.training.seed))
+
+
+def to_folder(workdir: epath.PathLike, config: ConfigDict, folder: str) -> None:
+    """Write the model of a workdir, and its tokenizer, to a new Hugging Face folder.
+
+    `config` is the run's config, possibly with changed values, e.g. evaluation.checkpoint. Raises ValueError if
+    transformers has no such model, or if the folder has a config.json.
+    """
+    predictor = Predictor(workdir, config)
+    # The last one is that of the text that is written, if there are several.
+    tokenizers = [Tokenizer.load(path) for path in sorted(epath.Path(workdir).glob("tokenizer*.json"))]
+    special_ids = {name: getattr(tokenizers[-1], name) for name in ("pad_id", "bos_id", "eos_id")}
+    settings, model = _flat(config.to_dict()), predictor.config.model
+    written = huggingface.write(folder, config.task, model, predictor.params, settings, special_ids=special_ids)
+    if len(tokenizers) == 1:
+        begin, end = written.around
+        length = settings.get("model.max_length")
+        tokenizer_files.to_folder(tokenizers[0], folder, begin=begin, end=end, max_length=length)
+    else:
+        log.warning("the %d tokenizers were not written: copy those of the original model", len(tokenizers))
+    log.info("%s is a Hugging Face folder with a %s, of step %d", folder, written.name, predictor.step)
+
+
+def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    sections = {section: keys for section, keys in config.items() if isinstance(keys, Mapping)}
+    return {f"{section}.{key}": value for section, keys in sections.items() for key, value in keys.items()}
