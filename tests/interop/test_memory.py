@@ -8,8 +8,6 @@ from folders import PRETRAINING, drawn, save
 
 ON_EIGHT = """
 import jax, json, sys
-import numpy as np
-from jax.sharding import PartitionSpec
 from transformer_jax import config, transfer
 from transformer_jax.interop import huggingface, layouts
 from transformer_jax.training.initialization import abstract_parameters
@@ -38,8 +36,8 @@ for path, leaf in found.parameters.items():
     placed = leaf.place(target.sharding)
     assert placed.shape == target.shape
     sizes = [shard.data.size for shard in placed.addressable_shards]
-    split = [axis for axis in target.sharding.spec if axis]
-    shares[path] = [bool(split), placed.size, sorted(set(sizes)), sorted(set(read[path])), float(abs(placed).sum())]
+    split = "fsdp" in str(target.sharding.spec)
+    shares[path] = [split, placed.size, sorted(set(sizes)), sorted(set(read[path])), float(abs(placed).sum())]
 print(json.dumps(shares))
 """
 
