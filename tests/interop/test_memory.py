@@ -15,7 +15,8 @@ from transformer_jax.training.sharding import make_mesh
 
 keys = config.defaults("bert_pretraining")
 keys.update_from_flattened_dict(transfer.keys_for("FOLDER"))
-keys.update_from_flattened_dict({"model.vocab_multiple": 8, "mesh.fsdp": 8, "data.directory": "none", "data.max_length": 32})
+keys.update_from_flattened_dict({"data.directory": "none", "data.max_length": 32})
+keys.update_from_flattened_dict({"model.vocab_multiple": 8, "mesh.fsdp": 8})
 parsed = config.parse(keys)
 task = config.make_task(parsed, None)
 abstract = abstract_parameters(task, make_mesh(parsed.mesh))
