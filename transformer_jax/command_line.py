@@ -25,8 +25,17 @@ from transformer_jax.training import processes
 from transformer_jax.workdir import read
 
 EXIT_ERROR = 2
-PATHS = ("workdir", "workdirs", "input", "output", "save", "directory", "manual_dir")
-PATHS += ("from_huggingface", "to_huggingface")
+PATHS = (
+    "workdir",
+    "workdirs",
+    "input",
+    "output",
+    "save",
+    "directory",
+    "manual_dir",
+    "from_huggingface",
+    "to_huggingface",
+)
 
 COORDINATOR = flags.DEFINE_string("coordinator_address", None, "HOST:PORT of the first process, if there are several")
 NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "number of processes", lower_bound=1)
