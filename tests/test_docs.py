@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import pytest
 from conftest import ROOT
+from folders import PRETRAINING, drawn, save
 from forked import script
 
 PAGES = sorted(
@@ -80,6 +81,7 @@ def folder(path: Path, page: list[Block]) -> None:
     for name in ("configs", "scripts"):
         shutil.copytree(ROOT / name, path / name)
     (path / "docs" / "images").mkdir(parents=True)
+    save(path / "pretrained", drawn(PRETRAINING))
     for block in page:
         if block.language == "python" and block.file:
             assert not block.file.startswith("transformer_jax/"), f"line {block.line} would change the package"
