@@ -283,7 +283,7 @@ def bert(vocabulary: Mapping[str, int], lowercase: bool) -> tokenizers.Tokenizer
 
 
 def _trained_here(content: Mapping[str, Any]) -> bool:
-    """Return True if a tokenizer has the special tokens, normalization and splitting that `tokenizer_training` gives."""
+    """Return True if a tokenizer has the special tokens, normalization and splitting of those trained here."""
     splits = content.get("pre_tokenizer") or {}
     normalizations = {part["type"] for part in (content.get("normalizer") or {}).get("normalizers", [{"type": None}])}
     return (
