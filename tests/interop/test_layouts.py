@@ -29,6 +29,8 @@ LAYOUTS = {
     "conv1d": (Layout(1), (D, N, H), (D, N * H), lambda d, n, h: (d, n * H + h)),
     "values of q|k|v": (Layout(1, part=(2, 3)), (D, N, H), (D, 3 * N * H), lambda d, n, h: (d, 2 * N * H + n * H + h)),
     "keys of a joint bias": (Layout(0, part=(1, 3)), (N, H), (3 * N * H,), lambda n, h: (N * H + n * H + h,)),
+    "halves": (Layout(1, True, halves=True), (D, N, 6), (N * 6, D), lambda d, n, h: (n * 6 + h % 2 * 3 + h // 2, d)),
+    "halves of a bias": (Layout(0, halves=True), (N, 6), (N * 6,), lambda n, h: (n * 6 + h % 2 * 3 + h // 2,)),
     "another order": (Layout(1, True, order=(2, 0, 1)), (D, N), (N, D), lambda d, n: ((2, 0, 1)[n], d)),
 }
 

@@ -17,12 +17,12 @@ import jax.numpy as jnp
 from flax import traverse_util
 
 from transformer_jax import files
-from transformer_jax.interop import bert, layouts, marian, tensors
+from transformer_jax.interop import bert, gpt, layouts, marian, tensors
 from transformer_jax.interop.architecture import NOTHING, Architecture, Outputs
 from transformer_jax.interop.layouts import Leaf, Slot
 from transformer_jax.interop.tensors import InteropError, Tensors
 
-ARCHITECTURES: tuple[Architecture, ...] = (*bert.ARCHITECTURES, *marian.ARCHITECTURES)
+ARCHITECTURES: tuple[Architecture, ...] = (*bert.ARCHITECTURES, *gpt.ARCHITECTURES, *marian.ARCHITECTURES)
 
 
 @dataclasses.dataclass(frozen=True)

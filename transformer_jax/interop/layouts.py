@@ -31,6 +31,7 @@ class Layout:
     part: (i, n): theirs has n parts along its outputs, and ours is part i.
     order: output i of ours is output order[i] of theirs; () if the order is the same.
     row: theirs has one more axis, of size 1, before the outputs.
+    halves: features 2i and 2i + 1 of our heads, which rotary positions turn together, are i and H/2 + i in theirs.
     """
 
     inputs: int | None = None
@@ -38,6 +39,7 @@ class Layout:
     part: tuple[int, int] = (0, 1)
     order: tuple[int, ...] = ()
     row: bool = False
+    halves: bool = False
 
     def shape(self, ours: Shape) -> Shape:
         """Return the shape of their tensor."""
@@ -53,6 +55,8 @@ class Layout:
             return tensor
         i, n = self.part
         outputs = np.split(tensor.T if self.transposed else tensor, n, axis=-1)[i]
+        if self.halves:
+            return outputs.reshape(*ours[:-1], 2, -1, copy=False).swapaxes(-1, -2)
         return outputs.reshape(ours, copy=False)
 
     def read(self, tensor: np.ndarray, ours: Shape) -> np.ndarray:

@@ -1,0 +1,178 @@
+"""GPT, GPT-2 and Llama of transformers without transformers: files written by hand, by the layouts of their modules."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from parity import flat, write_back, write_file
+
+from transformer_jax.interop import gpt, huggingface
+from transformer_jax.interop.tensors import InteropError
+from transformer_jax.models.gpt import GPTConfig
+
+V, D, N, F, L, T = 31, 30, 5, 23, 2, 11
+GPT2 = {
+    "architectures": ["GPT2LMHeadModel"],
+    "model_type": "gpt2",
+    "vocab_size": V,
+    "n_positions": T,
+    "n_embd": D,
+    "n_head": N,
+    "n_layer": L,
+    "n_inner": F,
+}
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": V,
+    "hidden_size": D,
+    "intermediate_size": F,
+    "num_hidden_layers": L,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "max_position_embeddings": T,
+}
+
+
+def gpt2_shapes():
+    shapes = {"wte.weight": (V, D), "wpe.weight": (T, D), "ln_f.weight": (D,), "ln_f.bias": (D,)}
+    linears = {"attn.c_attn": (D, 3 * D), "attn.c_proj": (D, D), "mlp.c_fc": (D, F), "mlp.c_proj": (F, D)}
+    for layer in range(L):
+        for name, shape in linears.items():
+            shapes |= {f"h.{layer}.{name}.weight": shape, f"h.{layer}.{name}.bias": shape[1:]}
+        for name in ("ln_1", "ln_2"):
+            shapes |= {f"h.{layer}.{name}.weight": (D,), f"h.{layer}.{name}.bias": (D,)}
+    return shapes
+
+
+def llama_shapes():
+    shapes = {"model.embed_tokens.weight": (V, D), "model.norm.weight": (D,), "lm_head.weight": (V, D)}
+    for layer in range(L):
+        for name, shape in {
+            "self_attn.q_proj": (24, D),
+            "self_attn.k_proj": (8, D),
+            "self_attn.v_proj": (8, D),
+            "self_attn.o_proj": (D, 24),
+            "mlp.gate_proj": (F, D),
+            "mlp.up_proj": (F, D),
+            "mlp.down_proj": (D, F),
+            "input_layernorm": (D,),
+            "post_attention_layernorm": (D,),
+        }.items():
+            shapes[f"model.layers.{layer}.{name}.weight"] = shape
+    return shapes
+
+
+def save(folder, config, shapes):
+    """Write random tensors, and return them."""
+    draw = np.random.default_rng(0)
+    tensors = {name: draw.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    write_file(folder / "model.safetensors", tensors)
+    return tensors
+
+
+def check_round_trip(found, folder):
+    params = found.params()
+    write_back(found, params, folder)
+    again = huggingface.read(folder)
+    assert again.model == found.model
+    for path, value in flat(again.params()).items():
+        np.testing.assert_array_equal(value, flat(params)[path], err_msg=path)
+
+
+def test_gpt2_without_prefix(tmp_path):
+    """Published files of GPT-2 have no prefix, and hold the masks of attention."""
+    shapes = gpt2_shapes() | {f"h.{layer}.attn.bias": (1, 1, T, T) for layer in range(L)}
+    tensors = save(tmp_path / "theirs", GPT2, shapes)
+    found = huggingface.read(tmp_path / "theirs")
+    assert (found.architecture.task, found.model.norm, found.model.d_ff) == ("language_modeling", "pre", F)
+    assert (found.model.activation, found.model.num_kv_heads, found.model.tie_embeddings) == ("gelu_tanh", 0, True)
+    params = flat(found.params())
+    joined = tensors["h.1.attn.c_attn.weight"].reshape(D, 3, N, D // N)
+    for i, name in enumerate(("query", "key", "value")):
+        np.testing.assert_array_equal(params[f"decoder/layers/self_attention/{name}/kernel"][1], joined[:, i])
+    np.testing.assert_array_equal(params["decoder/layers/feed_forward/inner/kernel"][0], tensors["h.0.mlp.c_fc.weight"])
+    check_round_trip(found, tmp_path / "ours")
+
+
+def test_llama(tmp_path):
+    tensors = save(tmp_path / "theirs", LLAMA | {"rope_theta": 77.0}, llama_shapes())
+    found = huggingface.read(tmp_path / "theirs")
+    model = found.model
+    assert (model.head_dim, model.value_dim, model.num_kv_heads, model.rotary_base) == (4, 4, 2, 77.0)
+    assert (model.dropout_rate, model.tie_embeddings, model.attention_bias) == (0.0, False, False)
+    params, theirs = flat(found.params()), tensors["model.layers.1.self_attn.k_proj.weight"].reshape(2, 4, D)
+    ours = params["decoder/layers/self_attention/key/kernel"][1]
+    np.testing.assert_array_equal(ours, np.moveaxis(theirs[:, [0, 2, 1, 3]], 2, 0))
+    gate = tensors["model.layers.0.mlp.gate_proj.weight"]
+    np.testing.assert_array_equal(params["decoder/layers/feed_forward/gate/kernel"][0], gate.T)
+    np.testing.assert_array_equal(params["output/table"], tensors["lm_head.weight"])
+    check_round_trip(found, tmp_path / "ours")
+    written = json.loads((tmp_path / "ours" / "config.json").read_text())
+    assert written["rope_parameters"] == {"rope_type": "default", "rope_theta": 77.0}
+
+
+def test_configs_that_leave_sizes_out():
+    """They take the defaults of transformers, some of which follow from other keys."""
+    model = GPTConfig(**gpt.GPT2.read({"n_embd": 24, "n_inner": None}))
+    assert (model.d_ff, model.head_dim, model.max_length, model.vocab_size) == (96, 2, 1024, 50257)
+    model = GPTConfig(**gpt.OPENAI.read({}))
+    assert (model.norm, model.activation, model.d_ff, model.head_dim) == ("post", "gelu_tanh", 3072, 64)
+    assert gpt.OPENAI.write(model)["afn"] == "gelu"
+    model = GPTConfig(**gpt.LLAMA.read({"num_key_value_heads": None, "rope_scaling": None, "head_dim": None}))
+    assert (model.num_kv_heads, model.head_dim, model.rotary_base) == (0, 128, 10000.0)
+    assert gpt.LLAMA.write(model)["num_key_value_heads"] == 32
+    assert gpt.LLAMA.read(gpt.LLAMA.write(model)) == gpt.LLAMA.read({}) | {"num_kv_heads": 32}
+    theta = {"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}, "rope_theta": 7.0}
+    assert gpt.LLAMA.read(theta)["rotary_base"] == 5.0
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "message"),
+    [
+        (gpt.GPT2, {"embd_pdrop": 0.2}, r"embd_pdrop = 0\.2 and resid_pdrop = 0\.1 are not supported: set both to one"),
+        (
+            gpt.GPT2,
+            {"scale_attn_by_inverse_layer_idx": True},
+            "scale_attn_by_inverse_layer_idx = True is not",
+        ),
+        (
+            gpt.GPT2,
+            {"activation_function": "mish"},
+            "activation_function = 'mish' is not supported: choose",
+        ),
+        (gpt.OPENAI, {"n_head": 7}, "the width 768 cannot be divided among 7 heads"),
+        (gpt.LLAMA, {"rope_scaling": {"rope_type": "llama3"}}, "rope_type = 'llama3' is not supported, only 'default'"),
+        (gpt.LLAMA, {"rope_scaling": {"type": "linear"}}, "rope_type = 'linear' is not supported"),
+    ],
+)
+def test_what_is_not_supported(config, changes, message):
+    with pytest.raises(InteropError, match=message):
+        config.read(changes)
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "message"),
+    [
+        (
+            gpt.GPT2,
+            {"positions": "rotary"},
+            "positions = 'rotary': transformers' model has only 'learned'",
+        ),
+        (gpt.OPENAI, {"d_ff": 95}, r"config\.model\.d_ff = 95: transformers' model has only 3072"),
+        (
+            gpt.OPENAI,
+            {"activation": "gelu"},
+            r"config\.model\.activation = 'gelu': transformers has only silu, relu",
+        ),
+        (gpt.LLAMA, {"value_dim": 3}, r"config\.model\.value_dim = 3: transformers' model has only 128"),
+    ],
+)
+def test_what_transformers_lacks(config, changes, message):
+    model = GPTConfig(**config.read({}))
+    with pytest.raises(InteropError, match=message):
+        config.write(dataclasses.replace(model, **changes))

@@ -1,0 +1,171 @@
+"""GPT, GPT-2 and Llama against transformers: hidden states, logits, losses, gradients and greedy continuations."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from oracle import relative
+from parity import check_gradients, check_loads, flat, need_transformers, random_model, write_back
+
+from transformer_jax import losses
+from transformer_jax.decoding.generation import Writer
+from transformer_jax.decoding.options import GenerationConfig
+from transformer_jax.interop import huggingface
+from transformer_jax.models.masks import CAUSAL, padding
+
+transformers, torch = need_transformers()
+
+B, T, V, L, NEW = 3, 13, 97, 2, 11
+TOKENS = np.random.default_rng(0).integers(0, V, (B, T)).astype(np.int32)
+LENGTHS = np.array([T, 7, 5])
+VALID = np.arange(T)[None] < LENGTHS[:, None]
+
+SIZES = {"n_positions": 29, "n_embd": 21, "n_head": 3, "n_layer": L}
+DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+LLAMA = {"max_position_embeddings": 29, "num_hidden_layers": L, "intermediate_size": 23}
+NONE = {"bos_token_id": None, "eos_token_id": None, "vocab_size": V, "attn_implementation": "eager"}
+CASES = {
+    "openai-gpt": ("OpenAIGPTLMHeadModel", SIZES | DROPOUT),
+    "openai-gpt relu": ("OpenAIGPTLMHeadModel", SIZES | DROPOUT | {"afn": "relu"}),
+    "gpt2": ("GPT2LMHeadModel", SIZES | DROPOUT | {"n_inner": 31}),
+    "gpt2 untied": ("GPT2LMHeadModel", SIZES | DROPOUT | {"activation_function": "gelu", "tie_word_embeddings": False}),
+    "llama": ("LlamaForCausalLM", LLAMA | {"hidden_size": 30, "num_attention_heads": 5}),
+    "llama grouped": (
+        "LlamaForCausalLM",
+        LLAMA
+        | {
+            "hidden_size": 30,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "head_dim": 14,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    ),
+}
+
+
+def made(case, seed, folder):
+    """Return a random model of theirs, and ours that was read from its folder."""
+    name, settings = CASES[case]
+    config = getattr(transformers, name).config_class(**NONE, **settings)
+    return random_model(transformers, torch, name, config, seed, folder), huggingface.read(folder, vocab_multiple=8)
+
+
+def run(theirs, **more):
+    """Return what their model computes for the batch."""
+    tokens, valid = (torch.tensor(array.astype(np.int64)) for array in (TOKENS, VALID))
+    return theirs(input_ids=tokens, attention_mask=valid, output_hidden_states=True, **more)
+
+
+def _states(module):
+    """Return the L + 1 hidden states (B, T, D)."""
+    x = module.embedding(TOKENS) + module.positions(T, 0)
+    return [x, *jnp.moveaxis(module.decoder.outputs(x, CAUSAL & padding(jnp.asarray(VALID))), 1, 0)]
+
+
+@functools.lru_cache
+def compiled(module):
+    """Return the function from parameters to the hidden states and the logits."""
+
+    def both(params):
+        variables = {"params": params}
+        return module.apply(variables, method=_states), module.apply(variables, TOKENS, VALID)
+
+    return jax.jit(both)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("case", CASES)
+def test_hidden_states_and_logits(tmp_path, case, seed):
+    theirs, found = made(case, seed, tmp_path)
+    result, (states, logits) = run(theirs), compiled(found.module)(found.params())
+    assert len(states) == len(result.hidden_states) == L + 1
+    for ours, expected in zip([*states, logits[..., :V]], [*result.hidden_states, result.logits], strict=True):
+        assert relative(ours[VALID], expected.detach().numpy()[VALID]) < 1e-5
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_loss_and_gradients(tmp_path, case):
+    theirs, found = made(case, 4, tmp_path)
+    result = run(theirs.train(), labels=torch.tensor(np.where(VALID, TOKENS, -100).astype(np.int64)))
+    result.loss.backward()
+
+    def loss(params):
+        logits = found.module.apply({"params": params}, TOKENS, VALID)[:, :-1]
+        total, count = losses.cross_entropy(logits, jnp.asarray(TOKENS[:, 1:]), jnp.asarray(VALID[:, 1:]), vocab_size=V)
+        return total / count
+
+    value, gradients = jax.jit(jax.value_and_grad(loss))(found.params())
+    assert relative(value, result.loss.item()) < 1e-5
+    check_gradients(found, gradients, theirs)
+
+
+def continued(found, eos):
+    """Return our greedy continuations of the rows of the batch, up to the end id `eos`."""
+    module, params = found.module, {"params": found.params()}
+    extend = functools.partial(module.apply, params, method="extend")
+    writer = Writer(extend, GenerationConfig(max_extra=NEW), True, V, bos_id=eos, eos_id=eos, pad_id=None)
+
+    @jax.jit
+    def write(tokens, lengths):
+        cache = module.apply(params, B, T + NEW, method="init_cache")
+        written = writer.begin(cache, tokens, lengths)
+        return writer.proceed(written, T, lengths, jnp.arange(B), NEW).tokens
+
+    return np.asarray(write(TOKENS, LENGTHS))
+
+
+def generated(theirs, row, eos):
+    """Return their continuation of a row. After the end come end ids, as in ours."""
+    prompt = torch.tensor(TOKENS[row : row + 1, : LENGTHS[row]].astype(np.int64))
+    tokens = theirs.generate(prompt, do_sample=False, max_new_tokens=NEW, eos_token_id=eos, pad_token_id=eos)
+    found = tokens[0, LENGTHS[row] :].numpy()
+    return np.pad(found, (0, NEW - len(found)), constant_values=eos)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("case", [case for case in CASES if case != "openai-gpt relu"])
+def test_greedy_continuations(tmp_path, case, seed):
+    """The end id is a token that their model writes."""
+    theirs, found = made(case, seed, tmp_path)
+    eos = int(generated(theirs, 1, V - 1)[4])
+    expected = np.stack([generated(theirs, row, eos) for row in range(B)])
+    assert (expected == eos).any()
+    np.testing.assert_array_equal(continued(found, eos), expected)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_we_write_loads_there(tmp_path, case):
+    theirs, found = made(case, 5, tmp_path / "theirs")
+    params = found.params()
+    write_back(found, params, tmp_path / "ours")
+    again = check_loads(transformers, CASES[case][0], tmp_path / "ours")
+    loaded, states = again.state_dict(), theirs.state_dict()
+    assert loaded.keys() == states.keys()
+    for key, value in states.items():
+        np.testing.assert_array_equal(loaded[key].numpy(), value.numpy(), err_msg=key)
+    same = {"_name_or_path", "transformers_version", "dtype", "bos_token_id", "eos_token_id", "rope_theta"}
+    new, old = again.config.to_dict(), theirs.config.to_dict() | {"n_inner": found.model.d_ff}
+    assert {key: new.get(key) for key in old.keys() - same} == {
+        key: value for key, value in old.items() if key not in same and (key != "n_inner" or key in new)
+    } | ({} if "n_inner" in new else {"n_inner": None})
+    ours = flat(huggingface.read(tmp_path / "ours", vocab_multiple=8).params())
+    for path, value in flat(params).items():
+        np.testing.assert_array_equal(ours[path], value, err_msg=path)
+
+
+@pytest.mark.parametrize("name", ["OpenAIGPTModel", "GPT2Model"])
+def test_models_without_a_head(tmp_path, name):
+    """Their names have no prefix. The output layer is the embedding."""
+    config = getattr(transformers, name).config_class(**NONE, **SIZES, **DROPOUT)
+    theirs = random_model(transformers, torch, name, config, 6, tmp_path / "theirs")
+    found = huggingface.read(tmp_path / "theirs")
+    states, _ = compiled(found.module)(params := found.params())
+    assert relative(states[-1][VALID], run(theirs).last_hidden_state.detach().numpy()[VALID]) < 1e-5
+    write_back(found, params, tmp_path / "ours")
+    check_loads(transformers, name, tmp_path / "ours")

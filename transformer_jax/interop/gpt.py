@@ -1,0 +1,230 @@
+"""GPT (`openai-gpt`), GPT-2 and Llama of transformers, as `models.gpt`."""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+
+from transformer_jax.interop.architecture import Architecture, ConfigMap, Json, Outputs, widths
+from transformer_jax.interop.layouts import JOINING, LINEAR, Entry, Layout, linear, norm
+from transformer_jax.interop.tensors import InteropError
+from transformer_jax.models import gpt
+
+HEADS = ("query", "key", "value")
+# Values of ours that all of these models have. Of GPT and GPT-2 alone: COMMON.
+SHARED = {"architecture": "gpt", "feed_forward_dropout_rate": 0.0, "embedding_scale": False}
+COMMON = SHARED | {
+    "num_kv_heads": 0,
+    "feed_forward": "plain",
+    "norm_type": "layer_norm",
+    "positions": "learned",
+    "attention_bias": True,
+    "feed_forward_bias": True,
+}
+SIZES = {
+    "n_embd": ("d_model", 768),
+    "n_layer": ("num_layers", 12),
+    "n_head": ("num_heads", 12),
+    "layer_norm_epsilon": ("norm_epsilon", 1e-5),
+    "resid_pdrop": ("dropout_rate", 0.1),
+    "embd_pdrop": ("dropout_rate", 0.1),
+    "attn_pdrop": ("attention_dropout_rate", 0.1),
+    "tie_word_embeddings": ("tie_embeddings", True),
+}
+
+
+class GPTMap(ConfigMap):
+    """The keys of GPT and GPT-2, which have two rates of dropout where we have one."""
+
+    def read(self, config: Json) -> dict[str, Any]:
+        embeddings, others = config.get("embd_pdrop", 0.1), config.get("resid_pdrop", 0.1)
+        if embeddings != others:
+            raise InteropError(
+                f"config.json: embd_pdrop = {embeddings} and resid_pdrop = {others} are not supported: set both to one "
+                "value, which only training uses"
+            )
+        return super().read(config)
+
+
+class LlamaMap(ConfigMap):
+    """The keys of Llama. Those of its rotary positions have two forms, and some are null."""
+
+    def read(self, config: Json) -> dict[str, Any]:
+        given = {key: value for key, value in config.items() if value is not None}
+        rotary = given.get("rope_scaling", {}) | given.get("rope_parameters", {})
+        kind = rotary.get("rope_type", rotary.get("type", "default"))
+        if kind != "default":
+            raise InteropError(f"config.json: rope_type = {kind!r} is not supported, only 'default'")
+        if "rope_theta" in rotary:
+            given["rope_theta"] = rotary["rope_theta"]
+        fields = super().read(given)
+        width = fields["head_dim"] or widths(fields)["head_dim"]
+        return fields | {"head_dim": width, "value_dim": width, "dropout_rate": 0.0}
+
+    def write(self, model: Any) -> dict[str, Any]:
+        config = super().write(model)
+        heads = config["num_key_value_heads"] or config["num_attention_heads"]
+        rotary = {"rope_type": "default", "rope_theta": config["rope_theta"]}
+        return config | {"num_key_value_heads": heads, "rope_parameters": rotary}
+
+
+def _wider(fields: Mapping[str, Any]) -> dict[str, int]:
+    """Return what follows from d_model in GPT-2, where the inner width may be null."""
+    return widths(fields) | {"d_ff": fields["d_ff"] or 4 * fields["d_model"]}
+
+
+OPENAI = GPTMap(
+    gpt.GPTConfig,
+    names={"vocab_size": ("vocab_size", 40478), "n_positions": ("max_length", 512), **SIZES},
+    choices={
+        # Their "gelu" is the approximation.
+        "afn": ("activation", "gelu", {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"})
+    },
+    ours=COMMON | {"norm": "post"},
+    derived=lambda fields: widths(fields) | {"d_ff": 4 * fields["d_model"]},
+)
+GPT2 = GPTMap(
+    gpt.GPTConfig,
+    names={
+        "vocab_size": ("vocab_size", 50257),
+        "n_positions": ("max_length", 1024),
+        "n_inner": ("d_ff", None),
+        **SIZES,
+    },
+    choices={
+        "activation_function": (
+            "activation",
+            "gelu_new",
+            {
+                "gelu_new": "gelu_tanh",
+                "gelu_pytorch_tanh": "gelu_tanh",
+                "gelu": "gelu",
+                "relu": "relu",
+                "silu": "silu",
+                "swish": "silu",
+            },
+        )
+    },
+    theirs={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
+    ours=COMMON | {"norm": "pre"},
+    derived=_wider,
+)
+LLAMA = LlamaMap(
+    gpt.GPTConfig,
+    names={
+        "vocab_size": ("vocab_size", 32000),
+        "hidden_size": ("d_model", 4096),
+        "intermediate_size": ("d_ff", 11008),
+        "num_hidden_layers": ("num_layers", 32),
+        "num_attention_heads": ("num_heads", 32),
+        "num_key_value_heads": ("num_kv_heads", 0),
+        "head_dim": ("head_dim", 0),
+        "max_position_embeddings": ("max_length", 2048),
+        "rms_norm_eps": ("norm_epsilon", 1e-6),
+        "rope_theta": ("rotary_base", 10000.0),
+        "attention_dropout": ("attention_dropout_rate", 0.0),
+        "attention_bias": ("attention_bias", False),
+        "mlp_bias": ("feed_forward_bias", False),
+        "tie_word_embeddings": ("tie_embeddings", False),
+    },
+    choices={
+        "hidden_act": (
+            "activation",
+            "silu",
+            {"silu": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"},
+        )
+    },
+    ours=SHARED | {"norm": "pre", "norm_type": "rms_norm", "positions": "rotary", "feed_forward": "gated"},
+    derived=lambda fields: {"value_dim": fields["head_dim"]},
+)
+
+
+def with_conv1d(
+    model: gpt.GPTConfig, outputs: Outputs, *, ours: str = "", tokens: str = "wte", places: str = "wpe"
+) -> list[Entry]:
+    """Return the entries of GPT or GPT-2, whose linear maps are (in, out). Our names start with `ours`."""
+    layer, theirs = f"{ours}decoder/layers", "transformer.h.{}"
+    projections = [
+        linear(f"{layer}/self_attention/{name}", f"{theirs}.attn.c_attn", Layout(1, part=(i, 3)))
+        for i, name in enumerate(HEADS)
+    ]
+    return [
+        Entry(f"{ours}embedding/table", f"transformer.{tokens}.weight", rows=model.vocab_size),
+        Entry(f"{ours}positions/table", f"transformer.{places}.weight"),
+        *(entry for projection in projections for entry in projection),
+        *linear(f"{layer}/self_attention/output", f"{theirs}.attn.c_proj", Layout(2)),
+        *norm(f"{layer}/self_attention_residual/layer_norm", f"{theirs}.ln_1"),
+        *linear(f"{layer}/feed_forward/inner", f"{theirs}.mlp.c_fc", Layout(1)),
+        *linear(f"{layer}/feed_forward/outer", f"{theirs}.mlp.c_proj", Layout(1)),
+        *norm(f"{layer}/feed_forward_residual/layer_norm", f"{theirs}.ln_2"),
+        *(norm(f"{ours}decoder/final_norm", "transformer.ln_f") if model.norm == "pre" else ()),
+        *_output(model, ours),
+    ]
+
+
+def llama(model: gpt.GPTConfig, outputs: Outputs) -> list[Entry]:
+    """Return the entries of Llama. Its rotary positions turn the first half of a head's features with the second."""
+    layer, theirs = "decoder/layers", "model.layers.{}"
+    turned = Layout(1, transposed=True, halves=True)
+    maps = {
+        f"{layer}/self_attention/query": (f"{theirs}.self_attn.q_proj", turned, model.attention_bias),
+        f"{layer}/self_attention/key": (f"{theirs}.self_attn.k_proj", turned, model.attention_bias),
+        f"{layer}/self_attention/value": (f"{theirs}.self_attn.v_proj", LINEAR, model.attention_bias),
+        f"{layer}/self_attention/output": (f"{theirs}.self_attn.o_proj", JOINING, model.attention_bias),
+        f"{layer}/feed_forward/gate": (f"{theirs}.mlp.gate_proj", LINEAR, model.feed_forward_bias),
+        f"{layer}/feed_forward/inner": (f"{theirs}.mlp.up_proj", LINEAR, model.feed_forward_bias),
+        f"{layer}/feed_forward/outer": (f"{theirs}.mlp.down_proj", LINEAR, model.feed_forward_bias),
+    }
+    return [
+        Entry("embedding/table", "model.embed_tokens.weight", rows=model.vocab_size),
+        *(entry for name, (their, layout, bias) in maps.items() for entry in linear(name, their, layout)[: 1 + bias]),
+        Entry(f"{layer}/self_attention_residual/rms_norm/scale", f"{theirs}.input_layernorm.weight"),
+        Entry(f"{layer}/feed_forward_residual/rms_norm/scale", f"{theirs}.post_attention_layernorm.weight"),
+        Entry("decoder/final_norm/scale", "model.norm.weight"),
+        *_output(model),
+    ]
+
+
+def _output(model: gpt.GPTConfig, ours: str = "") -> list[Entry]:
+    """Return the entry of the output layer, if it is not the embedding."""
+    return [] if model.tie_embeddings else [Entry(f"{ours}output/table", "lm_head.weight", rows=model.vocab_size)]
+
+
+def _language_model(model: gpt.GPTConfig, outputs: int) -> nn.Module:
+    return gpt.GPT(model)
+
+
+_openai_names: Any = functools.partial(with_conv1d, tokens="tokens_embed", places="positions_embed")
+_architecture: Any = functools.partial(Architecture, task="language_modeling", module=_language_model)
+_openai: Any = functools.partial(
+    _architecture,
+    model_type="openai-gpt",
+    config=OPENAI,
+    table=_openai_names,
+    prefix="transformer.",
+    unused=r".*\.attn\.bias|.*position_ids|lm_head\.weight",  # masks of older versions, and the tied output layer
+)
+_gpt2: Any = functools.partial(
+    _architecture,
+    model_type="gpt2",
+    config=GPT2,
+    table=with_conv1d,
+    prefix="transformer.",
+    unused=r".*\.attn\.(masked_)?bias|lm_head\.weight",
+)
+
+ARCHITECTURES = (
+    _openai("OpenAIGPTLMHeadModel"),
+    _openai("OpenAIGPTModel", bare=True),
+    _gpt2("GPT2LMHeadModel"),
+    _gpt2("GPT2Model", bare=True),
+    _architecture(
+        "LlamaForCausalLM",
+        model_type="llama",
+        config=LLAMA,
+        table=llama,
+        prefix="model.",
+        unused=r".*rotary_emb\.inv_freq|lm_head\.weight",
+    ),
+)
