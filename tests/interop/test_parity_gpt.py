@@ -159,6 +159,42 @@ def test_what_we_write_loads_there(tmp_path, case):
         np.testing.assert_array_equal(ours[path], value, err_msg=path)
 
 
+@pytest.mark.parametrize("labels", [5, 1])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_classification(tmp_path, labels, seed):
+    """The head reads the last token before the padding, which does not occur in texts. One label is a regression."""
+    config = transformers.GPT2Config(**NONE | {"vocab_size": V + 2}, **SIZES, **DROPOUT, num_labels=labels)
+    config.pad_token_id = V + 1
+    name = "GPT2ForSequenceClassification"
+    theirs = random_model(transformers, torch, name, config, seed, tmp_path / "theirs")
+    found = huggingface.read(tmp_path / "theirs")
+    assert found.architecture.task == ("regression" if labels == 1 else "classification")
+    assert found.outputs.settings["fine_tuning.plain_text"]
+    tokens = np.where(VALID, TOKENS, V + 1)
+    gold = np.array([4, 0, 3]) if labels > 1 else np.array([0.3, -1.0, 2.0], np.float32)
+    tensors = {"input_ids": torch.tensor(tokens.astype(np.int64)), "attention_mask": torch.tensor(VALID * 1)}
+    result = theirs.train()(**tensors, labels=torch.tensor(gold))
+    result.loss.backward()
+
+    def loss(params):
+        logits = found.module.apply({"params": params}, tokens, jnp.asarray(VALID))
+        if labels == 1:
+            return jnp.square(logits[:, 0] - gold).mean(), logits
+        total, count = losses.cross_entropy(logits[:, None], gold[:, None], gold[:, None] >= 0, vocab_size=labels)
+        return total / count, logits
+
+    params = found.params()
+    (value, logits), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    assert relative(logits, result.logits.detach().numpy()) < 1e-5
+    assert relative(value, result.loss.item()) < 1e-5
+    check_gradients(found, gradients, theirs)
+    settings = {"data.labels": ("a", "b", "c", "d", "e"), **found.outputs.settings}
+    huggingface.write(tmp_path / "ours", found.architecture.task, found.model, params, settings)
+    loaded = check_loads(transformers, name, tmp_path / "ours").state_dict()
+    for key, tensor in theirs.state_dict().items():
+        np.testing.assert_array_equal(loaded[key].numpy(), tensor.numpy(), err_msg=key)
+
+
 @pytest.mark.parametrize("name", ["OpenAIGPTModel", "GPT2Model"])
 def test_models_without_a_head(tmp_path, name):
     """Their names have no prefix. The output layer is the embedding."""

@@ -74,6 +74,24 @@ def test_the_input_has_special_tokens_beyond_the_vocabulary(make):
     assert task.preview(arrays)[1].startswith("  yes: [START] ka")
 
 
+def test_plain_text(make):
+    """There are no special tokens, the texts of a pair follow each other, and the last token's vector is mapped."""
+    task = make({"fine_tuning.plain_text": True})
+    arrays, v, params = whole(task), task.config.model.vocab_size, jax.tree.map(lambda x: 3 * x, initial(task))
+    one, two = task.corpus.tokenizers["text"].encode_batch(PAIRS[2][:2])
+    assert arrays["text"][2, : arrays["text_length"][2]].tolist() == [*one, *two]
+    assert arrays["second"][2] == len(one)
+    assert tokens_of(task, arrays, 2)[1] == "ta ta take ka"
+    assert params["gpt"]["embedding"]["table"].shape == (v, 16)
+    assert params["head"].keys() == {"kernel"}
+    as_output = params["gpt"] | {"output": {"table": params["head"]["kernel"].T}}
+    config = dataclasses.replace(task.config.model, tie_embeddings=False, vocab_size=2)
+    expected = oracle.gpt(as_output, config, np.array([[*one, *two]]))[0, -1]
+    found = task.logits(params, jax.tree.map(jnp.asarray, arrays))[2]
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    assert task.inherited.rows == {}
+
+
 def test_a_tokenizer_without_special_ids_will_do(make):
     """GPT's special tokens are the model's, not the tokenizer's."""
     task = make()
@@ -262,6 +280,8 @@ def test_a_model_learns_a_dozen_examples(corpus, tmp_path, kind):
             "auxiliary_weight = 0.5: is for GPT only: set it to 0, or model.arch",
         ),
         (None, {"both_orders": True}, "both_orders = True: is for GPT only"),
+        (None, {"plain_text": True}, "plain_text = True: is for GPT only"),
+        ("gpt", {"plain_text": True, "both_orders": True}, "plain_text = True: must be False with fine_tuning.both_or"),
         ("gpt", {"both_orders": True}, "both_orders = True: needs pairs: set data.second_column, or this to False"),
         ("gpt", {"auxiliary_weight": -0.5}, "auxiliary_weight = -0.5: must be at least 0, which switches the"),
         ("gpt", {"feature_layers": 1}, "feature_layers = 1: must be 0 with GPT, whose new tokens must be trained"),

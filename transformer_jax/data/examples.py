@@ -158,12 +158,12 @@ class Frame(NamedTuple):
     """The ids around texts: `begin` text `end`, or for pairs `begin` first `separator` second `end`.
 
     BERT: [CLS], [SEP], [SEP] (Devlin et al. 2019, Figure 4). GPT: [START], [DELIM], [EXTRACT] (Radford et al. 2018,
-    Section 3.3).
+    Section 3.3). None: no id at this place.
     """
 
-    begin: int
-    separator: int
-    end: int
+    begin: int | None
+    separator: int | None
+    end: int | None
 
 
 def laid_out(
@@ -185,16 +185,18 @@ def laid_out(
     Returns:
         The rows, and (n,) the place at which the second text starts: the row's length if there is none.
     """
-    room, n = limit - (2 if second is None else 3), len(first)
+    n = len(first)
+    begin, separator, end = ([] if i is None else [Ragged.repeated(i, n)] for i in frame)
+    room = limit - len(begin) - len(end) - (0 if second is None else len(separator))
     lengths = np.stack([first.lengths, np.zeros_like(first.lengths) if second is None else second.lengths], axis=1)
     kept = longest_first(lengths, room)
     cut = kept.sum(axis=1) < lengths.sum(axis=1)
     empty = lengths[:, : 1 if second is None else 2].min(axis=1) == 0
     warn(what, cut, f"are cut to {key} = {limit} tokens")
     warn(what, empty, "have an empty text")
-    begin, separator, end = (Ragged.repeated(i, n) for i in frame)
-    more = () if second is None else (separator, second.first(kept[:, 1]))
-    return Ragged.beside([begin, first.first(kept[:, 0]), *more, end]), kept[:, 0] + 2
+    more = [] if second is None else [*separator, second.first(kept[:, 1])]
+    rows = Ragged.beside([*begin, first.first(kept[:, 0]), *more, *end])
+    return rows, kept[:, 0] + len(begin) + len(separator if second is not None else end)
 
 
 def warn(what: str, found: np.ndarray, words: str) -> None:

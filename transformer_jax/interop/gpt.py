@@ -1,12 +1,13 @@
 """GPT (`openai-gpt`), GPT-2 and Llama of transformers, as `models.gpt`."""
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
 
-from transformer_jax.interop.architecture import Architecture, ConfigMap, Json, Outputs, widths
+from transformer_jax.interop.architecture import Architecture, Classes, ConfigMap, Head, Json, Outputs, Value, widths
 from transformer_jax.interop.layouts import JOINING, LINEAR, Entry, Layout, linear, norm
 from transformer_jax.interop.tensors import InteropError
 from transformer_jax.models import gpt
@@ -186,6 +187,25 @@ def llama(model: gpt.GPTConfig, outputs: Outputs) -> list[Entry]:
     ]
 
 
+def classifier(model: gpt.GPTConfig, outputs: Outputs) -> list[Entry]:
+    """Return the entries of GPT-2 with a linear map from the vector of the last token, which has no bias."""
+    return [*with_conv1d(model, outputs, ours="gpt/"), Entry("head/kernel", "score.weight", LINEAR)]
+
+
+@dataclasses.dataclass(frozen=True)
+class OnPlainText(Head):
+    """A head of another kind, for texts without special tokens around them."""
+
+    kind: Head
+
+    def read(self, config: Json) -> Outputs | None:
+        outputs = self.kind.read(config)
+        return outputs and outputs._replace(settings={**outputs.settings, "fine_tuning.plain_text": True})
+
+    def write(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+        return self.kind.write(settings) if settings["fine_tuning.plain_text"] else None
+
+
 def _output(model: gpt.GPTConfig, ours: str = "") -> list[Entry]:
     """Return the entry of the output layer, if it is not the embedding."""
     return [] if model.tie_embeddings else [Entry(f"{ours}output/table", "lm_head.weight", rows=model.vocab_size)]
@@ -193,6 +213,10 @@ def _output(model: gpt.GPTConfig, ours: str = "") -> list[Entry]:
 
 def _language_model(model: gpt.GPTConfig, outputs: int) -> nn.Module:
     return gpt.GPT(model)
+
+
+def _classifier(model: gpt.GPTConfig, outputs: int) -> nn.Module:
+    return gpt.GPTClassifier(model, outputs, specials=False)
 
 
 _openai_names: Any = functools.partial(with_conv1d, tokens="tokens_embed", places="positions_embed")
@@ -213,12 +237,17 @@ _gpt2: Any = functools.partial(
     prefix="transformer.",
     unused=r".*\.attn\.(masked_)?bias|lm_head\.weight",
 )
+_classifying: Any = functools.partial(
+    _gpt2, "GPT2ForSequenceClassification", module=_classifier, table=classifier, lacks=("gpt/output",)
+)
 
 ARCHITECTURES = (
     _openai("OpenAIGPTLMHeadModel"),
     _openai("OpenAIGPTModel", bare=True),
     _gpt2("GPT2LMHeadModel"),
     _gpt2("GPT2Model", bare=True),
+    _classifying(task="classification", head=OnPlainText(Classes())),
+    _classifying(task="regression", head=OnPlainText(Value())),
     _architecture(
         "LlamaForCausalLM",
         model_type="llama",

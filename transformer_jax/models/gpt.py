@@ -187,6 +187,8 @@ class GPTClassifier(nn.Module):
     class is a score: the value in a regression, or the score of one of several choices.
 
     views: the vectors of this many adjacent rows are added before the map: 2 for both orders of a pair (Section 3.3).
+    specials: False: the vocabulary is V, the last token is that of the text, and the map has no bias, as in
+        `GPT2ForSequenceClassification` of Hugging Face's transformers. Differs: There, the vectors have no dropout.
 
     The vectors have dropout, as in the authors' code. Differs: In that code, all choices of an example share one mask.
     """
@@ -194,12 +196,14 @@ class GPTClassifier(nn.Module):
     config: GPTConfig
     num_classes: int
     views: int = 1
+    specials: bool = True
 
     def setup(self) -> None:
-        c = self.config
-        self.gpt = GPT(dataclasses.replace(c, vocab_size=c.vocab_size + len(SPECIALS)))
+        c, shape = self.config, (self.config.d_model, self.num_classes)
+        self.gpt = GPT(dataclasses.replace(c, vocab_size=c.vocab_size + len(SPECIALS) * self.specials))
         self.dropout = layers.Dropout(c.dropout_rate)
-        self.head = Linear((c.d_model, self.num_classes), ("embed", "classes"), dtype=c.dtype, initializer=c.init)
+        options: dict[str, Any] = {"use_bias": self.specials, "dtype": c.dtype, "initializer": c.init}
+        self.head = Linear(shape, ("embed", "classes"), **options)
 
     def __call__(self, tokens: Array, valid: Array) -> Array:
         """Map token ids (B, T) to float32 logits (B / views, num_classes). `valid` (B, T) is False at padding."""

@@ -91,7 +91,7 @@ class BertBackbone(Backbone):
 
     @staticmethod
     def problems(fine_tuning: Any) -> Iterator[tuple[str, str]]:
-        for name in ("auxiliary_weight", "both_orders"):
+        for name in ("auxiliary_weight", "both_orders", "plain_text"):
             if getattr(fine_tuning, name, 0):
                 yield f"fine_tuning.{name}", "is for GPT only: set it to 0, or model.architecture = 'gpt' in the recipe"
 
@@ -114,7 +114,10 @@ class BertBackbone(Backbone):
 
 
 class GPTBackbone(Backbone):
-    """GPT (Radford et al. 2018), with new embeddings for `gpt.SPECIALS`. They have the ids that follow `vocab_size`."""
+    """GPT (Radford et al. 2018), with new embeddings for `gpt.SPECIALS`. They have the ids that follow `vocab_size`.
+
+    With `fine_tuning.plain_text`, there are none.
+    """
 
     module = "gpt"
     embeddings = ("embedding", "positions")
@@ -127,16 +130,19 @@ class GPTBackbone(Backbone):
                 "fine_tuning.feature_layers",
                 "must be 0 with GPT, whose new tokens must be trained",
             )
+        if getattr(fine_tuning, "both_orders", False) and fine_tuning.plain_text:
+            yield "fine_tuning.plain_text", "must be False with fine_tuning.both_orders, which needs special tokens"
 
     def __init__(self, config: Any, views: int):
         super().__init__(config, views)
-        self._ids = range(self.model.vocab_size, self.model.vocab_size + len(gpt.SPECIALS))
+        self._specials = not self.options.plain_text
+        self._ids = range(self.model.vocab_size, self.model.vocab_size + len(gpt.SPECIALS) * self._specials)
 
     def classifier(self, num_outputs: int) -> nn.Module:
-        return gpt.GPTClassifier(self.model, num_outputs, self.views)
+        return gpt.GPTClassifier(self.model, num_outputs, self.views, self._specials)
 
     def frame(self, corpus: Corpus) -> Frame:
-        return Frame(*self._ids)
+        return Frame(*self._ids) if self._specials else Frame(None, None, None)
 
     def arguments(self, batch: Mapping[str, jax.Array], valid: jax.Array) -> tuple[Any, ...]:
         """Return token ids and validity, each (views · B, T). With two views, the orders of a pair are adjacent."""
@@ -160,7 +166,7 @@ class GPTBackbone(Backbone):
     def inherited(self) -> Inherited:
         """Return what is taken from a language model, whose whole is the module, or from another fine-tuned model."""
         tables = ("embedding/table",) if self.model.tie_embeddings else ("embedding/table", "output/table")
-        rows = {f"{self.module}/{table}": self._ids for table in tables}
+        rows = {f"{self.module}/{table}": self._ids for table in tables if self._specials}
         return super().inherited()._replace(module=self.module, rows=rows)
 
     def training_output(
@@ -176,7 +182,7 @@ class GPTBackbone(Backbone):
         return output, {"language_modeling": mean._replace(scale=self.options.auxiliary_weight)}
 
     def readable(self, tokenizer: Tokenizer, ids: np.ndarray) -> tuple[list[str], str]:
-        names = dict(zip(self._ids, gpt.SPECIALS, strict=True))
+        names = dict(zip(self._ids, gpt.SPECIALS, strict=self._specials))
         tokens = [names.get(int(i), token) for i, token in zip(ids, tokenizer.shown(ids), strict=True)]
         pieces = np.split(ids, np.flatnonzero(np.isin(ids, self._ids)))
         return tokens, " ".join(filter(None, map(tokenizer.decode, pieces)))

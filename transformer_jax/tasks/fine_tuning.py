@@ -57,13 +57,16 @@ class FineTuningConfig:
 
 @dataclasses.dataclass(frozen=True)
 class AuxiliaryConfig(FineTuningConfig):
-    """The keys of `FineTuningConfig`, and λ.
+    """The keys of `FineTuningConfig`, and those of GPT.
 
     auxiliary_weight: λ of the objective L2 + λ · L1, where L1 is the language-modeling loss of the texts (Radford et
         al. 2018, eq. 5, with 0.5); for GPT only.
+    plain_text: the model reads the texts alone, one after the other, without special tokens around them, and its head
+        has no bias, as GPT-2 in Hugging Face's transformers; for GPT only.
     """
 
     auxiliary_weight: float = 0.0
+    plain_text: bool = fields.outputs(False)
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""
