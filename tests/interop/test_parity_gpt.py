@@ -13,6 +13,7 @@ from transformer_jax import losses
 from transformer_jax.decoding.generation import Writer
 from transformer_jax.decoding.options import GenerationConfig
 from transformer_jax.interop import huggingface
+from transformer_jax.models.gpt import GPTConfig
 from transformer_jax.models.masks import CAUSAL, padding
 
 transformers, torch = need_transformers()
@@ -20,6 +21,7 @@ transformers, torch = need_transformers()
 B, T, V, L, NEW = 3, 13, 97, 2, 11
 TOKENS = np.random.default_rng(0).integers(0, V, (B, T)).astype(np.int32)
 LENGTHS = np.array([T, 7, 5])
+PADDED = GPTConfig(vocab_multiple=8)
 VALID = np.arange(T)[None] < LENGTHS[:, None]
 
 SIZES = {"n_positions": 29, "n_embd": 21, "n_head": 3, "n_layer": L}
@@ -53,7 +55,7 @@ def made(case, seed, folder):
     """Return a random model of theirs, and ours that was read from its folder."""
     name, settings = CASES[case]
     config = getattr(transformers, name).config_class(**NONE, **settings)
-    return random_model(transformers, torch, name, config, seed, folder), huggingface.read(folder, vocab_multiple=8)
+    return random_model(transformers, torch, name, config, seed, folder), huggingface.read(folder, PADDED)
 
 
 def run(theirs, **more):
@@ -154,7 +156,7 @@ def test_what_we_write_loads_there(tmp_path, case):
     assert {key: new.get(key) for key in old.keys() - same} == {
         key: value for key, value in old.items() if key not in same and (key != "n_inner" or key in new)
     } | ({} if "n_inner" in new else {"n_inner": None})
-    ours = flat(huggingface.read(tmp_path / "ours", vocab_multiple=8).params())
+    ours = flat(huggingface.read(tmp_path / "ours", PADDED).params())
     for path, value in flat(params).items():
         np.testing.assert_array_equal(ours[path], value, err_msg=path)
 
