@@ -176,3 +176,14 @@ def test_what_transformers_lacks(config, changes, message):
     model = GPTConfig(**config.read({}))
     with pytest.raises(InteropError, match=message):
         config.write(dataclasses.replace(model, **changes))
+
+
+def test_the_model_type_follows_from_the_model(tmp_path):
+    """A language model is written as the first of the three that can be it, or the reason is said for each."""
+    save(tmp_path / "theirs", GPT2, gpt2_shapes())
+    found = huggingface.read(tmp_path / "theirs")
+    huggingface.write(tmp_path / "ours", "language_modeling", found.model, found.params(), {})
+    assert json.loads((tmp_path / "ours" / "config.json").read_text())["model_type"] == "gpt2"
+    model = dataclasses.replace(found.model, positions="none")
+    with pytest.raises(InteropError, match=r"not openai-gpt: .*; not gpt2: .*positions = 'none'.*; not llama: "):
+        huggingface.write(tmp_path / "other", "language_modeling", model, found.params(), {})

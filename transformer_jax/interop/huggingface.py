@@ -198,11 +198,19 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def _suitable(task: str, model: Any, settings: Mapping[str, Any], name: str) -> tuple[Architecture, dict[str, Any]]:
     """Return the first architecture that a model of ours can be written as, and its keys of config.json."""
+    reasons: dict[str, str] = {}  # model type → why it is none
     for architecture in ARCHITECTURES:
         same = architecture.task == task and type(model) is architecture.config.model
         keys = architecture.head.write(settings) if same and name in ("", architecture.name) else None
         if keys is not None:
-            return architecture, architecture.config.write(model) | keys
+            try:
+                return architecture, architecture.config.write(model) | keys
+            except InteropError as error:
+                reasons.setdefault(architecture.model_type, str(error))
+    if len(reasons) > 1:
+        raise InteropError("; ".join(f"not {kind}: {reason}" for kind, reason in reasons.items()))
+    if reasons:
+        raise InteropError(*reasons.values())
     known = ", ".join(dict.fromkeys(architecture.task for architecture in ARCHITECTURES))
     called = name and f" called {name}"
     raise InteropError(
