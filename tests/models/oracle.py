@@ -340,7 +340,10 @@ def transformer(params, config, source, target, source_valid=None, target_valid=
 
 
 def flops_of_products(jaxpr, times=1):
-    """Return the FLOPs of all matrix products in a program. Products in a loop count once per iteration."""
+    """Return the FLOPs of all matrix products in a program. Products in a loop count once per iteration.
+
+    Products that sum over nothing, e.g. of a bias with ones, do not count.
+    """
     total = 0
     for equation in jaxpr.eqns:
         shapes = [getattr(v.aval, "shape", ()) for v in equation.invars]
@@ -349,8 +352,9 @@ def flops_of_products(jaxpr, times=1):
             inner = math.prod(shapes[0][i] for i in (*summed, *shared))
             total += times * 2 * math.prod(shapes[0]) * math.prod(shapes[1]) / inner
         if equation.primitive.name == "product":
-            axes = equation.params["spec"].split("->")[0].replace(",", "")
-            total += times * 2 * math.prod(dict(zip(axes, shapes[0] + shapes[1], strict=True)).values())
+            inputs, out = equation.params["spec"].split("->")
+            axes = inputs.replace(",", "")
+            total += set(axes) > set(out) and times * 2 * math.prod(dict(zip(axes, shapes[0] + shapes[1], strict=True)).values())
         turns = times * equation.params["length"] if equation.primitive.name == "scan" else times
         for value in equation.params.values():
             if hasattr(inner := getattr(value, "jaxpr", value), "eqns"):
