@@ -354,7 +354,8 @@ def flops_of_products(jaxpr, times=1):
         if equation.primitive.name == "product":
             inputs, out = equation.params["spec"].split("->")
             axes = inputs.replace(",", "")
-            total += set(axes) > set(out) and times * 2 * math.prod(dict(zip(axes, shapes[0] + shapes[1], strict=True)).values())
+            if set(axes) > set(out):
+                total += times * 2 * math.prod(dict(zip(axes, shapes[0] + shapes[1], strict=True)).values())
         turns = times * equation.params["length"] if equation.primitive.name == "scan" else times
         for value in equation.params.values():
             if hasattr(inner := getattr(value, "jaxpr", value), "eqns"):
