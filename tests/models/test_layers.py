@@ -166,6 +166,16 @@ def test_residual_is_the_equation(norm, norm_type):
     assert oracle.relative(output, oracle.residual(variables["params"], x, sublayer, norm, 1e-6)) <= 1e-5
 
 
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_residual_rounds_only_its_result(norm):
+    x, variables = normal(B, T, D), {"params": {"layer_norm": {"scale": 1 + normal(D), "bias": normal(D, seed=1)}}}
+    exact, rounded = (
+        around(Residual(norm, 0.0, 1e-6, dtype=dtype), variables, x, jnp.sin) for dtype in ("float32", "bfloat16")
+    )
+    assert rounded.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(rounded, exact.astype(jnp.bfloat16))
+
+
 def test_dropout_acts_on_the_sublayer_and_not_on_the_residual():
     x, rngs = 5 + normal(B, T, 31), {"dropout": jax.random.key(0)}
     variables = {"params": {"layer_norm": {"scale": jnp.ones(31), "bias": jnp.zeros(31)}}}

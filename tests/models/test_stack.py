@@ -36,6 +36,28 @@ def test_a_stack_is_its_blocks_and_a_final_norm():
     assert oracle.relative(found, oracle.stack(oracle.float64(params), CONFIG, x, mask)) <= 1e-5
 
 
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_a_residual_stream_in_bfloat16(norm):
+    """The output and the gradients (except those of keys' biases, which are zero) are near those in float32.
+
+    The distance of the output shows that the stream was rounded.
+    """
+    exact, rounded = (
+        Stack(dataclasses.replace(CONFIG, norm=norm, residual_dtype=dtype), L) for dtype in ("float32", "bfloat16")
+    )
+    x = normal(B, T, D)
+    params = oracle.randomized(nn.unbox(jax.eval_shape(exact.init, jax.random.key(0), x))["params"])
+
+    def run(model):
+        y, pull = jax.vjp(lambda p: model.apply({"params": p}, x).astype(jnp.float32), params)
+        return y, *jax.tree.leaves(pull(normal(B, T, D, seed=1)))
+
+    found, expected = jax.jit(run, static_argnums=0)(rounded), [np.float64(x) for x in run(exact)]
+    distances = [oracle.relative(*pair) for pair in zip(found, expected, strict=True) if np.abs(pair[1]).max() > 1e-3]
+    assert distances[0] > 1e-4
+    assert max(distances) < 0.2
+
+
 @pytest.mark.parametrize("cross", [False, True])
 def test_the_last_map_of_a_sublayer_starts_smaller_in_a_deep_stack(cross):
     """GPT-2 divides by the root of the number of residual connections. All other initial values are the same."""

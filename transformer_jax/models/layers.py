@@ -151,13 +151,15 @@ class Residual(nn.Module):
     "post" (Vaswani et al. 2017, Section 5.4):  y = norm(x + dropout(f(x)))
     "pre" (Xiong et al. 2020):                  y = x + dropout(f(norm(x)))
 
-    Use it as `y = residual.after(x, f(residual.before(x)))`. `norm_type` is one of NORM_TYPES.
+    Use it as `y = residual.after(x, f(residual.before(x)))`. `norm_type` is one of NORM_TYPES. Sums and norms are
+    computed in float32; y is rounded to `dtype`.
     """
 
     norm: str
     dropout_rate: float
     epsilon: float
     norm_type: str = "layer_norm"
+    dtype: str = "float32"
 
     def setup(self) -> None:
         self.normalize = NORM_TYPES[self.norm_type](self.epsilon, name=self.norm_type)
@@ -168,7 +170,8 @@ class Residual(nn.Module):
 
     def after(self, x: Array, y: Array) -> Array:
         x = x + self.dropout(y)
-        return constrain(x if self.norm == "pre" else self.normalize(x), "batch", "length", "features")
+        x = x if self.norm == "pre" else self.normalize(x)
+        return constrain(x.astype(self.dtype), "batch", "length", "features")
 
 
 def final_norm(norm: str, epsilon: float, norm_type: str = "layer_norm") -> Callable[[Array], Array]:

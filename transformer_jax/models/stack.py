@@ -67,6 +67,7 @@ class BlockConfig:
     scale_residual_init: bool = False
     norm_epsilon: float = 1e-6
     dtype: str = fields.how("float32")  # of the matrix products
+    residual_dtype: str = fields.how("float32")  # of the input and output of each sub-layer
     unroll: int = fields.how(1, 2)  # layers per iteration of a stack's loop
     attention_implementation: str = fields.how("auto", "blocked", "jax")  # see `MultiHeadAttention`
     remat: str = fields.how("none", "full", "scores")  # what the backward pass recomputes: see REMAT
@@ -81,6 +82,7 @@ class BlockConfig:
             "positions": POSITIONS,
             "init": layers.INITS,
             "dtype": DTYPES,
+            "residual_dtype": DTYPES,
             "attention_implementation": IMPLEMENTATIONS,
             "remat": tuple(REMAT),
         }
@@ -231,7 +233,7 @@ class Block(nn.Module):
     @nn.nowrap
     def _residual(self) -> Residual:
         c = self.config
-        return Residual(c.norm, c.dropout_rate, c.norm_epsilon, c.norm_type)
+        return Residual(c.norm, c.dropout_rate, c.norm_epsilon, c.norm_type, c.residual_dtype)
 
 
 class Stack(nn.Module):
@@ -258,7 +260,7 @@ class Stack(nn.Module):
         def body(block: Block, x: Array, _: None) -> tuple[Array, None]:
             return block(x, mask, memory, memory_mask)[0], None
 
-        return self.norm(self._run(body, x)[0])
+        return self.norm(self._run(body, self._start(x))[0])
 
     def outputs(self, x: Array, mask: Array | Mask | None = None) -> Array:
         """Run x (B, T, D) through all layers, and return the output of each layer, (B, L, T, D).
@@ -270,7 +272,7 @@ class Stack(nn.Module):
             x = block(x, mask)[0]
             return x, x
 
-        last, every = self._run(body, x)
+        last, every = self._run(body, self._start(x))
         return every.at[:, -1].set(self.norm(last))
 
     def init_cache(self, batch_size: int, length: int) -> tuple[KeyValue, ...]:
@@ -310,12 +312,15 @@ class Stack(nn.Module):
         stacked: Any = self.variables["params"]["layers"]
         params = stacked if isinstance(stacked, tuple) else unstack(nn.unbox(stacked), self.num_layers)
         block: Any = Block(self.config, self.cross, parent=None)
-        extended: list[KeyValue] = []
+        x, extended = self._start(x), list[KeyValue]()
         for i, (own, past) in enumerate(zip(params, cache, strict=True)):
             seen = None if memory is None else memory[i]
             x, past = block.apply({"params": own}, x, mask, seen, memory_mask, past, position)
             extended.append(past)
         return self.norm(x), tuple(extended)
+
+    def _start(self, x: Array) -> Array:
+        return x.astype(self.config.residual_dtype)
 
     def _run(self, body: Callable, carry: Any) -> tuple[Any, Any]:
         return over_layers(body, self.num_layers, self.config.unroll, self.config.remat)(self.layers, carry, None)
