@@ -161,22 +161,33 @@ def test_tasks_and_their_settings(tmp_path, name, labels, task, settings):
     [
         ({"hidden_act": "mish"}, "config.json: hidden_act = 'mish' is not supported: choose from gelu, gelu_new"),
         ({"is_decoder": True}, "config.json: is_decoder = True is not supported, only False"),
+        ({"position_embedding_type": "relative_key"}, "= 'relative_key' is not supported, only 'absolute'"),
+        ({"hidden_act": ["gelu"]}, r"config.json: hidden_act = \['gelu'\] is not supported: choose from gelu"),
+        ({"hidden_size": "21"}, "config.json: hidden_size = '21' must be of type int: copy the file again"),
+        ({"hidden_size": None}, "config.json: hidden_size = None must be of type int"),
+        ({"layer_norm_eps": "small"}, "config.json: layer_norm_eps = 'small' must be of type float"),
         ({"hidden_size": 22}, "the width 22 cannot be divided among 3 heads"),
+        ({"num_attention_heads": 0}, "the width 21 cannot be divided among 0 heads: it must be a multiple of them"),
         ({"type_vocab_size": 1}, "BertConfig.num_segments = 1: must be at least 2, for the two segments of a pair"),
-        ({"architectures": ["T5Model"]}, "config.json: the architecture T5Model is not supported: choose from BertFor"),
+        (
+            {"architectures": ["T5Model"]},
+            r"architectures = \['T5Model'\] is not supported: the first must be .*BertModel",
+        ),
+        ({"architectures": []}, r"architectures = \[\] is not supported: the first must be one of BertFor"),
+        ({"architectures": {"a": 1}}, r"architectures = \{'a': 1\} is not supported"),
         (
             {"vocab_size": 67},
-            r"config.json is of another model: these tensors have other shapes\n"
+            r"config.json is of another model; copy all files of one. These tensors have other shapes:\n"
             r"  bert.embeddings.word_embeddings.weight: \(61, 21\) in the file, \(67, 21\) by config.json\n"
             r"  cls.predictions.bias: \(61,\) in the file, \(67,\) by config.json$",
         ),
         (
             {"num_hidden_layers": 3},
-            r"these tensors are missing\n  bert.encoder.layer.2.attention.output.LayerNorm.bias\n(.*\n)+  and 6 more$",
+            r"These tensors are missing:\n  bert.encoder.layer.2.attention.output.LayerNorm.bias\n(.*\n)+  and 6 more$",
         ),
         (
             {"num_hidden_layers": 1},
-            r"these tensors have no place in it\n  bert.encoder.layer.1.attention.output.LayerNorm.bias\n",
+            r"These tensors have no place in config.json:\n  bert.encoder.layer.1.attention.output.LayerNorm.bias\n",
         ),
         (
             {"architectures": ["BertForSequenceClassification"], "problem_type": "multi_label_classification"},
@@ -190,6 +201,14 @@ def test_tasks_and_their_settings(tmp_path, name, labels, task, settings):
             {"architectures": ["BertForTokenClassification"], "id2label": {"0": "O", "2": "I-PER"}},
             "id2label has the numbers 0, 2: they must be 0, 1, 2, …",
         ),
+        (
+            {"architectures": ["BertForTokenClassification"], "id2label": ["O"]},
+            r"id2label = \['O'\] must be an object of numbers and labels",
+        ),
+        (
+            {"architectures": ["BertForTokenClassification"], "num_labels": "two"},
+            "num_labels = 'two' must be of type int",
+        ),
     ],
 )
 def test_other_configs_are_refused(tmp_path, tensors, changes, message):
@@ -199,10 +218,10 @@ def test_other_configs_are_refused(tmp_path, tensors, changes, message):
 
 
 def test_a_missing_head_is_named(tmp_path, tensors):
-    with pytest.raises(InteropError, match=r"these tensors are missing\n  classifier.bias\n  classifier.weight$"):
+    with pytest.raises(InteropError, match=r"These tensors are missing:\n  classifier.bias\n  classifier.weight$"):
         huggingface.read(save(tmp_path, drawn(shapes()), architectures=["BertForMultipleChoice"]))
     del tensors["cls.predictions.bias"]  # a head that is there in part only
-    with pytest.raises(InteropError, match=r"these tensors are missing\n  cls.predictions.bias$"):
+    with pytest.raises(InteropError, match=r"These tensors are missing:\n  cls.predictions.bias$"):
         huggingface.read(save(tmp_path, tensors))
 
 

@@ -131,8 +131,8 @@ def test_fixed_positions_and_tied_tables_need_no_place(tmp_path):
         ({"encoder_layerdrop": 0.1}, "encoder_layerdrop = 0.1 is not supported, only 0.0"),
         ({"activation_function": "tanh"}, "activation_function = 'tanh' is not supported: choose from gelu"),
         ({"early_stopping": "soon"}, "early_stopping = 'soon' is not supported"),
-        ({"decoder_layers": 2}, "these tensors have no place in it"),
-        (SEPARATELY, "these tensors are missing"),
+        ({"decoder_layers": 2}, "These tensors have no place in config.json"),
+        (SEPARATELY, "These tensors are missing"),
     ],
 )
 def test_what_is_not_supported_is_said(changes, message, tmp_path):

@@ -67,7 +67,15 @@ def test_shards(tmp_path):
         ),
         (
             lambda folder: (folder / "model.safetensors.index.json").write_text("{}"),
-            r"index.json is damaged: KeyError\('weight_map'\); copy it again",
+            "index.json has no weight_map of names and files; copy it again",
+        ),
+        (
+            lambda folder: (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": 7}}'),
+            "index.json has no weight_map of names and files; copy it again",
+        ),
+        (
+            lambda folder: (folder / "model.safetensors.index.json").write_text("{"),
+            "index.json cannot be read: Expecting property name",
         ),
         (
             lambda folder: (folder / "model.safetensors.index.json").unlink(),
@@ -113,7 +121,12 @@ def entry(**changes):
         (entry()[:40], r"announce a header of \d+ bytes, and it has 40 bytes"),
         (entry()[:-1], r"its header cannot be read \(data at 0 to 8 of 7 bytes\)"),
         (header(b"{nonsense"), "its header cannot be read"),
-        (header(b"[1, 2]"), "its header cannot be read"),
+        (header(b"[1, 2]"), r"its header cannot be read \(it is not a JSON object\)"),
+        (header(b'{"a": 3}'), r"its header cannot be read \(a has no dtype, shape and data_offsets\)"),
+        (entry(shape="ab"), r"\(a has no dtype, shape and data_offsets\)"),
+        (entry(shape=[-1, -2]), r"\(a has no dtype, shape and data_offsets\)"),
+        (entry(data_offsets=[0, "8"]), r"\(a has no dtype, shape and data_offsets\)"),
+        (entry(data_offsets=[0]), r"\(a has no dtype, shape and data_offsets\)"),
         (entry(shape=[3]), r"its header cannot be read \(8 bytes for the shape \(3,\) in F32\)"),
         (entry(data_offsets=[8, 0]), r"its header cannot be read \(data at 8 to 0 of 8 bytes\)"),
     ],

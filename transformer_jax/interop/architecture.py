@@ -1,8 +1,9 @@
-"""What there is to say about a class of transformers: its counterpart here, its config and its labels."""
+"""A class of transformers: its counterpart here, its config and the outputs of its head."""
 
 import abc
 import dataclasses
 import types
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,10 +20,10 @@ NOTHING: Mapping[str, Any] = types.MappingProxyType({})
 
 def widths(fields: Mapping[str, Any]) -> dict[str, int]:
     """Return the widths of heads that share d_model. Raises InteropError if they cannot."""
-    width, rest = divmod(fields["d_model"], fields["num_heads"])
-    if rest:
-        raise InteropError(f"the width {fields['d_model']} cannot be divided among {fields['num_heads']} heads")
-    return {"head_dim": width, "value_dim": width}
+    width, heads = fields["d_model"], fields["num_heads"]
+    if heads < 1 or width % heads:
+        raise InteropError(f"the width {width} cannot be divided among {heads} heads: it must be a multiple of them")
+    return {"head_dim": width // heads, "value_dim": width // heads}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,9 +51,10 @@ class ConfigMap:
         for key, value in self.theirs.items():
             if config.get(key, value) != value:
                 raise InteropError(f"config.json: {key} = {config[key]!r} is not supported, only {value!r}")
-        fields = {field: config.get(key, default) for key, (field, default) in self.names.items()}
+        kinds = typing.get_type_hints(self.model)
+        fields = {field: _typed(config, key, default, kinds[field]) for key, (field, default) in self.names.items()}
         for key, (field, default, values) in self.choices.items():
-            if (value := config.get(key, default)) not in values:
+            if (value := config.get(key, default)) not in list(values):
                 raise InteropError(f"config.json: {key} = {value!r} is not supported: choose from {', '.join(values)}")
             fields[field] = values[value]
         return dict(self.ours) | fields | dict(self.derived(fields))
@@ -70,6 +72,14 @@ class ConfigMap:
                 raise InteropError(f"config.model.{field} = {value!r}: transformers has only {', '.join(written)}")
             config[key] = written[value]
         return config
+
+
+def _typed(config: Json, key: str, default: Any, kind: type) -> Any:
+    """Return the value of a key. Raises InteropError if it is neither of the type of our field nor the default."""
+    value = config.get(key, default)
+    if value is not default and type(value) not in ((int, float) if kind is float else (kind,)):
+        raise InteropError(f"config.json: {key} = {value!r} must be of type {kind.__name__}: copy the file again")
+    return value
 
 
 class Outputs(NamedTuple):
@@ -165,7 +175,9 @@ class Tags(Head):
 
 def labels_of(config: Json) -> tuple[str, ...]:
     """Return the labels that config.json lists. Raises InteropError if their numbers are not 0, 1, 2, …"""
-    found = config.get("id2label") or {str(i): f"LABEL_{i}" for i in range(config.get("num_labels", 2))}
+    found = config.get("id2label") or {i: f"LABEL_{i}" for i in range(_typed(config, "num_labels", 2, int))}
+    if not isinstance(found, Mapping):
+        raise InteropError(f"config.json: id2label = {found!r:.80} must be an object of numbers and labels")
     numbers = {str(number): str(label) for number, label in found.items()}
     if numbers.keys() != set(map(str, range(len(numbers)))):
         raise InteropError(f"config.json: id2label has the numbers {', '.join(numbers)}: they must be 0, 1, 2, …")

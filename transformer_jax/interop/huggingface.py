@@ -95,11 +95,14 @@ def describe(folder: os.PathLike | str) -> tuple[Architecture, Outputs, dict[str
     Raises InteropError if config.json cannot be read, or describes a model that is not supported.
     """
     config = read_config(folder)
-    name = (config.get("architectures") or [None])[0]
+    listed = config.get("architectures")
+    name = listed[0] if isinstance(listed, list) and listed else listed
     named = [architecture for architecture in ARCHITECTURES if architecture.name == name]
     if not named:
         known = ", ".join(dict.fromkeys(architecture.name for architecture in ARCHITECTURES))
-        raise InteropError(f"{folder}/config.json: the architecture {name} is not supported: choose from {known}")
+        raise InteropError(
+            f"{folder}/config.json: architectures = {listed!r} is not supported: the first must be one of {known}"
+        )
     try:
         fields = named[0].config.read(config)
         found = [(architecture, outputs) for architecture in named if (outputs := architecture.head.read(config))]

@@ -193,15 +193,15 @@ def read(
     expected = {name: slot.tensor_shape for slot in slots for name in slot.names}
     lacking = [slot for slot in slots if slot.path.startswith(tuple(f"{module}/" for module in lacks))]
     may_lack = {name for slot in lacking if names.keys().isdisjoint(slot.names) for name in slot.names}
-    where = f"{tensors.folder}: config.json is of another model:"
+    where = f"{tensors.folder}: config.json is of another model; copy all files of one. These tensors"
     if missing := sorted(expected.keys() - names.keys() - may_lack):
-        raise _listing(f"{where} these tensors are missing", missing)
+        raise _listing(f"{where} are missing:", missing)
     if unknown := sorted(name for name in names.keys() - expected.keys() if not re.fullmatch(unused, name)):
-        raise _listing(f"{where} these tensors have no place in it", [names[name] for name in unknown])
+        raise _listing(f"{where} have no place in config.json:", [names[name] for name in unknown])
     found = {name: tensors.shape(names[name]) for name in expected.keys() & names.keys()}
     if wrong := sorted(name for name, shape in found.items() if shape != expected[name]):
         lines = [f"{names[name]}: {found[name]} in the file, {expected[name]} by config.json" for name in wrong]
-        raise _listing(f"{where} these tensors have other shapes", lines)
+        raise _listing(f"{where} have other shapes:", lines)
     return {slot.path: Leaf(slot, lambda n: tensors[names[n]]) for slot in slots if may_lack.isdisjoint(slot.names)}
 
 

@@ -94,9 +94,7 @@ def _listed(folder: Path) -> dict[Path, list[str] | None]:
         return {folder / FILE: None}
     index = folder / INDEX
     if not index.exists():
-        others = [
-            name for name in ("pytorch_model.bin", "tf_model.h5", "flax_model.msgpack") if (folder / name).exists()
-        ]
+        others = [name for name in OTHER_FORMATS if (folder / name).exists()]
         remedy = f"; convert {others[0]} with transformers' save_pretrained" if others else "; copy the whole folder"
         raise InteropError(f"{folder} has neither {FILE} nor {INDEX}{remedy}")
     try:
@@ -104,8 +102,10 @@ def _listed(folder: Path) -> dict[Path, list[str] | None]:
         shards: dict[Path, list[str] | None] = {}
         for name, file in weights.items():
             shards.setdefault(folder / file, []).append(name)  # type: ignore[union-attr]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InteropError(f"{index} is damaged: {error!r}; copy it again") from error
+    except (OSError, ValueError) as error:
+        raise InteropError(f"{index} cannot be read: {error}; copy it again") from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InteropError(f"{index} has no weight_map of names and files; copy it again") from error
     if missing := [path.name for path in shards if not path.exists()]:
         raise InteropError(f"{folder} has no {', '.join(missing)}, although {INDEX} names it: copy the missing files")
     return shards
@@ -124,17 +124,23 @@ def _header(path: Path) -> dict[str, _Place]:
         text = file.read(length)
     try:
         content = json.loads(text)
+        if not isinstance(content, dict):
+            raise ValueError("it is not a JSON object")
         content.pop("__metadata__", None)
-        places = {name: _place(path, entry, 8 + length, size) for name, entry in content.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return {name: _place(path, name, entry, 8 + length, size) for name, entry in content.items()}
+    except ValueError as error:
         raise _damaged(path, f"its header cannot be read ({error})") from error
-    return places
 
 
-def _place(path: Path, entry: Mapping[str, Any], data: int, size: int) -> _Place:
+def _place(path: Path, name: str, entry: Any, data: int, size: int) -> _Place:
     """Return the place that an entry of a header describes. Raises ValueError if the file cannot hold it."""
-    dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-    if not 0 <= begin <= end <= size - data:
+    try:
+        dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+        if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
+            raise ValueError
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{name} has no dtype, shape and data_offsets") from None
+    if not begin <= end <= size - data:
         raise ValueError(f"data at {begin:,} to {end:,} of {size - data:,} bytes")
     if dtype in DTYPES and math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize != end - begin:
         raise ValueError(f"{end - begin:,} bytes for the shape {shape} in {dtype}")
