@@ -103,6 +103,9 @@ def test_a_vocabulary_of_the_target(folder):
     [
         (model()[:100], "is not a model of SentencePiece, or is damaged: copy"),
         (b"\xff" * 30, "is not a model of SentencePiece, or is damaged"),
+        (number(1, 7), "is not a model of SentencePiece, or is damaged"),  # a number instead of a piece
+        (text(1, number(3, NORMAL)), "is not a model of SentencePiece, or is damaged"),  # a piece without a text
+        (text(1, number(1, 7)), "is not a model of SentencePiece, or is damaged"),
         (b"", "it is not a unigram model"),
         (model(kind=2), "it is not a unigram model"),
         (model(PIECES, piece("@", 0.0, USER_DEFINED)), "the piece '@' is neither text nor a control symbol"),
@@ -121,6 +124,7 @@ def test_other_models_are_refused(folder, content, rule):
     [
         ({token: i for token, i in VOCABULARY.items() if token != "<pad>"}, "lacks <pad>"),
         (VOCABULARY | {"d": 0}, "the ids of 16 tokens must be 0 to 15, each once"),
+        (VOCABULARY | {"d": "12"}, "the ids of 16 tokens must be 0 to 15, each once"),
         ([], "is not a JSON object"),
     ],
 )

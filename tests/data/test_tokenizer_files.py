@@ -189,6 +189,19 @@ def test_ids_need_not_be_used(tmp_path):
             {"vocab": {"a": "0"}, "merges_txt": "", "config": {"model_type": "gpt2"}},
             r"vocab\.json gives 'a' no id from 0 up",
         ),
+        ({"config": {"vocab_size": "3"}}, r"config\.json: vocab_size = '3' must be of type int\. Copy the file again"),
+        ({"tokenizer_config": {"do_lower_case": 1}}, r"tokenizer_config\.json: do_lower_case = 1 must be of type bool"),
+        ({"special_tokens_map": {"sep_token": {"content": 5}}}, r"map\.json: sep_token = 5 must be of type str"),
+        ({"tokenizer_config": {"added_tokens_decoder": []}}, r"added_tokens_decoder = \[\] must be of type dict"),
+        (
+            {"vocab_txt": "[UNK]\n[CLS]\n[SEP]", "tokenizer_config": {"added_tokens_decoder": {"x": {"content": "a"}}}},
+            r"added_tokens_decoder must have ids and tokens: invalid literal.*\. Copy it again",
+        ),
+        (
+            {"vocab_txt": "[UNK]\n[CLS]\n[SEP]", "tokenizer_config": {"added_tokens_decoder": {"3": "a"}}},
+            r"added_tokens_decoder must have ids and tokens: .*\. Copy it again",
+        ),
+        ({"tokenizer": {"normalizer": 3}}, r"tokenizer\.json: Not a tokenizer's JSON: .*\. Copy the folder"),
     ],
 )
 def test_broken_folders(files, message, tmp_path):

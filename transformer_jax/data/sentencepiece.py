@@ -44,7 +44,7 @@ def read(path: epath.PathLike) -> Pieces:
     """
     try:
         return _parse(bytes(files.read(epath.Path(path))))
-    except (IndexError, struct.error, UnicodeDecodeError) as error:
+    except (IndexError, KeyError, TypeError, AttributeError, struct.error, UnicodeDecodeError) as error:
         raise TokenizerError(f"{path} is not a model of SentencePiece, or is damaged: copy the file again") from error
     except TokenizerError as error:
         raise TokenizerError(f"{path}: {error}") from error
@@ -154,7 +154,8 @@ def tokenizer(pieces: Pieces, vocabulary: Mapping[str, int], begin: int | None =
     """
     if missing := sorted((pieces.scores.keys() | SPECIALS.values()) - vocabulary.keys()):
         raise TokenizerError(f"the vocabulary lacks {', '.join(missing[:5])}: use the files of one model")
-    if sorted(vocabulary.values()) != list(range(len(vocabulary))):
+    ids = list(vocabulary.values())
+    if not all(type(i) is int for i in ids) or sorted(ids) != list(range(len(ids))):
         raise TokenizerError(f"the ids of {len(vocabulary)} tokens must be 0 to {len(vocabulary) - 1}, each once")
     tokens = sorted(vocabulary, key=vocabulary.__getitem__)
     codes = [token for token in tokens if token.startswith(">>") and token.endswith("<<")]

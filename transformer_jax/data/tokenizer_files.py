@@ -27,6 +27,9 @@ NAMED = {
     "eos_id": ("eos_token", "sep_token"),
     "mask_id": ("mask_token",),
 }
+TOKENS = (*(key for keys in NAMED.values() for key in keys), "unk_token")
+# The types of further settings that are read.
+TYPES = {"vocab_size": int, "added_tokens_decoder": dict, "add_prefix_space": bool}
 # Settings of BERT's tokenizers, and their names in `tokenizer.json`.
 NORMALIZATION = {
     "do_lower_case": "lowercase",
@@ -166,7 +169,7 @@ def to_folder(
 
 
 def _template(tokenizer: Tokenizer, begin: bool, end: bool) -> processors.TemplateProcessing:
-    """Return what puts special ids around a text, and around both texts of a pair."""
+    """Return the post-processor that puts special ids around a text, and around both texts of a pair."""
     wanted = {"begin": tokenizer.bos_id if begin else None, "end": tokenizer.eos_id if end else None}
     if missing := [what for what, asked in (("begin", begin), ("end", end)) if asked and wanted[what] is None]:
         raise TokenizerError(f"The tokenizer has no {missing[0]} id: write it with {missing[0]}=False.")
@@ -181,11 +184,19 @@ def _template(tokenizer: Tokenizer, begin: bool, end: bool) -> processors.Templa
 
 
 def _settings(folder: epath.Path) -> Settings:
-    """Return what the files beside the tokenizer say, without values that are null."""
+    """Return what the files beside the tokenizer say, without values that are null. Special tokens are strings."""
     settings: Settings = {}
-    for name in SETTINGS:
-        if (folder / name).exists():
-            settings |= {key: value for key, value in _object(folder / name).items() if value is not None}
+    types = TYPES | dict.fromkeys(NORMALIZATION, bool) | dict.fromkeys(TOKENS, str)
+    for path in (folder / name for name in SETTINGS):
+        for key, value in _object(path).items() if path.exists() else ():
+            if key in TOKENS and isinstance(value, dict):
+                value = value.get("content")
+            if not isinstance(value, (types.get(key, object), type(None))):
+                raise TokenizerError(
+                    f"{path}: {key} = {value!r:.80} must be of type {types[key].__name__}. Copy the file again."
+                )
+            if value is not None:
+                settings[key] = value
     return settings
 
 
@@ -204,7 +215,8 @@ def _object(path: epath.Path) -> dict[str, Any]:
 def _complete(folder: epath.Path, settings: Settings) -> str:
     """Read `tokenizer.json`. What the settings say about BERT's normalization wins, as in transformers."""
     content = _object(folder / "tokenizer.json") | {"padding": None, "truncation": None}
-    if (normalizer := content.get("normalizer") or {}).get("type") == "BertNormalizer":
+    normalizer = content.get("normalizer")
+    if isinstance(normalizer, dict) and normalizer.get("type") == "BertNormalizer":
         normalizer |= {ours: settings[theirs] for theirs, ours in NORMALIZATION.items() if theirs in settings}
     return json.dumps(content, ensure_ascii=False)
 
@@ -233,7 +245,7 @@ def _byte_pairs(folder: epath.Path, settings: Settings) -> str:
         tokenizer.decoder = decoders.ByteLevel()
     elif kind in ("OpenAIGPTTokenizer", "openai-gpt"):
         named = {"unk_token": "<unk>"} | settings
-        model = models.BPE(vocabulary, merges, unk_token=_name(named["unk_token"]), end_of_word_suffix="</w>")
+        model = models.BPE(vocabulary, merges, unk_token=named["unk_token"], end_of_word_suffix="</w>")
         tokenizer = tokenizers.Tokenizer(model)
         tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -244,8 +256,7 @@ def _byte_pairs(folder: epath.Path, settings: Settings) -> str:
             "GPT2Tokenizer and OpenAIGPTTokenizer. Let transformers write tokenizer.json: "
             "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)."
         )
-    keys = ("pad_token", "bos_token", "eos_token", "unk_token", "mask_token", "cls_token", "sep_token")
-    special = dict.fromkeys(_name(named[key]) for key in keys if key in named)
+    special = dict.fromkeys(named[key] for key in TOKENS if key in named)
     tokenizer.add_special_tokens([token for token in special if token in vocabulary])
     return _with_added(tokenizer, folder, settings).to_str()
 
@@ -291,7 +302,12 @@ def _merges(folder: epath.Path) -> tuple[dict[str, int], list[tuple[str, str]]]:
 
 def _with_added(tokenizer: tokenizers.Tokenizer, folder: epath.Path, settings: Settings) -> tokenizers.Tokenizer:
     """Add the tokens that a folder has beyond its vocabulary."""
-    added = {int(i): AddedToken(**token) for i, token in settings.get("added_tokens_decoder", {}).items()}
+    try:
+        added = {int(i): AddedToken(**token) for i, token in settings.get("added_tokens_decoder", {}).items()}
+    except (TypeError, ValueError) as error:
+        raise TokenizerError(
+            f"{folder}: added_tokens_decoder must have ids and tokens: {error}. Copy it again."
+        ) from error
     if not added and (folder / "added_tokens.json").exists():
         added = {i: AddedToken(token) for token, i in _object(folder / "added_tokens.json").items()}
     for i, token in sorted(added.items()):
@@ -304,15 +320,11 @@ def _with_added(tokenizer: tokenizers.Tokenizer, folder: epath.Path, settings: S
     return tokenizer
 
 
-def _name(token: str | dict[str, Any]) -> str:
-    return token if isinstance(token, str) else token["content"]
-
-
 def _special_ids(tokenizer: Tokenizer, settings: Settings) -> dict[str, int]:
     """Return the special ids that differ from those that the tokenizer finds by their names."""
     special, begins = {}, {"bos_id": settings.get("decoder_start_token_id")}  # the second: of an encoder–decoder
     for what, keys in NAMED.items():
-        named = [tokenizer.id_of(_name(settings[key])) for key in keys if key in settings]
+        named = [tokenizer.id_of(settings[key]) for key in keys if key in settings]
         listed = settings.get(f"{keys[0]}_id")  # an id, or several
         choices = [
             begins.get(what),
