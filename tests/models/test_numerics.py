@@ -86,14 +86,17 @@ def test_a_vectorized_product_is_a_loop_over_products(spec, axes, dtype):
         np.testing.assert_allclose(found[i], product(spec, *one, dtype), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("shape", [(5,), (2, 5), (3, 2, 5), (3, 2, 7, 5)])
-def test_bias_and_its_gradient(shape):
-    x, g, bias = normal(*shape, seed=1), normal(*shape, seed=2), normal(shape[-1], seed=3)
+@pytest.mark.parametrize(
+    ("rows", "columns"), [((), (5,)), ((2,), (5,)), ((3, 2), (5,)), ((3, 2, 7), (5,)), ((3, 2), (7, 5))]
+)
+def test_bias_and_its_gradient(rows, columns):
+    shape = rows + columns
+    x, g, bias = normal(*shape, seed=1), normal(*shape, seed=2), normal(*columns, seed=3)
     y, pull = jax.vjp(plus_bias, x, bias)
     np.testing.assert_array_equal(y, x + bias)
     dx, dbias = pull(g)
     np.testing.assert_array_equal(dx, g)
-    assert oracle.relative(dbias, np.float64(g).reshape(-1, shape[-1]).sum(axis=0)) <= 1e-6
+    assert oracle.relative(dbias, np.float64(g).reshape(-1, *columns).sum(axis=0)) <= 1e-6
 
 
 def test_sizes_that_do_not_fit_are_refused():
