@@ -224,6 +224,14 @@ def test_argument():
         with pytest.raises(ConfigError, match=rf"'{twice}' has two values for size, '.*' and '.*': keep one"):
             parse_arg(twice, words, ("quick",))
     assert parse_arg("size=base,base", words)["size"] == "base"
+    any_text = words | {"from": ()}
+    assert parse_arg("pre", any_text)["from"] == ""
+    assert parse_arg("from=a=b", any_text)["from"] == "a=b"
+    for wrong in ("from", "from="):
+        with pytest.raises(
+            ConfigError, match=rf"argument '{wrong}' is unknown: choose from .*, norm=post\|pre, from=…"
+        ):
+            parse_arg(wrong, any_text)
 
 
 def test_overrides_are_read_as_the_type_they_replace(tiny):

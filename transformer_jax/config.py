@@ -81,7 +81,7 @@ def fields(task: str, model: Mapping[str, Any]) -> dict[str, dataclasses.Field]:
 def parse_arg(arg: str | None, words: Mapping[str, tuple[str, ...]], flags: tuple[str, ...] = ()) -> dict[str, Any]:
     """Parse a recipe's `:ARG`: comma-separated items, each `key=value`, a bare value, or a flag.
 
-    `words` maps each key to its allowed values, with the default first; () allows any text, with "" as the default.
+    `words` maps each key to its allowed values, with the default first; () allows any text but "", the default.
     `flags` are words that are True if given. Returns the value of every key and flag. Raises ConfigError for an unknown
     item, and for two values of one key.
     """
@@ -96,7 +96,7 @@ def parse_arg(arg: str | None, words: Mapping[str, tuple[str, ...]], flags: tupl
             continue
         if not equals and part in owner:
             key, value = owner[part], part
-        elif not equals or (value not in words.get(key, ()) and words.get(key) != ()):
+        elif not equals or not (value in words.get(key, ()) or (value and words.get(key) == ())):
             choices = [f"{key}={'|'.join(values) or '…'}" for key, values in words.items()]
             remedy = ""
             if "pair" in words and (pair := re.fullmatch("([a-z]{2,3})-([a-z]{2,3})", value or part)):
