@@ -161,7 +161,6 @@ def test_tasks_and_their_settings(tmp_path, name, labels, task, settings):
     [
         ({"hidden_act": "mish"}, "config.json: hidden_act = 'mish' is not supported: choose from gelu, gelu_new"),
         ({"is_decoder": True}, "config.json: is_decoder = True is not supported, only False"),
-        ({"position_embedding_type": "relative_key"}, "= 'relative_key' is not supported, only 'absolute'"),
         ({"hidden_act": ["gelu"]}, r"config.json: hidden_act = \['gelu'\] is not supported: choose from gelu"),
         ({"hidden_size": "21"}, "config.json: hidden_size = '21' must be of type int: copy the file again"),
         ({"hidden_size": None}, "config.json: hidden_size = None must be of type int"),
