@@ -45,6 +45,7 @@ from ml_collections import ConfigDict  # noqa: E402
 
 from transformer_jax import command_line  # noqa: E402
 from transformer_jax.config import make_task, parse  # noqa: E402
+from transformer_jax.data.batching import Arrays  # noqa: E402
 from transformer_jax.losses import CHUNK  # noqa: E402
 from transformer_jax.training import description, target, topologies  # noqa: E402
 from transformer_jax.training.engine import Engine  # noqa: E402
@@ -69,10 +70,10 @@ def main() -> None:
     for flag in (LINK, PEAK):
         if not math.isfinite(flag.value):
             raise flags.Error(f"--{flag.name}={flag.value}: must be finite, e.g. {flag.default}")
-        if flag.present and TOPOLOGY.value:
-            raise flags.Error(f"--{flag.name} cannot be used with --topology, which says what the devices are")
     if SAVE.value:
         command_line.check_output(SAVE.value)
+    if PEAK.present and TOPOLOGY.value:
+        raise flags.Error("--peak_tflop_s cannot be used with --topology, which says what the devices are")
     for flag in (STEP, SAVE):
         if flag.present and not TOPOLOGY.value:
             raise flags.Error(f"--{flag.name} needs --topology, e.g. --topology=v5e:16x16")
@@ -91,8 +92,7 @@ def describe_simulated(raw: ConfigDict) -> None:
     shards = MESH_SIZES["data"] * MESH_SIZES["fsdp"] * config.training.microbatches
     task = make_task(config, None)
     batch = task.dummy_batch(training_rows(config, shards), LENGTH.value)
-    turns = -(-max(array.size for array in batch.values()) // (shards * CHUNK))
-    described = description.describe(Engine(task), batch, turns)
+    described = description.describe(Engine(task), batch, chunks(batch, shards))
     link, peak = LINK.value * 1e9, PEAK.value * 1e12
     times = dict(zip(("computing_s", "sending_s"), described.times(link, peak), strict=True))
     show(dataclasses.asdict(described) | times, description.table_rows(described, link, peak))
@@ -107,15 +107,17 @@ def describe_target(raw: ConfigDict) -> None:
     config = checked(raw)
     shards = sizes["data"] * sizes["fsdp"]
     if STEP.value == "train":
-        rows = training_rows(config, shards * config.training.microbatches)
+        parts = shards * config.training.microbatches
+        rows = training_rows(config, parts)
     else:
-        rows = -(-config.evaluation.batch_size // shards) * shards
+        parts, rows = shards, -(-config.evaluation.batch_size // shards) * shards
     engine = Engine(make_task(config, None), devices)
     batch = engine.task.dummy_batch(rows, LENGTH.value)
-    described, text = target.compile_for(TOPOLOGY.value, chip, engine, batch, STEP.value)
+    turns = LENGTH.value if STEP.value == "predict" else chunks(batch, parts)
+    described, text = target.compile_for(TOPOLOGY.value, chip, engine, batch, STEP.value, turns)
     if SAVE.value:
         Path(SAVE.value).write_text(text)
-    show(dataclasses.asdict(described), target.table_rows(described))
+    show(dataclasses.asdict(described), target.table_rows(described, chip, LINK.value * 1e9))
 
 
 def checked(raw: ConfigDict) -> Config:
@@ -136,6 +138,11 @@ def training_rows(config: Config, shards: int) -> int:
             file=sys.stderr,
         )
     return max(config.data.batch_tokens // LENGTH.value // shards, 1) * shards
+
+
+def chunks(batch: Arrays, shards: int) -> int:
+    """Return the number of chunks in which the loss of a shard's positions is computed."""
+    return -(-max(array.size for array in batch.values()) // (shards * CHUNK))
 
 
 def show(fields: dict[str, Any], rows: Iterator[tuple[str, str]]) -> None:

@@ -7,7 +7,8 @@ import sys
 import pytest
 from conftest import ROOT, on_devices, small
 
-from transformer_jax.training.description import Collective, Description, read_collectives, table_rows
+from transformer_jax.training.collectives import Collective, read_collectives
+from transformer_jax.training.description import Description, table_rows
 
 HLO = """HloModule jit_step, is_scheduled=true
 

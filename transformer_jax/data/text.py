@@ -179,6 +179,10 @@ class Corpus:
         loaded = {file: self._tokenizer(file, streams) for file, streams in shared.items()}
         return {name: loaded[stream.tokenizer] for name, stream in self.streams.items()}
 
+    def size(self, name: str) -> int:
+        """Return the number of ids of a stream: of its tokenizer, or of its embedding if there is no workdir."""
+        return self.streams[name].vocab_size if self.workdir is None else self.tokenizers[name].size
+
     def _tokenizer(self, file: str, streams: Sequence[Stream]) -> Tokenizer:
         """Load the tokenizer that `streams` share. If its file is missing, make it first."""
         if self.workdir is None:

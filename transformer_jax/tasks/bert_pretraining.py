@@ -108,7 +108,7 @@ class BertPretraining(TextTask):
         outputs, counted, model = self._forward(params, batch), self._counted(batch), self.config.model
         vectors, lm_head, _ = outputs
         if "label" not in batch:
-            size = self.corpus.tokenizers["text"].size  # ids beyond it are no tokens
+            size = self.corpus.size("text")  # ids beyond it are no tokens
             logits = lm_head(vectors, model.vocab_size, model.dtype)[..., :size]
             probabilities, ids = jax.lax.top_k(jax.nn.softmax(logits), min(SHOWN, size))
             return {}, {"probabilities": probabilities, "ids": ids}

@@ -118,7 +118,7 @@ class LanguageModeling(TextTask):
 
     def _writer(self, params: Params, greedy: bool) -> Writer:
         extend: Any = functools.partial(self.model.apply, {"params": self.model.for_extend(params)}, method="extend")
-        special, size = self.corpus.special_ids("text"), self.corpus.tokenizers["text"].size
+        special, size = self.corpus.special_ids("text"), self.corpus.size("text")
         return Writer(extend, self.config.decoding, greedy, size, special.begin, special.end, special.pad)
 
     def batches(self, split: str, seed: int | None) -> Batches:

@@ -215,7 +215,7 @@ class SequenceToSequence(TextTask):
             options,
             only_greedy=greedy,
             row_ids=batch["index"],
-            vocab_size=self.corpus.tokenizers["target"].size,
+            vocab_size=self.corpus.size("target"),
             batch_size=rows,
             max_length=max_length,
             bos_id=special.begin,

@@ -10,9 +10,12 @@ from typing import Any
 import jax
 
 from transformer_jax.data.batching import Arrays
+from transformer_jax.training.collectives import Collective, read_collectives
 from transformer_jax.training.engine import Engine
 from transformer_jax.training.evaluation import Evaluator
+from transformer_jax.training.hlo import parse
 from transformer_jax.training.initialization import bytes_per_device
+from transformer_jax.training.schedule import Schedule, read_schedule
 from transformer_jax.training.sharding import abstract_batch
 from transformer_jax.training.topologies import Chip
 
@@ -46,6 +49,9 @@ class Target:
     code: int
     memory: int
     compile_s: float
+    schedule: Schedule
+    collectives: list[Collective]
+    turns: int  # assumed for loops of unknown length
 
     @property
     def used(self) -> int:
@@ -67,8 +73,8 @@ def lower(engine: Engine, batch: Arrays, step: str) -> jax.stages.Lowered:
     return Evaluator(task, engine.mesh).lower(state.params, abstract_batch(batch, engine.mesh), step == "evaluate")
 
 
-def compile_for(topology: str, chip: Chip, engine: Engine, batch: Arrays, step: str) -> tuple[Target, str]:
-    """Return the description of the compiled step, and its text.
+def compile_for(topology: str, chip: Chip, engine: Engine, batch: Arrays, step: str, turns: int) -> tuple[Target, str]:
+    """Return the description of the compiled step, and its text. Loops of unknown length count as `turns` iterations.
 
     Raises:
         DoesNotFit: The step needs more memory than the device has.
@@ -84,7 +90,7 @@ def compile_for(topology: str, chip: Chip, engine: Engine, batch: Arrays, step: 
         raise DoesNotFit(too_large(str(error), topology, chip, bytes_per_device(state), step)) from error
     took = time.perf_counter() - start
     memory: Any = compiled.memory_analysis()
-    work = engine.task.work(batch)
+    work, text = engine.task.work(batch), compiled.as_text() or ""
     return Target(
         topology=topology,
         mesh=dict(engine.mesh.shape),
@@ -98,7 +104,10 @@ def compile_for(topology: str, chip: Chip, engine: Engine, batch: Arrays, step: 
         code=memory.generated_code_size_in_bytes,
         memory=int(chip.memory),
         compile_s=took,
-    ), compiled.as_text() or ""
+        schedule=read_schedule(parse(text), chip, turns),
+        collectives=read_collectives(text, turns)[0],
+        turns=turns,
+    ), text
 
 
 def too_large(error: str, topology: str, chip: Chip, held: int, step: str) -> str:
@@ -122,9 +131,13 @@ def too_large(error: str, topology: str, chip: Chip, held: int, step: str) -> st
 _SIZE = re.compile(r"([\d.]+)([MGT])\b")
 
 
-def table_rows(target: Target) -> Iterator[tuple[str, str]]:
-    """Yield (name, value) pairs to display."""
+def table_rows(target: Target, chip: Chip, link: float) -> Iterator[tuple[str, str]]:
+    """Yield (name, value) pairs to display. `link` is the rate in bytes/s at which a device sends."""
     t, devices = target, math.prod(target.mesh.values())
+
+    def time(estimate: float, bound: float) -> str:
+        return f"{1000 * estimate:.1f} ms, at least {1000 * bound:.1f} ms"
+
     yield "compiled for", f"{t.topology}, mesh {' × '.join(f'{axis} {size}' for axis, size in t.mesh.items())}"
     yield "step", t.step
     yield "parameters", f"{t.parameters:,}"
@@ -136,4 +149,21 @@ def table_rows(target: Target) -> Iterator[tuple[str, str]]:
     yield "bytes per device: state and batch", f"{t.held:,}"
     yield "  temporary", f"{t.temporary:,}"
     yield "  program", f"{t.code:,}"
+    for c in t.collectives:
+        yield (
+            f"{c.kind} among {c.group} devices",
+            f"{c.count:,} per step, {c.overlapped:,} of them during computations; {c.bytes:,} bytes in "
+            f"total, {c.sent:,} bytes sent per device",
+        )
+    if t.collectives:
+        sending = sum(c.sent for c in t.collectives) / link
+        yield f"communication at {link / 1e9:g} GB/s (estimate)", f"{1000 * sending:.3g} ms"
+    yield "time without communication (estimate)", time(t.schedule.estimate, t.schedule.bound)
+    for part, found in t.schedule.parts.items():
+        yield f"  {part}", time(found.estimate, found.bound)
+    if t.flops:
+        most, least = (t.flops / devices / chip.peak / s for s in (t.schedule.bound, t.schedule.estimate))
+        yield "MFU these times would mean (estimate)", f"{least:.1%}, at most {most:.1%}"
+    if t.schedule.guessed:
+        yield "loops of unknown length", f"{t.schedule.guessed}, counted as {t.turns} iterations each"
     yield "compile time", f"{t.compile_s:.0f} s"

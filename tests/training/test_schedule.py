@@ -1,0 +1,187 @@
+"""Schedules of TPU programs: cycles, FLOPs, bytes and overlap, read from excerpts of compiled programs."""
+
+import dataclasses
+
+import pytest
+
+from transformer_jax.training.collectives import Collective, read_collectives
+from transformer_jax.training.hlo import parse
+from transformer_jax.training.schedule import convolution_flops, part_of, read_schedule
+from transformer_jax.training.topologies import Chip
+
+# 1 FLOP/s, 1 byte/s and 1 cycle/s, so that seconds are FLOPs, bytes or cycles.
+UNIT = Chip(memory=1, peak=1, bandwidth=1, clock=1, topologies=())
+FORWARD = 'metadata={op_name="jit(train_step)/jvp(Transformer.hidden)/decoder'
+
+# A loop over 6 layers with a product, an update in place and a slice; a loop of unknown length; a fill; prefetches.
+PROGRAM = f"""HloModule jit_train_step, is_scheduled=true
+
+%product (a: f32[3,5], b: f32[5,7]) -> f32[3,7] {{
+  %a = f32[3,5]{{1,0:T(8,128)}} parameter(0)
+  %b = f32[5,7]{{1,0:T(8,128)S(1)}} parameter(1)
+  ROOT %out = f32[3,7]{{1,0:T(8,128)}} convolution(%a, %b), dim_labels=bf_io->bf
+}}
+
+%update (stack: f32[6,3,7], x: f32[3,7], i: s32[]) -> f32[6,3,7] {{
+  %stack = f32[6,3,7]{{2,1,0}} parameter(0)
+  %x = f32[3,7]{{1,0}} parameter(1)
+  %i = s32[] parameter(2)
+  %x1 = f32[1,3,7]{{2,1,0}} bitcast(%x)
+  ROOT %new = f32[6,3,7]{{2,1,0}} dynamic-update-slice(%stack, %x1, %i, %i, %i)
+}}
+
+%body (p: (s32[], f32[6,3,7])) -> (s32[], f32[6,3,7]) {{
+  %x.1 = f32[3,5]{{1,0:T(8,128)}} get-tuple-element(%p), index=0
+  %w.1 = f32[5,7]{{1,0:T(8,128)S(1)}} get-tuple-element(%p), index=1
+  %s.1 = f32[6,3,7]{{2,1,0}} get-tuple-element(%p), index=2
+  %i.1 = s32[]{{:T(128)S(6)}} get-tuple-element(%p), index=3
+  %y = f32[3,7]{{1,0:T(8,128)}} fusion(%x.1, %w.1), calls=%product, {FORWARD}/layers/self_attention/dot_general"}}, \
+backend_config={{"window_config":{{"estimated_cycles":"1000"}}}}
+  %z = f32[6,3,7]{{2,1,0}} fusion(%s.1, %y, %i.1), calls=%update, {FORWARD}/while/body/dynamic_update_slice"}}, \
+backend_config={{"window_config":{{"estimated_cycles":"500"}}}}
+  ROOT %t = (s32[], f32[6,3,7]) tuple(%i.1, %z)
+}}
+
+%condition (p: (s32[], f32[6,3,7])) -> pred[] {{
+  %limit = s32[]{{:T(128)}} constant(6)
+  ROOT %less = pred[] compare(%i, %limit), direction=LT
+}}
+
+%chunk (p: f32[]) -> f32[] {{
+  ROOT %r = f32[11]{{0}} negate(%q), metadata={{op_name="jit(train_step)/jvp()/while/body/neg"}}, \
+backend_config={{"estimated_cycles":"40"}}
+}}
+
+%unknown (p: s32[]) -> pred[] {{
+  ROOT %less = pred[] compare(%p, %n), direction=LT
+}}
+
+ENTRY %main (p: f32[4,8]) -> f32[4,8] {{
+  %fill = f32[6,3,7]{{2,1,0}} broadcast(%zero), metadata={{op_name="broadcast.3"}}, \
+backend_config={{"estimated_cycles":"900"}}
+  %loop = (s32[], f32[6,3,7]) while(%init), condition=%condition, body=%body
+  %loss = f32[] while(%zero), condition=%unknown, body=%chunk
+  %early = (f32[13]{{0:S(1)}}, f32[13]{{0}}, u32[]{{:S(2)}}) copy-start(%p)
+  %part = ((f32[100]{{0}}), f32[17]{{0:S(1)}}, s32[]{{:S(2)}}) slice-start(%p), slice={{[0:17]}}
+  ROOT %adam = f32[19]{{0}} sqrt(%p), metadata={{op_name="jit(train_step)/sqrt"}}, \
+backend_config={{"estimated_cycles":"7"}}
+}}
+"""
+
+
+def test_times_by_part_of_the_model():
+    found = read_schedule(parse(PROGRAM), UNIT, turns=5)
+    product, read_and_written = 2 * 3 * 5 * 7, 4 * (15 + 21)  # %w is in faster memory
+    assert {name: (time.estimate, time.bound) for name, time in found.parts.items()} == {
+        "attention": (6 * 1000, 6 * max(product, read_and_written)),
+        "buffers": (900 + 6 * 500, 4 * 6 * 21 + 6 * 2 * 4 * 21),  # a fill; reads and writes one of 6 layers
+        "loss": (5 * 40, 5 * 4 * 11),
+        "optimizer": (7, 4 * 19),
+    }
+    assert list(found.parts) == ["attention", "buffers", "loss", "optimizer"]
+    assert found.flops == 6 * product
+    assert found.guessed == 1
+    synchronous = 6 * read_and_written + 4 * 6 * 21 + 6 * 2 * 4 * 21 + 5 * 4 * 11 + 4 * 19
+    assert found.memory_s == synchronous + 4 * 13 + 4 * 17
+    assert found.estimate == 6000 + 3900 + 200 + 7
+    assert found.bound == 6 * product + 1512 + 220 + 76 > found.memory_s
+    fast = read_schedule(parse(PROGRAM), dataclasses.replace(UNIT, peak=1000), turns=5)
+    assert fast.bound == fast.memory_s  # the prefetches make all bytes take longer than the instructions one by one
+
+
+def test_products_with_padding_do_not_count():
+    """A product with a batch axis of 16 is a convolution with a window of 16, padded by 15 on both sides."""
+    line = (
+        "  %c = f32[128,64,16,64]{0,3,2,1} convolution(%a, %b), window={size=1x16 pad=0_0x15_15 rhs_reversal=0x1}, "
+        "dim_labels=b0f1_1oi0->b01f"
+    )
+    (instruction,) = parse(f"ENTRY %main (a: f32[]) -> f32[] {{\n{line}\n}}").computations["main"].values()
+    flops = convolution_flops(instruction, "f32[128,64,1024,1]{2,1,0,3}", "bf16[16,64,1024,1]{2,1,0,3}")
+    assert flops == 2 * 128 * 64 * 1024 * 16 * 64
+
+
+def test_products_with_dilation_count_only_where_there_are_values():
+    """With a dilation of 5 and a stride of 4, each of the 5 places of a window of 5 meets one value."""
+    line = (
+        "  %c = f32[2,5,3]{2,1,0} convolution(%a, %b), window={size=5 stride=4 pad=0_0 lhs_dilate=5}, "
+        "dim_labels=b0f_0io->b0f"
+    )
+    (instruction,) = parse(f"ENTRY %main (a: f32[]) -> f32[] {{\n{line}\n}}").computations["main"].values()
+    assert convolution_flops(instruction, "f32[2,5,7]{2,1,0}", "f32[5,7,3]{2,1,0}") == 2 * 2 * 3 * 7 * 5
+
+
+@pytest.mark.parametrize(
+    ("op_name", "part"),
+    [
+        ("jit(train_step)/jvp(Transformer.hidden)/decoder/while/body/layers/cross_attention/dot_general", "attention"),
+        ("jit(train_step)/jvp(T)/layers/self_attention_residual.before/layer_norm/div", "norm and residual"),
+        ("jit(train_step)/transpose(jvp(T))/layers/feed_forward/outer/dot_general", "feed-forward"),
+        ("jit(train_step)/transpose(jvp(T))/while/body/jit(dynamic_index_in_dim)/dynamic_slice", "buffers"),
+        ("", "buffers"),
+        ("jit(train_step)/jvp()/while/body/vmap(jvp())/reduce_sum", "loss"),
+        ("jit(train_step)/transpose(jvp())/mul", "loss"),
+        ("jit(train_step)/jvp(jit(argsort))/sort", "loss"),
+        ("jit(train_step)/jit(_where)/select_n", "optimizer"),
+        ("jit(train_step)/jvp(T)/target_embedding/gather", "embedding"),
+        ("jit(train_step)/jvp(RecurrentSeq2Seq.hidden)/cell/dot_general", "other"),
+        ("jit(_start)/while/body/exp", "other"),
+    ],
+)
+def test_parts_are_read_from_op_names(op_name, part):
+    assert part_of(op_name) == part
+
+
+# A chain of fusions gathers 8 × 3 numbers while a product is computed. Another one waits at once. A third is not split.
+CHAINS = """HloModule jit_train_step, is_scheduled=true
+
+%start.1 (p: f32[3]) -> f32[24] {
+  %g.1 = f32[24]{0} all-gather(%p), replica_groups=[4,8]<=[32], frontend_attributes={chain_id="0"}
+  ROOT %c.1 = f32[24]{0} custom-call(%g.1), custom_call_target="AsyncCollectiveStart"
+}
+
+%within (p: f32[3]) -> f32[24] {
+  ROOT %g.2 = f32[24]{0} all-gather(%p), replica_groups=[4,8]<=[32], frontend_attributes={chain_id="0"}
+}
+
+%done.1 (p: f32[3]) -> f32[24] {
+  ROOT %g.3 = f32[24]{0} all-gather(%p), replica_groups=[4,8]<=[32], frontend_attributes={chain_id="0"}
+}
+
+%start.2 (p: f32[3]) -> f32[24] {
+  ROOT %g.4 = f32[24]{0} all-gather(%p), replica_groups=[4,8]<=[32], frontend_attributes={chain_id="1"}
+}
+
+%done.2 (p: f32[3]) -> f32[24] {
+  ROOT %g.5 = f32[24]{0} all-gather(%p), replica_groups=[4,8]<=[32], frontend_attributes={chain_id="1"}
+}
+
+%all-reduce-scatter.7 (p: f32[24]) -> f32[3] {
+  %whole = f32[24]{0} all-reduce(%p), replica_groups=[4,8]<=[32], to_apply=%add
+  ROOT %mine = f32[3]{0} dynamic-slice(%whole, %i)
+}
+
+%add (x: f32[], y: f32[]) -> f32[] {
+  ROOT %sum = f32[] add(%x, %y)
+}
+
+ENTRY %main (p: f32[3]) -> f32[3] {
+  %async-collective-start.1 = (f32[3]{0}, f32[24]{0}) fusion(%p), kind=kCustom, calls=%start.1
+  %product = f32[3]{0} fusion(%q), kind=kOutput, calls=%within, backend_config={"estimated_cycles":"70"}
+  %async-collective-done.1 = f32[24]{0} fusion(%product), kind=kCustom, calls=%done.1
+  %async-collective-start.2 = (f32[3]{0}, f32[24]{0}) fusion(%p), kind=kCustom, calls=%start.2
+  %async-collective-done.2 = f32[24]{0} fusion(%g), kind=kCustom, calls=%done.2
+  %reduce = f32[3]{0} fusion(%async-collective-done.2), kind=kCustom, calls=%all-reduce-scatter.7
+  %sum-start = f32[5]{0} all-reduce-start(%v), replica_groups=[4,8]<=[32], to_apply=%add
+  %other = f32[5]{0} negate(%v), backend_config={"estimated_cycles":"9"}
+  ROOT %sum-done = f32[5]{0} all-reduce-done(%sum-start)
+}
+"""
+
+
+def test_collectives_that_overlap_with_computation():
+    found, _ = read_collectives(CHAINS)
+    assert set(found) == {
+        Collective("all-gather", 8, 2, 2 * 96, 2 * 84, overlapped=1),  # each once, although a chain repeats it
+        Collective("reduce-scatter", 8, 1, 96, 84),
+        Collective("all-reduce", 8, 1, 20, 35, overlapped=1),
+    }

@@ -1,0 +1,132 @@
+"""Read the text of compiled programs (XLA's HLO): computations, instructions, loops, sizes."""
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Iterator, Mapping
+
+ITEM_BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "s32": 4, "u32": 4, "f32": 4}
+ITEM_BYTES |= {"s64": 8, "u64": 8, "f64": 8}
+
+_ARRAY = re.compile(r"(\w+)\[([\d,]*)\](\{[^}]*\})?")
+_INSTRUCTION = re.compile(r"\s+(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = (?P<shape>.*?) (?P<kind>[a-z][\w\-]*)\(")
+_TRIPS = re.compile(r'known_trip_count"?:\{"n":"(\d+)"\}')
+_CALLS = re.compile(r"(?:body|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{(.*?)\}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One line of a computation.
+
+    shape: of the result, e.g. "f32[3,5]{1,0}", or a tuple of shapes.
+    text: the line.
+    """
+
+    name: str
+    shape: str
+    kind: str
+    root: bool
+    text: str
+
+    @functools.cached_property
+    def operands(self) -> list[str]:
+        """The names of the operands, without their shapes."""
+        inside = self.text.partition(f" {self.kind}(")[2].partition(")")[0]
+        return re.findall(r"%([\w.\-]+)", inside)
+
+    @functools.cached_property
+    def called(self) -> list[str]:
+        """The computations that the instruction calls, including all branches of a conditional."""
+        branches = _BRANCHES.search(self.text)
+        return _CALLS.findall(self.text) + ([b.strip(" %") for b in branches[1].split(",")] if branches else [])
+
+    @functools.cached_property
+    def op_name(self) -> str:
+        """The place in the traced program, e.g. "jit(train_step)/jvp(Transformer.hidden)/…/dot_general", or ""."""
+        match = re.search(r'op_name="([^"]*)"', self.text)
+        return match[1] if match else ""
+
+
+Computation = Mapping[str, Instruction]  # by name, in the order of the schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """The computations of a program by name, and the name of the first one to run."""
+
+    computations: Mapping[str, Computation]
+    entry: str
+
+    def trips(self, loop: Instruction) -> int | None:
+        """Return the trip count of a `while`, or None if it depends on the data.
+
+        The TPU compiler does not write it down. It is the only constant in the condition then.
+        """
+        if known := _TRIPS.search(loop.text):
+            return int(known[1])
+        condition = re.search(r"condition=%?([\w.\-]+)", loop.text)
+        constants = [
+            match[1]
+            for x in (self.computations[condition[1]].values() if condition else ())
+            if x.kind == "constant" and (match := re.search(r"constant\((\d+)\)", x.text))
+        ]
+        return int(constants[0]) if len(constants) == 1 else None
+
+    def walk(self, turns: int = 1) -> Iterator[tuple[Instruction, Computation, int]]:
+        """Yield (instruction, its computation, how often it runs) for all instructions in the order of the schedule.
+
+        Loops with an unknown trip count run `turns` times. All branches of a conditional run. The instructions inside
+        a fusion are not visited.
+        """
+
+        def visit(name: str, times: int) -> Iterator[tuple[Instruction, Computation, int]]:
+            computation = self.computations[name]
+            for instruction in computation.values():
+                yield instruction, computation, times
+                if instruction.kind == "while":
+                    trips = self.trips(instruction)
+                    times_inside = times * (turns if trips is None else trips)
+                elif instruction.kind in ("conditional", "call", "async-start"):
+                    times_inside = times
+                else:
+                    continue
+                for called in instruction.called:
+                    yield from visit(called, times_inside)
+
+        yield from visit(self.entry, 1)
+
+
+def parse(text: str) -> Program:
+    """Return the program of an HLO text."""
+    computations: dict[str, dict[str, Instruction]] = {}
+    entry, current = "", None
+    for line in text.splitlines():
+        if match := re.match(r"(ENTRY )?%?([\w.\-]+) .*\{$", line):
+            current = computations[match[2]] = {}
+            entry = match[2] if match[1] else entry
+        elif current is not None and (found := _INSTRUCTION.match(line)):
+            name = found["name"]
+            current[name] = Instruction(name, found["shape"], found["kind"], bool(found["root"]), line)
+    return Program(computations, entry)
+
+
+def arrays(shape: str) -> list[tuple[list[int], int, bool]]:
+    """Return (sizes, bytes, True if it is in the device's main memory) of each array of a shape or tuple of shapes."""
+    found = []
+    for kind, listed, layout in _ARRAY.findall(shape):
+        sizes = [int(size) for size in listed.split(",") if size]
+        found.append((sizes, ITEM_BYTES.get(kind, 1) * math.prod(sizes), "S(" not in layout))
+    return found
+
+
+def cycles_of(instruction: Instruction) -> int:
+    """Return the cycles that the TPU compiler estimates for an instruction, or 0 if there is no estimate."""
+    match = re.search(r'"estimated_cycles":"(\d+)"', instruction.text)
+    return int(match[1]) if match else 0
+
+
+def bytes_of(shape: str) -> int:
+    """Return the bytes of a shape or tuple of shapes."""
+    return sum(size for _, size, _ in arrays(shape))

@@ -1,0 +1,189 @@
+"""The time of a program for TPUs: the compiler's own estimate, and a lower bound, by part of the model.
+
+The scheduled program carries `estimated_cycles` for most instructions. Their sum is the estimate. It is about right for
+matrix products and up to six times too high for operations that are limited by memory. The lower bound takes the FLOPs
+of products at the device's peak and bytes at the bandwidth of its memory, whichever is longer for an instruction.
+Neither has communication, sorting, or kernels that are custom calls.
+"""
+
+import collections
+import dataclasses
+import re
+
+from transformer_jax.training.hlo import Computation, Instruction, Program, arrays, bytes_of, cycles_of
+from transformer_jax.training.topologies import Chip
+
+# The part of the model that an instruction belongs to: the first pattern found in its op_name. "buffers" are those in
+# which a loop over layers keeps its results, and whatever the compiler added itself, whose op_name is not a path.
+PARTS = {
+    "buffers": r"^[^/]*$|dynamic_(update_)?index_in_dim|while/body/dynamic_(update_)?slice",
+    "norm and residual": r"norm|residual",
+    "attention": r"attention",
+    "feed-forward": r"feed.forward",
+    "embedding": r"embed",
+    "loss": r"^jit\(train_step\)/(transpose\()?jvp\((jit\(\w+\))?\)",
+    "optimizer": r"^jit\(train_step\)/(?!.*jvp\()",
+}
+OTHER = "other"
+
+
+@dataclasses.dataclass(frozen=True)
+class Time:
+    """Seconds per step: the compiler's estimate and the lower bound."""
+
+    estimate: float
+    bound: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """The times of a step.
+
+    parts: by part of the model, longest first.
+    flops: of the matrix products that the program computes, per device.
+    memory_s: the time for all bytes that are read from and written to main memory, also in the background.
+    guessed: the number of loops with an unknown trip count.
+    """
+
+    parts: dict[str, Time]
+    flops: int
+    memory_s: float
+    guessed: int
+
+    @property
+    def estimate(self) -> float:
+        return sum(time.estimate for time in self.parts.values())
+
+    @property
+    def bound(self) -> float:
+        return max(sum(time.bound for time in self.parts.values()), self.memory_s)
+
+
+def read_schedule(program: Program, chip: Chip, turns: int = 1) -> Schedule:
+    """Return the times of a program. Loops of unknown length count as `turns` iterations."""
+    estimate: dict[str, float] = collections.defaultdict(float)
+    bound: dict[str, float] = collections.defaultdict(float)
+    flops = moved = guessed = 0
+    for instruction, computation, times in program.walk(turns):
+        guessed += instruction.kind == "while" and program.trips(instruction) is None
+        if instruction.kind in ("copy-start", "slice-start"):
+            moved += times * _moved(instruction)
+        elif cycles := cycles_of(instruction):
+            products, size = _flops(program, instruction, computation), _bytes(program, instruction, computation)
+            part = part_of(instruction.op_name)
+            estimate[part] += times * cycles / chip.clock
+            bound[part] += times * max(products / chip.peak, size / chip.bandwidth)
+            flops, moved = flops + times * products, moved + times * size
+    parts = {part: Time(estimate[part], bound[part]) for part in sorted(estimate, key=lambda part: -estimate[part])}
+    return Schedule(parts, flops, moved / chip.bandwidth, guessed)
+
+
+def part_of(op_name: str) -> str:
+    """Return the part of the model that an instruction with this op_name belongs to."""
+    return next((part for part, pattern in PARTS.items() if re.search(pattern, op_name)), OTHER)
+
+
+def _moved(instruction: Instruction) -> int:
+    """Return the bytes that a copy in the background reads from and writes to main memory."""
+    first, second, *_ = arrays(instruction.shape)
+    return min(first[1], second[1]) * (first[2] + second[2])
+
+
+def _flops(program: Program, instruction: Instruction, computation: Computation) -> int:
+    """Return the FLOPs of the matrix products in an instruction. TPU programs write all of them as convolutions."""
+    if instruction.kind == "fusion":
+        inside = program.computations[instruction.called[0]]
+        return sum(_flops(program, x, inside) for x in inside.values())
+    if instruction.kind != "convolution":
+        return 0
+    return convolution_flops(instruction, *(computation[name].shape for name in instruction.operands[:2]))
+
+
+def convolution_flops(instruction: Instruction, left: str, right: str) -> int:
+    """Return 2 × the number of multiplications of a convolution whose operands have these shapes.
+
+    Products with a batch axis are convolutions with padding and dilation. Products with padding do not count.
+    """
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.text)
+    if not labels:
+        raise ValueError(f"a convolution without dim_labels in XLA's output: {instruction.text.strip()[:300]}")
+    sizes = [arrays(shape)[0][0] for shape in (left, right, instruction.shape)]
+    a, b, out = (dict(zip(axes, size, strict=True)) for axes, size in zip(labels.groups(), sizes, strict=True))
+    window = (re.search(r"window=\{(.*?)\}", instruction.text) or ["", ""])[1]
+    axes = sorted(axis for axis in out if axis.isdecimal())
+
+    def values(key: str, default: str) -> list[int]:
+        """Return a number of the window for each of the axes. Of padding, only that before the values is returned."""
+        given = re.search(rf"\b{key}([\dx_\-]+)", window)
+        return [int(value.split("_")[0]) for value in (given[1].split("x") if given else [default] * len(axes))]
+
+    pairs = 1
+    for axis, width, stride, before, spread, step in zip(
+        axes,
+        values("size=", "1"),
+        values("stride=", "1"),
+        values("pad=", "0"),
+        values("lhs_dilate=", "1"),
+        values("rhs_dilate=", "1"),
+        strict=True,
+    ):
+        length = (a[axis] - 1) * spread + 1
+        places = (o * stride + k * step - before for o in range(out[axis]) for k in range(width))
+        pairs *= sum(0 <= place < length and place % spread == 0 for place in places)
+    return 2 * out["b"] * out["f"] * b["i"] * pairs
+
+
+def _bytes(program: Program, instruction: Instruction, computation: Computation) -> int:
+    """Return the bytes that an instruction reads from and writes to main memory, not to faster memory."""
+    operands = [computation[name] for name in instruction.operands if name in computation]
+    if instruction.kind != "fusion":
+        return sum(size for x in (instruction, *operands) for _, size, main in arrays(x.shape) if main)
+    inside = program.computations[instruction.called[0]]
+    parameters = _parameters(inside)
+    moved = 0
+    for i, operand in enumerate(operands):
+        if any(main for _, _, main in arrays(operand.shape)):
+            moved += _read(program, inside, parameters[i])
+    root = next(x for x in inside.values() if x.root)
+    written = [inside[name] for name in root.operands] if root.kind == "tuple" else [root]
+    for result, (_, _, main) in zip(written, arrays(instruction.shape), strict=False):
+        moved += main and _written(program, inside, result)
+    return moved
+
+
+def _parameters(computation: Computation) -> list[Instruction]:
+    found = [x for x in computation.values() if x.kind == "parameter"]
+    return sorted(found, key=lambda x: int((re.search(r"parameter\((\d+)\)", x.text) or ["", "0"])[1]))
+
+
+def _read(program: Program, computation: Computation, value: Instruction) -> int:
+    """Return the bytes of `value` that the computation reads: only a slice of it, if it uses no more."""
+    total, size = 0, bytes_of(value.shape)
+    for user in computation.values():
+        if value.name not in user.operands:
+            continue
+        place = user.operands.index(value.name)
+        if user.kind in ("dynamic-slice", "slice", "gather") and place == 0:
+            total += bytes_of(user.shape)
+        elif user.kind == "bitcast":
+            total += _read(program, computation, user)
+        elif user.kind == "fusion":
+            inside = program.computations[user.called[0]]
+            total += _read(program, inside, _parameters(inside)[place])
+        elif not (user.kind == "dynamic-update-slice" and place == 0):  # which is done in place
+            total += size
+    return min(total, size)
+
+
+def _written(program: Program, computation: Computation, result: Instruction) -> int:
+    """Return the bytes of `result` that are written: only the update, if it is updated in place."""
+    if result.kind == "bitcast":
+        return _written(program, computation, computation[result.operands[0]])
+    if result.kind == "dynamic-update-slice":
+        return bytes_of(computation[result.operands[1]].shape)
+    if result.kind == "fusion":
+        inside = program.computations[result.called[0]]
+        root = next(x for x in inside.values() if x.root)
+        if root.kind != "tuple":
+            return _written(program, inside, root)
+    return bytes_of(result.shape)
