@@ -6,7 +6,8 @@
 The output on stdout lists parameters, FLOPs, bytes per device, which parameters are sharded along which axes, and what
 the devices send to each other. Estimates are marked as such.
 
-With --topology, the step is compiled by the compiler of these TPUs, and the output says whether it fits.
+With --topology, the step is compiled by the compiler of these TPUs, and the output says whether it fits and how long it
+would take.
 """
 
 import dataclasses
@@ -117,7 +118,8 @@ def describe_target(raw: ConfigDict) -> None:
     described, text = target.compile_for(TOPOLOGY.value, chip, engine, batch, STEP.value, turns)
     if SAVE.value:
         Path(SAVE.value).write_text(text)
-    show(dataclasses.asdict(described), target.table_rows(described, chip, LINK.value * 1e9))
+    times = {"estimate_s": described.schedule.estimate, "bound_s": described.schedule.bound}
+    show(dataclasses.asdict(described) | times, target.table_rows(described, chip, LINK.value * 1e9))
 
 
 def checked(raw: ConfigDict) -> Config:

@@ -110,6 +110,8 @@ def test_every_family_compiles_for_tpus(tiny, tmp_path, task, step):
     assert found["mesh"] == {"data": 4, "fsdp": 1, "tensor": 1}
     assert 0 < found["held"] + found["temporary"] + found["code"] < found["memory"]
     assert saved.read_text().startswith("HloModule")
+    assert found["estimate_s"] > found["bound_s"] > 0
+    assert found["collectives"] or step != "train"
 
 
 @needs_libtpu
