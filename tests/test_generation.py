@@ -167,6 +167,19 @@ def test_a_vocabulary_without_padding_is_filled_by_its_end():
     assert (np.asarray(found.tokens)[:, 2:] == EOS).all()
 
 
+def test_a_vocabulary_without_an_end_is_written_to_the_limit():
+    """An empty prompt is filled by an id beyond the vocabulary. Every id can be chosen."""
+    writer = Writer(extend, GenerationConfig(max_extra=E), False, V, bos_id=None, eos_id=None, pad_id=None)
+    prompts, lengths = np.array([[4, 5], [0, 0]], np.int32), np.array([2, 0], np.int32)
+    found = proceed(writer, begin(writer, prompts, lengths, 2), 2, lengths, np.arange(2), E)
+    prefix = [4, 5]
+    for _ in range(E):
+        prefix.append(int(TABLE[hashed(prefix)].argmax()))
+    assert {PAD, BOS} & set(prefix)
+    assert found.tokens.tolist() == [prefix[2:], [V] * E]
+    assert found.finished.tolist() == [False, True]
+
+
 @pytest.mark.parametrize(
     ("text", "stop", "cut"),
     [

@@ -12,8 +12,8 @@ from ml_collections import ConfigDict
 from transformer_jax import transfer
 from transformer_jax import workdir as workdirs
 from transformer_jax.config import ConfigError, defaults, make_task, parse
-from transformer_jax.data import tokenizer_files
-from transformer_jax.data.tokenizers import Tokenizer
+from transformer_jax.data import sentencepiece, tokenizer_files
+from transformer_jax.data.tokenizers import Tokenizer, TokenizerError
 from transformer_jax.interop import huggingface
 from transformer_jax.predictor import Predictor
 from transformer_jax.training import lock
@@ -76,17 +76,20 @@ def to_folder(workdir: epath.PathLike, config: ConfigDict, folder: str) -> None:
     transformers has no such model, or if the folder has a config.json.
     """
     predictor = Predictor(workdir, config)
-    # The last one is that of the text that is written, if there are several.
+    # The last one is that of the text that is written, if there are two.
     tokenizers = [Tokenizer.load(path) for path in sorted(epath.Path(workdir).glob("tokenizer*.json"))]
     special_ids = {name: getattr(tokenizers[-1], name) for name in ("pad_id", "bos_id", "eos_id")}
     settings, model = _flat(config.to_dict()), predictor.config.model
     written = huggingface.write(folder, config.task, model, predictor.params, settings, special_ids=special_ids)
+    length = settings["model.max_length"]
     if len(tokenizers) == 1:
         begin, end = written.around
-        length = settings.get("model.max_length")
         tokenizer_files.to_folder(tokenizers[0], folder, begin=begin, end=end, max_length=length)
     else:
-        log.warning("the %d tokenizers were not written: copy those of the original model", len(tokenizers))
+        try:
+            sentencepiece.to_folder(*tokenizers, folder, length)
+        except TokenizerError as error:
+            log.warning("%s has no tokenizer: %s", folder, error)
     log.info("%s is a Hugging Face folder with a %s, of step %d", folder, written.name, predictor.step)
 
 

@@ -163,3 +163,15 @@ def test_layout_of_pairs(caplog):
     caplog.clear()
     laid_out(FIRST.take(np.array([0])), SECOND.take(np.array([0])), limit=10, **LAYOUT)
     assert not caplog.messages
+
+
+def test_a_row_without_any_id():
+    """An id stands for it, or it is an error. A pair with one text is not such a row."""
+    nothing, options = Frame(None, None, None, empty=9), {"what": "val.tsv", "key": "data.max_length"}
+    rows, place = laid_out(FIRST, None, limit=6, frame=nothing, **options)
+    assert [rows[i].tolist() for i in range(4)] == [[11, 12, 13, 14, 15], [9], [16], [17, 18]]
+    assert place.tolist() == [5, 0, 1, 2]
+    rows, _ = laid_out(FIRST, SECOND, limit=6, frame=nothing._replace(empty=None), **options)
+    assert [rows[i].tolist() for i in (1, 2)] == [[23], [16]]
+    with pytest.raises(DataError, match=r"val.tsv: row 2 has no text, and the tokenizer has no end id that could"):
+        laid_out(FIRST, None, limit=6, frame=nothing._replace(empty=None), **options)

@@ -9,6 +9,7 @@ from transformer_jax.data import sentencepiece, sources, tokenizer_files
 from transformer_jax.data.files import DataError
 from transformer_jax.data.sentencepiece import CONTROL, NORMAL, UNKNOWN
 from transformer_jax.data.text import Corpus, ParallelData, Stream
+from transformer_jax.data.tokenizer_training import train_tokenizer
 from transformer_jax.data.tokenizers import TokenizerError
 
 USER_DEFINED = 4
@@ -16,6 +17,7 @@ PIECES = {"▁": -2.5, "▁ab": -1.5, "b": -3.0, "a": -4.0, "▁a": -3.5, "cd": 
 OTHERS = ["▁xy", "d", "ab", ">>de<<"]  # of the other language
 TOKENS = ["</s>", "<unk>", *PIECES, *OTHERS, "<pad>"]
 VOCABULARY = {token: i for i, token in enumerate(TOKENS)}
+OWN = {"<unk>": 0, "</s>": 1, "<pad>": 2, "ab": 3, "d": 4, "▁xy": 5}  # a vocabulary of the target alone
 
 
 def varint(value):
@@ -90,8 +92,7 @@ def test_both_sides_have_the_ids_of_the_vocabulary(folder):
 
 
 def test_a_vocabulary_of_the_target(folder):
-    own = {token: i for i, token in enumerate(["<unk>", "</s>", "<pad>", "ab", "d", "▁xy"])}
-    (folder / "target_vocab.json").write_text(json.dumps(own))
+    (folder / "target_vocab.json").write_text(json.dumps(OWN))
     (folder / "config.json").write_text("{}")
     target = sentencepiece.from_folder(folder, "target")
     assert target.encode_batch(["xyd"]) == [[5, 4]]
@@ -134,7 +135,40 @@ def test_other_vocabularies_are_refused(folder, vocabulary, rule):
         sentencepiece.from_folder(folder, "source")
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_what_is_written_is_read_again(folder, tmp_path, own):
+    if own:
+        (folder / "target_vocab.json").write_text(json.dumps(OWN))
+        (folder / "config.json").write_text("{}")
+    new = tmp_path / "new"
+    new.mkdir()
+    both = [sentencepiece.from_folder(folder, side) for side in ("source", "target")]
+    sentencepiece.to_folder(*both, new, max_length=37)
+    (new / "config.json").write_text((folder / "config.json").read_text())
+    assert [sentencepiece.from_folder(new, side).sha256 for side in ("source", "target")] == [x.sha256 for x in both]
+    assert sentencepiece.read(new / "source.spm") == (PIECES, b"")
+    assert json.loads((new / "vocab.json").read_text()) == VOCABULARY
+    assert (new / "target_vocab.json").exists() == own
+    assert json.loads((new / "tokenizer_config.json").read_text()) == {
+        "tokenizer_class": "MarianTokenizer",
+        "separate_vocabs": own,
+        "model_max_length": 37,
+        "unk_token": "<unk>",
+        "eos_token": "</s>",
+        "pad_token": "<pad>",
+    }
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe_bytes"])
+def test_other_tokenizers_are_not_written(folder, tmp_path, kind):
+    other = train_tokenizer(kind, ["ab cd", "cd ab"], 300)
+    with pytest.raises(TokenizerError, match="transformers has two tokenizers only as unigram models of SentencePiece"):
+        sentencepiece.to_folder(sentencepiece.from_folder(folder, "source"), other, tmp_path / "new", 37)
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_folder_of_two_tokenizers(folder):
+    assert tokenizer_files.names_of(folder) == ("tokenizer.source.json", "tokenizer.target.json")
     for side in ("source", "target"):
         found = tokenizer_files.from_folder(folder, f"tokenizer.{side}.json")
         assert found.sha256 == sentencepiece.from_folder(folder, side).sha256

@@ -92,6 +92,15 @@ def test_plain_text(make):
     assert task.inherited.rows == {}
 
 
+def test_the_end_id_stands_for_an_empty_text(make):
+    task = make({"fine_tuning.plain_text": True, "data.second_column": ""})
+    task.fingerprint(training=False)
+    end, batches = task.corpus.tokenizers["text"].eos_id, task.batches_of(["ka", ""])
+    arrays = [batches.load(batches.plan.batch(i)) for i in range(len(batches.plan))]
+    rows = [row[:n].tolist() for each in arrays for row, n in zip(each["text"], each["text_length"], strict=True) if n]
+    assert rows == [*task.corpus.tokenizers["text"].encode_batch(["ka"]), [end]]
+
+
 def test_a_tokenizer_without_special_ids_will_do(make):
     """GPT's special tokens are the model's, not the tokenizer's."""
     task = make()

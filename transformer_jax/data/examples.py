@@ -159,11 +159,14 @@ class Frame(NamedTuple):
 
     BERT: [CLS], [SEP], [SEP] (Devlin et al. 2019, Figure 4). GPT: [START], [DELIM], [EXTRACT] (Radford et al. 2018,
     Section 3.3). None: no id at this place.
+
+    empty: the id that stands for a row without any other, if there is one.
     """
 
     begin: int | None
     separator: int | None
     end: int | None
+    empty: int | None = None
 
 
 def laid_out(
@@ -171,8 +174,8 @@ def laid_out(
 ) -> tuple[Ragged, np.ndarray]:
     """Lay out texts or pairs in a `frame`.
 
-    Texts that are too long lose tokens at their ends, the longer one of a pair first. Empty texts are kept. A warning
-    gives the number of each.
+    Texts that are too long lose tokens at their ends, the longer one of a pair first. Empty texts are kept, and a row
+    without any id gets `frame.empty`. A warning gives the number of each.
 
     Args:
         first: the tokens of each text, or of the first text of each pair.
@@ -184,9 +187,12 @@ def laid_out(
 
     Returns:
         The rows, and (n,) the place at which the second text starts: the row's length if there is none.
+
+    Raises:
+        DataError: a row would have no id, and `frame.empty` is None.
     """
     n = len(first)
-    begin, separator, end = ([] if i is None else [Ragged.repeated(i, n)] for i in frame)
+    begin, separator, end = ([] if i is None else [Ragged.repeated(i, n)] for i in frame[:3])
     room = limit - len(begin) - len(end) - (0 if second is None else len(separator))
     lengths = np.stack([first.lengths, np.zeros_like(first.lengths) if second is None else second.lengths], axis=1)
     kept = longest_first(lengths, room)
@@ -196,7 +202,20 @@ def laid_out(
     warn(what, empty, "have an empty text")
     more = [] if second is None else [*separator, second.first(kept[:, 1])]
     rows = Ragged.beside([*begin, first.first(kept[:, 0]), *more, *end])
-    return rows, kept[:, 0] + len(begin) + len(separator if second is not None else end)
+    return _filled(rows, frame, what), kept[:, 0] + len(begin) + len(separator if second is not None else end)
+
+
+def _filled(rows: Ragged, frame: Frame, what: str) -> Ragged:
+    """Return the rows with `frame.empty` in those that are empty."""
+    without = rows.lengths == 0
+    if not without.any():
+        return rows
+    if frame.empty is None:
+        raise DataError(
+            f"{what}: row {without.argmax() + 1} has no text, and the tokenizer has no end id that could stand for it: "
+            "fill it in or remove it"
+        )
+    return Ragged.beside([rows, Ragged.repeated(frame.empty, len(rows)).first(without.astype(int))])
 
 
 def warn(what: str, found: np.ndarray, words: str) -> None:

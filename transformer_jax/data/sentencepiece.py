@@ -1,10 +1,12 @@
-"""Read unigram models of SentencePiece (Kudo and Richardson 2018), as Marian's translation models have them.
+"""Read and write unigram models of SentencePiece (Kudo and Richardson 2018), as Marian's translation models have them.
 
-A file is a protocol buffer, `ModelProto` of https://github.com/google/sentencepiece. Only the fields used are read.
+A file is a protocol buffer, `ModelProto` of https://github.com/google/sentencepiece. Only the fields used are read
+and written.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import struct
 from collections.abc import Iterator, Mapping
@@ -180,3 +182,80 @@ def tokenizer(pieces: Pieces, vocabulary: Mapping[str, int], begin: int | None =
     made.add_special_tokens(list(SPECIALS.values()))
     special_ids = {name: vocabulary[token] for name, token in SPECIALS.items()}
     return Tokenizer(made.to_str(), special_ids | {"bos_id": special_ids["pad_id"] if begin is None else begin})
+
+
+def to_folder(source: Tokenizer, target: Tokenizer, folder: epath.PathLike, max_length: int) -> None:
+    """Write the files that `from_folder` reads, and tokenizer_config.json for `MarianTokenizer` of transformers.
+
+    `max_length` is that of the model; transformers warns of longer texts.
+
+    Raises:
+        TokenizerError: a tokenizer is not one that `from_folder` returns.
+    """
+    folder = epath.Path(folder)
+    (pieces, vocabulary), (others, own) = map(_parts, (source, target))
+    settings = {f"{name.removesuffix('_id')}_token": token for name, token in SPECIALS.items()} | {
+        "tokenizer_class": "MarianTokenizer",
+        "separate_vocabs": own != vocabulary,
+        "model_max_length": max_length,
+    }
+    contents = {"vocab.json": vocabulary, "tokenizer_config.json": settings}
+    contents |= {"target_vocab.json": own} if own != vocabulary else {}
+    for side, model in (("source", pieces), ("target", others)):
+        (folder / f"{side}.spm").write_bytes(_written(model))
+    for name, content in contents.items():
+        text = json.dumps(content, ensure_ascii=False, indent=2)
+        (folder / name).write_text(text + "\n", encoding="utf-8")
+
+
+def _parts(made: Tokenizer) -> tuple[Pieces, dict[str, int]]:
+    """Return the arguments with which `tokenizer` makes a tokenizer."""
+    content = json.loads(made.to_json())
+    if content["model"]["type"] == "Unigram" and made.bos_id is not None:
+        found: list[tuple[str, float]] = content["model"]["vocab"]
+        vocabulary = {token.removeprefix("\0"): i for i, (token, _) in enumerate(found)}
+        named = {token["content"] for token in content["added_tokens"]}
+        scores = {token: score for token, score in found if token not in named and not token.startswith("\0")}
+        lowest, *more = sorted(set(scores.values())) or [0.0]
+        if more and lowest + UNKNOWN_PENALTY == more[0]:  # the score of characters that are not pieces
+            scores = {token: score for token, score in scores.items() if score > lowest}
+        first = ((content.get("normalizer") or {}).get("normalizers") or [{}])[0]
+        pieces = Pieces(scores, base64.b64decode(first.get("precompiled_charsmap", "")))
+        known = scores and vocabulary.keys() >= set(SPECIALS.values())
+        if known and tokenizer(pieces, vocabulary, made.bos_id).to_json() == made.to_json():
+            return pieces, vocabulary
+    raise TokenizerError(
+        "transformers has two tokenizers only as unigram models of SentencePiece with Marian's special ids: encode "
+        "texts with the tokenizers in the workdir, or train with data.joint_tokenizer = True"
+    )
+
+
+def _written(pieces: Pieces) -> bytes:
+    """Return the content of a file of SentencePiece."""
+    kinds = {"<unk>": UNKNOWN, "<s>": CONTROL, "</s>": CONTROL}
+    special = [_message({1: token.encode(), 3: kind}) for token, kind in kinds.items() if token not in pieces.scores]
+    normal = [_message({1: token.encode(), 2: score}) for token, score in pieces.scores.items()]
+    normalization = _message({2: pieces.character_map, 3: 1, 4: 1, 5: 1})
+    content = [(1, piece) for piece in special + normal] + [(2, _message({3: UNIGRAM})), (3, normalization)]
+    return b"".join(_message({field: value}) for field, value in content)
+
+
+def _message(fields: Mapping[int, bytes | float | int]) -> bytes:
+    """Return a message, of which `_fields` yields the fields."""
+    parts = []
+    for field, value in fields.items():
+        if isinstance(value, float):
+            parts += [_varint(field << 3 | FIXED32), struct.pack("<f", value)]
+        elif isinstance(value, int):
+            parts += [_varint(field << 3 | VARINT), _varint(value)]
+        else:
+            parts += [_varint(field << 3 | BYTES), _varint(len(value)), value]
+    return b"".join(parts)
+
+
+def _varint(value: int) -> bytes:
+    groups = bytearray()
+    while value > 0x7F:
+        groups.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*groups, value])

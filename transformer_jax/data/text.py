@@ -248,16 +248,20 @@ class Corpus:
         Raises:
             TokenizerError: the tokenizer has no end id.
         """
-        if self.workdir is None:
-            return TRAINED_HERE
-        tokenizer = self.tokenizers[stream]
-        if tokenizer.eos_id is None:
+        begin, end, pad = self.optional_ids(stream)
+        if end is None:
             raise TokenizerError(
                 f"{self.streams[stream].tokenizer} has no special id for the end of a text: use a tokenizer that has "
                 "one"
             )
-        begin = tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
-        return SpecialIds(begin, tokenizer.eos_id, tokenizer.pad_id)
+        return SpecialIds(end if begin is None else begin, end, pad)
+
+    def optional_ids(self, stream: str) -> tuple[int | None, int | None, int | None]:
+        """Return the ids of begin, end and padding that the tokenizer of `stream` has. None: there is none."""
+        if self.workdir is None:
+            return TRAINED_HERE
+        tokenizer = self.tokenizers[stream]
+        return tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id
 
     def encode(self, stream: str, lines: Sequence[str], begin: bool = False, end: bool = True) -> Ragged:
         """Return the ids of each line, with the tokenizer's begin id before it and its end id after it if requested.

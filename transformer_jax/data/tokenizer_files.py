@@ -112,6 +112,14 @@ def from_folder(path: epath.PathLike, file: str = "tokenizer.json") -> Tokenizer
     return tokenizer
 
 
+def names_of(path: epath.PathLike) -> tuple[str, ...]:
+    """Return the names that the tokenizers of a Hugging Face folder get in a workdir."""
+    folder = epath.Path(path).expanduser()
+    if sentencepiece.is_folder(folder) and not (folder / "tokenizer.json").exists():
+        return "tokenizer.source.json", "tokenizer.target.json"
+    return ("tokenizer.json",)
+
+
 def kind_of(tokenizer: Tokenizer) -> tuple[str, bool]:
     """Return the kind of a tokenizer, or the nearest of `tokenizer_training.KINDS`, and True if it lower-cases."""
     content = json.loads(tokenizer.to_json())

@@ -28,7 +28,7 @@ class Continuations(NamedTuple):
     cache: Cache  # everything but the newest token
     newest: jax.Array  # (N,) int32
     seen: jax.Array | None  # (N, V) bool: the tokens of the prompt and of the continuation; None if nobody asks
-    tokens: jax.Array  # (N, E) int32; PAD after the end (EOS if the vocabulary has no PAD)
+    tokens: jax.Array  # (N, E) int32; after the end PAD, without PAD EOS, without EOS `vocab_size`, which is no token
     log_probabilities: jax.Array  # (N, E) float32: of each token, by the model's own distribution; 0 after the end
     finished: jax.Array  # (N,) bool
     written: jax.Array  # (N,) int32: the number of tokens so far, the same in all rows
@@ -43,15 +43,16 @@ class Writer:
     is drawn from the distribution of `truncate`. The draws of a row depend on the seed, on its id, on the number of the
     continuation, and on the number of tokens before the draw, not on the other rows.
 
-    With `greedy`, there is one continuation of each prompt, of most probable tokens, whatever the options.
+    With `greedy`, there is one continuation of each prompt, of most probable tokens, whatever the options. Special ids
+    that the vocabulary does not have are None. Without EOS, all continuations have E tokens.
     """
 
     extend: Extend
     options: GenerationConfig
     greedy: bool
     vocab_size: int
-    bos_id: int
-    eos_id: int
+    bos_id: int | None
+    eos_id: int | None
     pad_id: int | None
 
     @property
@@ -61,7 +62,7 @@ class Writer:
 
     @property
     def _fill(self) -> int:
-        return self.eos_id if self.pad_id is None else self.pad_id
+        return next(i for i in (self.pad_id, self.eos_id, self.vocab_size) if i is not None)
 
     def begin(self, cache: Cache, prompts: jax.Array, lengths: jax.Array) -> Continuations:
         """Read prompts (B, P) of `lengths` (B,) into an empty cache of B rows with room for P + E - 1 tokens.
@@ -109,15 +110,17 @@ class Writer:
             cache = jax.tree.map(lambda x: x[0], cache) if single else cache
             token, added = self._choose(logits[:, 0], so_far.seen, keys, position - start)
             ended = so_far.finished
+            newest = jnp.where(ended, so_far.newest, token)
             token, added = jnp.where(ended, self._fill, token), jnp.where(ended, 0.0, added)
             seen = so_far.seen
             if seen is not None:
                 seen = seen.at[jnp.arange(len(token)), token].set(True)
             tokens = so_far.tokens.at[:, count].set(token)
             log_probabilities = so_far.log_probabilities.at[:, count].set(added)
-            ended |= token == self.eos_id
+            if self.eos_id is not None:
+                ended |= token == self.eos_id
             return count + 1, Continuations(
-                cache, token, seen, tokens, log_probabilities, ended, jnp.full_like(so_far.written, count + 1)
+                cache, newest, seen, tokens, log_probabilities, ended, jnp.full_like(so_far.written, count + 1)
             )
 
         # Between steps, the cache of a single row has no axis for rows: with it, XLA for CPUs would copy the cache four

@@ -58,8 +58,8 @@ def best_tokens(logits: jax.Array, k: int, forbidden: list[int]) -> tuple[jax.Ar
     return jnp.where(barred, IMPOSSIBLE, jnp.maximum(log_probabilities, IMPOSSIBLE)), tokens
 
 
-def never_chosen(bos_id: int, eos_id: int, pad_id: int | None) -> list[int]:
-    return sorted({bos_id, bos_id if pad_id is None else pad_id} - {eos_id})
+def never_chosen(bos_id: int | None, eos_id: int | None, pad_id: int | None) -> list[int]:
+    return sorted({i for i in (bos_id, pad_id) if i is not None} - {eos_id})
 
 
 def one_by_one(

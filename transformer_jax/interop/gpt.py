@@ -206,6 +206,19 @@ class OnPlainText(Head):
         return self.kind.write(settings) if settings["fine_tuning.plain_text"] else None
 
 
+def _special_ids(ids: Mapping[str, int | None]) -> dict[str, Any]:
+    """Return keys of config.json."""
+    return {f"{name.removesuffix('_id')}_token_id": i for name, i in ids.items()}
+
+
+def _padded(ids: Mapping[str, int | None]) -> dict[str, Any]:
+    """Return keys of config.json for a classifier, which finds the last token of a text by the padding after it.
+
+    A vocabulary without padding is padded with its end.
+    """
+    return _special_ids(ids | {"pad_id": ids["eos_id"]} if ids and ids["pad_id"] is None else ids)
+
+
 def _output(model: gpt.GPTConfig, ours: str = "") -> list[Entry]:
     """Return the entry of the output layer, if it is not the embedding."""
     return [] if model.tie_embeddings else [Entry(f"{ours}output/table", "lm_head.weight", rows=model.vocab_size)]
@@ -220,7 +233,9 @@ def _classifier(model: gpt.GPTConfig, outputs: int) -> nn.Module:
 
 
 _openai_names: Any = functools.partial(with_conv1d, tokens="tokens_embed", places="positions_embed")
-_architecture: Any = functools.partial(Architecture, task="language_modeling", module=_language_model)
+_architecture: Any = functools.partial(
+    Architecture, task="language_modeling", module=_language_model, special_ids=_special_ids
+)
 _openai: Any = functools.partial(
     _architecture,
     model_type="openai-gpt",
@@ -238,7 +253,12 @@ _gpt2: Any = functools.partial(
     unused=r".*\.attn\.(masked_)?bias|lm_head\.weight",
 )
 _classifying: Any = functools.partial(
-    _gpt2, "GPT2ForSequenceClassification", module=_classifier, table=classifier, lacks=("gpt/output",)
+    _gpt2,
+    "GPT2ForSequenceClassification",
+    module=_classifier,
+    table=classifier,
+    lacks=("gpt/output",),
+    special_ids=_padded,
 )
 
 ARCHITECTURES = (

@@ -196,6 +196,7 @@ ARCHITECTURES = (
         table=table,
         head=Translation(),
         special_ids=_special_ids,
+        around=(False, True),
         example=_example,
         # Fixed tables of positions, and tables that are tied to others.
         unused=r"model\.(en|de)coder\.embed_(positions|tokens)\.weight|lm_head\.weight",

@@ -116,7 +116,7 @@ class BertBackbone(Backbone):
 class GPTBackbone(Backbone):
     """GPT (Radford et al. 2018), with new embeddings for `gpt.SPECIALS`. They have the ids that follow `vocab_size`.
 
-    With `fine_tuning.plain_text`, there are none.
+    With `fine_tuning.plain_text`, there are none, and the end id of the tokenizer stands for an empty text.
     """
 
     module = "gpt"
@@ -142,7 +142,9 @@ class GPTBackbone(Backbone):
         return gpt.GPTClassifier(self.model, num_outputs, self.views, self._specials)
 
     def frame(self, corpus: Corpus) -> Frame:
-        return Frame(*self._ids) if self._specials else Frame(None, None, None)
+        if self._specials:
+            return Frame(*self._ids)
+        return Frame(None, None, None, empty=corpus.tokenizers["text"].eos_id)
 
     def arguments(self, batch: Mapping[str, jax.Array], valid: jax.Array) -> tuple[Any, ...]:
         """Return token ids and validity, each (views · B, T). With two views, the orders of a pair are adjacent."""

@@ -118,8 +118,8 @@ class LanguageModeling(TextTask):
 
     def _writer(self, params: Params, greedy: bool) -> Writer:
         extend: Any = functools.partial(self.model.apply, {"params": self.model.for_extend(params)}, method="extend")
-        special, size = self.corpus.special_ids("text"), self.corpus.size("text")
-        return Writer(extend, self.config.decoding, greedy, size, special.begin, special.end, special.pad)
+        begin, end, pad = self.corpus.optional_ids("text")
+        return Writer(extend, self.config.decoding, greedy, self.corpus.size("text"), begin, end, pad)
 
     def batches(self, split: str, seed: int | None) -> Batches:
         data = self.config.data
