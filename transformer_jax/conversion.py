@@ -87,7 +87,7 @@ def to_folder(workdir: epath.PathLike, config: ConfigDict, folder: str) -> None:
         tokenizer_files.to_folder(tokenizers[0], folder, begin=begin, end=end, max_length=length)
     else:
         try:
-            sentencepiece.to_folder(*tokenizers, folder, length)
+            sentencepiece.to_folder(tokenizers[0], tokenizers[1], folder, length)
         except TokenizerError as error:
             log.warning("%s has no tokenizer: %s", folder, error)
     log.info("%s is a Hugging Face folder with a %s, of step %d", folder, written.name, predictor.step)

@@ -35,10 +35,7 @@ def keys_for(source: str) -> dict[str, Any]:
     """
     if tokenizer_files.is_folder(source):
         _, _, fields = huggingface.describe(source)
-        names = tokenizer_files.names_of(source)
-        kind, lowercase = tokenizer_files.kind_of(tokenizer_files.from_folder(source, names[0]))
-        data = {"tokenizer": kind, "lowercase": lowercase, "min_count": 1}
-        data |= {"joint_tokenizer": False} if len(names) > 1 else {}
+        data = tokenizer_files.keys_of(source)
     else:
         stored = workdirs.read(source, "from").to_dict()
         known = known_fields(stored["task"], stored["model"])

@@ -17,7 +17,7 @@ transformers, torch = need_transformers()
 
 B, T, V, L = 3, 13, 97, 2
 DRAW = np.random.default_rng(0)
-TOKENS = DRAW.integers(0, V, (B, T)).astype(np.int32)
+TOKENS = DRAW.integers(1, V, (B, T)).astype(np.int32)  # in transformers, the row of id 0 has no gradient
 SEGMENTS = DRAW.integers(0, 3, (B, T)).astype(np.int32)
 VALID = np.arange(T)[None] < np.array([[T], [7], [5]])
 LABELS = {
@@ -158,6 +158,55 @@ def test_loss_and_gradients(tmp_path, name):
     value, gradients = jax.jit(jax.value_and_grad(loss))(found.params())
     assert relative(value, result.loss.item()) < 1e-5
     check_gradients(found, gradients, theirs, zero=("key.bias",))  # it adds the same to all scores of a query
+
+
+NEXT = np.array([1, 0, 1])  # theirs; ours are the other way round
+SPANS = {"start_positions": np.array([2, 6, 0]), "end_positions": np.array([11, 3, 4])}
+TARGETS = {
+    "BertForPreTraining": {"labels": LABELS["BertForMaskedLM"], "next_sentence_label": NEXT},
+    "BertForQuestionAnswering": SPANS,
+    "BertForMultipleChoice": {"labels": np.array([1])},
+}
+# Parameters that add the same to all logits of a softmax.
+ZERO = {
+    "BertForPreTraining": ("key.bias",),
+    "BertForQuestionAnswering": ("key.bias", "qa_outputs.bias", f"layer.{L - 1}.output.LayerNorm.bias"),
+    "BertForMultipleChoice": ("key.bias", "classifier.bias"),
+}
+
+
+def mean_cross_entropy(logits, classes):
+    """Return the mean over the classes ≥ 0, given logits (…, C) and classes (…)."""
+    classes = jnp.asarray(classes)
+    logits, classes = logits.reshape(1, -1, logits.shape[-1]), classes.reshape(1, -1)
+    total, count = losses.cross_entropy(logits, jnp.maximum(classes, 0), classes >= 0, vocab_size=logits.shape[-1])
+    return total / count
+
+
+def loss_of(name, output):
+    """Return the loss for `TARGETS`, as in the tasks with these models."""
+    if name == "BertForQuestionAnswering":
+        pairs = zip((output[..., 0], output[..., 1]), SPANS.values(), strict=True)
+        return sum(mean_cross_entropy(logits, places) for logits, places in pairs) / 2
+    if name == "BertForMultipleChoice":
+        return mean_cross_entropy(output[None, :, 0], TARGETS[name]["labels"])
+    vectors, lm_head, follows = output
+    return mean_cross_entropy(lm_head(vectors, V), LABELS["BertForMaskedLM"]) + mean_cross_entropy(follows, 1 - NEXT)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_loss_and_gradients_of_several_outputs(tmp_path, name):
+    theirs, found = made(name, 4, tmp_path / "theirs")
+    targets = {key: torch.tensor(value.astype(np.int64)) for key, value in TARGETS[name].items()}
+    result = run(theirs.train(), **targets)
+    result.loss.backward()
+
+    def loss(params):
+        return loss_of(name, found.module.apply({"params": params}, TOKENS, VALID, SEGMENTS))
+
+    value, gradients = jax.jit(jax.value_and_grad(loss))(found.params())
+    assert relative(value, result.loss.item()) < 1e-5
+    check_gradients(found, gradients, theirs, ZERO[name])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,20 +1,25 @@
 """GPT, GPT-2 and Llama against transformers: hidden states, logits, losses, gradients and greedy continuations."""
 
 import functools
+import json
+import string
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers
 from oracle import relative
 from parity import check_gradients, check_loads, flat, need_transformers, random_model, write_back
 
-from transformer_jax import losses
+import transformer_jax
+from transformer_jax import conversion, losses
 from transformer_jax.decoding.generation import Writer
 from transformer_jax.decoding.options import GenerationConfig
 from transformer_jax.interop import huggingface
 from transformer_jax.models.gpt import GPTConfig
 from transformer_jax.models.masks import CAUSAL, padding
+from transformer_jax.workdir import read
 
 transformers, torch = need_transformers()
 
@@ -207,3 +212,53 @@ def test_models_without_a_head(tmp_path, name):
     assert relative(states[-1][VALID], run(theirs).last_hidden_state.detach().numpy()[VALID]) < 1e-5
     write_back(found, params, tmp_path / "ours")
     check_loads(transformers, name, tmp_path / "ours")
+
+
+def save_tokenizer(folder):
+    """Write a tokenizer of letters, in the files of GPT-2."""
+    tokens = ["!", "Ġ", *string.ascii_lowercase, "<|endoftext|>"]
+    (folder / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
+
+
+def test_the_workdir_of_a_classifier_predicts_the_same(tmp_path):
+    """So does the folder that is written from it. The end id pads."""
+    name, texts = "GPT2ForSequenceClassification", ["ek at", "it", "is em is ek at"]
+    config = transformers.GPT2Config(**NONE | {"vocab_size": V}, **SIZES, **DROPOUT, num_labels=3)
+    random_model(transformers, torch, name, config, 7, tmp_path / "theirs")
+    save_tokenizer(tmp_path / "theirs")
+    conversion.to_workdir(conversion.config_for(str(tmp_path / "theirs")), tmp_path / "run")
+    found = transformer_jax.load(str(tmp_path / "run")).predict(texts)
+    conversion.to_folder(tmp_path / "run", read(tmp_path / "run"), str(tmp_path / "back"))
+    again = check_loads(transformers, name, tmp_path / "back")
+    assert again.config.pad_token_id == 28
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")
+    tokenizer.pad_token = tokenizer.eos_token
+    with torch.no_grad():
+        expected = again(**tokenizer(texts, padding=True, return_tensors="pt")).logits.softmax(-1).numpy()
+    assert relative([list(row["probabilities"].values()) for row in found], expected) < 1e-5
+
+
+@pytest.mark.parametrize("case", ["openai-gpt", "llama grouped"])
+def test_the_workdir_of_a_language_model_continues_the_same(tmp_path, case):
+    """The tokenizer has no end id unless config.json names one."""
+    name, settings = CASES[case]
+    eos = None if case == "openai-gpt" else 5
+    config = getattr(transformers, name).config_class(**NONE | {"vocab_size": 28, "eos_token_id": eos}, **settings)
+    theirs = random_model(transformers, torch, name, config, 8, tmp_path / "theirs")
+    letters = {letter: i for i, letter in enumerate(["?", " ", *string.ascii_lowercase])}
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel(letters, unk_token="?"))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    library.save(str(tmp_path / "theirs" / "tokenizer.json"))
+    settings = conversion.config_for(str(tmp_path / "theirs"))
+    settings.decoding.max_extra = NEW
+    conversion.to_workdir(settings, tmp_path / "run")
+    predictor = transformer_jax.load(str(tmp_path / "run"))
+    tokenizer = predictor.task.corpus.tokenizers["text"]
+    assert tokenizer.eos_id == eos
+    for prompt in ("cab", "zebra"):
+        ids = torch.tensor(tokenizer.encode_batch([prompt]))
+        output = theirs.generate(ids, do_sample=False, max_new_tokens=NEW, pad_token_id=eos)
+        expected = tokenizer.decode(output[0, ids.shape[1] :].tolist())
+        assert predictor.predict([prompt]) == [{"continuation": expected}]

@@ -2,17 +2,12 @@
 
 import json
 
-import jax
-import numpy as np
 import pytest
-from parity import need_transformers, random_model
+from parity import check_loads, need_transformers, random_model
 
-from transformer_jax import transfer
-from transformer_jax.config import defaults, make_task, parse
-from transformer_jax.interop import huggingface
-from transformer_jax.training.evaluation import Evaluator
-from transformer_jax.training.initialization import abstract_parameters
-from transformer_jax.training.sharding import make_mesh
+import transformer_jax
+from transformer_jax import conversion
+from transformer_jax.workdir import read
 
 transformers, torch = need_transformers()
 sentencepiece = pytest.importorskip("sentencepiece", reason="pip install 'transformer_jax[huggingface]'")
@@ -63,26 +58,17 @@ def folder(tmp_path_factory):
 
 @pytest.mark.filterwarnings("ignore:Recommended")  # a package that normalizes punctuation, which the tokenizer ignores
 def test_a_run_translates_as_transformers_does(folder, tmp_path):
-    _, outputs, fields = huggingface.describe(folder)
-    config = defaults("sequence_to_sequence")
-    config.update_from_flattened_dict({f"model.{name}": value for name, value in fields.items()})
-    config.update_from_flattened_dict(dict(outputs.settings))
-    config.init_from, config.data.directory, config.data.joint_tokenizer = str(folder), "unused", False
-    config.data.max_length = 32
-    (tmp_path / "run").mkdir()
-    task = make_task(parse(config), tmp_path / "run")
-    mesh = make_mesh(task.config.mesh)
-    fresh = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), abstract_parameters(task, mesh))
-    fresh = jax.device_put(fresh, jax.devices()[0])
-    params = transfer.load(task, mesh)(fresh)
+    """The folder becomes a workdir, which becomes a folder again."""
+    conversion.to_workdir(conversion.config_for(str(folder)), tmp_path / "run")
     lines = [*TEXT["source"], "the zoo", "dogs  see   cats and a cat"]
-    ours = Evaluator(task, mesh).predict(params, [{"en": line} for line in lines])
-
-    tokenizer = transformers.MarianTokenizer.from_pretrained(folder)
-    theirs = transformers.MarianMTModel.from_pretrained(folder).eval()
-    output = theirs.generate(**tokenizer(lines, padding=True, return_tensors="pt"))
-    special = {theirs.config.pad_token_id, theirs.config.eos_token_id}
-    target = task.corpus.tokenizers["target"]
-    expected = [target.decode([i for i in row if i not in special]) for row in output.tolist()]
-    assert [line["text"] for line in ours] == expected
-    assert len(set(expected)) > 1
+    predictor = transformer_jax.load(str(tmp_path / "run"))
+    ours, target = predictor.predict(lines), predictor.task.corpus.tokenizers["target"]
+    conversion.to_folder(tmp_path / "run", read(tmp_path / "run"), str(tmp_path / "back"))
+    for theirs in folder, tmp_path / "back":
+        tokenizer = transformers.AutoTokenizer.from_pretrained(theirs)
+        model = check_loads(transformers, "MarianMTModel", theirs)
+        output = model.generate(**tokenizer(lines, padding=True, return_tensors="pt"))
+        special = {model.config.pad_token_id, model.config.eos_token_id}
+        expected = [target.decode([i for i in row if i not in special]) for row in output.tolist()]
+        assert ours == expected
+    assert len(set(ours)) > 1

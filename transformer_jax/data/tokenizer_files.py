@@ -120,6 +120,17 @@ def names_of(path: epath.PathLike) -> tuple[str, ...]:
     return ("tokenizer.json",)
 
 
+def keys_of(path: epath.PathLike) -> Settings:
+    """Return the keys of config.data that describe the tokenizers of a Hugging Face folder.
+
+    Raises the errors of `from_folder`.
+    """
+    names = names_of(path)
+    kind, lowercase = kind_of(from_folder(path, names[0]))
+    keys = {"tokenizer": kind, "lowercase": lowercase, "min_count": 1}
+    return keys | ({"joint_tokenizer": False} if len(names) > 1 else {})
+
+
 def kind_of(tokenizer: Tokenizer) -> tuple[str, bool]:
     """Return the kind of a tokenizer, or the nearest of `tokenizer_training.KINDS`, and True if it lower-cases."""
     content = json.loads(tokenizer.to_json())

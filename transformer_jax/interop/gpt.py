@@ -216,7 +216,7 @@ def _padded(ids: Mapping[str, int | None]) -> dict[str, Any]:
 
     A vocabulary without padding is padded with its end.
     """
-    return _special_ids(ids | {"pad_id": ids["eos_id"]} if ids and ids["pad_id"] is None else ids)
+    return _special_ids({**ids, "pad_id": ids["eos_id"]} if ids and ids["pad_id"] is None else ids)
 
 
 def _output(model: gpt.GPTConfig, ours: str = "") -> list[Entry]:
