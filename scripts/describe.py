@@ -41,6 +41,7 @@ SIMULATED = 1 if COMPILED_FOR_TPU else math.prod(MESH_SIZES.values())
 os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={SIMULATED}"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
+import jax  # noqa: E402
 from absl import flags  # noqa: E402
 from ml_collections import ConfigDict  # noqa: E402
 
@@ -101,6 +102,7 @@ def describe_simulated(raw: ConfigDict) -> None:
 
 def describe_target(raw: ConfigDict) -> None:
     """Print the description of a step as compiled for the devices of --topology."""
+    jax.config.update("jax_enable_compilation_cache", False)  # JAX cannot read a program for devices that are not here
     chip, devices = topologies.chip_of(TOPOLOGY.value), topologies.devices_of(TOPOLOGY.value)
     sizes = MESH_SIZES if MESH.value else MESH_SIZES | {"data": len(devices)}
     topologies.check_mesh(TOPOLOGY.value, MESH.value, list(sizes.values()), len(devices))

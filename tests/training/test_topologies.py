@@ -106,6 +106,7 @@ def test_every_family_compiles_for_tpus(tiny, tmp_path, task, step):
     saved = tmp_path / "step.hlo"
     done = described(f"{tiny}:{task}", f"--step={step}", f"--save={saved}", "--json")
     assert done.returncode == 0, done.stderr[-3000:]
+    assert "Warning" not in done.stderr
     found = json.loads(done.stdout)
     assert found["mesh"] == {"data": 4, "fsdp": 1, "tensor": 1}
     assert 0 < found["held"] + found["temporary"] + found["code"] < found["memory"]
