@@ -111,9 +111,12 @@ def products(task):
 
 
 def test_features_have_no_backward_pass():
-    """A step has one product more than a forward pass: the gradient of the head, 2 layers · 16 features × 2 classes."""
+    """A step has two products more than a forward pass: the gradients of the head.
+
+    They are 2 layers · 16 features × 2 classes, and a bias for each class.
+    """
     forward, step = products(classification(fine_tuning__feature_layers=2))
-    assert step == forward + 2 * 8 * (2 * 16) * 2
+    assert step == forward + 2 * 8 * (2 * 16 + 1) * 2
     forward, step = products(classification())
     assert step > 2.9 * forward
 
