@@ -19,11 +19,11 @@ TO = flags.DEFINE_string("to_huggingface", None, "new Hugging Face folder to wri
 
 
 def main(overrides: list[str]) -> None:
-    if (FROM.value is None) == (TO.value is None):
+    if bool(FROM.value) == bool(TO.value):
         raise ValueError("give either --from_huggingface=FOLDER or --to_huggingface=FOLDER; --help shows examples")
-    config = read(WORKDIR.value) if FROM.value is None else conversion.config_for(FROM.value)
+    config = read(WORKDIR.value) if TO.value else conversion.config_for(FROM.value)
     override(config, overrides)
-    if FROM.value is None:
+    if TO.value:
         conversion.to_folder(WORKDIR.value, config, TO.value)
     else:
         conversion.to_workdir(config, WORKDIR.value)

@@ -31,7 +31,10 @@ def config_for(folder: str) -> ConfigDict:
     Raises ValueError if the folder cannot be read, or holds a model that is not supported.
     """
     if not tokenizer_files.is_folder(folder):
-        raise ConfigError(f"{folder} is not a Hugging Face folder: it has no config.json that names a model_type")
+        raise ConfigError(
+            f"{folder} is not a Hugging Face folder: it has no config.json that names a model_type; "
+            "download the folder first"
+        )
     architecture, outputs, fields = huggingface.describe(folder)
     config = defaults(architecture.task, fields["architecture"])
     config.update_from_flattened_dict({**transfer.keys_for(folder), **outputs.settings, "data.directory": "(none)"})
@@ -52,9 +55,10 @@ def to_workdir(config: ConfigDict, workdir: epath.PathLike) -> None:
     with lock.held(workdir):
         if (workdir / "checkpoints").exists():
             raise ConfigError(f"{workdir} has checkpoints: choose another --workdir")
-        workdirs.claim(workdir, config)
         mesh = make_mesh(task.config.mesh)
-        params = transfer.load(task, mesh)(_initial(task, abstract_parameters(task, mesh)))
+        load = transfer.load(task, mesh)
+        workdirs.claim(workdir, config)
+        params = load(_initial(task, abstract_parameters(task, mesh)))
         state = TrainState(jnp.zeros((), jnp.int32), params, ())
         checkpoints = Checkpoints(workdir / "checkpoints", task.config.checkpoint)
         meta = {"fingerprint": task.fingerprint(training=False), "position": 0, "scored": "params"}
