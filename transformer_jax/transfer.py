@@ -31,11 +31,15 @@ SHOWN = 10  # parameters of other shapes that a message lists
 def keys_for(source: str) -> dict[str, Any]:
     """Return the dotted keys that a config needs in order to start from a run or a Hugging Face folder.
 
-    These are init_from, keys of the model, and the kind of the tokenizer. Raises ValueError if `source` cannot be read.
+    These are init_from, keys of the model, and the kind of the tokenizer. Raises ConfigError if `source` cannot be
+    read.
     """
     if tokenizer_files.is_folder(source):
-        _, _, fields = huggingface.describe(source)
-        data = tokenizer_files.keys_of(source)
+        try:
+            _, _, fields = huggingface.describe(source)
+            data = tokenizer_files.keys_of(source)
+        except ValueError as error:
+            raise ConfigError(f"the Hugging Face folder {source}: {error}") from error
     else:
         stored = workdirs.read(source, "from").to_dict()
         known = known_fields(stored["task"], stored["model"])
@@ -46,7 +50,7 @@ def keys_for(source: str) -> dict[str, Any]:
 
 
 class Source(NamedTuple):
-    """What a run starts from.
+    """Parameters that a run starts from.
 
     name, what: the value of config.init_from, and what was found there, e.g. "step 2".
     params: parameters by path, e.g. "bert/encoder/…". They have a shape and a size, and slices of them are arrays.

@@ -108,7 +108,8 @@ def test_padding_rows_are_zeros_here_and_absent_there(tmp_path, tensors):
     "name", ["cls.predictions.decoder.weight", "cls.predictions.decoder.bias", "bert.embeddings.position_ids"]
 )
 def test_tied_decoders_and_buffers_need_no_place(tmp_path, tensors, name):
-    huggingface.read(save(tmp_path, tensors | {name: np.zeros(5, np.float32)}))
+    found = huggingface.read(save(tmp_path / "more", tensors | {name: np.zeros(5, np.float32)}))
+    assert found.parameters.keys() == huggingface.read(save(tmp_path / "plain", tensors)).parameters.keys()
 
 
 TAGGED = shapes(("classifier", (5, D)))

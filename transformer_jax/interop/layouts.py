@@ -23,7 +23,7 @@ Shape = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a tensor of theirs holds a parameter of ours.
+    """The arrangement of a parameter of ours in a tensor of theirs.
 
     inputs: the first `inputs` axes of ours are one axis of theirs, and the others another: the inputs and the outputs
         of a linear map. 0: all axes are outputs, as in a bias. None: the axes are the same.

@@ -129,8 +129,9 @@ class Translation(Head):
 
     def read(self, config: Json) -> Outputs:
         stopping, limit = config.get("early_stopping") or False, config.get("max_length")
-        if stopping not in STOPPING:
-            raise InteropError(f"config.json: early_stopping = {stopping!r} is not supported: choose from {STOPPING}")
+        if stopping not in list(STOPPING):
+            known = ", ".join(map(repr, STOPPING))
+            raise InteropError(f"config.json: early_stopping = {stopping!r} is not supported: choose from {known}")
         ours = {
             "beam_size": config.get("num_beams") or 1,
             "length_penalty": float(config.get("length_penalty", 1.0)),
