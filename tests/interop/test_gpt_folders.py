@@ -84,6 +84,7 @@ def test_configs_that_leave_sizes_out():
             "activation_function = 'mish' is not supported: choose",
         ),
         (gpt.OPENAI, {"n_head": 7}, "the width 768 cannot be divided among 7 heads"),
+        (gpt.LLAMA, {"rope_scaling": [1]}, r"rope_scaling = \[1\] must be of type dict: copy the file again"),
         (gpt.LLAMA, {"rope_scaling": {"rope_type": "llama3"}}, "rope_type = 'llama3' is not supported, only 'default'"),
         (gpt.LLAMA, {"rope_scaling": {"type": "linear"}}, "rope_type = 'linear' is not supported"),
     ],

@@ -71,6 +71,11 @@ def test_fixed_positions_and_tied_tables_need_no_place(tmp_path):
         ({"encoder_layerdrop": 0.1}, "encoder_layerdrop = 0.1 is not supported, only 0.0"),
         ({"activation_function": "tanh"}, "activation_function = 'tanh' is not supported: choose from gelu"),
         ({"early_stopping": "soon"}, "early_stopping = 'soon' is not supported"),
+        (
+            {"early_stopping": ["soon"]},
+            r"early_stopping = \['soon'\] is not supported: choose from False, True, 'never'",
+        ),
+        ({"max_length": "512"}, "max_length = '512' must be of type int: copy the file again"),
         ({"decoder_layers": 2}, "These tensors have no place in config.json"),
         (SEPARATELY, "These tensors are missing"),
     ],

@@ -52,7 +52,7 @@ class ConfigMap:
             if config.get(key, value) != value:
                 raise InteropError(f"config.json: {key} = {config[key]!r} is not supported, only {value!r}")
         kinds = typing.get_type_hints(self.model)
-        fields = {field: _typed(config, key, default, kinds[field]) for key, (field, default) in self.names.items()}
+        fields = {field: typed(config, key, default, kinds[field]) for key, (field, default) in self.names.items()}
         for key, (field, default, values) in self.choices.items():
             if (value := config.get(key, default)) not in list(values):
                 raise InteropError(f"config.json: {key} = {value!r} is not supported: choose from {', '.join(values)}")
@@ -74,7 +74,7 @@ class ConfigMap:
         return config
 
 
-def _typed(config: Json, key: str, default: Any, kind: type) -> Any:
+def typed(config: Json, key: str, default: Any, kind: type) -> Any:
     """Return the value of a key. Raises InteropError if it is neither of the type of our field nor the default."""
     value = config.get(key, default)
     if value is not default and type(value) not in ((int, float) if kind is float else (kind,)):
@@ -175,7 +175,7 @@ class Tags(Head):
 
 def labels_of(config: Json) -> tuple[str, ...]:
     """Return the labels that config.json lists. Raises InteropError if their numbers are not 0, 1, 2, …"""
-    found = config.get("id2label") or {i: f"LABEL_{i}" for i in range(_typed(config, "num_labels", 2, int))}
+    found = config.get("id2label") or {i: f"LABEL_{i}" for i in range(typed(config, "num_labels", 2, int))}
     if not isinstance(found, Mapping):
         raise InteropError(f"config.json: id2label = {found!r:.80} must be an object of numbers and labels")
     numbers = {str(number): str(label) for number, label in found.items()}

@@ -7,7 +7,17 @@ from typing import Any
 
 import flax.linen as nn
 
-from transformer_jax.interop.architecture import Architecture, Classes, ConfigMap, Head, Json, Outputs, Value, widths
+from transformer_jax.interop.architecture import (
+    Architecture,
+    Classes,
+    ConfigMap,
+    Head,
+    Json,
+    Outputs,
+    Value,
+    typed,
+    widths,
+)
 from transformer_jax.interop.layouts import JOINING, LINEAR, Entry, Layout, linear, norm
 from transformer_jax.interop.tensors import InteropError
 from transformer_jax.models import gpt
@@ -53,7 +63,7 @@ class LlamaMap(ConfigMap):
 
     def read(self, config: Json) -> dict[str, Any]:
         given = {key: value for key, value in config.items() if value is not None}
-        rotary = given.get("rope_scaling", {}) | given.get("rope_parameters", {})
+        rotary = typed(given, "rope_scaling", {}, dict) | typed(given, "rope_parameters", {}, dict)
         kind = rotary.get("rope_type", rotary.get("type", "default"))
         if kind != "default":
             raise InteropError(f"config.json: rope_type = {kind!r} is not supported, only 'default'")

@@ -11,7 +11,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from transformer_jax.interop.architecture import Architecture, ConfigMap, Head, Json, Outputs
+from transformer_jax.interop.architecture import Architecture, ConfigMap, Head, Json, Outputs, typed
 from transformer_jax.interop.layouts import JOINING, ROW, Entry, linear, norm
 from transformer_jax.interop.tensors import InteropError
 from transformer_jax.models.transformer import Transformer, TransformerConfig
@@ -128,7 +128,7 @@ class Translation(Head):
     """The decoder's output layer. Its settings are those of `generate`: beams, length penalty and lengths."""
 
     def read(self, config: Json) -> Outputs:
-        stopping, limit = config.get("early_stopping") or False, config.get("max_length")
+        stopping, limit = config.get("early_stopping") or False, typed(config, "max_length", None, int)
         if stopping not in list(STOPPING):
             known = ", ".join(map(repr, STOPPING))
             raise InteropError(f"config.json: early_stopping = {stopping!r} is not supported: choose from {known}")
