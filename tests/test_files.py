@@ -53,6 +53,14 @@ def test_links(tmp_path, follow, kept):
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_several_files_in_a_new_folder(tmp_path):
+    for content in (b"old", b"new"):
+        files.write_all(tmp_path / "a" / "b", {"one": content, "two": b"2"})
+    assert {path.name: path.read_bytes() for path in (tmp_path / "a" / "b").iterdir()} == {"one": b"new", "two": b"2"}
+    with pytest.raises(files.OutputError, match=r"the folder \S+/one/c cannot be made: Not a directory"):
+        files.write_all(tmp_path / "a" / "b" / "one" / "c", {})
+
+
 def test_permissions_stay(tmp_path):
     (tmp_path / "out").write_text("old")
     (tmp_path / "out").chmod(0o604)

@@ -1,7 +1,8 @@
 """Make a workdir of a Hugging Face folder, and a Hugging Face folder of a workdir."""
 
+import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from transformer_jax.config import ConfigError, defaults, make_task, parse
 from transformer_jax.data import sentencepiece, tokenizer_files
 from transformer_jax.data.tokenizers import Tokenizer, TokenizerError
 from transformer_jax.interop import huggingface
+from transformer_jax.interop.architecture import Architecture
 from transformer_jax.predictor import Predictor
 from transformer_jax.training import lock
 from transformer_jax.training.checkpoint import Checkpoints
@@ -77,24 +79,30 @@ def to_folder(workdir: epath.PathLike, config: ConfigDict, folder: str) -> None:
     """Write the model of a workdir, and its tokenizer, to a new Hugging Face folder.
 
     `config` is the run's config, possibly with changed values, e.g. evaluation.checkpoint. Raises ValueError if
-    transformers has no such model, or if the folder has a config.json.
+    transformers has no such model or tokenizer, or if the folder has a config.json or cannot be written.
     """
     predictor = Predictor(workdir, config)
     # The last one is that of the text that is written, if there are two.
     tokenizers = [Tokenizer.load(path) for path in sorted(epath.Path(workdir).glob("tokenizer*.json"))]
     special_ids = {name: getattr(tokenizers[-1], name) for name in ("pad_id", "bos_id", "eos_id")}
     settings, model = _flat(config.to_dict()), predictor.config.model
-    written = huggingface.write(folder, config.task, model, predictor.params, settings, special_ids=special_ids)
-    length = settings["model.max_length"]
+    beside = functools.partial(_contents, tokenizers, settings["model.max_length"])
+    written = huggingface.write(
+        folder, config.task, model, predictor.params, settings, special_ids=special_ids, beside=beside
+    )
+    log.info("%s is a Hugging Face folder with a %s, of step %d", folder, written.name, predictor.step)
+
+
+def _contents(tokenizers: Sequence[Tokenizer], max_length: int, written: Architecture) -> Mapping[str, bytes]:
+    """Return the files of the tokenizers for a class of transformers. Of two, transformers may have no counterpart."""
     if len(tokenizers) == 1:
         begin, end = written.around
-        tokenizer_files.to_folder(tokenizers[0], folder, begin=begin, end=end, max_length=length)
-    else:
-        try:
-            sentencepiece.to_folder(tokenizers[0], tokenizers[1], folder, length)
-        except TokenizerError as error:
-            log.warning("%s has no tokenizer: %s", folder, error)
-    log.info("%s is a Hugging Face folder with a %s, of step %d", folder, written.name, predictor.step)
+        return tokenizer_files.contents(tokenizers[0], begin=begin, end=end, max_length=max_length)
+    try:
+        return sentencepiece.contents(tokenizers[0], tokenizers[1], max_length)
+    except TokenizerError as error:
+        log.warning("only the model is written, without a tokenizer: %s", error)
+        return {}
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:

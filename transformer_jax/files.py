@@ -4,7 +4,7 @@ import contextlib
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import IO
 
 from etils import epath
@@ -55,3 +55,23 @@ def write(path: epath.PathLike, data: bytes) -> None:
     """Write `data` to a file. Raises OutputError if that fails, and leaves an existing file unchanged."""
     with replacing(path) as file:
         file.write(data)
+
+
+def write_all(folder: epath.PathLike, contents: Mapping[str, bytes]) -> None:
+    """Write files, given by their names, to a folder, which is made if it is missing.
+
+    Raises OutputError if that fails.
+    """
+    make_folder(folder)
+    for name, data in contents.items():
+        write(epath.Path(folder) / name, data)
+
+
+def make_folder(path: epath.PathLike) -> None:
+    """Make a folder and those above it, unless they exist. Raises OutputError if that fails."""
+    try:
+        epath.Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"the folder {os.fspath(path)} cannot be made: {error.strerror or error}. Name a folder elsewhere."
+        ) from error

@@ -8,6 +8,7 @@ import tokenizers
 from transformer_jax.data import tokenizer_files
 from transformer_jax.data.tokenizer_training import train_tokenizer
 from transformer_jax.data.tokenizers import SPECIALS, Tokenizer, TokenizerError
+from transformer_jax.files import OutputError
 
 GPT2 = {"tokenizer_class": "GPT2TokenizerFast"}
 
@@ -131,8 +132,14 @@ def test_special_ids_are_written(tmp_path):
     }
     tokenizer_files.to_folder(again, tmp_path)
     assert tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("a b").ids == [0, 1]
-    with pytest.raises(TokenizerError, match="The tokenizer has no end id: write it with end=False"):
+    with pytest.raises(TokenizerError, match="The tokenizer has no end id to put around a text: use one th"):
         tokenizer_files.to_folder(Tokenizer(word_level("<s>").to_str()), tmp_path, begin=True, end=True)
+
+
+def test_a_file_in_place_of_the_folder(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match=r"the folder \S+file cannot be made: File exists\. Name a folder elsewhere"):
+        tokenizer_files.to_folder(Tokenizer(word_level().to_str()), tmp_path / "file")
 
 
 def test_words_of_others_are_not_looked_up():

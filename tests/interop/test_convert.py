@@ -1,9 +1,11 @@
 """scripts/convert.py in both directions, and what the other scripts do with its workdirs."""
 
 import json
+import resource
 
 import numpy as np
 import pytest
+import tokenizers
 from abusing import refused, unharmed
 from conftest import write_corpus
 from folders import MASKED_LM, PRETRAINING, D, drawn, numbered, save, shapes
@@ -12,6 +14,8 @@ from forked import script
 import transformer_jax
 from transformer_jax import conversion
 from transformer_jax.config import ConfigError
+from transformer_jax.data.tokenizers import TokenizerError
+from transformer_jax.files import OutputError
 from transformer_jax.interop.tensors import Tensors
 from transformer_jax.workdir import read
 
@@ -109,6 +113,7 @@ def place(tmp_path_factory):
     """Folder with the corpus, a Hugging Face folder and the workdir that the script has made of it."""
     root = tmp_path_factory.mktemp("convert")
     write_corpus(root / "data")
+    (root / "text").touch()
     labels = numbered(["even", "odd"])
     tensors = drawn(shapes(("classifier", (2, D))))
     save(root / "theirs", tensors, architectures=["BertForSequenceClassification"], **labels)
@@ -150,6 +155,8 @@ def test_the_script_writes_a_folder(place):
         (("--workdir=new", "--from_huggingface=run"), "run is not a Hugging Face folder"),
         (("--workdir=none", "--to_huggingface=new"), "none is not the folder of a run"),
         (("--workdir=run", "--to_huggingface=theirs"), "theirs already has a config.json: name another folder"),
+        (("--workdir=run", "--to_huggingface=text"), "the folder text cannot be made: File exists. Name a folder els"),
+        (("--workdir=run", "--to_huggingface=gs://bucket/a"), "gs://bucket/a: models are written to local folders"),
         (("--workdir=new", "--from_huggingface=theirs", "--config.model.d_ff=29"), "d_ff: 23 there, 29 here"),
     ],
 )
@@ -162,6 +169,40 @@ def test_a_model_that_transformers_does_not_have(place, tmp_path):
     with pytest.raises(ConfigError, match="parameters of another model"):
         conversion.to_folder(place / "run", _changed(place), str(tmp_path / "new"))
     assert not (tmp_path / "new").exists()
+
+
+def test_a_tokenizer_that_cannot_be_written(tmp_path):
+    """The model is not written either, and the folder is free for another attempt."""
+    theirs("BertForSequenceClassification", tmp_path / "theirs")
+    (tmp_path / "theirs" / "vocab.txt").unlink()
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[CLS]": 0, "[UNK]": 1, "a": 2}, unk_token="[UNK]"))
+    library.add_special_tokens(["[CLS]", "[UNK]"])
+    library.save(str(tmp_path / "theirs" / "tokenizer.json"))
+    conversion.to_workdir(conversion.config_for(str(tmp_path / "theirs")), tmp_path / "run")
+    with pytest.raises(TokenizerError, match="The tokenizer has no end id to put around a text"):
+        conversion.to_folder(tmp_path / "run", read(tmp_path / "run"), str(tmp_path / "back"))
+    assert not (tmp_path / "back").exists()
+
+
+def test_an_attempt_that_fails_can_be_repeated(place, tmp_path):
+    """config.json is written last: first, there is no room for the model, and then, a folder is in the way."""
+    run, new = place / "run", tmp_path / "new"
+    (new / "vocab.txt").mkdir(parents=True)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for limit, message in (
+        (100, r"model\.safetensors cannot be written: File too l"),
+        (soft, r"vocab\.txt cannot be w"),
+    ):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+        try:
+            with pytest.raises(OutputError, match=rf"{new}/{message}"):
+                conversion.to_folder(run, read(run), str(new))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert not (new / "config.json").exists()
+    (new / "vocab.txt").rmdir()
+    conversion.to_folder(run, read(run), str(new))
+    assert (new / "config.json").exists()
 
 
 def _changed(place):

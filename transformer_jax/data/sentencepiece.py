@@ -18,6 +18,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from transformer_jax.data import files
 from transformer_jax.data.tokenizers import Tokenizer, TokenizerError
+from transformer_jax.files import write_all
 
 NORMAL, UNKNOWN, CONTROL = 1, 2, 3  # kinds of pieces
 UNIGRAM = 1  # kind of model
@@ -185,27 +186,35 @@ def tokenizer(pieces: Pieces, vocabulary: Mapping[str, int], begin: int | None =
 
 
 def to_folder(source: Tokenizer, target: Tokenizer, folder: epath.PathLike, max_length: int) -> None:
-    """Write the files that `from_folder` reads, and tokenizer_config.json for `MarianTokenizer` of transformers.
-
-    `max_length` is that of the model; transformers warns of longer texts.
+    """Write `contents` to a folder, which is made if it is missing.
 
     Raises:
         TokenizerError: a tokenizer is not one that `from_folder` returns.
+        OutputError: a file cannot be written.
     """
-    folder = epath.Path(folder)
+    write_all(folder, contents(source, target, max_length))
+
+
+def contents(source: Tokenizer, target: Tokenizer, max_length: int) -> dict[str, bytes]:
+    """Return the files that `from_folder` reads, and tokenizer_config.json for `MarianTokenizer` of transformers.
+
+    `max_length` is that of the model; transformers warns of longer texts. Raises TokenizerError if a tokenizer is not
+    one that `from_folder` returns.
+    """
     (pieces, vocabulary), (others, own) = map(_parts, (source, target))
     settings = {f"{name.removesuffix('_id')}_token": token for name, token in SPECIALS.items()} | {
         "tokenizer_class": "MarianTokenizer",
         "separate_vocabs": own != vocabulary,
         "model_max_length": max_length,
     }
-    contents = {"vocab.json": vocabulary, "tokenizer_config.json": settings}
-    contents |= {"target_vocab.json": own} if own != vocabulary else {}
-    for side, model in (("source", pieces), ("target", others)):
-        (folder / f"{side}.spm").write_bytes(_written(model))
-    for name, content in contents.items():
-        text = json.dumps(content, ensure_ascii=False, indent=2)
-        (folder / name).write_text(text + "\n", encoding="utf-8")
+    objects = {"vocab.json": vocabulary, "tokenizer_config.json": settings}
+    objects |= {"target_vocab.json": own} if own != vocabulary else {}
+    texts = {name: json.dumps(content, ensure_ascii=False, indent=2) + "\n" for name, content in objects.items()}
+    return {
+        "source.spm": _written(pieces),
+        "target.spm": _written(others),
+        **{name: text.encode() for name, text in texts.items()},
+    }
 
 
 def _parts(made: Tokenizer) -> tuple[Pieces, dict[str, int]]:

@@ -16,6 +16,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from transformer_jax.data import files, sentencepiece, sources
 from transformer_jax.data.tokenizers import Tokenizer, TokenizerError, bert, of_bert
+from transformer_jax.files import write_all
 
 Settings = dict[str, Any]
 
@@ -140,21 +141,28 @@ def kind_of(tokenizer: Tokenizer) -> tuple[str, bool]:
     return kinds.get(model, bytes_or_not), '"lowercase": true' in normalizer or '"Lowercase"' in normalizer
 
 
-def to_folder(
-    tokenizer: Tokenizer,
-    path: epath.PathLike,
-    *,
-    begin: bool = False,
-    end: bool = False,
-    max_length: int | None = None,
-) -> None:
+def to_folder(tokenizer: Tokenizer, path: epath.PathLike, **options: Any) -> None:
     """Write the tokenizer of a Hugging Face folder. `AutoTokenizer.from_pretrained(path)` then gives the same ids.
-
-    The files are `tokenizer.json`, `tokenizer_config.json` and, for BERT's tokenizers, `vocab.txt`.
 
     Args:
         tokenizer: the tokenizer.
         path: the folder, which is made if it is missing.
+        options: those of `contents`.
+
+    Raises:
+        TokenizerError: the tokenizer lacks an id that the options need.
+        OutputError: a file cannot be written.
+    """
+    write_all(epath.Path(path).expanduser(), contents(tokenizer, **options))
+
+
+def contents(
+    tokenizer: Tokenizer, *, begin: bool = False, end: bool = False, max_length: int | None = None
+) -> dict[str, bytes]:
+    """Return the files of a tokenizer: `tokenizer.json`, `tokenizer_config.json` and, for BERT's, `vocab.txt`.
+
+    Args:
+        tokenizer: the tokenizer.
         begin: transformers puts the begin id before a text.
         end: transformers puts the end id after a text, and after both texts of a pair.
         max_length: most positions of the model; transformers warns of longer texts. None: no limit.
@@ -176,22 +184,21 @@ def to_folder(
     for what, keys in (NAMED | {"unk_id": ("unk_token",)}).items():
         if (i := getattr(tokenizer, what)) is not None:
             settings[keys[-1 if wordpiece else 0]] = tokenizer.tokens([i])[0]
+    texts = {"tokenizer.json": library.to_str(pretty=True)}
     if wordpiece:
         settings |= {theirs: content["normalizer"][ours] for theirs, ours in NORMALIZATION.items()}
-        vocabulary = "".join(token + "\n" for token in tokenizer.tokens(range(tokenizer.size)))
-    folder = epath.Path(path).expanduser()
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tokenizer.json").write_text(library.to_str(pretty=True), encoding="utf-8")
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-    if wordpiece:
-        (folder / "vocab.txt").write_text(vocabulary, encoding="utf-8")
+        texts["vocab.txt"] = "".join(token + "\n" for token in tokenizer.tokens(range(tokenizer.size)))
+    texts["tokenizer_config.json"] = json.dumps(settings, indent=2) + "\n"
+    return {name: text.encode() for name, text in texts.items()}
 
 
 def _template(tokenizer: Tokenizer, begin: bool, end: bool) -> processors.TemplateProcessing:
     """Return the post-processor that puts special ids around a text, and around both texts of a pair."""
     wanted = {"begin": tokenizer.bos_id if begin else None, "end": tokenizer.eos_id if end else None}
     if missing := [what for what, asked in (("begin", begin), ("end", end)) if asked and wanted[what] is None]:
-        raise TokenizerError(f"The tokenizer has no {missing[0]} id: write it with {missing[0]}=False.")
+        raise TokenizerError(
+            f"The tokenizer has no {missing[0]} id to put around a text: use one that has it, or {missing[0]}=False."
+        )
     names = {what: tokenizer.tokens([i])[0] for what, i in wanted.items() if i is not None}
     first, last = ([names[what]] if what in names else [] for what in wanted)
     single = [f"{piece}:0" for piece in (*first, "$A", *last)]

@@ -7,7 +7,7 @@ neighbours say where each parameter is. `tokenizer_files` reads and writes the t
 import dataclasses
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -145,10 +145,12 @@ def write(
     settings: Mapping[str, Any],
     name: str = "",
     special_ids: Mapping[str, int | None] = NOTHING,
+    beside: Callable[[Architecture], Mapping[str, bytes]] = lambda architecture: {},
 ) -> Architecture:
     """Write a model to a new folder: model.safetensors, config.json and, if it generates text, generation_config.json.
 
-    Return the class that was written.
+    Return the class that was written. Nothing is written if the model or the tokenizer cannot be. config.json is the
+    last file: a folder without it can be written again.
 
     Args:
         folder: a folder without a config.json. It is created if it does not exist.
@@ -158,11 +160,14 @@ def write(
         settings: all keys of our config by dotted name, e.g. "data.labels".
         name: the class of transformers to write. "": the first that fits.
         special_ids: "pad_id", "bos_id" and "eos_id" → id, or None if the tokenizer has none.
+        beside: the class that is written → the contents of further files by name, e.g. those of the tokenizer.
 
     Raises:
-        InteropError: the folder holds another model, or transformers has no such model.
+        InteropError: the folder holds another model, or is not local, or transformers has no such model.
         OutputError: a file cannot be written.
     """
+    if "://" in os.fspath(folder):
+        raise InteropError(f"{folder}: models are written to local folders; name one, and copy it")
     folder = Path(folder)
     if (folder / "config.json").exists():
         raise InteropError(f"{folder} already has a config.json: name another folder")
@@ -179,8 +184,6 @@ def write(
     layouts.check(table, {path: leaf.shape for path, leaf in flat.items()})
     start = architecture.prefix if architecture.bare else ""
     written = ((name.removeprefix(start), shape, make) for name, shape, make in layouts.tensors_of(table, flat))
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors.write(folder / tensors.FILE, written)
     config = {
         "architectures": [architecture.name],
         "model_type": architecture.model_type,
@@ -189,14 +192,14 @@ def write(
         **architecture.more,
         **architecture.special_ids(special_ids),
     }
-    _write_json(folder / "config.json", config)
-    if generation := architecture.head.generation(settings, special_ids):
-        _write_json(folder / "generation_config.json", generation)
+    generation = architecture.head.generation(settings, special_ids)
+    objects = ({"generation_config.json": generation} if generation else {}) | {"config.json": config}
+    texts = {name: json.dumps(content, indent=2) + "\n" for name, content in objects.items()}
+    more = {**beside(architecture), **{name: text.encode() for name, text in texts.items()}}
+    files.make_folder(folder)
+    tensors.write(folder / tensors.FILE, written)
+    files.write_all(folder, more)
     return architecture
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    files.write(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def _suitable(task: str, model: Any, settings: Mapping[str, Any], name: str) -> tuple[Architecture, dict[str, Any]]:
