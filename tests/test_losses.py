@@ -132,6 +132,20 @@ def test_chunks_give_the_value_and_the_gradient_of_the_plain_form(rows, width, c
     assert (np.asarray(found[1][1])[weights == 0] == 0).all()
 
 
+@pytest.mark.parametrize(("size", "chunk", "width"), [(10, 6, 5), (20, 6, 5), (13, 6, 5), (7, 99, 7), (6, 6, 6)])
+def test_chunks_have_equal_widths(size, chunk, width):
+    """With as few chunks as possible, the last one then has the least padding: ⌈size / ⌈size / chunk⌉⌉ positions."""
+    table, x, labels, weights = positions(1, size, 1.0)
+    widths = set()
+
+    def seen(table, x, labels, weights):
+        widths.update(array.shape[1] for array in (x, labels, weights))
+        return projected(table, x, labels, weights)
+
+    jax.eval_shape(jax.grad(lambda x: sum_in_chunks(seen, table, x, labels, weights, chunk)), x)
+    assert widths == {width}
+
+
 def test_the_gradient_of_chunks_is_scaled_by_what_follows():
     table, x, labels, weights = positions(4, 5, 0.7)
     by_three = jax.grad(lambda x: 3 * sum_in_chunks(projected, table, x, labels, weights, 4))(x)
