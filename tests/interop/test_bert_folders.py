@@ -166,9 +166,25 @@ def test_tasks_and_their_settings(tmp_path, name, labels, task, settings):
         ({"hidden_size": "21"}, "config.json: hidden_size = '21' must be of type int: copy the file again"),
         ({"hidden_size": None}, "config.json: hidden_size = None must be of type int"),
         ({"layer_norm_eps": "small"}, "config.json: layer_norm_eps = 'small' must be of type float"),
-        ({"hidden_size": 22}, "the width 22 cannot be divided among 3 heads"),
-        ({"num_attention_heads": 0}, "the width 21 cannot be divided among 0 heads: it must be a multiple of them"),
-        ({"type_vocab_size": 1}, "BertConfig.num_segments = 1: must be at least 2, for the two segments of a pair"),
+        (
+            {"hidden_size": 22},
+            r"config.json: hidden_size = 22 \(here, config.model.d_model\): must be a multiple of the number of he",
+        ),
+        ({"num_attention_heads": 0}, r"num_attention_heads = 0 \(here, config.model.num_heads\): must be at least 1"),
+        ({"num_hidden_layers": 0}, r"num_hidden_layers = 0 \(here, config.model.num_layers\): must be at least 1"),
+        (
+            {"hidden_dropout_prob": 1.5},
+            r"hidden_dropout_prob = 1.5 \(here, config.model.dropout_rate\): must be in",
+        ),
+        ({"layer_norm_eps": -1}, r"layer_norm_eps = -1.0 \(here, config.model.norm_epsilon\): must be positive"),
+        (
+            {"type_vocab_size": 1},
+            r"type_vocab_size = 1 \(here, config.model.num_segments\): must be at least 2, ",
+        ),
+        (
+            {"position_embedding_type": "relative_key"},
+            "position_embedding_type = 'relative_key' is not supported, only",
+        ),
         (
             {"architectures": ["T5Model"]},
             r"architectures = \['T5Model'\] is not supported: the first must be .*BertModel",

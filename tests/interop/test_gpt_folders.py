@@ -83,10 +83,22 @@ def test_configs_that_leave_sizes_out():
             {"activation_function": "mish"},
             "activation_function = 'mish' is not supported: choose",
         ),
-        (gpt.OPENAI, {"n_head": 7}, "the width 768 cannot be divided among 7 heads"),
+        (gpt.OPENAI, {"n_head": 7}, r"n_embd = 768 \(here, config.model.d_model\): must be a mul"),
         (gpt.LLAMA, {"rope_scaling": [1]}, r"rope_scaling = \[1\] must be of type dict: copy the file again"),
         (gpt.LLAMA, {"rope_scaling": {"rope_type": "llama3"}}, "rope_type = 'llama3' is not supported, only 'default'"),
         (gpt.LLAMA, {"rope_scaling": {"type": "linear"}}, "rope_type = 'linear' is not supported"),
+        (
+            gpt.GPT2,
+            {"resid_pdrop": 1, "embd_pdrop": 1},
+            r"embd_pdrop = 1.0 \(here, config.model.dropout_rate\): must",
+        ),
+        (
+            gpt.LLAMA,
+            {"num_key_value_heads": 5},
+            r"num_key_value_heads = 5 \(here, config.model.num_kv_heads\): must d",
+        ),
+        (gpt.LLAMA, {"head_dim": 3}, r"config.json: head_dim = 3 \(here, config.model.head_dim\): must be even"),
+        (gpt.LLAMA, {"rope_parameters": {"rope_theta": -1.0}}, r"rope_theta = -1.0 \(here, config.model.rotary_base\)"),
     ],
 )
 def test_what_is_not_supported(config, changes, message):

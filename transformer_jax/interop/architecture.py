@@ -18,11 +18,21 @@ Json = Mapping[str, Any]
 NOTHING: Mapping[str, Any] = types.MappingProxyType({})
 
 
+class FieldError(InteropError):
+    """Raised for a field of our model config whose value breaks a rule."""
+
+    def __init__(self, field: str, value: Any, rule: str):
+        super().__init__(f"config.model.{field} = {value!r}: {rule}")
+        self.field, self.value, self.rule = field, value, rule
+
+
 def widths(fields: Mapping[str, Any]) -> dict[str, int]:
-    """Return the widths of heads that share d_model. Raises InteropError if they cannot."""
+    """Return the widths of heads that share d_model. Raises FieldError if they cannot."""
     width, heads = fields["d_model"], fields["num_heads"]
-    if heads < 1 or width % heads:
-        raise InteropError(f"the width {width} cannot be divided among {heads} heads: it must be a multiple of them")
+    if heads < 1:
+        raise FieldError("num_heads", heads, "must be at least 1")
+    if width % heads:
+        raise FieldError("d_model", width, f"must be a multiple of the number of heads, {heads}")
     return {"head_dim": width // heads, "value_dim": width // heads}
 
 
@@ -47,7 +57,24 @@ class ConfigMap:
     derived: Callable[[Mapping[str, Any]], Mapping[str, Any]] = widths
 
     def read(self, config: Json) -> dict[str, Any]:
-        """Return fields of our model config. Raises InteropError for values that we do not support."""
+        """Return fields of our model config. Raises InteropError for values that are invalid or not supported."""
+        try:
+            fields = self.fields(config)
+            for field, rule in self.model(**fields).problems():
+                raise FieldError(field, fields.get(field), rule)
+        except FieldError as error:
+            keys = {field: key for key, (field, *_) in {**self.names, **self.choices}.items()}
+            key = keys.get(error.field, error.field)
+            raise InteropError(
+                f"config.json: {key} = {error.value!r} (here, config.model.{error.field}): {error.rule}"
+            ) from error
+        return fields
+
+    def fields(self, config: Json) -> dict[str, Any]:
+        """Return fields of our model config. Raises InteropError for values that we do not support.
+
+        The values of single fields are checked in `read`.
+        """
         for key, value in self.theirs.items():
             if config.get(key, value) != value:
                 raise InteropError(f"config.json: {key} = {config[key]!r} is not supported, only {value!r}")
@@ -75,11 +102,11 @@ class ConfigMap:
 
 
 def typed(config: Json, key: str, default: Any, kind: type) -> Any:
-    """Return the value of a key. Raises InteropError if it is neither of the type of our field nor the default."""
+    """Return the value of a key, with integers for float as floats. Raises InteropError if it has another type."""
     value = config.get(key, default)
     if value is not default and type(value) not in ((int, float) if kind is float else (kind,)):
         raise InteropError(f"config.json: {key} = {value!r} must be of type {kind.__name__}: copy the file again")
-    return value
+    return float(value) if kind is float and value is not default else value
 
 
 class Outputs(NamedTuple):

@@ -48,20 +48,20 @@ SIZES = {
 class GPTMap(ConfigMap):
     """The keys of GPT and GPT-2, which have two rates of dropout where we have one."""
 
-    def read(self, config: Json) -> dict[str, Any]:
+    def fields(self, config: Json) -> dict[str, Any]:
         embeddings, others = config.get("embd_pdrop", 0.1), config.get("resid_pdrop", 0.1)
         if embeddings != others:
             raise InteropError(
                 f"config.json: embd_pdrop = {embeddings} and resid_pdrop = {others} are not supported: set both to one "
                 "value, which only training uses"
             )
-        return super().read(config)
+        return super().fields(config)
 
 
 class LlamaMap(ConfigMap):
     """The keys of Llama. Those of its rotary positions have two forms, and some are null."""
 
-    def read(self, config: Json) -> dict[str, Any]:
+    def fields(self, config: Json) -> dict[str, Any]:
         given = {key: value for key, value in config.items() if value is not None}
         rotary = typed(given, "rope_scaling", {}, dict) | typed(given, "rope_parameters", {}, dict)
         kind = rotary.get("rope_type", rotary.get("type", "default"))
@@ -69,7 +69,7 @@ class LlamaMap(ConfigMap):
             raise InteropError(f"config.json: rope_type = {kind!r} is not supported, only 'default'")
         if "rope_theta" in rotary:
             given["rope_theta"] = rotary["rope_theta"]
-        fields = super().read(given)
+        fields = super().fields(given)
         width = fields["head_dim"] or widths(fields)["head_dim"]
         return fields | {"head_dim": width, "value_dim": width, "dropout_rate": 0.0}
 

@@ -24,7 +24,7 @@ TIES = {(True, True): "all", (False, True): "decoder", (False, False): "none"}
 class _MarianMap(ConfigMap):
     """A map with keys for the encoder and the decoder that must agree, and with two keys for what is tied."""
 
-    def read(self, config: Json) -> dict[str, Any]:
+    def fields(self, config: Json) -> dict[str, Any]:
         for ours, default in (("attention_heads", 16), ("ffn_dim", 4096)):
             keys = [f"{stack}_{ours}" for stack in ("encoder", "decoder")]
             encoder, decoder = (config.get(key, default) for key in keys)
@@ -37,14 +37,19 @@ class _MarianMap(ConfigMap):
             raise InteropError(
                 "config.json: tie_word_embeddings = False is not supported with share_encoder_decoder_embeddings = True"
             )
-        fields = super().read(config)
-        own = config.get("decoder_vocab_size") or fields["source_vocab_size"]
+        fields = super().fields(config)
+        source = fields["source_vocab_size"]
+        own = fields["target_vocab_size"] or source
+        if sharing[0] and own != source:
+            raise InteropError(
+                f"config.json: decoder_vocab_size = {own}: must be vocab_size = {source}, or set "
+                "share_encoder_decoder_embeddings to False"
+            )
         return fields | {"target_vocab_size": own, "tie_embeddings": TIES[sharing]}
 
     def write(self, model: TransformerConfig) -> dict[str, Any]:
         sharing = next(key for key, value in TIES.items() if value == model.tie_embeddings)
         return super().write(model) | {
-            "decoder_vocab_size": model.target_vocab_size,
             "decoder_attention_heads": model.num_heads,
             "decoder_ffn_dim": model.d_ff,
             "share_encoder_decoder_embeddings": sharing[0],
@@ -56,6 +61,7 @@ CONFIG = _MarianMap(
     TransformerConfig,
     names={
         "vocab_size": ("source_vocab_size", 58101),
+        "decoder_vocab_size": ("target_vocab_size", None),
         "d_model": ("d_model", 1024),
         "encoder_layers": ("num_encoder_layers", 12),
         "decoder_layers": ("num_decoder_layers", 12),
@@ -128,18 +134,23 @@ class Translation(Head):
     """The decoder's output layer. Its settings are those of `generate`: beams, length penalty and lengths."""
 
     def read(self, config: Json) -> Outputs:
-        stopping, limit = config.get("early_stopping") or False, typed(config, "max_length", None, int)
+        given = {key: value for key, value in config.items() if value is not None}
+        for key, least in (("num_beams", 1), ("max_length", 2)):
+            if typed(given, key, least, int) < least:
+                where = "generation_config.json or config.json"
+                raise InteropError(f"{where}: {key} = {given[key]}: must be at least {least}")
+        stopping, limit = given.get("early_stopping", False), given.get("max_length")
         if stopping not in list(STOPPING):
             known = ", ".join(map(repr, STOPPING))
             raise InteropError(f"config.json: early_stopping = {stopping!r} is not supported: choose from {known}")
         ours = {
-            "beam_size": config.get("num_beams") or 1,
-            "length_penalty": float(config.get("length_penalty", 1.0)),
+            "beam_size": given.get("num_beams", 1),
+            "length_penalty": typed(given, "length_penalty", 1.0, float),
             "length_penalty_form": "power",
             "stopping_rule": STOPPING[stopping],
             "at_limit": "cut" if config.get("forced_eos_token_id", 0) is None else "end",
             "max_ratio": 0.0,
-            "max_extra": limit - 1 if limit else config.get("max_position_embeddings", 1024),  # theirs counts the first
+            "max_extra": limit - 1 if limit else given.get("max_position_embeddings", 1024),  # theirs counts the first
         }
         return Outputs(settings={f"decoding.{key}": value for key, value in ours.items()})
 
