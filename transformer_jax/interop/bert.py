@@ -30,7 +30,12 @@ CONFIG = ConfigMap(
             {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "silu": "silu"},
         )
     },
-    theirs={"is_decoder": False, "add_cross_attention": False, "tie_word_embeddings": True},
+    theirs={
+        "position_embedding_type": "absolute",
+        "is_decoder": False,
+        "add_cross_attention": False,
+        "tie_word_embeddings": True,
+    },
     ours={
         "architecture": "bert",
         "causal": False,
