@@ -86,18 +86,20 @@ def to_folder(workdir: epath.PathLike, config: ConfigDict, folder: str) -> None:
     tokenizers = [Tokenizer.load(path) for path in sorted(epath.Path(workdir).glob("tokenizer*.json"))]
     special_ids = {name: getattr(tokenizers[-1], name) for name in ("pad_id", "bos_id", "eos_id")}
     settings, model = _flat(config.to_dict()), predictor.config.model
-    beside = functools.partial(_contents, tokenizers, settings["model.max_length"])
+    beside = functools.partial(_contents, tokenizers, special_ids, settings["model.max_length"])
     written = huggingface.write(
         folder, config.task, model, predictor.params, settings, special_ids=special_ids, beside=beside
     )
     log.info("%s is a Hugging Face folder with a %s, of step %d", folder, written.name, predictor.step)
 
 
-def _contents(tokenizers: Sequence[Tokenizer], max_length: int, written: Architecture) -> Mapping[str, bytes]:
+def _contents(
+    tokenizers: Sequence[Tokenizer], special_ids: Mapping[str, int | None], max_length: int, written: Architecture
+) -> Mapping[str, bytes]:
     """Return the files of the tokenizers for a class of transformers. Of two, transformers may have no counterpart."""
     if len(tokenizers) == 1:
-        begin, end = written.around
-        return tokenizer_files.contents(tokenizers[0], begin=begin, end=end, max_length=max_length)
+        (begin, end), pad = written.around, written.special_ids(special_ids).get("pad_token_id")
+        return tokenizer_files.contents(tokenizers[0], begin=begin, end=end, pad_id=pad, max_length=max_length)
     try:
         return sentencepiece.contents(tokenizers[0], tokenizers[1], max_length)
     except TokenizerError as error:

@@ -136,6 +136,13 @@ def test_special_ids_are_written(tmp_path):
         tokenizer_files.to_folder(Tokenizer(word_level("<s>").to_str()), tmp_path, begin=True, end=True)
 
 
+def test_another_id_may_pad(tmp_path):
+    """A tokenizer with an id of padding is written with it by default."""
+    for pad_id, token in ((None, "<pad>"), (2, "stop")):
+        tokenizer_files.to_folder(Tokenizer(word_level("<pad>").to_str()), tmp_path, pad_id=pad_id)
+        assert json.loads((tmp_path / "tokenizer_config.json").read_text())["pad_token"] == token
+
+
 def test_a_file_in_place_of_the_folder(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match=r"the folder \S+file cannot be made: File exists\. Name a folder elsewhere"):

@@ -45,11 +45,11 @@ def llama():
     return LLAMA | {"max_position_embeddings": 67}, llama_shapes()
 
 
-# Class: config.json and shapes, and the special ids in the config.json that is written.
+# Class: config.json and shapes, and the special ids and tokens in the files that are written.
 KINDS = {
-    "OpenAIGPTLMHeadModel": (openai, {"bos": None, "eos": None, "pad": None}),
-    "GPT2ForSequenceClassification": (classifier, {"bos": 28, "eos": 28, "pad": 28}),
-    "LlamaForCausalLM": (llama, {"bos": 1, "eos": 2, "pad": 0}),
+    "OpenAIGPTLMHeadModel": (openai, {"bos": None, "eos": None, "pad": None}, [None] * 3),
+    "GPT2ForSequenceClassification": (classifier, {"bos": 28, "eos": 28, "pad": 28}, ["<|endoftext|>"] * 3),
+    "LlamaForCausalLM": (llama, {"bos": 1, "eos": 2, "pad": 0}, ["<s>", "</s>", "<pad>"]),
 }
 
 
@@ -68,7 +68,7 @@ def save_tokenizer(kind, folder):
 @pytest.mark.parametrize("kind", KINDS)
 def test_there_and_back(tmp_path, kind):
     """An empty text has a prediction too. GPT's tokenizer has no end id: its continuations are as long as allowed."""
-    made, ids = KINDS[kind]
+    made, ids, tokens = KINDS[kind]
     tensors = save(tmp_path / "theirs", *made())
     save_tokenizer(kind, tmp_path / "theirs")
 
@@ -92,5 +92,7 @@ def test_there_and_back(tmp_path, kind):
     before, after = (json.loads((tmp_path / folder / "config.json").read_text()) for folder in ("theirs", "back"))
     assert {key: after[key] for key in before} == before
     assert {name: after[f"{name}_token_id"] for name in ids} == ids
+    settings = json.loads((tmp_path / "back" / "tokenizer_config.json").read_text())
+    assert {name: settings.get(f"{name}_token") for name in ids} == dict(zip(ids, tokens, strict=True))
     old, new = (tokenizer_files.from_folder(tmp_path / folder) for folder in ("theirs", "back"))
     assert old.encode_batch(["ek at"]) == new.encode_batch(["ek at"]) != [[]]

@@ -157,7 +157,12 @@ def to_folder(tokenizer: Tokenizer, path: epath.PathLike, **options: Any) -> Non
 
 
 def contents(
-    tokenizer: Tokenizer, *, begin: bool = False, end: bool = False, max_length: int | None = None
+    tokenizer: Tokenizer,
+    *,
+    begin: bool = False,
+    end: bool = False,
+    pad_id: int | None = None,
+    max_length: int | None = None,
 ) -> dict[str, bytes]:
     """Return the files of a tokenizer: `tokenizer.json`, `tokenizer_config.json` and, for BERT's, `vocab.txt`.
 
@@ -165,6 +170,7 @@ def contents(
         tokenizer: the tokenizer.
         begin: transformers puts the begin id before a text.
         end: transformers puts the end id after a text, and after both texts of a pair.
+        pad_id: the id with which transformers pads a batch. None: that of the tokenizer, if it has one.
         max_length: most positions of the model; transformers warns of longer texts. None: no limit.
 
     Raises:
@@ -182,7 +188,8 @@ def contents(
         "clean_up_tokenization_spaces": False,
     }
     for what, keys in (NAMED | {"unk_id": ("unk_token",)}).items():
-        if (i := getattr(tokenizer, what)) is not None:
+        i = pad_id if what == "pad_id" and pad_id is not None else getattr(tokenizer, what)
+        if i is not None:
             settings[keys[-1 if wordpiece else 0]] = tokenizer.tokens([i])[0]
     texts = {"tokenizer.json": library.to_str(pretty=True)}
     if wordpiece:
