@@ -17,15 +17,13 @@ from transformer_jax.config import ConfigError, make_task, parse
 from transformer_jax.config import fields as known_fields
 from transformer_jax.data import tokenizer_files
 from transformer_jax.interop import huggingface
-from transformer_jax.interop.layouts import Leaf
+from transformer_jax.interop.layouts import Leaf, listing
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.evaluation import restore_parameters
 from transformer_jax.training.freezing import Parts, part_of
 from transformer_jax.training.task import Inherited, Params, Task
 
 log = logging.getLogger(__name__)
-
-SHOWN = 10  # parameters of other shapes that a message lists
 
 
 def keys_for(source: str) -> dict[str, Any]:
@@ -191,18 +189,11 @@ def _check_shapes(source: str, old: Mapping[str, Any], new: Mapping[str, Any], t
             "name another run"
         )
     if wrong := [key for key, count in sorted(taken.items()) if _extent(old[key], count) != _extent(new[key], count)]:
-        shown = [f"{key}: {old[key].shape} there, {new[key].shape} here" for key in wrong[:SHOWN]]
-        more = [f"and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else []
-        raise ConfigError(
-            "\n  ".join(
-                [
-                    f"config.init_from = {source!r} has parameters of other shapes; name a run with the same outputs, "
-                    "or the one that it was started from:",
-                    *shown,
-                    *more,
-                ]
-            )
+        what = (
+            f"config.init_from = {source!r} has parameters of other shapes; name a run with the same outputs, or the "
+            "one that it was started from:"
         )
+        raise ConfigError(listing(what, [f"{key}: {old[key].shape} there, {new[key].shape} here" for key in wrong]))
 
 
 def _others(params: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, int]:

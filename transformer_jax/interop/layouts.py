@@ -16,7 +16,7 @@ import numpy as np
 
 from transformer_jax.interop.tensors import InteropError, Tensors
 
-SHOWN = 10  # tensors that a message lists
+SHOWN = 10  # lines of a list that a message shows
 
 Shape = tuple[int, ...]
 
@@ -171,7 +171,7 @@ def resolve(entries: Iterable[Entry], shapes: Mapping[str, Shape]) -> list[Slot]
     """
     slots = [Slot(entry, shapes[entry.ours]) for entry in entries]
     if more := sorted(shapes.keys() - {slot.path for slot in slots}):
-        raise _listing("these parameters have no place in a model of transformers:", more)
+        raise InteropError(listing("these parameters have no place in a model of transformers:", more))
     return slots
 
 
@@ -195,13 +195,13 @@ def read(
     may_lack = {name for slot in lacking if names.keys().isdisjoint(slot.names) for name in slot.names}
     where = f"{tensors.folder}: config.json is of another model; copy all files of one. These tensors"
     if missing := sorted(expected.keys() - names.keys() - may_lack):
-        raise _listing(f"{where} are missing:", missing)
+        raise InteropError(listing(f"{where} are missing:", missing))
     if unknown := sorted(name for name in names.keys() - expected.keys() if not re.fullmatch(unused, name)):
-        raise _listing(f"{where} have no place in config.json:", [names[name] for name in unknown])
+        raise InteropError(listing(f"{where} have no place in config.json:", [names[name] for name in unknown]))
     found = {name: tensors.shape(names[name]) for name in expected.keys() & names.keys()}
     if wrong := sorted(name for name, shape in found.items() if shape != expected[name]):
         lines = [f"{names[name]}: {found[name]} in the file, {expected[name]} by config.json" for name in wrong]
-        raise _listing(f"{where} have other shapes:", lines)
+        raise InteropError(listing(f"{where} have other shapes:", lines))
     return {slot.path: Leaf(slot, lambda n: tensors[names[n]]) for slot in slots if may_lack.isdisjoint(slot.names)}
 
 
@@ -209,7 +209,9 @@ def check(slots: Sequence[Slot], shapes: Mapping[str, Shape]) -> None:
     """Raise InteropError if parameters of ours, given by the shapes of their paths, do not fit into `slots`."""
     places = {slot.path: slot.shape for slot in slots}
     if wrong := [f"{path}: {shape}" for path, shape in sorted(shapes.items()) if places.get(path) != shape]:
-        raise _listing("these parameters have no place in a model of transformers, or another shape there:", wrong)
+        raise InteropError(
+            listing("these parameters have no place in a model of transformers, or another shape there:", wrong)
+        )
 
 
 def tensors_of(
@@ -234,6 +236,7 @@ def tensors_of(
         yield name, slot.tensor_shape, functools.partial(make, name)
 
 
-def _listing(what: str, lines: Sequence[str]) -> InteropError:
+def listing(what: str, lines: Sequence[str]) -> str:
+    """Return a message that lists at most SHOWN lines."""
     more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
-    return InteropError("\n  ".join([what, *lines[:SHOWN], *more]))
+    return "\n  ".join([what, *lines[:SHOWN], *more])
