@@ -97,7 +97,7 @@ def test_it_begins_with_the_values_of_the_other_run(data, pretrained, tmp_path, 
     assert (tmp_path / "run" / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
     sizes = {part: sum(x.size for key, x in (old | new).items() if key.startswith(part)) for part in ("bert", "masked")}
     said = f"initialized from {source}, step 2: bert ({sizes['bert']:,})\n"
-    said += "  new, not in that run: head (34)\n"
+    said += "  new, not there: head (34)\n"
     said += f"  left out, not in this model: masked_lm ({sizes['masked']:,}), next_sentence (34)"
     assert said in "\n".join(record.message for record in caplog.records)
 

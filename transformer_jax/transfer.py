@@ -93,7 +93,7 @@ def load(task: Task, mesh: Mesh) -> Callable[[Params], Params]:
         for key, rows in task.inherited.rows.items() if alone else ():
             if key in taken:
                 log.info("  new: %d of %s rows of %s", len(rows), f"{rows.stop:,}", key)
-        log.info("  new, not in that run: %s", _parts(_others(new, sizes)))
+        log.info("  new, not there: %s", _parts(_others(new, sizes)))
         log.info("  left out, not in this model: %s", _parts(_others(old, sizes)))
         merged = {
             key: _merged(source, old[key], leaf, taken[key]) if key in taken else leaf for key, leaf in new.items()

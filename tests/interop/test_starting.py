@@ -57,7 +57,7 @@ def test_a_run_starts_with_the_encoder_and_the_tokenizer(data, folder, tmp_path,
     said = "\n".join(record.message for record in caplog.records)
     count = sum(value.size for path, value in theirs.items() if path.startswith("bert/"))
     assert f"initialized from {folder}, BertForPreTraining: bert ({count:,})\n" in said
-    assert f"  new, not in that run: head ({2 * D + 2})\n" in said
+    assert f"  new, not there: head ({2 * D + 2})\n" in said
     assert re.search(r"  left out, not in this model: masked_lm \([\d,]+\), next_sentence \(44\)", said)
     assert f"tokenizer.json taken from {folder}" in said
     tokenizer = make_task(parse(config), tmp_path / "run").corpus.tokenizers["text"]
@@ -98,7 +98,7 @@ def test_a_masked_language_model_lacks_parts(data, tmp_path, caplog):
     new, fresh = first_parameters(starting("bert_pretraining", data, folder), tmp_path / "run")
     np.testing.assert_array_equal(new["masked_lm/bias"], tensors["cls.predictions.bias"])
     np.testing.assert_array_equal(new["bert/pooler/kernel"], fresh["bert/pooler/kernel"])
-    assert f"  new, not in that run: bert ({D * D + D}), next_sentence ({2 * D + 2})" in caplog.messages
+    assert f"  new, not there: bert ({D * D + D}), next_sentence ({2 * D + 2})" in caplog.messages
 
 
 @pytest.mark.parametrize(
