@@ -194,7 +194,10 @@ def test_how_a_model_is_computed_may_differ(data, pretrained, tmp_path):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (shutil.rmtree, r"config.init_from=\S+ is not the folder of a run: .*; train there first"),
+        (
+            shutil.rmtree,
+            r"config.init_from=\S+: \S+/config.json: No such file .*; name the workdir of a run, or a Hugging F",
+        ),
         (
             lambda source: shutil.rmtree(source / "checkpoints"),
             r"config.init_from = '\S+': \S+ has no valid checkpoint",
@@ -210,7 +213,7 @@ def test_how_a_model_is_computed_may_differ(data, pretrained, tmp_path):
         ),
         (
             lambda source: (source / "config.json").write_text("{"),
-            r"config.init_from=\S+ is not the folder of a run: Exp",
+            r"config.init_from=\S+: \S+/config.json: it is not a JSON object \(Expecting .*\): copy it again; name the",
         ),
         (
             lambda source: store(source, bert("bert_pretraining", source, optimizer__b1=2.0)),

@@ -1,5 +1,6 @@
 """Start a run from the parameters of another one, or of a Hugging Face folder (`config.init_from`)."""
 
+import json
 import logging
 import math
 from collections import Counter
@@ -32,7 +33,7 @@ def keys_for(source: str) -> dict[str, Any]:
     These are init_from, keys of the model, and the kind of the tokenizer. Raises ConfigError if `source` cannot be
     read.
     """
-    if tokenizer_files.is_folder(source):
+    if _is_pretrained(source, "from"):
         try:
             _, _, fields = huggingface.describe(source)
             data = tokenizer_files.keys_of(source)
@@ -45,6 +46,27 @@ def keys_for(source: str) -> dict[str, Any]:
         data = {name: stored["data"][name] for name in ("tokenizer", "lowercase", "min_count")}
     keys = {f"model.{name}": value for name, value in fields.items()}
     return {"init_from": source, **keys, **{f"data.{name}": value for name, value in data.items()}}
+
+
+def _is_pretrained(source: str, option: str) -> bool:
+    """Return True for a Hugging Face folder, and False for the workdir of a run. `option` names it in messages.
+
+    Raises ConfigError if it is neither.
+    """
+    path = workdirs.place(source, option) / "config.json"
+    try:
+        keys = set(json.loads(path.read_text()))
+        reason = "" if keys & {"task", "model_type"} else "it has neither a task nor a model_type"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except (ValueError, TypeError) as error:
+        reason = f"it is not a JSON object ({error}): copy it again"
+    if reason:
+        raise ConfigError(
+            f"{option}={source}: {path}: {reason}; name the workdir of a run, or a Hugging Face folder, which has "
+            "config.json, model.safetensors and a tokenizer"
+        )
+    return "model_type" in keys
 
 
 class Source(NamedTuple):
@@ -75,7 +97,7 @@ def load(task: Task, mesh: Mesh) -> Callable[[Params], Params]:
         ValueError: the source cannot be loaded, or has a model with other keys. The function raises it if the source
             has another tokenizer, no parameter in common with this model, or one of another shape.
     """
-    source = (_of_folder if tokenizer_files.is_folder(task.config.init_from) else _of_run)(task, mesh)
+    source = (_of_folder if _is_pretrained(task.config.init_from, "config.init_from") else _of_run)(task, mesh)
     old, module = dict(source.params), task.inherited.module
     alone = bool(module) and not any(key.startswith(f"{module}/") for key in old)
     if alone:

@@ -119,6 +119,23 @@ def test_other_keys_are_refused(data, folder, tmp_path, changes, message):
     assert f"config.init_from = {str(folder)!r}" in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "No such file or directory"),
+        ("{", r"it is not a JSON object \(Expecting .*\): copy it again"),
+        ("3", r"it is not a JSON object \(.*\): copy it again"),
+        ('{"vocab_size": 3}', "it has neither a task nor a model_type"),
+    ],
+)
+def test_what_is_neither_a_run_nor_a_hugging_face_folder(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    remedy = "; name the workdir of a run, or a Hugging Face folder, which has config.json, model.safetensors and a"
+    with pytest.raises(ConfigError, match=rf"from={tmp_path}: {tmp_path}/config.json: {message}{remedy}"):
+        transfer.keys_for(str(tmp_path))
+
+
 def test_labels_of_another_model_are_refused(data, tmp_path):
     tensors, labels = drawn(shapes(("classifier", (3, D)))), numbered(["a", "b", "c"])
     folder = save(tmp_path / "theirs", tensors, architectures=["BertForSequenceClassification"], **labels)
@@ -168,7 +185,10 @@ def test_the_recipe_takes_everything_from_a_run(data, folder, tmp_path):
     [
         ("size=base,from={}", "from=… determines the model: leave out size, model and cased"),
         ("cased,from={}", "from=… determines the model: leave out size, model and cased"),
-        ("from=nowhere", "from=nowhere is not the folder of a run"),
+        (
+            "from=nowhere",
+            "from=nowhere: nowhere/config.json: No such file or directory; name the workdir of a run,",
+        ),
     ],
 )
 def test_words_that_do_not_go_together(folder, words, message):
