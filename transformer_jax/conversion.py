@@ -1,8 +1,7 @@
 """Make a workdir of a Hugging Face folder, and a Hugging Face folder of a workdir."""
 
-import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -41,6 +40,8 @@ def config_for(folder: str) -> ConfigDict:
     config = defaults(architecture.task, fields["architecture"])
     config.update_from_flattened_dict({**transfer.keys_for(folder), **outputs.settings, "data.directory": "(none)"})
     config.data.max_length = min(config.data.max_length, fields.get("max_length", config.data.max_length))
+    if "prepend_begin" in config.get("decoding", {}):
+        config.decoding.prepend_begin = tokenizer_files.begins(folder)
     return config
 
 
@@ -86,25 +87,28 @@ def to_folder(workdir: epath.PathLike, config: ConfigDict, folder: str) -> None:
     tokenizers = [Tokenizer.load(path) for path in sorted(epath.Path(workdir).glob("tokenizer*.json"))]
     special_ids = {name: getattr(tokenizers[-1], name) for name in ("pad_id", "bos_id", "eos_id")}
     settings, model = _flat(config.to_dict()), predictor.config.model
-    beside = functools.partial(_contents, tokenizers, special_ids, settings["model.max_length"])
+    max_length = settings["model.max_length"]
+
+    def beside(written: Architecture) -> Mapping[str, bytes]:
+        """Return the files of the tokenizers. Of two, transformers may have no counterpart."""
+        if len(tokenizers) == 1:
+            begin, end = written.around
+            options: Any = {
+                "begin": begin or settings.get("decoding.prepend_begin", False),
+                "end": end,
+                "pad_id": written.special_ids(special_ids).get("pad_token_id"),
+            }
+            return tokenizer_files.contents(tokenizers[0], **options, max_length=max_length)
+        try:
+            return sentencepiece.contents(tokenizers[0], tokenizers[1], max_length)
+        except TokenizerError as error:
+            log.warning("only the model is written, without a tokenizer: %s", error)
+            return {}
+
     written = huggingface.write(
         folder, config.task, model, predictor.params, settings, special_ids=special_ids, beside=beside
     )
     log.info("%s is a Hugging Face folder with a %s, of step %d", folder, written.name, predictor.step)
-
-
-def _contents(
-    tokenizers: Sequence[Tokenizer], special_ids: Mapping[str, int | None], max_length: int, written: Architecture
-) -> Mapping[str, bytes]:
-    """Return the files of the tokenizers for a class of transformers. Of two, transformers may have no counterpart."""
-    if len(tokenizers) == 1:
-        (begin, end), pad = written.around, written.special_ids(special_ids).get("pad_token_id")
-        return tokenizer_files.contents(tokenizers[0], begin=begin, end=end, pad_id=pad, max_length=max_length)
-    try:
-        return sentencepiece.contents(tokenizers[0], tokenizers[1], max_length)
-    except TokenizerError as error:
-        log.warning("only the model is written, without a tokenizer: %s", error)
-        return {}
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -136,6 +136,23 @@ def test_special_ids_are_written(tmp_path):
         tokenizer_files.to_folder(Tokenizer(word_level("<s>").to_str()), tmp_path, begin=True, end=True)
 
 
+def test_what_begins_a_text_in_transformers(tmp_path):
+    """The post-processor decides, unless a setting does; without a begin id, nothing begins a text."""
+    library = word_level("<s>")
+    write(tmp_path, tokenizer=library.to_str())
+    assert not tokenizer_files.begins(tmp_path)
+    template = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 3)])
+    library.post_processor = tokenizers.processors.Sequence([tokenizers.processors.ByteLevel(), template])
+    write(tmp_path, tokenizer=library.to_str())
+    assert tokenizer_files.begins(tmp_path)
+    write(tmp_path, tokenizer_config={"add_bos_token": False})
+    assert not tokenizer_files.begins(tmp_path)
+    write(tmp_path, tokenizer=word_level("<s>").to_str(), tokenizer_config={"add_bos_token": True})
+    assert tokenizer_files.begins(tmp_path)
+    write(tmp_path, tokenizer=word_level().to_str())
+    assert not tokenizer_files.begins(tmp_path)
+
+
 def test_another_id_may_pad(tmp_path):
     """A tokenizer with an id of padding is written with it by default."""
     for pad_id, token in ((None, "<pad>"), (2, "stop")):

@@ -1,6 +1,7 @@
 """GPT, GPT-2 and Llama against transformers: hidden states, logits, losses, gradients and greedy continuations."""
 
 import functools
+import itertools
 import json
 import string
 
@@ -240,9 +241,9 @@ def test_the_workdir_of_a_classifier_predicts_the_same(tmp_path):
     assert relative([list(row["probabilities"].values()) for row in found], expected) < 1e-5
 
 
-@pytest.mark.parametrize("case", ["openai-gpt", "llama grouped"])
-def test_the_workdir_of_a_language_model_continues_the_same(tmp_path, case):
-    """The tokenizer has no end id unless config.json names one."""
+@pytest.mark.parametrize(("case", "begin"), [("openai-gpt", False), ("llama grouped", False), ("llama grouped", True)])
+def test_the_workdir_of_a_language_model_continues_the_same(tmp_path, case, begin):
+    """The tokenizer has no end id unless config.json names one. It may put the begin id before a prompt."""
     name, settings = CASES[case]
     eos = None if case == "openai-gpt" else 5
     config = getattr(transformers, name).config_class(**NONE | {"vocab_size": 28, "eos_token_id": eos}, **settings)
@@ -250,15 +251,22 @@ def test_the_workdir_of_a_language_model_continues_the_same(tmp_path, case):
     letters = {letter: i for i, letter in enumerate(["?", " ", *string.ascii_lowercase])}
     library = tokenizers.Tokenizer(tokenizers.models.WordLevel(letters, unk_token="?"))
     library.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    if begin:
+        template, specials = ["z:0", "$A:0"], [("z", letters["z"])]
+        library.post_processor = tokenizers.processors.TemplateProcessing(single=template, special_tokens=specials)
     library.save(str(tmp_path / "theirs" / "tokenizer.json"))
+    named = {"tokenizer_class": "PreTrainedTokenizerFast"} | ({"bos_token": "z"} if begin else {})
+    (tmp_path / "theirs" / "tokenizer_config.json").write_text(json.dumps(named))
     settings = conversion.config_for(str(tmp_path / "theirs"))
     settings.decoding.max_extra = NEW
     conversion.to_workdir(settings, tmp_path / "run")
     predictor = transformer_jax.load(str(tmp_path / "run"))
     tokenizer = predictor.task.corpus.tokenizers["text"]
     assert tokenizer.eos_id == eos
-    for prompt in ("cab", "zebra"):
-        ids = torch.tensor(tokenizer.encode_batch([prompt]))
+    conversion.to_folder(tmp_path / "run", read(tmp_path / "run"), str(tmp_path / "back"))
+    for prompt, folder in itertools.product(("cab", "zebra"), ("theirs", "back")):
+        ids = transformers.AutoTokenizer.from_pretrained(tmp_path / folder)(prompt, return_tensors="pt")["input_ids"]
+        assert ids.shape[1] == len(prompt) + begin
         output = theirs.generate(ids, do_sample=False, max_new_tokens=NEW, pad_token_id=eos)
         expected = tokenizer.decode(output[0, ids.shape[1] :].tolist())
         assert predictor.predict([prompt]) == [{"continuation": expected}]

@@ -90,6 +90,28 @@ def test_the_best_continuation_comes_first(config, tmp_path):
     assert task.decode(outputs, {}) == [{"continuations": ["km", "ke", "kes"]}]
 
 
+def test_the_begin_id_may_precede_prompts_and_texts_to_score(config, tmp_path):
+    """An empty prompt or context is the begin id alone."""
+    config.decoding.prepend_begin = True
+    task = make_task(parse(config), tmp_path / "run")
+    tokenizer = task.corpus.tokenizers["text"]
+    (e, k), begin = tokenizer.encode_batch(["ek"])[0], tokenizer.bos_id
+
+    def rows(batches):
+        """Return the tokens of both rows, and the number of those that count."""
+        found = {}
+        for i in range(len(batches.plan)):
+            batch = batches.load(batches.plan.batch(i))
+            counts = batch.get("counted", batch["text"]).sum(axis=1).tolist()
+            for row, (number, length) in enumerate(zip(batch["index"], batch["text_length"], strict=True)):
+                if length:
+                    found[int(number)] = batch["text"][row, :length].tolist(), counts[row]
+        return [found[0], found[1]]
+
+    assert [row for row, _ in rows(task.batches_of(["ek", ""]))] == [[begin, e, k], [begin]]
+    assert rows(task.scorer.batches_of(["ek", {"context": "ek", "text": "k"}])) == [([begin, e], 2), ([begin, e, k], 1)]
+
+
 def test_several_turns_are_one_prompt(config, tmp_path):
     config.decoding.turn_separator = "\n"
     records = ["ek\nat\n", {"turns": ["ek", "at"]}, '{"turns": ["ek", "at"]}', {"text": "ek\nat\n"}, '{"turn": ["ek"]}']

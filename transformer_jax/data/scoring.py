@@ -45,12 +45,14 @@ def read_given(record: str | Mapping[str, Any], number: int) -> Given:
     return Given(context, texts, choice=kind == {"choices"})
 
 
-def scored_batches(corpus: Corpus, stream: str, records: Sequence[Any], *, limit: int, rows: int) -> Batches:
+def scored_batches(
+    corpus: Corpus, stream: str, records: Sequence[Any], *, limit: int, rows: int, begin: bool = False
+) -> Batches:
     """Return batches in which every token of every text is predicted once, given its context and the text before it.
 
-    Context and text are tokenized separately. An empty context counts as a line break; if the tokenizer has no token
-    for that, as the begin id. Sequences of more than `limit` + 1 tokens are read in windows of `limit` tokens that
-    start `limit` / 2 apart, and a token counts in the first window that predicts it.
+    Context and text are tokenized separately. An empty context counts as a line break; with `begin`, or if the
+    tokenizer has no token for a line break, as the begin id. Sequences of more than `limit` + 1 tokens are read in
+    windows of `limit` tokens that start `limit` / 2 apart, and a token counts in the first window that predicts it.
 
     Args:
         corpus: corpus whose tokenizers encode the text.
@@ -58,6 +60,7 @@ def scored_batches(corpus: Corpus, stream: str, records: Sequence[Any], *, limit
         records: see the module.
         limit: most tokens that the model reads.
         rows: number of rows of every batch.
+        begin: the begin id precedes every context.
 
     Returns:
         Batches of {stream: (B, T), "target": (B, T), "counted": (B, T), {stream}_length: (B,), "index": (B,)}, int32.
@@ -71,13 +74,14 @@ def scored_batches(corpus: Corpus, stream: str, records: Sequence[Any], *, limit
     given = [read_given(record, number) for number, record in enumerate(records, 1)]
     texts = [text for each in given for text in each.texts]
     owners = np.repeat(np.arange(len(given)), [len(each.texts) for each in given])
-    contexts = corpus.encode(stream, [each.context or "\n" for each in given], end=False).take(owners)
-    begin = Ragged.repeated(corpus.special_ids(stream).begin, len(texts)).first((contexts.lengths == 0).astype(int))
+    empty = "" if begin else "\n"
+    contexts = corpus.encode(stream, [each.context or empty for each in given], begin, end=False).take(owners)
+    begins = Ragged.repeated(corpus.special_ids(stream).begin, len(texts)).first((contexts.lengths == 0).astype(int))
     written = corpus.encode(stream, texts, end=False)
     for owner, length in zip(owners.tolist(), written.lengths, strict=True):
         if not length and given[owner].choice:
             raise DataError(f"record {owner + 1} has a choice without tokens: there is nothing to score; leave it out")
-    ids, before = Ragged.beside([begin, contexts, written]), begin.lengths + contexts.lengths
+    ids, before = Ragged.beside([begins, contexts, written]), begins.lengths + contexts.lengths
 
     stride = max(1, limit // 2)
     windows = Windows.over(ids.lengths - 1, np.full(len(texts), limit), stride)

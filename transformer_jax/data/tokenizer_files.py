@@ -30,7 +30,7 @@ NAMED = {
 }
 TOKENS = (*(key for keys in NAMED.values() for key in keys), "unk_token")
 # The types of further settings that are read.
-TYPES = {"vocab_size": int, "added_tokens_decoder": dict, "add_prefix_space": bool}
+TYPES = {"vocab_size": int, "added_tokens_decoder": dict, "add_prefix_space": bool, "add_bos_token": bool}
 # Settings of BERT's tokenizers, and their names in `tokenizer.json`.
 NORMALIZATION = {
     "do_lower_case": "lowercase",
@@ -130,6 +130,19 @@ def keys_of(path: epath.PathLike) -> Settings:
     kind, lowercase = kind_of(from_folder(path, names[0]))
     keys = {"tokenizer": kind, "lowercase": lowercase, "min_count": 1}
     return keys | ({"joint_tokenizer": False} if len(names) > 1 else {})
+
+
+def begins(path: epath.PathLike) -> bool:
+    """Return True if transformers puts the begin id before a text, given a Hugging Face folder with one tokenizer.
+
+    The post-processor of tokenizer.json decides, unless tokenizer_config.json has add_bos_token. Raises the errors of
+    `from_folder`.
+    """
+    folder = epath.Path(path).expanduser()
+    settings, first = _settings(folder), from_folder(folder).bos_id
+    if first is None or "add_bos_token" in settings or not (folder / "tokenizer.json").exists():
+        return first is not None and settings.get("add_bos_token", False)
+    return tokenizers.Tokenizer.from_str(_complete(folder, settings)).encode("").ids[:1] == [first]
 
 
 def kind_of(tokenizer: Tokenizer) -> tuple[str, bool]:

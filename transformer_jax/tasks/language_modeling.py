@@ -127,16 +127,19 @@ class LanguageModeling(TextTask):
         return text_batches(self.corpus, "text", split, seed, **options, rows=self.config.evaluation.batch_size)
 
     def batches_of(self, records: Sequence[Record]) -> Batches:
-        """Return batches of prompts. An empty prompt becomes a line break. Long prompts keep their last tokens.
+        """Return batches of prompts. An empty prompt becomes a line break, unless the begin id precedes prompts. Long
+        prompts keep their last tokens.
 
         A prompt is a text, an object {"text": text}, or {"turns": [text, …]}, in which `decoding.turn_separator`
         follows every turn. A text may also be such an object as JSON.
         """
-        config = self.config
-        lines = {"text": [self._prompt(record, i) or "\n" for i, record in enumerate(records, 1)]}
+        config, begin = self.config, self.config.decoding.prepend_begin
+        empty = "" if begin else "\n"
+        lines = {"text": [self._prompt(record, i) or empty for i, record in enumerate(records, 1)]}
         limit, key = config.model.max_length - config.decoding.max_extra, "model.max_length - decoding.max_extra"
         rows = config.evaluation.batch_size
-        return ladder_batches(self.corpus, lines, rows=rows, limit=limit, what="input", end=False, key=key, tail=True)
+        options: Any = {"what": "input", "begin": begin, "end": False, "key": key, "tail": True}
+        return ladder_batches(self.corpus, lines, rows=rows, limit=limit, **options)
 
     def _prompt(self, record: Record, number: int) -> str:
         match as_object(record, ("text", "turns")):
@@ -235,7 +238,8 @@ class TextScoring(LanguageModeling):
     def batches_of(self, records: Sequence[Record]) -> Batches:
         """See `scored_batches`."""
         limit, rows = self.config.model.max_length, self.config.evaluation.batch_size
-        return scored_batches(self.corpus, "text", records, limit=limit, rows=rows)
+        begin = self.config.decoding.prepend_begin
+        return scored_batches(self.corpus, "text", records, limit=limit, rows=rows, begin=begin)
 
     def evaluate(self, params: Params, batch: Mapping[str, jax.Array], greedy: bool) -> tuple[dict[str, Mean], Outputs]:
         """Return the log-likelihood of the tokens of each row that count (B,), and their number (B,)."""
