@@ -91,6 +91,14 @@ def test_both_sides_have_the_ids_of_the_vocabulary(folder):
     assert (target.eos_id, target.unk_id, target.pad_id, target.bos_id) == (0, 1, len(TOKENS) - 1, len(TOKENS) - 1)
 
 
+def test_pieces_of_the_other_language_are_decoded(folder):
+    """A model may write them, although no text is encoded as them."""
+    tokenizer = sentencepiece.from_folder(folder, "source")
+    written = ["▁ab", "▁xy", "d", "ab", "▁xy", ">>de<<"]
+    assert tokenizer.decode([VOCABULARY[token] for token in written]) == "ab xydab xy>>de<<"
+    assert tokenizer.decode([VOCABULARY["▁xy"], VOCABULARY["cd"]]) == "xycd"
+
+
 def test_a_vocabulary_of_the_target(folder):
     (folder / "target_vocab.json").write_text(json.dumps(OWN))
     (folder / "config.json").write_text("{}")

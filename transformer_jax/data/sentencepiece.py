@@ -24,6 +24,7 @@ NORMAL, UNKNOWN, CONTROL = 1, 2, 3  # kinds of pieces
 UNIGRAM = 1  # kind of model
 UNKNOWN_PENALTY = 10.0  # an unknown character is less likely than the least likely piece by this factor, as a logarithm
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
+HIDDEN = "\0"  # before tokens that no text is encoded as: no text contains it
 SPECIALS = {"pad_id": "<pad>", "eos_id": "</s>", "unk_id": "<unk>"}
 
 
@@ -168,7 +169,7 @@ def tokenizer(pieces: Pieces, vocabulary: Mapping[str, int], begin: int | None =
     def scored(token: str) -> tuple[str, float]:
         if token in pieces.scores or token in named:
             return token, pieces.scores.get(token, 0.0)
-        return (token, unknown) if len(token) == 1 else (f"\0{token}", 0.0)  # no text contains the second
+        return (token, unknown) if len(token) == 1 else (HIDDEN + token, 0.0)
 
     model = models.Unigram(list(map(scored, tokens)), unk_id=vocabulary[SPECIALS["unk_id"]])
     made = tokenizers.Tokenizer(model)
@@ -178,7 +179,7 @@ def tokenizer(pieces: Pieces, vocabulary: Mapping[str, int], begin: int | None =
     made.normalizer = normalizers.Sequence(steps)
     apart = pre_tokenizers.Split(Regex("<(?=pad>|/s>|unk>)"), "isolated")  # no text is encoded as a special token
     made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(split=False), apart])
-    made.decoder = decoders.Metaspace()
+    made.decoder = decoders.Sequence([decoders.Replace(HIDDEN, ""), decoders.Metaspace()])
     made.add_tokens([AddedToken(code, normalized=False) for code in codes])
     made.add_special_tokens(list(SPECIALS.values()))
     special_ids = {name: vocabulary[token] for name, token in SPECIALS.items()}
@@ -222,9 +223,9 @@ def _parts(made: Tokenizer) -> tuple[Pieces, dict[str, int]]:
     content = json.loads(made.to_json())
     if content["model"]["type"] == "Unigram" and made.bos_id is not None:
         found: list[tuple[str, float]] = content["model"]["vocab"]
-        vocabulary = {token.removeprefix("\0"): i for i, (token, _) in enumerate(found)}
+        vocabulary = {token.removeprefix(HIDDEN): i for i, (token, _) in enumerate(found)}
         named = {token["content"] for token in content["added_tokens"]}
-        scores = {token: score for token, score in found if token not in named and not token.startswith("\0")}
+        scores = {token: score for token, score in found if token not in named and not token.startswith(HIDDEN)}
         lowest, *more = sorted(set(scores.values())) or [0.0]
         if more and lowest + UNKNOWN_PENALTY == more[0]:  # the score of characters that are not pieces
             scores = {token: score for token, score in scores.items() if score > lowest}
