@@ -44,7 +44,7 @@ class ConfigMap:
     names: their key → (our field, transformers' default).
     choices: their key → (our field, transformers' default, {value of theirs: value of ours}). The first of several
         equal values of ours is the one that is written.
-    theirs: keys of theirs that must have these values, which are also the defaults.
+    theirs: keys of theirs that must have these values. They are transformers' defaults, and are not written.
     ours: fields of ours that have these values.
     derived: fields of ours that follow from the others, by default the width of heads.
     """
@@ -92,7 +92,7 @@ class ConfigMap:
         for field, value in (dict(self.ours) | dict(derived)).items():
             if (ours := getattr(model, field)) != value:
                 raise InteropError(f"config.model.{field} = {ours!r}: transformers' model has only {value!r}")
-        config = dict(self.theirs) | {key: getattr(model, field) for key, (field, _) in self.names.items()}
+        config = {key: getattr(model, field) for key, (field, _) in self.names.items()}
         for key, (field, _, values) in self.choices.items():
             written = {ours: theirs for theirs, ours in reversed(list(values.items()))}
             if (value := getattr(model, field)) not in written:
