@@ -40,8 +40,8 @@ def config_for(folder: str) -> ConfigDict:
     config = defaults(architecture.task, fields["architecture"])
     config.update_from_flattened_dict({**transfer.keys_for(folder), **outputs.settings, "data.directory": "(none)"})
     config.data.max_length = min(config.data.max_length, fields.get("max_length", config.data.max_length))
-    if "prepend_begin" in config.get("decoding", {}):
-        config.decoding.prepend_begin = tokenizer_files.begins(folder)
+    if architecture.begins:
+        config.update_from_flattened_dict({architecture.begins: tokenizer_files.begins(folder)})
     return config
 
 
@@ -94,7 +94,7 @@ def to_folder(workdir: epath.PathLike, config: ConfigDict, folder: str) -> None:
         if len(tokenizers) == 1:
             begin, end = written.around
             options: Any = {
-                "begin": begin or settings.get("decoding.prepend_begin", False),
+                "begin": begin or settings.get(written.begins, False),
                 "end": end,
                 "pad_id": written.special_ids(special_ids).get("pad_token_id"),
             }

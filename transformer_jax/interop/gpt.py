@@ -244,7 +244,11 @@ def _classifier(model: gpt.GPTConfig, outputs: int) -> nn.Module:
 
 _openai_names: Any = functools.partial(with_conv1d, tokens="tokens_embed", places="positions_embed")
 _architecture: Any = functools.partial(
-    Architecture, task="language_modeling", module=_language_model, special_ids=_special_ids
+    Architecture,
+    task="language_modeling",
+    module=_language_model,
+    begins="decoding.prepend_begin",
+    special_ids=_special_ids,
 )
 _openai: Any = functools.partial(
     _architecture,
@@ -268,6 +272,7 @@ _classifying: Any = functools.partial(
     module=_classifier,
     table=classifier,
     lacks=("gpt/output",),
+    begins="",
     special_ids=_padded,
 )
 
