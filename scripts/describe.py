@@ -48,7 +48,7 @@ from ml_collections import ConfigDict  # noqa: E402
 from transformer_jax import command_line  # noqa: E402
 from transformer_jax.config import make_task, parse  # noqa: E402
 from transformer_jax.data.batching import Arrays  # noqa: E402
-from transformer_jax.losses import CHUNK  # noqa: E402
+from transformer_jax.losses import chunk_size  # noqa: E402
 from transformer_jax.training import description, target, topologies  # noqa: E402
 from transformer_jax.training.engine import Engine  # noqa: E402
 from transformer_jax.training.task import Config  # noqa: E402
@@ -116,7 +116,7 @@ def describe_target(raw: ConfigDict) -> None:
         parts, rows = shards, -(-config.evaluation.batch_size // shards) * shards
     engine = Engine(make_task(config, None), devices)
     batch = engine.task.dummy_batch(rows, LENGTH.value)
-    turns = LENGTH.value if STEP.value == "predict" else chunks(batch, parts)
+    turns = LENGTH.value if STEP.value == "predict" else chunks(batch, parts, "tpu")
     described, text = target.compile_for(TOPOLOGY.value, chip, engine, batch, STEP.value, turns)
     if SAVE.value:
         Path(SAVE.value).write_text(text)
@@ -144,9 +144,9 @@ def training_rows(config: Config, shards: int) -> int:
     return max(config.data.batch_tokens // LENGTH.value // shards, 1) * shards
 
 
-def chunks(batch: Arrays, shards: int) -> int:
-    """Return the number of chunks in which the loss of a shard's positions is computed."""
-    return -(-max(array.size for array in batch.values()) // (shards * CHUNK))
+def chunks(batch: Arrays, shards: int, platform: str = "cpu") -> int:
+    """Return the number of chunks in which the loss of a shard's positions is computed on this platform."""
+    return -(-max(array.size for array in batch.values()) // (shards * chunk_size(platform)))
 
 
 def show(fields: dict[str, Any], rows: Iterator[tuple[str, str]]) -> None:

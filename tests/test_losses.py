@@ -8,6 +8,7 @@ import pytest
 from conftest import on_devices
 from jax.sharding import AbstractMesh, AxisType
 
+from transformer_jax import losses
 from transformer_jax.losses import cross_entropy, next_token, sum_in_chunks
 
 B, T, V = 3, 5, 7
@@ -28,6 +29,13 @@ WEIGHTS = {
 }
 
 
+@pytest.fixture(params=["cpu", "tpu"])
+def every_platform(request, monkeypatch):
+    """Compute as on this platform."""
+    monkeypatch.setattr(losses, "platform", lambda: request.param)
+
+
+@pytest.mark.usefixtures("every_platform")
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.6])
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("padded", [7, 16])
@@ -40,6 +48,7 @@ def test_cross_entropy_is_that_of_the_explicit_distribution(label_smoothing, wei
     assert total.dtype == weight.dtype == jnp.float32
 
 
+@pytest.mark.usefixtures("every_platform")
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("padded", [7, 16])
 def test_its_gradient_is_p_minus_q(label_smoothing, padded):

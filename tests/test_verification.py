@@ -72,15 +72,11 @@ def test_each_comparison_can_fail(tiny, monkeypatch):
         state, meta = restore(self, step, abstract)
         return jax.tree.map(lambda x: x + jnp.ones_like(x) * 1e-6 if x.dtype == jnp.float32 else x, state), meta
 
-    def wrong_layers(body, num_layers, unroll, remat):
-        right = over_layers(body, num_layers, unroll, "none")
+    def wrong_layers(self, body, carry):
+        unroll, remat = self.config.unroll, self.config.remat
         off = 0.01 * (unroll > 1) + 0.02 * (remat == "full") + 0.03 * (remat == "scores")
-
-        def run(block, x, inputs):
-            y, out = right(block, x, inputs)
-            return y if y is None else y * (1 + off), out
-
-        return run
+        y, out = over_layers(self, body, carry)
+        return y if y is None else y * (1 + off), out
 
     def wrong_loss(self, params, batch, key, step):
         mean = loss(self, params, batch, key, step)["loss"]
@@ -92,10 +88,10 @@ def test_each_comparison_can_fail(tiny, monkeypatch):
         return extend(self, cache, target, position * 0)
 
     task: type = task_class("sequence_to_sequence")
-    restore, over_layers, extend = Checkpoints.restore, stack.over_layers, transformer.Transformer.extend
+    restore, over_layers, extend = Checkpoints.restore, stack.Stack._run, transformer.Transformer.extend
     loss = task.loss
     monkeypatch.setattr(Checkpoints, "restore", wrong_restore)
-    monkeypatch.setattr(stack, "over_layers", wrong_layers)
+    monkeypatch.setattr(stack.Stack, "_run", wrong_layers)
     monkeypatch.setattr(transformer.Transformer, "extend", wrong_extend)
     monkeypatch.setattr(task, "loss", wrong_loss)
     held = {row.name for row in verify(tiny) if row.held}

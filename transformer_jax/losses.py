@@ -13,9 +13,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from transformer_jax.models.numerics import platform
+
 Array = jax.Array
 
-CHUNK = 512  # positions per device whose logits are in memory at the same time
+# Positions per device whose logits are in memory at the same time. On CPUs, they fit the cache.
+CHUNK = {"cpu": 512}
+CHUNK_ELSEWHERE = 2048
 
 
 def cross_entropy(
@@ -30,13 +34,27 @@ def cross_entropy(
     logits (B, T, padded V), labels (B, T), weights (B, T).
     """
     logits = logits.astype(jnp.float32)
-    log_z = jax.nn.logsumexp(logits, axis=-1)
-    label_logits = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-    losses = log_z - (1 - label_smoothing) * label_logits
-    if label_smoothing:
-        losses -= label_smoothing * logits[..., :vocab_size].mean(axis=-1)
+    losses = jax.nn.logsumexp(logits, axis=-1) - _expected(logits, labels, vocab_size, label_smoothing)
     weights = weights.astype(losses.dtype)
     return (losses * weights).sum(), weights.sum()
+
+
+def _expected(logits: Array, labels: Array, vocab_size: int, label_smoothing: float) -> Array:
+    """Return Σ q · logits over the vocabulary, (B, T): on CPUs by looking up, elsewhere in one masked sum.
+
+    The sum has the gradient q, which the compiler of an accelerator fuses with that of the softmax. A look-up has a
+    scatter there. On CPUs, the sum takes longer.
+    """
+    if platform() == "cpu":
+        found = (1 - label_smoothing) * jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+        if label_smoothing:
+            found += label_smoothing * logits[..., :vocab_size].mean(axis=-1)
+        return found
+    ids = jnp.arange(logits.shape[-1]).reshape(1, 1, -1)
+    q = jnp.where(ids == labels[..., None], 1 - label_smoothing, 0.0)
+    if label_smoothing:
+        q += jnp.where(ids < vocab_size, label_smoothing / vocab_size, 0.0)
+    return (q * logits).sum(axis=-1)
 
 
 def next_token(
@@ -68,15 +86,15 @@ def sum_in_chunks(
     x: Array,
     labels: Array,
     weights: Array,
-    chunk: int = CHUNK,
+    chunk: int = 0,
 ) -> Array:
     """Return Σ loss(params, x, labels, weights) over the positions with a nonzero weight, computed in chunks.
 
     x (B, T, D), labels (B, T), weights (B, T). `loss` returns a weighted sum over positions, e.g. the cross-entropy of
     logits over a vocabulary. Its intermediate values, (chunk, V) for one chunk, are never in memory for the whole
-    batch, and those of one chunk fit the CPU's cache. The gradient is computed together with the value, so nothing is
-    computed twice. Positions with zero weight (padding) are sorted to the end and skipped. The result is exact: only
-    the order of summation differs from loss(params, x, labels, weights).
+    batch. `chunk` is a number of positions, by default that of the platform (CHUNK). The gradient is computed together
+    with the value, so nothing is computed twice. Positions with zero weight (padding) are sorted to the end and
+    skipped. The result is exact: only the order of summation differs from loss(params, x, labels, weights).
 
     Positions stay on their devices. Each device processes its own rows in chunks, and the sums are added once, at the
     end. The axes "data" and "fsdp" of the mesh in scope determine which device has which rows.
@@ -85,7 +103,14 @@ def sum_in_chunks(
     """
     mesh = jax.sharding.get_abstract_mesh()
     shards = math.prod(mesh.shape.get(axis, 1) for axis in ("data", "fsdp"))
-    return _sum_in_chunks(loss, params, x, labels, weights, chunk, math.gcd(shards, x.shape[0]))
+    return _sum_in_chunks(
+        loss, params, x, labels, weights, chunk or chunk_size(platform()), math.gcd(shards, x.shape[0])
+    )
+
+
+def chunk_size(platform: str) -> int:
+    """Return the default `chunk` of `sum_in_chunks` on this platform, e.g. "tpu"."""
+    return CHUNK.get(platform, CHUNK_ELSEWHERE)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 5, 6))

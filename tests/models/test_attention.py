@@ -377,7 +377,7 @@ def test_bfloat16_products_and_float32_weights():
     module, variables = make(dtype="bfloat16")
     x, memory = normal(B, T, D), normal(B, S, D)
     output, state = module.apply(variables, x, memory, mutable=["intermediates"])
-    assert output.dtype == jnp.float32
+    assert output.dtype == jnp.bfloat16
     assert state["intermediates"]["weights"][0].dtype == jnp.float32
     assert oracle.relative(output, oracle.multi_head(variables["params"], x, memory)) <= 0.05
 

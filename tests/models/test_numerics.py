@@ -10,6 +10,7 @@ import oracle
 import pytest
 from conftest import on_devices
 
+from transformer_jax.models import numerics
 from transformer_jax.models.layers import dropout
 from transformer_jax.models.numerics import hashed_bits, indices, plus_bias, product
 
@@ -86,10 +87,12 @@ def test_a_vectorized_product_is_a_loop_over_products(spec, axes, dtype):
         np.testing.assert_allclose(found[i], product(spec, *one, dtype), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
 @pytest.mark.parametrize(
     ("rows", "columns"), [((), (5,)), ((2,), (5,)), ((3, 2), (5,)), ((3, 2, 7), (5,)), ((3, 2), (7, 5))]
 )
-def test_bias_and_its_gradient(rows, columns):
+def test_bias_and_its_gradient(rows, columns, platform, monkeypatch):
+    monkeypatch.setattr(numerics, "platform", lambda: platform)
     shape = rows + columns
     x, g, bias = normal(*shape, seed=1), normal(*shape, seed=2), normal(*columns, seed=3)
     y, pull = jax.vjp(plus_bias, x, bias)

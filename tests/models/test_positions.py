@@ -353,7 +353,7 @@ def test_half_precision_stays_near(kind):
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(params))
     params = oracle.randomized(params)
     found = module.apply({"params": params}, x, x)
-    assert found.dtype == jnp.float32
+    assert found.dtype == jnp.bfloat16
     assert 1e-4 < oracle.relative(found, oracle.multi_head(params, x, x, positions=kind)) <= 0.05
     gradient = jax.jit(jax.grad(lambda p: module.apply({"params": p}, x, x).sum()))(params)
     exact = jax.grad(lambda p: module.clone(dtype="float32").apply({"params": p}, x, x).sum())(params)

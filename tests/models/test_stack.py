@@ -58,6 +58,25 @@ def test_a_residual_stream_in_bfloat16(norm):
     assert max(distances) < 0.2
 
 
+@pytest.mark.parametrize("remat", ["none", "full", "scores"])
+def test_layers_without_a_loop_are_those_of_a_loop(remat):
+    """The outputs of all layers and the gradients are equal, also with dropout, which differs from layer to layer."""
+    config = dataclasses.replace(CONFIG, dropout_rate=0.3, attention_dropout_rate=0.3, remat=remat)
+    x, g = normal(B, T, D), normal(B, L, T, D, seed=1)
+    _, params = make(cross=False)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def run(unroll):
+        model, rngs = Stack(dataclasses.replace(config, unroll=unroll), L), {"dropout": jax.random.key(5)}
+        y, pull = jax.vjp(lambda p: model.apply({"params": p}, x, rngs=rngs, method="outputs"), params)
+        return y, *jax.tree.leaves(pull(g))
+
+    loops = [str(jax.make_jaxpr(run, static_argnums=0)(unroll)).count("scan[") for unroll in (1, L)]
+    assert loops[0] > loops[1] == 0
+    for found, expected in zip(run(L), run(1), strict=True):
+        assert oracle.relative(found, np.float64(expected)) <= 1e-5 or np.abs(expected).max() < 1e-5
+
+
 @pytest.mark.parametrize("cross", [False, True])
 def test_the_last_map_of_a_sublayer_starts_smaller_in_a_deep_stack(cross):
     """GPT-2 divides by the root of the number of residual connections. All other initial values are the same."""

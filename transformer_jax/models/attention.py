@@ -255,7 +255,12 @@ class MultiHeadAttention(nn.Module):
                 f"num_kv_heads = {self.num_kv_heads}: must divide num_heads = {self.num_heads}; 0 stands for num_heads"
             )
 
-        options: dict[str, Any] = {"use_bias": self.use_bias, "dtype": self.dtype, "initializer": self.initializer}
+        options: dict[str, Any] = {
+            "use_bias": self.use_bias,
+            "dtype": self.dtype,
+            "initializer": self.initializer,
+            "output_dtype": self.dtype,
+        }
 
         def to_heads(heads: int, width: int) -> Linear:
             axis = "heads" if heads == self.num_heads else "kv_heads"

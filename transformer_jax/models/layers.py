@@ -45,11 +45,7 @@ def dropout(x: Array, rate: float, key: Array) -> Array:
     cut = round(rate * 2**32)
     if cut == 0:
         return x
-    bits = jax.lax.platform_dependent(
-        key,
-        cpu=lambda key: hashed_bits(key, indices(x.shape)),
-        default=lambda key: jax.random.bits(key, x.shape, jnp.uint32),
-    )
+    bits = hashed_bits(key, indices(x.shape))
     return jnp.where(bits >= jnp.uint32(cut), x * (2**32 / (2**32 - cut)), jnp.zeros_like(x))
 
 
@@ -96,7 +92,8 @@ class Linear(nn.Module):
 
     The kernel has the shape `shape`, e.g. (D, N, H) for the projection to heads; a separate axis for heads allows them
     to be sharded. `axes` has a name for each axis of the kernel. `initializer` is one of INITS; `init_scale`
-    multiplies the initial kernel. Biases start at zero. Products are computed in `dtype`; the result is float32.
+    multiplies the initial kernel. Biases start at zero. Products are computed in `dtype`; sums are float32, and the
+    result is rounded to `output_dtype`.
     """
 
     shape: tuple[int, ...]
@@ -106,6 +103,7 @@ class Linear(nn.Module):
     dtype: str = "float32"
     initializer: str = "xavier_uniform"
     init_scale: float = 1.0
+    output_dtype: str = "float32"
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -114,12 +112,12 @@ class Linear(nn.Module):
         kernel = parameter(self, "kernel", lambda *args: self.init_scale * init(*args), self.shape, self.axes)
         rows, columns = "abcdefgh"[: x.ndim - self.num_inputs], "ijklmn"[: kernel.ndim]
         ins, outs = columns[: self.num_inputs], columns[self.num_inputs :]
-        y = checkpoint_name(product(f"{rows}{ins},{columns}->{rows}{outs}", x, kernel, self.dtype), WEIGHT_PRODUCT)
+        y = product(f"{rows}{ins},{columns}->{rows}{outs}", x, kernel, self.dtype)
         if self.use_bias:
             shape, axes = self.shape[self.num_inputs :], self.axes[self.num_inputs :]
             bias = parameter(self, "bias", nn.initializers.zeros, shape, axes)
             y = plus_bias(y, bias)
-        return y
+        return checkpoint_name(y.astype(self.output_dtype), WEIGHT_PRODUCT)
 
 
 def layer_norm(epsilon: float, name: str | None = None) -> nn.LayerNorm:
@@ -169,7 +167,7 @@ class Residual(nn.Module):
         return self.normalize(x) if self.norm == "pre" else x
 
     def after(self, x: Array, y: Array) -> Array:
-        x = x + self.dropout(y)
+        x = x.astype(jnp.float32) + self.dropout(y.astype(jnp.float32))
         x = x if self.norm == "pre" else self.normalize(x)
         return constrain(x.astype(self.dtype), "batch", "length", "features")
 
@@ -186,7 +184,8 @@ class FeedForward(nn.Module):
     """FFN(x) = activation(x W₁ + b₁) W₂ + b₂, (B, T, D) → (B, T, D) (Vaswani et al. 2017, eq. 2, with ReLU).
 
     With `kind` "gated", FFN(x) = (activation(x W) ⊙ x V) W₂ (Shazeer 2020, eq. 6; with "silu", this is SwiGLU). The
-    kernels are called "gate" (W), "inner" (W₁ or V) and "outer" (W₂). `init_scale` multiplies the initial W₂.
+    kernels are called "gate" (W), "inner" (W₁ or V) and "outer" (W₂). `init_scale` multiplies the initial W₂. Products,
+    hidden units and the result have the type `dtype`.
 
     Differs: `dropout_rate` applies to the F hidden units, where the papers have no dropout. Shazeer has no biases;
     here, `use_bias` adds them to all kernels.
@@ -204,11 +203,16 @@ class FeedForward(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        options: dict[str, Any] = {"use_bias": self.use_bias, "dtype": self.dtype, "initializer": self.initializer}
+        options: dict[str, Any] = {
+            "use_bias": self.use_bias,
+            "dtype": self.dtype,
+            "initializer": self.initializer,
+            "output_dtype": self.dtype,
+        }
 
         def hidden(name: str) -> Array:
             h = Linear((self.d_model, self.d_ff), ("embed", "mlp"), name=name, **options)(x)
-            return constrain(h, "batch", "length", "mlp")
+            return constrain(h, "batch", "length", "mlp").astype(jnp.float32)
 
         activation = ACTIVATIONS[self.activation]
         h = activation(hidden("gate")) * hidden("inner") if self.kind == "gated" else activation(hidden("inner"))

@@ -65,46 +65,46 @@ def _gradient_specs(spec: str) -> tuple[str, str, bool]:
     return f"{out},{in_b}->{in_a}", f"{in_a},{out}->{in_b}" if a_first else f"{out},{in_a}->{in_b}", a_first
 
 
-def _multiply(a: Array, b: Array, *, spec: str, dtype: str = "float32", precision: str | None = None) -> Array:
+def _multiply(a: Array, b: Array, *, spec: str, precision: str | None = None) -> Array:
+    """Multiply where the compiler chooses the layout of arrays, i.e. on accelerators."""
+    return jnp.einsum(spec, a, b, precision=precision, preferred_element_type=jnp.float32)
+
+
+def _multiply_on_cpu(a: Array, b: Array, *, spec: str, precision: str | None = None) -> Array:
     """Reshape both operands to (batches of) matrices, multiply them, and reshape the result to the output of `spec`."""
     (in_a, in_b), out = _parse(spec)
     batch = [i for i in in_a if i in in_b and i in out]
     summed = [i for i in in_a if i in in_b and i not in out]
     rows, columns = [i for i in in_a if i not in in_b], [i for i in in_b if i not in in_a]
-    # Matrix products accept transposed operands without a copy. In bfloat16 on CPUs, only the second may be transposed.
-    a_transposed = dtype == "float32" and [i for i in in_a if i not in batch] == summed + rows
+    # Matrix products accept transposed operands without a copy. In bfloat16, only the second may be transposed.
+    rounded = a.dtype != jnp.float32
+    a_transposed = not rounded and [i for i in in_a if i not in batch] == summed + rows
     b_transposed = [i for i in in_b if i not in batch] == columns + summed
     sizes = _sizes(spec, a, b)
 
     def matrices(x: Array, indices: str, *groups: list[str]) -> Array:
-        x = x.astype(dtype).transpose([indices.index(i) for i in sum(groups, batch)])
+        x = x.transpose([indices.index(i) for i in sum(groups, batch)])
         return x.reshape([sizes[i] for i in batch] + [math.prod(sizes[i] for i in group) for group in groups])
 
     a = matrices(a, in_a, summed, rows) if a_transposed else matrices(a, in_a, rows, summed)
     b = matrices(b, in_b, columns, summed) if b_transposed else matrices(b, in_b, summed, columns)
-    if dtype != "float32":
-        a, b = _as_it_stands(a, b)
+    if rounded:  # barriers keep XLA from fusing the transpositions into a product, which then would not be in bfloat16
+        a, b = jax.lax.optimization_barrier((a, b))
     n = len(batch)
     sums = (n if a_transposed else n + 1,), (n + 1 if b_transposed else n,)
     pairs = tuple(range(n)), tuple(range(n))
     result = jax.lax.dot_general(a, b, (sums, pairs), precision=precision, preferred_element_type=jnp.float32)
-    if dtype != "float32":
-        (result,) = _as_it_stands(result)
+    if rounded:
+        result = jax.lax.optimization_barrier(result)
     order = [*batch, *rows, *columns]
     return result.reshape([sizes[i] for i in order]).transpose([order.index(i) for i in out])
 
 
-def _as_it_stands(*arrays: Array) -> tuple[Array, ...]:
-    """Keep XLA on CPUs from fusing the transpositions into a product, which could then not be computed in bfloat16."""
-    return jax.lax.platform_dependent(
-        *arrays, cpu=lambda *arrays: jax.lax.optimization_barrier(arrays), default=lambda *arrays: arrays
-    )
-
-
 # A new primitive, because `custom_vjp` has no forward mode and `custom_jvp` does not control the order of the factors.
 _product_p = Primitive("product")
-_product_p.def_impl(_multiply)
+_product_p.def_impl(_multiply_on_cpu)
 mlir.register_lowering(_product_p, mlir.lower_fun(_multiply, multiple_results=False))
+mlir.register_lowering(_product_p, mlir.lower_fun(_multiply_on_cpu, multiple_results=False), platform="cpu")
 
 
 @_product_p.def_abstract_eval
@@ -138,7 +138,7 @@ batching.primitive_batchers[_product_p] = _vectorize
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3))
 def _rounded_product(spec: str, a: Array, b: Array, dtype: str) -> Array:
-    return _multiply(a, b, spec=spec, dtype=dtype)
+    return _product_p.bind(a.astype(dtype), b.astype(dtype), spec=spec, precision=None)
 
 
 def _rounded_forward(spec: str, a: Array, b: Array, dtype: str) -> tuple[Array, tuple]:
@@ -161,9 +161,11 @@ _rounded_product.defvjp(_rounded_forward, _rounded_backward)
 def plus_bias(x: Array, bias: Array) -> Array:
     """Return x + bias, where `bias` has the last axes of x.
 
-    The bias is multiplied by ones, so that its gradient is also a product. As a sum over the other axes of x, it would
-    take twenty times as long on CPUs.
+    On CPUs, the bias is multiplied by ones, so that its gradient is also a product. As a sum over the other axes of x,
+    it would take twenty times as long.
     """
+    if platform() != "cpu":
+        return x + jnp.broadcast_to(bias, x.shape)
     rows, columns = "abcdefgh"[: x.ndim - bias.ndim], "ijklmn"[: bias.ndim]
     ones = jnp.ones(x.shape[: len(rows)])
     return x + product(f"{rows},{columns}->{rows}{columns}", ones, bias, precision="highest")

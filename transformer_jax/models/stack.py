@@ -68,7 +68,9 @@ class BlockConfig:
     norm_epsilon: float = 1e-6
     dtype: str = fields.how("float32")  # of the matrix products
     residual_dtype: str = fields.how("float32")  # of the input and output of each sub-layer
-    unroll: int = fields.how(1, 2)  # layers per iteration of a stack's loop
+    # Layers per iteration of a stack's loop. With all of them, there is no loop. This is faster, because a loop copies
+    # what the backward pass needs, but compilation takes longer.
+    unroll: int = fields.how(1, 2)
     attention_implementation: str = fields.how("auto", "blocked", "jax")  # see `MultiHeadAttention`
     remat: str = fields.how("none", "full", "scores")  # what the backward pass recomputes: see REMAT
 
@@ -309,11 +311,9 @@ class Stack(nn.Module):
         room = cache[0].key.shape[2]
         begun = None if start is None else padding_mask(jnp.arange(room)[None] >= start[:, None])
         mask = combine_masks(causal_mask(x.shape[1], room, position), begun)
-        stacked: Any = self.variables["params"]["layers"]
-        params = stacked if isinstance(stacked, tuple) else unstack(nn.unbox(stacked), self.num_layers)
         block: Any = Block(self.config, self.cross, parent=None)
         x, extended = self._start(x), list[KeyValue]()
-        for i, (own, past) in enumerate(zip(params, cache, strict=True)):
+        for i, (own, past) in enumerate(zip(self._unstacked(), cache, strict=True)):
             seen = None if memory is None else memory[i]
             x, past = block.apply({"params": own}, x, mask, seen, memory_mask, past, position)
             extended.append(past)
@@ -323,28 +323,43 @@ class Stack(nn.Module):
         return x.astype(self.config.residual_dtype)
 
     def _run(self, body: Callable, carry: Any) -> tuple[Any, Any]:
-        return over_layers(body, self.num_layers, self.config.unroll, self.config.remat)(self.layers, carry, None)
+        """Run body(block, carry, None) → (carry, output) for each layer. Outputs are stacked along axis 1."""
+        c, length = self.config, self.num_layers
+        if self.is_initializing() or self.is_mutable_collection("intermediates"):
+            scan = nn.scan(
+                body,
+                {"params": 0, "intermediates": 0},
+                split_rngs={"params": True, "dropout": True},
+                length=length,
+                out_axes=1,
+                metadata_params={nn.PARTITION_NAME: "layers"},
+            )
+            return scan(self.layers, carry, None)
 
+        def layer(carry: Any, own: tuple) -> tuple[Any, Any]:
+            params, rngs = own
+            block = Block(c, self.cross, parent=None).bind({"params": params}, rngs=rngs)
+            return body(block, carry, None)
 
-def over_layers(body: Callable, num_layers: int, unroll: int, remat: str) -> Callable:
-    """Return a function that runs body(block, carry, inputs) → (carry, outputs) once for each of `num_layers` layers.
+        if policy := REMAT[c.remat]:
+            # Common-subexpression elimination could undo rematerialisation in unrolled layers, but not in a plain loop.
+            layer = jax.checkpoint(layer, policy=policy, prevent_cse=c.unroll > 1)
+        scope: Any = self.layers.scope
+        keys = jax.tree.map(lambda key: jax.random.split(key, length), scope.rngs)
+        if c.unroll < length:
+            stacked = nn.unbox(self.variables["params"]["layers"]), keys
+            carry, outputs = jax.lax.scan(layer, carry, stacked, unroll=c.unroll)
+            return carry, jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), outputs)
+        each = list[Any]()
+        for own in zip(self._unstacked(), unstack(keys, length), strict=True):
+            carry, output = layer(carry, own)
+            each.append(output)
+        return carry, jax.tree.map(lambda *outputs: jnp.stack(outputs, axis=1), *each)
 
-    The layers' parameters are stacked along axis 0. Inputs and outputs for each layer are stacked along axis 1, after
-    the batch axis.
-    """
-    if policy := REMAT[remat]:
-        # Common-subexpression elimination could undo rematerialisation in unrolled layers, but not in a plain loop.
-        body = nn.remat(body, policy=policy, prevent_cse=unroll > 1)
-    return nn.scan(
-        body,
-        variable_axes={"params": 0, "intermediates": 0},
-        split_rngs={"params": True, "dropout": True},
-        length=num_layers,
-        in_axes=1,
-        out_axes=1,
-        unroll=unroll,
-        metadata_params={nn.PARTITION_NAME: "layers"},
-    )
+    def _unstacked(self) -> tuple[Any, ...]:
+        """Return the parameters of each layer, which `unstack_layers` may have unstacked already."""
+        stacked: Any = self.variables["params"]["layers"]
+        return stacked if isinstance(stacked, tuple) else unstack(nn.unbox(stacked), self.num_layers)
 
 
 def unstack(stacked: Any, num_layers: int, axis: int = 0) -> tuple[Any, ...]:

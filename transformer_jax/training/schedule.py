@@ -1,9 +1,9 @@
 """The time of a program for TPUs: the compiler's own estimate, and a lower bound, by part of the model.
 
 The scheduled program carries `estimated_cycles` for most instructions. Their sum is the estimate. It is about right for
-matrix products and up to six times too high for operations that are limited by memory. The lower bound takes the FLOPs
-of products at the device's peak and bytes at the bandwidth of its memory, whichever is longer for an instruction.
-Neither has communication, sorting, or kernels that are custom calls.
+matrix products and up to six times too high for operations that are limited by memory. The lower bound therefore takes
+only products at the estimate, and all other operations at the bandwidth of the device's memory. Neither has
+communication, sorting, or kernels that are custom calls.
 """
 
 import collections
@@ -70,9 +70,9 @@ def read_schedule(program: Program, chip: Chip, turns: int = 1) -> Schedule:
             moved += times * _moved(instruction)
         elif cycles := cycles_of(instruction):
             products, size = _flops(program, instruction, computation), _bytes(program, instruction, computation)
-            part = part_of(instruction.op_name)
-            estimate[part] += times * cycles / chip.clock
-            bound[part] += times * max(products / chip.peak, size / chip.bandwidth)
+            part, taken = part_of(instruction.op_name), cycles / chip.clock
+            estimate[part] += times * taken
+            bound[part] += times * (taken if products else size / chip.bandwidth)
             flops, moved = flops + times * products, moved + times * size
     parts = {part: Time(estimate[part], bound[part]) for part in sorted(estimate, key=lambda part: -estimate[part])}
     return Schedule(parts, flops, moved / chip.bandwidth, guessed)
