@@ -30,7 +30,7 @@ def test_chips_have_their_published_numbers():
     chip.
     """
     assert CHIPS["v5e"].peak == 197e12
-    assert {kind: round(chip.clock / 1e9, 2) for kind, chip in CHIPS.items()} == {
+    assert {kind: round(chip.clock / 1e9, 2) for kind, chip in CHIPS.items() if chip.clock} == {
         "v4": 1.05,
         "v5e": 1.5,
         "v5p": 1.75,
@@ -79,7 +79,7 @@ def test_without_libtpu_the_message_says_how_to_install_it(monkeypatch):
     ],
 )
 def test_what_does_not_fit_is_told_by_how_much_and_what_helps(step, held, error, words):
-    message = target.too_large(error, "v5e:2x2", CHIPS["v5e"], held, step)
+    message = target.too_large(target.largest_size(error), "v5e:2x2", CHIPS["v5e"], held, step)
     assert message.startswith("--topology=v5e:2x2: the step does not fit")
     assert all(word in message for word in words), message
 

@@ -1,13 +1,16 @@
-"""The time of a program for TPUs: the compiler's own estimate, and a lower bound, by part of the model.
+"""The time of a program for TPUs or GPUs: the compiler's own estimate, and a lower bound, by part of the model.
 
-The scheduled program carries `estimated_cycles` for most instructions. Their sum is the estimate. It is about right for
-matrix products and up to six times too high for operations that are limited by memory. The lower bound takes the FLOPs
-of products at the device's peak and bytes at the bandwidth of its memory, whichever is longer for an instruction.
+The scheduled program for TPUs carries `estimated_cycles` for most instructions. Their sum is the estimate. It is about
+right for matrix products and up to six times too high for operations that are limited by memory. The lower bound takes
+the FLOPs of products at the device's peak and bytes at the bandwidth of its memory, whichever is longer for an
+instruction. For GPUs there is only the bound. It can be too high there, because it counts what an instruction finds in
+the L2 cache as if it came from memory.
 Neither has communication, sorting, or kernels that are custom calls.
 """
 
 import collections
 import dataclasses
+import math
 import re
 
 from transformer_jax.training.hlo import Computation, Instruction, Program, arrays, bytes_of, cycles_of
@@ -29,9 +32,9 @@ OTHER = "other"
 
 @dataclasses.dataclass(frozen=True)
 class Time:
-    """Seconds per step: the compiler's estimate and the lower bound."""
+    """Seconds per step: the compiler's estimate, None if it gives none, and the lower bound."""
 
-    estimate: float
+    estimate: float | None
     bound: float
 
 
@@ -51,8 +54,9 @@ class Schedule:
     guessed: int
 
     @property
-    def estimate(self) -> float:
-        return sum(time.estimate for time in self.parts.values())
+    def estimate(self) -> float | None:
+        estimates = [time.estimate for time in self.parts.values() if time.estimate is not None]
+        return sum(estimates) if len(estimates) == len(self.parts) else None
 
     @property
     def bound(self) -> float:
@@ -68,13 +72,15 @@ def read_schedule(program: Program, chip: Chip, turns: int = 1) -> Schedule:
         guessed += instruction.kind == "while" and program.trips(instruction) is None
         if instruction.kind in ("copy-start", "slice-start"):
             moved += times * _moved(instruction)
-        elif cycles := cycles_of(instruction):
+        elif program.computes(instruction):
             products, size = _flops(program, instruction, computation), _bytes(program, instruction, computation)
             part = part_of(instruction.op_name)
-            estimate[part] += times * cycles / chip.clock
+            if chip.clock:
+                estimate[part] += times * cycles_of(instruction) / chip.clock
             bound[part] += times * max(products / chip.peak, size / chip.bandwidth)
             flops, moved = flops + times * products, moved + times * size
-    parts = {part: Time(estimate[part], bound[part]) for part in sorted(estimate, key=lambda part: -estimate[part])}
+    longest = sorted(bound, key=lambda part: -(estimate or bound)[part])
+    parts = {part: Time(estimate.get(part), bound[part]) for part in longest}
     return Schedule(parts, flops, moved / chip.bandwidth, guessed)
 
 
@@ -90,10 +96,14 @@ def _moved(instruction: Instruction) -> int:
 
 
 def _flops(program: Program, instruction: Instruction, computation: Computation) -> int:
-    """Return the FLOPs of the matrix products in an instruction. TPU programs write all of them as convolutions."""
+    """Return the FLOPs of the matrix products in an instruction. TPU programs write all of them as convolutions,
+    GPU programs as dots or calls of cuBLAS.
+    """
     if instruction.kind == "fusion":
         inside = program.computations[instruction.called[0]]
         return sum(_flops(program, x, inside) for x in inside.values())
+    if instruction.kind == "dot" or 'custom_call_target="__cublas$' in instruction.text:
+        return product_flops(instruction, computation[instruction.operands[0]].shape)
     if instruction.kind != "convolution":
         return 0
     return convolution_flops(instruction, *(computation[name].shape for name in instruction.operands[:2]))
@@ -133,11 +143,25 @@ def convolution_flops(instruction: Instruction, left: str, right: str) -> int:
     return 2 * out["b"] * out["f"] * b["i"] * pairs
 
 
+def product_flops(instruction: Instruction, left: str) -> int:
+    """Return 2 × the number of multiplications of a product whose left operand has this shape.
+
+    The instruction is a `dot` or a call of cuBLAS, of which the first array of the result is the product.
+    """
+    contracted = re.search(r'lhs_contracting_dim\w+"?[=:][{[]([\d,"]*)', instruction.text)
+    if not contracted:
+        raise ValueError(f"a product without dimensions in XLA's output: {instruction.text.strip()[:300]}")
+    (sizes, *_), (out, *_) = arrays(left)[0], arrays(instruction.shape)[0]
+    return 2 * math.prod(out) * math.prod(sizes[int(axis)] for axis in re.findall(r"\d+", contracted[1]))
+
+
 def _bytes(program: Program, instruction: Instruction, computation: Computation) -> int:
     """Return the bytes that an instruction reads from and writes to main memory, not to faster memory."""
     operands = [computation[name] for name in instruction.operands if name in computation]
     if instruction.kind != "fusion":
-        return sum(size for x in (instruction, *operands) for _, size, main in arrays(x.shape) if main)
+        own = instruction.shape.partition(", s8[")[0]  # without the workspace of cuBLAS
+        shapes = (own, *(operand.shape for operand in operands))
+        return sum(size for shape in shapes for _, size, main in arrays(shape) if main)
     inside = program.computations[instruction.called[0]]
     parameters = _parameters(inside)
     moved = 0
