@@ -28,6 +28,10 @@ PARTS = {
     "optimizer": r"^jit\(train_step\)/(?!.*jvp\()",
 }
 OTHER = "other"
+UPDATES = {
+    "dynamic-update-slice": 1,
+    "scatter": 2,
+}  # instructions that change a part of an array, and which operand it is
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +198,7 @@ def _read(program: Program, computation: Computation, value: Instruction) -> int
         elif user.kind == "fusion":
             inside = program.computations[user.called[0]]
             total += _read(program, inside, _parameters(inside)[place])
-        elif not (user.kind == "dynamic-update-slice" and place == 0):  # which is done in place
+        elif not (user.kind in UPDATES and place == 0):
             total += size
     return min(total, size)
 
@@ -203,8 +207,8 @@ def _written(program: Program, computation: Computation, result: Instruction) ->
     """Return the bytes of `result` that are written: only the update, if it is updated in place."""
     if result.kind == "bitcast":
         return _written(program, computation, computation[result.operands[0]])
-    if result.kind == "dynamic-update-slice":
-        return bytes_of(computation[result.operands[1]].shape)
+    if result.kind in UPDATES:
+        return bytes_of(computation[result.operands[UPDATES[result.kind]]].shape)
     if result.kind == "fusion":
         inside = program.computations[result.called[0]]
         root = next(x for x in inside.values() if x.root)
