@@ -6,8 +6,8 @@
 The output on stdout lists parameters, FLOPs, bytes per device, which parameters are sharded along which axes, and what
 the devices send to each other. Estimates are marked as such.
 
-With --topology, the step is compiled by the compiler of these TPUs, and the output says whether it fits and how long it
-would take.
+With --topology, the step is compiled by the compiler of these TPUs or GPUs, and the output says whether it fits and how
+long it would take.
 """
 
 import dataclasses
@@ -36,8 +36,8 @@ def mesh_of(text: str) -> dict[str, int]:
 
 # The number of simulated devices must be set before jax is imported.
 MESH_SIZES = mesh_of(next((a.partition("=")[2] for a in sys.argv if a.startswith("--mesh=")), ""))
-COMPILED_FOR_TPU = any(argument.startswith("--topology") for argument in sys.argv)
-SIMULATED = 1 if COMPILED_FOR_TPU else math.prod(MESH_SIZES.values())
+COMPILED_FOR_TOPOLOGY = any(argument.startswith("--topology") for argument in sys.argv)
+SIMULATED = 1 if COMPILED_FOR_TOPOLOGY else math.prod(MESH_SIZES.values())
 os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={SIMULATED}"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
@@ -55,7 +55,7 @@ from transformer_jax.training.task import Config  # noqa: E402
 
 CONFIG = command_line.define_recipe()
 MESH = flags.DEFINE_string("mesh", "", "devices along each axis (1 if not named), e.g. data=64,fsdp=8")
-TOPOLOGY = flags.DEFINE_string("topology", "", "TPUs to compile for, e.g. v5e:16x16; without --mesh, all along data")
+TOPOLOGY = flags.DEFINE_string("topology", "", "devices to compile for, e.g. v5e:16x16; without --mesh, all along data")
 STEP = flags.DEFINE_enum("step", "train", target.STEPS, "the step to compile with --topology")
 SAVE = flags.DEFINE_string("save", "", "file for the text of the program compiled with --topology")
 LENGTH = flags.DEFINE_integer("length", 64, "tokens per sentence of the described batch", lower_bound=2)

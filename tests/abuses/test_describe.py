@@ -26,6 +26,8 @@ ROWS = [
     (["--config.training.steps=99999999999999999999999"], "must be less than 2³¹"),
     (["--topology=v9:2x2"], "--topology=v9:2x2: there is no such topology", "v5e: 1x1, 2x2, 2x4"),
     (["--topology=v5e"], "--topology=v5e: there is no such topology", "write it as CHIP:LAYOUT, e.g. v5e:16x16"),
+    (["--topology=h100:8"], "--topology=h100:8: there is no such topology", "h100: 1x1x1, 1x1x2, 1x1x4, 1x1x8, 2x1x8"),
+    (["--topology=h100:99999x1x8"], "--topology=h100:99999x1x8: there is no such topology"),
     (["--topology=v5e:2x2", "--peak_tflop_s=9"], "--peak_tflop_s cannot be used with --topology"),
     (["--step=predict"], "--step needs --topology, e.g. --topology=v5e:16x16"),
     (["--step=x"], "--step=x: value should be one of <train|evaluate|predict>"),

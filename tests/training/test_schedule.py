@@ -1,4 +1,4 @@
-"""Schedules of TPU programs: cycles, FLOPs, bytes and overlap, read from excerpts of compiled programs."""
+"""Schedules of TPU and GPU programs: cycles, FLOPs, bytes and overlap, read from excerpts of compiled programs."""
 
 import dataclasses
 
@@ -6,7 +6,7 @@ import pytest
 
 from transformer_jax.training.collectives import Collective, read_collectives
 from transformer_jax.training.hlo import parse
-from transformer_jax.training.schedule import convolution_flops, part_of, read_schedule
+from transformer_jax.training.schedule import convolution_flops, part_of, product_flops, read_schedule
 from transformer_jax.training.topologies import Chip
 
 # 1 FLOP/s, 1 byte/s and 1 cycle/s, so that seconds are FLOPs, bytes or cycles.
@@ -184,4 +184,120 @@ def test_collectives_that_overlap_with_computation():
         Collective("all-gather", 8, 2, 2 * 96, 2 * 84, overlapped=1),  # each once, although a chain repeats it
         Collective("reduce-scatter", 8, 1, 96, 84),
         Collective("all-reduce", 8, 1, 20, 35, overlapped=1),
+    }
+
+
+# Lines of programs for H100 GPUs: calls of cuBLAS, the second with a batch axis, and a product that Triton compiles.
+PRODUCTS = [
+    (
+        "(f32[8192,1536]{1,0}, s8[33554432]{0}) custom-call(%bitcast.24.0, %input_concatenate_fusion.5), "
+        'custom_call_target="__cublas$lt$matmul", backend_config={"operation_queue_id":"0","gemm_backend_config":'
+        '{"alpha_real":1,"beta":0,"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],'
+        '"rhs_contracting_dimensions":["0"],"lhs_batch_dimensions":[],"rhs_batch_dimensions":[]}}}',
+        "bf16[8192,512]{1,0}",
+        2 * 8192 * 512 * 1536,
+    ),
+    (
+        "(f32[1024,64,32]{2,1,0}, s8[33554432]{0}) custom-call(%bitcast.596.0, %bitcast.597.0), "
+        'custom_call_target="__cublas$lt$matmul", backend_config={"gemm_backend_config":{"alpha_real":1,"beta":0,'
+        '"dot_dimension_numbers":{"lhs_contracting_dimensions":["2"],"rhs_contracting_dimensions":["2"],'
+        '"lhs_batch_dimensions":["0"],"rhs_batch_dimensions":["0"]}}}',
+        "bf16[1024,64,128]{2,1,0}",
+        2 * 1024 * 64 * 128 * 32,
+    ),
+    (
+        "f32[8,512,256]{2,1,0} dot(%parameter_0.19, %parameter_1.19), lhs_batch_dims={1}, lhs_contracting_dims={2}, "
+        'rhs_batch_dims={0}, rhs_contracting_dims={1}, backend_config={"sizes":["16"]}',
+        "bf16[512,8,4640]{2,1,0}",
+        2 * 8 * 512 * 4640 * 256,
+    ),
+    (
+        "f32[7]{0} dot(%a, %b), lhs_contracting_dims={0,2}, rhs_contracting_dims={0,1}",
+        "f32[3,7,5]{2,1,0}",
+        2 * 3 * 7 * 5,
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "left", "flops"), PRODUCTS)
+def test_products_on_gpus(line, left, flops):
+    program = parse(f"ENTRY %main (a: f32[]) -> f32[] {{\n  %x = {line}\n}}")
+    (instruction,) = program.computations["main"].values()
+    assert product_flops(instruction, left) == flops
+
+
+GPU = """HloModule jit_train_step, is_scheduled=true
+
+%gemm_fusion_dot.1_computation (parameter_0: bf16[3,5], parameter_1: bf16[5,7]) -> f32[3,7] {
+  %parameter_0 = bf16[3,5]{1,0} parameter(0)
+  %parameter_1 = bf16[5,7]{1,0} parameter(1)
+  ROOT %dot.2 = f32[3,7]{1,0} dot(%parameter_0, %parameter_1), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+%fused_scatter (table: f32[100,3], indices: s32[4,1], rows: f32[4,3]) -> f32[100,3] {
+  %table = f32[100,3]{1,0} parameter(0)
+  %indices = s32[4,1]{1,0} parameter(1)
+  %rows = f32[4,3]{1,0} parameter(2)
+  ROOT %scatter.1 = f32[100,3]{1,0} scatter(%table, %indices, %rows), update_window_dims={1}
+}
+
+%fused_add (p: f32[11]) -> f32[11] {
+  %p = f32[11]{0} parameter(0)
+  ROOT %sum = f32[11]{0} add(%p, %p)
+}
+
+ENTRY %main (x: bf16[3,5], w: bf16[5,7], v: f32[11]) -> f32[3,7] {
+  %x = bf16[3,5]{1,0} parameter(0)
+  %w = bf16[5,7]{1,0} parameter(1)
+  %v = f32[11]{0} parameter(2)
+  %all-gather-start.19 = ((f32[3]{0}, f32[5]{0}), (f32[24]{0}, f32[40]{0})) all-gather-start(%a, %b), channel_id=24, \
+replica_groups=mesh['axis_0'=8] {'axis_0'}, dimensions={0}, use_global_device_ids=true
+  %gemm_fusion_dot.1 = f32[3,7]{1,0} fusion(%x, %w), kind=kCustom, calls=%gemm_fusion_dot.1_computation, \
+metadata={op_name="jit(train_step)/jvp(GPT.hidden)/decoder/while/body/layers/self_attention/query/dot_general"}, \
+backend_config={"fusion_backend_config":{"kind":"__triton_nested_gemm_fusion"}}
+  %all-gather-done.19 = (f32[24]{0}, f32[40]{0}) all-gather-done(%all-gather-start.19)
+  %call = (f32[3,7]{1,0}, s8[33554432]{0}) custom-call(%x, %w), custom_call_target="__cublas$lt$matmul", \
+metadata={op_name="jit(train_step)/jvp(GPT.hidden)/decoder/while/body/layers/feed_forward/inner/dot_general"}, \
+backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}}
+  %reduce-scatter-start = ((f32[16,3]{1,0}), f32[2,3]{1,0}) reduce-scatter-start(%g), channel_id=82, \
+replica_groups=mesh['axis_0'=8,'axis_1'=1] {'axis_0'}, dimensions={0}
+  %bitcast.4 = f32[21]{0} bitcast(%gemm_fusion_dot.1)
+  %reduce-scatter-done = f32[2,3]{1,0} reduce-scatter-done(%reduce-scatter-start)
+  %loop_add_fusion = f32[11]{0} fusion(%v), kind=kLoop, calls=%fused_add, metadata={op_name="jit(train_step)/add"}
+  %zeros = f32[100,3]{1,0} parameter(3)
+  %ids = s32[4,1]{1,0} parameter(4)
+  %new = f32[4,3]{1,0} parameter(5)
+  %input_scatter_fusion = f32[100,3]{1,0} fusion(%zeros, %ids, %new), kind=kInput, calls=%fused_scatter, \
+metadata={op_name="jit(train_step)/transpose(jvp(GPT.hidden))/embedding/scatter-add"}
+  ROOT %copy.1 = f32[3,7]{0,1} copy(%gemm_fusion_dot.1)
+}
+"""
+
+
+def test_gpu_programs_have_only_bounds():
+    found = read_schedule(parse(GPU), dataclasses.replace(UNIT, clock=None))
+    product = 2 * 3 * 5 * 7
+    size = 2 * (15 + 35) + 4 * 21  # without the workspace of cuBLAS
+    assert product > size
+    assert {name: time.bound for name, time in found.parts.items()} == {
+        "attention": product,
+        "feed-forward": product,
+        "buffers": 2 * 4 * 21,
+        "optimizer": 2 * 4 * 11,
+        "embedding": 4 * 4 + 2 * 4 * 4 * 3,  # the rows that change, not the whole table
+    }
+    assert found.estimate is None
+    assert {time.estimate for time in found.parts.values()} == {None}
+    assert found.flops == 2 * product
+    others = 2 * 4 * 21 + 2 * 4 * 11 + 4 * 4 + 2 * 4 * 4 * 3
+    assert found.memory_s == 2 * size + others
+    assert found.bound == 2 * product + others
+
+
+def test_collectives_of_gpu_programs():
+    """The bytes are those of full arrays: the results of an all-gather, the operands of a reduce-scatter."""
+    found, _ = read_collectives(GPU)
+    assert set(found) == {
+        Collective("all-gather", 8, 1, 4 * (24 + 40), 4 * (24 + 40) * 7 // 8, overlapped=1),
+        Collective("reduce-scatter", 8, 1, 4 * 16 * 3, 4 * 16 * 3 * 7 // 8, overlapped=0),  # only a bitcast runs
     }

@@ -1,13 +1,14 @@
-"""Steps compiled for TPUs that are not at hand: names of slices, and what fits."""
+"""Steps compiled for TPUs and GPUs that are not at hand: names of topologies, and what fits."""
 
 import importlib.util
 import json
+import math
 import os
 import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, on_devices
 
 from transformer_jax.tasks import TASKS
 from transformer_jax.training import target, topologies
@@ -23,6 +24,10 @@ def get_config(arg):
 """
 HAS_LIBTPU = importlib.util.find_spec("libtpu") is not None
 needs_libtpu = pytest.mark.skipif(not HAS_LIBTPU, reason=f"libtpu is not installed: {topologies.INSTALL}")
+HAS_PLUGIN = importlib.util.find_spec("jax_cuda13_plugin") is not None
+needs_plugin = pytest.mark.skipif(
+    not HAS_PLUGIN, reason=f"JAX's plugin for GPUs is not installed: {topologies.INSTALL_GPU}"
+)
 
 
 def test_chips_have_their_published_numbers():
@@ -30,7 +35,7 @@ def test_chips_have_their_published_numbers():
     chip.
     """
     assert CHIPS["v5e"].peak == 197e12
-    assert {kind: round(chip.clock / 1e9, 2) for kind, chip in CHIPS.items()} == {
+    assert {kind: round(chip.clock / 1e9, 2) for kind, chip in CHIPS.items() if chip.clock} == {
         "v4": 1.05,
         "v5e": 1.5,
         "v5p": 1.75,
@@ -38,9 +43,11 @@ def test_chips_have_their_published_numbers():
         "tpu7x": 2.2,
     }
     assert CHIPS["v4"].bandwidth == 614e9
+    assert CHIPS["h100"].peak == 989.5e12
+    assert CHIPS["h100"].bandwidth == 3.35e12
 
 
-@pytest.mark.parametrize("name", ["v9:2x2", "v5e", "v5e:", "2x2", ""])
+@pytest.mark.parametrize("name", ["v9:2x2", "v5e", "v5e:", "2x2", "", "h100:8", "h100:1x1x9", "h100:0x1x8"])
 def test_unknown_topologies_are_refused_with_the_known_ones(name):
     with pytest.raises(ValueError, match=f"--topology={name}: there is no such topology; .*v5p: 2x2x1.*8x8x8") as error:
         topologies.devices_of(name)
@@ -53,10 +60,12 @@ def test_a_mesh_has_all_devices_of_the_topology():
         topologies.check_mesh("v5e:2x2", "data=3", [3, 1, 1], 4)
 
 
-def test_without_libtpu_the_message_says_how_to_install_it(monkeypatch):
+def test_without_their_compiler_the_message_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"--topology=v5e:2x2: compiling for TPUs needs libtpu: pip install .*\[tpu\]"):
         topologies.devices_of("v5e:2x2")
+    with pytest.raises(ValueError, match=r"--topology=h100:1x1x8: .* JAX's plugin .*: pip install .*\[gpu-compiler\]"):
+        topologies.devices_of("h100:1x1x8")
 
 
 @pytest.mark.parametrize(
@@ -79,13 +88,16 @@ def test_without_libtpu_the_message_says_how_to_install_it(monkeypatch):
     ],
 )
 def test_what_does_not_fit_is_told_by_how_much_and_what_helps(step, held, error, words):
-    message = target.too_large(error, "v5e:2x2", CHIPS["v5e"], held, step)
+    message = target.too_large(target.largest_size(error), "v5e:2x2", CHIPS["v5e"], held, step)
     assert message.startswith("--topology=v5e:2x2: the step does not fit")
     assert all(word in message for word in words), message
 
 
-def described(arg: str, *arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess:
-    command = [sys.executable, "scripts/describe.py", f"--config={arg}", "--topology=v5e:2x2", "--length=8", *arguments]
+def described(
+    arg: str, *arguments: str, topology: str = "v5e:2x2", environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess:
+    command = [sys.executable, "scripts/describe.py", f"--config={arg}", f"--topology={topology}", "--length=8"]
+    command += arguments
     return subprocess.run(
         command, cwd=ROOT, env=os.environ | (environment or {}), capture_output=True, text=True, check=False
     )
@@ -98,21 +110,77 @@ def tiny(tmp_path_factory):
     return path
 
 
-@needs_libtpu
 @pytest.mark.slow
 @pytest.mark.parametrize("step", target.STEPS)
 @pytest.mark.parametrize("task", [*TASKS, "sequence_to_sequence,recurrent"])
-def test_every_family_compiles_for_tpus(tiny, tmp_path, task, step):
+@pytest.mark.parametrize(
+    "topology", [pytest.param("v5e:2x2", marks=needs_libtpu), pytest.param("h100:2x1x2", marks=needs_plugin)]
+)
+def test_every_family_compiles(tiny, tmp_path, topology, task, step):
     saved = tmp_path / "step.hlo"
-    done = described(f"{tiny}:{task}", f"--step={step}", f"--save={saved}", "--json")
+    done = described(f"{tiny}:{task}", f"--step={step}", f"--save={saved}", "--json", topology=topology)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "Warning" not in done.stderr
     found = json.loads(done.stdout)
     assert found["mesh"] == {"data": 4, "fsdp": 1, "tensor": 1}
     assert 0 < found["held"] + found["temporary"] + found["code"] < found["memory"]
     assert saved.read_text().startswith("HloModule")
-    assert found["estimate_s"] > found["bound_s"] > 0
+    assert found["bound_s"] > 0
+    if topology.startswith("h100"):
+        assert found["estimate_s"] is None
+    else:
+        assert found["estimate_s"] > found["bound_s"]
     assert found["collectives"] or step != "train"
+
+
+@needs_plugin
+def test_a_step_for_two_gpus(tiny):
+    """Each device holds the whole state, i.e. parameters and two moments, and half of the batch."""
+    done = described(f"{tiny}:classification", "--json", topology="h100:1x1x2")
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    batch = sum(4 * math.prod(shape) for shape in found["batch"].values())
+    state = 3 * 4 * found["parameters"]
+    assert state + batch / 2 <= found["held"] < state + batch / 2 + 1000
+    assert found["estimate_s"] is None
+    assert found["schedule"]["flops"] == pytest.approx(found["flops"] / 2, rel=1e-3)
+    assert [(c["kind"], c["group"]) for c in found["collectives"]] == [("all-reduce", 2)]
+    assert 0.95 < found["collectives"][0]["bytes"] / (4 * found["parameters"]) < 1.01  # not positions beyond the batch
+
+
+@needs_plugin
+def test_a_step_that_exceeds_the_memory_of_a_gpu(tiny):
+    """The compiler does not mind, so the bytes of the program are compared with the memory of the chip."""
+    done = on_devices(
+        1,
+        f"""
+import dataclasses, sys
+sys.path.insert(0, {str(tiny.parent)!r})
+from tiny import get_config
+from transformer_jax.config import make_task, parse
+from transformer_jax.training import target, topologies
+from transformer_jax.training.engine import Engine
+
+config, name, chip = get_config("classification"), "h100:1x1x1", topologies.CHIPS["h100"]
+config.data.directory = "(none)"
+engine = Engine(make_task(parse(config), None), topologies.devices_of(name))
+batch = engine.task.dummy_batch(8192, 8)
+used = target.compile_for(name, chip, engine, batch, "train", 1)[0].used
+print(used)
+for memory in (used, used // 2):
+    try:
+        target.compile_for(name, dataclasses.replace(chip, memory=memory), engine, batch, "train", 1)
+        print("fits")
+    except target.DoesNotFit as error:
+        print(error)
+""",
+    )
+    used, fits, message = done.splitlines()
+    assert fits == "fits"
+    half = f"{int(used) / 2 / 2**30:.2f} GiB"
+    assert half > "0.05"
+    assert message.startswith(f"--topology=h100:1x1x1: the step does not fit by {half}: a device has {half}, and the")
+    assert "a larger training.microbatches" in message
 
 
 @needs_libtpu

@@ -8,7 +8,7 @@ import re
 import types
 from collections.abc import Callable
 
-from transformer_jax.training.hlo import Computation, Instruction, Program, arrays, cycles_of, parse
+from transformer_jax.training.hlo import Computation, Instruction, Program, arrays, parse
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 _KIND = re.compile(rf"({'|'.join(KINDS)})(-start)?")
@@ -42,12 +42,12 @@ def read_collectives(text: str, turns: int = 1) -> tuple[list[Collective], int]:
     totals: dict[tuple[str, int], list[int]] = collections.defaultdict(lambda: [0] * 4)
     guessed = 0
 
-    def add(x: Instruction, kind: str, times: int, covered: int) -> None:
-        """Add a collective that runs while the device computes for `covered` cycles."""
+    def add(x: Instruction, kind: str, times: int, covered: bool) -> None:
+        """Add a collective. `covered`: the device computes something while it runs."""
         group = _group_size(x.text)
         size = _size(x, group)
         share = {"all-reduce": 2 * (group - 1), "collective-permute": group}.get(kind, group - 1) / group
-        for i, value in enumerate((1, size, size * share, covered > 0)):
+        for i, value in enumerate((1, size, size * share, covered)):
             totals[kind, group][i] += round(times * value)
 
     def visit(name: str, times: int, caller: Instruction | None = None, around: Computation = NOTHING) -> bool:
@@ -60,9 +60,9 @@ def read_collectives(text: str, turns: int = 1) -> tuple[list[Collective], int]:
                 chain = _CHAIN.search(x.text)
                 if not chain or caller is None:
                     kind = "reduce-scatter" if name.startswith("all-reduce-scatter") else match[1]
-                    add(x, kind, times, _cycles(computation, x, _waits_for(x)) if match[2] else 0)
+                    add(x, kind, times, bool(match[2]) and _covered(program, computation, x, _waits_for(x)))
                 elif caller.name.startswith("async-collective-start"):
-                    add(x, match[1], times, _cycles(around, caller, _ends(program, chain[0])))
+                    add(x, match[1], times, _covered(program, around, caller, _ends(program, chain[0])))
             trips = program.trips(x) if x.kind == "while" else 1
             for called in x.called:
                 inside = visit(called, times * (turns if trips is None else trips), x, computation)
@@ -96,20 +96,26 @@ def _ends(program: Program, chain: str) -> Callable[[Instruction], bool]:
     return ends
 
 
-def _cycles(computation: Computation, start: Instruction, ends: Callable[[Instruction], bool]) -> int:
-    """Return the estimated cycles of the instructions between `start` and the next one for which `ends` is True."""
+def _covered(
+    program: Program, computation: Computation, start: Instruction, ends: Callable[[Instruction], bool]
+) -> bool:
+    """Return True if anything is computed from `start` to before the next instruction for which `ends` is True."""
     after = itertools.dropwhile(lambda x: x is not start, computation.values())
-    return sum(map(cycles_of, itertools.takewhile(lambda x: x is start or not ends(x), after)))
+    return any(map(program.computes, itertools.takewhile(lambda x: x is start or not ends(x), after)))
 
 
 def _size(instruction: Instruction, group: int) -> int:
-    """Return the bytes of the full arrays of a collective. A started one may have its operand in its shape too."""
-    sizes = [size for _, size, _ in arrays(instruction.shape)]
-    if instruction.kind == "collective-permute-start":
-        return sizes[1]
-    if instruction.kind == "all-gather-start":
-        return max(sizes)
-    return sum(sizes) * (group if instruction.kind == "reduce-scatter" else 1)
+    """Return the bytes of the full arrays of a collective.
+
+    If it runs in the background, its shape has its operands, its results and, on TPUs, numbers in this order, except
+    for an all-reduce.
+    """
+    found = arrays(instruction.shape)
+    if instruction.kind.endswith("-start") and instruction.kind != "all-reduce-start":
+        sizes = [size for axes, size, _ in found if axes]
+        half = len(sizes) // 2
+        return max(sum(sizes[:half]), sum(sizes[half:]))
+    return sum(size for _, size, _ in found) * (group if instruction.kind == "reduce-scatter" else 1)
 
 
 def _group_size(line: str) -> int:

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 
 ITEM_BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "s32": 4, "u32": 4, "f32": 4}
 ITEM_BYTES |= {"s64": 8, "u64": 8, "f64": 8}
+# The kinds of instructions that launch kernels of GPUs, except for collectives.
+COMPUTING = ("fusion", "custom-call", "copy", "sort")
 
 _ARRAY = re.compile(r"(\w+)\[([\d,]*)\](\{[^}]*\})?")
 _INSTRUCTION = re.compile(r"\s+(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = (?P<shape>.*?) (?P<kind>[a-z][\w\-]*)\(")
@@ -54,10 +56,19 @@ Computation = Mapping[str, Instruction]  # by name, in the order of the schedule
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """The computations of a program by name, and the name of the first one to run."""
+    """The computations of a program.
+
+    entry: the name of the first one to run.
+    estimated: True if the compiler wrote its estimate of the cycles of each instruction, as that of TPUs does.
+    """
 
     computations: Mapping[str, Computation]
     entry: str
+    estimated: bool
+
+    def computes(self, instruction: Instruction) -> bool:
+        """Return True if the instruction itself takes the device's time; the body of a loop does, not the loop."""
+        return cycles_of(instruction) > 0 if self.estimated else instruction.kind in COMPUTING
 
     def trips(self, loop: Instruction) -> int | None:
         """Return the trip count of a `while`, or None if it depends on the data.
@@ -109,7 +120,7 @@ def parse(text: str) -> Program:
         elif current is not None and (found := _INSTRUCTION.match(line)):
             name = found["name"]
             current[name] = Instruction(name, found["shape"], found["kind"], bool(found["root"]), line)
-    return Program(computations, entry)
+    return Program(computations, entry, '"estimated_cycles"' in text)
 
 
 def arrays(shape: str) -> list[tuple[list[int], int, bool]]:

@@ -1,13 +1,16 @@
-"""The time of a program for TPUs: the compiler's own estimate, and a lower bound, by part of the model.
+"""The time of a program for TPUs or GPUs: the compiler's own estimate, and a lower bound, by part of the model.
 
-The scheduled program carries `estimated_cycles` for most instructions. Their sum is the estimate. It is about right for
-matrix products and up to six times too high for operations that are limited by memory. The lower bound therefore takes
-only products at the estimate, and all other operations at the bandwidth of the device's memory. Neither has
-communication, sorting, or kernels that are custom calls.
+The scheduled program for TPUs carries `estimated_cycles` for most instructions. Their sum is the estimate. It is about
+right for matrix products and up to six times too high for operations that are limited by memory. The lower bound
+therefore takes only products at the estimate, and all other operations at the bandwidth of the device's memory. For
+GPUs there is only the bound, with products at the device's peak. It can be too high there, because it counts what an
+instruction finds in the L2 cache as if it came from memory. Neither has communication, sorting, or kernels that are
+custom calls.
 """
 
 import collections
 import dataclasses
+import math
 import re
 
 from transformer_jax.training.hlo import Computation, Instruction, Program, arrays, bytes_of, cycles_of
@@ -25,13 +28,17 @@ PARTS = {
     "optimizer": r"^jit\(train_step\)/(?!.*jvp\()",
 }
 OTHER = "other"
+UPDATES = {
+    "dynamic-update-slice": 1,
+    "scatter": 2,
+}  # instructions that change a part of an array, and which operand it is
 
 
 @dataclasses.dataclass(frozen=True)
 class Time:
-    """Seconds per step: the compiler's estimate and the lower bound."""
+    """Seconds per step: the compiler's estimate, None if it gives none, and the lower bound."""
 
-    estimate: float
+    estimate: float | None
     bound: float
 
 
@@ -51,8 +58,9 @@ class Schedule:
     guessed: int
 
     @property
-    def estimate(self) -> float:
-        return sum(time.estimate for time in self.parts.values())
+    def estimate(self) -> float | None:
+        estimates = [time.estimate for time in self.parts.values() if time.estimate is not None]
+        return sum(estimates) if len(estimates) == len(self.parts) else None
 
     @property
     def bound(self) -> float:
@@ -68,13 +76,18 @@ def read_schedule(program: Program, chip: Chip, turns: int = 1) -> Schedule:
         guessed += instruction.kind == "while" and program.trips(instruction) is None
         if instruction.kind in ("copy-start", "slice-start"):
             moved += times * _moved(instruction)
-        elif cycles := cycles_of(instruction):
+        elif program.computes(instruction):
             products, size = _flops(program, instruction, computation), _bytes(program, instruction, computation)
-            part, taken = part_of(instruction.op_name), cycles / chip.clock
-            estimate[part] += times * taken
-            bound[part] += times * (taken if products else size / chip.bandwidth)
+            part, moving = part_of(instruction.op_name), size / chip.bandwidth
+            if chip.clock:
+                taken = cycles_of(instruction) / chip.clock
+                estimate[part] += times * taken
+                bound[part] += times * (taken if products else moving)
+            else:
+                bound[part] += times * max(products / chip.peak, moving)
             flops, moved = flops + times * products, moved + times * size
-    parts = {part: Time(estimate[part], bound[part]) for part in sorted(estimate, key=lambda part: -estimate[part])}
+    longest = sorted(bound, key=lambda part: -(estimate or bound)[part])
+    parts = {part: Time(estimate.get(part), bound[part]) for part in longest}
     return Schedule(parts, flops, moved / chip.bandwidth, guessed)
 
 
@@ -90,10 +103,14 @@ def _moved(instruction: Instruction) -> int:
 
 
 def _flops(program: Program, instruction: Instruction, computation: Computation) -> int:
-    """Return the FLOPs of the matrix products in an instruction. TPU programs write all of them as convolutions."""
+    """Return the FLOPs of the matrix products in an instruction. TPU programs write all of them as convolutions,
+    GPU programs as dots or calls of cuBLAS.
+    """
     if instruction.kind == "fusion":
         inside = program.computations[instruction.called[0]]
         return sum(_flops(program, x, inside) for x in inside.values())
+    if instruction.kind == "dot" or 'custom_call_target="__cublas$' in instruction.text:
+        return product_flops(instruction, computation[instruction.operands[0]].shape)
     if instruction.kind != "convolution":
         return 0
     return convolution_flops(instruction, *(computation[name].shape for name in instruction.operands[:2]))
@@ -133,11 +150,25 @@ def convolution_flops(instruction: Instruction, left: str, right: str) -> int:
     return 2 * out["b"] * out["f"] * b["i"] * pairs
 
 
+def product_flops(instruction: Instruction, left: str) -> int:
+    """Return 2 × the number of multiplications of a product whose left operand has this shape.
+
+    The instruction is a `dot` or a call of cuBLAS, of which the first array of the result is the product.
+    """
+    contracted = re.search(r'lhs_contracting_dim\w+"?[=:][{[]([\d,"]*)', instruction.text)
+    if not contracted:
+        raise ValueError(f"a product without dimensions in XLA's output: {instruction.text.strip()[:300]}")
+    (sizes, *_), (out, *_) = arrays(left)[0], arrays(instruction.shape)[0]
+    return 2 * math.prod(out) * math.prod(sizes[int(axis)] for axis in re.findall(r"\d+", contracted[1]))
+
+
 def _bytes(program: Program, instruction: Instruction, computation: Computation) -> int:
     """Return the bytes that an instruction reads from and writes to main memory, not to faster memory."""
     operands = [computation[name] for name in instruction.operands if name in computation]
     if instruction.kind != "fusion":
-        return sum(size for x in (instruction, *operands) for _, size, main in arrays(x.shape) if main)
+        own = instruction.shape.partition(", s8[")[0]  # without the workspace of cuBLAS
+        shapes = (own, *(operand.shape for operand in operands))
+        return sum(size for shape in shapes for _, size, main in arrays(shape) if main)
     inside = program.computations[instruction.called[0]]
     parameters = _parameters(inside)
     moved = 0
@@ -170,7 +201,7 @@ def _read(program: Program, computation: Computation, value: Instruction) -> int
         elif user.kind == "fusion":
             inside = program.computations[user.called[0]]
             total += _read(program, inside, _parameters(inside)[place])
-        elif not (user.kind == "dynamic-update-slice" and place == 0):  # which is done in place
+        elif not (user.kind in UPDATES and place == 0):
             total += size
     return min(total, size)
 
@@ -179,8 +210,8 @@ def _written(program: Program, computation: Computation, result: Instruction) ->
     """Return the bytes of `result` that are written: only the update, if it is updated in place."""
     if result.kind == "bitcast":
         return _written(program, computation, computation[result.operands[0]])
-    if result.kind == "dynamic-update-slice":
-        return bytes_of(computation[result.operands[1]].shape)
+    if result.kind in UPDATES:
+        return bytes_of(computation[result.operands[UPDATES[result.kind]]].shape)
     if result.kind == "fusion":
         inside = program.computations[result.called[0]]
         root = next(x for x in inside.values() if x.root)

@@ -1,4 +1,4 @@
-"""Compile a step for a TPU slice that is not at hand, and describe the program: does it fit, and what does it need?"""
+"""Compile a step for TPUs or GPUs that are not at hand, and describe the program: whether it fits and what it needs."""
 
 import dataclasses
 import math
@@ -79,19 +79,23 @@ def compile_for(topology: str, chip: Chip, engine: Engine, batch: Arrays, step: 
     Raises:
         DoesNotFit: The step needs more memory than the device has.
     """
+    state = engine.abstract_state if step == "train" else engine.abstract_state.params
+
+    def does_not_fit(size: float) -> DoesNotFit:
+        return DoesNotFit(too_large(size, topology, chip, bytes_per_device(state), step))
+
     start = time.perf_counter()
     lowered = lower(engine, batch, step)
     try:
-        compiled = lowered.compile()
+        compiled = lowered.compile(dict(chip.options))
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        state = engine.abstract_state if step == "train" else engine.abstract_state.params
-        raise DoesNotFit(too_large(str(error), topology, chip, bytes_per_device(state), step)) from error
+        raise does_not_fit(largest_size(str(error))) from error
     took = time.perf_counter() - start
     memory: Any = compiled.memory_analysis()
     work, text = engine.task.work(batch), compiled.as_text() or ""
-    return Target(
+    found = Target(
         topology=topology,
         mesh=dict(engine.mesh.shape),
         step=step,
@@ -107,14 +111,25 @@ def compile_for(topology: str, chip: Chip, engine: Engine, batch: Arrays, step: 
         schedule=read_schedule(parse(text), chip, turns),
         collectives=read_collectives(text, turns)[0],
         turns=turns,
-    ), text
+    )
+    if chip.specification and found.used > chip.memory:  # which the compiler of GPUs does not check
+        raise does_not_fit(found.used)
+    return found, text
 
 
-def too_large(error: str, topology: str, chip: Chip, held: int, step: str) -> str:
-    """Return the message for a step that does not fit, given the compiler's own. `held` is the size of the state."""
-    sizes = [float(number) * {"M": 2**20, "G": GIB, "T": 2**40}[unit] for number, unit in _SIZE.findall(error)]
+def largest_size(error: str) -> float:
+    """Return the bytes of the largest size in a message of the compiler, e.g. "Used 38.30G of 15.75G hbm", or 0."""
+    return max(
+        (float(number) * {"M": 2**20, "G": GIB, "T": 2**40}[unit] for number, unit in _SIZE.findall(error)), default=0
+    )
+
+
+def too_large(size: float, topology: str, chip: Chip, held: int, step: str) -> str:
+    """Return the message for a step that needs `size` bytes, or an unknown number of bytes if `size` is smaller than
+    the memory. `held` is the size of the state.
+    """
     memory = chip.memory
-    over = max((size for size in sizes if size > memory), default=0) - memory
+    over = size - memory
     by = f"by {over / GIB:.2f} GiB" if over > 0 else "on the device"
     if held > memory / 2:
         remedy = "a larger fsdp or tensor in --mesh, which divide parameters and optimizer state among more devices"
@@ -135,8 +150,9 @@ def table_rows(target: Target, chip: Chip, link: float) -> Iterator[tuple[str, s
     """Yield (name, value) pairs to display. `link` is the rate in bytes/s at which a device sends."""
     t, devices = target, math.prod(target.mesh.values())
 
-    def time(estimate: float, bound: float) -> str:
-        return f"{1000 * estimate:.1f} ms, at least {1000 * bound:.1f} ms"
+    def time(estimate: float | None, bound: float) -> str:
+        least = f"at least {1000 * bound:.1f} ms"
+        return least if estimate is None else f"{1000 * estimate:.1f} ms, {least}"
 
     yield "compiled for", f"{t.topology}, mesh {' × '.join(f'{axis} {size}' for axis, size in t.mesh.items())}"
     yield "step", t.step
@@ -158,12 +174,14 @@ def table_rows(target: Target, chip: Chip, link: float) -> Iterator[tuple[str, s
     if t.collectives:
         sending = sum(c.sent for c in t.collectives) / link
         yield f"communication at {link / 1e9:g} GB/s (estimate)", f"{1000 * sending:.3g} ms"
-    yield "time without communication (estimate)", time(t.schedule.estimate, t.schedule.bound)
+    without = "; the compiler gives no estimate" if t.schedule.estimate is None else ""
+    yield "time without communication (estimate)", time(t.schedule.estimate, t.schedule.bound) + without
     for part, found in t.schedule.parts.items():
         yield f"  {part}", time(found.estimate, found.bound)
     if t.flops:
-        most, least = (t.flops / devices / chip.peak / s for s in (t.schedule.bound, t.schedule.estimate))
-        yield "MFU these times would mean (estimate)", f"{least:.1%}, at most {most:.1%}"
+        ideal = t.flops / devices / chip.peak
+        mfu = "" if t.schedule.estimate is None else f"{ideal / t.schedule.estimate:.1%}, "
+        yield "MFU these times would mean (estimate)", f"{mfu}at most {ideal / t.schedule.bound:.1%}"
     if t.schedule.guessed:
         yield "loops of unknown length", f"{t.schedule.guessed}, counted as {t.turns} iterations each"
     yield "compile time", f"{t.compile_s:.0f} s"

@@ -1,10 +1,12 @@
-"""TPU slices that programs can be compiled for on any machine, by libtpu, the compiler of TPUs."""
+"""TPU slices and hosts of GPUs that programs can be compiled for on any machine, by the compilers of these devices."""
 
 import dataclasses
 import importlib.util
 import math
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 from jax.experimental import topologies
@@ -12,6 +14,7 @@ from jax.experimental import topologies
 from transformer_jax.training.profiling import PEAKS
 
 INSTALL = "pip install -c constraints.txt -e '.[tpu]' in the folder of transformer_jax"
+INSTALL_GPU = INSTALL.replace("tpu", "gpu-compiler")
 
 # What libtpu would otherwise look for on a TPU host, with warnings if it is not on one. No TPU is opened, so several
 # processes can use libtpu at the same time.
@@ -25,19 +28,24 @@ SETTINGS = {
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """A kind of TPU. All numbers are per JAX device, of which v4 and tpu7x have two per chip.
+    """A kind of TPU or GPU. All numbers are per JAX device, of which v4 and tpu7x have two per chip.
 
-    memory: bytes that a program can use, as the compiler reports them when a program needs more.
+    memory: bytes that a program can use, as the compiler of TPUs reports them when a program needs more. Of GPUs, all.
     peak: FLOP/s of bfloat16 products.
     bandwidth: bytes/s of the device's memory.
-    clock: cycles/s, the peak divided by the FLOPs per cycle of the device's matrix units.
+    clock: cycles/s, the peak divided by the FLOPs per cycle of the device's matrix units. None for GPUs, whose compiler
+        estimates no cycles.
+    specification: what the compiler of GPUs needs to know about the device, "" for TPUs.
+    options: of the compiler.
     """
 
     memory: float
     peak: float
     bandwidth: float
-    clock: float
+    clock: float | None
     topologies: tuple[str, ...]
+    specification: str = ""
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def _chip(kind: str, memory_gib: float, bandwidth: float, units: int, width: int, names: str, parts: int = 1) -> Chip:
@@ -48,6 +56,34 @@ def _chip(kind: str, memory_gib: float, bandwidth: float, units: int, width: int
     return Chip(memory_gib * 2**30, peak, bandwidth / parts, peak / (2 * units * width**2), tuple(names.split()))
 
 
+# A GpuTargetConfigProto of XLA. Limits of compute capability 9.0:
+# https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities
+H100 = """
+gpu_device_info {
+  cuda_compute_capability { major: 9 }
+  core_count: 132
+  fpus_per_core: 128
+  clock_rate_ghz: 1.98
+  device_memory_size: 84942979072
+  memory_bandwidth: 3350000000000
+  l2_cache_size: 52428800
+  threads_per_warp: 32
+  threads_per_block_limit: 1024
+  threads_per_core_limit: 2048
+  registers_per_block_limit: 65536
+  registers_per_core_limit: 65536
+  shared_memory_per_block: 49152
+  shared_memory_per_block_optin: 232448
+  shared_memory_per_core: 233472
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 10 }
+device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+
 _SQUARES = "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16"
 # Bandwidths: https://docs.cloud.google.com/tpu/docs/v4 and the corresponding pages of the other kinds.
 CHIPS = {
@@ -56,15 +92,27 @@ CHIPS = {
     "v5p": _chip("TPU v5p", 95.74, 2765e9, 8, 128, "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8"),
     "v6e": _chip("TPU v6e", 31.25, 1640e9, 4, 256, _SQUARES),
     "tpu7x": _chip("TPU7x", 94.75, 7380e9, 4, 256, "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4", parts=2),
+    # SXM: https://resources.nvidia.com/en-us-gpu-resources/h100-datasheet-24306. Layouts are hosts × 1 × GPUs per host.
+    # Without a GPU, the compiler cannot time variants of a kernel.
+    "h100": Chip(
+        memory=84942979072,
+        peak=PEAKS["NVIDIA H100 80GB HBM3"][0] * 1e12,
+        bandwidth=3350e9,
+        clock=None,
+        topologies=("1x1x1", "1x1x2", "1x1x4", "1x1x8", "2x1x8", "64x1x8"),
+        specification=H100,
+        options={"xla_gpu_autotune_level": 0},
+    ),
 }
 
 
 def chip_of(name: str) -> Chip:
-    """Return the kind of chip of a topology, e.g. "v5e:16x16". Raises ValueError if the kind is unknown."""
+    """Return the kind of chip of a topology, e.g. "v5e:16x16". Raises ValueError if the topology is unknown."""
     kind, _, layout = name.partition(":")
-    if kind not in CHIPS or not layout:
+    chip = CHIPS.get(kind)
+    if not chip or not layout or (chip.specification and not re.fullmatch(r"[1-9]\d{0,2}x1x[1-8]", layout, re.ASCII)):
         raise ValueError(f"--topology={name}: there is no such topology; {_known()}")
-    return CHIPS[kind]
+    return chip
 
 
 def _known() -> str:
@@ -76,9 +124,11 @@ def devices_of(name: str) -> Sequence[jax.Device]:
     """Return the devices of a topology, for which programs can be compiled but not run.
 
     Raises:
-        ValueError: The topology is unknown, libtpu is not installed, or another process keeps it from loading.
+        ValueError: The topology is unknown, its compiler is not installed, or another process keeps it from loading.
     """
-    chip_of(name)
+    chip = chip_of(name)
+    if chip.specification:
+        return _gpus(name, chip)
     if importlib.util.find_spec("libtpu") is None:
         raise ValueError(f"--topology={name}: compiling for TPUs needs libtpu: {INSTALL}")
     for variable, value in SETTINGS.items():
@@ -93,6 +143,15 @@ def devices_of(name: str) -> Sequence[jax.Device]:
                 "ends, or set ALLOW_MULTIPLE_LIBTPU_LOAD=1, with which libtpu does not use the file"
             ) from error
         raise ValueError(f"--topology={name}: libtpu says {str(error).strip()!r}; {_known()}") from error
+
+
+def _gpus(name: str, chip: Chip) -> Sequence[jax.Device]:
+    if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
+        raise ValueError(f"--topology={name}: compiling for GPUs needs JAX's plugin for them: {INSTALL_GPU}")
+    kind, _, layout = name.partition(":")
+    return topologies.get_topology_desc(
+        platform="cuda", topology_name=kind, topology=layout, target_config=chip.specification
+    ).devices
 
 
 def check_mesh(name: str, mesh: str, sizes: Sequence[int], devices: int) -> None:
