@@ -94,7 +94,9 @@ import jax
 import jax.numpy as jnp
 from transformer_jax.models import masks
 from transformer_jax.models.kernels import splash_attention
-from transformer_jax.training.sharding import MeshConfig, make_mesh, on_mesh
+from transformer_jax.training.sharding import MeshConfig, make_mesh, on_mesh, replicated
+
+mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
 
 def normal(*shape):
     return jax.random.normal(jax.random.key(len(shape) + shape[2]), shape)
@@ -107,10 +109,9 @@ def program(rows, heads, kv_heads):
         mask = masks.CAUSAL & masks.padding(valid)
         return jnp.sin(splash_attention(query, key, value, mask=mask, interpret=True)).sum()
 
-    return jax.value_and_grad(attend, (0, 1, 2)), inputs
+    return jax.value_and_grad(attend, (0, 1, 2)), jax.device_put(inputs, replicated(mesh))
 
 worst = []
-mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
 for case in {cases}:
     attend, inputs = program(*case)
     expected, found = jax.jit(attend)(*inputs), on_mesh(attend, mesh)(*inputs)

@@ -288,10 +288,8 @@ class MultiHeadAttention(nn.Module):
 
     def setup(self) -> None:
         for name, remedy in self._unsupported(self.implementation, self.dropout_rate):
-            raise ValueError(
-                f"implementation = {self.implementation!r}: does not support this {name}; set it to {remedy}, or use "
-                "'einsum'"
-            )
+            given = f"implementation = {self.implementation!r}"
+            raise ValueError(f"{given}: does not support this value of {name}; set it to {remedy}, or use 'einsum'")
         if self.num_heads % self.kv_heads:
             raise ValueError(
                 f"num_kv_heads = {self.num_kv_heads}: must divide num_heads = {self.num_heads}; 0 stands for num_heads"
@@ -415,7 +413,7 @@ class MultiHeadAttention(nn.Module):
         backend = platform()
         kernel = KERNELS.get(backend, "")
         if self.implementation == "auto":
-            missing = [f"this {name}" for name, _ in self._unsupported(kernel, self.dropout_rate * dropping)]
+            missing = [f"this value of {name}" for name, _ in self._unsupported(kernel, self.dropout_rate * dropping)]
             if kernel == "cudnn" and not cudnn_runs_here():
                 missing.append("this device")
             return choose(length, key_length, backend, " or ".join(missing))
