@@ -158,3 +158,14 @@ def cut(mask, length, key_length):
     queries, keys = mask.query_segments, mask.key_segments
     queries, keys = None if queries is None else queries[:, :length], None if keys is None else keys[:, :key_length]
     return masks.Mask(keys, queries, mask.causal)
+
+
+@pytest.mark.parametrize(("mask", "name"), [(masks.CAUSAL, ""), (masks.padding(jnp.asarray(VALID)), "ScaleBias")])
+def test_cudnn_attention_lowers_for_gpus(mask, name, monkeypatch):
+    """Nothing is compiled, because that needs a GPU. The version of cuDNN is made up."""
+    cudnn = pytest.importorskip("jax._src.cudnn.fused_attention_stablehlo", reason="this JAX has no such module")
+    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91000)
+    heads = [jax.ShapeDtypeStruct((B, S, heads, H), jnp.float32) for heads in (4, 2, 2)]
+    gradient = jax.grad(lambda *inputs: cudnn_attention(*inputs, mask=mask).sum(), (0, 1, 2))
+    text = jax.jit(gradient).trace(*heads).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count(f"__cudnn$fmha{name}Softmax(") == text.count(f"__cudnn$fmha{name}SoftmaxBackward(") == 1

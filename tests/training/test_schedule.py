@@ -6,7 +6,7 @@ import pytest
 
 from transformer_jax.training.collectives import Collective, read_collectives
 from transformer_jax.training.hlo import parse
-from transformer_jax.training.schedule import convolution_flops, part_of, read_schedule
+from transformer_jax.training.schedule import convolution_flops, kernel_flops, part_of, read_schedule
 from transformer_jax.training.topologies import Chip
 
 # 1 FLOP/s, 1 byte/s and 1 cycle/s, so that seconds are FLOPs, bytes or cycles.
@@ -110,6 +110,46 @@ def test_products_with_dilation_count_only_where_there_are_values():
     assert convolution_flops(instruction, "f32[2,5,7]{2,1,0}", "f32[5,7,3]{2,1,0}") == 2 * 2 * 3 * 7 * 5
 
 
+def splash(phase, operands):
+    """Return a kernel of splash attention as XLA writes it, over several lines."""
+    return f"""ENTRY %main (a: f32[]) -> f32[] {{
+  %splash_mha_{phase}.1 = (f32[7,11]{{1,0}}, bf16[2,3,256,8]{{3,2,1,0}}) custom-call(%a), \
+custom_call_target="tpu_custom_call", operand_layout_constraints={{{operands}}}, \
+frontend_attributes={{kernel_metadata={{
+"xprof_metadata":"{{\\"block_q\\": 128}}"
+}}}}, metadata={{op_name="jit(train_step)/jvp(T)/self_attention/jit(_splash_attention)/splash_mha_{phase}/\
+splash_mha_{phase}/pallas_call" stack_frame_id=18}}
+}}"""
+
+
+@pytest.mark.parametrize(
+    ("phase", "products"),
+    [
+        ("fwd_segmented_residuals", 8 + 16),
+        ("fwd_no_residuals", 8 + 16),
+        ("dq_no_residuals", 2 * 8 + 16),
+        ("dkv_segmented_no_residuals", 2 * 8 + 2 * 16),
+    ],
+)
+def test_kernels_of_splash_attention_count(phase, products):
+    """Queries (2, 3, 256, 8), keys (2, 1, 384, 8), values (2, 1, 384, 16): 8 and 16 are the widths of the products."""
+    arrays = "bf16[2,3,256,8]{3,2,1,0}, bf16[2,1,384,8]{3,2,1,0}, bf16[2,1,384,16]{3,2,1,0}, s32[2,256,128]{2,1,0}"
+    program = parse(splash(phase, arrays))
+    (kernel,) = program.computations["main"].values()
+    flops = 2 * 2 * 3 * 256 * 384 * products
+    assert kernel_flops(kernel) == flops
+    found = read_schedule(program, UNIT)
+    assert (found.flops, list(found.parts)) == (flops, ["attention"])
+    assert found.estimate == found.bound == flops
+
+
+def test_blocks_above_the_diagonal_do_not_count():
+    """Of 4 × 4 blocks, 10 are computed."""
+    arrays = "s8[1,4,4]{2,1,0}, s8[1,4,4]{2,1,0}, " + ", ".join(["f32[2,3,512,8]{3,2,1,0}"] * 3)
+    (kernel,) = parse(splash("fwd_residuals", arrays)).computations["main"].values()
+    assert kernel_flops(kernel) == 2 * 2 * 3 * 512 * 512 * (8 + 8) * 10 // 16
+
+
 @pytest.mark.parametrize(
     ("op_name", "part"),
     [
@@ -117,6 +157,7 @@ def test_products_with_dilation_count_only_where_there_are_values():
         ("jit(train_step)/jvp(T)/layers/self_attention_residual.before/layer_norm/div", "norm and residual"),
         ("jit(train_step)/transpose(jvp(T))/layers/feed_forward/outer/dot_general", "feed-forward"),
         ("jit(train_step)/transpose(jvp(T))/while/body/jit(dynamic_index_in_dim)/dynamic_slice", "buffers"),
+        ("jit(train_step)/jvp(T)/cross_attention/splash_mha_fwd_no_residuals/pallas_call", "attention"),
         ("", "buffers"),
         ("jit(train_step)/jvp()/while/body/vmap(jvp())/reduce_sum", "loss"),
         ("jit(train_step)/transpose(jvp())/mul", "loss"),

@@ -69,13 +69,16 @@ def read_schedule(program: Program, chip: Chip, turns: int = 1) -> Schedule:
         guessed += instruction.kind == "while" and program.trips(instruction) is None
         if instruction.kind in ("copy-start", "slice-start"):
             moved += times * _moved(instruction)
-        elif (cycles := cycles_of(instruction)) or (kernel := kernel_flops(instruction)):
-            products = _flops(program, instruction, computation) if cycles else kernel
-            size = _bytes(program, instruction, computation)
+        elif cycles := cycles_of(instruction):
+            products, size = _flops(program, instruction, computation), _bytes(program, instruction, computation)
             part = part_of(instruction.op_name)
-            least = max(products / chip.peak, size / chip.bandwidth)
-            estimate[part] += times * (cycles / chip.clock if cycles else least)
-            bound[part] += times * least
+            estimate[part] += times * cycles / chip.clock
+            bound[part] += times * max(products / chip.peak, size / chip.bandwidth)
+            flops, moved = flops + times * products, moved + times * size
+        elif products := kernel_flops(instruction):
+            size, part = _bytes(program, instruction, computation), part_of(instruction.op_name)
+            for seconds in (estimate, bound):
+                seconds[part] += times * max(products / chip.peak, size / chip.bandwidth)
             flops, moved = flops + times * products, moved + times * size
     parts = {part: Time(estimate[part], bound[part]) for part in sorted(estimate, key=lambda part: -estimate[part])}
     return Schedule(parts, flops, moved / chip.bandwidth, guessed)
