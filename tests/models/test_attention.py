@@ -142,9 +142,10 @@ def test_kernels_are_refused_on_other_platforms(implementation, backend, monkeyp
     monkeypatch.setattr(attention, "platform", lambda: backend)
     x = jnp.ones((1, 3, 8))
     module = MultiHeadAttention(2, 8, 8, 8, dtype="bfloat16", implementation=implementation)
-    message = f"attention_implementation = '{implementation}': does not run on this platform, '{backend}'; use 'auto'"
+    variables = module.init(jax.random.key(0), x, x)
+    message = f"implementation = '{implementation}': does not run on this platform, '{backend}'; use 'auto'"
     with pytest.raises(ValueError, match=message):
-        module.init(jax.random.key(0), x, x)
+        module.apply(variables, x, x)
 
 
 def test_weights_sum_to_one_and_are_zero_where_masked():

@@ -110,13 +110,13 @@ def test_products_with_dilation_count_only_where_there_are_values():
     assert convolution_flops(instruction, "f32[2,5,7]{2,1,0}", "f32[5,7,3]{2,1,0}") == 2 * 2 * 3 * 7 * 5
 
 
-def splash(phase, operands):
-    """Return a kernel of splash attention as XLA writes it, over several lines."""
+def splash(phase, operands, layout=1):
+    """Return a kernel of splash attention as XLA writes it, over several lines. `layout` is that of the keys."""
     return f"""ENTRY %main (a: f32[]) -> f32[] {{
   %splash_mha_{phase}.1 = (f32[7,11]{{1,0}}, bf16[2,3,256,8]{{3,2,1,0}}) custom-call(%a), \
 custom_call_target="tpu_custom_call", operand_layout_constraints={{{operands}}}, \
 frontend_attributes={{kernel_metadata={{
-"xprof_metadata":"{{\\"block_q\\": 128}}"
+"xprof_metadata":"{{\\"block_q\\": 128, \\"q_layout\\": 1, \\"k_layout\\": {layout}, \\"v_layout\\": 1}}"
 }}}}, metadata={{op_name="jit(train_step)/jvp(T)/self_attention/jit(_splash_attention)/splash_mha_{phase}/\
 splash_mha_{phase}/pallas_call" stack_frame_id=18}}
 }}"""
@@ -138,6 +138,8 @@ def test_kernels_of_splash_attention_count(phase, products):
     (kernel,) = program.computations["main"].values()
     flops = 2 * 2 * 3 * 256 * 384 * products
     assert kernel_flops(kernel) == flops
+    (swapped,) = parse(splash(phase, arrays.replace("384,8", "8,384"), 2)).computations["main"].values()
+    assert kernel_flops(swapped) == flops
     found = read_schedule(program, UNIT)
     assert (found.flops, list(found.parts)) == (flops, ["attention"])
     assert found.estimate == found.bound == flops

@@ -84,8 +84,15 @@ def _splash(query: Array, key: Array, value: Array, mask: Mask, *, dtype: str, i
     blocks = rows, columns, columns, rows, columns, columns, rows, columns  # forward; gradients of k and v; of q
     shape = query.shape[2], key.shape[2]
     static = splash.CausalMask(shape) if mask.causal else splash.FullMask(shape)
+    # With heads as the last axis, memory would be padded to 128 features per head.
+    layouts = [
+        splash.QKVLayout.SEQ_MINOR if x.shape[-1] % LANES else splash.QKVLayout.HEAD_DIM_MINOR
+        for x in (query, key, value)
+    ]
     kernel = splash.make_splash_mha_single_device(
-        splash.MultiHeadMask([static] * heads), block_sizes=splash.BlockSizes(*blocks), interpret=interpret
+        splash.MultiHeadMask([static] * heads),
+        block_sizes=splash.BlockSizes(*blocks, False, *layouts),
+        interpret=interpret,
     )
     if mask.key_segments is None and shape[1] > key_length and not (mask.causal and length <= key_length):
         mask = dataclasses.replace(mask, key_segments=jnp.ones((batch, key_length), jnp.int32))  # padded keys get 0

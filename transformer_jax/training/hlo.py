@@ -103,7 +103,7 @@ def parse(text: str) -> Program:
     """Return the program of an HLO text."""
     computations: dict[str, dict[str, Instruction]] = {}
     entry, current = "", None
-    for line in _METADATA.sub("kernel_metadata={}", text).splitlines():
+    for line in _METADATA.sub(lambda found: found[0].replace("\n", ""), text).splitlines():
         if match := re.match(r"(ENTRY )?%?([\w.\-]+) .*\{$", line):
             current = computations[match[2]] = {}
             entry = match[2] if match[1] else entry

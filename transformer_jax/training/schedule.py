@@ -113,15 +113,20 @@ KERNELS = {"fwd": (1, 1), "dq": (2, 1), "dkv": (2, 2)}
 def kernel_flops(instruction: Instruction) -> int:
     """Return the FLOPs of the matrix products of a kernel of splash attention, or 0 for another instruction.
 
-    The first operands of rank 4 are queries (B, N, T, H), keys (B, K, S, H) and values (B, K, S, H'). If the mask is
-    causal, the first operand (1, n, n) lists the n × n blocks of scores, of which those above the diagonal are skipped.
+    The first operands of rank 4 are queries (B, N, T, H), keys (B, K, S, H) and values (B, K, S, H'). The last two axes
+    are swapped if the layout is 2. If the mask is causal, the first operand (1, n, n) lists the n × n blocks of scores,
+    of which those above the diagonal are skipped.
     """
     found = re.search(r"/splash_mha_(\w+?)_[^/]*/pallas_call", instruction.op_name)
     operands = re.search(r"operand_layout_constraints=\{(.*?\})\}", instruction.text)
     if instruction.kind != "custom-call" or not found or not operands:
         return 0
     sizes = [size for size, _, _ in arrays(operands[1])]
-    (batch, heads, length, width), (_, _, key_length, _), (*_, value_width) = [x for x in sizes if len(x) == 4][:3]
+    layouts = (re.search(rf'{x}_layout\\": (\d)', instruction.text) for x in "qkv")
+    (batch, heads, length, width), (_, _, key_length, _), (*_, value_width) = (
+        [*size[:2], *size[:1:-1]] if layout and layout[1] == "2" else size
+        for size, layout in zip([x for x in sizes if len(x) == 4], layouts, strict=False)
+    )
     along, across = KERNELS[found[1]]
     flops = 2 * batch * heads * length * key_length * (along * width + across * value_width)
     blocks = sizes[0][1] if len(sizes[0]) == 3 else 0
