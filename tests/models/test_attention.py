@@ -2,6 +2,7 @@
 
 import functools
 import math
+import types
 
 import flax.linen as nn
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 import oracle
 import pytest
 
-from transformer_jax.models import attention, layers
+from transformer_jax.models import attention, kernels, layers
 from transformer_jax.models.attention import (
     KeyValue,
     MultiHeadAttention,
@@ -106,13 +107,45 @@ def test_the_librarys_attention_is_the_equation(mask_shape, bias_shape):
     assert library_attention(q, k, v, mask=mask, bias=bias, dtype="bfloat16").dtype == jnp.float32
 
 
-@pytest.mark.parametrize("change", [{"dropout_rate": 0.1}, {"positions": "relative"}])
-def test_what_the_librarys_attention_cannot_do_is_refused(change):
-    attention = MultiHeadAttention(2, 8, 4, 4, implementation="jax", **change)
+@pytest.mark.parametrize(
+    ("implementation", "change", "message"),
+    [
+        *(
+            (implementation, change, message)
+            for implementation in ("splash", "cudnn", "jax")
+            for change, message in (
+                ({"dropout_rate": 0.1}, "this value of attention_dropout_rate; set it to 0, or use 'einsum'"),
+                ({"positions": "relative"}, "this value of positions; set it to another value"),
+            )
+        ),
+        ("jax", {"value_dim": 8}, "this value of value_dim; set it to head_dim = 16"),
+        ("cudnn", {"value_dim": 8}, "this value of value_dim; set it to head_dim = 16"),
+        ("cudnn", {"dtype": "float32"}, "this value of dtype; set it to 'bfloat16'"),
+        ("cudnn", {"head_dim": 20, "value_dim": 20}, "this value of head_dim; set it to a multiple of 8, at most 128"),
+        (
+            "cudnn",
+            {"head_dim": 136, "value_dim": 136},
+            "this value of head_dim; set it to a multiple of 8, at most 128",
+        ),
+    ],
+)
+def test_what_an_implementation_does_not_support_is_refused(implementation, change, message):
+    options = {"head_dim": 16, "value_dim": 16, "dtype": "bfloat16"} | change
+    module = MultiHeadAttention(2, 8, implementation=implementation, **options)
     x = jnp.ones((1, 3, 8))
-    message = "implementation = 'jax': does not support dropout on the weights or relative positions; use 'einsum'"
+    with pytest.raises(ValueError, match=f"implementation = '{implementation}': does not support {message}"):
+        module.init(jax.random.key(0), x, x)
+
+
+@pytest.mark.parametrize(("implementation", "backend"), [("splash", "cpu"), ("splash", "gpu"), ("cudnn", "tpu")])
+def test_kernels_are_refused_on_other_platforms(implementation, backend, monkeypatch):
+    monkeypatch.setattr(attention, "platform", lambda: backend)
+    x = jnp.ones((1, 3, 8))
+    module = MultiHeadAttention(2, 8, 8, 8, dtype="bfloat16", implementation=implementation)
+    variables = module.init(jax.random.key(0), x, x)
+    message = f"implementation = '{implementation}': does not run on this platform, '{backend}'; use 'auto'"
     with pytest.raises(ValueError, match=message):
-        attention.init(jax.random.key(0), x, x)
+        module.apply(variables, x, x)
 
 
 def test_weights_sum_to_one_and_are_zero_where_masked():
@@ -404,6 +437,82 @@ def test_long_sequences_are_attended_to_in_blocks(monkeypatch, caplog):
     ]
     assert "attention of 135 to 135 positions: einsum, as there are fewer than 136 (cpu)" in lines
     attention.choose.cache_clear()
+
+
+BFLOAT16 = {"dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("backend", "length", "key_length", "options", "name", "why"),
+    [
+        ("tpu", 256, 300, {}, "splash", "at least 256 (tpu)"),
+        ("tpu", 255, 300, {}, "einsum", "fewer than 256 (tpu)"),
+        ("tpu", 256, 64, BFLOAT16, "einsum", "fewer than 256 (tpu)"),
+        ("tpu", 64, 2048, {}, "blocked", "at least 2048 (tpu)"),
+        (
+            *("tpu", 512, 512, {"dropout_rate": 0.1}, "einsum"),
+            "fewer than 2048 (tpu; splash does not support this value of attention_dropout_rate)",
+        ),
+        (
+            *("tpu", 2048, 2048, {"dropout_rate": 0.1}, "blocked"),
+            "at least 2048 (tpu; splash does not support this value of attention_dropout_rate)",
+        ),
+        ("gpu", 256, 256, BFLOAT16, "cudnn", "at least 256 (gpu)"),
+        ("cuda", 256, 256, BFLOAT16, "cudnn", "at least 256 (cuda)"),
+        ("gpu", 256, 256, {}, "einsum", "fewer than 2048 (gpu; cudnn does not support this value of dtype)"),
+        (
+            *("gpu", 4096, 4096, BFLOAT16 | {"value_dim": 32}, "blocked"),
+            "at least 2048 (gpu; cudnn does not support this value of value_dim)",
+        ),
+        ("old gpu", 256, 256, BFLOAT16, "einsum", "fewer than 2048 (gpu; cudnn does not support this device)"),
+        ("cpu", 256, 256, BFLOAT16, "blocked", "at least 192 (cpu)"),
+    ],
+)
+def test_auto_is_the_kernel_of_the_platform_for_long_sequences(
+    backend, length, key_length, options, name, why, monkeypatch, caplog
+):
+    attention.choose.cache_clear()
+    monkeypatch.setattr(attention, "platform", lambda: backend.removeprefix("old "))
+    monkeypatch.setattr(attention, "cudnn_runs_here", lambda: not backend.startswith("old"))
+    called = []
+
+    def kernel(called_name):
+        def attend(query, key, value, **_):
+            called.append(called_name)
+            return jnp.zeros((*query.shape[:3], value.shape[-1]))
+
+        return attend
+
+    for called_name in ("splash", "cudnn", "blocked"):
+        monkeypatch.setattr(attention, f"{called_name}_attention", kernel(called_name))
+    module = MultiHeadAttention(2, 8, 16, implementation="auto", **{"value_dim": 16, **options})
+    x, memory = normal(1, length, 8), normal(1, key_length, 8)
+    boxed = jax.eval_shape(module.clone(implementation="einsum").init, jax.random.key(0), x, memory)
+    variables = {"params": nn.unbox(boxed["params"])}
+
+    def run(rngs=None):
+        jax.eval_shape(lambda v: module.apply(v, x, memory, rngs=rngs), variables)
+
+    with caplog.at_level("INFO"):
+        for _ in range(2):
+            run({"dropout": jax.random.key(1)})
+    assert called == ([name] * 2 if name != "einsum" else [])
+    assert [r.getMessage() for r in caplog.records if r.name == attention.log.name] == [
+        f"attention of {length} to {key_length} positions: {name}, as there are {why}"
+    ]
+    if "dropout_rate" in options:
+        run()
+        assert called[-1] == "splash"  # without a key, there is no dropout
+    attention.choose.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("capability", "runs"), [("8.0", True), ("12.1", True), ("7.5", False), ("gfx942", False), (None, False)]
+)
+def test_cudnn_needs_a_recent_nvidia_gpu(capability, runs, monkeypatch):
+    device = types.SimpleNamespace() if capability is None else types.SimpleNamespace(compute_capability=capability)
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    assert kernels.cudnn_runs_here() == runs
 
 
 @pytest.mark.parametrize("implementation", ["auto", "blocked"])

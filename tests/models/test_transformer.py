@@ -474,18 +474,27 @@ PROBLEMS = [
     ({"init": "zeros"}, "init", "must be one of xavier_uniform, normal, truncated_normal"),
     ({"dtype": "float16"}, "dtype", "must be one of float32, bfloat16"),
     ({"num_heads": 0}, "num_heads", "must be at least 1"),
-    ({"attention_implementation": "flash"}, "attention_implementation", "must be one of auto, einsum, blocked, jax"),
+    (
+        {"attention_implementation": "flash"},
+        "attention_implementation",
+        "must be one of auto, einsum, blocked, splash, cudnn, jax",
+    ),
     ({"remat": "all"}, "remat", "must be one of none, scores, full"),
     *(
         (
-            {"attention_implementation": "jax", **change},
+            {"attention_implementation": name, "dtype": "bfloat16", **change},
             next(iter(change)),
-            f"is not supported by attention_implementation = 'jax': set that to 'auto', or this to {remedy}",
+            f"is not supported by attention_implementation = '{name}': set that to 'auto', or this to {remedy}",
         )
-        for change, remedy in (
-            ({"attention_dropout_rate": 0.1}, "0"),
-            ({"positions": "relative"}, "another value"),
-            ({"value_dim": 32}, "head_dim = 64"),
+        for name, change, remedy in (
+            ("jax", {"attention_dropout_rate": 0.1}, "0"),
+            ("jax", {"positions": "relative"}, "another value"),
+            ("jax", {"value_dim": 32}, "head_dim = 64"),
+            ("splash", {"attention_dropout_rate": 0.1}, "0"),
+            ("splash", {"positions": "relative"}, "another value"),
+            ("cudnn", {"attention_dropout_rate": 0.1}, "0"),
+            ("cudnn", {"dtype": "float32"}, "'bfloat16'"),
+            ("cudnn", {"head_dim": 60, "value_dim": 60}, "a multiple of 8, at most 128"),
         )
     ),
     (

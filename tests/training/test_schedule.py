@@ -6,7 +6,7 @@ import pytest
 
 from transformer_jax.training.collectives import Collective, read_collectives
 from transformer_jax.training.hlo import parse
-from transformer_jax.training.schedule import convolution_flops, part_of, product_flops, read_schedule
+from transformer_jax.training.schedule import convolution_flops, kernel_flops, part_of, product_flops, read_schedule
 from transformer_jax.training.topologies import Chip
 
 # 1 FLOP/s, 1 byte/s and 1 cycle/s, so that seconds are FLOPs, bytes or cycles.
@@ -71,21 +71,21 @@ backend_config={{"estimated_cycles":"7"}}
 
 def test_times_by_part_of_the_model():
     found = read_schedule(parse(PROGRAM), UNIT, turns=5)
-    product, read_and_written = 2 * 3 * 5 * 7, 4 * (15 + 21)  # %w is in faster memory
     assert {name: (time.estimate, time.bound) for name, time in found.parts.items()} == {
-        "attention": (6 * 1000, 6 * max(product, read_and_written)),
+        "attention": (6 * 1000, 6 * 1000),
         "buffers": (900 + 6 * 500, 4 * 6 * 21 + 6 * 2 * 4 * 21),  # a fill; reads and writes one of 6 layers
         "loss": (5 * 40, 5 * 4 * 11),
         "optimizer": (7, 4 * 19),
     }
     assert list(found.parts) == ["attention", "buffers", "loss", "optimizer"]
-    assert found.flops == 6 * product
+    assert found.flops == 6 * 2 * 3 * 5 * 7
     assert found.guessed == 1
-    synchronous = 6 * read_and_written + 4 * 6 * 21 + 6 * 2 * 4 * 21 + 5 * 4 * 11 + 4 * 19
+    # %w, a factor of the product, is in faster memory.
+    synchronous = 6 * 4 * (15 + 21) + 4 * 6 * 21 + 6 * 2 * 4 * 21 + 5 * 4 * 11 + 4 * 19
     assert found.memory_s == synchronous + 4 * 13 + 4 * 17
     assert found.estimate == 6000 + 3900 + 200 + 7
-    assert found.bound == 6 * product + 1512 + 220 + 76 > found.memory_s
-    fast = read_schedule(parse(PROGRAM), dataclasses.replace(UNIT, peak=1000), turns=5)
+    assert found.bound == 6000 + 1512 + 220 + 76 > found.memory_s
+    fast = read_schedule(parse(PROGRAM), dataclasses.replace(UNIT, clock=1000.0), turns=5)
     assert fast.bound == fast.memory_s  # the prefetches make all bytes take longer than the instructions one by one
 
 
@@ -110,6 +110,48 @@ def test_products_with_dilation_count_only_where_there_are_values():
     assert convolution_flops(instruction, "f32[2,5,7]{2,1,0}", "f32[5,7,3]{2,1,0}") == 2 * 2 * 3 * 7 * 5
 
 
+def splash(phase, operands, layout=1):
+    """Return a kernel of splash attention as XLA writes it, over several lines. `layout` is that of the keys."""
+    return f"""ENTRY %main (a: f32[]) -> f32[] {{
+  %splash_mha_{phase}.1 = (f32[7,11]{{1,0}}, bf16[2,3,256,8]{{3,2,1,0}}) custom-call(%a), \
+custom_call_target="tpu_custom_call", operand_layout_constraints={{{operands}}}, \
+frontend_attributes={{kernel_metadata={{
+"xprof_metadata":"{{\\"block_q\\": 128, \\"q_layout\\": 1, \\"k_layout\\": {layout}, \\"v_layout\\": 1}}"
+}}}}, metadata={{op_name="jit(train_step)/jvp(T)/self_attention/jit(_splash_attention)/splash_mha_{phase}/\
+splash_mha_{phase}/pallas_call" stack_frame_id=18}}
+}}"""
+
+
+@pytest.mark.parametrize(
+    ("phase", "products"),
+    [
+        ("fwd_segmented_residuals", 8 + 16),
+        ("fwd_no_residuals", 8 + 16),
+        ("dq_no_residuals", 2 * 8 + 16),
+        ("dkv_segmented_no_residuals", 2 * 8 + 2 * 16),
+    ],
+)
+def test_kernels_of_splash_attention_count(phase, products):
+    """Queries (2, 3, 256, 8), keys (2, 1, 384, 8), values (2, 1, 384, 16): 8 and 16 are the widths of the products."""
+    arrays = "bf16[2,3,256,8]{3,2,1,0}, bf16[2,1,384,8]{3,2,1,0}, bf16[2,1,384,16]{3,2,1,0}, s32[2,256,128]{2,1,0}"
+    program = parse(splash(phase, arrays))
+    (kernel,) = program.computations["main"].values()
+    flops = 2 * 2 * 3 * 256 * 384 * products
+    assert kernel_flops(kernel) == flops
+    (swapped,) = parse(splash(phase, arrays.replace("384,8", "8,384"), 2)).computations["main"].values()
+    assert kernel_flops(swapped) == flops
+    found = read_schedule(program, UNIT)
+    assert (found.flops, list(found.parts)) == (flops, ["attention"])
+    assert found.estimate == found.bound == flops
+
+
+def test_blocks_above_the_diagonal_do_not_count():
+    """Of 4 × 4 blocks, 10 are computed."""
+    arrays = "s8[1,4,4]{2,1,0}, s8[1,4,4]{2,1,0}, " + ", ".join(["f32[2,3,512,8]{3,2,1,0}"] * 3)
+    (kernel,) = parse(splash("fwd_residuals", arrays)).computations["main"].values()
+    assert kernel_flops(kernel) == 2 * 2 * 3 * 512 * 512 * (8 + 8) * 10 // 16
+
+
 @pytest.mark.parametrize(
     ("op_name", "part"),
     [
@@ -117,6 +159,7 @@ def test_products_with_dilation_count_only_where_there_are_values():
         ("jit(train_step)/jvp(T)/layers/self_attention_residual.before/layer_norm/div", "norm and residual"),
         ("jit(train_step)/transpose(jvp(T))/layers/feed_forward/outer/dot_general", "feed-forward"),
         ("jit(train_step)/transpose(jvp(T))/while/body/jit(dynamic_index_in_dim)/dynamic_slice", "buffers"),
+        ("jit(train_step)/jvp(T)/cross_attention/splash_mha_fwd_no_residuals/pallas_call", "attention"),
         ("", "buffers"),
         ("jit(train_step)/jvp()/while/body/vmap(jvp())/reduce_sum", "loss"),
         ("jit(train_step)/transpose(jvp())/mul", "loss"),

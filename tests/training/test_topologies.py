@@ -199,3 +199,49 @@ def test_a_second_process_with_libtpu(tiny):
     assert refused.returncode == loaded.returncode == 2
     assert "another process has loaded libtpu (it holds /tmp/libtpu_lockfile): wait until it" in refused.stderr
     assert "v5e:2x2 has 4 devices" in loaded.stderr
+
+
+ATTENTION = """
+import json, sys
+import jax
+import jax.numpy as jnp
+from transformer_jax.models import masks
+from transformer_jax.models.kernels import splash_attention
+from transformer_jax.training import topologies
+from transformer_jax.training.hlo import parse
+from transformer_jax.training.schedule import kernel_flops
+from transformer_jax.training.sharding import MeshConfig, batch_sharding, make_mesh, on_mesh
+
+mesh = make_mesh(MeshConfig(tensor=TENSOR), topologies.devices_of(TOPOLOGY))
+
+def attend(query, key, value, valid):
+    return splash_attention(query, key, value, mask=masks.CAUSAL & masks.padding(valid), dtype="bfloat16").sum()
+
+def array(*shape, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=batch_sharding(mesh))
+
+heads = [array(4, 2048, n, 64) for n in (16, 4, 4)]
+program = on_mesh(jax.grad(attend, (0, 1, 2)), mesh).lower(*heads, array(4, 2048, dtype=jnp.bool)).compile()
+flops = [flops for x, _, _ in parse(program.as_text()).walk() if (flops := kernel_flops(x))]
+print(json.dumps([program.memory_analysis().temp_size_in_bytes, flops]))
+"""
+
+
+@needs_libtpu
+@pytest.mark.parametrize(("topology", "tensor", "devices"), [("v5e:1x1", 1, 1), ("v5e:2x2", 2, 4)])
+def test_splash_attention_compiles_for_tpus(topology, tensor, devices):
+    """The temporaries of 4 × 16 heads at length 2,048 are far from the 1 GiB of their weights in float32."""
+    program = ATTENTION.replace("TENSOR", str(tensor)).replace("TOPOLOGY", repr(topology))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        cwd=ROOT,
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    temporary, flops = json.loads(done.stdout)
+    assert temporary < 2**28
+    product = 2 * 4 * 16 * 2048**2 * 64 * 10 // 16 // devices  # 10 of 4 × 4 blocks are not above the diagonal
+    assert sorted(flops) == [2 * product, 3 * product, 4 * product]

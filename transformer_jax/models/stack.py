@@ -21,6 +21,7 @@ from transformer_jax.models.attention import (
     causal_mask,
     combine_masks,
     padding_mask,
+    unsupported,
 )
 from transformer_jax.models.layers import FeedForward, Residual, final_norm
 from transformer_jax.models.masks import Mask
@@ -106,14 +107,11 @@ class BlockConfig:
         for name, allowed in self.choices().items():
             if getattr(self, name) not in allowed:
                 yield name, f"must be one of {', '.join(allowed)}"
-        if self.attention_implementation == "jax":
-            rule = "is not supported by attention_implementation = 'jax': set that to 'auto', or this to"
-            if self.attention_dropout_rate:
-                yield "attention_dropout_rate", f"{rule} 0"
-            if self.positions == "relative":
-                yield "positions", f"{rule} another value"
-            if self.value_dim != self.head_dim:
-                yield "value_dim", f"{rule} head_dim = {self.head_dim}"
+        implementation = self.attention_implementation
+        options = self.attention_dropout_rate, self.positions, self.dtype, self.head_dim, self.value_dim
+        rule = f"is not supported by attention_implementation = {implementation!r}: set that to 'auto', or this to"
+        for name, remedy in unsupported(implementation, *options):
+            yield name, f"{rule} {remedy}"
         if self.positions == "rotary" and self.head_dim % 2:
             yield "head_dim", "must be even, because 'rotary' rotates pairs of features: change it or model.positions"
 

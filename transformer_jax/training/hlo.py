@@ -15,6 +15,7 @@ _ARRAY = re.compile(r"(\w+)\[([\d,]*)\](\{[^}]*\})?")
 _INSTRUCTION = re.compile(r"\s+(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = (?P<shape>.*?) (?P<kind>[a-z][\w\-]*)\(")
 _TRIPS = re.compile(r'known_trip_count"?:\{"n":"(\d+)"\}')
 _CALLS = re.compile(r"(?:body|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)")
+_METADATA = re.compile(r"kernel_metadata=\{\n.*\n\}")  # of Pallas kernels: the only text that spans several lines
 _BRANCHES = re.compile(r"branch_computations=\{(.*?)\}")
 
 
@@ -113,7 +114,7 @@ def parse(text: str) -> Program:
     """Return the program of an HLO text."""
     computations: dict[str, dict[str, Instruction]] = {}
     entry, current = "", None
-    for line in text.splitlines():
+    for line in _METADATA.sub(lambda found: found[0].replace("\n", ""), text).splitlines():
         if match := re.match(r"(ENTRY )?%?([\w.\-]+) .*\{$", line):
             current = computations[match[2]] = {}
             entry = match[2] if match[1] else entry

@@ -2,10 +2,11 @@
 
 The scheduled program for TPUs carries `estimated_cycles` for most instructions. Their sum is the estimate. It is about
 right for matrix products and up to six times too high for operations that are limited by memory. The lower bound
-therefore takes only products at the estimate, and all other operations at the bandwidth of the device's memory. For
-GPUs there is only the bound, with products at the device's peak. It can be too high there, because it counts what an
-instruction finds in the L2 cache as if it came from memory. Neither has communication, sorting, or kernels that are
-custom calls.
+therefore takes only products at the estimate, and all other operations at the bandwidth of the device's memory. The
+compiler has no estimate for kernels of splash attention; they count in both, with their products at the device's peak.
+For GPUs there is only the bound, with products at the device's peak. It can be too high there, because it counts what
+an instruction finds in the L2 cache as if it came from memory. Neither time has communication, sorting, or other
+kernels that are custom calls.
 """
 
 import collections
@@ -20,7 +21,7 @@ from transformer_jax.training.topologies import Chip
 # which a loop over layers keeps its results, and whatever the compiler added itself, whose op_name is not a path.
 PARTS = {
     "buffers": r"^[^/]*$|dynamic_(update_)?index_in_dim|while/body/dynamic_(update_)?slice",
-    "norm and residual": r"norm|residual",
+    "norm and residual": r"norm|residual(?!s)",
     "attention": r"attention",
     "feed-forward": r"feed.forward",
     "embedding": r"embed",
@@ -76,6 +77,11 @@ def read_schedule(program: Program, chip: Chip, turns: int = 1) -> Schedule:
         guessed += instruction.kind == "while" and program.trips(instruction) is None
         if instruction.kind in ("copy-start", "slice-start"):
             moved += times * _moved(instruction)
+        elif products := kernel_flops(instruction):
+            size, part = _bytes(program, instruction, computation), part_of(instruction.op_name)
+            for seconds in (estimate, bound):
+                seconds[part] += times * max(products / chip.peak, size / chip.bandwidth)
+            flops, moved = flops + times * products, moved + times * size
         elif program.computes(instruction):
             products, size = _flops(program, instruction, computation), _bytes(program, instruction, computation)
             part, moving = part_of(instruction.op_name), size / chip.bandwidth
@@ -114,6 +120,34 @@ def _flops(program: Program, instruction: Instruction, computation: Computation)
     if instruction.kind != "convolution":
         return 0
     return convolution_flops(instruction, *(computation[name].shape for name in instruction.operands[:2]))
+
+
+# The products of splash attention's kernels, as (those along H, those along H'): scores, output · scores, dP, dQ ·
+# scores, dP, dK, dV.
+KERNELS = {"fwd": (1, 1), "dq": (2, 1), "dkv": (2, 2)}
+
+
+def kernel_flops(instruction: Instruction) -> int:
+    """Return the FLOPs of the matrix products of a kernel of splash attention, or 0 for another instruction.
+
+    The first operands of rank 4 are queries (B, N, T, H), keys (B, K, S, H) and values (B, K, S, H'). The last two axes
+    are swapped if the layout is 2. If the mask is causal, the first operand (1, n, n) lists the n × n blocks of scores,
+    of which those above the diagonal are skipped.
+    """
+    found = re.search(r"/splash_mha_(\w+?)_[^/]*/pallas_call", instruction.op_name)
+    operands = re.search(r"operand_layout_constraints=\{(.*?\})\}", instruction.text)
+    if instruction.kind != "custom-call" or not found or not operands:
+        return 0
+    sizes = [size for size, _, _ in arrays(operands[1])]
+    layouts = (re.search(rf'{x}_layout\\": (\d)', instruction.text) for x in "qkv")
+    (batch, heads, length, width), (_, _, key_length, _), (*_, value_width) = (
+        [*size[:2], *size[:1:-1]] if layout and layout[1] == "2" else size
+        for size, layout in zip([x for x in sizes if len(x) == 4], layouts, strict=False)
+    )
+    along, across = KERNELS[found[1]]
+    flops = 2 * batch * heads * length * key_length * (along * width + across * value_width)
+    blocks = sizes[0][1] if len(sizes[0]) == 3 else 0
+    return flops * (blocks + 1) // (2 * blocks) if blocks else flops
 
 
 def convolution_flops(instruction: Instruction, left: str, right: str) -> int:
