@@ -27,7 +27,7 @@ Array = jax.Array
 class Memory(NamedTuple):
     """The encoded source, as the decoder reads it at every step.
 
-    keys: in the shape that the score function expects; values: (B, S, N, H); summary: (B, C), see `recurrent.Encoder`.
+    keys: in the shape that the score function expects; values: (B, N, S, H); summary: (B, C), see `recurrent.Encoder`.
     """
 
     keys: Array
@@ -89,8 +89,8 @@ class Alignment(nn.Module):
         """Create the score's parameters."""
 
     def project(self, h: Array) -> tuple[Array, Array]:
-        """Map h (B, S, C) to keys, in the shape that `scores` expects, and values (B, S, N, H), once per sentence."""
-        return h, h[:, :, None]
+        """Map h (B, S, C) to keys, in the shape that `scores` expects, and values (B, N, S, H), once per sentence."""
+        return h, h[:, None]
 
     def scores(self, query: Array, keys: Array) -> Array:
         """Return the scores (B, N, T, S) of states (B, T, D) against the keys."""
@@ -114,7 +114,7 @@ class Alignment(nn.Module):
             weights = local_weights(scores[:, 0], center, self.local_window, valid[:, None])[:, None]
         else:
             weights = attention_weights(scores, padding_mask(valid))
-        return self.context(product("BNTS,BSNH->BTNH", weights, memory.values, self.dtype)), weights
+        return self.context(product("BNTS,BNSH->BTNH", weights, memory.values, self.dtype)), weights
 
     @nn.nowrap
     def linear(self, inputs: int, outputs: int) -> Linear:
@@ -133,7 +133,7 @@ class Additive(Alignment):
         self.v = parameter(self, "v", nn.initializers.normal(a**-0.5), (a,), ("state",))
 
     def project(self, h: Array) -> tuple[Array, Array]:
-        return self.key(h), h[:, :, None]
+        return self.key(h), h[:, None]
 
     def scores(self, query: Array, keys: Array) -> Array:
         return additive_scores(self.query(query), keys, self.v)[:, None]
@@ -172,7 +172,7 @@ class MultiHead(Alignment):
         self.output = Linear((*heads, self.memory_dim), to_context, num_inputs=2, use_bias=False, dtype=self.dtype)
 
     def project(self, h: Array) -> tuple[Array, Array]:
-        return self.key(h), self.value(h)
+        return self.key(h), self.value(h).swapaxes(1, 2)
 
     def scores(self, query: Array, keys: Array) -> Array:
         return scaled_dot_product_scores(self.query(query), keys, self.dtype)
