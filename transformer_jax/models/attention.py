@@ -179,8 +179,8 @@ IMPLEMENTATIONS = ("auto", "einsum", "blocked", "splash", "cudnn", "jax")
 KERNELS = {"tpu": "splash", "gpu": "cudnn", "cuda": "cudnn"}  # the kernel of a platform
 # "auto" chooses the platform's kernel from this many queries and keys on. Below, einsum is faster, because it does not
 # pad to blocks of 128 positions and has no grid. Compiled for a v5e, attention with its projections, forward and
-# backward (8,192 tokens, 16 heads of 64, bfloat16), takes 3.0 ms with einsum and 3.9 ms with splash at length 128, 4.4
-# and 3.6 ms at 256, and 10.9 and 3.9 ms at 1,024, by the compiler's estimates and an assumed 0.35 µs for each step of a
+# backward (8,192 tokens, 16 heads of 64, bfloat16), takes 3.0 ms with einsum and 3.7 ms with splash at length 128, 4.4
+# and 3.4 ms at 256, and 10.9 and 3.8 ms at 1,024, by the compiler's estimates and an assumed 0.35 µs for each step of a
 # kernel's grid. Nothing was measured on a device. GPUs have a similar ratio of FLOP/s to bytes/s.
 KERNEL_FROM = 256
 # Without a kernel, it chooses "blocked" from this many positions on. On accelerators, blocks are only worth the memory
