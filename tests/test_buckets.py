@@ -41,6 +41,7 @@ def ends(done: subprocess.CompletedProcess, code: int = 0) -> str:
     return done.stderr.decode()
 
 
+@pytest.mark.slow
 def test_a_run_lives_in_a_bucket(run):
     """Train, skip a damaged checkpoint, resume, evaluate and predict, as on a disk."""
     assert "step 4/4  loss" in ends(run("train", run.config))

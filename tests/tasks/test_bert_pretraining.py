@@ -148,6 +148,7 @@ def test_what_does_not_go_together(config, change, message):
         parse(config)
 
 
+@pytest.mark.slow
 def test_a_regular_corpus_is_learnt(config, corpus, tmp_path):
     """A word's place and the other words of its sentence tell what it is."""
     sentences = ["ant bee cat dog", "eel fox gnu hen", "owl pig ram yak"]
