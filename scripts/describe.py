@@ -116,7 +116,7 @@ def describe_target(raw: ConfigDict) -> None:
         parts, rows = shards, -(-config.evaluation.batch_size // shards) * shards
     engine = Engine(make_task(config, None), devices)
     batch = engine.task.dummy_batch(rows, LENGTH.value)
-    turns = LENGTH.value if STEP.value == "predict" else chunks(batch, parts, "tpu")
+    turns = LENGTH.value if STEP.value == "predict" else chunks(batch, parts, devices[0].platform)
     described, text = target.compile_for(TOPOLOGY.value, chip, engine, batch, STEP.value, turns)
     if SAVE.value:
         Path(SAVE.value).write_text(text)

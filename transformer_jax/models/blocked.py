@@ -1,7 +1,7 @@
 """Attention in blocks, which never stores the T × S matrix of weights, neither forward nor backward.
 
 Dao et al. 2022 (FlashAttention), Algorithms 1, 2 and 4; Rabe and Staats 2021. The values are those of
-`attention.dot_product_attention` up to rounding, also with dropout on CPUs, where both draw the same bits.
+`attention.dot_product_attention` up to rounding, also with dropout: both draw the same bits.
 
 Shapes: B batch · T query positions · S key positions · N heads · H head width (d_k) · H' head width of values (d_v).
 """
@@ -156,7 +156,7 @@ def _scores(plan: _Plan, query: Array, key: Array, mask: Mask, block: Array) -> 
 
 
 def _dropped(plan: _Plan, x: Array, dropout_key: Array | None, block: Array) -> Array:
-    """Apply dropout to a block of weights, or to its cotangent, with the bits of `layers.dropout` on a CPU."""
+    """Apply dropout to a block of weights, or to its cotangent, with the bits of `layers.dropout`."""
     cut = round(plan.dropout_rate * 2**32)
     if dropout_key is None or not cut:
         return x

@@ -184,8 +184,8 @@ class FeedForward(nn.Module):
     """FFN(x) = activation(x W₁ + b₁) W₂ + b₂, (B, T, D) → (B, T, D) (Vaswani et al. 2017, eq. 2, with ReLU).
 
     With `kind` "gated", FFN(x) = (activation(x W) ⊙ x V) W₂ (Shazeer 2020, eq. 6; with "silu", this is SwiGLU). The
-    kernels are called "gate" (W), "inner" (W₁ or V) and "outer" (W₂). `init_scale` multiplies the initial W₂. Products,
-    hidden units and the result have the type `dtype`.
+    kernels are called "gate" (W), "inner" (W₁ or V) and "outer" (W₂). `init_scale` multiplies the initial W₂. Products
+    and the result have the type `dtype`; the activation is computed in float32.
 
     Differs: `dropout_rate` applies to the F hidden units, where the papers have no dropout. Shazeer has no biases;
     here, `use_bias` adds them to all kernels.
