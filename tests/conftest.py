@@ -1,13 +1,16 @@
 """Settings and fixtures of all tests, and a corpus small enough to train on in seconds."""
 
+import atexit
 import hashlib
 import importlib.util
 import json
 import logging
 import os
 import random
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +28,18 @@ from transformer_jax.training import profiling
 from transformer_jax.training.initialization import TrainState
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.config.update("jax_disable_most_optimizations", True)  # compiling takes most of the time of these tests
+if "PYTEST_XDIST_WORKER" not in os.environ:  # workers and scripts inherit the variables
+    PROGRAMS = tempfile.mkdtemp(prefix="transformer_jax-programs-")
+    atexit.register(shutil.rmtree, PROGRAMS, ignore_errors=True)
+    settings: dict[str, Any] = {  # compiling takes most of the time of these tests
+        "jax_disable_most_optimizations": True,
+        "jax_compilation_cache_dir": PROGRAMS,
+        "jax_compilation_cache_max_size": 2**31,  # JAX locks a cache of limited size only
+        "jax_persistent_cache_min_compile_time_secs": 0.1,
+    }
+    for key, value in settings.items():
+        os.environ[key.upper()] = str(value)
+        jax.config.update(key, value)
 logging.getLogger("transformer_jax").setLevel(logging.INFO)
 
 ROOT = Path(__file__).parents[1]

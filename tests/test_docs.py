@@ -42,10 +42,7 @@ SHORTENED: dict[str, list[tuple[str, str]]] = {
 RELATIVE = 0.02  # tolerance of numbers with a decimal point, or one unit in the last digit printed
 NUMBER = r"-?\d+(?:,\d{3})*(?:\.\d*)?(?:e[+-]?\d+)?"
 MARK = "=== line {} ==="
-# The settings of conftest.py and pyproject.toml: compiling takes most of the time, and warnings are errors.
-SETTINGS = (
-    "import jax, warnings; warnings.simplefilter('error'); jax.config.update('jax_disable_most_optimizations', True)"
-)
+SETTINGS = "import jax, warnings; warnings.simplefilter('error')"  # as in pyproject.toml
 
 
 class Block(NamedTuple):

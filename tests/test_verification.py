@@ -45,7 +45,6 @@ def test_the_script_says_what_does_not_hold():
     program = (
         "import sys; sys.argv = ['verify', '--config=configs/dates.py']\n"
         "import os; os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=8'\n"
-        "import jax; jax.config.update('jax_disable_most_optimizations', True)\n"
         "sys.path.insert(0, 'scripts')\n"
         "import verify\n"
         "from transformer_jax import verification\n"

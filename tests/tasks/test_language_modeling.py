@@ -253,7 +253,6 @@ from transformer_jax.config import make_task, parse
 from transformer_jax.training.evaluation import Evaluator
 from transformer_jax.training.sharding import make_mesh
 
-jax.config.update("jax_disable_most_optimizations", True)
 found = []
 for rows in SIZES:
     config = ConfigDict(CONFIG)

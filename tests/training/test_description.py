@@ -71,7 +71,6 @@ from ml_collections import ConfigDict
 from transformer_jax.config import make_task, parse
 from transformer_jax.training.description import describe
 from transformer_jax.training.engine import Engine
-jax.config.update("jax_disable_most_optimizations", True)
 task = make_task(parse(ConfigDict({config.to_dict()!r})), None)
 engine = Engine(task)
 described = describe(engine, task.dummy_batch(16, 8))

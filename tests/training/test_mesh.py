@@ -23,7 +23,6 @@ from transformer_jax.config import make_task, parse
 from transformer_jax.training.engine import Engine
 from transformer_jax.training.sharding import feed
 
-jax.config.update("jax_disable_most_optimizations", True)
 found, shares = [], []
 for *mesh, microbatches in RUNS:
     raw = ConfigDict(CONFIG)
@@ -78,7 +77,6 @@ import jax.numpy as jnp
 import flax.linen as nn
 from ml_collections import ConfigDict
 from transformer_jax.config import make_task, parse
-jax.config.update("jax_disable_most_optimizations", True)
 task = make_task(parse(ConfigDict({config.to_dict()!r})), None)
 params, batch, key = nn.unbox(task.init(jax.random.key(0))), task.dummy_batch(16, 8, seed=1), jax.random.key(1)
 
@@ -158,7 +156,6 @@ import flax.linen as nn
 from ml_collections import ConfigDict
 from transformer_jax.config import make_task, parse
 from transformer_jax.training.sharding import batch_sharding, make_mesh, on_mesh, shardings
-jax.config.update("jax_disable_most_optimizations", True)
 config = ConfigDict({config.to_dict()!r})
 config.mesh.data, config.mesh.fsdp, config.mesh.tensor = 2, 2, 2
 config = parse(config)

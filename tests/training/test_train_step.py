@@ -309,7 +309,6 @@ ON_MESHES = """
 import json, sys
 sys.path.insert(0, FOLDER)
 import jax
-jax.config.update("jax_disable_most_optimizations", True)
 from pretraining import step_on
 print(json.dumps([step_on(mesh, parts) for mesh in ((8, 1, 1), (2, 2, 2)) for parts in (1, 4)]))
 """
