@@ -150,9 +150,10 @@ class _Lock:
                 f"--workdir={self._workdir} is in use: {_name(owner)} is training there. Wait until it ends, stop it "
                 f"(kill {owner.get('pid')}), or choose another --workdir"
             )
-        log.warning("%s: taken over from %s, which is no longer running", self._workdir, _name(owner))
-        self._path.unlink(missing_ok=True)
         self._contested = True
+        if self._read() == text:  # no other run has taken it over since
+            self._path.unlink(missing_ok=True)
+            log.warning("%s: taken over from %s, which is no longer running", self._workdir, _name(owner))
 
     def _watch(self, owner: dict[str, Any], text: str) -> bool | None:
         """Return True if the owner, on another machine, is alive, and None if the lock has changed hands."""
