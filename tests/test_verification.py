@@ -44,7 +44,7 @@ def test_the_script_says_what_does_not_hold():
     """On eight devices, make the losses wrong on the mesh with eight tensor devices."""
     program = (
         "import sys; sys.argv = ['verify', '--config=configs/dates.py']\n"
-        "import os; os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=8'\n"
+        "import os; os.environ['XLA_FLAGS'] += ' --xla_force_host_platform_device_count=8'\n"
         "sys.path.insert(0, 'scripts')\n"
         "import verify\n"
         "from transformer_jax import verification\n"

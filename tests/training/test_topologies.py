@@ -110,11 +110,14 @@ def tiny(tmp_path_factory):
     return path
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("step", target.STEPS)
 @pytest.mark.parametrize("task", [*TASKS, "sequence_to_sequence,recurrent"])
 @pytest.mark.parametrize(
-    "topology", [pytest.param("v5e:2x2", marks=needs_libtpu), pytest.param("h100:2x1x2", marks=needs_plugin)]
+    ("topology", "step"),
+    [
+        pytest.param(topology, step, marks=[needs] + [pytest.mark.slow] * ((topology, step) != ("v5e:2x2", "train")))
+        for topology, needs in (("v5e:2x2", needs_libtpu), ("h100:2x1x2", needs_plugin))
+        for step in target.STEPS
+    ],
 )
 def test_every_family_compiles(tiny, tmp_path, topology, task, step):
     saved = tmp_path / "step.hlo"
