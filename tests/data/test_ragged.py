@@ -30,6 +30,9 @@ def test_cut_keeps_the_end():
     assert lists(ragged.cut(3)) == [[3, 4, 1], [2], [5, 6, 3], [8, 9, 4]]
     assert lists(ragged.cut(3, end=False)) == [[3, 4, 1], [2], [5, 6, 7], [8, 9, 10]]
     assert lists(ragged.cut(3, tail=True)) == [row[-3:] for row in lists(ragged)]
+    assert lists(ragged.cut(3, begin=True, tail=True)) == [
+        row[:1] + row[-2:] if len(row) > 3 else row for row in lists(ragged)
+    ]
     assert ragged.cut(5) is ragged
     assert lists(ragged)[3] == [8, 9, 10, 11, 4]
 

@@ -109,6 +109,9 @@ def test_the_begin_id_may_precede_prompts_and_texts_to_score(config, tmp_path):
         return [found[0], found[1]]
 
     assert [row for row, _ in rows(task.batches_of(["ek", ""]))] == [[begin, e, k], [begin]]
+    limit = config.model.max_length - config.decoding.max_extra
+    (long, _), _ = rows(task.batches_of(["at" + "ek" * limit, ""]))
+    assert long == [begin, *([e, k] * limit)[1 - limit :]]
     assert rows(task.scorer.batches_of(["ek", {"context": "ek", "text": "k"}])) == [([begin, e], 2), ([begin, e, k], 1)]
 
 

@@ -105,18 +105,22 @@ class Ragged:
         shifts = self.offsets[windows.owners] + windows.starts - (np.cumsum(lengths) - lengths)
         return Ragged(self.values[np.arange(lengths.sum()) + np.repeat(shifts, lengths)], lengths)
 
-    def cut(self, limit: int, end: bool = True, tail: bool = False) -> Ragged:
+    def cut(self, limit: int, begin: bool = False, end: bool = True, tail: bool = False) -> Ragged:
         """Return the rows, truncated to at most `limit` values.
 
-        A truncated row keeps its first values, or its last ones with `tail`. With `end`, its last value is replaced by
-        the last value of the full row, e.g. the end-of-sequence id.
+        A truncated row keeps its first values. With `end`, the last of these is replaced by the last value of the full
+        row, e.g. the end-of-sequence id. With `tail`, it keeps its last values. With `begin`, the first of these is
+        replaced by the first value of the full row.
         """
         too_long = self.lengths > limit
         if not too_long.any():
             return self
         if tail:
             left = np.repeat(self.offsets[1:], self.lengths) - np.arange(len(self.values))
-            return Ragged(self.values[left <= limit], np.minimum(self.lengths, limit))
+            rows = Ragged(self.values[left <= limit], np.minimum(self.lengths, limit))
+            if begin:
+                rows.values[rows.offsets[:-1][too_long]] = self.values[self.offsets[:-1][too_long]]
+            return rows
         rows = self.first(limit)
         if end:
             rows.values[rows.offsets[1:][too_long] - 1] = self.values[self.offsets[1:][too_long] - 1]

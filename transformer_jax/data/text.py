@@ -308,7 +308,13 @@ class Corpus:
 
 
 def cut(
-    rows: Ragged, limit: int, what: str, key: str = "model.max_length", end: bool = True, tail: bool = False
+    rows: Ragged,
+    limit: int,
+    what: str,
+    key: str = "model.max_length",
+    begin: bool = False,
+    end: bool = True,
+    tail: bool = False,
 ) -> Ragged:
     """Truncate rows to at most `limit` tokens, and log a warning for each row that is truncated.
 
@@ -317,12 +323,13 @@ def cut(
         limit: most tokens per row.
         what: source of the lines, for the warning.
         key: config key of `limit`, for the warning.
+        begin: keep the first token of a row, its begin id.
         end: keep the last token of a row, its end id.
         tail: keep the last tokens of a row instead of the first.
     """
     for i in np.flatnonzero(rows.lengths > limit):
         log.warning("%s, line %d: %d tokens, cut to %s = %d", what, i + 1, rows.lengths[i], key, limit)
-    return rows.cut(limit, end, tail)
+    return rows.cut(limit, begin, end, tail)
 
 
 def ladder_batches(
@@ -361,7 +368,8 @@ def ladder_batches(
     """
     first, *more = texts
     streams = {
-        name: cut(corpus.encode(name, text, begin, end), limit, what, key, end, tail) for name, text in texts.items()
+        name: cut(corpus.encode(name, text, begin, end), limit, what, key, begin, end, tail)
+        for name, text in texts.items()
     }
     if (empty := np.flatnonzero(streams[first].lengths == begin + end) + 1).size:
         shown = ", ".join(map(str, empty[:5])) + (", …" if len(empty) > 5 else "")

@@ -128,7 +128,7 @@ class LanguageModeling(TextTask):
 
     def batches_of(self, records: Sequence[Record]) -> Batches:
         """Return batches of prompts. An empty prompt becomes a line break, unless the begin id precedes prompts. Long
-        prompts keep their last tokens.
+        prompts keep their last tokens, and their begin id.
 
         A prompt is a text, an object {"text": text}, or {"turns": [text, …]}, in which `decoding.turn_separator`
         follows every turn. A text may also be such an object as JSON.
