@@ -204,6 +204,36 @@ def test_a_second_process_with_libtpu(tiny):
     assert "v5e:2x2 has 4 devices" in loaded.stderr
 
 
+@needs_libtpu
+def test_axes_of_a_mesh_may_divide_the_sides_of_a_slice():
+    """8 of 4 × 4 × 4 chips are one side and half of another."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", MESH],
+        cwd=ROOT,
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = json.loads(done.stdout)
+    assert len(rows) == 8
+    assert sorted(chip for row in rows for chip in row) == [
+        [x, y, z] for x in range(4) for y in range(4) for z in range(4)
+    ]
+    for row in rows:
+        assert sorted(len({chip[side] for chip in row}) for side in range(3)) == [1, 2, 4]
+
+
+MESH = """
+import json
+from transformer_jax.training import topologies
+from transformer_jax.training.sharding import MeshConfig, make_mesh
+
+grid = make_mesh(MeshConfig(data=8, fsdp=8), topologies.devices_of("v5p:4x4x4")).devices
+print(json.dumps([[list(chip.coords) for chip in row] for row in grid[:, :, 0]]))
+"""
+
 ATTENTION = """
 import json, sys
 import jax

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from transformer_jax.data.batching import Arrays, Batch, Batches
@@ -89,9 +90,18 @@ class MeshConfig:
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Return the mesh of `devices`, by default all. Raises ValueError if the product of its axes is another."""
+    """Return the mesh of `devices`, by default all. Raises ValueError if the product of its axes is another.
+
+    On TPUs, each axis of the mesh lies along whole sides of the slice where that is possible, so that its devices are
+    neighbors.
+    """
     shape = config.shape(jax.device_count() if devices is None else len(devices))
-    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+    types = (AxisType.Auto,) * len(AXES)
+    try:
+        return jax.make_mesh(shape, AXES, axis_types=types, devices=devices)
+    except NotImplementedError:  # JAX divides sides by itself on v5e only
+        grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+        return Mesh(grid, AXES, axis_types=types)
 
 
 def on_mesh(function: Callable, mesh: Mesh, **options: Any) -> Any:
