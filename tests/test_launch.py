@@ -238,11 +238,13 @@ def test_tpu_pod(stubs, tmp_path):
     (called,) = (tmp_path / "gcloud").read_text().splitlines()
     assert called.startswith("compute tpus tpu-vm ssh pod --zone=zone --worker=all --command=cd ")
     (tmp_path / "bin" / "gcloud").write_text(f"#!/usr/bin/env bash\necho $* >>{tmp_path}/again\nexit 9\n")
-    given_up = stubs([*script, *stubs.flags], TRIES="2")
+    assert "LIBTPU_INIT_ARGS" not in called
+    given_up = stubs([*script, *stubs.flags], TRIES="2", LIBTPU_INIT_ARGS="--one=1 --two=2")
     assert given_up.returncode == 9, given_up.stderr
     assert "giving up after 2 restarts" in given_up.stderr
     commands = [line.partition("--command=")[2] for line in (tmp_path / "again").read_text().splitlines()]
     assert ["pkill" in command for command in commands] == [False, True, False, True, False]
+    assert r" && LIBTPU_INIT_ARGS=--one=1\ --two=2 python scripts/train.py" in commands[0]
 
 
 @pytest.mark.slow

@@ -4,6 +4,8 @@
 # Set up the hosts once:
 #   gcloud compute tpus tpu-vm ssh NAME --zone=ZONE --worker=all --command='git clone URL transformer_jax &&
 #     cd transformer_jax && bash -c "source scripts/environment.sh .[gcs]" && .venv/bin/pip install "jax[tpu]"'
+# The environment variable LIBTPU_INIT_ARGS, with options of the compiler, is passed on to the hosts. By default it is not
+# set: none of those that we tried helped (docs/results/accelerators.md).
 # The environment variable REPOSITORY names the cloned folder on the hosts (default: transformer_jax). When a host fails,
 # all hosts restart, at most TRIES times in all (default: 10). The script ends when the run finishes (exit code 0), has an
 # error that a restart cannot fix (2), or is stopped, e.g. by Ctrl-C here, and has saved a checkpoint (75).
@@ -15,7 +17,8 @@ shift 2
 everywhere() { gcloud compute tpus tpu-vm ssh "$name" --zone="$zone" --worker=all --command="$1"; }
 signal() { everywhere "pkill -$1 -f '[s]cripts/train.py'; true"; } # the brackets keep pkill from matching its own shell
 
-train="cd ${REPOSITORY:-transformer_jax} && PATH=\$PWD/.venv/bin:\$PATH && python scripts/train.py$(printf ' %q' "$@")"
+options=${LIBTPU_INIT_ARGS:+LIBTPU_INIT_ARGS=$(printf %q "$LIBTPU_INIT_ARGS") }
+train="cd ${REPOSITORY:-transformer_jax} && PATH=\$PWD/.venv/bin:\$PATH && ${options}python scripts/train.py$(printf ' %q' "$@")"
 stopping=
 trap 'stopping=yes; signal TERM' INT TERM
 for ((failures = 1; ; failures++)); do
