@@ -136,12 +136,13 @@ def _sum_and_gradient(
     zeros = jax.tree.map(lambda p: jnp.zeros((shards, *p.shape), p.dtype), params)
     nothing = jnp.zeros(shards, jnp.float32), zeros, jnp.zeros_like(run.x)
     total, dparams, dx = jax.lax.fori_loop(0, run.count, add, nothing)
-    return total.sum(), (jax.tree.map(lambda d: d.sum(axis=0), dparams), run.back(dx).reshape(x.shape))
+    return total.sum(), (dparams, run.back(dx).reshape(x.shape))
 
 
 def _scale_gradient(loss: Callable, chunk: int, shards: int, gradient: tuple, cotangent: Array) -> tuple:
     dparams, dx = jax.tree.map(lambda g: (g * cotangent).astype(g.dtype), gradient)
-    return dparams, dx, None, None
+    # The sum over devices comes last, so that XLA adds the gradient of a tied table to those of its look-ups before it.
+    return jax.tree.map(lambda d: d.sum(axis=0), dparams), dx, None, None
 
 
 _sum_in_chunks.defvjp(_sum_and_gradient, _scale_gradient)
