@@ -238,8 +238,8 @@ def test_a_source_that_cannot_be_used(data, pretrained, tmp_path, spoil, message
 
 
 def test_a_name_that_is_no_folder(data, tmp_path):
-    with pytest.raises(ConfigError, match=r"config.init_from=~nobody/run refers to the home of an unknown user"):
-        experiment.run(bert("classification", data, "~nobody/run"), tmp_path)
+    with pytest.raises(ConfigError, match=r"config.init_from=~no-such-user/run refers to the home of an unknown user"):
+        experiment.run(bert("classification", data, "~no-such-user/run"), tmp_path)
 
 
 def test_other_tokens_and_other_parameters_are_refused(data, pretrained, tmp_path):

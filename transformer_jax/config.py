@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import logging
 import math
+import os
 import re
 import sys
 import traceback
@@ -148,7 +149,7 @@ def parse(config: ConfigDict | Mapping[str, Any]) -> Config:
         if not found:
             parsed[name] = section
     if len(parsed) == len(classes):
-        checked = cls(task=raw["task"], init_from=start, **parsed)
+        checked = cls(task=raw["task"], init_from=os.path.expanduser(start), **parsed)
         for key, rule in checked.problems():
             section, field = key.split(".")
             problems.append(f"config.{key} = {getattr(parsed[section], field)!r}: {rule}")

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Set
 from typing import Any, NamedTuple
@@ -33,6 +34,7 @@ def keys_for(source: str) -> dict[str, Any]:
     These are init_from, keys of the model, and the kind of the tokenizer. Raises ConfigError if `source` cannot be
     read.
     """
+    source = os.path.expanduser(source)
     if _is_pretrained(source, "from"):
         try:
             _, _, fields = huggingface.describe(source)

@@ -161,6 +161,13 @@ def test_a_tokenizer_that_is_larger_than_the_embedding(data, folder, tmp_path):
         transfer.keys_for(str(theirs))
 
 
+def test_the_home_directory_in_the_name_of_a_folder(data, folder, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert transfer.keys_for("~/theirs")["init_from"] == str(folder)
+    config = starting("classification", data, folder, init_from="~/theirs")
+    assert parse(config).init_from == str(folder)
+
+
 def test_the_recipe_takes_everything_from_the_folder(data, folder, tmp_path):
     config = load_recipe(f"configs/finetune.py:task=sst2,from={folder}")
     assert (config.init_from, config.model.vocab_size, config.model.num_segments) == (str(folder), V, 3)
