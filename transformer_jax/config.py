@@ -138,6 +138,7 @@ def parse(config: ConfigDict | Mapping[str, Any]) -> Config:
     start = raw.get("init_from", "")
     if not isinstance(start, str):
         problems.append(f"config.init_from = {start!r}: must be the workdir of another run, or '' for none")
+        start = ""
     parsed = {}
     for name, section_class in classes.items():
         found = _check_section(name, section_class, raw.get(name, {}))
