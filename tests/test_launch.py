@@ -32,7 +32,8 @@ if isinstance(what, str) and what.startswith("save"):
     (folder / "checkpoints" / what[4:]).mkdir(parents=True)
     (folder / "checkpoints" / what[4:] / "manifest.json").write_text("")
     what = 1
-if what == "kill":
+if what in ("kill", "kill late"):
+    time.sleep(0.5 if what == "kill late" else 0)
     os.kill(os.getpid(), signal.SIGKILL)
 if what == "sleep":
     time.sleep(600)
@@ -133,9 +134,10 @@ def test_its_processes_stop_when_it_is_killed(supervise, tmp_path):
     assert not alive(tmp_path)
 
 
-def test_a_killed_process_is_no_error_though_the_others_call_it_one(supervise, tmp_path):
-    """The other processes may report the death of a peer as an error of their own."""
-    said = ends(supervise([["kill", 2], [0, 0]]), 0)
+@pytest.mark.parametrize("what", ["kill", "kill late"])
+def test_a_killed_process_is_no_error_though_the_others_call_it_one(supervise, what):
+    """The other processes may report the death of a peer as an error of their own, and be seen first."""
+    said = ends(supervise([[what, 2], [0, 0]]), 0)
     assert "exit code -9: restarting all processes" in said
 
 

@@ -67,15 +67,21 @@ class Job:
         for process in self._processes:
             process.send_signal(number)
 
-    def end(self, patience: float = 0) -> None:
-        """Wait up to `patience` seconds for the processes to end, then kill them all, and their child processes."""
+    def end(self, patience: float = 0) -> int | None:
+        """Wait up to `patience` seconds for the processes to end, then kill them all, and their child processes.
+
+        Return what `poll` says before that. It can differ from an earlier answer: a process may report the death of
+        another one as an error before the supervisor sees that death.
+        """
         until = time.monotonic() + patience
         while time.monotonic() < until and any(process.poll() is None for process in self._processes):
             time.sleep(POLL)
+        code = self.poll()
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        return code
 
 
 def newest_checkpoint(workdir: epath.Path) -> int:
@@ -98,7 +104,7 @@ def supervise(count: int, arguments: Sequence[str], workdir: epath.Path, tries: 
                 told = time.monotonic()
                 job.tell(signal.SIGTERM)
             time.sleep(POLL)
-        job.end({RUN_AGAIN: GRACE, ERROR: LAST_WORDS}.get(code, 0))
+        code = job.end({RUN_AGAIN: GRACE, ERROR: LAST_WORDS}.get(code, 0))
         if code in (FINISHED, ERROR):
             return code
         if stopping:  # a process that has not begun to train dies from the signal, with nothing to save
