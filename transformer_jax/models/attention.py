@@ -8,6 +8,7 @@ H' head width of values (d_v). Masks are boolean, True where attention is allowe
 
 import functools
 import logging
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -15,8 +16,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from transformer_jax.models import short
 from transformer_jax.models.blocked import blocked_attention
-from transformer_jax.models.kernels import cudnn_attention, cudnn_runs_here, splash_attention
+from transformer_jax.models.kernels import cudnn_attention, cudnn_runs_here, short_attention, splash_attention
 from transformer_jax.models.layers import Linear, constrain, dropout
 from transformer_jax.models.masks import Mask
 from transformer_jax.models.numerics import platform, product
@@ -175,14 +177,15 @@ def over_groups(attend: Callable[..., Any], query: Array, key: Array, value: Arr
     return output.reshape(rows, length, heads, -1), weights.reshape(rows, heads, *weights.shape[3:])
 
 
-IMPLEMENTATIONS = ("auto", "einsum", "blocked", "splash", "cudnn", "jax")
-KERNELS = {"tpu": "splash", "gpu": "cudnn", "cuda": "cudnn"}  # the kernel of a platform
-# "auto" chooses the platform's kernel from this many queries and keys on. Below, einsum is faster, because it does not
-# pad to blocks of 128 positions and has no grid. Compiled for a v5e, attention with its projections, forward and
-# backward (8,192 tokens, 16 heads of 64, bfloat16), takes 3.0 ms with einsum and 3.7 ms with splash at length 128, 4.4
-# and 3.4 ms at 256, and 10.9 and 3.8 ms at 1,024, by the compiler's estimates and an assumed 0.35 µs for each step of a
-# kernel's grid. Nothing was measured on a device. GPUs have a similar ratio of FLOP/s to bytes/s.
-KERNEL_FROM = 256
+IMPLEMENTATIONS = ("auto", "einsum", "blocked", "short", "splash", "cudnn", "jax")
+# The kernels of a platform, and for which lengths "auto" chooses them: the least number of queries and of keys, and the
+# most. It takes the first one that supports the call. Compiled for a v5e, attention with its projections, forward and
+# backward (8,192 tokens, 16 heads of 64, bfloat16), takes SHORT MS. For splash, which the compiler has no estimates
+# for, this assumes 0.35 µs for each step of its grid. Below 256 positions, einsum is faster than splash, because it
+# does not pad to blocks of 128 positions and has no grid. Nothing was measured on a device. GPUs have a similar ratio
+# of FLOP/s to bytes/s.
+CUDNN = {"cudnn": (256, math.inf)}
+KERNELS = {"tpu": {"short": (16, short.LONGEST), "splash": (256, math.inf)}, "gpu": CUDNN, "cuda": CUDNN}
 # Without a kernel, it chooses "blocked" from this many positions on. On accelerators, blocks are only worth the memory
 # they save.
 BLOCKED_FROM = {"cpu": 192}
@@ -193,7 +196,7 @@ def unsupported(
     implementation: str, dropout_rate: float, positions: str, dtype: str, head_dim: int, value_dim: int
 ) -> Iterator[tuple[str, str]]:
     """Yield (key of `BlockConfig`, remedy) for each option that `implementation` does not support."""
-    if implementation not in ("splash", "cudnn", "jax"):
+    if implementation not in ("short", "splash", "cudnn", "jax"):
         return
     if dropout_rate:
         yield "attention_dropout_rate", "0"
@@ -201,6 +204,8 @@ def unsupported(
         yield "positions", "another value"
     if value_dim != head_dim and implementation != "splash":
         yield "value_dim", f"head_dim = {head_dim}"
+    if implementation == "short" and not short.supports(head_dim):
+        yield "head_dim", "a divisor of 128, or a multiple of it"
     if implementation == "cudnn":
         if dtype != "bfloat16":
             yield "dtype", "'bfloat16'"
@@ -209,23 +214,27 @@ def unsupported(
 
 
 @functools.cache
-def choose(length: int, key_length: int, backend: str, obstacle: str = "") -> str:
+def choose(length: int, key_length: int, backend: str, obstacles: tuple[str, ...] = ()) -> str:
     """Return the implementation that "auto" stands for. Log it once for each pair of lengths, but not for one query.
 
-    obstacle: what the kernel of the backend does not support, if it has a kernel.
+    obstacles: what each kernel of the backend does not support, "" if it supports the call.
     """
-    kernel, blocked_from = KERNELS.get(backend), BLOCKED_FROM.get(backend, BLOCKED_FROM_ELSEWHERE)
-    if kernel and not obstacle and min(length, key_length) >= KERNEL_FROM:
-        name, least = kernel, KERNEL_FROM
-    elif max(length, key_length) >= blocked_from:
-        name, least = "blocked", blocked_from
+    fewest, most, blocked_from = *sorted((length, key_length)), BLOCKED_FROM.get(backend, BLOCKED_FROM_ELSEWHERE)
+    kernels = dict(zip(KERNELS.get(backend, {}).items(), obstacles, strict=True))
+    usable = {name: (least, limit) for (name, (least, limit)), obstacle in kernels.items() if not obstacle}
+    fitting = [name for name, (least, limit) in usable.items() if least <= fewest and most <= limit]
+    if fitting:
+        name, (least, limit) = fitting[0], usable[fitting[0]]
+        rule = f"at least {least}" if limit == math.inf else f"{least} to {limit}"
+    elif most >= blocked_from:
+        name, rule = "blocked", f"at least {blocked_from}"
     else:
-        name, least = "einsum", KERNEL_FROM if kernel and not obstacle else blocked_from
-    why = f"{backend}; {kernel} does not support {obstacle}" if kernel and obstacle else backend
+        rules = [least for least, limit in usable.values() if most <= limit]
+        name, rule = "einsum", f"fewer than {min(rules, default=blocked_from)}"
+    passed = [f"; {kernel} does not support {obstacle}" for (kernel, _), obstacle in kernels.items() if obstacle]
     if length > 1:
-        than = "fewer than" if name == "einsum" else "at least"
-        values = length, key_length, name, than, least, why
-        log.info("attention of %d to %d positions: %s, as there are %s %d (%s)", *values)
+        why = f"{rule} ({backend}{'' if name in KERNELS.get(backend, {}) else ''.join(passed)})"
+        log.info("attention of %d to %d positions: %s, as there are %s", length, key_length, name, why)
     return name
 
 
@@ -252,19 +261,19 @@ class MultiHeadAttention(nn.Module):
     num_kv_heads: K key-value heads, each shared by N / K adjacent query heads (Ainslie et al. 2023). 1 is multi-query
         attention (Shazeer 2019); 0 stands for N.
     implementation: "einsum" is `dot_product_attention`, the reference. "blocked" is `blocked_attention`, whose memory
-        does not grow with T × S. "splash" is `splash_attention`, for TPUs, and "cudnn" is `cudnn_attention`, for NVIDIA
-        GPUs; neither supports dropout on the weights, and "cudnn" needs bfloat16. "jax" is `library_attention`, which
-        does not support dropout on the weights. Only "einsum" supports "relative" positions and sows the weights.
-        "auto" is, for long sequences, the kernel of the platform if it supports the call, or else "blocked"; for short
-        ones, it is "einsum". Where weights are sown, where memory is a cache, and where there is a bias or "relative"
-        positions, all but "jax" use "einsum".
+        does not grow with T × S. "short" is `short_attention` and "splash" is `splash_attention`, both for TPUs;
+        "cudnn" is `cudnn_attention`, for NVIDIA GPUs, and needs bfloat16. "jax" is `library_attention`. These four do
+        not support dropout on the weights. Only "einsum" supports "relative" positions and sows the weights. "auto" is
+        a kernel of the platform if one supports the call and the lengths, or else "blocked" for long sequences and
+        "einsum" for short ones. Where weights are sown, where memory is a cache, and where there is a bias or
+        "relative" positions, all but "jax" use "einsum".
 
     Differs: The projections have biases, unless `use_bias` is False. The paper does not mention biases, and the
     authors' code has none.
 
     Raises:
-        ValueError: An option is not supported by `implementation`, `implementation` does not run on this platform, or
-            K does not divide N.
+        ValueError: An option or a length is not supported by `implementation`, `implementation` does not run on this
+            platform, or K does not divide N.
     """
 
     num_heads: int
@@ -373,9 +382,9 @@ class MultiHeadAttention(nn.Module):
         groups = self.num_heads // self.kv_heads
         dropout_key = self.make_rng("dropout") if self.dropout_rate and self.has_rng("dropout") else None
         implementation = self._implementation(mask, bias, query.shape[1], key.shape[1], dropout_key is not None)
-        if implementation in ("splash", "cudnn") and not isinstance(mask, Array):
-            kernel = splash_attention if implementation == "splash" else cudnn_attention
-            return self.output(kernel(query, key, value, mask=mask, dtype=self.dtype))
+        kernels = {"short": short_attention, "splash": splash_attention, "cudnn": cudnn_attention}
+        if implementation in kernels and not isinstance(mask, Array):
+            return self.output(kernels[implementation](query, key, value, mask=mask, dtype=self.dtype))
         if implementation == "blocked" and not isinstance(mask, Array):
             key, value = (jnp.repeat(x, groups, axis=2) if groups > 1 else x for x in (key, value))
             heads = blocked_attention(
@@ -416,13 +425,19 @@ class MultiHeadAttention(nn.Module):
         if special or self.is_mutable_collection("intermediates"):
             return "einsum"
         backend = platform()
-        kernel = KERNELS.get(backend, "")
+        kernels = KERNELS.get(backend, {})
         if self.implementation == "auto":
-            missing = [f"this value of {name}" for name, _ in self._unsupported(kernel, self.dropout_rate * dropping)]
-            if kernel == "cudnn" and not cudnn_runs_here():
-                missing.append("this device")
-            return choose(length, key_length, backend, " or ".join(missing))
-        if self.implementation in ("blocked", kernel):
+            rate = self.dropout_rate * dropping
+            missing = [[f"this value of {name}" for name, _ in self._unsupported(kernel, rate)] for kernel in kernels]
+            if "cudnn" in kernels and not cudnn_runs_here():
+                missing[0].append("this device")
+            return choose(length, key_length, backend, tuple(" or ".join(names) for names in missing))
+        if self.implementation == "short" and max(length, key_length) > short.LONGEST:
+            raise ValueError(
+                f"implementation = 'short': supports at most {short.LONGEST} positions, but there are {length} queries "
+                f"and {key_length} keys; use 'auto'"
+            )
+        if self.implementation == "blocked" or self.implementation in kernels:
             return self.implementation
         if self.is_initializing():  # perhaps on another platform: parameters are the same with all implementations
             return "einsum"

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
+from transformer_jax.models import short
 from transformer_jax.models.masks import Mask
 
 Array = jax.Array
@@ -28,6 +29,30 @@ LANES = 128  # Splash attention works on blocks of multiples of so many position
 # code for TPUs. A block of scores is then 1 MiB of the 16 MiB or more of on-chip memory that a kernel gets. Larger
 # blocks could be faster on some chips; they have not been measured.
 BLOCK = 512
+
+
+def short_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    mask: Mask | None = None,
+    dtype: str = "float32",
+    interpret: bool = False,
+) -> Array:
+    """Compute attention with `short.attend`, our Pallas kernel for TPUs, on every device of the mesh in scope.
+
+    query (B, T, N, H), key (B, S, K, H), value (B, S, K, H) → (B, T, N, H), float32. Head n reads key-value head
+    n // (N / K). Inputs and the output are rounded to `dtype`. T and S are at most `short.LONGEST`, and H divides 128
+    or is a multiple of it. A query that may attend to nothing gets zeros. Only reverse-mode differentiation works.
+    `interpret` runs the kernel on CPUs, slowly, for tests.
+    """
+
+    def attend(query: Array, key: Array, value: Array, mask: Mask) -> Array:
+        key, value = (jnp.repeat(x, query.shape[2] // x.shape[2], axis=2) for x in (key, value))
+        return short.attend(query, key, value, mask, dtype=dtype, interpret=interpret).astype(jnp.float32)
+
+    return _on_devices(attend, query, key, value, mask or Mask())
 
 
 def splash_attention(
