@@ -11,7 +11,7 @@ from conftest import on_devices
 
 from transformer_jax.models import kernels, masks
 from transformer_jax.models.attention import dot_product_attention
-from transformer_jax.models.kernels import cudnn_attention, splash_attention
+from transformer_jax.models.kernels import cudnn_attention, short_attention, splash_attention
 
 B, T, S, N, H, W = 2, 150, 200, 2, 8, 16
 ORDER = np.arange(S)
@@ -81,12 +81,61 @@ def test_splash_attention_rounds_its_inputs_to_bfloat16():
     assert 1e-4 < apart([expected], [output]) < 1e-2
 
 
+@pytest.mark.parametrize(
+    ("kind", "heads", "kv_heads", "width"),
+    [*((kind, 3, 3, 64) for kind in MASKS), ("packed", 4, 2, 128), ("causal padding", 5, 5, 8)],
+)
+def test_short_attention_is_the_reference(kind, heads, kv_heads, width):
+    """There is one sentence per block. Heads of 64 and 8 features share 128 columns, which they fill partly."""
+    keys, mask = MASKS[kind]
+    agrees(mask, heads, kv_heads, width, B, T, keys)
+
+
+@pytest.mark.parametrize(("rows", "length", "keys"), [(5, 20, 33), (3, 64, 50), (7, 16, 16), (1, 5, 130)])
+@pytest.mark.parametrize("segmented", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_short_attention_keeps_sentences_of_a_block_apart(rows, length, keys, segmented, causal):
+    """Up to eight sentences form a block. The last block is not full."""
+    random = np.random.default_rng([rows, length])
+    mask = masks.Mask(causal=causal)
+    if segmented:
+        queries, ids = (jnp.asarray(random.integers(0, 3, (rows, n))) for n in (length, keys))
+        mask &= masks.segments(queries, ids)
+    agrees(mask, 2, 2, 32, rows, length, keys)
+
+
+def agrees(mask, heads, kv_heads, width, rows, length, keys):
+    """Compare short attention with the reference, and queries without keys with zeros."""
+    inputs = normal(rows, length, heads, width), *(normal(rows, keys, kv_heads, width, seed=seed) for seed in (1, 2))
+    cotangent = normal(rows, length, heads, width, seed=3)
+    attend = functools.partial(short_attention, mask=mask, interpret=True)
+    expected, found = (
+        jax.jit(functools.partial(with_gradients, attend))(inputs, cotangent)
+        for attend in (functools.partial(reference, mask=mask), attend)
+    )
+    assert apart(expected, found) < 2e-6
+    allowed = None if mask is None else mask.part(0, length, 0, keys)
+    if allowed is not None:
+        alone = ~np.broadcast_to(allowed, (rows, 1, length, keys))[:, 0].any(axis=-1)
+        np.testing.assert_array_equal(np.asarray(found[0])[alone], 0)
+        np.testing.assert_array_equal(np.asarray(found[1])[alone], 0)
+
+
+def test_short_attention_computes_in_bfloat16():
+    query, key, value = some_inputs(T, width=W)
+    output = short_attention(query, key, value, mask=masks.CAUSAL, dtype="bfloat16", interpret=True)
+    assert output.dtype == jnp.float32
+    np.testing.assert_array_equal(output, output.astype(jnp.bfloat16).astype(jnp.float32))
+    assert 1e-4 < apart([reference(query, key, value, mask=masks.CAUSAL)], [output]) < 2e-2
+
+
 def test_blocks_are_few_equal_and_at_most_512_positions():
     sizes = {1: 128, 128: 128, 150: 256, 512: 512, 513: 384, 1100: 384, 1408: 512, 2048: 512}
     assert {length: kernels._block(length) for length in sizes} == sizes
 
 
-def test_eight_devices_compute_what_one_does():
+@pytest.mark.parametrize(("kernel", "share"), [("splash", "1x2x128x8"), ("short", "1x128x128")])
+def test_eight_devices_compute_what_one_does(kernel, share):
     """Rows are divided over data and fsdp, heads over tensor; what cannot be divided is computed on each device.
 
     On 2 × 2 × 2, the last two cases have key-value heads and rows that cannot be divided.
@@ -97,7 +146,7 @@ import json
 import jax
 import jax.numpy as jnp
 from transformer_jax.models import masks
-from transformer_jax.models.kernels import splash_attention
+from transformer_jax.models.kernels import {kernel}_attention
 from transformer_jax.training.sharding import MeshConfig, make_mesh, on_mesh, replicated
 
 mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
@@ -111,7 +160,7 @@ def program(rows, heads, kv_heads):
 
     def attend(query, key, value):
         mask = masks.CAUSAL & masks.padding(valid)
-        return jnp.sin(splash_attention(query, key, value, mask=mask, interpret=True)).sum()
+        return jnp.sin({kernel}_attention(query, key, value, mask=mask, interpret=True)).sum()
 
     return jax.value_and_grad(attend, (0, 1, 2)), jax.device_put(inputs, replicated(mesh))
 
@@ -122,12 +171,12 @@ for case in {cases}:
     apart = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max() / jnp.abs(a).max()), expected, found)
     worst.append(max(jax.tree.leaves(apart)))
 text = on_mesh(program(4, 4, 4)[0], mesh).lower(*program(4, 4, 4)[1]).as_text()
-print(json.dumps([worst, text.count("tensor<1x2x128x8xf32>") > 0]))
+print(json.dumps([worst, text.count("tensor<{share}xf32>") > 0]))
 """
     worst, divided = json.loads(on_devices(8, programs))
     assert len(worst) == len(cases)
     assert max(worst) < 2e-6
-    assert divided  # each device has one row and two heads
+    assert divided  # each device has one row, and two heads; for the short kernel, both fit one block of 128 columns
 
 
 @pytest.mark.parametrize("kind", MASKS)

@@ -477,7 +477,7 @@ PROBLEMS = [
     (
         {"attention_implementation": "flash"},
         "attention_implementation",
-        "must be one of auto, einsum, blocked, splash, cudnn, jax",
+        "must be one of auto, einsum, blocked, short, splash, cudnn, jax",
     ),
     ({"remat": "all"}, "remat", "must be one of none, scores, full"),
     *(
@@ -492,6 +492,7 @@ PROBLEMS = [
             ("jax", {"value_dim": 32}, "head_dim = 64"),
             ("splash", {"attention_dropout_rate": 0.1}, "0"),
             ("splash", {"positions": "relative"}, "another value"),
+            ("short", {"head_dim": 60, "value_dim": 60}, "a divisor of 128, or a multiple of it"),
             ("cudnn", {"attention_dropout_rate": 0.1}, "0"),
             ("cudnn", {"dtype": "float32"}, "'bfloat16'"),
             ("cudnn", {"head_dim": 60, "value_dim": 60}, "a multiple of 8, at most 128"),

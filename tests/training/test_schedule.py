@@ -145,6 +145,23 @@ def test_kernels_of_splash_attention_count(phase, products):
     assert found.estimate == found.bound == flops
 
 
+@pytest.mark.parametrize(("name", "cycles"), [("short_forward", 5.5 + 5), ("short_backward", 9.6 + 14.7)])
+def test_our_kernels_state_what_they_compute(name, cycles):
+    """3 × 1,024 scores, 100 keys in a block, 999 FLOPs. The estimate is the longer one of cycles and products."""
+    text = f"""ENTRY %main (a: f32[]) -> f32[] {{
+  %k = bf16[1,1,1]{{2,1,0}} custom-call(%a), custom_call_target="tpu_custom_call", \
+operand_layout_constraints={{s32[7,1,64]{{2,1,0}}, \
+s32[7,1,100]{{2,1,0}}, bf16[7,64,128]{{2,1,0}}}}, metadata={{op_name=\
+"jit(train_step)/transpose(jvp(T))/self_attention/{name}/pallas_call"}}, backend_config={{"custom_call_config":\
+{{"cost_estimate":{{"flops":"999","transcendentals":"3072","bytes_accessed":"7"}}}}}}
+}}"""
+    found = read_schedule(parse(text), UNIT)
+    assert (found.flops, list(found.parts), found.bound) == (999, ["attention"], 999)
+    assert found.estimate == 999
+    slow = dataclasses.replace(UNIT, clock=0.01)
+    assert read_schedule(parse(text), slow).estimate == pytest.approx(3 * cycles / 0.01)
+
+
 def test_blocks_above_the_diagonal_do_not_count():
     """Of 4 × 4 blocks, 10 are computed."""
     arrays = "s8[1,4,4]{2,1,0}, s8[1,4,4]{2,1,0}, " + ", ".join(["f32[2,3,512,8]{3,2,1,0}"] * 3)

@@ -241,7 +241,7 @@ import json, sys
 import jax
 import jax.numpy as jnp
 from transformer_jax.models import masks
-from transformer_jax.models.kernels import splash_attention
+from transformer_jax.models.kernels import KERNEL_attention
 from transformer_jax.training import topologies
 from transformer_jax.training.hlo import parse
 from transformer_jax.training.schedule import kernel_flops
@@ -250,23 +250,22 @@ from transformer_jax.training.sharding import MeshConfig, batch_sharding, make_m
 mesh = make_mesh(MeshConfig(tensor=TENSOR), topologies.devices_of(TOPOLOGY))
 
 def attend(query, key, value, valid):
-    return splash_attention(query, key, value, mask=masks.CAUSAL & masks.padding(valid), dtype="bfloat16").sum()
+    return KERNEL_attention(query, key, value, mask=masks.CAUSAL & masks.padding(valid), dtype="bfloat16").sum()
 
 def array(*shape, dtype=jnp.float32):
     return jax.ShapeDtypeStruct(shape, dtype, sharding=batch_sharding(mesh))
 
-heads = [array(4, 2048, n, 64) for n in (16, 4, 4)]
-program = on_mesh(jax.grad(attend, (0, 1, 2)), mesh).lower(*heads, array(4, 2048, dtype=jnp.bool)).compile()
+heads = [array(4, LENGTH, n, 64) for n in (16, 4, 4)]
+program = on_mesh(jax.grad(attend, (0, 1, 2)), mesh).lower(*heads, array(4, LENGTH, dtype=jnp.bool)).compile()
 flops = [flops for x, _, _ in parse(program.as_text()).walk() if (flops := kernel_flops(x))]
 print(json.dumps([program.memory_analysis().temp_size_in_bytes, flops]))
 """
 
 
-@needs_libtpu
-@pytest.mark.parametrize(("topology", "tensor", "devices"), [("v5e:1x1", 1, 1), ("v5e:2x2", 2, 4)])
-def test_splash_attention_compiles_for_tpus(topology, tensor, devices):
-    """The temporaries of 4 × 16 heads at length 2,048 are far from the 1 GiB of their weights in float32."""
-    program = ATTENTION.replace("TENSOR", str(tensor)).replace("TOPOLOGY", repr(topology))
+def compiled(kernel, length, topology, tensor=1):
+    """Return the bytes of temporary memory and the FLOPs of the kernels of attention with its gradients."""
+    program = ATTENTION.replace("KERNEL", kernel).replace("LENGTH", str(length))
+    program = program.replace("TENSOR", str(tensor)).replace("TOPOLOGY", repr(topology))
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],
         cwd=ROOT,
@@ -276,7 +275,27 @@ def test_splash_attention_compiles_for_tpus(topology, tensor, devices):
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    temporary, flops = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+@needs_libtpu
+@pytest.mark.parametrize(("topology", "tensor", "devices"), [("v5e:1x1", 1, 1), ("v5e:2x2", 2, 4)])
+def test_splash_attention_compiles_for_tpus(topology, tensor, devices):
+    """The temporaries of 4 × 16 heads at length 2,048 are far from the 1 GiB of their weights in float32."""
+    temporary, flops = compiled("splash", 2048, topology, tensor)
     assert temporary < 2**28
     product = 2 * 4 * 16 * 2048**2 * 64 * 10 // 16 // devices  # 10 of 4 × 4 blocks are not above the diagonal
     assert sorted(flops) == [2 * product, 3 * product, 4 * product]
+
+
+@needs_libtpu
+@pytest.mark.parametrize(
+    ("length", "topology"), [(512, "v5e:1x1"), (512, "v6e:1x1"), (64, "v4:2x2x1"), (64, "v5p:2x2x1")]
+)
+def test_short_attention_compiles_for_tpus(length, topology):
+    """512 is the longest. At length 64, two sentences form a block, of which half the scores are not used."""
+    _, flops = compiled("short", length, topology)
+    devices = {"1x1": 1}.get(topology.partition(":")[2], 4 * (2 if topology.startswith("v4") else 1))
+    rows = -(-4 // min(devices, 4))
+    product = 2 * 16 * 64 * (rows * 512**2 if length == 512 else 128**2 * -(-rows // 2))
+    assert sorted(flops) == [2 * product, 5 * product]

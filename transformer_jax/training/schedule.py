@@ -129,17 +129,26 @@ def _flops(program: Program, instruction: Instruction, computation: Computation)
 KERNELS = {"fwd": (1, 1), "dq": (2, 1), "dkv": (2, 2)}
 
 
-# The cycles of our kernels for each 1,024 scores that they compute, as many as fit a register: the most that libtpu's
-# static profile of a kernel alone (`--xla_jf_dump_static_llo_profile_to`) gave for v5e, v5p and v6e, at lengths of 64
-# and 512 with 16 heads of 64 in bfloat16. For v5e, it gave 6 to 9 and 12 to 14.
-CYCLES = {"short_forward": 17, "short_backward": 22}
+# The cycles of our kernels for each 1,024 scores that they compute, as many as fit a register, are a + b / S, with S
+# keys in a block. (a, b) are fitted to libtpu's static profile of the kernel alone for v5e (the option
+# `--xla_jf_dump_static_llo_profile_to`), with S = 128 and 512 and 16 heads of 64 in bfloat16. By the same profile, v5p
+# takes half as many cycles; v6e takes 1.8 times as many forward with S = 128, and fewer in the other cases.
+CYCLES = {"short_forward": (5.5, 500), "short_backward": (9.6, 1470)}
 _COST = re.compile(r'"cost_estimate":\{"flops":"(\d+)","transcendentals":"(\d+)"')
+_OPERANDS = re.compile(r"operand_layout_constraints=\{(.*?\})\}")
 
 
 def kernel_cycles(instruction: Instruction) -> float:
-    """Return the estimated cycles of a kernel of `models.short`, or 0 for another instruction."""
+    """Return the estimated cycles of a kernel of `models.short`, or 0 for another instruction.
+
+    The second operand has the keys of a block as its last axis.
+    """
     name, cost = re.search(r"\b(short_\w+ward)\b", instruction.op_name), _COST.search(instruction.text)
-    return CYCLES[name[1]] * int(cost[2]) / 1024 if name and cost else 0
+    operands = _OPERANDS.search(instruction.text)
+    if not (name and cost and operands):
+        return 0
+    each, per_block = CYCLES[name[1]]
+    return (each + per_block / arrays(operands[1])[1][0][-1]) * int(cost[2]) / 1024
 
 
 def kernel_flops(instruction: Instruction) -> int:
@@ -150,10 +159,10 @@ def kernel_flops(instruction: Instruction) -> int:
     mask is causal, the first operand (1, n, n) lists the n × n blocks of scores, of which those above the diagonal are
     skipped.
     """
-    if kernel_cycles(instruction):
-        return int(_COST.search(instruction.text)[1])
+    if kernel_cycles(instruction) and (cost := _COST.search(instruction.text)):
+        return int(cost[1])
     found = re.search(r"/splash_mha_(\w+?)_[^/]*/pallas_call", instruction.op_name)
-    operands = re.search(r"operand_layout_constraints=\{(.*?\})\}", instruction.text)
+    operands = _OPERANDS.search(instruction.text)
     if instruction.kind != "custom-call" or not found or not operands:
         return 0
     sizes = [size for size, _, _ in arrays(operands[1])]
