@@ -49,18 +49,20 @@ def attend(query: Array, key: Array, value: Array, mask: Mask, *, dtype: str, in
         x = jnp.pad(x.astype(dtype), ((0, empty[0]), (0, -x.shape[1] % SUBLANES), (0, empty[1]), (0, 0)))
         return x.reshape(-1, together * x.shape[1], x.shape[2] * width)
 
-    def placed(rows: list[Array], length: int) -> Array:
-        """Fold the properties of positions, each (B, T), to (B / R, their number, R T). Padding is -1."""
-        wide = ((0, 0), (0, empty[0]), (0, -length % SUBLANES))
-        padded = jnp.pad(jnp.stack([jnp.broadcast_to(row, (batch, length)) for row in rows]), wide, constant_values=-1)
-        return padded.reshape(len(rows), (batch + empty[0]) // together, -1).swapaxes(0, 1).astype(jnp.int32)
+    def placed(properties: list[Array], length: int) -> Array:
+        """Fold P properties of positions, each (B, T), to (B / R, P, R T). Padding is -1."""
+        stacked = jnp.stack([jnp.broadcast_to(x, (batch, length)).astype(jnp.int32) for x in properties])
+        padded = jnp.pad(stacked, ((0, 0), (0, empty[0]), (0, -length % SUBLANES)), constant_values=-1)
+        return padded.reshape(len(properties), (batch + empty[0]) // together, -1).swapaxes(0, 1)
 
+    # A query may attend to a key with the same properties: the sequence and perhaps the segment. If the mask is causal,
+    # the last property is the position, and that of the key may also be before that of the query.
     sequence = jnp.arange(batch)[:, None]
     queries, keys = [sequence], [sequence]
     if mask.key_segments is not None:
-        allowed: Any = mask.key_segments > 0
+        real = mask.key_segments > 0
         queries.append(jnp.ones(()) if mask.query_segments is None else mask.query_segments)
-        keys.append(jnp.where(allowed, 1 if mask.query_segments is None else mask.key_segments, -2))
+        keys.append(jnp.where(real, 1 if mask.query_segments is None else mask.key_segments, -2))
     if mask.causal:
         queries.append(jnp.arange(length))
         keys.append(jnp.arange(key_length))
@@ -77,41 +79,34 @@ def _up(length: int, multiple: int) -> int:
 @functools.cache
 def _kernels(width: int, causal: bool, interpret: bool) -> Any:
     """Return the function of (places of queries, places of keys, query, key, value), with its gradient."""
-    options: dict[str, Any] = {"width": width, "causal": causal}
+    options = width, causal, interpret
 
     @jax.custom_vjp
     def compute(*inputs: Array) -> Array:
-        (output,) = _call("short_forward", functools.partial(_forward, **options), inputs, 1, 2, width, interpret)
+        (output,) = _call(_forward, inputs, *options)
         return output
 
     def forward(*inputs: Array) -> tuple[Array, tuple[Array, ...]]:
         return compute(*inputs), inputs
 
     def backward(inputs: tuple[Array, ...], cotangent: Array) -> tuple[Array | None, ...]:
-        return (
-            None,
-            None,
-            *_call(
-                "short_backward", functools.partial(_backward, **options), (*inputs, cotangent), 3, 5, width, interpret
-            ),
-        )
+        return None, None, *_call(_backward, (*inputs, cotangent), *options)
 
     compute.defvjp(forward, backward)
     return compute
 
 
-def _call(
-    name: str, kernel: Any, inputs: tuple[Array, ...], outputs: int, products: int, width: int, interpret: bool
-) -> list[Array]:
-    """Run a kernel for each block of sequences and, where sequences are long, of heads.
+def _call(kernel: Any, inputs: tuple[Array, ...], width: int, causal: bool, interpret: bool) -> list[Array]:
+    """Run `_forward` or `_backward` for each block of sequences and, where sequences are long, of heads.
 
-    The first two inputs are places. The outputs have the shapes of the next ones: one of the query, or three, of the
-    query, the key and the value.
+    The first two inputs are places. The outputs have the shapes of the next ones: that of the query, or of the query,
+    the key and the value.
     """
     # Imported here, because only TPUs need them.
     from jax.experimental import pallas
     from jax.experimental.pallas import tpu
 
+    outputs, products = (1, 2) if kernel is _forward else (3, 5)
     columns, tile = inputs[2].shape[2], max(LANES, width)
     longest, item = max(x.shape[1] for x in inputs[2:]), inputs[2].dtype.itemsize
     scores = inputs[2].shape[0] * inputs[2].shape[1] * inputs[3].shape[1] * columns // width
@@ -121,7 +116,7 @@ def _call(
     places = [pallas.BlockSpec((1, *x.shape[1:]), lambda i, _: (i, 0, 0)) for x in inputs[:2]]
     arrays = [pallas.BlockSpec((1, x.shape[1], wide), lambda i, j: (i, 0, j)) for x in inputs[2:]]
     return pallas.pallas_call(
-        kernel,
+        functools.partial(kernel, width=width, causal=causal),
         grid=(inputs[2].shape[0], columns // wide),
         in_specs=[*places, *arrays],
         out_specs=arrays[:outputs],
@@ -132,7 +127,7 @@ def _call(
             transcendentals=scores,
             bytes_accessed=sum(x.size * x.dtype.itemsize for x in (*inputs, *inputs[2 : 2 + outputs])),
         ),
-        name=name,
+        name=f"short{kernel.__name__}",
         interpret=interpret,
     )(*inputs)
 
