@@ -220,22 +220,23 @@ def choose(length: int, key_length: int, backend: str, obstacles: tuple[str, ...
 
     obstacles: what each kernel of the backend does not support, "" if it supports the call.
     """
-    fewest, most, blocked_from = *sorted((length, key_length)), BLOCKED_FROM.get(backend, BLOCKED_FROM_ELSEWHERE)
-    kernels = dict(zip(KERNELS.get(backend, {}).items(), obstacles, strict=True))
-    usable = {name: (least, limit) for (name, (least, limit)), obstacle in kernels.items() if not obstacle}
-    fitting = [name for name, (least, limit) in usable.items() if least <= fewest and most <= limit]
-    if fitting:
-        name, (least, limit) = fitting[0], usable[fitting[0]]
-        rule = f"at least {least}" if limit == math.inf else f"{least} to {limit}"
+    limits, blocked_from = KERNELS.get(backend, {}), BLOCKED_FROM.get(backend, BLOCKED_FROM_ELSEWHERE)
+    missing = dict(zip(limits, obstacles, strict=True))
+    usable = {name: limits[name] for name in limits if not missing[name]}
+    fewest, most = sorted((length, key_length))
+    reasons = "".join(f"; {name} does not support {obstacle}" for name, obstacle in missing.items() if obstacle)
+    name = next((name for name, (least, limit) in usable.items() if least <= fewest and most <= limit), "")
+    if name:
+        least, limit = usable[name]
+        rule, reasons = f"at least {least}" if limit == math.inf else f"{least} to {limit}", ""
     elif most >= blocked_from:
         name, rule = "blocked", f"at least {blocked_from}"
     else:
-        rules = [least for least, limit in usable.values() if most <= limit]
-        name, rule = "einsum", f"fewer than {min(rules, default=blocked_from)}"
-    passed = [f"; {kernel} does not support {obstacle}" for (kernel, _), obstacle in kernels.items() if obstacle]
+        least = min((least for least, limit in usable.values() if most <= limit), default=blocked_from)
+        name, rule = "einsum", f"fewer than {least}"
     if length > 1:
-        why = f"{rule} ({backend}{'' if name in KERNELS.get(backend, {}) else ''.join(passed)})"
-        log.info("attention of %d to %d positions: %s, as there are %s", length, key_length, name, why)
+        values = length, key_length, name, rule, backend, reasons
+        log.info("attention of %d to %d positions: %s, as there are %s (%s%s)", *values)
     return name
 
 
