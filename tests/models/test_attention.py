@@ -112,12 +112,13 @@ def test_the_librarys_attention_is_the_equation(mask_shape, bias_shape):
     [
         *(
             (implementation, change, message)
-            for implementation in ("short", "splash", "cudnn", "jax")
+            for implementation in ("splash", "cudnn", "jax")
             for change, message in (
                 ({"dropout_rate": 0.1}, "this value of attention_dropout_rate; set it to 0, or use 'einsum'"),
                 ({"positions": "relative"}, "this value of positions; set it to another value"),
             )
         ),
+        ("short", {"positions": "relative"}, "this value of positions; set it to another value"),
         ("jax", {"value_dim": 8}, "this value of value_dim; set it to head_dim = 16"),
         ("cudnn", {"value_dim": 8}, "this value of value_dim; set it to head_dim = 16"),
         ("short", {"value_dim": 8}, "this value of value_dim; set it to head_dim = 16"),
@@ -162,9 +163,9 @@ def test_kernels_are_refused_on_other_platforms(implementation, backend, monkeyp
 def test_short_attention_refuses_long_sequences(monkeypatch):
     monkeypatch.setattr(attention, "platform", lambda: "tpu")
     module = MultiHeadAttention(2, 8, 8, 8, implementation="short")
-    message = "supports at most 512 positions, but there are 3 queries and 513 keys; use 'auto'"
+    message = "supports at most 1024 positions, but there are 3 queries and 1025 keys; use 'auto'"
     with pytest.raises(ValueError, match=message):
-        module.init(jax.random.key(0), jnp.ones((1, 3, 8)), jnp.ones((1, 513, 8)))
+        module.init(jax.random.key(0), jnp.ones((1, 3, 8)), jnp.ones((1, 1025, 8)))
 
 
 def test_weights_sum_to_one_and_are_zero_where_masked():
@@ -459,24 +460,25 @@ def test_long_sequences_are_attended_to_in_blocks(monkeypatch, caplog):
 
 
 BFLOAT16 = {"dtype": "bfloat16"}
-NO_DROPOUT = "".join(f"; {name} does not support this value of attention_dropout_rate" for name in ("short", "splash"))
+NO_DROPOUT = "splash does not support this value of attention_dropout_rate"
 
 
 @pytest.mark.parametrize(
     ("backend", "length", "key_length", "options", "name", "why"),
     [
-        ("tpu", 16, 512, {}, "short", "16 to 512 (tpu)"),
-        ("tpu", 15, 512, {}, "einsum", "fewer than 16 (tpu)"),
-        ("tpu", 256, 513, {}, "splash", "at least 256 (tpu)"),
-        ("tpu", 255, 513, {}, "einsum", "fewer than 256 (tpu)"),
+        ("tpu", 16, 1024, {}, "short", "16 to 1024 (tpu)"),
+        ("tpu", 15, 1024, {}, "einsum", "fewer than 16 (tpu)"),
+        ("tpu", 256, 1025, {}, "splash", "at least 256 (tpu)"),
+        ("tpu", 255, 1025, {}, "einsum", "fewer than 256 (tpu)"),
         ("tpu", 64, 2048, {}, "blocked", "at least 2048 (tpu)"),
         ("tpu", 256, 300, {"value_dim": 8}, "splash", "at least 256 (tpu)"),
         (
             *("tpu", 64, 64, {"value_dim": 8}, "einsum"),
             "fewer than 256 (tpu; short does not support this value of value_dim)",
         ),
-        (*("tpu", 512, 512, {"dropout_rate": 0.1}, "einsum"), f"fewer than 2048 (tpu{NO_DROPOUT})"),
-        (*("tpu", 2048, 2048, {"dropout_rate": 0.1}, "blocked"), f"at least 2048 (tpu{NO_DROPOUT})"),
+        ("tpu", 512, 512, {"dropout_rate": 0.1}, "short", "16 to 1024 (tpu)"),
+        ("tpu", 1025, 1025, {"dropout_rate": 0.1}, "einsum", f"fewer than 2048 (tpu; {NO_DROPOUT})"),
+        ("tpu", 2048, 2048, {"dropout_rate": 0.1}, "blocked", f"at least 2048 (tpu; {NO_DROPOUT})"),
         ("gpu", 256, 256, BFLOAT16, "cudnn", "at least 256 (gpu)"),
         ("cuda", 256, 256, BFLOAT16, "cudnn", "at least 256 (cuda)"),
         ("gpu", 256, 256, {}, "einsum", "fewer than 2048 (gpu; cudnn does not support this value of dtype)"),
@@ -502,7 +504,7 @@ def test_auto_is_a_kernel_of_the_platform(backend, length, key_length, options, 
         return attend
 
     for called_name in ("short", "splash", "cudnn", "blocked"):
-        monkeypatch.setattr(attention, f"{called_name}_attention", kernel(called_name))
+        monkeypatch.setitem(attention.FUNCTIONS, called_name, kernel(called_name))
     module = MultiHeadAttention(2, 8, 16, implementation="auto", **{"value_dim": 16, **options})
     x, memory = normal(1, length, 8), normal(1, key_length, 8)
     boxed = jax.eval_shape(module.clone(implementation="einsum").init, jax.random.key(0), x, memory)
@@ -520,7 +522,7 @@ def test_auto_is_a_kernel_of_the_platform(backend, length, key_length, options, 
     ]
     if "dropout_rate" in options:
         run()
-        assert called[-1] == ("short" if length <= 512 else "splash")  # without a key, there is no dropout
+        assert called[-1] == ("short" if length <= 1024 else "splash")  # without a key, there is no dropout
     attention.choose.cache_clear()
 
 

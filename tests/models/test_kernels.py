@@ -91,11 +91,13 @@ def test_short_attention_is_the_reference(kind, heads, kv_heads, width):
     agrees(mask, heads, kv_heads, width, B, T, keys)
 
 
-@pytest.mark.parametrize(("rows", "length", "keys"), [(5, 20, 33), (3, 64, 50), (7, 16, 16), (1, 5, 130)])
+@pytest.mark.parametrize(
+    ("rows", "length", "keys"), [(5, 20, 33), (3, 64, 50), (7, 16, 16), (1, 5, 130), (1, 300, 170), (1, 170, 300)]
+)
 @pytest.mark.parametrize("segmented", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 def test_short_attention_keeps_sentences_of_a_block_apart(rows, length, keys, segmented, causal):
-    """Up to eight sentences form a block. The last block is not full."""
+    """Up to eight sentences form a block. The last block is not full. Long sentences have several chunks of queries."""
     random = np.random.default_rng([rows, length])
     mask = masks.Mask(causal=causal)
     if segmented:
@@ -104,14 +106,24 @@ def test_short_attention_keeps_sentences_of_a_block_apart(rows, length, keys, se
     agrees(mask, 2, 2, 32, rows, length, keys)
 
 
-def agrees(mask, heads, kv_heads, width, rows, length, keys):
+@pytest.mark.parametrize("kind", MASKS)
+def test_short_attention_drops_the_weights_that_the_reference_drops(kind):
+    keys, mask = MASKS[kind]
+    agrees(mask, 3, 3, 64, B, T, keys, dropout_rate=0.3, dropout_key=jax.random.key(4))
+
+
+def test_short_attention_drops_other_weights_in_each_sentence_of_a_block():
+    agrees(masks.CAUSAL, 5, 5, 8, 7, 20, 33, dropout_rate=0.5, dropout_key=jax.random.key(7))
+
+
+def agrees(mask, heads, kv_heads, width, rows, length, keys, **dropping):
     """Compare short attention with the reference, and queries without keys with zeros."""
     inputs = normal(rows, length, heads, width), *(normal(rows, keys, kv_heads, width, seed=seed) for seed in (1, 2))
     cotangent = normal(rows, length, heads, width, seed=3)
-    attend = functools.partial(short_attention, mask=mask, interpret=True)
+    attend = functools.partial(short_attention, mask=mask, interpret=True, **dropping)
     expected, found = (
         jax.jit(functools.partial(with_gradients, attend))(inputs, cotangent)
-        for attend in (functools.partial(reference, mask=mask), attend)
+        for attend in (functools.partial(reference, mask=mask, **dropping), attend)
     )
     assert apart(expected, found) < 2e-6
     allowed = None if mask is None else mask.part(0, length, 0, keys)
@@ -134,8 +146,15 @@ def test_blocks_are_few_equal_and_at_most_512_positions():
     assert {length: kernels._block(length) for length in sizes} == sizes
 
 
-@pytest.mark.parametrize(("kernel", "share"), [("splash", "1x2x128x8"), ("short", "1x128x128")])
-def test_eight_devices_compute_what_one_does(kernel, share):
+@pytest.mark.parametrize(
+    ("kernel", "share", "dropping"),
+    [
+        ("splash", "1x2x128x8", ""),
+        ("short", "1x128x128", ""),
+        ("short", "1x128x128", ", dropout_rate=0.4, dropout_key=jax.random.key(2)"),
+    ],
+)
+def test_eight_devices_compute_what_one_does(kernel, share, dropping):
     """Rows are divided over data and fsdp, heads over tensor; what cannot be divided is computed on each device.
 
     On 2 × 2 × 2, the last two cases have key-value heads and rows that cannot be divided.
@@ -160,7 +179,7 @@ def program(rows, heads, kv_heads):
 
     def attend(query, key, value):
         mask = masks.CAUSAL & masks.padding(valid)
-        return jnp.sin({kernel}_attention(query, key, value, mask=mask, interpret=True)).sum()
+        return jnp.sin({kernel}_attention(query, key, value, mask=mask, interpret=True{dropping})).sum()
 
     return jax.value_and_grad(attend, (0, 1, 2)), jax.device_put(inputs, replicated(mesh))
 

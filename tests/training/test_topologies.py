@@ -250,7 +250,7 @@ from transformer_jax.training.sharding import MeshConfig, batch_sharding, make_m
 mesh = make_mesh(MeshConfig(tensor=TENSOR), topologies.devices_of(TOPOLOGY))
 
 def attend(query, key, value, valid):
-    return KERNEL_attention(query, key, value, mask=masks.CAUSAL & masks.padding(valid), dtype="bfloat16").sum()
+    return KERNEL_attention(query, key, value, mask=masks.CAUSAL & masks.padding(valid), dtype="bfloat16"OPTIONS).sum()
 
 def array(*shape, dtype=jnp.float32):
     return jax.ShapeDtypeStruct(shape, dtype, sharding=batch_sharding(mesh))
@@ -262,9 +262,9 @@ print(json.dumps([program.memory_analysis().temp_size_in_bytes, flops]))
 """
 
 
-def compiled(kernel, length, topology, tensor=1):
+def compiled(kernel, length, topology, tensor=1, options=""):
     """Return the bytes of temporary memory and the FLOPs of the kernels of attention with its gradients."""
-    program = ATTENTION.replace("KERNEL", kernel).replace("LENGTH", str(length))
+    program = ATTENTION.replace("KERNEL", kernel).replace("LENGTH", str(length)).replace("OPTIONS", options)
     program = program.replace("TENSOR", str(tensor)).replace("TOPOLOGY", repr(topology))
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],
@@ -289,9 +289,12 @@ def test_splash_attention_compiles_for_tpus(topology, tensor, devices):
 
 
 @needs_libtpu
-@pytest.mark.parametrize(("length", "topology"), [(64, "v5e:1x1"), (512, "v5e:1x1"), (512, "v6e:1x1")])
-def test_short_attention_compiles_for_tpus(length, topology):
-    """512 is the longest. At length 64, two sentences form a block, of which half the scores are not used."""
-    _, flops = compiled("short", length, topology)
-    product = 2 * 16 * 64 * {64: 2 * 128**2, 512: 4 * 512**2}[length]
+@pytest.mark.parametrize("rate", [0, 0.1])
+@pytest.mark.parametrize(("length", "topology"), [(64, "v5e:1x1"), (1024, "v5e:1x1"), (512, "v6e:1x1")])
+def test_short_attention_compiles_for_tpus(length, topology, rate):
+    """1,024 is the longest. At length 64, two sentences form a block, of which half the scores are not used. Chunks of
+    128 queries skip keys that are after them.
+    """
+    _, flops = compiled("short", length, topology, options=f", dropout_rate={rate}, dropout_key=jax.random.key(0)")
+    product = 2 * 16 * 64 * {64: 2 * 128**2, 512: 4 * 512**2 * 10 // 16, 1024: 4 * 1024**2 * 36 // 64}[length]
     assert sorted(flops) == [2 * product, 5 * product]

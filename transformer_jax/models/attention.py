@@ -178,11 +178,17 @@ def over_groups(attend: Callable[..., Any], query: Array, key: Array, value: Arr
 
 
 IMPLEMENTATIONS = ("auto", "einsum", "blocked", "short", "splash", "cudnn", "jax")
+FUNCTIONS: dict[str, Callable[..., Array]] = {
+    "blocked": blocked_attention,
+    "short": short_attention,
+    "splash": splash_attention,
+    "cudnn": cudnn_attention,
+}
 # The kernels of a platform, and for which lengths "auto" chooses them: the least number of queries and of keys, and the
 # most. It takes the first one that supports the call. Compiled for a v5e, with 8,192 tokens, 16 heads of 64 and
 # bfloat16, attention and its projections take 3.0 ms forward and backward with einsum at length 128, 4.4 ms at 256 and
 # 10.9 ms at 1,024, by the compiler's estimates. With splash, it takes 3.7, 3.4 and 3.8 ms, if each step of the kernel's
-# grid takes 0.35 µs, for which there is no estimate. The kernel of short takes 0.4 ms at 128 and 0.8 ms at 512, by the
+# grid takes 0.35 µs, for which there is no estimate. The kernel of short takes 0.2 ms at 128 and 0.8 ms at 512, by the
 # compiler's profile, and the products of the projections 1.0 ms. Nothing was measured on a device. GPUs have a similar
 # ratio of FLOP/s to bytes/s.
 CUDNN = {"cudnn": (256, math.inf)}
@@ -199,7 +205,7 @@ def unsupported(
     """Yield (key of `BlockConfig`, remedy) for each option that `implementation` does not support."""
     if implementation not in ("short", "splash", "cudnn", "jax"):
         return
-    if dropout_rate:
+    if dropout_rate and implementation != "short":
         yield "attention_dropout_rate", "0"
     if positions == "relative":
         yield "positions", "another value"
@@ -264,9 +270,9 @@ class MultiHeadAttention(nn.Module):
         attention (Shazeer 2019); 0 stands for N.
     implementation: "einsum" is `dot_product_attention`, the reference. "blocked" is `blocked_attention`, whose memory
         does not grow with T × S. "short" is `short_attention` and "splash" is `splash_attention`, both for TPUs;
-        "cudnn" is `cudnn_attention`, for NVIDIA GPUs, and needs bfloat16. "jax" is `library_attention`. These four do
-        not support dropout on the weights. Only "einsum" supports "relative" positions and sows the weights. "auto" is
-        a kernel of the platform if one supports the call and the lengths, or else "blocked" for long sequences and
+        "cudnn" is `cudnn_attention`, for NVIDIA GPUs, and needs bfloat16. "jax" is `library_attention`. The last three
+        do not support dropout on the weights. Only "einsum" supports "relative" positions and sows the weights. "auto"
+        is a kernel of the platform if one supports the call and the lengths, or else "blocked" for long sequences and
         "einsum" for short ones. Where weights are sown, where memory is a cache, and where there is a bias or
         "relative" positions, all but "jax" use "einsum".
 
@@ -384,15 +390,11 @@ class MultiHeadAttention(nn.Module):
         groups = self.num_heads // self.kv_heads
         dropout_key = self.make_rng("dropout") if self.dropout_rate and self.has_rng("dropout") else None
         implementation = self._implementation(mask, bias, query.shape[1], key.shape[1], dropout_key is not None)
-        kernels = {"short": short_attention, "splash": splash_attention, "cudnn": cudnn_attention}
-        if implementation in kernels and not isinstance(mask, Array):
-            return self.output(kernels[implementation](query, key, value, mask=mask, dtype=self.dtype))
-        if implementation == "blocked" and not isinstance(mask, Array):
-            key, value = (jnp.repeat(x, groups, axis=2) if groups > 1 else x for x in (key, value))
-            heads = blocked_attention(
-                query, key, value, mask=mask, dropout_rate=self.dropout_rate, dropout_key=dropout_key, dtype=self.dtype
-            )
-            return self.output(heads)
+        if implementation in FUNCTIONS and not isinstance(mask, Array):
+            if implementation == "blocked" and groups > 1:
+                key, value = (jnp.repeat(x, groups, axis=2) for x in (key, value))
+            dropping = {} if dropout_key is None else {"dropout_rate": self.dropout_rate, "dropout_key": dropout_key}
+            return self.output(FUNCTIONS[implementation](query, key, value, mask=mask, dtype=self.dtype, **dropping))
         if isinstance(mask, Mask):
             mask = mask.part(0, query.shape[1], 0, key.shape[1])
         if implementation == "jax":

@@ -37,6 +37,8 @@ def short_attention(
     value: Array,
     *,
     mask: Mask | None = None,
+    dropout_rate: float = 0.0,
+    dropout_key: Array | None = None,
     dtype: str = "float32",
     interpret: bool = False,
 ) -> Array:
@@ -45,14 +47,18 @@ def short_attention(
     query (B, T, N, H), key (B, S, K, H), value (B, S, K, H) → (B, T, N, H), float32. Head n reads key-value head
     n // (N / K). Inputs and the output are rounded to `dtype`. T and S are at most `short.LONGEST`, and H divides 128
     or is a multiple of it. A query that may attend to nothing gets zeros. Only reverse-mode differentiation works.
-    `interpret` runs the kernel on CPUs, slowly, for tests.
+    If `dropout_key` is given, the weights that are dropped are those of `attention.dot_product_attention`, on every
+    mesh. `interpret` runs the kernel on CPUs, slowly, for tests.
     """
+    dropping: Any = {"dropout_rate": dropout_rate, "dropout_key": dropout_key, "dtype": dtype, "interpret": interpret}
 
-    def attend(query: Array, key: Array, value: Array, mask: Mask) -> Array:
+    def attend(query: Array, key: Array, value: Array, mask: Mask, numbers: Array) -> Array:
         key, value = (jnp.repeat(x, query.shape[2] // x.shape[2], axis=2) for x in (key, value))
-        return short.attend(query, key, value, mask, dtype=dtype, interpret=interpret).astype(jnp.float32)
+        return short.attend(query, key, value, mask, numbers, **dropping).astype(jnp.float32)
 
-    return _on_devices(attend, query, key, value, mask or Mask())
+    rows, heads = query.shape[0], query.shape[2]
+    numbers = jnp.arange(rows * heads, dtype=jnp.uint32).reshape(rows, heads)
+    return _on_devices(attend, query, key, value, mask or Mask(), numbers)
 
 
 def splash_attention(
@@ -167,14 +173,17 @@ def _or_zeros(output: Array, mask: Mask, key_length: int) -> Array:
     return jnp.where(allowed.any(axis=-1).swapaxes(1, 2)[..., None], output, 0)
 
 
-def _on_devices(attend: Callable[..., Array], query: Array, key: Array, value: Array, mask: Mask) -> Array:
+def _on_devices(
+    attend: Callable[..., Array], query: Array, key: Array, value: Array, mask: Mask, *of_heads: Array
+) -> Array:
     """Compute `attend` on every device, for its rows of the batch and its heads. XLA cannot partition kernels itself.
 
-    Rows or heads that cannot be divided evenly among their devices are computed on each of them.
+    Rows or heads that cannot be divided evenly among their devices are computed on each of them. `of_heads` are further
+    arguments of `attend`, each (B, N).
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1 or any(kind != AxisType.Auto for kind in mesh.axis_types):
-        return attend(query, key, value, mask)
+        return attend(query, key, value, mask, *of_heads)
 
     def share(axis: str, size: int) -> tuple[Any, int]:
         """Return the mesh axes of a logical axis, and their number of devices, if this number divides `size`."""
@@ -187,6 +196,6 @@ def _on_devices(attend: Callable[..., Array], query: Array, key: Array, value: A
     if key.shape[2] % devices:  # a device would not have the key-value heads of its heads
         key, value = (jnp.repeat(x, query.shape[2] // key.shape[2], axis=2) for x in (key, value))
     spec = PartitionSpec(rows, None, heads)
-    return jax.shard_map(
-        attend, mesh=mesh, in_specs=(spec, spec, spec, PartitionSpec(rows)), out_specs=spec, check_vma=False
-    )(query, key, value, mask)
+    specs = spec, spec, spec, PartitionSpec(rows), *[PartitionSpec(rows, heads)] * len(of_heads)
+    divided = jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=spec, check_vma=False)
+    return divided(query, key, value, mask, *of_heads)

@@ -171,6 +171,9 @@ def plus_bias(x: Array, bias: Array) -> Array:
     return x + product(f"{rows},{columns}->{rows}{columns}", ones, bias, precision="highest")
 
 
+GOLDEN = 0x9E3779B9  # 2³² / golden ratio, which spreads neighboring indices
+
+
 def hashed_bits(key: Array, index: Array) -> Array:
     """Return random uint32 of the shape of `index`: a hash of each uint32 in it and two words drawn from the key.
 
@@ -181,14 +184,24 @@ def hashed_bits(key: Array, index: Array) -> Array:
     Use this for dropout only. There is one round of a hash per word (lowbias32, from Wellons 2018, "Prospecting for
     Hash Functions"). The bits pass the tests in tests/models/test_numerics.py; their quality is not known beyond that.
     """
+    first, second = hash_words(key)
+    return hashed(index * jnp.uint32(GOLDEN) + first, second)
+
+
+def hash_words(key: Array) -> Array:
+    """Return the two words (2,) of uint32 that `hashed_bits` draws from a key."""
+    return jax.random.bits(key, (2,), jnp.uint32)
+
+
+def hashed(spread: Array, second: Array) -> Array:
+    """Return the bits of `hashed_bits`, given index · GOLDEN + the first word, and the second word."""
 
     def mix(h: Array) -> Array:
         h = (h ^ (h >> 16)) * jnp.uint32(0x7FEB352D)
         h = (h ^ (h >> 15)) * jnp.uint32(0x846CA68B)
         return h ^ (h >> 16)
 
-    first, second = jax.random.bits(key, (2,), jnp.uint32)
-    return mix(mix(index * jnp.uint32(0x9E3779B9) + first) ^ second)
+    return mix(mix(spread) ^ second)
 
 
 def indices(shape: tuple[int, ...]) -> Array:

@@ -1,32 +1,54 @@
-"""A Pallas kernel for TPUs: attention of short sequences, with all scores of a head in on-chip memory at once.
+"""A Pallas kernel for TPUs: attention of short sequences, with all scores of a query in on-chip memory at once.
 
 As in FlashAttention (Dao et al. 2022), the T × S matrix of weights never leaves the chip, and the backward pass
-computes it again. As the matrix is never divided, the softmax is the plain one.
+computes it again. A query sees all its keys at once, so that the softmax is the plain one.
 
 The kernel reads heads side by side, as the projections write them, so that no array is transposed. A TPU works on
 arrays of 128 columns ("lanes"). The kernel therefore computes with the 128 / H heads of such an array together. The
 part of one head has zeros in the columns of the others, which products then ignore. Where sequences are shorter than
-128, several of them form one block, and the mask keeps them apart.
+128, several of them form one block, and the mask keeps them apart. Longer sequences are computed in chunks of 128
+queries; if the mask is causal, a chunk reads only the keys up to its last query.
 
 Shapes: B batch · T query positions · S key positions · N heads · H head width · R sequences per block.
 """
 
 import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from transformer_jax.models.masks import Mask
+from transformer_jax.models.numerics import GOLDEN, hash_words, hashed
 
 Array = jax.Array
 
 LANES = 128
 SUBLANES = 16  # Lengths are padded to multiples of this: arrays of bfloat16 are stored in tiles of 16 × 128.
-LONGEST = 512  # of the sequences: at this length, the scores of a head and their gradients take 4 of 16 MiB on the chip
+LONGEST = 1024  # of the sequences
+SCORES = 2**19  # the most scores of a group of heads: the weights and their gradients take 4 of 16 MiB on the chip
 BLOCK = 2**19  # the most bytes of an array in a block: the 7 arrays of the backward pass, twice, take 7 of 16 MiB
 MASKED = -1e30  # the score of a key that a query may not attend to
+
+
+class _Options(NamedTuple):
+    """What the kernels are compiled for.
+
+    width: H.
+    causal: a query attends only to keys at its own position and before.
+    in_order: a block has one sequence, so that what is causal can be skipped.
+    cut: weights whose random bits are below are dropped; 0: no dropout.
+    size: T · S, by which the indices of weights grow from head to head.
+    """
+
+    width: int
+    causal: bool
+    in_order: bool
+    cut: int
+    size: int
+    interpret: bool
 
 
 def supports(width: int) -> bool:
@@ -34,11 +56,23 @@ def supports(width: int) -> bool:
     return LANES % width == 0 or width % LANES == 0
 
 
-def attend(query: Array, key: Array, value: Array, mask: Mask, *, dtype: str, interpret: bool) -> Array:
+def attend(
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Mask,
+    numbers: Array,
+    *,
+    dropout_rate: float = 0.0,
+    dropout_key: Array | None = None,
+    dtype: str,
+    interpret: bool,
+) -> Array:
     """Return the attention (B, T, N, H) of query (B, T, N, H) to key (B, S, N, H) and value (B, S, N, H), in `dtype`.
 
     Products have operands in `dtype` and results in float32. A query that may attend to nothing gets zeros. Only
-    reverse-mode differentiation works. `interpret` runs the kernel on CPUs.
+    reverse-mode differentiation works. `interpret` runs the kernel on CPUs. If `dropout_key` is given, weights are
+    dropped as by `layers.dropout`; `numbers` (B, N) counts the matrices (T, S) of weights in the whole array.
     """
     (batch, length, heads, width), key_length = query.shape, key.shape[1]
     together = max(1, LANES // max(_up(length, SUBLANES), _up(key_length, SUBLANES)))
@@ -56,7 +90,7 @@ def attend(query: Array, key: Array, value: Array, mask: Mask, *, dtype: str, in
         return padded.reshape(len(properties), (batch + empty[0]) // together, -1).swapaxes(0, 1)
 
     # A query may attend to a key with the same properties: the sequence and perhaps the segment. If the mask is causal,
-    # the last property is the position, and that of the key may also be before that of the query.
+    # the last of these is the position, and that of the key may also be before that of the query.
     sequence = jnp.arange(batch)[:, None]
     queries, keys = [sequence], [sequence]
     if mask.key_segments is not None:
@@ -66,7 +100,15 @@ def attend(query: Array, key: Array, value: Array, mask: Mask, *, dtype: str, in
     if mask.causal:
         queries.append(jnp.arange(length))
         keys.append(jnp.arange(key_length))
-    compute = _kernels(width, mask.causal, interpret)
+    cut = 0
+    if dropout_key is not None and (cut := round(dropout_rate * 2**32)):
+        # The index of a weight is (number · T + t) S + s. Its hash begins with a product and a sum, which are computed
+        # for queries, keys and heads apart.
+        first, second = hash_words(dropout_key)
+        index = (numbers[:, :1] * length + jnp.arange(length, dtype=jnp.uint32)[None]) * key_length
+        queries += [index * jnp.uint32(GOLDEN) + first, second]
+        keys.append(jnp.arange(key_length, dtype=jnp.uint32) * jnp.uint32(GOLDEN))
+    compute = _kernels(_Options(width, mask.causal, together == 1, cut, length * key_length, interpret))
     places = placed(queries, length), placed(keys, key_length)
     output = compute(*places, folded(query), folded(key), folded(value))
     return output.reshape(batch + empty[0], -1, heads + empty[1], width)[:batch, :length, :heads]
@@ -77,26 +119,25 @@ def _up(length: int, multiple: int) -> int:
 
 
 @functools.cache
-def _kernels(width: int, causal: bool, interpret: bool) -> Any:
+def _kernels(options: _Options) -> Any:
     """Return the function of (places of queries, places of keys, query, key, value), with its gradient."""
-    options = width, causal, interpret
 
     @jax.custom_vjp
     def compute(*inputs: Array) -> Array:
-        (output,) = _call(_forward, inputs, *options)
+        (output,) = _call(_forward, inputs, options)
         return output
 
     def forward(*inputs: Array) -> tuple[Array, tuple[Array, ...]]:
         return compute(*inputs), inputs
 
     def backward(inputs: tuple[Array, ...], cotangent: Array) -> tuple[Array | None, ...]:
-        return None, None, *_call(_backward, (*inputs, cotangent), *options)
+        return None, None, *_call(_backward, (*inputs, cotangent), options)
 
     compute.defvjp(forward, backward)
     return compute
 
 
-def _call(kernel: Any, inputs: tuple[Array, ...], width: int, causal: bool, interpret: bool) -> list[Array]:
+def _call(kernel: Any, inputs: tuple[Array, ...], options: _Options) -> list[Array]:
     """Run `_forward` or `_backward` for each block of sequences and, where sequences are long, of heads.
 
     The first two inputs are places. The outputs have the shapes of the next ones: that of the query, or of the query,
@@ -106,45 +147,73 @@ def _call(kernel: Any, inputs: tuple[Array, ...], width: int, causal: bool, inte
     from jax.experimental import pallas
     from jax.experimental.pallas import tpu
 
+    _, _, query, key, *_ = inputs
     outputs, products = (1, 2) if kernel is _forward else (3, 5)
-    columns, tile = inputs[2].shape[2], max(LANES, width)
-    longest, item = max(x.shape[1] for x in inputs[2:]), inputs[2].dtype.itemsize
-    scores = inputs[2].shape[0] * inputs[2].shape[1] * inputs[3].shape[1] * columns // width
+    columns, tile = query.shape[2], max(LANES, options.width)
+    longest, item = max(query.shape[1], key.shape[1]), query.dtype.itemsize
+    chunks = list(_chunks(query.shape[1], key.shape[1], options))
+    pairs = sum((rows.stop - rows.start) * keys for rows, keys, _ in chunks)
+    scores = query.shape[0] * pairs * columns // options.width
     wide = max(
         x for x in range(tile, columns + 1, tile) if columns % x == 0 and (x == tile or x * longest * item <= BLOCK)
     )
     places = [pallas.BlockSpec((1, *x.shape[1:]), lambda i, _: (i, 0, 0)) for x in inputs[:2]]
     arrays = [pallas.BlockSpec((1, x.shape[1], wide), lambda i, j: (i, 0, j)) for x in inputs[2:]]
+    sums = [tpu.VMEM((key.shape[1], wide), jnp.float32)] * (outputs - 1)
+
+    def run(*refs: Any) -> None:
+        kernel(*refs, first=pallas.program_id(1) * (wide // options.width), options=options)
+
     return pallas.pallas_call(
-        functools.partial(kernel, width=width, causal=causal),
-        grid=(inputs[2].shape[0], columns // wide),
+        run,
+        grid=(query.shape[0], columns // wide),
         in_specs=[*places, *arrays],
         out_specs=arrays[:outputs],
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs[2 : 2 + outputs]],
+        scratch_shapes=sums,
         compiler_params=tpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
         cost_estimate=pallas.CostEstimate(
-            flops=2 * products * scores * width,
+            flops=2 * products * scores * options.width,
             transcendentals=scores,
             bytes_accessed=sum(x.size * x.dtype.itemsize for x in (*inputs, *inputs[2 : 2 + outputs])),
         ),
-        name=f"short{kernel.__name__}",
-        interpret=interpret,
+        name=f"short{kernel.__name__}" + ("_dropout" if options.cut else ""),
+        interpret=options.interpret,
     )(*inputs)
 
 
+def _chunks(length: int, key_length: int, options: _Options) -> Iterator[tuple[slice, int, int]]:
+    """Yield chunks of queries, the last one first: which they are, how many keys they read, and of these, how many are
+    also read by the next chunk.
+    """
+    skips = options.causal and options.in_order
+    for start in reversed(range(0, length, LANES)):
+        end = min(start + LANES, length)
+        keys, again = (min(end, key_length), min(start, key_length)) if skips else (key_length, start and key_length)
+        yield slice(start, end), keys, again
+
+
 # In the kernels, scores are (keys, queries), so that the sums of the softmax run over rows, which TPUs add up faster
-# than columns.
+# than columns. The steps of several heads alternate, so that the compiler can overlap them.
 
 
-def _forward(query_places: Any, key_places: Any, q: Any, k: Any, v: Any, o: Any, *, width: int, causal: bool) -> None:
-    bias = _bias(query_places, key_places, causal)
-    for columns in _tiles(q.shape[2], width):
-        key = k[0, :, columns]
-        output = jnp.zeros((q.shape[1], key.shape[1]))
-        for query, value in zip(_heads(q[0, :, columns], width), _heads(v[0, :, columns], width), strict=True):
-            weights = _weights(key, query, bias, width)
-            output = output + _product(weights.astype(value.dtype), value, 0, 0)
-        o[0, :, columns] = output.astype(o.dtype)
+def _forward(
+    query_places: Any, key_places: Any, q: Any, k: Any, v: Any, o: Any, *, first: Any, options: _Options
+) -> None:
+    width = options.width
+    for rows, keys, _ in _chunks(q.shape[1], k.shape[1], options):
+        pairs = _pairs(query_places[0, :, rows], key_places[0, :, :keys], first, options)
+        for group in _groups(q.shape[2], pairs.bias.size, width):
+            queries = [_heads(q[0, rows, columns], width, width**-0.5) for columns in group]
+            values = [_heads(v[0, :keys, columns], width) for columns in group]
+            tiles = list(zip(group, queries, strict=True))
+            p = [[_weights(k[0, :keys, columns], query, pairs.bias) for query in tile] for columns, tile in tiles]
+            for columns, *tile in zip(group, p, values, strict=True):
+                output: Any = 0
+                for head, (weights, value) in enumerate(zip(*tile, strict=True), columns.start // width):
+                    kept = _dropped(weights, pairs, head, options)
+                    output = output + _product(kept.astype(value.dtype), value, 0, 0)
+                o[0, rows, columns] = output.astype(o.dtype)
 
 
 def _backward(
@@ -157,64 +226,122 @@ def _backward(
     dq: Any,
     dk: Any,
     dv: Any,
+    key_sums: Any,
+    value_sums: Any,
     *,
-    width: int,
-    causal: bool,
+    first: Any,
+    options: _Options,
 ) -> None:
     """Write the gradients of P V, with P = softmax(S) and S = Q Kᵀ / √H: Dao et al. 2022, Appendix B.2."""
-    bias = _bias(query_places, key_places, causal)
-    for columns in _tiles(q.shape[2], width):
-        keys, values = k[0, :, columns], v[0, :, columns]
-        parts = (_heads(x[0, :, columns], width) for x in (q, k, do))
-        sums = [jnp.zeros((x.shape[1], keys.shape[1])) for x in (q, k, v)]
-        for query, key, cotangent in zip(*parts, strict=True):
-            p = _weights(keys, query, bias, width)
-            dp = _product(values, cotangent, 1, 1)
-            ds = p * (dp - jnp.sum(p * dp, axis=0, keepdims=True)) * width**-0.5
-            p, ds = p.astype(q.dtype), ds.astype(q.dtype)
-            added = _product(ds, key, 0, 0), _product(ds, query, 1, 0), _product(p, cotangent, 1, 0)
-            sums = [a + b for a, b in zip(sums, added, strict=True)]
-        for gradient, total in zip((dq, dk, dv), sums, strict=True):
-            gradient[0, :, columns] = total.astype(gradient.dtype)
+    width = options.width
+    for rows, keys, again in _chunks(q.shape[1], k.shape[1], options):
+        pairs = _pairs(query_places[0, :, rows], key_places[0, :, :keys], first, options)
+        for group in _groups(q.shape[2], pairs.bias.size, width):
+            queries = [_heads(q[0, rows, columns], width, width**-0.5) for columns in group]
+            cotangents = [_heads(do[0, rows, columns], width) for columns in group]
+            tiles = list(zip(group, queries, strict=True))
+            p = [[_weights(k[0, :keys, columns], query, pairs.bias) for query in tile] for columns, tile in tiles]
+            tiles = list(zip(group, cotangents, strict=True))
+            dp = [[_product(v[0, :keys, columns], cotangent, 1, 1) for cotangent in tile] for columns, tile in tiles]
+            for columns, *tile in zip(group, queries, cotangents, p, dp, strict=True):
+                sums: Any = 0, 0, 0
+                parts = zip(*tile, _heads(k[0, :keys, columns], width), strict=True)
+                for head, (query, cotangent, weights, slope, key) in enumerate(parts, columns.start // width):
+                    kept, slope = (_dropped(x, pairs, head, options) for x in (weights, slope))
+                    ds = weights * (slope - jnp.sum(weights * slope, axis=0, keepdims=True))
+                    kept, ds = kept.astype(q.dtype), ds.astype(q.dtype)
+                    added = _product(ds, key, 0, 0), _product(ds, query, 1, 0), _product(kept, cotangent, 1, 0)
+                    sums = [a + b for a, b in zip(sums, added, strict=True)]
+                dq[0, rows, columns] = (sums[0] * width**-0.5).astype(dq.dtype)
+                for total, so_far, gradient in ((sums[1], key_sums, dk), (sums[2], value_sums, dv)):
+                    if rows.stop < q.shape[1]:
+                        total = total + so_far[:keys, columns]
+                    elif keys < k.shape[1]:
+                        gradient[0, keys:, columns] = jnp.zeros((k.shape[1] - keys, total.shape[1]), gradient.dtype)
+                    if again:
+                        so_far[:again, columns] = total[:again]
+                    if again < keys:
+                        gradient[0, again:keys, columns] = total[again:].astype(gradient.dtype)
 
 
-def _bias(query_places: Any, key_places: Any, causal: bool) -> Array:
-    """Return what to add to the scores (keys, queries): 0, or MASKED where a query may not attend to a key."""
-    queries, keys = query_places[0], key_places[0]
+class _Pairs(NamedTuple):
+    """Properties of pairs of keys and queries.
+
+    bias: (keys, queries), what to add to the scores: 0, or MASKED where a query may not attend to a key.
+    spread: (keys, queries), what dropout hashes in the first head, and the second word (1, queries) of the hash; None:
+        no dropout.
+    """
+
+    bias: Array
+    spread: tuple[Array, Array] | None
+
+
+def _pairs(queries: Array, keys: Array, first: Any, options: _Options) -> _Pairs:
+    """Return the properties of pairs, given the places of queries (P, queries) and of keys (P, keys), and the number of
+    the first head.
+    """
     shape = keys.shape[1], queries.shape[1]
 
     def pair(i: int) -> tuple[Array, Array]:
         row = jnp.broadcast_to(keys[i : i + 1], shape[::-1])
         return jnp.transpose(row), jnp.broadcast_to(queries[i : i + 1], shape)
 
-    bias = jnp.zeros(shape, jnp.float32)
-    for i in range(len(queries)):
+    bias, properties = jnp.zeros(shape, jnp.float32), len(keys) - bool(options.cut)
+    for i in range(properties):
         key, query = pair(i)
-        bias = jnp.where(key <= query if causal and i == len(queries) - 1 else key == query, bias, MASKED)
-    return bias
+        bias = jnp.where(key <= query if options.causal and i == properties - 1 else key == query, bias, MASKED)
+    if not options.cut:
+        return _Pairs(bias, None)
+    key, query = pair(properties)
+    spread = key + query + first * _step(options, 1)
+    return _Pairs(bias, (spread, queries[properties + 1 :]))
 
 
-def _tiles(columns: int, width: int) -> Iterator[slice]:
-    """Yield the columns that are computed together: those of one head, or of the heads that share 128 lanes."""
+def _groups(columns: int, scores: int, width: int) -> Iterator[list[slice]]:
+    """Yield the columns of groups of heads with so many scores each.
+
+    A slice has the columns that are computed together: those of one head, or of the heads that share 128 lanes.
+    """
     tile = max(LANES, width)
-    return (slice(start, start + tile) for start in range(0, columns, tile))
+    tiles = [slice(start, start + tile) for start in range(0, columns, tile)]
+    size = max(1, SCORES // (scores * tile // width))
+    return (tiles[i : i + size] for i in range(0, len(tiles), size))
 
 
-def _heads(x: Array, width: int) -> list[Array]:
-    """Return x (length, columns) once for each head, with zeros in the columns of other heads."""
+def _heads(x: Array, width: int, factor: float = 1.0) -> list[Array]:
+    """Return factor · x (length, columns) once for each head, with zeros in the columns of other heads."""
+    scaled = x.astype(jnp.float32) * factor
     if x.shape[1] == width:
-        return [x]
+        return [scaled.astype(x.dtype)]
     lane = jax.lax.broadcasted_iota(jnp.int32, (1, x.shape[1]), 1)
     own = [(start <= lane) & (lane < start + width) for start in range(0, x.shape[1], width)]
-    return [jnp.where(here, x.astype(jnp.float32), 0).astype(x.dtype) for here in own]
+    return [jnp.where(here, scaled, 0).astype(x.dtype) for here in own]
 
 
-def _weights(key: Array, query: Array, bias: Array, width: int) -> Array:
-    """Return the softmax (keys, queries) over the keys; zeros for a query that may attend to none of them."""
-    scores = _product(key, query, 1, 1) * width**-0.5 + bias
+def _weights(key: Array, query: Array, bias: Array) -> Array:
+    """Return the softmax (keys, queries) over the keys; zeros for a query that may attend to none of them.
+
+    The query is divided by √H.
+    """
+    scores = _product(key, query, 1, 1) + bias
     highest = jnp.max(scores, axis=0, keepdims=True)
     exp = jnp.exp(scores - highest)
     return exp * jnp.where(highest > MASKED / 2, 1 / jnp.sum(exp, axis=0, keepdims=True), 0)
+
+
+def _dropped(x: Array, pairs: _Pairs, head: int, options: _Options) -> Array:
+    """Apply dropout to the weights (keys, queries) of a head, or to their cotangent."""
+    if pairs.spread is None:
+        return x
+    spread, second = (jax.lax.bitcast_convert_type(x, jnp.uint32) for x in pairs.spread)
+    bits = hashed(spread + _step(options, head).astype(jnp.uint32), second)
+    # A selection of x itself would become a masked product, in which libtpu 0.0.42 fails.
+    return x * jnp.where(bits >= jnp.uint32(options.cut), 2**32 / (2**32 - options.cut), 0)
+
+
+def _step(options: _Options, heads: int) -> np.int32:
+    """Return by how much what dropout hashes grows over so many heads."""
+    return np.uint32(heads * options.size * GOLDEN % 2**32).astype(np.int32)
 
 
 def _product(a: Array, b: Array, axis_a: int, axis_b: int) -> Array:

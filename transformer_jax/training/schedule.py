@@ -131,9 +131,14 @@ KERNELS = {"fwd": (1, 1), "dq": (2, 1), "dkv": (2, 2)}
 
 # The cycles of our kernels for each 1,024 scores that they compute, as many as fit a register, are a + b / S, with S
 # keys in a block. (a, b) are fitted to libtpu's static profile of the kernel alone for v5e (the option
-# `--xla_jf_dump_static_llo_profile_to`), with S = 128 and 512 and 16 heads of 64 in bfloat16. By the same profile, v5p
-# takes half as many cycles; v6e takes 1.8 times as many forward with S = 128, and fewer in the other cases.
-CYCLES = {"short_forward": (5.5, 500), "short_backward": (9.6, 1470)}
+# `--xla_jf_dump_static_llo_profile_to`), with S = 128, 512 and 1,024 and 16 heads of 64 in bfloat16. By the same
+# profile, v5p takes half as many cycles without dropout, and v6e 0.6 to 0.8 times as many.
+CYCLES = {
+    "short_forward": (4.9, 330),
+    "short_backward": (12.8, 30),
+    "short_forward_dropout": (11.2, 0),
+    "short_backward_dropout": (17.7, 0),
+}
 _COST = re.compile(r'"cost_estimate":\{"flops":"(\d+)","transcendentals":"(\d+)"')
 _OPERANDS = re.compile(r"operand_layout_constraints=\{(.*?\})\}")
 
@@ -143,7 +148,7 @@ def kernel_cycles(instruction: Instruction) -> float:
 
     The second operand has the keys of a block as its last axis.
     """
-    name, cost = re.search(r"\b(short_\w+ward)\b", instruction.op_name), _COST.search(instruction.text)
+    name, cost = re.search(r"\b(short_\w+)\b", instruction.op_name), _COST.search(instruction.text)
     operands = _OPERANDS.search(instruction.text)
     if not (name and cost and operands):
         return 0
