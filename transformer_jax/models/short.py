@@ -253,15 +253,25 @@ def _backward(
                     added = _product(ds, key, 0, 0), _product(ds, query, 1, 0), _product(kept, cotangent, 1, 0)
                     sums = [a + b for a, b in zip(sums, added, strict=True)]
                 dq[0, rows, columns] = (sums[0] * width**-0.5).astype(dq.dtype)
-                for total, so_far, gradient in ((sums[1], key_sums, dk), (sums[2], value_sums, dv)):
-                    if rows.stop < q.shape[1]:
-                        total = total + so_far[:keys, columns]
-                    elif keys < k.shape[1]:
-                        gradient[0, keys:, columns] = jnp.zeros((k.shape[1] - keys, total.shape[1]), gradient.dtype)
-                    if again:
-                        so_far[:again, columns] = total[:again]
-                    if again < keys:
-                        gradient[0, again:keys, columns] = total[again:].astype(gradient.dtype)
+                last = rows.stop == q.shape[1]
+                _add(sums[1], key_sums, dk, columns, again, last)
+                _add(sums[2], value_sums, dv, columns, again, last)
+
+
+def _add(total: Array, so_far: Any, gradient: Any, columns: slice, again: int, last: bool) -> None:
+    """Add what a chunk of queries gives to the gradients of the keys or values that it reads: `total` (keys, columns).
+
+    The last chunk is the first to be computed. The gradients of keys that the next one does not read are complete.
+    """
+    keys, complete = len(total), gradient.shape[1]
+    if not last:
+        total = total + so_far[:keys, columns]
+    elif keys < complete:  # the others are after all queries
+        gradient[0, keys:, columns] = jnp.zeros((complete - keys, total.shape[1]), gradient.dtype)
+    if again:
+        so_far[:again, columns] = total[:again]
+    if again < keys:
+        gradient[0, again:keys, columns] = total[again:].astype(gradient.dtype)
 
 
 class _Pairs(NamedTuple):
