@@ -27,7 +27,7 @@ Array = jax.Array
 
 LANES = 128
 SUBLANES = 16  # Lengths are padded to multiples of this: arrays of bfloat16 are stored in tiles of 16 × 128.
-LONGEST = 1024  # of the sequences
+LONGEST = 1024  # of the sequences: at this length, libtpu needs a minute for the kernels, at 2,048 more than two
 SCORES = 2**19  # the most scores of a group of heads: the weights and their gradients take 4 of 16 MiB on the chip
 BLOCK = 2**19  # the most bytes of an array in a block: the 7 arrays of the backward pass, twice, take 7 of 16 MiB
 MASKED = -1e30  # the score of a key that a query may not attend to
