@@ -163,6 +163,8 @@ s32[7,1,100]{{2,1,0}}, bf16[7,64,128]{{2,1,0}}}}, metadata={{op_name=\
     assert found.estimate == 999
     slow = dataclasses.replace(UNIT, clock=0.01)
     assert read_schedule(parse(text), slow).estimate == pytest.approx(3 * cycles / 0.01)
+    half = dataclasses.replace(slow, kernel_cycles=0.5)
+    assert read_schedule(parse(text), half).estimate == pytest.approx(1.5 * cycles / 0.01)
 
 
 def test_blocks_above_the_diagonal_do_not_count():

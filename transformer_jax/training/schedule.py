@@ -82,7 +82,8 @@ def read_schedule(program: Program, chip: Chip, turns: int = 1) -> Schedule:
             size, part = _bytes(program, instruction, computation), part_of(instruction.op_name)
             least = max(products / chip.peak, size / chip.bandwidth)
             bound[part] += times * least
-            estimate[part] += times * max(least, kernel_cycles(instruction) / (chip.clock or math.inf))
+            cycles = chip.kernel_cycles * kernel_cycles(instruction)
+            estimate[part] += times * max(least, cycles / (chip.clock or math.inf))
             flops, moved = flops + times * products, moved + times * size
         elif program.computes(instruction):
             products, size = _flops(program, instruction, computation), _bytes(program, instruction, computation)
@@ -131,8 +132,7 @@ KERNELS = {"fwd": (1, 1), "dq": (2, 1), "dkv": (2, 2)}
 
 # The cycles of our kernels for each 1,024 scores that they compute, as many as fit a register, are a + b / S, with S
 # keys in a block. (a, b) are fitted to libtpu's static profile of the kernel alone for v5e (the option
-# `--xla_jf_dump_static_llo_profile_to`), with S = 128, 512 and 1,024 and 16 heads of 64 in bfloat16. By the same
-# profile, v5p takes half as many cycles without dropout, and v6e 0.6 to 0.8 times as many.
+# `--xla_jf_dump_static_llo_profile_to`), with S = 128, 512 and 1,024 and 16 heads of 64 in bfloat16.
 CYCLES = {
     "short_forward": (4.9, 330),
     "short_backward": (12.8, 30),
@@ -144,7 +144,7 @@ _OPERANDS = re.compile(r"operand_layout_constraints=\{(.*?\})\}")
 
 
 def kernel_cycles(instruction: Instruction) -> float:
-    """Return the estimated cycles of a kernel of `models.short`, or 0 for another instruction.
+    """Return the estimated cycles of a kernel of `models.short` on a v5e, or 0 for another instruction.
 
     The second operand has the keys of a block as its last axis.
     """
