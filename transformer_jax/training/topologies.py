@@ -103,9 +103,7 @@ _SQUARES, _CUBES = "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16", "2x2x1 2x2x2 2x2x4 2x4x
 CHIPS = {
     "v4": _chip("TPU v4", 15.25, 1228e9, 4, 128, _CUBES, parts=2),
     "v5e": _chip("TPU v5e", 15.75, 819e9, 4, 128, _SQUARES),
-    "v5p": _chip(
-        "TPU v5p", 95.74, 2765e9, 8, 128, _CUBES + " 4x4x8 4x8x8 8x8x8", kernel_cycles=0.5
-    ),
+    "v5p": _chip("TPU v5p", 95.74, 2765e9, 8, 128, _CUBES + " 4x4x8 4x8x8 8x8x8", kernel_cycles=0.5),
     "v6e": _chip("TPU v6e", 31.25, 1640e9, 4, 256, _SQUARES, kernel_cycles=0.8),
     "tpu7x": _chip("TPU7x", 94.75, 7380e9, 4, 256, _CUBES, parts=2),
     # SXM: https://resources.nvidia.com/en-us-gpu-resources/h100-datasheet-24306. Layouts are hosts × 1 × GPUs per host.
