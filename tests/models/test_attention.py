@@ -163,9 +163,9 @@ def test_kernels_are_refused_on_other_platforms(implementation, backend, monkeyp
 def test_short_attention_refuses_long_sequences(monkeypatch):
     monkeypatch.setattr(attention, "platform", lambda: "tpu")
     module = MultiHeadAttention(2, 8, 8, 8, implementation="short")
-    message = "supports at most 1024 positions, but there are 3 queries and 1025 keys; use 'auto'"
+    message = "supports at most 256 positions, but there are 3 queries and 257 keys; use 'auto'"
     with pytest.raises(ValueError, match=message):
-        module.init(jax.random.key(0), jnp.ones((1, 3, 8)), jnp.ones((1, 1025, 8)))
+        module.init(jax.random.key(0), jnp.ones((1, 3, 8)), jnp.ones((1, 257, 8)))
 
 
 def test_weights_sum_to_one_and_are_zero_where_masked():
@@ -471,6 +471,11 @@ NO_DROPOUT = "splash does not support this value of attention_dropout_rate"
         ("tpu", 256, 1025, {}, "splash", "at least 256 (tpu)"),
         ("tpu", 255, 1025, {}, "einsum", "fewer than 256 (tpu)"),
         ("tpu", 64, 2048, {}, "blocked", "at least 2048 (tpu)"),
+        ("tpu", 512, 513, {"head_dim": 256, "value_dim": 256}, "splash", "at least 256 (tpu)"),
+        (
+            *("tpu", 255, 513, {"head_dim": 256, "value_dim": 256}, "einsum"),
+            "fewer than 256 (tpu; short does not support more than 512 positions with this head_dim)",
+        ),
         ("tpu", 256, 300, {"value_dim": 8}, "splash", "at least 256 (tpu)"),
         (
             *("tpu", 64, 64, {"value_dim": 8}, "einsum"),
@@ -494,18 +499,19 @@ def test_auto_is_a_kernel_of_the_platform(backend, length, key_length, options, 
     attention.choose.cache_clear()
     monkeypatch.setattr(attention, "platform", lambda: backend.removeprefix("old "))
     monkeypatch.setattr(attention, "cudnn_runs_here", lambda: not backend.startswith("old"))
-    called = []
+    called, dropping = [], []
 
     def kernel(called_name):
-        def attend(query, key, value, **_):
+        def attend(query, key, value, **options):
             called.append(called_name)
+            dropping.append((options.get("dropout_rate", 0), "dropout_key" in options))
             return jnp.zeros((*query.shape[:3], value.shape[-1]))
 
         return attend
 
     for called_name in ("short", "splash", "cudnn", "blocked"):
         monkeypatch.setitem(attention.FUNCTIONS, called_name, kernel(called_name))
-    module = MultiHeadAttention(2, 8, 16, implementation="auto", **{"value_dim": 16, **options})
+    module = MultiHeadAttention(2, 8, implementation="auto", **{"head_dim": 64, "value_dim": 64, **options})
     x, memory = normal(1, length, 8), normal(1, key_length, 8)
     boxed = jax.eval_shape(module.clone(implementation="einsum").init, jax.random.key(0), x, memory)
     variables = {"params": nn.unbox(boxed["params"])}
@@ -520,8 +526,11 @@ def test_auto_is_a_kernel_of_the_platform(backend, length, key_length, options, 
     assert [r.getMessage() for r in caplog.records if r.name == attention.log.name] == [
         f"attention of {length} to {key_length} positions: {name}, as there are {why}"
     ]
-    if "dropout_rate" in options:
+    rate = options.get("dropout_rate", 0)
+    assert set(dropping) == ({(rate, rate > 0)} if called else set())
+    if rate:
         run()
+        assert dropping[-1] == (0, False)
         assert called[-1] == ("short" if length <= 1024 else "splash")  # without a key, there is no dropout
     attention.choose.cache_clear()
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import on_devices
 
-from transformer_jax.models import kernels, masks
+from transformer_jax.models import kernels, masks, short
 from transformer_jax.models.attention import dot_product_attention
 from transformer_jax.models.kernels import cudnn_attention, short_attention, splash_attention
 
@@ -116,16 +116,26 @@ def test_short_attention_drops_other_weights_in_each_sentence_of_a_block():
     agrees(masks.CAUSAL, 5, 5, 8, 7, 20, 33, dropout_rate=0.5, dropout_key=jax.random.key(7))
 
 
-def agrees(mask, heads, kv_heads, width, rows, length, keys, **dropping):
+@pytest.mark.parametrize("mask", [None, masks.CAUSAL])
+def test_heads_of_several_blocks_and_groups_drop_weights_of_their_own(mask, monkeypatch):
+    """Each block and each group has as few heads as possible: those of 128 columns."""
+    monkeypatch.setattr(short, "BLOCK", 1)
+    monkeypatch.setattr(short, "SCORES", 1)
+    short._kernels.cache_clear()
+    agrees(mask, 5, 5, 64, 2, T, T, dropout_rate=0.3, dropout_key=jax.random.key(1))
+    short._kernels.cache_clear()
+
+
+def agrees(mask, heads, kv_heads, width, rows, length, keys, *, dtype="float32", within=2e-6, **dropping):
     """Compare short attention with the reference, and queries without keys with zeros."""
     inputs = normal(rows, length, heads, width), *(normal(rows, keys, kv_heads, width, seed=seed) for seed in (1, 2))
     cotangent = normal(rows, length, heads, width, seed=3)
-    attend = functools.partial(short_attention, mask=mask, interpret=True, **dropping)
+    attend = functools.partial(short_attention, mask=mask, interpret=True, dtype=dtype, **dropping)
     expected, found = (
         jax.jit(functools.partial(with_gradients, attend))(inputs, cotangent)
         for attend in (functools.partial(reference, mask=mask, **dropping), attend)
     )
-    assert apart(expected, found) < 2e-6
+    assert apart(expected, found) < within
     allowed = None if mask is None else mask.part(0, length, 0, keys)
     if allowed is not None:
         alone = ~np.broadcast_to(allowed, (rows, 1, length, keys))[:, 0].any(axis=-1)
@@ -139,6 +149,14 @@ def test_short_attention_computes_in_bfloat16():
     assert output.dtype == jnp.float32
     np.testing.assert_array_equal(output, output.astype(jnp.bfloat16).astype(jnp.float32))
     assert 1e-4 < apart([reference(query, key, value, mask=masks.CAUSAL)], [output]) < 2e-2
+    dropping = {"dropout_rate": 0.3, "dropout_key": jax.random.key(3)}
+    agrees(masks.CAUSAL, N, N, 64, B, T, T, dtype="bfloat16", within=2e-2, **dropping)
+
+
+def test_wide_and_narrow_heads_and_float32_shorten_the_longest_sequences():
+    """A block's arrays have at most 2¹⁹ bytes, and the scores of heads that share 128 columns at most 2¹⁹ elements."""
+    sizes = [(64, "bfloat16"), (64, "float32"), (256, "bfloat16"), (256, "float32"), (16, "bfloat16"), (8, "bfloat16")]
+    assert [short.longest(*size) for size in sizes] == [1024, 1024, 1024, 512, 512, 256]
 
 
 def test_blocks_are_few_equal_and_at_most_512_positions():

@@ -155,15 +155,15 @@ def test_our_kernels_state_what_they_compute(name, cycles):
   %k = bf16[1,1,1]{{2,1,0}} custom-call(%a), custom_call_target="tpu_custom_call", \
 operand_layout_constraints={{s32[7,1,64]{{2,1,0}}, \
 s32[7,1,100]{{2,1,0}}, bf16[7,64,128]{{2,1,0}}}}, metadata={{op_name=\
-"jit(train_step)/transpose(jvp(T))/self_attention/{name}/pallas_call"}}, backend_config={{"custom_call_config":\
-{{"cost_estimate":{{"flops":"999","transcendentals":"3072","bytes_accessed":"7"}}}}}}
+"jit(train_step)/transpose(jvp(T))/self_attention/jit(short_attention)/{name}/pallas_call"}}, \
+backend_config={{"custom_call_config":{{"cost_estimate":{{"flops":"999","transcendentals":"3072","bytes_accessed":"7"}}}}}}
 }}"""
     found = read_schedule(parse(text), UNIT)
     assert (found.flops, list(found.parts), found.bound) == (999, ["attention"], 999)
     assert found.estimate == 999
     slow = dataclasses.replace(UNIT, clock=0.01)
     assert read_schedule(parse(text), slow).estimate == pytest.approx(3 * cycles / 0.01)
-    half = dataclasses.replace(slow, kernel_cycles=0.5)
+    half = dataclasses.replace(slow, kernel_slowness=0.5)
     assert read_schedule(parse(text), half).estimate == pytest.approx(1.5 * cycles / 0.01)
 
 
@@ -246,9 +246,11 @@ ENTRY %main (p: f32[3]) -> f32[3] {
 def test_collectives_that_overlap_with_computation():
     found, _ = read_collectives(CHAINS)
     assert set(found) == {
-        Collective("all-gather", 8, 2, 2 * 96, 2 * 84, overlapped=1),  # each once, although a chain repeats it
+        Collective(
+            "all-gather", 8, 2, 2 * 96, 2 * 84, overlapped=1, meanwhile=84
+        ),  # each once, although a chain repeats it
         Collective("reduce-scatter", 8, 1, 96, 84),
-        Collective("all-reduce", 8, 1, 20, 35, overlapped=1),
+        Collective("all-reduce", 8, 1, 20, 35, overlapped=1, meanwhile=35),
     }
 
 
@@ -363,6 +365,6 @@ def test_collectives_of_gpu_programs():
     """The bytes are those of full arrays: the results of an all-gather, the operands of a reduce-scatter."""
     found, _ = read_collectives(GPU)
     assert set(found) == {
-        Collective("all-gather", 8, 1, 4 * (24 + 40), 4 * (24 + 40) * 7 // 8, overlapped=1),
+        Collective("all-gather", 8, 1, 4 * (24 + 40), sent := 4 * (24 + 40) * 7 // 8, overlapped=1, meanwhile=sent),
         Collective("reduce-scatter", 8, 1, 4 * 16 * 3, 4 * 16 * 3 * 7 // 8, overlapped=0),  # only a bitcast runs
     }

@@ -282,8 +282,8 @@ def compiled(kernel, length, topology, tensor=1, options=""):
 
 @pytest.mark.parametrize(("estimate", "shown"), [(0.1, "108.0 ms, at least 68.0 ms"), (None, "at least 68.0 ms")])
 def test_communication_that_does_not_overlap_adds_to_the_time(estimate, shown):
-    """Of four all-gathers, which send 1,000 bytes, three overlap. The all-reduces do not."""
-    sent = [Collective("all-gather", 8, 4, 0, 1_000, 3), Collective("all-reduce", 8, 5, 0, 1_750)]
+    """All-gathers send 1,000 bytes, of these 750 while the device computes. The all-reduces do not overlap."""
+    sent = [Collective("all-gather", 8, 4, 0, 1_000, 1, 750), Collective("all-reduce", 8, 5, 0, 1_750)]
     found = target.Target(
         *("v5e:2x4", {"data": 8}, "train", 1, {}, 1, 8.0, 0, 0, 0, 1, 0.0),
         schedule=Schedule({"loss": Time(estimate, 0.06)}, 0, 0.0, 0),
@@ -292,7 +292,7 @@ def test_communication_that_does_not_overlap_adds_to_the_time(estimate, shown):
     )
     rows = dict(target.table_rows(found, CHIPS["v5e"], link=250_000))
     assert rows["communication at 0.00025 GB/s (estimate)"] == "11 ms, 3 ms of it during computations"
-    assert rows["time with the other communication (estimate)"] == shown
+    assert rows["time with what does not overlap (estimate)"] == shown
 
 
 @needs_libtpu

@@ -421,6 +421,10 @@ class MultiHeadAttention(nn.Module):
     def _unsupported(self, implementation: str, dropout_rate: float) -> Iterator[tuple[str, str]]:
         return unsupported(implementation, dropout_rate, self.positions, self.dtype, self.head_dim, self.value_dim)
 
+    @property
+    def _longest(self) -> int:
+        return short.longest(self.head_dim, self.dtype)
+
     def _implementation(self, mask: Any, bias: Array | None, length: int, key_length: int, dropping: bool) -> str:
         """Return the implementation for these arguments. `dropping`: there is dropout on the weights."""
         if self.implementation in ("einsum", "jax"):
@@ -435,10 +439,12 @@ class MultiHeadAttention(nn.Module):
             missing = [[f"this value of {name}" for name, _ in self._unsupported(kernel, rate)] for kernel in kernels]
             if "cudnn" in kernels and not cudnn_runs_here():
                 missing[0].append("this device")
+            if "short" in kernels and not missing[0] and self._longest < max(length, key_length) <= short.LONGEST:
+                missing[0].append(f"more than {self._longest} positions with this head_dim")
             return choose(length, key_length, backend, tuple(" or ".join(names) for names in missing))
-        if self.implementation == "short" and max(length, key_length) > short.LONGEST:
+        if self.implementation == "short" and max(length, key_length) > self._longest:
             raise ValueError(
-                f"implementation = 'short': supports at most {short.LONGEST} positions, but there are {length} queries "
+                f"implementation = 'short': supports at most {self._longest} positions, but there are {length} queries "
                 f"and {key_length} keys; use 'auto'"
             )
         if self.implementation == "blocked" or self.implementation in kernels:

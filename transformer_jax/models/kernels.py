@@ -1,7 +1,7 @@
 """Attention by kernels for accelerators, which keep the T × S matrix of weights on the chip: Pallas and cuDNN.
 
-Dao et al. 2022 (FlashAttention). The values are those of `attention.dot_product_attention` up to rounding. There is no
-dropout on the weights, and the weights are not returned.
+Dao et al. 2022 (FlashAttention). The values are those of `attention.dot_product_attention` up to rounding. Only
+`short_attention` can drop weights. None of them returns the weights.
 
 Shapes: B batch · T query positions · S key positions · N heads · K key-value heads · H head width (d_k) ·
 H' head width of values (d_v).
@@ -45,10 +45,10 @@ def short_attention(
     """Compute attention with `short.attend`, our Pallas kernel for TPUs, on every device of the mesh in scope.
 
     query (B, T, N, H), key (B, S, K, H), value (B, S, K, H) → (B, T, N, H), float32. Head n reads key-value head
-    n // (N / K). Inputs and the output are rounded to `dtype`. T and S are at most `short.LONGEST`, and H divides 128
-    or is a multiple of it. A query that may attend to nothing gets zeros. Only reverse-mode differentiation works.
-    If `dropout_key` is given, the weights that are dropped are those of `attention.dot_product_attention`, on every
-    mesh. `interpret` runs the kernel on CPUs, slowly, for tests.
+    n // (N / K). Inputs and the output are rounded to `dtype`. T and S are at most `short.longest(H, dtype)`, and H
+    divides 128 or is a multiple of it. A query that may attend to nothing gets zeros. Only reverse-mode differentiation
+    works. If `dropout_key` is given, the weights that are dropped are those of `attention.dot_product_attention`, on
+    every mesh. `interpret` runs the kernel on CPUs, slowly, for tests.
     """
     dropping: Any = {"dropout_rate": dropout_rate, "dropout_key": dropout_key, "dtype": dtype, "interpret": interpret}
 

@@ -27,9 +27,11 @@ Array = jax.Array
 
 LANES = 128
 SUBLANES = 16  # Lengths are padded to multiples of this: arrays of bfloat16 are stored in tiles of 16 × 128.
-LONGEST = 1024  # of the sequences: at this length, libtpu needs a minute for the kernels, at 2,048 more than two
-SCORES = 2**19  # the most scores of a group of heads: the weights and their gradients take 4 of 16 MiB on the chip
-BLOCK = 2**19  # the most bytes of an array in a block: the 7 arrays of the backward pass, twice, take 7 of 16 MiB
+LONGEST = 1024  # the longest sequence: libtpu takes a minute to compile the kernels for it, and more than two for 2,048
+# What is in the 16 MiB that a kernel gets on the chip: the 7 arrays of the backward pass, twice, take up to 7 MiB; sums
+# of gradients in float32 up to 2; weights and their gradients in a group of heads up to 4.
+BLOCK = 2**19  # the most bytes of an array in a block
+SCORES = 2**19  # the most scores of a group of heads
 MASKED = -1e30  # the score of a key that a query may not attend to
 
 
@@ -38,14 +40,14 @@ class _Options(NamedTuple):
 
     width: H.
     causal: a query attends only to keys at its own position and before.
-    in_order: a block has one sequence, so that what is causal can be skipped.
-    cut: weights whose random bits are below are dropped; 0: no dropout.
+    single: a block has one sequence, so that keys after a chunk of queries can be skipped.
+    cut: weights whose random bits are below this are dropped; 0 means no dropout.
     size: T · S, by which the indices of weights grow from head to head.
     """
 
     width: int
     causal: bool
-    in_order: bool
+    single: bool
     cut: int
     size: int
     interpret: bool
@@ -54,6 +56,12 @@ class _Options(NamedTuple):
 def supports(width: int) -> bool:
     """Return True if the kernel supports heads of this width."""
     return LANES % width == 0 or width % LANES == 0
+
+
+def longest(width: int, dtype: str) -> int:
+    """Return the length of the longest sequences that the kernel has room for, with heads of a supported width."""
+    tile = max(LANES, width)
+    return min(LONGEST, BLOCK // (tile * jnp.dtype(dtype).itemsize), SCORES // (LANES * (tile // width)))
 
 
 def attend(
@@ -85,7 +93,7 @@ def attend(
 
     def placed(properties: list[Array], length: int) -> Array:
         """Fold P properties of positions, each (B, T), to (B / R, P, R T). Padding is -1."""
-        stacked = jnp.stack([jnp.broadcast_to(x, (batch, length)).astype(jnp.int32) for x in properties])
+        stacked = jnp.stack([jnp.broadcast_to(x.astype(jnp.int32), (batch, length)) for x in properties])
         padded = jnp.pad(stacked, ((0, 0), (0, empty[0]), (0, -length % SUBLANES)), constant_values=-1)
         return padded.reshape(len(properties), (batch + empty[0]) // together, -1).swapaxes(0, 1)
 
@@ -106,8 +114,9 @@ def attend(
         # for queries, keys and heads apart.
         first, second = hash_words(dropout_key)
         index = (numbers[:, :1] * length + jnp.arange(length, dtype=jnp.uint32)[None]) * key_length
-        queries += [index * jnp.uint32(GOLDEN) + first, second]
-        keys.append(jnp.arange(key_length, dtype=jnp.uint32) * jnp.uint32(GOLDEN))
+        spread = jnp.arange(key_length, dtype=jnp.uint32) * jnp.uint32(GOLDEN)
+        queries += [jax.lax.bitcast_convert_type(x, jnp.int32) for x in (index * jnp.uint32(GOLDEN) + first, second)]
+        keys.append(jax.lax.bitcast_convert_type(spread, jnp.int32))
     compute = _kernels(_Options(width, mask.causal, together == 1, cut, length * key_length, interpret))
     places = placed(queries, length), placed(keys, key_length)
     output = compute(*places, folded(query), folded(key), folded(value))
@@ -183,10 +192,10 @@ def _call(kernel: Any, inputs: tuple[Array, ...], options: _Options) -> list[Arr
 
 
 def _chunks(length: int, key_length: int, options: _Options) -> Iterator[tuple[slice, int, int]]:
-    """Yield chunks of queries, the last one first: which they are, how many keys they read, and of these, how many are
-    also read by the next chunk.
+    """Yield chunks of queries, from the end of the sequence to its beginning: which they are, how many keys they read,
+    and how many of these the chunk before also reads.
     """
-    skips = options.causal and options.in_order
+    skips = options.causal and options.single
     for start in reversed(range(0, length, LANES)):
         end = min(start + LANES, length)
         keys, again = (min(end, key_length), min(start, key_length)) if skips else (key_length, start and key_length)
@@ -203,7 +212,7 @@ def _forward(
     width = options.width
     for rows, keys, _ in _chunks(q.shape[1], k.shape[1], options):
         pairs = _pairs(query_places[0, :, rows], key_places[0, :, :keys], first, options)
-        for group in _groups(q.shape[2], pairs.bias.size, width):
+        for group in _groups(q.shape[2], keys, width):
             queries = [_heads(q[0, rows, columns], width, width**-0.5) for columns in group]
             values = [_heads(v[0, :keys, columns], width) for columns in group]
             tiles = list(zip(group, queries, strict=True))
@@ -211,7 +220,7 @@ def _forward(
             for columns, *tile in zip(group, p, values, strict=True):
                 output: Any = 0
                 for head, (weights, value) in enumerate(zip(*tile, strict=True), columns.start // width):
-                    kept = _dropped(weights, pairs, head, options)
+                    kept = weights * _factor(pairs, head, options)
                     output = output + _product(kept.astype(value.dtype), value, 0, 0)
                 o[0, rows, columns] = output.astype(o.dtype)
 
@@ -236,7 +245,7 @@ def _backward(
     width = options.width
     for rows, keys, again in _chunks(q.shape[1], k.shape[1], options):
         pairs = _pairs(query_places[0, :, rows], key_places[0, :, :keys], first, options)
-        for group in _groups(q.shape[2], pairs.bias.size, width):
+        for group in _groups(q.shape[2], keys, width):
             queries = [_heads(q[0, rows, columns], width, width**-0.5) for columns in group]
             cotangents = [_heads(do[0, rows, columns], width) for columns in group]
             tiles = list(zip(group, queries, strict=True))
@@ -247,7 +256,8 @@ def _backward(
                 sums: Any = 0, 0, 0
                 parts = zip(*tile, _heads(k[0, :keys, columns], width), strict=True)
                 for head, (query, cotangent, weights, slope, key) in enumerate(parts, columns.start // width):
-                    kept, slope = (_dropped(x, pairs, head, options) for x in (weights, slope))
+                    factor = _factor(pairs, head, options)
+                    kept, slope = weights * factor, slope * factor
                     ds = weights * (slope - jnp.sum(weights * slope, axis=0, keepdims=True))
                     kept, ds = kept.astype(q.dtype), ds.astype(q.dtype)
                     added = _product(ds, key, 0, 0), _product(ds, query, 1, 0), _product(kept, cotangent, 1, 0)
@@ -261,12 +271,13 @@ def _backward(
 def _add(total: Array, so_far: Any, gradient: Any, columns: slice, again: int, last: bool) -> None:
     """Add what a chunk of queries gives to the gradients of the keys or values that it reads: `total` (keys, columns).
 
-    The last chunk is the first to be computed. The gradients of keys that the next one does not read are complete.
+    The `last` chunk of the sequence is computed first. The chunk before reads `again` of these keys; the gradients of
+    the others are complete.
     """
     keys, complete = len(total), gradient.shape[1]
     if not last:
         total = total + so_far[:keys, columns]
-    elif keys < complete:  # the others are after all queries
+    elif keys < complete:  # no query reads the other keys
         gradient[0, keys:, columns] = jnp.zeros((complete - keys, total.shape[1]), gradient.dtype)
     if again:
         so_far[:again, columns] = total[:again]
@@ -278,12 +289,12 @@ class _Pairs(NamedTuple):
     """Properties of pairs of keys and queries.
 
     bias: (keys, queries), what to add to the scores: 0, or MASKED where a query may not attend to a key.
-    spread: (keys, queries), what dropout hashes in the first head, and the second word (1, queries) of the hash; None:
-        no dropout.
+    spread, second: (keys, queries) and (1, queries) of uint32, what dropout hashes in the first head. None: no dropout.
     """
 
     bias: Array
-    spread: tuple[Array, Array] | None
+    spread: Array | None = None
+    second: Array | None = None
 
 
 def _pairs(queries: Array, keys: Array, first: Any, options: _Options) -> _Pairs:
@@ -301,20 +312,19 @@ def _pairs(queries: Array, keys: Array, first: Any, options: _Options) -> _Pairs
         key, query = pair(i)
         bias = jnp.where(key <= query if options.causal and i == properties - 1 else key == query, bias, MASKED)
     if not options.cut:
-        return _Pairs(bias, None)
-    key, query = pair(properties)
-    spread = key + query + first * _step(options, 1)
-    return _Pairs(bias, (spread, queries[properties + 1 :]))
+        return _Pairs(bias)
+    spread = sum(pair(properties)) + first * _step(options, 1)
+    return _Pairs(bias, *(jax.lax.bitcast_convert_type(x, jnp.uint32) for x in (spread, queries[properties + 1 :])))
 
 
-def _groups(columns: int, scores: int, width: int) -> Iterator[list[slice]]:
-    """Yield the columns of groups of heads with so many scores each.
+def _groups(columns: int, keys: int, width: int) -> Iterator[list[slice]]:
+    """Yield the columns of groups of heads, whose chunks of queries read so many keys.
 
     A slice has the columns that are computed together: those of one head, or of the heads that share 128 lanes.
     """
     tile = max(LANES, width)
     tiles = [slice(start, start + tile) for start in range(0, columns, tile)]
-    size = max(1, SCORES // (scores * tile // width))
+    size = max(1, SCORES // (LANES * keys * (tile // width)))
     return (tiles[i : i + size] for i in range(0, len(tiles), size))
 
 
@@ -339,14 +349,13 @@ def _weights(key: Array, query: Array, bias: Array) -> Array:
     return exp * jnp.where(highest > MASKED / 2, 1 / jnp.sum(exp, axis=0, keepdims=True), 0)
 
 
-def _dropped(x: Array, pairs: _Pairs, head: int, options: _Options) -> Array:
-    """Apply dropout to the weights (keys, queries) of a head, or to their cotangent."""
-    if pairs.spread is None:
-        return x
-    spread, second = (jax.lax.bitcast_convert_type(x, jnp.uint32) for x in pairs.spread)
-    bits = hashed(spread + _step(options, head).astype(jnp.uint32), second)
-    # A selection of x itself would become a masked product, in which libtpu 0.0.42 fails.
-    return x * jnp.where(bits >= jnp.uint32(options.cut), 2**32 / (2**32 - options.cut), 0)
+def _factor(pairs: _Pairs, head: int, options: _Options) -> Array | int:
+    """Return what dropout multiplies the weights (keys, queries) of a head by, and their gradients."""
+    if pairs.spread is None or pairs.second is None:
+        return 1
+    bits = hashed(pairs.spread + jnp.uint32(_step(options, head).astype(np.uint32)), pairs.second)
+    # A selection of the weights themselves would become a masked product, in which libtpu 0.0.42 fails.
+    return jnp.where(bits >= jnp.uint32(options.cut), 2**32 / (2**32 - options.cut), 0)
 
 
 def _step(options: _Options, heads: int) -> np.int32:

@@ -22,6 +22,7 @@ class Collective:
     bytes: total size of the full arrays over all `count` collectives.
     sent: total bytes that one device sends, assuming ring algorithms.
     overlapped: how many of the `count` run while the device computes something else.
+    meanwhile: the bytes of `sent` that these send.
     """
 
     kind: str
@@ -30,6 +31,7 @@ class Collective:
     bytes: int
     sent: int
     overlapped: int = 0
+    meanwhile: int = 0
 
 
 def read_collectives(text: str, turns: int = 1) -> tuple[list[Collective], int]:
@@ -39,7 +41,7 @@ def read_collectives(text: str, turns: int = 1) -> tuple[list[Collective], int]:
     contain collectives are counted.
     """
     program = parse(text)
-    totals: dict[tuple[str, int], list[int]] = collections.defaultdict(lambda: [0] * 4)
+    totals: dict[tuple[str, int], list[int]] = collections.defaultdict(lambda: [0] * 5)
     guessed = 0
 
     def add(x: Instruction, kind: str, times: int, covered: bool) -> None:
@@ -47,7 +49,7 @@ def read_collectives(text: str, turns: int = 1) -> tuple[list[Collective], int]:
         group = _group_size(x.text)
         size = _size(x, group)
         share = {"all-reduce": 2 * (group - 1), "collective-permute": group}.get(kind, group - 1) / group
-        for i, value in enumerate((1, size, size * share, covered)):
+        for i, value in enumerate((1, size, size * share, covered, size * share * covered)):
             totals[kind, group][i] += round(times * value)
 
     def visit(name: str, times: int, caller: Instruction | None = None, around: Computation = NOTHING) -> bool:

@@ -82,7 +82,7 @@ def read_schedule(program: Program, chip: Chip, turns: int = 1) -> Schedule:
             size, part = _bytes(program, instruction, computation), part_of(instruction.op_name)
             least = max(products / chip.peak, size / chip.bandwidth)
             bound[part] += times * least
-            cycles = chip.kernel_cycles * kernel_cycles(instruction)
+            cycles = chip.kernel_slowness * kernel_cycles(instruction)
             estimate[part] += times * max(least, cycles / (chip.clock or math.inf))
             flops, moved = flops + times * products, moved + times * size
         elif program.computes(instruction):
@@ -148,7 +148,10 @@ def kernel_cycles(instruction: Instruction) -> float:
 
     The second operand has the keys of a block as its last axis.
     """
-    name, cost = re.search(r"\b(short_\w+)\b", instruction.op_name), _COST.search(instruction.text)
+    name, cost = (
+        re.search(r"/(short_(?:forward|backward)(?:_dropout)?)/", instruction.op_name),
+        _COST.search(instruction.text),
+    )
     operands = _OPERANDS.search(instruction.text)
     if not (name and cost and operands):
         return 0

@@ -172,10 +172,10 @@ def table_rows(target: Target, chip: Chip, link: float) -> Iterator[tuple[str, s
             f"total, {c.sent:,} bytes sent per device",
         )
     sending = sum(c.sent for c in t.collectives) / link
-    alone = sum(c.sent * (1 - c.overlapped / c.count) for c in t.collectives) / link
+    meanwhile = sum(c.meanwhile for c in t.collectives) / link
     if t.collectives:
-        meanwhile = f"{1000 * (sending - alone):.3g} ms of it during computations"
-        yield f"communication at {link / 1e9:g} GB/s (estimate)", f"{1000 * sending:.3g} ms, {meanwhile}"
+        name = f"communication at {link / 1e9:g} GB/s (estimate)"
+        yield name, f"{1000 * sending:.3g} ms, {1000 * meanwhile:.3g} ms of it during computations"
     without = "; the compiler gives no estimate" if t.schedule.estimate is None else ""
     yield "time without communication (estimate)", time(t.schedule.estimate, t.schedule.bound) + without
     for part, found in t.schedule.parts.items():
@@ -185,8 +185,9 @@ def table_rows(target: Target, chip: Chip, link: float) -> Iterator[tuple[str, s
         mfu = "" if t.schedule.estimate is None else f"{ideal / t.schedule.estimate:.1%}, "
         yield "MFU these times would mean (estimate)", f"{mfu}at most {ideal / t.schedule.bound:.1%}"
     if t.collectives:
+        alone = sending - meanwhile
         estimate = None if t.schedule.estimate is None else t.schedule.estimate + alone
-        yield "time with the other communication (estimate)", time(estimate, t.schedule.bound + alone)
+        yield "time with what does not overlap (estimate)", time(estimate, t.schedule.bound + alone)
     if t.schedule.guessed:
         yield "loops of unknown length", f"{t.schedule.guessed}, counted as {t.turns} iterations each"
     yield "compile time", f"{t.compile_s:.0f} s"

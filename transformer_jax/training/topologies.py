@@ -35,7 +35,7 @@ class Chip:
     bandwidth: bytes/s of the device's memory.
     clock: cycles/s, the peak divided by the FLOPs per cycle of the device's matrix units. None for GPUs, whose compiler
         estimates no cycles.
-    kernel_cycles: cycles of the kernels of `models.short`, relative to those on a v5e, by libtpu's static profile. 1
+    kernel_slowness: cycles of the kernels of `models.short`, relative to those on a v5e, by libtpu's static profile. 1
         where there is no profile.
     specification: what the compiler of GPUs needs to know about the device, "" for TPUs.
     options: of the compiler.
@@ -46,7 +46,7 @@ class Chip:
     bandwidth: float
     clock: float | None
     topologies: tuple[str, ...]
-    kernel_cycles: float = 1.0
+    kernel_slowness: float = 1.0
     specification: str = ""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -60,14 +60,14 @@ def _chip(
     names: str,
     *,
     parts: int = 1,
-    kernel_cycles: float = 1.0,
+    kernel_slowness: float = 1.0,
 ) -> Chip:
     """Return a chip with `units` matrix units of width × width per device, and `parts` devices."""
     peak = PEAKS[kind][0] * 1e12
     if kind == "TPU v4":  # listed per chip
         peak /= parts
     clock = peak / (2 * units * width**2)
-    return Chip(memory_gib * 2**30, peak, bandwidth / parts, clock, tuple(names.split()), kernel_cycles)
+    return Chip(memory_gib * 2**30, peak, bandwidth / parts, clock, tuple(names.split()), kernel_slowness)
 
 
 # A GpuTargetConfigProto of XLA. Limits of compute capability 9.0:
@@ -103,8 +103,8 @@ _SQUARES, _CUBES = "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16", "2x2x1 2x2x2 2x2x4 2x4x
 CHIPS = {
     "v4": _chip("TPU v4", 15.25, 1228e9, 4, 128, _CUBES, parts=2),
     "v5e": _chip("TPU v5e", 15.75, 819e9, 4, 128, _SQUARES),
-    "v5p": _chip("TPU v5p", 95.74, 2765e9, 8, 128, _CUBES + " 4x4x8 4x8x8 8x8x8", kernel_cycles=0.5),
-    "v6e": _chip("TPU v6e", 31.25, 1640e9, 4, 256, _SQUARES, kernel_cycles=0.8),
+    "v5p": _chip("TPU v5p", 95.74, 2765e9, 8, 128, _CUBES + " 4x4x8 4x8x8 8x8x8", kernel_slowness=0.5),
+    "v6e": _chip("TPU v6e", 31.25, 1640e9, 4, 256, _SQUARES, kernel_slowness=0.8),
     "tpu7x": _chip("TPU7x", 94.75, 7380e9, 4, 256, _CUBES, parts=2),
     # SXM: https://resources.nvidia.com/en-us-gpu-resources/h100-datasheet-24306. Layouts are hosts × 1 × GPUs per host.
     # Without a GPU, the compiler cannot time variants of a kernel.
