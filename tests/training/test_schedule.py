@@ -149,13 +149,15 @@ def test_kernels_of_splash_attention_count(phase, products):
     ("name", "cycles"),
     [("short_forward", 4.9 + 3.3), ("short_backward", 12.8 + 0.3), ("short_backward_dropout", 17.7)],
 )
-def test_our_kernels_state_what_they_compute(name, cycles):
+@pytest.mark.parametrize("place", ["{}", "transpose(jvp({}))"])
+def test_our_kernels_state_what_they_compute(name, cycles, place):
     """3 × 1,024 scores, 100 keys in a block, 999 FLOPs. The estimate is the longer one of cycles and products."""
+    within = place.format(name)
     text = f"""ENTRY %main (a: f32[]) -> f32[] {{
   %k = bf16[1,1,1]{{2,1,0}} custom-call(%a), custom_call_target="tpu_custom_call", \
 operand_layout_constraints={{s32[7,1,64]{{2,1,0}}, \
 s32[7,1,100]{{2,1,0}}, bf16[7,64,128]{{2,1,0}}}}, metadata={{op_name=\
-"jit(train_step)/transpose(jvp(T))/self_attention/jit(short_attention)/{name}/pallas_call"}}, \
+"jit(train_step)/transpose(jvp(T))/self_attention/jit(short_attention)/{within}/pallas_call"}}, \
 backend_config={{"custom_call_config":{{"cost_estimate":{{"flops":"999","transcendentals":"3072","bytes_accessed":"7"}}}}}}
 }}"""
     found = read_schedule(parse(text), UNIT)

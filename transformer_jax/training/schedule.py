@@ -149,7 +149,7 @@ def kernel_cycles(instruction: Instruction) -> float:
     The second operand has the keys of a block as its last axis.
     """
     name, cost = (
-        re.search(r"/(short_(?:forward|backward)(?:_dropout)?)/", instruction.op_name),
+        re.search(r"\b(short_(?:forward|backward)(?:_dropout)?)\b", instruction.op_name),
         _COST.search(instruction.text),
     )
     operands = _OPERANDS.search(instruction.text)
