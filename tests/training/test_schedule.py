@@ -248,9 +248,8 @@ ENTRY %main (p: f32[3]) -> f32[3] {
 def test_collectives_that_overlap_with_computation():
     found, _ = read_collectives(CHAINS)
     assert set(found) == {
-        Collective(
-            "all-gather", 8, 2, 2 * 96, 2 * 84, overlapped=1, meanwhile=84
-        ),  # each once, although a chain repeats it
+        # Each once, although a chain repeats it.
+        Collective("all-gather", 8, 2, 2 * 96, 2 * 84, overlapped=1, meanwhile=84),
         Collective("reduce-scatter", 8, 1, 96, 84),
         Collective("all-reduce", 8, 1, 20, 35, overlapped=1, meanwhile=35),
     }

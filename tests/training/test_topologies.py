@@ -292,7 +292,7 @@ def test_communication_that_does_not_overlap_adds_to_the_time(estimate, shown):
     )
     rows = dict(target.table_rows(found, CHIPS["v5e"], link=250_000))
     assert rows["communication at 0.00025 GB/s (estimate)"] == "11 ms, 3 ms of it during computations"
-    assert rows["time with what does not overlap"] == shown
+    assert rows["time with communication (estimate)"] == shown
 
 
 @needs_libtpu

@@ -36,7 +36,7 @@ MASKED = -1e30  # the score of a key that a query may not attend to
 
 
 class _Options(NamedTuple):
-    """What the kernels are compiled for.
+    """Options that the kernels are compiled for.
 
     width: H.
     causal: a query attends only to keys at its own position and before.
@@ -313,7 +313,8 @@ def _pairs(queries: Array, keys: Array, first: Any, options: _Options) -> _Pairs
         bias = jnp.where(key <= query if options.causal and i == properties - 1 else key == query, bias, MASKED)
     if not options.cut:
         return _Pairs(bias)
-    spread = sum(pair(properties)) + first * _step(options, 1)
+    step = np.uint32(options.size * GOLDEN % 2**32).astype(np.int32)  # from head to head
+    spread = sum(pair(properties)) + first * step
     return _Pairs(bias, *(jax.lax.bitcast_convert_type(x, jnp.uint32) for x in (spread, queries[properties + 1 :])))
 
 
@@ -353,14 +354,9 @@ def _factor(pairs: _Pairs, head: int, options: _Options) -> Array | int:
     """Return what dropout multiplies the weights (keys, queries) of a head by, and their gradients."""
     if pairs.spread is None or pairs.second is None:
         return 1
-    bits = hashed(pairs.spread + jnp.uint32(_step(options, head).astype(np.uint32)), pairs.second)
+    bits = hashed(pairs.spread + jnp.uint32(head * options.size * GOLDEN % 2**32), pairs.second)
     # A selection of the weights themselves would become a masked product, in which libtpu 0.0.42 fails.
     return jnp.where(bits >= jnp.uint32(options.cut), 2**32 / (2**32 - options.cut), 0)
-
-
-def _step(options: _Options, heads: int) -> np.int32:
-    """Return by how much what dropout hashes grows over so many heads."""
-    return np.uint32(heads * options.size * GOLDEN % 2**32).astype(np.int32)
 
 
 def _product(a: Array, b: Array, axis_a: int, axis_b: int) -> Array:

@@ -148,11 +148,8 @@ def kernel_cycles(instruction: Instruction) -> float:
 
     The second operand has the keys of a block as its last axis.
     """
-    name, cost = (
-        re.search(r"\b(short_(?:forward|backward)(?:_dropout)?)\b", instruction.op_name),
-        _COST.search(instruction.text),
-    )
-    operands = _OPERANDS.search(instruction.text)
+    name = re.search(r"\b(short_(?:forward|backward)(?:_dropout)?)\b", instruction.op_name)
+    cost, operands = _COST.search(instruction.text), _OPERANDS.search(instruction.text)
     if not (name and cost and operands):
         return 0
     each, per_block = CYCLES[name[1]]

@@ -187,7 +187,7 @@ def table_rows(target: Target, chip: Chip, link: float) -> Iterator[tuple[str, s
     if t.collectives:
         alone = sending - meanwhile
         estimate = None if t.schedule.estimate is None else t.schedule.estimate + alone
-        yield "time with what does not overlap", time(estimate, t.schedule.bound + alone)
+        yield "time with communication (estimate)", time(estimate, t.schedule.bound + alone)
     if t.schedule.guessed:
         yield "loops of unknown length", f"{t.schedule.guessed}, counted as {t.turns} iterations each"
     yield "compile time", f"{t.compile_s:.0f} s"
