@@ -33,10 +33,28 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from transformer_jax.config import defaults, parse_arg, share
-from transformer_jax.models.gpt import SIZES
+from transformer_jax.models.gpt import SIZES, sizes
 
-CHARACTERS = ("shakespeare-cpu", "shakespeare-cpu-long", "shakespeare", "llama-tiny", "lstm")
-# Rows of a batch, updates, and keys of the optimizer.
+# Characters: rows of a batch, its length, updates, evaluations, learning rate, and keys of the model.
+CHARACTERS: dict[str, tuple[int, int, int, int, float, dict[str, Any]]] = {
+    "shakespeare-cpu": (
+        *(12, 64, 2000, 4, 1e-3),
+        {"norm": "pre", "init": "xavier_uniform", "dropout_rate": 0.0, "unroll": 4, **sizes(4, 128, 512, 4)},
+    ),
+    "shakespeare-cpu-long": (
+        *(16, 256, 7000, 14, 2e-3),
+        SIZES["llama-tiny"] | {"dropout_rate": 0.15, "dtype": "bfloat16", "unroll": 6, **sizes(6, 256, 680, 4)},
+    ),
+    "shakespeare": (
+        *(64, 256, 5000, 20, 1e-3),
+        {"norm": "pre", "scale_residual_init": True, "attention_bias": False, "feed_forward_bias": False}
+        | {"dropout_rate": 0.2, "attention_dropout_rate": 0.2, "dtype": "bfloat16", "unroll": 6}
+        | sizes(6, 384, 1536, 6),
+    ),
+    "llama-tiny": (12, 64, 2000, 4, 1e-3, SIZES["llama-tiny"] | {"dropout_rate": 0.0, "unroll": 4}),
+    "lstm": (12, 64, 2000, 4, 2e-3, {"num_layers": 2, "d_model": 224, "tie_embeddings": True, "dropout_rate": 0.0}),
+}
+# Text: rows of a batch, updates, and keys of the optimizer.
 GPT2 = {"b2": 0.95, "end_fraction": 0.1, "weight_decay": 0.1}
 TRAINING: dict[str, tuple[int, int, dict[str, Any]]] = {
     "mini": (16, 8000, {"learning_rate": 1e-3, "b2": 0.999, "end_fraction": 0.0, "weight_decay": 0.01}),
@@ -66,54 +84,28 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 def characters(config: ConfigDict, size: str) -> None:
     """Set everything for a model of Shakespeare's characters."""
-    whole, long = size == "shakespeare", size == "shakespeare-cpu-long"
-    length, rows = (256, 64) if whole else (256, 16) if long else (64, 12)
+    rows, length, steps, evaluations, learning_rate, model = CHARACTERS[size]
     config.data.train_split = "input[:90%]"
     config.data.validation_split = config.data.test_split = "input[90%:]"
     config.data.tokenizer = "characters"
     config.data.max_length = length  # tokens per window
     config.data.batch_tokens = rows * length
     config.data.rows_multiple = 4
-
-    model = config.model
-    if size == "lstm":
-        model.num_layers, model.d_model, model.tie_embeddings = 2, 224, True
-    elif size == "llama-tiny":
-        model.update(SIZES[size], unroll=4)
-    elif long:
-        model.update(SIZES["llama-tiny"], num_layers=6, unroll=6, d_model=256, d_ff=680, num_kv_heads=0)
-        model.head_dim = model.value_dim = 64
-    else:
-        model.num_layers = model.unroll = model.num_heads = 6 if whole else 4
-        model.d_model, model.d_ff = (384, 1536) if whole else (128, 512)
-        model.head_dim = model.value_dim = model.d_model // model.num_heads
-        model.norm = "pre"
-        if not whole:
-            model.init = "xavier_uniform"
-    model.vocab_size = 80
-    model.max_length = length
-    model.dropout_rate = 0.2 if whole else 0.15 if long else 0.0
-    if whole or long:
-        model.dtype = "bfloat16"
-    if whole:
-        model.attention_dropout_rate = 0.2
-        model.attention_bias = model.feed_forward_bias = False
-        model.scale_residual_init = True
-
-    config.optimizer.learning_rate = 2e-3 if size == "lstm" or long else 1e-3
-    config.optimizer.end_fraction = 0.02 if long else 0.1
+    config.model.update(model, vocab_size=80, max_length=length)
+    config.optimizer.learning_rate = learning_rate
+    config.optimizer.end_fraction = 0.1
     config.optimizer.warmup_steps = 100
     config.optimizer.b2 = 0.99
     config.optimizer.weight_decay = 0.1
-
-    config.training.steps = 5000 if whole else 7000 if long else 2000
-    checkpoints = 20 if whole else 14 if long else 4
-    config.training.evaluate_every = config.checkpoint.every = share(config, checkpoints)
-    if whole or long:
+    config.training.steps = steps
+    config.training.evaluate_every = config.checkpoint.every = share(config, evaluations)
+    config.decoding.max_extra = 48
+    if size in ("shakespeare", "shakespeare-cpu-long"):  # long enough to fit the training split too well
         config.checkpoint.keep_best = 1
         config.checkpoint.best_metric = "loss"
         config.evaluation.checkpoint = "best"
-    config.decoding.max_extra = 48
+    if size == "shakespeare-cpu-long":
+        config.optimizer.end_fraction = 0.02
 
 
 def text(config: ConfigDict, size: str) -> None:

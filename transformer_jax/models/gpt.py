@@ -40,7 +40,8 @@ class GPTConfig(SingleStackConfig):
         return super().choices() | {"architecture": ("gpt",)}
 
 
-def _sizes(num_layers: int, d_model: int, d_ff: int, num_heads: int, num_kv_heads: int = 0) -> dict[str, Any]:
+def sizes(num_layers: int, d_model: int, d_ff: int, num_heads: int, num_kv_heads: int = 0) -> dict[str, Any]:
+    """Return fields of `GPTConfig` for a model of this size. All heads together are as wide as the model."""
     width = d_model // num_heads
     heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": width, "value_dim": width}
     return {"num_layers": num_layers, "d_model": d_model, "d_ff": d_ff, **heads}
@@ -49,10 +50,10 @@ def _sizes(num_layers: int, d_model: int, d_ff: int, num_heads: int, num_kv_head
 def _gpt2(num_layers: int, d_model: int) -> dict[str, Any]:
     """Return fields of `GPTConfig` for a size of GPT-2 (Radford et al. 2019, Section 2.3 and Table 2)."""
     parts = {"norm": "pre", "activation": "gelu_tanh", "scale_residual_init": True}
-    return {"vocab_size": 50257, "max_length": 1024, **parts, **_sizes(num_layers, d_model, 4 * d_model, d_model // 64)}
+    return {"vocab_size": 50257, "max_length": 1024, **parts, **sizes(num_layers, d_model, 4 * d_model, d_model // 64)}
 
 
-def _llama(vocab_size: int, *sizes: int) -> dict[str, Any]:
+def _llama(vocab_size: int, *shape: int) -> dict[str, Any]:
     """Return fields of `GPTConfig` for a size of Llama (Touvron et al. 2023, Section 2.2)."""
     parts = {
         "norm": "pre",
@@ -67,15 +68,15 @@ def _llama(vocab_size: int, *sizes: int) -> dict[str, Any]:
         "dropout_rate": 0.0,
         "attention_dropout_rate": 0.0,
     }
-    return {"vocab_size": vocab_size, "max_length": 2048, **parts, **_sizes(*sizes)}
+    return {"vocab_size": vocab_size, "max_length": 2048, **parts, **sizes(*shape)}
 
 
 # The sizes of the papers, and two for small corpora and CPUs: GPT in the size of BERT's mini, and one of Llama's
 # architecture, with grouped-query attention.
 SIZES: dict[str, dict[str, Any]] = {
     # Fine-tuning adds 3 rows to the embedding; a multiple of 8 lets up to eight devices share it.
-    "mini": {"vocab_size": 8000, "max_length": 128, "vocab_multiple": 8, **_sizes(4, 256, 1024, 4)},
-    "gpt": {"vocab_size": 40478, "max_length": 512, **_sizes(12, 768, 3072, 12)},
+    "mini": {"vocab_size": 8000, "max_length": 128, "vocab_multiple": 8, **sizes(4, 256, 1024, 4)},
+    "gpt": {"vocab_size": 40478, "max_length": 512, **sizes(12, 768, 3072, 12)},
     "gpt2-small": _gpt2(12, 768),
     "gpt2-medium": _gpt2(24, 1024),
     "gpt2-large": _gpt2(36, 1280),
