@@ -22,6 +22,7 @@ from transformer_jax.models.attention import (
     library_attention,
     padding_mask,
     scaled_dot_product_scores,
+    unsupported,
 )
 from transformer_jax.models.masks import CAUSAL
 
@@ -145,6 +146,13 @@ def test_what_an_implementation_does_not_support_is_refused(implementation, chan
     x = jnp.ones((1, 3, 8))
     with pytest.raises(ValueError, match=f"implementation = '{implementation}': does not support {message}"):
         module.init(jax.random.key(0), x, x)
+
+
+def test_splash_attention_in_bfloat16_does_not_compile_where_products_of_float32_are_precise():
+    for precision, refused in (("highest", True), ("tensorfloat32", True), ("bfloat16", False), (None, False)):
+        with jax.default_matmul_precision(precision):
+            assert [name for name, _ in unsupported("splash", 0.0, "none", "bfloat16", 64, 64)] == ["dtype"] * refused
+            assert not list(unsupported("splash", 0.0, "none", "float32", 64, 64))
 
 
 @pytest.mark.parametrize(

@@ -264,14 +264,14 @@ print(json.dumps([program.memory_analysis().temp_size_in_bytes, flops]))
 """
 
 
-def compiled(kernel, length, topology, tensor=1, options=""):
+def compiled(kernel, length, topology, tensor=1, options="", precision="default"):
     """Return the bytes of temporary memory and the FLOPs of the kernels of attention with its gradients."""
     program = ATTENTION.replace("KERNEL", kernel).replace("LENGTH", str(length)).replace("OPTIONS", options)
     program = program.replace("TENSOR", str(tensor)).replace("TOPOLOGY", repr(topology))
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],
         cwd=ROOT,
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "JAX_DEFAULT_MATMUL_PRECISION": precision},
         capture_output=True,
         text=True,
         check=False,
@@ -315,3 +315,9 @@ def test_short_attention_compiles_for_tpus(length, topology, rate):
     _, flops = compiled("short", length, topology, options=f", dropout_rate={rate}, dropout_key=jax.random.key(0)")
     product = 2 * 16 * 64 * {64: 2 * 128**2, 512: 4 * 512**2 * 10 // 16, 1024: 4 * 1024**2 * 36 // 64}[length]
     assert sorted(flops) == [2 * product, 5 * product]
+
+
+@needs_libtpu
+def test_short_attention_in_bfloat16_compiles_where_products_of_float32_are_precise():
+    _, flops = compiled("short", 64, "v5e:1x1", precision="highest")
+    assert len(flops) == 2

@@ -213,6 +213,9 @@ def unsupported(
         yield "value_dim", f"head_dim = {head_dim}"
     if implementation == "short" and not short.supports(head_dim):
         yield "head_dim", "a divisor of 128, or a multiple of it"
+    precision = jax.config.jax_default_matmul_precision
+    if implementation == "splash" and dtype == "bfloat16" and precision not in (None, "default", "bfloat16"):
+        yield "dtype", f"'float32', as jax_default_matmul_precision is {precision!r}"  # with which it does not compile
     if implementation == "cudnn":
         if dtype != "bfloat16":
             yield "dtype", "'bfloat16'"

@@ -361,4 +361,7 @@ def _factor(pairs: _Pairs, head: int, options: _Options) -> Array | int:
 
 def _product(a: Array, b: Array, axis_a: int, axis_b: int) -> Array:
     """Return the product of matrices over an axis of each, in float32."""
-    return jax.lax.dot_general(a, b, (((axis_a,), (axis_b,)), ((), ())), preferred_element_type=jnp.float32)
+    # The compiler of Pallas refuses "highest", which jax_default_matmul_precision may be, for bfloat16.
+    precision = None if a.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
+    dimensions = ((axis_a,), (axis_b,)), ((), ())
+    return jax.lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)
