@@ -1,6 +1,9 @@
 """The folder of a run. It holds one experiment, and only some keys may change."""
 
 import json
+import os
+import re
+import time
 
 import pytest
 from conftest import small
@@ -130,10 +133,14 @@ def test_labels_are_read_as_they_were_written(corpus, tmp_path):
 @pytest.mark.parametrize(
     ("stored", "message"),
     [
-        ("", "is not the folder of a run: Expecting value"),
-        ("[]", "is not the folder of a run: config.json does not specify a task"),
-        ('{"architectures": ["Marian"]}', "is not the folder of a run: config.json does not specify a task"),
-        ('{"task": "sequence_to_sequence", "model": 3}', "config.json does not specify a task and a model"),
+        (
+            "",
+            r"config.json: it is damaged \(Expecting value: .*\): restore it, or choose another folder",
+        ),
+        ("[" * 10**5, r"config.json: it is damaged \(maximum recursion depth exceeded"),
+        ("[]", "config.json: it does not specify a task and a model: choose the folder of a run, or a new one"),
+        ('{"architectures": ["Marian"]}', "config.json: it does not specify a task and a model"),
+        ('{"task": "sequence_to_sequence", "model": 3}', "config.json: it does not specify a task and a model"),
         (
             '{"task": "sequence_to_sequence", "model": {"architecture": "perceptron"}}',
             "config.json: config.model.architecture = 'perceptron': must be one of",
@@ -207,10 +214,24 @@ def test_one_that_has_learned_nothing_takes_any_config(tiny, tmp_path):
     assert not (tmp_path / "tokenizer.json").exists()
 
 
-def test_a_folder_that_is_no_run_loses_nothing(tiny, tmp_path):
-    (tmp_path / "tokenizer.json").write_text("{}")
-    claim(tmp_path, tiny)
-    assert (tmp_path / "tokenizer.json").read_text() == "{}"
+def test_a_tokenizer_that_the_user_put_there_stays(tiny, tmp_path):
+    """It is older than config.json, also after several attempts."""
+    path = tmp_path / "tokenizer.json"
+    path.write_text("{}")
+    os.utime(path, (time.time() - 2,) * 2)
+    for _ in range(3):
+        claim(tmp_path, tiny)
+        assert path.read_text() == "{}"
+
+
+@pytest.mark.parametrize("config", ['{"mine": "important"}', '{"model_type": "bert"', "[]"])
+def test_a_folder_that_is_no_run_loses_nothing(config, tiny, tmp_path):
+    files = {"config.json": config, "tokenizer.json": "{}", "tokenizer_config.json": "{}"}
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(ConfigError, match=f"--workdir={re.escape(str(tmp_path))}, config.json: it .* choose"):
+        claim(tmp_path, tiny)
+    assert {name: (tmp_path / name).read_text() for name in files} == files
 
 
 def test_one_that_cannot_be_written_or_lacks_its_config(tiny, tmp_path):

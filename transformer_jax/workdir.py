@@ -37,11 +37,12 @@ def place(workdir: epath.PathLike, option: str = "--workdir") -> epath.Path:
 def claim(workdir: epath.PathLike, config: ConfigDict) -> None:
     """Write config.json into a new workdir; reject an existing workdir that holds another experiment.
 
-    A workdir without checkpoints accepts any config, and its tokenizers are removed, to be trained again. A workdir
+    A workdir without checkpoints accepts any config. The tokenizers that an earlier start made there are removed, to be
+    made again; those that are at least a second older than config.json were put there by the user, and stay. A workdir
     with checkpoints keeps its config.json until `store` is called, which happens once the new config is known to work.
 
-    Raises ConfigError if the workdir holds another experiment (the message names the keys that differ), or if it cannot
-    be read or written.
+    Raises ConfigError if the workdir holds another experiment (the message names the keys that differ), if its
+    config.json is not that of a run, or if it cannot be read or written.
     """
     workdir = epath.Path(workdir)
     try:
@@ -53,8 +54,12 @@ def claim(workdir: epath.PathLike, config: ConfigDict) -> None:
             _compare(workdir, read(workdir).to_dict(), config.to_dict())
             return
         if begun:
+            _stored(workdir)  # refuses the folder of something else
+            start = (workdir / "config.json").stat().mtime
             for path in workdir.glob("tokenizer*.json"):
-                path.unlink(missing_ok=True)
+                if path.stat().mtime >= start:
+                    log.info("%s of an earlier start is removed", path)
+                    path.unlink(missing_ok=True)
     except OSError as error:
         raise _unwritable(workdir, error) from error
     store(workdir, config)
@@ -143,27 +148,44 @@ def read(workdir: epath.PathLike, option: str = "--workdir") -> ConfigDict:
 
     Raises ConfigError if there is no readable config.json. The message says that `option` named the workdir.
     """
-    path = place(workdir, option) / "config.json"
+    path = place(workdir, option)
     try:
-        stored = json.loads(path.read_text())
-        if not isinstance(stored, dict) or "task" not in stored or not isinstance(stored.get("model", {}), dict):
-            raise ValueError("config.json does not specify a task and a model")
-        try:
-            task_class(stored["task"])
-        except ValueError as error:
-            older = ". Version 0.1 had 'translation', with other config keys; use that version for its runs"
-            raise ConfigError(f"{error}{older if stored['task'] == 'translation' else ''}") from error
-        config = defaults(stored["task"], stored.get("model", {}).get("architecture")).to_dict()
-        for name, value in stored.items():
-            if name not in config or not isinstance(value, dict):
-                config[name] = value
-                continue
-            for key, item in value.items():  # JSON has no tuples
-                config[name][key] = tuple(item) if isinstance(item, list) else item
-        return ConfigDict(config)
-    except ConfigError as error:
-        raise ConfigError(f"{option}={workdir}, config.json: {error}") from error
-    except (OSError, ValueError) as error:
+        stored = _stored(path, option)
+    except OSError as error:
         raise ConfigError(
             f"{option}={workdir} is not the folder of a run: {error}; train there first with scripts/train.py"
         ) from error
+    try:
+        config = _with_defaults(stored)
+    except ConfigError as error:
+        raise ConfigError(f"{option}={workdir}, config.json: {error}") from error
+    return ConfigDict(config)
+
+
+def _stored(workdir: epath.Path, option: str = "--workdir") -> dict[str, Any]:
+    """Return the content of config.json. Raises OSError if it cannot be read, and ConfigError if no run wrote it."""
+    where = f"{option}={workdir}, config.json"
+    try:
+        stored = json.loads((workdir / "config.json").read_text())
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: it is damaged ({error}): restore it, or choose another folder") from error
+    if not isinstance(stored, dict) or "task" not in stored or not isinstance(stored.get("model", {}), dict):
+        raise ConfigError(f"{where}: it does not specify a task and a model: choose the folder of a run, or a new one")
+    return stored
+
+
+def _with_defaults(stored: dict[str, Any]) -> dict[str, Any]:
+    """Return the config with defaults for the keys that a config.json lacks."""
+    try:
+        task_class(stored["task"])
+    except ValueError as error:
+        older = ". Version 0.1 had 'translation', with other config keys; use that version for its runs"
+        raise ConfigError(f"{error}{older if stored['task'] == 'translation' else ''}") from error
+    config = defaults(stored["task"], stored.get("model", {}).get("architecture")).to_dict()
+    for name, value in stored.items():
+        if name not in config or not isinstance(value, dict):
+            config[name] = value
+            continue
+        for key, item in value.items():  # JSON has no tuples
+            config[name][key] = tuple(item) if isinstance(item, list) else item
+    return config

@@ -52,10 +52,12 @@ LINES, RUN = "--input=@/lines.txt", "--workdir=@/run"
         pytest.param(("--workdir=@/lines.txt", LINES), ("lines.txt is not the folder of a run",), id="workdir a file"),
         pytest.param(("--workdir=@/bare", LINES), ("bare is not the folder of a run",), id="an empty workdir"),
         pytest.param(("--workdir=@/run/checkpoints", LINES), ("is not the folder of a run",), id="a folder of the run"),
-        pytest.param(("--workdir=@/torn", LINES), ("torn is not the folder of a run",), id="torn config.json"),
-        pytest.param(("--workdir=@/list", LINES), ("config.json does not specify a task",), id="config.json is a list"),
+        pytest.param(("--workdir=@/torn", LINES), ("torn, config.json: it is damaged",), id="torn config.json"),
+        pytest.param(("--workdir=@/list", LINES), ("it does not specify a task",), id="config.json is a list"),
         pytest.param(("--workdir=@/task", LINES), ("config.task = 'translation' is not a task",), id="another task"),
-        pytest.param(("--workdir=@/untrained", LINES), ("has no valid checkpoint", "train first"), id="no checkpoint"),
+        pytest.param(
+            ("--workdir=@/untrained", LINES), ("no valid checkpoint", "train there first"), id="no checkpoint"
+        ),
         pytest.param(("--workdir=@/damaged", LINES), ("has no valid checkpoint",), id="damaged checkpoints"),
         pytest.param(("--workdir=@/wordless", LINES), ("tokenizer.json",), id="no tokenizer"),
         pytest.param(("--workdir=@/swapped", LINES), ("tokenizer.json",), id="no tokenizer in tokenizer.json"),

@@ -141,7 +141,7 @@ DAMAGES = {
     "no tokenizer": (_without("tokenizer.json"), "tokenizer.json is missing", "restore the file"),
     "torn tokenizer": (_holding("tokenizer.json", '{"version"'), "Cannot load the tokenizer", "from a backup"),
     "no config": (_without("config.json"), "has checkpoints but no config.json"),
-    "torn config": (_holding("config.json", "{"), "is not the folder of a run"),
+    "torn config": (_holding("config.json", "{"), "config.json: it is damaged"),
     "lock as a folder": (lambda workdir: (workdir / "lock.json").mkdir(), "lock.json", "cannot be written"),
     "metrics as a folder": (
         lambda workdir: (_without("metrics.jsonl")(workdir), (workdir / "metrics.jsonl").mkdir()),

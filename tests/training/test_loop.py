@@ -347,7 +347,7 @@ def test_evaluation_takes_latest_best_or_average(finished, caplog):
 
 def test_no_such_checkpoint(tiny, finished, tmp_path):
     claim(tmp_path / "run", tiny)
-    with pytest.raises(CheckpointError, match="has no valid checkpoint: train first"):
+    with pytest.raises(CheckpointError, match="has no valid checkpoint: train there first"):
         transformer_jax.load(str(tmp_path / "run"))
     wrong = {"evaluation.checkpoint": "best", "checkpoint.best_metric": "accuracy", "checkpoint.keep_best": "0"}
     with pytest.raises(CheckpointError, match=r"checkpoint.best_metric = 'accuracy' \(step 8 has: loss, "):

@@ -223,7 +223,9 @@ def restore_parameters(
 def _nothing_found(checkpoints: Checkpoints, config: EvaluationConfig) -> str:
     newest, where = checkpoints.newest(), checkpoints.directory
     if newest is None:
-        return f"{where} has no valid checkpoint: train first with this --workdir"
+        damaged = where.exists() and any(where.glob("[0-9]*"))
+        remedy = "restore one from a backup, or train again in another workdir" if damaged else "train there first"
+        return f"{where} has no valid checkpoint: {remedy}"
     if config.checkpoint == "average":
         return (
             f"the last {config.average_last} checkpoints in {where} are damaged: set evaluation.checkpoint to 'latest' "
