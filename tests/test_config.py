@@ -301,3 +301,10 @@ def test_every_key_may_say_only_what_tools_know():
                 assert f"{section}.{field.metadata['like']}" in fields(task, {})
             if "off" in field.metadata and field.default is not dataclasses.MISSING:
                 assert type(field.metadata["off"]) is type(field.default), key
+
+
+def test_values_of_a_tuple_have_its_type(corpus):
+    config = small("classification", corpus)
+    config.data.labels = (0, 1)
+    with pytest.raises(ConfigError, match=r"config.data.labels = \(0, 1\): its values must be of type str"):
+        parse(config)

@@ -85,7 +85,7 @@ def test_best_threshold_by_hand():
     )
 
 
-@pytest.mark.parametrize("score", [-7.0, 0.0, 1e300])
+@pytest.mark.parametrize("score", [-7.0, 0.0, 1e300, np.inf])
 def test_the_threshold_is_less_than_all_scores_if_no_answer_helps(score):
     best = best_threshold(["x", "y"], [score, score], [["z"], []])
     assert best["best_f1"] == best["best_exact_match"] == 1 / 2

@@ -187,6 +187,9 @@ def _check_section(name: str, cls: type, values: Mapping[str, Any]) -> list[str]
             problems.append(f"config.{name}.{key} = {values[key]!r}: must be of type {expected.__name__}")
         elif expected is float and not math.isfinite(values[key]):
             problems.append(f"config.{name}.{key} = {values[key]!r}: must be finite; set it to a number")
+        elif expected is tuple and not all(isinstance(value, typing.get_args(hints[key])[0]) for value in values[key]):
+            item = typing.get_args(hints[key])[0].__name__
+            problems.append(f"config.{name}.{key} = {values[key]!r}: its values must be of type {item}")
         elif not all(_fits(value) for value in (values[key] if expected is tuple else [values[key]])):
             problems.append(f"config.{name}.{key} = {values[key]!r}: must be less than 2³¹")
     return problems

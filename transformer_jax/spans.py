@@ -94,7 +94,8 @@ def best_threshold(
     order = scores.argsort()
     ascending = scores[order]
     last = np.append(ascending[1:] != ascending[:-1], True)  # of equal scores, only the last can be followed by a cut
-    thresholds = np.append(ascending[0] - abs(ascending[0]) - 1, ascending[last])
+    least = ascending[0] if np.isfinite(ascending[0]) else 0.0  # ∞: no context has tokens
+    thresholds = np.append(least - abs(least) - 1, ascending[last])
     best = {}
     for name, metric in ANSWER_METRICS.items():
         silent = _scores(metric, [""] * len(references), references)

@@ -121,6 +121,7 @@ def test_an_answer_that_does_not_occur_is_dropped(tmp_path, caplog):
         ({"answers": [{"text": "", "answer_start": 0}]}, "question q1, answer 1 has a blank text"),
         ({"answers": [{"text": "Haus", "answer_start": "3"}]}, "answer 1 must have 'answer_start', an integer"),
         ({"question": "\ud83c?"}, "question q1 has half of a surrogate pair"),
+        ({"is_impossible": "false"}, "question q1 has is_impossible = 'false': it must be true or false"),
     ],
 )
 def test_invalid_questions(tmp_path, changes, message):
@@ -137,7 +138,9 @@ def test_invalid_questions(tmp_path, changes, message):
         (b'{"data": [{"title": "T"}]}', "dev.json, article 1 must have 'paragraphs', a list"),
         (b'{"data": [{"title": "T", "paragraphs": [{"context": "C"}]}]}', "paragraph 1 must have 'qas', a list"),
         (b'{"data": [{"title": "T", "paragraphs": [{"context": "", "qas": []}]}]}', "paragraph 1 has a blank context"),
-        (b'{"data": []}', "the part 0 to 0 of the 0 questions of"),
+        (b"[" * 200_000, "dev.json cannot be read as JSON: maximum recursion depth exceeded"),
+        (b"1" * 5_000, "dev.json cannot be read as JSON: Exceeds the limit"),
+        (b'{"data": []}', "dev.json has no questions: it needs at least one"),
     ],
 )
 def test_invalid_squad_files(tmp_path, content, message):
@@ -179,7 +182,7 @@ def test_conll_without_tags(tmp_path):
         ("a O\nNew York\tB-LOC\n", "train.conll:2 has white space in the word 'New York'"),
         ("a O\n10\u00a0000 O\n", "train.conll:2 has white space in the word '10\\xa0000' or the tag 'O': separate"),
         ("a\tO\tB LOC\n", "train.conll:1 has white space in the word 'a' or the tag 'B LOC'"),
-        ("\n-DOCSTART- O\n\n", "the part 0 to 0 of the 0 sentences of"),
+        ("\n-DOCSTART- O\n\n", "has no sentences: it needs at least one"),
     ],
 )
 def test_invalid_conll(tmp_path, content, message):
@@ -202,7 +205,7 @@ def test_documents(tmp_path):
     with pytest.raises(DataError, match=r"train\.txt has no column sentence: choose from text, document"):
         documents_file(tmp_path, "train", ["sentence"])
     (tmp_path / "val.txt").write_text("\n\n")
-    with pytest.raises(DataError, match=r"the 0 documents of .*val\.txt"):
+    with pytest.raises(DataError, match=r"val\.txt has no documents: it needs at least one"):
         documents_file(tmp_path, "val")
 
 

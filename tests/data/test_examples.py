@@ -6,6 +6,7 @@ import pytest
 from transformer_jax.data.examples import (
     Frame,
     Labels,
+    as_object,
     columns_of,
     encode_numbers,
     laid_out,
@@ -115,7 +116,8 @@ def test_too_many_columns_are_named():
 
 def test_numbers():
     np.testing.assert_array_equal(encode_numbers(["3.8", "-1e2", " 5 "], "here"), np.float32([3.8, -100, 5]))
-    for text in ("four", "", "nan", "inf", "1,5"):
+    np.testing.assert_array_equal(encode_numbers([".5", "+7.", "1E-3"], "here"), np.float32([0.5, 7, 1e-3]))
+    for text in ("four", "", "nan", "inf", "1,5", "1_000", "٣", "1e39", "."):
         with pytest.raises(DataError, match=f"val, row 2: the label '{text}' is not a finite number: correct the file"):
             encode_numbers(["1", text], "val")
 
@@ -175,3 +177,14 @@ def test_a_row_without_any_id():
     assert [rows[i].tolist() for i in (1, 2)] == [[23], [16]]
     with pytest.raises(DataError, match=r"val.tsv: row 2 has no text, and the tokenizer has no end id that could"):
         laid_out(FIRST, None, limit=6, frame=nothing._replace(empty=None), **options)
+
+
+@pytest.mark.parametrize("record", ['{"text": "\\ud83c?"}', {"text": "\ud83c?"}, {"turns": ["a", "\ud83c"]}])
+def test_half_a_surrogate_pair_in_a_prompt(record):
+    with pytest.raises(DataError, match=r"record 7 has half of a surrogate pair .* in its t"):
+        as_object(record, ("text", "turns"), 7)
+
+
+def test_half_a_surrogate_pair_in_a_field():
+    with pytest.raises(DataError, match=r"input, line 3 has half of a surrogate pair .* in its de: correct it"):
+        parse_record('{"en": "a", "de": "\\udfff"}', "input, line 3", COLUMNS, 2, 2)

@@ -281,7 +281,7 @@ def test_text_is_its_lines_with_their_ends(size, tmp_path, monkeypatch):
 
 def test_text_that_is_none(tmp_path):
     write(tmp_path, train_txt=b"", val_txt=b"a\n\xff")
-    with pytest.raises(DataError, match=r"0 characters of .*train\.txt"):
+    with pytest.raises(DataError, match=r"train\.txt has no characters: it needs at least one"):
         text_file(tmp_path, "train")
     with pytest.raises(DataError, match=r"val\.txt:2 is not UTF-8"):
         text_file(tmp_path, "val")
@@ -446,3 +446,15 @@ def test_multi30k():
     source = parallel_files(data, "train", ["en", "de", "fr"])
     assert len(source) == 29_000
     assert source[0]["en"] == "two young , white males are outside near many bushes ."
+
+
+def test_a_tsv_file_with_carriage_returns_alone(tmp_path):
+    (tmp_path / "val.tsv").write_bytes(b"sentence\tlabel\ra\t0\rb\t1\r")
+    with pytest.raises(DataError, match=r"val\.tsv is one line with carriage returns in it"):
+        tsv_file(tmp_path, "val", ("sentence", "label"))
+
+
+def test_an_empty_tsv_file(tmp_path):
+    (tmp_path / "val.tsv").write_bytes(b"")
+    with pytest.raises(DataError, match=r"val\.tsv:1 must name these columns once each: sentence\. It names: \(none\)"):
+        tsv_file(tmp_path, "val", ("sentence",))

@@ -192,7 +192,7 @@ def test_ids_need_not_be_used(tmp_path):
             r"has no tokenizer, i\.e\. tokenizer\.json, .*The folder contains nothing\. Copy the",
         ),
         ({"vocab": {}, "config": {}}, r"has no tokenizer.* The folder contains config\.json, vocab\.json\. Copy"),
-        ({"tokenizer": "{\n"}, r"tokenizer\.json:1 is not JSON: Expecting .*\. Copy the file again"),
+        ({"tokenizer": "{\n"}, r"tokenizer\.json:1, column 2 is not JSON: Expecting .*\. Copy the file again"),
         ({"tokenizer": "[1]"}, r"tokenizer\.json holds a list instead of an object"),
         ({"tokenizer": {"model": {"type": "BPE"}}}, r"tokenizer\.json: Not a tokenizer's JSON: .*\. Copy the folder"),
         ({"vocab_txt": "[UNK]\n[CLS]\n"}, r"vocab\.txt has 2 lines, none of which is \[SEP\]"),

@@ -509,3 +509,20 @@ def test_bpe_on_multi30k_gives_its_tokens_back():
     seen = set("".join(read["val.en"] + read["val.de"]))
     for line, encoded in zip(test := read["test_2016_flickr.de"], tokenizer.encode_batch(test), strict=True):
         assert encoded.count(UNK_ID) == sum(character not in seen for character in line)
+
+
+@pytest.mark.parametrize("change", ["lowercase", "sequence", "added"])
+def test_characters_of_another_program(change):
+    """What it normalizes or adds is the same for lines alone and for many lines."""
+    ids = {"<unk>": 0, **{character: i for i, character in enumerate("ab<>r ", 1)}}
+    tokenizer = hugging_face.Tokenizer(hugging_face.models.WordLevel(ids, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = hugging_face.pre_tokenizers.Split(hugging_face.Regex(r"[\s\S]"), "isolated")
+    tokenizer.add_special_tokens(["<unk>"])
+    if change == "added":
+        tokenizer.add_tokens(["<br>"])
+    else:
+        lower = hugging_face.normalizers.Lowercase()
+        tokenizer.normalizer = lower if change == "lowercase" else hugging_face.normalizers.Sequence([lower])
+    made = Tokenizer(tokenizer.to_str())
+    line = "AB ab<br>"
+    assert made.encode([line])[0].tolist() == tokenizer.encode(line).ids == list(made.encode_batch([line])[0])

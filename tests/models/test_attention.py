@@ -573,3 +573,17 @@ def test_dropout_of_long_sequences_is_that_of_the_reference():
     expected = module.apply(variables, x, x, mask=CAUSAL, rngs=keys)
     assert oracle.relative(blocked.apply(variables, x, x, mask=CAUSAL, rngs=keys), expected) <= 1e-5
     assert oracle.relative(module.apply(variables, x, x, mask=CAUSAL), expected) > 1e-2
+
+
+def test_heads_that_share_a_projected_memory_drop_different_weights():
+    """Queries are zeros, so the weights are equal, and heads 0 and 1, which read the same values, differ by dropout."""
+    module = MultiHeadAttention(4, 16, 4, 4, dropout_rate=0.5, num_kv_heads=2, use_bias=False)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 6, 16)), jnp.float32)
+    params = nn.unbox(module.init(jax.random.key(0), x, x))["params"]
+    params["query"]["kernel"] *= 0
+    params["output"]["kernel"] = jnp.eye(16).reshape(4, 4, 16)  # the output is that of the heads
+    memory = module.apply({"params": params}, x, method="project")
+    found = module.apply({"params": params}, x, memory, rngs={"dropout": jax.random.key(1)}).reshape(6, 4, 4)
+    assert (found[:, 0] != found[:, 1]).any()
+    plain = module.apply({"params": params}, x, memory).reshape(6, 4, 4)
+    np.testing.assert_allclose(plain[:, 0], plain[:, 1], rtol=1e-6)

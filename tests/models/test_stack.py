@@ -120,6 +120,28 @@ def test_pieces_with_a_cache_give_the_causal_whole(cross):
         assert oracle.relative(np.concatenate(found, axis=1), whole) <= 1e-5
 
 
+class Twice(nn.Module):
+    """Calls a stack twice, as models of two texts with shared parameters do."""
+
+    config: BlockConfig
+
+    def setup(self):
+        self.stack = Stack(self.config, 2)
+
+    def __call__(self, x):
+        return self.stack(x), self.stack(x)
+
+
+@pytest.mark.parametrize("unroll", [1, 2])
+def test_each_call_draws_its_own_dropout(unroll):
+    model, x = Twice(dataclasses.replace(CONFIG, dropout_rate=0.5, unroll=unroll)), normal(B, T, D)
+    variables = model.init(jax.random.key(0), x)
+    first, second = model.apply(variables, x, rngs={"dropout": jax.random.key(1)})
+    assert (first != second).any()
+    first, second = model.apply(variables, x)
+    np.testing.assert_array_equal(first, second)
+
+
 def test_a_block_with_cross_attention_needs_a_memory():
     with pytest.raises(ValueError, match="a block with cross-attention needs a memory; pass one, or cross=False"):
         Block(CONFIG, cross=True).init(jax.random.key(0), normal(B, T, D))

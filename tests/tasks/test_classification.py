@@ -150,6 +150,12 @@ def test_invalid_splits(config, corpus, tmp_path, header, rows, message):
         task.batches("test", None)
 
 
+def test_the_message_for_a_part_of_a_file_says_where_it_starts(config, corpus, tmp_path):
+    table(corpus / "test.tsv", HEADER, *[("a", "b", "neutral")] * 3, ("a", "b", "none"))
+    with pytest.raises(DataError, match=r"test\.tsv, split test\[50%:\] \(row 1 is line 4\), row 2: the label 'none'"):
+        task_of(config, tmp_path / "run").batches("test[50%:]", None)
+
+
 def test_an_empty_file(config, corpus, tmp_path):
     (corpus / "val.tsv").write_bytes(b"")
     with pytest.raises(DataError, match=r"val\.tsv:1 must name"):

@@ -187,6 +187,7 @@ def test_bits_per_byte_are_nats_per_token_in_another_unit(config, tmp_path, corp
     scores = task.score({"loss": 2.0}, [], batches.references)
     assert scores["bits_per_byte"] == pytest.approx(2.0 * 99 / (150 - 2) / np.log(2))
     assert task.score({}, [], batches.references) == {}
+    assert task.score({"loss": 2.0}, [], [(3, 0, "hash")]).keys() == {"loss", "perplexity"}  # only ends are predicted
 
 
 @pytest.fixture

@@ -6,11 +6,15 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
+import tokenizers as hugging_face
 from conftest import small, write_corpus
 
 from transformer_jax.config import make_task, parse
-from transformer_jax.data.scoring import score
+from transformer_jax.data.running_text import RunningTextData
+from transformer_jax.data.scoring import score, scored_batches
 from transformer_jax.data.sources import DataError
+from transformer_jax.data.text import Corpus, Stream
+from transformer_jax.data.tokenizers import Tokenizer
 from transformer_jax.training.evaluation import Evaluator
 from transformer_jax.training.sharding import make_mesh
 
@@ -115,3 +119,15 @@ def test_a_choice_needs_tokens(model):
 def test_a_text_of_several_parts():
     parts = [{"log_likelihood": -1.5, "tokens": 3}, {"log_likelihood": -2.5, "tokens": 5}]
     assert score(parts, 16) == {"log_likelihood": -4.0, "tokens": 8, "per_token": -0.5, "per_byte": -0.25}
+
+
+def test_a_text_with_a_context_needs_no_end_id(tmp_path):
+    """openai-gpt's tokenizer has none."""
+    vocabulary = {"<unk>": 0, "a": 1, "b": 2}
+    tokenizer = hugging_face.Tokenizer(hugging_face.models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = hugging_face.pre_tokenizers.Split(hugging_face.Regex(r"[\s\S]"), "isolated")
+    Tokenizer(tokenizer.to_str()).save(tmp_path / "tokenizer.json")
+    data = RunningTextData(directory=str(tmp_path), max_length=8, batch_tokens=64)
+    corpus = Corpus(data, {"text": Stream("text", "tokenizer.json", 3, "model.vocab_size")}, tmp_path, None)
+    batches = scored_batches(corpus, "text", [{"context": "ab", "text": "ba"}], limit=8, rows=1)
+    assert batches.load(batches.plan.batch(0))["target"][0, :3].tolist() == [2, 2, 1]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from transformer_jax.data import files
+from transformer_jax.data import files, sources
 from transformer_jax.data.sources import DataError, Source, bounds, decode_lines, file_name, held, parse_lines
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,6 @@ SQUAD_COLUMNS = ("id", "title", "question", "context", "answers")
 CONLL_COLUMNS = ("words", "tags", "line")
 DOCUMENT_COLUMNS = ("text", "document")
 
-SURROGATE = re.compile("[\ud800-\udfff]")
 _KINDS = {str: "a string", int: "an integer", list: "a list"}
 
 
@@ -44,12 +43,7 @@ def squad_paragraphs(path: epath.Path) -> Iterator[Paragraph]:
         DataError: the file is unreadable, not UTF-8 or not JSON, a key is missing, or a context is blank.
     """
     text = "\n".join(decode_lines(files.read(path), str(path)))
-    try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DataError(
-            f"{path}:{error.lineno}, column {error.colno} is not JSON: {error.msg}. Copy the file again, or correct it."
-        ) from error
+    content = sources.parse_json(text, str(path))
     for i, article in enumerate(_value(content, "data", list, str(path)), 1):
         where = f"{path}, article {i}"
         for j, paragraph in enumerate(_value(article, "paragraphs", list, where), 1):
@@ -102,8 +96,10 @@ def _answers(
     question: Any, context: str, where: str, moved: list[str], dropped: list[str]
 ) -> list[dict[str, str | int]]:
     """Return the answers to a question, and note those that are moved or dropped."""
-    given = _value(question, "answers", list, where)
-    if question.get("is_impossible") or not given:
+    given, impossible = _value(question, "answers", list, where), question.get("is_impossible", False)
+    if not isinstance(impossible, bool):
+        raise DataError(f"{where} has is_impossible = {impossible!r}: it must be true or false, without quotes")
+    if impossible or not given:
         return []
     answers = list[dict[str, str | int]]()
     for i, answer in enumerate(given, 1):
@@ -139,8 +135,7 @@ def _filled(record: Any, key: str, where: str) -> str:
     text = _value(record, key, str, where)
     if not text.strip():
         raise DataError(f"{where} has a blank {key}: write the text, or remove it.")
-    if SURROGATE.search(text):
-        raise DataError(f"{where} has half of a surrogate pair (\\ud800 to \\udfff) in its {key}: correct it.")
+    sources.check_characters(text, key, where)
     return text
 
 

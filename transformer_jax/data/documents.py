@@ -108,6 +108,9 @@ def _find(inputs: Sequence[str], outputs: Sequence[str]) -> list[epath.Path]:
     if not inputs or not all([*inputs, *outputs]):
         raise DataError(f"inputs {list(inputs)} and output {', '.join(outputs)!r}: name at least one file each")
     named = [epath.Path(name).expanduser() for name in inputs]
+    for path in named:
+        if not (path.exists() or path.with_name(f"{path.name}.gz").exists()):
+            raise DataError(f"there is no file {path}: correct the inputs")
     found = [files.find(path.parent, path.name) for path in named]
     places = [os.path.realpath(os.path.expanduser(path)) for path in (*found, *outputs)]
     for path, place in zip(outputs, places[len(found) :], strict=True):

@@ -3,15 +3,19 @@
 import contextlib
 import json
 import logging
+import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from transformer_jax.data.ragged import Ragged
-from transformer_jax.data.sources import DataError
+from transformer_jax.data.sources import DataError, check_characters
 
 log = logging.getLogger(__name__)
+
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
 
 def parse_record(line: str, where: str, columns: Sequence[str], inputs: int, most: int) -> str | dict[str, str]:
@@ -49,19 +53,25 @@ def parse_record(line: str, where: str, columns: Sequence[str], inputs: int, mos
     return dict(zip(columns, texts, strict=False))
 
 
-def as_object(record: str | Mapping[str, Any], fields: Sequence[str]) -> Mapping[str, Any]:
+def as_object(record: str | Mapping[str, Any], fields: Sequence[str], number: int) -> Mapping[str, Any]:
     """Return the object that a record is, or that its text is as JSON. Any other text is that of the first field.
 
     A text counts as an object only if it has no other `fields`.
+
+    Raises:
+        DataError: a text in the object, which is record `number`, has characters that UTF-8 cannot encode.
     """
-    if not isinstance(record, str):
-        return record
-    if record.lstrip().startswith("{"):
+    found: Any = record if isinstance(record, Mapping) else None
+    if isinstance(record, str) and record.lstrip().startswith("{"):
         with contextlib.suppress(ValueError, RecursionError):
             found = json.loads(record)
-            if found and set(found) <= set(fields):
-                return found
-    return {fields[0]: record}
+    if isinstance(record, str) and not (found and set(found) <= set(fields)):
+        return {fields[0]: record}
+    for name, value in found.items():
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str):
+                check_characters(text, name, f"record {number}")
+    return found
 
 
 def columns_of(
@@ -95,6 +105,7 @@ def _check(record: Mapping[str, Any], where: str, columns: Sequence[str], inputs
     for name, value in record.items():
         if not isinstance(value, str):
             raise DataError(f"{where} has {name} = {value!r}: it must be text")
+        check_characters(value, name, where)
 
 
 def _short(line: str) -> str:
@@ -138,12 +149,11 @@ def encode_numbers(texts: Sequence[str], what: str) -> np.ndarray:
     """
     numbers = np.zeros(len(texts), np.float32)
     for row, text in enumerate(texts, 1):
-        try:
-            numbers[row - 1] = float(text)
-        except ValueError:
-            numbers[row - 1] = np.nan
-        if not np.isfinite(numbers[row - 1]):
+        # Python also takes 1_000 for a number, and the digits of other scripts.
+        number = float(text) if NUMBER.fullmatch(text.strip()) else math.nan
+        if not abs(number) <= float(np.finfo(np.float32).max):
             raise DataError(f"{what}, row {row}: the label {text!r} is not a finite number: correct the file")
+        numbers[row - 1] = number
     return numbers
 
 

@@ -34,7 +34,7 @@ def read_given(record: str | Mapping[str, Any], number: int) -> Given:
     Raises:
         DataError: it is none of the objects above.
     """
-    found = as_object(record, FIELDS)
+    found = as_object(record, FIELDS, number)
     kind, context = set(found) - {"context"}, found.get("context", "")
     texts = [found["text"]] if kind == {"text"} else found["choices"] if kind == {"choices"} else None
     if not (isinstance(texts, list) and texts and all(isinstance(text, str) for text in (context, *texts))):
@@ -76,7 +76,9 @@ def scored_batches(
     owners = np.repeat(np.arange(len(given)), [len(each.texts) for each in given])
     empty = "" if begin else "\n"
     contexts = corpus.encode(stream, [each.context or empty for each in given], begin, end=False).take(owners)
-    begins = Ragged.repeated(corpus.special_ids(stream).begin, len(texts)).first((contexts.lengths == 0).astype(int))
+    without = contexts.lengths == 0
+    begin_id = corpus.special_ids(stream).begin if without.any() else 0
+    begins = Ragged.repeated(begin_id, len(texts)).first(without.astype(int))
     written = corpus.encode(stream, texts, end=False)
     for owner, length in zip(owners.tolist(), written.lengths, strict=True):
         if not length and given[owner].choice:

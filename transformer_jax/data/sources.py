@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import json
 import logging
 import mmap
 import operator
@@ -33,6 +34,7 @@ BLOCK = 2**24  # bytes scanned at a time
 
 # A split or a part of one, e.g. "train[:90%]".
 SPLIT = re.compile(r"([^\[\]]+)(?:\[(-?\d+%?)?:(-?\d+%?)?\])?")
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Lines(Sequence[str]):
@@ -130,11 +132,12 @@ def _starts_character(block: bytes) -> np.ndarray:
 class Source(Sequence[dict[str, str]]):
     """Random-access records of text: source[i] is {column: line i}. All columns have the same length.
 
-    `where` names the files of the records in messages.
+    `where` names the files of the records in messages. `first_line` is the line of the first record, if each record is
+    a line of a file, or else 0.
     """
 
-    def __init__(self, columns: Mapping[str, Lines], where: str):
-        self._columns, self.where = columns, where
+    def __init__(self, columns: Mapping[str, Lines], where: str, first_line: int = 0):
+        self._columns, self.where, self.first_line = columns, where, first_line
 
     def __len__(self) -> int:
         return len(next(iter(self._columns.values())))
@@ -168,8 +171,7 @@ def parallel_files(directory: epath.PathLike, split: str, languages: Sequence[st
         )
     where = " and ".join(map(str, paths))
     for path, column in zip(paths, columns, strict=True):
-        if len(column) == 1 and column[0].count("\r") > 1:
-            raise DataError(f"{path} is one line with carriage returns in it. End lines with \\n (mac2unix, dos2unix).")
+        _check_endings(column, path)
     if not counts[0]:
         raise DataError(f"{where} have no lines: a corpus needs at least one.")
     part = bounds(split, counts[0], "lines", where)
@@ -184,12 +186,14 @@ def tsv_file(directory: epath.PathLike, split: str, columns: Sequence[str]) -> S
             is missing, or there are no rows.
     """
     path = files.find(directory, f"{file_name(split)}.tsv")
-    lines = iter(parse_lines(files.read(path), str(path)))
+    content = parse_lines(files.read(path), str(path))
+    _check_endings(content, path)
+    lines = iter(content)
     header = next(lines, "").split("\t")
     if missing := [name for name in columns if header.count(name) != 1]:
         raise DataError(
-            f"{path}:1 must name these columns once each: {', '.join(missing)}. It names: {', '.join(header)}. Write "
-            "the names of the columns on the first line, separated by tabs."
+            f"{path}:1 must name these columns once each: {', '.join(missing)}. It names: "
+            f"{', '.join(header) or '(none)'}. Write the names of the columns on the first line, separated by tabs."
         )
     rows = []
     for number, line in enumerate(lines, 2):
@@ -204,7 +208,8 @@ def tsv_file(directory: epath.PathLike, split: str, columns: Sequence[str]) -> S
         raise DataError(f"{path} has only the line that names its columns: add a line for each example")
     start, stop = bounds(split, len(rows), "rows", str(path))
     places = {name: header.index(name) for name in columns}
-    return Source({name: held(row[place] for row in rows[start:stop]) for name, place in places.items()}, str(path))
+    values = {name: held(row[place] for row in rows[start:stop]) for name, place in places.items()}
+    return Source(values, str(path), first_line=start + 2)
 
 
 def text_file(directory: epath.PathLike, split: str, columns: Sequence[str] = ("text",)) -> Source:
@@ -218,6 +223,30 @@ def text_file(directory: epath.PathLike, split: str, columns: Sequence[str] = ("
         raise DataError(f"{path} has a single column of text, but the columns are {', '.join(columns)}: choose one.")
     lines = parse_lines(files.read(path), str(path))
     return Source({columns[0]: Pieces(lines._content, lines._offsets).characters(split, str(path))}, str(path))
+
+
+def _check_endings(lines: Lines, path: epath.Path) -> None:
+    """Raise DataError for text whose lines end with "\\r" alone."""
+    if len(lines) == 1 and lines[0].count("\r") > 1:
+        raise DataError(f"{path} is one line with carriage returns in it. End lines with \\n (mac2unix, dos2unix).")
+
+
+def parse_json(text: str, path: str) -> Any:
+    """Return the content of a JSON file. Raises DataError, which names `path`, if it is not JSON."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{path}:{error.lineno}, column {error.colno} is not JSON: {error.msg}. Copy the file again, or correct it."
+        ) from error
+    except (ValueError, RecursionError) as error:  # numbers that are too long, and lists that are too deep
+        raise DataError(f"{path} cannot be read as JSON: {error}. Copy the file again, or correct it.") from error
+
+
+def check_characters(text: str, key: str, where: str) -> None:
+    """Raise DataError if a text from JSON, the value of `key`, has characters that UTF-8 cannot encode."""
+    if SURROGATE.search(text):
+        raise DataError(f"{where} has half of a surrogate pair (\\ud800 to \\udfff) in its {key}: correct it.")
 
 
 def held(lines: Iterable[str]) -> Lines:
@@ -236,6 +265,8 @@ def bounds(split: str, count: int, what: str, path: str) -> tuple[int, int]:
         0 if match[2] is None else _bound(match[2], count),
         count if match[3] is None else _bound(match[3], count),
     )
+    if not count:
+        raise DataError(f"{path} has no {what}: it needs at least one.")
     if not 0 <= start < stop <= count:
         raise DataError(
             f"{split} is the part {start} to {stop} of the {count} {what} of {path}: it must not be empty, and must "

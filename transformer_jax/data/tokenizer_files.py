@@ -250,9 +250,9 @@ def _object(path: epath.Path) -> dict[str, Any]:
     """Return the content of a JSON file, which must be an object."""
     text = "\n".join(sources.decode_lines(files.read(path), str(path)))
     try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise TokenizerError(f"{path}:{error.lineno} is not JSON: {error.msg}. Copy the file again.") from error
+        content = sources.parse_json(text, str(path))
+    except sources.DataError as error:
+        raise TokenizerError(str(error)) from error
     if not isinstance(content, dict):
         raise TokenizerError(f"{path} holds a {type(content).__name__} instead of an object. Copy the file again.")
     return content

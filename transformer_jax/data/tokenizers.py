@@ -255,8 +255,9 @@ class Tokenizer:
 
 def _characters(content: Mapping[str, Any]) -> np.ndarray | None:
     """Return the id of every code point, or None if the tokenizer normalizes text or has ids for other pieces."""
-    model, normalizer = content["model"], content.get("normalizer") or {}
-    if model.get("type") != "WordLevel" or content.get("pre_tokenizer") != ALONE or normalizer.get("normalizers"):
+    model, normalizer = content["model"], content.get("normalizer") or {"normalizers": []}
+    plain = normalizer.get("normalizers") == [] and all(token["special"] for token in content["added_tokens"])
+    if model.get("type") != "WordLevel" or content.get("pre_tokenizer") != ALONE or not plain:
         return None
     vocabulary = model["vocab"]
     table = np.full(0x110000, vocabulary[model["unk_token"]], np.uint16 if len(vocabulary) <= 2**16 else np.int32)

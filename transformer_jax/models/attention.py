@@ -213,7 +213,7 @@ def unsupported(
         yield "value_dim", f"head_dim = {head_dim}"
     if implementation == "short" and not short.supports(head_dim):
         yield "head_dim", "a divisor of 128, or a multiple of it"
-    precision = jax.config.jax_default_matmul_precision
+    precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
     if implementation == "splash" and dtype == "bfloat16" and precision not in (None, "default", "bfloat16"):
         yield "dtype", f"'float32', as jax_default_matmul_precision is {precision!r}"  # with which it does not compile
     if implementation == "cudnn":
@@ -414,7 +414,7 @@ class MultiHeadAttention(nn.Module):
         )
         if groups == 1:
             heads, weights = attend(query, key, value)
-        elif isinstance(memory, KeyValue):
+        elif isinstance(memory, KeyValue) and dropout_key is None:
             heads, weights = over_groups(attend, query, key, value)
         else:
             heads, weights = attend(query, *(jnp.repeat(x, groups, axis=2) for x in (key, value)))

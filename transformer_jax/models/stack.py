@@ -343,7 +343,7 @@ class Stack(nn.Module):
             # Common-subexpression elimination could undo rematerialisation in unrolled layers, but not in a plain loop.
             layer = jax.checkpoint(layer, policy=policy, prevent_cse=c.unroll > 1)
         scope: Any = self.layers.scope
-        keys = jax.tree.map(lambda key: jax.random.split(key, length), scope.rngs)
+        keys = {name: jax.random.split(self.layers.make_rng(name), length) for name in scope.rngs}  # new in each call
         if c.unroll < length:
             stacked = nn.unbox(self.variables["params"]["layers"]), keys
             carry, outputs = jax.lax.scan(layer, carry, stacked, unroll=c.unroll)

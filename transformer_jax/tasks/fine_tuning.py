@@ -126,7 +126,8 @@ class FineTuningTask(TextTask):
 
     def batches(self, split: str, seed: int | None) -> Batches:
         table = self.corpus.open(split)
-        what = f"{table.where}, split {split}"
+        inside = f" (row 1 is line {table.first_line})" if table.first_line > 2 else ""  # a part of a file
+        what = f"{table.where}, split {split}{inside}"
         return self._batches([table.column(name) for name in self.columns], what, seed)
 
     def batches_of(self, records: Sequence[Record]) -> Batches:

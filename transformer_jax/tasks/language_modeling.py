@@ -142,7 +142,7 @@ class LanguageModeling(TextTask):
         return ladder_batches(self.corpus, lines, rows=rows, limit=limit, **options)
 
     def _prompt(self, record: Record, number: int) -> str:
-        match as_object(record, ("text", "turns")):
+        match as_object(record, ("text", "turns"), number):
             case {"text": str(text), **others} if not others:
                 return text
             case {"turns": [*turns], **others} if not others and turns and all(isinstance(x, str) for x in turns):
@@ -192,9 +192,11 @@ class LanguageModeling(TextTask):
     def score(
         self, means: Mapping[str, float], predictions: Sequence[dict[str, Any]], references: Sequence[Any]
     ) -> dict[str, float | str]:
-        """Return the loss in nats per token, the perplexity, and the bits per byte of the text."""
+        """Return the loss in nats per token, the perplexity, and the bits per byte of the text, if that has predicted
+        bytes: of a document with one token, only the end is predicted.
+        """
         ((tokens, size, _),) = references
-        per_byte = {"bits_per_byte": means["loss"] * tokens / size / math.log(2)} if means else {}
+        per_byte = {"bits_per_byte": means["loss"] * tokens / size / math.log(2)} if means and size else {}
         return metrics.loss_and_perplexity(means) | per_byte
 
     def dummy_batch(self, rows: int, length: int, seed: int | None = None) -> Arrays:

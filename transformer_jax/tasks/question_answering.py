@@ -28,8 +28,8 @@ class AnswersConfig:
 
     max_answer: most tokens of an answer.
     null_threshold: with data.unanswerable, a question has no answer if the score of "no answer" exceeds that of the
-        best answer by more than this, τ of Section 4.3. Evaluation shows the best value on its split as
-        "best_f1_threshold".
+        best answer by more than this: −τ of Section 4.3, as in the authors' code. Evaluation shows the best value on
+        its split as "best_f1_threshold".
     """
 
     max_answer: int = 30
