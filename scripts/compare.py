@@ -30,8 +30,8 @@ OVERRIDES, ARGV = command_line.split_overrides()
 
 
 def main() -> None:
-    if not WORKDIRS.value:
-        raise ValueError("--workdirs is empty: name one or more folders of runs, separated by commas")
+    if not WORKDIRS.value or not all(WORKDIRS.value):
+        raise ValueError("--workdirs is empty, or one of its names: name folders of runs, separated by commas")
     curves.check_picture(OUTPUT.value)
     if not VALUES.value:
         raise ValueError("--values is empty: name at least one value, e.g. --values=loss")

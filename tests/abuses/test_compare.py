@@ -27,7 +27,7 @@ def place(recipe, tmp_path_factory) -> Path:
         pytest.param((RUN,), ("--output is missing", "--help"), id="no output"),
         pytest.param((OUTPUT,), ("--workdirs is missing", "--help"), id="no runs"),
         pytest.param(("--workdirs=", OUTPUT), ("--workdirs is empty",), id="an empty list"),
-        pytest.param(("--workdirs=@/run,", OUTPUT), ("metrics.jsonl is missing",), id="a comma too many"),
+        pytest.param(("--workdirs=@/run,", OUTPUT), ("or one of its names",), id="a comma too many"),
         pytest.param(("--workdirs=@/run,@/none", OUTPUT), ("@/none/metrics.jsonl is missing",), id="one is not there"),
         pytest.param(("--workdirs=@/bare", OUTPUT), ("bare/metrics.jsonl is missing or empty",), id="an empty folder"),
         pytest.param(("--workdirs=@/lines.txt", OUTPUT), ("lines.txt",), id="a file"),

@@ -8,7 +8,6 @@ from transformer_jax.interop.layouts import (
     JOINING,
     LINEAR,
     SAME,
-    VECTOR,
     Entry,
     Layout,
     Leaf,
@@ -23,7 +22,7 @@ D, N, H, L = 5, 3, 2, 7
 # Layout, our shape, their shape, and the index in theirs of our element [i, …].
 LAYOUTS = {
     "same": (SAME, (D, N), (D, N), lambda i, j: (i, j)),
-    "vector": (VECTOR, (N, H), (N * H,), lambda n, h: (n * H + h,)),
+    "vector": (Layout(inputs=0), (N, H), (N * H,), lambda n, h: (n * H + h,)),
     "linear": (LINEAR, (D, N, H), (N * H, D), lambda d, n, h: (n * H + h, d)),
     "joining": (JOINING, (N, H, D), (D, N * H), lambda n, h, d: (d, n * H + h)),
     "conv1d": (Layout(1), (D, N, H), (D, N * H), lambda d, n, h: (d, n * H + h)),

@@ -71,7 +71,6 @@ class Layout:
 
 
 SAME = Layout()
-VECTOR = Layout(inputs=0)
 ROW = Layout(inputs=0, row=True)
 LINEAR = Layout(inputs=1, transposed=True)  # torch's Linear: (out, in)
 JOINING = Layout(inputs=2, transposed=True)  # a Linear whose inputs are heads: (out, heads · width)

@@ -14,17 +14,9 @@ import jax.numpy as jnp
 
 from transformer_jax import fields
 from transformer_jax.models import layers
-from transformer_jax.models.attention import (
-    IMPLEMENTATIONS,
-    KeyValue,
-    MultiHeadAttention,
-    causal_mask,
-    combine_masks,
-    padding_mask,
-    unsupported,
-)
+from transformer_jax.models.attention import IMPLEMENTATIONS, KeyValue, MultiHeadAttention, unsupported
 from transformer_jax.models.layers import FeedForward, Residual, final_norm
-from transformer_jax.models.masks import Mask
+from transformer_jax.models.masks import CAUSAL, Mask, padding
 from transformer_jax.models.positions import IN_ATTENTION, POSITIONS
 
 Array = jax.Array
@@ -307,13 +299,13 @@ class Stack(nn.Module):
         Their parameters are unstacked here, unless `unstack_layers` has already done this.
         """
         room = cache[0].key.shape[2]
-        begun = None if start is None else padding_mask(jnp.arange(room)[None] >= start[:, None])
-        mask = combine_masks(causal_mask(x.shape[1], room, position), begun)
+        mask = CAUSAL if start is None else CAUSAL & padding(jnp.arange(room)[None] >= start[:, None])
+        allowed = mask.part(position, x.shape[1], 0, room)
         block: Any = Block(self.config, self.cross, parent=None)
         x, extended = self._start(x), list[KeyValue]()
         for i, (own, past) in enumerate(zip(self._unstacked(), cache, strict=True)):
             seen = None if memory is None else memory[i]
-            x, past = block.apply({"params": own}, x, mask, seen, memory_mask, past, position)
+            x, past = block.apply({"params": own}, x, allowed, seen, memory_mask, past, position)
             extended.append(past)
         return self.norm(x), tuple(extended)
 
