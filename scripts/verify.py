@@ -7,6 +7,7 @@ tolerance, and 1 otherwise. On a machine with a single CPU device, JAX simulates
 """
 
 import copy
+import itertools
 import os
 import sys
 
@@ -17,7 +18,8 @@ import jax
 
 from transformer_jax import command_line
 from transformer_jax.config import parse
-from transformer_jax.verification import verify
+from transformer_jax.models.kernel_checks import compare_kernels
+from transformer_jax.verification import Row, verify
 
 CONFIG = command_line.define_recipe()
 
@@ -29,7 +31,7 @@ def main() -> None:
     checked.data.directory = checked.data.directory or "(none)"
     parse(checked)  # check the original sizes: shrinking would hide an invalid one
     print(f"{'':<50}{'difference':>12}{'allowed':>10}")
-    for row in verify(config):
+    for row in itertools.chain(map(Row._make, compare_kernels(config.model)), verify(config)):
         failed += not row.held
         difference = "not run" if row.difference is None else f"{row.difference:.2g}"
         print(f"{row.name:<50}{difference:>12}{row.allowed:>10.0e}{'' if row.held else '  FAILED'}", flush=True)

@@ -9,12 +9,10 @@ import pytest
 from conftest import ROOT
 
 from transformer_jax import verification
-from transformer_jax.config import defaults
-from transformer_jax.models import attention, stack, transformer
+from transformer_jax.models import stack, transformer
 from transformer_jax.models.masks import Mask
 from transformer_jax.tasks import task_class
 from transformer_jax.training.checkpoint import Checkpoints
-from transformer_jax.verification import KERNEL_TOLERANCES as TOLERANCES
 from transformer_jax.verification import Row, verify
 
 NAMES = [
@@ -114,29 +112,3 @@ def test_a_token_seen_before_its_place_is_noticed(tiny, tmp_path, monkeypatch):
     params = run.engine.init(jax.random.key(0)).params
     leak = run.engine.task.checks(params, jax.device_put(run.batch(0)))["no token is seen before its place"]
     assert leak > 1e-3
-
-
-@pytest.mark.parametrize("right", [True, False])
-def test_kernels_of_the_platform_are_compared_with_the_reference(right, monkeypatch):
-    """As if this were a TPU: the kernels run interpreted. A wrong one forgets the mask."""
-
-    def interpreted(kernel):
-        return lambda *inputs, mask, **options: kernel(*inputs, mask=mask if right else None, interpret=True, **options)
-
-    monkeypatch.setitem(attention.KERNELS, "cpu", attention.KERNELS["tpu"])
-    for name in ("short", "splash"):
-        monkeypatch.setitem(attention.FUNCTIONS, name, interpreted(attention.FUNCTIONS[name]))
-    rows = list(verification._kernels(defaults("language_modeling", "gpt").model))
-    names = [f"attention: {name} vs. einsum, {dtype}" for name in ("short", "splash") for dtype in TOLERANCES]
-    assert [row.name for row in rows] == names
-    assert [row.held for row in rows] == [right] * 4
-
-
-def test_kernels_that_a_recipe_cannot_use_are_not_compared(monkeypatch):
-    """cuDNN supports no float32, and this machine has no GPU. The recurrent model has no such kernels."""
-    monkeypatch.setitem(attention.KERNELS, "cpu", attention.KERNELS["gpu"])
-    model = defaults("language_modeling", "gpt").model
-    assert list(verification._kernels(model)) == [Row("attention: cudnn vs. einsum, bfloat16", None, 0.02)]
-    model.head_dim = 12
-    assert list(verification._kernels(model)) == []
-    assert list(verification._kernels(defaults("language_modeling", "recurrent_lm").model)) == []

@@ -1,20 +1,15 @@
 """Check on this machine that different ways of computing the same result agree, for a scaled-down recipe."""
 
-import functools
-import itertools
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
 from transformer_jax.config import ConfigError, fields, make_task, parse, shrink
-from transformer_jax.models import attention, kernels, short
-from transformer_jax.models.masks import CAUSAL, padding
 from transformer_jax.training.checkpoint import CheckpointConfig, Checkpoints
 from transformer_jax.training.engine import Engine, make_train_step
 from transformer_jax.training.initialization import TrainState
@@ -23,8 +18,6 @@ from transformer_jax.training.task import Arrays
 
 ROUNDING = 1e-5  # relative tolerance in float32, as the order of summation may differ
 STEPS, LENGTH = 4, 12
-KERNEL_TOLERANCES = {"float32": ROUNDING, "bfloat16": 2e-2}
-KERNEL_LENGTH, DROPPED = 256, 0.1  # positions, and the rate of dropout on attention weights
 
 
 class Row(NamedTuple):
@@ -46,7 +39,6 @@ def verify(recipe: ConfigDict) -> Iterator[Row]:
     because the default precision of matrix products causes larger differences.
     """
     recipe = recipe.copy_and_resolve_references()
-    yield from _kernels(recipe.model)
     shrink(recipe)
     recipe.data.directory = recipe.data.directory or "(none)"
     recipe.data.rows_multiple, recipe.training.microbatches = 8, 1
@@ -82,43 +74,6 @@ def verify(recipe: ConfigDict) -> Iterator[Row]:
     params = jax.device_put(plain.engine.init(jax.random.key(0)).params, jax.devices()[0])
     for name, difference in plain.engine.task.checks(params, jax.device_put(plain.batch(0))).items():
         yield Row(name, difference, ROUNDING)
-
-
-def _kernels(model: ConfigDict) -> Iterator[Row]:
-    """Compare the attention kernels of this platform with the reference, for heads of the recipe's width."""
-    names = attention.KERNELS.get(jax.default_backend(), {}) if "attention_implementation" in model else {}
-    for kernel, (dtype, allowed) in itertools.product(names, KERNEL_TOLERANCES.items()):
-        arguments = "none", dtype, model.head_dim, model.value_dim
-        if not any(attention.unsupported(kernel, 0.0, *arguments)):
-            rate = 0.0 if any(attention.unsupported(kernel, DROPPED, *arguments)) else DROPPED
-            runs = kernel != "cudnn" or kernels.cudnn_runs_here()
-            apart = _kernel_apart(kernel, rate, *arguments[1:]) if runs else None
-            yield Row(f"attention: {kernel} vs. einsum, {dtype}", apart, allowed)
-
-
-def _kernel_apart(kernel: str, rate: float, dtype: str, head_dim: int, value_dim: int) -> float:
-    """Return the maximum difference between a kernel and the reference in float32, relative to the largest value.
-
-    Outputs and gradients count. The mask is causal, half of the second sequence is padding, and weights are dropped at
-    this rate.
-    """
-    length = min(KERNEL_LENGTH, short.longest(head_dim, dtype)) if kernel == "short" else KERNEL_LENGTH
-    mask = CAUSAL & padding(jnp.arange(length)[None] < jnp.array([[length], [length // 2]]))
-    dropping = {"dropout_rate": rate, "dropout_key": jax.random.key(1)} if rate else {}
-    q, k, v, cotangent = (
-        jax.random.normal(key, (2, length, 2, width))
-        for key, width in zip(
-            jax.random.split(jax.random.key(0), 4), (head_dim, head_dim, value_dim, value_dim), strict=True
-        )
-    )
-
-    def outputs(attend: Callable[..., Any], **options: Any) -> list[jax.Array]:
-        output, gradients = jax.vjp(functools.partial(attend, **options, **dropping), q, k, v)
-        return [output, *gradients(cotangent)]
-
-    found = jax.jit(lambda: outputs(attention.FUNCTIONS[kernel], mask=mask, dtype=dtype))()
-    expected = jax.jit(lambda: outputs(attention.dot_product_attention, mask=mask.part(0, length, 0, length)))()
-    return max(float(abs(a - b).max() / abs(b).max()) for a, b in zip(found, expected, strict=True))
 
 
 class _Run:

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 
@@ -211,16 +212,7 @@ def test_a_second_process_with_libtpu(tiny):
 @needs_libtpu
 def test_axes_of_a_mesh_may_divide_the_sides_of_a_slice():
     """8 of 4 × 4 × 4 chips are one side and half of another."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", MESH],
-        cwd=ROOT,
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    rows = json.loads(done.stdout)
+    rows = json.loads(output_of(MESH))
     assert len(rows) == 8
     assert sorted(chip for row in rows for chip in row) == [
         [x, y, z] for x in range(4) for y in range(4) for z in range(4)
@@ -268,16 +260,21 @@ def compiled(kernel, length, topology, tensor=1, options="", precision="default"
     """Return the bytes of temporary memory and the FLOPs of the kernels of attention with its gradients."""
     program = ATTENTION.replace("KERNEL", kernel).replace("LENGTH", str(length)).replace("OPTIONS", options)
     program = program.replace("TENSOR", str(tensor)).replace("TOPOLOGY", repr(topology))
+    return json.loads(output_of(program, JAX_DEFAULT_MATMUL_PRECISION=precision))
+
+
+def output_of(program, **environment):
+    """Run a program of Python on CPUs, in which warnings are errors, and return what it prints."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],
         cwd=ROOT,
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "JAX_DEFAULT_MATMUL_PRECISION": precision},
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+    return done.stdout
 
 
 @pytest.mark.parametrize(("estimate", "shown"), [(0.1, "108.0 ms, at least 68.0 ms"), (None, "at least 68.0 ms")])
@@ -321,3 +318,28 @@ def test_short_attention_compiles_for_tpus(length, topology, rate):
 def test_short_attention_in_bfloat16_compiles_where_products_of_float32_are_precise():
     _, flops = compiled("short", 64, "v5e:1x1", precision="highest")
     assert len(flops) == 2
+
+
+LINEAR = """
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+from transformer_jax.models.layers import Linear
+from transformer_jax.training import topologies
+from transformer_jax.training.sharding import MeshConfig, make_mesh, on_mesh
+
+mesh = make_mesh(MeshConfig(data=1, tensor=4), topologies.devices_of("v5e:2x2"))
+
+def array(shape, *axes):
+    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, PartitionSpec(*axes)))
+
+linear = Linear((512, 256), ("mlp", "embed"), dtype="bfloat16", output_dtype="bfloat16")
+params = {"params": {"kernel": array((512, 256), "tensor", None), "bias": array((256,))}}
+print(on_mesh(linear.apply, mesh).lower(params, array((8, 128, 512), None, None, "tensor")).compile().as_text())
+"""
+
+
+@needs_libtpu
+def test_devices_that_share_the_inputs_of_a_map_exchange_rounded_sums():
+    reduced = re.findall(r"= (\w+)\[8,128,256\]\S* all-reduce", output_of(LINEAR))
+    assert set(reduced) == {"bf16"}

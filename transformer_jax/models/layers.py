@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from transformer_jax.models.numerics import hashed_bits, indices, plus_bias, product
+from transformer_jax.models.numerics import hashed_bits, indices, platform, plus_bias, product
 
 Array = jax.Array
 
@@ -93,7 +93,7 @@ class Linear(nn.Module):
     The kernel has the shape `shape`, e.g. (D, N, H) for the projection to heads; a separate axis for heads allows them
     to be sharded. `axes` has a name for each axis of the kernel. `initializer` is one of INITS; `init_scale`
     multiplies the initial kernel. Biases start at zero. Products are computed in `dtype`; sums are float32, and the
-    result is rounded to `output_dtype`.
+    result is rounded to `output_dtype`. On accelerators, it is rounded before and after the bias is added.
     """
 
     shape: tuple[int, ...]
@@ -113,6 +113,8 @@ class Linear(nn.Module):
         rows, columns = "abcdefgh"[: x.ndim - self.num_inputs], "ijklmn"[: kernel.ndim]
         ins, outs = columns[: self.num_inputs], columns[self.num_inputs :]
         y = product(f"{rows}{ins},{columns}->{rows}{outs}", x, kernel, self.dtype)
+        if platform() != "cpu":  # devices that share the inputs of a map then exchange rounded sums
+            y = y.astype(self.output_dtype)
         if self.use_bias:
             shape, axes = self.shape[self.num_inputs :], self.axes[self.num_inputs :]
             bias = parameter(self, "bias", nn.initializers.zeros, shape, axes)
