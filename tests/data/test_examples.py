@@ -188,3 +188,8 @@ def test_half_a_surrogate_pair_in_a_prompt(record):
 def test_half_a_surrogate_pair_in_a_field():
     with pytest.raises(DataError, match=r"input, line 3 has half of a surrogate pair .* in its de: correct it"):
         parse_record('{"en": "a", "de": "\\udfff"}', "input, line 3", COLUMNS, 2, 2)
+
+
+@pytest.mark.parametrize("record", [5, ["a"], None])
+def test_a_record_of_another_type_is_left_to_the_caller(record):
+    assert as_object(record, ("text",), 1) is record

@@ -61,13 +61,15 @@ def as_object(record: str | Mapping[str, Any], fields: Sequence[str], number: in
     Raises:
         DataError: a text in the object, which is record `number`, has characters that UTF-8 cannot encode.
     """
-    found: Any = record if isinstance(record, Mapping) else None
-    if isinstance(record, str) and record.lstrip().startswith("{"):
-        with contextlib.suppress(ValueError, RecursionError):
-            found = json.loads(record)
-    if isinstance(record, str) and not (found and set(found) <= set(fields)):
-        return {fields[0]: record}
-    for name, value in found.items():
+    found: Any = record
+    if isinstance(record, str):
+        found = None
+        if record.lstrip().startswith("{"):
+            with contextlib.suppress(ValueError, RecursionError):
+                found = json.loads(record)
+        if not found or not set(found) <= set(fields):
+            return {fields[0]: record}
+    for name, value in found.items() if isinstance(found, Mapping) else ():
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str):
                 check_characters(text, name, f"record {number}")

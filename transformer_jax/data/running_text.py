@@ -125,8 +125,7 @@ def text_batches(
         have "segment" (B, T), the number of each token's document in its row, from 1, and "position" (B, T), the place
         of each token in it; both are 0 at padding. The pieces of a document that is longer than a row count as
         documents here. Where windows overlap, "counted" (B, T) is 1 at the tokens whose prediction counts. `references`
-        has one item: (number of predicted tokens, their size in bytes, hash of
-        the text).
+        has one item: (number of predicted tokens, their size in bytes, hash of the text).
 
     Raises:
         DataError: there is no token to predict, or too few for a window in training.

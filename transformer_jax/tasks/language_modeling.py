@@ -192,8 +192,9 @@ class LanguageModeling(TextTask):
     def score(
         self, means: Mapping[str, float], predictions: Sequence[dict[str, Any]], references: Sequence[Any]
     ) -> dict[str, float | str]:
-        """Return the loss in nats per token, the perplexity, and the bits per byte of the text, if that has predicted
-        bytes: of a document with one token, only the end is predicted.
+        """Return the loss in nats per token, the perplexity, and the bits per byte of the text.
+
+        There are no bits per byte if only ends are predicted, because every document has one token.
         """
         ((tokens, size, _),) = references
         per_byte = {"bits_per_byte": means["loss"] * tokens / size / math.log(2)} if means and size else {}
