@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from abusing import refused, unharmed
 from bucket import served
-from conftest import ROOT, rows
+from conftest import ROOT, STORES_NO_PROGRAMS, rows
 from etils import epath
 from forked import script
 
@@ -221,6 +221,17 @@ def test_a_heartbeat_writes_no_byte(tmp_path, monkeypatch):
         assert os.stat(tmp_path / "lock.json").st_mtime > before
 
 
+def test_a_slow_heartbeat_leaves_no_lock(tmp_path, monkeypatch):
+    """On a slow network, a heartbeat may take longer than the time between two heartbeats."""
+    write = lock._Lock._write
+    with held(tmp_path):
+        monkeypatch.setattr(lock._Lock, "_write", lambda self: time.sleep(0.4) or write(self))
+        (tmp_path / "lock.json").unlink()
+        time.sleep(0.2)  # a heartbeat is about to write the lock again
+    time.sleep(0.5)
+    assert not (tmp_path / "lock.json").exists()
+
+
 def test_in_a_bucket(monkeypatch):
     """A bucket has no exclusive creation of files. If two runs write a lock, the last one holds it."""
     pytest.importorskip("gcsfs", reason="no gcsfs: pip install 'transformer_jax[gcs]'")
@@ -271,7 +282,8 @@ def running(recipe, tmp_path):
     options = [f"--config={recipe}", f"--workdir={workdir}", "--config.training.steps=100000"]
     options += ["--config.training.evaluate_every=100000", "--config.checkpoint.keep_best=0"]
     command = [sys.executable, "scripts/train.py", *options, "--config.checkpoint.every=3"]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE) as process:
+    environment = os.environ | STORES_NO_PROGRAMS
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, env=environment) as process:
         stop = time.monotonic() + 120
         while not list(workdir.glob("checkpoints/*/manifest.json")):
             assert process.poll() is None, process.stderr.read()

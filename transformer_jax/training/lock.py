@@ -94,7 +94,7 @@ class _Lock:
         """Remove the lock if this process has it."""
         self._ended.set()
         if self._thread.ident is not None:
-            self._thread.join(HEARTBEAT)
+            self._thread.join(EXPIRY)  # a heartbeat in progress would write the lock again after its removal
         with contextlib.suppress(Exception):  # a lock that stays behind is harmless: the next run takes it over
             if self._is_own():
                 self._path.unlink(missing_ok=True)
