@@ -295,7 +295,7 @@ def test_equal_sizes_stay_equal_in_the_small_version():
 def test_every_key_may_say_only_what_tools_know():
     for task in TASKS:
         for key, field in fields(task, {}).items():
-            assert set(field.metadata) <= {"small", "like", "how", "off", "free", "model"}, key
+            assert set(field.metadata) <= {"small", "like", "how", "off", "free", "model", "added"}, key
             if field.metadata.get("like"):
                 section = key.split(".")[0]
                 assert f"{section}.{field.metadata['like']}" in fields(task, {})

@@ -176,6 +176,20 @@ def test_another_model_is_refused_by_its_keys(data, pretrained, tmp_path, change
     assert str(error.value) == said
 
 
+def test_a_part_may_be_added_but_not_left_out(data, pretrained, tmp_path):
+    """The match embedding starts at zero, so the model begins as the one that was pre-trained."""
+    config = bert("classification", data, pretrained[0], model__match_embedding=True, fine_tuning__frozen_layers=1)
+    workdir, params = saved(config, tmp_path / "with")
+    assert (params.pop("bert/match") == 0).all()
+    for key in params.keys() & pretrained[1].keys():
+        np.testing.assert_array_equal(params[key], pretrained[1][key])
+    frozen = make_task(parse(config), workdir).frozen
+    assert "bert/segments" in frozen
+    assert "bert/match" not in frozen
+    with pytest.raises(ConfigError, match=r"set these keys to its values:\n  config.model.match_embedding: True there"):
+        first_state(bert("classification", data, workdir), tmp_path / "without")
+
+
 def test_keys_of_another_tokenizer_are_refused(data, pretrained, tmp_path):
     changes = {"data__lowercase": True, "data__tokenizer": "bert", "data__vocabulary": "vocab.txt"}
     with pytest.raises(ConfigError) as error:

@@ -96,14 +96,15 @@ def check_same_model(source: str, theirs: Any, ours: Config) -> None:
     """Raise ConfigError if `theirs`, the config of the model in `source`, is not that of the model of `ours`.
 
     The message names the keys that differ. Keys that change only how the model is computed, or only the randomness of
-    training, may differ.
+    training, may differ, and so may keys that add a part which is not in `source`.
     """
     known = fields(ours.task, {"architecture": ours.model.architecture})
     there, here = ({"model": dataclasses.asdict(model)} for model in (theirs, ours.model))
     differing = _differing(there, here, ("there", "here"))
     if another := differing.get("model.architecture"):
         raise ConfigError(f"config.init_from = {source!r} holds another kind of model; name another run:\n  {another}")
-    if refused := [line for key, line in differing.items() if _defines_model(key, known)]:
+    added = {key for key, value in _flat(there).items() if not value and "added" in known[key].metadata}
+    if refused := [line for key, line in differing.items() if _defines_model(key, known) and key not in added]:
         raise ConfigError(
             "\n  ".join([f"config.init_from = {source!r} holds another model; set these keys to its values:", *refused])
         )

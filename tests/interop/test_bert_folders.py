@@ -247,6 +247,7 @@ def test_a_missing_head_is_named(tmp_path, tensors):
         ({"norm": "pre"}, "config.model.norm = 'pre': transformers' model has only 'post'"),
         ({"head_dim": 5}, "config.model.head_dim = 5: transformers' model has only 7"),
         ({"causal": True}, "config.model.causal = True: transformers' model has only False"),
+        ({"match_embedding": True}, "config.model.match_embedding = True: transformers' model has only False"),
     ],
 )
 def test_models_that_transformers_does_not_have(tmp_path, tensors, change, message):

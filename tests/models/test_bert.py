@@ -12,7 +12,14 @@ import papers
 import pytest
 from sizes import SINGLE_STACK
 
-from transformer_jax.models.bert import Bert, BertConfig, Classifier, Pretraining, TokenClassifier
+from transformer_jax.models.bert import (
+    Bert,
+    BertConfig,
+    Classifier,
+    Pretraining,
+    TokenClassifier,
+    in_another_segment,
+)
 from transformer_jax.models.counting import forward_flops, num_parameters
 from transformer_jax.models.positions import IN_ATTENTION, POSITIONS
 
@@ -52,6 +59,7 @@ CASES = {
     **{kind: {"positions": kind} for kind in POSITIONS},
     "pre": {"norm": "pre", "activation": "relu"},
     "causal": {"causal": True},
+    "match": {"match_embedding": True},
     "RMSNorm, gated": {"norm_type": "rms_norm", "feed_forward": "gated", "feed_forward_bias": False},
     "scaled, padded": {"embedding_scale": True, "vocab_multiple": 8, "attention_bias": False},
 }
@@ -68,6 +76,14 @@ def test_without_segments_all_are_the_first():
     assert oracle.relative(found[0], expected[0]) <= 1e-6
     other = encode(SMALL, params, TOKENS, VALID, 0 * SEGMENTS + 1)
     assert oracle.relative(other[0], expected[0]) > 0.01
+
+
+def test_tokens_that_the_other_segment_has():
+    """The first row is a pair, [CLS] a b a [SEP] c a [SEP]. The second is a single text."""
+    tokens = np.array([[1, 5, 6, 5, 2, 7, 5, 2], [1, 5, 6, 5, 2, 5, 5, 6]])
+    segments = np.array([[0, 0, 0, 0, 0, 1, 1, 1], 8 * [0]])
+    found = np.asarray(in_another_segment(tokens, segments))
+    np.testing.assert_array_equal(found, [[0, 1, 0, 1, 1, 0, 1, 1], 8 * [0]])
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -298,6 +314,7 @@ def test_parameters_and_products_are_counted(name):
         ({"num_segments": 0}, "num_segments"),
         ({"embedding_init": "zeros"}, "embedding_init"),
         ({"init": "zeros"}, "init"),
+        ({"match_embedding": True, "causal": True}, "match_embedding"),
         ({"norm_epsilon": 0.0}, "norm_epsilon"),
         ({"positions": "rotary", "head_dim": 63}, "head_dim"),
     ],

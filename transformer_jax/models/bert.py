@@ -29,6 +29,7 @@ class BertConfig(SingleStackConfig):
     vocab_size: int = fields.size(30522, 304)
     num_segments: int = 2  # e.g. the two sentences of a pair
     causal: bool = False  # a position sees only itself and those before it: the paper's "LTR" model (Section 5.1)
+    match_embedding: bool = fields.added(False)  # tells which tokens the other segment has too: see `Bert`
     init: str = "truncated_normal"
     embedding_init: str = "truncated_normal"
     norm_epsilon: float = 1e-12
@@ -41,6 +42,8 @@ class BertConfig(SingleStackConfig):
         yield from super().problems()
         if self.num_segments == 1:
             yield "num_segments", "must be at least 2, for the two segments of a pair"
+        if self.match_embedding and self.causal:
+            yield "match_embedding", "must be False if model.causal is True: it depends on tokens that come later"
 
 
 def sizes(num_layers: int, d_model: int, vocab_size: int = 30522) -> dict[str, int]:
@@ -56,7 +59,11 @@ SIZES = {"mini": sizes(4, 256, 8000), "base": sizes(12, 768), "large": sizes(24,
 class Bert(nn.Module):
     """Embeddings of tokens, segments and positions, a stack of bidirectional blocks, and a pooler.
 
-    Differs: The paper has no pre-LN. With `norm = "pre"`, the stack ends in a layer norm.
+    With `match_embedding`, a vector is added to each token whose id also occurs in another segment. This is the exact
+    match of Chen et al. 2017 ("Reading Wikipedia to Answer Open-Domain Questions", Section 3.2), learned like a segment
+    embedding and for both segments. It starts at zero, so that a pre-trained encoder can be fine-tuned with it.
+
+    Differs: The paper has no pre-LN and no match embedding. With `norm = "pre"`, the stack ends in a layer norm.
     """
 
     config: BertConfig
@@ -67,6 +74,8 @@ class Bert(nn.Module):
         self.embedding = Embedding(c.vocab_size, c.d_model, c.vocab_multiple, c.embedding_init, c.embedding_scale)
         shape, axes = (c.num_segments, c.d_model), ("segment", "vector")
         self.segments = parameter(self, "segments", make_initializer(c.embedding_init), shape, axes)
+        if c.match_embedding:
+            self.match = parameter(self, "match", nn.initializers.zeros, (c.d_model,), ("vector",))
         self.positions = Positions(c.positions, c.max_length, c.d_model, c.embedding_init)
         self.norm = NORM_TYPES[c.norm_type](c.norm_epsilon)
         self.dropout = layers.Dropout(c.dropout_rate)
@@ -99,6 +108,8 @@ class Bert(nn.Module):
     def _embed(self, tokens: Array, segments: Array | None) -> Array:
         segments = jnp.zeros_like(tokens) if segments is None else segments
         x = self.embedding(tokens) + jnp.take(self.segments, segments, axis=0) + self.positions(tokens.shape[1])
+        if self.config.match_embedding:
+            x += in_another_segment(tokens, segments)[..., None] * self.match[None, None]
         return self.dropout(self.norm(x))
 
     def _mask(self, valid: Array) -> Mask:
@@ -111,6 +122,12 @@ class Bert(nn.Module):
         The key is (name, sequence of the queries, sequence of the keys).
         """
         return {("self-attention", "text", "text"): sown_weights(sown["encoder"], "self_attention")}
+
+
+def in_another_segment(tokens: Array, segments: Array) -> Array:
+    """Return (B, T): True for each of the ids `tokens` (B, T) that also occurs in another of the `segments` (B, T)."""
+    same = tokens[:, :, None] == tokens[:, None]
+    return (same & (segments[:, :, None] != segments[:, None])).any(axis=-1)
 
 
 class MaskedLMHead(nn.Module):
