@@ -30,7 +30,9 @@ from transformer_jax.training.initialization import TrainState
 jax.config.update("jax_numpy_rank_promotion", "raise")
 if "PYTEST_XDIST_WORKER" not in os.environ:
     # Compiling takes most of the time of these tests. Workers and scripts inherit the variables.
-    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_use_fusion_emitters=false"  # twice as fast
+    # This flag of XLA halves it. JAX 0.11 does not know it and would abort.
+    flag = " --xla_cpu_use_fusion_emitters=false" if jax.version.__version_info__ < (0, 11) else ""
+    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + flag
     PROGRAMS = tempfile.mkdtemp(prefix="transformer_jax-programs-")
     atexit.register(shutil.rmtree, PROGRAMS, ignore_errors=True)
     settings: dict[str, Any] = {
@@ -42,6 +44,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     for key, value in settings.items():
         os.environ[key.upper()] = str(value)
         jax.config.update(key, value)
+# For processes that are killed, or that cannot write: a torn program would keep JAX 0.10 from storing any other one.
+STORES_NO_PROGRAMS = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1e9"}
 logging.getLogger("transformer_jax").setLevel(logging.INFO)
 
 ROOT = Path(__file__).parents[1]

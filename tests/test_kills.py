@@ -12,10 +12,12 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, real_data
+from conftest import ROOT, STORES_NO_PROGRAMS, real_data
 
 pytestmark = pytest.mark.slow
 EVERY = 10  # steps between checkpoints of the runs in a single process
+
+ENVIRONMENT = os.environ | STORES_NO_PROGRAMS
 
 
 def command(name: str, *arguments: str) -> list[str]:
@@ -66,7 +68,7 @@ def finish(run: list[str], workdir: Path) -> None:
 def kill(run: list[str], workdir: Path, moment: int, in_save: bool = False) -> None:
     """Start or continue a run and kill it after step `moment`, at a random time or in the middle of a save."""
     before = last_step(workdir)
-    process = subprocess.Popen([*run, f"--workdir={workdir}"], cwd=ROOT, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([*run, f"--workdir={workdir}"], cwd=ROOT, stderr=subprocess.DEVNULL, env=ENVIRONMENT)
     # This attempt has saved at least one step, so the unfinished steps of earlier attempts have been removed.
     while last_step(workdir) < max(moment, before + EVERY) or (in_save and not is_saving(workdir)):
         assert process.poll() is None, "the run ended before it was killed"
@@ -111,7 +113,7 @@ def test_fine_tuning_killed_three_times(recipe, tmp_path):
     run = training(f"{bert}:classification", 300, f"--config.init_from={source}")
     finish(run, tmp_path / "whole")
 
-    process = subprocess.Popen([*run, f"--workdir={workdir}"], cwd=ROOT, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([*run, f"--workdir={workdir}"], cwd=ROOT, stderr=subprocess.DEVNULL, env=ENVIRONMENT)
     while not (workdir / "tokenizer.json").exists():
         assert process.poll() is None, "the run ended before it was killed"
         time.sleep(0.001)
@@ -144,7 +146,7 @@ class Watched:
         self.workdir, self._said = workdir, workdir.with_suffix(".log")
         with self._said.open("wb") as log:
             run = command("launch/supervise", str(count), f"--workdir={workdir}", *flags)
-            self.process = subprocess.Popen(run, cwd=ROOT, stderr=log, env={**os.environ, "PAUSE": "0.1"})
+            self.process = subprocess.Popen(run, cwd=ROOT, stderr=log, env=ENVIRONMENT | {"PAUSE": "0.1"})
 
     def __enter__(self) -> "Watched":
         return self

@@ -260,6 +260,11 @@ def test_compiled_programs_are_kept_in_the_users_cache(tmp_path, monkeypatch):
     assert all(p.parent.name.startswith("xla-") and p.parents[1].name == "transformer_jax" for p in kept)
     assert on_devices(1, program) == first
     assert entries() == kept
+    torn = next(iter(kept)).with_name("torn-cache")  # JAX would store no other program as long as this is there
+    torn.write_bytes(b"half")
+    on_devices(1, program.replace("sin", "cos"))
+    assert not torn.exists()
+    assert len(entries()) > len(kept)
     for path in kept:
         path.write_bytes(path.read_bytes()[:20])
     assert (

@@ -1,5 +1,6 @@
 """Command-line conventions of all scripts: flags, --help, messages on stderr, errors without tracebacks."""
 
+import contextlib
 import ctypes
 import gc
 import hashlib
@@ -14,6 +15,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+import filelock
 import jax
 from absl import flags
 from etils import epath
@@ -159,9 +161,26 @@ def cache_compilations() -> None:
         return
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     kind = hashlib.sha256(f"{platform.machine()} {_cpu_features()}".encode()).hexdigest()[:12]
-    jax.config.update("jax_compilation_cache_dir", str(cache / "transformer_jax" / f"xla-{kind}"))
+    folder = cache / "transformer_jax" / f"xla-{kind}"
+    _remove_torn_programs(folder)
+    jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_compilation_cache_max_size", 2**30)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+
+
+def _remove_torn_programs(folder: Path) -> None:
+    """Remove programs from JAX's cache that were not written completely, because of a kill or a full disk.
+
+    JAX writes KEY-cache and then KEY-atime. As long as one of the latter is missing, JAX 0.10 stores no other program
+    (https://github.com/jax-ml/jax/issues/39880). The lock is JAX's own. If another process holds it for a second, or
+    the folder cannot be written, nothing happens.
+    """
+    if not folder.is_dir():
+        return
+    with contextlib.suppress(OSError), filelock.FileLock(folder / ".lockfile", timeout=1):
+        for program in folder.glob("*-cache"):
+            if not program.with_name(program.name.removesuffix("cache") + "atime").exists():
+                program.unlink()
 
 
 def keep_freed_memory() -> None:

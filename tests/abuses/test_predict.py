@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from abusing import refused, unharmed
-from conftest import ROOT
+from conftest import ROOT, STORES_NO_PROGRAMS
 from forked import script
 
 LINES, RUN = "--input=@/lines.txt", "--workdir=@/run"
@@ -128,13 +128,12 @@ def test_the_shell_may_make_the_input_the_output(place):
 def test_a_full_disk_leaves_the_old_output(place, tmp_path):
     (tmp_path / "out").write_bytes(b"old\n" * 5000)
     (tmp_path / "in").write_bytes(b"ek at\n" * 500)
-    cache = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
     with unharmed(place, tmp_path):
         done = command(
             place,
             arguments=[f"--input={tmp_path / 'in'}", f"--output={tmp_path / 'out'}", "--score"],
             limits=["prlimit", "--fsize=100"],
-            env=os.environ | cache,
+            env=os.environ | STORES_NO_PROGRAMS,
         )
         refused(done, f"{tmp_path / 'out'} cannot be written: File too large", "is unchanged")
 

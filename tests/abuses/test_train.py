@@ -1,6 +1,7 @@
 """Invalid uses of train.py. Each ends with one error message and exit code 2, and no file is lost."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from abusing import refused, unharmed
-from conftest import ROOT
+from conftest import ROOT, STORES_NO_PROGRAMS
 from forked import script
 
 
@@ -199,11 +200,15 @@ def test_other_keys_in_a_workdir(recipe, finished):
 
 @pytest.mark.parametrize("limit", [20_000, 60_000])
 def test_a_disk_that_fills_before_the_first_save_is_one_message(recipe, tmp_path, limit):
-    """A limit on the size of files stands in for a full disk: writing fails in the same places."""
-    limited = ["prlimit", f"--fsize={limit}"]
+    """A limit on the size of files stands in for a full disk: writing fails in the same places.
+
+    TensorStore decides by time how many arrays share a file, so one array alone must exceed the limit.
+    """
+    command = ["prlimit", f"--fsize={limit}", sys.executable, "scripts/train.py", f"--config={recipe}"]
     done = subprocess.run(
-        [*limited, sys.executable, "scripts/train.py", f"--config={recipe}", f"--workdir={tmp_path / 'run'}"],
+        [*command, f"--workdir={tmp_path / 'run'}", "--config.model.d_ff=4096"],
         cwd=ROOT,
+        env=os.environ | STORES_NO_PROGRAMS,
         capture_output=True,
         check=False,
         timeout=300,
