@@ -492,8 +492,9 @@ NO_DROPOUT = "splash does not support this value of attention_dropout_rate"
         ("tpu", 512, 512, {"dropout_rate": 0.1}, "short", "16 to 1024 (tpu)"),
         ("tpu", 1025, 1025, {"dropout_rate": 0.1}, "einsum", f"fewer than 2048 (tpu; {NO_DROPOUT})"),
         ("tpu", 2048, 2048, {"dropout_rate": 0.1}, "blocked", f"at least 2048 (tpu; {NO_DROPOUT})"),
-        ("gpu", 256, 256, BFLOAT16, "cudnn", "at least 256 (gpu)"),
-        ("cuda", 256, 256, BFLOAT16, "cudnn", "at least 256 (cuda)"),
+        ("gpu", 128, 256, BFLOAT16, "cudnn", "at least 128 (gpu)"),
+        ("gpu", 127, 256, BFLOAT16, "einsum", "fewer than 128 (gpu)"),
+        ("cuda", 256, 256, BFLOAT16, "cudnn", "at least 128 (cuda)"),
         ("gpu", 256, 256, {}, "einsum", "fewer than 2048 (gpu; cudnn does not support this value of dtype)"),
         (
             *("gpu", 4096, 4096, BFLOAT16 | {"value_dim": 32}, "blocked"),

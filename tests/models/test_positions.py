@@ -11,6 +11,7 @@ import oracle
 import pytest
 from sizes import ENCODER_DECODER
 
+from transformer_jax.models import transformer
 from transformer_jax.models.attention import MultiHeadAttention, causal_mask, dot_product_attention
 from transformer_jax.models.counting import forward_flops, num_parameters
 from transformer_jax.models.positions import (
@@ -299,6 +300,27 @@ def test_decoding_with_a_cache_gives_the_logits_of_the_whole(kind):
         logits, cache = extend(cache, target[:, t : t + 1], t)
         found.append(logits)
     assert oracle.relative(np.concatenate(found, axis=1), whole) <= 1e-5
+
+
+@pytest.mark.parametrize(("kind", "num_kv_heads"), [("sinusoidal", 0), ("relative", 0), ("rotary", 1)])
+def test_hypotheses_of_a_beam_have_the_logits_of_their_own_tokens(kind, num_kv_heads, monkeypatch):
+    monkeypatch.setattr(transformer, "platform", lambda: "tpu")
+    config = dataclasses.replace(SMALL, positions=kind, num_kv_heads=num_kv_heads, max_length=S)
+    params, (source, _) = jax.tree.map(jnp.asarray, oracle.randomized(shapes(config))), some_ids()
+    apply = functools.partial(Transformer(config).apply, {"params": params})
+    beams, length, rows = 4, 6, np.arange(3)[:, None]
+    sources, valid = (np.repeat(x, beams, axis=0) for x in (source, SOURCE_VALID))
+    whole = jax.jit(apply)
+    extend = jax.jit(functools.partial(apply, method="extend"))
+    cache = apply(source, SOURCE_VALID, length, beams, method="init_cache")
+    generator, tokens = np.random.default_rng(5), np.zeros((3, beams, length), np.int32)
+    for t in range(length):
+        parents = generator.integers(beams, size=(3, beams))
+        cache, tokens = cache._replace(past=cache.past.reorder(parents)), tokens[rows, parents]
+        tokens[:, :, t] = generator.integers(config.target_vocab_size, size=(3, beams))
+        logits, cache = extend(cache, tokens[:, :, t].reshape(-1, 1), t)
+        expected = whole(sources, tokens.reshape(-1, length), valid)[:, t]
+        assert oracle.relative(logits[:, 0], expected) <= 1e-5
 
 
 @pytest.mark.parametrize("kind", IN_ATTENTION)

@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 import transformer_jax
 from transformer_jax.config import make_task, parse
 from transformer_jax.data.tokenizers import TokenizerError
+from transformer_jax.models import transformer
 from transformer_jax.models.transformer import shift_right
 from transformer_jax.training.evaluation import Evaluator
 from transformer_jax.training.sharding import make_mesh
@@ -179,6 +180,16 @@ def test_predictions_come_in_order_one_for_one(tiny, tmp_path, params, greedy, c
 
 
 LINES = ["ek at", "", "ut", "at ek ut", "ek at", "im"] * 3
+
+
+def test_a_beam_finds_the_same_whether_its_cache_is_copied_or_masked(tiny, tmp_path, params, monkeypatch):
+    copied = predictions(tiny, tmp_path, params, LINES, beam_size=5, n_best=5)
+    monkeypatch.setattr(transformer, "platform", lambda: "tpu")
+    masked = predictions(tiny, tmp_path, params, LINES, beam_size=5, n_best=5)
+    for one, other in zip(copied, masked, strict=True):
+        assert [best["text"] for best in one["hypotheses"]] == [best["text"] for best in other["hypotheses"]]
+        scores = ([best["score"] for best in row["hypotheses"]] for row in (one, other))
+        np.testing.assert_allclose(*scores, rtol=1e-5)
 
 
 def test_n_best_of_a_beam(tiny, tmp_path, params):

@@ -7,7 +7,7 @@ axis.
 
 Greedy search has N = B rows. Beam search and sampling have N = B·K rows; the K beams or samples of a batch row are
 adjacent. `step` may close over values that these K rows share, e.g. the encoder's output. Leaving such values out of
-the cache makes reordering it cheaper.
+the cache makes reordering it cheaper. A cache may also reorder itself: see `beam_search`.
 
 Shapes: B batch · K beams or samples · V vocabulary · T = `max_length`, the largest number of tokens in an output,
 including EOS but not BOS.
@@ -21,7 +21,7 @@ from transformer_jax.decoding.beam import LENGTH_PENALTY_FORMS, STOPPING_RULES, 
 from transformer_jax.decoding.generation import Continuations, Writer
 from transformer_jax.decoding.options import DecodingConfig, GenerationConfig, SamplingConfig
 from transformer_jax.decoding.sampling import LEAST_TEMPERATURE, penalize, sample, truncate
-from transformer_jax.decoding.search import copies, search
+from transformer_jax.decoding.search import beams, copies, search
 from transformer_jax.decoding.steps import IMPOSSIBLE, Cache, Hypotheses, Step, certain, greedy
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "Step",
     "Writer",
     "beam_search",
+    "beams",
     "certain",
     "copies",
     "greedy",

@@ -43,6 +43,18 @@ def _join(a: _Beams, b: _Beams) -> _Beams:
     return jax.tree.map(lambda x, y: jnp.concatenate([x, y], axis=1), a, b)
 
 
+def _for_beams(cache: Cache, beam_size: int) -> Cache:
+    if hasattr(cache, "reorder"):
+        return cache
+    return jax.tree.map(lambda x: jnp.repeat(x, beam_size, axis=0), cache)
+
+
+def _reordered(cache: Cache, parents: jax.Array) -> Cache:
+    if hasattr(cache, "reorder"):
+        return cache.reorder(parents)
+    return jax.tree.map(lambda x: take(x.reshape(*parents.shape, *x.shape[1:]), parents).reshape(x.shape), cache)
+
+
 def beam_search(
     step: Step,
     cache: Cache,
@@ -60,7 +72,8 @@ def beam_search(
 ) -> Hypotheses:
     """Return the K hypotheses with the largest log P(Y|X) / lp(Y) found by beam search (Wu et al. 2016, Section 7).
 
-    K is `beam_size`. `cache` has B rows; this function repeats each of them K times.
+    K is `beam_size`. This function repeats each of the B rows of `cache` K times, and reorders them after each step. A
+    cache with a method `reorder` has room for K beams per row, and gets the beam (B, K) that each new one continues.
 
     Each step takes the 2K best continuations of a row. At most K of them end in EOS, so K others stay in the beam.
     Those that end compete for the K places of finished hypotheses.
@@ -104,7 +117,7 @@ def beam_search(
         going_on, kept = jax.lax.top_k(jnp.where(ends, IMPOSSIBLE, totals), K)
         alive = _Beams(take(continued, kept), going_on, going_on)
         parents = take(parents, kept)
-        cache = jax.tree.map(lambda x: take(x.reshape(B, K, *x.shape[1:]), parents).reshape(x.shape), cache)
+        cache = _reordered(cache, parents)
 
         may_end = ends if exact else ends & (jnp.arange(2 * K)[None] < K)
         ended = jnp.where(may_end & ~done[:, None], totals, IMPOSSIBLE)  # rounding could exceed the bound in done rows
@@ -118,9 +131,8 @@ def beam_search(
     tokens = jnp.full((B, K, 1 + T), fill, jnp.int32).at[:, :, 0].set(bos_id)
     none = jnp.full((B, K), IMPOSSIBLE, jnp.float32)
     first = none.at[:, 0].set(0.0)  # start with one beam, because K equal beams would find the same hypotheses
-    cache = jax.tree.map(lambda x: jnp.repeat(x, K, axis=0), cache)
     beams, found = _Beams(tokens, first, first), _Beams(tokens, none, none)
-    state = (jnp.int32(0), beams, found, jnp.zeros(B, bool), cache)
+    state = (jnp.int32(0), beams, found, jnp.zeros(B, bool), _for_beams(cache, K))
     _, alive, finished, _, _ = jax.lax.while_loop(unfinished, advance, state)
     return _outputs(finished, alive._replace(scores=score(alive.log_probabilities, T)), fill)
 

@@ -26,7 +26,6 @@ def search(
     With `only_greedy`, it is greedy search with one output, whatever the options. `common` are `batch_size`,
     `max_length`, `bos_id`, `eos_id` and `pad_id`. See `sample` for the other arguments.
     """
-    beam_size = options.most_found
     if isinstance(options, DecodingConfig) and options.at_limit == "end":
         step = _ended(step, common["max_length"] - 1, common["eos_id"])
     if options.temperature and not only_greedy:
@@ -42,12 +41,12 @@ def search(
             vocab_size=vocab_size,
             **common,
         )
-    if only_greedy or not isinstance(options, DecodingConfig) or beam_size == 1:
+    if beams(options, only_greedy) == 1 or not isinstance(options, DecodingConfig):
         return greedy(step, cache, **common)
     found = beam_search(
         step,
         cache,
-        beam_size=beam_size,
+        beam_size=options.most_found,
         length_penalty=options.length_penalty,
         length_penalty_form=options.length_penalty_form,
         n_best=options.n_best,
@@ -72,3 +71,8 @@ def copies(options: SamplingConfig, only_greedy: bool) -> int:
     if only_greedy:
         return 1
     return options.n_best if options.temperature else options.most_found
+
+
+def beams(options: SamplingConfig, only_greedy: bool) -> int:
+    """Return the number of beams if `search` is a beam search, and 1 otherwise."""
+    return 1 if options.temperature else copies(options, only_greedy)

@@ -140,12 +140,14 @@ def dot_product_attention(
     if bias is not None:
         scores = scores + bias
     if relations is not None:
-        scores = scores + relative_scores(query, relations.key, key.shape[1], relations.position, dtype)
+        scores = scores + relative_scores(
+            query, relations.key, key.shape[1], relations.position, dtype, relations.beams
+        )
     weights = attention_weights(scores, mask)
     dropped = weights if dropout_key is None else dropout(weights, dropout_rate, dropout_key)
     output = product("BNTS,BSNH->BTNH", dropped, value, dtype)
     if relations is not None:
-        output = output + relative_values(dropped, relations.value, relations.position, dtype)
+        output = output + relative_values(dropped, relations.value, relations.position, dtype, relations.beams)
     return (output, weights) if return_weights else output
 
 
@@ -189,9 +191,10 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
 # bfloat16, attention and its projections take 3.0 ms forward and backward with einsum at length 128, 4.4 ms at 256 and
 # 10.9 ms at 1,024, by the compiler's estimates. With splash, it takes 3.7, 3.4 and 3.8 ms, if each step of the kernel's
 # grid takes 0.35 µs, for which there is no estimate. The kernel of short takes 0.2 ms at 128 and 0.8 ms at 512, by the
-# compiler's profile, and the products of the projections 1.0 ms. Nothing was measured on a device. GPUs have a similar
-# ratio of FLOP/s to bytes/s.
-CUDNN = {"cudnn": (256, math.inf)}
+# compiler's profile, and the products of the projections 1.0 ms. Nothing was measured on a TPU. On a GPU (H200), the
+# kernel of cudnn is 1.9 times as fast as einsum at length 128 and 4.6 times at 2,048. At 64, it is 1.1 times as fast,
+# which the step of wmt14.py:big does not show, and at 32 it is slower.
+CUDNN = {"cudnn": (128, math.inf)}
 KERNELS = {"tpu": {"short": (16, short.LONGEST), "splash": (256, math.inf)}, "gpu": CUDNN, "cuda": CUDNN}
 # Without a kernel, it chooses "blocked" from this many positions on. On accelerators, blocks are only worth the memory
 # they save.
@@ -339,13 +342,13 @@ class MultiHeadAttention(nn.Module):
         if self.positions == "relative":
             self.relative = RelativePositions(self.max_relative_distance, self.head_dim, self.value_dim)
 
-    def project(self, memory: Array, position: Array | int = 0, room: int | None = None) -> KeyValue:
+    def project(self, memory: Array, position: Array | int = 0, room: int | None = None, beams: int = 1) -> KeyValue:
         """Project memory (B, S, D) at positions position … position + S - 1 to keys and values.
 
-        Rotary positions must be below `room`, by default S.
+        Rotary positions must be below `room`, by default S. With `beams`, so many adjacent entries share a position.
         """
         key = self.key(memory)
-        key = rotate(key, position, room, self.rotary_base) if self.positions == "rotary" else key
+        key = rotate(key, position, room, self.rotary_base, beams) if self.positions == "rotary" else key
         return self._placed(KeyValue(jnp.swapaxes(key, 1, 2), jnp.swapaxes(self.value(memory), 1, 2)))
 
     def empty_cache(self, batch_size: int, length: int) -> KeyValue:
@@ -360,16 +363,19 @@ class MultiHeadAttention(nn.Module):
             return heads
         return jax.tree.map(lambda x: constrain(x, "batch", "heads", "length", "head_dim"), heads)
 
-    def extend(self, cache: KeyValue, x: Array, position: Array | int) -> KeyValue:
-        """Return the cache with the keys and values of x (B, T, D) at positions position … position + T - 1."""
+    def extend(self, cache: KeyValue, x: Array, position: Array | int, beams: int = 1) -> KeyValue:
+        """Return the cache with the keys and values of x (B, T, D) at positions position … position + T - 1.
+
+        With `beams`, so many adjacent entries of x, and of the cache, share a position.
+        """
 
         def write(old: Array, new: Array) -> Array:
             new = new.astype(old.dtype)
             if len(old) == 1:  # for decoding.generation, which keeps such a cache without its first axis
-                return jax.lax.dynamic_update_slice_in_dim(old[0], new[0], position, axis=1)[None]
-            return jax.lax.dynamic_update_slice_in_dim(old, new, position, axis=2)
+                return jax.lax.dynamic_update_slice_in_dim(old[0], new[0], position * beams, axis=1)[None]
+            return jax.lax.dynamic_update_slice_in_dim(old, new, position * beams, axis=2)
 
-        return jax.tree.map(write, cache, self.project(x, position, cache.key.shape[2]))
+        return jax.tree.map(write, cache, self.project(x, position, cache.key.shape[2] // beams, beams))
 
     def __call__(
         self,
@@ -379,17 +385,19 @@ class MultiHeadAttention(nn.Module):
         mask: Array | Mask | None = None,
         bias: Array | None = None,
         position: Array | int = 0,
+        beams: int = 1,
     ) -> Array:
         """Attend from x (B, T, D) to `memory`, which is (B, S, D) or its projection → (B, T, D).
 
-        In self-attention, `memory` is x itself or a cache that contains x, starting at `position`. If key-value heads
-        are shared and `memory` is a projection, `mask` and `bias` must be the same for all heads.
+        In self-attention, `memory` is x itself or a cache that contains x, starting at `position`. With `beams`, so
+        many adjacent entries of x, and of the cache, share a position. If key-value heads are shared and `memory` is a
+        projection, `mask` and `bias` must be the same for all heads.
         """
         projected = memory if isinstance(memory, KeyValue) else self.project(memory)
         key, value = (jnp.swapaxes(x, 1, 2) for x in projected)
         query = constrain(self.query(x), "batch", "length", "heads", "head_dim")
         if self.positions == "rotary":
-            query = rotate(query, position, key.shape[1], self.rotary_base)
+            query = rotate(query, position, key.shape[1] // beams, self.rotary_base, beams)
         groups = self.num_heads // self.kv_heads
         dropout_key = self.make_rng("dropout") if self.dropout_rate and self.has_rng("dropout") else None
         implementation = self._implementation(mask, bias, query.shape[1], key.shape[1], dropout_key is not None)
@@ -406,7 +414,7 @@ class MultiHeadAttention(nn.Module):
             dot_product_attention,
             mask=mask,
             bias=bias,
-            relations=self.relative(position) if self.positions == "relative" else None,
+            relations=self.relative(position, beams) if self.positions == "relative" else None,
             dropout_rate=self.dropout_rate,
             dropout_key=dropout_key,
             dtype=self.dtype,

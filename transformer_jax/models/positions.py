@@ -37,22 +37,25 @@ def sinusoidal_positions(length: int, d_model: int, base: float = 10000.0, halve
     return np.concatenate([waves[:, 0::2], waves[:, 1::2]], axis=1) if halves else waves
 
 
-def rotate(x: Array, position: Array | int = 0, room: int | None = None, base: float = 10000.0) -> Array:
+def rotate(
+    x: Array, position: Array | int = 0, room: int | None = None, base: float = 10000.0, beams: int = 1
+) -> Array:
     """Return R_m x_m for x (B, T, N, H) at positions m = position … position + T - 1.
 
     Su et al. 2021 (RoFormer), eqs. 15 and 34: each pair (x_2i-1, x_2i), i = 1 … H/2, is rotated by the angle m θ_i,
     θ_i = base^(-2(i-1)/H). The product of a query at m and a key at n then depends only on n - m (eq. 16). Sines and
     cosines come from `sinusoidal_positions`; the rotation is computed in float32. All positions must be below `room`,
-    by default T.
+    by default T. With `beams`, so many adjacent entries of x share a position, which are T / `beams` positions.
 
     Raises:
         ValueError: H is odd.
     """
-    length, width = x.shape[1], x.shape[3]
+    length, width = x.shape[1] // beams, x.shape[3]
     if width % 2:
         raise ValueError(f"head width {width}: must be even to rotate pairs of features; change model.head_dim")
     waves = jnp.asarray(sinusoidal_positions(length if room is None else room, width, base))
-    waves = jax.lax.dynamic_slice_in_dim(waves, position, length)[None, :, None]
+    waves = jax.lax.dynamic_slice_in_dim(waves, position, length)
+    waves = jnp.repeat(waves, beams, axis=0)[None, :, None]
     sine, cosine = waves[..., 0::2], waves[..., 1::2]
     first, second = x[..., 0::2], x[..., 1::2]
     turned = jnp.stack([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
@@ -60,40 +63,47 @@ def rotate(x: Array, position: Array | int = 0, room: int | None = None, base: f
 
 
 class Relations(NamedTuple):
-    """Vectors w^K (R, H) and w^V (R, H') for the distances -k … k, and the position of the first query."""
+    """Vectors w^K (R, H) and w^V (R, H') for the distances -k … k, the position of the first query, and the number of
+    adjacent queries, and of adjacent keys, that share a position.
+    """
 
     key: Array
     value: Array
     position: Array | int = 0
+    beams: int = 1
 
 
-def _to_keys(by_distance: Array, length: int, position: Array | int) -> Array:
+def _to_keys(by_distance: Array, length: int, position: Array | int, beams: int) -> Array:
     """Look up the value for each pair's distance, clip(j - i, -k, k): (B, N, T, R) → (B, N, T, S).
 
-    Queries are at i = position … position + T - 1, keys at j = 0 … S - 1; S is `length`.
+    Queries are at i = position … position + T - 1, keys at j = 0 … S - 1; S is `length`. With `beams`, so many adjacent
+    queries and keys share a position.
     """
     queries, distances = by_distance.shape[2:]
     k = distances // 2
-    index = jnp.arange(length)[None] - (position + jnp.arange(queries))[:, None]
+    index = jnp.arange(length)[None] // beams - (position + jnp.arange(queries) // beams)[:, None]
     index = (jnp.clip(index, -k, k) + k)[None, None]
     return jnp.take_along_axis(by_distance, index, axis=-1, mode="promise_in_bounds")
 
 
 def relative_scores(
-    query: Array, table: Array, length: int, position: Array | int = 0, dtype: str = "float32"
+    query: Array, table: Array, length: int, position: Array | int = 0, dtype: str = "float32", beams: int = 1
 ) -> Array:
     """Return x_i W_Q · a_ij^K / √d_k, where a_ij^K is the w^K of distance clip(j - i, -k, k): (B, N, T, S), float32.
 
     This is the second term of eq. 5 in Shaw et al. 2018. query (B, T, N, H) is at positions i = position … position +
-    T - 1, keys are at j = 0 … S - 1, S is `length`, and table (2k + 1, H) holds w^K.
+    T - 1, keys are at j = 0 … S - 1, S is `length`, and table (2k + 1, H) holds w^K. With `beams`, so many adjacent
+    queries and keys share a position.
 
     As in Section 3.3, the a_ij are never stored. Here, there is one product of the queries with the table.
     """
     query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
-    return _to_keys(product("BTNH,RH->BNTR", query, table, dtype), length, position)
+    return _to_keys(product("BTNH,RH->BNTR", query, table, dtype), length, position, beams)
 
 
-def relative_values(weights: Array, table: Array, position: Array | int = 0, dtype: str = "float32") -> Array:
+def relative_values(
+    weights: Array, table: Array, position: Array | int = 0, dtype: str = "float32", beams: int = 1
+) -> Array:
     """Return Σ_j α_ij a_ij^V, where a_ij^V is the w^V of distance clip(j - i, -k, k): (B, T, N, H').
 
     This is the second term of eq. 3 in Shaw et al. 2018. weights α (B, N, T, S); table (2k + 1, H') holds w^V.
@@ -103,7 +113,7 @@ def relative_values(weights: Array, table: Array, position: Array | int = 0, dty
     """
 
     def look_up(by_distance: Array) -> Array:
-        return _to_keys(by_distance, weights.shape[3], position)
+        return _to_keys(by_distance, weights.shape[3], position, beams)
 
     shape = jax.ShapeDtypeStruct((*weights.shape[:3], table.shape[0]), weights.dtype)
     (by_distance,) = jax.linear_transpose(look_up, shape)(weights)
@@ -123,12 +133,12 @@ class RelativePositions(nn.Module):
     value_dim: int
 
     @nn.compact
-    def __call__(self, position: Array | int = 0) -> Relations:
+    def __call__(self, position: Array | int = 0, beams: int = 1) -> Relations:
         def table(name: str, width: int) -> Array:
             shape, axes = (2 * self.max_distance + 1, width), ("distance", "head_dim")
             return parameter(self, name, nn.initializers.xavier_uniform(), shape, axes)
 
-        return Relations(table("key_table", self.head_dim), table("value_table", self.value_dim), position)
+        return Relations(table("key_table", self.head_dim), table("value_table", self.value_dim), position, beams)
 
 
 class Positions(nn.Module):

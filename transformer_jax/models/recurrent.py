@@ -370,8 +370,11 @@ class RecurrentSeq2Seq(nn.Module):
         self.sow("intermediates", "weights", weights)
         return self.dropout(x), self.output.lm_head()
 
-    def init_cache(self, source: Array, source_valid: Array, length: int) -> Cache:
-        """Run the encoder once and return the cache. `length` is ignored; it exists for parity with `Transformer`."""
+    def init_cache(self, source: Array, source_valid: Array, length: int, beams: int = 1) -> Cache:
+        """Run the encoder once and return the cache.
+
+        `length` and `beams` are ignored; they exist for parity with `Transformer`.
+        """
         c = self.config
         h, summary, carries = self.encoder(self.source_embedding(source), source_valid)
         fed = jnp.zeros((len(source), c.d_model)) if c.input_feeding else None

@@ -6,7 +6,7 @@ all layers of a stack are stored in one array each, with axis L first.
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -178,19 +178,21 @@ class Block(nn.Module):
         memory_mask: Array | Mask | None = None,
         cache: KeyValue | None = None,
         position: Array | int = 0,
+        beams: int = 1,
     ) -> tuple[Array, KeyValue | None]:
         """Return the output (B, T, D) for x (B, T, D), and the cache with x written to it from `position` on.
 
-        `mask` broadcasts to (B, N, T, T), or to (B, N, T, S) with a cache of S positions. `memory` is (B, S, D) or its
-        projection. It may have fewer rows, B / K; each of its rows is then read once for K adjacent rows of x.
+        `mask` broadcasts to (B, N, T, T), or to (B, N, T, S) with a cache of S entries. With `beams`, so many adjacent
+        entries of x, and of the cache, share a position. `memory` is (B, S, D) or its projection. It may have fewer
+        rows, B / K; each of its rows is then read once for K adjacent rows of x.
 
         Raises:
             ValueError: The block has cross-attention, but there is no memory.
         """
         h = self.self_attention_residual.before(x)
         if cache is not None:
-            cache = self.self_attention.extend(cache, h, position)
-        y = self.self_attention(h, h if cache is None else cache, mask=mask, position=position)
+            cache = self.self_attention.extend(cache, h, position, beams)
+        y = self.self_attention(h, h if cache is None else cache, mask=mask, position=position, beams=beams)
         x = self.self_attention_residual.after(x, y)
         if self.cross:
             if memory is None:
@@ -226,6 +228,30 @@ class Block(nn.Module):
     def _residual(self) -> Residual:
         c = self.config
         return Residual(c.norm, c.dropout_rate, c.norm_epsilon, c.norm_type, c.residual_dtype)
+
+
+class BeamCache(NamedTuple):
+    """The self-attention cache of a beam search with K hypotheses per row.
+
+    A row keeps what all its hypotheses have written, and a mask says which of it belongs to which hypothesis. So beam
+    search reorders only masks in each step, and no keys or values.
+
+    layers: keys and values (B, N, T·K, H) of each layer. Entry t·K + j was written by hypothesis j at position t.
+    owned: (B, K, T·K), True at the entries that belong to hypothesis k: one at each position so far.
+    """
+
+    layers: tuple[KeyValue, ...]
+    owned: Array
+
+    def reorder(self, parents: Array) -> "BeamCache":
+        """Return the cache in which hypothesis k of a row continues hypothesis parents[row, k]; `parents` is (B, K)."""
+        return self._replace(owned=jnp.take_along_axis(self.owned, parents[:, :, None], axis=1))
+
+    def advance(self, position: Array | int) -> "BeamCache":
+        """Return the cache in which each hypothesis owns the entry that it is about to write at `position`."""
+        rows, beams, _ = self.owned.shape
+        new = jnp.broadcast_to(jnp.eye(beams, dtype=bool), (rows, beams, beams))
+        return self._replace(owned=jax.lax.dynamic_update_slice_in_dim(self.owned, new, position * beams, axis=2))
 
 
 class Stack(nn.Module):
@@ -271,6 +297,11 @@ class Stack(nn.Module):
         """Return the self-attention cache of each layer, with room for `length` positions."""
         return tuple(self.layers.self_attention.empty_cache(batch_size, length) for _ in range(self.num_layers))
 
+    def init_beam_cache(self, batch_size: int, length: int, beams: int) -> BeamCache:
+        """Return a cache for `beams` hypotheses per row, with room for `length` positions of each."""
+        room = length * beams
+        return BeamCache(self.init_cache(batch_size, room), jnp.zeros((batch_size, beams, room), bool))
+
     def project(self, memory: Array) -> tuple[KeyValue, ...]:
         """Project memory (B, S, D) to the cross-attention keys and values of each layer."""
 
@@ -300,12 +331,36 @@ class Stack(nn.Module):
         """
         room = cache[0].key.shape[2]
         mask = CAUSAL if start is None else CAUSAL & padding(jnp.arange(room)[None] >= start[:, None])
-        allowed = mask.part(position, x.shape[1], 0, room)
+        return self._extend(x, cache, position, mask.part(position, x.shape[1], 0, room), memory, memory_mask)
+
+    def extend_beams(
+        self,
+        x: Array,
+        cache: BeamCache,
+        position: Array | int,
+        memory: tuple[KeyValue, ...],
+        memory_mask: Array | Mask | None = None,
+    ) -> tuple[Array, BeamCache]:
+        """As `extend`, for x (B, K, D) at the same `position` of the K hypotheses of each row; `memory` has B rows."""
+        cache, beams = cache.advance(position), x.shape[1]
+        x, layers = self._extend(x, cache.layers, position, cache.owned[:, None], memory, memory_mask, beams)
+        return x, cache._replace(layers=layers)
+
+    def _extend(
+        self,
+        x: Array,
+        cache: tuple[KeyValue, ...],
+        position: Array | int,
+        mask: Array | None,
+        memory: tuple[KeyValue, ...] | None,
+        memory_mask: Array | Mask | None,
+        beams: int = 1,
+    ) -> tuple[Array, tuple[KeyValue, ...]]:
         block: Any = Block(self.config, self.cross, parent=None)
         x, extended = self._start(x), list[KeyValue]()
         for i, (own, past) in enumerate(zip(self._unstacked(), cache, strict=True)):
             seen = None if memory is None else memory[i]
-            x, past = block.apply({"params": own}, x, allowed, seen, memory_mask, past, position)
+            x, past = block.apply({"params": own}, x, mask, seen, memory_mask, past, position, beams)
             extended.append(past)
         return self.norm(x), tuple(extended)
 

@@ -17,8 +17,9 @@ from transformer_jax.models import layers
 from transformer_jax.models.attention import KeyValue, Valid, padding_mask
 from transformer_jax.models.layers import Embedding, LMHead, OutputLayer, parameter
 from transformer_jax.models.masks import CAUSAL, padding
+from transformer_jax.models.numerics import platform
 from transformer_jax.models.positions import Positions, check_length
-from transformer_jax.models.stack import BlockConfig, Stack, sown_weights, unstack_layers
+from transformer_jax.models.stack import BeamCache, BlockConfig, Stack, sown_weights, unstack_layers
 
 Array = jax.Array
 
@@ -65,12 +66,12 @@ class TransformerConfig(BlockConfig):
 class Cache(NamedTuple):
     """Everything that decoding keeps between steps. The batch axis comes first in every leaf.
 
-    past: keys and values (B, N, T, H) of the target so far, for self-attention, one pair per layer.
+    past: keys and values (B, N, T, H) of the target so far, for self-attention, one pair per layer, or a `BeamCache`.
     memory: keys and values (B, N, S, H) of the source, for cross-attention, one pair per layer.
     source_valid: (B, S), True at tokens and False at padding.
     """
 
-    past: tuple[KeyValue, ...]
+    past: tuple[KeyValue, ...] | BeamCache
     memory: tuple[KeyValue, ...]
     source_valid: Array
 
@@ -143,20 +144,33 @@ class Transformer(nn.Module):
             return self.output.lm_head()
         return LMHead(self.target_embedding.lm_head().table, self.output_bias if self.config.output_bias else None)
 
-    def init_cache(self, source: Array, source_valid: Array, length: int) -> Cache:
+    def init_cache(self, source: Array, source_valid: Array, length: int, beams: int = 1) -> Cache:
         """Run the encoder once and return a cache with room for `length` target positions.
+
+        With `beams`, it is for a beam search with so many hypotheses per row. On accelerators, `past` is then a
+        `BeamCache`. On CPUs, copying keys and values takes less time than attending to those of all hypotheses.
 
         Raises:
             ValueError: `length` exceeds `max_length`, and positions are neither relative nor rotary.
         """
         check_length(self.config.positions, length, self.config.max_length)
         memory = self.decoder.project(self.encode(source, source_valid))
-        return Cache(self.decoder.init_cache(source.shape[0], length), memory, source_valid)
+        if beams == 1 or platform() == "cpu":
+            return Cache(self.decoder.init_cache(source.shape[0], length), memory, source_valid)
+        return Cache(self.decoder.init_beam_cache(source.shape[0], length, beams), memory, source_valid)
 
     def extend(self, cache: Cache, target: Array, position: Array | int) -> tuple[Array, Cache]:
-        """Read target ids (B, T) from `position` on → logits (B, T, padded V), the new cache. There is no dropout."""
+        """Read target ids (B, T) from `position` on → logits (B, T, padded V), the new cache. There is no dropout.
+
+        With beams, `target` (B·K, 1) has the newest token of each hypothesis, and the logits are (B·K, 1, padded V).
+        """
         x = self.target_embedding(target) + self.target_positions(target.shape[1], position)
-        x, past = self.decoder.extend(x, cache.past, position, cache.memory, padding_mask(cache.source_valid))
+        memory, past = (cache.memory, padding_mask(cache.source_valid)), cache.past
+        if isinstance(past, BeamCache):
+            x, past = self.decoder.extend_beams(x.reshape(*past.owned.shape[:2], -1), past, position, *memory)
+            x = x.reshape(*target.shape, -1)
+        else:
+            x, past = self.decoder.extend(x, past, position, *memory)
         return self.lm_head()(x, self.config.target_vocab_size, self.config.dtype), cache._replace(past=past)
 
     @nn.nowrap

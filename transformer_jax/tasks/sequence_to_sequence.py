@@ -198,7 +198,8 @@ class SequenceToSequence(TextTask):
         rows, length = source.shape
         max_length = min(options.max_length(length), self.config.model.max_length)
         apply: Any = functools.partial(self.model.apply, {"params": params})
-        cache = apply(source, self.valid(batch, "source"), max_length, method="init_cache")
+        beams = decoding.beams(options, greedy)
+        cache = apply(source, self.valid(batch, "source"), max_length, beams, method="init_cache")
         # All steps share the parameters and the source. The copies of a row read the source without duplicating it.
         extend: Any = functools.partial(self.model.apply, {"params": self.model.for_extend(params)}, method="extend")
         # Empty lines and filler rows end at once.
