@@ -17,8 +17,9 @@ from transformer_jax.models.numerics import platform
 
 Array = jax.Array
 
-# Positions per device whose logits are in memory at the same time. On CPUs, they fit the cache.
-CHUNK = {"cpu": 512}
+# Positions per device whose logits are in memory at the same time. On CPUs, they fit the cache. On a GPU (H200), the
+# step of wmt14.py:big takes 1.5 % less time than with 2,048, and 1 GB more memory.
+CHUNK = {"cpu": 512, "gpu": 8192, "cuda": 8192}
 CHUNK_ELSEWHERE = 2048
 
 
@@ -31,7 +32,7 @@ def cross_entropy(
     (Szegedy et al. 2016, Section 7; Vaswani et al. 2017, Section 5.4, with ε = 0.1). Ids ≥ `vocab_size` pad the
     vocabulary and have q = 0.
 
-    logits (B, T, padded V), labels (B, T), weights (B, T).
+    logits (…, padded V), labels (…), weights (…), where … are any axes, e.g. (B, T).
     """
     logits = logits.astype(jnp.float32)
     losses = jax.nn.logsumexp(logits, axis=-1) - _expected(logits, labels, vocab_size, label_smoothing)
@@ -40,7 +41,7 @@ def cross_entropy(
 
 
 def _expected(logits: Array, labels: Array, vocab_size: int, label_smoothing: float) -> Array:
-    """Return Σ q · logits over the vocabulary, (B, T): on CPUs by looking up, elsewhere in one masked sum.
+    """Return Σ q · logits over the vocabulary: on CPUs by looking up, elsewhere in one masked sum.
 
     The sum has the gradient q, which the compiler of an accelerator fuses with that of the softmax. A look-up has a
     scatter there. On CPUs, the sum takes longer.
@@ -50,7 +51,7 @@ def _expected(logits: Array, labels: Array, vocab_size: int, label_smoothing: fl
         if label_smoothing:
             found += label_smoothing * logits[..., :vocab_size].mean(axis=-1)
         return found
-    ids = jnp.arange(logits.shape[-1]).reshape(1, 1, -1)
+    ids = jnp.expand_dims(jnp.arange(logits.shape[-1]), range(labels.ndim))
     q = jnp.where(ids == labels[..., None], 1 - label_smoothing, 0.0)
     if label_smoothing:
         q += jnp.where(ids < vocab_size, label_smoothing / vocab_size, 0.0)

@@ -86,10 +86,10 @@ class BertPretraining(TextTask):
         means = {"masked_lm": Mean(*masked)}
         if self.config.masking.next_sentence:
             paired, label = (batch["paired"] > 0) & (batch["text_length"] > 0), batch["follows"]
-            pairs, right = paired.sum().astype(jnp.float32), (follows.argmax(axis=-1) == label) & paired
-            loss, _ = losses.cross_entropy(follows[:, None], label[:, None], paired[:, None], vocab_size=2)
+            loss, pairs = losses.cross_entropy(follows, label, paired, vocab_size=2)
+            right = ((follows.argmax(axis=-1) == label) & paired).sum().astype(jnp.float32)
             means["next_sentence"] = Mean(loss, pairs)
-            means["next_sentence_accuracy"] = Mean(right.sum().astype(jnp.float32), pairs, scale=0)
+            means["next_sentence_accuracy"] = Mean(right, pairs, scale=0)
         return means
 
     @staticmethod

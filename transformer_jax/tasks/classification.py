@@ -87,9 +87,9 @@ class ClassificationConfig(TextOrPairConfig):
 
 def label_means(logits: jax.Array, label: jax.Array, real: jax.Array) -> dict[str, Mean]:
     """Return cross-entropy and accuracy over the rows for which `real` (B,) is True, given logits (B, classes)."""
-    count, right = real.sum().astype(jnp.float32), (logits.argmax(axis=-1) == label) & real
-    loss, _ = losses.cross_entropy(logits[:, None], label[:, None], real[:, None], vocab_size=logits.shape[-1])
-    return {"cross_entropy": Mean(loss, count), "accuracy": Mean(right.sum().astype(jnp.float32), count, scale=0)}
+    loss, count = losses.cross_entropy(logits, label, real, vocab_size=logits.shape[-1])
+    right = ((logits.argmax(axis=-1) == label) & real).sum().astype(jnp.float32)
+    return {"cross_entropy": Mean(loss, count), "accuracy": Mean(right, count, scale=0)}
 
 
 def probabilities(logits: np.ndarray) -> np.ndarray:
