@@ -31,10 +31,10 @@ def config_for(folder: str) -> ConfigDict:
 
     Raises ValueError if the folder cannot be read, or holds a model that is not supported.
     """
-    if not tokenizer_files.is_folder(folder):
+    if "model_type" not in huggingface.read_config(folder):
         raise ConfigError(
-            f"{folder} is not a Hugging Face folder: it has no config.json that names a model_type; "
-            "download the folder first"
+            f"{folder} is not a Hugging Face folder: its config.json names no model_type; name a folder that was "
+            "downloaded from Hugging Face, or written by transformers"
         )
     architecture, outputs, fields = huggingface.describe(folder)
     config = defaults(architecture.task, fields["architecture"])

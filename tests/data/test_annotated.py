@@ -179,9 +179,10 @@ def test_conll_without_tags(tmp_path):
     [
         ("a O\nb O\n\nc\n", "train.conll:4 has no tag after the word 'c'"),
         ("a O\nc\t\n", "train.conll:2 has no tag after the word 'c'"),
-        ("a O\nNew York\tB-LOC\n", "train.conll:2 has white space in the word 'New York'"),
-        ("a O\n10\u00a0000 O\n", "train.conll:2 has white space in the word '10\\xa0000' or the tag 'O': separate"),
-        ("a\tO\tB LOC\n", "train.conll:1 has white space in the word 'a' or the tag 'B LOC'"),
+        ("a O\nNew York\tB-LOC\n", "train.conll:2 has the word 'New York' and the tag 'B-LOC', of which one"),
+        ("a O\n10\u00a0000 O\n", "train.conll:2 has the word '10\\xa0000' and the tag 'O', of which one"),
+        ("a\tO\tB LOC\n", "train.conll:1 has the word 'a' and the tag 'B LOC', of which one"),
+        ("a\tO\n\tO\n", "train.conll:2 has the word '' and the tag 'O', of which one is empty or"),
         ("\n-DOCSTART- O\n\n", "has no sentences: it needs at least one"),
     ],
 )

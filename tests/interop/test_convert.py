@@ -114,6 +114,8 @@ def place(tmp_path_factory):
     root = tmp_path_factory.mktemp("convert")
     write_corpus(root / "data")
     (root / "text").touch()
+    (root / "half").mkdir()
+    (root / "half" / "config.json").write_text('{"model_type": "be')
     labels = numbered(["even", "odd"])
     tensors = drawn(shapes(("classifier", (2, D))))
     save(root / "theirs", tensors, architectures=["BertForSequenceClassification"], **labels)
@@ -151,8 +153,9 @@ def test_the_script_writes_a_folder(place):
         (("--workdir=new",), "give either --from_huggingface=FOLDER or --to_huggingface=FOLDER"),
         (("--workdir=run", "--from_huggingface=theirs", "--to_huggingface=new"), "give either"),
         (("--workdir=run", "--from_huggingface=theirs"), "run has checkpoints: choose another --workdir"),
-        (("--workdir=new", "--from_huggingface=none"), "none is not a Hugging Face folder: it has no config.json"),
-        (("--workdir=new", "--from_huggingface=run"), "run is not a Hugging Face folder"),
+        (("--workdir=new", "--from_huggingface=none"), "none/config.json cannot be read: No such file or direc"),
+        (("--workdir=new", "--from_huggingface=run"), "run is not a Hugging Face folder: its config.json nam"),
+        (("--workdir=new", "--from_huggingface=half"), "half/config.json cannot be read: Unterminated string"),
         (("--workdir=none", "--to_huggingface=new"), "none is not the folder of a run"),
         (("--workdir=run", "--to_huggingface=theirs"), "theirs already has a config.json: name another folder"),
         (("--workdir=run", "--to_huggingface=text"), "the folder text cannot be made: File exists. Name a folder els"),

@@ -149,7 +149,7 @@ def conll_file(directory: epath.PathLike, split: str, columns: Sequence[str] = C
     Source: the format of the CoNLL-2003 shared task (Tjong Kim Sang and De Meulder, 2003).
 
     Raises:
-        DataError: the file is missing or unreadable, not UTF-8 or without sentences, a tag is missing, a word or a tag
+        DataError: the file is missing or unreadable, not UTF-8 or without sentences, a word or a tag is missing or
             contains white space, or a column is unknown.
     """
     path = _find(directory, f"{file_name(split)}.conll", columns, CONLL_COLUMNS)
@@ -164,8 +164,8 @@ def conll_file(directory: epath.PathLike, split: str, columns: Sequence[str] = C
                 raise DataError(f"{path}:{number} has no tag after the word {line[0]!r}: add it, separated by a tab.")
             if any(len(field.split()) != 1 for field in (line[0], line[-1])):
                 raise DataError(
-                    f"{path}:{number} has white space in the word {line[0]!r} or the tag {line[-1]!r}: separate "
-                    "columns by single tabs, and replace other white space."
+                    f"{path}:{number} has the word {line[0]!r} and the tag {line[-1]!r}, of which one is empty or has "
+                    "white space: separate columns by single tabs, and replace other white space."
                 )
         words, tags = (" ".join(line[place] for _, line in sentence) for place in (0, -1))
         rows.append({"words": words, "tags": tags, "line": str(sentence[0][0])})
@@ -174,9 +174,9 @@ def conll_file(directory: epath.PathLike, split: str, columns: Sequence[str] = C
 
 def _fields(line: str) -> list[str]:
     """Return the columns of a line, or none if it ends a sentence."""
-    text = line.strip()
+    text = line.rstrip().lstrip(" ")
     fields = text.split("\t") if "\t" in text else re.split(" +", text)
-    return [] if fields[0] in ("", "-DOCSTART-") else fields
+    return [] if not text or fields[0] == "-DOCSTART-" else fields
 
 
 def documents_file(directory: epath.PathLike, split: str, columns: Sequence[str] = DOCUMENT_COLUMNS) -> Source:

@@ -133,7 +133,8 @@ def _read_json(path: Path) -> dict[str, Any]:
         if not isinstance(content, dict):
             raise ValueError("it is not a JSON object")
     except (OSError, ValueError) as error:
-        raise InteropError(f"{path} cannot be read: {error}; copy the whole folder again") from error
+        reason = getattr(error, "strerror", None) or error
+        raise InteropError(f"{path} cannot be read: {reason}; copy the whole folder again") from error
     return content
 
 
