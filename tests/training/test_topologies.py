@@ -48,6 +48,7 @@ def test_chips_have_their_published_numbers():
     assert CHIPS["v4"].bandwidth == 614e9
     assert CHIPS["h100"].peak == 989.5e12
     assert CHIPS["h100"].bandwidth == 3.35e12
+    assert CHIPS["h200"].bandwidth == 4.8e12
 
 
 @pytest.mark.parametrize("name", ["v9:2x2", "v5e", "v5e:", "2x2", "", "h100:8", "h100:1x1x9", "h100:0x1x8"])

@@ -6,6 +6,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
+from string import Template
 from typing import Any
 
 import jax
@@ -70,16 +71,16 @@ def _chip(
     return Chip(memory_gib * 2**30, peak, bandwidth / parts, clock, tuple(names.split()), kernel_slowness)
 
 
-# A GpuTargetConfigProto of XLA. Limits of compute capability 9.0:
+# A GpuTargetConfigProto of XLA, with places for what differs between GPUs. Limits of compute capability 9.0:
 # https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities
-H100 = """
+_HOPPER = Template("""
 gpu_device_info {
   cuda_compute_capability { major: 9 }
   core_count: 132
   fpus_per_core: 128
   clock_rate_ghz: 1.98
-  device_memory_size: 84942979072
-  memory_bandwidth: 3350000000000
+  device_memory_size: $memory
+  memory_bandwidth: $bandwidth
   l2_cache_size: 52428800
   threads_per_warp: 32
   threads_per_block_limit: 1024
@@ -95,8 +96,22 @@ gpu_device_info {
 }
 platform_name: "CUDA"
 dnn_version_info { major: 9 minor: 10 }
-device_description_str: "NVIDIA H100 80GB HBM3"
-"""
+device_description_str: "$kind"
+""")
+
+
+def _hopper(kind: str, memory: int, bandwidth: float) -> Chip:
+    """Return a GPU with compute capability 9.0. Layouts are hosts × 1 × GPUs per host."""
+    return Chip(
+        memory=memory,
+        peak=PEAKS[kind][0] * 1e12,
+        bandwidth=bandwidth,
+        clock=None,
+        topologies=("1x1x1", "1x1x2", "1x1x4", "1x1x8", "2x1x8", "64x1x8"),
+        specification=_HOPPER.substitute(memory=memory, bandwidth=int(bandwidth), kind=kind),
+        options={"xla_gpu_autotune_level": 0},  # without a GPU, the compiler cannot time variants of a kernel
+    )
+
 
 _SQUARES, _CUBES = "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16", "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4"
 # Bandwidths: https://docs.cloud.google.com/tpu/docs/v4 and the corresponding pages of the other kinds.
@@ -106,17 +121,9 @@ CHIPS = {
     "v5p": _chip("TPU v5p", 95.74, 2765e9, 8, 128, _CUBES + " 4x4x8 4x8x8 8x8x8", kernel_slowness=0.5),
     "v6e": _chip("TPU v6e", 31.25, 1640e9, 4, 256, _SQUARES, kernel_slowness=0.8),
     "tpu7x": _chip("TPU7x", 94.75, 7380e9, 4, 256, _CUBES, parts=2),
-    # SXM: https://resources.nvidia.com/en-us-gpu-resources/h100-datasheet-24306. Layouts are hosts × 1 × GPUs per host.
-    # Without a GPU, the compiler cannot time variants of a kernel.
-    "h100": Chip(
-        memory=84942979072,
-        peak=PEAKS["NVIDIA H100 80GB HBM3"][0] * 1e12,
-        bandwidth=3350e9,
-        clock=None,
-        topologies=("1x1x1", "1x1x2", "1x1x4", "1x1x8", "2x1x8", "64x1x8"),
-        specification=H100,
-        options={"xla_gpu_autotune_level": 0},
-    ),
+    # SXM: https://resources.nvidia.com/en-us-gpu-resources/h100-datasheet-24306, https://www.nvidia.com/en-us/data-center/h200
+    "h100": _hopper("NVIDIA H100 80GB HBM3", 84942979072, 3350e9),
+    "h200": _hopper("NVIDIA H200", 150754820096, 4800e9),
 }
 
 
