@@ -20,12 +20,13 @@ def normal(*shape, seed=0):
 
 
 TRANSFORMER = ["abi,ij->abj", "BTD,VD->BTV", "BTNH,BSNH->BNTS", "BNTS,BSNH->BTNH", "abij,ijk->abk", "BTNH,RH->BNTR"]
+SINGLE = ["Zi,ij->Zj", "BZNH,BSNH->BNZS", "BNZS,BSNH->BZNH"]  # a single row, Z, as in generation
 RECURRENT = ["BTSA,A->BTS", "BTD,BSD->BTS", "BTC,BSC->BTS", "BTD,DC->BTC", "BTD,D->BT"]
-SPECS = TRANSFORMER + RECURRENT
+SPECS = TRANSFORMER + SINGLE + RECURRENT
 
 
 def operands(spec):
-    sizes = dict(zip("abijkBTSNHDVACR", (2, 3, 5, 7, 11, 2, 3, 4, 5, 6, 7, 8, 9, 3, 5), strict=True))
+    sizes = dict(zip("abijkBTSNHDVACRZ", (2, 3, 5, 7, 11, 2, 3, 4, 5, 6, 7, 8, 9, 3, 5, 1), strict=True))
     *inputs, out = spec.replace("->", ",").split(",")
     return [normal(*(sizes[c] for c in axes), seed=i) for i, axes in enumerate((*inputs, out))]
 
@@ -55,6 +56,14 @@ def test_bfloat16_products_rounds_operands_and_cotangents_and_nothing_else(spec)
     assert da.dtype == db.dtype == jnp.float32
     assert oracle.relative(da, np.einsum(f"{out},{inputs[1]}->{inputs[0]}", half[2], half[1])) <= 1e-6
     assert oracle.relative(db, np.einsum(f"{out},{inputs[0]}->{inputs[1]}", half[2], half[0])) <= 1e-6
+
+
+def test_a_single_row_in_bfloat16_converts_no_matrix():
+    """Converted to float32, it took two and a half times as long to write a token."""
+    row, matrix = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((1, 48), (48, 64)))
+    compiled = jax.jit(lambda a, b: product("Zi,ij->Zj", a, b, "bfloat16")).lower(row, matrix).compile().as_text()
+    assert "bf16[48,64]" in compiled
+    assert "f32[48,64]" not in compiled
 
 
 @pytest.mark.parametrize("spec", SPECS)

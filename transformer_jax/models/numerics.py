@@ -88,14 +88,19 @@ def _multiply_on_cpu(a: Array, b: Array, *, spec: str, precision: str | None = N
 
     a = matrices(a, in_a, summed, rows) if a_transposed else matrices(a, in_a, rows, summed)
     b = matrices(b, in_b, columns, summed) if b_transposed else matrices(b, in_b, summed, columns)
+    n = len(batch)
+    single = rounded and a.shape[n] == 1
+    if single:  # with a single row, XLA would convert the whole matrix to float32, which takes longer than a second row
+        a = jnp.concatenate([a, a], axis=n)
     if rounded:  # barriers keep XLA from fusing the transpositions into a product, which then would not be in bfloat16
         a, b = jax.lax.optimization_barrier((a, b))
-    n = len(batch)
     sums = (n if a_transposed else n + 1,), (n + 1 if b_transposed else n,)
     pairs = tuple(range(n)), tuple(range(n))
     result = jax.lax.dot_general(a, b, (sums, pairs), precision=precision, preferred_element_type=jnp.float32)
     if rounded:
         result = jax.lax.optimization_barrier(result)
+    if single:
+        result = jax.lax.slice_in_dim(result, 0, 1, axis=n)
     order = [*batch, *rows, *columns]
     return result.reshape([sizes[i] for i in order]).transpose([order.index(i) for i in out])
 
