@@ -344,3 +344,49 @@ print(on_mesh(linear.apply, mesh).lower(params, array((8, 128, 512), None, None,
 def test_devices_that_share_the_inputs_of_a_map_exchange_rounded_sums():
     reduced = re.findall(r"= (\w+)\[8,128,256\]\S* all-reduce", output_of(LINEAR))
     assert set(reduced) == {"bf16"}
+
+
+RESIDUAL = """
+import json
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from transformer_jax.models.layers import FeedForward, Residual
+from transformer_jax.training import topologies
+from transformer_jax.training.hlo import parse
+from transformer_jax.training.sharding import MeshConfig, batch_sharding, make_mesh, on_mesh, replicated
+
+mesh = make_mesh(MeshConfig(), topologies.devices_of(TOPOLOGY))
+
+class Layers(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        for _ in range(3):
+            x = Residual("post", 0.0, 1e-6, dtype="bfloat16").after(x, FeedForward(512, 1024, dtype="bfloat16")(x))
+        return x.astype(jnp.float32)
+
+def loss(params, x):
+    return jnp.square(Layers().apply(params, x)).sum()
+
+x = jax.ShapeDtypeStruct((64, 128, 512), jnp.bfloat16, sharding=batch_sharding(mesh))
+params = nn.unbox(jax.eval_shape(Layers().init, jax.random.key(0), x))
+params = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=replicated(mesh)), params)
+program = on_mesh(jax.grad(loss, (0, 1)), mesh).lower(params, x).compile()
+written = [x.shape for x, _, _ in parse(program.as_text()).walk()]
+arrays = sum("f32[64,128,512]" in shape for shape in written)
+print(json.dumps([program.memory_analysis().temp_size_in_bytes, arrays]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("topology", "memory", "arrays"),
+    [
+        pytest.param("v5e:1x1", 2**24, 0, marks=needs_libtpu),
+        pytest.param("h100:1x1x1", math.inf, 4, marks=needs_plugin),
+    ],
+)
+def test_a_residual_stream_in_bfloat16_keeps_no_sum_in_float32(topology, memory, arrays):
+    """A sum would take 16 MiB. On a GPU, the loss and the gradient of each norm have an array in float32."""
+    found = json.loads(output_of(RESIDUAL.replace("TOPOLOGY", repr(topology))))
+    assert found[0] < memory
+    assert found[1] <= arrays

@@ -152,7 +152,7 @@ class Residual(nn.Module):
     "pre" (Xiong et al. 2020):                  y = x + dropout(f(norm(x)))
 
     Use it as `y = residual.after(x, f(residual.before(x)))`. `norm_type` is one of NORM_TYPES. Sums and norms are
-    computed in float32; y is rounded to `dtype`.
+    computed in float32 and rounded to `dtype`.
     """
 
     norm: str
@@ -170,6 +170,8 @@ class Residual(nn.Module):
 
     def after(self, x: Array, y: Array) -> Array:
         x = x.astype(jnp.float32) + self.dropout(y.astype(jnp.float32))
+        if self.dtype != "float32":  # the barrier keeps XLA from storing the sum in float32, for the backward pass
+            x = jax.lax.optimization_barrier(x.astype(self.dtype))
         x = x if self.norm == "pre" else self.normalize(x)
         return constrain(x.astype(self.dtype), "batch", "length", "features")
 
