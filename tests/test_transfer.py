@@ -166,6 +166,7 @@ def test_every_task_takes_the_tokenizers_and_all_parameters(data, tmp_path, task
         ({"model__activation": "relu"}, "config.model.activation: 'gelu' there, 'relu' here"),
         ({"model__norm": "pre"}, "config.model.norm: 'post' there, 'pre' here"),
         ({"model__d_ff": 23}, "config.model.d_ff: 24 there, 23 here"),
+        ({"model__causal": True}, "config.model.causal: False there, True here"),
     ],
 )
 def test_another_model_is_refused_by_its_keys(data, pretrained, tmp_path, changes, message):

@@ -26,7 +26,7 @@ from transformer_jax.models.positions import IN_ATTENTION, POSITIONS
 B, T, V, CLASSES = 3, 11, 31, 5
 SMALL = BertConfig(**SINGLE_STACK, num_segments=3)
 VALID = np.arange(T) < np.array([11, 5, 1])[:, None]
-TOKENS, SEGMENTS = (np.random.default_rng(1).integers(0, n, (B, T)) for n in (V, 3))
+TOKENS, SEGMENTS = (np.random.default_rng(n).integers(0, n, (B, T)) for n in (V, 3))
 
 
 def initial(model):
@@ -79,11 +79,15 @@ def test_without_segments_all_are_the_first():
 
 
 def test_tokens_that_the_other_segment_has():
-    """The first row is a pair, [CLS] a b a [SEP] c a [SEP]. The second is a single text."""
-    tokens = np.array([[1, 5, 6, 5, 2, 7, 5, 2], [1, 5, 6, 5, 2, 5, 5, 6]])
-    segments = np.array([[0, 0, 0, 0, 0, 1, 1, 1], 8 * [0]])
-    found = np.asarray(in_another_segment(tokens, segments))
-    np.testing.assert_array_equal(found, [[0, 1, 0, 1, 1, 0, 1, 1], 8 * [0]])
+    """The first row is a pair, [CLS] a b a [SEP] c a [SEP]. The second is a single text. The third has padding,
+    whose id is also that of a token.
+    """
+    tokens = np.array([[1, 5, 6, 5, 2, 7, 5, 2], [1, 5, 6, 5, 2, 5, 5, 6], [0, 5, 2, 6, 2, 0, 0, 0]])
+    valid = np.array([8 * [True], 8 * [True], 5 * [True] + 3 * [False]])
+    segments = np.array([[0, 0, 0, 0, 0, 1, 1, 1], 8 * [0], [0, 0, 0, 1, 1, 1, 1, 1]])
+    found = np.asarray(in_another_segment(tokens, valid, segments))
+    np.testing.assert_array_equal(found[:, :5], [[0, 1, 0, 1, 1], 5 * [0], [0, 0, 1, 0, 1]])
+    np.testing.assert_array_equal(found[:2, 5:], [[0, 1, 1], 3 * [0]])
 
 
 @pytest.mark.parametrize("causal", [False, True])

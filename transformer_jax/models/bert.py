@@ -89,7 +89,7 @@ class Bert(nn.Module):
         below `num_segments`, by default all 0. `pooled` is tanh(W x₀ + b), where x₀ belongs to the first token, [CLS].
         If the model is causal, [CLS] sees only itself, and the last token takes its place.
         """
-        x = self.encoder(self._embed(tokens, segments), self._mask(valid))
+        x = self.encoder(self._embed(tokens, valid, segments), self._mask(valid))
         if not self.config.causal:
             return x, jnp.tanh(self.pooler(x[:, 0]))
         last = jnp.where(valid, jnp.arange(valid.shape[1])[None], 0).max(axis=1)
@@ -100,16 +100,16 @@ class Bert(nn.Module):
 
         The last layer comes last. If the stack is pre-LN, the final norm is applied to it alone.
         """
-        outputs = self.encoder.outputs(self._embed(tokens, segments), self._mask(valid))
+        outputs = self.encoder.outputs(self._embed(tokens, valid, segments), self._mask(valid))
         if self.is_initializing():  # so that the parameters are those of `__call__`
             self.pooler(outputs[:, 0, 0])
         return jnp.concatenate([outputs[:, i] for i in range(-last, 0)], axis=-1)
 
-    def _embed(self, tokens: Array, segments: Array | None) -> Array:
+    def _embed(self, tokens: Array, valid: Array, segments: Array | None) -> Array:
         segments = jnp.zeros_like(tokens) if segments is None else segments
         x = self.embedding(tokens) + jnp.take(self.segments, segments, axis=0) + self.positions(tokens.shape[1])
         if self.config.match_embedding:
-            x += in_another_segment(tokens, segments)[..., None] * self.match[None, None]
+            x += in_another_segment(tokens, valid, segments)[..., None] * self.match[None, None]
         return self.dropout(self.norm(x))
 
     def _mask(self, valid: Array) -> Mask:
@@ -124,9 +124,9 @@ class Bert(nn.Module):
         return {("self-attention", "text", "text"): sown_weights(sown["encoder"], "self_attention")}
 
 
-def in_another_segment(tokens: Array, segments: Array) -> Array:
-    """Return (B, T): True for each of the ids `tokens` (B, T) that also occurs in another of the `segments` (B, T)."""
-    same = tokens[:, :, None] == tokens[:, None]
+def in_another_segment(tokens: Array, valid: Array, segments: Array) -> Array:
+    """Return (B, T): True for each of the ids `tokens` (B, T) that also occurs, outside padding, in another segment."""
+    same = (tokens[:, :, None] == tokens[:, None]) & valid[:, None]
     return (same & (segments[:, :, None] != segments[:, None])).any(axis=-1)
 
 

@@ -60,7 +60,7 @@ class BlockConfig:
     scale_residual_init: bool = False
     norm_epsilon: float = 1e-6
     dtype: str = fields.how("float32")  # of the matrix products
-    residual_dtype: str = fields.how("float32")  # of the residual stream: sums of residual connections and their norms
+    residual_dtype: str = fields.how("float32")  # of the residual stream: see `Residual`
     # Layers per iteration of a stack's loop. With all of them, there is no loop. This is faster, because a loop copies
     # what the backward pass needs, but compilation takes longer.
     unroll: int = fields.how(1, 2)

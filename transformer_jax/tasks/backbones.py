@@ -86,7 +86,7 @@ class BertBackbone(Backbone):
     """BERT (Devlin et al. 2019)."""
 
     module = "bert"
-    embeddings = ("embedding", "segments", "match", "positions", "norm")
+    embeddings = ("embedding", "segments", "positions", "norm")
     layers = "encoder/layers"
 
     @staticmethod
@@ -110,12 +110,7 @@ class BertBackbone(Backbone):
         return forward_flops(self.model, lengths)
 
     def frozen(self) -> dict[str, int | None]:
-        """Return the parameters that keep their values. With frozen layers, the match embedding is trained: it may be
-        new.
-        """
-        if self.options.feature_layers:
-            return {self.module: None}
-        return {path: count for path, count in super().frozen().items() if path != f"{self.module}/match"}
+        return {self.module: None} if self.options.feature_layers else super().frozen()
 
 
 class GPTBackbone(Backbone):
