@@ -72,8 +72,8 @@ def beam_search(
 ) -> Hypotheses:
     """Return the K hypotheses with the largest log P(Y|X) / lp(Y) found by beam search (Wu et al. 2016, Section 7).
 
-    K is `beam_size`. This function repeats each of the B rows of `cache` K times, and reorders them after each step. A
-    cache with a method `reorder` has room for K beams per row, and gets the beam (B, K) that each new one continues.
+    K is `beam_size`. The B rows of `cache` are repeated K times, and reordered after each step. A cache with a method
+    `reorder` has room for K beams per row instead; the method gets the old beam (B, K) that each new beam continues.
 
     Each step takes the 2K best continuations of a row. At most K of them end in EOS, so K others stay in the beam.
     Those that end compete for the K places of finished hypotheses.
