@@ -16,15 +16,15 @@ from transformer_jax.models.layers import (
     Dropout,
     Embedding,
     FeedForward,
+    LayerNorm,
     Linear,
     OutputLayer,
     Residual,
+    RMSNorm,
     dropout,
     final_norm,
-    layer_norm,
     mask_padding,
     padded_vocab_size,
-    rms_norm,
 )
 
 B, T, D, F, V = 2, 3, 5, 7, 11
@@ -120,7 +120,7 @@ def test_feed_forward_drops_hidden_units_when_given_a_key():
 
 
 def test_layer_norm_is_the_equation():
-    module, x = layer_norm(0.01), 3 * normal(B, T, D) + 2
+    module, x = LayerNorm(0.01), 3 * normal(B, T, D) + 2
     variables = randomized(module, x)
     expected = oracle.layer_norm(variables["params"], x, 0.01)
     assert oracle.relative(module.apply(variables, x), expected) <= 1e-5
@@ -128,25 +128,46 @@ def test_layer_norm_is_the_equation():
 
 def test_layer_norm_gives_zero_mean_and_unit_variance_over_the_features_of_a_position():
     x = 3 * normal(B, T, 101) + 2
-    y = np.asarray(layer_norm(1e-6).apply({"params": {"scale": jnp.ones(101), "bias": jnp.zeros(101)}}, x))
+    y = np.asarray(LayerNorm(1e-6).apply({"params": {"scale": jnp.ones(101), "bias": jnp.zeros(101)}}, x))
     np.testing.assert_allclose(y.mean(axis=-1), 0, atol=1e-6)
     np.testing.assert_allclose(y.var(axis=-1), 1, rtol=1e-5)
 
 
 def test_rms_norm_is_the_equation():
-    module, x = rms_norm(0.01), 3 * normal(B, T, D) + 2
+    module, x = RMSNorm(0.01), 3 * normal(B, T, D) + 2
     variables = randomized(module, x)
     assert set(variables["params"]) == {"scale"}
     assert oracle.relative(module.apply(variables, x), oracle.rms_norm(variables["params"], x, 0.01)) <= 1e-5
-    found = rms_norm(3.0).apply({"params": {"scale": jnp.ones(2)}}, jnp.asarray([[[1.0, -5.0]]]))  # √(26 / 2 + 3) = 4
+    found = RMSNorm(3.0).apply({"params": {"scale": jnp.ones(2)}}, jnp.asarray([[[1.0, -5.0]]]))  # √(26 / 2 + 3) = 4
     np.testing.assert_allclose(found, [[[0.25, -1.25]]], rtol=1e-6)
 
 
 def test_the_statistics_of_rms_norm_are_float32():
     """In bfloat16, which has 8 bits of precision, the squares of 255 ones and of 16 would sum to 512."""
     x = jnp.ones((1, 1, 256), jnp.bfloat16).at[0, 0, 0].set(16)
-    found = rms_norm(1e-6).apply({"params": {"scale": jnp.ones(256)}}, x)
+    found = RMSNorm(1e-6).apply({"params": {"scale": jnp.ones(256)}}, x)
     np.testing.assert_allclose(found[0, 0, 1], (256 / 511) ** 0.5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("norm_type", NORM_TYPES)
+@pytest.mark.parametrize(("platform", "barriers"), [("cpu", 0), ("tpu", 1), ("gpu", 1)])
+def test_accelerators_write_the_statistics_of_a_norm(platform, barriers, norm_type, monkeypatch):
+    module, x = NORM_TYPES[norm_type](1e-6), normal(B, T, D)
+    variables = randomized(module, x)
+    expected = module.apply(variables, x)
+    monkeypatch.setattr(layers, "platform", lambda: platform)
+    found = jax.make_jaxpr(lambda x: module.apply(variables, x))(x)
+    assert sum(equation.primitive.name == "optimization_barrier" for equation in found.eqns) == barriers
+    np.testing.assert_array_equal(module.apply(variables, x), expected)
+
+
+@pytest.mark.parametrize(("platform", "rounded"), [("cpu", False), ("tpu", False), ("cuda", True)])
+def test_gpus_round_the_gradient_of_a_linear_map(platform, rounded, monkeypatch):
+    monkeypatch.setattr(layers, "platform", lambda: platform)
+    module, x = Linear((D, F), ("embed", "mlp"), dtype="bfloat16"), normal(B, T, D)
+    variables = randomized(module, x)
+    found = jax.grad(lambda x: (module.apply(variables, x) * normal(B, T, F)).sum())(x)
+    assert (found == found.astype(jnp.bfloat16).astype(jnp.float32)).all() == rounded
 
 
 def around(module, variables, x, sublayer, **kwargs):
@@ -179,7 +200,7 @@ def test_residual_rounds_its_result_and_on_accelerators_its_sum(norm, platform, 
     )
     if norm == "post" and platform == "tpu":
         total = jnp.asarray(x + np.sin(x), jnp.bfloat16).astype(jnp.float32)
-        exact = layer_norm(1e-6).apply({"params": gain}, total)
+        exact = LayerNorm(1e-6).apply({"params": gain}, total)
     assert rounded.dtype == jnp.bfloat16
     assert (rounded == exact.astype(jnp.bfloat16)).mean() > 0.99
 
@@ -199,8 +220,8 @@ def test_dropout_acts_on_the_sublayer_and_not_on_the_residual():
 def test_only_a_pre_norm_stack_ends_in_a_norm():
     x = normal(B, T, D)
     np.testing.assert_array_equal(final_norm("post", 1e-6)(x), x)
-    assert isinstance(final_norm("pre", 1e-6), nn.LayerNorm)
-    assert isinstance(final_norm("pre", 1e-6, "rms_norm"), nn.RMSNorm)
+    assert isinstance(final_norm("pre", 1e-6), LayerNorm)
+    assert isinstance(final_norm("pre", 1e-6, "rms_norm"), RMSNorm)
 
 
 @pytest.mark.parametrize(("multiple", "padded"), [(1, 11), (8, 16), (11, 11)])

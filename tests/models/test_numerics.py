@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +57,35 @@ def test_bfloat16_products_rounds_operands_and_cotangents_and_nothing_else(spec)
     assert da.dtype == db.dtype == jnp.float32
     assert oracle.relative(da, np.einsum(f"{out},{inputs[1]}->{inputs[0]}", half[2], half[1])) <= 1e-6
     assert oracle.relative(db, np.einsum(f"{out},{inputs[0]}->{inputs[1]}", half[2], half[0])) <= 1e-6
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("spec", SPECS)
+def test_products_and_their_gradients_have_the_types_that_are_asked_for(spec, dtype):
+    a, b, g = operands(spec)
+    exact, pull = jax.vjp(lambda a, b: product(spec, a, b, dtype), a, b)
+    rounded, pull_rounded = jax.vjp(
+        lambda a, b: product(spec, a, b, dtype, output_dtype="bfloat16"), jnp.asarray(a, jnp.bfloat16), b
+    )
+    if dtype == "bfloat16":  # otherwise `a` differs
+        np.testing.assert_array_equal(rounded, exact.astype(jnp.bfloat16))
+    (da, db), (da_rounded, db_rounded) = pull(jnp.asarray(g)), pull_rounded(jnp.asarray(g, jnp.bfloat16))
+    assert (rounded.dtype, da_rounded.dtype, db_rounded.dtype) == (jnp.bfloat16, jnp.bfloat16, jnp.float32)
+    if dtype == "bfloat16":
+        np.testing.assert_array_equal(da_rounded, da.astype(jnp.bfloat16))
+        np.testing.assert_array_equal(db_rounded, db)
+
+
+def test_products_on_gpus_write_their_result_in_its_type():
+    """With a conversion after the product, libraries would write float32, and another kernel would round it."""
+    a, b = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((2, 3, 5), (5, 7)))
+
+    def loss(a, b):
+        return product("abi,ij->abj", a, b, "bfloat16", output_dtype="bfloat16").astype(jnp.float32).sum()
+
+    lowered = jax.jit(jax.value_and_grad(loss, (0, 1))).trace(a, b).lower(lowering_platforms=("cuda",)).as_text()
+    results = re.findall(r"stablehlo.dot_general.*-> tensor<\S+x(\w+)>", lowered)
+    assert results == ["bf16"] * 3
 
 
 def test_a_single_row_in_bfloat16_converts_no_matrix():

@@ -21,7 +21,7 @@ from transformer_jax.models.blocked import blocked_attention
 from transformer_jax.models.kernels import cudnn_attention, cudnn_runs_here, short_attention, splash_attention
 from transformer_jax.models.layers import Linear, constrain, dropout
 from transformer_jax.models.masks import Mask
-from transformer_jax.models.numerics import platform, product
+from transformer_jax.models.numerics import platform, product, stored
 from transformer_jax.models.positions import Relations, RelativePositions, relative_scores, relative_values, rotate
 
 log = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ def dot_product_attention(
         )
     weights = attention_weights(scores, mask)
     dropped = weights if dropout_key is None else dropout(weights, dropout_rate, dropout_key)
-    output = product("BNTS,BSNH->BTNH", dropped, value, dtype)
+    output = product("BNTS,BSNH->BTNH", dropped, value, dtype, output_dtype=stored(dtype)).astype(jnp.float32)
     if relations is not None:
         output = output + relative_values(dropped, relations.value, relations.position, dtype, relations.beams)
     return (output, weights) if return_weights else output

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from transformer_jax.models.numerics import hashed_bits, indices, platform, plus_bias, product
+from transformer_jax.models.numerics import GPUS, hashed_bits, indices, platform, plus_bias, product, stored
 
 Array = jax.Array
 
@@ -93,7 +93,8 @@ class Linear(nn.Module):
     The kernel has the shape `shape`, e.g. (D, N, H) for the projection to heads; a separate axis for heads allows them
     to be sharded. `axes` has a name for each axis of the kernel. `initializer` is one of INITS; `init_scale`
     multiplies the initial kernel. Biases start at zero. Products are computed in `dtype`; sums are float32, and the
-    result is rounded to `output_dtype`. On accelerators, it is rounded before and after the bias is added.
+    result is rounded to `output_dtype`. On accelerators, it is rounded before and after the bias is added. On GPUs, the
+    gradient of x is rounded to `dtype`.
     """
 
     shape: tuple[int, ...]
@@ -112,9 +113,10 @@ class Linear(nn.Module):
         kernel = parameter(self, "kernel", lambda *args: self.init_scale * init(*args), self.shape, self.axes)
         rows, columns = "abcdefgh"[: x.ndim - self.num_inputs], "ijklmn"[: kernel.ndim]
         ins, outs = columns[: self.num_inputs], columns[self.num_inputs :]
-        y = product(f"{rows}{ins},{columns}->{rows}{outs}", x, kernel, self.dtype)
-        if platform() != "cpu":  # devices that share the inputs of a map then exchange rounded sums
-            y = y.astype(self.output_dtype)
+        if platform() in GPUS:
+            x = x.astype(self.dtype)  # also rounds its gradient, so that less is written to memory
+        spec = f"{rows}{ins},{columns}->{rows}{outs}"
+        y = product(spec, x, kernel, self.dtype, output_dtype=stored(self.output_dtype))
         if self.use_bias:
             shape, axes = self.shape[self.num_inputs :], self.axes[self.num_inputs :]
             bias = parameter(self, "bias", nn.initializers.zeros, shape, axes)
@@ -122,27 +124,55 @@ class Linear(nn.Module):
         return checkpoint_name(y.astype(self.output_dtype), WEIGHT_PRODUCT)
 
 
-def layer_norm(epsilon: float, name: str | None = None) -> nn.LayerNorm:
-    """Return layer normalization (Ba et al. 2016): zero mean and unit variance over D features, then gain and bias."""
-    return nn.LayerNorm(
-        epsilon=epsilon,
-        use_fast_variance=False,  # E[x²] - E[x]² loses precision where the mean is large
-        scale_init=nn.with_logical_partitioning(nn.initializers.ones, ("embed",)),
-        bias_init=nn.with_logical_partitioning(nn.initializers.zeros, ("embed",)),
-        name=name,
-    )
+class LayerNorm(nn.Module):
+    """Layer normalization (Ba et al. 2016): zero mean and unit variance over D features, then gain and bias.
 
-
-def rms_norm(epsilon: float, name: str | None = None) -> nn.RMSNorm:
-    """Return root mean square normalization: x / √(mean(x²) + ε) · g over D features (Zhang and Sennrich 2019, eq. 4).
-
-    Differs: The paper has no ε. Here it is inside the root, as in Llama (Touvron et al. 2023).
+    The result is float32. Differs: The paper has no ε. Here, `epsilon` is added to the variance.
     """
-    scale_init = nn.with_logical_partitioning(nn.initializers.ones, ("embed",))
-    return nn.RMSNorm(epsilon=epsilon, scale_init=scale_init, name=name)
+
+    epsilon: float
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        gain, bias = _row(self, "scale", nn.initializers.ones, x), _row(self, "bias", nn.initializers.zeros, x)
+        x = x.astype(jnp.float32)
+        mean = x.mean(axis=-1, keepdims=True)
+        variance = jnp.square(x - mean).mean(axis=-1, keepdims=True)  # E[x²] - E[x]² is inexact where the mean is large
+        mean, factor = _written((mean, jax.lax.rsqrt(variance + self.epsilon)))
+        return (x - mean) * (factor * gain) + bias
 
 
-NORM_TYPES: dict[str, Callable[..., Callable[[Array], Array]]] = {"layer_norm": layer_norm, "rms_norm": rms_norm}
+class RMSNorm(nn.Module):
+    """Root mean square normalization: x / √(mean(x²) + ε) · g over D features (Zhang and Sennrich 2019, eq. 4).
+
+    The result is float32. Differs: The paper has no ε. Here it is inside the root, as in Llama (Touvron et al. 2023).
+    """
+
+    epsilon: float
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        gain = _row(self, "scale", nn.initializers.ones, x)
+        x = x.astype(jnp.float32)
+        factor = _written(jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + self.epsilon))
+        return x * (factor * gain)
+
+
+def _row(module: nn.Module, name: str, init: Callable[..., Array], x: Array) -> Array:
+    """Create a parameter (D,) for the features of x (…, D), with as many axes as x."""
+    return jnp.expand_dims(parameter(module, name, init, x.shape[-1:], ("embed",)), range(x.ndim - 1))
+
+
+def _written(statistics: Any) -> Any:
+    """Make accelerators write the statistics of rows to memory.
+
+    Otherwise, XLA on GPUs computes them again for the gradient of the gain, in a kernel that writes all addends of this
+    gradient to memory, in float32. On TPUs, this makes no difference.
+    """
+    return statistics if platform() == "cpu" else jax.lax.optimization_barrier(statistics)
+
+
+NORM_TYPES: dict[str, Callable[..., nn.Module]] = {"layer_norm": LayerNorm, "rms_norm": RMSNorm}
 
 
 class Residual(nn.Module):

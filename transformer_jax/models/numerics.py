@@ -11,6 +11,8 @@ from jax.interpreters import ad, batching, mlir
 
 Array = jax.Array
 
+GPUS = "gpu", "cuda"  # what `platform` returns for them
+
 
 def platform() -> str:
     """Return the platform that this trace is for, e.g. "tpu": that of the mesh in scope, or else JAX's default."""
@@ -18,12 +20,24 @@ def platform() -> str:
     return jax.default_backend() if device is None else device.platform
 
 
-def product(spec: str, a: Array, b: Array, dtype: str = "float32", precision: str | None = None) -> Array:
-    """Return `jnp.einsum(spec, a, b)`, multiplied in `dtype` and accumulated in float32. The result is float32.
+def stored(dtype: str) -> str:
+    """Return the type in which to store a result that is only used in `dtype`: `dtype`, but float32 on CPUs."""
+    return "float32" if platform() == "cpu" else dtype
 
-    Every index of an operand must occur in the other operand or in the output. Gradients are also products in `dtype`.
-    The factors of each gradient are in the order that needs the fewest transpositions, which is faster on CPUs than
-    autodiff of `jnp.einsum`.
+
+def product(
+    spec: str,
+    a: Array,
+    b: Array,
+    dtype: str = "float32",
+    precision: str | None = None,
+    output_dtype: str = "float32",
+) -> Array:
+    """Return `jnp.einsum(spec, a, b)`, multiplied in `dtype` and accumulated in float32, as an array of `output_dtype`.
+
+    Every index of an operand must occur in the other operand or in the output. Gradients are also products in `dtype`,
+    and have the types of a and b. Their factors are in the order that needs the fewest transpositions, which is faster
+    on CPUs than autodiff of `jnp.einsum`. On GPUs, cuBLAS may add parts of a sum in `output_dtype`.
 
     With float32, every transformation works, including forward-mode differentiation. With bfloat16, only reverse-mode
     differentiation works, and cotangents are rounded to bfloat16; autodiff would multiply them in float32, which is
@@ -35,8 +49,13 @@ def product(spec: str, a: Array, b: Array, dtype: str = "float32", precision: st
     """
     _sizes(spec, a, b)
     if dtype == "float32":
-        return _product_p.bind(jnp.asarray(a, jnp.float32), jnp.asarray(b, jnp.float32), spec=spec, precision=precision)
-    return _rounded_product(spec, a, b, dtype)
+        a, b = jnp.asarray(a, jnp.float32), jnp.asarray(b, jnp.float32)
+        return _bind(spec, a, b, precision).astype(output_dtype)
+    return _rounded_product(spec, a, b, dtype, output_dtype)
+
+
+def _bind(spec: str, a: Array, b: Array, precision: str | None = None, output_dtype: str = "float32") -> Array:
+    return _product_p.bind(a, b, spec=spec, precision=precision, output_dtype=output_dtype)
 
 
 def _parse(spec: str) -> tuple[list[str], str]:
@@ -65,12 +84,12 @@ def _gradient_specs(spec: str) -> tuple[str, str, bool]:
     return f"{out},{in_b}->{in_a}", f"{in_a},{out}->{in_b}" if a_first else f"{out},{in_a}->{in_b}", a_first
 
 
-def _multiply(a: Array, b: Array, *, spec: str, precision: str | None = None) -> Array:
+def _multiply(a: Array, b: Array, *, spec: str, precision: str | None, output_dtype: str) -> Array:
     """Multiply where the compiler chooses the layout of arrays, i.e. on accelerators."""
-    return jnp.einsum(spec, a, b, precision=precision, preferred_element_type=jnp.float32)
+    return jnp.einsum(spec, a, b, precision=precision, preferred_element_type=output_dtype)
 
 
-def _multiply_on_cpu(a: Array, b: Array, *, spec: str, precision: str | None = None) -> Array:
+def _multiply_on_cpu(a: Array, b: Array, *, spec: str, precision: str | None, output_dtype: str) -> Array:
     """Reshape both operands to (batches of) matrices, multiply them, and reshape the result to the output of `spec`."""
     (in_a, in_b), out = _parse(spec)
     batch = [i for i in in_a if i in in_b and i in out]
@@ -102,7 +121,7 @@ def _multiply_on_cpu(a: Array, b: Array, *, spec: str, precision: str | None = N
     if single:
         result = jax.lax.slice_in_dim(result, 0, 1, axis=n)
     order = [*batch, *rows, *columns]
-    return result.reshape([sizes[i] for i in order]).transpose([order.index(i) for i in out])
+    return result.reshape([sizes[i] for i in order]).transpose([order.index(i) for i in out]).astype(output_dtype)
 
 
 # A new primitive, because `custom_vjp` has no forward mode and `custom_jvp` does not control the order of the factors.
@@ -113,19 +132,21 @@ mlir.register_lowering(_product_p, mlir.lower_fun(_multiply_on_cpu, multiple_res
 
 
 @_product_p.def_abstract_eval
-def _shape(a: jax.core.ShapedArray, b: jax.core.ShapedArray, *, spec: str, **_: object) -> jax.core.ShapedArray:
+def _shape(
+    a: jax.core.ShapedArray, b: jax.core.ShapedArray, *, spec: str, output_dtype: str, **_: object
+) -> jax.core.ShapedArray:
     (in_a, in_b), out = _parse(spec)
     sizes = dict(zip(in_a + in_b, a.shape + b.shape, strict=True))
-    return jax.core.ShapedArray(tuple(sizes[i] for i in out), jnp.dtype("float32"))
+    return jax.core.ShapedArray(tuple(sizes[i] for i in out), jnp.dtype(output_dtype))
 
 
-def _transpose_a(cotangent: Array, _: object, b: Array, *, spec: str, precision: str | None) -> Array:
-    return _product_p.bind(cotangent, b, spec=_gradient_specs(spec)[0], precision=precision)
+def _transpose_a(cotangent: Array, _: object, b: Array, *, spec: str, precision: str | None, **__: object) -> Array:
+    return _bind(_gradient_specs(spec)[0], cotangent, b, precision)
 
 
-def _transpose_b(cotangent: Array, a: Array, _: object, *, spec: str, precision: str | None) -> Array:
+def _transpose_b(cotangent: Array, a: Array, _: object, *, spec: str, precision: str | None, **__: object) -> Array:
     _, spec_b, a_first = _gradient_specs(spec)
-    return _product_p.bind(*((a, cotangent) if a_first else (cotangent, a)), spec=spec_b, precision=precision)
+    return _bind(spec_b, *((a, cotangent) if a_first else (cotangent, a)), precision)
 
 
 def _vectorize(arrays: tuple[Array, Array], axes: tuple, *, spec: str, **options: object) -> tuple[Array, int]:
@@ -141,23 +162,23 @@ ad.defbilinear(_product_p, _transpose_a, _transpose_b)
 batching.primitive_batchers[_product_p] = _vectorize
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3))
-def _rounded_product(spec: str, a: Array, b: Array, dtype: str) -> Array:
-    return _product_p.bind(a.astype(dtype), b.astype(dtype), spec=spec, precision=None)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3, 4))
+def _rounded_product(spec: str, a: Array, b: Array, dtype: str, output_dtype: str) -> Array:
+    return _bind(spec, a.astype(dtype), b.astype(dtype), output_dtype=output_dtype)
 
 
-def _rounded_forward(spec: str, a: Array, b: Array, dtype: str) -> tuple[Array, tuple]:
+def _rounded_forward(spec: str, a: Array, b: Array, dtype: str, output_dtype: str) -> tuple[Array, tuple]:
     like = jnp.zeros(0, a.dtype), jnp.zeros(0, b.dtype)
     a, b = a.astype(dtype), b.astype(dtype)
-    return _rounded_product(spec, a, b, dtype), (a, b, *like)
+    return _rounded_product(spec, a, b, dtype, output_dtype), (a, b, *like)
 
 
-def _rounded_backward(spec: str, dtype: str, saved: tuple, cotangent: Array) -> tuple[Array, Array]:
+def _rounded_backward(spec: str, dtype: str, _: str, saved: tuple, cotangent: Array) -> tuple[Array, Array]:
     a, b, like_a, like_b = saved
     spec_a, spec_b, a_first = _gradient_specs(spec)
-    da = _rounded_product(spec_a, cotangent, b, dtype)
-    db = _rounded_product(spec_b, *((a, cotangent) if a_first else (cotangent, a)), dtype)
-    return da.astype(like_a.dtype), db.astype(like_b.dtype)
+    da = _rounded_product(spec_a, cotangent, b, dtype, like_a.dtype.name)
+    db = _rounded_product(spec_b, *((a, cotangent) if a_first else (cotangent, a)), dtype, like_b.dtype.name)
+    return da, db
 
 
 _rounded_product.defvjp(_rounded_forward, _rounded_backward)
