@@ -127,8 +127,7 @@ def describe_target(raw: ConfigDict) -> None:
 def checked(raw: ConfigDict) -> Config:
     """Return the config. Raises an error if --length is too long for it."""
     config = parse(raw)
-    if LENGTH.value > config.data.max_length:
-        raise flags.Error(f"--length={LENGTH.value}: must be at most data.max_length = {config.data.max_length}")
+    command_line.check_length(LENGTH.value, config.data.max_length)
     return config
 
 

@@ -160,6 +160,15 @@ def test_benchmark_prints_one_json_line(recipe):
     assert 0 < values["matmul_utilization"] < 1  # no peak is published for CPUs
 
 
+def test_benchmark_needs_no_data_with_a_length(recipe):
+    missing = "--config.data.directory=/nowhere"
+    result = script("benchmark", f"--config={recipe}", missing, "--length=5", "--rounds=2")
+    assert result.returncode == 0, result.stderr.decode()
+    values = json.loads(result.stdout)
+    assert values["shapes"] == 1
+    assert values["tokens_per_s"] * values["step_ms"] / 1000 == pytest.approx(1024 // 5 * 5, rel=0.01)
+
+
 def test_wrong_commands(recipe, tmp_path):
     workdir = tmp_path / "run"
     fails(train(recipe, workdir, "--config.model.d_modle=8"), "d_modle", "d_model")

@@ -317,6 +317,12 @@ def define_recipe() -> flags.FlagHolder[ConfigDict]:
     return flags.DEFINE(_RecipeParser(), "config", None, words, required=True)
 
 
+def check_length(length: int, longest: int) -> None:
+    """Raise an error if --length is more than `longest`, the value of data.max_length."""
+    if length > longest:
+        raise flags.Error(f"--length={length}: must be at most data.max_length = {longest}")
+
+
 def split_overrides() -> tuple[list[str], list[str]]:
     """Split the command line into its `--config.a.b=v` arguments and the other arguments."""
     overrides = [argument for argument in sys.argv if re.match(r"--?config\.", argument)]
