@@ -38,7 +38,7 @@ def mesh_of(text: str) -> dict[str, int]:
 MESH_SIZES = mesh_of(next((a.partition("=")[2] for a in sys.argv if a.startswith("--mesh=")), ""))
 COMPILED_FOR_TOPOLOGY = any(argument.startswith("--topology") for argument in sys.argv)
 SIMULATED = 1 if COMPILED_FOR_TOPOLOGY else math.prod(MESH_SIZES.values())
-os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={SIMULATED}"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={SIMULATED}"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax  # noqa: E402

@@ -169,6 +169,14 @@ def test_benchmark_needs_no_data_with_a_length(recipe):
     assert values["tokens_per_s"] * values["step_ms"] / 1000 == pytest.approx(1024 // 5 * 5, rel=0.01)
 
 
+def test_describe_applies_the_options_of_xla_in_the_environment(recipe, tmp_path):
+    result = script(
+        "describe", f"--config={recipe}", "--length=8", environment={"XLA_FLAGS": f"--xla_dump_to={tmp_path / 'dump'}"}
+    )
+    assert result.returncode == 0, result.stderr.decode()
+    assert list((tmp_path / "dump").iterdir())
+
+
 def test_wrong_commands(recipe, tmp_path):
     workdir = tmp_path / "run"
     fails(train(recipe, workdir, "--config.model.d_modle=8"), "d_modle", "d_model")
