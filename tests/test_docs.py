@@ -169,7 +169,8 @@ def run(main, argv=None, distributed=True):
     command_line.parse_flags(others)
     if "config" in flags.FLAGS:
         recipe = flags.FLAGS.config
-        if sys.argv[0].endswith(("describe.py", "verify.py")):  # they need no data
+        random = sys.argv[0].endswith("benchmark.py") and flags.FLAGS.length
+        if random or sys.argv[0].endswith(("describe.py", "verify.py")):  # they need no data
             recipe.data.directory = recipe.data.directory or "(none)"
         config.parse(recipe)
     elif overrides:  # of a run: its config must be one of a task
