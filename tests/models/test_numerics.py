@@ -76,8 +76,8 @@ def test_products_and_their_gradients_have_the_types_that_are_asked_for(spec, dt
         np.testing.assert_array_equal(db_rounded, db)
 
 
-def test_products_on_gpus_write_their_result_in_its_type():
-    """With a conversion after the product, libraries would write float32, and another kernel would round it."""
+def test_products_on_gpus_write_the_type_that_is_asked_for():
+    """If a product in float32 were converted, cuBLAS would write float32, and another kernel would round it."""
     a, b = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((2, 3, 5), (5, 7)))
 
     def loss(a, b):

@@ -132,7 +132,8 @@ def dot_product_attention(
 
     query (B, T, N, H), key (B, S, N, H), value (B, S, N, H') → (B, T, N, H'), float32. `return_weights` adds the
     weights (B, N, T, S) before dropout, float32. `mask` and `bias` broadcast to (B, N, T, S). `relations` adds the
-    relative positions of Shaw et al. 2018, eqs. 3 and 4. Products are computed in `dtype`.
+    relative positions of Shaw et al. 2018, eqs. 3 and 4. Products are computed in `dtype`. On accelerators, the product
+    with the values is rounded to it if there are no `relations`; the type of the result is still float32.
 
     Differs: The paper has no bias and no dropout on the weights. Dropout acts only if `dropout_key` is given.
     """
@@ -145,7 +146,8 @@ def dot_product_attention(
         )
     weights = attention_weights(scores, mask)
     dropped = weights if dropout_key is None else dropout(weights, dropout_rate, dropout_key)
-    output = product("BNTS,BSNH->BTNH", dropped, value, dtype, output_dtype=stored(dtype)).astype(jnp.float32)
+    rounded = stored(dtype) if relations is None else "float32"
+    output = product("BNTS,BSNH->BTNH", dropped, value, dtype, output_dtype=rounded).astype(jnp.float32)
     if relations is not None:
         output = output + relative_values(dropped, relations.value, relations.position, dtype, relations.beams)
     return (output, weights) if return_weights else output

@@ -11,7 +11,7 @@ from jax.interpreters import ad, batching, mlir
 
 Array = jax.Array
 
-GPUS = "gpu", "cuda"  # what `platform` returns for them
+GPUS = "gpu", "cuda"  # the names that `platform` may return for a GPU
 
 
 def platform() -> str:
@@ -21,7 +21,10 @@ def platform() -> str:
 
 
 def stored(dtype: str) -> str:
-    """Return the type in which to store a result that is only used in `dtype`: `dtype`, but float32 on CPUs."""
+    """Return the type in which a product writes what will be rounded to `dtype`: `dtype`, but float32 on CPUs.
+
+    Accelerators then write less to memory.
+    """
     return "float32" if platform() == "cpu" else dtype
 
 
@@ -37,7 +40,8 @@ def product(
 
     Every index of an operand must occur in the other operand or in the output. Gradients are also products in `dtype`,
     and have the types of a and b. Their factors are in the order that needs the fewest transpositions, which is faster
-    on CPUs than autodiff of `jnp.einsum`. On GPUs, cuBLAS may add parts of a sum in `output_dtype`.
+    on CPUs than autodiff of `jnp.einsum`. Devices that share a sum add up parts that are rounded to the type of the
+    result. On GPUs, cuBLAS may also add parts of a sum in this type.
 
     With float32, every transformation works, including forward-mode differentiation. With bfloat16, only reverse-mode
     differentiation works, and cotangents are rounded to bfloat16; autodiff would multiply them in float32, which is
