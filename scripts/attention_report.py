@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from transformer_jax import command_line
 from transformer_jax.data.examples import parse_record
+from transformer_jax.errors import UserError
 from transformer_jax.predictor import Predictor
 from transformer_jax.report.attention import Sentence, write_report
 from transformer_jax.training import processes
@@ -26,11 +27,11 @@ SENTENCES = flags.DEFINE_integer("sentences", 20, "maximum number of input lines
 
 def main(config: ConfigDict) -> None:
     if OUTPUT.value == "-":
-        raise ValueError("--output=-: the report cannot go to stdout; name a file, e.g. report.html")
+        raise UserError("--output=-: the report cannot go to stdout; name a file, e.g. report.html")
     command_line.check_output(OUTPUT.value, INPUT.value, flags.FLAGS.workdir)
     lines = [(n, line) for n, line in enumerate(command_line.read_lines(INPUT.value), 1) if line.strip()]
     if not lines:
-        raise ValueError(f"--input={INPUT.value}: all lines are empty; give at least one line of text to draw")
+        raise UserError(f"--input={INPUT.value}: all lines are empty; give at least one line of text to draw")
     if len(lines) > SENTENCES.value:
         print(f"drawing the first {SENTENCES.value} of {len(lines)} lines; --sentences sets the limit", file=sys.stderr)
         lines = lines[: SENTENCES.value]

@@ -14,6 +14,7 @@ from absl import flags
 
 from transformer_jax import command_line
 from transformer_jax.config import override, parse
+from transformer_jax.errors import UserError
 from transformer_jax.predictor import Predictor
 from transformer_jax.report import curves
 from transformer_jax.tasks import task_class
@@ -31,19 +32,19 @@ OVERRIDES, ARGV = command_line.split_overrides()
 
 def main() -> None:
     if not WORKDIRS.value or not all(WORKDIRS.value):
-        raise ValueError("--workdirs is empty, or one of its names: name folders of runs, separated by commas")
+        raise UserError("--workdirs is empty, or one of its names: name folders of runs, separated by commas")
     curves.check_picture(OUTPUT.value)
     if not VALUES.value:
-        raise ValueError("--values is empty: name at least one value, e.g. --values=loss")
+        raise UserError("--values is empty: name at least one value, e.g. --values=loss")
     for run in WORKDIRS.value:
         command_line.check_output(OUTPUT.value, workdir=run)
     if LENGTHS.value is None:
         if SPLIT.value or OVERRIDES:
-            raise ValueError("--split and --config.… require --lengths: add it, e.g. --lengths=10,20,30")
+            raise UserError("--split and --config.… require --lengths: add it, e.g. --lengths=10,20,30")
         runs = {run: {name: curves.read_curves(run, name) for name in VALUES.value} for run in WORKDIRS.value}
         curves.draw_curves(OUTPUT.value, runs, label)
     elif len(VALUES.value) != 1 or VALUES.value == ["loss"]:
-        raise ValueError(f"--values={','.join(VALUES.value)}: --lengths plots one metric, e.g. --values=bleu")
+        raise UserError(f"--values={','.join(VALUES.value)}: --lengths plots one metric, e.g. --values=bleu")
     else:
         scores = by_length(curves.check_edges(LENGTHS.value), VALUES.value[0])
         curves.draw_by_length(OUTPUT.value, scores, VALUES.value[0])

@@ -11,6 +11,7 @@ from absl import flags
 
 from transformer_jax import command_line, conversion
 from transformer_jax.config import override
+from transformer_jax.errors import UserError
 from transformer_jax.workdir import read
 
 WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run", required=True)
@@ -20,7 +21,7 @@ TO = flags.DEFINE_string("to_huggingface", None, "new Hugging Face folder to wri
 
 def main(overrides: list[str]) -> None:
     if bool(FROM.value) == bool(TO.value):
-        raise ValueError("give either --from_huggingface=FOLDER or --to_huggingface=FOLDER; --help shows examples")
+        raise UserError("give either --from_huggingface=FOLDER or --to_huggingface=FOLDER; --help shows examples")
     config = read(WORKDIR.value) if TO.value else conversion.config_for(FROM.value)
     override(config, overrides)
     if TO.value:

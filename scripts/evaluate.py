@@ -9,6 +9,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from transformer_jax import command_line
+from transformer_jax.errors import UserError
 from transformer_jax.predictor import Predictor
 from transformer_jax.training import processes
 from transformer_jax.training.logging import json_line
@@ -18,7 +19,7 @@ SPLIT = flags.DEFINE_string("split", None, "file name without suffix, or tfds sp
 
 def main(config: ConfigDict) -> None:
     if SPLIT.value == "":
-        raise ValueError("--split is empty: name a split, or omit the flag")
+        raise UserError("--split is empty: name a split, or omit the flag")
     predictor = Predictor(flags.FLAGS.workdir, config)
     scores = predictor.evaluate(SPLIT.value)
     if processes.is_first():

@@ -21,6 +21,7 @@ from ml_collections import ConfigDict
 
 from transformer_jax import command_line, files
 from transformer_jax.data.examples import parse_record
+from transformer_jax.errors import UserError
 from transformer_jax.predictor import Predictor
 from transformer_jax.training import processes
 
@@ -35,7 +36,7 @@ STREAM = flags.DEFINE_bool(
 def main(config: ConfigDict) -> None:
     command_line.check_output(OUTPUT.value, INPUT.value, flags.FLAGS.workdir)
     if STREAM.value and (SCORE.value or OUTPUT.value != "-"):
-        raise ValueError("--stream shows text on stdout: leave out --score and --output, or --stream")
+        raise UserError("--stream shows text on stdout: leave out --score and --output, or --stream")
     lines = command_line.read_lines(INPUT.value)
     predictor = Predictor(flags.FLAGS.workdir, config)
     watched = OUTPUT.value == "-" and not SCORE.value and sys.stdout.isatty()

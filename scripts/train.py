@@ -14,6 +14,7 @@ import sys
 from absl import flags
 
 from transformer_jax import command_line, experiment
+from transformer_jax.errors import UserError
 from transformer_jax.training import processes
 from transformer_jax.training.logging import wandb_listener
 from transformer_jax.training.loop import Preempted
@@ -48,7 +49,7 @@ def traced_steps(text: str | None) -> range:
         return range(0)
     first, _, last = text.partition("-")
     if not (first.isdigit() and last.isdigit() and 1 <= int(first) <= int(last)):
-        raise ValueError(f"--profile={text}: write it as FIRST-LAST, with 1 ≤ FIRST ≤ LAST, e.g. 20-25")
+        raise UserError(f"--profile={text}: write it as FIRST-LAST, with 1 ≤ FIRST ≤ LAST, e.g. 20-25")
     return range(int(first), int(last) + 1)
 
 

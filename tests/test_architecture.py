@@ -5,6 +5,7 @@ import dataclasses
 import re
 import subprocess
 import sys
+import tokenize
 import typing
 from pathlib import Path
 
@@ -20,8 +21,10 @@ from transformer_jax.training.task import EvaluationConfig, TrainingConfig
 PACKAGE = Path(transformer_jax.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-# room (module or folder of the package) → rooms that it may import. It may always import itself, `fields` and `files`.
+# room (module or folder of the package) → rooms that it may import. It may always import itself, `errors`, `fields` and
+# `files`.
 MAY_IMPORT = {
+    "errors": set(),
     "fields": set(),
     "files": set(),
     "models": set(),
@@ -70,7 +73,7 @@ def imported(path: Path) -> set[str]:
 def test_imports_go_down_only(path):
     own = room(path)
     for name in imported(path):
-        allowed = MAY_IMPORT[own] | {own, "fields", "files"}
+        allowed = MAY_IMPORT[own] | {own, "errors", "fields", "files"}
         assert any(name == a or name.startswith(a + ".") for a in allowed), f"{path.name} must not import {name}"
 
 
@@ -105,13 +108,25 @@ def test_models_need_jax_and_flax_only():
     assert ours.stdout == bare.stdout
 
 
+def tokens_by_line(path: Path) -> list[int]:
+    """Return the line of each name, number and operator of a file."""
+    kinds = {tokenize.NAME, tokenize.NUMBER, tokenize.OP}
+    with path.open("rb") as file:
+        return [token.start[0] for token in tokenize.tokenize(file.readline) if token.type in kinds]
+
+
+# Functions of more than 600 tokens. Take a function off this list when you have divided it; add none.
+LONG = {"make_train_step", "beam_search", "scored_batches", "attend", "train"}
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_nothing_is_too_long(path):
-    text = path.read_text()
-    assert text.count("\n") <= 500
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef):
-            assert (node.end_lineno or 0) - node.lineno < 80, f"{path.name}: {node.name}"
+    lines = tokens_by_line(path)
+    assert len(lines) <= 3500
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef) and node.name not in LONG:
+            length = sum(node.lineno <= line <= (node.end_lineno or 0) for line in lines)
+            assert length <= 600, f"{path.name}: {node.name} has {length} tokens"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("test_*.py")), ids=lambda path: path.name)

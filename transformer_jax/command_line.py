@@ -23,6 +23,7 @@ from ml_collections import ConfigDict
 
 from transformer_jax.config import ConfigError, load_recipe, override
 from transformer_jax.data.sources import decode_lines
+from transformer_jax.errors import UserError
 from transformer_jax.training import processes
 from transformer_jax.workdir import read
 
@@ -245,27 +246,27 @@ def check_output(path: str, source: str | None = None, workdir: str | None = Non
     stdin.
     """
     if source is not None and _same_file(source, path):
-        raise ValueError(f"--output={path} is also the input, which would be lost: name another file")
+        raise UserError(f"--output={path} is also the input, which would be lost: name another file")
     if path == "-":
         return
     file = epath.Path(path)
     if workdir is not None and _belongs_to_run(file, epath.Path(workdir)):
-        raise ValueError(f"--output={path} is a file of the run in {workdir}: name another file")
+        raise UserError(f"--output={path} is a file of the run in {workdir}: name another file")
     if "://" in path:  # object storage has no folders
         return
     if not path:
-        raise ValueError("--output= is empty: name a file")
+        raise UserError("--output= is empty: name a file")
     if file.is_dir():
-        raise ValueError(f"--output={path} is a folder: name a file in it")
+        raise UserError(f"--output={path} is a folder: name a file in it")
     target = epath.Path(os.path.realpath(path))  # a link is followed
     if os.path.islink(target):
-        raise ValueError(f"--output={path} is a link to itself: name another file")
+        raise UserError(f"--output={path} is a link to itself: name another file")
     if not target.parent.is_dir():
-        raise ValueError(f"--output={path}: there is no folder {target.parent}; create it, or name another")
+        raise UserError(f"--output={path}: there is no folder {target.parent}; create it, or name another")
     # A regular file is replaced by a new one, for which its folder must be writable. A device or a pipe is written to.
     replaced = [target.parent] if os.path.isfile(target) or not target.exists() else []
     if not all(os.access(place, os.W_OK) for place in [*replaced, *([target] if target.exists() else [])]):
-        raise ValueError(f"--output={path}: no permission to write there; name a file elsewhere")
+        raise UserError(f"--output={path}: no permission to write there; name a file elsewhere")
 
 
 def _same_file(source: str, output: str) -> bool:
@@ -296,7 +297,7 @@ def read_lines(path: str) -> list[str]:
     try:
         data = sys.stdin.buffer.read() if path == "-" else epath.Path(path).read_bytes()
     except OSError as error:
-        raise ValueError(f"--input={path} cannot be read: {error.strerror or error}; name a text file") from error
+        raise UserError(f"--input={path} cannot be read: {error.strerror or error}; name a text file") from error
     lines = decode_lines(data, "stdin" if path == "-" else path)
     processes.agree("input", lambda: lines)
     return lines

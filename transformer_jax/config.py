@@ -18,13 +18,14 @@ from typing import Any
 from etils import epath
 from ml_collections import ConfigDict
 
+from transformer_jax.errors import UserError
 from transformer_jax.tasks import task_class
 from transformer_jax.training.task import Config, Task
 
 log = logging.getLogger(__name__)
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError):
     """Raised for an invalid configuration. The message lists every problem."""
 
 

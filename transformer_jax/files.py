@@ -9,8 +9,10 @@ from typing import IO
 
 from etils import epath
 
+from transformer_jax.errors import UserError
 
-class OutputError(ValueError):
+
+class OutputError(UserError):
     """Raised if a file cannot be written. The message names the file."""
 
 

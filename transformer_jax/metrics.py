@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import sacrebleu
 
+from transformer_jax.errors import UserError
+
 # The tokenizers of sacreBLEU that download nothing, and the extras of this package that two of them need.
 BLEU_TOKENIZERS = ("13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none")
 EXTRAS = {"ja-mecab": "ja", "ko-mecab": "ko"}
@@ -59,7 +61,7 @@ def loss_and_perplexity(means: Mapping[str, float]) -> dict[str, float]:
 def check_pairs(predicted: Collection, references: Collection) -> None:
     """Raise ValueError unless there is at least one prediction, and one reference for each."""
     if not 0 < len(predicted) == len(references):
-        raise ValueError(
+        raise UserError(
             f"{len(predicted)} predictions for {len(references)} references: a metric needs one for each, and at least "
             "one; compare the lists before the call"
         )
@@ -78,7 +80,7 @@ def f1(predicted: Collection[Hashable], references: Collection[Hashable], labels
     """
     guessed, actual, right = _counts(predicted, references)
     if unknown := (guessed | actual).keys() - set(labels):
-        raise ValueError(
+        raise UserError(
             f"{next(iter(unknown))!r} is not in labels={tuple(labels)}: all predictions and references must be; "
             "add it to the labels, or convert it to their type"
         )

@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 
 from transformer_jax import config as configs
 from transformer_jax import workdir as workdirs
+from transformer_jax.errors import UserError
 from transformer_jax.training import processes
 from transformer_jax.training.checkpoint import Checkpoints, parameters_sha256
 from transformer_jax.training.evaluation import AttentionMap, Evaluator, restore_parameters
@@ -62,7 +63,7 @@ class Predictor:
         ValueError if the predictions are not texts that grow.
         """
         if not (field := self.task.growing):
-            raise ValueError(
+            raise UserError(
                 "the predictions of this run are not single texts that grow in pieces: use predict, or with a language "
                 "model decoding.n_best = 1"
             )
@@ -101,9 +102,9 @@ class Predictor:
 
 def _checked(records: Iterable[Record], task: Task) -> list[Record]:
     if isinstance(records, str | bytes | Mapping):
-        raise ValueError(f"{records!r:.80} is one record, not a list of records: put it in square brackets")
+        raise UserError(f"{records!r:.80} is one record, not a list of records: put it in square brackets")
     if not isinstance(records, Iterable):
-        raise ValueError(f"{records!r:.80} is not a list of records: give a list")
+        raise UserError(f"{records!r:.80} is not a list of records: give a list")
     records = list(records)
     needed = task.columns[: task.inputs]
     kinds = Mapping if len(needed) > 1 else str | Mapping
@@ -111,7 +112,7 @@ def _checked(records: Iterable[Record], task: Task) -> list[Record]:
         if not isinstance(record, kinds):
             text = "a line of text, or " if len(needed) == 1 else ""
             decode = "; decode it, e.g. with .decode()" if isinstance(record, bytes) else ""
-            raise ValueError(
+            raise UserError(
                 f"record {number} is {record!r:.80}, of type {type(record).__name__}: it must be {text}an object with "
                 f"the {'field' if text else 'fields'} {' and '.join(needed)}{decode}"
             )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from transformer_jax.errors import UserError
 from transformer_jax.metrics import check_pairs
 
 # The tags of each scheme. The type after the hyphen may be left out if there is only one, e.g. in "B I O".
@@ -130,7 +131,7 @@ def entities(tags: Sequence[str], scheme: str) -> list[tuple[str, int, int]]:
     for position, part in enumerate(_parts(tags, scheme)):
         prefix, kind = part
         if prefix == UNKNOWN:
-            raise ValueError(
+            raise UserError(
                 f"tag {position} is {tags[position]!r}: tags of {scheme} match {SCHEMES[scheme].pattern}; correct the "
                 "tag, or choose another scheme"
             )
@@ -165,9 +166,7 @@ def malformed(tags: Sequence[str], scheme: str) -> list[int]:
 def _parts(tags: Sequence[str], scheme: str) -> list[tuple[str, str]]:
     """Return the prefix and the type of each tag. The prefix of a tag that is not of the scheme is `UNKNOWN`."""
     if scheme not in SCHEMES:
-        raise ValueError(
-            f"{scheme=}: must be one of {', '.join(SCHEMES)}; convert the tags if they have another scheme"
-        )
+        raise UserError(f"{scheme=}: must be one of {', '.join(SCHEMES)}; convert the tags if they have another scheme")
     return [(tag[0], tag[2:]) if SCHEMES[scheme].fullmatch(tag) else (UNKNOWN, tag) for tag in tags]
 
 
@@ -189,7 +188,7 @@ def entity_f1(predicted: Sequence[Sequence[str]], references: Sequence[Sequence[
     found = present = right = 0
     for number, (guess, reference) in enumerate(zip(predicted, references, strict=True)):
         if len(guess) != len(reference):
-            raise ValueError(
+            raise UserError(
                 f"sentence {number} has {len(guess)} predicted tags for {len(reference)} tokens: it must have one for "
                 "each; predict O for tokens that were cut off"
             )

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from transformer_jax.data.ragged import Ragged
+from transformer_jax.errors import UserError
 
 Item = TypeVar("Item")
 Arrays = dict[str, np.ndarray]
@@ -53,7 +54,7 @@ class Plan(ABC):
             ValueError: i is negative.
         """
         if i < 0:
-            raise ValueError(f"There is no batch {i}: batches are counted from 0 over all epochs.")
+            raise UserError(f"There is no batch {i}: batches are counted from 0 over all epochs.")
         return Batch(i, *self._contents(*divmod(i, len(self))))
 
     @abstractmethod
@@ -114,18 +115,18 @@ class BatchPlan(Plan):
     ):
         lengths = np.asarray(lengths)
         if lengths.ndim != 2 or not lengths.size:
-            raise ValueError(f"lengths have shape {lengths.shape}: must be (examples, streams), both at least 1.")
+            raise UserError(f"lengths have shape {lengths.shape}: must be (examples, streams), both at least 1.")
         limits = np.inf if max_lengths is None else np.asarray(max_lengths)
         kept = np.flatnonzero((lengths <= limits).all(axis=1))
         if not len(kept):
-            raise ValueError(f"All {len(lengths)} examples exceed max_lengths={max_lengths}: raise the limits.")
+            raise UserError(f"All {len(lengths)} examples exceed max_lengths={max_lengths}: raise the limits.")
         # An empty example takes one position, so that no array has length 0.
         width = np.maximum(lengths[kept].max(axis=1), 1)
         step = -(-width.max() // MAX_WIDTHS)  # the search for buckets needs memory quadratic in the number of widths
         widths, kind = np.unique(np.minimum(-(-width // step) * step, width.max()), return_inverse=True)
         if tokens < (least := widths[-1] * rows_multiple):
             what = f"{rows_multiple} row(s) of the longest example, {widths[-1]} tokens"
-            raise ValueError(f"data.batch_tokens={tokens} is too small for {what}: set {least} or more.")
+            raise UserError(f"data.batch_tokens={tokens} is too small for {what}: set {least} or more.")
         tops = np.ones((len(widths), lengths.shape[1]), np.int64)  # for each width, the longest of each stream
         for stream, top in enumerate(tops.T):
             np.maximum.at(top, kind, lengths[kept, stream])
@@ -153,11 +154,11 @@ class BatchPlan(Plan):
         """
         lengths = np.asarray(lengths)
         if not lengths.size:
-            raise ValueError("There are no examples: a plan needs at least 1.")
+            raise UserError("There are no examples: a plan needs at least 1.")
         lengths = lengths.reshape(len(lengths), -1)
         if (longest := lengths.max()) > (last := boundaries[-1]):
             example = lengths.max(axis=1).argmax()
-            raise ValueError(f"Example {example} has {longest} tokens, the limit is {last}: truncate it.")
+            raise UserError(f"Example {example} has {longest} tokens, the limit is {last}: truncate it.")
         used, bucket = np.unique(np.searchsorted(boundaries, lengths[:, 0]), return_inverse=True)
         tops = np.zeros((len(used), lengths.shape[1]), np.int64)
         np.maximum.at(tops, bucket, lengths)
@@ -251,7 +252,7 @@ def pad(rows: Ragged, indices: np.ndarray, length: int) -> np.ndarray:
     lengths = lengths_of(rows, indices)
     if len(lengths) and (longest := lengths.max()) > length:
         example = indices[lengths.argmax()]
-        raise ValueError(f"Example {example} has {longest} tokens, but its batch has length {length}: truncate it.")
+        raise UserError(f"Example {example} has {longest} tokens, but its batch has length {length}: truncate it.")
     padded = np.zeros((len(indices), length), np.int32)
     padded[np.arange(length) < lengths[:, None]] = rows.take(indices[indices >= 0]).values
     return padded

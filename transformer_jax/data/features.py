@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from transformer_jax.errors import UserError
+
 # The values of an example, keyed by feature, in the order of the file. Nested features have keys like "answers/text".
 Values = Mapping[str, Sequence[Any]]
 Reader = Callable[[Values], str]
@@ -69,7 +71,7 @@ def _joined(texts: Iterator[str]) -> str:
     words = list(texts)
     line = " ".join(words)
     if line.split() != words:
-        raise ValueError(f"has empty texts or white space in {words}")
+        raise UserError(f"has empty texts or white space in {words}")
     return line
 
 

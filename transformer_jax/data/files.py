@@ -11,12 +11,14 @@ from typing import IO
 
 from etils import epath
 
+from transformer_jax.errors import UserError
+
 BLOCK = 2**20  # bytes compared at a time
 GZIP_MARK = b"\x1f\x8b"
 NOT_GZIP = (OSError, EOFError, zlib.error)
 
 
-class DataError(ValueError):
+class DataError(UserError):
     """Missing or invalid data. The message names the file (and line), the rule and the remedy."""
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from transformer_jax.data.batching import Batch, Plan, filled_up
 from transformer_jax.data.ragged import Ragged, Windows
+from transformer_jax.errors import UserError
 
 Contents = TypeVar("Contents")
 
@@ -73,7 +74,7 @@ class WindowPlan(RowPlan[int]):
 
     def __init__(self, positions: int, length: int, rows: int, seed: int):
         if positions < length:
-            raise ValueError(f"{positions} positions are too few for a window of {length}: choose shorter windows.")
+            raise UserError(f"{positions} positions are too few for a window of {length}: choose shorter windows.")
         self._positions, self._length = positions, length
         super().__init__(max(1, (positions - length + 1) // length), length, rows, seed)  # the same at every offset
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from transformer_jax.data.examples import longest_first
 from transformer_jax.data.ragged import Ragged
+from transformer_jax.errors import UserError
 
 CLOSE = 20  # fewest segments from which one that does not follow is drawn
 
@@ -57,7 +58,7 @@ class Documents:
         )
         several = len(np.unique(self._tails.documents))
         if pairs and several < 2:
-            raise ValueError(
+            raise UserError(
                 f"{several} of {len(np.unique(documents))} documents have two consecutive sentences of at most {room} "
                 "tokens together, and next-sentence prediction needs at least two such documents: separate documents "
                 "by blank lines and sentences by line breaks, raise data.max_length, or set masking.next_sentence = "

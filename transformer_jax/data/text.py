@@ -18,6 +18,7 @@ from transformer_jax.data.batching import Batches, BatchPlan, ladder_lengths, pa
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.data.tokenizer_training import KINDS, train_tokenizer
 from transformer_jax.data.tokenizers import Tokenizer, TokenizerError
+from transformer_jax.errors import UserError
 
 log = logging.getLogger(__name__)
 
@@ -186,12 +187,12 @@ class Corpus:
     def _tokenizer(self, file: str, streams: Sequence[Stream]) -> Tokenizer:
         """Load the tokenizer that `streams` share. If its file is missing, make it first."""
         if self.workdir is None:
-            raise ValueError("without a workdir there are no tokenizers: pass a workdir")
+            raise UserError("without a workdir there are no tokenizers: pass a workdir")
         path, vocab_size = self.workdir / file, min(stream.vocab_size for stream in streams)
         keys = " and ".join(dict.fromkeys(stream.key for stream in streams))
         if not path.exists():
             if (self.workdir / "checkpoints").exists():
-                raise ValueError(
+                raise UserError(
                     f"{path} is missing, but the checkpoints in this workdir depend on it: restore the file, or "
                     "train again in another workdir"
                 )
@@ -204,7 +205,7 @@ class Corpus:
                 self._train(path, list(dict.fromkeys(stream.column for stream in streams)), vocab_size, keys)
         tokenizer = Tokenizer.load(path)
         if tokenizer.size > vocab_size:
-            raise ValueError(
+            raise UserError(
                 f"{path} has {tokenizer.size} ids, but {keys} = {vocab_size}: the vocabulary does not fit the model; "
                 f"set {keys} to {tokenizer.size}, or restore the tokenizer that the model was trained with"
             )
@@ -235,7 +236,7 @@ class Corpus:
         elif (source := folder / path.name).exists():
             tokenizer = Tokenizer.load(source)
         else:
-            raise ValueError(
+            raise UserError(
                 f"{source} is missing, but this run starts from {folder}: restore the file, or copy the tokenizer that "
                 f"the parameters there were trained with to {path}"
             )
@@ -408,7 +409,7 @@ def bucket_batches(
     uneven = (allowed > 0) & (longer > allowed) & (longer + begin + end <= data.max_length)
     lengths[empty | uneven] = data.max_length + 1  # the plan drops them together with those that are too long
     if (lengths > data.max_length).any(axis=1).all():
-        raise ValueError(
+        raise UserError(
             f"{split}: none of {len(lengths)} examples is left to train on: {empty.sum()} have an empty side, "
             f"{uneven.sum()} exceed data.max_ratio = {max_ratio:g}, and the others exceed data.max_length = "
             f"{data.max_length}; check the files, or raise the limits"

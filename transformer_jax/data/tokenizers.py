@@ -26,6 +26,7 @@ from etils import epath
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from transformer_jax.data.ragged import Ragged
+from transformer_jax.errors import UserError
 
 # The tokens with ids 0, 1, 2, … of the tokenizers trained by this package: of kind "bert", and of the other kinds.
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -62,7 +63,7 @@ NO_PROCESSES = (BrokenProcessPool, OSError, NotImplementedError)
 log = logging.getLogger(__name__)
 
 
-class TokenizerError(ValueError):
+class TokenizerError(UserError):
     """Failure to train, load or use a tokenizer."""
 
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.decoding.steps import IMPOSSIBLE, Cache, Hypotheses, Step, best_tokens, never_chosen, take
+from transformer_jax.errors import UserError
 
 LENGTH_PENALTY_FORMS = ("wu", "power")
 # When the search for a row stops. In the rules of Hugging Face's `generate`, only a continuation among the K best may
@@ -24,7 +25,7 @@ def lp(length: jax.Array | int, alpha: float, form: str) -> jax.Array:
     Raises ValueError if `alpha` is negative or not finite, or `form` is unknown.
     """
     if form not in LENGTH_PENALTY_FORMS or not 0 <= alpha < math.inf:
-        raise ValueError(
+        raise UserError(
             f"{form=}, {alpha=}: form must be one of {LENGTH_PENALTY_FORMS} and alpha ≥ 0; use 0 for no penalty"
         )
     length = jnp.asarray(length, jnp.float32)
@@ -88,7 +89,7 @@ def beam_search(
     Raises ValueError if `length_penalty` or `length_penalty_form` is invalid, see `lp`, or `stopping_rule` is unknown.
     """
     if stopping_rule not in STOPPING_RULES:
-        raise ValueError(f"{stopping_rule=}: must be one of {STOPPING_RULES}; use 'exact' if in doubt")
+        raise UserError(f"{stopping_rule=}: must be one of {STOPPING_RULES}; use 'exact' if in doubt")
     B, K, T = batch_size, beam_size, max_length
     fill, exact = eos_id if pad_id is None else pad_id, stopping_rule == "exact"
     wanted = min(n_best or K, K) if exact else K

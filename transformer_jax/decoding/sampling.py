@@ -17,6 +17,7 @@ from transformer_jax.decoding.steps import (
     one_by_one,
     take,
 )
+from transformer_jax.errors import UserError
 
 LEAST_TEMPERATURE = 1e-6  # logits divided by a smaller temperature may overflow float32
 
@@ -61,7 +62,7 @@ def truncate(logits: jax.Array, *, temperature: float, top_k: int, top_p: float)
     Raises ValueError if `temperature`, `top_k` or `top_p` is out of range.
     """
     if not (LEAST_TEMPERATURE <= temperature < math.inf and top_k >= 0 and 0 < top_p <= 1):
-        raise ValueError(
+        raise UserError(
             f"{temperature=}, {top_k=}, {top_p=}: temperature must be at least {LEAST_TEMPERATURE}, top_k at least 0, "
             "and top_p in (0, 1]; use 1.0, 0 and 1.0 to sample from the model's own distribution"
         )

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from flax import traverse_util
 
 from transformer_jax import files
+from transformer_jax.errors import UserError
 from transformer_jax.interop import bert, gpt, layouts, marian, tensors
 from transformer_jax.interop.architecture import NOTHING, Architecture, Outputs
 from transformer_jax.interop.layouts import Leaf, Slot
@@ -131,7 +132,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
         if not isinstance(content, dict):
-            raise ValueError("it is not a JSON object")
+            raise UserError("it is not a JSON object")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InteropError(f"{path} cannot be read: {reason}; copy the whole folder again") from error

@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from transformer_jax import files
+from transformer_jax.errors import UserError
 
 FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -35,7 +36,7 @@ OTHER_FORMATS = ("pytorch_model.bin", "tf_model.h5", "flax_model.msgpack")
 LONGEST_HEADER = 100_000_000  # the limit of the authors' library
 
 
-class InteropError(ValueError):
+class InteropError(UserError):
     """Raised for a folder, a config or a model that cannot be converted."""
 
 
@@ -125,7 +126,7 @@ def _header(path: Path) -> dict[str, _Place]:
     try:
         content = json.loads(text)
         if not isinstance(content, dict):
-            raise ValueError("it is not a JSON object")
+            raise UserError("it is not a JSON object")
         content.pop("__metadata__", None)
         return {name: _place(path, name, entry, 8 + length, size) for name, entry in content.items()}
     except ValueError as error:
@@ -139,11 +140,11 @@ def _place(path: Path, name: str, entry: Any, data: int, size: int) -> _Place:
         if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
             raise ValueError
     except (KeyError, TypeError, ValueError):
-        raise ValueError(f"{name} has no dtype, shape and data_offsets") from None
+        raise UserError(f"{name} has no dtype, shape and data_offsets") from None
     if not begin <= end <= size - data:
-        raise ValueError(f"data at {begin:,} to {end:,} of {size - data:,} bytes")
+        raise UserError(f"data at {begin:,} to {end:,} of {size - data:,} bytes")
     if dtype in DTYPES and math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize != end - begin:
-        raise ValueError(f"{end - begin:,} bytes for the shape {shape} in {dtype}")
+        raise UserError(f"{end - begin:,} bytes for the shape {shape} in {dtype}")
     return _Place(path, dtype, shape, data + begin)
 
 

@@ -16,6 +16,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from transformer_jax.errors import UserError
 from transformer_jax.models import short
 from transformer_jax.models.blocked import blocked_attention
 from transformer_jax.models.kernels import cudnn_attention, cudnn_runs_here, short_attention, splash_attention
@@ -314,9 +315,9 @@ class MultiHeadAttention(nn.Module):
     def setup(self) -> None:
         for name, remedy in self._unsupported(self.implementation, self.dropout_rate):
             given = f"implementation = {self.implementation!r}"
-            raise ValueError(f"{given}: does not support this value of {name}; set it to {remedy}, or use 'einsum'")
+            raise UserError(f"{given}: does not support this value of {name}; set it to {remedy}, or use 'einsum'")
         if self.num_heads % self.kv_heads:
-            raise ValueError(
+            raise UserError(
                 f"num_kv_heads = {self.num_kv_heads}: must divide num_heads = {self.num_heads}; 0 stands for num_heads"
             )
 
@@ -456,7 +457,7 @@ class MultiHeadAttention(nn.Module):
                 missing[0].append(f"more than {self._longest} positions with this head_dim")
             return choose(length, key_length, backend, tuple(" or ".join(names) for names in missing))
         if self.implementation == "short" and max(length, key_length) > self._longest:
-            raise ValueError(
+            raise UserError(
                 f"implementation = 'short': supports at most {self._longest} positions, but there are {length} queries "
                 f"and {key_length} keys; use 'auto'"
             )
@@ -465,4 +466,4 @@ class MultiHeadAttention(nn.Module):
         if self.is_initializing():  # perhaps on another platform: parameters are the same with all implementations
             return "einsum"
         name = self.implementation
-        raise ValueError(f"implementation = {name!r}: does not run on this platform, {backend!r}; use 'auto'")
+        raise UserError(f"implementation = {name!r}: does not run on this platform, {backend!r}; use 'auto'")

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from transformer_jax.errors import UserError
 from transformer_jax.models.numerics import GPUS, hashed_bits, indices, platform, plus_bias, product, stored
 
 Array = jax.Array
@@ -41,7 +42,7 @@ def dropout(x: Array, rate: float, key: Array) -> Array:
         ValueError: `rate` is not in [0, 1).
     """
     if not 0 <= rate < 1:
-        raise ValueError(f"{rate=}: must be in [0, 1); use 0 for no dropout")
+        raise UserError(f"{rate=}: must be in [0, 1); use 0 for no dropout")
     cut = round(rate * 2**32)
     if cut == 0:
         return x

@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from transformer_jax.errors import UserError
+
 Array = jax.Array
 
 
@@ -39,7 +41,7 @@ class Mask:
             ValueError: both have query segments.
         """
         if self.query_segments is not None and other.query_segments is not None:
-            raise ValueError("both masks have query_segments: number the segments so that one mask holds them")
+            raise UserError("both masks have query_segments: number the segments so that one mask holds them")
         first, second = (self, other) if other.query_segments is None else (other, self)  # ids are those of `first`
         keys = first.key_segments
         if second.key_segments is not None:

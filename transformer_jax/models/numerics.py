@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from transformer_jax.errors import UserError
+
 Array = jax.Array
 
 GPUS = "gpu", "cuda"  # the names that `platform` may return for a GPU
@@ -73,7 +75,7 @@ def _sizes(spec: str, a: Array, b: Array) -> dict[str, int]:
     if (len(in_a), len(in_b)) != (a.ndim, b.ndim) or any(
         sizes.setdefault(i, size) != size for i, size in zip(in_a + in_b, a.shape + b.shape, strict=True)
     ):
-        raise ValueError(f"{spec} does not fit arrays of shapes {a.shape} and {b.shape}.")
+        raise UserError(f"{spec} does not fit arrays of shapes {a.shape} and {b.shape}.")
     return sizes
 
 

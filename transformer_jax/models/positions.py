@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from transformer_jax.errors import UserError
 from transformer_jax.models.layers import make_initializer, parameter
 from transformer_jax.models.numerics import product
 
@@ -52,7 +53,7 @@ def rotate(
     """
     length, width = x.shape[1] // beams, x.shape[3]
     if width % 2:
-        raise ValueError(f"head width {width}: must be even to rotate pairs of features; change model.head_dim")
+        raise UserError(f"head width {width}: must be even to rotate pairs of features; change model.head_dim")
     waves = jnp.asarray(sinusoidal_positions(length if room is None else room, width, base))
     waves = jax.lax.dynamic_slice_in_dim(waves, position, length)
     waves = jnp.repeat(waves, beams, axis=0)[None, :, None]
@@ -165,7 +166,7 @@ class Positions(nn.Module):
     @nn.compact
     def __call__(self, length: int, offset: Array | int = 0) -> Array:
         if length > self.max_length and self.kind not in IN_ATTENTION:
-            raise ValueError(
+            raise UserError(
                 f"a sequence of {length} positions is longer than max_length = {self.max_length}: "
                 "cut the sequence or raise model.max_length"
             )
@@ -185,6 +186,6 @@ class Positions(nn.Module):
 def check_length(kind: str, length: int, max_length: int) -> None:
     """Raise ValueError if a cache of `length` positions exceeds `max_length`, unless positions act in attention."""
     if kind not in IN_ATTENTION and length > max_length:
-        raise ValueError(
+        raise UserError(
             f"{length=}: must be at most max_length = {max_length}; ask for fewer positions or raise model.max_length"
         )

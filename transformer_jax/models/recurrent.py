@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax import fields
+from transformer_jax.errors import UserError
 from transformer_jax.models import layers
 from transformer_jax.models.alignment import ALIGNMENTS, Memory
 from transformer_jax.models.attention import Valid
@@ -156,7 +157,7 @@ class RecurrentConfig:
     def check(self) -> None:
         """Raise ValueError for the first of `problems`."""
         for field, rule in self.problems():
-            raise ValueError(f"RecurrentConfig.{field} = {getattr(self, field)!r}: {rule}")
+            raise UserError(f"RecurrentConfig.{field} = {getattr(self, field)!r}: {rule}")
 
 
 class State(NamedTuple):

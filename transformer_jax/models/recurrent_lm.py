@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax import fields
+from transformer_jax.errors import UserError
 from transformer_jax.models import layers
 from transformer_jax.models.attention import Valid
 from transformer_jax.models.layers import Dropout, Embedding, LMHead, OutputLayer
@@ -50,7 +51,7 @@ class RecurrentLMConfig:
     def check(self) -> None:
         """Raise ValueError for the first of `problems`."""
         for field, rule in self.problems():
-            raise ValueError(f"RecurrentLMConfig.{field} = {getattr(self, field)!r}: {rule}")
+            raise UserError(f"RecurrentLMConfig.{field} = {getattr(self, field)!r}: {rule}")
 
 
 class RecurrentLM(nn.Module):

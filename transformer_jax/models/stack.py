@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax import fields
+from transformer_jax.errors import UserError
 from transformer_jax.models import layers
 from transformer_jax.models.attention import IMPLEMENTATIONS, KeyValue, MultiHeadAttention, unsupported
 from transformer_jax.models.layers import FeedForward, Residual, final_norm
@@ -110,7 +111,7 @@ class BlockConfig:
     def check(self) -> None:
         """Raise ValueError for the first of `problems`, if any. Configs made in code go through no other check."""
         for field, rule in self.problems():
-            raise ValueError(f"{type(self).__name__}.{field} = {getattr(self, field)!r}: {rule}")
+            raise UserError(f"{type(self).__name__}.{field} = {getattr(self, field)!r}: {rule}")
 
     @property
     def needs_warmup(self) -> bool:
@@ -196,7 +197,7 @@ class Block(nn.Module):
         x = self.self_attention_residual.after(x, y)
         if self.cross:
             if memory is None:
-                raise ValueError("memory = None: a block with cross-attention needs a memory; pass one, or cross=False")
+                raise UserError("memory = None: a block with cross-attention needs a memory; pass one, or cross=False")
             h = self.cross_attention_residual.before(x)
             shared = h.reshape(jax.tree.leaves(memory)[0].shape[0], -1, h.shape[-1])
             y = self.cross_attention(shared, memory, mask=memory_mask)

@@ -12,6 +12,7 @@ import numpy as np
 from etils import epath
 
 from transformer_jax import files
+from transformer_jax.errors import UserError
 from transformer_jax.training.evaluation import AttentionMap
 
 
@@ -48,21 +49,21 @@ def write_report(path: epath.PathLike, title: str, sentences: Sequence[Sentence]
     file cannot be written.
     """
     if not sentences:
-        raise ValueError("there is no sentence to show: pass at least one")
+        raise UserError("there is no sentence to show: pass at least one")
     shown = []
     for sentence in sentences:
         if not sentence.maps:
-            raise ValueError(f"there is no attention to show for {sentence.name!r}: use a model with attention")
+            raise UserError(f"there is no attention to show for {sentence.name!r}: use a model with attention")
         maps = []
         for name, rows, columns, weights, texts in sentence.maps:
             if not weights.size:
-                raise ValueError(f"{name} of {sentence.name!r} has shape {weights.shape}: leave out empty maps")
+                raise UserError(f"{name} of {sentence.name!r} has shape {weights.shape}: leave out empty maps")
             if weights.shape[2:] != (len(rows), len(columns)):
-                raise ValueError(
+                raise UserError(
                     f"{name}: weights of shape {weights.shape} do not match {len(rows)} rows and {len(columns)} columns"
                 )
             if not np.isfinite(weights).all():
-                raise ValueError(f"{name} of {sentence.name!r}: some weights are not finite; use another checkpoint")
+                raise UserError(f"{name} of {sentence.name!r}: some weights are not finite; use another checkpoint")
             stored = np.round(255 * np.clip(weights, 0, 1)).astype(np.uint8)
             maps.append(
                 {

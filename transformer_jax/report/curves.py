@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from etils import epath
 
 from transformer_jax import files
+from transformer_jax.errors import UserError
 from transformer_jax.training.logging import read_rows
 
 
@@ -35,7 +36,7 @@ def read_curves(workdir: epath.PathLike, name: str) -> dict[str, Curve]:
     path = epath.Path(workdir) / "metrics.jsonl"
     rows = [row for _, row in read_rows(path) if "split" in row]
     if not rows:
-        raise ValueError(f"{path} is missing or empty: name the folder of a run that has logged metrics")
+        raise UserError(f"{path} is missing or empty: name the folder of a run that has logged metrics")
     curves: dict[str, Curve] = {}
     for row in rows:
         value = row.get(f"mean_{name}", row.get(name))
@@ -45,7 +46,7 @@ def read_curves(workdir: epath.PathLike, name: str) -> dict[str, Curve]:
             curve.values.append(value)
     if not curves:
         known = sorted({key for row in rows for key, value in row.items() if isinstance(value, int | float)} - {"step"})
-        raise ValueError(f"{path} has no {name!r}: choose from {', '.join(known)}")
+        raise UserError(f"{path} has no {name!r}: choose from {', '.join(known)}")
     return curves
 
 
@@ -68,7 +69,7 @@ def score_by_length(
     """
     edges = check_edges(edges)
     if not records:
-        raise ValueError("scores by length need records of text, and this task has none")
+        raise UserError("scores by length need records of text, and this task has none")
     texts = ([record] if isinstance(record, str) else record.values() for record in records)
     lengths = [sum(len(text.split()) for text in record) for record in texts]
     scores = []
@@ -78,7 +79,7 @@ def score_by_length(
             found = score([predictions[i] for i in here], [references[i] for i in here])
             if not isinstance(found.get(metric), int | float):
                 numbers = [name for name, value in found.items() if isinstance(value, int | float)]
-                raise ValueError(f"there is no metric {metric!r}: choose from {', '.join(numbers)}")
+                raise UserError(f"there is no metric {metric!r}: choose from {', '.join(numbers)}")
             scores.append(LengthScore(shortest + 1, longest, len(here), float(found[metric])))
     return scores
 
@@ -86,10 +87,10 @@ def score_by_length(
 def check_edges(edges: Sequence[int] | Sequence[str]) -> list[int]:
     """Return the edges as integers. Raises ValueError if they are not increasing integers, at least 1."""
     if not all(str(edge).isdecimal() for edge in edges):
-        raise ValueError(f"the lengths {','.join(map(str, edges))} must be integers, e.g. 10,20,30")
+        raise UserError(f"the lengths {','.join(map(str, edges))} must be integers, e.g. 10,20,30")
     numbers = [int(edge) for edge in edges]
     if not numbers or numbers[0] < 1 or numbers != sorted(set(numbers)):
-        raise ValueError(f"the lengths {numbers} must be increasing and at least 1, e.g. 10,20,30")
+        raise UserError(f"the lengths {numbers} must be increasing and at least 1, e.g. 10,20,30")
     return numbers
 
 
@@ -98,7 +99,7 @@ def check_picture(path: epath.PathLike) -> str:
     figure, _ = _figure(1)
     ending = epath.Path(path).suffix.lstrip(".")
     if ending not in (known := figure.canvas.get_supported_filetypes()):
-        raise ValueError(f"the image file {path} must end in one of {', '.join('.' + name for name in sorted(known))}")
+        raise UserError(f"the image file {path} must end in one of {', '.join('.' + name for name in sorted(known))}")
     return ending
 
 
@@ -142,7 +143,7 @@ def _figure(count: int) -> tuple[Any, Sequence[Any]]:
     try:
         from matplotlib.figure import Figure  # not pyplot, which has global state and may open windows
     except ImportError as error:
-        raise ValueError(
+        raise UserError(
             "plots need matplotlib: pip install -c constraints.txt -e '.[plots]' in this repository"
         ) from error
     figure = Figure(figsize=(6 * count, 4), layout="constrained")

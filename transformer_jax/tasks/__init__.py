@@ -2,6 +2,7 @@
 
 import importlib
 
+from transformer_jax.errors import UserError
 from transformer_jax.training.task import Task
 
 TASKS = {
@@ -23,17 +24,17 @@ def task_class(name: str) -> type[Task]:
     """
     module, colon, attribute = TASKS.get(str(name), str(name)).partition(":")
     if not colon:
-        raise ValueError(
+        raise UserError(
             f"config.task = {name!r} is not a task: choose one of {', '.join(TASKS)}, or name a class of your own, "
             "module:Class"
         )
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise ValueError(
+        raise UserError(
             f"config.task = {name!r} cannot be imported: {error}. Add the folder that holds {module.partition('.')[0]} "
             "to PYTHONPATH, or install what is missing"
         ) from error
     if not (isinstance(found, type) and issubclass(found, Task)):
-        raise ValueError(f"config.task = {name!r} is not a task: it must be a subclass of {Task.__module__}.Task")
+        raise UserError(f"config.task = {name!r} is not a task: it must be a subclass of {Task.__module__}.Task")
     return found

@@ -17,6 +17,7 @@ from transformer_jax.data.batching import Batches
 from transformer_jax.data.examples import columns_of
 from transformer_jax.data.text import Corpus, ParallelData, Stream, bucket_batches, ladder_batches
 from transformer_jax.decoding import DecodingConfig
+from transformer_jax.errors import UserError
 from transformer_jax.models.counting import forward_flops
 from transformer_jax.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
 from transformer_jax.models.transformer import Transformer, TransformerConfig, shift_right
@@ -354,11 +355,11 @@ class SequenceToSequence(TextTask):
             }
             for what, where in wrong.items():
                 for i in np.flatnonzero(where)[:1]:
-                    raise ValueError(f"row {rows[i]} of the first batch {what} in its {side}: {ids[i]}")
+                    raise UserError(f"row {rows[i]} of the first batch {what} in its {side}: {ids[i]}")
         begin, target = self.corpus.special_ids("target").begin, arrays["target"]
         read = shift_right(target, begin)
         if (read[:, 0] != begin).any() or (read[:, 1:] != target[:, :-1]).any():
-            raise ValueError("the decoder's input is not the target shifted by one: it may reveal the labels")
+            raise UserError("the decoder's input is not the target shifted by one: it may reveal the labels")
         first = rows[0]
         shown = {"source": arrays["source"], "decoder input": read, "target": target}
         lines = ["the first pair of the first batch:"]

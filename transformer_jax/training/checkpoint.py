@@ -28,6 +28,7 @@ import numpy as np
 from etils import epath, epy
 from jax.experimental import multihost_utils
 
+from transformer_jax.errors import UserError
 from transformer_jax.training import manifest
 from transformer_jax.training.logging import absolute
 from transformer_jax.training.manifest import Damage
@@ -54,7 +55,7 @@ _STEP_FOLDER = re.compile(r"(0|[1-9]\d*)(\.orbax-checkpoint-tmp.*)?")
 _LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte")
 
 
-class CheckpointError(ValueError):
+class CheckpointError(UserError):
     """A checkpoint could not be written, is damaged, or does not match the model."""
 
 

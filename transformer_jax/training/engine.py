@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from transformer_jax.errors import UserError
 from transformer_jax.training import optimizer as optimizers
 from transformer_jax.training.checkpoint import CheckpointError, Checkpoints
 from transformer_jax.training.freezing import Parts, hold, without_updates
@@ -117,7 +118,7 @@ def _check_names(means: Mapping[str, Mean]) -> None:
     all_of_it = [mean.scale for mean in means.values() if mean.scale] == [1] and "loss" in means and means["loss"].scale
     taken = {"weight", "gradient_norm", "skipped"} | (set() if all_of_it else {"loss"})
     if wrong := sorted(taken & means.keys()):
-        raise ValueError(f"the task's loss returns a mean called {wrong[0]!r}: this name is reserved, choose another")
+        raise UserError(f"the task's loss returns a mean called {wrong[0]!r}: this name is reserved, choose another")
 
 
 def _objective(means: Mapping[str, Mean], shares: Mapping[str, jax.Array]) -> jax.Array:

@@ -20,6 +20,7 @@ from typing import Any
 
 from etils import epath
 
+from transformer_jax.errors import UserError
 from transformer_jax.training import processes
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ TRIES = 10  # attempts to take a lock that repeatedly disappears
 EXIT_LOST = 2
 
 
-class InUse(ValueError):
+class InUse(UserError):
     """Another run is training in the workdir."""
 
 
@@ -87,7 +88,7 @@ class _Lock:
             else:
                 raise OSError(f"{self._path} can be neither read nor created")
         except OSError as error:
-            raise ValueError(f"--workdir={self._workdir} cannot be written: {error}; choose another") from error
+            raise UserError(f"--workdir={self._workdir} cannot be written: {error}; choose another") from error
         self._thread.start()
 
     def release(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from etils import epath
 
+from transformer_jax.errors import UserError
 from transformer_jax.training import processes
 
 log = logging.getLogger(__name__)
@@ -88,7 +89,7 @@ def read_rows(path: epath.PathLike) -> list[tuple[str, dict]]:
         try:
             row = json.loads(line)
             if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-                raise ValueError("not a row")
+                raise UserError("not a row")
             rows.append((line, row))
         except ValueError:
             log.warning("%s: skipped an invalid line: %.40s", path, line)
@@ -167,7 +168,7 @@ def wandb_listener(project: str, workdir: epath.PathLike, config: Mapping[str, A
     try:
         import wandb
     except ImportError as error:
-        raise ValueError(f"--wandb_project={project} needs wandb: run pip install wandb, or omit the option") from error
+        raise UserError(f"--wandb_project={project} needs wandb: run pip install wandb, or omit the option") from error
     name = str(absolute(workdir))
     run = wandb.init(
         project=project,

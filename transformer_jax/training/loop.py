@@ -13,6 +13,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from transformer_jax.data.batching import Batches, prefetch
+from transformer_jax.errors import UserError
 from transformer_jax.training import processes, profiling
 from transformer_jax.training.checkpoint import Checkpoints, check_fingerprint
 from transformer_jax.training.engine import Engine, compiling_ahead
@@ -28,7 +29,7 @@ MAX_SKIPPED = 10  # consecutive skipped steps after which a run fails
 AHEAD = 2  # steps dispatched before the preceding ones are computed
 
 
-class Diverged(ValueError):
+class Diverged(UserError):
     """The run diverged: the loss, the gradient or the parameters are not finite."""
 
 

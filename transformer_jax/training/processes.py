@@ -20,6 +20,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from transformer_jax.errors import UserError
+
 log = logging.getLogger(__name__)
 
 LAST_WORDS = 2  # seconds the first process waits before exiting, which aborts the others, so they can print errors
@@ -37,9 +39,9 @@ def initialize(
     given = {"coordinator_address": coordinator_address, "num_processes": num_processes, "process_id": process_id}
     missing = [name for name, value in given.items() if value is None]
     if 0 < len(missing) < len(given):
-        raise ValueError(f"--{missing[0]} is missing: set all of {', '.join(f'--{name}' for name in given)}, or none")
+        raise UserError(f"--{missing[0]} is missing: set all of {', '.join(f'--{name}' for name in given)}, or none")
     if coordinator_address is not None and not re.fullmatch(r".+:\d{1,5}", coordinator_address):
-        raise ValueError(f"--coordinator_address={coordinator_address}: write it as HOST:PORT, e.g. 10.0.0.1:8476")
+        raise UserError(f"--coordinator_address={coordinator_address}: write it as HOST:PORT, e.g. 10.0.0.1:8476")
     try:
         jax.distributed.initialize(coordinator_address, num_processes, process_id, heartbeat_timeout_seconds=HEARTBEAT)
     except ValueError as error:
@@ -124,7 +126,7 @@ def agree(what: str, value: Callable[[], Any]) -> None:
     everyone = multihost_utils.process_allgather(np.frombuffer(digest, np.uint8))
     others = [i for i, theirs in enumerate(everyone) if (theirs != everyone[0]).any()]
     if others:
-        raise ValueError(
+        raise UserError(
             f"process {', '.join(map(str, others))} of {len(everyone)} differs from process 0 in its {what}: start all "
             "processes with the same command and the same files"
         )

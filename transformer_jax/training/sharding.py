@@ -17,6 +17,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from transformer_jax.data.batching import Arrays, Batch, Batches
+from transformer_jax.errors import UserError
 
 AXES = ("data", "fsdp", "tensor")
 
@@ -82,7 +83,7 @@ class MeshConfig:
         data, fsdp, tensor = (devices // given if size == -1 else size for size in sizes.values())
         if data * fsdp * tensor != devices:
             needed = f"a multiple of {given}" if -1 in sizes.values() else f"exactly {given}"
-            raise ValueError(
+            raise UserError(
                 f"config.mesh = {sizes} needs {needed} devices and there are {devices}: "
                 "change mesh.data, mesh.fsdp or mesh.tensor; one can be -1 for all remaining devices"
             )
@@ -159,7 +160,7 @@ def shardings(boxed: Any, mesh: Mesh) -> Any:
                 )
                 problems.setdefault((name, size, axes), problem)
     if problems:
-        raise ValueError("\n".join(problems.values()))
+        raise UserError("\n".join(problems.values()))
     return placed
 
 
@@ -168,7 +169,7 @@ def check_rows(rows: Iterable[int], mesh: Mesh, microbatches: int = 1) -> None:
     devices = mesh.shape["data"] * mesh.shape["fsdp"]
     for count in rows:
         if count % (devices * microbatches):
-            raise ValueError(
+            raise UserError(
                 f"a batch of {count} rows cannot be divided among mesh.data × mesh.fsdp = {devices} devices with "
                 f"training.microbatches = {microbatches}: set data.rows_multiple to a multiple of "
                 f"{devices * microbatches}"

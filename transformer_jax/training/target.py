@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from transformer_jax.data.batching import Arrays
+from transformer_jax.errors import UserError
 from transformer_jax.training.collectives import Collective, read_collectives
 from transformer_jax.training.engine import Engine
 from transformer_jax.training.evaluation import Evaluator
@@ -23,7 +24,7 @@ STEPS = ("train", "evaluate", "predict")
 GIB = 2**30
 
 
-class DoesNotFit(ValueError):
+class DoesNotFit(UserError):
     """Raised for a program that needs more memory than the device has."""
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
+from transformer_jax.errors import UserError
 from transformer_jax.training.profiling import PEAKS
 
 INSTALL = "pip install -c constraints.txt -e '.[tpu]' in the folder of transformer_jax"
@@ -132,7 +133,7 @@ def chip_of(name: str) -> Chip:
     kind, _, layout = name.partition(":")
     chip = CHIPS.get(kind)
     if not chip or not layout or (chip.specification and not re.fullmatch(r"[1-9]\d{0,2}x1x[1-8]", layout, re.ASCII)):
-        raise ValueError(f"--topology={name}: there is no such topology; {_known()}")
+        raise UserError(f"--topology={name}: there is no such topology; {_known()}")
     return chip
 
 
@@ -151,7 +152,7 @@ def devices_of(name: str) -> Sequence[jax.Device]:
     if chip.specification:
         return _gpus(name, chip)
     if importlib.util.find_spec("libtpu") is None:
-        raise ValueError(f"--topology={name}: compiling for TPUs needs libtpu: {INSTALL}")
+        raise UserError(f"--topology={name}: compiling for TPUs needs libtpu: {INSTALL}")
     for variable, value in SETTINGS.items():
         os.environ.setdefault(variable, value)
     single = {"chips_per_host_bounds": (1, 1, 1)} if name.endswith(":1x1") else {}
@@ -159,16 +160,16 @@ def devices_of(name: str) -> Sequence[jax.Device]:
         return topologies.get_topology_desc(platform="tpu", topology_name=name, **single).devices
     except jax.errors.JaxRuntimeError as error:
         if "lockfile" in str(error):
-            raise ValueError(
+            raise UserError(
                 f"--topology={name}: another process has loaded libtpu (it holds /tmp/libtpu_lockfile): wait until it "
                 "ends, or set ALLOW_MULTIPLE_LIBTPU_LOAD=1, with which libtpu does not use the file"
             ) from error
-        raise ValueError(f"--topology={name}: libtpu says {str(error).strip()!r}; {_known()}") from error
+        raise UserError(f"--topology={name}: libtpu says {str(error).strip()!r}; {_known()}") from error
 
 
 def _gpus(name: str, chip: Chip) -> Sequence[jax.Device]:
     if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
-        raise ValueError(f"--topology={name}: compiling for GPUs needs JAX's plugin for them: {INSTALL_GPU}")
+        raise UserError(f"--topology={name}: compiling for GPUs needs JAX's plugin for them: {INSTALL_GPU}")
     kind, _, layout = name.partition(":")
     return topologies.get_topology_desc(
         platform="cuda", topology_name=kind, topology=layout, target_config=chip.specification
@@ -178,7 +179,7 @@ def _gpus(name: str, chip: Chip) -> Sequence[jax.Device]:
 def check_mesh(name: str, mesh: str, sizes: Sequence[int], devices: int) -> None:
     """Raise ValueError if a mesh of these sizes does not have all devices of a topology. `mesh` is how it was given."""
     if math.prod(sizes) != devices:
-        raise ValueError(
+        raise UserError(
             f"--mesh={mesh}: its axes multiply to {math.prod(sizes)}, but {name} has {devices} devices: change the "
             f"mesh, e.g. to data={devices}, or the topology"
         )

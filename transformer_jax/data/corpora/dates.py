@@ -25,6 +25,8 @@ from typing import Any
 
 import tensorflow_datasets as tfds
 
+from transformer_jax.errors import UserError
+
 FIRST_DAY, LAST_DAY = datetime.date(1900, 1, 1), datetime.date(2099, 12, 31)
 TWO_DIGIT_YEARS = range(1969, 2069)
 SIZES = {"train": 40_000, "validation": 1_000, "test": 1_000}
@@ -172,7 +174,7 @@ def examples(split: str, count: int, seed: int = 0) -> Iterator[tuple[str, str]]
     No day occurs twice before all days of the split have occurred once: 65,749 in `train`, 3,650 in each other split.
     """
     if split not in SIZES:
-        raise ValueError(f"{split=} is not a split of the dates; choose one of {', '.join(SIZES)}")
+        raise UserError(f"{split=} is not a split of the dates; choose one of {', '.join(SIZES)}")
     days = [FIRST_DAY + datetime.timedelta(i) for i in range((LAST_DAY - FIRST_DAY).days + 1)]
     random.Random(f"days {seed}").shuffle(days)
     start, stop = {
