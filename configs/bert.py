@@ -48,7 +48,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
     config.optimizer.schedule = "linear"
     config.optimizer.learning_rate = 1e-3 if small else 1e-4
-    config.optimizer.warmup_steps = share(config, 10) if small else 10_000
+    config.optimizer.warmup_steps = share(config, 10 if small else STEPS[size][choice["phase2"]] // 10_000)
     config.optimizer.b2 = 0.999
     config.optimizer.epsilon = 1e-6
     config.optimizer.weight_decay = 0.01

@@ -46,7 +46,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
     config.optimizer.schedule = "cosine"
     config.optimizer.learning_rate = 2e-3
-    config.optimizer.warmup_steps = 100
+    config.optimizer.warmup_steps = share(config, 13)
 
     config.training.steps = 1300
     config.training.log_every = 100

@@ -95,11 +95,12 @@ def characters(config: ConfigDict, size: str) -> None:
     config.model.update(model, vocab_size=80, max_length=length)
     config.optimizer.learning_rate = learning_rate
     config.optimizer.end_fraction = 0.1
-    config.optimizer.warmup_steps = 100
+    config.optimizer.warmup_steps = share(config, steps // 100)  # 100 steps
     config.optimizer.b2 = 0.99
     config.optimizer.weight_decay = 0.1
     config.training.steps = steps
-    config.training.evaluate_every = config.checkpoint.every = share(config, evaluations)
+    config.training.evaluate_every = share(config, evaluations)
+    config.checkpoint.every = share(config, evaluations)
     config.decoding.max_extra = 48
     if size in ("shakespeare", "shakespeare-cpu-long"):  # long enough to fit the training split too well
         config.checkpoint.keep_best = 1
@@ -127,6 +128,6 @@ def text(config: ConfigDict, size: str) -> None:
     config.data.batch_tokens = rows * model.max_length
     config.optimizer.update(optimizer)
     config.training.steps = steps
-    config.optimizer.warmup_steps = share(config, 10) if mini else 2000
+    config.optimizer.warmup_steps = share(config, 10 if mini else steps // 2000)  # 2,000 steps
     config.training.evaluate_every = share(config, 10 if mini else 100)
     config.checkpoint.every = share(config, 10 if mini else 100)

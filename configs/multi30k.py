@@ -78,9 +78,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
     config.optimizer.schedule = "inverse_sqrt"
     config.optimizer.learning_rate = 5e-3 if choice["size"] == "tiny" else 1e-3
-    config.optimizer.warmup_steps = 2000
 
     config.training.steps = 8000
+    config.optimizer.warmup_steps = share(config, 4)
     config.training.evaluate_every = 250
 
     config.checkpoint.every = 250
@@ -117,8 +117,8 @@ def shorten(config: ConfigDict) -> None:
     config.model.dropout_rate = 0.15
     config.optimizer.schedule = "cosine"
     config.optimizer.learning_rate = 2e-3
-    config.optimizer.warmup_steps = 300
     config.training.steps = 2800
+    config.optimizer.warmup_steps = share(config, 28, of=3)
     config.training.evaluate_every = share(config, 4)
     config.checkpoint.every = share(config, 4)
     config.evaluation.checkpoint = "best"

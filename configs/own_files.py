@@ -23,9 +23,9 @@ MODELS = {
     "100m": {"layers": (6, 6), "d_model": 1024, "d_ff": 4096, "num_heads": 16, "vocab_size": 32_000, "dropout": 0.1},
 }
 TRAININGS = {
-    "10k": {"steps": 1_500, "batch_tokens": 2_048, "rate": 2e-3, "warmup_steps": 300, "evaluations": 5},
-    "1m": {"steps": 100_000, "batch_tokens": 32_768, "rate": 7e-4, "warmup_steps": 4_000, "evaluations": 50},
-    "100m": {"steps": 100_000, "batch_tokens": 400_000, "rate": 1e-3, "warmup_steps": 4_000, "evaluations": 50},
+    "10k": {"steps": 1_500, "batch_tokens": 2_048, "rate": 2e-3, "warmup": 5, "evaluations": 5},
+    "1m": {"steps": 100_000, "batch_tokens": 32_768, "rate": 7e-4, "warmup": 25, "evaluations": 50},
+    "100m": {"steps": 100_000, "batch_tokens": 400_000, "rate": 1e-3, "warmup": 25, "evaluations": 50},
 }
 
 
@@ -58,7 +58,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
     config.optimizer.schedule = "cosine" if size == "10k" else "inverse_sqrt"
     config.optimizer.learning_rate = training["rate"]
-    config.optimizer.warmup_steps = training["warmup_steps"]
+    config.optimizer.warmup_steps = share(config, training["warmup"])
 
     config.training.steps = training["steps"]
     config.training.evaluate_every = share(config, training["evaluations"])

@@ -57,12 +57,14 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
     config.optimizer.schedule = "cosine"
     config.optimizer.learning_rate = 1e-3
-    config.optimizer.warmup_steps = 400 if choice["attention"] == "transformer" else 100
     config.optimizer.b2 = 0.999
     config.optimizer.epsilon = 1e-8
     config.optimizer.clip_norm = 1.0
 
     config.training.steps = 1100 if choice["small"] else 2200  # five or ten epochs
+    hundredths = 4 if choice["attention"] == "transformer" else 1
+    parts = config.training.steps // 100
+    config.optimizer.warmup_steps = share(config, parts, hundredths)  # 400 or 100 steps
     config.training.evaluate_every = share(config, 5 if choice["small"] else 10)
     config.checkpoint.every = share(config, 5 if choice["small"] else 10)
     config.training.label_smoothing = 0.1 if choice["attention"] == "transformer" else 0.0

@@ -179,6 +179,13 @@ def place(recipe, tmp_path_factory) -> Path:
     return broken.make(tmp_path_factory.mktemp("place"), recipe)
 
 
+def other_than(value: Any) -> Any:
+    """Return another value of the same type."""
+    if isinstance(value, bool):
+        return not value
+    return f"{value}x" if isinstance(value, str) else (*value, "x") if isinstance(value, tuple) else value + 1
+
+
 def get_config(name: str, arg: str) -> ConfigDict:
     """Return the config of a recipe in configs/."""
     path = ROOT / "configs" / f"{name}.py"

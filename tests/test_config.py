@@ -6,7 +6,7 @@ import importlib
 import pytest
 from conftest import small
 
-from transformer_jax.config import ConfigError, defaults, fields, override, parse, parse_arg, share, shrink
+from transformer_jax.config import ConfigError, defaults, fields, load_recipe, override, parse, parse_arg, share, shrink
 from transformer_jax.tasks import TASKS
 
 
@@ -213,6 +213,31 @@ def test_shares_follow_the_steps(tiny):
     assert (tiny.training.evaluate_every, tiny.checkpoint.every) == (7, 13)
 
 
+def test_keys_of_one_share_are_overridden_one_by_one(tmp_path):
+    """A recipe may assign one reference to several keys."""
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(
+        "from transformer_jax.config import defaults, share\n"
+        "def get_config():\n"
+        "    config = defaults('language_modeling')\n"
+        "    config.training.evaluate_every = config.checkpoint.every = share(config, 4)\n"
+        "    return config\n"
+    )
+    config = load_recipe(str(recipe))
+    override(config, ["--config.training.steps=1000", "--config.training.evaluate_every=50"])
+    assert (config.training.evaluate_every, config.checkpoint.every) == (50, 250)
+    override(config, ["--config.training.steps=100"])
+    assert (config.training.evaluate_every, config.checkpoint.every) == (50, 25)
+
+
+def test_a_share_may_be_several_parts(tiny):
+    tiny.optimizer.warmup_steps = share(tiny, 28, of=3)
+    tiny.training.steps = 2800
+    assert tiny.optimizer.warmup_steps == 300
+    tiny.training.steps = 10
+    assert tiny.optimizer.warmup_steps == 2
+
+
 def test_argument():
     words = {"size": ("tiny", "base"), "norm": ("post", "pre")}
     assert parse_arg(None, words, ("quick",)) == {"size": "tiny", "norm": "post", "quick": False}
@@ -295,7 +320,7 @@ def test_equal_sizes_stay_equal_in_the_small_version():
 def test_every_key_may_say_only_what_tools_know():
     for task in TASKS:
         for key, field in fields(task, {}).items():
-            assert set(field.metadata) <= {"small", "like", "how", "off", "free", "model", "added"}, key
+            assert set(field.metadata) <= {"small", "like", "how", "off", "free", "model", "added", "path"}, key
             if field.metadata.get("like"):
                 section = key.split(".")[0]
                 assert f"{section}.{field.metadata['like']}" in fields(task, {})

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, get_config, rows, run, shrink, write_corpus
+from conftest import ROOT, get_config, other_than, rows, run, shrink, write_corpus
 from papers import GPT, TABLE_3
 
 import transformer_jax
@@ -22,7 +22,7 @@ ARGUMENTS = {
         *("model=gpt,task=stsb", "model=gpt,task=swag"),
     ],
     "dates": [""],
-    "gpt": ["", "shakespeare-cpu-long", "llama-tiny", "lstm", "gpt2-small"],
+    "gpt": ["", "shakespeare-cpu-long", "llama-tiny", "lstm", "mini", "gpt2-small"],
     "multi30k": [
         "de-en,size=small,relative",
         "en-de,quick,positions=rotary,wordpiece",
@@ -229,6 +229,39 @@ def test_every_task_on_texts_is_valid_for_gpt(task):
 def test_finetune_refuses_words_that_do_not_go_together(arg, message):
     with pytest.raises(ConfigError, match=message):
         get_config("finetune", arg)
+
+
+FOLLOWERS = {"optimizer.warmup_steps", "training.evaluate_every", "checkpoint.every"}
+
+
+def flat(config):
+    return {
+        f"{name}.{key}": value
+        for name, values in config.to_dict().items()
+        if isinstance(values, dict)
+        for key, value in values.items()
+    }
+
+
+@pytest.mark.parametrize(("name", "arg"), [(name, arg) for name in RECIPES for arg in ARGUMENTS.get(name, [""])])
+def test_setting_a_key_of_a_recipe_changes_no_other(name, arg):
+    """Only the number of steps has followers: the warm-up and the intervals that are parts of it."""
+    config = get_config(name, arg)
+    for key, value in flat(config).items():
+        section, field = key.split(".")
+        before = flat(config)
+        config[section][field] = other_than(value)
+        changed = {other for other, now in flat(config).items() if now != before[other]} - {key}
+        assert changed <= (FOLLOWERS if key == "training.steps" else set()), key
+
+
+@pytest.mark.parametrize(("name", "arg"), [(name, arg) for name in RECIPES for arg in ARGUMENTS.get(name, [""])])
+def test_a_short_run_of_a_recipe_reaches_its_learning_rate(name, arg):
+    """Warm-up is a share of the steps. With the noam schedule, a shorter warm-up would raise the rate, so it stays."""
+    config = get_config(name, arg)
+    if config.optimizer.schedule != "noam":
+        config.training.steps = 100
+        assert 0 < config.optimizer.warmup_steps <= 40
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -4,15 +4,16 @@ import json
 import os
 import re
 import time
+from pathlib import Path
 
 import pytest
-from conftest import small
+from conftest import other_than, small
 from ml_collections import ConfigDict
 
 import transformer_jax
-from transformer_jax.config import ConfigError, fields
+from transformer_jax.config import ConfigError, fields, share
 from transformer_jax.tasks import TASKS
-from transformer_jax.workdir import check_model, claim, read, store
+from transformer_jax.workdir import check_model, claim, read, settled, store
 
 
 def changed(config, changes):
@@ -56,13 +57,6 @@ FREE = {
     *("data.validation_stride", "training.steps", "training.log_every", "training.evaluate_every"),
 }
 FREE_SECTIONS = ("evaluation", "checkpoint", "decoding", "answers", "mesh")
-
-
-def other_than(value):
-    """Return another value of the same type."""
-    if isinstance(value, bool):
-        return not value
-    return f"{value}x" if isinstance(value, str) else (*value, "x") if isinstance(value, tuple) else value + 1
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -244,3 +238,41 @@ def test_one_that_cannot_be_written_or_lacks_its_config(tiny, tmp_path):
         claim(tmp_path / "old", tiny)
     with pytest.raises(ConfigError, match=r"is not the folder of a run"):
         read(tmp_path)
+
+
+def test_paths_of_data_are_stored_absolute(tiny, tmp_path, monkeypatch):
+    """A run can be continued from another folder."""
+    monkeypatch.chdir(tmp_path)
+    tiny.data.directory, tiny.init_from = "my data", "../runs/mini"
+    stored = settled("run", tiny)
+    assert stored.data.directory == str(tmp_path / "my data")
+    assert stored.init_from == str(tmp_path.parent / "runs" / "mini")
+    assert tiny.data.directory == "my data"
+    for kept in ("gs://bucket/data", "/data", ""):
+        tiny.data.directory = kept
+        assert settled("run", tiny).data.directory == kept
+
+
+def test_a_run_that_stored_a_relative_start_can_be_continued(tiny, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tiny.init_from = "runs/mini"
+    claim("run", tiny)
+    Path("run/checkpoints").mkdir()
+    claim("run", settled("run", tiny))
+    tiny.init_from = "runs/other"
+    with pytest.raises(ConfigError, match=r"config.init_from: 'runs/mini' in the workdir, '/.*/runs/other' now"):
+        claim("run", settled("run", tiny))
+
+
+def test_a_run_made_longer_keeps_its_warmup(tiny, tmp_path):
+    tiny.optimizer.warmup_steps = share(tiny, 4)
+    tiny.training.steps = 100
+    claim(tmp_path, settled(tmp_path, tiny))
+    tiny.training.steps = 200
+    assert settled(tmp_path, tiny).optimizer.warmup_steps == 50  # nothing is trained yet
+    (tmp_path / "checkpoints").mkdir()
+    assert settled(tmp_path, tiny).optimizer.warmup_steps == 25
+    claim(tmp_path, settled(tmp_path, tiny))
+    tiny.optimizer.warmup_steps = 30  # set by hand
+    with pytest.raises(ConfigError, match=r"config.optimizer.warmup_steps: 25 in the workdir, 30 now"):
+        claim(tmp_path, settled(tmp_path, tiny))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from etils import epath
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, FieldReference
 
 from transformer_jax.errors import UserError
 from transformer_jax.tasks import task_class
@@ -113,12 +113,51 @@ def parse_arg(arg: str | None, words: Mapping[str, tuple[str, ...]], flags: tupl
     return found | given
 
 
-def share(config: ConfigDict, parts: int) -> Any:
-    """Return training.steps / `parts`, rounded up, as a reference that follows later changes of training.steps.
+class Share(FieldReference):
+    """A reference to a part of training.steps, made by `share`.
 
-    Use it for evaluate_every, checkpoint.every and warm-up, so that --config.training.steps alone shortens a recipe.
+    by_hand: a value was set instead, which no longer follows training.steps.
     """
-    return (config.training.get_ref("steps") + parts - 1) // parts
+
+    by_hand = False
+
+    def set(self, value: Any, type_safe: bool = True) -> None:
+        self.by_hand = not isinstance(value, FieldReference)
+        super().set(value, type_safe)
+
+
+def shares(config: ConfigDict) -> dict[str, Share]:
+    """Return the dotted keys that hold a `share`, with their references."""
+    return {
+        f"{name}.{key}": value
+        for name, section in config.items()
+        if isinstance(section, ConfigDict)
+        for key, value in section.items(preserve_field_references=True)
+        if isinstance(value, Share) and not value.by_hand
+    }
+
+
+def share(config: ConfigDict, parts: int, of: int = 1) -> Any:
+    """Return `of` / `parts` of training.steps, rounded up, as a reference that follows
+    later changes of training.steps.
+
+    Use it for evaluate_every, checkpoint.every and warm-up, so that
+    --config.training.steps alone shortens a recipe.
+    """
+    return Share((config.training.get_ref("steps") * of + parts - 1) // parts)
+
+
+def separate_shares(config: ConfigDict) -> None:
+    """Give each key that holds a `share` a reference of its own.
+
+    After `a = b = share(config, 4)`, both keys hold one reference, so that overriding
+    one of them would change the other.
+    """
+    for name, reference in shares(config).items():
+        section, key = name.split(".")
+        with config.unlocked():
+            del config[section][key]
+            config[section][key] = Share(reference)
 
 
 def parse(config: ConfigDict | Mapping[str, Any]) -> Config:
@@ -270,6 +309,7 @@ def load_recipe(text: str) -> ConfigDict:
         config = get_config(*[arg] if colon else [])
         if not isinstance(config, ConfigDict):
             raise ConfigError(f"get_config returned {config!r}: return a ConfigDict, see config.defaults")
+        separate_shares(config)
     except ConfigError as error:
         raise ConfigError(f"--config={text}: {error}") from error
     except Exception as error:

@@ -36,6 +36,7 @@ def run(
     `training.loop.train`.
     """
     workdir = workdirs.place(workdir)
+    config = workdirs.settled(workdir, config)
     task = make_task(parse(config), workdir)
     processes.agree("config", config.to_dict)
     with lock.held(workdir):

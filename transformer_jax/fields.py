@@ -39,3 +39,8 @@ def outputs(default: Any) -> Any:
 def free(default: Any) -> Any:
     """A key that may change when a run is resumed."""
     return dataclasses.field(default=default, metadata={"free": True})
+
+
+def path(default: Any) -> Any:
+    """A file or folder. The key may change when a run is resumed. A run stores the absolute path."""
+    return dataclasses.field(default=default, metadata={"free": True, "path": True})

@@ -10,7 +10,7 @@ from typing import Any
 from etils import epath
 from ml_collections import ConfigDict
 
-from transformer_jax.config import ConfigError, defaults, fields
+from transformer_jax.config import ConfigError, defaults, fields, shares
 from transformer_jax.tasks import task_class
 from transformer_jax.training.task import Config
 
@@ -32,6 +32,41 @@ def place(workdir: epath.PathLike, option: str = "--workdir") -> epath.Path:
     else:
         return epath.Path(workdir)
     raise ConfigError(f"{option}={ascii(name)[1:-1]} {rule}")
+
+
+def settled(workdir: epath.PathLike, config: ConfigDict) -> ConfigDict:
+    """Return a copy of `config` as a run in `workdir` uses and stores it.
+
+    Paths of data become absolute, so that the run can be continued from any folder. A
+    key that follows training.steps, but may not change in a workdir, keeps its value in
+    a workdir with checkpoints: the warm-up stays as it was if the run is made longer.
+    """
+    if not isinstance(config, ConfigDict) or "task" not in config:
+        return config
+    copy, known = config.to_dict(), fields(config.task, config.get("model", {}))
+    for name, field in known.items():
+        section, key = name.split(".")
+        if "path" in field.metadata and key in copy.get(section, {}):
+            copy[section][key] = _absolute(copy[section][key])
+    copy["init_from"] = _absolute(copy.get("init_from", ""))
+    workdir = epath.Path(workdir)
+    if (workdir / "checkpoints").exists() and (workdir / "config.json").exists():
+        stored = read(workdir)
+        if _absolute(stored.init_from) == copy["init_from"]:
+            copy["init_from"] = stored.init_from
+        for name in shares(config):
+            section, key = name.split(".")
+            if not known[name].metadata.get("free"):
+                copy[section][key] = stored[section][key]
+    return ConfigDict(copy)
+
+
+def _absolute(path: Any) -> Any:
+    """Return the absolute path of a local file or folder, with symbolic links in it."""
+    if not isinstance(path, str) or not path or "://" in path:
+        return path
+    expanded = os.path.expanduser(path)
+    return expanded if expanded.startswith("~") else os.path.abspath(expanded)
 
 
 def claim(workdir: epath.PathLike, config: ConfigDict) -> None:

@@ -33,13 +33,13 @@ class TextData:
 
     source: str = "files"  # "files": files in `directory`; "tfds": the data set `name`, prepared in `directory`
     name: str = ""
-    directory: str = fields.free("")
+    directory: str = fields.path("")
     train_split: str = "train"  # a split, or a part of one, e.g. "train[:90%]"
     validation_split: str = fields.free("val")
     test_split: str = fields.free("test")
     tokenizer: str = "bpe_bytes"
     tokenizer_lines: int = 500_000  # lines to train it on, spread evenly over the training split; 0: all, in memory
-    vocabulary: str = fields.free("")  # a vocab.txt of BERT to use instead of training a tokenizer of kind "bert"
+    vocabulary: str = fields.path("")  # a vocab.txt of BERT to use instead of training a tokenizer of kind "bert"
     lowercase: bool = False
     min_count: int = 1  # minimum count of words and characters in a vocabulary, and of BPE and WordPiece merges
     max_length: int = fields.size(256, 32)  # most tokens of an example, including begin and end
