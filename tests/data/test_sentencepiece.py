@@ -4,13 +4,15 @@ import json
 import struct
 
 import pytest
+import tokenizers
+from tokenizers import Regex, models, normalizers, pre_tokenizers
 
 from transformer_jax.data import sentencepiece, sources, tokenizer_files
 from transformer_jax.data.files import DataError
 from transformer_jax.data.sentencepiece import CONTROL, NORMAL, UNKNOWN
 from transformer_jax.data.text import Corpus, ParallelData, Stream
 from transformer_jax.data.tokenizer_training import train_tokenizer
-from transformer_jax.data.tokenizers import TokenizerError
+from transformer_jax.data.tokenizers import Tokenizer, TokenizerError
 
 USER_DEFINED = 4
 PIECES = {"▁": -2.5, "▁ab": -1.5, "b": -3.0, "a": -4.0, "▁a": -3.5, "cd": -2.0, "c": -6.0, "<": -5.0, "s": -5.5}
@@ -72,13 +74,40 @@ def test_pieces_and_scores_are_read(folder):
         ("abzzcd", ["▁ab", "<unk>", "cd"]),
         ("a</s>", ["▁a", "<", "<unk>", "s", "<unk>"]),
         (">>de<< ab", [">>de<<", "▁ab"]),
-        ("▁xy", ["▁", "<unk>"]),
+        ("▁xy", ["▁", "▁", "<unk>"]),
         ("", []),
     ],
 )
 def test_the_most_probable_pieces(folder, line, pieces):
     tokenizer = sentencepiece.from_folder(folder, "source")
     assert tokenizer.encode_batch([line]) == [[VOCABULARY[piece] for piece in pieces]]
+
+
+def test_a_piece_that_the_vocabulary_lacks_is_unknown(folder, tmp_path):
+    (folder / "source.spm").write_bytes(model(PIECES | {"qq": -1.0}))
+    tokenizer = sentencepiece.from_folder(folder, "source")
+    pieces = ["▁ab", "<unk>", "<unk>", "cd"]
+    assert tokenizer.encode_batch(["abqqqqcd"]) == [[VOCABULARY[piece] for piece in pieces]]
+    assert tokenizer.size == len(VOCABULARY)
+    sentencepiece.to_folder(tokenizer, tokenizer, tmp_path / "new", max_length=37)
+    assert sentencepiece.read(tmp_path / "new" / "source.spm").scores == PIECES | {"qq": -1.0}
+
+
+def test_tokenizers_of_earlier_versions_are_written(tmp_path):
+    """Their special tokens are added tokens, and single characters of the other language have the lowest score."""
+    scores = PIECES | dict.fromkeys(["</s>", "<unk>", "<pad>", ">>de<<"], 0.0) | {"d": -16.0}
+    vocab = [["\0" + token, 0.0] if token in ("▁xy", "ab") else [token, scores[token]] for token in TOKENS]
+    former = tokenizers.Tokenizer(models.Unigram(list(map(tuple, vocab)), unk_id=1))
+    former.normalizer = normalizers.Sequence([normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip()])
+    apart = pre_tokenizers.Split(Regex("<(?=pad>|/s>|unk>)"), "isolated")
+    former.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(split=False), apart])
+    former.add_tokens([">>de<<"])
+    former.add_special_tokens(["</s>", "<unk>", "<pad>"])
+    tokenizer = Tokenizer(former.to_str())
+    assert tokenizer.encode_batch(["ab d"]) == [[VOCABULARY["▁ab"], VOCABULARY["▁"], VOCABULARY["d"]]]
+    sentencepiece.to_folder(tokenizer, tokenizer, tmp_path, max_length=37)
+    assert sentencepiece.read(tmp_path / "source.spm") == (PIECES, b"")
+    assert json.loads((tmp_path / "vocab.json").read_text()) == VOCABULARY
 
 
 def test_both_sides_have_the_ids_of_the_vocabulary(folder):
@@ -115,11 +144,12 @@ def test_a_vocabulary_of_the_target(folder):
         (number(1, 7), "is not a model of SentencePiece, or is damaged"),  # a number instead of a piece
         (text(1, number(3, NORMAL)), "is not a model of SentencePiece, or is damaged"),  # a piece without a text
         (text(1, number(1, 7)), "is not a model of SentencePiece, or is damaged"),
+        (model(normalization=text(2, b"\x09\0\0\0ab")), "is not a model of SentencePiece, or is damaged"),
         (b"", "it is not a unigram model"),
         (model(kind=2), "it is not a unigram model"),
         (model(PIECES, piece("@", 0.0, USER_DEFINED)), "the piece '@' is neither text nor a control symbol"),
         (model(normalization=number(4, 0)), "it does not add a space before the text, join spaces and write them"),
-        (model(PIECES | {"qq": -1.0}), "the vocabulary lacks qq: use the files of one model"),
+        (model({"qq": -1.0}), "the vocabulary has none of the pieces: use the files of one model"),
     ],
 )
 def test_other_models_are_refused(folder, content, rule):

@@ -14,17 +14,17 @@ from typing import Any, NamedTuple
 
 import tokenizers
 from etils import epath
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import decoders, models
 
 from transformer_jax.data import files
+from transformer_jax.data.files import DataError
 from transformer_jax.data.tokenizers import Tokenizer, TokenizerError
+from transformer_jax.data.unigram import HIDDEN, CharacterMap
 from transformer_jax.files import write_all
 
 NORMAL, UNKNOWN, CONTROL = 1, 2, 3  # kinds of pieces
 UNIGRAM = 1  # kind of model
-UNKNOWN_PENALTY = 10.0  # an unknown character is less likely than the least likely piece by this factor, as a logarithm
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
-HIDDEN = "\0"  # before tokens that no text is encoded as: no text contains it
 SPECIALS = {"pad_id": "<pad>", "eos_id": "</s>", "unk_id": "<unk>"}
 
 
@@ -47,11 +47,15 @@ def read(path: epath.PathLike) -> Pieces:
         TokenizerError: it is damaged, or a model of another kind.
     """
     try:
-        return _parse(bytes(files.read(epath.Path(path))))
-    except (IndexError, KeyError, TypeError, AttributeError, struct.error, UnicodeDecodeError) as error:
-        raise TokenizerError(f"{path} is not a model of SentencePiece, or is damaged: copy the file again") from error
+        pieces = _parse(bytes(files.read(epath.Path(path))))
+        CharacterMap.cached(pieces.character_map)
+    except DataError:
+        raise
     except TokenizerError as error:
         raise TokenizerError(f"{path}: {error}") from error
+    except (IndexError, KeyError, TypeError, AttributeError, struct.error, ValueError) as error:
+        raise TokenizerError(f"{path} is not a model of SentencePiece, or is damaged: copy the file again") from error
+    return pieces
 
 
 def _parse(content: bytes) -> Pieces:
@@ -145,45 +149,31 @@ def tokenizer(pieces: Pieces, vocabulary: Mapping[str, int], begin: int | None =
 
     Args:
         pieces: the model.
-        vocabulary: token → id, for the ids 0, 1, 2, … It has the pieces, and "<pad>", "</s>" and "<unk>". It may have
-            further tokens, e.g. the pieces of another language. Of these, text is encoded only as single characters,
-            and as tokens such as ">>de<<".
+        vocabulary: token → id, for the ids 0, 1, 2, … It has "<pad>", "</s>" and "<unk>", and most of the pieces; the
+            others are unknown. It may have further tokens, e.g. the pieces of another language.
         begin: the id with which the decoder begins. None: that of "<pad>".
 
-    Differs: Several characters in a row that are not pieces become one unknown id in Marian, even if some of them are
-    tokens.
-
     Raises:
-        TokenizerError: the vocabulary lacks a piece or a special token, or its ids have gaps.
+        TokenizerError: the vocabulary lacks a special token or all pieces, or its ids have gaps.
     """
-    if missing := sorted((pieces.scores.keys() | SPECIALS.values()) - vocabulary.keys()):
-        raise TokenizerError(f"the vocabulary lacks {', '.join(missing[:5])}: use the files of one model")
+    if missing := sorted(SPECIALS.values() - vocabulary.keys()):
+        raise TokenizerError(f"the vocabulary lacks {', '.join(missing)}: use the files of one model")
+    if pieces.scores.keys().isdisjoint(vocabulary):
+        raise TokenizerError("the vocabulary has none of the pieces: use the files of one model")
     ids = list(vocabulary.values())
     if not all(type(i) is int for i in ids) or sorted(ids) != list(range(len(ids))):
         raise TokenizerError(f"the ids of {len(vocabulary)} tokens must be 0 to {len(vocabulary) - 1}, each once")
     tokens = sorted(vocabulary, key=vocabulary.__getitem__)
-    codes = [token for token in tokens if token.startswith(">>") and token.endswith("<<")]
-    named = {*SPECIALS.values(), *codes}
-    unknown = min(pieces.scores.values()) - UNKNOWN_PENALTY
-
-    def scored(token: str) -> tuple[str, float]:
-        if token in pieces.scores or token in named:
-            return token, pieces.scores.get(token, 0.0)
-        return (token, unknown) if len(token) == 1 else (HIDDEN + token, 0.0)
-
-    model = models.Unigram(list(map(scored, tokens)), unk_id=vocabulary[SPECIALS["unk_id"]])
-    made = tokenizers.Tokenizer(model)
-    steps = [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip()]
-    if pieces.character_map:
-        steps.insert(0, normalizers.Precompiled(pieces.character_map))
-    made.normalizer = normalizers.Sequence(steps)
-    apart = pre_tokenizers.Split(Regex("<(?=pad>|/s>|unk>)"), "isolated")  # no text is encoded as a special token
-    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(split=False), apart])
-    made.decoder = decoders.Sequence([decoders.Replace(HIDDEN, ""), decoders.Metaspace()])
-    made.add_tokens([AddedToken(code, normalized=False) for code in codes])
-    made.add_special_tokens(list(SPECIALS.values()))
     special_ids = {name: vocabulary[token] for name, token in SPECIALS.items()}
-    return Tokenizer(made.to_str(), special_ids | {"bos_id": special_ids["pad_id"] if begin is None else begin})
+    lowest = min(pieces.scores.values())
+    known = [(token, pieces.scores[token]) if token in pieces.scores else (HIDDEN + token, lowest) for token in tokens]
+    more = [(piece, score) for piece, score in pieces.scores.items() if piece not in vocabulary]
+    made = tokenizers.Tokenizer(models.Unigram(known + more, unk_id=special_ids["unk_id"]))
+    made.decoder = decoders.Sequence([decoders.Replace(HIDDEN, ""), decoders.Metaspace()])
+    character_map = base64.b64encode(pieces.character_map).decode()
+    content = json.loads(made.to_str()) | {"sentencepiece": {"character_map": character_map, "size": len(vocabulary)}}
+    first = special_ids["pad_id"] if begin is None else begin
+    return Tokenizer(json.dumps(content, ensure_ascii=False), special_ids | {"bos_id": first})
 
 
 def to_folder(source: Tokenizer, target: Tokenizer, folder: epath.PathLike, max_length: int) -> None:
@@ -200,7 +190,7 @@ def contents(source: Tokenizer, target: Tokenizer, max_length: int) -> dict[str,
     """Return the files that `from_folder` reads, and tokenizer_config.json for `MarianTokenizer` of transformers.
 
     `max_length` is that of the model; transformers warns of longer texts. Raises TokenizerError if a tokenizer is not
-    one that `from_folder` returns.
+    one that `from_folder` returns, or returned in earlier versions.
     """
     (pieces, vocabulary), (others, own) = map(_parts, (source, target))
     settings = {f"{name.removesuffix('_id')}_token": token for name, token in SPECIALS.items()} | {
@@ -221,23 +211,34 @@ def contents(source: Tokenizer, target: Tokenizer, max_length: int) -> dict[str,
 def _parts(made: Tokenizer) -> tuple[Pieces, dict[str, int]]:
     """Return the arguments with which `tokenizer` makes a tokenizer."""
     content = json.loads(made.to_json())
-    if content["model"]["type"] == "Unigram" and made.bos_id is not None:
-        found: list[tuple[str, float]] = content["model"]["vocab"]
-        vocabulary = {token.removeprefix(HIDDEN): i for i, (token, _) in enumerate(found)}
-        named = {token["content"] for token in content["added_tokens"]}
-        scores = {token: score for token, score in found if token not in named and not token.startswith(HIDDEN)}
-        lowest, *more = sorted(set(scores.values())) or [0.0]
-        if more and lowest + UNKNOWN_PENALTY == more[0]:  # the score of characters that are not pieces
-            scores = {token: score for token, score in scores.items() if score > lowest}
-        first = ((content.get("normalizer") or {}).get("normalizers") or [{}])[0]
-        pieces = Pieces(scores, base64.b64decode(first.get("precompiled_charsmap", "")))
-        known = scores and vocabulary.keys() >= set(SPECIALS.values())
-        if known and tokenizer(pieces, vocabulary, made.bos_id).to_json() == made.to_json():
-            return pieces, vocabulary
-    raise TokenizerError(
-        "transformers has two tokenizers only as unigram models of SentencePiece with Marian's special ids: encode "
-        "texts with the tokenizers in the workdir, or train with data.joint_tokenizer = True"
-    )
+    settings = content.get("sentencepiece") or _former_settings(content)
+    if settings is None:
+        raise TokenizerError(
+            "transformers has two tokenizers only as unigram models of SentencePiece with Marian's special ids: encode "
+            "texts with the tokenizers in the workdir, or train with data.joint_tokenizer = True"
+        )
+    tokens = content["model"]["vocab"]
+    scores = {token: score for token, score in tokens if not token.startswith(HIDDEN)}
+    vocabulary = {token.removeprefix(HIDDEN): i for i, (token, _) in enumerate(tokens[: settings["size"]])}
+    return Pieces(scores, base64.b64decode(settings["character_map"])), vocabulary
+
+
+def _former_settings(content: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the settings of a tokenizer in the layout of earlier versions, and hide its tokens that are not pieces.
+
+    They were added tokens, and single characters that are less likely than all pieces by a factor of e^10. Return None
+    if the layout is another.
+    """
+    if content["model"]["type"] != "Unigram" or "<(?=pad>|/s>|unk>)" not in json.dumps(content["pre_tokenizer"]):
+        return None
+    tokens = content["model"]["vocab"]
+    named = {token["content"] for token in content["added_tokens"]}
+    lowest, *others = sorted({score for token, score in tokens if token not in named and token[0] != HIDDEN})
+    for entry in tokens:
+        if entry[0] in named or (others and lowest + 10.0 == others[0] and entry[1] == lowest):
+            entry[0] = HIDDEN + entry[0]
+    first = content["normalizer"]["normalizers"][0]
+    return {"character_map": first.get("precompiled_charsmap", ""), "size": len(tokens)}
 
 
 def _written(pieces: Pieces) -> bytes:

@@ -25,6 +25,7 @@ import tokenizers
 from etils import epath
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
+from transformer_jax.data import unigram
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.errors import UserError
 
@@ -74,7 +75,7 @@ class Tokenizer:
         text: the JSON of a tokenizer of Hugging Face's library.
         special_ids: {"pad_id", "bos_id", "eos_id", "unk_id" or "mask_id": id or None}, for ids that cannot be found by
             `NAMES` among the special tokens of the JSON. They are stored in the JSON under "special_ids", a key that
-            Hugging Face's library does not know.
+            Hugging Face's library does not know. Another one is "sentencepiece", the settings of `unigram.Encoder`.
 
     Attributes:
         pad_id, bos_id, eos_id, unk_id, mask_id: the special ids, or None. Code must not rely on particular values, or
@@ -94,6 +95,7 @@ class Tokenizer:
         try:
             content = json.loads(text)
             given = content.pop("special_ids", {}) | dict(special_ids or {})
+            marian = content.pop("sentencepiece", None)
             self._tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content, ensure_ascii=False))
         except Exception as error:  # the Rust library raises bare Exception
             raise TokenizerError(f"Not a tokenizer's JSON: {error}") from error
@@ -105,13 +107,14 @@ class Tokenizer:
             if i is not None and self._tokenizer.id_to_token(i) is None:
                 raise TokenizerError(f"{what} = {i}, but the tokenizer has no such id: choose one below {self.size}.")
             setattr(self, what, i)
-        stored = content | ({"special_ids": given} if given else {})
+        stored = content | ({"special_ids": given} if given else {}) | ({"sentencepiece": marian} if marian else {})
         self._json = json.dumps(stored, ensure_ascii=False, sort_keys=True)
         self._characters = _characters(content)
         self._byte_level = '"ByteLevel"' in json.dumps(content.get("decoder"))
         self._continuing = content["model"].get("continuing_subword_prefix")
         self._added = {token["content"] for token in content["added_tokens"]}
-        self._by_word = _trained_here(content) or of_bert(content)
+        self._by_word = not marian and (_trained_here(content) or of_bert(content))
+        self._encoder = self._tokenizer if marian is None else unigram.Encoder(self._tokenizer, marian, given["unk_id"])
         # These settings do not define the tokenizer. The first is not part of the JSON; without it, the text "</s>"
         # would be encoded as the end id.
         self._tokenizer.encode_special_tokens = True
@@ -151,10 +154,14 @@ class Tokenizer:
     @functools.cached_property
     def size(self) -> int:
         """Number of ids, including special ids, and unused ones below the highest."""
+        if isinstance(self._encoder, unigram.Encoder):
+            return self._encoder.size
         return max(self._tokenizer.get_vocab().values(), default=-1) + 1
 
     def id_of(self, token: str) -> int | None:
         """Return the id of a piece as the vocabulary stores it, or None if there is none."""
+        if isinstance(self._encoder, unigram.Encoder):
+            return self._encoder.id_of(token)
         return self._tokenizer.token_to_id(token)
 
     @functools.cached_property
@@ -173,7 +180,7 @@ class Tokenizer:
 
     def encode_batch(self, lines: Iterable[str]) -> list[list[int]]:
         """Return the ids of each line, computed in parallel threads. No special ids are added; nothing is truncated."""
-        encodings = self._tokenizer.encode_batch_fast(list(lines), add_special_tokens=False)
+        encodings = self._encoder.encode_batch_fast(list(lines), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def spans(self, lines: Sequence[str]) -> tuple[Ragged, Ragged, Ragged]:
@@ -184,7 +191,7 @@ class Tokenizer:
         character. Outside all ranges are only characters that are dropped: in BERT's tokenizers, these are whitespace,
         control characters, and, if accents are stripped, combining accents at either end of a word.
         """
-        encodings = self._tokenizer.encode_batch(lines, add_special_tokens=False)
+        encodings = self._encoder.encode_batch(lines, add_special_tokens=False)
         ids = Ragged.of((encoding.ids for encoding in encodings), _dtype(self))
         pairs = itertools.chain.from_iterable(encoding.offsets for encoding in encodings)
         starts, ends = np.fromiter(itertools.chain.from_iterable(pairs), np.int32).reshape(-1, 2).T
@@ -225,7 +232,7 @@ class Tokenizer:
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """Return the piece of each id as the vocabulary stores it, e.g. "▁the", "Ġthe", "</s>"; "" for unused ids."""
-        return [self._tokenizer.id_to_token(int(i)) or "" for i in ids]
+        return [(self._tokenizer.id_to_token(int(i)) or "").removeprefix(unigram.HIDDEN) for i in ids]
 
     def shown(self, ids: Iterable[int]) -> list[str]:
         """Return the text of each id in readable form, with "▁" for a space and "↵" for a line feed.
