@@ -99,6 +99,7 @@ class Tokenizer:
             self._tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content, ensure_ascii=False))
         except Exception as error:  # the Rust library raises bare Exception
             raise TokenizerError(f"Not a tokenizer's JSON: {error}") from error
+        self._encoder = self._tokenizer if marian is None else unigram.Encoder(self._tokenizer, marian, given["unk_id"])
         specials = {token["content"]: token["id"] for token in content["added_tokens"] if token["special"]}
         found = {what: next((specials[n] for n in names if n in specials), None) for what, names in NAMES.items()}
         if unknown := set(given) - set(NAMES):
@@ -114,7 +115,6 @@ class Tokenizer:
         self._continuing = content["model"].get("continuing_subword_prefix")
         self._added = {token["content"] for token in content["added_tokens"]}
         self._by_word = not marian and (_trained_here(content) or of_bert(content))
-        self._encoder = self._tokenizer if marian is None else unigram.Encoder(self._tokenizer, marian, given["unk_id"])
         # These settings do not define the tokenizer. The first is not part of the JSON; without it, the text "</s>"
         # would be encoded as the end id.
         self._tokenizer.encode_special_tokens = True
