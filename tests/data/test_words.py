@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from transformer_jax.data.ragged import Ragged
-from transformer_jax.data.tokenizer_training import KINDS, train_tokenizer
-from transformer_jax.data.tokenizers import Tokenizer, bert
+from transformer_jax.data.tokenizer_training import KINDS, bert, train_tokenizer
+from transformer_jax.data.tokenizers import Tokenizer
 from transformer_jax.data.words import subwords, whole_words, word_rows
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "jim", "hen", "##son", "was", "a", "puppet", "##eer", "-"]

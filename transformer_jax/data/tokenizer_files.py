@@ -15,7 +15,8 @@ from etils import epath
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from transformer_jax.data import files, sentencepiece, sources
-from transformer_jax.data.tokenizers import Tokenizer, TokenizerError, bert, of_bert
+from transformer_jax.data.tokenizer_training import bert
+from transformer_jax.data.tokenizers import Tokenizer, TokenizerError, of_bert
 from transformer_jax.files import write_all
 
 Settings = dict[str, Any]

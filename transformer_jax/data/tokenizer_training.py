@@ -33,14 +33,14 @@ import itertools
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from transformer_jax.data import tokenizers as ours
-from transformer_jax.data.tokenizers import BERT_SPECIALS, NAMES, SPECIALS, Tokenizer, TokenizerError, bert
+from transformer_jax.data.tokenizers import BERT_SPECIALS, NAMES, SPECIALS, Tokenizer, TokenizerError
 
 UNK = "<unk>"
 KINDS = ("bpe_bytes", "bpe_metaspace", "wordpiece", "bert", "unigram", "words", "characters")
@@ -238,4 +238,20 @@ def _untrained(kind: str, lowercase: bool) -> tokenizers.Tokenizer:
     tokenizer.pre_tokenizer = pieces
     if decoder is not None:
         tokenizer.decoder = decoder
+    return tokenizer
+
+
+def bert(vocabulary: Mapping[str, int], lowercase: bool) -> tokenizers.Tokenizer:
+    """Return BERT's tokenizer, which splits text at whitespace and punctuation, and words with WordPiece.
+
+    Sources: Devlin et al. 2019; `tokenization.py` of google-research/bert.
+    """
+    model = models.WordPiece(dict(vocabulary), unk_token="[UNK]", max_input_chars_per_word=100)
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=lowercase
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    tokenizer.add_special_tokens([token for token in BERT_SPECIALS if token in vocabulary])
     return tokenizer

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import tokenizers
 from etils import epath
-from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from transformer_jax.data import unigram
 from transformer_jax.data.ragged import Ragged
@@ -273,22 +272,6 @@ def _characters(content: Mapping[str, Any]) -> np.ndarray | None:
         if len(token) == 1:
             table[ord(token)] = i
     return table
-
-
-def bert(vocabulary: Mapping[str, int], lowercase: bool) -> tokenizers.Tokenizer:
-    """Return BERT's tokenizer, which splits text at whitespace and punctuation, and words with WordPiece.
-
-    Sources: Devlin et al. 2019; `tokenization.py` of google-research/bert.
-    """
-    model = models.WordPiece(dict(vocabulary), unk_token="[UNK]", max_input_chars_per_word=100)
-    tokenizer = tokenizers.Tokenizer(model)
-    tokenizer.normalizer = normalizers.BertNormalizer(
-        clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=lowercase
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece(prefix="##")
-    tokenizer.add_special_tokens([token for token in BERT_SPECIALS if token in vocabulary])
-    return tokenizer
 
 
 def _trained_here(content: Mapping[str, Any]) -> bool:
