@@ -26,6 +26,7 @@ OUTPUT = flags.DEFINE_string("output", None, "image file to write, in any format
 VALUES = flags.DEFINE_list("values", ["loss"], "names in metrics.jsonl, or with --lengths one metric, e.g. bleu")
 LENGTHS = flags.DEFINE_list("lengths", None, "plot by source length: upper limits of the length groups, in words")
 SPLIT = flags.DEFINE_string("split", None, "split to predict with --lengths (default: config.data.test_split)")
+command_line.define_task()
 
 OVERRIDES, ARGV = command_line.split_overrides()
 

@@ -17,6 +17,7 @@ from transformer_jax.workdir import read
 WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run", required=True)
 FROM = flags.DEFINE_string("from_huggingface", None, "Hugging Face folder to read; --workdir is then new")
 TO = flags.DEFINE_string("to_huggingface", None, "new Hugging Face folder to write")
+command_line.define_task()
 
 
 def main(overrides: list[str]) -> None:

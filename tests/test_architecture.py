@@ -44,8 +44,8 @@ MAY_IMPORT = {
     "predictor": {"config", "workdir", "training"},
     "conversion": {"config", "workdir", "transfer", "predictor", "interop", "data", "training"},
     "verification": {"config", "training"},
-    "command_line": {"config", "workdir", "data", "training"},
-    "__init__": {"predictor"},
+    "command_line": {"config", "workdir", "tasks", "data", "training"},
+    "__init__": {"predictor", "training.task"},
 }
 
 

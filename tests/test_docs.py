@@ -184,6 +184,7 @@ def run(main, argv=None, distributed=True):
             raise problems[0]
 
 def run_on_workdir(main):
+    command_line.define_task()
     flags.DEFINE_string("workdir", None, "", required=True)
     run(main)
 

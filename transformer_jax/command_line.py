@@ -21,9 +21,10 @@ from absl import flags
 from etils import epath
 from ml_collections import ConfigDict
 
-from transformer_jax.config import ConfigError, load_recipe, override
+from transformer_jax.config import load_recipe, override
 from transformer_jax.data.sources import decode_lines
 from transformer_jax.errors import UserError
+from transformer_jax.tasks import allow
 from transformer_jax.training import processes
 from transformer_jax.workdir import read
 
@@ -92,12 +93,14 @@ def parse_flags(argv: list[str] | None) -> None:
     overrides: list[str] = []
     if "config" in flags.FLAGS:
         overrides, argv = split_overrides()
+    script, *arguments = sys.argv if argv is None else argv
+    arguments.sort(key=lambda argument: not re.match("--?task=", argument))  # a recipe may open a folder of this task
     try:
-        rest = flags.FLAGS(sys.argv if argv is None else argv)[1:]
+        rest = flags.FLAGS([script, *arguments])[1:]
     except flags.UnrecognizedFlagError as error:
         raise flags.Error(f"{error}; --help lists all options") from error
     except flags.IllegalFlagValueError as error:
-        if isinstance(error.__context__, ConfigError):
+        if isinstance(error.__context__, UserError):
             raise error.__context__ from None
         if missing := re.match(r"flag --(\w+)=None: ", str(error)):
             name = missing[1]
@@ -314,8 +317,26 @@ class _RecipeParser(flags.ArgumentParser[ConfigDict]):
 
 def define_recipe() -> flags.FlagHolder[ConfigDict]:
     """Define the flag --config. `run` applies the overrides `--config.a.b=v` to its value."""
+    define_task()
     words = "recipe, configs/NAME.py[:ARG]"
     return flags.DEFINE(_RecipeParser(), "config", None, words, required=True)
+
+
+class _TaskParser(flags.ArgumentParser[str]):
+    """Parser of --task."""
+
+    syntactic_help = "module:Class"
+
+    def parse(self, argument: str) -> str:
+        for name in argument.split(","):
+            allow(name)
+        return argument
+
+
+def define_task() -> None:
+    """Define the flag --task: tasks of the user's own, which a folder may then name."""
+    words = "your own task, module:Class, if that of a run's folder is not part of transformer_jax; several by commas"
+    flags.DEFINE(_TaskParser(), "task", None, words)
 
 
 def check_length(length: int, longest: int) -> None:
@@ -333,6 +354,7 @@ def split_overrides() -> tuple[list[str], list[str]]:
 def run_on_workdir(main: Callable[[ConfigDict], None]) -> None:
     """Run the `main` of a script that reads the config from --workdir and overrides it by `--config.a.b=v`."""
     overrides, argv = split_overrides()
+    define_task()
     workdir = flags.DEFINE_string("workdir", None, "folder of a run", required=True)
 
     def overridden() -> None:

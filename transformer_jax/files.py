@@ -5,6 +5,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
+from pathlib import PurePath
 from typing import IO
 
 from etils import epath
@@ -77,3 +78,12 @@ def make_folder(path: epath.PathLike) -> None:
         raise OutputError(
             f"the folder {os.fspath(path)} cannot be made: {error.strerror or error}. Name a folder elsewhere."
         ) from error
+
+
+def is_inside(name: str) -> bool:
+    """Return True for a name of a file in the folder that lists it, or below. Use it for lists that others wrote.
+
+    Links are not followed: a folder of links, e.g. one of the Hugging Face hub, is as good as one of files.
+    """
+    path = PurePath(name)
+    return not path.is_absolute() and ".." not in path.parts

@@ -21,9 +21,14 @@ class Predictor:
     """A trained model, loaded from a workdir. Research code may use its `params`, `step` and `task`."""
 
     @classmethod
-    def load(cls, workdir: epath.PathLike, overrides: Mapping[str, Any]) -> "Predictor":
+    def load(
+        cls,
+        workdir: epath.PathLike,
+        overrides: Mapping[str, Any],
+        task: str | type[Task] | None = None,
+    ) -> "Predictor":
         """See `transformer_jax.load`."""
-        config = workdirs.read(epath.Path(workdir).expanduser())
+        config = workdirs.read(epath.Path(workdir).expanduser(), task=task)
         configs.override(config, [f"--config.{key}={value}" for key, value in overrides.items()])
         return cls(workdir, config)
 

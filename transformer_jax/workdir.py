@@ -11,8 +11,8 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from transformer_jax.config import ConfigError, defaults, fields, shares
-from transformer_jax.tasks import task_class
-from transformer_jax.training.task import Config
+from transformer_jax.tasks import TASKS, allow, is_known
+from transformer_jax.training.task import Config, Task
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def claim(workdir: epath.PathLike, config: ConfigDict) -> None:
         if (workdir / "checkpoints").exists():
             if not begun:
                 raise ConfigError(f"{workdir} has checkpoints but no config.json: choose another --workdir")
-            _compare(workdir, read(workdir).to_dict(), config.to_dict())
+            _compare(workdir, read(workdir, task=config.task).to_dict(), config.to_dict())
             return
         if begun:
             _stored(workdir)  # refuses the folder of something else
@@ -122,7 +122,7 @@ def check_model(workdir: epath.PathLike, config: ConfigDict) -> None:
     training, may differ.
     """
     known = fields(config.task, config.model)
-    differing = _differing(read(workdir).to_dict(), config.to_dict())
+    differing = _differing(read(workdir, task=config.task).to_dict(), config.to_dict())
     if refused := [line for key, line in differing.items() if _defines_model(key, known)]:
         raise ConfigError("\n  ".join([f"{workdir} holds parameters of another model; do not change:", *refused]))
 
@@ -179,12 +179,17 @@ def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def read(workdir: epath.PathLike, option: str = "--workdir") -> ConfigDict:
+def read(workdir: epath.PathLike, option: str = "--workdir", task: str | type[Task] | None = None) -> ConfigDict:
     """Return the config of a run. Keys missing from its config.json get their defaults.
 
-    Raises ConfigError if there is no readable config.json. The message says that `option` named the workdir.
+    A folder does not choose code to run: its task must be one of this package, or `task`, which the user has named.
+
+    Raises ConfigError if there is no readable config.json, or if it names another task. The message says that `option`
+    named the workdir.
     """
     path = place(workdir, option)
+    if task is not None:
+        allow(task)
     try:
         stored = _stored(path, option)
     except OSError as error:
@@ -212,11 +217,7 @@ def _stored(workdir: epath.Path, option: str = "--workdir") -> dict[str, Any]:
 
 def _with_defaults(stored: dict[str, Any]) -> dict[str, Any]:
     """Return the config with defaults for the keys that a config.json lacks."""
-    try:
-        task_class(stored["task"])
-    except ValueError as error:
-        older = ". Version 0.1 had 'translation', with other config keys; use that version for its runs"
-        raise ConfigError(f"{error}{older if stored['task'] == 'translation' else ''}") from error
+    _check_task(stored["task"])
     config = defaults(stored["task"], stored.get("model", {}).get("architecture")).to_dict()
     for name, value in stored.items():
         if name not in config or not isinstance(value, dict):
@@ -225,3 +226,20 @@ def _with_defaults(stored: dict[str, Any]) -> dict[str, Any]:
         for key, item in value.items():  # JSON has no tuples
             config[name][key] = tuple(item) if isinstance(item, list) else item
     return config
+
+
+def _check_task(name: Any) -> None:
+    """Raise ConfigError for a task that a folder may not choose."""
+    if is_known(name):
+        return
+    if isinstance(name, str) and ":" in name:
+        raise ConfigError(
+            f"config.task = {name!r} is not a task of transformer_jax, and a folder may not choose code to run. If you "
+            f"trust {name.partition(':')[0]}, name the task yourself: --task={name}, or in Python "
+            f"transformer_jax.load(…, task={name!r})"
+        )
+    older = ". Version 0.1 had 'translation', with other config keys; use that version for its runs"
+    raise ConfigError(
+        f"config.task = {name!r} is not a task: choose one of {', '.join(TASKS)}"
+        f"{older if name == 'translation' else ''}"
+    )

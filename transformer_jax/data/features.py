@@ -12,10 +12,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from etils import epath
 
 from transformer_jax.errors import UserError
 
@@ -78,3 +80,32 @@ def _joined(texts: Iterator[str]) -> str:
 def _answers(texts: Sequence[bytes], starts: Sequence[int]) -> str:
     answers = [{"text": _text(text), "start": start} for text, start in zip(texts, starts, strict=True)]
     return json.dumps(answers, ensure_ascii=False)
+
+
+def foreign_class(folder: epath.Path) -> str | None:
+    """Return a class in the features.json of a prepared data set whose module tfds would import, or None.
+
+    The modules of tfds, and those that the user has imported, may be named there. No other module is imported because
+    of a file.
+
+    Args:
+        folder: the folder of the data set, with a folder for each version, or for each configuration and version.
+    """
+    for path in (*folder.glob("*/features.json"), *folder.glob("*/*/features.json")):
+        for name in _classes(json.loads(path.read_text())):
+            module = name.rpartition(".")[0]
+            if module not in sys.modules and not module.startswith("tensorflow_datasets."):
+                return name
+    return None
+
+
+def _classes(content: Any) -> Iterator[str]:
+    """Yield the names of classes in the content of a features.json, in its present and its former layout."""
+    if isinstance(content, list):
+        for item in content:
+            yield from _classes(item)
+    elif isinstance(content, dict):
+        for key, value in content.items():
+            if isinstance(value, str) and key in ("pythonClassName", "python_class_name", "type"):
+                yield value
+            yield from _classes(value)

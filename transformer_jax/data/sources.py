@@ -378,6 +378,7 @@ def tfds_builder(name: str, directory: epath.PathLike) -> Any:
     import tensorflow_datasets as tfds
     from google.protobuf import json_format
 
+    _check_builder(name, epath.Path(directory).expanduser())
     try:
         if module := _MODULES.get(name.partition("/")[0]):
             importlib.import_module(module)
@@ -389,6 +390,30 @@ def tfds_builder(name: str, directory: epath.PathLike) -> Any:
             "Set data.name to a data set of tfds or of this package (dates, multi30k/en-de), and data.directory to the "
             "folder that has it in this format."
         ) from error
+
+
+_NAME = re.compile(r"([a-z0-9_]+)(/[\w+-][\w+.-]*)?(:[\d*.]+)?")  # data set, configuration, version
+
+
+def _check_builder(name: str, directory: epath.Path) -> None:
+    """Raise DataError if tfds would run code that the name of a data set, or its files, choose."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise DataError(
+            f"data.name = {name!r} is not a name of tfds: write NAME or NAME/CONFIG, e.g. wmt14_translate/de-en. "
+            "OWNER:NAME would run the owner's code: write such a data set to files instead."
+        )
+    try:
+        feature = features.foreign_class(directory / match[1])
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(
+            f"features.json of tfds {name} in {directory} cannot be read: {error}. Copy it again."
+        ) from error
+    if feature is not None:
+        raise DataError(
+            f"{feature} is not a feature of tfds, and files may not choose code to run. If you trust the data set "
+            f"{name} in {directory}, import {feature.rpartition('.')[0]} in your recipe."
+        )
 
 
 def _builder(name: str, directory: epath.Path) -> Any:

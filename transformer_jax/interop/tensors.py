@@ -103,11 +103,13 @@ def _listed(folder: Path) -> dict[Path, list[str] | None]:
         shards: dict[Path, list[str] | None] = {}
         for name, file in weights.items():
             shards.setdefault(folder / file, []).append(name)  # type: ignore[union-attr]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InteropError(f"{index} cannot be read: {error}; copy it again") from error
     except (KeyError, TypeError, AttributeError) as error:
         raise InteropError(f"{index} has no weight_map of names and files; copy it again") from error
-    if missing := [path.name for path in shards if not path.exists()]:
+    if elsewhere := [file for file in weights.values() if not files.is_inside(file)]:
+        raise InteropError(f"{index} names {elsewhere[0]}, which is not in this folder: download the model anew")
+    if missing := [path.name for path in shards if not path.is_file()]:
         raise InteropError(f"{folder} has no {', '.join(missing)}, although {INDEX} names it: copy the missing files")
     return shards
 
@@ -129,7 +131,7 @@ def _header(path: Path) -> dict[str, _Place]:
             raise UserError("it is not a JSON object")
         content.pop("__metadata__", None)
         return {name: _place(path, name, entry, 8 + length, size) for name, entry in content.items()}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _damaged(path, f"its header cannot be read ({error})") from error
 
 

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from etils import epath
 
+from transformer_jax.files import is_inside
+
 NAME = "manifest.json"
 
 
@@ -53,6 +55,8 @@ def damage(folder: epath.Path) -> Damage | None:
         files = json.loads((folder / NAME).read_text())["files"]
         for name, file in files.items():
             path = folder / name
+            if not is_inside(name):
+                return Damage(f"{NAME} lists {name}: {name} is not in the folder")
             if not path.is_file():
                 return Damage(f"{name} is listed in {NAME} but missing")
             if path.stat().length != file["size"]:
