@@ -109,6 +109,19 @@ def test_the_terms_of_the_loss_are_means(task, params):
         np.testing.assert_allclose([more[name].sum, more[name].weight], [mean.sum, mean.weight], rtol=1e-5)
 
 
+def test_input_arrays_are_those_of_records_without_references(task):
+    batches = task.batches_of(records_of(task, ["ek at", "it"]))
+    real = batches.load(batches.plan.batch(0))
+    dummy = {x: array for x, array in task.dummy_batch(7, 11).items() if x in task.input_arrays}
+    assert {x: (array.dtype, array.ndim) for x, array in real.items()} == {
+        x: (array.dtype, array.ndim) for x, array in dummy.items()
+    }
+    params = nn.unbox(jax.eval_shape(task.init, jax.random.key(0)))
+    means, outputs = jax.eval_shape(lambda params, batch: task.evaluate(params, batch, False), params, dummy)
+    assert not means
+    assert outputs
+
+
 def test_training_batches_are_reproducible_and_numbered(task):
     first, again, other = (task.batches("train", seed) for seed in (5, 5, 6))
     numbers = range(2 * len(first.plan))

@@ -64,6 +64,7 @@ class BertPretraining(TextTask):
     """
 
     Config = PretrainingConfig
+    input_arrays = (*TextTask.input_arrays, "positions", "masked")
     metrics: ClassVar = {name: name for name in ("loss", "perplexity", "masked_accuracy", "next_sentence_accuracy")}
 
     def __init__(self, config: PretrainingConfig, workdir: epath.PathLike | None):

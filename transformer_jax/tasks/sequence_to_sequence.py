@@ -127,6 +127,7 @@ class SequenceToSequence(TextTask):
     """
 
     Config = SequenceToSequenceConfig
+    input_arrays = ("source", "source_length", "index")
     metrics: ClassVar = {"loss": "loss", "perplexity": "perplexity"} | {
         name: f"{name} (greedy)" for name in ("bleu", "bleu_tokenized", "exact_match")
     }

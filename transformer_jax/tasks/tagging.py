@@ -85,6 +85,7 @@ class Tagging(FineTuningTask):
     Config = TaggingConfig
     metrics: ClassVar = {name: name for name in ("loss", "accuracy", "precision", "recall", "f1")}
     columns = ("words", "tags")
+    input_arrays = ("text", "text_length", "first", "index")
 
     def __init__(self, config: TaggingConfig, workdir: epath.PathLike | None):
         super().__init__(config, workdir)

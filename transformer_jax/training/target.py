@@ -62,15 +62,21 @@ class Target:
 def lower(engine: Engine, batch: Arrays, step: str) -> jax.stages.Lowered:
     """Return the step, not yet compiled, for the devices of the engine's mesh.
 
-    step: "train"; "evaluate", an evaluation during training; or "predict", for which the batch has no references. Where
-    predictions grow in pieces, "predict" is the program that adds a piece.
+    step: "train"; "evaluate", an evaluation during training; or "predict", for which only the task's `input_arrays` of
+        the batch are used. Where predictions grow in pieces, "predict" is the program that adds a piece.
+
+    Raises ValueError if the task does not name its input arrays.
     """
     task, state = engine.task, engine.abstract_state
     if step == "train":
         return engine.step.lower(state, abstract_batch(batch, engine.mesh))
     if step == "predict":
-        references = {"target", *task.columns[task.inputs :]}
-        batch = {name: array for name, array in batch.items() if name.split("_")[0] not in references}
+        batch = {name: array for name, array in batch.items() if name in task.input_arrays}
+        if not batch:
+            raise UserError(
+                f"--step=predict: {type(task).__name__} does not say which arrays of a batch are inputs: set its "
+                f"input_arrays, to a part of {', '.join(task.dummy_batch(1, 2))}"
+            )
     return Evaluator(task, engine.mesh).lower(state.params, abstract_batch(batch, engine.mesh), step == "evaluate")
 
 

@@ -179,6 +179,9 @@ class Task(ABC):
     metrics: ClassVar[Mapping[str, str]]
     columns: tuple[str, ...] = ("text",)  # the fields of a record; a plain line of text stands for the first field
     inputs: int = 1  # the first `inputs` columns are needed for a prediction; the others are references
+    # The arrays of a batch that a prediction is made from, if the batch has them. Others are references, or only in
+    # batches of a split.
+    input_arrays: tuple[str, ...] = ()
     frozen: Parts = NOTHING  # parameters that training leaves as they are
     inherited: Inherited = Inherited()
     piece: int = 1  # the number of steps of `resume` after which the host looks at the outputs
