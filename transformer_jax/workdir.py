@@ -51,7 +51,7 @@ def settled(workdir: epath.PathLike, config: ConfigDict) -> ConfigDict:
     copy["init_from"] = _absolute(copy.get("init_from", ""))
     workdir = epath.Path(workdir)
     if (workdir / "checkpoints").exists() and (workdir / "config.json").exists():
-        stored = read(workdir)
+        stored = read(workdir, task=config.task)
         if _absolute(stored.init_from) == copy["init_from"]:
             copy["init_from"] = stored.init_from
         for name in shares(config):

@@ -32,7 +32,7 @@ class TextTask(Task):
     mask.
     """
 
-    input_arrays = ("text", "text_length", "second", "index")
+    input_arrays: tuple[str, ...] = ("text", "text_length", "second", "index")
     corpus: Corpus
     model: Any
 
