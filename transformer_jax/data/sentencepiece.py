@@ -127,11 +127,24 @@ def from_folder(folder: epath.PathLike, side: str) -> Tokenizer:
     own = folder / "target_vocab.json"
     path = own if side == "target" and own.exists() else folder / "vocab.json"
     vocabulary, config = (_object(file) for file in (path, folder / "config.json"))
+    _check_added(folder, vocabulary, path.name)
     try:
         pieces = read(folder / f"{side}.spm")
         return tokenizer(pieces, vocabulary, config.get("decoder_start_token_id"))
     except (TokenizerError, TypeError) as error:
         raise TokenizerError(f"{path} and {side}.spm: {error}") from error
+
+
+def _check_added(folder: epath.Path, vocabulary: Mapping[str, Any], name: str) -> None:
+    """Raise TokenizerError if the folder adds tokens to the vocabulary, which is the file `name`."""
+    settings = folder / "tokenizer_config.json"
+    added = _object(settings).get("added_tokens_decoder", {}).values() if settings.exists() else ()
+    for token in added:
+        if not token.get("special") and token["content"] not in vocabulary:
+            raise TokenizerError(
+                f"{settings} adds the token {token['content']!r}, which {name} lacks: a tokenizer of Marian has the "
+                "tokens of its vocabulary only. Copy all files from one model, or remove the token if no text has it."
+            )
 
 
 def _object(path: epath.Path) -> dict[str, Any]:

@@ -32,6 +32,7 @@ NAMED = {
 TOKENS = (*(key for keys in NAMED.values() for key in keys), "unk_token")
 # The types of further settings that are read.
 TYPES = {"vocab_size": int, "added_tokens_decoder": dict, "add_prefix_space": bool, "add_bos_token": bool}
+GENERIC = ("PreTrainedTokenizer", "TokenizersBackend", "None")  # classes that leave tokenizer.json as it is
 # Settings of BERT's tokenizers, and their names in `tokenizer.json`.
 NORMALIZATION = {
     "do_lower_case": "lowercase",
@@ -260,12 +261,57 @@ def _object(path: epath.Path) -> dict[str, Any]:
 
 
 def _complete(folder: epath.Path, settings: Settings) -> str:
-    """Read `tokenizer.json`. What the settings say about BERT's normalization wins, as in transformers."""
+    """Read `tokenizer.json`. What the settings say about normalization, spaces and added tokens wins.
+
+    As in transformers, a generic class ignores "add_prefix_space".
+    """
     content = _object(folder / "tokenizer.json") | {"padding": None, "truncation": None}
     normalizer = content.get("normalizer")
     if isinstance(normalizer, dict) and normalizer.get("type") == "BertNormalizer":
         normalizer |= {ours: settings[theirs] for theirs, ours in NORMALIZATION.items() if theirs in settings}
-    return json.dumps(content, ensure_ascii=False)
+    kind = _class(settings)
+    prefix = settings.get("add_prefix_space", False if kind == "GPT2Tokenizer" else None)
+    if prefix is not None and kind not in GENERIC:
+        _put_prefix(content, prefix)
+    text = json.dumps(content, ensure_ascii=False)
+    if "added_tokens_decoder" not in settings and not (folder / "added_tokens.json").exists():
+        return text
+    try:
+        return _with_added(tokenizers.Tokenizer.from_str(text), folder, settings).to_str()
+    except TokenizerError:
+        raise
+    except Exception as error:  # the Rust library raises bare Exception
+        raise TokenizerError(f"{folder / 'tokenizer.json'}: {error}. Copy the folder again.") from error
+
+
+def _class(settings: Settings) -> str:
+    """Return the name of the tokenizer's class in transformers, or of its type of model."""
+    name = str(settings.get("tokenizer_class", settings.get("model_type"))).removesuffix("Fast")
+    return {"gpt2": "GPT2Tokenizer", "openai-gpt": "OpenAIGPTTokenizer"}.get(name, name)
+
+
+def _put_prefix(content: dict[str, Any], prefix: bool) -> None:
+    """Let the parts of a `tokenizer.json` put a space before a text, or not."""
+    for part in _steps(content, "pre_tokenizer", "pretokenizers"):
+        if part["type"] == "ByteLevel":
+            part["add_prefix_space"] = prefix
+        elif part["type"] == "Metaspace" and (part["prepend_scheme"] != "never") != prefix:
+            part["prepend_scheme"] = "first" if prefix else "never"
+    if prefix:
+        return
+    normalizers_ = [step for step in _steps(content, "normalizer", "normalizers") if step["type"] != "Prepend"]
+    content["normalizer"] = {"type": "Sequence", "normalizers": normalizers_}
+    for part in _steps(content, "decoder", "decoders"):
+        if part["type"] == "Strip":
+            part["start"] = 0
+        elif part["type"] == "Metaspace":
+            part["prepend_scheme"] = "never"
+
+
+def _steps(content: dict[str, Any], part: str, name: str) -> list[dict[str, Any]]:
+    """Return the steps of a part of a `tokenizer.json`."""
+    whole = content.get(part)
+    return [] if whole is None else whole[name] if whole["type"] == "Sequence" else [whole]
 
 
 def _word_pieces(folder: epath.Path, settings: Settings) -> str:
@@ -283,14 +329,14 @@ def _byte_pairs(folder: epath.Path, settings: Settings) -> str:
     GPT-2's works on bytes (Radford et al. 2019, section 2.2). The first GPT's splits text as BERT's, and marks the ends
     of words (Radford et al. 2018, section 4.1). Differs: the latter was split by spaCy, as transformers no longer does.
     """
-    kind = str(settings.get("tokenizer_class", settings.get("model_type"))).removesuffix("Fast")
+    kind = _class(settings)
     vocabulary, merges = _merges(folder)
-    if kind in ("GPT2Tokenizer", "gpt2"):
+    if kind == "GPT2Tokenizer":
         named = {"eos_token": "<|endoftext|>"} | settings
         tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=settings.get("add_prefix_space", False))
         tokenizer.decoder = decoders.ByteLevel()
-    elif kind in ("OpenAIGPTTokenizer", "openai-gpt"):
+    elif kind == "OpenAIGPTTokenizer":
         named = {"unk_token": "<unk>"} | settings
         model = models.BPE(vocabulary, merges, unk_token=named["unk_token"], end_of_word_suffix="</w>")
         tokenizer = tokenizers.Tokenizer(model)
@@ -348,20 +394,29 @@ def _merges(folder: epath.Path) -> tuple[dict[str, int], list[tuple[str, str]]]:
 
 
 def _with_added(tokenizer: tokenizers.Tokenizer, folder: epath.Path, settings: Settings) -> tokenizers.Tokenizer:
-    """Add the tokens that a folder has beyond its vocabulary."""
+    """Add the tokens that a folder has beyond its vocabulary, those of `added_tokens.json` only if there are no others.
+
+    The latter file lacks the properties of tokens: special ones are those that the settings name.
+    """
     try:
-        added = {int(i): AddedToken(**token) for i, token in settings.get("added_tokens_decoder", {}).items()}
+        decoder = settings.get("added_tokens_decoder", {})
+        added: dict[int, Any] = {int(i): AddedToken(**token) for i, token in decoder.items()}
     except (TypeError, ValueError) as error:
         raise TokenizerError(
             f"{folder}: added_tokens_decoder must have ids and tokens: {error}. Copy it again."
         ) from error
-    if not added and (folder / "added_tokens.json").exists():
-        added = {i: AddedToken(token) for token, i in _object(folder / "added_tokens.json").items()}
+    if "added_tokens_decoder" not in settings and (folder / "added_tokens.json").exists():
+        special = {settings[key] for key in TOKENS if key in settings}
+        for key in ("additional_special_tokens", "extra_special_tokens"):
+            tokens = settings.get(key, [])
+            special |= {str(token["content"] if isinstance(token, dict) else token) for token in tokens}
+        for token, i in _object(folder / "added_tokens.json").items():
+            added[i] = AddedToken(token, normalized=token not in special, special=token in special)
     for i, token in sorted(added.items()):
         tokenizer.add_tokens([token])
-        if (found := tokenizer.token_to_id(token.content)) != i:
+        if (known := tokenizer.token_to_id(token.content)) != i:
             raise TokenizerError(
-                f"{folder} gives the added token {token.content!r} the id {i}, but in the vocabulary it has {found}. "
+                f"{folder} gives the added token {token.content!r} the id {i}, but in the vocabulary it has {known}. "
                 "Copy all files from the same model."
             )
     return tokenizer
