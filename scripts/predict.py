@@ -7,12 +7,12 @@ holds them separated by tabs, or as a JSON object whose fields are the names of 
 
 On a terminal, a language model's continuations appear as plain text while they are written.
 
-Predicted text is written as is, any other prediction as a JSON object. With --config.decoding.n_best above 1, the
+Predicted text is written as is, except that characters that may end a line, e.g. U+2028, become spaces. Any other
+prediction is written as a JSON object. With --config.decoding.n_best above 1, the
 prediction of a translation model is {"hypotheses": [{"text", "score", "log_probability"}, ...]}, best first.
 """
 
 import itertools
-import json
 import sys
 from collections.abc import Sequence
 
@@ -60,8 +60,7 @@ def write(predictor: Predictor, lines: Sequence[str]) -> None:
     columns, inputs = predictor.task.columns, predictor.task.inputs
     records = [parse_record(line, f"input, line {n}", columns, inputs, inputs) for n, line in enumerate(lines, 1)]
     found = predictor.predict(records, scored=SCORE.value)
-    outputs = [x if isinstance(x, str) else json.dumps(x, ensure_ascii=False) for x in found]
-    text = "".join(line.replace("\n", " ") + "\n" for line in outputs).encode()
+    text = "".join(files.one_line(prediction) + "\n" for prediction in found).encode()
     if not processes.is_first():
         return
     if OUTPUT.value == "-":

@@ -1,5 +1,6 @@
 """Files are written whole or not at all."""
 
+import json
 import os
 import resource
 import threading
@@ -77,3 +78,21 @@ def test_a_pipe_is_written_to_and_stays_one(tmp_path):
     reader.join(10)
     assert found == [b"data"]
     assert (tmp_path / "pipe").is_fifo()
+
+
+@pytest.mark.parametrize(
+    "end", ["\n", "\r", "\r\n", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"]
+)
+def test_a_prediction_is_one_line_for_every_reader(end, tmp_path):
+    records = [{"text": f"a{end}b{end}", f"{end}é": [end]}, [f"a{end}"]]
+    lines = [files.one_line(value) for value in (f"a{end}b{end}é", *records)]
+    assert [line.splitlines() for line in lines] == [[line] for line in lines]
+    (tmp_path / "out").write_text("".join(line + "\n" for line in lines))
+    assert (tmp_path / "out").read_text() == "".join(line + "\n" for line in lines)
+    assert lines[0] == f"a{' ' * len(end)}b{' ' * len(end)}é"
+    assert [json.loads(line) for line in lines[1:]] == records
+
+
+def test_no_other_character_ends_a_line():
+    ends = {chr(i) for i in range(0x110000) if len(f"a{chr(i)}b".splitlines()) > 1}
+    assert ends == set(files.LINE_ENDS)

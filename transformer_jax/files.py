@@ -1,12 +1,13 @@
-"""Atomic file writes: a file is written completely or not at all."""
+"""Atomic file writes: a file is written completely or not at all. Predictions as lines of a file."""
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
-from typing import IO
+from typing import IO, Any
 
 from etils import epath
 
@@ -87,3 +88,19 @@ def is_inside(name: str) -> bool:
     """
     path = PurePath(name)
     return not path.is_absolute() and ".." not in path.parts
+
+
+# What ends a line for some program: for Python's `open`, "\r" too, and for `str.splitlines` all of these.
+LINE_ENDS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
+SPACES = str.maketrans(dict.fromkeys(LINE_ENDS, " "))
+ESCAPES = str.maketrans({end: f"\\u{ord(end):04x}" for end in LINE_ENDS})
+
+
+def one_line(value: Any) -> str:
+    """Return a text, or another value as JSON, as one line for every reader.
+
+    Characters that may end a line become spaces in a text, and are escaped in JSON.
+    """
+    if isinstance(value, str):
+        return value.translate(SPACES)
+    return json.dumps(value, ensure_ascii=False).translate(ESCAPES)

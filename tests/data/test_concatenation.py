@@ -61,3 +61,12 @@ def test_what_cannot_be_joined(text, tmp_path, monkeypatch):
     for same in (text, "in", "./in/../in", "link"):
         with pytest.raises(DataError, match="is the folder of the input text"):
             concatenate(text, same, ["train"], ["de", "en"], 2)
+
+
+def test_a_joined_line_is_one_line_for_every_reader(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "train.de").write_bytes("a\rb\u2028c\nd\x85e\n".encode())
+    concatenate(tmp_path / "in", tmp_path / "out", ["train"], ["de"], 2)
+    lines = (tmp_path / "out" / "train.de").read_text(encoding="utf-8").splitlines()
+    assert sorted(lines[:2]) == ["a b c", "d e"]
+    assert len(lines) == 3

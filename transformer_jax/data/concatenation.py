@@ -32,6 +32,8 @@ def concatenate(
 ) -> dict[str, int]:
     """Join groups of lines of each split in `directory` with spaces, and write the result to `output`.
 
+    Characters within a line that may end one, e.g. U+2028, become spaces.
+
     Returns:
         The number of lines written for each split.
 
@@ -66,7 +68,8 @@ def concatenate(
                 for language in languages:
                     column = text.column(language)
                     file = stack.enter_context(files.replacing(paths[split, language], follow=False))
-                    file.writelines((" ".join(column[i] for i in group) + "\n").encode() for group in groups)
+                    joined = (files.one_line(" ".join(column[i] for i in group)) for group in groups)
+                    file.writelines(line.encode() + b"\n" for line in joined)
                     file.flush()
     except OSError as error:
         raise DataError(f"Cannot write to {output}: {error}. Free disk space or choose another output.") from error
