@@ -9,6 +9,7 @@ import pytest
 from transformer_jax.data.batching import (
     Batch,
     BatchPlan,
+    Divided,
     ladder_lengths,
     lengths_of,
     pad,
@@ -167,6 +168,22 @@ def test_ladder_of_several_streams_goes_by_the_first_alone():
     assert plan.fill == pytest.approx(((5 + 20 + 8 + 1 + 9) / 128, (30 + 1 + 9 + 17 + 0) / 160))
     with pytest.raises(ValueError, match="Example 1 has 17 tokens, the limit is 16"):
         BatchPlan.ladder(np.array([[3, 3], [4, 17]]), boundaries=(8, 16), rows=3)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_a_divided_plan_has_every_example_once_in_its_shape_and_few_other_rows(rows):
+    lengths = np.arange(1, 30)
+    whole = BatchPlan.ladder(lengths, [8, 12, 32], rows=8)
+    parts = Divided(whole, rows)
+    shape = {i: batch.shape for batch in map(whole.batch, range(len(whole))) for i in batch.indices.tolist()}
+    found = [parts.batch(i) for i in range(len(parts))]
+    examples = [i for batch in found for i in batch.indices.tolist() if i >= 0]
+    assert sorted(examples) == list(range(29))
+    for batch in found:
+        assert len(batch.indices) == rows
+        assert batch.indices[0] >= 0
+        assert (rows, *batch.shape) in parts.shapes
+        assert all(shape[i] == batch.shape for i in batch.indices.tolist() if i >= 0)
 
 
 def test_lengths_of_a_ladder():

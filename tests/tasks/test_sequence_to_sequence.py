@@ -245,6 +245,19 @@ def test_attention_is_that_of_the_given_target_or_of_the_models_own(tiny, tmp_pa
     assert keys == ["<s>", *said[:-1]]
 
 
+def test_attention_of_a_record_is_computed_in_one_row(tiny, tmp_path, params, monkeypatch):
+    """A batch of evaluation.batch_size rows would need that many times the memory."""
+    task = make_task(parse(tiny), tmp_path / "run")
+    evaluator, rows = Evaluator(task, make_mesh(task.config.mesh)), []
+    compute = evaluator._attention
+    monkeypatch.setattr(
+        evaluator, "_attention", lambda params, batch: rows.append(len(batch["source"])) or compute(params, batch)
+    )
+    both = evaluator.attention(params, [{"en": "ek at", "de": "dk"}, {"en": "ut", "de": "dk"}])
+    assert rows == [1, 1]
+    assert [found[0].texts["source"] for found in both] == ["ek at", "ut"]
+
+
 def test_score(task):
     values = task.score({"loss": 2.0}, [{"text": "a b c d"}, {"text": "x"}], ["a b c d", "y"])
     assert values["loss"] == 2.0

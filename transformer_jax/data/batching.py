@@ -205,6 +205,28 @@ class BatchPlan(Plan):
         return latest[1], latest[2]
 
 
+class Divided(Plan):
+    """The batches of another plan, divided into batches of `rows` rows. Rows that only filled the batches are left out.
+
+    The padded lengths stay the same. One example then costs `rows` rows, and not those of a whole batch.
+    """
+
+    def __init__(self, plan: Plan, rows: int):
+        self._parts: list[tuple[np.ndarray, tuple[int, ...]]] = []
+        for whole in map(plan.batch, range(len(plan))):
+            examples = whole.indices[whole.indices >= 0]
+            for start in range(0, len(examples), rows):
+                part = filled_up(examples[start : start + rows], rows)
+                self._parts.append((part, whole.shape))
+        self.shapes = [(rows, *shape) for shape in dict.fromkeys(shape for _, shape in self._parts)]
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def _contents(self, epoch: int, position: int) -> tuple[np.ndarray, tuple[int, ...]]:
+        return self._parts[position]
+
+
 def ladder_lengths(limit: int) -> list[int]:
     """Return the padded lengths 8, 12, 16, 24, 32, 48, … below `limit`, followed by `limit`."""
     steps = [2**n * half // 2 for n in range(3, 32) for half in (2, 3)]

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from transformer_jax.data.batching import Batches
+from transformer_jax.data.batching import Batches, Divided
 from transformer_jax.training import processes
 from transformer_jax.training.checkpoint import CheckpointError, Checkpoints, check_fingerprint
 from transformer_jax.training.initialization import abstract_parameters, not_finite
@@ -99,12 +99,11 @@ class Evaluator:
 
     def stream(self, params: Params, record: Record, number: int = 0) -> Iterator[dict[str, Any]]:
         """Yield the prediction for a record each time that a piece is added, as `predict` has it at place `number`."""
-        batches, multiple = self.task.batches_of([record]), self.mesh.shape["data"] * self.mesh.shape["fsdp"]
+        batches = self._divided(self.task.batches_of([record]))
         batch = batches.plan.batch(0)
-        rows = np.where(np.arange(multiple) == 0, batch.indices[0], -1)
-        arrays = batches.load(batch._replace(indices=rows))
-        arrays["index"] = np.where(rows >= 0, number, -1).astype(np.int32)
-        fed = Fed(batch._replace(indices=rows), arrays, place(arrays, self.mesh, multiple))
+        arrays = batches.load(batch)
+        arrays["index"] = np.where(batch.indices >= 0, number, -1).astype(np.int32)
+        fed = Fed(batch, arrays, place(arrays, self.mesh, len(batch.indices)))
         for _, outputs in self._pieces(params, fed, False, STREAMED):
             yield self.task.decode(outputs, arrays)[0]
 
@@ -151,6 +150,11 @@ class Evaluator:
         means = {name: float(total / (weight or 1)) for name, (total, weight) in totals.items()}
         return means, _joined([predictions[i] for i in sorted(predictions)], batches)
 
+    def _divided(self, batches: Batches) -> Batches:
+        """Return batches of as few rows as the mesh allows, to spend no memory on rows without an example."""
+        rows = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
+        return batches._replace(plan=Divided(batches.plan, rows))
+
     def _feed(self, batches: Batches) -> Iterator[Fed]:
         return feed(batches, range(len(batches.plan)), self.mesh, whole=True)
 
@@ -160,7 +164,7 @@ class Evaluator:
         # A batch has references only if all its records do, so records with and without references are batched apart.
         complete = [not isinstance(record, str) and set(record) == set(self.task.columns) for record in records]
         for chosen in filter(None, ([i for i, c in enumerate(complete) if c == kind] for kind in (False, True))):
-            batches = self.task.batches_of([records[i] for i in chosen])
+            batches = self._divided(self.task.batches_of([records[i] for i in chosen]))
             rows: dict[int, list[AttentionMap]] = {}
             for fed in self._feed(batches):
                 weights, ids = jax.device_get(self._attention(params, fed.placed))
