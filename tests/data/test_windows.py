@@ -11,7 +11,7 @@ from transformer_jax.data.annotated import squad_file
 from transformer_jax.data.sources import DataError
 from transformer_jax.data.text import SpecialIds
 from transformer_jax.data.tokenizer_training import train_tokenizer
-from transformer_jax.data.windows import Answer, QuestionAnsweringData, QuestionWindows, read_answers
+from transformer_jax.data.windows import Answer, QuestionAnsweringData, QuestionWindows, read_answers, whole_letters
 
 ODD = "Die ÉCOLE von Zürich 🌲🌲 kostet 3,50 €\u00a0– «Naïve» Straße\tund\u200b e\u0301te."
 
@@ -74,6 +74,37 @@ def test_words_go_to_tokens_and_back(kind, lowercase, max_length):
         places = targets["start"][row], targets["end"][row]
         assert found.answer(owner, row - firsts[owner], *places) == (start, start + len(text))
     assert set(found.owners[targets["start"] > 0]) == set(range(len(golds)))
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("Cafe\u0301 Noir", "Tie\u0302\u0301ng Vie\u0323\u0302t", "हिन्दी की", "फ\u093c", "בְּרֵאשִׁית בָּרָא", "بِسْمِ اللَّهِ"),
+        *(
+            "ที่นี่ น้ำ",
+            "d\u0323\u0307 x",
+            "\u1112\u1161\u11ab\u1100\u116e\u11a8 x",
+            "👩\u200d👧 👍🏽 ❤\ufe0f",
+            "İI\u0307 ß",
+        ),
+    ],
+)
+def test_an_answer_has_its_combining_characters(text, lowercase):
+    """Its own tokens give each gold answer back: every word, and the whole text."""
+    context = f"die {text} das {text}."
+    tokenizer = train_tokenizer("bert", [context], 300, lowercase=lowercase)
+    golds = [Answer(word, context.index(word)) for word in [*text.split(), text]]
+    found = windows_of(tokenizer, ["die"] * len(golds), [context] * len(golds))
+    targets = found.targets(golds, "here")
+    for i, (word, start) in enumerate(golds):
+        assert found.answer(i, 0, targets["start"][i], targets["end"][i]) == (start, start + len(word))
+
+
+def test_an_empty_part_stays_empty():
+    assert whole_letters("e\u0301", 1, 1) == (1, 1)
+    assert whole_letters("e\u0301\u0302", 1, 2) == (0, 3)
+    assert whole_letters("\u0301x", 0, 1) == (0, 1)
 
 
 def test_a_part_of_a_token_is_its_whole_token():

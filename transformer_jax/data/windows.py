@@ -5,6 +5,7 @@ Source: Devlin et al. 2019, Section 4.2, and the authors' code (https://github.c
 
 import dataclasses
 import json
+import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -17,6 +18,8 @@ from transformer_jax.data.sources import DataError
 from transformer_jax.data.text import SpecialIds, TextData
 from transformer_jax.data.tokenizers import Tokenizer
 
+JOINER = "\u200d"  # makes one symbol of the two beside it
+SKIN_TONES = "\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
 SPECIALS = 3  # special tokens of a row: [CLS] question [SEP] window [SEP]
 
 
@@ -158,11 +161,34 @@ class QuestionWindows:
     def answer(self, question: int, window: int, first: int, last: int) -> tuple[int, int]:
         """Return the characters [start, end) of the context that tokens `first` to `last` of a row stand for.
 
-        White space at both ends is left out. `window` counts the rows of the question.
+        White space at both ends is left out. Combining characters belong to the letter before them, even if the
+        tokenizer drops them, as accents. `window` counts the rows of the question.
         """
         row, number = np.searchsorted(self.owners, question) + window, self._context[question]
         shift = self._windows.starts[row] - self.second[row]
         start, end = int(self._starts[number][first + shift]), int(self._ends[number][last + shift])
+        start, end = whole_letters(self._texts[number], start, end)
         text = self._texts[number][start:end]
         start += len(text) - len(text.lstrip())
         return start, start + len(text.strip())
+
+
+def whole_letters(text: str, start: int, end: int) -> tuple[int, int]:
+    """Extend the part [start, end) of a text, unless it is empty, so that neither end divides a letter.
+
+    A letter or symbol includes the combining characters after it, and what a zero-width joiner adds to it.
+    """
+    if start == end:
+        return start, end
+    while start > 0 and _continues(text, start):
+        start -= 1
+    while end < len(text) and _continues(text, end):
+        end += 1
+    return start, end
+
+
+def _continues(text: str, place: int) -> bool:
+    """Return True if a character belongs to the letter or symbol before it."""
+    character = text[place]
+    joined = text[place - 1] == JOINER and not character.isspace()
+    return joined or character == JOINER or character in SKIN_TONES or unicodedata.category(character)[0] == "M"
