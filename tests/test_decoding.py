@@ -405,14 +405,20 @@ def test_all_problems_at_once():
         "top_p": 0.0,
         "seed": -1,
         "n_best": 0,
+        "end_ids": (-1,),
+        "forbidden_ids": (3, -2),
+        "min_tokens": -1,
+        "no_repeat_ngram": -1,
+        "repetition_penalty": 0.0,
         "beam_size": 0,
         "length_penalty": -1.0,
         "length_penalty_form": "",
         "stopping_rule": "",
         "at_limit": "",
+        "first_id": -2,
         "max_ratio": -1.0,
     }
-    assert set(wrong) == {field.name for field in dataclasses.fields(DecodingConfig)}
+    assert {*wrong, "renormalize"} == {field.name for field in dataclasses.fields(DecodingConfig)}
     assert [name for name, _ in DecodingConfig(**wrong).problems()] == list(wrong)
 
 

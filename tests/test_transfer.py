@@ -277,17 +277,64 @@ def test_other_tokens_and_other_parameters_are_refused(data, pretrained, tmp_pat
         change({"bert": {"segments": jnp.zeros((2, 16))}})
 
 
-def test_parameters_of_another_shape_are_named(data, pretrained, tmp_path):
-    """The head of a classifier with other labels."""
-    source = tmp_path / "source"
-    saved(bert("classification", data, pretrained[0]), source)
-    config = bert("classification", data, source, data__labels=("even", "odd", "neither"))
+def test_parameters_of_another_shape_are_named(data, pretrained):
+    """This takes a task of one's own: ours have the same shapes wherever the keys agree."""
+    config = parse(bert("classification", data, pretrained[0]))
+    change = transfer.load(make_task(config, pretrained[0]), make_mesh(config.mesh))
     with pytest.raises(ConfigError) as error:
-        experiment.run(config, tmp_path / "run")
+        change({"bert": {"segments": jnp.zeros((3, 16))}})
     assert str(error.value) == (
-        f"config.init_from = {str(source)!r} has parameters of other shapes; name a run with the same outputs, or the "
-        "one that it was started from:\n  head/bias: (2,) there, (3,) here\n  head/kernel: (16, 2) there, (16, 3) here"
+        f"config.init_from = {str(pretrained[0])!r} has parameters of other shapes; name a run with the same outputs, "
+        "or the one that it was started from:\n  bert/segments: (2, 16) there, (3, 16) here"
     )
+
+
+LABELS = ("even", "odd", "neither")
+
+
+@pytest.fixture(scope="module")
+def classifier(data, pretrained, tmp_path_factory):
+    """Workdir of a classifier, and its parameters."""
+    config = bert("classification", data, pretrained[0], data__labels=LABELS, training__seed=5)
+    return saved(config, tmp_path_factory.mktemp("classifier") / "run")
+
+
+def test_the_head_follows_the_names_of_its_labels(data, classifier, tmp_path, caplog):
+    source, old = classifier
+    config = bert("classification", data, source, data__labels=("neither", "even", "odd"))
+    new = flat(first_state(config, tmp_path / "run").params)
+    for key in ("head/kernel", "head/bias"):
+        np.testing.assert_array_equal(new[key], old[key][..., [2, 0, 1]])
+    assert "head is taken in another order: even, odd, neither there, neither, even, odd here" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("task", "changes", "there"),
+    [
+        ("classification", {"data__labels": ("even", "odd", "other")}, "even, odd, neither"),
+        ("classification", {"data__labels": ("even", "odd")}, "even, odd, neither"),
+        ("tagging", {"data__types": ("PER",)}, "even, odd, neither"),
+        ("question_answering", {}, "even, odd, neither"),
+        (
+            "classification",
+            {"data__labels": LABELS, "fine_tuning__feature_layers": 1},
+            "others by fine_tuning.feature_layers",
+        ),
+    ],
+)
+def test_a_head_with_other_outputs_starts_anew(data, classifier, tmp_path, caplog, task, changes, there):
+    source, old = classifier
+    new = flat(first_state(bert(task, data, source, **changes), tmp_path / "run").params)
+    assert new["head/kernel"].shape != old["head/kernel"].shape or (new["head/kernel"] != old["head/kernel"]).all()
+    np.testing.assert_array_equal(new["bert/norm/scale"], old["bert/norm/scale"])
+    assert f"head is new, because its outputs are others: {there} there, " in caplog.text
+
+
+def test_tags_follow_their_types(data, pretrained, tmp_path):
+    config = bert("tagging", data, pretrained[0], data__types=("A", "B"))
+    source, old = saved(config, tmp_path / "source")
+    new = flat(first_state(bert("tagging", data, source, data__types=("B", "A")), tmp_path / "run").params)
+    np.testing.assert_array_equal(new["head/kernel"], old["head/kernel"][..., [0, 3, 4, 1, 2]])
 
 
 def gpt(task, data, start="", **changes):

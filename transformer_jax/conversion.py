@@ -59,7 +59,7 @@ def to_workdir(config: ConfigDict, workdir: epath.PathLike) -> None:
         if (workdir / "checkpoints").exists():
             raise ConfigError(f"{workdir} has checkpoints: choose another --workdir")
         mesh = make_mesh(task.config.mesh)
-        load = transfer.load(task, mesh)
+        load = transfer.load(task, mesh, as_is=True)
         workdirs.claim(workdir, config)
         params = load(_initial(task, abstract_parameters(task, mesh)))
         state = TrainState(jnp.zeros((), jnp.int32), params, ())

@@ -78,6 +78,7 @@ class Source(NamedTuple):
     params: parameters by path, e.g. "bert/encoder/…". They have a shape and a size, and slices of them are arrays.
     place: puts one of them on devices, given its sharding here.
     tokenizers: hashes of its tokenizers by name.
+    outputs: module → the meaning of each of its outputs, as in `Inherited`. Other modules are taken as they are.
     """
 
     name: str
@@ -85,15 +86,18 @@ class Source(NamedTuple):
     params: Mapping[str, Any]
     place: Callable[[Any, jax.sharding.Sharding], jax.Array]
     tokenizers: Mapping[str, str]
+    outputs: Mapping[str, tuple[str, ...]]
 
 
-def load(task: Task, mesh: Mesh) -> Callable[[Params], Params]:
+def load(task: Task, mesh: Mesh, *, as_is: bool = False) -> Callable[[Params], Params]:
     """Open the run or the Hugging Face folder `config.init_from`, and return a function that puts its parameters into
     new ones.
 
     The checkpoint of a run is the one that its evaluation.checkpoint selects. Parameters correspond if they have the
     same path. `task.inherited` names a module whose paths lack its name if the source has it alone: "gpt/decoder/…" is
-    then "decoder/…" there. The function logs what was loaded, what is new and what was left out.
+    then "decoder/…" there. The outputs of a head are taken by their names, in any order; if the names differ, the
+    head is new. With `as_is`, it is taken whatever its names. The function logs what was loaded, what is new and what
+    was left out.
 
     Raises:
         ValueError: the source cannot be loaded, or has a model with other keys. The function raises it if the source
@@ -108,7 +112,10 @@ def load(task: Task, mesh: Mesh) -> Callable[[Params], Params]:
     def change(params: Params) -> Params:
         new = traverse_util.flatten_dict(params, sep="/")
         _check_tokenizers(source.name, source.tokenizers, task.fingerprint(training=False))
-        taken = _taken(old.keys() & new.keys(), task.inherited, alone)
+        orders = {} if as_is else _orders(source, task.inherited)
+        anew = tuple(f"{module}/" for module, order in orders.items() if order is None)
+        common = {key for key in old.keys() & new.keys() if not key.startswith(anew)}
+        taken = _taken(common, task.inherited, alone)
         _check_shapes(source.name, old, new, taken)
         sizes = {key: math.prod(_extent(old[key], count)) for key, count in taken.items()}
         log.info("initialized from %s, %s: %s", source.name, source.what, _parts(sizes))
@@ -117,11 +124,14 @@ def load(task: Task, mesh: Mesh) -> Callable[[Params], Params]:
         for key, rows in task.inherited.rows.items() if alone else ():
             if key in taken:
                 log.info("  new: %d of %s rows of %s", len(rows), f"{rows.stop:,}", key)
-        log.info("  new, not there: %s", _parts(_others(new, sizes)))
-        log.info("  left out, not in this model: %s", _parts(_others(old, sizes)))
+        log.info("  new, not there: %s", _parts(_others(new, sizes, anew)))
+        log.info("  left out, not in this model: %s", _parts(_others(old, sizes, anew)))
         merged = {
             key: _merged(source, old[key], leaf, taken[key]) if key in taken else leaf for key, leaf in new.items()
         }
+        for key in taken:
+            if order := orders.get(key.partition("/")[0]):
+                merged[key] = _reordered(merged[key], order)
         return traverse_util.unflatten_dict(merged, sep="/")
 
     return change
@@ -144,7 +154,11 @@ def _of_run(task: Task, mesh: Mesh) -> Source:
     except ValueError as error:
         raise ConfigError(f"config.init_from = {name!r}: {error}") from error
     params = traverse_util.flatten_dict(restored, sep="/")
-    return Source(name, f"step {step}", params, jax.device_put, other.fingerprint(training=False))
+    others = [key for key in workdirs.differing_outputs(theirs, task.config) if key.partition(".")[0] != "data"]
+    outputs = dict(other.inherited.outputs)
+    if others:
+        outputs |= dict.fromkeys(task.inherited.outputs, (f"others by {', '.join(others)}",))
+    return Source(name, f"step {step}", params, jax.device_put, other.fingerprint(training=False), outputs)
 
 
 def _of_folder(task: Task, mesh: Mesh) -> Source:
@@ -156,7 +170,29 @@ def _of_folder(task: Task, mesh: Mesh) -> Source:
     except ValueError as error:
         raise ConfigError(f"config.init_from = {name!r}: {error}") from error
     workdirs.check_same_model(name, found.model, task.config)
-    return Source(name, found.architecture.name, found.parameters, Leaf.place, {})
+    outputs = dict.fromkeys(task.inherited.outputs, found.outputs.present) if found.outputs.names else {}
+    return Source(name, found.architecture.name, found.parameters, Leaf.place, {}, outputs)
+
+
+def _orders(source: Source, inherited: Inherited) -> dict[str, tuple[int, ...] | None]:
+    """Return the place in the source of each output of a module; () if the order is the same, and None if the outputs
+    are others. Log the last two cases.
+    """
+    orders: dict[str, tuple[int, ...] | None] = {}
+    for module in source.outputs.keys() & inherited.outputs.keys():
+        theirs, ours = source.outputs[module], inherited.outputs[module]
+        if theirs == ours:
+            continue
+        same = sorted(theirs) == sorted(ours)
+        orders[module] = tuple(map(theirs.index, ours)) if same else None
+        what = "taken in another order" if same else "new, because its outputs are others"
+        log.info("  %s is %s: %s there, %s here", module, what, ", ".join(theirs), ", ".join(ours))
+    return orders
+
+
+def _reordered(leaf: jax.Array, order: tuple[int, ...]) -> jax.Array:
+    """Return the entries `order` of the last axis."""
+    return jax.jit(lambda x: x[..., jnp.array(order)], out_shardings=leaf.sharding)(leaf)
 
 
 def _taken(common: Set[str], inherited: Inherited, alone: bool) -> dict[str, int | None]:
@@ -220,9 +256,13 @@ def _check_shapes(source: str, old: Mapping[str, Any], new: Mapping[str, Any], t
         raise ConfigError(listing(what, [f"{key}: {old[key].shape} there, {new[key].shape} here" for key in wrong]))
 
 
-def _others(params: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return the number of values of each parameter beyond those in `sizes`."""
-    return {key: more for key, leaf in params.items() if (more := leaf.size - sizes.get(key, 0))}
+def _others(params: Mapping[str, Any], sizes: Mapping[str, int], anew: tuple[str, ...]) -> dict[str, int]:
+    """Return the number of values of each parameter beyond those in `sizes`, except for paths that begin as `anew`."""
+    return {
+        key: more
+        for key, leaf in params.items()
+        if (more := leaf.size - sizes.get(key, 0)) and not key.startswith(anew)
+    }
 
 
 def _parts(sizes: Mapping[str, int]) -> str:

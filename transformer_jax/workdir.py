@@ -145,6 +145,18 @@ def check_same_model(source: str, theirs: Any, ours: Config) -> None:
         )
 
 
+def differing_outputs(theirs: Config, ours: Config) -> list[str]:
+    """Return the dotted keys outside the model section that define the outputs of a model, and that differ.
+
+    Tasks of different kinds have none in common.
+    """
+    known = fields(ours.task, {"architecture": ours.model.architecture})
+    if theirs.task != ours.task:
+        return []
+    differing = _differing(dataclasses.asdict(theirs), dataclasses.asdict(ours))
+    return [key for key in differing if key in known and known[key].metadata.get("model")]
+
+
 def _defines_model(key: str, known: Mapping[str, dataclasses.Field]) -> bool:
     """Return True for a key that defines the model or its outputs, and not only how they are computed or trained."""
     metadata = known[key].metadata.keys() if key in known else set()

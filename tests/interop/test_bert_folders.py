@@ -210,8 +210,8 @@ def test_tasks_and_their_settings(tmp_path, name, labels, task, settings):
             "BertForSequenceClassification with problem_type = 'multi_label_classification' and 0 labels is not suppor",
         ),
         (
-            {"architectures": ["BertForTokenClassification"], "id2label": {"0": "O", "1": "I-PER"}},
-            "id2label has O, I-PER: supported are O and, for each type of entity, B and I, or B, I, E and S",
+            {"architectures": ["BertForTokenClassification"], "id2label": {"0": "O", "1": "L-PER"}},
+            "id2label has O, L-PER: supported are different tags among O and, for each type of entity, B and I, or B, ",
         ),
         (
             {"architectures": ["BertForTokenClassification"], "id2label": {"0": "O", "2": "I-PER"}},

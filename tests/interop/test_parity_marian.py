@@ -157,6 +157,31 @@ RULES = {"never": "hf_never", False: "hf_false", True: "hf_true"}
 SEARCHES = [(1, 1.0, False)] + [(K, alpha, stopping) for alpha, stopping in zip((1.3, 0.7, 1.0), RULES, strict=True)]
 
 
+def generated(theirs, source, beams, **options):
+    """Return what `generate` returns for `source`, and its tokens (B, beams, length) without the first."""
+    begin = theirs.config.decoder_start_token_id
+    output = theirs.generate(
+        input_ids=torch.tensor(np.where(SOURCE_VALID, source, theirs.config.pad_token_id)),
+        attention_mask=torch.tensor(SOURCE_VALID),
+        num_beams=beams,
+        num_return_sequences=beams,
+        max_length=T + 1,
+        return_dict_in_generate=True,
+        output_scores=True,
+        **{"do_sample": False, "bad_words_ids": [[begin]], "forced_eos_token_id": EOS} | options,
+    )
+    tokens = output.sequences.numpy().reshape(B, beams, -1)
+    assert (tokens[:, :, 0] == begin).all()
+    return output, tokens[:, :, 1:]
+
+
+def check_tokens(ours, expected, begin):
+    """Compare tokens of ours with those of `generate`, which has no columns of padding alone."""
+    length = expected.shape[2]
+    np.testing.assert_array_equal(ours[:, :, :length], expected)
+    assert (ours[:, :, length:] == begin).all()
+
+
 @pytest.mark.parametrize(("beams", "alpha", "stopping"), SEARCHES)
 def test_searches_are_those_of_generate(pair, beams, alpha, stopping, monkeypatch):
     monkeypatch.setattr(transformer, "platform", lambda: "tpu")  # whose cache of a beam has less to do with theirs
@@ -172,23 +197,73 @@ def test_searches_are_those_of_generate(pair, beams, alpha, stopping, monkeypatc
         at_limit="end",
     )
     ours = searching(found.model, options, begin)(params, source)
-    output = theirs.generate(
-        input_ids=torch.tensor(np.where(SOURCE_VALID, source, theirs.config.pad_token_id)),
-        attention_mask=torch.tensor(SOURCE_VALID),
-        num_beams=beams,
-        num_return_sequences=beams,
-        do_sample=False,
-        max_length=T + 1,
-        bad_words_ids=[[begin]],
-        forced_eos_token_id=EOS,
-        return_dict_in_generate=True,
-        output_scores=True,
-        **({"length_penalty": alpha, "early_stopping": stopping} if beams > 1 else {}),
-    )
-    expected = output.sequences.numpy().reshape(B, beams, -1)
-    assert (expected[:, :, 0] == begin).all()
-    length = expected.shape[2] - 1
-    np.testing.assert_array_equal(ours.tokens[:, :, :length], expected[:, :, 1:])
-    assert (ours.tokens[:, :, length:] == begin).all()
+    more = {"length_penalty": alpha, "early_stopping": stopping} if beams > 1 else {}
+    output, expected = generated(theirs, source, beams, **more)
+    check_tokens(ours.tokens, expected, begin)
     if beams > 1:
         assert oracle.relative(ours.scores, output.sequences_scores.numpy().reshape(B, beams)) <= 1e-5
+
+
+# Options of `generate` and ours.
+RULE_CASES = {
+    "renormalize": ({"renormalize_logits": True}, {"renormalize": True}),
+    "bigrams": ({"no_repeat_ngram_size": 2}, {"no_repeat_ngram": 2}),
+    "trigrams": ({"no_repeat_ngram_size": 3}, {"no_repeat_ngram": 3}),
+    "min_length": ({"min_length": 7}, {"min_tokens": 7}),
+    "min_new_tokens": ({"min_new_tokens": 5}, {"min_tokens": 6}),
+    "penalty": ({"repetition_penalty": 1.7}, {"repetition_penalty": 1.7}),
+    "first": ({"forced_bos_token_id": 5}, {"first_id": 5}),
+    "bad words": ({"bad_words_ids": [[PAD], [8], [27]]}, {"forbidden_ids": (8, 27)}),
+    "several ends": ({"eos_token_id": [EOS, 8, 27]}, {"end_ids": (8, 27)}),
+    "all": (
+        {
+            "renormalize_logits": True,
+            "no_repeat_ngram_size": 2,
+            "min_length": 4,
+            "repetition_penalty": 1.3,
+            "forced_bos_token_id": 5,
+            "suppress_tokens": [8],
+            "eos_token_id": [EOS, 27],
+        },
+        {
+            "renormalize": True,
+            "no_repeat_ngram": 2,
+            "min_tokens": 4,
+            "repetition_penalty": 1.3,
+            "first_id": 5,
+            "forbidden_ids": (8,),
+            "end_ids": (27,),
+        },
+    ),
+}
+
+
+@functools.cache
+def ending_model(folder):
+    """Return a model of theirs with one layer that likes to end, and ours."""
+    config = transformers.MarianConfig(**SIZES | KINDS["shared"] | {"encoder_layers": 1, "decoder_layers": 1})
+    theirs = random_model(transformers, torch, "MarianMTModel", config, 0, folder)
+    theirs.final_logits_bias[0, EOS] += 4
+    theirs.save_pretrained(folder)
+    found = huggingface.read(folder)
+    return theirs, found, found.params()
+
+
+@pytest.mark.parametrize(
+    ("case", "beams"), [*((case, K) for case in RULE_CASES), ("first", 1), ("min_length", 1), ("all", 1)]
+)
+def test_rules_are_those_of_generate(case, beams, tmp_path_factory):
+    theirs, found, params = ending_model(tmp_path_factory.getbasetemp() / "marian-ending")
+    source, _ = some_ids(found.model)
+    begin = theirs.config.decoder_start_token_id
+    asked, rules = RULE_CASES[case]
+    power = {"length_penalty_form": "power", "length_penalty": 1.0, "stopping_rule": "hf_false"}
+    options = DecodingConfig(beam_size=beams, n_best=beams, at_limit="end", **power, **rules)
+    ours = searching(found.model, options, begin)(params, source)
+    output, expected = generated(theirs, source, beams, **asked)
+    check_tokens(ours.tokens, expected, begin)
+    without, plain = generated(theirs, source, beams)
+    scores = [found.sequences_scores.numpy() for found in (output, without)] if beams > 1 else []
+    assert plain.shape != expected.shape or (plain != expected).any() or (scores[0] != scores[1]).any()
+    if beams > 1:
+        assert oracle.relative(ours.scores, scores[0].reshape(B, beams)) <= 1e-5

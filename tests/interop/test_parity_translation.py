@@ -1,6 +1,8 @@
 """A folder of Marian with its tokenizers: text is translated as in transformers."""
 
+import itertools
 import json
+import shutil
 
 import pytest
 from parity import check_loads, need_transformers, random_model
@@ -72,3 +74,30 @@ def test_a_run_translates_as_transformers_does(folder, tmp_path):
         expected = [target.decode([i for i in row if i not in special]) for row in output.tolist()]
         assert ours == expected
     assert len(set(ours)) > 1
+
+
+SENTENCES = [" ".join(words) for words in itertools.product(("the", "a"), ("cat", "dog"), ("sees",), TEXT["source"])]
+
+
+@pytest.mark.filterwarnings("ignore:Recommended")
+@pytest.mark.parametrize(
+    "settings", [{"renormalize_logits": True, "num_beams": 6}, {"no_repeat_ngram_size": 2, "min_length": 5}]
+)
+def test_settings_of_generate_come_from_the_folder(folder, settings, tmp_path):
+    shutil.copytree(folder, tmp_path / "theirs")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.MarianMTModel.from_pretrained(folder)
+    inputs = tokenizer(SENTENCES, padding=True, return_tensors="pt")
+    plain = model.generate(**inputs)
+    model.generation_config.update(**settings)
+    model.generation_config.save_pretrained(tmp_path / "theirs")
+    conversion.to_workdir(conversion.config_for(str(tmp_path / "theirs")), tmp_path / "run")
+    predictor = transformer_jax.load(str(tmp_path / "run"))
+    ours, target = predictor.predict(SENTENCES), predictor.task.corpus.tokenizers["target"]
+    special = {model.config.pad_token_id, model.config.eos_token_id}
+
+    def texts(output):
+        return [target.decode([i for i in row if i not in special]) for row in output.tolist()]
+
+    assert ours == texts(model.generate(**inputs))
+    assert ours != texts(plain)

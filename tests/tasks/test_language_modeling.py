@@ -320,13 +320,18 @@ def test_a_dummy_batch_of_packed_documents_is_like_a_real_one(packed, tmp_path):
     assert (dummy["segment"] == 2).any()
 
 
+def test_continuations_that_do_not_fit_the_model_are_shorter(config, tmp_path, caplog):
+    """A default must not refuse a small model."""
+    config.decoding.max_extra = 32
+    task = make_task(parse(config), tmp_path)
+    assert "max_extra = 32: continuations have at most 16 tokens, half of model.max_length = 32" in caplog.text
+    assert task.config.decoding.max_extra == 16
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"decoding.max_extra": 32},
-            r"decoding.max_extra = 32: must be below model.max_length = 32",
-        ),
+        ({"model.max_length": 1, "data.max_length": 1}, r"model.max_length = 1: must be at least 2"),
         ({"data.max_length": 64, "data.batch_tokens": 1024}, r"data.max_length = 64: must not exceed model.max_length"),
     ],
 )

@@ -22,7 +22,7 @@ from transformer_jax.decoding.generation import Continuations, Writer
 from transformer_jax.decoding.options import DecodingConfig, GenerationConfig, SamplingConfig
 from transformer_jax.decoding.sampling import LEAST_TEMPERATURE, penalize, sample, truncate
 from transformer_jax.decoding.search import beams, copies, search
-from transformer_jax.decoding.steps import IMPOSSIBLE, Cache, Hypotheses, Step, certain, greedy
+from transformer_jax.decoding.steps import IMPOSSIBLE, Cache, Hypotheses, Step, certain, greedy, is_end
 
 __all__ = [
     "IMPOSSIBLE",
@@ -42,6 +42,7 @@ __all__ = [
     "certain",
     "copies",
     "greedy",
+    "is_end",
     "lp",
     "penalize",
     "sample",

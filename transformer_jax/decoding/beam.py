@@ -1,12 +1,24 @@
 """Beam search. See the package for the shapes."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from transformer_jax.decoding.steps import IMPOSSIBLE, Cache, Hypotheses, Step, best_tokens, never_chosen, take
+from transformer_jax.decoding.steps import (
+    IMPOSSIBLE,
+    Cache,
+    Change,
+    Hypotheses,
+    Step,
+    best_tokens,
+    is_end,
+    k_largest,
+    never_chosen,
+    take,
+)
 from transformer_jax.errors import UserError
 
 LENGTH_PENALTY_FORMS = ("wu", "power")
@@ -70,6 +82,8 @@ def beam_search(
     pad_id: int | None,
     n_best: int | None = None,
     stopping_rule: str = "exact",
+    end_ids: Sequence[int] = (),
+    change: Change | None = None,
 ) -> Hypotheses:
     """Return the K hypotheses with the largest log P(Y|X) / lp(Y) found by beam search (Wu et al. 2016, Section 7).
 
@@ -77,12 +91,15 @@ def beam_search(
     `reorder` has room for K beams per row instead; the method gets the old beam (B, K) that each new beam continues.
 
     Each step takes the 2K best continuations of a row. At most K of them end in EOS, so K others stay in the beam.
-    Those that end compete for the K places of finished hypotheses.
+    Those that end compete for the K places of finished hypotheses. Each of the further `end_ids` adds K continuations.
 
     The search for a row stops, and its finished hypotheses no longer change, once no hypothesis in the beam can beat
     the worst finished one. log P only decreases and lp only increases with length, so no score can exceed
     log P(so far) / lp(T). With `n_best`, the caller uses only the first `n_best` places, and the search stops once
     none of these can change. The result in these places is the same but is found earlier. Other rules: STOPPING_RULES.
+
+    With `change`, the log-probabilities of the next tokens are changed first, and log P is the sum of the changed ones.
+    `change` excludes PAD and BOS, and returns no positive value, so that the bound above holds.
 
     Differs: Wu et al. also prune hypotheses whose log-probability is too far below the best. Here, only rank counts.
 
@@ -93,7 +110,9 @@ def beam_search(
     B, K, T = batch_size, beam_size, max_length
     fill, exact = eos_id if pad_id is None else pad_id, stopping_rule == "exact"
     wanted = min(n_best or K, K) if exact else K
-    forbidden = never_chosen(bos_id, eos_id, pad_id)
+    ends = (eos_id, *end_ids)
+    forbidden = never_chosen(bos_id, pad_id, ends)
+    kept_in_step = (1 + len(ends)) * K
 
     def score(log_probabilities, length):
         penalized = log_probabilities / lp(length, length_penalty, length_penalty_form)
@@ -108,21 +127,26 @@ def beam_search(
         logits, cache = step(cache, alive.tokens[:, :, position].reshape(B * K), position)
 
         # Each of the 2K best of a row is among the 2K best of its beam. This is cheaper than searching all K·V.
-        added, tokens = (x.reshape(B, K, -1) for x in best_tokens(logits, 2 * K, forbidden))
+        if change is None:
+            best_of_each = best_tokens(logits, kept_in_step, forbidden)
+        else:
+            changed = change(jax.nn.log_softmax(logits), alive.tokens.reshape(B * K, -1), position)
+            best_of_each = k_largest(changed, min(kept_in_step, changed.shape[-1]))
+        added, tokens = (x.reshape(B, K, -1) for x in best_of_each)
         totals = jnp.maximum(alive.log_probabilities[:, :, None] + added, IMPOSSIBLE)
-        totals, chosen = jax.lax.top_k(totals.reshape(B, -1), 2 * K)
+        totals, chosen = jax.lax.top_k(totals.reshape(B, -1), kept_in_step)
         parents, token = chosen // added.shape[-1], take(tokens.reshape(B, -1), chosen)
         continued = take(alive.tokens, parents).at[:, :, position + 1].set(token)
-        ends = token == eos_id
+        ended = is_end(token, ends)
 
-        going_on, kept = jax.lax.top_k(jnp.where(ends, IMPOSSIBLE, totals), K)
+        going_on, kept = jax.lax.top_k(jnp.where(ended, IMPOSSIBLE, totals), K)
         alive = _Beams(take(continued, kept), going_on, going_on)
         parents = take(parents, kept)
         cache = _reordered(cache, parents)
 
-        may_end = ends if exact else ends & (jnp.arange(2 * K)[None] < K)
-        ended = jnp.where(may_end & ~done[:, None], totals, IMPOSSIBLE)  # rounding could exceed the bound in done rows
-        finished = _join(finished, _Beams(continued, ended, score(ended, position + 1)))
+        may_end = ended if exact else ended & (jnp.arange(kept_in_step)[None] < K)
+        new = jnp.where(may_end & ~done[:, None], totals, IMPOSSIBLE)  # rounding could exceed the bound in done rows
+        finished = _join(finished, _Beams(continued, new, score(new, position + 1)))
         finished = take(finished, jax.lax.top_k(finished.scores, K)[1])
         best = score(alive.log_probabilities[:, 0], position + 1 if stopping_rule == "hf_false" else T)
         worst = finished.scores[:, wanted - 1]

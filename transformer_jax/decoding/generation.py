@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.decoding.options import GenerationConfig
-from transformer_jax.decoding.sampling import draw, log_probability, penalize, row_keys
-from transformer_jax.decoding.steps import Cache, never_chosen
+from transformer_jax.decoding.rules import Rules, rules
+from transformer_jax.decoding.sampling import draw, log_probability, row_keys
+from transformer_jax.decoding.steps import Cache, is_end, never_chosen
 
 # Maps (cache, tokens (N, T), their place in the cache, the places (N,) at which the rows begin) to logits (N, T, V) and
 # the cache with the tokens added.
@@ -27,7 +28,7 @@ class Continuations(NamedTuple):
 
     cache: Cache  # everything but the newest token
     newest: jax.Array  # (N,) int32
-    seen: jax.Array | None  # (N, V) bool: the tokens of the prompt and of the continuation; None if nobody asks
+    past: jax.Array | None  # (N, P + E) int32: the prompt, after ids ≥ V, and the continuation; None if nobody asks
     tokens: jax.Array  # (N, E) int32; after the end PAD, without PAD EOS, without EOS `vocab_size`, which is no token
     log_probabilities: jax.Array  # (N, E) float32: of each token, by the model's own distribution; 0 after the end
     finished: jax.Array  # (N,) bool
@@ -39,7 +40,7 @@ class Writer:
     """Writes continuations with a model, which `extend` is.
 
     At each step, the logits of the next token pass through these stages, which have the order of Hugging Face's
-    `generate`: PAD, BOS and ids ≥ `vocab_size` are excluded; `penalize`; then the most probable token is taken, or one
+    `generate`: PAD, BOS and ids ≥ `vocab_size` are excluded; `Rules`; then the most probable token is taken, or one
     is drawn from the distribution of `truncate`. The draws of a row depend on the seed, on its id, on the number of the
     continuation, and on the number of tokens before the draw, not on the other rows.
 
@@ -75,16 +76,17 @@ class Writer:
         moved = jnp.take_along_axis(prompts, jnp.maximum(places, 0), axis=1)
         if P > 1:
             _, cache = self.extend(cache, moved[:, :-1], 0, P - lengths)
-        seen = None
-        if self.options.repetition_penalty != 1:
-            nothing = jnp.zeros((B, self.vocab_size), bool)
-            seen = nothing.at[jnp.arange(B)[:, None], moved].max(places >= 0)
-        cache, newest, seen, finished = jax.tree.map(
-            lambda x: jnp.repeat(x, K, axis=0), (cache, moved[:, -1], seen, lengths == 0)
+        past = None
+        if self._rules(P) is not None:
+            nothing = jnp.iinfo(jnp.int32).max
+            prompt = jnp.where(places >= 0, moved, nothing)
+            past = jnp.pad(prompt, ((0, 0), (0, E)), constant_values=nothing)
+        cache, newest, past, finished = jax.tree.map(
+            lambda x: jnp.repeat(x, K, axis=0), (cache, moved[:, -1], past, lengths == 0)
         )
         tokens, log_probabilities = jnp.full((B * K, E), self._fill, jnp.int32), jnp.zeros((B * K, E), jnp.float32)
         written = jnp.zeros(B * K, jnp.int32)
-        return Continuations(cache, newest, seen, tokens, log_probabilities, finished, written)
+        return Continuations(cache, newest, past, tokens, log_probabilities, finished, written)
 
     def proceed(
         self, written: Continuations, width: int, lengths: jax.Array, row_ids: jax.Array, steps: jax.Array | int
@@ -108,19 +110,19 @@ class Writer:
             cache = jax.tree.map(lambda x: x[None], so_far.cache) if single else so_far.cache
             logits, cache = self.extend(cache, so_far.newest[:, None], position, start)
             cache = jax.tree.map(lambda x: x[0], cache) if single else cache
-            token, added = self._choose(logits[:, 0], so_far.seen, keys, position - start)
+            token, added = self._choose(logits[:, 0], so_far.past, keys, position, start, width)
             ended = so_far.finished
             newest = jnp.where(ended, so_far.newest, token)
             token, added = jnp.where(ended, self._fill, token), jnp.where(ended, 0.0, added)
-            seen = so_far.seen
-            if seen is not None:
-                seen = seen.at[jnp.arange(len(token)), token].set(True)
+            past = so_far.past
+            if past is not None:
+                past = past.at[:, position + 1].set(token)
             tokens = so_far.tokens.at[:, count].set(token)
             log_probabilities = so_far.log_probabilities.at[:, count].set(added)
-            if self.eos_id is not None:
-                ended |= token == self.eos_id
+            if self._ends:
+                ended |= is_end(token, self._ends)
             return count + 1, Continuations(
-                cache, newest, seen, tokens, log_probabilities, ended, jnp.full_like(so_far.written, count + 1)
+                cache, newest, past, tokens, log_probabilities, ended, jnp.full_like(so_far.written, count + 1)
             )
 
         # Between steps, the cache of a single row has no axis for rows: with it, XLA for CPUs would copy the cache four
@@ -131,21 +133,41 @@ class Writer:
         written = jax.lax.while_loop(unfinished, advance, (first, written))[1]
         return written._replace(cache=jax.tree.map(lambda x: x[None], written.cache)) if single else written
 
+    @property
+    def _ends(self) -> tuple[int, ...]:
+        """The ids that end a continuation."""
+        return (*(() if self.eos_id is None else (self.eos_id,)), *self.options.end_ids)
+
+    @property
+    def _forbidden(self) -> list[int]:
+        return never_chosen(self.bos_id, self.pad_id, self._ends)
+
+    def _rules(self, width: int) -> Rules | None:
+        """Return what changes logits, given the width of the prompts."""
+        return rules(self.options, self._ends, self._forbidden, width)
+
     def _choose(
-        self, logits: jax.Array, seen: jax.Array | None, keys: jax.Array, positions: jax.Array
+        self,
+        logits: jax.Array,
+        past: jax.Array | None,
+        keys: jax.Array,
+        position: jax.Array,
+        start: jax.Array,
+        width: int,
     ) -> tuple[jax.Array, jax.Array]:
         """Return the next token (N,) and its log-probability (N,), given logits (N, V)."""
-        forbidden, options = jnp.array(never_chosen(self.bos_id, self.eos_id, self.pad_id), jnp.int32), self.options
+        forbidden, options = jnp.array(self._forbidden, jnp.int32), self.options
         allowed = logits.at[:, forbidden].set(-jnp.inf).at[:, self.vocab_size :].set(-jnp.inf)
-        if seen is not None:
-            allowed = penalize(allowed, seen, options.repetition_penalty)
+        change = self._rules(width)
+        if change is not None and past is not None:
+            allowed = change(allowed, past, position)
         if self.greedy or not options.temperature:
             token = allowed.argmax(axis=-1).astype(jnp.int32)
         else:
             token = draw(
                 allowed,
                 keys,
-                positions,
+                position - start,
                 temperature=options.temperature,
                 top_k=options.top_k,
                 top_p=options.top_p,

@@ -19,6 +19,11 @@ class SamplingConfig:
     top_p: float = 1.0  # 1 for all tokens
     seed: int = 0  # of the random draws; the draws of each record are independent
     n_best: int = 1  # number of outputs for each record
+    end_ids: tuple[int, ...] = ()  # ids that end an output, besides the end id of the tokenizer
+    forbidden_ids: tuple[int, ...] = ()  # ids that are never chosen
+    min_tokens: int = 0  # shortest output in tokens, with the one that ends it; 0 and 1 allow any
+    no_repeat_ngram: int = 0  # no sequence of this many tokens occurs twice; 0 for no rule
+    repetition_penalty: float = 1.0  # θ, see `penalize`; 1 for none
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""
@@ -49,6 +54,14 @@ class SamplingConfig:
                 f"must be at most {self.most_found}, the number of outputs that a search finds: raise "
                 "decoding.beam_size to n_best (encoder–decoders only), or sample with decoding.temperature = 1.0",
             )
+        for name in ("end_ids", "forbidden_ids"):
+            if any(i < 0 for i in getattr(self, name)):
+                yield name, "must hold ids of the vocabulary, which are at least 0; use () for none"
+        for name in ("min_tokens", "no_repeat_ngram"):
+            if getattr(self, name) < 0:
+                yield name, "must be at least 0, which is no rule"
+        if not 0 < self.repetition_penalty < math.inf:
+            yield "repetition_penalty", "must be finite, positive; use 1.0 for none, 1.2 for Keskar et al. 2019"
 
     @property
     def most_found(self) -> int:
@@ -60,7 +73,6 @@ class SamplingConfig:
 class GenerationConfig(SamplingConfig):
     """Settings for the continuation of prompts by a language model."""
 
-    repetition_penalty: float = 1.0  # θ, see `penalize`; 1 for none
     stop_strings: tuple[str, ...] = ()  # a continuation ends before the first of these strings in it
     turn_separator: str = "\n"  # follows every turn of a prompt that is given as several turns
     prepend_begin: bool = False  # the begin id precedes every prompt, and every text to score
@@ -68,8 +80,6 @@ class GenerationConfig(SamplingConfig):
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""
         yield from super().problems()
-        if not 0 < self.repetition_penalty < math.inf:
-            yield "repetition_penalty", "must be finite, positive; use 1.0 for none, 1.2 for Keskar et al. 2019"
         if not all(isinstance(string, str) and string for string in self.stop_strings):
             yield "stop_strings", "must hold strings that are not empty, e.g. ('\\n',); use () for none"
 
@@ -87,6 +97,8 @@ class DecodingConfig(SamplingConfig):
     stopping_rule: str = "exact"  # when a beam search ends, see `beam_search`
     at_limit: str = "cut"  # the last token of an output of the largest length: "cut": any, "end": EOS, at no cost
     max_ratio: float = 1.0  # tokens of output per position of the padded source
+    first_id: int = -1  # the id that every output begins with, e.g. of a language; -1 for any
+    renormalize: bool = False  # beam search ranks by probabilities that sum to 1 over the tokens that may be chosen
 
     def max_length(self, source_length: int) -> int:
         """Return T for sources padded to `source_length` positions."""
@@ -105,6 +117,8 @@ class DecodingConfig(SamplingConfig):
             yield "stopping_rule", f"must be one of {', '.join(STOPPING_RULES)}; use exact if in doubt"
         if self.at_limit not in ("cut", "end"):
             yield "at_limit", "must be cut, or end for outputs that always end in EOS"
+        if self.first_id < -1:
+            yield "first_id", "must be an id of the vocabulary, or -1 for any first token"
         if not 0 <= self.max_ratio < math.inf:
             yield "max_ratio", "must be finite, at least 0; use 1.0 for outputs about as long as their sources"
 

@@ -1,6 +1,7 @@
 """Random draws from a model, and the distributions to draw from. See the package for the shapes."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,9 +11,11 @@ import numpy as np
 from transformer_jax.decoding.steps import (
     IMPOSSIBLE,
     Cache,
+    Change,
     Hypotheses,
     Step,
     k_largest,
+    log_probability,
     never_chosen,
     one_by_one,
     take,
@@ -111,11 +114,6 @@ def draw(
     return jnp.take_along_axis(tokens, place[:, None], axis=-1)[:, 0]
 
 
-def log_probability(logits: jax.Array, token: jax.Array) -> jax.Array:
-    """Return the log-probability (N,) of a token (N,) by logits (N, V)."""
-    return jnp.take_along_axis(logits, token[:, None], axis=-1)[:, 0] - jax.nn.logsumexp(logits, axis=-1)
-
-
 def sample(
     step: Step,
     cache: Cache,
@@ -131,11 +129,13 @@ def sample(
     bos_id: int,
     eos_id: int,
     pad_id: int | None,
+    end_ids: Sequence[int] = (),
     vocab_size: int | None = None,
+    change: Change | None = None,
 ) -> Hypotheses:
     """Draw K = `num_samples` independent outputs for each row, ordered by score. Outputs may be equal.
 
-    The score of an output is its log-probability under the model's own distribution, before `truncate`.
+    The score of an output is its log-probability under the model's own distribution, before `change` and `truncate`.
 
     `cache` has B rows; this function repeats each of them K times. `row_ids` (B,) are integers that identify the rows.
     The draws of a row depend only on `key` and its id, not on the rest of the batch or on the row's place in it. Ids ≥
@@ -145,18 +145,21 @@ def sample(
     Raises ValueError if `temperature`, `top_k` or `top_p` is out of range, see `truncate`.
     """
     B, K, T = batch_size, num_samples, max_length
-    forbidden, keys = jnp.array(never_chosen(bos_id, eos_id, pad_id), jnp.int32), row_keys(key, row_ids, K)
+    forbidden = jnp.array(never_chosen(bos_id, pad_id, (eos_id, *end_ids)), jnp.int32)
+    keys = row_keys(key, row_ids, K)
 
-    def choose(logits, position):
+    def choose(logits, tokens, position):
         allowed = logits.at[:, forbidden].set(-jnp.inf)
         if vocab_size is not None:
             allowed = allowed.at[:, vocab_size:].set(-jnp.inf)
+        if change is not None:
+            allowed = change(allowed, tokens, position)
         positions = jnp.broadcast_to(position, keys.shape)
         token = draw(allowed, keys, positions, temperature=temperature, top_k=top_k, top_p=top_p)
         return token, log_probability(logits, token)
 
     cache = jax.tree.map(lambda x: jnp.repeat(x, K, axis=0), cache)
-    ids: dict[str, Any] = {"bos_id": bos_id, "eos_id": eos_id, "pad_id": pad_id}
+    ids: dict[str, Any] = {"bos_id": bos_id, "eos_id": eos_id, "pad_id": pad_id, "end_ids": end_ids}
     tokens, total = one_by_one(step, cache, choose, rows=B * K, max_length=T, **ids)
     total, order = jax.lax.top_k(total.reshape(B, K), K)
     return Hypotheses(take(tokens.reshape(B, K, T), order), total, total)

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 
 from transformer_jax.decoding.beam import beam_search
 from transformer_jax.decoding.options import DecodingConfig, SamplingConfig
+from transformer_jax.decoding.rules import rules
 from transformer_jax.decoding.sampling import sample
-from transformer_jax.decoding.steps import Cache, Hypotheses, Step, certain, greedy
+from transformer_jax.decoding.steps import Cache, Hypotheses, Step, certain, greedy, never_chosen
 
 
 def search(
@@ -28,6 +29,9 @@ def search(
     """
     if isinstance(options, DecodingConfig) and options.at_limit == "end":
         step = _ended(step, common["max_length"] - 1, common["eos_id"])
+    ends = (common["eos_id"], *options.end_ids)
+    change = rules(options, ends, never_chosen(common["bos_id"], common["pad_id"], ends))
+    common |= {"end_ids": options.end_ids, "change": change}
     if options.temperature and not only_greedy:
         return sample(
             step,

@@ -1,7 +1,9 @@
 """Steps of a model, and the search that takes one token at a time. See the package for the shapes."""
 
+import functools
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -9,6 +11,8 @@ import jax.numpy as jnp
 
 Cache = Any
 Step = Callable[[Cache, jax.Array, jax.Array], tuple[jax.Array, Cache]]
+# Changes scores (N, V) of the next token, given the tokens so far (N, S) and the position of the newest, see `rules`.
+Change = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 IMPOSSIBLE = -1e9  # used for log 0; finite, so that differences are never NaN
 
@@ -47,6 +51,11 @@ def k_largest(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     return values, jnp.take_along_axis(chosen, places // size, axis=-1) * size + places % size
 
 
+def log_probability(logits: jax.Array, token: jax.Array) -> jax.Array:
+    """Return the log-probability (N,) of a token (N,) by logits (N, V)."""
+    return jnp.take_along_axis(logits, token[:, None], axis=-1)[:, 0] - jax.nn.logsumexp(logits, axis=-1)
+
+
 def best_tokens(logits: jax.Array, k: int, forbidden: list[int]) -> tuple[jax.Array, jax.Array]:
     """Return log-probabilities and ids (N, C), C ≥ k if V ≥ k, of tokens that include the k best allowed ones.
 
@@ -58,24 +67,32 @@ def best_tokens(logits: jax.Array, k: int, forbidden: list[int]) -> tuple[jax.Ar
     return jnp.where(barred, IMPOSSIBLE, jnp.maximum(log_probabilities, IMPOSSIBLE)), tokens
 
 
-def never_chosen(bos_id: int | None, eos_id: int | None, pad_id: int | None) -> list[int]:
-    return sorted({i for i in (bos_id, pad_id) if i is not None} - {eos_id})
+def never_chosen(bos_id: int | None, pad_id: int | None, ends: Sequence[int]) -> list[int]:
+    """Return BOS and PAD, unless they are among `ends`, the ids that end an output."""
+    return sorted({i for i in (bos_id, pad_id) if i is not None} - {*ends})
+
+
+def is_end(tokens: jax.Array, ends: Sequence[int]) -> jax.Array:
+    """Return True where a token is one of the ids `ends`, of which there is at least one."""
+    return functools.reduce(operator.or_, [tokens == i for i in ends])
 
 
 def one_by_one(
     step: Step,
     cache: Cache,
-    choose: Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]],
+    choose: Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]],
     *,
     rows: int,
     max_length: int,
     bos_id: int,
     eos_id: int,
     pad_id: int | None,
+    end_ids: Sequence[int] = (),
 ) -> tuple[jax.Array, jax.Array]:
     """Choose one token per row and step until EOS → tokens (N, T) and their total log-probabilities (N,).
 
-    `choose` maps logits (N, V) and a position to the next token of each row and its log-probability, both (N,).
+    `choose` maps logits (N, V), the tokens so far (N, 1 + T) and the position of the newest to the next token of each
+    row and its log-probability, both (N,).
     """
     fill = eos_id if pad_id is None else pad_id
 
@@ -86,10 +103,10 @@ def one_by_one(
     def advance(state):
         position, tokens, total, finished, cache = state
         logits, cache = step(cache, tokens[:, position], position)
-        token, log_probability = choose(logits, position)
+        token, log_probability = choose(logits, tokens, position)
         total += jnp.where(finished, 0.0, log_probability)
         tokens = tokens.at[:, position + 1].set(jnp.where(finished, fill, token))
-        return position + 1, tokens, total, finished | (token == eos_id), cache
+        return position + 1, tokens, total, finished | is_end(token, (eos_id, *end_ids)), cache
 
     tokens = jnp.full((rows, 1 + max_length), fill, jnp.int32).at[:, 0].set(bos_id)
     total, finished = jnp.zeros(rows, jnp.float32), jnp.zeros(rows, bool)
@@ -105,16 +122,31 @@ def take(beams: Any, chosen: jax.Array) -> Any:
 
 
 def greedy(
-    step: Step, cache: Cache, *, batch_size: int, max_length: int, bos_id: int, eos_id: int, pad_id: int | None
+    step: Step,
+    cache: Cache,
+    *,
+    batch_size: int,
+    max_length: int,
+    bos_id: int,
+    eos_id: int,
+    pad_id: int | None,
+    end_ids: Sequence[int] = (),
+    change: Change | None = None,
 ) -> Hypotheses:
-    """Choose the most probable token at every position until EOS. K = 1, and scores are log-probabilities."""
-    forbidden = never_chosen(bos_id, eos_id, pad_id)
+    """Choose the most probable token at every position until EOS. K = 1, and scores are log-probabilities.
 
-    def choose(logits, _):
+    With `change`, the token is the best one by the changed logits. `change` excludes PAD and BOS.
+    """
+    forbidden = never_chosen(bos_id, pad_id, (eos_id, *end_ids))
+
+    def choose(logits, tokens, position):
+        if change is not None:
+            token = change(logits, tokens, position).argmax(axis=-1).astype(jnp.int32)
+            return token, log_probability(logits, token)
         log_probabilities, candidates = best_tokens(logits, 1, forbidden)
         best = log_probabilities.argmax(axis=-1, keepdims=True)
         return jnp.take_along_axis(candidates, best, axis=-1)[:, 0], log_probabilities.max(axis=-1)
 
-    ids: dict[str, Any] = {"bos_id": bos_id, "eos_id": eos_id, "pad_id": pad_id}
+    ids: dict[str, Any] = {"bos_id": bos_id, "eos_id": eos_id, "pad_id": pad_id, "end_ids": end_ids}
     tokens, total = one_by_one(step, cache, choose, rows=batch_size, max_length=max_length, **ids)
     return Hypotheses(tokens[:, None], total[:, None], total[:, None])

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 PART = "\N{REPLACEMENT CHARACTER}"  # what decoders make of the first bytes of a character
 
 
@@ -9,6 +11,12 @@ def cut_at(text: str, stop: Sequence[str]) -> str | None:
     """Return the text before the first occurrence of a stop string, or None if there is none."""
     places = [place for string in stop if (place := text.find(string)) >= 0]
     return text[: min(places)] if places else None
+
+
+def before_end(tokens: np.ndarray, ends: Sequence[int]) -> np.ndarray:
+    """Return the tokens (T,) before the first of the ids `ends`."""
+    found = np.flatnonzero(np.isin(tokens, np.array(ends, np.int64)))
+    return tokens[: found[0]] if len(found) else tokens
 
 
 def certain(text: str, stop: Sequence[str]) -> str:

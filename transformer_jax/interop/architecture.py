@@ -2,9 +2,10 @@
 
 import abc
 import dataclasses
+import re
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -16,6 +17,9 @@ from transformer_jax.interop.tensors import InteropError
 
 Json = Mapping[str, Any]
 NOTHING: Mapping[str, Any] = types.MappingProxyType({})
+# What torch.compile, DistributedDataParallel, FSDP and PEFT put into names of tensors.
+INSIDE = r"(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
+WRAPPERS = re.compile(rf"^(module\.|base_model\.model\.|{INSIDE})+|{INSIDE}")
 
 
 class FieldError(InteropError):
@@ -47,6 +51,8 @@ class ConfigMap:
     theirs: keys of theirs that must have these values. They are transformers' defaults, and are not written.
     ours: fields of ours that have these values.
     derived: fields of ours that follow from the others, by default the width of heads.
+    aliases: other names of their keys, which transformers reads as well.
+    more: further keys of theirs that are read, or that have no effect.
     """
 
     model: type
@@ -55,11 +61,29 @@ class ConfigMap:
     theirs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     ours: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     derived: Callable[[Mapping[str, Any]], Mapping[str, Any]] = widths
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    more: Collection[str] = ()
+
+    @property
+    def known(self) -> set[str]:
+        """The keys of theirs that are read."""
+        return {*self.names, *self.choices, *self.theirs, *self.aliases, *self.more}
+
+    def _with_names(self, config: Json) -> Json:
+        """Return the config without aliases. Raises InteropError if a key and its alias have different values."""
+        found = dict(config)
+        for alias, key in self.aliases.items():
+            value = found.pop(alias, None)
+            if value is not None and found.setdefault(key, value) != value:
+                raise InteropError(
+                    f"config.json: {alias} = {value!r} and {key} = {found[key]!r} mean the same and differ: remove one"
+                )
+        return found
 
     def read(self, config: Json) -> dict[str, Any]:
         """Return fields of our model config. Raises InteropError for values that are invalid or not supported."""
         try:
-            fields = self.fields(config)
+            fields = self.fields(self._with_names(config))
             for field, rule in self.model(**fields).problems():
                 raise FieldError(field, fields.get(field), rule)
         except FieldError as error:
@@ -114,12 +138,19 @@ class Outputs(NamedTuple):
 
     size: their number.
     settings: dotted keys of our config that they determine.
-    order: output i of ours is output order[i] of theirs; () if the order is the same.
+    order: output i of ours is output order[i] of theirs, or -1 if theirs lacks it; () if the order is the same.
+    names: what each output of ours means.
     """
 
     size: int = 0
     settings: Mapping[str, Any] = NOTHING
     order: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """The names, without those that theirs lacks."""
+        return tuple(name for i, name in enumerate(self.names) if not self.order or self.order[i] >= 0)
 
 
 class Head(abc.ABC):
@@ -140,13 +171,13 @@ class Head(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Fixed(Head):
-    """A head with `size` outputs, which has the same `settings` in every model."""
+    """A head with outputs called `names`, which has the same `settings` in every model."""
 
-    size: int = 0
+    names: tuple[str, ...] = ()
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def read(self, config: Json) -> Outputs:
-        return Outputs(self.size, self.settings)
+        return Outputs(len(self.names), self.settings, names=self.names)
 
     def write(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
         same = all(settings.get(key, value) == value for key, value in self.settings.items())
@@ -160,7 +191,7 @@ class Classes(Head):
         labels = labels_of(config)
         if len(labels) < 2 or config.get("problem_type") not in (None, "single_label_classification"):
             return None
-        return Outputs(len(labels), {"data.labels": labels})
+        return Outputs(len(labels), {"data.labels": labels}, names=labels)
 
     def write(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         return label_keys(settings["data.labels"]) | {"problem_type": "single_label_classification"}
@@ -171,28 +202,31 @@ class Value(Head):
 
     def read(self, config: Json) -> Outputs | None:
         fits = len(labels_of(config)) == 1 and config.get("problem_type") in (None, "regression")
-        return Outputs(1) if fits else None
+        return Outputs(1, names=("value",)) if fits else None
 
     def write(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         return label_keys(["LABEL_0"]) | {"problem_type": "regression"}
 
 
 class Tags(Head):
-    """A head with an output for each tag of a word, e.g. O, B-PER and I-PER."""
+    """A head with an output for each tag of a word, e.g. O, B-PER and I-PER.
+
+    It may lack tags, e.g. B-PER after training on IOB1, where B only separates an entity from one of the same type.
+    """
 
     def read(self, config: Json) -> Outputs:
         theirs = labels_of(config)
         kinds = tuple(dict.fromkeys(tag.partition("-")[2] for tag in theirs if tag != "O"))
         for scheme, prefixes in PREFIXES.items():
             ours = ["O", *(f"{prefix}-{kind}" for kind in kinds for prefix in prefixes)]
-            if sorted(ours) == sorted(theirs):
-                order = tuple(theirs.index(tag) for tag in ours)
+            if {"O", *theirs} <= set(ours) and len(set(theirs)) == len(theirs) > 1:
+                order = tuple(theirs.index(tag) if tag in theirs else -1 for tag in ours)
                 identity = order == tuple(range(len(ours)))
                 settings = {"data.types": kinds, "data.scheme": scheme}
-                return Outputs(len(ours), settings, () if identity else order)
+                return Outputs(len(ours), settings, () if identity else order, tuple(ours))
         raise InteropError(
-            f"config.json: id2label has {', '.join(theirs)}: supported are O and, for each type of entity, B and I, or "
-            "B, I, E and S"
+            f"config.json: id2label has {', '.join(theirs)}: supported are different tags among O and, for each type "
+            "of entity, B and I, or B, I, E and S"
         )
 
     def write(self, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -241,8 +275,10 @@ class Architecture:
     example: tokens (B, T) → arguments with which the module is initialized.
     around: (begin, end): which special ids the tokenizer of transformers puts around a text.
     renamed: (old, new) ends of names, which files of older versions have.
+    ties: other name of a tensor → its name here. A file may hold a tied tensor under either.
     unused: regular expression of names that need no place here.
     more: further keys of config.json.
+    generates: keys of `generate` that are read, or that leave a choice to config.decoding. (): it writes no text.
     """
 
     name: str
@@ -261,15 +297,18 @@ class Architecture:
     special_ids: Callable[[Mapping[str, int | None]], dict[str, Any]] = lambda ids: {}
     example: Callable[[Array], tuple[Array, ...]] = lambda tokens: (tokens, tokens == 0)
     renamed: Sequence[tuple[str, str]] = ()
+    ties: Mapping[str, str] = dataclasses.field(default_factory=dict)
     unused: str = "(?!)"
     more: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    generates: Collection[str] = ()
 
     def names(self, theirs: Sequence[str]) -> dict[str, str]:
         """Return the name in the table of each tensor of a file → its name in the file."""
-        headless = not any(name.startswith(self.prefix) for name in theirs)
+        unwrapped = {name: WRAPPERS.sub("", name) for name in theirs}
+        headless = not any(name.startswith(self.prefix) for name in unwrapped.values())
         names = {}
-        for name in theirs:
-            known = f"{self.prefix}{name}" if headless else name
+        for name, inner in unwrapped.items():
+            known = f"{self.prefix}{inner}" if headless else inner
             for old, new in self.renamed:
                 known = known.removesuffix(old) + new if known.endswith(old) else known
             names[known] = name

@@ -1,5 +1,6 @@
 """BERT of transformers (`BertModel` and its heads), as `models.bert`."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -9,6 +10,7 @@ from transformer_jax.interop.architecture import Architecture, Classes, ConfigMa
 from transformer_jax.interop.layouts import JOINING, LINEAR, Entry, Layout, linear, norm
 from transformer_jax.models import bert
 
+NEVER = -1e4  # the bias of outputs that a folder lacks, so that they are not predicted
 CONFIG = ConfigMap(
     bert.BertConfig,
     names={
@@ -86,12 +88,19 @@ def pretraining(model: bert.BertConfig, outputs: Outputs) -> list[Entry]:
 
 def with_head(model: bert.BertConfig, outputs: Outputs, *, name: str = "classifier") -> list[Entry]:
     """Return the entries of an encoder with a linear map called `name`."""
-    return [*encoder(model), *linear("head", name, Layout(LINEAR.inputs, LINEAR.transposed, order=outputs.order))]
+    kernel, bias = linear("head", name, Layout(LINEAR.inputs, LINEAR.transposed, order=outputs.order))
+    never = dataclasses.replace(bias.layout, absent=NEVER)
+    return [*encoder(model), kernel, dataclasses.replace(bias, layout=never)]
 
 
 def _pretraining(model: bert.BertConfig, outputs: int) -> nn.Module:
     return bert.Pretraining(model)
 
+
+TIED = {
+    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
 
 _architecture: Any = functools.partial(
     Architecture,
@@ -104,7 +113,9 @@ _architecture: Any = functools.partial(
 )
 _with_head: Any = functools.partial(_architecture, table=with_head, module=bert.Classifier)
 _with_tags: Any = functools.partial(_architecture, module=bert.TokenClassifier, lacks=("bert/pooler",))
-_pretrained: Any = functools.partial(_architecture, task="bert_pretraining", module=_pretraining, table=pretraining)
+_pretrained: Any = functools.partial(
+    _architecture, task="bert_pretraining", module=_pretraining, table=pretraining, ties=TIED
+)
 ALONE = Fixed(settings={"masking.next_sentence": False})
 
 ARCHITECTURES = (
@@ -113,12 +124,12 @@ ARCHITECTURES = (
     _pretrained("BertModel", head=ALONE, lacks=("masked_lm", "next_sentence"), optional=("bert/pooler",), bare=True),
     _with_head("BertForSequenceClassification", task="classification", head=Classes()),
     _with_head("BertForSequenceClassification", task="regression", head=Value()),
-    _with_head("BertForMultipleChoice", task="multiple_choice", head=Fixed(1)),
+    _with_head("BertForMultipleChoice", task="multiple_choice", head=Fixed(("choice",))),
     _with_tags("BertForTokenClassification", task="tagging", table=with_head, head=Tags()),
     _with_tags(
         "BertForQuestionAnswering",
         task="question_answering",
         table=functools.partial(with_head, name="qa_outputs"),
-        head=Fixed(2),
+        head=Fixed(("start", "end")),
     ),
 )

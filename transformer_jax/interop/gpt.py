@@ -7,6 +7,7 @@ from typing import Any
 
 import flax.linen as nn
 
+from transformer_jax.interop import generation
 from transformer_jax.interop.architecture import (
     Architecture,
     Classes,
@@ -32,6 +33,12 @@ COMMON = SHARED | {
     "positions": "learned",
     "attention_bias": True,
     "feed_forward_bias": True,
+}
+ALIASES = {
+    "hidden_size": "n_embd",
+    "max_position_embeddings": "n_positions",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
 }
 SIZES = {
     "n_embd": ("d_model", 768),
@@ -67,6 +74,8 @@ class LlamaMap(ConfigMap):
         kind = rotary.get("rope_type", rotary.get("type", "default"))
         if kind != "default":
             raise InteropError(f"config.json: rope_type = {kind!r} is not supported, only 'default'")
+        if (part := rotary.get("partial_rotary_factor", 1)) != 1:
+            raise InteropError(f"config.json: partial_rotary_factor = {part!r} is not supported, only 1")
         if "rope_theta" in rotary:
             given["rope_theta"] = rotary["rope_theta"]
         fields = super().fields(given)
@@ -94,6 +103,7 @@ OPENAI = GPTMap(
     },
     ours=COMMON | {"norm": "post"},
     derived=lambda fields: widths(fields) | {"d_ff": 4 * fields["d_model"]},
+    aliases=ALIASES,
 )
 GPT2 = GPTMap(
     gpt.GPTConfig,
@@ -120,6 +130,7 @@ GPT2 = GPTMap(
     theirs={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
     ours=COMMON | {"norm": "pre"},
     derived=_wider,
+    aliases=ALIASES,
 )
 LLAMA = LlamaMap(
     gpt.GPTConfig,
@@ -148,6 +159,7 @@ LLAMA = LlamaMap(
     },
     ours=SHARED | {"norm": "pre", "norm_type": "rms_norm", "positions": "rotary", "feed_forward": "gated"},
     derived=lambda fields: {"value_dim": fields["head_dim"]},
+    more=("rope_scaling", "rope_parameters"),
 )
 
 
@@ -216,6 +228,18 @@ class OnPlainText(Head):
         return self.kind.write(settings) if settings["fine_tuning.plain_text"] else None
 
 
+class Continuation(Head):
+    """The output layer of a language model. Its settings are the rules of `generate`."""
+
+    def read(self, config: Json) -> Outputs:
+        return Outputs(settings={f"decoding.{key}": value for key, value in generation.rules(config).items()})
+
+    def generation(self, settings: Mapping[str, Any], special_ids: Mapping[str, int | None]) -> dict[str, Any]:
+        ours = {key.removeprefix("decoding."): value for key, value in settings.items()}
+        keys = generation.keys_of(ours, special_ids.get("eos_id"))
+        return _special_ids(special_ids) | keys if keys else {}
+
+
 def _special_ids(ids: Mapping[str, int | None]) -> dict[str, Any]:
     """Return keys of config.json."""
     return {f"{name.removesuffix('_id')}_token_id": i for name, i in ids.items()}
@@ -249,6 +273,8 @@ _architecture: Any = functools.partial(
     module=_language_model,
     begins="decoding.prepend_begin",
     special_ids=_special_ids,
+    head=Continuation(),
+    generates=generation.RULES | {"max_length", "max_new_tokens"},
 )
 _openai: Any = functools.partial(
     _architecture,
@@ -256,6 +282,7 @@ _openai: Any = functools.partial(
     config=OPENAI,
     table=_openai_names,
     prefix="transformer.",
+    ties={"lm_head.weight": "transformer.tokens_embed.weight"},
     unused=r".*\.attn\.bias|.*position_ids|lm_head\.weight",  # masks of older versions, and the tied output layer
 )
 _gpt2: Any = functools.partial(
@@ -264,6 +291,7 @@ _gpt2: Any = functools.partial(
     config=GPT2,
     table=with_conv1d,
     prefix="transformer.",
+    ties={"lm_head.weight": "transformer.wte.weight"},
     unused=r".*\.attn\.(masked_)?bias|lm_head\.weight",
 )
 _classifying: Any = functools.partial(
@@ -274,6 +302,7 @@ _classifying: Any = functools.partial(
     lacks=("gpt/output",),
     begins="",
     special_ids=_padded,
+    generates=(),
 )
 
 ARCHITECTURES = (
@@ -289,6 +318,7 @@ ARCHITECTURES = (
         config=LLAMA,
         table=llama,
         prefix="model.",
+        ties={"lm_head.weight": "model.embed_tokens.weight"},
         unused=r".*rotary_emb\.inv_freq|lm_head\.weight",
     ),
 )

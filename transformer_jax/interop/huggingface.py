@@ -6,6 +6,7 @@ neighbours say where each parameter is. `tokenizer_files` reads and writes the t
 
 import dataclasses
 import json
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,10 +19,12 @@ from flax import traverse_util
 
 from transformer_jax import files
 from transformer_jax.errors import UserError
-from transformer_jax.interop import bert, gpt, layouts, marian, tensors
+from transformer_jax.interop import bert, generation, gpt, keys, layouts, marian, tensors
 from transformer_jax.interop.architecture import NOTHING, Architecture, Outputs
 from transformer_jax.interop.layouts import Leaf, Slot
 from transformer_jax.interop.tensors import InteropError, Tensors
+
+log = logging.getLogger(__name__)
 
 ARCHITECTURES: tuple[Architecture, ...] = (*bert.ARCHITECTURES, *gpt.ARCHITECTURES, *marian.ARCHITECTURES)
 
@@ -86,7 +89,8 @@ def read(folder: os.PathLike | str, like: Any = None) -> Pretrained:
     table = slots(architecture, model, outputs)
     names = architecture.names(list(found))
     lacks = architecture.lacks + architecture.optional
-    leaves = layouts.read(table, found, names, lacks, architecture.unused)
+    leaves = layouts.read(table, found, names, lacks, architecture.unused, architecture.ties)
+    _warn(os.fspath(folder), architecture)
     return Pretrained(os.fspath(folder), architecture, model, outputs, table, leaves)
 
 
@@ -105,6 +109,7 @@ def describe(folder: os.PathLike | str) -> tuple[Architecture, Outputs, dict[str
             f"{folder}/config.json: architectures = {listed!r} is not supported: the first must be one of {known}"
         )
     try:
+        keys.refuse(config)
         fields = named[0].config.read(config)
         found = [(architecture, outputs) for architecture in named if (outputs := architecture.head.read(config))]
     except ValueError as error:
@@ -124,8 +129,30 @@ def read_config(folder: os.PathLike | str) -> dict[str, Any]:
     """
     if "://" in os.fspath(folder):
         raise InteropError(f"{folder}: tensors are mapped from local files; copy the folder to this machine")
-    config, generation = Path(folder) / "config.json", Path(folder) / "generation_config.json"
-    return _read_json(config) | (_read_json(generation) if generation.exists() else {})
+    config, other = _read_json(Path(folder) / "config.json"), Path(folder) / "generation_config.json"
+    if not other.exists():
+        return config
+    # Like transformers, which then ignores what an older config.json says about `generate`.
+    return {key: value for key, value in config.items() if key not in generation.NEUTRAL} | _read_json(other)
+
+
+def _warn(folder: str, architecture: Architecture) -> None:
+    """Log the keys that are not read although they may have an effect."""
+    config = read_config(folder)
+    if architecture.generates and (ignored := list(generation.ignored(config, set(architecture.generates)))):
+        log.warning(
+            "%s: these settings of `generate` are not taken over: %s; config.decoding has the keys that exist here",
+            folder,
+            ", ".join(ignored),
+        )
+    known = architecture.config.known | set(architecture.more)
+    if unknown := list(keys.unknown(config, known)):
+        log.warning(
+            "%s: config.json has keys that are unknown here, and have no effect: %s; compare predictions with those of "
+            "the original if they may matter",
+            folder,
+            ", ".join(unknown),
+        )
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -8,15 +8,26 @@ import dataclasses
 import functools
 import math
 import re
+import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from transformer_jax.interop.keys import QUANTIZED
 from transformer_jax.interop.tensors import InteropError, Tensors
 
 SHOWN = 10  # lines of a list that a message shows
+
+NO_TIES: Mapping[str, str] = types.MappingProxyType({})
+# Names of tensors by GPTQ and AWQ, FP8, compressed-tensors and bitsandbytes; and by PEFT.
+CODES = (
+    r"\.(qweight|qzeros|scales|g_idx|SCB|weight_format|weight_scale(_inv)?|input_scale|weight_packed|weight_shape"
+    r"|weight_zero_point|weight\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state\..*))$"
+)
+ADAPTERS = r"\.(lora_[AB]|lora_embedding_[AB]|base_layer|lora_magnitude_vector|modules_to_save)\."
+VALUES = ("F64", "F32", "F16", "BF16")  # types of tensors that hold values
 
 Shape = tuple[int, ...]
 
@@ -29,7 +40,8 @@ class Layout:
         of a linear map. 0: all axes are outputs, as in a bias. None: the axes are the same.
     transposed: the outputs come first in theirs.
     part: (i, n): theirs has n parts along its outputs, and ours is part i.
-    order: output i of ours is output order[i] of theirs; () if the order is the same.
+    order: output i of ours is output order[i] of theirs, or -1 if theirs lacks it; () if the order is the same.
+    absent: the value of outputs that theirs lacks.
     row: theirs has one more axis, of size 1, before the outputs.
     halves: features 2i and 2i + 1 of our heads, which rotary positions turn together, are i and H/2 + i in theirs.
     """
@@ -40,9 +52,15 @@ class Layout:
     order: tuple[int, ...] = ()
     row: bool = False
     halves: bool = False
+    absent: float = 0.0
+
+    def _stored(self, ours: Shape) -> Shape:
+        """Return the shape of the part of our parameter that their tensor has."""
+        return (*ours[:-1], sum(i >= 0 for i in self.order)) if self.order else ours
 
     def shape(self, ours: Shape) -> Shape:
         """Return the shape of their tensor."""
+        ours = self._stored(ours)
         if self.inputs is None:
             return ours
         outputs = math.prod(ours[self.inputs :]) * self.part[1]
@@ -61,13 +79,21 @@ class Layout:
 
     def read(self, tensor: np.ndarray, ours: Shape) -> np.ndarray:
         """Return our parameter, of shape `ours`. Where possible, it is a view."""
-        value = self._view(tensor, ours).reshape(ours)
-        return value[..., list(self.order)] if self.order else value
+        stored = self._stored(ours)
+        value = self._view(tensor, stored).reshape(stored)
+        if not self.order:
+            return value
+        return np.where(np.array(self.order) >= 0, value[..., list(self.order)], self.absent)
 
     def write(self, tensor: np.ndarray, value: np.ndarray) -> None:
         """Put our parameter into their tensor."""
-        view = self._view(tensor, value.shape)
-        view[..., list(self.order) if self.order else slice(None)] = value.reshape(view.shape)
+        stored = self._stored(value.shape)
+        view = self._view(tensor, stored)
+        if self.order:
+            order = np.array(self.order)
+            view[..., order[order >= 0]] = value[..., order >= 0].reshape(view.shape)
+        else:
+            view[...] = value.reshape(view.shape)
 
 
 SAME = Layout()
@@ -175,7 +201,12 @@ def resolve(entries: Iterable[Entry], shapes: Mapping[str, Shape]) -> list[Slot]
 
 
 def read(
-    slots: Sequence[Slot], tensors: Tensors, names: Mapping[str, str], lacks: Collection[str] = (), unused: str = "(?!)"
+    slots: Sequence[Slot],
+    tensors: Tensors,
+    names: Mapping[str, str],
+    lacks: Collection[str] = (),
+    unused: str = "(?!)",
+    ties: Mapping[str, str] = NO_TIES,
 ) -> dict[str, Leaf]:
     """Return our parameters by path.
 
@@ -185,11 +216,17 @@ def read(
         names: the name of each tensor in the table → its name in the folder.
         lacks: our modules that the folder may lack, e.g. "bert/pooler". The result then lacks them too.
         unused: regular expression of the names that need no place.
+        ties: other name → name of a tensor that the folder may hold under either.
 
     Raises:
-        InteropError: a tensor or a parameter has no counterpart, or one of another shape.
+        InteropError: a tensor or a parameter has no counterpart, or one of another shape, or a tensor holds integers.
     """
     expected = {name: slot.tensor_shape for slot in slots for name in slot.names}
+    names = dict(names)
+    for other, name in ties.items():
+        if name in expected and name not in names and other in names and other not in expected:
+            names[name] = names.pop(other)
+    _refuse_codes(tensors, names, expected)
     lacking = [slot for slot in slots if slot.path.startswith(tuple(f"{module}/" for module in lacks))]
     may_lack = {name for slot in lacking if names.keys().isdisjoint(slot.names) for name in slot.names}
     where = f"{tensors.folder}: config.json is of another model; copy all files of one. These tensors"
@@ -202,6 +239,20 @@ def read(
         lines = [f"{names[name]}: {found[name]} in the file, {expected[name]} by config.json" for name in wrong]
         raise InteropError(listing(f"{where} have other shapes:", lines))
     return {slot.path: Leaf(slot, lambda n: tensors[names[n]]) for slot in slots if may_lack.isdisjoint(slot.names)}
+
+
+def _refuse_codes(tensors: Tensors, names: Mapping[str, str], expected: Collection[str]) -> None:
+    """Raise InteropError if the tensors are those of a quantized model, or of adapters that are not merged."""
+    codes = [name for name in names if re.search(CODES, name)]
+    integers = [name for name in names.keys() & expected if tensors.dtype(names[name]) not in VALUES]
+    if found := sorted(codes + integers):
+        example = f"{names[found[0]]} of type {tensors.dtype(names[found[0]])}"
+        raise InteropError(f"{tensors.folder} has {example}: {QUANTIZED}")
+    if adapters := sorted(name for name in names if re.search(ADAPTERS, name)):
+        raise InteropError(
+            f"{tensors.folder} has {names[adapters[0]]}: the weights of an adapter are not merged. Load the model with "
+            "peft, and write the result of merge_and_unload() with save_pretrained"
+        )
 
 
 def check(slots: Sequence[Slot], shapes: Mapping[str, Shape]) -> None:

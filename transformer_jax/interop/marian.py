@@ -11,6 +11,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 
+from transformer_jax.interop import generation
 from transformer_jax.interop.architecture import Architecture, ConfigMap, Head, Json, Outputs, typed
 from transformer_jax.interop.layouts import JOINING, ROW, Entry, linear, norm
 from transformer_jax.interop.tensors import InteropError
@@ -19,6 +20,9 @@ from transformer_jax.models.transformer import Transformer, TransformerConfig
 STOPPING = {False: "hf_false", True: "hf_true", "never": "hf_never"}  # early_stopping → decoding.stopping_rule
 # (share_encoder_decoder_embeddings, tie_word_embeddings) → tie_embeddings
 TIES = {(True, True): "all", (False, True): "decoder", (False, False): "none"}
+
+
+SEARCH = {"early_stopping", "forced_eos_token_id", "length_penalty", "max_length", "max_new_tokens", "num_beams"}
 
 
 class _MarianMap(ConfigMap):
@@ -80,7 +84,16 @@ CONFIG = _MarianMap(
             {"gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu", "swish": "silu", "silu": "silu"},
         )
     },
-    theirs={"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0},
+    theirs={
+        "encoder_layerdrop": 0.0,
+        "decoder_layerdrop": 0.0,
+        "add_bias_logits": False,
+        "add_final_layer_norm": False,
+        "normalize_before": False,
+        "normalize_embedding": False,
+        "static_position_embeddings": True,
+        "extra_pos_embeddings": 0,
+    },
     ours={
         "architecture": "transformer",
         "num_kv_heads": 0,
@@ -93,6 +106,8 @@ CONFIG = _MarianMap(
         "feed_forward_bias": True,
         "output_bias": True,
     },
+    aliases={"hidden_size": "d_model", "num_attention_heads": "encoder_attention_heads"},
+    more=("decoder_attention_heads", "decoder_ffn_dim", "share_encoder_decoder_embeddings", "tie_word_embeddings"),
 )
 
 
@@ -135,11 +150,12 @@ class Translation(Head):
 
     def read(self, config: Json) -> Outputs:
         given = {key: value for key, value in config.items() if value is not None}
-        for key, least in (("num_beams", 1), ("max_length", 2)):
+        for key, least in (("num_beams", 1), ("max_length", 2), ("max_new_tokens", 1)):
             if typed(given, key, least, int) < least:
                 where = "generation_config.json or config.json"
                 raise InteropError(f"{where}: {key} = {given[key]}: must be at least {least}")
-        stopping, limit = given.get("early_stopping", False), given.get("max_length")
+        stopping = given.get("early_stopping", False)
+        limit = given["max_new_tokens"] + 1 if "max_new_tokens" in given else given.get("max_length")
         if stopping not in list(STOPPING):
             known = ", ".join(map(repr, STOPPING))
             raise InteropError(f"config.json: early_stopping = {stopping!r} is not supported: choose from {known}")
@@ -152,6 +168,7 @@ class Translation(Head):
             "max_ratio": 0.0,
             "max_extra": limit - 1 if limit else given.get("max_position_embeddings", 1024),  # theirs counts the first
         }
+        ours |= generation.rules_of_decoders(config)
         return Outputs(settings={f"decoding.{key}": value for key, value in ours.items()})
 
     def generation(self, settings: Mapping[str, Any], special_ids: Mapping[str, int | None]) -> dict[str, Any]:
@@ -172,7 +189,7 @@ class Translation(Head):
             content["length_penalty"] = ours["length_penalty"]
         if ours.get("max_ratio") == 0:
             content["max_length"] = ours["max_extra"] + 1
-        return content
+        return content | generation.keys_of(ours, end)
 
 
 def _special_ids(ids: Mapping[str, int | None]) -> dict[str, Any]:
@@ -212,6 +229,12 @@ ARCHITECTURES = (
         example=_example,
         # Fixed tables of positions, and tables that are tied to others.
         unused=r"model\.(en|de)coder\.embed_(positions|tokens)\.weight|lm_head\.weight",
+        ties={
+            "lm_head.weight": "model.shared.weight",
+            "model.decoder.embed_tokens.weight": "model.shared.weight",
+            "model.encoder.embed_tokens.weight": "model.shared.weight",
+        },
         more={"is_encoder_decoder": True},
+        generates=generation.RULES | generation.OF_DECODERS | SEARCH,
     ),
 )

@@ -88,6 +88,10 @@ class Tensors(Mapping[str, np.ndarray]):
     def shape(self, name: str) -> tuple[int, ...]:
         return self._places[name].shape
 
+    def dtype(self, name: str) -> str:
+        """Return the type of a tensor as the file names it, e.g. "F32"."""
+        return self._places[name].dtype
+
 
 def _listed(folder: Path) -> dict[Path, list[str] | None]:
     """Return the safetensors files of a folder, with the names that an index expects in each, or None."""

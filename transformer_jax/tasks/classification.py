@@ -102,8 +102,8 @@ def probabilities(logits: np.ndarray) -> np.ndarray:
 class TextOrPair(LabelTask):
     """A task with one output per text or per pair of texts, see `data.examples.Frame`."""
 
-    def __init__(self, config: Any, workdir: epath.PathLike | None, num_outputs: int):
-        super().__init__(config, workdir, num_outputs, views=1 + config.fine_tuning.both_orders)
+    def __init__(self, config: Any, workdir: epath.PathLike | None, outputs: Sequence[str]):
+        super().__init__(config, workdir, outputs, views=1 + config.fine_tuning.both_orders)
         data = config.data
         texts = {"text": data.text_column} | ({"second": data.second_column} if data.second_column else {})
         self.inputs, self.columns = len(texts), (*texts.values(), data.label_column)
@@ -160,7 +160,7 @@ class Classification(TextOrPair):
 
     def __init__(self, config: ClassificationConfig, workdir: epath.PathLike | None):
         self.labels = Labels(config.data.labels)
-        super().__init__(config, workdir, len(self.labels.names))
+        super().__init__(config, workdir, self.labels.names)
 
     def numbers(self, labels: Sequence[str], what: str) -> np.ndarray:
         return self.labels.encode(labels, what)
@@ -199,7 +199,7 @@ class Regression(TextOrPair):
     metrics: ClassVar = {name: name for name in ("loss", "pearson", "spearman")}
 
     def __init__(self, config: TextOrPairConfig, workdir: epath.PathLike | None):
-        super().__init__(config, workdir, 1)
+        super().__init__(config, workdir, ("value",))
 
     def numbers(self, labels: Sequence[str], what: str) -> np.ndarray:
         return encode_numbers(labels, what)

@@ -112,13 +112,15 @@ class LabelTaskConfig(FineTuningTaskConfig):
 class FineTuningTask(TextTask):
     """A task that fine-tunes a pre-trained model with a new head.
 
+    outputs: the meaning of each output of the head.
     views: how often the model reads each text, see `backbones.Backbone`.
     """
 
-    def __init__(self, config: Any, workdir: epath.PathLike | None, views: int = 1):
+    def __init__(self, config: Any, workdir: epath.PathLike | None, outputs: Sequence[str], views: int = 1):
         super().__init__(config, workdir)
         self.backbone = BACKBONES[config.model.architecture](config, views)
-        self.frozen, self.inherited = self.backbone.frozen(), self.backbone.inherited()
+        self.frozen = self.backbone.frozen()
+        self.inherited = self.backbone.inherited()._replace(outputs={"head": tuple(outputs)})
 
     def init(self, key: jax.Array) -> Params:
         tokens = jnp.zeros((self.backbone.views, 1), jnp.int32)
@@ -160,9 +162,9 @@ class LabelTask(FineTuningTask):
     "second", the place at which the second text starts.
     """
 
-    def __init__(self, config: Any, workdir: epath.PathLike | None, num_outputs: int, views: int = 1):
-        super().__init__(config, workdir, views)
-        self.model = self.backbone.classifier(num_outputs)
+    def __init__(self, config: Any, workdir: epath.PathLike | None, outputs: Sequence[str], views: int = 1):
+        super().__init__(config, workdir, outputs, views)
+        self.model = self.backbone.classifier(len(outputs))
 
     def means(self, logits: jax.Array, batch: Mapping[str, jax.Array]) -> dict[str, Mean]:
         """Return the loss L2 of the labels, and metrics, as means over the examples of a batch."""

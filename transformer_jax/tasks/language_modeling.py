@@ -22,7 +22,7 @@ from transformer_jax.data.sources import DataError
 from transformer_jax.data.text import ladder_batches
 from transformer_jax.decoding import Continuations, GenerationConfig, Writer
 from transformer_jax.decoding.sampling import log_probability
-from transformer_jax.decoding.stopping import certain, cut_at
+from transformer_jax.decoding.stopping import before_end, certain, cut_at
 from transformer_jax.models.gpt import GPT, GPTConfig
 from transformer_jax.models.recurrent_lm import RecurrentLM, RecurrentLMConfig
 from transformer_jax.tasks.text import TextTask, TextTaskConfig, cache_and_causality
@@ -43,11 +43,25 @@ class LanguageModelingConfig(TextTaskConfig):
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (dotted key, rule and remedy) for values that are inconsistent with each other."""
         yield from super().problems()
-        if self.decoding.max_extra >= self.model.max_length:
+        if self.model.max_length < 2:
+            yield "model.max_length", "must be at least 2: a token of the prompt, and one that follows"
+
+    def advice(self) -> Iterator[str]:
+        """Yield warnings about settings that are allowed but unwise."""
+        yield from super().advice()
+        if (fitted := self.fitted_decoding) != self.decoding:
             yield (
-                "decoding.max_extra",
-                f"must be below model.max_length = {self.model.max_length}, which includes the prompt",
+                f"config.decoding.max_extra = {self.decoding.max_extra}: continuations have at most "
+                f"{fitted.max_extra} tokens, half of model.max_length = {self.model.max_length}, which includes "
+                "the prompt"
             )
+
+    @property
+    def fitted_decoding(self) -> GenerationConfig:
+        """The section `decoding`, with a `max_extra` that leaves room for prompts."""
+        fits = self.decoding.max_extra < self.model.max_length
+        most = self.decoding.max_extra if fits else self.model.max_length // 2
+        return dataclasses.replace(self.decoding, max_extra=most)
 
 
 def _outputs(written: Continuations, rows: int) -> Outputs:
@@ -67,6 +81,7 @@ class LanguageModeling(TextTask):
     metrics: ClassVar = {name: name for name in ("loss", "perplexity", "bits_per_byte")}
 
     def __init__(self, config: LanguageModelingConfig, workdir: epath.PathLike | None):
+        config = dataclasses.replace(config, decoding=config.fitted_decoding)
         super().__init__(config, workdir)
         self.model = ARCHITECTURES[config.model.architecture](config.model)
         self.corpus = self.make_corpus({"text": config.data.text_column}, workdir, sources.text_file)
@@ -178,6 +193,7 @@ class LanguageModeling(TextTask):
     def _text(self, tokens: np.ndarray, log_probabilities: np.ndarray, unfinished: bool) -> tuple[str, float]:
         """Return the text of a continuation, and the log-probability of its tokens up to the first stop string."""
         stop, decode = self.config.decoding.stop_strings, self.corpus.tokenizers["text"].decode
+        tokens = before_end(tokens, self.config.decoding.end_ids)
 
         def until_stop(length: int) -> str | None:
             return cut_at(decode(tokens[:length]), stop)

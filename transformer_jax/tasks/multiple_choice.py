@@ -67,7 +67,7 @@ class MultipleChoice(LabelTask):
     metrics: ClassVar = {name: name for name in ("loss", "accuracy")}
 
     def __init__(self, config: MultipleChoiceConfig, workdir: epath.PathLike | None):
-        super().__init__(config, workdir, num_outputs=1)
+        super().__init__(config, workdir, ("choice",))
         data, names = config.data, config.data.texts
         self.labels = Labels(tuple(map(str, range(len(data.choice_columns)))), "data.choice_columns")
         self.inputs, self.columns = len(names), (*names, data.label_column)

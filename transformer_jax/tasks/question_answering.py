@@ -83,7 +83,7 @@ class QuestionAnswering(FineTuningTask):
     inputs = 2
 
     def __init__(self, config: QuestionAnsweringConfig, workdir: epath.PathLike | None):
-        super().__init__(config, workdir)
+        super().__init__(config, workdir, ("start", "end"))
         self.model = TokenClassifier(config.model, 2, config.fine_tuning.feature_layers)
         streams = {"question": "question", "text": "context"}
         self.corpus = self.make_corpus(streams, workdir, annotated.squad_file, ("answers",))

@@ -17,6 +17,7 @@ from transformer_jax.data.batching import Batches
 from transformer_jax.data.examples import columns_of
 from transformer_jax.data.text import Corpus, ParallelData, Stream, bucket_batches, ladder_batches
 from transformer_jax.decoding import DecodingConfig
+from transformer_jax.decoding.stopping import before_end
 from transformer_jax.errors import UserError
 from transformer_jax.models.counting import forward_flops
 from transformer_jax.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
@@ -97,6 +98,8 @@ class SequenceToSequenceConfig(TextTaskConfig):
                 f"must not exceed model.target_vocab_size = {model.target_vocab_size}, the number of tokens to choose "
                 "from; 4 to 10 are usual",
             )
+        if self.decoding.first_id >= model.target_vocab_size:
+            yield "decoding.first_id", f"must be below model.target_vocab_size = {model.target_vocab_size}, or -1"
         if model.shares_tables and not data.joint_tokenizer and not self.init_from:
             yield (
                 "model.tie_embeddings",
@@ -236,7 +239,8 @@ class SequenceToSequence(TextTask):
         special = self.corpus.special_ids("target")
         if "target" not in batch:
             tokens = self._translate(params, batch, greedy=False).tokens[:, 0]
-            ended = jnp.cumsum(tokens == special.end, axis=1) - (tokens == special.end)
+            end = decoding.is_end(tokens, (special.end, *self.config.decoding.end_ids))
+            ended = jnp.cumsum(end, axis=1) - end
             batch = {**batch, "target": tokens, "target_length": (ended == 0).sum(axis=1)}
         model = self.model.clone(config=with_weights(self.config.model))
         read = shift_right(jnp.asarray(batch["target"]), special.begin)
@@ -293,11 +297,11 @@ class SequenceToSequence(TextTask):
         With `decoding.n_best` above 1, return {"hypotheses": [{"text", "score", "log_probability"}, …]}, best first.
         There are fewer than `n_best` if the search finds no more, e.g. for an empty source.
         """
-        decode = self.corpus.tokenizers["target"].decode
+        decode, ends = self.corpus.tokenizers["target"].decode, self.config.decoding.end_ids
         rows = [
             [
                 {
-                    "text": decode(tokens).replace("\n", " "),
+                    "text": decode(before_end(tokens, ends)).replace("\n", " "),
                     "score": float(score),
                     "log_probability": float(log_probability),
                 }

@@ -88,7 +88,7 @@ class Tagging(FineTuningTask):
     input_arrays = ("text", "text_length", "first", "index")
 
     def __init__(self, config: TaggingConfig, workdir: epath.PathLike | None):
-        super().__init__(config, workdir)
+        super().__init__(config, workdir, config.data.tags)
         self.tags = config.data.tags
         self.model = TokenClassifier(config.model, len(self.tags), config.fine_tuning.feature_layers)
         others = ("tags", "line") if config.data.source == "files" else ("tags",)

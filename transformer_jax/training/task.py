@@ -46,11 +46,13 @@ class Inherited(NamedTuple):
     parts: the only parameters to take; all if there are none.
     module: a module that the other run may have trained alone, e.g. "gpt". Its "path" there is then "gpt/path" here.
     rows: tables of this module that are larger here than in such a run: their path here → the rows that are new.
+    outputs: module, e.g. "head" → the meaning of each of its outputs. They are taken by these names.
     """
 
     parts: Parts = NOTHING
     module: str = ""
     rows: Mapping[str, range] = types.MappingProxyType({})
+    outputs: Mapping[str, tuple[str, ...]] = types.MappingProxyType({})
 
 
 class Work(NamedTuple):
