@@ -313,7 +313,7 @@ def test_the_head_follows_the_names_of_its_labels(data, classifier, tmp_path, ca
     [
         ("classification", {"data__labels": ("even", "odd", "other")}, "even, odd, neither"),
         ("classification", {"data__labels": ("even", "odd")}, "even, odd, neither"),
-        ("tagging", {"data__types": ("PER",)}, "even, odd, neither"),
+        ("tagging", {}, "even, odd, neither"),
         ("question_answering", {}, "even, odd, neither"),
         (
             "classification",
@@ -331,9 +331,9 @@ def test_a_head_with_other_outputs_starts_anew(data, classifier, tmp_path, caplo
 
 
 def test_tags_follow_their_types(data, pretrained, tmp_path):
-    config = bert("tagging", data, pretrained[0], data__types=("A", "B"))
+    config = bert("tagging", data, pretrained[0], data__types=("LOC", "PER"))
     source, old = saved(config, tmp_path / "source")
-    new = flat(first_state(bert("tagging", data, source, data__types=("B", "A")), tmp_path / "run").params)
+    new = flat(first_state(bert("tagging", data, source, data__types=("PER", "LOC")), tmp_path / "run").params)
     np.testing.assert_array_equal(new["head/kernel"], old["head/kernel"][..., [0, 3, 4, 1, 2]])
 
 

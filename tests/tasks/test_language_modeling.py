@@ -331,7 +331,7 @@ def test_continuations_that_do_not_fit_the_model_are_shorter(config, tmp_path, c
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model.max_length": 1, "data.max_length": 1}, r"model.max_length = 1: must be at least 2"),
+        ({"model.max_length": 1}, r"model.max_length = 1: must be at least 2"),
         ({"data.max_length": 64, "data.batch_tokens": 1024}, r"data.max_length = 64: must not exceed model.max_length"),
     ],
 )
