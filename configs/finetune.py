@@ -20,7 +20,7 @@ Cost: in bfloat16 on one CPU core, trec takes about 1.5 minutes, sick 2.5 and ss
 Expected: from a pre-trained mini of BERT, 89.5 % accuracy on the 500 test questions of trec, 63.7 % on sick's test
 split and 80.8 % on sst2's dev split, means of three seeds; 82.7 % on sick from scratch with
 --config.model.match_embedding=True (docs/results/bert.md). From a pre-trained mini of GPT, 90.7 % on trec, the mean of
-three seeds, and 63.6 % on sick, one seed (docs/results/gpt.md).
+three seeds, and 63.6 % on sick, one seed, both measured with --config.model.norm=post (docs/results/gpt.md).
 Differs: batches hold a number of tokens, not of examples; in sizes of GPT beyond mini, they hold 32 examples, as in the
 paper, and training takes 3 epochs. Texts for GPT's mini are cut to 128 tokens. The best checkpoint is chosen by
 accuracy, also where GLUE reports F1 or Matthews' coefficient, by Spearman's coefficient for stsb, and by F1 for answers

@@ -7,8 +7,9 @@ layers, 4 heads, d_model 128, context 64, batches of 12 windows and 2,000 steps.
 query heads, and what came before Transformers. `shakespeare-cpu-long` (4,750,592) has Llama's parts, 6 layers, 256
 wide, context 256. `shakespeare` is nanoGPT's example for a GPU: 6 layers, 6 heads, d_model 384, context 256, batches of
 64 windows and 5,000 steps.
-Text of your own: `mini` (5,239,808: 4 layers, 256 wide, context 128), for a CPU and for fine-tuning, `gpt` (117 million
-parameters), `gpt2-small` (124), `gpt2-medium` (355), `gpt2-large` (774), `gpt2-xl` (1,558) and `llama-7b` (6,738).
+Text of your own: `mini` (5,240,320: 4 layers, 256 wide, context 128, pre-LN), for a CPU and for fine-tuning, `gpt` (117
+million parameters), `gpt2-small` (124), `gpt2-medium` (355), `gpt2-large` (774), `gpt2-xl` (1,558) and `llama-7b`
+(6,738).
 Command: python scripts/train.py --config=configs/gpt.py:shakespeare-cpu --workdir=runs/shakespeare \
     --config.data.directory=DIR
 Data: for characters, DIR holds input.txt, tiny-shakespeare (1,115,394 characters). The first 90 % is the training
@@ -18,8 +19,8 @@ Cost: `shakespeare-cpu` takes about a minute on one CPU core, `shakespeare-cpu-l
 about three minutes on a GPU (H200).
 Expected: nats per character on the held-out text: `shakespeare-cpu` 1.860, mean of three seeds (nanoGPT's README
 reports 1.88 on random windows), `llama-tiny` 1.683, `lstm` 1.658, `shakespeare-cpu-long` 1.466 (stopped after 4,642
-steps), `shakespeare` 1.456 (nanoGPT's README: 1.4697), both the best of their evaluations. `mini`: docs/results/gpt.md.
-The other sizes for text of your own were not run.
+steps), `shakespeare` 1.456 (nanoGPT's README: 1.4697), both the best of their evaluations. `mini`: docs/results/gpt.md,
+measured with --config.model.norm=post. The other sizes for text of your own were not run.
 Differs: every epoch goes through the text once, in shuffled windows from a random offset, where nanoGPT draws windows
 independently. `shakespeare-cpu` has biases in linear layers, and Glorot and Bengio's initial weights of linear layers
 instead of a standard deviation of 0.02, which is worse (1.881). Layer norms have biases. `gpt` has a vocabulary of

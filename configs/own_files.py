@@ -4,8 +4,9 @@ Paper: Vaswani et al. 2017, as pre-LN (Xiong et al. 2020), which tolerates more 
 Command: python scripts/train.py --config=configs/own_files.py:de-en,10k --workdir=runs/mine --config.data.directory=DIR
 Data: DIR holds train.de, train.en, val.de, val.en and, for evaluate.py, test.de, test.en. They contain ordinary text
 in UTF-8, one sentence per line; line i of one file is the translation of line i of the other. `.gz` works too.
-Argument: the source and the target language, i.e. the files' suffixes, then the size of the training split. Choose the
-nearest of `10k` (the default), `1m` and `100m` pairs. docs/own_files.md says how to adjust them.
+Argument: the source and the target language, i.e. the files' suffixes, then the size of the training split: `10k` (the
+default) for up to 100,000 pairs, `1m` for up to 10 million, `100m` for more. A warning in the log says if another size
+suits the data better. docs/own_files.md says how to adjust the settings.
 Cost: `10k`: about ten minutes on two CPU cores. `1m` and `100m` need accelerators.
 Expected: docs/own_files.md has a measured run of `10k`; `1m` and `100m` have not been trained.
 """
@@ -27,6 +28,8 @@ TRAININGS = {
     "1m": {"steps": 100_000, "batch_tokens": 32_768, "rate": 7e-4, "warmup": 25, "evaluations": 50},
     "100m": {"steps": 100_000, "batch_tokens": 400_000, "rate": 1e-3, "warmup": 25, "evaluations": 50},
 }
+# The pairs of the training split that a size is meant for: at least, and at most (0: no limit).
+PAIRS = {"10k": (0, 100_000), "1m": (100_001, 10_000_000), "100m": (10_000_001, 0)}
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -40,6 +43,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.data.source_language, config.data.target_language = languages.groups()
     config.data.test_split = "test"
     config.data.tokenizer = "bpe_bytes"
+    config.data.meant_for = PAIRS[size]
     config.data.max_length = 128 if size == "10k" else 256
     config.data.max_ratio = 9.0  # leaves out pairs of which one side is nine times as long, as Moses' cleaning does
     config.data.batch_tokens = training["batch_tokens"]

@@ -60,7 +60,12 @@ STEP = flags.DEFINE_enum("step", "train", target.STEPS, "the step to compile wit
 SAVE = flags.DEFINE_string("save", "", "file for the text of the program compiled with --topology")
 LENGTH = flags.DEFINE_integer("length", 64, "tokens per sentence of the described batch", lower_bound=2)
 LINK = flags.DEFINE_float("link_gb_s", 100.0, "send bandwidth of a device, in GB/s", lower_bound=1e-3)
-PEAK = flags.DEFINE_float("peak_tflop_s", 400.0, "matrix-product rate of a device, in TFLOP/s", lower_bound=1e-3)
+PEAK = flags.DEFINE_float(
+    "peak_tflop_s",
+    400.0,
+    "matrix-product rate of a device, in TFLOP/s",
+    lower_bound=1e-3,
+)
 JSON = flags.DEFINE_bool("json", False, "print one JSON object instead of the table")
 
 
@@ -97,7 +102,8 @@ def describe_simulated(raw: ConfigDict) -> None:
     described = description.describe(Engine(task), batch, chunks(batch, shards))
     link, peak = LINK.value * 1e9, PEAK.value * 1e12
     times = dict(zip(("computing_s", "sending_s"), described.times(link, peak), strict=True))
-    show(dataclasses.asdict(described) | times, description.table_rows(described, link, peak))
+    assumed = peak if PEAK.present or math.prod(MESH_SIZES.values()) > 1 else None  # one device may be a laptop
+    show(dataclasses.asdict(described) | times, description.table_rows(described, link, assumed))
 
 
 def describe_target(raw: ConfigDict) -> None:

@@ -10,8 +10,8 @@ from forked import script
 
 import transformer_jax
 from transformer_jax import command_line
+from transformer_jax.data import progress
 from transformer_jax.predictor import Predictor
-from transformer_jax.training import evaluation
 
 SCRIPTS = sorted(path.stem for path in (ROOT / "scripts").glob("*.py"))
 OF_RUNS = ("evaluate", "predict", "attention_report")
@@ -128,10 +128,10 @@ def test_records_may_come_one_by_one(predictor):
 
 
 def test_long_predictions_tell_how_far_they_are(predictor, monkeypatch, caplog):
-    monkeypatch.setattr(evaluation, "PROGRESS_EVERY", (0.001, 0.001))
+    monkeypatch.setattr(progress, "EVERY", (0.001, 0.001))
     with caplog.at_level(logging.INFO, logger="transformer_jax"):
         predictor.predict(["ek at ek"] * 5)
-    assert "0 of 5 examples done" in caplog.text
+    assert "0 of 5 examples done; compiling for the first batch" in caplog.text
 
 
 def test_files_of_a_run_are_no_output(tmp_path):

@@ -264,6 +264,32 @@ def test_a_short_run_of_a_recipe_reaches_its_learning_rate(name, arg):
         assert 0 < config.optimizer.warmup_steps <= 40
 
 
+@pytest.mark.parametrize(
+    ("size", "pairs", "words"),
+    [
+        ("10k", 1, ""),
+        ("10k", 100_000, ""),
+        ("10k", 115_000, "train has 115,000 pairs, but the settings of this recipe are meant for at most 100,000: "),
+        ("1m", 115_000, ""),
+        ("1m", 10_000, "meant for at least 100,001: choose another size of the recipe, or set data.meant_for=()"),
+        ("1m", 20_000_000, "at most 10,000,000"),
+        ("100m", 36_000_000, ""),
+    ],
+)
+def test_data_of_another_size_is_warned_of(size, pairs, words):
+    config = get_config("own_files", f"de-en,{size}")
+    config.data.directory = "none"
+    advice = parse(config).data.size_advice(pairs)
+    assert words in advice
+    assert bool(words) == bool(advice)
+
+
+def test_recipes_without_a_range_of_sizes_take_any_data():
+    config = get_config("multi30k", "")
+    config.data.directory = "none"
+    assert parse(config).data.size_advice(1) == ""
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipe_refuses_unknown_arguments(name):
     with pytest.raises(ConfigError, match="config argument 'nonsense' is unknown"):

@@ -101,12 +101,12 @@ def test_how_a_value_was_computed_stands_beside_it(run, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib", reason="no matplotlib: pip install -c constraints.txt -e '.[plots]'")
     drawn = []
     monkeypatch.setattr(curves, "_save", lambda figure, axes, path: drawn.extend(axes))
-    called = {("train", "loss"): "loss (smoothed)", ("val", "bleu"): "bleu (greedy)"}
+    called = {("train", "loss"): "loss (with label smoothing)", ("val", "bleu"): "bleu (greedy)"}
     runs = {"a": {"loss": read(run, "loss"), "bleu": read(run, "bleu")}}
     draw_curves(tmp_path / "c.svg", runs, lambda run, split, value: called.get((split, value), value))
     assert [axis.get_ylabel() for axis in drawn] == ["loss", "bleu (greedy)"]
     legends = [[line.get_label() for line in axis.lines] for axis in drawn]
-    assert legends == [["a, train: loss (smoothed)", "a, val: loss"], ["a, val"]]
+    assert legends == [["a, train: loss (with label smoothing)", "a, val: loss"], ["a, val"]]
 
 
 @pytest.mark.parametrize("ending", ["svg", "png"])

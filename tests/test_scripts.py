@@ -61,7 +61,7 @@ def test_predict_keeps_order_empty_and_over_long_lines(trained, tmp_path):
     assert len(predicted) == 20
     assert predicted[1] == ""
     assert predicted[:4] * 5 == predicted
-    assert b"5 empty lines: 2, 6, 10, 14, 18" in result.stderr
+    assert b"5 lines are empty: lines 2, 6, 10, 14, 18" in result.stderr
     assert b"input, line 3: " in result.stderr
 
     (tmp_path / "in").write_text("\n".join(lines))

@@ -101,7 +101,7 @@ def test_shuffled_windows_are_full_and_the_targets_follow(tmp_path, caplog):
     starts = [sorted(start for n, start in pairs_seen if n == number) for number in range(6)]
     assert all(set(np.diff(found)) == {5} for found in starts)
     assert len({found[0] for found in starts}) > 1, "the offset must differ between epochs"
-    assert "train: 48 tokens in 8 windows of 5, 1 batches" in caplog.text
+    assert "train: 48 tokens in 8 windows of 5 tokens, 1 batch" in caplog.text
 
 
 def written(kind):

@@ -94,7 +94,7 @@ def test_pairs_left_out_of_training_are_counted(tmp_path, caplog):
     write(tmp_path / "text", en=["ek"] * 4 + [""], de=["dk", "dk " * 5, "dk " * 6, "dk " * 50, "dk"])
     batches = shuffled(pairs(tmp_path, tokenizer="words"), max_ratio=5.0)
     assert batches.plan.kept.tolist() == [0, 1]
-    assert "2 examples in 1 batches of 1 shapes" in caplog.text
+    assert "2 examples in 1 batch of 1 shape; " in caplog.text
     assert (
         "left out: 1 longer than data.max_length = 32, 1 with an empty side, 1 above data.max_ratio = 5" in caplog.text
     )
@@ -161,10 +161,10 @@ def test_empty_lines_are_named(text, tmp_path, caplog):
     (arrays,) = epoch(ladder_batches(corpus, {"source": lines}, rows=9, limit=20, what="input"))
     lengths = arrays["source_length"]
     assert [i for i in range(9) if lengths[i] == 1] == [1, 4, 5, 6, 7, 8]
-    assert "input: 6 empty lines: 2, 5, 6, 7, 8, …" in caplog.text
+    assert "input: 6 lines are empty: lines 2, 5, 6, 7, 8, …" in caplog.text
     (arrays,) = epoch(ladder_batches(corpus, {"source": lines}, rows=9, limit=20, what="bare", end=False))
     np.testing.assert_array_equal(arrays["source_length"], lengths - 1)
-    assert "bare: 6 empty lines: 2, 5, 6, 7, 8, …" in caplog.text
+    assert "bare: 6 lines are empty: lines 2, 5, 6, 7, 8, …" in caplog.text
 
 
 def test_begin_and_end_count_but_do_not_make_a_line_uneven(tmp_path, caplog):

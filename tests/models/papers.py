@@ -33,7 +33,7 @@ BERT = {
 # Names in `models.gpt.SIZES` → parameters. Table 2 of Radford et al. 2019 has 117M, 345M, 762M and 1542M for GPT-2; the
 # models have more. Table 2 of Touvron et al. 2023 has 6.7B.
 GPT = {
-    "mini": 5_239_808,
+    "mini": 5_240_320,
     "gpt": 116_534_784,
     "gpt2-small": 124_439_808,
     "gpt2-medium": 354_823_168,

@@ -450,21 +450,24 @@ def used(module, x, mask, **kwargs):
     return f"f32[{x.shape[0]},{module.num_heads},{x.shape[1]},{x.shape[1]}]" not in str(program)
 
 
+def forget_choices():
+    attention.choose.cache_clear()
+    attention._log_choice.cache_clear()
+
+
 def test_long_sequences_are_attended_to_in_blocks(monkeypatch, caplog):
     monkeypatch.setitem(attention.BLOCKED_FROM, "cpu", 136)
-    attention.choose.cache_clear()
+    forget_choices()
     short, long = normal(1, 135, D), normal(1, 136, D)
     auto = functools.partial(MultiHeadAttention, N, D, H, W)
     with caplog.at_level("INFO"):
         assert not used(auto(implementation="auto"), short, CAUSAL)
         assert used(auto(implementation="auto"), long, CAUSAL)
         assert used(auto(implementation="auto"), long, CAUSAL)
-    lines = [record.getMessage() for record in caplog.records]
-    assert [line for line in lines if "136 to 136" in line] == [
-        "attention of 136 to 136 positions: blocked, as there are at least 136 (cpu)"
-    ]
-    assert "attention of 135 to 135 positions: einsum, as there are fewer than 136 (cpu)" in lines
-    attention.choose.cache_clear()
+        assert used(auto(implementation="auto"), normal(1, 144, D), CAUSAL)
+    lines = [record.getMessage() for record in caplog.records if record.name == attention.log.name]
+    assert lines == ["attention: blocked, as there are at least 136 positions (cpu)"]  # once, and none for einsum
+    forget_choices()
 
 
 BFLOAT16 = {"dtype": "bfloat16"}
@@ -505,7 +508,7 @@ NO_DROPOUT = "splash does not support this value of attention_dropout_rate"
     ],
 )
 def test_auto_is_a_kernel_of_the_platform(backend, length, key_length, options, name, why, monkeypatch, caplog):
-    attention.choose.cache_clear()
+    forget_choices()
     monkeypatch.setattr(attention, "platform", lambda: backend.removeprefix("old "))
     monkeypatch.setattr(attention, "cudnn_runs_here", lambda: not backend.startswith("old"))
     called, dropping = [], []
@@ -533,7 +536,7 @@ def test_auto_is_a_kernel_of_the_platform(backend, length, key_length, options, 
             run({"dropout": jax.random.key(1)})
     assert called == ([name] * 2 if name != "einsum" else [])
     assert [r.getMessage() for r in caplog.records if r.name == attention.log.name] == [
-        f"attention of {length} to {key_length} positions: {name}, as there are {why}"
+        f"attention: {name}, as there are {why.replace(' (', ' positions (', 1)}"
     ]
     rate = options.get("dropout_rate", 0)
     assert set(dropping) == ({(rate, rate > 0)} if called else set())
@@ -541,7 +544,7 @@ def test_auto_is_a_kernel_of_the_platform(backend, length, key_length, options, 
         run()
         assert dropping[-1] == (0, False)
         assert called[-1] == ("short" if length <= 1024 else "splash")  # without a key, there is no dropout
-    attention.choose.cache_clear()
+    forget_choices()
 
 
 @pytest.mark.parametrize(

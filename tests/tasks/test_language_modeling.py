@@ -176,7 +176,7 @@ def test_a_prompt_without_a_token_is_continued_by_nothing(config, tmp_path, capl
     config.data.tokenizer = "words"
     found = predict(config, tmp_path / "run", prompts)
     assert [prediction["continuation"] == "" for prediction in found] == [not prompt.strip() for prompt in prompts]
-    assert f"input: 2 empty lines: 1, {len(prompts)}" in caplog.text
+    assert f"input: 2 lines are empty: lines 1, {len(prompts)}" in caplog.text
 
 
 def test_bits_per_byte_are_nats_per_token_in_another_unit(config, tmp_path, corpus):

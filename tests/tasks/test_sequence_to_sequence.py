@@ -174,7 +174,7 @@ def test_predictions_come_in_order_one_for_one(tiny, tmp_path, params, greedy, c
     assert len(together) == len(lines)
     assert together[1] == together[5] == {"text": "", "score": 0.0}
     assert all(row.keys() == {"text", "score"} and row["score"] <= 0 for row in together)
-    assert "2 empty lines: 2, 6" in caplog.text
+    assert "2 lines are empty: lines 2, 6" in caplog.text
     assert "input, line 4" in caplog.text
     assert predictions(tiny, tmp_path, params, [], greedy) == []
 

@@ -111,7 +111,7 @@ def test_the_table_says_what_is_an_estimate():
         guessed_loops=1,
     )
     rows = dict(table_rows(described, link=1e9, peak=1e12))
-    assert rows["mesh"] == "data 2 × fsdp 1 × tensor 2 = 4 devices"
+    assert rows["mesh"] == "4 devices: data 2 × tensor 2"
     assert rows["parameters sharded over tensor"] == "75.0%"
     assert rows["  activations and other (estimate)"] == "3,000"
     assert rows["  total (estimate)"] == "11,008"
@@ -119,7 +119,29 @@ def test_the_table_says_what_is_an_estimate():
     assert time == "1e+03 ms of matrix products, 2e+03 ms of communication (67% of the step without overlap)"
     exact = {"mesh", "parameters", "batch", "tokens per step", "FLOPs per step"}
     exact |= {"bytes per device: parameters", "  optimizer state", "loops over chunks of the loss"}
-    assert {name for name in rows if "(estimate)" not in name and not name.startswith("parameters sharded")} == exact
+    assert rows["parameters whole on every device"] == "25.0%"
+    assert {name for name in rows if "(estimate)" not in name and not name.startswith("parameters ")} == exact
+
+
+def test_one_device_is_described_without_what_several_have():
+    described = Description(
+        mesh={"data": 1, "fsdp": 1, "tensor": 1},
+        parameters=1000,
+        batch={"source": (8, 16)},
+        tokens=128,
+        flops=4e12,
+        parameter_bytes=4000,
+        optimizer_bytes=8008,
+        gradient_bytes=4000,
+        temporary_bytes=5000,
+        sharded={"none: whole on every device": 4000},
+        collectives=[],
+        guessed_loops=0,
+    )
+    rows = dict(table_rows(described, link=1e9, peak=None))
+    assert rows["mesh"] == "1 device"
+    assert not [name for name in rows if "every device" in name or "TFLOP/s" in name]
+    assert dict(table_rows(described, link=1e9, peak=1e12))["at 1 TFLOP/s (estimate)"] == "4e+03 ms of matrix products"
 
 
 @pytest.mark.slow

@@ -94,3 +94,7 @@ def test_pace_leaves_out_what_is_not_training(monkeypatch):
     pace.leave_out(105.0)
     assert pace.seconds() == 5.0
     assert pace.left(7) == 5.0
+    now = 112.0
+    pace.leave_out(107.0, recurring=True)  # an evaluation
+    assert pace.seconds() == 5.0
+    assert pace.left(7) == 10.0

@@ -334,7 +334,7 @@ def test_evaluation_takes_latest_best_or_average(finished, caplog):
         name: transformer_jax.load(str(workdir), {"evaluation.checkpoint": name, "evaluation.average_last": 2})
         for name in ("latest", "best", "average")
     }
-    assert "averaging steps 6, 8" in caplog.text
+    assert "averaging the parameters of steps 6, 8" in caplog.text
     losses = {row["step"]: row["loss"] for row in rows(workdir) if row["split"] == "val"}
     assert load["latest"].step == load["average"].step == 8
     assert load["best"].step == min(losses, key=lambda step: losses[step])

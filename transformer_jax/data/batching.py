@@ -73,6 +73,18 @@ class Batches(NamedTuple):
     # the number of an example and the predictions of its rows to its prediction.
     owners: np.ndarray | None = None
     join: Callable[[int, Sequence[dict[str, Any]]], dict[str, Any]] | None = None
+    # In training, a function that returns the entropy of the target tokens in nats: the loss of a model that knows only
+    # how frequent each token is.
+    baseline: Callable[[], float] | None = None
+
+
+def entropy(values: np.ndarray) -> float:
+    """Return the entropy of the distribution of integers ≥ 0, in nats."""
+    counts = np.zeros(int(values.max(initial=0)) + 1, np.int64)
+    for start in range(0, len(values), 2**24):  # bincount makes a copy of 8 bytes for each
+        counts += np.bincount(values[start : start + 2**24], minlength=len(counts))
+    shares = counts[counts > 0] / max(len(values), 1)
+    return float(-(shares * np.log(shares)).sum())
 
 
 class BatchPlan(Plan):

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from transformer_jax import fields
-from transformer_jax.data.batching import Arrays, Batch, Batches
+from transformer_jax.data.batching import Arrays, Batch, Batches, entropy
 from transformer_jax.data.packing import PackedPlan, WindowPlan
+from transformer_jax.data.progress import counted
 from transformer_jax.data.ragged import Ragged, Windows
 from transformer_jax.data.sources import DataError, Pieces
 from transformer_jax.data.text import Corpus, TextData
@@ -149,15 +150,17 @@ def text_batches(
             f"{where}: {total + 1} tokens are too few for training on windows of data.max_length = {length} tokens, "
             f"each with the token after it: set data.max_length to {total} or less, or use a longer text"
         )
-    what = "rows" if packed else "windows"
-    tokens = len(text.documents.values)
-    log.info("%s: %d tokens in %d %s of %d, %d batches", split, tokens, plan.count, what, length, len(plan))
+    tokens = counted(len(text.documents.values), "token")
+    rows_of = counted(plan.count, "row" if packed else "window")
+    batches = counted(len(plan), "batch", "batches")
+    log.info("%s: %s in %s of %d tokens, %s", split, tokens, rows_of, length, batches)
     if packed:
         padding, cut = 100 - 100 * plan.fill, int((positions > length).sum())
-        log.info("%s: %d documents, %d of them cut; %.1f %% padding", split, len(positions), cut, padding)
+        documents = counted(len(positions), "document")
+        log.info("%s: %s, %d of them cut; %.1f %% padding", split, documents, cut, padding)
     load = functools.partial(_arrays, stream, text.documents, plan, length - stride, packed)
     if seed is not None:
-        return Batches(plan, load)
+        return Batches(plan, load, baseline=functools.partial(entropy, text.documents.values))
     _warn_of_unknown(text.documents, tokenizer, where)
     size = predicted_bytes(text, source.column(corpus.streams[stream].column), tokenizer)
     return Batches(plan, load, references=[(total, size, corpus.sha256(split))])

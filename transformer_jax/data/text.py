@@ -14,7 +14,8 @@ from etils import epath
 
 from transformer_jax import fields
 from transformer_jax.data import sources, tokenizer_files
-from transformer_jax.data.batching import Batches, BatchPlan, ladder_lengths, padded_arrays
+from transformer_jax.data.batching import Batches, BatchPlan, entropy, ladder_lengths, padded_arrays
+from transformer_jax.data.progress import counted, progress
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.data.tokenizer_training import KINDS, train_tokenizer
 from transformer_jax.data.tokenizers import Tokenizer, TokenizerError
@@ -84,6 +85,7 @@ class ParallelData(TextData):
     target_language: str = "de"
     joint_tokenizer: bool = True  # one tokenizer and vocabulary for both languages
     max_ratio: float = 0.0  # largest length ratio of a training pair, longer over shorter side in tokens; 0: no limit
+    meant_for: tuple[int, ...] = fields.free(())  # (least, most) training pairs for these settings; most = 0: no limit
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""
@@ -92,6 +94,19 @@ class ParallelData(TextData):
             yield "target_language", "must differ from source_language"
         if not (self.max_ratio == 0 or 1 <= self.max_ratio < math.inf):
             yield "max_ratio", "must be at least 1, or 0 for no limit"
+        if len(self.meant_for) not in (0, 2):
+            yield "meant_for", "must be two numbers of pairs, (least, most), or () for no warning"
+
+    def size_advice(self, pairs: int) -> str:
+        """Return a warning if these settings are meant for another number of training pairs, or ""."""
+        least, most = self.meant_for or (0, 0)
+        if least <= pairs <= (most or pairs):
+            return ""
+        rule = f"at most {most:,}" if most and pairs > most else f"at least {least:,}"
+        return (
+            f"{self.train_split} has {counted(pairs, 'pair')}, but the settings of this recipe are meant for {rule}: "
+            "choose another size of the recipe, or set data.meant_for=() to keep these settings without this warning"
+        )
 
 
 class SpecialIds(NamedTuple):
@@ -218,16 +233,23 @@ class Corpus:
         chosen = [i * len(text) // share for i in range(share)] if share < len(text) else range(len(text))
         lines = [text.column(column)[i] for column in columns for i in chosen]
         try:
-            tokenizer = train_tokenizer(
-                data.tokenizer, lines, vocab_size, min_count=data.min_count, lowercase=data.lowercase
-            )
+            with progress(f"training {path.name} on {counted(len(lines), 'line')}"):
+                tokenizer = train_tokenizer(
+                    data.tokenizer, lines, vocab_size, min_count=data.min_count, lowercase=data.lowercase
+                )
         except TokenizerError as error:
             raise TokenizerError(
                 f"data.tokenizer = {data.tokenizer!r}, {keys} = {vocab_size}, data.min_count = {data.min_count}: "
                 f"{error}"
             ) from error
         tokenizer.save(path)
-        log.info("trained %s on %d lines: %d of %d ids", path.name, len(lines), tokenizer.size, vocab_size)
+        log.info(
+            "trained %s on %s: a vocabulary of %s, at most %s",
+            path.name,
+            counted(len(lines), "line"),
+            counted(tokenizer.size, "token"),
+            f"{vocab_size:,}",
+        )
 
     def _copy(self, folder: epath.Path, path: epath.Path) -> None:
         """Copy the tokenizer of the run or the Hugging Face folder that this run starts from."""
@@ -301,9 +323,10 @@ class Corpus:
         """Return the SHA-256 of a split's text. It is computed once and then cached."""
         if split not in self._hashes:
             digest, text = hashlib.sha256(), self.open(split)
-            for column in self._columns:
-                for block in text.column(column).blocks():
-                    digest.update(block)
+            with progress(f"computing the sha256 of the split {split}"):
+                for column in self._columns:
+                    for block in text.column(column).blocks():
+                        digest.update(block)
             self._hashes[split] = digest.hexdigest()
         return self._hashes[split]
 
@@ -374,7 +397,8 @@ def ladder_batches(
     }
     if (empty := np.flatnonzero(streams[first].lengths == begin + end) + 1).size:
         shown = ", ".join(map(str, empty[:5])) + (", …" if len(empty) > 5 else "")
-        log.warning("%s: %d empty lines: %s", what, len(empty), shown)
+        number = f"line {shown} is" if len(empty) == 1 else f"{len(empty):,} lines are"
+        log.warning("%s: %s empty%s", what, number, "" if len(empty) == 1 else f": lines {shown}")
     lengths = np.stack([ids.lengths for ids in streams.values()], axis=1)
     plan = BatchPlan.ladder(lengths, ladder_lengths(limit), rows)
     load = functools.partial(padded_arrays, streams, others)
@@ -415,22 +439,25 @@ def bucket_batches(
             f"{data.max_length}; check the files, or raise the limits"
         )
     plan = corpus.plan(lengths, seed, max_lengths=(data.max_length,) * len(streams))
+    reasons = {
+        f"longer than data.max_length = {data.max_length}": plan.dropped - empty.sum() - uneven.sum(),
+        "with an empty side": empty.sum(),
+        f"above data.max_ratio = {max_ratio:g}": uneven.sum(),
+    }
+    left_out = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count)
     log.info(
-        "%s: %d examples in %d batches of %d shapes, %.0f %% of the %s positions filled; left out: %d longer "
-        "than data.max_length = %d, %d with an empty side, %d above data.max_ratio = %g",
+        "%s: %s in %s of %s; %.0f %% of the %s positions are filled; left out: %s",
         split,
-        len(plan.kept),
-        len(plan),
-        len(plan.shapes),
+        counted(len(plan.kept), "example"),
+        counted(len(plan), "batch", "batches"),
+        counted(len(plan.shapes), "shape"),
         100 * plan.fill[-1],
         list(streams)[-1],
-        plan.dropped - empty.sum() - uneven.sum(),
-        data.max_length,
-        empty.sum(),
-        uneven.sum(),
-        max_ratio,
+        left_out or "none",
     )
-    return Batches(plan, functools.partial(padded_arrays, streams, others))
+    target = list(streams.values())[-1].values
+    load = functools.partial(padded_arrays, streams, others)
+    return Batches(plan, load, baseline=functools.partial(entropy, target))
 
 
 def example_batches(

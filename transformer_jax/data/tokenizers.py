@@ -25,6 +25,7 @@ import tokenizers
 from etils import epath
 
 from transformer_jax.data import unigram
+from transformer_jax.data.progress import progress
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.errors import UserError
 
@@ -301,7 +302,14 @@ def _cores() -> int:
 
 
 def _chunks(lines: Sequence[str]) -> Iterator[Sequence[str]]:
-    return (lines[start : start + CHUNK] for start in range(0, len(lines), CHUNK))
+    """Yield the lines in chunks. The progress through them is logged."""
+    if len(lines) <= CHUNK:
+        yield lines
+        return
+    with progress("encoding text", len(lines)) as advance:
+        for start in range(0, len(lines), CHUNK):
+            yield lines[start : start + CHUNK]
+            advance(CHUNK)
 
 
 def _pool(count: int, *start: Any) -> ProcessPoolExecutor:

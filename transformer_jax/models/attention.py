@@ -231,7 +231,7 @@ def unsupported(
 
 @functools.cache
 def choose(length: int, key_length: int, backend: str, obstacles: tuple[str, ...] = ()) -> str:
-    """Return the implementation that "auto" stands for. Log it once for each pair of lengths, but not for one query.
+    """Return the implementation that "auto" stands for, and log why, but not for one query.
 
     obstacles: what each kernel of the backend does not support, "" if it supports the call.
     """
@@ -249,10 +249,15 @@ def choose(length: int, key_length: int, backend: str, obstacles: tuple[str, ...
     else:
         least = min((least for least, limit in usable.values() if most <= limit), default=blocked_from)
         name, rule = "einsum", f"fewer than {least}"
-    if length > 1:
-        values = length, key_length, name, rule, backend, reasons
-        log.info("attention of %d to %d positions: %s, as there are %s (%s%s)", *values)
+    if length > 1 and (name != "einsum" or limits):
+        _log_choice(name, rule, f"{backend}{reasons}")
     return name
+
+
+@functools.cache
+def _log_choice(name: str, rule: str, where: str) -> None:
+    """Log a choice once, for the first of all the lengths that it holds for."""
+    log.info("attention: %s, as there are %s positions (%s)", name, rule, where)
 
 
 class KeyValue(NamedTuple):

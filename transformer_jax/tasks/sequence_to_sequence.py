@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -25,6 +26,8 @@ from transformer_jax.models.transformer import Transformer, TransformerConfig, s
 from transformer_jax.tasks.text import TextTask, TextTaskConfig, cache_and_causality, with_weights
 from transformer_jax.training.task import Arrays, EvaluationConfig, Mean, Outputs, Params, Record, TrainingConfig, Work
 
+log = logging.getLogger(__name__)
+
 WIDE_BEAM = 50  # larger beams cause a warning about their cost
 ARCHITECTURES: dict[str, Any] = {"transformer": Transformer, "recurrent": RecurrentSeq2Seq}
 
@@ -43,7 +46,7 @@ class SequenceToSequenceTraining(TrainingConfig):
 
     @property
     def loss_label(self) -> str:
-        return "loss (smoothed)" if self.label_smoothing else "loss"
+        return "loss (with label smoothing)" if self.label_smoothing else "loss"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,6 +274,8 @@ class SequenceToSequence(TextTask):
         texts = dict(zip(self.streams, map(text.column, self.columns), strict=True))
         if seed is None:
             return self._in_order(texts, split)
+        if advice := data.size_advice(len(text)):
+            log.warning("%s", advice)
         return bucket_batches(self.corpus, texts, split=split, seed=seed, max_ratio=data.max_ratio)
 
     def batches_of(self, records: Sequence[Record]) -> Batches:

@@ -16,7 +16,9 @@ from transformer_jax.data.batching import Arrays
 from transformer_jax.training.collectives import Collective, read_collectives
 from transformer_jax.training.engine import Engine
 from transformer_jax.training.initialization import bytes_per_device
-from transformer_jax.training.sharding import abstract_batch
+from transformer_jax.training.sharding import abstract_batch, shown
+
+WHOLE = "none: whole on every device"  # the key in `sharded` of parameters without axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,14 +75,18 @@ def _by_sharding(params: Any) -> dict[str, int]:
     for x in jax.tree.leaves(params):
         named = {axis for axes in x.sharding.spec if axes for axis in ([axes] if isinstance(axes, str) else axes)}
         along = sorted(axis for axis in named if x.sharding.mesh.shape[axis] > 1)
-        totals[", ".join(along) or "none: whole on every device"] += math.prod(x.shape) * x.dtype.itemsize
+        totals[", ".join(along) or WHOLE] += math.prod(x.shape) * x.dtype.itemsize
     return dict(totals.most_common())
 
 
-def table_rows(description: Description, link: float, peak: float) -> Iterator[tuple[str, str]]:
-    """Yield (name, value) pairs to display. `link` is in bytes/s and `peak` in FLOP/s, both per device."""
+def table_rows(description: Description, link: float, peak: float | None) -> Iterator[tuple[str, str]]:
+    """Yield (name, value) pairs to display.
+
+    `link` is in bytes/s and `peak` in FLOP/s, both per device. Without a peak, there
+    are no times.
+    """
     d, devices = description, math.prod(description.mesh.values())
-    yield "mesh", " × ".join(f"{axis} {size}" for axis, size in d.mesh.items()) + f" = {devices} devices"
+    yield "mesh", shown(d.mesh)
     yield "parameters", f"{d.parameters:,}"
     yield "batch", ", ".join(f"{name} {shape}" for name, shape in d.batch.items())
     yield "tokens per step", f"{d.tokens:,}"
@@ -92,19 +98,28 @@ def table_rows(description: Description, link: float, peak: float) -> Iterator[t
     yield "  activations and other (estimate)", f"{activations:,}"
     total = d.parameter_bytes + d.optimizer_bytes + d.temporary_bytes
     yield "  total (estimate)", f"{total:,}"
-    for how, size in d.sharded.items():
-        yield f"parameters sharded over {how}", f"{size / 4 / d.parameters:.1%}"
+    for axes, size in d.sharded.items() if devices > 1 else ():
+        how = "whole on every device" if axes == WHOLE else f"sharded over {axes}"
+        yield f"parameters {how}", f"{size / 4 / d.parameters:.1%}"
     for c in d.collectives:
         yield (
             f"{c.kind} among {c.group} devices (estimate)",
             f"{c.count:,} per step, {c.bytes:,} bytes in total, {c.sent:,} bytes sent per device",
         )
-    computing, sending = d.times(link, peak)
-    share = sending / (sending + computing)
-    yield (
-        f"at {link / 1e9:g} GB/s and {peak / 1e12:g} TFLOP/s (estimate)",
-        f"{1000 * computing:.3g} ms of matrix products, {1000 * sending:.3g} ms of communication "
-        f"({share:.0%} of the step without overlap)",
-    )
+    if peak is not None:
+        yield _times(d, link, peak)
     if d.guessed_loops:
         yield "loops over chunks of the loss", f"{d.guessed_loops}, each counted with all chunks full"
+
+
+def _times(description: Description, link: float, peak: float) -> tuple[str, str]:
+    """Return the row with the estimated times of a step."""
+    computing, sending = description.times(link, peak)
+    products = f"{1000 * computing:.3g} ms of matrix products"
+    if not sending:
+        return f"at {peak / 1e12:g} TFLOP/s (estimate)", products
+    share = sending / (sending + computing)
+    return (
+        f"at {link / 1e9:g} GB/s and {peak / 1e12:g} TFLOP/s (estimate)",
+        f"{products}, {1000 * sending:.3g} ms of communication ({share:.0%} of the step without overlap)",
+    )

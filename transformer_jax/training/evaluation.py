@@ -1,12 +1,10 @@
 """Evaluate a task on a split, predict from records, and restore the parameters for either."""
 
-import contextlib
 import itertools
 import logging
-import threading
 import types
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from transformer_jax.data.batching import Batches, Divided
+from transformer_jax.data.progress import counted, progress, telling
 from transformer_jax.training import processes
 from transformer_jax.training.checkpoint import CheckpointError, Checkpoints, check_fingerprint
 from transformer_jax.training.initialization import abstract_parameters, not_finite
@@ -23,28 +22,7 @@ from transformer_jax.training.task import EvaluationConfig, Mean, Params, Record
 log = logging.getLogger(__name__)
 
 
-PROGRESS_EVERY = 5, 10  # seconds before the first progress line, and between later ones
 STREAMED = 8  # steps between two looks at an output that somebody watches grow
-
-
-@contextlib.contextmanager
-def _progress(words: Callable[[], str]) -> Iterator[None]:
-    """Log `words()` at the intervals of PROGRESS_EVERY while the block runs, even during a compilation."""
-    ended = threading.Event()
-
-    def tell() -> None:
-        wait, later = PROGRESS_EVERY
-        while not ended.wait(wait):
-            log.info("%s", words())
-            wait = later
-
-    thread = threading.Thread(target=tell, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 class AttentionMap(NamedTuple):
@@ -82,7 +60,8 @@ class Evaluator:
     def open(self, split: str) -> Batches:
         """Return the batches of a split. The split is read and tokenized only once."""
         if split not in self._opened:
-            self._opened[split] = self.task.batches(split, seed=None)
+            with progress(f"preparing the split {split}"):
+                self._opened[split] = self.task.batches(split, seed=None)
         return self._opened[split]
 
     def evaluate(self, params: Params, split: str, greedy: bool) -> dict[str, float | str]:
@@ -135,11 +114,13 @@ class Evaluator:
         predictions: dict[int, dict[str, Any]] = {}
         plan = batches.plan
 
-        def progress() -> str:
+        def words() -> str:
             total = sum(int((plan.batch(i).indices >= 0).sum()) for i in range(len(plan)))
-            return f"{len(predictions) - (-1 in predictions):,} of {total:,} examples done"
+            done = len(predictions) - (-1 in predictions)
+            first = "" if done else "; compiling for the first batch"
+            return f"{done:,} of {counted(total, 'example')} done{first}"
 
-        with _progress(progress):
+        with telling(words):
             for fed in self._feed(batches):
                 *_, (found, outputs) = self._pieces(params, fed, greedy, self.task.piece)
                 for name, mean in found.items():
@@ -209,7 +190,7 @@ def restore_parameters(
         check_fingerprint(task.fingerprint(training=False), checkpoints.meta(step), checkpoints.directory)
     part = "ema" if config.checkpoint == "ema" else "params"
     if len(steps) > 1:
-        log.info("averaging steps %s", ", ".join(map(str, steps)))
+        log.info("averaging the parameters of steps %s", ", ".join(map(str, steps)))
         params = checkpoints.average(steps, abstract)
     else:
         if config.checkpoint == "best":

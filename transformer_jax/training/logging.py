@@ -99,23 +99,31 @@ def read_rows(path: epath.PathLike) -> list[tuple[str, dict]]:
 class Pace:
     """Measures the training time and estimates the time left.
 
-    Time spent compiling, evaluating and saving is excluded.
+    The training time has no compiling, evaluating and saving. In the estimate, the last
+    two count as often as they did so far.
     """
 
     def __init__(self, step: int, steps: int):
         self._first, self._steps, self._start = step, steps, time.perf_counter()
+        self._between = 0.0
 
-    def leave_out(self, since: float) -> None:
-        """Exclude the time from `since` (a value of time.perf_counter) to now."""
-        self._start += time.perf_counter() - since
+    def leave_out(self, since: float, recurring: bool = False) -> None:
+        """Exclude the time from `since` (a value of time.perf_counter) to now.
+
+        `recurring`: the rest of the run will spend time in this way too.
+        """
+        elapsed = time.perf_counter() - since
+        self._start += elapsed
+        self._between += elapsed if recurring else 0.0
 
     def seconds(self) -> float:
         """Return the training time so far, in seconds."""
         return time.perf_counter() - self._start
 
     def left(self, step: int) -> float:
-        """Return the estimated training time after `step`, in seconds."""
-        return self.seconds() / (step - self._first) * (self._steps - step)
+        """Return the estimated time after `step`, in seconds, without compilations."""
+        so_far = self.seconds() + self._between
+        return so_far / (step - self._first) * (self._steps - step)
 
 
 class Display:

@@ -13,14 +13,16 @@ from etils import epath
 from jax.sharding import Mesh
 
 from transformer_jax.data.batching import Batches, prefetch
+from transformer_jax.data.progress import counted, progress
 from transformer_jax.errors import UserError
 from transformer_jax.training import processes, profiling
 from transformer_jax.training.checkpoint import Checkpoints, check_fingerprint
 from transformer_jax.training.engine import Engine, compiling_ahead
 from transformer_jax.training.evaluation import Evaluator
 from transformer_jax.training.initialization import TrainState, not_finite
+from transformer_jax.training.learning import Learning
 from transformer_jax.training.logging import Display, Listener, MetricsWriter, Pace, clock
-from transformer_jax.training.sharding import abstract_batch, batch_sharding, check_rows, feed, rows_here
+from transformer_jax.training.sharding import abstract_batch, batch_sharding, check_rows, feed, rows_here, shown
 from transformer_jax.training.task import Params, Task, Work
 
 log = logging.getLogger(__name__)
@@ -78,10 +80,11 @@ def train(
         _announce(first, training.steps, trace)
         scored = "ema" if config.evaluation.checkpoint == "ema" else "params"
         compiled = _Compilations(engine.step, len(batches.plan.shapes))
+        learning = Learning(batches, training.steps)
         writer = opened.enter_context(contextlib.closing(MetricsWriter(workdir, first, listeners)))
         profile = opened.enter_context(contextlib.closing(profiling.Trace(workdir / "profile", trace)))
         loaded = opened.enter_context(contextlib.closing(prefetch(_load(engine, batches, first))))
-        report = _Report(engine, batches, checkpoints, writer, first, first - engine.updates(state))
+        report = _Report(engine, batches, checkpoints, writer, compiled, first, first - engine.updates(state))
         opened.callback(report.close)
         for step, (batch, work) in zip(range(first + 1, training.steps + 1), loaded, strict=True):
             start = time.perf_counter()
@@ -106,13 +109,14 @@ def train(
             if evaluating:
                 scores = _evaluate(evaluator, getattr(state, scored), config.data.validation_split, step, writer)
                 _check_loss(checkpoints, step, scores)
+                learning.check(step, scores)
             saved = (regular or stopping) and (evaluating or _is_good(step, metrics))
             if saved:
                 _check_parameters(checkpoints, step, state.params)
                 meta = {"fingerprint": fingerprint, "position": step, "scored": scored}
                 checkpoints.save(step, state, meta, scores if regular else None, preemption=not regular)
             if evaluating or regular:
-                report.pace.leave_out(start)
+                report.pace.leave_out(start, recurring=True)
             if stopping:
                 state_of_it = "which is saved" if saved else "which is not saved, because its loss is not finite"
                 raise Preempted(f"stopped after step {step}, {state_of_it}: run the same command again to continue")
@@ -126,7 +130,7 @@ def _start(
     task, config = engine.task, engine.config
     newest = processes.first_says(checkpoints.newest)
     change = load(engine.mesh) if load is not None and newest is None else None
-    with compiling_ahead() as compile_ahead:
+    with compiling_ahead() as compile_ahead, progress("preparing the training data"):
         processes.first_then_others(lambda: task.fingerprint(training=False))  # the first process trains them
         fingerprint = task.fingerprint(training=True)
         processes.agree("tokenizers or training data", lambda: fingerprint)
@@ -141,6 +145,7 @@ def _start(
         check_rows((rows for rows, *_ in batches.plan.shapes), engine.mesh, config.training.microbatches)
         if (first := newest or 0) < config.training.steps:
             arrays = batches.load(batches.plan.batch(first))
+            log.info("%s", _compiling(arrays, 1, len(batches.plan.shapes)))
             compile_ahead(engine.step, engine.abstract_state, abstract_batch(arrays, engine.mesh))
             for line in task.preview(arrays):
                 log.info("%s", line)
@@ -148,8 +153,13 @@ def _start(
             init_compiled.result()
         state = engine.restore_or_init(checkpoints, newest, change)
         count = sum(x.size for x in jax.tree.leaves(state.params))
-        log.info("%s parameters, mesh: %s", f"{count:,}", dict(engine.mesh.shape))
+        log.info("%s on %s", counted(count, "parameter"), _devices(engine.mesh))
     return batches, evaluator, fingerprint, state
+
+
+def _devices(mesh: Mesh) -> str:
+    """Return the devices of a mesh in words, e.g. "1 device (cpu)"."""
+    return f"{shown(mesh.shape)} ({mesh.devices.flat[0].device_kind})"
 
 
 def _announce(first: int, steps: int, trace: range) -> None:
@@ -210,6 +220,7 @@ class _Report:
         batches: Batches,
         checkpoints: Checkpoints,
         writer: MetricsWriter,
+        compiled: "_Compilations",
         first: int,
         skipped: int,
     ):
@@ -217,7 +228,7 @@ class _Report:
         steps = engine.config.training.steps
         self.pace, self._display = Pace(first, steps), Display(first, steps)
         self._engine, self._writer, self._guard = engine, writer, _Guard(batches, checkpoints, skipped)
-        self._first, self._last = first, steps
+        self._first, self._last, self._compiled = first, steps, compiled
         self._peak: tuple[str, float] | None = None
         self._begin_row()
 
@@ -271,7 +282,12 @@ class _Report:
         if self._peak is not None:
             name, peak = self._peak
             shown.append(f"{name.replace('_', ' ')} {work.flops / elapsed / peak:.2f}")
-        self._display.show(step, "  ".join([*shown, f"ETA {clock(self.pace.left(step))}"]))
+        compiling = self._compiled.left()
+        if compiling is None:
+            shown.append("ETA: not known before more shapes are compiled")
+        else:
+            shown.append(f"ETA {clock(self.pace.left(step) + compiling)}")
+        self._display.show(step, "  ".join(shown))
 
 
 def _mean_loss(steps: Sequence[Mapping[str, Any]]) -> float:
@@ -318,25 +334,45 @@ def _evaluate(evaluator: Evaluator, params: Params, split: str, step: int, write
     return numbers
 
 
+def _compiling(batch: Mapping[str, Any], number: int, shapes: int) -> str:
+    """Return the log line before a compilation."""
+    arrays = {name: array.shape for name, array in batch.items() if array.ndim > 1}
+    shape = ", ".join(f"{name} {' × '.join(map(str, x))}" for name, x in arrays.items())
+    of = f", shape {number} of at most {shapes}" if shapes > 1 else ""
+    patience = ": seconds to minutes" if number == 1 else ""
+    return f"compiling the training step for batches of {shape}{of}{patience}"
+
+
 class _Compilations:
     """Compiles the step before its first call with each batch shape, so that compilation can be timed separately.
 
-    `shapes` is the number of batch shapes, and thus the expected maximum.
+    `shapes` is the number of batch shapes, and thus the expected maximum. The first one
+    was announced, and perhaps compiled, before.
     """
 
     def __init__(self, step: Any, shapes: int):
         self._step, self._shapes, self._compiled, self._count = step, shapes, set[tuple](), 0
+        self._seconds: list[float] = []  # of each compilation after the first
 
     def compile(self, state: TrainState, batch: Mapping[str, jax.Array]) -> bool:
         """Compile the step for this batch. Return False if it was compiled for the shape before."""
         shapes = tuple(array.shape for array in batch.values())
         if shapes in self._compiled:
             return False
+        if later := bool(self._compiled):
+            log.info("%s", _compiling(batch, len(self._compiled) + 1, self._shapes))
+        start = time.perf_counter()
         self._step.lower(state, batch).compile()
+        self._seconds += [time.perf_counter() - start] * later
         self._compiled.add(shapes)
-        shape = ", ".join(f"{name} {array.shape}" for name, array in batch.items() if array.ndim > 1)
-        log.info("compiled the step for %s: %d of at most %d", shape, len(self._compiled), self._shapes)
         return True
+
+    def left(self) -> float | None:
+        """Return the estimated seconds of the compilations to come, None if unknown."""
+        missing = max(self._shapes - len(self._compiled), 0)
+        if missing and not self._seconds:
+            return None
+        return missing * float(np.mean(self._seconds or [0.0]))
 
     def check(self) -> None:
         """Warn if the step was compiled more often than there are batch shapes."""

@@ -17,6 +17,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from transformer_jax.data.batching import Arrays, Batch, Batches
+from transformer_jax.data.progress import counted
 from transformer_jax.errors import UserError
 
 AXES = ("data", "fsdp", "tensor")
@@ -103,6 +104,13 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     except NotImplementedError:  # JAX divides sides by itself on v5e only
         grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
         return Mesh(grid, AXES, axis_types=types)
+
+
+def shown(sizes: Mapping[str, int]) -> str:
+    """Return the size of a mesh in words, e.g. "8 devices: data 4 × tensor 2"."""
+    devices = counted(math.prod(sizes.values()), "device")
+    axes = [f"{axis} {size}" for axis, size in sizes.items() if size > 1]
+    return ": ".join(filter(None, [devices, " × ".join(axes)]))
 
 
 def on_mesh(function: Callable, mesh: Mesh, **options: Any) -> Any:

@@ -1,0 +1,64 @@
+"""Long work tells how far it has come."""
+
+import logging
+import time
+
+import numpy as np
+import pytest
+
+from transformer_jax.data import progress, tokenizers
+from transformer_jax.data.tokenizer_training import train_tokenizer
+
+
+@pytest.fixture
+def lines(monkeypatch, caplog):
+    """The log, which has a line after every millisecond of work."""
+    monkeypatch.setattr(progress, "EVERY", (0.001, 0.001))
+    caplog.set_level(logging.INFO, "transformer_jax")
+    return caplog
+
+
+def test_long_work_is_logged_with_its_progress(lines):
+    with progress.progress("reading", 1200) as advance:
+        advance(700)
+        time.sleep(0.1)
+    assert lines.messages[0] == "reading: 700 of 1,200 lines"
+
+
+def test_work_of_unknown_length_is_logged_with_its_time(lines):
+    with progress.progress("training"):
+        time.sleep(0.1)
+    assert lines.messages[0] == "training: 0 s so far"
+
+
+def test_only_the_innermost_work_is_logged(lines):
+    with progress.progress("outer"):
+        with progress.progress("inner"):
+            lines.clear()
+            time.sleep(0.1)
+            inside = lines.messages
+        time.sleep(0.1)
+    assert set(inside) == {"inner: 0 s so far"}
+    assert lines.messages[-1] == "outer: 0 s so far"
+
+
+def test_short_work_is_silent(caplog):
+    caplog.set_level(logging.INFO, "transformer_jax")
+    with progress.progress("short", 3):
+        pass
+    assert not caplog.messages
+
+
+def test_encoding_many_lines_tells_how_far_it_is(lines, monkeypatch):
+    monkeypatch.setattr(tokenizers, "CHUNK", 1000)
+    tokenizer = train_tokenizer("characters", ["ek at"], 20)
+    many = ["ek " * 500] * 10_000
+    encoded = tokenizer.encode(many)
+    assert np.array_equal(encoded[0], tokenizer.encode(many[:1])[0])
+    assert any(line.startswith("encoding text: ") and line.endswith("0 of 10,000 lines") for line in lines.messages)
+
+
+@pytest.mark.parametrize(("count", "words"), [(0, "0 lines"), (1, "1 line"), (1014, "1,014 lines")])
+def test_counts_agree_with_their_nouns(count, words):
+    assert progress.counted(count, "line") == words
+    assert progress.counted(count, "entry", "entries") == words.replace("lines", "entries").replace("line", "entry")
