@@ -12,7 +12,8 @@ from conftest import real_data
 
 from transformer_jax.data import sources
 from transformer_jax.data.corpora import dates as dates_module
-from transformer_jax.data.sources import DataError, Source, parallel_files, text_file, tfds_source, tsv_file
+from transformer_jax.data.sources import DataError, Source, parallel_files, text_file, tfds_source
+from transformer_jax.data.tables import tsv_file
 
 
 def zipped(content: bytes) -> bytes:

@@ -7,7 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from transformer_jax.data.sources import DataError, parallel_files, text_file, tsv_file
+from transformer_jax.data.sources import DataError, parallel_files, text_file
+from transformer_jax.data.tables import tsv_file
 from transformer_jax.data.text import (
     TRAINED_HERE,
     Corpus,

@@ -171,45 +171,11 @@ def parallel_files(directory: epath.PathLike, split: str, languages: Sequence[st
         )
     where = " and ".join(map(str, paths))
     for path, column in zip(paths, columns, strict=True):
-        _check_endings(column, path)
+        check_endings(column, path)
     if not counts[0]:
         raise DataError(f"{where} have no lines: a corpus needs at least one.")
     part = bounds(split, counts[0], "lines", where)
     return Source({language: column.part(*part) for language, column in zip(languages, columns, strict=True)}, where)
-
-
-def tsv_file(directory: epath.PathLike, split: str, columns: Sequence[str]) -> Source:
-    """Read columns of `{split}.tsv[.gz]`. Fields are separated by tabs, without quoting. The first line names them.
-
-    Raises:
-        DataError: the file is missing or unreadable, a line is not UTF-8 or has too few or too many fields, a column
-            is missing, or there are no rows.
-    """
-    path = files.find(directory, f"{file_name(split)}.tsv")
-    content = parse_lines(files.read(path), str(path))
-    _check_endings(content, path)
-    lines = iter(content)
-    header = next(lines, "").split("\t")
-    if missing := [name for name in columns if header.count(name) != 1]:
-        raise DataError(
-            f"{path}:1 must name these columns once each: {', '.join(missing)}. It names: "
-            f"{', '.join(header) or '(none)'}. Write the names of the columns on the first line, separated by tabs."
-        )
-    rows = []
-    for number, line in enumerate(lines, 2):
-        fields = line.split("\t")
-        if len(fields) != len(header):
-            raise DataError(
-                f"{path}:{number} has {len(fields)} fields, but the first line names {len(header)}: "
-                f"{', '.join(header)}. Separate fields by single tabs, and leave none out."
-            )
-        rows.append(fields)
-    if not rows:
-        raise DataError(f"{path} has only the line that names its columns: add a line for each example")
-    start, stop = bounds(split, len(rows), "rows", str(path))
-    places = {name: header.index(name) for name in columns}
-    values = {name: held(row[place] for row in rows[start:stop]) for name, place in places.items()}
-    return Source(values, str(path), first_line=start + 2)
 
 
 def text_file(directory: epath.PathLike, split: str, columns: Sequence[str] = ("text",)) -> Source:
@@ -225,7 +191,7 @@ def text_file(directory: epath.PathLike, split: str, columns: Sequence[str] = ("
     return Source({columns[0]: Pieces(lines._content, lines._offsets).characters(split, str(path))}, str(path))
 
 
-def _check_endings(lines: Lines, path: epath.Path) -> None:
+def check_endings(lines: Lines, path: epath.Path) -> None:
     """Raise DataError for text whose lines end with "\\r" alone."""
     if len(lines) == 1 and lines[0].count("\r") > 1:
         raise DataError(f"{path} is one line with carriage returns in it. End lines with \\n (mac2unix, dos2unix).")

@@ -13,7 +13,7 @@ import numpy as np
 from etils import epath
 
 from transformer_jax import fields, losses, metrics
-from transformer_jax.data import sources
+from transformer_jax.data import tables
 from transformer_jax.data.batching import Batches
 from transformer_jax.data.examples import Labels, encode_numbers, laid_out, records_of
 from transformer_jax.data.text import TextData, example_batches
@@ -107,7 +107,7 @@ class TextOrPair(LabelTask):
         data = config.data
         texts = {"text": data.text_column} | ({"second": data.second_column} if data.second_column else {})
         self.inputs, self.columns = len(texts), (*texts.values(), data.label_column)
-        self.corpus = self.make_corpus(texts, workdir, sources.tsv_file, (data.label_column,))
+        self.corpus = self.make_corpus(texts, workdir, tables.tsv_file, (data.label_column,))
 
     def numbers(self, labels: Sequence[str], what: str) -> np.ndarray:
         """Return the labels as numbers (n,). `what` is their source, for messages."""

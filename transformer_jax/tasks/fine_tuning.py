@@ -128,7 +128,7 @@ class FineTuningTask(TextTask):
 
     def batches(self, split: str, seed: int | None) -> Batches:
         table = self.corpus.open(split)
-        inside = f" (row 1 is line {table.first_line})" if table.first_line > 2 else ""  # a part of a file
+        inside = f" (row 1 is line {table.first_line})" if table.first_line not in (0, 2) else ""
         what = f"{table.where}, split {split}{inside}"
         return self._batches([table.column(name) for name in self.columns], what, seed)
 

@@ -12,7 +12,7 @@ import numpy as np
 from etils import epath
 
 from transformer_jax import fields, metrics
-from transformer_jax.data import sources
+from transformer_jax.data import tables
 from transformer_jax.data.batching import Batch, Batches, padded_arrays
 from transformer_jax.data.examples import Labels, laid_out, records_of
 from transformer_jax.data.text import TextData, example_plan
@@ -72,7 +72,7 @@ class MultipleChoice(LabelTask):
         self.labels = Labels(tuple(map(str, range(len(data.choice_columns)))), "data.choice_columns")
         self.inputs, self.columns = len(names), (*names, data.label_column)
         streams = {"text": names[0], **{name: name for name in names[1:]}}
-        self.corpus = self.make_corpus(streams, workdir, sources.tsv_file, (data.label_column,))
+        self.corpus = self.make_corpus(streams, workdir, tables.tsv_file, (data.label_column,))
 
     def arguments(self, batch: Mapping[str, jax.Array]) -> tuple[Any, ...]:
         """Return the arguments of the model for B · C texts."""
