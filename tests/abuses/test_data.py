@@ -55,7 +55,7 @@ def replaced(make):
         (write("train.en", "ek\n".encode("utf-16") * 60), [], ["looks like UTF-16", "iconv"]),
         (write("train.en", b"ek\nol\xe9\n"), [], ["train.en:2 is not UTF-8: byte 0xe9 at offset 2"]),
         (write("train.en", b"ek\n"), [], ["same number of lines", "train.en has 1", "train.de:2"]),
-        (write("train.en", b"ek\r" * 60), [], ["same number of lines"]),
+        (write("train.en", b"ek\r" * 60), [], ["train.en is one line with carriage returns in it"]),
         (write("val.en", b""), [], ["val.en has 0"]),
         (lambda folder: (folder / "val.de").unlink(), [], ["neither val.de nor val.de.gz", "The folder contains"]),
         (None, ["--config.data.directory={}/train.en"], ["no directory"]),

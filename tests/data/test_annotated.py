@@ -108,6 +108,12 @@ def test_an_answer_that_does_not_occur_is_dropped(tmp_path, caplog):
         squad_file(tmp_path, "dev")
 
 
+def test_an_answer_in_another_unicode_form_is_said_to_be_so(tmp_path):
+    written(tmp_path, answers=[{"text": "gru\u0308n", "answer_start": 10}])
+    with pytest.raises(DataError, match=r"does not occur in the context.* It does in another Unicode form: write both"):
+        squad_file(tmp_path, "dev")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -178,7 +178,9 @@ def test_what_is_not_a_file_is_called_what_it_is(make, message, tmp_path):
     ("content", "message"),
     [
         ("a\nb\n".encode("utf-16"), "not UTF-8 but looks like UTF-16"),
-        ("a\nb\n".encode("utf-16-be"), "not UTF-8 but looks like UTF-16"),
+        ("a\nb\n".encode("utf-16-be"), r"not UTF-8 but looks like UTF-16BE.*iconv -f UTF-16BE -t UTF-8"),
+        ("a\n".encode("utf-16-le"), r"not UTF-8 but looks like UTF-16LE.*iconv -f UTF-16LE -t UTF-8"),
+        ("a\nb\n".encode("utf-32"), "not UTF-8 but looks like UTF-32"),
         (zipped(b"a\n"), "contains gzip data instead of text"),
         (b"a\rb\rc\r", r"is one line with carriage returns in it. End lines with \\n"),
     ],
@@ -227,6 +229,13 @@ def test_parts_that_are_empty_or_beyond_the_end(part, tmp_path):
             DataError, match=rf"part -?\d+ to \d+ of the 3 {what} of .*train\.{suffix}: it must not be empty"
         ):
             read(tmp_path, f"train{part}", ["en"])
+
+
+@pytest.mark.parametrize("text", ["\0", "\0a", "a\0", "\0\0\0\0", "a\0bc\n\0\n", "\0a\0bc", "a\0\0\0b"])
+def test_a_zero_byte_is_a_character(text, tmp_path):
+    write(tmp_path, train_txt=text.encode(), train_en=text.encode())
+    assert "".join(text_file(tmp_path, "train").column("text")) == text
+    assert list(parallel_files(tmp_path, "train", ["en"]).column("en")) == text.removesuffix("\n").split("\n")
 
 
 def test_tables(tmp_path):

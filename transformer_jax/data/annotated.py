@@ -10,6 +10,7 @@ import itertools
 import json
 import logging
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -113,9 +114,16 @@ def _answers(
             start = min(places, key=lambda place: abs(place - start))
         answers.append({"text": text, "start": start})
     if not answers:
+        text = given[0]["text"]
+        composed = unicodedata.normalize("NFC", text) in unicodedata.normalize("NFC", context)
+        remedy = (
+            "It does in another Unicode form: write both in the same one, e.g. with unicodedata.normalize('NFC', text)."
+            if composed
+            else "Correct the answer, or remove the question."
+        )
         raise DataError(
-            f"{where}: the answer {given[0]['text'][:80]!r} does not occur in the context, so that the question has no "
-            "answer. Correct the answer, or remove the question."
+            f"{where}: the answer {text[:80]!r} does not occur in the context, so that the question has no answer. "
+            f"{remedy}"
         )
     return answers
 

@@ -160,6 +160,8 @@ def parallel_files(directory: epath.PathLike, split: str, languages: Sequence[st
     """
     paths = [files.find(directory, f"{file_name(split)}.{language}") for language in languages]
     columns = [parse_lines(files.read(path), str(path)) for path in paths]
+    for path, column in zip(paths, columns, strict=True):
+        check_endings(column, path)
     counts = [len(column) for column in columns]
     if min(counts) != max(counts):
         first, longest = min(counts), counts.index(max(counts))
@@ -170,8 +172,6 @@ def parallel_files(directory: epath.PathLike, split: str, languages: Sequence[st
             f"{columns[longest][first][:80]!r}. Shorten the longer file, or find an earlier line where they diverge."
         )
     where = " and ".join(map(str, paths))
-    for path, column in zip(paths, columns, strict=True):
-        check_endings(column, path)
     if not counts[0]:
         raise DataError(f"{where} have no lines: a corpus needs at least one.")
     part = bounds(split, counts[0], "lines", where)
@@ -300,8 +300,10 @@ def parse_lines(content: bytes | mmap.mmap, path: str) -> Lines:
     """Find the lines of the content of `path`. Raises DataError, with the line number, if it is not UTF-8."""
     if content[:2] == files.GZIP_MARK:
         raise DataError(f"{path} contains gzip data instead of text. Decompress it, e.g. with gunzip.")
-    if content[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in content[:4]:
-        raise DataError(f"{path} is not UTF-8 but looks like UTF-16. Convert the file (iconv -f UTF-16 -t UTF-8).")
+    if encoding := _other_encoding(content[:64]):
+        raise DataError(
+            f"{path} is not UTF-8 but looks like {encoding}. Convert the file (iconv -f {encoding} -t UTF-8)."
+        )
     first = 3 if content[:3] == b"\xef\xbb\xbf" else 0
     offsets, start = [np.array([first])], first
     while start < len(content):
@@ -324,6 +326,23 @@ def parse_lines(content: bytes | mmap.mmap, path: str) -> Lines:
     if max(offsets[-1], default=first) < len(content):
         offsets.append(np.array([len(content)]))
     return Lines(content, np.concatenate(offsets))
+
+
+def _other_encoding(start: bytes) -> str | None:
+    """Return the encoding that the first bytes of a file show by a mark or by a zero in every second byte, or None.
+
+    Other zero bytes are characters of UTF-8.
+    """
+    marks = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+    for mark, name in marks.items():
+        if start.startswith(mark):
+            return name
+    even, odd = start[::2], start[1::2]
+    if len(start) < 4 or len(start) % 2 or any(even) == any(odd):
+        return None
+    if all(even) or all(odd):
+        return "UTF-16LE" if any(even) else "UTF-16BE"
+    return None
 
 
 # Modules of builders that tfds finds only after an import: some of its own, and those of this package.
