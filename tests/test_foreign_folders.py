@@ -18,6 +18,7 @@ import transformer_jax
 from transformer_jax import conversion, experiment, tasks, transfer
 from transformer_jax.config import ConfigError, defaults
 from transformer_jax.data.sources import DataError, tfds_source
+from transformer_jax.errors import UserError
 from transformer_jax.interop.tensors import InteropError, Tensors
 from transformer_jax.predictor import Predictor
 from transformer_jax.tasks.sequence_to_sequence import SequenceToSequence
@@ -107,6 +108,33 @@ def test_no_value_of_the_key_is_code(sent, task):
     named(sent, task)
     with pytest.raises(ConfigError, match=r"config\.task = .* is not a task"):
         read(sent)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"data": 3}, r"config\.data = 3: must be an object of keys and values"),
+        ({"mesh": None}, r"config\.mesh = None: must be an object"),
+        ({"init_from": {"a": 1}}, r"config\.init_from = {'a': 1}: must be a text"),
+        ({"model": {"architecture": ["x"]}}, r"config\.model\.architecture = \['x'\]: must be one of"),
+        ({"model": {"evil": 1}}, r"config\.model\.evil is not a key"),
+    ],
+)
+@pytest.mark.parametrize("way", ["load", "from"])
+def test_a_config_of_other_types_is_refused(trained, tmp_path, way, keys, message):
+    shutil.copytree(trained, tmp_path / "sent")
+    stored = json.loads((trained / "config.json").read_text())
+    (tmp_path / "sent" / "config.json").write_text(json.dumps(stored | keys))
+    with pytest.raises(ConfigError, match=message):
+        OPENED[way](tmp_path / "sent", None)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"model_type": ' + "[" * 100_000, "9" * 5000])
+def test_json_that_is_too_deep_is_refused(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    for read_folder in (transfer.keys_for, conversion.config_for, transformer_jax.load):
+        with pytest.raises(UserError, match=r"config\.json"):
+            read_folder(str(tmp_path))
 
 
 def test_the_user_names_the_task_in_an_argument(sent, marker):

@@ -51,7 +51,7 @@ def sections(task: str, model: Mapping[str, Any]) -> dict[str, type]:
     del classes["task"], classes["init_from"]
     known = {section.architecture: section for section in _alternatives(classes["model"])}
     name = model.get("architecture", next(iter(known)))
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise ConfigError(
             f"config.model.architecture = {name!r}: must be one of {', '.join(known)} for config.task = {task!r}"
         )

@@ -44,6 +44,8 @@ def keys_for(source: str) -> dict[str, Any]:
     else:
         stored = workdirs.read(source, "from").to_dict()
         known = known_fields(stored["task"], stored["model"])
+        if unknown := [name for name in stored["model"] if f"model.{name}" not in known]:
+            raise ConfigError(f"from={source}, config.json: config.model.{unknown[0]} is not a key: restore the file")
         fields = {name: x for name, x in stored["model"].items() if "how" not in known[f"model.{name}"].metadata}
         data = {name: stored["data"][name] for name in ("tokenizer", "lowercase", "min_count")}
     keys = {f"model.{name}": value for name, value in fields.items()}
@@ -61,7 +63,7 @@ def _is_pretrained(source: str, option: str) -> bool:
         reason = "" if keys & {"task", "model_type"} else "it has neither a task nor a model_type"
     except OSError as error:
         reason = error.strerror or str(error)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         reason = f"it is not a JSON object ({error}): copy it again"
     if reason:
         raise ConfigError(

@@ -232,7 +232,11 @@ def _with_defaults(stored: dict[str, Any]) -> dict[str, Any]:
     _check_task(stored["task"])
     config = defaults(stored["task"], stored.get("model", {}).get("architecture")).to_dict()
     for name, value in stored.items():
-        if name not in config or not isinstance(value, dict):
+        section = isinstance(config.get(name), dict)
+        if name in config and section != isinstance(value, dict):
+            kind = "an object of keys and values" if section else "a text"
+            raise ConfigError(f"config.{name} = {value!r:.80}: must be {kind}")
+        if not section:
             config[name] = value
             continue
         for key, item in value.items():  # JSON has no tuples

@@ -45,7 +45,7 @@ def is_folder(path: epath.PathLike) -> bool:
     """Return True for a folder of Hugging Face: its config.json names the type of a model."""
     try:
         return "model_type" in json.loads((epath.Path(path).expanduser() / "config.json").read_text())
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return False
 
 

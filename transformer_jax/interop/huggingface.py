@@ -160,7 +160,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text())
         if not isinstance(content, dict):
             raise UserError("it is not a JSON object")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InteropError(f"{path} cannot be read: {reason}; copy the whole folder again") from error
     return content
