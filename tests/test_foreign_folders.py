@@ -259,7 +259,7 @@ def test_prepared_data_does_not_choose_code(tmp_path, marker, monkeypatch):
 
 @pytest.mark.parametrize("name", ["huggingface:sent", "someone:sent/x", "Sent", "sent/..", "sent/data_dir=.."])
 def test_the_name_of_a_data_set_does_not_choose_code(tmp_path, name):
-    with pytest.raises(DataError, match=r"is not a name of tfds"):
+    with pytest.raises(DataError, match=r"Set data\.name to NAME or NAME/CONFIG"):
         tfds_source(name, tmp_path, "train", ["iso"])
 
 

@@ -385,7 +385,7 @@ def _check_builder(name: str, directory: epath.Path) -> None:
     match = _NAME.fullmatch(name)
     if match is None:
         raise DataError(
-            f"data.name = {name!r} is not a name of tfds: write NAME or NAME/CONFIG, e.g. wmt14_translate/de-en. "
+            f"tfds cannot open {name!r} in {directory}. Set data.name to NAME or NAME/CONFIG, e.g. glue/sst2. "
             "OWNER:NAME would run the owner's code: write such a data set to files instead."
         )
     try:
