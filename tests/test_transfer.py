@@ -14,7 +14,8 @@ from ml_collections import ConfigDict
 
 import transformer_jax
 from transformer_jax import experiment, transfer
-from transformer_jax.config import ConfigError, make_task, parse
+from transformer_jax import workdir as workdirs
+from transformer_jax.config import ConfigError, load_recipe, make_task, parse
 from transformer_jax.training import loop
 from transformer_jax.training.checkpoint import Checkpoints, parameters_sha256
 from transformer_jax.training.engine import Engine
@@ -396,3 +397,19 @@ def test_a_language_model_of_another_vocabulary_is_refused(data, tmp_path):
     source, _ = saved(gpt("language_modeling", data), tmp_path / "source")
     with pytest.raises(ConfigError, match=r"config.model.vocab_size: 300 there, 299 here"):
         experiment.run(gpt("classification", data, source, model__vocab_size=299), tmp_path / "run")
+
+
+def test_a_run_continues_after_the_run_that_it_started_from_is_gone(tmp_path, monkeypatch, caplog):
+    """The recipe reads the keys of the model there, but the run that is continued has them too."""
+    monkeypatch.setattr(workdirs, "_named", [])
+    workdirs.claim(tmp_path / "first", load_recipe("configs/bert.py:size=mini"))
+    recipe = f"configs/finetune.py:task=trec,from={tmp_path / 'first'}"
+    config = load_recipe(recipe)
+    workdirs.claim(tmp_path / "run", config)
+    (tmp_path / "run" / "checkpoints").mkdir()
+    shutil.rmtree(tmp_path / "first")
+    with pytest.raises(ConfigError, match="No such file or directory"):
+        load_recipe(recipe)
+    workdirs.name_on_command_line(str(tmp_path / "run"))
+    assert load_recipe(recipe).to_dict() == config.to_dict()
+    assert "this run holds everything that it needs" in caplog.text

@@ -1,5 +1,6 @@
 """The folder of a run. It holds one experiment, and only some keys may change."""
 
+import errno
 import json
 import os
 import re
@@ -11,6 +12,7 @@ from conftest import other_than, small
 from ml_collections import ConfigDict
 
 import transformer_jax
+from transformer_jax import files
 from transformer_jax.config import ConfigError, fields, share
 from transformer_jax.tasks import TASKS
 from transformer_jax.workdir import check_model, claim, read, settled, store
@@ -198,24 +200,51 @@ def test_classes_belong_to_the_model(corpus, tmp_path):
 def test_one_that_has_learned_nothing_takes_any_config(tiny, tmp_path):
     """A first attempt that failed, e.g. because of a wrong key or file, does not block the workdir."""
     claim(tmp_path, tiny)
-    (tmp_path / "tokenizer.json").write_text("{}")
+    files.write_made(tmp_path / "tokenizer.json", b"{}")
     tiny.data.train_split = "val"
     claim(tmp_path, tiny)
     assert read(tmp_path).data.train_split == "val"
     assert not (tmp_path / "tokenizer.json").exists()
-    (tmp_path / "tokenizer.json").write_text("{}")
+    files.write_made(tmp_path / "tokenizer.json", b"{}")
     claim(tmp_path, tiny)  # the data files may have changed
     assert not (tmp_path / "tokenizer.json").exists()
 
 
-def test_a_tokenizer_that_the_user_put_there_stays(tiny, tmp_path):
-    """It is older than config.json, also after several attempts."""
+@pytest.mark.parametrize("age", [-9, 0, 9])
+def test_a_tokenizer_that_the_user_put_there_stays(age, tiny, tmp_path):
+    """Whether it is older or newer than config.json, also after several attempts."""
     path = tmp_path / "tokenizer.json"
     path.write_text("{}")
-    os.utime(path, (time.time() - 2,) * 2)
     for _ in range(3):
         claim(tmp_path, tiny)
         assert path.read_text() == "{}"
+        os.utime(path, (time.time() - age,) * 2)
+
+
+def test_a_tokenizer_that_the_user_has_changed_stays(tiny, tmp_path):
+    claim(tmp_path, tiny)
+    path = tmp_path / "tokenizer.json"
+    files.write_made(path, b"{}")
+    path.write_text("{ }")
+    claim(tmp_path, tiny)
+    assert path.read_text() == "{ }"
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_a_disk_error_does_not_make_a_workdir_look_new(number, tiny, learned, monkeypatch):
+    """With checkpoints that seem to be missing, the config would be replaced and the tokenizers removed."""
+    stat = os.stat
+
+    def fail(path, *args, **kwargs):
+        if str(path).endswith("checkpoints"):
+            raise OSError(number, os.strerror(number), str(path))
+        return stat(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "stat", fail)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        claim(learned, changed(tiny, {"model.d_model": 32}))
+    monkeypatch.undo()
+    assert read(learned).to_dict() == tiny.to_dict()
 
 
 @pytest.mark.parametrize("config", ['{"mine": "important"}', '{"model_type": "bert"', "[]"])

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import gc
 import hashlib
+import itertools
 import logging
 import os
 import platform
@@ -26,7 +27,7 @@ from transformer_jax.data.sources import decode_lines
 from transformer_jax.errors import UserError
 from transformer_jax.tasks import allow
 from transformer_jax.training import processes
-from transformer_jax.workdir import read
+from transformer_jax.workdir import name_on_command_line, read
 
 EXIT_ERROR = 2
 PATHS = (
@@ -91,6 +92,9 @@ def run(main: Callable[[], None], argv: list[str] | None = None, distributed: bo
 def parse_flags(argv: list[str] | None) -> None:
     """Parse the command line into absl's flags. Raises ValueError or flags.Error if it is invalid."""
     overrides: list[str] = []
+    for argument, after in itertools.pairwise([*sys.argv, ""]):
+        if match := re.fullmatch(r"--?workdir(=(.*))?", argument, re.DOTALL):
+            name_on_command_line(match[2] if match[1] else after)
     if "config" in flags.FLAGS:
         overrides, argv = split_overrides()
     script, *arguments = sys.argv if argv is None else argv
@@ -289,7 +293,9 @@ def _belongs_to_run(file: epath.Path, workdir: epath.Path) -> bool:
     if not file.is_relative_to(workdir) or not file.exists():
         return False
     name = file.relative_to(workdir).parts[0]
-    return name.startswith(("config.json", "metrics.jsonl", "tokenizer", "checkpoints", "events.out.", "lock.json"))
+    return name.startswith(
+        ("config.json", "metrics.jsonl", "tokenizer", "checkpoints", "events.out.", "lock.json", "made.json")
+    )
 
 
 def read_lines(path: str) -> list[str]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from etils import epath
 from ml_collections import ConfigDict
 
-from transformer_jax import transfer
+from transformer_jax import files, transfer
 from transformer_jax import workdir as workdirs
 from transformer_jax.config import ConfigError, defaults, make_task, parse
 from transformer_jax.data import sentencepiece, tokenizer_files
@@ -56,7 +56,7 @@ def to_workdir(config: ConfigDict, workdir: epath.PathLike) -> None:
     workdir = workdirs.place(workdir)
     task = make_task(parse(config), workdir)
     with lock.held(workdir):
-        if (workdir / "checkpoints").exists():
+        if files.exists(workdir / "checkpoints"):
             raise ConfigError(f"{workdir} has checkpoints: choose another --workdir")
         mesh = make_mesh(task.config.mesh)
         load = transfer.load(task, mesh, as_is=True)

@@ -1,13 +1,17 @@
-"""Atomic file writes: a file is written completely or not at all. Predictions as lines of a file."""
+"""What is at a path, and atomic file writes: a file is written completely or not at all. Predictions as lines."""
 
 import contextlib
+import errno
+import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from etils import epath
 
@@ -18,6 +22,59 @@ class OutputError(UserError):
     """Raised if a file cannot be written. The message names the file."""
 
 
+class Status(NamedTuple):
+    """The kind, size in bytes and time of change of what is at a path."""
+
+    is_folder: bool
+    size: int
+    changed: float
+
+
+def status(path: epath.PathLike) -> Status | None:
+    """Return the status of a file or folder, or None if there is nothing at `path`. Links are followed.
+
+    Raises OSError if this cannot be told, e.g. because of a failing disk. `exists`, `is_file` and `is_dir` return False
+    then. So use this function wherever the answer decides whether something is removed, replaced or begun anew.
+    """
+    name = os.fspath(path)
+    try:
+        if "://" in name:
+            remote = epath.Path(name).stat()
+            return Status(remote.is_directory, remote.length or 0, remote.mtime)
+        local = os.stat(name)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return Status(stat.S_ISDIR(local.st_mode), local.st_size, local.st_mtime_ns / 1e9)
+
+
+def exists(path: epath.PathLike) -> bool:
+    """Return True if there is a file or folder at `path`. Raises OSError if this cannot be told."""
+    return status(path) is not None
+
+
+# Errors that stay until somebody frees space, grants a permission or chooses another path.
+_LASTING = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EACCES, errno.EPERM),
+    *(errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
+}
+
+
+def is_lasting(error: BaseException) -> bool:
+    """Return True for a file error that the user must fix, and False for one that may pass, e.g. of a network disk.
+
+    The error may have been wrapped by others, or be one of TensorStore, which writes the number into its message.
+    """
+    chain: BaseException | None = error
+    while chain is not None:
+        number = chain.errno if isinstance(chain, OSError) else None
+        if number is None and (match := re.search(r"OS error (\d+)", str(chain))):
+            number = int(match[1])
+        if number is not None:
+            return number in _LASTING
+        chain = chain.__cause__ or chain.__context__
+    return False
+
+
 @contextlib.contextmanager
 def replacing(path: epath.PathLike, follow: bool = True) -> Iterator[IO[bytes]]:
     """Context manager that opens a temporary file in the folder of `path`, and moves it to `path` at the end.
@@ -26,7 +83,7 @@ def replacing(path: epath.PathLike, follow: bool = True) -> Iterator[IO[bytes]]:
     old one. If `path` is a link, the file that it points to is replaced, or the link itself if `follow` is False.
     Devices and pipes cannot be replaced and are written to directly.
 
-    Raises OutputError if the file cannot be written.
+    Raises OutputError if the file cannot be written, and OSError if the reason may pass.
     """
     name = os.fspath(path)
     local = "://" not in name
@@ -49,6 +106,8 @@ def replacing(path: epath.PathLike, follow: bool = True) -> Iterator[IO[bytes]]:
             if replaceable:
                 part.unlink(missing_ok=True)
     except OSError as error:
+        if not is_lasting(error) and not isinstance(error, FileNotFoundError):
+            raise
         kept = "; the existing file is unchanged" if replaceable and target.exists() else ""
         raise OutputError(
             f"{name} cannot be written: {error.strerror or error}{kept}. Free some space, or name a file elsewhere."
@@ -56,7 +115,7 @@ def replacing(path: epath.PathLike, follow: bool = True) -> Iterator[IO[bytes]]:
 
 
 def write(path: epath.PathLike, data: bytes) -> None:
-    """Write `data` to a file. Raises OutputError if that fails, and leaves an existing file unchanged."""
+    """Write `data` to a file. If that fails, raise the errors of `replacing` and leave an existing file unchanged."""
     with replacing(path) as file:
         file.write(data)
 
@@ -64,18 +123,53 @@ def write(path: epath.PathLike, data: bytes) -> None:
 def write_all(folder: epath.PathLike, contents: Mapping[str, bytes]) -> None:
     """Write files, given by their names, to a folder, which is made if it is missing.
 
-    Raises OutputError if that fails.
+    Raises the errors of `write`.
     """
     make_folder(folder)
     for name, data in contents.items():
         write(epath.Path(folder) / name, data)
 
 
-def make_folder(path: epath.PathLike) -> None:
-    """Make a folder and those above it, unless they exist. Raises OutputError if that fails."""
+MADE = "made.json"  # in a workdir: the sha256 sums of files that the program made there, by name
+
+
+def write_made(path: epath.PathLike, data: bytes) -> None:
+    """Write a file of the program's own, and list it in made.json beforehand. Raises the errors of `write`."""
+    path = epath.Path(path)
+    made = _made(path.parent) | {path.name: hashlib.sha256(data).hexdigest()}
+    write(path.parent / MADE, (json.dumps(made, indent=2) + "\n").encode())
+    write(path, data)
+
+
+def is_made(path: epath.PathLike) -> bool:
+    """Return True if `write_made` wrote the file, and nobody has changed it since. Raises OSError."""
+    path = epath.Path(path)
+    return _made(path.parent).get(path.name) == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _made(folder: epath.Path) -> dict[str, str]:
+    """Return the content of made.json. If it is missing or damaged, every file counts as the user's."""
     try:
+        made = json.loads((folder / MADE).read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return made if isinstance(made, dict) else {}
+
+
+def ensure_folder(path: epath.PathLike) -> None:
+    """Make a folder and those above it, unless they exist. Raises OSError."""
+    found = status(path)  # `mkdir` would call a folder that the disk fails to show a file
+    if found is None or not found.is_folder:
         epath.Path(path).mkdir(parents=True, exist_ok=True)
+
+
+def make_folder(path: epath.PathLike) -> None:
+    """Make a folder and those above it, unless they exist. Raises OutputError if the user must act, or OSError."""
+    try:
+        ensure_folder(path)
     except OSError as error:
+        if not is_lasting(error):
+            raise
         raise OutputError(
             f"the folder {os.fspath(path)} cannot be made: {error.strerror or error}. Name a folder elsewhere."
         ) from error

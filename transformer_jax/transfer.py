@@ -14,6 +14,7 @@ from etils import epath
 from flax import traverse_util
 from jax.sharding import Mesh
 
+from transformer_jax import files
 from transformer_jax import workdir as workdirs
 from transformer_jax.config import ConfigError, make_task, parse
 from transformer_jax.config import fields as known_fields
@@ -31,11 +32,17 @@ log = logging.getLogger(__name__)
 def keys_for(source: str) -> dict[str, Any]:
     """Return the dotted keys that a config needs in order to start from a run or a Hugging Face folder.
 
-    These are init_from, keys of the model, and the kind of the tokenizer. Raises ConfigError if `source` cannot be
-    read.
+    These are init_from, keys of the model, and the kind of the tokenizer. If `source` is gone, but the run that the
+    command line continues started from it, they are those of that run. Raises ConfigError if `source` cannot be read.
     """
     source = os.path.expanduser(source)
-    if _is_pretrained(source, "from"):
+    if not _is_there(source) and (kept := workdirs.continued_from(source)) is not None:
+        log.warning("%s is gone, but this run holds everything that it needs: it continues with its own keys", source)
+        known = known_fields(kept["task"], kept["model"])
+        fields = {name: x for name, x in kept["model"].items() if "how" not in known[f"model.{name}"].metadata}
+        names = ("tokenizer", "lowercase", "min_count", "joint_tokenizer")
+        data = {name: kept["data"][name] for name in names if name in kept["data"]}
+    elif _is_pretrained(source, "from"):
         try:
             _, _, fields = huggingface.describe(source)
             data = tokenizer_files.keys_of(source)
@@ -52,6 +59,10 @@ def keys_for(source: str) -> dict[str, Any]:
     return {"init_from": source, **keys, **{f"data.{name}": value for name, value in data.items()}}
 
 
+def _is_there(source: str) -> bool:
+    return files.exists(epath.Path(source) / "config.json")
+
+
 def _is_pretrained(source: str, option: str) -> bool:
     """Return True for a Hugging Face folder, and False for the workdir of a run. `option` names it in messages.
 
@@ -62,6 +73,8 @@ def _is_pretrained(source: str, option: str) -> bool:
         keys = set(json.loads(path.read_text()))
         reason = "" if keys & {"task", "model_type"} else "it has neither a task nor a model_type"
     except OSError as error:
+        if not isinstance(error, FileNotFoundError) and not files.is_lasting(error):
+            raise
         reason = error.strerror or str(error)
     except (ValueError, TypeError, RecursionError) as error:
         reason = f"it is not a JSON object ({error}): copy it again"

@@ -10,6 +10,7 @@ from typing import Any
 from etils import epath
 from ml_collections import ConfigDict
 
+from transformer_jax import files
 from transformer_jax.config import ConfigError, defaults, fields, shares
 from transformer_jax.tasks import TASKS, allow, is_known
 from transformer_jax.training.task import Config, Task
@@ -50,7 +51,7 @@ def settled(workdir: epath.PathLike, config: ConfigDict) -> ConfigDict:
             copy[section][key] = _absolute(copy[section][key])
     copy["init_from"] = _absolute(copy.get("init_from", ""))
     workdir = epath.Path(workdir)
-    if (workdir / "checkpoints").exists() and (workdir / "config.json").exists():
+    if files.exists(workdir / "checkpoints") and files.exists(workdir / "config.json"):
         stored = read(workdir, task=config.task)
         if _absolute(stored.init_from) == copy["init_from"]:
             copy["init_from"] = stored.init_from
@@ -69,49 +70,74 @@ def _absolute(path: Any) -> Any:
     return expanded if expanded.startswith("~") else os.path.abspath(expanded)
 
 
+_named: list[str] = []  # the workdir on the command line, which is known before recipes run
+
+
+def name_on_command_line(workdir: str) -> None:
+    """Remember the workdir of the run that a command may continue, for `continued_from`."""
+    _named[:] = [workdir]
+
+
+def continued_from(source: str) -> dict[str, Any] | None:
+    """Return the config of the run on the command line, if it has checkpoints and started from `source`."""
+    for name in _named:
+        workdir = epath.Path(os.path.expanduser(name))
+        if files.exists(workdir / "checkpoints") and files.exists(workdir / "config.json"):
+            config = read(workdir).to_dict()
+            if _absolute(config["init_from"]) == _absolute(source):
+                return config
+    return None
+
+
 def claim(workdir: epath.PathLike, config: ConfigDict) -> None:
     """Write config.json into a new workdir; reject an existing workdir that holds another experiment.
 
     A workdir without checkpoints accepts any config. The tokenizers that an earlier start made there are removed, to be
-    made again; those that are at least a second older than config.json were put there by the user, and stay. A workdir
-    with checkpoints keeps its config.json until `store` is called, which happens once the new config is known to work.
+    made again; those that the user put there or has changed stay. A workdir with checkpoints keeps its config.json
+    until `store` is called, which happens once the new config is known to work.
 
     Raises ConfigError if the workdir holds another experiment (the message names the keys that differ), if its
-    config.json is not that of a run, or if it cannot be read or written.
+    config.json is not that of a run, or if it cannot be written. Raises OSError if the disk fails.
     """
     workdir = epath.Path(workdir)
     try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        begun = (workdir / "config.json").exists()
-        if (workdir / "checkpoints").exists():
+        files.ensure_folder(workdir)
+        begun = files.exists(workdir / "config.json")
+        if files.exists(workdir / "checkpoints"):
             if not begun:
                 raise ConfigError(f"{workdir} has checkpoints but no config.json: choose another --workdir")
             _compare(workdir, read(workdir, task=config.task).to_dict(), config.to_dict())
             return
         if begun:
             _stored(workdir)  # refuses the folder of something else
-            start = (workdir / "config.json").stat().mtime
-            for path in workdir.glob("tokenizer*.json"):
-                if path.stat().mtime >= start:
-                    log.info("%s of an earlier start is removed", path)
-                    path.unlink(missing_ok=True)
+            _remove_made_tokenizers(workdir)
     except OSError as error:
+        if not files.is_lasting(error):
+            raise
         raise _unwritable(workdir, error) from error
     store(workdir, config)
 
 
+def _remove_made_tokenizers(workdir: epath.Path) -> None:
+    for path in workdir.iterdir():
+        if path.match("tokenizer*.json"):
+            if files.is_made(path):
+                log.info("%s of an earlier start is removed", path)
+                path.unlink(missing_ok=True)
+            else:
+                log.info("%s was not made by an earlier start: it is kept and used", path)
+
+
 def store(workdir: epath.PathLike, config: ConfigDict) -> None:
-    """Write config.json. Raises ConfigError if it cannot be written."""
-    path = epath.Path(workdir) / "config.json"
-    temporary = path.with_name(path.name + ".tmp")
+    """Write config.json. Raises ConfigError if it cannot be written, and OSError if the disk fails."""
+    text = json.dumps(config.to_dict(), indent=2) + "\n"
     try:
-        temporary.write_text(json.dumps(config.to_dict(), indent=2) + "\n")
-        temporary.replace(path)
-    except OSError as error:
+        files.write(epath.Path(workdir) / "config.json", text.encode())
+    except files.OutputError as error:
         raise _unwritable(workdir, error) from error
 
 
-def _unwritable(workdir: epath.PathLike, error: OSError) -> ConfigError:
+def _unwritable(workdir: epath.PathLike, error: Exception) -> ConfigError:
     return ConfigError(f"--workdir={workdir} cannot be written: {error}; choose another")
 
 
@@ -204,7 +230,7 @@ def read(workdir: epath.PathLike, option: str = "--workdir", task: str | type[Ta
         allow(task)
     try:
         stored = _stored(path, option)
-    except OSError as error:
+    except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
         raise ConfigError(
             f"{option}={workdir} is not the folder of a run: {error}; train there first with scripts/train.py"
         ) from error

@@ -468,3 +468,14 @@ def test_an_empty_tsv_file(tmp_path):
     (tmp_path / "val.tsv").write_bytes(b"")
     with pytest.raises(DataError, match=r"val\.tsv:1 must name these columns once each: sentence\. It names: \(none\)"):
         tsv_file(tmp_path, "val", ("sentence",))
+
+
+def test_a_file_that_is_cut_while_it_is_used_is_an_error(tmp_path):
+    """Without the check, the system would end the process by SIGBUS."""
+    path = tmp_path / "train.txt"
+    path.write_text("line\n" * 10_000)
+    lines = sources.parse_lines(sources.files.read(path), str(path))
+    assert lines[9_999] == "line"
+    os.truncate(path, 10)
+    with pytest.raises(DataError, match=r"train.txt was cut from 50,000 to 10 bytes while it was read\. Restore"):
+        lines[9_999]

@@ -176,7 +176,7 @@ def test_a_file_that_cannot_be_read_is_damage(damageable, opened, monkeypatch, c
         patch.setattr(manifest, "_sha256", fail)
         assert opened().verified() == []
         assert "cannot be read" in caplog.text
-        with pytest.raises(CheckpointError, match=r"20: it cannot be read \(.*may be intact: check the disk"):
+        with pytest.raises(OSError, match=r"20: it cannot be read \(.*may be intact: check the disk"):
             opened().newest()
     assert opened().newest() == 20
 
@@ -280,11 +280,12 @@ def test_discard_after_lets_the_steps_be_saved_again(damageable, opened, caplog)
     checkpoints = opened()
     checkpoints.restore_params(40, abstract(make_state()["params"]))  # makes Orbax list the steps
     checkpoints.discard_after(20)
-    assert sorted(path.name for path in damageable.iterdir()) == ["10", "20", "notes"]
-    assert caplog.text.count("training continues from step 20") == 2
-    assert caplog.text.count("it was not saved completely") == 1
+    assert sorted(path.name for path in damageable.iterdir()) == ["10", "20", "40.set-aside", "notes"]
+    assert caplog.text.count("training continues from step 20") == 1
+    assert caplog.text.count("it was not saved completely") == 2
     state = make_state(7)
     checkpoints.save(30, state, {})
+    assert sorted(path.name for path in damageable.iterdir()) == ["10", "20", "30", "notes"]
     checkpoints.save(40, state, {})
     assert checkpoints.verified() == [20, 30, 40]
     assert checkpoints.verified([10, 30]) == [30]

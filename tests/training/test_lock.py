@@ -1,7 +1,9 @@
 """Lock of a workdir: only one run trains there at a time, and the lock of a dead run is taken over."""
 
+import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -70,6 +72,27 @@ def test_it_is_held_for_the_time_of_the_run(tmp_path):
 def test_a_run_that_lives_keeps_its_workdir(left):
     workdir = left(owner())
     with unharmed(workdir), pytest.raises(InUse, match=r"started 2026-01-02 03:04:05 UTC\) is training there"):
+        held(workdir).__enter__()
+
+
+def test_a_copy_of_a_workdir_in_use_is_free(tmp_path, caplog):
+    with held(tmp_path / "run"):
+        shutil.copytree(tmp_path / "run", tmp_path / "copy")
+        with held(tmp_path / "copy"):
+            assert "which trains in another folder: this is a copy" in caplog.text
+        (tmp_path / "run").rename(tmp_path / "renamed")
+        with pytest.raises(InUse):
+            held(tmp_path / "renamed").__enter__()
+
+
+def test_a_disk_error_does_not_remove_the_lock_of_another_run(left, monkeypatch):
+    workdir = left(owner())
+
+    def fail(*args, **kwargs):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("builtins.open", fail)
+    with unharmed(workdir), pytest.raises(OSError, match="Input/output error"):
         held(workdir).__enter__()
 
 

@@ -47,6 +47,9 @@ def test_weights_and_biases_is_told_if_it_is_there(tmp_path, monkeypatch):
     wandb_listener("attention", tmp_path, {})
     assert logged == [(7, {"val/loss": 1.5})]
     assert begun[0]["id"] == begun[1]["id"]
+    (tmp_path / "wandb.json").unlink()
+    wandb_listener("attention", tmp_path, {})
+    assert begun[2]["id"] != begun[0]["id"], "another run at the same path is another run"
     assert begun[0]["project"] == "attention"
     assert begun[0]["config"] == {"task": "translation"}
     monkeypatch.setitem(sys.modules, "wandb", None)

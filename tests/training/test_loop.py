@@ -6,19 +6,25 @@ import json
 import pathlib
 import shutil
 import signal
+import threading
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import rows, run, small, write_corpus
+from ml_collections import ConfigDict
 
 import transformer_jax
 from transformer_jax.config import ConfigError, make_task, parse
+from transformer_jax.errors import UserError
 from transformer_jax.tasks.sequence_to_sequence import SequenceToSequence
-from transformer_jax.training import loop, processes
+from transformer_jax.training import divergence, loop, processes
 from transformer_jax.training.checkpoint import CheckpointError, Checkpoints, parameters_sha256
 from transformer_jax.training.engine import Engine
+from transformer_jax.training.evaluation import Evaluator
+from transformer_jax.training.location import Moved
 from transformer_jax.training.loop import Diverged, Preempted, train
 from transformer_jax.training.optimizer import schedule as make_schedule
 from transformer_jax.training.sharding import MeshConfig, feed, make_mesh
@@ -56,7 +62,7 @@ def test_training_learns_and_leaves_what_it_should(tiny, tmp_path, caplog):
     assert "step 40/40  loss" in caplog.text
     assert "1 of at most 1" in caplog.text
     names = {path.name.split(".")[0] for path in (tmp_path / "run").iterdir()}
-    assert names == {"config", "metrics", "events", "tokenizer", "checkpoints"}
+    assert names == {"config", "made", "metrics", "events", "tokenizer", "checkpoints"}
 
 
 def test_resumed_run_is_bitwise_the_run_never_stopped(finished, tmp_path, caplog):
@@ -150,6 +156,114 @@ def test_a_run_asked_to_stop_saves_and_goes_on(finished, tmp_path, monkeypatch, 
     assert sorted(int(path.name) for path in saved.iterdir()) == [2, 4, 6, 8]
 
 
+def row_values(workdir):
+    """Return the rows of a run without what is measured, e.g. its speed."""
+    kept = ("step", "split", "loss", "gradient_norm", "bleu")
+    return [{key: row.get(key) for key in kept} for row in rows(workdir)]
+
+
+@pytest.mark.parametrize("step", [4, 8])
+def test_a_run_asked_to_stop_during_an_evaluation_saves_first(finished, tmp_path, monkeypatch, step):
+    """Nothing shows afterwards: parameters, rows, scores and steps are those of a run never stopped."""
+    config, workdir, whole = finished
+    feed, evaluations = Evaluator._feed, itertools.count(1)
+
+    def interrupted(evaluator, batches):
+        if next(evaluations) == step // config.training.evaluate_every:
+            signal.raise_signal(signal.SIGTERM)
+        yield from feed(evaluator, batches)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluator, "_feed", interrupted)
+        with pytest.raises(Preempted, match=f"stopped after step {step}, which is saved"):
+            run(config, tmp_path)
+    assert [row["step"] for row in rows(tmp_path) if row["split"] == "val"][-1] == step - 2
+    assert parameters_sha256(run(config, tmp_path)) == parameters_sha256(whole)
+    assert row_values(tmp_path) == row_values(workdir)
+    one, other = (Checkpoints(folder / "checkpoints", parse(config).checkpoint) for folder in (tmp_path, workdir))
+    assert one.verified() == other.verified()
+    assert [one.scores(at) for at in one.verified()] == [other.scores(at) for at in one.verified()]
+    assert one.latest(9) == other.latest(9)
+
+
+def test_a_run_asked_to_stop_while_it_compiles_does_not_wait(tiny, tmp_path, monkeypatch):
+    """Later steps have another shape. Its compilation takes long, and the step before is saved meanwhile."""
+    compile_unless, ended, waited = loop.compile_unless, threading.Event(), []
+
+    def slow(stop, lowered):
+        signal.raise_signal(signal.SIGTERM)
+        compile_unless(stop, types.SimpleNamespace(compile=lambda: waited.append(ended.wait(300))))
+
+    take = loop._Compilations.compile
+
+    def always_new(compilations, state, batch, stop):
+        if int(state.step) == 3:
+            monkeypatch.setattr(loop, "compile_unless", slow)
+            compilations._compiled.clear()
+        return take(compilations, state, batch, stop)
+
+    monkeypatch.setattr(loop._Compilations, "compile", always_new)
+    with pytest.raises(Preempted, match="stopped after step 3, which is saved"):
+        run(tiny, tmp_path / "run")
+    assert not waited
+    ended.set()
+    monkeypatch.undo()
+    assert int(run(tiny, tmp_path / "run").step) == 4
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_a_workdir_that_is_moved_while_it_trains(tiny, tmp_path, monkeypatch, removed):
+    """A renamed one gets the last step; a removed one cannot."""
+    add = loop._Report.add
+
+    def move(report, step, metrics, work):
+        add(report, step, metrics, work)
+        if step == 3:
+            (tmp_path / "run").rename(tmp_path / "renamed")
+            if removed:
+                shutil.rmtree(tmp_path / "renamed")
+
+    message = "was removed while the run trained, so step 4 is not saved" if removed else "renamed to .*Step 4 is saved"
+    with monkeypatch.context() as patch:
+        patch.setattr(loop._Report, "add", move)
+        with pytest.raises(Moved, match=message):
+            run(tiny, tmp_path / "run", training__steps=8)
+    assert not (tmp_path / "run").exists()
+    if not removed:
+        assert int(run(tiny, tmp_path / "renamed", training__steps=4).step) == 4
+
+
+def test_scores_that_do_not_mean_the_same_are_not_compared(finished, copied, caplog):
+    """With another tokenizer of BLEU, a score is higher though the model is not better. The earlier best step stays."""
+    config = ConfigDict(finished[0].to_dict())
+    config.checkpoint.best_metric = "bleu"
+    config.checkpoint.keep_latest = 1
+    config.evaluation.bleu_tokenizer = "char"
+    run(config, copied, training__steps=10)
+    checkpoints = Checkpoints(copied / "checkpoints", parse(config).checkpoint)
+    assert checkpoints.best() == 10
+    assert "evaluation.bleu_tokenizer: '13a', later 'char'" in caplog.text
+    assert len(checkpoints.verified()) == 2
+
+
+def test_changed_validation_data_are_said(finished, copied, corpus, caplog):
+    config = ConfigDict(finished[0].to_dict())
+    folder = pathlib.Path(shutil.copytree(config.data.directory, copied.parent / "corpus2"))
+    for path in folder.glob("val.*"):
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    config.data.directory = str(folder)
+    run(config, copied, training__steps=8)
+    assert "the validation data have changed since step 8 was saved" in caplog.text
+
+
+def test_settings_of_jax_that_change_the_run_are_refused(finished, copied, monkeypatch, caplog):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
+    run(finished[0], copied)
+    assert "the run continues with other rounding" in caplog.text
+    with jax.threefry_partitionable(False), pytest.raises(UserError, match="jax_threefry_partitionable = False, but"):
+        run(finished[0], copied)
+
+
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_run_asked_to_stop_before_its_first_step_takes_none(tiny, tmp_path, monkeypatch, number):
@@ -218,7 +332,7 @@ def test_ruined_parameters_are_never_a_checkpoint(tiny, tmp_path):
 
 
 def test_parameters_that_are_not_finite_are_not_saved(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "not_finite", lambda params: "encoder/kernel")
+    monkeypatch.setattr(divergence, "not_finite", lambda params: "encoder/kernel")
     with pytest.raises(Diverged, match=r"the parameters of step 2 are not finite: encoder/kernel\. There is no"):
         run(tiny, tmp_path / "run")
     assert not any((tmp_path / "run" / "checkpoints").glob("*"))

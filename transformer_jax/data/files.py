@@ -7,11 +7,12 @@ import mmap
 import os
 import zlib
 from collections import defaultdict
-from typing import IO
+from typing import IO, Any
 
 from etils import epath
 
 from transformer_jax.errors import UserError
+from transformer_jax.files import is_lasting, status
 
 BLOCK = 2**20  # bytes compared at a time
 GZIP_MARK = b"\x1f\x8b"
@@ -51,9 +52,10 @@ def find(directory: epath.PathLike, name: str) -> epath.Path:
 
 def _is_file(path: epath.Path) -> bool:
     """Return whether a file exists at `path`. Raises DataError if `path` exists but is not a file."""
-    if "://" in str(path) or os.path.isfile(path):
-        return path.is_file()
-    if not os.path.lexists(path):
+    found = status(path)
+    if found is not None and ("://" in str(path) or os.path.isfile(path)):
+        return not found.is_folder
+    if found is None and ("://" in str(path) or not os.path.lexists(path)):
         return False
     if not os.path.islink(path):
         what = "a folder" if os.path.isdir(path) else "neither a file nor a folder"
@@ -94,6 +96,8 @@ def read(path: epath.Path) -> bytes | mmap.mmap:
             with open(path, "rb") as file:
                 content = mapped(file)
     except OSError as error:
+        if not is_lasting(error) and not isinstance(error, FileNotFoundError):
+            raise
         raise DataError(f"Cannot read {path}: {error}. Check its permissions, or copy it again.") from error
     return _unzipped(content, path) if path.suffix == ".gz" else content
 
@@ -113,6 +117,27 @@ def _unzipped(content: bytes | mmap.mmap, path: epath.Path) -> bytes:
         raise DataError(f"{path} is damaged: {error}. Copy it or compress it again.") from error
 
 
+class Mapped(mmap.mmap):
+    """A memory-mapped file, which must not change while in use. If it was cut, an access raises DataError.
+
+    Without this check, the system would end the process with the signal SIGBUS and without a message.
+    """
+
+    name = "a file of the data"
+
+    def __getitem__(self, at: Any) -> Any:
+        if self.size() < len(self):
+            raise DataError(
+                f"{self.name} was cut from {len(self):,} to {self.size():,} bytes while it was read. Restore the file, "
+                "leave it unchanged while a run uses it, and start again."
+            )
+        return super().__getitem__(at)
+
+
 def mapped(file: IO[bytes]) -> bytes | mmap.mmap:
-    """Memory-map a file, which must not change while in use. Return b"" if it is empty and so cannot be mapped."""
-    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if os.fstat(file.fileno()).st_size else b""
+    """Memory-map a file. Return b"" if it is empty and so cannot be mapped."""
+    if not os.fstat(file.fileno()).st_size:
+        return b""
+    content = Mapped(file.fileno(), 0, access=mmap.ACCESS_READ)
+    content.name = str(file.name)
+    return content

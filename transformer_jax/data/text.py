@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from etils import epath
 
-from transformer_jax import fields
+from transformer_jax import fields, files
 from transformer_jax.data import sources, tokenizer_files
 from transformer_jax.data.batching import Batches, BatchPlan, entropy, ladder_lengths, padded_arrays
 from transformer_jax.data.progress import counted, progress
@@ -205,8 +205,8 @@ class Corpus:
             raise UserError("without a workdir there are no tokenizers: pass a workdir")
         path, vocab_size = self.workdir / file, min(stream.vocab_size for stream in streams)
         keys = " and ".join(dict.fromkeys(stream.key for stream in streams))
-        if not path.exists():
-            if (self.workdir / "checkpoints").exists():
+        if not files.exists(path):
+            if files.exists(self.workdir / "checkpoints"):
                 raise UserError(
                     f"{path} is missing, but the checkpoints in this workdir depend on it: restore the file, or "
                     "train again in another workdir"
@@ -214,7 +214,7 @@ class Corpus:
             if self._start is not None:
                 self._copy(self._start, path)
             elif self.config.vocabulary:
-                tokenizer_files.from_vocabulary(self.config.vocabulary, self.config.lowercase).save(path)
+                _keep(tokenizer_files.from_vocabulary(self.config.vocabulary, self.config.lowercase), path)
                 log.info("%s made from %s", file, self.config.vocabulary)
             else:
                 self._train(path, list(dict.fromkeys(stream.column for stream in streams)), vocab_size, keys)
@@ -242,7 +242,7 @@ class Corpus:
                 f"data.tokenizer = {data.tokenizer!r}, {keys} = {vocab_size}, data.min_count = {data.min_count}: "
                 f"{error}"
             ) from error
-        tokenizer.save(path)
+        _keep(tokenizer, path)
         log.info(
             "trained %s on %s: a vocabulary of %s, at most %s",
             path.name,
@@ -255,14 +255,14 @@ class Corpus:
         """Copy the tokenizer of the run or the Hugging Face folder that this run starts from."""
         if tokenizer_files.is_folder(folder):
             tokenizer = tokenizer_files.from_folder(folder, path.name)
-        elif (source := folder / path.name).exists():
+        elif files.exists(source := folder / path.name):
             tokenizer = Tokenizer.load(source)
         else:
             raise UserError(
                 f"{source} is missing, but this run starts from {folder}: restore the file, or copy the tokenizer that "
                 f"the parameters there were trained with to {path}"
             )
-        tokenizer.save(path)
+        _keep(tokenizer, path)
         log.info("%s taken from %s", path.name, folder)
 
     def special_ids(self, stream: str) -> SpecialIds:
@@ -487,3 +487,9 @@ def example_batches(
 def example_plan(corpus: Corpus, lengths: np.ndarray, *, seed: int | None, rows: int, limit: int) -> BatchPlan:
     """Return the plan of `example_batches` for examples of `lengths` (n, k)."""
     return BatchPlan.ladder(lengths, ladder_lengths(limit), rows) if seed is None else corpus.plan(lengths, seed)
+
+
+def _keep(tokenizer: Tokenizer, path: epath.Path) -> None:
+    """Write a tokenizer that the run has made to its workdir, and note there that the run made it."""
+    files.make_folder(path.parent)
+    files.write_made(path, tokenizer.to_json().encode())

@@ -198,7 +198,7 @@ def write(
     if "://" in os.fspath(folder):
         raise InteropError(f"{folder}: models are written to local folders; name one, and copy it")
     folder = Path(folder)
-    if (folder / "config.json").exists():
+    if files.exists(folder / "config.json"):
         raise InteropError(f"{folder} already has a config.json: name another folder")
     architecture, keys = _suitable(task, model, settings, name)
     outputs = architecture.head.read(keys)

@@ -4,7 +4,9 @@ A restored step is bit for bit identical to the saved one; anything else raises 
 
     <workdir>/checkpoints/STEP/state/           the train state, written by Orbax
                               meta/meta.json    the caller's `meta` and the step's scores
+                              scores.json       the scores, if the step was evaluated after it was saved
                               manifest.json     size and sha256 of every file above, written last
+    <workdir>/checkpoints/STEP.set-aside/       a step that was complete and is not used any more
 
 Orbax detects missing and truncated files, but returns wrong numbers if bits were flipped. The manifest closes this
 gap: a step is valid only if its manifest exists and every file matches it.
@@ -19,6 +21,7 @@ import logging
 import math
 import re
 import sys
+import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,8 +31,9 @@ import numpy as np
 from etils import epath, epy
 from jax.experimental import multihost_utils
 
+from transformer_jax import files
 from transformer_jax.errors import UserError
-from transformer_jax.training import manifest
+from transformer_jax.training import manifest, processes
 from transformer_jax.training.logging import absolute
 from transformer_jax.training.manifest import Damage
 
@@ -51,6 +55,8 @@ def _wanted(record: logging.LogRecord) -> bool:
 logging.getLogger("absl").addFilter(_wanted)  # absl.app prints Orbax's records to stderr
 
 _META = "meta.json"
+_SCORES = "scores.json"
+_SET_ASIDE = re.compile(r"(0|[1-9]\d*)\.set-aside.*")
 _STEP_FOLDER = re.compile(r"(0|[1-9]\d*)(\.orbax-checkpoint-tmp.*)?")
 _LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte")
 
@@ -107,12 +113,14 @@ def check_fingerprint(fingerprint: Mapping[str, str], meta: Mapping[str, Any], w
 class Checkpoints:
     """The checkpoints in one directory. Only the training run may call `save` and `discard_after`.
 
-    With several processes, every process must call every method. Only the first writes manifests and removes steps.
+    With several processes, every process must call every method. The first lists, renames and removes steps, and tells
+    the others. An error of the disk that may pass is raised as it is, e.g. as OSError, so that a launcher tries again.
     """
 
     def __init__(self, directory: epath.PathLike, config: CheckpointConfig):
         self.directory = absolute(directory)
         self.config = config
+        self._stamps: dict[int, str] = {}  # of the files of steps that match their manifests
 
     def save(
         self,
@@ -121,60 +129,96 @@ class Checkpoints:
         meta: dict,
         metrics: dict[str, float] | None = None,
         preemption: bool = False,
+        pending: bool = False,
+        scoring: Mapping[str, Any] = types.MappingProxyType({}),
     ) -> None:
         """Write `state` (arrays) and `meta` (JSON) as `step`, then remove the steps that are no longer kept.
 
-        Set `preemption` for a step that exists only to resume a stopped run. The next save removes it.
+        Set `preemption` for a step that exists only to resume a stopped run. The next save removes it. Set `pending` if
+        the step should have been evaluated; see `complete`. `scoring` says what the scores `metrics` depend on, by key.
+        Only scores with equal `scoring` are compared.
 
         On return, the step is complete on disk. Raises CheckpointError if the step exists or cannot be written. In
         that case the earlier steps are untouched and the partial step is invalid. It is not removed here, because
         Orbax's threads may still be writing; `discard_after` removes it at the next start.
         """
         folder = self._folder(step)
-        if folder.exists():
+        if processes.first_says(lambda: files.exists(folder)):
             raise CheckpointError(
                 f"{folder} already exists. Stop any other run that trains in this workdir, or resume through "
                 "discard_after(), which removes the steps that will be repeated."
             )
-        scores = {name: float(value) for name, value in (metrics or {}).items()}
-        facts = {"meta": meta, "metrics": scores, "preemption": preemption}
+        facts = {
+            "step": step,
+            "meta": meta,
+            "metrics": _numbers(metrics),
+            "preemption": preemption,
+            "pending": pending,
+            "scoring": dict(scoring),
+        }
         items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), meta=ocp.args.JsonSave(facts))
         try:
             with _only_the_error():
                 # Without `force`, Orbax silently skips the save if a newer step exists.
                 self._manager.save(step, args=items, force=True)
-            if jax.process_index() == 0:
-                manifest.write(folder)
+            manifest.write(folder)
         except jax.errors.JaxRuntimeError:  # another process has died; the disk is fine, and a restart is enough
             raise
         except Exception as error:  # Orbax raises bare Exception, ValueError, OSError, …
-            newest = max(self.verified(), default=None)
-            rest = "there is no earlier step" if newest is None else f"the newest valid step is {newest}"
-            raise CheckpointError(
-                f"step {step} was not saved in {self.directory} ({rest}): {error}\n"
-                "Check that the directory is writable and that the disk has room, then start again."
-            ) from error
+            self._explain(step, error)
+            raise
         # Orbax's preservation policy would delete old steps inside save(), before the new step has its manifest. A
         # kill at that moment could leave no valid step, so old steps are removed here instead.
-        if jax.process_index() == 0:
+        self._prune(step)
+
+    def complete(self, step: int, metrics: dict[str, float] | None, preemption: bool) -> None:
+        """Add the scores of a step that was saved as `pending`, then remove the steps that are no longer kept."""
+        folder = self._folder(step)
+        facts = {"metrics": _numbers(metrics), "preemption": preemption, "pending": False}
+        processes.first(lambda: manifest.add(folder, _SCORES, json.dumps(facts)))
+        self._prune(step)
+
+    def _explain(self, step: int, error: Exception) -> None:
+        """Raise CheckpointError for a failed save that the user can help; otherwise add a note to the error."""
+        with contextlib.suppress(OSError):
+            complete = [at for at in self._complete() if manifest.damage(self._folder(at), alone=True) is None]
+            rest = f"the newest valid step is {complete[-1]}" if complete else "there is no earlier step"
+            message = f"step {step} was not saved in {self.directory} ({rest})"
+            if files.is_lasting(error):
+                raise CheckpointError(
+                    f"{message}: {error}\nCheck that the directory is writable and that the disk has room, then start "
+                    "again."
+                ) from error
+            error.add_note(f"{message}. The same command continues from there.")
+
+    def _prune(self, step: int) -> None:
+        """Remove the steps that are no longer kept, and those set aside, after `step` was saved."""
+
+        def remove() -> None:
             for old in self._surplus():
-                self._folder(old).rmtree()
+                _remove(self._folder(old))
+            for path in self._paths():
+                if _SET_ASIDE.fullmatch(path.name):
+                    _remove(path)
+
+        processes.first(remove)
         multihost_utils.sync_global_devices(f"checkpoint {step} complete")
 
     def verified(self, steps: Sequence[int] | None = None) -> list[int]:
         """Return those of `steps` (default: all) that match their manifest, ascending. Logs the others."""
-        return sorted(self._verified(self._steps() if steps is None else steps))
+        steps = processes.first_says(self._steps) if steps is None else steps
+        return sorted(self._verified(steps))
 
     def newest(self) -> int | None:
         """Return the newest valid step, or None if there is none. Logs which newer steps are damaged, and why.
 
-        Raises CheckpointError if a newer step cannot be read. The disk error may be temporary, and a run that resumed
-        from an older step would delete the newer one.
+        Raises OSError if a newer step cannot be read, or CheckpointError if the user must act first. The error may be
+        temporary, and a run that resumed from an older step would set the newer one aside.
         """
-        for step in reversed(self._steps()):
-            damage = manifest.damage(self._folder(step))
+        for step in reversed(processes.first_says(self._steps)):
+            damage = self._damage(step)
             if damage is not None and not damage.readable:
-                raise CheckpointError(
+                raise (CheckpointError if damage.lasting else OSError)(
                     f"{self._folder(step)}: {damage}. The step may be intact: check the disk and start again, or "
                     "remove the folder to use an older step."
                 )
@@ -184,29 +228,45 @@ class Checkpoints:
 
     def regular(self, steps: Sequence[int]) -> list[int]:
         """Return `steps` without preemption steps, except that the last is always included. `steps` is ascending."""
-
-        def preemption(step: int) -> bool:
-            with contextlib.suppress(OSError, ValueError):
-                return bool(self._stored(step).get("preemption"))
-            return False
-
-        return [step for step in steps if step == steps[-1] or not preemption(step)]
+        return [step for step in steps if step == steps[-1] or not self._facts(step).get("preemption")]
 
     def latest(self, count: int) -> list[int]:
         """Return the `count` newest regular steps, ascending. They are not checked against their manifests."""
-        return self.regular(self._complete())[-count:]
+        return processes.first_says(lambda: self._latest(count))
 
     def best(self) -> int | None:
-        """Return the valid step with the best `config.best_metric`, or None if none has it. Ties go to the newest."""
-        return next(self._verified(self._best_first(self._complete())), None)
+        """Return the valid step with the best `config.best_metric`, or None if none has it. Ties go to the newest.
+
+        Only those steps are compared whose scores mean the same as those of the newest. Logs which others there are.
+        """
+        groups = processes.first_says(self._best_first)
+        for others in groups[1:]:
+            log.warning(
+                "checkpoint.best_metric = %r compares steps %s. Left out: %s, whose scores do not mean the same (%s)",
+                *(self.config.best_metric, _list(groups[0]), _list(others)),
+                "; ".join(different(self._facts(others[0])["scoring"], self._facts(max(groups[0]))["scoring"])),
+            )
+        return next(self._verified(groups[0]), None) if groups else None
 
     def scores(self, step: int) -> dict[str, float]:
         """Return the validation scores saved with the step."""
         return self._stored(step)["metrics"]
 
+    def scoring(self, step: int) -> dict[str, Any]:
+        """Return what the step's scores depend on, by key; {} for a step of an older version."""
+        return self._stored(step).get("scoring", {})
+
     def meta(self, step: int) -> dict:
-        """Return the `meta` saved with the step."""
-        return self._stored(step)["meta"]
+        """Return the `meta` saved with the step. Raises CheckpointError if the folder holds another step."""
+        stored = self._stored(step)
+        held = stored.get("step", stored["meta"].get("position", step))
+        if held != step:
+            raise CheckpointError(f"{self._folder(step)} holds step {held}: rename the folder to {held}")
+        return stored["meta"]
+
+    def is_pending(self, step: int) -> bool:
+        """Return True if the step should have been evaluated, but the run was stopped before."""
+        return bool(self._stored(step).get("pending"))
 
     def restore(self, step: int, abstract_state: PyTree) -> tuple[PyTree, dict]:
         """Return (state, meta). The state has the dtypes and shardings of `abstract_state` (jax.ShapeDtypeStruct).
@@ -232,14 +292,17 @@ class Checkpoints:
         return jax.tree.map(lambda t, p: (t / len(steps)).astype(p.dtype), total, abstract_params)
 
     def discard_after(self, step: int | None) -> None:
-        """Remove unfinished steps and those after `step`. Training continues from `step` and saves them again.
+        """Remove unfinished steps and set those after `step` aside. Training continues from `step`.
+
+        A step that was complete is renamed to STEP.set-aside. The next save removes it.
 
         With `step` None there is no valid step, and training starts anew. Raises CheckpointError if there are damaged
-        steps that were once complete: the disk error may be temporary, and removing them would lose the run. Also
-        raises CheckpointError if there are several steps and none has a manifest, since a kill leaves at most one
-        unfinished step.
+        steps that were once complete, because training from the start would overwrite the run. Also raises
+        CheckpointError if there are several steps and none has a manifest, since a kill leaves at most one unfinished
+        step.
         """
-        if jax.process_index() == 0:
+
+        def discard() -> None:
             steps = self._steps()
             if step is None and len(steps) > 1 and not self._complete():
                 raise CheckpointError(
@@ -249,16 +312,18 @@ class Checkpoints:
             for at, folder in self._entries():
                 finished = manifest.exists(folder)
                 if step is None and finished:
-                    damage = manifest.damage(folder)
+                    damage = manifest.damage(folder, alone=True)
                     raise CheckpointError(
                         f"{self.directory} has no valid checkpoint left. {folder}: {damage}. "
                         "Restore the folder from a backup, remove it to start over, or choose another workdir."
                     )
-                newer = step is not None and at > step
-                if newer or not finished:
-                    reason = f"training continues from step {step}" if newer else "it was not saved completely"
-                    log.warning("removing %s: %s", folder, reason)
+                if not finished:
+                    log.warning("removing %s: it was not saved completely", folder)
                     folder.rmtree()
+                elif step is not None and at > step:
+                    _set_aside(folder, f"training continues from step {step}")
+
+        processes.first(discard)
         multihost_utils.sync_global_devices(f"checkpoints after {step} discarded")
         self.close()
 
@@ -284,49 +349,86 @@ class Checkpoints:
 
     def _entries(self) -> list[tuple[int, epath.Path]]:
         """Return (step, folder) for every step, finished or not. Other files in the directory are ignored."""
-        if not self.directory.is_dir():
-            return []
-        found = ((_STEP_FOLDER.fullmatch(path.name), path) for path in self.directory.iterdir())
+        found = ((_STEP_FOLDER.fullmatch(path.name), path) for path in self._paths())
         return [(int(match[1]), path) for match, path in found if match]
+
+    def _paths(self) -> list[epath.Path]:
+        return list(self.directory.iterdir()) if files.exists(self.directory) else []
 
     def _steps(self) -> list[int]:
         return sorted(step for step, path in self._entries() if path == self._folder(step))
 
-    def _stored(self, step: int) -> dict[str, dict]:
-        return json.loads((self._folder(step) / "meta" / _META).read_text())
+    def _stored(self, step: int) -> dict[str, Any]:
+        folder = self._folder(step)
+        stored = json.loads((folder / "meta" / _META).read_text())
+        later = json.loads((folder / _SCORES).read_text()) if files.exists(folder / _SCORES) else {}
+        return stored | later
+
+    def _facts(self, step: int) -> dict[str, Any]:
+        """Return what is stored with the step, with {} for missing values, if it is damaged. Raises OSError."""
+        empty: dict[str, Any] = {"metrics": {}, "scoring": {}}
+        with contextlib.suppress(ValueError, FileNotFoundError):
+            return empty | self._stored(step)
+        return empty
+
+    def _damage(self, step: int) -> Damage | None:
+        """Return what is wrong with a step. Files that have not changed since they were hashed are not read again."""
+        folder = self._folder(step)
+        if step in self._stamps and processes.first_says(lambda: manifest.stamp(folder)) == self._stamps[step]:
+            return None
+        self._stamps.pop(step, None)
+        damage = manifest.damage(folder)
+        if damage is None:
+            self._stamps[step] = processes.first_says(lambda: manifest.stamp(folder))
+        return damage
 
     def _verified(self, steps: Iterable[int]) -> Iterator[int]:
-        return (step for step in steps if self._good(step, manifest.damage(self._folder(step))))
+        return (step for step in steps if self._good(step, self._damage(step)))
 
     def _good(self, step: int, damage: Damage | None) -> bool:
         if damage is not None:
             log.warning("skipping checkpoint %s: %s", self._folder(step), damage)
         return damage is None
 
-    def _best_first(self, steps: Sequence[int]) -> list[int]:
-        """Return those of `steps` that have a score other than NaN, best first. Ties are ordered newest first."""
-        sign = -1 if self.config.best_metric in _LOWER_IS_BETTER else 1
-        scores = {}
-        for step in steps:
-            try:
-                score = sign * self.scores(step)[self.config.best_metric]
-            except (OSError, ValueError, KeyError):  # the step was not evaluated, or is damaged
-                continue
-            if not math.isnan(score):
-                scores[step] = score
-        return sorted(scores, key=lambda step: (scores[step], step), reverse=True)
+    def _best_first(self) -> list[list[int]]:
+        """Return the complete steps that have a score other than NaN, those with the best first, ties newest first.
+
+        Scores that do not mean the same are in lists of their own, that of the newest step first. A step of an older
+        version, which does not say what its score means, belongs to the newest.
+        """
+        metric = self.config.best_metric
+        sign = -1 if metric in _LOWER_IS_BETTER else 1
+        facts = {step: self._facts(step) for step in self._complete()}
+        scores = {step: sign * stored["metrics"].get(metric, math.nan) for step, stored in facts.items()}
+        meanings = {step: _meaning(stored["scoring"], metric) for step, stored in facts.items()}
+        left = [step for step, score in scores.items() if not math.isnan(score)]
+        groups = []
+        while left:
+            newest = next((meanings[step] for step in reversed(left) if meanings[step]), {})
+            group = [step for step in left if meanings[step] in ({}, newest)]
+            groups.append(sorted(group, key=lambda step: (scores[step], step), reverse=True))
+            left = [step for step in left if step not in group]
+        return groups
 
     def _complete(self) -> list[int]:
         return [step for step in self._steps() if manifest.exists(self._folder(step))]
 
+    def _latest(self, count: int) -> list[int]:
+        return self.regular(self._complete())[-count:]
+
     def _surplus(self) -> list[int]:
-        complete = self._complete()
-        kept = self.latest(self.config.keep_latest) + self._best_first(complete)[: self.config.keep_best]
-        return [step for step in complete if step not in kept]
+        kept = self._latest(self.config.keep_latest)
+        for group in self._best_first():
+            kept += group[: self.config.keep_best]
+        return [step for step in self._complete() if step not in kept]
 
     def _restore(self, step: int, abstract: PyTree, prefix: str) -> PyTree:
         """Return the part of the stored state that `abstract` describes, whose array names begin with `prefix`."""
-        damage = manifest.damage(self._folder(step))
+        damage = self._damage(step)
+        if damage is not None and not damage.readable:
+            raise (CheckpointError if damage.lasting else OSError)(
+                f"{self._folder(step)}: {damage}. Check the disk and start again."
+            )
         if damage is not None:
             raise CheckpointError(
                 f"{self._folder(step)} cannot be restored: {damage}. "
@@ -353,6 +455,49 @@ class Checkpoints:
         restore_args = ocp.checkpoint_utils.construct_restore_args(abstract)
         state = ocp.args.PyTreeRestore(abstract, restore_args=restore_args, partial_restore=True)
         return self._manager.restore(step, args=ocp.args.Composite(state=state))["state"]
+
+
+def different(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return the keys whose values differ, with the values."""
+    return [
+        f"{key}: {old.get(key)!r}, later {new.get(key)!r}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+    ]
+
+
+def _meaning(scoring: Mapping[str, Any], metric: str) -> dict[str, Any]:
+    """Return the part of `scoring` that `metric` depends on. A loss depends on the data and on the parameters only."""
+    if metric not in _LOWER_IS_BETTER:
+        return dict(scoring)
+    return {
+        key: value for key, value in scoring.items() if not key.startswith(("evaluation.", "decoding.", "answers."))
+    }
+
+
+def _numbers(metrics: Mapping[str, float] | None) -> dict[str, float]:
+    return {name: float(value) for name, value in (metrics or {}).items()}
+
+
+def _list(steps: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(steps)))
+
+
+def _set_aside(folder: epath.Path, reason: str) -> None:
+    """Rename the folder of a step that was complete."""
+    aside = folder.with_name(f"{folder.name}.set-aside")
+    number = 1
+    while files.exists(aside):
+        number += 1
+        aside = folder.with_name(f"{folder.name}.set-aside-{number}")
+    log.warning("%s: %s; this step is set aside as %s until the next save", folder, reason, aside.name)
+    folder.rename(aside)
+
+
+def _remove(folder: epath.Path) -> None:
+    """Remove a step, its manifest first: what an interruption leaves is not taken for a damaged step."""
+    (folder / manifest.NAME).unlink(missing_ok=True)
+    folder.rmtree()
 
 
 @contextlib.contextmanager

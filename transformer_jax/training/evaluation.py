@@ -16,6 +16,7 @@ from transformer_jax.data.progress import counted, progress, telling
 from transformer_jax.training import processes
 from transformer_jax.training.checkpoint import CheckpointError, Checkpoints, check_fingerprint
 from transformer_jax.training.initialization import abstract_parameters, not_finite
+from transformer_jax.training.interruption import Stopping, compile_unless
 from transformer_jax.training.sharding import Fed, batch_sharding, feed, on_mesh, place, replicated
 from transformer_jax.training.task import EvaluationConfig, Mean, Params, Record, Task
 
@@ -45,6 +46,7 @@ class Evaluator:
         self._resume = on_mesh(self._go_on, mesh, out_shardings=(whole, rows), static_argnums=5, donate_argnums=2)
         self._attention = on_mesh(task.attention, mesh, out_shardings=replicated(mesh))
         self._opened: dict[str, Batches] = {}
+        self._compiled: set[tuple] = set()
 
     def lower(self, params: Params, batch: Any, greedy: bool) -> jax.stages.Lowered:
         """Return the program for abstract arrays: the one that adds a piece, if predictions grow in pieces."""
@@ -64,10 +66,15 @@ class Evaluator:
                 self._opened[split] = self.task.batches(split, seed=None)
         return self._opened[split]
 
-    def evaluate(self, params: Params, split: str, greedy: bool) -> dict[str, float | str]:
-        """Return the task's scores over all examples of `split`, and the number of examples."""
+    def evaluate(
+        self, params: Params, split: str, greedy: bool, stop: Stopping | None = None
+    ) -> dict[str, float | str]:
+        """Return the task's scores over all examples of `split`, and the number of examples.
+
+        Raises Interrupted if `stop` says so meanwhile.
+        """
         batches = self.open(split)
-        means, predictions = self._run(params, batches, greedy)
+        means, predictions = self._run(params, batches, greedy, stop)
         return {**self.task.score(means, predictions, batches.references), "examples": len(predictions)}
 
     def predict(self, params: Params, records: Sequence[Record], greedy: bool = False) -> list[dict[str, Any]]:
@@ -109,7 +116,9 @@ class Evaluator:
                 return
             outputs, state = self._resume(params, fed.placed, state, going_on, steps, greedy)
 
-    def _run(self, params: Params, batches: Batches, greedy: bool) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    def _run(
+        self, params: Params, batches: Batches, greedy: bool, stop: Stopping | None = None
+    ) -> tuple[dict[str, float], list[dict[str, Any]]]:
         totals: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))
         predictions: dict[int, dict[str, Any]] = {}
         plan = batches.plan
@@ -122,7 +131,12 @@ class Evaluator:
 
         with telling(words):
             for fed in self._feed(batches):
-                *_, (found, outputs) = self._pieces(params, fed, greedy, self.task.piece)
+                if stop is not None:
+                    self._compile(params, fed, greedy, stop)
+                for piece in self._pieces(params, fed, greedy, self.task.piece):
+                    found, outputs = piece  # those of the last piece are complete
+                    if stop is not None:
+                        stop.check()
                 for name, mean in found.items():
                     totals[name] += np.array([mean.sum, mean.weight], np.float64)
                 rows = self.task.decode(outputs, fed.arrays)
@@ -135,6 +149,14 @@ class Evaluator:
         """Return batches of as few rows as the mesh allows, to spend no memory on rows without an example."""
         rows = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
         return batches._replace(plan=Divided(batches.plan, rows))
+
+    def _compile(self, params: Params, fed: Fed, greedy: bool, stop: Stopping) -> None:
+        """Compile the first program of a batch, if its shape is new, so that this can be interrupted."""
+        stop.check()
+        shapes = tuple(array.shape for array in fed.placed.values())
+        if shapes not in self._compiled:
+            compile_unless(stop, self._evaluate.lower(params, fed.placed, greedy))
+            self._compiled.add(shapes)
 
     def _feed(self, batches: Batches) -> Iterator[Fed]:
         return feed(batches, range(len(batches.plan)), self.mesh, whole=True)

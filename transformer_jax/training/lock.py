@@ -18,10 +18,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import jax
 from etils import epath
 
+from transformer_jax import files
 from transformer_jax.errors import UserError
 from transformer_jax.training import processes
+from transformer_jax.training.location import Location, identity
 
 log = logging.getLogger(__name__)
 
@@ -29,9 +32,14 @@ NAME = "lock.json"
 HEARTBEAT = 15.0  # seconds between heartbeats
 EXPIRY = 60.0  # seconds without a heartbeat after which a run on another machine is considered dead
 LOOK = 0.5  # seconds between two reads of another machine's lock
+PATIENCE = 60.0  # seconds until every host must see the lock; a network disk may show old content for a while
 SETTLE = 1.0  # seconds to wait before checking which of several competing runs has the lock
 TRIES = 10  # attempts to take a lock that repeatedly disappears
 EXIT_LOST = 2
+
+
+class NotShared(UserError):
+    """The workdirs of the hosts are not the same folder."""
 
 
 class InUse(UserError):
@@ -43,15 +51,40 @@ def held(workdir: epath.PathLike) -> Iterator[None]:
     """Hold the lock of `workdir`, which is created if needed. In a run with several processes, the first one takes it.
 
     The lock of a dead run is taken over, with a warning in the log. A run on another machine is watched for up to
-    EXPIRY seconds, by this machine's clock. Raises InUse, which names the owner, if the owner is alive, and ValueError
-    if the workdir cannot be written.
+    EXPIRY seconds, by this machine's clock. Raises InUse, which names the owner, if the owner is alive, UserError if
+    the workdir cannot be written, OSError if the disk fails, and NotShared in all processes if one of them does not see
+    the lock in its workdir.
     """
     lock = _Lock(epath.Path(workdir))
     try:
         processes.first(lock.take)
+        _check_shared(epath.Path(workdir), lock.token)
         yield
     finally:
         lock.release()
+
+
+def _check_shared(workdir: epath.Path, token: str) -> None:
+    """Raise NotShared unless every process reads the token of the first one in the workdir."""
+    if jax.process_count() == 1:
+        return
+    token = processes.everyone(token)[0]
+    until = time.monotonic() + PATIENCE
+    while not (seen := _sees(workdir, token)) and time.monotonic() < until:
+        time.sleep(LOOK)
+    hosts = processes.everyone([seen, platform.node()])
+    if others := [f"process {i} on {host}" for i, (seen, host) in enumerate(hosts) if not seen]:
+        raise NotShared(
+            f"--workdir={workdir} is not the same folder for all processes: {', '.join(others)} cannot read the "
+            f"{NAME} that process 0 on {hosts[0][1]} wrote there. Choose a folder on a disk that all hosts share, or "
+            "gs://BUCKET/FOLDER"
+        )
+
+
+def _sees(workdir: epath.Path, token: str) -> bool:
+    with contextlib.suppress(OSError):
+        return _parse((workdir / NAME).read_text()).get("token") == token
+    return False
 
 
 class _Lock:
@@ -78,16 +111,27 @@ class _Lock:
             "token": secrets.token_hex(8),
         }
 
+    @property
+    def token(self) -> str:
+        return str(self._owner["token"])
+
     def take(self) -> None:
         try:
-            self._workdir.mkdir(parents=True, exist_ok=True)
+            files.ensure_folder(self._workdir)
+            self._owner["folder"] = identity(self._workdir)
+            self._location = Location(self._workdir)
             for _ in range(TRIES):
                 if self._taken():
                     break
                 self._dismiss(self._read())
             else:
-                raise OSError(f"{self._path} can be neither read nor created")
+                raise UserError(
+                    f"--workdir={self._workdir} cannot be written: {self._path} can be neither read nor created; "
+                    "choose another"
+                )
         except OSError as error:
+            if not files.is_lasting(error):
+                raise
             raise UserError(f"--workdir={self._workdir} cannot be written: {error}; choose another") from error
         self._thread.start()
 
@@ -97,8 +141,11 @@ class _Lock:
         if self._thread.ident is not None:
             self._thread.join(EXPIRY)  # a heartbeat in progress would write the lock again after its removal
         with contextlib.suppress(Exception):  # a lock that stays behind is harmless: the next run takes it over
+            if moved := self._location.moved():
+                self._path = epath.Path(moved) / NAME
             if self._is_own():
                 self._path.unlink(missing_ok=True)
+            self._location.close()
 
     def _taken(self) -> bool:
         """Write the lock if there is none. Return True if this run has it."""
@@ -112,15 +159,17 @@ class _Lock:
         """Write the lock. Return False if there already is one."""
         text = json.dumps({**self._owner, "beats": self._beats}, indent=2) + "\n"
         if self._remote:
-            if self._path.exists() and not self._is_own():
+            if files.exists(self._path) and not self._is_own():
                 return False
             self._path.write_text(text)
             return True
         try:
-            with open(self._path, "x") as file:
-                file.write(text)
+            file = open(self._path, "x")  # noqa: SIM115
         except FileExistsError:
             return False
+        try:
+            with file:
+                file.write(text)
         except OSError:
             self._path.unlink(missing_ok=True)
             raise
@@ -143,7 +192,12 @@ class _Lock:
             return
         owner = _parse(text)
         here = owner.get("machine") == self._owner["machine"]
-        lives = _lives(owner["pid"], owner.get("process_born")) if here else self._watch(owner, text)
+        copied = here and owner.get("folder") not in (None, self._owner["folder"])
+        lives: bool | None
+        if here:
+            lives = not copied and _lives(owner["pid"], owner.get("process_born"))
+        else:
+            lives = self._watch(owner, text)
         if lives is None:
             return
         if lives:
@@ -154,7 +208,8 @@ class _Lock:
         self._contested = True
         if self._read() == text:  # no other run has taken it over since
             self._path.unlink(missing_ok=True)
-            log.warning("%s: taken over from %s, which is no longer running", self._workdir, _name(owner))
+            reason = "which trains in another folder: this is a copy" if copied else "which is no longer running"
+            log.warning("%s: taken over from %s, %s", self._workdir, _name(owner), reason)
 
     def _watch(self, owner: dict[str, Any], text: str) -> bool | None:
         """Return True if the owner, on another machine, is alive, and None if the lock has changed hands."""
@@ -178,6 +233,8 @@ class _Lock:
         """Renew the heartbeat until the run ends. On file systems, only touch the time stamp: the disk may be full."""
         while not self._ended.wait(HEARTBEAT):
             with contextlib.suppress(Exception):  # errors of disk or network are reported where results are written
+                if identity(self._workdir) != self._owner["folder"]:  # renamed or removed: the loop ends the run
+                    continue
                 text, self._beats = self._read(), self._beats + 1
                 if _parse(text).get("token", self._owner["token"]) != self._owner["token"]:
                     self._end(_parse(text))

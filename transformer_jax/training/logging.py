@@ -2,10 +2,10 @@
 
 import contextlib
 import functools
-import hashlib
 import json
 import logging
 import math
+import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +13,7 @@ from typing import Any
 
 from etils import epath
 
+from transformer_jax import files
 from transformer_jax.errors import UserError
 from transformer_jax.training import processes
 
@@ -28,11 +29,16 @@ class MetricsWriter:
     writes and calls the listeners.
     """
 
-    def __init__(self, workdir: epath.PathLike, step: int, listeners: Sequence[Listener] = ()):
+    def __init__(self, workdir: epath.PathLike, step: int, listeners: Sequence[Listener] = (), again: str = ""):
+        """`again` is a split whose row of `step` will be written again."""
         self._workdir, self._step, self._listeners = str(workdir), step, listeners
         if processes.is_first():
             self._path = epath.Path(workdir) / "metrics.jsonl"
-            self._kept = [line for line, row in read_rows(self._path) if row["step"] <= step]
+            self._kept = [
+                line
+                for line, row in read_rows(self._path)
+                if row["step"] < step or (row["step"] == step and row.get("split") != (again or None))
+            ]
             self._rewrite()
 
     @functools.cached_property
@@ -43,9 +49,7 @@ class MetricsWriter:
 
     def _rewrite(self) -> None:
         """Write all rows and replace the file atomically."""
-        temporary = self._path.with_name(self._path.name + ".tmp")
-        temporary.write_text("".join(line + "\n" for line in self._kept))
-        temporary.replace(self._path)
+        files.write(self._path, "".join(line + "\n" for line in self._kept).encode())
 
     def write(self, step: int, split: str, values: Mapping[str, float | str]) -> None:
         if not processes.is_first():
@@ -82,10 +86,17 @@ def absolute(path: epath.PathLike) -> epath.Path:
 
 
 def read_rows(path: epath.PathLike) -> list[tuple[str, dict]]:
-    """Return (line, parsed) for every row. Truncated and other invalid lines are skipped with a warning."""
+    """Return (line, parsed) for every row. Truncated and other invalid lines are skipped with a warning.
+
+    Raises OSError if there is a file that cannot be read.
+    """
     path = epath.Path(path)
     rows = []
-    for line in path.read_bytes().decode(errors="replace").splitlines() if path.exists() else ():
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    for line in content.decode(errors="replace").splitlines():
         try:
             row = json.loads(line)
             if not isinstance(row, dict) or not isinstance(row.get("step"), int):
@@ -169,24 +180,24 @@ def clock(seconds: float) -> str:
 
 
 def wandb_listener(project: str, workdir: epath.PathLike, config: Mapping[str, Any]) -> Listener:
-    """Return a listener that logs every row to Weights & Biases. Restarts in the same workdir continue the same run.
+    """Return a listener that logs every row to Weights & Biases.
 
-    Raises ValueError if wandb is not installed.
+    The id of the run is random and kept in `workdir`/wandb.json from the first row on, so that restarts in the same
+    workdir continue the same run. Raises ValueError if wandb is not installed.
     """
     try:
         import wandb
     except ImportError as error:
         raise UserError(f"--wandb_project={project} needs wandb: run pip install wandb, or omit the option") from error
-    name = str(absolute(workdir))
-    run = wandb.init(
-        project=project,
-        id=hashlib.sha256(name.encode()).hexdigest()[:16],
-        name=name,
-        config=dict(config),
-        resume="allow",
-    )
+    path = epath.Path(workdir) / "wandb.json"
+    kept = json.loads(path.read_text()) if files.exists(path) else {}
+    run_id = kept.get("id") or secrets.token_hex(8)
+    run = wandb.init(project=project, id=run_id, name=str(absolute(workdir)), config=dict(config), resume="allow")
 
     def tell(step: int, split: str, values: Mapping[str, float | str]) -> None:
+        if not kept:
+            kept["id"] = run_id
+            files.write(path, json_line(kept).encode())
         run.log({f"{split}/{key}": value for key, value in values.items()}, step=step)
 
     return tell

@@ -14,13 +14,16 @@ from jax.sharding import Mesh
 
 from transformer_jax.data.batching import Batches, prefetch
 from transformer_jax.data.progress import counted, progress
-from transformer_jax.errors import UserError
-from transformer_jax.training import processes, profiling
+from transformer_jax.training import processes, profiling, scoring, settings
 from transformer_jax.training.checkpoint import Checkpoints, check_fingerprint
+from transformer_jax.training.divergence import Diverged, check_loss, is_good, remedy
 from transformer_jax.training.engine import Engine, compiling_ahead
 from transformer_jax.training.evaluation import Evaluator
-from transformer_jax.training.initialization import TrainState, not_finite
+from transformer_jax.training.initialization import TrainState
+from transformer_jax.training.interruption import Interrupted, Stopping, compile_unless
+from transformer_jax.training.keeping import Keeper, Metrics, Preempted
 from transformer_jax.training.learning import Learning
+from transformer_jax.training.location import Location
 from transformer_jax.training.logging import Display, Listener, MetricsWriter, Pace, clock
 from transformer_jax.training.sharding import abstract_batch, batch_sharding, check_rows, feed, rows_here, shown
 from transformer_jax.training.task import Params, Task, Work
@@ -29,14 +32,6 @@ log = logging.getLogger(__name__)
 
 MAX_SKIPPED = 10  # consecutive skipped steps after which a run fails
 AHEAD = 2  # steps dispatched before the preceding ones are computed
-
-
-class Diverged(UserError):
-    """The run diverged: the loss, the gradient or the parameters are not finite."""
-
-
-class Preempted(Exception):
-    """The run stopped on request (SIGTERM or Ctrl-C). Start it again to continue."""
 
 
 def train(
@@ -70,18 +65,26 @@ def train(
     config, workdir, engine = task.config, epath.Path(workdir), Engine(task)
     training = config.training
     checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint)
-    with processes.StopRequest() as stop, contextlib.ExitStack() as opened:
-        batches, evaluator, fingerprint, state = _start(engine, checkpoints, load)
+    with processes.StopRequest() as request, contextlib.ExitStack() as opened:
+        stop = Stopping(request)
+        batches, evaluator, meta, meaning, state = _start(engine, checkpoints, load)
         first = int(state.step)
-        if stop.reached(first) and first < training.steps:
+        pending = first > 0 and processes.first_says(lambda: checkpoints.is_pending(first))
+        if stop() and (pending or first < training.steps):
             raise Preempted(f"stopped before step {first + 1}: run the same command again to continue")
         if first < training.steps:
             processes.first(ready)
         _announce(first, training.steps, trace)
-        scored = "ema" if config.evaluation.checkpoint == "ema" else "params"
         compiled = _Compilations(engine.step, len(batches.plan.shapes))
         learning = Learning(batches, training.steps)
-        writer = opened.enter_context(contextlib.closing(MetricsWriter(workdir, first, listeners)))
+        again = config.data.validation_split if pending else ""
+        writer = opened.enter_context(contextlib.closing(MetricsWriter(workdir, first, listeners, again)))
+        location = opened.enter_context(contextlib.closing(Location(workdir)))
+        keeper = Keeper(checkpoints, location, config, meta, meaning, first)
+        examiner = _Examiner(evaluator, writer, keeper, stop)
+        if pending:
+            examiner.make_up(first, state)
+        metrics: Metrics = None
         profile = opened.enter_context(contextlib.closing(profiling.Trace(workdir / "profile", trace)))
         loaded = opened.enter_context(contextlib.closing(prefetch(_load(engine, batches, first))))
         report = _Report(engine, batches, checkpoints, writer, compiled, first, first - engine.updates(state))
@@ -89,8 +92,12 @@ def train(
         for step, (batch, work) in zip(range(first + 1, training.steps + 1), loaded, strict=True):
             start = time.perf_counter()
             begun = profile.before(step, state)
-            if compiled.compile(state, batch) or begun:
-                report.pace.leave_out(start)
+            try:
+                if compiled.compile(state, batch, stop) or begun:
+                    report.pace.leave_out(start)
+            except Interrupted:
+                report.write_rest(step - 1)
+                raise keeper.stopped(step - 1, state, metrics) from None
             state, metrics = engine.step(state, batch)
             compiled.check()
             start = time.perf_counter()
@@ -98,37 +105,44 @@ def train(
                 report.pace.leave_out(start)
             report.add(step, metrics, work)
             last = step == training.steps
-            stopping = stop.reached(step) and not last
-            if last or stopping or step % training.log_every == 0:
-                report.write(step)
+            stopping = stop()
             evaluating = last or step % training.evaluate_every == 0
-            regular = last or step % config.checkpoint.every == 0
+            regular = keeper.is_regular(step)
+            logging_now = last or stopping or step % training.log_every == 0
+            if logging_now or evaluating or regular:
+                keeper.check_place(step, state, metrics)
+            if logging_now:
+                report.write(step)
             if evaluating or regular:
                 jax.block_until_ready(state)  # dispatched steps still count as training
             start, scores = time.perf_counter(), None
-            if evaluating:
-                scores = _evaluate(evaluator, getattr(state, scored), config.data.validation_split, step, writer)
-                _check_loss(checkpoints, step, scores)
+            if evaluating and not stopping:
+                scores = examiner.scores(step, state, metrics)
+                stopping = scores is None
+            if stopping:
+                raise keeper.stopped(step, state, metrics, pending=evaluating)
+            if scores is not None:
                 learning.check(step, scores)
-            saved = (regular or stopping) and (evaluating or _is_good(step, metrics))
-            if saved:
-                _check_parameters(checkpoints, step, state.params)
-                meta = {"fingerprint": fingerprint, "position": step, "scored": scored}
-                checkpoints.save(step, state, meta, scores if regular else None, preemption=not regular)
+            if regular and (evaluating or is_good(step, metrics)):
+                keeper.save(step, state, scores)
             if evaluating or regular:
                 report.pace.leave_out(start, recurring=True)
-            if stopping:
-                state_of_it = "which is saved" if saved else "which is not saved, because its loss is not finite"
-                raise Preempted(f"stopped after step {step}, {state_of_it}: run the same command again to continue")
     return state
 
 
 def _start(
     engine: Engine, checkpoints: Checkpoints, load: Callable[[Mesh], Callable[[Params], Params]] | None
-) -> tuple[Batches, Evaluator, dict[str, str], TrainState]:
-    """Open the data while the first programs compile, and restore or create the initial state."""
+) -> tuple[Batches, Evaluator, dict[str, Any], dict[str, Any], TrainState]:
+    """Open the data while the first programs compile, and restore or create the initial state.
+
+    Also return what is stored with every checkpoint: what the run depends on, and what its scores depend on.
+    """
     task, config = engine.task, engine.config
-    newest = processes.first_says(checkpoints.newest)
+    newest = checkpoints.newest()
+    now = settings.current()
+    if newest is not None:
+        settings.check(checkpoints.meta(newest).get("settings", {}), now, checkpoints.directory / str(newest))
+    processes.agree("settings of JAX", lambda: now)
     change = load(engine.mesh) if load is not None and newest is None else None
     with compiling_ahead() as compile_ahead, progress("preparing the training data"):
         processes.first_then_others(lambda: task.fingerprint(training=False))  # the first process trains them
@@ -138,7 +152,10 @@ def _start(
             check_fingerprint(fingerprint, checkpoints.meta(newest), checkpoints.directory)
         evaluator = Evaluator(task, engine.mesh)
         held_out = evaluator.open(config.data.validation_split)
-        processes.agree("validation data", lambda: [list(held_out.records), list(held_out.references)])
+        meaning = scoring.of(task, held_out)
+        processes.agree("validation data", lambda: meaning)
+        if newest is not None:
+            scoring.compare(checkpoints.scoring(newest), meaning, newest)
         key = jax.random.key(config.training.seed)
         init_compiled = compile_ahead(engine.init, key) if newest is None else None
         batches = task.batches(config.data.train_split, config.training.seed)
@@ -154,7 +171,8 @@ def _start(
         state = engine.restore_or_init(checkpoints, newest, change)
         count = sum(x.size for x in jax.tree.leaves(state.params))
         log.info("%s on %s", counted(count, "parameter"), _devices(engine.mesh))
-    return batches, evaluator, fingerprint, state
+    meta = {"fingerprint": fingerprint, "scored": scoring.part(task), "settings": now}
+    return batches, evaluator, meta, meaning, state
 
 
 def _devices(mesh: Mesh) -> str:
@@ -183,32 +201,6 @@ def _load(engine: Engine, batches: Batches, first: int) -> Iterator[tuple[Mappin
         # The processes have about equal work.
         share = int((batch.indices >= 0).sum()) / max(int((own >= 0).sum()), 1)
         yield placed, Work(round(work.tokens * share), work.flops * share)
-
-
-def _is_good(step: int, metrics: Mapping[str, jax.Array]) -> bool:
-    """Return True if the step's loss and gradient were finite. Warns if not, as its parameters may be unusable."""
-    if metrics["skipped"]:
-        log.warning("step %d is not saved: its loss or gradient is not finite, its parameters may be unusable", step)
-    return not metrics["skipped"]
-
-
-def _check_loss(checkpoints: Checkpoints, step: int, scores: Mapping[str, float]) -> None:
-    if not math.isfinite(scores.get("loss", 0.0)):
-        raise Diverged(f"the validation loss of step {step} is {scores['loss']}. {_remedy(checkpoints)}")
-
-
-def _check_parameters(checkpoints: Checkpoints, step: int, params: Params) -> None:
-    if ruined := processes.any_says(not_finite(params)):
-        raise Diverged(f"the parameters of step {step} are not finite: {ruined}. {_remedy(checkpoints)}")
-
-
-def _remedy(checkpoints: Checkpoints) -> str:
-    newest = checkpoints.newest()
-    saved = "There is no earlier checkpoint" if newest is None else f"The last valid checkpoint is step {newest}"
-    return (
-        f"{saved}. Lower optimizer.learning_rate, increase optimizer.warmup_steps, set optimizer.clip_norm, or check "
-        "the data."
-    )
 
 
 class _Report:
@@ -252,6 +244,11 @@ class _Report:
         if (first or len(self._pending) > AHEAD) and step < self._last and self._display.is_due():
             done = jax.device_get(self._pending if first else self._pending[:-AHEAD])
             self._show(step, _mean_loss(done), self._work, self.pace.seconds() - self._since)
+
+    def write_rest(self, step: int) -> None:
+        """Write a row, unless the last row was that of `step`."""
+        if self._pending:
+            self.write(step)
 
     def write(self, step: int) -> None:
         steps = jax.device_get(self._pending)
@@ -318,20 +315,41 @@ class _Guard:
             if self._in_a_row == MAX_SKIPPED:
                 raise Diverged(
                     f"{where} is the {MAX_SKIPPED}th consecutive step with a loss or gradient that is not finite. "
-                    f"{_remedy(self._checkpoints)}"
+                    f"{remedy(self._checkpoints)}"
                 )
         return [values for values in metrics if not values["skipped"]]
 
 
-def _evaluate(evaluator: Evaluator, params: Params, split: str, step: int, writer: MetricsWriter) -> dict[str, float]:
-    start = time.perf_counter()
-    scores = evaluator.evaluate(params, split, greedy=True)
-    writer.write(step, split, scores)
-    numbers = {name: value for name, value in scores.items() if not isinstance(value, str)}
-    labels = evaluator.task.metrics
-    shown = "  ".join(f"{labels.get(name, name)} {value:.4g}" for name, value in numbers.items())
-    log.info("step %d  %s: %s  (%.1f s)", step, split, shown, time.perf_counter() - start)
-    return numbers
+class _Examiner:
+    """Evaluates the state on the validation split, writes the row and checks the loss."""
+
+    def __init__(self, evaluator: Evaluator, writer: MetricsWriter, keeper: Keeper, stop: Stopping):
+        self._evaluator, self._writer, self._keeper, self._stop = evaluator, writer, keeper, stop
+
+    def scores(self, step: int, state: TrainState, metrics: Metrics) -> dict[str, float] | None:
+        """Return the numbers among the scores, or None if the run should stop: then it is evaluated later."""
+        task, start = self._evaluator.task, time.perf_counter()
+        split = task.config.data.validation_split
+        try:
+            scores = self._evaluator.evaluate(getattr(state, scoring.part(task)), split, greedy=True, stop=self._stop)
+        except Interrupted:
+            return None
+        numbers = {name: value for name, value in scores.items() if not isinstance(value, str)}
+        self._keeper.check_place(step, state, metrics)
+        self._writer.write(step, split, scores)
+        labels = task.metrics
+        shown = "  ".join(f"{labels.get(name, name)} {value:.4g}" for name, value in numbers.items())
+        log.info("step %d  %s: %s  (%.1f s)", step, split, shown, time.perf_counter() - start)
+        check_loss(self._keeper.checkpoints, step, numbers)
+        return numbers
+
+    def make_up(self, step: int, state: TrainState) -> None:
+        """Evaluate a step that was saved before its evaluation, because the run was asked to stop."""
+        log.info("step %d is evaluated first: the run was stopped before", step)
+        scores = self.scores(step, state, metrics=None)
+        if scores is None:
+            raise Preempted(f"stopped before step {step} was evaluated: run the same command again to continue")
+        self._keeper.complete(step, scores)
 
 
 def _compiling(batch: Mapping[str, Any], number: int, shapes: int) -> str:
@@ -354,15 +372,18 @@ class _Compilations:
         self._step, self._shapes, self._compiled, self._count = step, shapes, set[tuple](), 0
         self._seconds: list[float] = []  # of each compilation after the first
 
-    def compile(self, state: TrainState, batch: Mapping[str, jax.Array]) -> bool:
-        """Compile the step for this batch. Return False if it was compiled for the shape before."""
+    def compile(self, state: TrainState, batch: Mapping[str, jax.Array], stop: Stopping | None = None) -> bool:
+        """Compile the step for this batch. Return False if it was compiled for the shape before.
+
+        Raises Interrupted if the run should stop meanwhile.
+        """
         shapes = tuple(array.shape for array in batch.values())
         if shapes in self._compiled:
             return False
         if later := bool(self._compiled):
             log.info("%s", _compiling(batch, len(self._compiled) + 1, self._shapes))
         start = time.perf_counter()
-        self._step.lower(state, batch).compile()
+        compile_unless(stop, self._step.lower(state, batch))
         self._seconds += [time.perf_counter() - start] * later
         self._compiled.add(shapes)
         return True

@@ -98,13 +98,27 @@ def first_then_others(action: Callable[[], Any]) -> None:
         action()
 
 
-def first_says(find: Callable[[], int | None]) -> int | None:
-    """Run `find` in the first process and return its result, an integer ≥ 0 or None, in all processes."""
-    found = find() if is_first() else None
-    if jax.process_count() > 1:
-        number = int(multihost_utils.broadcast_one_to_all(np.int32(-1 if found is None else found)))
-        found = None if number < 0 else number
-    return found
+def everyone(value: Any) -> list[Any]:
+    """Return the values of all processes, in order. They are JSON values and may differ."""
+    if jax.process_count() == 1:
+        return [value]
+    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    lengths = multihost_utils.process_allgather(np.int32(len(text)))
+    padded = np.zeros(lengths.max(), np.uint8)
+    padded[: len(text)] = text
+    texts = multihost_utils.process_allgather(padded)
+    return [json.loads(bytes(row[:length])) for row, length in zip(texts, lengths, strict=True)]
+
+
+def first_says(find: Callable[[], Any]) -> Any:
+    """Run `find` in the first process and return its result, a JSON value, in all. Raises the errors of `first`."""
+    answers: list[Any] = [None]
+
+    def ask() -> None:
+        answers[0] = find()
+
+    first(ask)
+    return everyone(answers[0])[0]
 
 
 def any_says(words: str) -> str:

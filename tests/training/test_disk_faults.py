@@ -1,0 +1,161 @@
+"""A disk that fails once: whichever call of a save, a restore or a start fails, nothing intact is removed."""
+
+import builtins
+import contextlib
+import errno
+import io
+import os
+import pathlib
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import small
+from ml_collections import ConfigDict
+
+from transformer_jax import workdir as workdirs
+from transformer_jax.errors import UserError
+from transformer_jax.training import lock
+from transformer_jax.training.checkpoint import CheckpointConfig, Checkpoints
+from transformer_jax.training.logging import MetricsWriter, read_rows
+
+CONFIG = CheckpointConfig(every=10, keep_latest=3, keep_best=1)
+CALLS = {
+    os: ("stat", "lstat", "open", "listdir", "scandir", "mkdir", "rename", "replace", "unlink", "remove", "rmdir"),
+    builtins: ("open",),
+    io: ("open",),
+}
+INTACT = (10, 20)
+
+
+class Disk:
+    """Counts the calls on files below a folder, and lets one of them fail."""
+
+    def __init__(self, folder: pathlib.Path, number: int = errno.EIO, fail_at: int = 0):
+        self._folder, self._number, self._fail_at = str(folder), number, fail_at
+        self.count, self.failed = 0, ""
+
+    def _wrapped(self, name, call):
+        def checked(path, *args, **kwargs):
+            if isinstance(path, str | os.PathLike) and os.fspath(path).startswith(self._folder):
+                self.count += 1
+                if self.count == self._fail_at:
+                    self.failed = f"{name} {os.fspath(path).removeprefix(self._folder)}"
+                    raise OSError(self._number, os.strerror(self._number), os.fspath(path))
+            return call(path, *args, **kwargs)
+
+        return checked
+
+    @contextlib.contextmanager
+    def mounted(self):
+        with pytest.MonkeyPatch.context() as patch:
+            for owner, names in CALLS.items():
+                for name in names:
+                    patch.setattr(owner, name, self._wrapped(name, getattr(owner, name)))
+            # They check at import whether the calls exist, and call them through these names.
+            patch.setattr(shutil, "_use_fd_functions", False)
+            yield self
+
+
+def state_at(step: int) -> dict:
+    return {"step": jnp.int32(step), "params": {"w": jnp.arange(7.0) * step}}
+
+
+def config_of(folder: pathlib.Path) -> ConfigDict:
+    return workdirs.read(folder)
+
+
+def start(workdir: pathlib.Path, config: ConfigDict) -> int | None:
+    """Do what a start does with the files of a workdir, and return the step that it continues from."""
+    with lock.held(workdir):
+        workdirs.claim(workdir, config)
+        checkpoints = Checkpoints(workdir / "checkpoints", CONFIG)
+        try:
+            newest = checkpoints.newest()
+            if newest is not None:
+                restored, _ = checkpoints.restore(newest, jax.eval_shape(lambda: state_at(newest)))
+                assert np.array_equal(restored["params"]["w"], np.arange(7.0) * newest)
+            checkpoints.discard_after(newest)
+            MetricsWriter(workdir, newest or 0).close()
+        finally:
+            checkpoints.close()
+    return newest
+
+
+def save(workdir: pathlib.Path, config: ConfigDict) -> None:
+    checkpoints = Checkpoints(workdir / "checkpoints", CONFIG)
+    try:
+        checkpoints.save(30, state_at(30), {"position": 30}, {"loss": 3.0})
+    finally:
+        checkpoints.close()
+
+
+def restore_best(workdir: pathlib.Path, config: ConfigDict) -> None:
+    checkpoints = Checkpoints(workdir / "checkpoints", CONFIG)
+    try:
+        best = checkpoints.best()
+        assert best == 10, "a step whose score could not be read is not worse"
+        checkpoints.restore(best, jax.eval_shape(lambda: state_at(best)))
+    finally:
+        checkpoints.close()
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory) -> pathlib.Path:
+    """A workdir with the steps 10 (the best) and 20, a tokenizer and rows, and the rest of an unfinished save."""
+    workdir = tmp_path_factory.mktemp("original") / "run"
+    workdirs.claim(workdir, small("sequence_to_sequence", "corpus"))
+    (workdir / "tokenizer.json").write_text("{}")
+    (workdir / "metrics.jsonl").write_text("".join(f'{{"step": {i}, "split": "train"}}\n' for i in range(1, 21)))
+    checkpoints = Checkpoints(workdir / "checkpoints", CONFIG)
+    for step in INTACT:
+        checkpoints.save(step, state_at(step), {"position": step}, {"loss": float(step)})
+    checkpoints.close()
+    shutil.copytree(workdir / "checkpoints" / "20", workdir / "checkpoints" / "25")
+    (workdir / "checkpoints" / "25" / "manifest.json").unlink()
+    return workdir
+
+
+def assert_nothing_lost(workdir: pathlib.Path, what: str) -> None:
+    checkpoints = Checkpoints(workdir / "checkpoints", CONFIG)
+    assert set(INTACT) <= set(checkpoints.verified()), f"{what}: a checkpoint is lost"
+    checkpoints.close()
+    assert (workdir / "tokenizer.json").read_text() == "{}", f"{what}: the tokenizer is lost"
+    assert len(read_rows(workdir / "metrics.jsonl")) == 20, f"{what}: rows are lost"
+    assert (workdir / "config.json").exists(), f"{what}: the config is lost"
+
+
+def raised(action, workdir: pathlib.Path, config: ConfigDict) -> Exception | None:
+    try:
+        action(workdir, config)
+    except Exception as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES], ids=errno.errorcode.get)
+@pytest.mark.parametrize("action", [start, save, restore_best])
+def test_each_call_fails_once_and_nothing_intact_is_removed(original, tmp_path, action, number):
+    config = config_of(original)
+    whole = pathlib.Path(shutil.copytree(original, tmp_path / "whole"))
+    with Disk(whole).mounted() as disk:
+        action(whole, config)
+    assert disk.count > 20
+    print(action.__name__, disk.count)
+    refused = 0
+    for fail_at in range(1, disk.count + 1):
+        workdir = pathlib.Path(shutil.copytree(original, tmp_path / f"run{fail_at}"))
+        with Disk(workdir, number, fail_at).mounted() as faulty:
+            error = raised(action, workdir, config)
+        refused += error is not None
+        if number != errno.EACCES:
+            assert not isinstance(error, UserError), f"{faulty.failed}: a restart may help, but {error!r}"
+        assert_nothing_lost(workdir, f"{action.__name__}, {faulty.failed}")
+        newest = start(workdir, config)
+        assert newest in (20, 30), faulty.failed
+        if action is start:
+            assert newest == 20, faulty.failed
+        shutil.rmtree(workdir)
+    assert refused > disk.count / 2, "most failures are reported"

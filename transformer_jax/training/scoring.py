@@ -1,0 +1,45 @@
+"""What the validation scores of a run mean: scores are compared only if this is the same for them."""
+
+import dataclasses
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from transformer_jax.data.batching import Batches
+from transformer_jax.training.task import Task
+
+log = logging.getLogger(__name__)
+
+VALIDATION = "validation data"
+SECTIONS = ("evaluation", "decoding", "answers")  # of a config
+NOT_IN_TRAINING = ("checkpoint", "average_last", "batch_size")  # keys that evaluations during training do not use
+
+
+def part(task: Task) -> str:
+    """Return the part of the state that is evaluated."""
+    return "ema" if task.config.evaluation.checkpoint == "ema" else "params"
+
+
+def of(task: Task, held_out: Batches) -> dict[str, Any]:
+    """Return what the scores on the validation split depend on, besides the parameters: JSON values by key."""
+    config = task.config
+    held = json.dumps([list(held_out.records), list(held_out.references)], sort_keys=True)
+    found = {"scored": part(task), VALIDATION: hashlib.sha256(held.encode()).hexdigest()}
+    for section in SECTIONS:
+        values = getattr(config, section, None)
+        for field in dataclasses.fields(values) if values is not None else ():
+            if "how" not in field.metadata and field.name not in NOT_IN_TRAINING:
+                found[f"{section}.{field.name}"] = getattr(values, field.name)
+    return json.loads(json.dumps(found))
+
+
+def compare(old: Mapping[str, Any], new: Mapping[str, Any], step: int) -> None:
+    """Warn if the validation data are not those of the checkpoint at `step`."""
+    if old.get(VALIDATION, new[VALIDATION]) != new[VALIDATION]:
+        log.warning(
+            "the validation data have changed since step %d was saved: earlier and later scores do not mean the same, "
+            "and checkpoint.best_metric compares only those of the new data",
+            step,
+        )
