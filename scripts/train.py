@@ -15,7 +15,7 @@ from absl import flags
 
 from transformer_jax import command_line, experiment
 from transformer_jax.errors import UserError
-from transformer_jax.training import processes
+from transformer_jax.training import interruption, processes
 from transformer_jax.training.logging import wandb_listener
 from transformer_jax.training.loop import Preempted
 
@@ -36,7 +36,7 @@ def main() -> None:
     except Preempted as stopped:
         if processes.is_first():
             print(stopped, file=sys.stderr)
-        sys.exit(EXIT_RUN_AGAIN)
+        interruption.leave(EXIT_RUN_AGAIN)
     if processes.is_first():
         print(f"trained to step {int(run.state.step)}. Next:", file=sys.stderr)
         print(f"  python scripts/evaluate.py --workdir={WORKDIR.value}", file=sys.stderr)

@@ -1,13 +1,19 @@
 """Stop requests during long work: they are obeyed between steps, in an evaluation, and while a program compiles."""
 
+import contextlib
 import itertools
+import os
+import sys
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import jax
 
 LOOK = 0.1  # seconds between two looks at a request while a program compiles
+
+
+_threads: list[threading.Thread] = []  # those in which XLA compiles, also if nobody waits for them any more
 
 
 class Interrupted(Exception):
@@ -49,6 +55,16 @@ def compile_unless(stop: Stopping | None, lowered: jax.stages.Lowered) -> None:
         _in_thread(lowered.compile, stop)
 
 
+def leave(code: int) -> NoReturn:
+    """Exit from the script. While XLA still compiles in a thread, Python's own exit would abort the process."""
+    if any(thread.is_alive() for thread in _threads):
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
 def _in_thread(action: Callable[[], object], stop: Stopping) -> None:
     failures: list[BaseException] = []
 
@@ -60,8 +76,10 @@ def _in_thread(action: Callable[[], object], stop: Stopping) -> None:
 
     thread = threading.Thread(target=act, name="compile", daemon=True)
     thread.start()
+    _threads.append(thread)
     while thread.is_alive():
         stop.check()
         thread.join(LOOK)
+    _threads.remove(thread)
     if failures:
         raise failures[0]
