@@ -3,6 +3,7 @@
 import builtins
 import contextlib
 import errno
+import gc
 import io
 import os
 import pathlib
@@ -135,17 +136,23 @@ def raised(action, workdir: pathlib.Path, config: ConfigDict) -> Exception | Non
     return None
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES], ids=errno.errorcode.get)
+ALL = [
+    pytest.param(number, 1, marks=pytest.mark.slow, id=errno.errorcode[number])
+    for number in (errno.EIO, errno.ESTALE, errno.EACCES)
+]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:coroutine:RuntimeWarning")
+@pytest.mark.parametrize(("number", "stride"), [pytest.param(errno.EIO, 11, id="some EIO"), *ALL])
 @pytest.mark.parametrize("action", [start, save, restore_best])
-def test_each_call_fails_once_and_nothing_intact_is_removed(original, tmp_path, action, number):
+def test_each_call_fails_once_and_nothing_intact_is_removed(original, tmp_path, action, number, stride):
     config = config_of(original)
     whole = pathlib.Path(shutil.copytree(original, tmp_path / "whole"))
     with Disk(whole).mounted() as disk:
         action(whole, config)
     assert disk.count > 20
-    print(action.__name__, disk.count)
-    refused = 0
-    for fail_at in range(1, disk.count + 1):
+    refused, numbers = 0, range(1, disk.count + 1, stride)
+    for fail_at in numbers:
         workdir = pathlib.Path(shutil.copytree(original, tmp_path / f"run{fail_at}"))
         with Disk(workdir, number, fail_at).mounted() as faulty:
             error = raised(action, workdir, config)
@@ -158,4 +165,5 @@ def test_each_call_fails_once_and_nothing_intact_is_removed(original, tmp_path, 
         if action is start:
             assert newest == 20, faulty.failed
         shutil.rmtree(workdir)
-    assert refused > disk.count / 2, "most failures are reported"
+    assert refused > len(numbers) / 2, "most failures are reported"
+    gc.collect()  # coroutines that Orbax leaves behind after an error
