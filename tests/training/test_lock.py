@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 from abusing import refused, unharmed
 from bucket import served
-from conftest import ROOT, STORES_NO_PROGRAMS, rows
+from conftest import RECIPE, ROOT, STORES_NO_PROGRAMS, rows, write_corpus
 from etils import epath
 from forked import script
 
@@ -354,3 +355,23 @@ def test_a_run_that_has_learned_nothing_yet_keeps_its_tokenizers(tiny, tmp_path)
         (tmp_path / "tokenizer.json").write_text("{}")
         with unharmed(tmp_path), pytest.raises(InUse):
             experiment.run(tiny, tmp_path)
+
+
+@pytest.mark.slow
+def test_processes_whose_workdirs_are_not_one_folder_are_refused(tmp_path):
+    """Each sees another folder under its --workdir. All end at the start, not in the first save."""
+    write_corpus(tmp_path / "corpus")
+    (tmp_path / "tiny.py").write_text(RECIPE.replace("DIRECTORY", str(tmp_path / "corpus")))
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, str(ROOT / "scripts" / "train.py"), f"--config={tmp_path / 'tiny.py'}"]
+    command += [f"--coordinator_address=localhost:{port}", "--num_processes=2"]
+    started = [
+        subprocess.Popen([*command, f"--process_id={i}", f"--workdir={tmp_path / name}"], stderr=subprocess.PIPE)
+        for i, name in enumerate("ab")
+    ]
+    for process in started:
+        _, told = process.communicate(timeout=300)
+        assert process.returncode == 2, told
+        assert b"is not the same folder for all processes: process 1 on" in told
