@@ -12,6 +12,7 @@ from searching import BOS, EOS, IDS, PAD, log_softmax, markov_step, random_logit
 
 from transformer_jax import decoding
 from transformer_jax.decoding import DecodingConfig, GenerationConfig, Writer
+from transformer_jax.decoding.stopping import before_end
 
 V, T = 6, 4
 WIDE = DecodingConfig(beam_size=4**T, n_best=5, length_penalty=0.0)
@@ -143,7 +144,7 @@ def test_a_row_that_must_end_ends_whatever_the_rules():
 
 def continued(prompts, **options):
     """Return greedy continuations by a Markov chain."""
-    table = jnp.asarray(random_logits(5, V, V, scale=0.4))
+    table = jnp.asarray(random_logits(15, V, V, scale=0.6))
 
     def extend(cache, tokens, place, start):
         return table[tokens], cache
@@ -179,6 +180,12 @@ def test_continuations_keep_the_rules(rule):
         assert tokens == [*sequence[len(prompt) :], *[PAD] * (7 - written)]
         differ += plain != sequence or rule == "ends"
     assert differ
+
+
+def test_a_text_ends_before_the_first_end():
+    tokens = np.array([3, 4, 5, 4, PAD])
+    assert before_end(tokens, (5, 4)).tolist() == [3]
+    assert before_end(tokens, ()).tolist() == tokens.tolist()
 
 
 def test_the_default_options_add_nothing_to_the_program():

@@ -113,11 +113,11 @@ def test_loss_and_gradients(tmp_path, case):
     check_gradients(found, gradients, theirs)
 
 
-def continued(found, eos):
+def continued(found, eos, **options):
     """Return our greedy continuations of the rows of the batch, up to the end id `eos`."""
     module, params = found.module, {"params": found.params()}
     extend = functools.partial(module.apply, params, method="extend")
-    writer = Writer(extend, GenerationConfig(max_extra=NEW), True, V, bos_id=eos, eos_id=eos, pad_id=None)
+    writer = Writer(extend, GenerationConfig(max_extra=NEW, **options), True, V, bos_id=eos, eos_id=eos, pad_id=None)
 
     @jax.jit
     def write(tokens, lengths):
@@ -128,10 +128,11 @@ def continued(found, eos):
     return np.asarray(write(TOKENS, LENGTHS))
 
 
-def generated(theirs, row, eos):
+def generated(theirs, row, eos, **options):
     """Return their continuation of a row. After the end come end ids, as in ours."""
     prompt = torch.tensor(TOKENS[row : row + 1, : LENGTHS[row]].astype(np.int64))
-    tokens = theirs.generate(prompt, do_sample=False, max_new_tokens=NEW, eos_token_id=eos, pad_token_id=eos)
+    fixed = {"do_sample": False, "max_new_tokens": NEW, "pad_token_id": eos}
+    tokens = theirs.generate(prompt, **fixed, **{"eos_token_id": eos} | options)
     found = tokens[0, LENGTHS[row] :].numpy()
     return np.pad(found, (0, NEW - len(found)), constant_values=eos)
 
@@ -145,6 +146,24 @@ def test_greedy_continuations(tmp_path, case, seed):
     expected = np.stack([generated(theirs, row, eos) for row in range(B)])
     assert (expected == eos).any()
     np.testing.assert_array_equal(continued(found, eos), expected)
+
+
+def test_rules_of_continuations(tmp_path):
+    """All rules of `generate` that language models have, at once, and each of two ends."""
+    theirs, found = made("gpt2", 0, tmp_path)
+    plain = [generated(theirs, row, V - 1) for row in range(B)]
+    eos, other, barred = int(plain[1][4]), int(plain[0][2]), int(plain[0][0])
+    asked = {
+        "eos_token_id": [eos, other],
+        "min_new_tokens": 2,
+        "no_repeat_ngram_size": 2,
+        "repetition_penalty": 1.2,
+        "suppress_tokens": [barred],
+    }
+    expected = np.stack([generated(theirs, row, eos, **asked) for row in range(B)])
+    rules = {"end_ids": (other,), "min_tokens": 3, "no_repeat_ngram": 2, "repetition_penalty": 1.2}
+    np.testing.assert_array_equal(continued(found, eos, **rules, forbidden_ids=(barred,)), expected)
+    assert (expected != np.stack([generated(theirs, row, eos) for row in range(B)])).any()
 
 
 @pytest.mark.parametrize("case", CASES)
