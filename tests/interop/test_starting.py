@@ -136,11 +136,21 @@ def test_what_is_neither_a_run_nor_a_hugging_face_folder(tmp_path, content, mess
         transfer.keys_for(str(tmp_path))
 
 
-def test_labels_of_another_model_are_refused(data, tmp_path):
+def test_the_head_of_a_folder_follows_the_names_of_its_labels(data, tmp_path):
     tensors, labels = drawn(shapes(("classifier", (3, D)))), numbered(["a", "b", "c"])
     folder = save(tmp_path / "theirs", tensors, architectures=["BertForSequenceClassification"], **labels)
-    with pytest.raises(ConfigError, match=r"head/bias: \(3,\) there, \(2,\) here\n  head/kernel: \(21, 3\) there"):
-        first_parameters(starting("classification", data, folder), tmp_path / "run")
+    config = starting("classification", data, folder, data__labels=("c", "a", "b"))
+    new, _ = first_parameters(config, tmp_path / "run")
+    np.testing.assert_array_equal(new["head/kernel"], tensors["classifier.weight"][[2, 0, 1]].T)
+    np.testing.assert_array_equal(new["head/bias"], tensors["classifier.bias"][[2, 0, 1]])
+
+
+def test_the_head_is_new_if_a_folder_has_other_labels(data, tmp_path, caplog):
+    tensors, labels = drawn(shapes(("classifier", (2, D)))), numbered(["a", "b"])
+    folder = save(tmp_path / "theirs", tensors, architectures=["BertForSequenceClassification"], **labels)
+    new, fresh = first_parameters(starting("classification", data, folder), tmp_path / "run")
+    np.testing.assert_array_equal(new["head/kernel"], fresh["head/kernel"])
+    assert "head is new, because its outputs are others: a, b there, even, odd here" in caplog.text
 
 
 def test_a_damaged_folder_is_named(data, folder, tmp_path):
