@@ -8,22 +8,22 @@ from collections.abc import Callable, Iterator
 
 log = logging.getLogger(__name__)
 
-EVERY = 5, 10  # seconds before the first line, and between later ones
+EVERY = 5, 60  # seconds before the first line, and at most between later ones
 
 _running: list[object] = []  # the innermost work comes last, and only it is logged
 
 
 @contextlib.contextmanager
 def telling(words: Callable[[], str]) -> Iterator[None]:
-    """Log `words()` at the intervals of EVERY while the block runs."""
+    """Log `words()` while the block runs, first after 5 seconds, then less and less often."""
     ended, me = threading.Event(), object()
 
     def tell() -> None:
-        wait, later = EVERY
+        wait, longest = EVERY
         while not ended.wait(wait):
             if _running[-1:] == [me]:
                 log.info("%s", words())
-            wait = later
+            wait = min(2 * wait, longest)
 
     thread = threading.Thread(target=tell, daemon=True)
     _running.append(me)

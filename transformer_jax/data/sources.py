@@ -28,6 +28,7 @@ from etils import epath
 
 from transformer_jax.data import features, files
 from transformer_jax.data.files import DataError
+from transformer_jax.data.progress import progress
 
 BLOCK = 2**24  # bytes scanned at a time
 
@@ -306,23 +307,25 @@ def parse_lines(content: bytes | mmap.mmap, path: str) -> Lines:
         )
     first = 3 if content[:3] == b"\xef\xbb\xbf" else 0
     offsets, start = [np.array([first])], first
-    while start < len(content):
-        stop = min(start + BLOCK, len(content))
-        for _ in range(3):  # do not split a character between two blocks
-            stop -= stop < len(content) and content[stop] & 0b11000000 == 0b10000000
-        block = content[start:stop]
-        try:
-            block.decode()
-        except UnicodeDecodeError as error:
-            at, line = start + error.start, sum(map(len, offsets)) + block.count(b"\n", 0, error.start)
-            begin = max(content.rfind(b"\n", 0, at) + 1, first)
-            raise DataError(
-                f"{path}:{line} is not UTF-8: byte 0x{content[at]:02x} at offset {at - begin} of "
-                "the line. Convert the file (iconv -t UTF-8), or correct the line."
-            ) from error
-        _release(content)
-        offsets.append(np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")) + (start + 1))
-        start = stop
+    with progress(f"reading {path}", len(content), "bytes") as advance:
+        while start < len(content):
+            stop = min(start + BLOCK, len(content))
+            for _ in range(3):  # do not split a character between two blocks
+                stop -= stop < len(content) and content[stop] & 0b11000000 == 0b10000000
+            block = content[start:stop]
+            try:
+                block.decode()
+            except UnicodeDecodeError as error:
+                at, line = start + error.start, sum(map(len, offsets)) + block.count(b"\n", 0, error.start)
+                begin = max(content.rfind(b"\n", 0, at) + 1, first)
+                raise DataError(
+                    f"{path}:{line} is not UTF-8: byte 0x{content[at]:02x} at offset {at - begin} of "
+                    "the line. Convert the file (iconv -t UTF-8), or correct the line."
+                ) from error
+            _release(content)
+            offsets.append(np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")) + (start + 1))
+            advance(stop - start)
+            start = stop
     if max(offsets[-1], default=first) < len(content):
         offsets.append(np.array([len(content)]))
     return Lines(content, np.concatenate(offsets))
@@ -438,6 +441,7 @@ def _copied(records: Any, readers: Mapping[str, features.Reader], name: str) -> 
     lengths = {column: [np.zeros(1, np.int64)] for column in readers}
     with contextlib.ExitStack() as stack:
         copies = {column: stack.enter_context(tempfile.TemporaryFile()) for column in readers}
+        advance = stack.enter_context(progress(f"reading tfds {name}", len(records), "records"))
         for start in range(0, len(records), 10_000):
             try:
                 rows = _rows(records, range(start, min(start + 10_000, len(records))))
@@ -449,6 +453,7 @@ def _copied(records: Any, readers: Mapping[str, features.Reader], name: str) -> 
                 texts = [_line(readers[column], row, f"{name} {i} {column}") for i, row in enumerate(rows, start)]
                 file.writelines(texts)
                 lengths[column].append(np.fromiter(map(len, texts), np.int64, len(texts)))
+            advance(10_000)
         written = {}
         for column, file in copies.items():
             file.flush()

@@ -37,9 +37,9 @@ class Learning:
             return
         self._told = True
         log.warning(
-            "step %d: the validation loss %.3g is not below %.3g, the entropy of the training tokens: so far, the "
-            "model knows only how frequent each token is. If this lasts, train for more steps, lower "
-            "optimizer.learning_rate, or use pre-LN (model.norm = 'pre')",
+            "step %d: the validation loss %.3g is not clearly below %.3g, the entropy of the training tokens: "
+            "so far, the model knows only how frequent each token is. If this lasts, train for more steps, "
+            "lower optimizer.learning_rate, or use pre-LN (model.norm = 'pre')",
             step,
             scores["loss"],
             entropy,

@@ -144,7 +144,7 @@ def _start(
         settings.check(checkpoints.meta(newest).get("settings", {}), now, checkpoints.directory / str(newest))
     processes.agree("settings of JAX", lambda: now)
     change = load(engine.mesh) if load is not None and newest is None else None
-    with compiling_ahead() as compile_ahead, progress("preparing the training data"):
+    with compiling_ahead() as compile_ahead, progress("preparing the training data and compiling"):
         processes.first_then_others(lambda: task.fingerprint(training=False))  # the first process trains them
         fingerprint = task.fingerprint(training=True)
         processes.agree("tokenizers or training data", lambda: fingerprint)
