@@ -47,6 +47,7 @@ class Timed(NamedTuple):
 
 
 def main() -> None:
+    command_line.check_output("-")
     raw = CONFIG.value
     if LENGTH.value:
         raw.data.directory = raw.data.directory or "(none)"

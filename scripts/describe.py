@@ -70,6 +70,7 @@ JSON = flags.DEFINE_bool("json", False, "print one JSON object instead of the ta
 
 
 def main() -> None:
+    command_line.check_output("-")
     if mesh_of(MESH.value) != MESH_SIZES:
         raise flags.Error(f"--mesh={MESH.value}: write it with =, and only once, e.g. --mesh=data=64,fsdp=8")
     if any(argument.startswith("--config.mesh.") for argument in sys.argv):

@@ -18,6 +18,7 @@ SPLIT = flags.DEFINE_string("split", None, "file name without suffix, or tfds sp
 
 
 def main(config: ConfigDict) -> None:
+    command_line.check_output("-")
     if SPLIT.value == "":
         raise UserError("--split is empty: name a split, or omit the flag")
     predictor = Predictor(flags.FLAGS.workdir, config)

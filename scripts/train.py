@@ -9,6 +9,7 @@ Several processes started with the same command train together. On TPU pods, SLU
 elsewhere pass --coordinator_address, --num_processes and --process_id. See scripts/launch.
 """
 
+import shlex
 import sys
 
 from absl import flags
@@ -23,7 +24,6 @@ CONFIG = command_line.define_recipe()
 WORKDIR = flags.DEFINE_string("workdir", None, "folder for config, tokenizers, checkpoints and metrics", required=True)
 PROFILE = flags.DEFINE_string("profile", None, "steps to trace for XProf or Perfetto, into WORKDIR/profile, e.g. 20-25")
 WANDB = flags.DEFINE_string("wandb_project", None, "also log to this Weights & Biases project; needs wandb")
-EXIT_RUN_AGAIN = 75  # EX_TEMPFAIL in sysexits.h
 
 
 def main() -> None:
@@ -36,11 +36,12 @@ def main() -> None:
     except Preempted as stopped:
         if processes.is_first():
             print(stopped, file=sys.stderr)
-        interruption.leave(EXIT_RUN_AGAIN)
+        interruption.leave(command_line.EXIT_RUN_AGAIN)
     if processes.is_first():
         print(f"trained to step {int(run.state.step)}. Next:", file=sys.stderr)
-        print(f"  python scripts/evaluate.py --workdir={WORKDIR.value}", file=sys.stderr)
-        print(f"  python scripts/predict.py --workdir={WORKDIR.value} --input=FILE", file=sys.stderr)
+        workdir = shlex.quote(f"--workdir={WORKDIR.value}")
+        print(f"  python scripts/evaluate.py {workdir}", file=sys.stderr)
+        print(f"  python scripts/predict.py {workdir} --input=FILE", file=sys.stderr)
 
 
 def traced_steps(text: str | None) -> range:
@@ -54,4 +55,4 @@ def traced_steps(text: str | None) -> range:
 
 
 if __name__ == "__main__":
-    command_line.run(main)
+    command_line.run(main, resumable=True)

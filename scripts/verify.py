@@ -25,6 +25,7 @@ CONFIG = command_line.define_recipe()
 
 
 def main() -> None:
+    command_line.check_output("-")
     jax.config.update("jax_default_matmul_precision", "highest")
     failed, config = 0, CONFIG.value
     checked = copy.deepcopy(config)

@@ -1,11 +1,13 @@
 """Run scripts in processes forked from one that has imported JAX. The import takes most of the time of a short run."""
 
+import contextlib
 import multiprocessing
 import os
 import runpy
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -38,23 +40,57 @@ def script(
     Raises:
         subprocess.TimeoutExpired: the script takes longer than `timeout` seconds.
     """
+    with begun(ROOT / "scripts" / f"{name}.py", *arguments, stdin=stdin, cwd=cwd, environment=environment) as running:
+        return running.end(timeout)
+
+
+class Running:
+    """A script that runs. Its output is in the files "1" and "2" of `folder`."""
+
+    def __init__(self, argv: list[str], folder: Path, cwd: Path, environment: dict[str, str]):
+        self._argv, self.folder = argv, folder
+        self._process = _processes.Process(target=_run, args=(argv, str(folder), str(cwd), environment))
+        self._process.start()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def send(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def end(self, timeout: float = 300) -> subprocess.CompletedProcess:
+        """Wait for the end. A script that was killed by signal N has the exit code -N."""
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            self._process.kill()
+            raise subprocess.TimeoutExpired(self._argv, timeout)
+        stdout, stderr = (self.folder / "1").read_bytes(), (self.folder / "2").read_bytes()
+        return subprocess.CompletedProcess(self._argv, self._process.exitcode, stdout, stderr)
+
+
+@contextlib.contextmanager
+def begun(
+    path: Path,
+    *arguments: str,
+    stdin: bytes = b"",
+    cwd: Path = ROOT,
+    environment: dict[str, str] | None = None,
+) -> Iterator[Running]:
+    """Start a script, given by its path."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "0").write_bytes(stdin)
-        argv = [str(ROOT / "scripts" / f"{name}.py"), *arguments]
-        process = _processes.Process(target=_run, args=(argv, folder, str(cwd), environment or {}))
-        process.start()
-        process.join(timeout)
-        if process.exitcode is None:
-            process.kill()
-            raise subprocess.TimeoutExpired(argv, timeout)
-        stdout, stderr = (Path(folder) / "1").read_bytes(), (Path(folder) / "2").read_bytes()
-        return subprocess.CompletedProcess(argv, process.exitcode, stdout, stderr)
+        yield Running([str(path), *arguments], Path(folder), cwd, environment or {})
 
 
 def _run(argv: list[str], folder: str, cwd: str, environment: dict[str, str]) -> None:
     for number, mode in enumerate((os.O_RDONLY, os.O_WRONLY | os.O_CREAT, os.O_WRONLY | os.O_CREAT)):
         os.dup2(os.open(os.path.join(folder, str(number)), mode), number)
-    sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
+    # The streams stay open when a script replaces them.
+    sys.stdin = sys.__stdin__ = os.fdopen(0)
+    sys.stdout = sys.__stdout__ = os.fdopen(1, "w")
+    sys.stderr = sys.__stderr__ = os.fdopen(2, "w")
     os.chdir(cwd)
     os.environ.update(environment)
     sys.argv = argv

@@ -19,7 +19,7 @@ LAUNCH = ROOT / "scripts" / "launch"
 # Stand-in for train.py. A plan lists exit codes for each attempt; "sleep" stands for a process that does not end.
 STUB = """
 import json, os, pathlib, signal, sys, time
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+signal.signal(signal.SIGTERM, lambda *_: os.abort() if what == "abort when told" else sys.exit(75))
 given = dict(a.lstrip("-").split("=", 1) for a in sys.argv[1:])
 folder, me = pathlib.Path(given["workdir"]), int(given["process_id"])
 plan = json.loads((folder / "plan.json").read_text())
@@ -32,11 +32,10 @@ if isinstance(what, str) and what.startswith("save"):
     (folder / "checkpoints" / what[4:]).mkdir(parents=True)
     (folder / "checkpoints" / what[4:] / "manifest.json").write_text("")
     what = 1
-if what in ("kill", "kill late"):
-    time.sleep(0.5 if what == "kill late" else 0)
-    os.kill(os.getpid(), signal.SIGKILL)
-if what == "sleep":
+if what in ("sleep", "abort when told"):
     time.sleep(600)
+if isinstance(what, int) and what < 0:
+    os.kill(os.getpid(), -what)
 sys.exit(what)
 """
 
@@ -134,11 +133,54 @@ def test_its_processes_stop_when_it_is_killed(supervise, tmp_path):
     assert not alive(tmp_path)
 
 
-@pytest.mark.parametrize("what", ["kill", "kill late"])
-def test_a_killed_process_is_no_error_though_the_others_call_it_one(supervise, what):
-    """The other processes may report the death of a peer as an error of their own, and be seen first."""
-    said = ends(supervise([[what, 2], [0, 0]]), 0)
-    assert "exit code -9: restarting all processes" in said
+# How a process dies: what the stand-in for train.py does, and whether a launcher starts the job again. Another process
+# then ends with exit code 1, or is aborted by JAX.
+DEATHS = {
+    "kill -9, or out of memory": (-9, True),
+    "SIGTERM or Ctrl-C to this process alone": (75, True),
+    "segmentation fault": (-11, True),
+    "abort": (-6, True),
+    "exception": (1, True),
+    "error of the user's": (2, False),
+}
+
+
+@pytest.mark.parametrize("survivor", [1, -6])
+@pytest.mark.parametrize(("code", "restarts"), DEATHS.values(), ids=DEATHS)
+def test_local_restarts_unless_the_user_must_act(supervise, tmp_path, code, restarts, survivor):
+    for plan in ([[code, survivor], [0, 0]], [[survivor, code], [0, 0]]):
+        said = ends(supervise(plan), 0 if restarts else 2)
+        assert ("restarting all processes" in said) == restarts
+        for path in tmp_path.glob("started-*"):
+            path.unlink()
+
+
+def test_a_stop_before_training_counts_though_a_process_aborts(supervise, tmp_path):
+    """The first process ends at once, which aborts the others."""
+    process = supervise([["abort when told", "sleep"]])
+    until(lambda: len(started(tmp_path)) == 2)
+    process.send_signal(signal.SIGHUP)
+    ends(process, 75)
+
+
+@pytest.mark.parametrize("setting", [{"TRIES": "abc"}, {"TRIES": "-1"}, {"PAUSE": "x"}, {"PAUSE": "nan"}])
+@pytest.mark.parametrize("launcher", ["local.sh 1", "slurm.sbatch", "tpu_pod.sh pod zone"])
+def test_settings_that_are_no_numbers(launcher, setting):
+    if launcher == "slurm.sbatch" and "PAUSE" in setting:
+        pytest.skip("SLURM makes the pauses")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "SLURM_JOB_ID": "7", **setting}
+    command = f"bash {LAUNCH}/{launcher} --config=x --workdir=/nonexistent/x"
+    done = subprocess.run(command.split(), capture_output=True, text=True, env=environment, check=False)
+    ((name, value),) = setting.items()
+    assert (done.returncode, done.stderr.startswith(f"error: {name}={value}: must be a number")) == (2, True)
+
+
+def test_slurm_outside_a_job():
+    script = ["bash", str(LAUNCH / "slurm.sbatch"), "--config=x"]
+    environment = {name: value for name, value in os.environ.items() if name != "SLURM_JOB_ID"}
+    done = subprocess.run(script, capture_output=True, text=True, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (2, "error: not in a SLURM job: submit this script with sbatch\n")
 
 
 def test_a_stop_reaches_processes_that_just_start(supervise, tmp_path):
@@ -224,13 +266,46 @@ def test_local_processes_train_and_score_together(stubs):
 
 def test_slurm(stubs, tmp_path):
     script = ["bash", str(LAUNCH / "slurm.sbatch")]
-    trained_by_two(stubs([*script, *stubs.flags]), stubs.workdir)
-    assert stubs([*script, *stubs.flags, "--config.model.d_ff=48"]).returncode == 2  # refused: another experiment
+    trained_by_two(stubs([*script, *stubs.flags], SLURM_JOB_ID="7"), stubs.workdir)
+    other = [*script, *stubs.flags, "--config.model.d_ff=48"]  # refused: another experiment
+    assert stubs(other, SLURM_JOB_ID="7").returncode == 2
     assert not (tmp_path / "scontrol").exists()
     (tmp_path / "bin" / "srun").write_text("#!/usr/bin/env bash\nexit 75\n")
     assert stubs(script, SLURM_JOB_ID="7").returncode == 0
     assert (tmp_path / "scontrol").read_text() == "requeue 7\n"
     assert stubs(script, SLURM_JOB_ID="7", SLURM_RESTART_COUNT="3", TRIES="3").returncode == 75
+
+
+@pytest.mark.parametrize(("code", "restarts"), DEATHS.values(), ids=DEATHS)
+def test_slurm_requeues_unless_the_user_must_act(stubs, tmp_path, code, restarts):
+    (tmp_path / "bin" / "srun").write_text(f"#!/usr/bin/env bash\nexit {code if code >= 0 else 128 - code}\n")
+    stubs(["bash", str(LAUNCH / "slurm.sbatch"), "--config=x"], SLURM_JOB_ID="7")
+    assert (tmp_path / "scontrol").exists() == restarts
+
+
+@pytest.mark.parametrize(("code", "restarts"), DEATHS.values(), ids=DEATHS)
+def test_tpu_pod_restarts_unless_the_user_must_act(stubs, tmp_path, code, restarts):
+    code = code if code >= 0 else 128 - code
+    once = f"[[ $* = *pkill* || -e {tmp_path}/again ]] && exit 0\ntouch {tmp_path}/again\nexit {code}\n"
+    (tmp_path / "bin" / "gcloud").write_text(f"#!/usr/bin/env bash\n{once}")
+    done = stubs(["bash", str(LAUNCH / "tpu_pod.sh"), "pod", "zone", "--config=x"])
+    assert done.returncode == (0 if restarts else code)
+    assert ("restarting all hosts" in done.stderr) == restarts
+
+
+@pytest.mark.parametrize(("code", "restarts"), DEATHS.values(), ids=DEATHS)
+def test_kubernetes_restarts_unless_the_user_must_act(code, restarts):
+    """Apply the rules of the file like Kubernetes, which was not run."""
+    spec = yaml.safe_load((LAUNCH / "kubernetes.yaml").read_text())["spec"]
+    job = spec["replicatedJobs"][0]["template"]["spec"]
+    (rule,) = job["podFailurePolicy"]["rules"]
+    assert (rule["action"], rule["onExitCodes"]["operator"], job["backoffLimit"]) == ("FailJob", "In", 0)
+    code = code if code >= 0 else 128 - code
+    reason = "PodFailurePolicy" if code in rule["onExitCodes"]["values"] else "BackoffLimitExceeded"
+    (last,) = spec["failurePolicy"]["rules"]
+    fails = last["action"] == "FailJobSet" and reason in last["onJobFailureReasons"]
+    assert fails != restarts
+    assert spec["failurePolicy"]["maxRestarts"] > 0
 
 
 @pytest.mark.slow

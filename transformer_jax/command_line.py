@@ -6,15 +6,18 @@ import gc
 import hashlib
 import itertools
 import logging
+import multiprocessing
 import os
 import platform
 import re
+import signal
 import stat
 import sys
 import textwrap
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import filelock
 import jax
@@ -22,14 +25,16 @@ from absl import flags
 from etils import epath
 from ml_collections import ConfigDict
 
+from transformer_jax import console
 from transformer_jax.config import load_recipe, override
 from transformer_jax.data.sources import decode_lines
 from transformer_jax.errors import UserError
 from transformer_jax.tasks import allow
-from transformer_jax.training import processes
+from transformer_jax.training import memory, processes, signals
 from transformer_jax.workdir import name_on_command_line, read
 
 EXIT_ERROR = 2
+EXIT_RUN_AGAIN = 75  # EX_TEMPFAIL in sysexits.h
 PATHS = (
     "workdir",
     "workdirs",
@@ -47,12 +52,18 @@ NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "number of processes
 PROCESS_ID = flags.DEFINE_integer("process_id", None, "index of this process, from 0", lower_bound=0)
 
 
-def run(main: Callable[[], None], argv: list[str] | None = None, distributed: bool = True) -> None:
+def run(
+    main: Callable[[], None], argv: list[str] | None = None, distributed: bool = True, resumable: bool = False
+) -> None:
     """Parse the flags and run `main`.
 
     Unless `distributed` is False, this process first joins the others, in a cluster or with --num_processes. An error
-    that a user can fix ends in one message on stderr and exit code 2.
+    that a user can fix ends in one message on stderr and exit code 2, any other in a traceback and exit code 1. A
+    signal ends the process. If `resumable`, the exit code is then 75.
     """
+    console.in_utf8()
+    console.prepare()
+    signals.end_on_signals(_stop_to_resume if resumable else signals.die)
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s", force=True)
     logging.getLogger("transformer_jax").setLevel(logging.INFO)
     keep_freed_memory()
@@ -66,27 +77,44 @@ def run(main: Callable[[], None], argv: list[str] | None = None, distributed: bo
         if distributed:
             processes.initialize(COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value)
             if jax.distributed.is_initialized():
-                keep_stdout()
+                console.keep_results()
             if not processes.is_first():
                 logging.getLogger("transformer_jax").setLevel(logging.WARNING)
         main()
-        flush_stdout()
-    except (ValueError, OSError, flags.Error) as error:
-        print(f"error: {error}", file=sys.stderr)
-        processes.leave(EXIT_ERROR)
-    except KeyboardInterrupt:
-        processes.leave(130)
+        sys.stdout.flush()
+    except signals.Stopped as stopped:
+        console.end()
+        (_stop_to_resume if resumable else signals.die)(stopped.number)
     except Exception as error:
-        if _no_device(error):
-            platforms = os.environ.get("JAX_PLATFORMS", "")
-            print(
-                f"error: JAX_PLATFORMS={platforms}: JAX finds no such device on this machine. Unset the variable, "
-                "set it to cpu, or install JAX for that device (see the README).",
-                file=sys.stderr,
-            )
+        if message := _remedy(error):
+            print(f"error: {message}", file=sys.stderr)
             processes.leave(EXIT_ERROR)
         traceback.print_exc()
         processes.leave(1)
+
+
+def _stop_to_resume(number: int) -> NoReturn:
+    """End at once, because of a signal before the first step, when there is nothing to save."""
+    name = signal.Signals(number).name
+    print(f"stopped by {name} before the first step: run the same command again to continue", file=sys.stderr)
+    for worker in multiprocessing.active_children():
+        worker.kill()
+    console.end()
+    os._exit(EXIT_RUN_AGAIN)
+
+
+def _remedy(error: Exception) -> str:
+    """Return the message of an error that the user can fix, or "" for any other."""
+    if isinstance(error, UserError | flags.Error):
+        return str(error)
+    if _no_device(error):
+        return (
+            f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS')}: JAX finds no such device on this machine. Unset the "
+            "variable, set it to cpu, or install JAX for that device (see the README)."
+        )
+    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+        return memory.exhausted(error)
+    return ""
 
 
 def parse_flags(argv: list[str] | None) -> None:
@@ -144,15 +172,6 @@ def _flags_of(module: str) -> list[str]:
     return sorted(flag.name for flag in flags.FLAGS.get_flags_for_module(module))
 
 
-def flush_stdout() -> None:
-    """Flush stdout. Raises OSError, which names stdout, if its reader is gone or the disk is full."""
-    try:
-        sys.stdout.flush()
-    except OSError as error:
-        error.filename = "stdout"
-        raise
-
-
 def _no_device(error: Exception) -> bool:
     """Return True for JAX's error about a missing device in JAX_PLATFORMS. This error has no class of its own."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -162,12 +181,12 @@ def _no_device(error: Exception) -> bool:
 def cache_compilations() -> None:
     """Cache compiled programs in the user's cache directory, up to 1 GiB, so that the next run starts sooner.
 
-    Does nothing if JAX_COMPILATION_CACHE_DIR is set. Each kind of CPU has its own folder: a program for one CPU may
-    not run on another, and JAX's cache does not distinguish them.
+    Does nothing if JAX_COMPILATION_CACHE_DIR is set, or if the user has no home, as in some containers. Each kind of
+    CPU has its own folder: a program for one CPU may not run on another, and JAX's cache does not distinguish them.
     """
-    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    if os.environ.get("JAX_COMPILATION_CACHE_DIR") or not cache.is_absolute():
         return
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     kind = hashlib.sha256(f"{platform.machine()} {_cpu_features()}".encode()).hexdigest()[:12]
     folder = cache / "transformer_jax" / f"xla-{kind}"
     _remove_torn_programs(folder)
@@ -220,14 +239,6 @@ def collect_garbage_seldom() -> None:
     gc.set_threshold(100_000, 50, 50)
 
 
-def keep_stdout() -> None:
-    """Redirect output of C libraries, e.g. Gloo, from stdout to stderr. Python still prints results to stdout."""
-    sys.stdout.flush()
-    results = os.dup(1)
-    os.dup2(2, 1)
-    sys.stdout = os.fdopen(results, "w", encoding=sys.stdout.encoding, buffering=1)
-
-
 def _cpu_features() -> str:
     """Return the CPU's feature flags on Linux, and its name elsewhere."""
     try:
@@ -255,6 +266,7 @@ def check_output(path: str, source: str | None = None, workdir: str | None = Non
     if source is not None and _same_file(source, path):
         raise UserError(f"--output={path} is also the input, which would be lost: name another file")
     if path == "-":
+        console.check_results()
         return
     file = epath.Path(path)
     if workdir is not None and _belongs_to_run(file, epath.Path(workdir)):

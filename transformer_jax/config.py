@@ -294,7 +294,7 @@ def load_recipe(text: str) -> ConfigDict:
 
     Raises ConfigError if there is no such file, or if the recipe fails.
     """
-    name, colon, arg = text.partition(":")
+    name, colon, arg = _split_recipe(text)
     path = Path(name).expanduser()
     if not path.is_file():
         ours = Path(__file__).parents[1] / name
@@ -312,11 +312,19 @@ def load_recipe(text: str) -> ConfigDict:
         separate_shares(config)
     except ConfigError as error:
         raise ConfigError(f"--config={text}: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         where = f", line {lines[-1]}" if lines else ""
         raise ConfigError(f"--config={text}{where}: {type(error).__name__}: {error}; fix the recipe") from error
     return config.lock()
+
+
+def _split_recipe(text: str) -> tuple[str, str, str]:
+    """Split FILE[:ARG] at the first colon before which a file is named. Folders may have colons in their names."""
+    for colon in re.finditer(":", text):
+        if Path(text[: colon.start()]).expanduser().is_file():
+            return text[: colon.start()], ":", text[colon.end() :]
+    return (text, "", "") if Path(text).expanduser().is_file() else text.partition(":")
 
 
 def shrink(config: ConfigDict) -> None:

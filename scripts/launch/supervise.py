@@ -4,7 +4,7 @@
 
 When one process dies, the others cannot continue without it. All are then restarted from the newest checkpoint, after a
 pause that doubles from PAUSE (1 s) to 60 s. After TRIES (10) restarts in a row without a newer checkpoint, the script
-gives up. PAUSE and TRIES are environment variables. SIGTERM and SIGINT are passed on: the processes save and stop.
+gives up. PAUSE and TRIES are environment variables. On SIGTERM, SIGINT, SIGHUP or SIGUSR1, the processes save and stop.
 
 Exit codes: 0 if the run finished; 75 if it stopped with everything saved and the same command continues it; 2 for an
 error that a restart cannot fix; otherwise that of the process that died.
@@ -13,6 +13,7 @@ error that a restart cannot fix; otherwise that of the process that died.
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ from etils import epath
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 FINISHED, ERROR, RUN_AGAIN = 0, 2, 75
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 PR_SET_PDEATHSIG = 1
 POLL = 0.05  # seconds between checks of the processes
 LAST_WORDS = 5  # seconds for the other processes to report, after one has ended with an error
@@ -57,10 +59,17 @@ class Job:
         """Return the exit code of a process that failed, 0 if all have finished, None while they run."""
         codes = [process.poll() for process in self._processes]
         failed = [code for code in codes if code]
-        # An error (2) is the cause of the other failures, unless a process was killed: then the error is an effect.
-        if ERROR in failed and -signal.SIGKILL not in failed:
+        if ERROR in failed:  # the cause of the other failures: a process ends with it only because of its own input
             return ERROR
         return min(failed) if failed else None if None in codes else FINISHED
+
+    def stopped(self) -> bool:
+        """Return True if a process ended because of the request to stop.
+
+        During training, all save the same step before one ends with RUN_AGAIN. Before that, nothing needs to be saved:
+        one may die of the signal, or because another one has ended.
+        """
+        return any(process.poll() in (RUN_AGAIN, -signal.SIGTERM) for process in self._processes)
 
     def tell(self, number: int) -> None:
         """Send a signal to all processes."""
@@ -70,8 +79,8 @@ class Job:
     def end(self, patience: float = 0) -> int | None:
         """Wait up to `patience` seconds for the processes to end, then kill them all, and their child processes.
 
-        Return what `poll` says before that. It can differ from an earlier answer: a process may report the death of
-        another one as an error before the supervisor sees that death.
+        Return what `poll` says before that. It can differ from an earlier answer: a process may fail because of
+        another one, and be seen first.
         """
         until = time.monotonic() + patience
         while time.monotonic() < until and any(process.poll() is None for process in self._processes):
@@ -93,8 +102,9 @@ def newest_checkpoint(workdir: epath.Path) -> int:
 def supervise(count: int, arguments: Sequence[str], workdir: epath.Path, tries: int, pause: float) -> int:
     """Run the job until it finishes, fails or is stopped, and return the exit code."""
     stopping: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _: stopping.append(number))
+    for number in STOPS:
+        if signal.getsignal(number) != signal.SIG_IGN:  # e.g. by nohup
+            signal.signal(number, lambda number, _: stopping.append(number))
     failures, before = 0, newest_checkpoint(workdir)
     while True:
         job = Job(count, arguments)
@@ -104,11 +114,11 @@ def supervise(count: int, arguments: Sequence[str], workdir: epath.Path, tries: 
                 told = time.monotonic()
                 job.tell(signal.SIGTERM)
             time.sleep(POLL)
-        code = job.end({RUN_AGAIN: GRACE, ERROR: LAST_WORDS}.get(code, 0))
+        code = job.end({RUN_AGAIN: GRACE, -signal.SIGKILL: 0}.get(code, LAST_WORDS))
         if code in (FINISHED, ERROR):
             return code
-        if stopping:  # a process that has not begun to train dies from the signal, with nothing to save
-            return RUN_AGAIN if code in (RUN_AGAIN, -signal.SIGTERM) else _exit_code(code)
+        if stopping:
+            return RUN_AGAIN if job.stopped() else _exit_code(code)
         after = newest_checkpoint(workdir)
         failures, before = 1 if after > before else failures + 1, after
         if failures > tries:
@@ -129,13 +139,26 @@ def _exit_code(code: int | None) -> int:
     return 1 if code is None else code if code >= 0 else 128 - code
 
 
+def setting(name: str, default: str, pattern: str) -> str:
+    """Return the value of an environment variable. Raises ValueError unless it is a number that matches `pattern`."""
+    value = os.environ.get(name) or default
+    if not re.fullmatch(pattern, value, re.ASCII):
+        raise ValueError(f"{name}={value}: must be a number that is not negative, e.g. {default}")
+    return value
+
+
 def main() -> int:
     count, *arguments = sys.argv[1:] or [""]
     workdirs = [argument.partition("=")[2] for argument in arguments if argument.startswith("--workdir=")]
     if not count.isdigit() or int(count) < 1 or not workdirs:
         print(f"usage: {sys.argv[0]} N --config=FILE --workdir=DIR [--config.a.b=v ...]", file=sys.stderr)
         return ERROR
-    tries, pause = int(os.environ.get("TRIES", "10")), float(os.environ.get("PAUSE", "1"))
+    try:
+        tries = int(setting("TRIES", "10", r"\d+"))
+        pause = float(setting("PAUSE", "1", r"\d+\.?\d*|\.\d+"))
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return ERROR
     return supervise(int(count), arguments, epath.Path(workdirs[-1]).expanduser(), tries, pause)
 
 

@@ -9,6 +9,7 @@ import tokenizers as hugging_face
 from conftest import real_data
 
 import transformer_jax.data.tokenizers as module
+from transformer_jax.data import workers
 from transformer_jax.data.sources import parallel_files
 from transformer_jax.data.tokenizer_training import KINDS, train_tokenizer
 from transformer_jax.data.tokenizers import BERT_SPECIALS, SPECIALS, Tokenizer, TokenizerError
@@ -193,8 +194,10 @@ def test_encoding_word_by_word_is_encoding_lines(kind, lowercase, size, monkeypa
 
 def count_processes(monkeypatch):
     """Return a list to which the size of every started process pool is appended."""
-    started, pool = [], module._pool
-    monkeypatch.setattr(module, "_pool", lambda count, *rest: started.append(count) or pool(count, *rest))
+    started, pool = [], workers.ProcessPoolExecutor
+    monkeypatch.setattr(
+        workers, "ProcessPoolExecutor", lambda count, *rest: started.append(count) or pool(count, *rest)
+    )
     return started
 
 

@@ -20,7 +20,7 @@ import transformer_jax
 from transformer_jax.config import ConfigError, make_task, parse
 from transformer_jax.errors import UserError
 from transformer_jax.tasks.sequence_to_sequence import SequenceToSequence
-from transformer_jax.training import divergence, loop, processes
+from transformer_jax.training import divergence, loop, signals
 from transformer_jax.training.checkpoint import CheckpointError, Checkpoints, parameters_sha256
 from transformer_jax.training.engine import Engine
 from transformer_jax.training.evaluation import Evaluator
@@ -277,7 +277,7 @@ def test_a_run_asked_to_stop_before_its_first_step_takes_none(tiny, tmp_path, mo
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "compiling_ahead", asked_meanwhile)
-        with pytest.raises(Preempted, match="stopped before step 1: run the same command again to continue"):
+        with pytest.raises(signals.Stopped, match=signal.Signals(number).name):
             run(tiny, tmp_path / "run")
     assert not any((tmp_path / "run" / "checkpoints").glob("*"))
     assert int(run(tiny, tmp_path / "run").step) == 4
@@ -286,14 +286,14 @@ def test_a_run_asked_to_stop_before_its_first_step_takes_none(tiny, tmp_path, mo
 @pytest.mark.usefixtures("interruptible")
 def test_a_background_job_goes_on_ignoring_ctrl_c():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with processes.StopRequest() as stop:
+    with signals.StopRequest() as stop:
         signal.raise_signal(signal.SIGINT)
         assert not stop.reached(1)
 
 
 @pytest.mark.usefixtures("interruptible")
 def test_the_second_ctrl_c_ends_at_once():
-    with processes.StopRequest() as stop:
+    with signals.StopRequest() as stop:
         assert not stop.reached(1)
         signal.raise_signal(signal.SIGINT)
         assert stop.reached(1)

@@ -19,6 +19,7 @@ import logging
 import mmap
 import operator
 import re
+import shlex
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -422,7 +423,7 @@ def _builder(name: str, directory: epath.Path) -> Any:
         raise DataError(
             f"{name} is not prepared in {directory} (looked for {builder.data_path}). Set data.directory, or prepare "
             "it on a machine with network access and copy it here:\n"
-            f"  python scripts/prepare.py --name={name} --directory={directory}"
+            f"  python scripts/prepare.py {shlex.quote(f'--name={name}')} {shlex.quote(f'--directory={directory}')}"
         )
     return builder
 

@@ -41,6 +41,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from transformer_jax.data import tokenizers as ours
 from transformer_jax.data.tokenizers import BERT_SPECIALS, NAMES, SPECIALS, Tokenizer, TokenizerError
+from transformer_jax.data.workers import NO_PROCESSES, workers
 
 UNK = "<unk>"
 KINDS = ("bpe_bytes", "bpe_metaspace", "wordpiece", "bert", "unigram", "words", "characters")
@@ -70,9 +71,9 @@ def train_tokenizer(
     if len(lines) >= ours.MANY:
         # In this process, `command_line.keep_freed_memory` would make the library's threads contend for memory.
         try:
-            with ours._pool(1) as pool:
-                return Tokenizer(pool.submit(_train, kind, list(lines), vocab_size, min_count, lowercase).result())
-        except ours.NO_PROCESSES as error:
+            with workers(1) as submit:
+                return Tokenizer(submit(_train, kind, list(lines), vocab_size, min_count, lowercase).result())
+        except NO_PROCESSES as error:
             log.warning("could not start a process, or it died (%s): training the tokenizer in this process", error)
     return Tokenizer(_train(kind, lines, vocab_size, min_count, lowercase))
 

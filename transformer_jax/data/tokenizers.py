@@ -12,12 +12,10 @@ import hashlib
 import itertools
 import json
 import logging
-import multiprocessing
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -27,6 +25,7 @@ from etils import epath
 from transformer_jax.data import unigram
 from transformer_jax.data.progress import progress
 from transformer_jax.data.ragged import Ragged
+from transformer_jax.data.workers import NO_PROCESSES, workers
 from transformer_jax.errors import UserError
 
 # The tokens with ids 0, 1, 2, … of the tokenizers trained by this package: of kind "bert", and of the other kinds.
@@ -58,8 +57,6 @@ CHUNK = 100_000  # lines encoded at a time
 REMEMBERED = 1_000_000  # words whose ids each process caches while encoding
 MANY = 500_000  # from this many lines on, training and encoding run in other processes
 MAX_PROCESSES = 16
-# Errors of starting processes, e.g. in a script without `if __name__ == "__main__"`, or at a limit of the system.
-NO_PROCESSES = (BrokenProcessPool, OSError, NotImplementedError)
 
 log = logging.getLogger(__name__)
 
@@ -312,16 +309,12 @@ def _chunks(lines: Sequence[str]) -> Iterator[Sequence[str]]:
             advance(CHUNK)
 
 
-def _pool(count: int, *start: Any) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), *start)  # a fork can hang: JAX has threads
-
-
 def _encode_in_processes(tokenizer: Tokenizer, lines: Sequence[str], end: int | None) -> Iterator[Ragged]:
     """Encode with one process per core, since most of the work is in Python. Only a few chunks are in flight."""
     count, waiting = min(_cores(), MAX_PROCESSES), deque[Future[Ragged]]()
-    with _pool(count, _start_process, (tokenizer.to_json(), end)) as pool:
+    with workers(count, _start_process, tokenizer.to_json(), end) as submit:
         for chunk in _chunks(lines):
-            waiting.append(pool.submit(_encode_chunk, list(chunk)))
+            waiting.append(submit(_encode_chunk, list(chunk)))
             if len(waiting) > 2 * count:
                 yield waiting.popleft().result()
         for future in waiting:

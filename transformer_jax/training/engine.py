@@ -136,10 +136,17 @@ def compiling_ahead() -> Iterator[Callable[..., Future]]:
     """Yield compile(function, *arguments), which compiles a jitted function in a background thread.
 
     Once the returned future is done, calls with arguments of these shapes do not compile again. Leaving the context
-    waits for all pending compilations.
+    waits for all pending compilations, unless the work was interrupted.
     """
-    with ThreadPoolExecutor(2, thread_name_prefix="compile") as pool:
+    pool = ThreadPoolExecutor(2, thread_name_prefix="compile")
+    waits = True
+    try:
         yield lambda function, *arguments: pool.submit(function.lower(*arguments).compile)
+    except KeyboardInterrupt:
+        waits = False
+        raise
+    finally:
+        pool.shutdown(waits, cancel_futures=not waits)
 
 
 class Engine:

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from transformer_jax.data.batching import Batches, prefetch
 from transformer_jax.data.progress import counted, progress
-from transformer_jax.training import processes, profiling, scoring, settings
+from transformer_jax.training import memory, processes, profiling, scoring, settings, signals
 from transformer_jax.training.checkpoint import Checkpoints, check_fingerprint
 from transformer_jax.training.divergence import Diverged, check_loss, is_good, remedy
 from transformer_jax.training.engine import Engine, compiling_ahead
@@ -61,11 +61,13 @@ def train(
         Diverged: the loss or the gradient was not finite for MAX_SKIPPED consecutive steps, or the validation loss or a
             parameter is not finite.
         Preempted: the run was stopped by SIGTERM or Ctrl-C. The state is saved, except after a step that diverged.
+        signals.Stopped: the run was stopped before its first step, when there was nothing to save.
     """
     config, workdir, engine = task.config, epath.Path(workdir), Engine(task)
     training = config.training
+    memory.check_fits(config, engine.abstract_state)
     checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint)
-    with processes.StopRequest() as request, contextlib.ExitStack() as opened:
+    with signals.StopRequest() as request, contextlib.ExitStack() as opened:
         stop = Stopping(request)
         batches, evaluator, meta, meaning, state = _start(engine, checkpoints, load)
         first = int(state.step)

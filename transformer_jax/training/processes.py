@@ -1,28 +1,24 @@
-"""Coordination of several processes: start-up, actions of the first process, agreement checks and stop requests.
+"""Coordination of several processes: start-up, actions of the first process and agreement checks.
 
 Everything also works in a single process, where no coordination takes place.
 """
 
-import contextlib
 import hashlib
 import json
-import logging
 import os
 import re
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from transformer_jax import console
 from transformer_jax.errors import UserError
-
-log = logging.getLogger(__name__)
+from transformer_jax.training import signals
 
 LAST_WORDS = 2  # seconds the first process waits before exiting, which aborts the others, so they can print errors
 HEARTBEAT = 10  # seconds without a heartbeat until the others give up; JAX's default of 100 keeps dead jobs too long
@@ -47,16 +43,12 @@ def initialize(
     except ValueError as error:
         if not missing or "coordinator_address" not in str(error):  # otherwise: no cluster detected
             raise
+    signals.keep_from_jax()
 
 
 def leave(code: int) -> NoReturn:
     """Exit immediately after a failure. JAX's own shutdown would wait for processes that wait for this one."""
-    with contextlib.suppress(OSError):
-        sys.stderr.flush()
-    try:
-        sys.stdout.flush()
-    except OSError:  # the reader has closed the pipe; discard the rest, so that Python's final flush does not fail
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    console.end()
     if not jax.distributed.is_initialized():
         sys.exit(code)
     try:
@@ -73,8 +65,8 @@ def is_first() -> bool:
 def first(action: Callable[[], Any]) -> None:
     """Run `action` in the first process while the others wait.
 
-    If it fails, every process raises an error. In the other processes this is a ValueError if the user can fix the
-    problem (ValueError or OSError in the first process), otherwise a RuntimeError.
+    If it fails, every process raises an error. In the other processes this is a UserError if it is one in the first
+    process, otherwise a RuntimeError.
     """
     failure: Exception | None = None
     if is_first():
@@ -82,13 +74,14 @@ def first(action: Callable[[], Any]) -> None:
             action()
         except Exception as error:
             failure = error
-    kind = 0 if failure is None else 1 if isinstance(failure, ValueError | OSError) else 2
+    outcomes = (None, UserError, RuntimeError)
+    outcome = 0 if failure is None else 1 if isinstance(failure, UserError) else 2
     if jax.process_count() > 1:
-        kind = int(multihost_utils.broadcast_one_to_all(np.int32(kind)))
+        outcome = int(multihost_utils.broadcast_one_to_all(np.int32(outcome)))
     if failure is not None:
         raise failure
-    if kind:
-        raise (ValueError if kind == 1 else RuntimeError)("process 0 has failed: see its error message")
+    if kind := outcomes[outcome]:
+        raise kind("process 0 has failed: see its error message")
 
 
 def first_then_others(action: Callable[[], Any]) -> None:
@@ -144,44 +137,3 @@ def agree(what: str, value: Callable[[], Any]) -> None:
             f"process {', '.join(map(str, others))} of {len(everyone)} differs from process 0 in its {what}: start all "
             "processes with the same command and the same files"
         )
-
-
-class StopRequest:
-    """Turns SIGTERM and the first Ctrl-C into a request to finish the current step, save it, and stop.
-
-    A second Ctrl-C ends the process immediately. With several processes, it is enough to signal one of them: they agree
-    on a step through JAX's preemption service, which listens for SIGTERM after `initialize`. Outside the main thread,
-    where Python cannot handle signals, the signal handlers are left unchanged.
-    """
-
-    def __init__(self) -> None:
-        self._received, self._by_jax = False, jax.distributed.is_initialized()
-        self._before: dict[int, Any] = {}
-
-    def reached(self, step: int) -> bool:
-        """Return True if the run should stop after this step. Call it at every step."""
-        if self._by_jax:
-            return multihost_utils.reached_preemption_sync_point(step)
-        return self._received
-
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            if not self._by_jax:
-                self._before[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._receive)
-            if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # ignored in background jobs of a shell
-                self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self._interrupted)
-        return self
-
-    def _receive(self, *_: Any) -> None:
-        self._received = True
-
-    def _interrupted(self, *_: Any) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        log.warning("saving the current step, then stopping; press Ctrl-C again to stop immediately without saving")
-        if self._by_jax:
-            signal.raise_signal(signal.SIGTERM)
-        self._received = True
-
-    def __exit__(self, *_: Any) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)

@@ -1,0 +1,130 @@
+"""Signals end a script within two seconds, whatever it is doing, and its workers with it."""
+
+import contextlib
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from forked import Running, begun
+
+STOPS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1]
+# Work in Python, in a library that does not return, in worker processes, and in a thread that a pool waits for.
+WORK = {
+    "python": "ready()\nwhile True: time.sleep(0.01)",
+    "library": "ready()\nhashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)",
+    "workers": """
+with workers(2) as submit:
+    futures = [submit(time.sleep, 600) for _ in range(2)]
+    while not all(future.running() for future in futures):
+        time.sleep(0.01)
+    ready()
+    futures[0].result()
+""",
+    "threads": """
+with compiling_ahead() as submit:
+    submit(Slow())
+    ready()
+    time.sleep(600)
+""",
+}
+PROGRAM = """
+import hashlib, signal, sys, time
+from pathlib import Path
+from types import SimpleNamespace
+from transformer_jax import command_line
+from transformer_jax.data.workers import workers
+from transformer_jax.training.engine import compiling_ahead
+
+class Slow:
+    def lower(self):
+        return SimpleNamespace(compile=lambda: time.sleep(600))
+
+def ready():
+    Path(sys.argv[2]).touch()
+
+def main():
+    try:
+        WORK
+    finally:
+        if sys.argv[1] != "library":
+            print("cleaned up", file=sys.stderr)
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    command_line.run(main, [sys.argv[0]], distributed=False, resumable=RESUMABLE)
+"""
+
+
+def alive(pid: str) -> bool:
+    """Return True unless the process has ended. Nobody may have asked for its exit code yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def busy(folder: Path, work: str, resumable: bool = False) -> Iterator[Running]:
+    """Start a script that does `work`, and wait until it does."""
+    path = folder / f"{work}.py"
+    body = WORK[work].strip().replace("\n", "\n        ")
+    path.write_text(PROGRAM.replace("WORK", body).replace("RESUMABLE", str(resumable)))
+    ready = folder / "ready"
+    with begun(path, work, str(ready)) as running:
+        until = time.monotonic() + 100
+        while not ready.exists():
+            assert time.monotonic() < until, (running.folder / "2").read_text()
+            time.sleep(0.01)
+        yield running
+
+
+def ends_soon(running: Running, number: int) -> subprocess.CompletedProcess:
+    start = time.monotonic()
+    running.send(number)
+    done = running.end(timeout=60)
+    took = time.monotonic() - start
+    assert took < 5, f"ended after {took:.1f} s"  # 2 s on a machine that has nothing else to do
+    assert b"Traceback" not in done.stderr, done.stderr.decode()
+    return done
+
+
+@pytest.mark.parametrize("number", STOPS)
+def test_a_script_dies_of_the_signal(tmp_path, number):
+    with busy(tmp_path, "python") as running:
+        done = ends_soon(running, number)
+    assert (done.returncode, done.stderr) == (-number, b"cleaned up\n")
+
+
+@pytest.mark.parametrize("work", WORK)
+def test_a_training_run_that_has_nothing_to_save_ends_whatever_it_does(tmp_path, work):
+    with busy(tmp_path, work, resumable=True) as running:
+        done = ends_soon(running, signal.SIGTERM)
+    said = b"stopped by SIGTERM before the first step: run the same command again to continue\n"
+    assert (done.returncode, done.stderr) == (75, b"cleaned up\n" * (work != "library") + said)
+
+
+def test_ctrl_c_reaches_the_workers_too_and_they_say_nothing(tmp_path):
+    with busy(tmp_path, "workers") as running:
+        children = subprocess.run(["pgrep", "-P", str(running.pid)], capture_output=True, text=True, check=True)
+        pids = children.stdout.split()
+        assert len(pids) >= 2
+        subprocess.run(["kill", "-INT", *pids], check=True)
+        time.sleep(0.5)
+        done = ends_soon(running, signal.SIGINT)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"cleaned up\n")
+    assert not any(map(alive, pids))
+
+
+def test_workers_end_when_their_parent_is_killed(tmp_path):
+    with busy(tmp_path, "workers") as running:
+        command = ["pgrep", "-P", str(running.pid)]
+        pids = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+        running.send(signal.SIGKILL)
+        assert running.end().returncode == -signal.SIGKILL
+    until = time.monotonic() + 60  # a worker that has just been started still imports
+    while any(map(alive, pids)):
+        assert time.monotonic() < until, "a worker lives on"
+        time.sleep(0.01)
