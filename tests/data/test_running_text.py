@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from transformer_jax.data import sources
-from transformer_jax.data.running_text import RunningTextData, read_text, text_batches
+from transformer_jax.data.running_text import RunningTextData, read_text, same_by_line, text_batches
 from transformer_jax.data.sources import DataError, Source
 from transformer_jax.data.text import Corpus, Stream
 
@@ -191,6 +191,40 @@ def test_text_survives_exactly(tokenizer, vocab_size, layout, tmp_path):
     assert [decode(found.documents[i]) for i in range(len(found.documents))] == expected
     if vocab_size == 260:
         assert found.documents.lengths.tolist() == [len(t.encode()) + (layout == "documents") for t in expected]
+
+
+BLANKS = "the king  \n\n\n  is here\r\n\nthe king\n" * 9
+
+
+@pytest.mark.parametrize("kind", ["bpe_bytes", "bpe_metaspace", "unigram", "characters"])
+def test_the_ids_of_a_file_are_those_of_its_whole_text(kind, tmp_path):
+    corpus = corpus_of(tmp_path, BLANKS, tokenizer=kind, vocab_size=300)
+    (ids,) = read_text(corpus, "text", "train", "windows").documents
+    assert ids.tolist() == corpus.tokenizers["text"].encode_batch([BLANKS])[0]
+
+
+@pytest.mark.parametrize("kind", ["bpe_metaspace", "unigram"])
+def test_the_ids_of_a_document_are_those_of_its_whole_text(kind, tmp_path):
+    corpus = corpus_of(tmp_path, BLANKS, tokenizer=kind, vocab_size=50)
+    tokenizer = corpus.tokenizers["text"]
+    first, second, *_ = read_text(corpus, "text", "train", "documents").documents
+    for ids, text in ((first, "the king  \n"), (second, "  is here\r\n")):
+        assert ids.tolist() == [*tokenizer.encode_batch([text])[0], tokenizer.eos_id]
+
+
+@pytest.mark.parametrize("layout", ["windows", "documents"])
+def test_a_begin_id_precedes_each_document_and_all_its_text_is_predicted(layout, tmp_path):
+    corpus = corpus_of(tmp_path, "éab\n\nab\n")
+    text = read_text(corpus, "text", "train", layout, begin=True)
+    assert [row[0] for row in text.documents] == [corpus.tokenizers["text"].bos_id] * len(text.documents)
+    assert text.size == {"windows": 9, "documents": 8}[layout]
+
+
+@pytest.mark.parametrize("layout", ["windows", "documents"])
+@pytest.mark.parametrize(("kind", "same"), [("characters", True), ("unigram", False)])
+def test_ids_by_line_are_compared_with_those_of_the_whole_text(kind, same, layout, tmp_path):
+    corpus = corpus_of(tmp_path, "a b\nb a\n\na\n", tokenizer=kind, vocab_size=20)
+    assert same_by_line(corpus, "text", "train", layout) is same
 
 
 @pytest.mark.parametrize(("text", "predicted"), [("éa", 1), ("aé", 2)])

@@ -11,6 +11,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from transformer_jax.data import tokenizer_files
 from transformer_jax.data.tokenizer_training import KINDS, train_tokenizer
+from transformer_jax.data.whole_texts import encode_texts
 
 transformers = pytest.importorskip("transformers", reason='transformers is missing: pip install -e ".[huggingface]"')
 
@@ -56,12 +57,20 @@ def trained(lines, model, normalizer, splits, **options) -> tokenizers.Tokenizer
     return tokenizer
 
 
+def running_text(lines):
+    """Return lines that are longer than a part, with blank lines, spaces before line breaks, and two kinds of these."""
+    endings = ["\n", "\n\n", "  \n", "\r\n", "\n\n\n\n  "]
+    return [line + endings[i % len(endings)] for i, line in enumerate(lines[1:] * 2)]
+
+
 def check(folder, lines):
     """Compare the ids with those of transformers, for the folder and for the one that is written from it."""
     tokenizer, copy = tokenizer_files.from_folder(folder), folder / "copy"
     expected = ids(folder, lines)
     assert tokenizer.encode_batch(lines) == expected
     assert [row.tolist() for row in tokenizer.encode(lines)] == expected
+    text = running_text(lines)
+    assert [encode_texts(tokenizer, [text]).ids[0].tolist()] == ids(folder, ["".join(text)])
     tokenizer_files.to_folder(tokenizer, copy)
     assert ids(copy, lines) == expected
     assert tokenizer_files.from_folder(copy).encode_batch(lines) == expected
@@ -218,6 +227,8 @@ def test_tokenizers_trained_here(kind, lines, tmp_path):
     ending = kind != "bert"
     tokenizer_files.to_folder(tokenizer, tmp_path, end=ending)
     assert ids(tmp_path, lines) == tokenizer.encode_batch(lines)
+    text = running_text(lines)
+    assert [encode_texts(tokenizer, [text]).ids[0].tolist()] == ids(tmp_path, ["".join(text)])
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert (theirs.pad_token_id, theirs.unk_token_id) == (tokenizer.pad_id, tokenizer.unk_id)
     if ending:

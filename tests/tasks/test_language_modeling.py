@@ -13,7 +13,10 @@ import transformer_jax
 from transformer_jax.config import ConfigError, defaults, make_task, parse
 from transformer_jax.data.sources import DataError
 from transformer_jax.tasks import language_modeling
+from transformer_jax.tasks.language_modeling import LanguageModeling
+from transformer_jax.tasks.text import TextTask
 from transformer_jax.training import evaluation
+from transformer_jax.training.checkpoint import CheckpointError
 from transformer_jax.training.evaluation import Evaluator
 from transformer_jax.training.sharding import make_mesh
 
@@ -87,7 +90,8 @@ def test_the_best_continuation_comes_first(config, tmp_path):
         "finished": np.ones((1, 3), bool),
         "written": np.full((1, 3), 5),
     }
-    assert task.decode(outputs, {}) == [{"continuations": ["km", "ke", "kes"]}]
+    batch = {"text": np.array([tokenizer.encode_batch(["it"])[0]]), "text_length": np.array([2])}
+    assert task.decode(outputs, batch) == [{"continuations": ["km", "ke", "kes"]}]
 
 
 def test_the_begin_id_may_precede_prompts_and_texts_to_score(config, tmp_path):
@@ -357,3 +361,25 @@ def test_a_recurrent_model_has_no_attention_to_show(corpus, tmp_path):
     task = make_task(parse(config), tmp_path / "run")
     params = nn.unbox(jax.jit(task.init)(jax.random.key(0)))
     assert Evaluator(task, make_mesh(task.config.mesh)).attention(params, ["ek it"]) == [[]]
+
+
+@pytest.mark.parametrize(("kind", "refused"), [("characters", False), ("unigram", True)])
+def test_a_run_on_text_that_was_encoded_line_by_line_goes_on_if_the_ids_are_the_same(
+    config, tmp_path, monkeypatch, kind, refused
+):
+    """Its checkpoints do not have the hash of the ids."""
+    config.data.tokenizer = kind
+    monkeypatch.setattr(LanguageModeling, "fingerprint", TextTask.fingerprint)
+    run(config, tmp_path / "run", training__steps=2)
+    monkeypatch.undo()
+    if refused:
+        with pytest.raises(CheckpointError, match=r"^tokens of the training data: .* encoded the data in another way"):
+            run(config, tmp_path / "run", training__steps=4)
+    else:
+        assert int(run(config, tmp_path / "run", training__steps=4).step) == 4
+
+
+def test_a_run_whose_texts_get_another_beginning_is_not_continued(config, tmp_path):
+    run(config, tmp_path / "run", training__steps=2)
+    with pytest.raises(CheckpointError, match=r"^tokens of the training data: .* they do not match"):
+        run(config, tmp_path / "run", training__steps=4, decoding__prepend_begin=True)

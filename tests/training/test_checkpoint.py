@@ -403,5 +403,5 @@ def test_checkpoints_belong_to_their_tokenizers():
     check_fingerprint({"source tokenizer": "a" * 64}, meta, "run")
     with pytest.raises(CheckpointError, match=r"training data: sha256 cccccccccccc… here, bbbbbbbbbbbb… .* of run"):
         check_fingerprint({"source tokenizer": "a" * 64, "training data": "c" * 64}, meta, "run")
-    with pytest.raises(CheckpointError, match=r"target tokenizer: .* none… in the checkpoints"):
+    with pytest.raises(CheckpointError, match=r"target tokenizer: .* none in the checkpoints of run"):
         check_fingerprint({"target tokenizer": "a" * 64}, meta, "run")

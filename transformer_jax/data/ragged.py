@@ -86,6 +86,15 @@ class Ragged:
         lengths = np.minimum(self.lengths, counts)
         return Ragged(self.values[place < np.repeat(lengths, self.lengths)], lengths)
 
+    def framed(self, begin: int | None = None, end: int | None = None) -> Ragged:
+        """Put `begin` before each row and `end` after it, unless they are None."""
+        rows = self
+        for value, places in ((end, slice(1, None)), (begin, slice(-1))):
+            if value is not None:
+                values = np.insert(rows.values, rows.offsets[places], value)
+                rows = Ragged(values, rows.lengths + np.int32(1))
+        return rows
+
     def __len__(self) -> int:
         return len(self.lengths)
 

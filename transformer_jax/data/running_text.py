@@ -2,8 +2,10 @@
 
 import dataclasses
 import functools
+import hashlib
+import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +18,7 @@ from transformer_jax.data.ragged import Ragged, Windows
 from transformer_jax.data.sources import DataError, Pieces
 from transformer_jax.data.text import Corpus, TextData
 from transformer_jax.data.tokenizers import Tokenizer
+from transformer_jax.data.whole_texts import Encoded, encode_texts
 
 LAYOUTS = ("windows", "documents")
 
@@ -51,57 +54,94 @@ class RunningTextData(TextData):
 class Text(NamedTuple):
     """The documents of a split.
 
-    documents: the tokens of each document. Each ends in the end id, unless the whole split is one text file.
-    first: (documents,) the line with which each document begins.
-    inside: (lines,) False for blank lines between documents, and for blank records.
+    documents: the tokens of each document. They follow the begin id, if texts have one, and precede the end id, unless
+        the whole split is one text file.
+    size: bytes of the text of all predicted tokens. Tokens are predicted from those before them, so the first one of a
+        document without a begin id is not. The end of a document is predicted too, and has no size.
     """
 
     documents: Ragged
-    first: np.ndarray
-    inside: np.ndarray
+    size: int
 
 
-def read_text(corpus: Corpus, stream: str, split: str, layout: str) -> Text:
-    """Read and tokenize a split.
+@functools.lru_cache(maxsize=2)
+def read_text(corpus: Corpus, stream: str, split: str, layout: str, begin: bool = False, sized: bool = True) -> Text:
+    """Read and tokenize a split. The ids of a document are those of its whole text, not those of its lines.
 
     A record of a tfds data set is a document. In a file, the lines between blank lines are a document, with all of
     their line breaks. If the layout is "windows", a file is one document, and so is a data set: its records are joined,
-    each with the end id after it. Documents without tokens are left out.
+    each with the end id after it. Documents without tokens are left out. With `begin`, the begin id precedes each
+    document. Without `sized`, the size may be 0, which is faster. The latest texts are cached.
+    """
+    column, tokenizer = corpus.open(split).column(corpus.streams[stream].column), corpus.tokenizers[stream]
+    if not isinstance(column, Pieces):
+        encoded = _of_records(column, tokenizer, sized)
+    elif layout == "documents":
+        encoded = encode_texts(tokenizer, _between_blank_lines(column))
+    else:
+        encoded = encode_texts(tokenizer, [map(bytes.decode, column.blocks())])
+    filled = encoded.ids.lengths > 0
+    rows = Ragged(encoded.ids.values, encoded.ids.lengths[filled])
+    if layout == "documents" or not isinstance(column, Pieces):
+        rows = rows.framed(end=corpus.special_ids(stream).end)
+    heads = encoded.heads[filled]
+    if layout == "windows":
+        rows, heads = Ragged(rows.values, np.array([len(rows.values)])), heads[:1]
+    size = int(encoded.sizes[filled].sum())
+    if begin:
+        return Text(rows.framed(begin=corpus.begin_id(stream)), size)
+    return Text(rows, size - int(heads.sum()))
+
+
+def ids_sha256(text: Text) -> str:
+    """Return the SHA-256 of the ids of all documents."""
+    digest = hashlib.sha256(text.documents.values.astype("<i4").tobytes())
+    digest.update(text.documents.lengths.astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
+def same_by_line(corpus: Corpus, stream: str, split: str, layout: str) -> bool:
+    """Return True if the ids of a split are those of its lines, one after another.
+
+    Texts were encoded line by line when checkpoints did not yet hold the hash of the ids.
     """
     column = corpus.open(split).column(corpus.streams[stream].column)
-    ids, records = corpus.encode(stream, column, end=False), not isinstance(column, Pieces)
-    separate = records or layout == "documents"
-    inside = np.ones(len(column), bool)
-    if separate:
-        inside[:] = [bool(line.strip()) for line in column]
-    first = np.flatnonzero(inside if records else inside & ~np.pad(inside[:-1], (1, 0)))
-    lengths = np.add.reduceat(np.where(inside, ids.lengths, 0), first, dtype=np.int64)
-    values = ids.values if inside.all() else ids.values[np.repeat(inside, ids.lengths)]
-    if separate:
-        filled = lengths > 0
-        first, lengths = first[filled], lengths[filled]
-        values = np.insert(values, np.cumsum(lengths), corpus.special_ids(stream).end)
-        lengths += 1
-    if layout == "windows":
-        first, lengths = first[:1], np.array([len(values)])
-    return Text(Ragged(values, lengths), first, inside)
+    if not isinstance(column, Pieces):
+        return True
+    documents = read_text(corpus, stream, split, layout, False, sized=False).documents
+    values = documents.values
+    if layout == "documents":
+        values = np.delete(values, documents.offsets[1:] - 1)
+    lines = column if layout == "windows" else [line for line in column if line.strip()]
+    return np.array_equal(values, corpus.encode(stream, lines, end=False).values)
 
 
-def predicted_bytes(text: Text, lines: Sequence[str], tokenizer: Tokenizer) -> int:
-    """Return the size of the text of all predicted tokens, i.e. of all but the first token of each document.
+def _of_records(records: Sequence[str], tokenizer: Tokenizer, sized: bool) -> Encoded:
+    """Return the ids of each record that is not blank."""
+    if sized:
+        return encode_texts(tokenizer, ([record] for record in records if record.strip()))
+    ids = tokenizer.encode(records)
+    inside = np.fromiter((bool(record.strip()) for record in records), bool, len(records))
+    nothing = np.zeros(inside.sum(), np.int64)
+    return Encoded(ids if inside.all() else ids.take(np.flatnonzero(inside)), nothing, nothing)
 
-    The end of a document is predicted too, and has no size.
-    """
-    size = sum(len(line.encode()) for line, inside in zip(lines, text.inside, strict=True) if inside)
-    beginnings = [lines[i] for i in text.first]
-    _, starts, _ = tokenizer.spans(beginnings)
-    for i, line in enumerate(beginnings):
-        size -= len((line[: starts[i][1]] if starts.lengths[i] > 1 else line).encode())
-    return size
+
+def _between_blank_lines(lines: Iterable[str]) -> Iterator[list[str]]:
+    for blank, document in itertools.groupby(lines, lambda line: not line.strip()):
+        if not blank:
+            yield list(document)
 
 
 def text_batches(
-    corpus: Corpus, stream: str, split: str, seed: int | None, *, layout: str, stride: int, rows: int
+    corpus: Corpus,
+    stream: str,
+    split: str,
+    seed: int | None,
+    *,
+    layout: str,
+    stride: int,
+    rows: int,
+    begin: bool = False,
 ) -> Batches:
     """Return batches of rows of `data.max_length` tokens, with the token that follows each one as its target.
 
@@ -120,6 +160,7 @@ def text_batches(
         layout: one of LAYOUTS.
         stride: see `RunningTextData`. Not used in training.
         rows: number of rows of a batch without a seed.
+        begin: the begin id precedes every document.
 
     Returns:
         Batches of {stream: (B, T), "target": (B, T), {stream}_length: (B,), "index": (B,)}, int32. Packed rows also
@@ -133,7 +174,7 @@ def text_batches(
     """
     data, source, tokenizer = corpus.config, corpus.open(split), corpus.tokenizers[stream]
     where, length, packed = f"{source.where}, split {split}", data.max_length, layout == "documents"
-    text = read_text(corpus, stream, split, layout)
+    text = read_text(corpus, stream, split, layout, begin, sized=seed is None)
     positions = text.documents.lengths - 1  # a token is predicted at each of these
     if (total := int(positions.sum())) < 1:
         raise DataError(f"{where}: a token is predicted from those before it, so there must be two; use a longer text")
@@ -162,8 +203,7 @@ def text_batches(
     if seed is not None:
         return Batches(plan, load, baseline=functools.partial(entropy, text.documents.values))
     _warn_of_unknown(text.documents, tokenizer, where)
-    size = predicted_bytes(text, source.column(corpus.streams[stream].column), tokenizer)
-    return Batches(plan, load, references=[(total, size, corpus.sha256(split))])
+    return Batches(plan, load, references=[(total, text.size, corpus.sha256(split))])
 
 
 def _warn_of_unknown(documents: Ragged, tokenizer: Tokenizer, where: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from transformer_jax.data.batching import Batches, BatchPlan, ladder_lengths, padded_arrays
+from transformer_jax.data.continuations import encode_pairs
 from transformer_jax.data.examples import as_object
 from transformer_jax.data.ragged import Ragged, Windows
 from transformer_jax.data.sources import DataError
@@ -50,9 +51,10 @@ def scored_batches(
 ) -> Batches:
     """Return batches in which every token of every text is predicted once, given its context and the text before it.
 
-    Context and text are tokenized separately. An empty context counts as a line break; with `begin`, or if the
-    tokenizer has no token for a line break, as the begin id. Sequences of more than `limit` + 1 tokens are read in
-    windows of `limit` tokens that start `limit` / 2 apart, and a token counts in the first window that predicts it.
+    Context and text are tokenized together, see `encode_pairs`. An empty context counts as a line break; with `begin`,
+    or if the tokenizer has no token for a line break, as the begin id. Sequences of more than `limit` + 1 tokens are
+    read in windows of `limit` tokens that start `limit` / 2 apart, and a token counts in the first window that predicts
+    it.
 
     Args:
         corpus: corpus whose tokenizers encode the text.
@@ -73,17 +75,20 @@ def scored_batches(
     """
     given = [read_given(record, number) for number, record in enumerate(records, 1)]
     texts = [text for each in given for text in each.texts]
-    owners = np.repeat(np.arange(len(given)), [len(each.texts) for each in given])
+    sizes = [len(each.texts) for each in given]
+    owners = np.repeat(np.arange(len(given)), sizes)
     empty = "" if begin else "\n"
-    contexts = corpus.encode(stream, [each.context or empty for each in given], begin, end=False).take(owners)
-    without = contexts.lengths == 0
-    begin_id = corpus.special_ids(stream).begin if without.any() else 0
-    begins = Ragged.repeated(begin_id, len(texts)).first(without.astype(int))
-    written = corpus.encode(stream, texts, end=False)
-    for owner, length in zip(owners.tolist(), written.lengths, strict=True):
-        if not length and given[owner].choice:
+    contexts = [each.context or empty for each in given for _ in each.texts]
+    written, first = encode_pairs(corpus.tokenizers[stream], contexts, texts)
+    for owner, without in zip(owners.tolist(), (written.lengths == first).tolist(), strict=True):
+        if without and given[owner].choice:
             raise DataError(f"record {owner + 1} has a choice without tokens: there is nothing to score; leave it out")
-    ids, before = Ragged.beside([begins, contexts, written]), begins.lengths + contexts.lengths
+    begun = np.full(len(texts), True) if begin else first == 0
+    begin_id = 0
+    if begun.any():
+        begin_id = corpus.begin_id(stream) if begin else corpus.special_ids(stream).begin
+    ids = Ragged.beside([Ragged.repeated(begin_id, len(texts)).first(begun.astype(int)), written])
+    before = begun + first
 
     stride = max(1, limit // 2)
     windows = Windows.over(ids.lengths - 1, np.full(len(texts), limit), stride)
@@ -95,13 +100,15 @@ def scored_batches(
     new = (place >= limit - stride) | (windows.starts[of] == 0)
     counted = new & (windows.starts[of] + place + 1 >= before[windows.owners[of]])
     others = {"target": ids.parts(windows.shifted(1)), "counted": Ragged(counted.astype(np.int32), read.lengths)}
-    counts = np.bincount(windows.owners, minlength=len(texts))
+    rows_before = np.searchsorted(windows.owners, np.arange(len(texts) + 1)).tolist()
+    texts_before = [0, *itertools.accumulate(sizes)]
 
     def join(number: int, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        mine = np.flatnonzero(owners == number)
-        ends = np.cumsum(counts[mine]).tolist()
-        parts = [found[start:end] for start, end in itertools.pairwise([0, *ends])]
-        scores = [score(part, len(texts[i].encode())) for part, i in zip(parts, mine, strict=True)]
+        mine = range(texts_before[number], texts_before[number + 1])
+        start = rows_before[mine.start]
+        scores = [
+            score(found[rows_before[i] - start : rows_before[i + 1] - start], len(texts[i].encode())) for i in mine
+        ]
         if not given[number].choice:
             return scores[0]
         return {"choice": int(np.argmax([each["per_token"] for each in scores])), "scores": scores}

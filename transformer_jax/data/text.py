@@ -286,6 +286,10 @@ class Corpus:
         tokenizer = self.tokenizers[stream]
         return tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id
 
+    def begin_id(self, stream: str) -> int:
+        """Return the id that begins a text. Raises TokenizerError if the tokenizer has none."""
+        return int(self.encode(stream, [""], begin=True, end=False).values[0])
+
     def encode(self, stream: str, lines: Sequence[str], begin: bool = False, end: bool = True) -> Ragged:
         """Return the ids of each line, with the tokenizer's begin id before it and its end id after it if requested.
 

@@ -117,6 +117,7 @@ class Tokenizer:
         self._tokenizer.encode_special_tokens = True
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
+        self._tokenizer.post_processor = None  # it may leave spaces out of the characters of an id
 
     @classmethod
     def load(cls, path: epath.PathLike) -> Tokenizer:
@@ -180,6 +181,15 @@ class Tokenizer:
         encodings = self._encoder.encode_batch_fast(list(lines), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
+    def encodings(self, texts: Sequence[str]) -> Sequence[Any]:
+        """Return what Hugging Face's library says of each text: ids, and the words and characters of each id."""
+        return self._encoder.encode_batch(texts, add_special_tokens=False)
+
+    @property
+    def by_character(self) -> bool:
+        """True if each character of a text is an id, and nothing else."""
+        return self._characters is not None
+
     def spans(self, lines: Sequence[str]) -> tuple[Ragged, Ragged, Ragged]:
         """Return the ids of each line as in `encode_batch`, and the starts and ends of the text that each stands for.
 
@@ -188,8 +198,8 @@ class Tokenizer:
         character. Outside all ranges are only characters that are dropped: in BERT's tokenizers, these are whitespace,
         control characters, and, if accents are stripped, combining accents at either end of a word.
         """
-        encodings = self._encoder.encode_batch(lines, add_special_tokens=False)
-        ids = Ragged.of((encoding.ids for encoding in encodings), _dtype(self))
+        encodings = self.encodings(lines)
+        ids = Ragged.of((encoding.ids for encoding in encodings), dtype_of(self))
         pairs = itertools.chain.from_iterable(encoding.offsets for encoding in encodings)
         starts, ends = np.fromiter(itertools.chain.from_iterable(pairs), np.int32).reshape(-1, 2).T
         return ids, Ragged(starts, ids.lengths), Ragged(ends, ids.lengths)
@@ -205,9 +215,9 @@ class Tokenizer:
         """
         parts: Iterable[Ragged]
         if self._characters is not None:
-            parts = (_framed(self._look_up(chunk, self._characters), end=end) for chunk in _chunks(lines))
+            parts = (self._look_up(chunk, self._characters).framed(end=end) for chunk in _chunks(lines))
         elif not self._by_word:
-            parts = (_framed(Ragged.of(self.encode_batch(c), _dtype(self)), end=end) for c in _chunks(lines))
+            parts = (Ragged.of(self.encode_batch(c), dtype_of(self)).framed(end=end) for c in _chunks(lines))
         elif len(lines) < MANY or _cores() == 1:
             parts = map(_Words(self, end).encode, _chunks(lines))
         else:
@@ -220,7 +230,7 @@ class Tokenizer:
                     len(lines),
                 )
                 parts = map(_Words(self, end).encode, _chunks(lines))
-        return Ragged.join([Ragged.of([], _dtype(self)), *(_framed(part, begin=begin) for part in parts)])
+        return Ragged.join([Ragged.of([], dtype_of(self)), *(part.framed(begin=begin) for part in parts)])
 
     def _look_up(self, lines: Sequence[str], table: np.ndarray) -> Ragged:
         """Return the id of each character of each line."""
@@ -289,7 +299,8 @@ def of_bert(content: Mapping[str, Any]) -> bool:
     return parts == ["BertNormalizer", "BertPreTokenizer"] and all(t["special"] for t in content["added_tokens"])
 
 
-def _dtype(tokenizer: Tokenizer) -> np.typing.DTypeLike:
+def dtype_of(tokenizer: Tokenizer) -> np.typing.DTypeLike:
+    """Return the type of arrays of ids."""
     return np.uint16 if tokenizer.size <= 2**16 else np.int32
 
 
@@ -334,14 +345,6 @@ def _encode_chunk(lines: list[str]) -> Ragged:
     return _words.encode(lines)
 
 
-def _framed(rows: Ragged, begin: int | None = None, end: int | None = None) -> Ragged:
-    """Put `begin` before each row and `end` after it, unless they are None."""
-    for i, places in ((end, slice(1, None)), (begin, slice(-1))):
-        if i is not None:
-            rows = Ragged(np.insert(rows.values, rows.offsets[places], i), rows.lengths + np.int32(1))
-    return rows
-
-
 class _Words:
     """Cache of the ids of words. Words are numbered in the order in which they first occur.
 
@@ -354,7 +357,7 @@ class _Words:
         both, first, second = tokenizer.encode_batch(["e e", "e", " e"])
         self._spaced = both == first + second
         self._numbers = {"\n": 0}
-        self._ids = Ragged.of([[] if end is None else [end]], _dtype(tokenizer))
+        self._ids = Ragged.of([[] if end is None else [end]], dtype_of(tokenizer))
         self._odd = np.zeros(1, bool)  # True for strings that are not single words; their lines are encoded whole
 
     def _forget(self) -> None:

@@ -75,7 +75,7 @@ class GenerationConfig(SamplingConfig):
 
     stop_strings: tuple[str, ...] = ()  # a continuation ends before the first of these strings in it
     turn_separator: str = "\n"  # follows every turn of a prompt that is given as several turns
-    prepend_begin: bool = False  # the begin id precedes every prompt, and every text to score
+    prepend_begin: bool = False  # the begin id precedes prompts, texts to score, and texts of training and evaluation
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""

@@ -15,8 +15,9 @@ from etils import epath
 from transformer_jax import losses, metrics
 from transformer_jax.data import sources
 from transformer_jax.data.batching import Batches
+from transformer_jax.data.continuations import Prompt
 from transformer_jax.data.examples import as_object
-from transformer_jax.data.running_text import RunningTextData, text_batches
+from transformer_jax.data.running_text import RunningTextData, ids_sha256, read_text, same_by_line, text_batches
 from transformer_jax.data.scoring import scored_batches
 from transformer_jax.data.sources import DataError
 from transformer_jax.data.text import ladder_batches
@@ -29,6 +30,7 @@ from transformer_jax.tasks.text import TextTask, TextTaskConfig, cache_and_causa
 from transformer_jax.training.task import Arrays, Mean, Outputs, Params, Record, Task, Work
 
 ARCHITECTURES: dict[str, Any] = {"gpt": GPT, "recurrent_lm": RecurrentLM}
+TRAINING_IDS = "tokens of the training data"  # name in the fingerprint
 PIECE = 32  # tokens written between two searches for stop strings
 
 
@@ -137,9 +139,23 @@ class LanguageModeling(TextTask):
         return Writer(extend, self.config.decoding, greedy, self.corpus.size("text"), begin, end, pad)
 
     def batches(self, split: str, seed: int | None) -> Batches:
-        data = self.config.data
-        options = {"layout": data.layout, "stride": data.validation_stride}
+        data, begin = self.config.data, self.config.decoding.prepend_begin
+        options: Any = {"layout": data.layout, "stride": data.validation_stride, "begin": begin}
         return text_batches(self.corpus, "text", split, seed, **options, rows=self.config.evaluation.batch_size)
+
+    def fingerprint(self, training: bool) -> dict[str, str]:
+        hashes = super().fingerprint(training)
+        if training:
+            data, begin = self.config.data, self.config.decoding.prepend_begin
+            text = read_text(self.corpus, "text", data.train_split, data.layout, begin, sized=False)
+            hashes[TRAINING_IDS] = ids_sha256(text)
+        return hashes
+
+    def unchanged(self, name: str) -> bool:
+        """See `Task.unchanged`. Checkpoints without the hash of the tokens are of texts encoded line by line."""
+        data = self.config.data
+        begins = self.config.decoding.prepend_begin
+        return name == TRAINING_IDS and not begins and same_by_line(self.corpus, "text", data.train_split, data.layout)
 
     def batches_of(self, records: Sequence[Record]) -> Batches:
         """Return batches of prompts. An empty prompt becomes a line break, unless the begin id precedes prompts. Long
@@ -168,14 +184,18 @@ class LanguageModeling(TextTask):
         )
 
     def unfinished(self, outputs: Arrays, batch: Arrays) -> np.ndarray | None:
-        return self._going_on(outputs) if "tokens" in outputs else None
+        return self._going_on(outputs, batch) if "tokens" in outputs else None
 
-    def _going_on(self, outputs: Arrays) -> np.ndarray:
-        stop, decode = self.config.decoding.stop_strings, self.corpus.tokenizers["text"].decode
+    def _going_on(self, outputs: Arrays, batch: Arrays) -> np.ndarray:
+        stop = self.config.decoding.stop_strings
         going_on = ~outputs["finished"] & (outputs["written"] < self.config.decoding.max_extra)
-        for place in zip(*np.nonzero(going_on), strict=True) if stop else ():
-            going_on[place] = cut_at(decode(outputs["tokens"][place]), stop) is None
+        for row, number in zip(*np.nonzero(going_on), strict=True) if stop else ():
+            text = self._prompt_of(batch, row).continuation(outputs["tokens"][row, number])
+            going_on[row, number] = cut_at(text, stop) is None
         return going_on
+
+    def _prompt_of(self, batch: Arrays, row: int) -> Prompt:
+        return Prompt(self.corpus.tokenizers["text"], batch["text"][row, : batch["text_length"][row]].tolist())
 
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
         """Return {"continuation": text} for each prompt, or {"continuations": [text, …]}, best first, if `n_best` > 1.
@@ -185,24 +205,29 @@ class LanguageModeling(TextTask):
         """
         if "tokens" not in outputs:
             return [{} for _ in batch["index"]]
-        parts = outputs["tokens"], outputs["log_probabilities"], self._going_on(outputs)
-        drawn = [list(map(self._text, *row)) for row in zip(*parts, strict=True)]
+        parts = outputs["tokens"], outputs["log_probabilities"], self._going_on(outputs, batch)
+        drawn = [
+            list(map(functools.partial(self._text, self._prompt_of(batch, row)), *continuations))
+            for row, continuations in enumerate(zip(*parts, strict=True))
+        ]
         rows = [[text for text, _ in sorted(row, key=lambda found: -found[1])] for row in drawn]
         return [{"continuation": row[0]} if len(row) == 1 else {"continuations": row} for row in rows]
 
-    def _text(self, tokens: np.ndarray, log_probabilities: np.ndarray, unfinished: bool) -> tuple[str, float]:
+    def _text(
+        self, prompt: Prompt, tokens: np.ndarray, log_probabilities: np.ndarray, unfinished: bool
+    ) -> tuple[str, float]:
         """Return the text of a continuation, and the log-probability of its tokens up to the first stop string."""
-        stop, decode = self.config.decoding.stop_strings, self.corpus.tokenizers["text"].decode
+        stop = self.config.decoding.stop_strings
         tokens = before_end(tokens, self.config.decoding.end_ids)
 
         def until_stop(length: int) -> str | None:
-            return cut_at(decode(tokens[:length]), stop)
+            return cut_at(prompt.continuation(tokens[:length]), stop)
 
         lengths = range(len(tokens) + 1)
         if (text := until_stop(lengths[-1])) is not None:
             end = bisect.bisect_left(lengths, True, key=lambda length: until_stop(length) is not None)
             return text, float(log_probabilities[:end].sum())
-        text = decode(tokens)
+        text = prompt.continuation(tokens)
         return certain(text, stop) if unfinished else text, float(log_probabilities.sum())
 
     def score(

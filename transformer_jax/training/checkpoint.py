@@ -103,9 +103,14 @@ def check_fingerprint(fingerprint: Mapping[str, str], meta: Mapping[str, Any], w
     """Raise CheckpointError unless the checkpoint with this `meta` was made with the same tokenizers and data."""
     stored = meta["fingerprint"]
     for name, value in fingerprint.items():
-        if stored.get(name) != value:
+        if name not in stored:
             raise CheckpointError(
-                f"{name}: sha256 {value[:12]}… here, {stored.get(name, 'none')[:12]}… in the checkpoints of {where}: "
+                f"{name}: sha256 {value[:12]}… here, none in the checkpoints of {where}, which were made without it or "
+                "by a version that encoded the data in another way; use another --workdir"
+            )
+        if stored[name] != value:
+            raise CheckpointError(
+                f"{name}: sha256 {value[:12]}… here, {stored[name][:12]}… in the checkpoints of {where}: "
                 "they do not match; restore the file that the run was trained with, or use another --workdir"
             )
 

@@ -151,7 +151,11 @@ def _start(
         fingerprint = task.fingerprint(training=True)
         processes.agree("tokenizers or training data", lambda: fingerprint)
         if newest is not None:
-            check_fingerprint(fingerprint, checkpoints.meta(newest), checkpoints.directory)
+            meta = checkpoints.meta(newest)
+            missing = fingerprint.keys() - meta["fingerprint"].keys()
+            unchanged = set(filter(task.unchanged, missing))
+            compared = {name: value for name, value in fingerprint.items() if name not in unchanged}
+            check_fingerprint(compared, meta, checkpoints.directory)
         evaluator = Evaluator(task, engine.mesh)
         held_out = evaluator.open(config.data.validation_split)
         meaning = scoring.of(task, held_out)

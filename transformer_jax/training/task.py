@@ -257,6 +257,10 @@ class Task(ABC):
 
     # Optional methods.
 
+    def unchanged(self, name: str) -> bool:
+        """Return True if a part of the fingerprint is as it was before checkpoints held a hash of it."""
+        return False
+
     def resume(
         self, params: Params, batch: Mapping[str, jax.Array], state: Any, going_on: jax.Array, steps: int, greedy: bool
     ) -> Outputs:
