@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from transformer_jax.data.progress import progress
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.data.tokenizers import Tokenizer, dtype_of
 
@@ -73,10 +74,11 @@ def encode_texts(tokenizer: Tokenizer, texts: Iterable[Iterable[str]]) -> Encode
     ids: list[np.ndarray] = [np.zeros(0, dtype_of(tokenizer))]
     sizes: list[int] = []
     heads: list[int] = []
-    for row in rows(tokenizer, texts):
-        ids.append(row.ids)
-        sizes.append(row.size)
-        heads.append(row.head if len(row.ids) > 1 else row.size)
+    with progress("encoding text"):
+        for row in rows(tokenizer, texts):
+            ids.append(row.ids)
+            sizes.append(row.size)
+            heads.append(row.head if len(row.ids) > 1 else row.size)
     lengths = np.fromiter(map(len, ids[1:]), np.int64, len(sizes))
     joined = Ragged(np.concatenate(ids), lengths)
     return Encoded(joined, np.array(sizes, np.int64), np.array(heads, np.int64))
