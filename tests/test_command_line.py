@@ -10,6 +10,7 @@ from forked import script
 
 import transformer_jax
 from transformer_jax import command_line
+from transformer_jax.config import load_recipe
 from transformer_jax.data import progress
 from transformer_jax.predictor import Predictor
 
@@ -72,6 +73,7 @@ def test_wrong_keys(recipe, tmp_path, arguments, words):
         ("def get_config(arg=None)\n", ("line 1", "SyntaxError")),
         ("import nonsense_module\n", ("line 1", "No module named 'nonsense_module'")),
         ("def get_config(arg=None):\n    x = 1\n    return x / 0\n", ("line 3", "ZeroDivisionError")),
+        ("import sys\n\ndef get_config(arg=None):\n    sys.exit()\n", ("line 4", "SystemExit")),
         ("def config():\n    return 1\n", ("the recipe has no function get_config",)),
         ("def get_config(arg=None):\n    return {}\n", ("get_config returned {}: return a ConfigDict",)),
         ("def get_config():\n    return {}\n", ("TypeError", "0 positional arguments")),
@@ -84,6 +86,20 @@ def test_broken_recipes(tmp_path, source, words):
     with unharmed(tmp_path):
         command = f"--config={tmp_path / 'recipe.py'}:arg", f"--workdir={tmp_path / 'run'}"
         refused(script("train", *command), str(tmp_path / "recipe.py"), *words)
+
+
+def test_a_colon_in_the_path_of_a_recipe(tmp_path):
+    folder = tmp_path / "a:b"
+    folder.mkdir()
+    (folder / "recipe.py").write_text(
+        "from transformer_jax.config import defaults\n"
+        "def get_config(arg='none'):\n"
+        "    config = defaults('sequence_to_sequence')\n"
+        "    config.data.directory = arg\n"
+        "    return config\n"
+    )
+    assert load_recipe(f"{folder}/recipe.py").data.directory == "none"
+    assert load_recipe(f"{folder}/recipe.py:c:d").data.directory == "c:d"
 
 
 def test_a_recipe_of_ours_from_another_folder(tmp_path):
