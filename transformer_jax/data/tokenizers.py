@@ -311,7 +311,7 @@ def _cores() -> int:
 
 def _chunks(lines: Sequence[str]) -> Iterator[Sequence[str]]:
     """Yield the lines in chunks. The progress through them is logged."""
-    if len(lines) <= CHUNK:
+    if 0 < len(lines) <= CHUNK:
         yield lines
         return
     with progress("encoding text", len(lines)) as advance:
