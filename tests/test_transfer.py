@@ -197,7 +197,7 @@ def test_keys_of_another_tokenizer_are_refused(data, pretrained, tmp_path):
     with pytest.raises(ConfigError) as error:
         experiment.run(bert("classification", data, pretrained[0], **changes), tmp_path / "run")
     assert "config.data.lowercase: False there, True here" in str(error.value)
-    assert "config.data.vocabulary = 'vocab.txt': must be empty" in str(error.value)
+    assert "/vocab.txt': must be empty" in str(error.value)
 
 
 def test_how_a_model_is_computed_may_differ(data, pretrained, tmp_path):
