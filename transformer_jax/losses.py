@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from transformer_jax.errors import UserError
 from transformer_jax.models.numerics import platform
 
 Array = jax.Array
@@ -34,6 +35,11 @@ def cross_entropy(
 
     logits (…, padded V), labels (…), weights (…), where … are any axes, e.g. (B, T).
     """
+    if labels.shape != logits.shape[:-1] or weights.shape != labels.shape:
+        raise UserError(
+            f"labels {labels.shape} and weights {weights.shape}: must have the shape of the logits {logits.shape} "
+            "without its last axis; add or remove axes"
+        )
     logits = logits.astype(jnp.float32)
     losses = jax.nn.logsumexp(logits, axis=-1) - _expected(logits, labels, vocab_size, label_smoothing)
     weights = weights.astype(losses.dtype)

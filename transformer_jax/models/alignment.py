@@ -18,6 +18,7 @@ from transformer_jax.models.attention import (
     padding_mask,
     scaled_dot_product_scores,
 )
+from transformer_jax.models.checks import check_valid
 from transformer_jax.models.layers import Linear, parameter
 from transformer_jax.models.numerics import product
 
@@ -105,6 +106,7 @@ class Alignment(nn.Module):
 
         `valid` (B, S) is True at source tokens and False at padding.
         """
+        check_valid("valid", valid)
         scores = self.scores(query, memory.keys)
         if self.damping:
             scores = damped_scores(scores, self.damping_rate)

@@ -15,10 +15,12 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax import export
 
 from transformer_jax.errors import UserError
 from transformer_jax.models import short
 from transformer_jax.models.blocked import blocked_attention
+from transformer_jax.models.checks import check_bias, check_boolean, check_mask, check_valid, check_vectors
 from transformer_jax.models.kernels import cudnn_attention, cudnn_runs_here, short_attention, splash_attention
 from transformer_jax.models.layers import Linear, constrain, dropout
 from transformer_jax.models.masks import Mask
@@ -33,6 +35,7 @@ Valid = Array | None  # (B, T), True at tokens and False at padding; None if the
 
 def padding_mask(valid: Array) -> Array:
     """Return the mask (B, 1, 1, S) that hides padding from every query. `valid` (B, S) is True at tokens."""
+    check_valid("valid", valid)
     return valid.astype(bool)[:, None, None, :]
 
 
@@ -51,6 +54,7 @@ def combine_masks(*masks: Array | None) -> Array | None:
     combined = None
     for mask in masks:
         if mask is not None:
+            check_boolean("mask", mask, "must be boolean")
             combined = mask if combined is None else combined & mask
     return combined
 
@@ -112,6 +116,7 @@ def attention_weights(scores: Array, mask: Array | None = None) -> Array:
     """
     if mask is None:
         return jax.nn.softmax(scores)
+    check_mask("mask", mask, scores.shape)
     weights = jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(scores.dtype).min))
     return jnp.where(mask, weights, 0.0)
 
@@ -140,6 +145,7 @@ def dot_product_attention(
     """
     scores = scaled_dot_product_scores(query, key, dtype)
     if bias is not None:
+        check_bias("bias", bias)
         scores = scores + bias
     if relations is not None:
         scores = scores + relative_scores(
@@ -163,6 +169,9 @@ def library_attention(
     """
     query, key, value = (x.astype(dtype) for x in (query, key, value))
     bias = None if bias is None else bias.astype(dtype)
+    if mask is not None:
+        check_mask("mask", mask, (query.shape[0], query.shape[2], query.shape[1], key.shape[1]))
+        mask = jnp.asarray(mask, bool)
     output = jax.nn.dot_product_attention(query, key, value, bias, mask, implementation="xla")
     if mask is not None:  # where all keys are masked, JAX returns the average of the values
         output = jnp.where(mask.any(axis=-1).swapaxes(1, 2)[..., None], output, 0)
@@ -269,6 +278,9 @@ class KeyValue(NamedTuple):
 
     key: Array
     value: Array
+
+
+export.register_namedtuple_serialization(KeyValue, serialized_name="transformer_jax.KeyValue")
 
 
 class MultiHeadAttention(nn.Module):
@@ -379,7 +391,7 @@ class MultiHeadAttention(nn.Module):
 
         def write(old: Array, new: Array) -> Array:
             new = new.astype(old.dtype)
-            if len(old) == 1:  # for decoding.generation, which keeps such a cache without its first axis
+            if old.shape[0] == 1:  # for decoding.generation, which keeps such a cache without its first axis
                 return jax.lax.dynamic_update_slice_in_dim(old[0], new[0], position * beams, axis=1)[None]
             return jax.lax.dynamic_update_slice_in_dim(old, new, position * beams, axis=2)
 
@@ -401,6 +413,7 @@ class MultiHeadAttention(nn.Module):
         many adjacent entries of x, and of the cache, share a position. If key-value heads are shared and `memory` is a
         projection, `mask` and `bias` must be the same for all heads.
         """
+        self._check(x, memory, mask)
         projected = memory if isinstance(memory, KeyValue) else self.project(memory)
         key, value = (jnp.swapaxes(x, 1, 2) for x in projected)
         query = constrain(self.query(x), "batch", "length", "heads", "head_dim")
@@ -437,6 +450,20 @@ class MultiHeadAttention(nn.Module):
         self.sow("intermediates", "weights", weights)
         return self.output(heads)
 
+    def _check(self, x: Array, memory: Array | KeyValue, mask: Array | Mask | None) -> None:
+        """Raise UserError if the shape or type of an argument of `__call__` is wrong."""
+        name = f"the mask of {self.name}" if self.name else "mask"
+        check_vectors("x", x, self.d_model)
+        if isinstance(memory, KeyValue):
+            length = memory.key.shape[2]
+        else:
+            check_vectors("memory", memory, self.d_model)
+            length = memory.shape[1]
+        if isinstance(mask, Mask):
+            mask.check(name, x.shape[0], x.shape[1], length)
+        elif mask is not None:
+            check_mask(name, mask, (x.shape[0], self.num_heads, x.shape[1], length))
+
     def _unsupported(self, implementation: str, dropout_rate: float) -> Iterator[tuple[str, str]]:
         return unsupported(implementation, dropout_rate, self.positions, self.dtype, self.head_dim, self.value_dim)
 
@@ -448,7 +475,13 @@ class MultiHeadAttention(nn.Module):
         """Return the implementation for these arguments. `dropping`: there is dropout on the weights."""
         if self.implementation in ("einsum", "jax"):
             return self.implementation
-        special = bias is not None or self.positions == "relative" or not isinstance(mask, Mask | None)
+        fixed = isinstance(length, int) and isinstance(key_length, int)  # otherwise, they are symbols of jax.export
+        if not fixed and self.implementation != "auto":
+            raise UserError(
+                f"implementation = {self.implementation!r}: does not support the symbolic lengths {length} and "
+                f"{key_length} of jax.export; use 'auto' or 'einsum'"
+            )
+        special = not fixed or bias is not None or self.positions == "relative" or not isinstance(mask, Mask | None)
         if special or self.is_mutable_collection("intermediates"):
             return "einsum"
         backend = platform()

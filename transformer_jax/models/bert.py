@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from transformer_jax import fields
 from transformer_jax.models import layers
+from transformer_jax.models.checks import check_ids, check_valid
 from transformer_jax.models.layers import NORM_TYPES, Embedding, Linear, LMHead, make_initializer, parameter
 from transformer_jax.models.masks import CAUSAL, Mask, padding
 from transformer_jax.models.positions import Positions
@@ -106,7 +107,10 @@ class Bert(nn.Module):
         return jnp.concatenate([outputs[:, i] for i in range(-last, 0)], axis=-1)
 
     def _embed(self, tokens: Array, valid: Array, segments: Array | None) -> Array:
+        check_ids("tokens", tokens, self.config.vocab_size)
+        check_valid("valid", valid, tokens.shape)
         segments = jnp.zeros_like(tokens) if segments is None else segments
+        check_ids("segments", segments, self.config.num_segments, tokens.shape)
         x = self.embedding(tokens) + jnp.take(self.segments, segments, axis=0) + self.positions(tokens.shape[1])
         if self.config.match_embedding:
             x += in_another_segment(tokens, valid, segments)[..., None] * self.match[None, None]
@@ -181,6 +185,7 @@ class Pretraining(_WithBert):
         """
         x, pooled = self.bert(tokens, valid, segments)
         if positions is not None:
+            check_ids("positions", positions, tokens.shape[1])
             x = jnp.take_along_axis(x, positions[..., None], axis=1)
         vectors, lm_head = self.masked_lm(x, self.bert.embedding.lm_head())
         return vectors, lm_head, self.next_sentence(pooled)

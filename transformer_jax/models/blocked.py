@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer_jax.models.masks import Mask
+from transformer_jax.models.masks import Mask, as_mask
 from transformer_jax.models.numerics import hashed_bits, product
 
 Array = jax.Array
@@ -62,7 +62,7 @@ def blocked_attention(
     Differs: The backward pass goes through pairs of blocks in the order of the forward pass, where the paper's outer
     loop is over keys.
     """
-    (length, key_length), mask = (query.shape[1], key.shape[1]), mask or Mask()
+    (length, key_length), mask = (query.shape[1], key.shape[1]), as_mask(mask)
     rate = 0.0 if dropout_key is None else dropout_rate
     block = block or (min(max(length // 4, CAUSAL_BLOCKS[0]), CAUSAL_BLOCKS[1]) if mask.causal else BLOCK)
     rows, columns = _divided(length, block), _divided(key_length, block)

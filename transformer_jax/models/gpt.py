@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from transformer_jax.models import layers, masks
 from transformer_jax.models.attention import KeyValue
+from transformer_jax.models.checks import check_ids, check_valid
 from transformer_jax.models.layers import Embedding, Linear, LMHead, OutputLayer
 from transformer_jax.models.masks import CAUSAL, padding
 from transformer_jax.models.positions import Positions, check_length
@@ -134,6 +135,9 @@ class GPT(nn.Module):
             positions: (B, T) place of each token in its document; an integer is that of the first token in a row.
                 "relative" and "rotary" positions do not use it, because they depend only on distances.
         """
+        check_ids("tokens", tokens, self.config.vocab_size)
+        if valid is not None:
+            check_valid("valid", valid, tokens.shape)
         mask = CAUSAL if valid is None else CAUSAL & padding(valid)
         if segments is not None:
             mask &= masks.segments(segments, segments)
@@ -213,6 +217,8 @@ class GPTClassifier(nn.Module):
 
     def hidden(self, tokens: Array, valid: Array) -> tuple[Array, Array, LMHead]:
         """Return the logits and, for the auxiliary language-modeling loss, the result of `GPT.hidden`."""
+        check_ids("tokens", tokens, self.gpt.config.vocab_size)
+        check_valid("valid", valid, tokens.shape, at_end=True)
         x, lm_head = self.gpt.hidden(tokens, valid)
         last = jnp.maximum(valid.sum(axis=1) - 1, 0)
         vectors = jnp.take_along_axis(x, last[:, None, None], axis=1)

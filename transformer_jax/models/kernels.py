@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
 from transformer_jax.models import short
-from transformer_jax.models.masks import Mask
+from transformer_jax.models.masks import Mask, as_mask
 
 Array = jax.Array
 
@@ -58,7 +58,7 @@ def short_attention(
 
     rows, heads = query.shape[0], query.shape[2]
     numbers = jnp.arange(rows * heads, dtype=jnp.uint32).reshape(rows, heads)
-    return _on_devices(attend, query, key, value, mask or Mask(), numbers)
+    return _on_devices(attend, query, key, value, as_mask(mask), numbers)
 
 
 def splash_attention(
@@ -78,7 +78,7 @@ def splash_attention(
     differentiation works. `interpret` runs the kernel on CPUs, slowly, for tests.
     """
     attend = functools.partial(_splash, dtype=dtype, interpret=interpret)
-    return _on_devices(attend, query, key, value, mask or Mask())
+    return _on_devices(attend, query, key, value, as_mask(mask))
 
 
 def cudnn_attention(
@@ -91,7 +91,7 @@ def cudnn_attention(
     128. If `mask` is causal, blocks above the diagonal are skipped. Padding and segments become a bias (B, 1, T, S),
     because padding need not be at the end. A query that may attend to nothing gets zeros.
     """
-    return _on_devices(functools.partial(_cudnn, dtype=dtype), query, key, value, mask or Mask())
+    return _on_devices(functools.partial(_cudnn, dtype=dtype), query, key, value, as_mask(mask))
 
 
 def cudnn_runs_here() -> bool:

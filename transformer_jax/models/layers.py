@@ -7,15 +7,18 @@ training and `model.apply(params, ...)` for evaluation.
 """
 
 import functools
+import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax import export
 from jax.ad_checkpoint import checkpoint_name
 
 from transformer_jax.errors import UserError
+from transformer_jax.models.checks import check_ids, check_mesh, differ
 from transformer_jax.models.numerics import GPUS, hashed_bits, indices, platform, plus_bias, product, stored
 
 Array = jax.Array
@@ -75,12 +78,39 @@ def make_initializer(name: str, inputs: Sequence[int] = (0,), outputs: Sequence[
     return nn.initializers.variance_scaling(1.0, "fan_avg", "uniform", tuple(inputs), tuple(outputs))
 
 
+class Named(nn.LogicallyPartitioned):
+    """A box that holds a parameter and the names of its axes. `nn.unbox` takes the parameter out.
+
+    Linen maps the names to a mesh with `nn.logical_axis_rules`. NNX would take them for axes of a mesh that must be in
+    scope. Here, `flax.nnx.bridge.ToNNX` shards the parameter as linen does: not at all without a mesh.
+    """
+
+    def to_nnx_metadata(self) -> dict[str, Any]:
+        """Return the arguments of the `nnx.Variable` that takes the place of this box."""
+        names = {"out_sharding": self.names, "sharding_rules": self.rules, "mesh": self.mesh}
+        return {"value": self.unbox(), "eager_sharding": False, **names}
+
+
+export.register_pytree_node_serialization(
+    Named,
+    serialized_name="transformer_jax.Named",
+    serialize_auxdata=lambda fields: json.dumps(fields[0]).encode(),  # the names; mesh and rules are always None
+    deserialize_auxdata=lambda data: (tuple(json.loads(data)), None, None),
+)
+
+
+def named(init: Callable[..., Array], axes: tuple[str, ...]) -> Callable[..., Any]:
+    """Return the initializer `init` with its result in a `Named` box. `axes` has a name for each axis."""
+    return lambda *args: Named(init(*args), axes)
+
+
 def parameter(
     module: nn.Module, name: str, init: Callable[..., Array], shape: tuple[int, ...], axes: tuple[str, ...]
 ) -> Array:
     """Create a float32 parameter with named axes. The names decide how it is sharded."""
-    boxed: Any = nn.with_logical_partitioning(init, axes)
-    return module.param(name, boxed, shape, jnp.float32)
+    value = module.param(name, named(init, axes), shape, jnp.float32)
+    check_mesh(f"parameter {name}", value)
+    return value
 
 
 def constrain(x: Array, *axes: str) -> Array:
@@ -110,6 +140,8 @@ class Linear(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         inputs, outputs = range(self.num_inputs), range(self.num_inputs, len(self.shape))
+        if any(map(differ, x.shape[-self.num_inputs :], self.shape)):
+            raise UserError(f"input of shape {x.shape}: its last axes must be {self.shape[: self.num_inputs]}")
         init = make_initializer(self.initializer, inputs, outputs)
         kernel = parameter(self, "kernel", lambda *args: self.init_scale * init(*args), self.shape, self.axes)
         rows, columns = "abcdefgh"[: x.ndim - self.num_inputs], "ijklmn"[: kernel.ndim]
@@ -288,7 +320,12 @@ class Embedding(nn.Module):
         self.table = parameter(self, "table", table_init, shape, ("vocab", "vector"))
 
     def __call__(self, ids: Array) -> Array:
-        """Look up ids (B, T) → (B, T, D), float32."""
+        """Look up ids (B, T) → (B, T, D), float32.
+
+        Raises:
+            UserError: `ids` are not integers (B, T), or outside of `jax.jit`, not in [0, `vocab_size`).
+        """
+        check_ids("ids", ids, self.vocab_size)
         x = jnp.take(self._gathered(), ids, axis=0)
         return constrain(x * self.d_model**0.5 if self.scale else x, "batch", "length", "features")
 
@@ -330,6 +367,9 @@ class LMHead(NamedTuple):
         """Map x (B, T, D) to float32 logits (B, T, padded V). Ids ≥ `vocab_size` are masked."""
         logits = product("BTD,VD->BTV", x, self.table, dtype)
         return mask_padding(logits if self.bias is None else plus_bias(logits, self.bias), vocab_size)
+
+
+export.register_namedtuple_serialization(LMHead, serialized_name="transformer_jax.LMHead")
 
 
 def padded_vocab_size(vocab_size: int, multiple: int) -> int:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.errors import UserError
+from transformer_jax.models.checks import check_ids, check_segments, check_valid
 
 Array = jax.Array
 
@@ -63,6 +64,11 @@ class Mask:
             allowed = real if allowed is None else allowed & real
         return allowed
 
+    def check(self, name: str, rows: Any, queries: Any, keys: Any) -> None:
+        """Raise UserError unless the mask is one of (rows, queries, keys)."""
+        check_segments(f"the queries' side of {name}", self.query_segments, rows, queries)
+        check_segments(f"the keys' side of {name}", self.key_segments, rows, keys)
+
     def padded(self, queries: int, keys: int) -> "Mask":
         """Return the mask with lengths rounded up to multiples of `queries` and `keys`."""
 
@@ -75,11 +81,27 @@ class Mask:
 CAUSAL = Mask(causal=True)
 
 
+def as_mask(mask: Mask | None) -> Mask:
+    """Return `mask`, or the mask that allows everything if it is None.
+
+    Raises:
+        UserError: `mask` is something else, e.g. an array.
+    """
+    if not isinstance(mask, Mask | None):
+        raise UserError(
+            f"mask of type {type(mask).__name__}: must be a masks.Mask; only 'einsum' and 'jax' take arrays"
+        )
+    return mask or Mask()
+
+
 def padding(valid: Array) -> Mask:
     """Return the mask that hides padding from every query. `valid` (B, S) is True at tokens."""
+    check_valid("valid", valid)
     return Mask(valid.astype(jnp.int32))
 
 
 def segments(query_segments: Array, key_segments: Array) -> Mask:
     """Return the mask that allows attention only within a segment. The ids are (B, T) and (B, S), 0 at padding."""
+    for name, ids in (("query_segments", query_segments), ("key_segments", key_segments)):
+        check_ids(name, ids, 2**31)
     return Mask(key_segments, query_segments)

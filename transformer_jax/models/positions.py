@@ -6,7 +6,7 @@ Shapes: B batch · T query positions · S key positions · D d_model · N heads 
 k largest distance (longer ones are clipped to it) · R = 2k + 1 clipped distances.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.errors import UserError
+from transformer_jax.models.checks import check_ids, exceeds
 from transformer_jax.models.layers import make_initializer, parameter
 from transformer_jax.models.numerics import product
 
@@ -54,13 +55,21 @@ def rotate(
     length, width = x.shape[1] // beams, x.shape[3]
     if width % 2:
         raise UserError(f"head width {width}: must be even to rotate pairs of features; change model.head_dim")
-    waves = jnp.asarray(sinusoidal_positions(length if room is None else room, width, base))
+    room = length if room is None else room
+    waves = jnp.asarray(sinusoidal_positions(room, width, base)) if isinstance(room, int) else _waves(room, width, base)
     waves = jax.lax.dynamic_slice_in_dim(waves, position, length)
     waves = jnp.repeat(waves, beams, axis=0)[None, :, None]
     sine, cosine = waves[..., 0::2], waves[..., 1::2]
     first, second = x[..., 0::2], x[..., 1::2]
     turned = jnp.stack([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
     return turned.reshape(x.shape).astype(x.dtype)
+
+
+def _waves(length: Any, width: int, base: float) -> Array:
+    """Return `sinusoidal_positions` for a `length` that is a symbol of `jax.export`, computed in float32."""
+    frequencies = base ** (-np.arange(0, width, 2) / width)
+    angles = jnp.arange(length, dtype=jnp.float32)[:, None] * jnp.asarray(frequencies, jnp.float32)[None]
+    return jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1).reshape(length, width)
 
 
 class Relations(NamedTuple):
@@ -165,9 +174,10 @@ class Positions(nn.Module):
 
     @nn.compact
     def __call__(self, length: int, offset: Array | int = 0) -> Array:
-        if length > self.max_length and self.kind not in IN_ATTENTION:
+        last = length + offset if isinstance(offset, int) else length
+        if self.kind not in IN_ATTENTION and exceeds(last, self.max_length):
             raise UserError(
-                f"a sequence of {length} positions is longer than max_length = {self.max_length}: "
+                f"a sequence of {last} positions is longer than max_length = {self.max_length}: "
                 "cut the sequence or raise model.max_length"
             )
         if self.kind == "learned":
@@ -179,13 +189,14 @@ class Positions(nn.Module):
         else:
             return jnp.zeros((1, length, self.d_model))
         if jnp.ndim(offset) == 2:
+            check_ids("positions", offset, self.max_length)
             return jnp.take(table, offset, axis=0)
         return jax.lax.dynamic_slice_in_dim(table, offset, length)[None]
 
 
 def check_length(kind: str, length: int, max_length: int) -> None:
     """Raise ValueError if a cache of `length` positions exceeds `max_length`, unless positions act in attention."""
-    if kind not in IN_ATTENTION and length > max_length:
+    if kind not in IN_ATTENTION and exceeds(length, max_length):
         raise UserError(
             f"{length=}: must be at most max_length = {max_length}; ask for fewer positions or raise model.max_length"
         )

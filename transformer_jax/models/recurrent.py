@@ -15,13 +15,15 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax import export
 
 from transformer_jax import fields
 from transformer_jax.errors import UserError
 from transformer_jax.models import layers
 from transformer_jax.models.alignment import ALIGNMENTS, Memory
 from transformer_jax.models.attention import Valid
-from transformer_jax.models.layers import Dropout, Embedding, Linear, LMHead, OutputLayer
+from transformer_jax.models.checks import check_ids, check_valid
+from transformer_jax.models.layers import Dropout, Embedding, Linear, LMHead, OutputLayer, named
 
 Array = jax.Array
 Carry = Any  # the carry of a cell: h (B, D), or (c, h) for an LSTM
@@ -175,14 +177,17 @@ class Cache(NamedTuple):
     source_valid: Array
 
 
+for _kind in (State, Memory, Cache):
+    export.register_namedtuple_serialization(_kind, serialized_name=f"transformer_jax.recurrent.{_kind.__name__}")
+
+
 def make_cell(kind: str, width: int, name: str | None = None) -> Any:
     """Return a cell with a state of `width` units. `kind` is one of CELLS."""
-    init = nn.with_logical_partitioning
     return CELLS[kind](
         width,
-        kernel_init=init(nn.initializers.lecun_normal(), ("embed", "state")),
-        recurrent_kernel_init=init(nn.initializers.orthogonal(), ("embed", "state")),
-        bias_init=init(nn.initializers.zeros, ("state",)),
+        kernel_init=named(nn.initializers.lecun_normal(), ("embed", "state")),
+        recurrent_kernel_init=named(nn.initializers.orthogonal(), ("embed", "state")),
+        bias_init=named(nn.initializers.zeros, ("state",)),
         name=name,
     )
 
@@ -276,10 +281,10 @@ class Decoder(nn.Module):
 
         def look(s: Array) -> tuple[Array, Array]:
             context, weights = self.alignment(s.reshape(rows, -1, s.shape[-1]), memory, valid)
-            weights = weights.swapaxes(1, 2).reshape(len(s), -1, weights.shape[-1])
-            return context.reshape(len(s), -1), weights
+            weights = weights.swapaxes(1, 2).reshape(s.shape[0], -1, weights.shape[-1])
+            return context.reshape(s.shape[0], -1), weights
 
-        weights = jnp.zeros((len(y), 0, valid.shape[1]))
+        weights = jnp.zeros((y.shape[0], 0, valid.shape[1]))
         if c.luong_decoder:
             carries, s = self._recur(state.carries, y if state.fed is None else jnp.concatenate([y, state.fed], -1))
             context, weights = look(s)
@@ -289,13 +294,13 @@ class Decoder(nn.Module):
             carries, s = self._recur(state.carries, y)
             return State(carries, None), s, weights
         if c.attention == "none":
-            context = jnp.repeat(memory.summary, len(y) // rows, axis=0)
+            context = jnp.repeat(memory.summary, y.shape[0] // rows, axis=0)
         else:
             context, weights = look(jax.tree.leaves(state.carries[-1])[-1])
         carries, s = self._recur(state.carries, jnp.concatenate([y, context], axis=-1))
         output = jnp.concatenate([s, context, y], axis=-1)
         if c.readout == "maxout":  # Goodfellow et al. 2013
-            output = self.maxout(output).reshape(len(y), c.readout_dim, 2).max(axis=-1)
+            output = self.maxout(output).reshape(y.shape[0], c.readout_dim, 2).max(axis=-1)
         return State(carries, None), output, weights
 
     def _recur(self, carries: tuple[Carry, ...], x: Array) -> tuple[tuple[Carry, ...], Array]:
@@ -377,8 +382,10 @@ class RecurrentSeq2Seq(nn.Module):
         `length` and `beams` are ignored; they exist for parity with `Transformer`.
         """
         c = self.config
+        check_ids("source", source, c.source_vocab_size)
+        check_valid("source_valid", source_valid, source.shape, at_end=True)
         h, summary, carries = self.encoder(self.source_embedding(source), source_valid)
-        fed = jnp.zeros((len(source), c.d_model)) if c.input_feeding else None
+        fed = jnp.zeros((source.shape[0], c.d_model)) if c.input_feeding else None
         return Cache(State(carries, fed), self.decoder.init_memory(h, summary), source_valid)
 
     def extend(self, cache: Cache, target: Array, position: Array | int) -> tuple[Array, Cache]:

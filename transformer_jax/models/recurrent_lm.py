@@ -15,6 +15,7 @@ from transformer_jax import fields
 from transformer_jax.errors import UserError
 from transformer_jax.models import layers
 from transformer_jax.models.attention import Valid
+from transformer_jax.models.checks import check_ids, check_valid
 from transformer_jax.models.layers import Dropout, Embedding, LMHead, OutputLayer
 from transformer_jax.models.recurrent import CELLS, Carry, make_cell
 
@@ -89,6 +90,11 @@ class RecurrentLM(nn.Module):
         `segments` (B, T) are the numbers of the documents in a row; each document starts from a state of zero. `valid`
         and `positions` are ignored: a state depends only on what comes before, and padding follows the tokens.
         """
+        check_ids("tokens", tokens, self.config.vocab_size)
+        if valid is not None:
+            check_valid("valid", valid, tokens.shape, at_end=True)
+        if segments is not None:
+            check_ids("segments", segments, 2**31, tokens.shape)
         fresh = None if segments is None else segments != jnp.pad(segments[:, :-1], ((0, 0), (1, 0)))
         return self._run(self.init_cache(*tokens.shape), tokens, fresh)[0], self.lm_head()
 

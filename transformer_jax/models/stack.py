@@ -16,6 +16,7 @@ from transformer_jax import fields
 from transformer_jax.errors import UserError
 from transformer_jax.models import layers
 from transformer_jax.models.attention import IMPLEMENTATIONS, KeyValue, MultiHeadAttention, unsupported
+from transformer_jax.models.checks import check_vectors
 from transformer_jax.models.layers import FeedForward, Residual, final_norm
 from transformer_jax.models.masks import CAUSAL, Mask, padding
 from transformer_jax.models.positions import IN_ATTENTION, POSITIONS
@@ -190,6 +191,7 @@ class Block(nn.Module):
         Raises:
             ValueError: The block has cross-attention, but there is no memory.
         """
+        check_vectors("x", x, self.config.d_model)
         h = self.self_attention_residual.before(x)
         if cache is not None:
             cache = self.self_attention.extend(cache, h, position, beams)
@@ -366,6 +368,7 @@ class Stack(nn.Module):
         return self.norm(x), tuple(extended)
 
     def _start(self, x: Array) -> Array:
+        check_vectors("x", x, self.config.d_model)
         return x.astype(self.config.residual_dtype)
 
     def _run(self, body: Callable, carry: Any) -> tuple[Any, Any]:

@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax import export
 
 from transformer_jax import fields
 from transformer_jax.models import layers
 from transformer_jax.models.attention import KeyValue, Valid, padding_mask
+from transformer_jax.models.checks import check_ids, check_valid
 from transformer_jax.models.layers import Embedding, LMHead, OutputLayer, parameter
 from transformer_jax.models.masks import CAUSAL, padding
 from transformer_jax.models.numerics import platform
@@ -76,6 +78,9 @@ class Cache(NamedTuple):
     source_valid: Array
 
 
+export.register_namedtuple_serialization(Cache, serialized_name="transformer_jax.transformer.Cache")
+
+
 class Transformer(nn.Module):
     """The encoder–decoder Transformer.
 
@@ -111,6 +116,8 @@ class Transformer(nn.Module):
 
     def encode(self, source: Array, source_valid: Array) -> Array:
         """Encode source ids (B, S) → memory (B, S, D). `source_valid` (B, S) is True at tokens."""
+        check_ids("source", source, self.config.source_vocab_size)
+        check_valid("source_valid", source_valid, source.shape)
         x = self.source_embedding(source) + self.source_positions(source.shape[1])
         return self.encoder(self.dropout(x), padding(source_valid))
 
@@ -134,6 +141,9 @@ class Transformer(nn.Module):
         if source_valid is None:
             source_valid = jnp.ones(source.shape, bool)
         memory = self.encode(source, source_valid)
+        check_ids("target", target, self.config.target_vocab_size)
+        if target_valid is not None:
+            check_valid("target_valid", target_valid, target.shape)
         mask = CAUSAL if target_valid is None else CAUSAL & padding(target_valid)
         x = self.dropout(self.target_embedding(target) + self.target_positions(target.shape[1]))
         return self.decoder(x, mask, memory, padding(source_valid)), self.lm_head()
