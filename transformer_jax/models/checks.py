@@ -154,6 +154,6 @@ def exceeds(length: Any, limit: int) -> bool:
     """
     try:
         return length > limit
-    except jax.core.InconclusiveDimensionOperation as unknown:
+    except jax.errors.InconclusiveDimensionOperation as unknown:
         remedy = f"pass constraints=['{length} <= {limit}'] to jax.export.symbolic_shape"
         raise UserError(f"{length} positions: must be at most {limit} positions; {remedy}") from unknown
