@@ -29,7 +29,14 @@ with compiling_ahead() as submit:
     ready()
     time.sleep(600)
 """,
+    "steps": """
+with StopRequest() as request:
+    request.reached(1)
+    ready()
+    while True: time.sleep(0.01)
+""",
 }
+BEFORE_TRAINING = [work for work in WORK if work != "steps"]
 PROGRAM = """
 import hashlib, signal, sys, time
 from pathlib import Path
@@ -37,6 +44,7 @@ from types import SimpleNamespace
 from transformer_jax import command_line
 from transformer_jax.data.workers import workers
 from transformer_jax.training.engine import compiling_ahead
+from transformer_jax.training.signals import StopRequest
 
 class Slow:
     def lower(self):
@@ -98,12 +106,24 @@ def test_a_script_dies_of_the_signal(tmp_path, number):
     assert (done.returncode, done.stderr) == (-number, b"cleaned up\n")
 
 
-@pytest.mark.parametrize("work", WORK)
+@pytest.mark.parametrize("work", BEFORE_TRAINING)
 def test_a_training_run_that_has_nothing_to_save_ends_whatever_it_does(tmp_path, work):
     with busy(tmp_path, work, resumable=True) as running:
         done = ends_soon(running, signal.SIGTERM)
     said = b"stopped by SIGTERM before the first step: run the same command again to continue\n"
     assert (done.returncode, done.stderr) == (75, b"cleaned up\n" * (work != "library") + said)
+
+
+def test_a_second_ctrl_c_during_training_ends_the_run_without_saving(tmp_path):
+    with busy(tmp_path, "steps", resumable=True) as running:
+        running.send(signal.SIGINT)
+        until = time.monotonic() + 60
+        while b"saving the current step" not in (running.folder / "2").read_bytes():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        done = ends_soon(running, signal.SIGINT)
+    assert done.returncode == -signal.SIGINT
+    assert b"before the first step" not in done.stderr
 
 
 def test_ctrl_c_reaches_the_workers_too_and_they_say_nothing(tmp_path):

@@ -59,7 +59,8 @@ def run(
 
     Unless `distributed` is False, this process first joins the others, in a cluster or with --num_processes. An error
     that a user can fix ends in one message on stderr and exit code 2, any other in a traceback and exit code 1. A
-    signal ends the process. If `resumable`, the exit code is then 75.
+    signal ends the process. If `resumable`, the exit code is then 75, except during training, where only a second
+    Ctrl-C does, without saving.
     """
     console.in_utf8()
     console.prepare()
@@ -94,7 +95,9 @@ def run(
 
 
 def _stop_to_resume(number: int) -> NoReturn:
-    """End at once, because of a signal before the first step, when there is nothing to save."""
+    """End at once because of a signal: before the first step, there is nothing to save."""
+    if signals.loses_steps():
+        signals.die(number)
     name = signal.Signals(number).name
     print(f"stopped by {name} before the first step: run the same command again to continue", file=sys.stderr)
     for worker in multiprocessing.active_children():

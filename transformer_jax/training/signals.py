@@ -22,6 +22,7 @@ PATIENCE = 1.5  # seconds from a signal until a process ends that is busy in a l
 
 _tell_jax: Callable[[int], Any] | None = None  # JAX's own handler of SIGTERM
 _training = False  # True while a signal is noted, to stop after the current step
+_trained = False  # True from the first step on: ending at once then loses steps
 
 
 class Stopped(KeyboardInterrupt):
@@ -66,6 +67,11 @@ def _watch(reader: int, end: Callable[[int], NoReturn]) -> None:
             time.sleep(PATIENCE)
             if not _training or interrupts > 1:
                 end(number)
+
+
+def loses_steps() -> bool:
+    """Return True if this process has trained steps, which are lost if it ends at once."""
+    return _trained
 
 
 def die(number: int) -> NoReturn:
@@ -117,8 +123,9 @@ class StopRequest:
 
     def reached(self, step: int) -> bool:
         """Return True if the run should stop after this step. Call it at every step."""
-        global _training
+        global _trained, _training
         _training = bool(self._before)
+        _trained = True
         if self._by_jax:
             return multihost_utils.reached_preemption_sync_point(step)
         return self._received
