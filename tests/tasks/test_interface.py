@@ -12,6 +12,7 @@ from conftest import small
 
 from transformer_jax.config import make_task, parse
 from transformer_jax.tasks import TASKS, task_class
+from transformer_jax.training import scoring
 from transformer_jax.training.evaluation import Evaluator
 from transformer_jax.training.sharding import make_mesh
 from transformer_jax.training.task import Mean, Task
@@ -187,3 +188,9 @@ def test_a_preview_and_a_fingerprint(task):
     assert not any("Ġ" in line for line in lines)
     assert set(task.fingerprint(training=False)) < set(task.fingerprint(training=True))
     assert all(len(value) == 64 for value in task.fingerprint(training=True).values())
+
+
+def test_scores_on_other_validation_data_mean_something_else(task):
+    meanings = [scoring.of(task, task.batches(split, seed=None)) for split in ("val", "val", "train")]
+    assert meanings[0] == meanings[1]
+    assert meanings[0][scoring.VALIDATION] != meanings[2][scoring.VALIDATION]

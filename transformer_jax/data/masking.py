@@ -198,7 +198,7 @@ def document_batches(
             "index": batch.indices.astype(np.int32),
         }
 
-    return Batches(plan, load)
+    return Batches(plan, load, references=() if seed is not None else [corpus.sha256(split)])
 
 
 def blank_batches(corpus: Corpus, lines: Sequence[str], *, causal: bool, limit: int, rows: int) -> Batches:

@@ -25,7 +25,8 @@ def part(task: Task) -> str:
 def of(task: Task, held_out: Batches) -> dict[str, Any]:
     """Return what the scores on the validation split depend on, besides the parameters: JSON values by key."""
     config = task.config
-    held = json.dumps([list(held_out.records), list(held_out.references)], sort_keys=True)
+    data = [list(held_out.records), list(held_out.references)]
+    held = json.dumps(data, sort_keys=True, default=repr)  # a task may have other objects, e.g. of NumPy
     found = {"scored": part(task), VALIDATION: hashlib.sha256(held.encode()).hexdigest()}
     for section in SECTIONS:
         values = getattr(config, section, None)
