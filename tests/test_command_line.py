@@ -152,10 +152,10 @@ def test_long_predictions_tell_how_far_they_are(predictor, monkeypatch, caplog):
 
 def test_files_of_a_run_are_no_output(tmp_path):
     (tmp_path / "checkpoints").mkdir()
-    for name in ("config.json", "tokenizer.source.json", "checkpoints/x", "report.html"):
+    for name in ("config.json", "tokenizer.source.json", "wandb.json", "checkpoints/x", "report.html"):
         (tmp_path / name).write_text("")
     (tmp_path / "link").symlink_to("config.json")
-    for name in ("config.json", "tokenizer.source.json", "checkpoints/x", "link"):
+    for name in ("config.json", "tokenizer.source.json", "wandb.json", "checkpoints/x", "link"):
         with pytest.raises(ValueError, match="is a file of the run"):
             command_line.check_output(str(tmp_path / name), workdir=str(tmp_path))
     for name in ("report.html", "new.html"):

@@ -1,5 +1,6 @@
 """Files are written whole or not at all."""
 
+import errno
 import json
 import os
 import resource
@@ -40,6 +41,22 @@ def test_an_error_in_the_block_changes_nothing(tmp_path):
     with pytest.raises(TypeError), files.replacing(tmp_path / "out") as file:
         file.writelines([b"new", "no bytes"])
     assert [p.read_text() for p in tmp_path.iterdir()] == ["old"]
+
+
+def test_a_file_whose_kind_cannot_be_told_is_not_emptied(tmp_path, monkeypatch):
+    path, of = tmp_path / "out", os.stat
+    path.write_text("old")
+
+    def failing(at, *args, **kwargs):
+        if str(at) == str(path):
+            raise OSError(errno.EIO, "Input/output error")
+        return of(at, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", failing)
+        with pytest.raises((TypeError, OSError)), files.replacing(path) as file:
+            file.writelines([b"new", "no bytes"])
+    assert path.read_text() == "old"
 
 
 @pytest.mark.parametrize(("follow", "kept"), [(True, "new"), (False, "old")])

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 from conftest import ROOT
 from forked import begun, script
@@ -104,9 +105,17 @@ def test_commands_to_copy_are_quoted(recipe, tmp_path):
     assert f"  python scripts/evaluate.py '--workdir={workdir}'\n" in done.stderr.decode()
 
 
-def test_memory_that_runs_out_is_an_error_with_a_remedy(monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("kind", "text", "code", "said"),
+    [
+        (MemoryError, "Unable to allocate 4.00 TiB for an array", 2, "error: out of memory (Unable to allocate 4.00"),
+        (jax.errors.JaxRuntimeError, "RESOURCE_EXHAUSTED: Out of memory", 2, "error: out of memory (RESOURCE_EXHAUSTED"),
+        (ValueError, "RESOURCE_EXHAUSTED: quota of the bucket", 1, "ValueError: RESOURCE_EXHAUSTED: quota"),
+    ],
+)
+def test_memory_that_runs_out_is_an_error_with_a_remedy(monkeypatch, capsys, kind, text, code, said):
     def main() -> None:
-        raise MemoryError("Unable to allocate 4.00 TiB for an array with shape (1099511627776,)")
+        raise kind(text)
 
     monkeypatch.setattr(command_line.console, "prepare", lambda: None)
     monkeypatch.setattr(command_line.signals, "end_on_signals", lambda end: None)
@@ -114,6 +123,6 @@ def test_memory_that_runs_out_is_an_error_with_a_remedy(monkeypatch, capsys):
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as ended:
         command_line.run(main, ["script"], distributed=False)
-    assert ended.value.code == 2
-    assert "error: out of memory (Unable to allocate 4.00 TiB" in capsys.readouterr().err
+    assert ended.value.code == code
+    assert said in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) is before

@@ -115,7 +115,8 @@ def _remedy(error: Exception) -> str:
             f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS')}: JAX finds no such device on this machine. Unset the "
             "variable, set it to cpu, or install JAX for that device (see the README)."
         )
-    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+    of_device = isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+    if isinstance(error, MemoryError) or of_device:  # a storage service says so too, if it is asked too often
         return memory.exhausted(error)
     return ""
 
@@ -308,9 +309,8 @@ def _belongs_to_run(file: epath.Path, workdir: epath.Path) -> bool:
     if not file.is_relative_to(workdir) or not file.exists():
         return False
     name = file.relative_to(workdir).parts[0]
-    return name.startswith(
-        ("config.json", "metrics.jsonl", "tokenizer", "checkpoints", "events.out.", "lock.json", "made.json")
-    )
+    of_runs = ("config.json", "metrics.jsonl", "tokenizer", "checkpoints", "events.out.")
+    return name.startswith((*of_runs, "lock.json", "made.json", "wandb.json"))
 
 
 def read_lines(path: str) -> list[str]:

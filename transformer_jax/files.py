@@ -88,10 +88,10 @@ def replacing(path: epath.PathLike, follow: bool = True) -> Iterator[IO[bytes]]:
     name = os.fspath(path)
     local = "://" not in name
     target = epath.Path(os.path.realpath(name) if local and follow else name)
-    # os.path, because epath treats a device as a file.
-    replaceable = not local or not os.path.lexists(target) or os.path.isfile(target) or os.path.islink(target)
-    part = target.with_name(f".{target.name[:40]}.{secrets.token_hex(4)}.tmp") if replaceable else target
+    replaceable = True
     try:
+        replaceable = not local or _is_replaceable(target)
+        part = target.with_name(f".{target.name[:40]}.{secrets.token_hex(4)}.tmp") if replaceable else target
         try:
             with part.open("wb") as file:
                 yield file
@@ -112,6 +112,18 @@ def replacing(path: epath.PathLike, follow: bool = True) -> Iterator[IO[bytes]]:
         raise OutputError(
             f"{name} cannot be written: {error.strerror or error}{kept}. Free some space, or name a file elsewhere."
         ) from error
+
+
+def _is_replaceable(path: epath.PathLike) -> bool:
+    """Return True for a file, a link, or nothing, and False for e.g. a device. Raises OSError if this cannot be told.
+
+    Writing directly to a file would empty it first.
+    """
+    try:
+        mode = os.lstat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    return stat.S_ISREG(mode) or stat.S_ISLNK(mode)
 
 
 def write(path: epath.PathLike, data: bytes) -> None:

@@ -186,8 +186,9 @@ class Checkpoints:
     def _explain(self, step: int, error: Exception) -> None:
         """Raise CheckpointError for a failed save that the user can help; otherwise add a note to the error."""
         with contextlib.suppress(OSError):
-            complete = [at for at in self._complete() if manifest.damage(self._folder(at), alone=True) is None]
-            rest = f"the newest valid step is {complete[-1]}" if complete else "there is no earlier step"
+            valid = (at for at in reversed(self._complete()) if manifest.damage(self._folder(at), alone=True) is None)
+            newest = next(valid, None)
+            rest = "there is no earlier step" if newest is None else f"the newest valid step is {newest}"
             message = f"step {step} was not saved in {self.directory} ({rest})"
             if files.is_lasting(error):
                 raise CheckpointError(
