@@ -109,7 +109,7 @@ def test_commands_to_copy_are_quoted(recipe, tmp_path):
     ("kind", "text", "code", "said"),
     [
         (MemoryError, "Unable to allocate 4.00 TiB for an array", 2, "error: out of memory (Unable to allocate 4.00"),
-        (jax.errors.JaxRuntimeError, "RESOURCE_EXHAUSTED: Out of memory", 2, "error: out of memory (RESOURCE_EXHAUSTED"),
+        (jax.errors.JaxRuntimeError, "RESOURCE_EXHAUSTED: no memory", 2, "error: out of memory (RESOURCE_EXHAUSTED"),
         (ValueError, "RESOURCE_EXHAUSTED: quota of the bucket", 1, "ValueError: RESOURCE_EXHAUSTED: quota"),
     ],
 )
