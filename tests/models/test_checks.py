@@ -169,6 +169,14 @@ def test_values_are_not_checked_while_tracing():
     assert checks.values(IDS) is IDS
 
 
+def test_layers_work_without_compilation():
+    stack = Stack(CONFIG, 2)
+    params = stack.init(jax.random.key(0), X)
+    expected = stack.apply(params, X, masks.CAUSAL)
+    with jax.disable_jit():
+        np.testing.assert_allclose(stack.apply(params, X, masks.CAUSAL), expected, atol=1e-5)
+
+
 def test_positions_beyond_the_table_are_refused():
     model = MODELS["GPT"]
     params = model.init(jax.random.key(0), IDS)

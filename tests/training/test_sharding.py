@@ -12,11 +12,14 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from transformer_jax.config import make_task, parse
 from transformer_jax.data.batching import Batches, Plan
+from transformer_jax.errors import UserError
 from transformer_jax.models import layers
 from transformer_jax.models.positions import POSITIONS
 from transformer_jax.models.transformer import TIES, Transformer, TransformerConfig
 from transformer_jax.tasks import TASKS
 from transformer_jax.training import sharding
+from transformer_jax.training.engine import Engine
+from transformer_jax.training.evaluation import Evaluator
 from transformer_jax.training.sharding import AXES, KEYS, RULES, MeshConfig, feed, make_mesh, shardings
 
 NAMES = {name for name, _ in RULES}
@@ -127,6 +130,14 @@ def counted(loaded):
         return {"x": np.repeat(batch.indices[:, None], 2, axis=1), "index": batch.indices}
 
     return Batches(CountedPlan(), load)
+
+
+def test_without_compilation_nothing_is_trained_or_predicted(tiny, tmp_path):
+    task = make_task(parse(tiny), tmp_path)
+    with jax.disable_jit():
+        for make in (Engine, lambda task: Evaluator(task, make_mesh(task.config.mesh))):
+            with pytest.raises(UserError, match="Unset the environment variable JAX_DISABLE_JIT"):
+                make(task)
 
 
 def test_batches_reach_the_devices():

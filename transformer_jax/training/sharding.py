@@ -114,7 +114,15 @@ def shown(sizes: Mapping[str, int]) -> str:
 
 
 def on_mesh(function: Callable, mesh: Mesh, **options: Any) -> Any:
-    """Return `function`, jitted with `options`, with its logical axes mapped to the mesh."""
+    """Return `function`, jitted with `options`, with its logical axes mapped to the mesh.
+
+    Raises UserError if JAX compiles nothing: arrays would not get the shardings that programs give them.
+    """
+    if jax.config.jax_disable_jit:
+        raise UserError(
+            "jax_disable_jit is set: training, evaluation and prediction need compiled programs. Unset the environment "
+            "variable JAX_DISABLE_JIT; layers and models alone also work with it"
+        )
 
     @functools.wraps(function)
     def traced(*arguments: Any, **keywords: Any) -> Any:
