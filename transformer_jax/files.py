@@ -75,6 +75,14 @@ def is_lasting(error: BaseException) -> bool:
     return False
 
 
+def is_for_user(error: BaseException) -> bool:
+    """Return True for a file error that the user must fix: a lasting one, or a missing file.
+
+    Errors that may pass are raised as they are, so that a script which meets one is started again.
+    """
+    return is_lasting(error) or isinstance(error, FileNotFoundError)
+
+
 @contextlib.contextmanager
 def replacing(path: epath.PathLike, follow: bool = True) -> Iterator[IO[bytes]]:
     """Context manager that opens a temporary file in the folder of `path`, and moves it to `path` at the end.
@@ -106,7 +114,7 @@ def replacing(path: epath.PathLike, follow: bool = True) -> Iterator[IO[bytes]]:
             if replaceable:
                 part.unlink(missing_ok=True)
     except OSError as error:
-        if not is_lasting(error) and not isinstance(error, FileNotFoundError):
+        if not is_for_user(error):
             raise
         kept = "; the existing file is unchanged" if replaceable and target.exists() else ""
         raise OutputError(

@@ -40,8 +40,7 @@ def keys_for(source: str) -> dict[str, Any]:
         log.warning("%s is gone, but this run holds everything that it needs: it continues with its own keys", source)
         known = known_fields(kept["task"], kept["model"])
         fields = {name: x for name, x in kept["model"].items() if "how" not in known[f"model.{name}"].metadata}
-        names = ("tokenizer", "lowercase", "min_count", "joint_tokenizer")
-        data = {name: kept["data"][name] for name in names if name in kept["data"]}
+        data = {name: kept["data"][name] for name in tokenizer_files.KEYS if name in kept["data"]}
     elif _is_pretrained(source, "from"):
         try:
             _, _, fields = huggingface.describe(source)
@@ -73,7 +72,7 @@ def _is_pretrained(source: str, option: str) -> bool:
         keys = set(json.loads(path.read_text()))
         reason = "" if keys & {"task", "model_type"} else "it has neither a task nor a model_type"
     except OSError as error:
-        if not isinstance(error, FileNotFoundError) and not files.is_lasting(error):
+        if not files.is_for_user(error):
             raise
         reason = error.strerror or str(error)
     except (ValueError, TypeError, RecursionError) as error:

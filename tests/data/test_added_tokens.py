@@ -128,6 +128,25 @@ def test_a_space_is_neither_put_before_the_text_nor_taken_from_it(tmp_path):
     assert (tokenizer.encode_batch(["a a"]), tokenizer.decode([3, 3])) == ([[2, 3]], " a a")
 
 
+@pytest.mark.parametrize(("prefix", "ids"), [(True, [3, 3]), (False, [2, 3])])
+def test_a_tokenizer_json_that_older_versions_wrote(prefix, ids, tmp_path):
+    """They named the space before a text "add_prefix_space", and not "prepend_scheme"."""
+    model = tokenizers.models.BPE({"<unk>": 0, "▁": 1, "a": 2, "▁a": 3}, [("▁", "a")], unk_token="<unk>")
+    whole = json.loads(tokenizers.Tokenizer(model).to_str())
+    spaced = {"type": "Metaspace", "replacement": "▁", "add_prefix_space": True}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(whole | {"pre_tokenizer": spaced, "decoder": spaced}))
+    change(tmp_path, "tokenizer_config.json", tokenizer_class="LlamaTokenizer", add_prefix_space=prefix)
+    assert tokenizer_files.from_folder(tmp_path).encode_batch(["a a"]) == [ids]
+
+
+def test_a_damaged_tokenizer_json_is_refused(tmp_path):
+    whole = json.loads(tokenizers.Tokenizer(tokenizers.models.BPE()).to_str())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(whole | {"pre_tokenizer": [1]}))
+    change(tmp_path, "tokenizer_config.json", tokenizer_class="LlamaTokenizer", add_prefix_space=False)
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json: .* Copy the folder again"):
+        tokenizer_files.from_folder(tmp_path)
+
+
 def test_added_tokens_with_other_ids_are_refused(folders, tmp_path):
     folder = shutil.copytree(folders / "plain", tmp_path / "folder")
     change(folder, "tokenizer_config.json", added_tokens_decoder={7: {"content": "<new>"}})

@@ -1,11 +1,7 @@
 """A disk that fails once: whichever call of a save, a restore or a start fails, nothing intact is removed."""
 
-import builtins
-import contextlib
 import errno
 import gc
-import io
-import os
 import pathlib
 import shutil
 
@@ -14,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import small
+from disks import Disk
 from ml_collections import ConfigDict
 
 from transformer_jax import workdir as workdirs
@@ -23,41 +20,7 @@ from transformer_jax.training.checkpoint import CheckpointConfig, Checkpoints
 from transformer_jax.training.logging import MetricsWriter, read_rows
 
 CONFIG = CheckpointConfig(every=10, keep_latest=3, keep_best=1)
-CALLS = {
-    os: ("stat", "lstat", "open", "listdir", "scandir", "mkdir", "rename", "replace", "unlink", "remove", "rmdir"),
-    builtins: ("open",),
-    io: ("open",),
-}
 INTACT = (10, 20)
-
-
-class Disk:
-    """Counts the calls on files below a folder, and lets one of them fail."""
-
-    def __init__(self, folder: pathlib.Path, number: int = errno.EIO, fail_at: int = 0):
-        self._folder, self._number, self._fail_at = str(folder), number, fail_at
-        self.count, self.failed = 0, ""
-
-    def _wrapped(self, name, call):
-        def checked(path, *args, **kwargs):
-            if isinstance(path, str | os.PathLike) and os.fspath(path).startswith(self._folder):
-                self.count += 1
-                if self.count == self._fail_at:
-                    self.failed = f"{name} {os.fspath(path).removeprefix(self._folder)}"
-                    raise OSError(self._number, os.strerror(self._number), os.fspath(path))
-            return call(path, *args, **kwargs)
-
-        return checked
-
-    @contextlib.contextmanager
-    def mounted(self):
-        with pytest.MonkeyPatch.context() as patch:
-            for owner, names in CALLS.items():
-                for name in names:
-                    patch.setattr(owner, name, self._wrapped(name, getattr(owner, name)))
-            # They check at import whether the calls exist, and call them through these names.
-            patch.setattr(shutil, "_use_fd_functions", False)
-            yield self
 
 
 def state_at(step: int) -> dict:

@@ -72,5 +72,7 @@ def concatenate(
                     file.writelines(line.encode() + b"\n" for line in joined)
                     file.flush()
     except OSError as error:
+        if not files.is_for_user(error):
+            raise
         raise DataError(f"Cannot write to {output}: {error}. Free disk space or choose another output.") from error
     return counts

@@ -12,7 +12,7 @@ from typing import IO, Any
 from etils import epath
 
 from transformer_jax.errors import UserError
-from transformer_jax.files import is_lasting, status
+from transformer_jax.files import is_for_user, is_lasting, status
 
 BLOCK = 2**20  # bytes compared at a time
 GZIP_MARK = b"\x1f\x8b"
@@ -52,7 +52,12 @@ def find(directory: epath.PathLike, name: str) -> epath.Path:
 
 def _is_file(path: epath.Path) -> bool:
     """Return whether a file exists at `path`. Raises DataError if `path` exists but is not a file."""
-    found = status(path)
+    try:
+        found = status(path)
+    except OSError as error:
+        if not is_lasting(error):
+            raise
+        found = None  # e.g. a link to itself
     if found is not None and ("://" in str(path) or os.path.isfile(path)):
         return not found.is_folder
     if found is None and ("://" in str(path) or not os.path.lexists(path)):
@@ -96,7 +101,7 @@ def read(path: epath.Path) -> bytes | mmap.mmap:
             with open(path, "rb") as file:
                 content = mapped(file)
     except OSError as error:
-        if not is_lasting(error) and not isinstance(error, FileNotFoundError):
+        if not is_for_user(error):
             raise
         raise DataError(f"Cannot read {path}: {error}. Check its permissions, or copy it again.") from error
     return _unzipped(content, path) if path.suffix == ".gz" else content

@@ -20,7 +20,7 @@ from transformer_jax.data import files
 from transformer_jax.data.files import DataError
 from transformer_jax.data.tokenizers import Tokenizer, TokenizerError
 from transformer_jax.data.unigram import HIDDEN, CharacterMap
-from transformer_jax.files import write_all
+from transformer_jax.files import exists, write_all
 
 NORMAL, UNKNOWN, CONTROL = 1, 2, 3  # kinds of pieces
 UNIGRAM = 1  # kind of model
@@ -110,7 +110,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
 
 def is_folder(folder: epath.PathLike) -> bool:
     """Return True if a folder has the tokenizers of a translation model of Marian."""
-    return all((epath.Path(folder) / f"{side}.spm").exists() for side in ("source", "target"))
+    return all(exists(epath.Path(folder) / f"{side}.spm") for side in ("source", "target"))
 
 
 def from_folder(folder: epath.PathLike, side: str) -> Tokenizer:
@@ -125,7 +125,7 @@ def from_folder(folder: epath.PathLike, side: str) -> Tokenizer:
     """
     folder = epath.Path(folder)
     own = folder / "target_vocab.json"
-    path = own if side == "target" and own.exists() else folder / "vocab.json"
+    path = own if side == "target" and exists(own) else folder / "vocab.json"
     vocabulary, config = (_object(file) for file in (path, folder / "config.json"))
     _check_added(folder, vocabulary, path.name)
     try:
@@ -138,7 +138,7 @@ def from_folder(folder: epath.PathLike, side: str) -> Tokenizer:
 def _check_added(folder: epath.Path, vocabulary: Mapping[str, Any], name: str) -> None:
     """Raise TokenizerError if the folder adds tokens to the vocabulary, which is the file `name`."""
     settings = folder / "tokenizer_config.json"
-    added = _object(settings).get("added_tokens_decoder", {}).values() if settings.exists() else ()
+    added = _object(settings).get("added_tokens_decoder", {}).values() if exists(settings) else ()
     for token in added:
         if not token.get("special") and token["content"] not in vocabulary:
             raise TokenizerError(

@@ -30,6 +30,7 @@ from etils import epath
 from transformer_jax.data import features, files
 from transformer_jax.data.files import DataError
 from transformer_jax.data.progress import progress
+from transformer_jax.files import is_for_user
 
 BLOCK = 2**24  # bytes scanned at a time
 
@@ -395,6 +396,8 @@ def _check_builder(name: str, directory: epath.Path) -> None:
     try:
         feature = features.foreign_class(directory / match[1])
     except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, OSError) and not is_for_user(error):
+            raise
         raise DataError(
             f"features.json of tfds {name} in {directory} cannot be read: {error}. Copy it again."
         ) from error
@@ -413,6 +416,8 @@ def _builder(name: str, directory: epath.Path) -> Any:
             builder.download_and_prepare()
         except OSError as error:
             another_was_faster = tfds_builder(name, directory).is_prepared()
+            if not another_was_faster and not is_for_user(error):
+                raise
             if not another_was_faster:
                 raise DataError(
                     f"Cannot prepare dates in {directory}: {error} Set data.directory to another folder."
@@ -433,6 +438,8 @@ def _written_out(records: Any, readers: Mapping[str, features.Reader], name: str
     try:
         return _copied(records, readers, name)
     except OSError as error:
+        if not is_for_user(error):
+            raise
         raise DataError(
             f"Cannot copy the text of tfds {name} to {tempfile.gettempdir()}: {error} Free space there, or set TMPDIR."
         ) from error
@@ -447,6 +454,8 @@ def _copied(records: Any, readers: Mapping[str, features.Reader], name: str) -> 
             try:
                 rows = _rows(records, range(start, min(start + 10_000, len(records))))
             except (OSError, RuntimeError) as error:  # array_record raises RuntimeError
+                if isinstance(error, OSError) and not is_for_user(error):
+                    raise
                 raise DataError(
                     f"tfds {name} cannot be read: {error} Copy its files again, or prepare it again."
                 ) from error

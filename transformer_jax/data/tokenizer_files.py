@@ -17,7 +17,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from transformer_jax.data import files, sentencepiece, sources
 from transformer_jax.data.tokenizer_training import bert
 from transformer_jax.data.tokenizers import Tokenizer, TokenizerError, of_bert
-from transformer_jax.files import write_all
+from transformer_jax.files import exists, is_for_user, write_all
 
 Settings = dict[str, Any]
 
@@ -32,6 +32,7 @@ NAMED = {
 TOKENS = (*(key for keys in NAMED.values() for key in keys), "unk_token")
 # The types of further settings that are read.
 TYPES = {"vocab_size": int, "added_tokens_decoder": dict, "add_prefix_space": bool, "add_bos_token": bool}
+KEYS = ("tokenizer", "lowercase", "min_count", "joint_tokenizer")  # the keys of config.data that `keys_of` may return
 GENERIC = ("PreTrainedTokenizer", "TokenizersBackend", "None")  # classes that leave tokenizer.json as it is
 # Settings of BERT's tokenizers, and their names in `tokenizer.json`.
 NORMALIZATION = {
@@ -45,7 +46,9 @@ def is_folder(path: epath.PathLike) -> bool:
     """Return True for a folder of Hugging Face: its config.json names the type of a model."""
     try:
         return "model_type" in json.loads((epath.Path(path).expanduser() / "config.json").read_text())
-    except (OSError, ValueError, TypeError, RecursionError):
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        if isinstance(error, OSError) and not is_for_user(error):
+            raise
         return False
 
 
@@ -84,7 +87,7 @@ def from_folder(path: epath.PathLike, file: str = "tokenizer.json") -> Tokenizer
     folder = epath.Path(path).expanduser()
     settings = _settings(folder)
     readers = {("tokenizer.json",): _complete, ("vocab.txt",): _word_pieces, ("vocab.json", "merges.txt"): _byte_pairs}
-    names = next((names for names in readers if all((folder / name).exists() for name in names)), None)
+    names = next((names for names in readers if all(exists(folder / name) for name in names)), None)
     if names is None and sentencepiece.is_folder(folder):
         side = file.removeprefix("tokenizer.").removesuffix(".json")
         if side not in ("source", "target"):
@@ -118,7 +121,7 @@ def from_folder(path: epath.PathLike, file: str = "tokenizer.json") -> Tokenizer
 def names_of(path: epath.PathLike) -> tuple[str, ...]:
     """Return the names that the tokenizers of a Hugging Face folder get in a workdir."""
     folder = epath.Path(path).expanduser()
-    if sentencepiece.is_folder(folder) and not (folder / "tokenizer.json").exists():
+    if sentencepiece.is_folder(folder) and not exists(folder / "tokenizer.json"):
         return "tokenizer.source.json", "tokenizer.target.json"
     return ("tokenizer.json",)
 
@@ -142,7 +145,7 @@ def begins(path: epath.PathLike) -> bool:
     """
     folder = epath.Path(path).expanduser()
     settings, first = _settings(folder), from_folder(folder).bos_id
-    if first is None or "add_bos_token" in settings or not (folder / "tokenizer.json").exists():
+    if first is None or "add_bos_token" in settings or not exists(folder / "tokenizer.json"):
         return first is not None and settings.get("add_bos_token", False)
     return tokenizers.Tokenizer.from_str(_complete(folder, settings)).encode("").ids[:1] == [first]
 
@@ -236,7 +239,7 @@ def _settings(folder: epath.Path) -> Settings:
     settings: Settings = {}
     types = TYPES | dict.fromkeys(NORMALIZATION, bool) | dict.fromkeys(TOKENS, str)
     for path in (folder / name for name in SETTINGS):
-        for key, value in _object(path).items() if path.exists() else ():
+        for key, value in _object(path).items() if exists(path) else ():
             if key in TOKENS and isinstance(value, dict):
                 value = value.get("content")
             if not isinstance(value, (types.get(key, object), type(None))):
@@ -269,19 +272,24 @@ def _complete(folder: epath.Path, settings: Settings) -> str:
     normalizer = content.get("normalizer")
     if isinstance(normalizer, dict) and normalizer.get("type") == "BertNormalizer":
         normalizer |= {ours: settings[theirs] for theirs, ours in NORMALIZATION.items() if theirs in settings}
-    kind = _class(settings)
-    prefix = settings.get("add_prefix_space", False if kind == "GPT2Tokenizer" else None)
-    if prefix is not None and kind not in GENERIC:
-        _put_prefix(content, prefix)
-    text = json.dumps(content, ensure_ascii=False)
-    if "added_tokens_decoder" not in settings and not (folder / "added_tokens.json").exists():
-        return text
     try:
-        return _with_added(tokenizers.Tokenizer.from_str(text), folder, settings).to_str()
-    except TokenizerError:
+        return _as_settings_say(content, folder, settings)
+    except (TokenizerError, OSError):
         raise
     except Exception as error:  # the Rust library raises bare Exception
         raise TokenizerError(f"{folder / 'tokenizer.json'}: {error}. Copy the folder again.") from error
+
+
+def _as_settings_say(content: dict[str, Any], folder: epath.Path, settings: Settings) -> str:
+    """Return a `tokenizer.json` with the space before a text and the added tokens of the settings."""
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content, ensure_ascii=False))
+    kind = _class(settings)
+    prefix = settings.get("add_prefix_space", False if kind == "GPT2Tokenizer" else None)
+    if prefix is not None and kind not in GENERIC:
+        present = json.loads(tokenizer.to_str())  # older files say otherwise where a space is put
+        _put_prefix(present, prefix)
+        tokenizer = tokenizers.Tokenizer.from_str(json.dumps(present, ensure_ascii=False))
+    return _with_added(tokenizer, folder, settings).to_str()
 
 
 def _class(settings: Settings) -> str:
@@ -405,7 +413,7 @@ def _with_added(tokenizer: tokenizers.Tokenizer, folder: epath.Path, settings: S
         raise TokenizerError(
             f"{folder}: added_tokens_decoder must have ids and tokens: {error}. Copy it again."
         ) from error
-    if "added_tokens_decoder" not in settings and (folder / "added_tokens.json").exists():
+    if "added_tokens_decoder" not in settings and exists(folder / "added_tokens.json"):
         special = {settings[key] for key in TOKENS if key in settings}
         for key in ("additional_special_tokens", "extra_special_tokens"):
             tokens = settings.get(key, [])

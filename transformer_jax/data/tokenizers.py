@@ -27,6 +27,7 @@ from transformer_jax.data.progress import progress
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.data.workers import NO_PROCESSES, workers
 from transformer_jax.errors import UserError
+from transformer_jax.files import is_for_user
 
 # The tokens with ids 0, 1, 2, … of the tokenizers trained by this package: of kind "bert", and of the other kinds.
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -129,6 +130,8 @@ class Tokenizer:
         try:
             return cls(epath.Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and not is_for_user(error):
+                raise
             raise TokenizerError(
                 f"Cannot load the tokenizer {path}: {error} Restore the file from a backup, or train again in a new "
                 "workdir: old checkpoints do not work with the ids of another tokenizer."

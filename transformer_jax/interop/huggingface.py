@@ -130,7 +130,7 @@ def read_config(folder: os.PathLike | str) -> dict[str, Any]:
     if "://" in os.fspath(folder):
         raise InteropError(f"{folder}: tensors are mapped from local files; copy the folder to this machine")
     config, other = _read_json(Path(folder) / "config.json"), Path(folder) / "generation_config.json"
-    if not other.exists():
+    if not files.exists(other):
         return config
     # Like transformers, which then ignores what an older config.json says about `generate`.
     return {key: value for key, value in config.items() if key not in generation.NEUTRAL} | _read_json(other)
@@ -161,6 +161,8 @@ def _read_json(path: Path) -> dict[str, Any]:
         if not isinstance(content, dict):
             raise UserError("it is not a JSON object")
     except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, OSError) and not files.is_for_user(error):
+            raise
         reason = getattr(error, "strerror", None) or error
         raise InteropError(f"{path} cannot be read: {reason}; copy the whole folder again") from error
     return content

@@ -95,10 +95,10 @@ class Tensors(Mapping[str, np.ndarray]):
 
 def _listed(folder: Path) -> dict[Path, list[str] | None]:
     """Return the safetensors files of a folder, with the names that an index expects in each, or None."""
-    if (folder / FILE).exists():
+    if files.exists(folder / FILE):
         return {folder / FILE: None}
     index = folder / INDEX
-    if not index.exists():
+    if not files.exists(index):
         others = [name for name in OTHER_FORMATS if (folder / name).exists()]
         remedy = f"; convert {others[0]} with transformers' save_pretrained" if others else "; copy the whole folder"
         raise InteropError(f"{folder} has neither {FILE} nor {INDEX}{remedy}")
@@ -108,6 +108,8 @@ def _listed(folder: Path) -> dict[Path, list[str] | None]:
         for name, file in weights.items():
             shards.setdefault(folder / file, []).append(name)  # type: ignore[union-attr]
     except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, OSError) and not files.is_for_user(error):
+            raise
         raise InteropError(f"{index} cannot be read: {error}; copy it again") from error
     except (KeyError, TypeError, AttributeError) as error:
         raise InteropError(f"{index} has no weight_map of names and files; copy it again") from error
