@@ -56,7 +56,15 @@ def trained(recipe, tmp_path_factory) -> Path:
     return workdir
 
 
-@pytest.mark.parametrize(("numbers", "how"), [("012", "closed"), ("1", "closed"), ("2", "full"), ("12", "full")])
+@pytest.mark.parametrize(
+    ("numbers", "how"),
+    [
+        ("012", "closed"),
+        ("12", "full"),
+        pytest.param("1", "closed", marks=pytest.mark.slow),
+        pytest.param("2", "full", marks=pytest.mark.slow),
+    ],
+)
 def test_training_needs_no_streams(with_streams, recipe, tmp_path, numbers, how):
     done = with_streams(numbers, how, "train", f"--config={recipe}", f"--workdir={tmp_path / 'run'}")
     assert (done.returncode, done.stdout) == (0, b""), done.stderr.decode()

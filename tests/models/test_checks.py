@@ -170,9 +170,9 @@ def test_values_are_not_checked_while_tracing():
 
 
 def test_layers_work_without_compilation():
-    stack = Stack(CONFIG, 2)
-    params = stack.init(jax.random.key(0), X)
-    expected = stack.apply(params, X, masks.CAUSAL)
+    stack = Stack(CONFIG, 1)
+    params = jax.jit(stack.init)(jax.random.key(0), X)
+    expected = jax.jit(stack.apply)(params, X, masks.CAUSAL)
     with jax.disable_jit():
         np.testing.assert_allclose(stack.apply(params, X, masks.CAUSAL), expected, atol=1e-5)
 
