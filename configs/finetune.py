@@ -14,8 +14,8 @@ GPT: python scripts/train.py --config=configs/finetune.py:model=gpt,task=trec --
     --config.data.directory=DIR --config.init_from=runs/gpt-mini
 Without either, the model is trained from scratch, with a tokenizer trained on the task's own text.
 Data: DIR holds {split}.tsv with a header line and the columns below, {split}.json (SQuAD) or {split}.conll. Labels are
-written as below. Files of GLUE are read as they are published. With `tfds`, DIR is prepared by scripts/prepare.py \
-    --name=glue/sst2 --directory=DIR.
+written as below. Files of GLUE are read as they are published. With `tfds`, DIR is prepared by
+    python scripts/prepare.py --name=glue/sst2 --directory=DIR
 Score: python scripts/evaluate.py --workdir=runs/trec
 Cost: in bfloat16 on one CPU core, trec takes about 1.5 minutes, sick 2.5 and sst2 4.
 Expected: from a pre-trained mini of BERT, 89.5 % accuracy on the 500 test questions of trec, 63.7 % on sick's test

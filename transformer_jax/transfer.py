@@ -189,8 +189,9 @@ def _of_folder(task: Task, mesh: Mesh) -> Source:
 
 
 def _orders(source: Source, inherited: Inherited) -> dict[str, tuple[int, ...] | None]:
-    """Return the place in the source of each output of a module; () if the order is the same, and None if the outputs
-    are others. Log the last two cases.
+    """Return the place in the source of each output of a module, or None if the source has other outputs.
+
+    Modules with the same outputs in the same order are left out, and the others are logged.
     """
     orders: dict[str, tuple[int, ...] | None] = {}
     for module in source.outputs.keys() & inherited.outputs.keys():

@@ -18,28 +18,35 @@ def lines(monkeypatch, caplog):
     return caplog
 
 
+def wait_for(lines, message):
+    """Wait until the log has a message."""
+    for _ in range(10_000):
+        if message in lines.messages:
+            return
+        time.sleep(0.001)
+    raise AssertionError(f"{message!r} is not in the log: {lines.messages}")
+
+
 def test_long_work_is_logged_with_its_progress(lines):
     with progress.progress("reading", 1200) as advance:
         advance(700)
-        time.sleep(0.1)
-    assert lines.messages[0] == "reading: 700 of 1,200 lines"
+        wait_for(lines, "reading: 700 of 1,200 lines")
 
 
 def test_work_of_unknown_length_is_logged_with_its_time(lines):
     with progress.progress("training"):
-        time.sleep(0.1)
-    assert lines.messages[0] == "training: 0 s so far"
+        wait_for(lines, "training: 0 s so far")
 
 
 def test_only_the_innermost_work_is_logged(lines):
     with progress.progress("outer"):
         with progress.progress("inner"):
+            wait_for(lines, "inner: 0 s so far")
+            time.sleep(0.01)  # for what the outer work may have begun to write
             lines.clear()
-            time.sleep(0.1)
-            inside = lines.messages
-        time.sleep(0.1)
-    assert set(inside) == {"inner: 0 s so far"}
-    assert lines.messages[-1] == "outer: 0 s so far"
+            wait_for(lines, "inner: 0 s so far")
+            assert set(lines.messages) == {"inner: 0 s so far"}
+        wait_for(lines, "outer: 0 s so far")
 
 
 def test_short_work_is_silent(caplog):

@@ -28,8 +28,8 @@ class Continuations(NamedTuple):
 
     cache: Cache  # everything but the newest token
     newest: jax.Array  # (N,) int32
-    past: jax.Array | None  # (N, P + E) int32: the prompt, after ids ≥ V, and the continuation; None if nobody asks
-    tokens: jax.Array  # (N, E) int32; after the end PAD, without PAD EOS, without EOS `vocab_size`, which is no token
+    past: jax.Array | None  # (N, P + E) int32: prompt and continuation; other places hold ids ≥ V; None if unused
+    tokens: jax.Array  # (N, E) int32; filled up after the end, see `Writer.fill`
     log_probabilities: jax.Array  # (N, E) float32: of each token, by the model's own distribution; 0 after the end
     finished: jax.Array  # (N,) bool
     written: jax.Array  # (N,) int32: the number of tokens so far, the same in all rows
@@ -37,7 +37,7 @@ class Continuations(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Writer:
-    """Writes continuations with a model, which `extend` is.
+    """Writes continuations with `extend`, a function of a model.
 
     At each step, the logits of the next token pass through these stages, which have the order of Hugging Face's
     `generate`: PAD, BOS and ids ≥ `vocab_size` are excluded; `Rules`; then the most probable token is taken, or one
@@ -62,7 +62,8 @@ class Writer:
         return 1 if self.greedy else self.options.n_best
 
     @property
-    def _fill(self) -> int:
+    def fill(self) -> int:
+        """The id after the end of a continuation: PAD; if there is none, EOS; if there is neither, `vocab_size`."""
         return next(i for i in (self.pad_id, self.eos_id, self.vocab_size) if i is not None)
 
     def begin(self, cache: Cache, prompts: jax.Array, lengths: jax.Array) -> Continuations:
@@ -84,7 +85,7 @@ class Writer:
         cache, newest, past, finished = jax.tree.map(
             lambda x: jnp.repeat(x, K, axis=0), (cache, moved[:, -1], past, lengths == 0)
         )
-        tokens, log_probabilities = jnp.full((B * K, E), self._fill, jnp.int32), jnp.zeros((B * K, E), jnp.float32)
+        tokens, log_probabilities = jnp.full((B * K, E), self.fill, jnp.int32), jnp.zeros((B * K, E), jnp.float32)
         written = jnp.zeros(B * K, jnp.int32)
         return Continuations(cache, newest, past, tokens, log_probabilities, finished, written)
 
@@ -113,7 +114,7 @@ class Writer:
             token, added = self._choose(logits[:, 0], so_far.past, keys, position, start, width)
             ended = so_far.finished
             newest = jnp.where(ended, so_far.newest, token)
-            token, added = jnp.where(ended, self._fill, token), jnp.where(ended, 0.0, added)
+            token, added = jnp.where(ended, self.fill, token), jnp.where(ended, 0.0, added)
             past = so_far.past
             if past is not None:
                 past = past.at[:, position + 1].set(token)
