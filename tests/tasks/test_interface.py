@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from conftest import small
 
-from transformer_jax.config import make_task, parse
+from transformer_jax.config import fields, make_task, parse
+from transformer_jax.data.batching import Batches
 from transformer_jax.tasks import TASKS, task_class
 from transformer_jax.training import scoring
 from transformer_jax.training.evaluation import Evaluator
@@ -194,3 +195,15 @@ def test_scores_on_other_validation_data_mean_something_else(task):
     meanings = [scoring.of(task, task.batches(split, seed=None)) for split in ("val", "val", "train")]
     assert meanings[0] == meanings[1]
     assert meanings[0][scoring.VALIDATION] != meanings[2][scoring.VALIDATION]
+
+
+def test_what_scores_mean_has_every_key_that_changes_them_and_may_change_in_a_run(task):
+    free = {key for key, field in fields(task.config.task, {}).items() if field.metadata.get("free")}
+    free = {key for key in free if key.partition(".")[0] not in ("training", "checkpoint", "mesh")}
+    means = {key for key in scoring.of(task, Batches(None, None)) if "." in key}
+    assert means <= free
+    assert free - means <= {
+        *("data.directory", "data.vocabulary", "data.validation_split", "data.test_split", "data.meant_for"),
+        *("evaluation.checkpoint", "evaluation.average_last", "evaluation.batch_size"),
+        *{key for key, field in fields(task.config.task, {}).items() if "how" in field.metadata},
+    }

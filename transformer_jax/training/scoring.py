@@ -13,7 +13,7 @@ from transformer_jax.training.task import Task
 log = logging.getLogger(__name__)
 
 VALIDATION = "validation data"
-SECTIONS = ("evaluation", "decoding", "answers")  # of a config
+SECTIONS = ("evaluation", "decoding", "answers", "data")  # of a config; of "data", only sizes that may change in a run
 NOT_IN_TRAINING = ("checkpoint", "average_last", "batch_size")  # keys that evaluations during training do not use
 
 
@@ -31,7 +31,8 @@ def of(task: Task, held_out: Batches) -> dict[str, Any]:
     for section in SECTIONS:
         values = getattr(config, section, None)
         for field in dataclasses.fields(values) if values is not None else ():
-            if "how" not in field.metadata and field.name not in NOT_IN_TRAINING:
+            relevant = section != "data" or {"free", "small"} <= field.metadata.keys()
+            if relevant and "how" not in field.metadata and field.name not in NOT_IN_TRAINING:
                 found[f"{section}.{field.name}"] = getattr(values, field.name)
     return json.loads(json.dumps(found))
 
