@@ -40,6 +40,9 @@ def config_for(folder: str) -> ConfigDict:
     config = defaults(architecture.task, fields["architecture"])
     config.update_from_flattened_dict({**transfer.keys_for(folder), **outputs.settings, "data.directory": "(none)"})
     config.data.max_length = min(config.data.max_length, fields.get("max_length", config.data.max_length))
+    end = huggingface.read_config(folder).get("eos_token_id")
+    if architecture.ends and tokenizer_files.is_other_end(folder, end):
+        config.update_from_flattened_dict({architecture.ends: (end,)})
     if architecture.begins:
         config.update_from_flattened_dict({architecture.begins: tokenizer_files.begins(folder)})
     return config

@@ -137,6 +137,17 @@ def keys_of(path: epath.PathLike) -> Settings:
     return keys | ({"joint_tokenizer": False} if len(names) > 1 else {})
 
 
+def is_other_end(path: epath.PathLike, end: Any) -> bool:
+    """Return True for the id of a token at which `generate` ends, but that is not the end id of the tokenizer.
+
+    `end` is what a Hugging Face folder says: an id, a list of ids, or None. Raises the errors of `from_folder`.
+    """
+    if type(end) is not int:
+        return False
+    tokenizer = from_folder(path)
+    return end != tokenizer.eos_id and tokenizer.tokens([end]) != [""]
+
+
 def begins(path: epath.PathLike) -> bool:
     """Return True if transformers puts the begin id before a text, given a Hugging Face folder with one tokenizer.
 

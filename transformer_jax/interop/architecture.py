@@ -270,6 +270,7 @@ class Architecture:
     optional: modules of ours that it has and a file may lack.
     prefix: the part of names that a file of the model without a head lacks, e.g. "bert.".
     bare: it is the model without a head, and is written without the prefix.
+    ends: the key of our config for ids that end an output, besides the end id of the tokenizer. "": there is none.
     begins: the key of our config that is True if the begin id precedes a text. "": `around` decides alone.
     special_ids: "pad_id", "bos_id" and "eos_id" → keys of config.json. By default, there are none.
     example: tokens (B, T) → arguments with which the module is initialized.
@@ -293,6 +294,7 @@ class Architecture:
     prefix: str = ""
     bare: bool = False
     around: tuple[bool, bool] = (False, False)
+    ends: str = ""
     begins: str = ""
     special_ids: Callable[[Mapping[str, int | None]], dict[str, Any]] = lambda ids: {}
     example: Callable[[Array], tuple[Array, ...]] = lambda tokens: (tokens, tokens == 0)
