@@ -118,7 +118,7 @@ def on_mesh(function: Callable, mesh: Mesh, **options: Any) -> Any:
 
     Raises UserError if JAX compiles nothing: arrays would not get the shardings that programs give them.
     """
-    if jax.config.jax_disable_jit:
+    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
         raise UserError(
             "jax_disable_jit is set: training, evaluation and prediction need compiled programs. Unset the environment "
             "variable JAX_DISABLE_JIT; layers and models alone also work with it"
