@@ -164,7 +164,7 @@ import runpy, sys
 from absl import flags
 from transformer_jax import command_line, config, tasks
 
-def run(main, argv=None, distributed=True):
+def run(main, argv=None, **options):
     overrides, others = command_line.split_overrides()
     command_line.parse_flags(others)
     if "config" in flags.FLAGS:
