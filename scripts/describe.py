@@ -16,7 +16,6 @@ import math
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 
@@ -45,7 +44,7 @@ import jax  # noqa: E402
 from absl import flags  # noqa: E402
 from ml_collections import ConfigDict  # noqa: E402
 
-from transformer_jax import command_line  # noqa: E402
+from transformer_jax import command_line, files  # noqa: E402
 from transformer_jax.config import make_task, parse  # noqa: E402
 from transformer_jax.data.batching import Arrays  # noqa: E402
 from transformer_jax.losses import chunk_size  # noqa: E402
@@ -126,7 +125,7 @@ def describe_target(raw: ConfigDict) -> None:
     turns = LENGTH.value if STEP.value == "predict" else chunks(batch, parts, devices[0].platform)
     described, text = target.compile_for(TOPOLOGY.value, chip, engine, batch, STEP.value, turns)
     if SAVE.value:
-        Path(SAVE.value).write_text(text)
+        files.write(SAVE.value, text.encode())
     times = {"estimate_s": described.schedule.estimate, "bound_s": described.schedule.bound}
     show(dataclasses.asdict(described) | times, target.table_rows(described, chip, LINK.value * 1e9))
 

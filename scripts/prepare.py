@@ -9,6 +9,7 @@ from absl import flags
 
 from transformer_jax import command_line
 from transformer_jax.data.corpora.download import prepare
+from transformer_jax.workdir import place
 
 NAME = flags.DEFINE_string(
     "name",
@@ -21,7 +22,9 @@ MANUAL_DIR = flags.DEFINE_string("manual_dir", None, "folder of files downloaded
 
 
 def main() -> None:
-    prepare(NAME.value, DIRECTORY.value, MANUAL_DIR.value)
+    directory = place(DIRECTORY.value, "--directory")
+    manual_dir = place(MANUAL_DIR.value, "--manual_dir") if MANUAL_DIR.value else None
+    prepare(NAME.value, directory, manual_dir)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import logging
 from pathlib import Path
 
+import jax
 import pytest
 from abusing import refused, unharmed
 from conftest import ROOT, run, small, write_corpus
@@ -10,9 +11,10 @@ from forked import script
 
 import transformer_jax
 from transformer_jax import command_line
-from transformer_jax.config import load_recipe
+from transformer_jax.config import ConfigError, load_recipe
 from transformer_jax.data import progress
 from transformer_jax.predictor import Predictor
+from transformer_jax.training import processes
 
 SCRIPTS = sorted(path.stem for path in (ROOT / "scripts").glob("*.py"))
 OF_RUNS = ("evaluate", "predict", "attention_report")
@@ -86,6 +88,20 @@ def test_broken_recipes(tmp_path, source, words):
     with unharmed(tmp_path):
         command = f"--config={tmp_path / 'recipe.py'}:arg", f"--workdir={tmp_path / 'run'}"
         refused(script("train", *command), str(tmp_path / "recipe.py"), *words)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "~nobody-is-called-that/a.py", "a:" + "x" * 300])
+def test_a_recipe_with_an_impossible_name(name):
+    with pytest.raises(ConfigError, match="there is no file"):
+        load_recipe(name)
+
+
+def test_a_dead_peer_is_told_from_other_errors(monkeypatch):
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    assert processes.peer_has_died(ValueError("UNKNOWN: Gloo all-reduce failed: Connection closed by peer"))
+    assert not processes.peer_has_died(ValueError("shapes do not match"))
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: False)
+    assert not processes.peer_has_died(ValueError("Gloo all-reduce failed"))
 
 
 def test_a_colon_in_the_path_of_a_recipe(tmp_path):

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from transformer_jax import files
+from transformer_jax.errors import UserError
 
 
 @contextmanager
@@ -77,6 +78,25 @@ def test_several_files_in_a_new_folder(tmp_path):
     assert {path.name: path.read_bytes() for path in (tmp_path / "a" / "b").iterdir()} == {"one": b"new", "two": b"2"}
     with pytest.raises(files.OutputError, match=r"the folder \S+/one/c cannot be made: Not a directory"):
         files.write_all(tmp_path / "a" / "b" / "one" / "c", {})
+
+
+def test_a_lasting_error_is_explained(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    rule = r"^--input=a cannot be read: Too many levels of symbolic links \(\S+/loop\); name another$"
+    with pytest.raises(UserError, match=rule), files.explained("--input=a cannot be read", "name another"):
+        (tmp_path / "loop").read_bytes()
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ENOENT])
+def test_an_error_that_may_pass_stays(number):
+    reason = os.strerror(number)
+    with pytest.raises(OSError, match=reason), files.explained("a", "b"):
+        raise OSError(number, reason)
+
+
+def test_no_folder_can_be_made_in_proc():
+    with pytest.raises(files.OutputError, match=r"the folder /proc/none cannot be made: No folder can be made here"):
+        files.make_folder("/proc/none")
 
 
 def test_permissions_stay(tmp_path):

@@ -90,6 +90,8 @@ def run(
         if message := _remedy(error):
             print(f"error: {message}", file=sys.stderr)
             processes.leave(EXIT_ERROR)
+        if processes.peer_has_died(error):
+            print(f"error: {processes.PEER_DIED}", file=sys.stderr)
         traceback.print_exc()
         processes.leave(1)
 
@@ -308,9 +310,9 @@ def _belongs_to_run(file: epath.Path, workdir: epath.Path) -> bool:
     file, workdir = (epath.Path(x if "://" in str(x) else os.path.realpath(x)) for x in (file, workdir))
     if not file.is_relative_to(workdir) or not file.exists():
         return False
-    name = file.relative_to(workdir).parts[0]
+    parts = file.relative_to(workdir).parts
     of_runs = ("config.json", "metrics.jsonl", "tokenizer", "checkpoints", "events.out.")
-    return name.startswith((*of_runs, "lock.json", "made.json", "wandb.json"))
+    return bool(parts) and parts[0].startswith((*of_runs, "lock.json", "made.json", "wandb.json"))
 
 
 def read_lines(path: str) -> list[str]:

@@ -295,10 +295,10 @@ def load_recipe(text: str) -> ConfigDict:
     Raises ConfigError if there is no such file, or if the recipe fails.
     """
     name, colon, arg = _split_recipe(text)
-    path = Path(name).expanduser()
-    if not path.is_file():
+    path = Path(os.path.expanduser(name))
+    if not os.path.isfile(path):
         ours = Path(__file__).parents[1] / name
-        hint = f"write its full path, {ours}" if ours.is_file() else "name a recipe, e.g. configs/dates.py"
+        hint = f"write its full path, {ours}" if os.path.isfile(ours) else "name a recipe, e.g. configs/dates.py"
         raise ConfigError(f"--config={text}: there is no file {name!r} in {Path.cwd()}; {hint}")
     try:
         recipe = sys.modules["recipe"] = types.ModuleType("recipe")
@@ -322,9 +322,10 @@ def load_recipe(text: str) -> ConfigDict:
 def _split_recipe(text: str) -> tuple[str, str, str]:
     """Split FILE[:ARG] at the first colon before which a file is named. Folders may have colons in their names."""
     for colon in re.finditer(":", text):
-        if Path(text[: colon.start()]).expanduser().is_file():
+        if os.path.isfile(os.path.expanduser(text[: colon.start()])):
             return text[: colon.start()], ":", text[colon.end() :]
-    return (text, "", "") if Path(text).expanduser().is_file() else text.partition(":")
+    whole = os.path.isfile(os.path.expanduser(text))
+    return (text, "", "") if whole else text.partition(":")
 
 
 def shrink(config: ConfigDict) -> None:

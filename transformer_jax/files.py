@@ -84,6 +84,23 @@ def is_for_user(error: BaseException) -> bool:
 
 
 @contextlib.contextmanager
+def explained(subject: str, remedy: str) -> Iterator[None]:
+    """Turn a file error that the user must fix into a UserError that says so.
+
+    `subject` says what cannot be done, e.g. "--input=a.txt cannot be read". Errors that
+    may pass, and those of missing files, stay as they are.
+    """
+    try:
+        yield
+    except OSError as error:
+        if not is_lasting(error):
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        reason = f"{error.strerror}{where}" if error.strerror else str(error)
+        raise UserError(f"{subject}: {reason}; {remedy}") from error
+
+
+@contextlib.contextmanager
 def replacing(path: epath.PathLike, follow: bool = True) -> Iterator[IO[bytes]]:
     """Context manager that opens a temporary file in the folder of `path`, and moves it to `path` at the end.
 
@@ -179,8 +196,12 @@ def _made(folder: epath.Path) -> dict[str, str]:
 def ensure_folder(path: epath.PathLike) -> None:
     """Make a folder and those above it, unless they exist. Raises OSError."""
     found = status(path)  # `mkdir` would call a folder that the disk fails to show a file
-    if found is None or not found.is_folder:
+    if found is not None and found.is_folder:
+        return
+    try:
         epath.Path(path).mkdir(parents=True, exist_ok=True)
+    except FileNotFoundError as error:  # e.g. in /proc, where nothing can be made
+        raise PermissionError(errno.EACCES, "No folder can be made here", os.fspath(path)) from error
 
 
 def make_folder(path: epath.PathLike) -> None:

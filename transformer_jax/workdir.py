@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def place(workdir: epath.PathLike, option: str = "--workdir") -> epath.Path:
-    """Return the path of a workdir. Raises ConfigError if the name, given by `option`, cannot be used for a folder."""
+    """Return the path of a workdir. Raises UserError if the name, given by `option`, cannot be used for a folder."""
     name = os.fspath(workdir)
     scheme, separator, rest = name.partition("://")
     if not name:
@@ -31,7 +31,11 @@ def place(workdir: epath.PathLike, option: str = "--workdir") -> epath.Path:
     elif separator and (scheme not in ("gs", "s3") or not rest.strip("/")):
         rule = "cannot be written to: name a folder, or gs://BUCKET/FOLDER"
     else:
-        return epath.Path(workdir)
+        path = epath.Path(workdir)
+        if not separator:
+            with files.explained(f"{option}={name} cannot be used", "name another folder"):
+                files.status(f"{name}/.")  # fails if its files cannot be reached
+        return path
     raise ConfigError(f"{option}={ascii(name)[1:-1]} {rule}")
 
 
@@ -81,7 +85,7 @@ def name_on_command_line(workdir: str) -> None:
 def continued_from(source: str) -> dict[str, Any] | None:
     """Return the config of the run on the command line, if it has checkpoints and started from `source`."""
     for name in _named:
-        workdir = epath.Path(os.path.expanduser(name))
+        workdir = place(os.path.expanduser(name))
         if files.exists(workdir / "checkpoints") and files.exists(workdir / "config.json"):
             config = read(workdir).to_dict()
             if _absolute(config["init_from"]) == _absolute(source):
@@ -230,7 +234,9 @@ def read(workdir: epath.PathLike, option: str = "--workdir", task: str | type[Ta
         allow(task)
     try:
         stored = _stored(path, option)
-    except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError) and not files.is_lasting(error):
+            raise
         raise ConfigError(
             f"{option}={workdir} is not the folder of a run: {error}; train there first with scripts/train.py"
         ) from error

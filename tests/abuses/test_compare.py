@@ -30,7 +30,11 @@ def place(recipe, tmp_path_factory) -> Path:
         pytest.param(("--workdirs=@/run,", OUTPUT), ("or one of its names",), id="a comma too many"),
         pytest.param(("--workdirs=@/run,@/none", OUTPUT), ("@/none/metrics.jsonl is missing",), id="one is not there"),
         pytest.param(("--workdirs=@/bare", OUTPUT), ("bare/metrics.jsonl is missing or empty",), id="an empty folder"),
-        pytest.param(("--workdirs=@/lines.txt", OUTPUT), ("lines.txt",), id="a file"),
+        pytest.param(
+            ("--workdirs=@/lines.txt", OUTPUT),
+            ("lines.txt/metrics.jsonl cannot be read: Not a directory",),
+            id="a file",
+        ),
         pytest.param(("--workdirs=@/list", OUTPUT), ("list/metrics.jsonl",), id="rows that are lists"),
         pytest.param(("--workdirs=@/task", OUTPUT), ("task/metrics.jsonl",), id="metrics that are not text"),
         pytest.param((RUN, "--output=@/old.txt"), ("must end in one of", ".svg"), id="not a picture"),

@@ -25,6 +25,7 @@ LINES, RUN = "--input=@/lines.txt", "--workdir=@/run"
         pytest.param((RUN, LINES, "--output=@/folder"), ("folder is a folder: name",), id="output is a folder"),
         pytest.param((RUN, LINES, "--output=@/lines.txt/out"), ("there is no folder",), id="a file as a folder"),
         pytest.param((RUN, LINES, "--output=@/none/out"), ("there is no folder", "create it"), id="no folder"),
+        pytest.param((RUN, LINES, "--output=@/run"), ("run is a folder: name",), id="output is the workdir"),
         pytest.param((RUN, LINES, "--output="), ("--output= is empty", "name a file"), id="no name"),
         pytest.param((RUN, LINES, "--output=@/nowhere.txt"), ("there is no folder", "/none"), id="a dangling link"),
         pytest.param(
@@ -50,6 +51,7 @@ LINES, RUN = "--input=@/lines.txt", "--workdir=@/run"
         pytest.param((LINES,), ("--workdir is missing", "--help"), id="no workdir"),
         pytest.param(("--workdir=@/none", LINES), ("@/none is not the folder of a run",), id="workdir is not there"),
         pytest.param(("--workdir=@/lines.txt", LINES), ("lines.txt is not the folder of a run",), id="workdir a file"),
+        pytest.param(("--workdir=@/loop.txt", LINES), ("loop.txt cannot be used: Too many",), id="workdir a loop"),
         pytest.param(("--workdir=@/bare", LINES), ("bare is not the folder of a run",), id="an empty workdir"),
         pytest.param(("--workdir=@/run/checkpoints", LINES), ("is not the folder of a run",), id="a folder of the run"),
         pytest.param(("--workdir=@/torn", LINES), ("torn, config.json: it is damaged",), id="torn config.json"),

@@ -28,6 +28,8 @@ def folder(tmp_path: Path) -> Path:
         (["--name=dates", "--directory={}/file"], ["file"]),
         (["--name=dates", "--directory={}/file/deeper"], ["file/deeper"]),
         (["--name=dates", "--directory={}/loop"], ["loop"]),
+        (["--name=dates", "--directory="], ["--directory= is empty"]),
+        (["--name=dates", "--directory=~nobody-is-called-that/d"], ["home of an unknown user"]),
         (["--name=dates", "--directory={}/d", "--manual_dir={}/absent"], ["no directory", "absent"]),
         (["--name=dates", "--directory={}/d", "--manual_dir={}/file"], ["no directory", "file"]),
         (["--name=dates", "--directory={}/d", "more"], ["'more' is not an option"]),

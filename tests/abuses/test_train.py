@@ -66,8 +66,8 @@ COMMANDS = [
     (["--workdir=FOLDER/a\nb"], "a\\nb contains unprintable characters"),
     (["--workdir=/dev/null"], "--workdir=/dev/null cannot be written", "choose another"),
     (["--workdir=FOLDER/file/run"], "FOLDER/file/run cannot be written", "Not a directory"),
-    (["--workdir=FOLDER/" + 300 * "x"], "cannot be written", "File name too long"),
-    (["--workdir=FOLDER/loop"], "FOLDER/loop cannot be written"),
+    (["--workdir=FOLDER/" + 300 * "x"], "cannot be used", "File name too long"),
+    (["--workdir=FOLDER/loop"], "FOLDER/loop cannot be used"),
     (["--profile=5-2"], "--profile=5-2: write it as FIRST-LAST"),
     (["--process_id=0"], "--coordinator_address is missing"),
     (

@@ -174,6 +174,13 @@ def test_what_is_not_a_file_is_called_what_it_is(make, message, tmp_path):
         parallel_files(tmp_path, "train", ["en"])
 
 
+@pytest.mark.parametrize("name", ["loop", "x" * 300])
+def test_a_folder_that_cannot_be_opened(name, tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(DataError, match=rf"{name} cannot be read: (Too many|File name too).*set data\.directory"):
+        parallel_files(tmp_path / name, "train", ["en"])
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -1,13 +1,16 @@
 """Rows of metrics, TensorBoard events and listeners."""
 
+import errno
 import io
 import json
 import math
+import os
 import sys
 import types
 
 import pytest
 
+from transformer_jax.errors import UserError
 from transformer_jax.training import logging
 from transformer_jax.training.logging import Display, MetricsWriter, Pace, json_line, wandb_listener
 
@@ -25,6 +28,29 @@ def test_rows_are_lines_and_events(tmp_path):
     assert (tmp_path / "metrics.jsonl").read_text() == line + "\n"
     MetricsWriter(tmp_path, 2).close()
     assert (tmp_path / "metrics.jsonl").read_text() == ""
+
+
+def test_a_full_disk_is_explained(tmp_path, monkeypatch):
+    def write(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    writer = MetricsWriter(tmp_path, 0)
+    monkeypatch.setattr(writer, "_write", write)
+    with pytest.raises(UserError, match=r"metrics cannot be written to \S+: No space left on device; free some space"):
+        writer.write(1, "train", {"loss": 1.0})
+
+
+def test_metrics_without_permission_are_explained(tmp_path):
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(UserError, match=r"metrics\.jsonl cannot be read: Is a directory"):
+        MetricsWriter(tmp_path, 0)
+
+
+def test_a_damaged_id_of_weights_and_biases_is_explained(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace())
+    (tmp_path / "wandb.json").write_text('{"id"')
+    with pytest.raises(UserError, match=r"wandb\.json is damaged .*: restore it, or remove it"):
+        wandb_listener("p", tmp_path, {})
 
 
 def test_listeners_are_told_every_row(tmp_path):

@@ -12,7 +12,7 @@ from typing import IO, Any
 from etils import epath
 
 from transformer_jax.errors import UserError
-from transformer_jax.files import is_for_user, is_lasting, status
+from transformer_jax.files import Status, explained, is_for_user, is_lasting, status
 
 BLOCK = 2**20  # bytes compared at a time
 GZIP_MARK = b"\x1f\x8b"
@@ -30,7 +30,8 @@ def find(directory: epath.PathLike, name: str) -> epath.Path:
         DataError: neither exists, one of them is not a file, or both exist with different text.
     """
     directory = epath.Path(directory).expanduser()
-    if not directory.is_dir():
+    folder = _status(directory)
+    if folder is None or not folder.is_folder:
         raise DataError(f"There is no directory {directory}: set data.directory to where the files are.")
     plain, zipped = directory / name, directory / f"{name}.gz"
     there = [path for path in (plain, zipped) if _is_file(path)]
@@ -39,7 +40,9 @@ def find(directory: epath.PathLike, name: str) -> epath.Path:
     if there:
         return there[0]
     held = defaultdict(list)
-    for path in sorted(directory.iterdir()):
+    with explained(f"{directory} cannot be listed", "check its permissions"):
+        paths = sorted(directory.iterdir())
+    for path in paths:
         stem, _, end = path.name.removesuffix(".gz").rpartition(".")
         if stem and path.is_file():
             held[stem].append(end)
@@ -50,12 +53,24 @@ def find(directory: epath.PathLike, name: str) -> epath.Path:
     )
 
 
+def _status(path: epath.Path) -> Status | None:
+    """Return the status of a file or folder of the data. Raises DataError if the user must act, or OSError."""
+    try:
+        return status(path)
+    except OSError as error:
+        if not is_lasting(error):
+            raise
+        raise DataError(
+            f"{path} cannot be read: {error.strerror}. Check its name and its permissions, or set data.directory."
+        ) from error
+
+
 def _is_file(path: epath.Path) -> bool:
     """Return whether a file exists at `path`. Raises DataError if `path` exists but is not a file."""
     try:
-        found = status(path)
-    except OSError as error:
-        if not is_lasting(error):
+        found = _status(path)
+    except DataError:
+        if not os.path.islink(path):
             raise
         found = None  # e.g. a link to itself
     if found is not None and ("://" in str(path) or os.path.isfile(path)):

@@ -200,7 +200,9 @@ def write(
     if "://" in os.fspath(folder):
         raise InteropError(f"{folder}: models are written to local folders; name one, and copy it")
     folder = Path(folder)
-    if files.exists(folder / "config.json"):
+    with files.explained(f"{folder} cannot be used", "name another folder"):
+        taken = files.exists(folder / "config.json")
+    if taken:
         raise InteropError(f"{folder} already has a config.json: name another folder")
     architecture, keys = _suitable(task, model, settings, name)
     outputs = architecture.head.read(keys)

@@ -54,6 +54,18 @@ class MetricsWriter:
     def write(self, step: int, split: str, values: Mapping[str, float | str]) -> None:
         if not processes.is_first():
             return
+        with self._explained():
+            self._write(step, split, values)
+        for listener in self._listeners:
+            listener(step, split, values)
+
+    def _explained(self) -> contextlib.AbstractContextManager[None]:
+        return files.explained(
+            f"metrics cannot be written to {self._workdir}",
+            "free some space, or grant the permission, and run the same command to continue",
+        )
+
+    def _write(self, step: int, split: str, values: Mapping[str, float | str]) -> None:
         line = json_line({"step": step, "split": split, **values})
         self._kept.append(line)
         if "://" in str(self._path):  # object stores cannot append to a file
@@ -65,12 +77,11 @@ class MetricsWriter:
             if not isinstance(value, str):
                 self._events.add_scalar(f"{split}/{name}", value, step)
         self._events.flush()
-        for listener in self._listeners:
-            listener(step, split, values)
 
     def close(self) -> None:
         if "_events" in self.__dict__:
-            self._events.close()
+            with self._explained():
+                self._events.close()
 
 
 def json_line(values: Mapping[str, Any]) -> str:
@@ -88,12 +99,13 @@ def absolute(path: epath.PathLike) -> epath.Path:
 def read_rows(path: epath.PathLike) -> list[tuple[str, dict]]:
     """Return (line, parsed) for every row. Truncated and other invalid lines are skipped with a warning.
 
-    Raises OSError if there is a file that cannot be read.
+    Raises UserError if the user must act before the file can be read, or OSError if the disk fails.
     """
     path = epath.Path(path)
     rows = []
     try:
-        content = path.read_bytes()
+        with files.explained(f"{path} cannot be read", "check its name and its permissions"):
+            content = path.read_bytes()
     except FileNotFoundError:
         return []
     for line in content.decode(errors="replace").splitlines():
@@ -179,6 +191,18 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
+def _kept_id(path: epath.Path) -> dict[str, Any]:
+    """Return the content of wandb.json, or {} if there is none. Raises UserError if it is damaged."""
+    with files.explained(f"{path} cannot be read", "check its permissions"):
+        if not files.exists(path):
+            return {}
+        text = path.read_text()
+    try:
+        return dict(json.loads(text))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{path} is damaged ({error}): restore it, or remove it for a new W&B run") from error
+
+
 def wandb_listener(project: str, workdir: epath.PathLike, config: Mapping[str, Any]) -> Listener:
     """Return a listener that logs every row to Weights & Biases.
 
@@ -190,7 +214,7 @@ def wandb_listener(project: str, workdir: epath.PathLike, config: Mapping[str, A
     except ImportError as error:
         raise UserError(f"--wandb_project={project} needs wandb: run pip install wandb, or omit the option") from error
     path = epath.Path(workdir) / "wandb.json"
-    kept = json.loads(path.read_text()) if files.exists(path) else {}
+    kept = _kept_id(path)
     run_id = kept.get("id") or secrets.token_hex(8)
     run = wandb.init(project=project, id=run_id, name=str(absolute(workdir)), config=dict(config), resume="allow")
 

@@ -57,6 +57,19 @@ def leave(code: int) -> NoReturn:
         os._exit(code)
 
 
+PEER_DIED = (
+    "another process of this run has died or cannot be reached, so this one cannot go on. Start all processes again; "
+    "the launchers in scripts/launch do so. The messages of the other process say why it died."
+)
+
+
+def peer_has_died(error: BaseException) -> bool:
+    """Return True for the errors of JAX in a process that has lost another one."""
+    texts = "gloo|all-?reduce|coordination|heartbeat|barrier|connection (closed|reset)|socket closed|unavailable"
+    raised_by_jax = isinstance(error, jax.errors.JaxRuntimeError | ValueError | RuntimeError)
+    return jax.distributed.is_initialized() and raised_by_jax and bool(re.search(texts, str(error), re.IGNORECASE))
+
+
 def is_first() -> bool:
     """Return True in the first process, the only one that writes shared files."""
     return jax.process_index() == 0
