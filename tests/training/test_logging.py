@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import shutil
 import sys
 import types
 
@@ -74,8 +75,11 @@ def test_weights_and_biases_is_told_if_it_is_there(tmp_path, monkeypatch):
     assert logged == [(7, {"val/loss": 1.5})]
     assert begun[0]["id"] == begun[1]["id"]
     (tmp_path / "wandb.json").unlink()
-    wandb_listener("attention", tmp_path, {})
+    wandb_listener("attention", tmp_path, {})(1, "val", {"loss": 1.5})
     assert begun[2]["id"] != begun[0]["id"], "another run at the same path is another run"
+    shutil.copytree(tmp_path, tmp_path.with_name("copy"))
+    wandb_listener("attention", tmp_path.with_name("copy"), {})
+    assert begun[3]["id"] not in {begun[0]["id"], begun[2]["id"]}, "a copy is another run"
     assert begun[0]["project"] == "attention"
     assert begun[0]["config"] == {"task": "translation"}
     monkeypatch.setitem(sys.modules, "wandb", None)

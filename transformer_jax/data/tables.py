@@ -47,6 +47,9 @@ def tsv_file(directory: epath.PathLike, split: str, columns: Sequence[str]) -> S
             f"{path}:1 must name these columns once each: {', '.join(missing)}. It names: "
             f"{', '.join(header) or '(none)'}. Write the names of the columns on the first line, separated by tabs."
         )
+    for name in columns:
+        if named[name] != name:
+            log.info("%s: the column %r is read as %r, as in files of GLUE", path, named[name], name)
     above = 1 if header is first else 0
     rows = list(_rows(content, above, header, path))
     if not rows:

@@ -20,6 +20,7 @@ from transformer_jax.data.text import Corpus, ParallelData, Stream, bucket_batch
 from transformer_jax.decoding import DecodingConfig
 from transformer_jax.decoding.stopping import before_end
 from transformer_jax.errors import UserError
+from transformer_jax.files import one_line
 from transformer_jax.models.counting import forward_flops
 from transformer_jax.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
 from transformer_jax.models.transformer import Transformer, TransformerConfig, shift_right
@@ -306,7 +307,7 @@ class SequenceToSequence(TextTask):
         rows = [
             [
                 {
-                    "text": decode(before_end(tokens, ends)).replace("\n", " "),
+                    "text": one_line(decode(before_end(tokens, ends))),
                     "score": float(score),
                     "log_probability": float(log_probability),
                 }
@@ -323,7 +324,7 @@ class SequenceToSequence(TextTask):
         self, means: Mapping[str, float], predictions: Sequence[dict[str, Any]], references: Sequence[Any]
     ) -> dict[str, float | str]:
         lines = [prediction.get("hypotheses", [prediction])[0]["text"] for prediction in predictions]
-        references = [reference.replace("\n", " ") for reference in references]  # as in the predictions
+        references = [one_line(reference) for reference in references]  # as in the predictions
         return {
             **metrics.loss_and_perplexity(means),
             **metrics.bleu(lines, references, self.config.evaluation.bleu_tokenizer),

@@ -8,7 +8,6 @@ import re
 import types
 from collections.abc import Callable
 
-from transformer_jax.errors import UserError
 from transformer_jax.training.hlo import Computation, Instruction, Program, arrays, parse
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
@@ -134,4 +133,4 @@ def _group_size(line: str) -> int:
             return math.prod(int(part or sizes[axis]) for axis, part in axes)
     if "source_target_pairs=" in line:
         return 1
-    raise UserError(f"unknown notation for replica groups in XLA's output: {line.strip()[:300]}")
+    raise ValueError(f"unknown notation for replica groups in XLA's output: {line.strip()[:300]}")

@@ -16,6 +16,7 @@ from etils import epath
 from transformer_jax import files
 from transformer_jax.errors import UserError
 from transformer_jax.training import processes
+from transformer_jax.training.location import identity
 
 log = logging.getLogger(__name__)
 
@@ -207,7 +208,7 @@ def wandb_listener(project: str, workdir: epath.PathLike, config: Mapping[str, A
     """Return a listener that logs every row to Weights & Biases.
 
     The id of the run is random and kept in `workdir`/wandb.json from the first row on, so that restarts in the same
-    workdir continue the same run. Raises ValueError if wandb is not installed.
+    workdir continue the same run. A copy of the workdir is another run. Raises ValueError if wandb is not installed.
     """
     try:
         import wandb
@@ -215,12 +216,15 @@ def wandb_listener(project: str, workdir: epath.PathLike, config: Mapping[str, A
         raise UserError(f"--wandb_project={project} needs wandb: run pip install wandb, or omit the option") from error
     path = epath.Path(workdir) / "wandb.json"
     kept = _kept_id(path)
+    if kept and kept.get("folder") != identity(workdir):
+        log.info("%s was copied from another workdir: this run gets an id of its own", path)
+        kept = {}
     run_id = kept.get("id") or secrets.token_hex(8)
     run = wandb.init(project=project, id=run_id, name=str(absolute(workdir)), config=dict(config), resume="allow")
 
     def tell(step: int, split: str, values: Mapping[str, float | str]) -> None:
         if not kept:
-            kept["id"] = run_id
+            kept.update(id=run_id, folder=identity(workdir))
             files.write(path, json_line(kept).encode())
         run.log({f"{split}/{key}": value for key, value in values.items()}, step=step)
 

@@ -142,9 +142,9 @@ def _start(
     task, config = engine.task, engine.config
     newest = checkpoints.newest()
     now = settings.current()
+    processes.agree("settings of JAX", lambda: settings.shared(now))
     if newest is not None:
         settings.check(checkpoints.meta(newest).get("settings", {}), now, checkpoints.directory / str(newest))
-    processes.agree("settings of JAX", lambda: now)
     change = load(engine.mesh) if load is not None and newest is None else None
     with compiling_ahead() as compile_ahead, progress("preparing the training data and compiling"):
         processes.first_then_others(lambda: task.fingerprint(training=False))  # the first process trains them

@@ -15,7 +15,6 @@ import dataclasses
 import math
 import re
 
-from transformer_jax.errors import UserError
 from transformer_jax.training.hlo import Computation, Instruction, Program, arrays, bytes_of, cycles_of
 from transformer_jax.training.topologies import Chip
 
@@ -190,7 +189,7 @@ def convolution_flops(instruction: Instruction, left: str, right: str) -> int:
     """
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.text)
     if not labels:
-        raise UserError(f"a convolution without dim_labels in XLA's output: {instruction.text.strip()[:300]}")
+        raise ValueError(f"a convolution without dim_labels in XLA's output: {instruction.text.strip()[:300]}")
     sizes = [arrays(shape)[0][0] for shape in (left, right, instruction.shape)]
     a, b, out = (dict(zip(axes, size, strict=True)) for axes, size in zip(labels.groups(), sizes, strict=True))
     window = (re.search(r"window=\{(.*?)\}", instruction.text) or ["", ""])[1]
@@ -224,7 +223,7 @@ def product_flops(instruction: Instruction, left: str) -> int:
     """
     contracted = re.search(r'lhs_contracting_dim\w+"?[=:][{[]([\d,"]*)', instruction.text)
     if not contracted:
-        raise UserError(f"a product without dimensions in XLA's output: {instruction.text.strip()[:300]}")
+        raise ValueError(f"a product without dimensions in XLA's output: {instruction.text.strip()[:300]}")
     (sizes, *_), (out, *_) = arrays(left)[0], arrays(instruction.shape)[0]
     return 2 * math.prod(out) * math.prod(sizes[int(axis)] for axis in re.findall(r"\d+", contracted[1]))
 

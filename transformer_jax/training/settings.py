@@ -36,6 +36,11 @@ def current() -> dict[str, Any]:
     }
 
 
+def shared(now: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that must be the same in all processes of a run. XLA_FLAGS may name files of a host."""
+    return {name: now[name] for name in (*MEANING, *ROUNDING, "jax", "jaxlib")}
+
+
 def check(stored: Mapping[str, Any], now: Mapping[str, Any], where: Any) -> None:
     """Compare the settings of a run with those that it had when the checkpoint in `where` was saved.
 
