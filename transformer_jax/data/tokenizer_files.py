@@ -288,7 +288,9 @@ def _complete(folder: epath.Path, settings: Settings) -> str:
     except (TokenizerError, OSError):
         raise
     except Exception as error:  # the Rust library raises bare Exception
-        raise TokenizerError(f"{folder / 'tokenizer.json'}: {error}. Copy the folder again.") from error
+        raise TokenizerError(
+            f"{folder / 'tokenizer.json'}: Not a tokenizer's JSON: {error}. Copy the folder again."
+        ) from error
 
 
 def _as_settings_say(content: dict[str, Any], folder: epath.Path, settings: Settings) -> str:
