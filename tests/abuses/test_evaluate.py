@@ -14,7 +14,7 @@ RUN = "--workdir=@/run"
         pytest.param(("--workdir",), ("workdir",), id="half an option"),
         pytest.param(("--workdir=",), ("--workdir= is empty: name a folder",), id="workdir without a name"),
         pytest.param(("--workdir=@/none",), ("@/none is not the folder of a run",), id="no workdir"),
-        pytest.param(("--workdir=@/loop.txt",), ("loop.txt is not the folder of a run",), id="workdir is a loop"),
+        pytest.param(("--workdir=@/loop.txt",), ("loop.txt cannot be used: Too many",), id="workdir is a loop"),
         pytest.param(("--workdir=@/torn",), ("torn, config.json: it is damaged",), id="torn config.json"),
         pytest.param(("--workdir=@/damaged",), ("has no valid checkpoint", "from a backup"), id="damaged checkpoints"),
         pytest.param(("--workdir=@/untrained",), ("has no valid checkpoint", "train there first"), id="no checkpoint"),

@@ -82,7 +82,7 @@ def compiled_states(model):
 
     def states(params):
         variables = {"params": params}
-        first = Bert(model).apply(variables, TOKENS, SEGMENTS, method="_embed")
+        first = Bert(model).apply(variables, TOKENS, VALID, SEGMENTS, method="_embed")
         rest = Bert(model).apply(variables, TOKENS, VALID, SEGMENTS, L, method="features")
         return [first, *jnp.split(rest, L, axis=-1)]
 
