@@ -59,6 +59,9 @@ _LASTING = {
 }
 
 
+_TENSORSTORE_ERROR = re.compile(r"(?:OS error |os_error_code=')(\d+)")
+
+
 def is_lasting(error: BaseException) -> bool:
     """Return True for a file error that the user must fix, and False for one that may pass, e.g. of a network disk.
 
@@ -67,7 +70,7 @@ def is_lasting(error: BaseException) -> bool:
     chain: BaseException | None = error
     while chain is not None:
         number = chain.errno if isinstance(chain, OSError) else None
-        if number is None and (match := re.search(r"OS error (\d+)", str(chain))):
+        if number is None and (match := _TENSORSTORE_ERROR.search(str(chain))):
             number = int(match[1])
         if number is not None:
             return number in _LASTING

@@ -359,7 +359,10 @@ class Checkpoints:
         return [(int(match[1]), path) for match, path in found if match]
 
     def _paths(self) -> list[epath.Path]:
-        return list(self.directory.iterdir()) if files.exists(self.directory) else []
+        with files.explained(
+            f"{self.directory} is not a folder of checkpoints", "restore it, or choose another workdir"
+        ):
+            return list(self.directory.iterdir()) if files.exists(self.directory) else []
 
     def _steps(self) -> list[int]:
         return sorted(step for step, path in self._entries() if path == self._folder(step))
