@@ -19,6 +19,7 @@ LAUNCH = ROOT / "scripts" / "launch"
 # Stand-in for train.py. A plan lists exit codes for each attempt; "sleep" stands for a process that does not end.
 STUB = """
 import json, os, pathlib, signal, sys, time
+what = None
 signal.signal(signal.SIGTERM, lambda *_: os.abort() if what == "abort when told" else sys.exit(75))
 given = dict(a.lstrip("-").split("=", 1) for a in sys.argv[1:])
 folder, me = pathlib.Path(given["workdir"]), int(given["process_id"])
@@ -159,7 +160,8 @@ def test_a_stop_before_training_counts_though_a_process_aborts(supervise, tmp_pa
     """The first process ends at once, which aborts the others."""
     process = supervise([["abort when told", "sleep"]])
     until(lambda: len(started(tmp_path)) == 2)
-    process.send_signal(signal.SIGHUP)
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # by nohup: then the supervisor ignores it, too
+    process.send_signal(signal.SIGTERM if ignored else signal.SIGHUP)
     ends(process, 75)
 
 
