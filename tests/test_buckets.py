@@ -73,7 +73,7 @@ def test_a_run_lives_in_a_bucket(run):
 @pytest.mark.slow
 def test_two_processes_under_a_supervisor(run):
     said = ends(run("launch/supervise", run.config))
-    assert "mesh: {'data': 2, " in said
+    assert "on 2 devices: data 2" in said
     assert names(run, "checkpoints/") == ["2", "4"]
     assert "resumed from step 4" in ends(run("launch/supervise", run.config, "--config.training.steps=6"))
     assert names(run, "checkpoints/") == ["2", "4", "6"]

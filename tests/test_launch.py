@@ -72,6 +72,11 @@ def ends(process: subprocess.Popen, code: int) -> str:
     return stderr
 
 
+def heard(number: int) -> int:
+    """Return a signal that the supervisor acts on: `number`, unless nohup or a background job ignores it."""
+    return signal.SIGTERM if signal.getsignal(number) == signal.SIG_IGN else number
+
+
 def started(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("started-*"))
 
@@ -160,8 +165,7 @@ def test_a_stop_before_training_counts_though_a_process_aborts(supervise, tmp_pa
     """The first process ends at once, which aborts the others."""
     process = supervise([["abort when told", "sleep"]])
     until(lambda: len(started(tmp_path)) == 2)
-    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # by nohup: then the supervisor ignores it, too
-    process.send_signal(signal.SIGTERM if ignored else signal.SIGHUP)
+    process.send_signal(heard(signal.SIGHUP))
     ends(process, 75)
 
 
@@ -188,7 +192,7 @@ def test_slurm_outside_a_job():
 def test_a_stop_reaches_processes_that_just_start(supervise, tmp_path):
     process = supervise([["sleep", "sleep"], ["sleep", "sleep"], ["sleep", "sleep"]])
     until(lambda: alive(tmp_path))
-    process.send_signal(signal.SIGINT)
+    process.send_signal(heard(signal.SIGINT))
     ends(process, 75)
     assert not alive(tmp_path)
 
@@ -253,7 +257,7 @@ def stubs(tmp_path, recipe):
 
 def trained_by_two(result: subprocess.CompletedProcess, workdir: Path) -> None:
     assert result.returncode == 0, result.stderr
-    assert "mesh: {'data': 2, " in result.stderr
+    assert "on 2 devices: data 2" in result.stderr
     assert result.stderr.count("step 4/4  loss") == 1  # only one process logs
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [2, 2, 4, 4]

@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 from forked import Running, begun
 
-STOPS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1]
+IGNORED = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+STOPS = [
+    signal.SIGTERM,
+    signal.SIGINT,
+    pytest.param(signal.SIGHUP, marks=pytest.mark.skipif(IGNORED, reason="nohup: SIGHUP is ignored")),
+    signal.SIGUSR1,
+]
 # Work in Python, in a library that does not return, in worker processes, and in a thread that a pool waits for.
 WORK = {
     "python": "ready()\nwhile True: time.sleep(0.01)",

@@ -55,7 +55,7 @@ def test_it_holds_one_experiment(tiny, learned, caplog):
 
 
 FREE = {
-    *("data.directory", "data.validation_split", "data.test_split", "data.vocabulary"),
+    *("data.directory", "data.validation_split", "data.test_split", "data.vocabulary", "data.meant_for"),
     *("data.validation_stride", "training.steps", "training.log_every", "training.evaluate_every"),
 }
 FREE_SECTIONS = ("evaluation", "checkpoint", "decoding", "answers", "mesh")
