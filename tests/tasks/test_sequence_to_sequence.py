@@ -303,7 +303,7 @@ def test_separate_tokenizers(tiny, tmp_path):
     task = make_task(parse(tiny), tmp_path / "run")
     hashes = task.fingerprint(training=False)
     assert hashes["source tokenizer"] != hashes["target tokenizer"]
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+    assert sorted(path.name for path in (tmp_path / "run").glob("tokenizer*")) == [
         "tokenizer.source.json",
         "tokenizer.target.json",
     ]
