@@ -1,10 +1,13 @@
-"""Translate written dates in many formats and languages to ISO 8601: the smallest complete translation task.
+"""Translate written dates in many formats and languages to ISO 8601.
 
-Paper: the Transformer of Vaswani et al. 2017 with two layers and d_model 128, over characters. `attention=additive`
-selects a recurrent encoder–decoder of the same width instead (Bahdanau et al. 2015). For the other attentions see
-models/recurrent.py.
+This is the smallest complete translation task.
+
+Paper: the Transformer of Vaswani et al. 2017 with two layers and d_model 128, over
+characters. `attention=additive` selects a recurrent encoder–decoder of the same width
+instead (Bahdanau et al. 2015). For the other attentions see models/recurrent.py.
 Command: python scripts/train.py --config=configs/dates.py --workdir=runs/dates
-Cost: a few minutes on two CPU cores; see the README. The data is generated into runs/data, without a download.
+Cost: a few minutes on two CPU cores; see the README. The data is generated into
+runs/data, without a download.
 Expected: at least 99 % of unseen dates exactly right.
 """
 
@@ -15,8 +18,13 @@ from transformer_jax.models.alignment import ALIGNMENTS
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    attention = parse_arg(arg, {"attention": ("transformer", "none", *ALIGNMENTS)})["attention"]
-    config = defaults("sequence_to_sequence", "transformer" if attention == "transformer" else "recurrent")
+    attention = parse_arg(arg, {"attention": ("transformer", "none", *ALIGNMENTS)})[
+        "attention"
+    ]
+    config = defaults(
+        "sequence_to_sequence",
+        "transformer" if attention == "transformer" else "recurrent",
+    )
 
     config.data.source = "tfds"
     config.data.name = "dates"

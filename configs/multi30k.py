@@ -1,24 +1,37 @@
-"""Multi30k image captions (Elliott et al. 2016), tokenized and lower-cased: en-de (the default), de-en or en-fr.
+"""Multi30k image captions (Elliott et al. 2016): en-de (the default), de-en or en-fr.
 
-Paper: Wu et al. 2021, "Good for Misconceived Reasons". Its text-only Transformer-tiny (4+4 layers, d_model 128, 2.57 M
-parameters, joint BPE of about 10k) scores 41.02 BLEU on en-de test2016.
-Sizes: `tiny` (the default), `small` and `base`, which are wider, and `annotated`, the Annotated Transformer's model
-(59,510,544 parameters) over words, with its learning-rate schedule.
-Positions: `positions=sinusoidal|learned|relative|rotary`, with every size (Shaw et al. 2018; Su et al. 2021).
+The captions are tokenized and lower-cased.
+
+Paper: Wu et al. 2021, "Good for Misconceived Reasons". Its text-only Transformer-tiny
+(4+4 layers, d_model 128, 2.57 M parameters, joint BPE of about 10k) scores 41.02 BLEU
+on en-de test2016.
+Sizes: `tiny` (the default), `small` and `base`, which are wider, and `annotated`, the
+Annotated Transformer's model (59,510,544 parameters) over words, with its learning-rate
+schedule.
+Positions: `positions=sinusoidal|learned|relative|rotary`, with every size (Shaw et al.
+2018; Su et al. 2021).
 Tokenizer: `bpe` (the default), `wordpiece` or `unigram`; `annotated` always uses words.
 `quick`: the size `small`, pre-LN, 2,800 steps of 2,048 positions.
-Command: python scripts/train.py --config=configs/multi30k.py:en-de --workdir=runs/multi30k --config.data.directory=DIR
-Data: DIR holds train, val and test_2016_flickr, with one file per language, e.g. train.en. The files are those of
-data/task1/tok in https://github.com/multi30k/dataset, without .lc.norm.tok in their names:
+Command: python scripts/train.py --config=configs/multi30k.py:en-de \
+    --workdir=runs/multi30k --config.data.directory=DIR
+Data: DIR holds train, val and test_2016_flickr, with one file per language, e.g.
+train.en. The files are those of data/task1/tok in https://github.com/multi30k/dataset,
+without .lc.norm.tok in their names:
     for f in *.lc.norm.tok.*; do mv "$f" "${f/.lc.norm.tok/}"; done
 Raw captions (cased, not tokenized) can be downloaded and read through tfds instead:
-    python scripts/prepare.py --name=multi30k/en-de --directory=DIR      (also multi30k/en-fr, multi30k/de-fr)
-    and for training --config.data.source=tfds --config.data.name=multi30k/en-de --config.data.directory=DIR
-For raw captions, set --config.data.tokenizer=bpe_bytes, which separates words from punctuation (`bpe_metaspace` and
-`wordpiece` learn "street." as one token), and --config.checkpoint.best_metric=bleu; their sacreBLEU is `bleu`.
-Score: python scripts/evaluate.py --workdir=runs/multi30k; papers report `bleu_tokenized`.
-Cost: 8,000 steps (55 million target tokens) take two hours on two CPU cores; `quick` takes about 22 minutes on one.
-Expected: 40.8 to 41.3 BLEU on test_2016_flickr; en-fr 62.2; raw captions 40.2 sacreBLEU; `quick` 38.
+    python scripts/prepare.py --name=multi30k/en-de --directory=DIR
+or with --name=multi30k/en-fr or multi30k/de-fr, and for training
+    --config.data.source=tfds --config.data.name=multi30k/en-de \
+    --config.data.directory=DIR
+For raw captions, set --config.data.tokenizer=bpe_bytes, which separates words from
+punctuation (`bpe_metaspace` and `wordpiece` learn "street." as one token), and
+--config.checkpoint.best_metric=bleu; their sacreBLEU is `bleu`.
+Score: python scripts/evaluate.py --workdir=runs/multi30k; papers report
+`bleu_tokenized`.
+Cost: 8,000 steps (55 million target tokens) take two hours on two CPU cores; `quick`
+takes about 22 minutes on one.
+Expected: 40.8 to 41.3 BLEU on test_2016_flickr; en-fr 62.2; raw captions 40.2
+sacreBLEU; `quick` 38.
 """
 
 import dataclasses
@@ -41,22 +54,31 @@ def get_config(arg: str | None = None) -> ConfigDict:
     words = {
         "pair": ("en-de", "de-en", "en-fr"),
         # The first value of each key is the default.
-        "size": ("small", "tiny", "base") if quick else ("tiny", "small", "base", "annotated"),
+        "size": (
+            ("small", "tiny", "base")
+            if quick
+            else ("tiny", "small", "base", "annotated")
+        ),
         "norm": ("pre", "post") if quick else ("post", "pre"),
         "positions": ("sinusoidal", "learned", "relative", "rotary"),
         "tokenizer": ("bpe", "wordpiece", "unigram"),
     }
     choice = parse_arg(arg, words, flags=("quick",))
     given = {part.rpartition("=")[2] for part in (arg or "").split(",")}
-    if choice["size"] == "annotated" and (own := given & {*words["norm"], *words["tokenizer"]}):
+    if choice["size"] == "annotated" and (
+        own := given & {*words["norm"], *words["tokenizer"]}
+    ):
         raise ConfigError(
-            f"config argument {min(own)!r} cannot be combined with 'annotated', which fixes this choice: omit one"
+            f"config argument {min(own)!r} cannot be combined with 'annotated', "
+            "which fixes this choice: omit one"
         )
     config = defaults("sequence_to_sequence")
 
     config.data.source_language, config.data.target_language = choice["pair"].split("-")
     config.data.test_split = "test_2016_flickr"
-    config.data.tokenizer = "bpe_metaspace" if choice["tokenizer"] == "bpe" else choice["tokenizer"]
+    config.data.tokenizer = (
+        "bpe_metaspace" if choice["tokenizer"] == "bpe" else choice["tokenizer"]
+    )
     config.data.max_length = 128
     config.data.batch_tokens = 8192
 
@@ -71,7 +93,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.model.num_heads = num_heads
     config.model.head_dim = d_model // num_heads
     config.model.value_dim = d_model // num_heads
-    config.model.unroll = max(num_encoder_layers, num_decoder_layers)  # a quarter faster on CPUs
+    # a quarter faster on CPUs
+    config.model.unroll = max(num_encoder_layers, num_decoder_layers)
     config.model.dropout_rate = 0.3
     config.model.norm = choice["norm"]
     config.model.max_length = 256
@@ -111,7 +134,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 def shorten(config: ConfigDict) -> None:
-    """Shorten training: small batches, a short warm-up, cosine decay to 0, and less regularization."""
+    """Shorten training: small batches, a short warm-up, cosine decay to 0, and less
+    regularization.
+    """
     config.data.batch_tokens = 2048
     config.model.source_vocab_size = config.model.target_vocab_size = 6000
     config.model.dropout_rate = 0.15

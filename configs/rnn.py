@@ -1,24 +1,35 @@
-"""From a recurrent model without attention to the Transformer, on Multi30k German to English, by one argument.
+"""From a recurrent model without attention to the Transformer, by one argument.
 
-Paper: Sutskever et al. 2014 and Cho et al. 2014 (attention=none with cell=lstm and gru), Bahdanau et al. 2015
-(additive), Luong et al. 2015 (concat, dot, general), Vaswani et al. 2017 (transformer, and its scaled_dot and
-multi_head attention on Luong's decoder).
-Arguments: `attention=additive|none|concat|dot|general|scaled_dot|multi_head|transformer` and `cell=gru|lstm`, the first
-being the default. `reversed` reads the source backwards (only for attention=none). `small` halves the widths and trains
-for five epochs; its recurrent models have dropout 0.3 instead of 0.5, and in training their decoder reads only words of
-the reference.
-Encoders: with attention, bidirectional, with 512 units per direction (256 for dot, which needs encoder and decoder
-states of equal width). Without attention, one direction, with two layers for the LSTM.
-Sizes, dropout, teacher forcing, the Transformer's positions and embedding initializer, and the ten epochs are those of
-Trevett's tutorials (bentrevett/pytorch-seq2seq); their LSTM is `none,lstm,reversed`. Differs: the tutorials have a
-constant learning rate, text tokenized by spaCy, batches of 128 sentences, and no label smoothing in the Transformer.
-Command: python scripts/train.py --config=configs/rnn.py:attention=dot --workdir=runs/dot --config.data.directory=DIR
+The task is Multi30k, German to English.
+
+Paper: Sutskever et al. 2014 and Cho et al. 2014 (attention=none with cell=lstm and
+gru), Bahdanau et al. 2015 (additive), Luong et al. 2015 (concat, dot, general), Vaswani
+et al. 2017 (transformer, and its scaled_dot and multi_head attention on Luong's
+decoder).
+Arguments:
+`attention=additive|none|concat|dot|general|scaled_dot|multi_head|transformer` and
+`cell=gru|lstm`, the first being the default. `reversed` reads the source backwards
+(only for attention=none). `small` halves the widths and trains for five epochs; its
+recurrent models have dropout 0.3 instead of 0.5, and in training their decoder reads
+only words of the reference.
+Encoders: with attention, bidirectional, with 512 units per direction (256 for dot,
+which needs encoder and decoder states of equal width). Without attention, one
+direction, with two layers for the LSTM.
+Sizes, dropout, teacher forcing, the Transformer's positions and embedding initializer,
+and the ten epochs are those of Trevett's tutorials (bentrevett/pytorch-seq2seq); their
+LSTM is `none,lstm,reversed`.
+Differs: the tutorials have a constant learning rate, text tokenized by spaCy, batches
+of 128 sentences, and no label smoothing in the Transformer.
+Command: python scripts/train.py --config=configs/rnn.py:attention=dot \
+    --workdir=runs/dot --config.data.directory=DIR
 Data: see configs/multi30k.py.
-Cost: in float32 on one core of a Xeon, additive (20,509,552 parameters) trains at 600–700 target tokens per second, a
-matmul utilization of 0.7. Its ten epochs took 1 h 50 min; none took 1 h 10 min and transformer 43 min. On one core of
-an EPYC, none,lstm,reversed took 40 min and transformer 22 min.
-Expected: greedy BLEU on test2016, with the tutorials' scores in parentheses: none,lstm,reversed 14.5 (13.8), none 23.7
-(20.6), additive 35.1 (28.3), transformer 37.1 (36.5).
+Cost: in float32 on one core of a Xeon, additive (20,509,552 parameters) trains at
+600–700 target tokens per second, a matmul utilization of 0.7. Its ten epochs took 1 h
+50 min; none took 1 h 10 min and transformer 43 min. On one core of an EPYC,
+none,lstm,reversed took 40 min and transformer 22 min.
+Expected: greedy BLEU on test2016, with the tutorials' scores in parentheses:
+none,lstm,reversed 14.5 (13.8), none 23.7 (20.6), additive 35.1 (28.3), transformer 37.1
+(36.5).
 """
 
 from ml_collections import ConfigDict
@@ -26,7 +37,16 @@ from ml_collections import ConfigDict
 from transformer_jax.config import ConfigError, defaults, parse_arg, share
 
 WORDS = {
-    "attention": ("additive", "none", "concat", "dot", "general", "scaled_dot", "multi_head", "transformer"),
+    "attention": (
+        "additive",
+        "none",
+        "concat",
+        "dot",
+        "general",
+        "scaled_dot",
+        "multi_head",
+        "transformer",
+    ),
     "cell": ("gru", "lstm"),
 }
 
@@ -34,10 +54,19 @@ WORDS = {
 def get_config(arg: str | None = None) -> ConfigDict:
     choice = parse_arg(arg, WORDS, flags=("small", "reversed"))
     if choice["reversed"] and choice["attention"] != "none":
-        raise ConfigError("config argument 'reversed' requires attention=none: omit 'reversed', or set attention=none")
+        raise ConfigError(
+            "config argument 'reversed' requires attention=none: "
+            "omit 'reversed', or set attention=none"
+        )
     if choice["cell"] == "lstm" and choice["attention"] == "transformer":
-        raise ConfigError("config argument 'lstm' requires a recurrent model: omit 'lstm', or choose another attention")
-    config = defaults("sequence_to_sequence", "transformer" if choice["attention"] == "transformer" else "recurrent")
+        raise ConfigError(
+            "config argument 'lstm' requires a recurrent model: "
+            "omit 'lstm', or choose another attention"
+        )
+    config = defaults(
+        "sequence_to_sequence",
+        "transformer" if choice["attention"] == "transformer" else "recurrent",
+    )
     if choice["attention"] == "transformer":
         transformer(config.model, choice["small"])
     else:
@@ -67,7 +96,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.optimizer.warmup_steps = share(config, parts, hundredths)  # 400 or 100 steps
     config.training.evaluate_every = share(config, 5 if choice["small"] else 10)
     config.checkpoint.every = share(config, 5 if choice["small"] else 10)
-    config.training.label_smoothing = 0.1 if choice["attention"] == "transformer" else 0.0
+    config.training.label_smoothing = (
+        0.1 if choice["attention"] == "transformer" else 0.0
+    )
 
     config.checkpoint.keep_latest = 2
     config.checkpoint.keep_best = 1
@@ -80,11 +111,20 @@ def get_config(arg: str | None = None) -> ConfigDict:
     return config
 
 
-def recurrent(model: ConfigDict, attention: str, cell: str, small: bool, reversed: bool) -> None:
-    """Set the recurrent model. Without attention: two LSTM layers (Sutskever et al.) or one GRU layer (Cho et al.)."""
+def recurrent(
+    model: ConfigDict, attention: str, cell: str, small: bool, reversed: bool
+) -> None:
+    """Set the recurrent model.
+
+    Without attention: two LSTM layers (Sutskever et al.) or one GRU layer (Cho et al.).
+    """
     half = 2 if small else 1
     model.attention, model.cell = attention, cell
-    model.embedding_dim, model.d_model, model.attention_dim = 256 // half, 512 // half, 512 // half
+    model.embedding_dim, model.d_model, model.attention_dim = (
+        256 // half,
+        512 // half,
+        512 // half,
+    )
     model.encoder_dim = model.d_model
     model.dropout_rate = 0.3 if small else 0.5
     model.teacher_forcing = 1.0 if small else 0.5
@@ -101,10 +141,14 @@ def recurrent(model: ConfigDict, attention: str, cell: str, small: bool, reverse
 def transformer(model: ConfigDict, small: bool) -> None:
     """Set the Transformer model."""
     model.num_encoder_layers = model.num_decoder_layers = model.unroll = 3
-    model.d_model, model.d_ff, model.num_heads = (128, 256, 4) if small else (256, 512, 8)
+    model.d_model, model.d_ff, model.num_heads = (
+        (128, 256, 4) if small else (256, 512, 8)
+    )
     model.head_dim = model.value_dim = 32
     model.norm = "post"
     model.tie_embeddings = "none"
     model.positions = "learned"
     model.embedding_init = "xavier_uniform"
-    model.dropout_rate = model.attention_dropout_rate = model.feed_forward_dropout_rate = 0.1
+    model.dropout_rate = model.attention_dropout_rate = (
+        model.feed_forward_dropout_rate
+    ) = 0.1

@@ -1,20 +1,29 @@
-"""TED talks, Portuguese to English: the model of TensorFlow's Transformer tutorial, at the tutorial's size.
+"""TED talks, Portuguese to English: the model of TensorFlow's Transformer tutorial.
 
-Paper: the Transformer of Vaswani et al. 2017 as built in "Neural machine translation with a Transformer and Keras"
-(tensorflow/text, docs/tutorials/transformer.ipynb): 4+4 layers, d_model 128, d_ff 512, 8 heads that are each d_model
-wide (Keras' key_dim=d_model), post-LN, three separate embedding tables, an output bias, no label smoothing, the paper's
-schedule with 4000 warm-up steps, Adam (0.9, 0.98, 1e-9), batches of 64 sentences, 20 epochs, greedy decoding. With the
-tutorial's vocabulary sizes, 7,765 and 7,010, the model has the tutorial's 10,184,162 parameters.
-The talks: Qi et al. 2018, "When and Why are Pre-trained Word Embeddings Useful for Neural Machine Translation?".
-Command: python scripts/train.py --config=configs/ted_hrlr.py --workdir=runs/ted --config.data.directory=DIR
-Data: tfds `ted_hrlr_translate/pt_to_en`, 51,785 pairs, lower-cased and tokenized (one archive of 131 MB):
+The model has the tutorial's size.
+
+Paper: the Transformer of Vaswani et al. 2017 as built in "Neural machine translation
+with a Transformer and Keras" (tensorflow/text, docs/tutorials/transformer.ipynb): 4+4
+layers, d_model 128, d_ff 512, 8 heads that are each d_model wide (Keras'
+key_dim=d_model), post-LN, three separate embedding tables, an output bias, no label
+smoothing, the paper's schedule with 4000 warm-up steps, Adam (0.9, 0.98, 1e-9), batches
+of 64 sentences, 20 epochs, greedy decoding. With the tutorial's vocabulary sizes, 7,765
+and 7,010, the model has the tutorial's 10,184,162 parameters. The talks: Qi et al.
+2018, "When and Why are Pre-trained Word Embeddings Useful for Neural Machine
+Translation?".
+Command: python scripts/train.py --config=configs/ted_hrlr.py --workdir=runs/ted \
+    --config.data.directory=DIR
+Data: tfds `ted_hrlr_translate/pt_to_en`, 51,785 pairs, lower-cased and tokenized (one
+archive of 131 MB):
     python scripts/prepare.py --name=ted_hrlr_translate/pt_to_en --directory=DIR
-Cost: 16,200 steps, which is 20 epochs at 64 sentences per batch. Not measured; the tutorial mentions an hour in Colab.
+Cost: 16,200 steps, which is 20 epochs at 64 sentences per batch. Not measured; the
+tutorial mentions an hour in Colab.
 Expected: not measured, and the tutorial prints no BLEU.
-Differs: batches of 2,048 positions, an estimated 64 sentences; pairs longer than 128 tokens are left out, where the
-tutorial truncates them; BPE with 8,000 tokens instead of word pieces with at most 8,000; interleaved sines and cosines,
-where the tutorial has all sines before all cosines; dropout also on the output of attention, not only on its weights;
-embeddings are initialized from a normal distribution.
+Differs: batches of 2,048 positions, an estimated 64 sentences; pairs longer than 128
+tokens are left out, where the tutorial truncates them; BPE with 8,000 tokens instead of
+word pieces with at most 8,000; interleaved sines and cosines, where the tutorial has
+all sines before all cosines; dropout also on the output of attention, not only on its
+weights; embeddings are initialized from a normal distribution.
 """
 
 from ml_collections import ConfigDict

@@ -1,11 +1,15 @@
-"""Draw a trained model's attention weights in one HTML file that opens in a browser without a network.
+r"""Draw a trained model's attention weights in one HTML file.
 
-    python scripts/attention_report.py --workdir=runs/dates --input=lines.txt --output=report.html
+The file opens in a browser without a network.
 
-Each input line is one record. A line may hold several columns separated by tabs, in the order of the task's data. For
-example, a translation model takes a source and a target; where the target is given, the decoder reads it instead of its
-own output. For a task with several inputs, a line may also be a JSON object whose fields are columns. Messages go to
-stderr, nothing to stdout.
+    python scripts/attention_report.py --workdir=runs/dates --input=lines.txt \
+        --output=report.html
+
+Each input line is one record. A line may hold several columns separated by tabs, in the
+order of the task's data. For example, a translation model takes a source and a target;
+where the target is given, the decoder reads it instead of its own output. For a task
+with several inputs, a line may also be a JSON object whose fields are columns. Messages
+go to stderr, nothing to stdout.
 """
 
 import sys
@@ -22,27 +26,52 @@ from transformer_jax.training import processes
 
 INPUT = flags.DEFINE_string("input", "-", "text file, or - for stdin")
 OUTPUT = flags.DEFINE_string("output", "report.html", "HTML file to write")
-SENTENCES = flags.DEFINE_integer("sentences", 20, "maximum number of input lines to draw", lower_bound=1)
+SENTENCES = flags.DEFINE_integer(
+    "sentences", 20, "maximum number of input lines to draw", lower_bound=1
+)
 
 
 def main(config: ConfigDict) -> None:
     if OUTPUT.value == "-":
-        raise UserError("--output=-: the report cannot go to stdout; name a file, e.g. report.html")
+        raise UserError(
+            "--output=-: the report cannot go to stdout; name a file, e.g. report.html"
+        )
     command_line.check_output(OUTPUT.value, INPUT.value, flags.FLAGS.workdir)
-    lines = [(n, line) for n, line in enumerate(command_line.read_lines(INPUT.value), 1) if line.strip()]
+    lines = [
+        (n, line)
+        for n, line in enumerate(command_line.read_lines(INPUT.value), 1)
+        if line.strip()
+    ]
     if not lines:
-        raise UserError(f"--input={INPUT.value}: all lines are empty; give at least one line of text to draw")
+        raise UserError(
+            f"--input={INPUT.value}: all lines are empty; "
+            "give at least one line of text to draw"
+        )
     if len(lines) > SENTENCES.value:
-        print(f"drawing the first {SENTENCES.value} of {len(lines)} lines; --sentences sets the limit", file=sys.stderr)
+        print(
+            f"drawing the first {SENTENCES.value} of {len(lines)} lines; "
+            "--sentences sets the limit",
+            file=sys.stderr,
+        )
         lines = lines[: SENTENCES.value]
     predictor = Predictor(flags.FLAGS.workdir, config)
     columns, inputs = predictor.task.columns, predictor.task.inputs
-    records = [parse_record(line, f"input, line {n}", columns, inputs, len(columns)) for n, line in lines]
+    records = [
+        parse_record(line, f"input, line {n}", columns, inputs, len(columns))
+        for n, line in lines
+    ]
     maps = predictor.attention(records)
     if processes.is_first():
-        titles = [record if isinstance(record, str) else record[columns[0]] for record in records]
-        sentences = [Sentence(title, found) for title, found in zip(titles, maps, strict=True)]
-        size = write_report(OUTPUT.value, f"Attention: {flags.FLAGS.workdir}", sentences)
+        titles = [
+            record if isinstance(record, str) else record[columns[0]]
+            for record in records
+        ]
+        sentences = [
+            Sentence(title, found) for title, found in zip(titles, maps, strict=True)
+        ]
+        size = write_report(
+            OUTPUT.value, f"Attention: {flags.FLAGS.workdir}", sentences
+        )
         print(f"wrote {OUTPUT.value}, {size:,} bytes", file=sys.stderr)
 
 

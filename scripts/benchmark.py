@@ -1,14 +1,17 @@
-"""Time a recipe's training step, on its own data or without data, and print the result as one JSON line.
+r"""Time a recipe's training step, and print the result as one JSON line.
 
-    python scripts/benchmark.py --config=configs/multi30k.py:en-de,quick --config.data.directory=DIR
+    python scripts/benchmark.py --config=configs/multi30k.py:en-de,quick \
+        --config.data.directory=DIR
     python scripts/benchmark.py --config=configs/wmt14.py:big --length=64
 
-With --length, the step is timed on random sentences of this length, without padding.
+The step is timed on the recipe's data or, with --length and without data, on random
+sentences of this length, without padding.
 
-`mfu` (model FLOPs utilization) is the fraction of the chip's published peak FLOP/s that is spent on matrix products
-over tokens; products over padding do not count. On CPUs and unknown chips the line has `matmul_utilization` instead,
-the fraction of a matrix-product rate that is measured in the same run. On a shared machine, compare ratios within one
-run and not times across runs.
+`mfu` (model FLOPs utilization) is the fraction of the chip's published peak FLOP/s that
+is spent on matrix products over tokens; products over padding do not count. On CPUs and
+unknown chips the line has `matmul_utilization` instead, the fraction of a
+matrix-product rate that is measured in the same run. On a shared machine, compare
+ratios within one run and not times across runs.
 """
 
 import itertools
@@ -28,11 +31,28 @@ from transformer_jax.data.batching import Arrays, Batch
 from transformer_jax.training import processes
 from transformer_jax.training.engine import Engine
 from transformer_jax.training.profiling import peak_flops
-from transformer_jax.training.sharding import batch_sharding, check_rows, feed, place, rows_here
+from transformer_jax.training.sharding import (
+    batch_sharding,
+    check_rows,
+    feed,
+    place,
+    rows_here,
+)
 
 CONFIG = command_line.define_recipe()
-ROUNDS = flags.DEFINE_integer("rounds", 5, "how many times to time each batch shape", lower_bound=1, upper_bound=10_000)
-LENGTH = flags.DEFINE_integer("length", None, "time random sentences of this length instead of the data", lower_bound=2)
+ROUNDS = flags.DEFINE_integer(
+    "rounds",
+    5,
+    "how many times to time each batch shape",
+    lower_bound=1,
+    upper_bound=10_000,
+)
+LENGTH = flags.DEFINE_integer(
+    "length",
+    None,
+    "time random sentences of this length instead of the data",
+    lower_bound=2,
+)
 
 
 class Timed(NamedTuple):
@@ -54,11 +74,18 @@ def main() -> None:
     config = parse(raw)
     with tempfile.TemporaryDirectory() as workdir:
         engine = Engine(make_task(config, None if LENGTH.value else workdir))
-        by_shape = [[random_batch(engine, LENGTH.value)]] if LENGTH.value else batches_of_data(engine)
+        by_shape = (
+            [[random_batch(engine, LENGTH.value)]]
+            if LENGTH.value
+            else batches_of_data(engine)
+        )
         state = engine.init(jax.random.key(0))
-        # The rarest shape is timed once per round, the others in proportion to their frequency in an epoch.
+        # The rarest shape is timed once per round, the others in proportion to their
+        # frequency in an epoch.
         rarest = min(map(len, by_shape))
-        chosen = [batch for same in by_shape for batch in same[: max(1, len(same) // rarest)]]
+        chosen = [
+            batch for same in by_shape for batch in same[: max(1, len(same) // rarest)]
+        ]
         start = time.perf_counter()
         for same in by_shape:
             state, _ = jax.block_until_ready(engine.step(state, same[0].place()))
@@ -95,10 +122,17 @@ def batches_of_data(engine: Engine) -> list[list[Timed]]:
     """Return the batches of an epoch, those of each shape in a list of their own."""
     config = engine.task.config
     batches = engine.task.batches(config.data.train_split, config.training.seed)
-    check_rows((rows for rows, *_ in batches.plan.shapes), engine.mesh, config.training.microbatches)
+    check_rows(
+        (rows for rows, *_ in batches.plan.shapes),
+        engine.mesh,
+        config.training.microbatches,
+    )
 
     def timed(batch: Batch) -> Timed:
-        return Timed(lambda: next(feed(batches, [batch.number], engine.mesh)).placed, lambda: batches.load(batch))
+        return Timed(
+            lambda: next(feed(batches, [batch.number], engine.mesh)).placed,
+            lambda: batches.load(batch),
+        )
 
     by_shape: dict[tuple, list[Timed]] = {}
     for i in range(len(batches.plan)):
@@ -113,7 +147,10 @@ def random_batch(engine: Engine, length: int) -> Timed:
     command_line.check_length(length, config.data.max_length)
     parts = mesh.shape["data"] * mesh.shape["fsdp"] * config.training.microbatches
     rows = max(config.data.batch_tokens // length // parts, 1) * parts
-    arrays, here = engine.task.dummy_batch(rows, length), rows_here(batch_sharding(mesh), rows)
+    arrays, here = (
+        engine.task.dummy_batch(rows, length),
+        rows_here(batch_sharding(mesh), rows),
+    )
     held = {name: array[here] for name, array in arrays.items()}
     return Timed(lambda: place(held, mesh, rows, here.start), lambda: arrays)
 

@@ -1,10 +1,13 @@
-"""Plot runs together: logged values over training steps, or one metric over the length of the source.
+r"""Plot runs: logged values over training steps, or a metric over source lengths.
 
-    python scripts/compare.py --workdirs=runs/a,runs/b --output=curves.svg --values=loss,bleu
-    python scripts/compare.py --workdirs=runs/a,runs/b --output=lengths.svg --lengths=10,20,30 --values=bleu --split=val
+    python scripts/compare.py --workdirs=runs/a,runs/b --output=curves.svg \
+        --values=loss,bleu
+    python scripts/compare.py --workdirs=runs/a,runs/b --output=lengths.svg \
+        --lengths=10,20,30 --values=bleu --split=val
 
-With --lengths, each run predicts the split, and a table goes to stdout: run, lengths, number of examples and score,
-separated by tabs. `--config.a.b=v` then changes the config of every run.
+With --lengths, each run predicts the split, and a table goes to stdout: run, lengths,
+number of examples and score, separated by tabs. `--config.a.b=v` then changes the
+config of every run.
 """
 
 import functools
@@ -21,11 +24,25 @@ from transformer_jax.tasks import task_class
 from transformer_jax.training.task import Config
 from transformer_jax.workdir import read
 
-WORKDIRS = flags.DEFINE_list("workdirs", None, "comma-separated folders of runs", required=True)
-OUTPUT = flags.DEFINE_string("output", None, "image file to write, in any format of matplotlib", required=True)
-VALUES = flags.DEFINE_list("values", ["loss"], "names in metrics.jsonl, or with --lengths one metric, e.g. bleu")
-LENGTHS = flags.DEFINE_list("lengths", None, "plot by source length: upper limits of the length groups, in words")
-SPLIT = flags.DEFINE_string("split", None, "split to predict with --lengths (default: config.data.test_split)")
+WORKDIRS = flags.DEFINE_list(
+    "workdirs", None, "comma-separated folders of runs", required=True
+)
+OUTPUT = flags.DEFINE_string(
+    "output", None, "image file to write, in any format of matplotlib", required=True
+)
+VALUES = flags.DEFINE_list(
+    "values",
+    ["loss"],
+    "names in metrics.jsonl, or with --lengths one metric, e.g. bleu",
+)
+LENGTHS = flags.DEFINE_list(
+    "lengths",
+    None,
+    "plot by source length: upper limits of the length groups, in words",
+)
+SPLIT = flags.DEFINE_string(
+    "split", None, "split to predict with --lengths (default: config.data.test_split)"
+)
 command_line.define_task()
 
 OVERRIDES, ARGV = command_line.split_overrides()
@@ -33,19 +50,33 @@ OVERRIDES, ARGV = command_line.split_overrides()
 
 def main() -> None:
     if not WORKDIRS.value or not all(WORKDIRS.value):
-        raise UserError("--workdirs is empty, or one of its names: name folders of runs, separated by commas")
+        raise UserError(
+            "--workdirs is empty, or one of its names: "
+            "name folders of runs, separated by commas"
+        )
     curves.check_picture(OUTPUT.value)
     if not VALUES.value:
-        raise UserError("--values is empty: name at least one value, e.g. --values=loss")
+        raise UserError(
+            "--values is empty: name at least one value, e.g. --values=loss"
+        )
     for run in WORKDIRS.value:
         command_line.check_output(OUTPUT.value, workdir=run)
     if LENGTHS.value is None:
         if SPLIT.value or OVERRIDES:
-            raise UserError("--split and --config.… require --lengths: add it, e.g. --lengths=10,20,30")
-        runs = {run: {name: curves.read_curves(run, name) for name in VALUES.value} for run in WORKDIRS.value}
+            raise UserError(
+                "--split and --config.… require --lengths: "
+                "add it, e.g. --lengths=10,20,30"
+            )
+        runs = {
+            run: {name: curves.read_curves(run, name) for name in VALUES.value}
+            for run in WORKDIRS.value
+        }
         curves.draw_curves(OUTPUT.value, runs, label)
     elif len(VALUES.value) != 1 or VALUES.value == ["loss"]:
-        raise UserError(f"--values={','.join(VALUES.value)}: --lengths plots one metric, e.g. --values=bleu")
+        raise UserError(
+            f"--values={','.join(VALUES.value)}: "
+            "--lengths plots one metric, e.g. --values=bleu"
+        )
     else:
         scores = by_length(curves.check_edges(LENGTHS.value), VALUES.value[0])
         curves.draw_by_length(OUTPUT.value, scores, VALUES.value[0])
@@ -53,7 +84,9 @@ def main() -> None:
 
 
 def label(run: str, split: str, value: str) -> str:
-    """Return the label of a value, with the way it was computed if the run's config says so, e.g. "bleu (greedy)"."""
+    """Return the label of a value, with the way it was computed if the run's config
+    says so, e.g. "bleu (greedy)".
+    """
     config = parsed(run)
     if config is None:
         return value
@@ -64,7 +97,9 @@ def label(run: str, split: str, value: str) -> str:
 
 @functools.cache
 def parsed(run: str) -> Config | None:
-    """Return the config of a run, or None if it cannot be read, e.g. if the folder has only metrics.jsonl."""
+    """Return the config of a run, or None if it cannot be read, e.g. if the folder
+    has only metrics.jsonl.
+    """
     try:
         return parse(read(run))
     except ValueError:
@@ -72,9 +107,12 @@ def parsed(run: str) -> Config | None:
 
 
 def by_length(edges: list[int], metric: str) -> dict[str, list[curves.LengthScore]]:
-    """Predict the split with every run, print the table, and return the scores per run."""
+    """Predict the split with every run, print the table, and return the scores per
+    run.
+    """
     configs = {run: read(run) for run in WORKDIRS.value}
-    for config in configs.values():  # report any config problem before the first run predicts
+    # report any config problem before the first run predicts
+    for config in configs.values():
         override(config, OVERRIDES)
         parse(config)
     scores = {}
@@ -84,10 +122,15 @@ def by_length(edges: list[int], metric: str) -> dict[str, list[curves.LengthScor
         batches = task.batches(SPLIT.value or config.data.test_split, None)
         predictions = predictor.predict(batches.records, scored=True)
         score = functools.partial(task.score, {})
-        scores[run] = curves.score_by_length(batches.records, predictions, batches.references, edges, metric, score)
+        scores[run] = curves.score_by_length(
+            batches.records, predictions, batches.references, edges, metric, score
+        )
     for run, parts in scores.items():
         for part in parts:
-            print(f"{run}\t{part.shortest}-{part.longest}\t{part.examples}\t{part.score:.4g}")
+            print(
+                f"{run}\t{part.shortest}-{part.longest}"
+                f"\t{part.examples}\t{part.score:.4g}"
+            )
     return scores
 
 

@@ -1,13 +1,15 @@
-"""Describe a recipe's training step on any device mesh, without data or accelerators: a table, or JSON with --json.
+r"""Describe a recipe's training step on any mesh, without data or accelerators.
 
     python scripts/describe.py --config=configs/wmt14.py:big --mesh=data=64,fsdp=8
-    python scripts/describe.py --config=configs/wmt14.py:big --topology=v5e:16x16 --mesh=data=32,fsdp=8
+    python scripts/describe.py --config=configs/wmt14.py:big --topology=v5e:16x16 \
+        --mesh=data=32,fsdp=8
 
-The output on stdout lists parameters, FLOPs, bytes per device, which parameters are sharded along which axes, and what
-the devices send to each other. Estimates are marked as such.
+The output on stdout is a table, or JSON with --json. It lists parameters, FLOPs, bytes
+per device, which parameters are sharded along which axes, and what the devices send to
+each other. Estimates are marked as such.
 
-With --topology, the step is compiled by the compiler of these TPUs or GPUs, and the output says whether it fits and how
-long it would take.
+With --topology, the step is compiled by the compiler of these TPUs or GPUs, and the
+output says whether it fits and how long it would take.
 """
 
 import dataclasses
@@ -20,13 +22,23 @@ from typing import Any
 
 
 def mesh_of(text: str) -> dict[str, int]:
-    """Parse --mesh: "data=4,tensor=2" → {"data": 4, "fsdp": 1, "tensor": 2}. Exits with code 2 if it is invalid."""
+    """Parse --mesh: "data=4,tensor=2" → {"data": 4, "fsdp": 1, "tensor": 2}. Exits
+    with code 2 if it is invalid.
+    """
     sizes = {"data": 1, "fsdp": 1, "tensor": 1}
     left = list(sizes)
     for part in filter(None, text.split(",")):
         axis, _, size = part.partition("=")
-        if axis not in left or not (size.isascii() and size.isdecimal()) or not 1 <= int(size) < 2**31:
-            print(f"error: --mesh={text}: write it as data=64,fsdp=8,tensor=1, each axis at most once", file=sys.stderr)
+        if (
+            axis not in left
+            or not (size.isascii() and size.isdecimal())
+            or not 1 <= int(size) < 2**31
+        ):
+            print(
+                f"error: --mesh={text}: "
+                "write it as data=64,fsdp=8,tensor=1, each axis at most once",
+                file=sys.stderr,
+            )
             sys.exit(2)
         left.remove(axis)
         sizes[axis] = int(size)
@@ -34,10 +46,15 @@ def mesh_of(text: str) -> dict[str, int]:
 
 
 # The number of simulated devices must be set before jax is imported.
-MESH_SIZES = mesh_of(next((a.partition("=")[2] for a in sys.argv if a.startswith("--mesh=")), ""))
+MESH_SIZES = mesh_of(
+    next((a.partition("=")[2] for a in sys.argv if a.startswith("--mesh=")), "")
+)
 COMPILED_FOR_TOPOLOGY = any(argument.startswith("--topology") for argument in sys.argv)
 SIMULATED = 1 if COMPILED_FOR_TOPOLOGY else math.prod(MESH_SIZES.values())
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={SIMULATED}"
+os.environ["XLA_FLAGS"] = (
+    f"{os.environ.get('XLA_FLAGS', '')} "
+    f"--xla_force_host_platform_device_count={SIMULATED}"
+)
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax  # noqa: E402
@@ -53,12 +70,26 @@ from transformer_jax.training.engine import Engine  # noqa: E402
 from transformer_jax.training.task import Config  # noqa: E402
 
 CONFIG = command_line.define_recipe()
-MESH = flags.DEFINE_string("mesh", "", "devices along each axis (1 if not named), e.g. data=64,fsdp=8")
-TOPOLOGY = flags.DEFINE_string("topology", "", "devices to compile for, e.g. v5e:16x16; without --mesh, all along data")
-STEP = flags.DEFINE_enum("step", "train", target.STEPS, "the step to compile with --topology")
-SAVE = flags.DEFINE_string("save", "", "file for the text of the program compiled with --topology")
-LENGTH = flags.DEFINE_integer("length", 64, "tokens per sentence of the described batch", lower_bound=2)
-LINK = flags.DEFINE_float("link_gb_s", 100.0, "send bandwidth of a device, in GB/s", lower_bound=1e-3)
+MESH = flags.DEFINE_string(
+    "mesh", "", "devices along each axis (1 if not named), e.g. data=64,fsdp=8"
+)
+TOPOLOGY = flags.DEFINE_string(
+    "topology",
+    "",
+    "devices to compile for, e.g. v5e:16x16; without --mesh, all along data",
+)
+STEP = flags.DEFINE_enum(
+    "step", "train", target.STEPS, "the step to compile with --topology"
+)
+SAVE = flags.DEFINE_string(
+    "save", "", "file for the text of the program compiled with --topology"
+)
+LENGTH = flags.DEFINE_integer(
+    "length", 64, "tokens per sentence of the described batch", lower_bound=2
+)
+LINK = flags.DEFINE_float(
+    "link_gb_s", 100.0, "send bandwidth of a device, in GB/s", lower_bound=1e-3
+)
 PEAK = flags.DEFINE_float(
     "peak_tflop_s",
     400.0,
@@ -71,19 +102,32 @@ JSON = flags.DEFINE_bool("json", False, "print one JSON object instead of the ta
 def main() -> None:
     command_line.check_output("-")
     if mesh_of(MESH.value) != MESH_SIZES:
-        raise flags.Error(f"--mesh={MESH.value}: write it with =, and only once, e.g. --mesh=data=64,fsdp=8")
+        raise flags.Error(
+            f"--mesh={MESH.value}: "
+            "write it with =, and only once, e.g. --mesh=data=64,fsdp=8"
+        )
     if any(argument.startswith("--config.mesh.") for argument in sys.argv):
-        raise flags.Error("--config.mesh.… cannot be used here: set --mesh instead, e.g. --mesh=data=64,fsdp=8")
+        raise flags.Error(
+            "--config.mesh.… cannot be used here: "
+            "set --mesh instead, e.g. --mesh=data=64,fsdp=8"
+        )
     for flag in (LINK, PEAK):
         if not math.isfinite(flag.value):
-            raise flags.Error(f"--{flag.name}={flag.value}: must be finite, e.g. {flag.default}")
+            raise flags.Error(
+                f"--{flag.name}={flag.value}: must be finite, e.g. {flag.default}"
+            )
     if SAVE.value:
         command_line.check_output(SAVE.value)
     if PEAK.present and TOPOLOGY.value:
-        raise flags.Error("--peak_tflop_s cannot be used with --topology, which says what the devices are")
+        raise flags.Error(
+            "--peak_tflop_s cannot be used with --topology, "
+            "which says what the devices are"
+        )
     for flag in (STEP, SAVE):
         if flag.present and not TOPOLOGY.value:
-            raise flags.Error(f"--{flag.name} needs --topology, e.g. --topology=v5e:16x16")
+            raise flags.Error(
+                f"--{flag.name} needs --topology, e.g. --topology=v5e:16x16"
+            )
     raw = CONFIG.value
     raw.data.directory = raw.data.directory or "(none)"
     if TOPOLOGY.value:
@@ -93,7 +137,9 @@ def main() -> None:
 
 
 def describe_simulated(raw: ConfigDict) -> None:
-    """Print the description of the training step as compiled for simulated CPU devices."""
+    """Print the description of the training step as compiled for simulated CPU
+    devices.
+    """
     raw.mesh.update(MESH_SIZES)
     config = checked(raw)
     shards = MESH_SIZES["data"] * MESH_SIZES["fsdp"] * config.training.microbatches
@@ -101,17 +147,29 @@ def describe_simulated(raw: ConfigDict) -> None:
     batch = task.dummy_batch(training_rows(config, shards), LENGTH.value)
     described = description.describe(Engine(task), batch, chunks(batch, shards))
     link, peak = LINK.value * 1e9, PEAK.value * 1e12
-    times = dict(zip(("computing_s", "sending_s"), described.times(link, peak), strict=True))
-    assumed = peak if PEAK.present or math.prod(MESH_SIZES.values()) > 1 else None  # one device may be a laptop
-    show(dataclasses.asdict(described) | times, description.table_rows(described, link, assumed))
+    times = dict(
+        zip(("computing_s", "sending_s"), described.times(link, peak), strict=True)
+    )
+    # one device may be a laptop
+    assumed = peak if PEAK.present or math.prod(MESH_SIZES.values()) > 1 else None
+    show(
+        dataclasses.asdict(described) | times,
+        description.table_rows(described, link, assumed),
+    )
 
 
 def describe_target(raw: ConfigDict) -> None:
     """Print the description of a step as compiled for the devices of --topology."""
-    jax.config.update("jax_enable_compilation_cache", False)  # JAX cannot read a program for devices that are not here
-    chip, devices = topologies.chip_of(TOPOLOGY.value), topologies.devices_of(TOPOLOGY.value)
+    # JAX cannot read a program for devices that are not here
+    jax.config.update("jax_enable_compilation_cache", False)
+    chip, devices = (
+        topologies.chip_of(TOPOLOGY.value),
+        topologies.devices_of(TOPOLOGY.value),
+    )
     sizes = MESH_SIZES if MESH.value else MESH_SIZES | {"data": len(devices)}
-    topologies.check_mesh(TOPOLOGY.value, MESH.value, list(sizes.values()), len(devices))
+    topologies.check_mesh(
+        TOPOLOGY.value, MESH.value, list(sizes.values()), len(devices)
+    )
     raw.mesh.update(sizes)
     config = checked(raw)
     shards = sizes["data"] * sizes["fsdp"]
@@ -122,12 +180,24 @@ def describe_target(raw: ConfigDict) -> None:
         parts, rows = shards, -(-config.evaluation.batch_size // shards) * shards
     engine = Engine(make_task(config, None), devices)
     batch = engine.task.dummy_batch(rows, LENGTH.value)
-    turns = LENGTH.value if STEP.value == "predict" else chunks(batch, parts, devices[0].platform)
-    described, text = target.compile_for(TOPOLOGY.value, chip, engine, batch, STEP.value, turns)
+    turns = (
+        LENGTH.value
+        if STEP.value == "predict"
+        else chunks(batch, parts, devices[0].platform)
+    )
+    described, text = target.compile_for(
+        TOPOLOGY.value, chip, engine, batch, STEP.value, turns
+    )
     if SAVE.value:
         files.write(SAVE.value, text.encode())
-    times = {"estimate_s": described.schedule.estimate, "bound_s": described.schedule.bound}
-    show(dataclasses.asdict(described) | times, target.table_rows(described, chip, LINK.value * 1e9))
+    times = {
+        "estimate_s": described.schedule.estimate,
+        "bound_s": described.schedule.bound,
+    }
+    show(
+        dataclasses.asdict(described) | times,
+        target.table_rows(described, chip, LINK.value * 1e9),
+    )
 
 
 def checked(raw: ConfigDict) -> Config:
@@ -138,20 +208,28 @@ def checked(raw: ConfigDict) -> Config:
 
 
 def training_rows(config: Config, shards: int) -> int:
-    """Return the rows of a batch, a multiple of `shards`. Name the keys with which training on this mesh would work."""
+    """Return the rows of a batch, a multiple of `shards`.
+
+    Name the keys with which training on this mesh would work.
+    """
     if config.data.rows_multiple % shards:
         least = config.data.max_length * shards
         print(
-            f"to train on this mesh, set --config.data.rows_multiple={shards}; that needs --config.data.batch_tokens="
-            f"{max(config.data.batch_tokens, least)}, or a smaller data.max_length",
+            f"to train on this mesh, set --config.data.rows_multiple={shards}; that "
+            f"needs --config.data.batch_tokens={max(config.data.batch_tokens, least)}, "
+            "or a smaller data.max_length",
             file=sys.stderr,
         )
     return max(config.data.batch_tokens // LENGTH.value // shards, 1) * shards
 
 
 def chunks(batch: Arrays, shards: int, platform: str = "cpu") -> int:
-    """Return the number of chunks in which the loss of a shard's positions is computed on this platform."""
-    return -(-max(array.size for array in batch.values()) // (shards * chunk_size(platform)))
+    """Return the number of chunks in which the loss of a shard's positions is
+    computed on this platform.
+    """
+    return -(
+        -max(array.size for array in batch.values()) // (shards * chunk_size(platform))
+    )
 
 
 def show(fields: dict[str, Any], rows: Iterator[tuple[str, str]]) -> None:

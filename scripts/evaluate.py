@@ -1,6 +1,7 @@
-"""Score a trained run on one split, and print the scores as one JSON line.
+r"""Score a trained run on one split, and print the scores as one JSON line.
 
-    python scripts/evaluate.py --workdir=runs/dates --split=validation --config.decoding.beam_size=4
+    python scripts/evaluate.py --workdir=runs/dates --split=validation \
+        --config.decoding.beam_size=4
 
 The line has the step, parameters_sha256, the number of examples and the task's metrics.
 """
@@ -14,7 +15,11 @@ from transformer_jax.predictor import Predictor
 from transformer_jax.training import processes
 from transformer_jax.training.logging import json_line
 
-SPLIT = flags.DEFINE_string("split", None, "file name without suffix, or tfds split (default: config.data.test_split)")
+SPLIT = flags.DEFINE_string(
+    "split",
+    None,
+    "file name without suffix, or tfds split (default: config.data.test_split)",
+)
 
 
 def main(config: ConfigDict) -> None:

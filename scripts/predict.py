@@ -1,15 +1,21 @@
-"""Predict one output line for each input line, in order, on stdout or in a file. Messages go to stderr.
+r"""Predict one output line for each input line, in order, on stdout or in a file.
 
-    python scripts/predict.py --workdir=runs/dates --input=lines.txt --output=predicted.txt
+Messages go to stderr.
 
-A line of input is a text. For a task with several inputs, e.g. a pair of texts or a question and its context, a line
-holds them separated by tabs, or as a JSON object whose fields are the names of the inputs.
+    python scripts/predict.py --workdir=runs/dates --input=lines.txt \
+        --output=predicted.txt
 
-On a terminal, a language model's continuations appear as plain text while they are written.
+A line of input is a text. For a task with several inputs, e.g. a pair of texts or a
+question and its context, a line holds them separated by tabs, or as a JSON object whose
+fields are the names of the inputs.
 
-Predicted text is written as is, except that characters that may end a line, e.g. U+2028, become spaces. Any other
-prediction is written as a JSON object. With --config.decoding.n_best above 1, the
-prediction of a translation model is {"hypotheses": [{"text", "score", "log_probability"}, ...]}, best first.
+On a terminal, a language model's continuations appear as plain text while they are
+written.
+
+Predicted text is written as is, except that characters that may end a line, e.g.
+U+2028, become spaces. Any other prediction is written as a JSON object. With
+--config.decoding.n_best above 1, the prediction of a translation model is
+{"hypotheses": [{"text", "score", "log_probability"}, ...]}, best first.
 """
 
 import itertools
@@ -27,16 +33,25 @@ from transformer_jax.training import processes
 
 INPUT = flags.DEFINE_string("input", "-", "text file, or - for stdin")
 OUTPUT = flags.DEFINE_string("output", "-", "file to write, or - for stdout")
-SCORE = flags.DEFINE_bool("score", False, "write JSON objects with scores; a language model scores the given texts")
+SCORE = flags.DEFINE_bool(
+    "score",
+    False,
+    "write JSON objects with scores; a language model scores the given texts",
+)
 STREAM = flags.DEFINE_bool(
-    "stream", None, "show continuations as plain text while they are written; the default on a terminal"
+    "stream",
+    None,
+    "show continuations as plain text while they are written; "
+    "the default on a terminal",
 )
 
 
 def main(config: ConfigDict) -> None:
     command_line.check_output(OUTPUT.value, INPUT.value, flags.FLAGS.workdir)
     if STREAM.value and (SCORE.value or OUTPUT.value != "-"):
-        raise UserError("--stream shows text on stdout: leave out --score and --output, or --stream")
+        raise UserError(
+            "--stream shows text on stdout: leave out --score and --output, or --stream"
+        )
     lines = command_line.read_lines(INPUT.value)
     predictor = Predictor(flags.FLAGS.workdir, config)
     watched = OUTPUT.value == "-" and not SCORE.value and sys.stdout.isatty()
@@ -58,7 +73,10 @@ def stream(predictor: Predictor, lines: Sequence[str]) -> None:
 def write(predictor: Predictor, lines: Sequence[str]) -> None:
     """Write a line for each line."""
     columns, inputs = predictor.task.columns, predictor.task.inputs
-    records = [parse_record(line, f"input, line {n}", columns, inputs, inputs) for n, line in enumerate(lines, 1)]
+    records = [
+        parse_record(line, f"input, line {n}", columns, inputs, inputs)
+        for n, line in enumerate(lines, 1)
+    ]
     found = predictor.predict(records, scored=SCORE.value)
     text = "".join(files.one_line(prediction) + "\n" for prediction in found).encode()
     if not processes.is_first():

@@ -1,8 +1,12 @@
-"""Prepare a standard corpus for training: download it, or read its files from a folder. Does not need TensorFlow.
+r"""Prepare a standard corpus for training: download it, or read it from a folder.
 
-    python scripts/prepare.py --name=multi30k/en-de --directory=data --manual_dir=fetched
+Does not need TensorFlow.
 
-A corpus that is already prepared is left unchanged. Messages go to stderr, nothing to stdout.
+    python scripts/prepare.py --name=multi30k/en-de --directory=data \
+        --manual_dir=fetched
+
+A corpus that is already prepared is left unchanged. Messages go to stderr, nothing to
+stdout.
 """
 
 from absl import flags
@@ -14,11 +18,16 @@ from transformer_jax.workdir import place
 NAME = flags.DEFINE_string(
     "name",
     None,
-    "tfds data set, e.g. multi30k/en-de, wmt14_translate/de-en, glue/sst2, squad or conll2003",
+    "tfds data set, e.g. multi30k/en-de, wmt14_translate/de-en, "
+    "glue/sst2, squad or conll2003",
     required=True,
 )
-DIRECTORY = flags.DEFINE_string("directory", None, "folder for the data: data.directory in training", required=True)
-MANUAL_DIR = flags.DEFINE_string("manual_dir", None, "folder of files downloaded beforehand, names unchanged")
+DIRECTORY = flags.DEFINE_string(
+    "directory", None, "folder for the data: data.directory in training", required=True
+)
+MANUAL_DIR = flags.DEFINE_string(
+    "manual_dir", None, "folder of files downloaded beforehand, names unchanged"
+)
 
 
 def main() -> None:

@@ -1,9 +1,10 @@
-"""Check on this machine that different ways of computing the same thing agree, and print a table of differences.
+"""Check on this machine that different ways of computing the same thing agree.
 
     python scripts/verify.py --config=configs/multi30k.py:en-de
 
-The recipe is shrunk so that it runs in seconds, without data. The exit code is 0 if every difference is within its
-tolerance, and 1 otherwise. On a machine with a single CPU device, JAX simulates eight.
+The output is a table of differences. The recipe is shrunk so that it runs in seconds,
+without data. The exit code is 0 if every difference is within its tolerance, and 1
+otherwise. On a machine with a single CPU device, JAX simulates eight.
 """
 
 import copy
@@ -32,10 +33,16 @@ def main() -> None:
     checked.data.directory = checked.data.directory or "(none)"
     parse(checked)  # check the original sizes: shrinking would hide an invalid one
     print(f"{'':<50}{'difference':>12}{'allowed':>10}")
-    for row in itertools.chain(map(Row._make, compare_kernels(config.model)), verify(config)):
+    for row in itertools.chain(
+        map(Row._make, compare_kernels(config.model)), verify(config)
+    ):
         failed += not row.held
         difference = "not run" if row.difference is None else f"{row.difference:.2g}"
-        print(f"{row.name:<50}{difference:>12}{row.allowed:>10.0e}{'' if row.held else '  FAILED'}", flush=True)
+        print(
+            f"{row.name:<50}{difference:>12}{row.allowed:>10.0e}"
+            f"{'' if row.held else '  FAILED'}",
+            flush=True,
+        )
     if failed:
         sys.exit(1)
 

@@ -1,4 +1,6 @@
-"""A trained run, and files that a user may pass to a script by mistake: broken copies of the run, odd files."""
+"""A trained run, and files that a user may pass to a script by mistake: broken
+copies of the run, odd files.
+"""
 
 import gzip
 import os
@@ -9,13 +11,17 @@ from forked import script
 
 
 def make(folder: Path, recipe: Path) -> Path:
-    """Train `recipe` in `folder`/run, add the broken copies and the odd files, and return the folder."""
+    """Train `recipe` in `folder`/run, add the broken copies and the odd files, and
+    return the folder.
+    """
     trained = script("train", f"--config={recipe}", f"--workdir={folder / 'run'}")
     assert trained.returncode == 0, trained.stderr.decode()
     _files(folder)
     for name in ("torn", "list", "task", "untrained", "wordless", "swapped", "damaged"):
         shutil.copytree(folder / "run", folder / name)
-    (folder / "torn" / "config.json").write_bytes((folder / "run" / "config.json").read_bytes()[:-9])
+    (folder / "torn" / "config.json").write_bytes(
+        (folder / "run" / "config.json").read_bytes()[:-9]
+    )
     (folder / "list" / "config.json").write_text("[]")
     (folder / "task" / "config.json").write_text('{"task": "translation", "model": {}}')
     shutil.rmtree(folder / "untrained" / "checkpoints")

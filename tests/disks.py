@@ -11,7 +11,19 @@ import shutil
 import pytest
 
 CALLS = {
-    os: ("stat", "lstat", "open", "listdir", "scandir", "mkdir", "rename", "replace", "unlink", "remove", "rmdir"),
+    os: (
+        "stat",
+        "lstat",
+        "open",
+        "listdir",
+        "scandir",
+        "mkdir",
+        "rename",
+        "replace",
+        "unlink",
+        "remove",
+        "rmdir",
+    ),
     builtins: ("open",),
     io: ("open",),
 }
@@ -26,11 +38,15 @@ class Disk:
 
     def _wrapped(self, name, call):
         def checked(path, *args, **kwargs):
-            if isinstance(path, str | os.PathLike) and os.fspath(path).startswith(self._folder):
+            if isinstance(path, str | os.PathLike) and os.fspath(path).startswith(
+                self._folder
+            ):
                 self.count += 1
                 if self.count == self._fail_at:
                     self.failed = f"{name} {os.fspath(path).removeprefix(self._folder)}"
-                    raise OSError(self._number, os.strerror(self._number), os.fspath(path))
+                    raise OSError(
+                        self._number, os.strerror(self._number), os.fspath(path)
+                    )
             return call(path, *args, **kwargs)
 
         return checked
@@ -40,7 +56,10 @@ class Disk:
         with pytest.MonkeyPatch.context() as patch:
             for owner, names in CALLS.items():
                 for name in names:
-                    patch.setattr(owner, name, self._wrapped(name, getattr(owner, name)))
-            # They check at import whether the calls exist, and call them through these names.
+                    patch.setattr(
+                        owner, name, self._wrapped(name, getattr(owner, name))
+                    )
+            # They check at import whether the calls exist, and call them through these
+            # names.
             patch.setattr(shutil, "_use_fd_functions", False)
             yield self

@@ -1,4 +1,6 @@
-"""Run scripts in processes forked from one that has imported JAX. The import takes most of the time of a short run."""
+"""Run scripts in processes forked from one that has imported JAX. The import takes
+most of the time of a short run.
+"""
 
 import contextlib
 import multiprocessing
@@ -35,21 +37,33 @@ def script(
     environment: dict[str, str] | None = None,
     timeout: float = 300,
 ) -> subprocess.CompletedProcess:
-    """Run scripts/NAME.py as a command. Variables that JAX reads on import, e.g. JAX_PLATFORMS, have no effect.
+    """Run scripts/NAME.py as a command.
+
+    Variables that JAX reads on import, e.g. JAX_PLATFORMS, have no effect.
 
     Raises:
         subprocess.TimeoutExpired: the script takes longer than `timeout` seconds.
     """
-    with begun(ROOT / "scripts" / f"{name}.py", *arguments, stdin=stdin, cwd=cwd, environment=environment) as running:
+    with begun(
+        ROOT / "scripts" / f"{name}.py",
+        *arguments,
+        stdin=stdin,
+        cwd=cwd,
+        environment=environment,
+    ) as running:
         return running.end(timeout)
 
 
 class Running:
     """A script that runs. Its output is in the files "1" and "2" of `folder`."""
 
-    def __init__(self, argv: list[str], folder: Path, cwd: Path, environment: dict[str, str]):
+    def __init__(
+        self, argv: list[str], folder: Path, cwd: Path, environment: dict[str, str]
+    ):
         self._argv, self.folder = argv, folder
-        self._process = _processes.Process(target=_run, args=(argv, str(folder), str(cwd), environment))
+        self._process = _processes.Process(
+            target=_run, args=(argv, str(folder), str(cwd), environment)
+        )
         self._process.start()
 
     @property
@@ -61,13 +75,20 @@ class Running:
         os.kill(self.pid, number)
 
     def end(self, timeout: float = 300) -> subprocess.CompletedProcess:
-        """Wait for the end. A script that was killed by signal N has the exit code -N."""
+        """Wait for the end. A script that was killed by signal N has the exit code
+        -N.
+        """
         self._process.join(timeout)
         if self._process.exitcode is None:
             self._process.kill()
             raise subprocess.TimeoutExpired(self._argv, timeout)
-        stdout, stderr = (self.folder / "1").read_bytes(), (self.folder / "2").read_bytes()
-        return subprocess.CompletedProcess(self._argv, self._process.exitcode, stdout, stderr)
+        stdout, stderr = (
+            (self.folder / "1").read_bytes(),
+            (self.folder / "2").read_bytes(),
+        )
+        return subprocess.CompletedProcess(
+            self._argv, self._process.exitcode, stdout, stderr
+        )
 
 
 @contextlib.contextmanager
@@ -85,7 +106,9 @@ def begun(
 
 
 def _run(argv: list[str], folder: str, cwd: str, environment: dict[str, str]) -> None:
-    for number, mode in enumerate((os.O_RDONLY, os.O_WRONLY | os.O_CREAT, os.O_WRONLY | os.O_CREAT)):
+    for number, mode in enumerate(
+        (os.O_RDONLY, os.O_WRONLY | os.O_CREAT, os.O_WRONLY | os.O_CREAT)
+    ):
         os.dup2(os.open(os.path.join(folder, str(number)), mode), number)
     # The streams stay open when a script replaces them.
     sys.stdin = sys.__stdin__ = os.fdopen(0)

@@ -37,7 +37,9 @@ def compiled(step, **arguments):
 
 
 def search(model, **arguments):
-    """Run beam search if the arguments have a beam_size, and greedy search otherwise."""
+    """Run beam search if the arguments have a beam_size, and greedy search
+    otherwise.
+    """
     step, cache = model
     run = compiled(step, batch_size=len(jax.tree.leaves(cache)[0]), **arguments)
     return jax.tree.map(np.asarray, run(cache))

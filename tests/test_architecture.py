@@ -1,4 +1,6 @@
-"""Architecture rules: imports go down only, nothing is too long, general code knows no model, every key is read."""
+"""Architecture rules: imports go down only, nothing is too long, general code knows
+no model, every key is read.
+"""
 
 import ast
 import dataclasses
@@ -21,8 +23,8 @@ from transformer_jax.training.task import EvaluationConfig, TrainingConfig
 PACKAGE = Path(transformer_jax.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-# room (module or folder of the package) → rooms that it may import. It may always import itself, `console`, `errors`,
-# `fields` and `files`.
+# room (module or folder of the package) → rooms that it may import. It may always
+# import itself, `console`, `errors`, `fields` and `files`.
 MAY_IMPORT = {
     "console": set(),
     "errors": set(),
@@ -35,7 +37,15 @@ MAY_IMPORT = {
     "spans": {"metrics"},
     "decoding": set(),
     "training": {"data"},
-    "tasks": {"training.task", "models", "data", "decoding", "losses", "metrics", "spans"},
+    "tasks": {
+        "training.task",
+        "models",
+        "data",
+        "decoding",
+        "losses",
+        "metrics",
+        "spans",
+    },
     "interop": {"models", "data"},
     "config": {"tasks", "training"},
     "workdir": {"config", "tasks", "training.task"},
@@ -43,7 +53,15 @@ MAY_IMPORT = {
     "experiment": {"config", "workdir", "transfer", "training"},
     "report": {"training"},
     "predictor": {"config", "workdir", "training"},
-    "conversion": {"config", "workdir", "transfer", "predictor", "interop", "data", "training"},
+    "conversion": {
+        "config",
+        "workdir",
+        "transfer",
+        "predictor",
+        "interop",
+        "data",
+        "training",
+    },
     "verification": {"config", "training"},
     "command_line": {"config", "workdir", "tasks", "data", "training"},
     "__init__": {"predictor", "training.task"},
@@ -55,10 +73,14 @@ def room(path: Path) -> str:
 
 
 def imported(path: Path) -> set[str]:
-    """Return the dotted names below transformer_jax that a file imports, anywhere in it."""
+    """Return the dotted names below transformer_jax that a file imports, anywhere in
+    it.
+    """
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("transformer_jax"):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
+            "transformer_jax"
+        ):
             module = node.module.removeprefix("transformer_jax").removeprefix(".")
             names |= {module} if module else {alias.name for alias in node.names}
         elif isinstance(node, ast.Import):
@@ -75,37 +97,64 @@ def test_imports_go_down_only(path):
     own = room(path)
     for name in imported(path):
         allowed = MAY_IMPORT[own] | {own, "console", "errors", "fields", "files"}
-        assert any(name == a or name.startswith(a + ".") for a in allowed), f"{path.name} must not import {name}"
+        assert any(name == a or name.startswith(a + ".") for a in allowed), (
+            f"{path.name} must not import {name}"
+        )
 
 
 def test_modules_do_not_import_one_another_in_a_circle():
-    """`MAY_IMPORT` excludes cycles between rooms. This test excludes cycles between the modules of a room."""
-    modules = {str(path.relative_to(PACKAGE).with_suffix("")).replace("/", "."): path for path in FILES}
-    below = {name: {i for i in imported(path) if i in modules and i != name} for name, path in modules.items()}
+    """`MAY_IMPORT` excludes cycles between rooms.
+
+    This test excludes cycles between the modules of a room.
+    """
+    modules = {
+        str(path.relative_to(PACKAGE).with_suffix("")).replace("/", "."): path
+        for path in FILES
+    }
+    below = {
+        name: {i for i in imported(path) if i in modules and i != name}
+        for name, path in modules.items()
+    }
     while leaves := {name for name, others in below.items() if not others}:
-        below = {name: others - leaves for name, others in below.items() if name not in leaves}
+        below = {
+            name: others - leaves
+            for name, others in below.items()
+            if name not in leaves
+        }
     assert not below
 
 
 def test_data_knows_no_jax():
     for path in (PACKAGE / "data").rglob("*.py"):
-        assert not re.search(r"^\s*(import|from) (jax|flax|optax)\b", path.read_text(), re.MULTILINE), path.name
+        assert not re.search(
+            r"^\s*(import|from) (jax|flax|optax)\b", path.read_text(), re.MULTILINE
+        ), path.name
 
 
 def test_models_need_jax_and_flax_only():
     code = (
         "import sys; import transformer_jax.models, transformer_jax.models.attention; "
-        "print([m for m in ('optax', 'orbax', 'ml_collections', 'tokenizers', 'sacrebleu', 'tensorflow_datasets',"
-        " 'transformer_jax.training', 'transformer_jax.data') if m in sys.modules])"
+        "print([m for m in ('optax', 'orbax', "
+        "'ml_collections', 'tokenizers', 'sacrebleu', 'tensorflow_datasets', "
+        "'transformer_jax.training', 'transformer_jax.data') if m in sys.modules])"
     )
-    # flax itself imports optax and orbax. The models must not import more of these packages than flax does.
+    # flax itself imports optax and orbax. The models must not import more of these
+    # packages than flax does.
     bare = subprocess.run(
-        [sys.executable, "-c", code.replace("transformer_jax.models, transformer_jax.models.attention", "flax.linen")],
+        [
+            sys.executable,
+            "-c",
+            code.replace(
+                "transformer_jax.models, transformer_jax.models.attention", "flax.linen"
+            ),
+        ],
         capture_output=True,
         text=True,
         check=True,
     )
-    ours = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    ours = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert ours.stdout == bare.stdout
 
 
@@ -113,10 +162,15 @@ def tokens_by_line(path: Path) -> list[int]:
     """Return the line of each name, number and operator of a file."""
     kinds = {tokenize.NAME, tokenize.NUMBER, tokenize.OP}
     with path.open("rb") as file:
-        return [token.start[0] for token in tokenize.tokenize(file.readline) if token.type in kinds]
+        return [
+            token.start[0]
+            for token in tokenize.tokenize(file.readline)
+            if token.type in kinds
+        ]
 
 
-# Functions of more than 600 tokens. Take a function off this list when you have divided it; add none.
+# Functions of more than 600 tokens. Take a function off this list when you have divided
+# it; add none.
 LONG = {"make_train_step", "beam_search", "scored_batches", "attend", "train"}
 
 
@@ -126,11 +180,15 @@ def test_nothing_is_too_long(path):
     assert len(lines) <= 3500
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef) and node.name not in LONG:
-            length = sum(node.lineno <= line <= (node.end_lineno or 0) for line in lines)
+            length = sum(
+                node.lineno <= line <= (node.end_lineno or 0) for line in lines
+            )
             assert length <= 600, f"{path.name}: {node.name} has {length} tokens"
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("test_*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "tests").rglob("test_*.py")), ids=lambda path: path.name
+)
 def test_test_modules_do_not_import_one_another(path):
     assert not re.search(r"^\s*(import|from) test_", path.read_text(), re.MULTILINE)
 
@@ -144,19 +202,41 @@ def names(section: type) -> set[str]:
 
 
 # Keys that generic code may use: those of every model, of every text and of the engine.
-GENERAL = {"architecture", "d_model", "dtype"} | names(TextData) | names(TrainingConfig) | names(EvaluationConfig)
+GENERAL = (
+    {"architecture", "d_model", "dtype"}
+    | names(TextData)
+    | names(TrainingConfig)
+    | names(EvaluationConfig)
+)
 SPECIAL = set(TASKS)
 for _task in TASKS:
-    _engine = {section for section in sections(_task, {}).values() if section.__module__.split(".")[1] == "training"}
+    _engine = {
+        section
+        for section in sections(_task, {}).values()
+        if section.__module__.split(".")[1] == "training"
+    }
     for _section in {*models_of(_task), *sections(_task, {}).values()} - _engine:
         SPECIAL |= names(_section)
     SPECIAL |= {_model.architecture for _model in models_of(_task)}
-# Names with a second meaning: `engine.init`, `optax.tree.norm`, "attention" as a method, and axes of arrays.
+# Names with a second meaning: `engine.init`, `optax.tree.norm`, "attention" as a
+# method, and axes of arrays.
 SPECIAL -= GENERAL | {"init", "norm", "attention", "head_dim", "seed"}
 # sharding.py is left out: its error messages name the keys that set the sizes of axes.
-GENERIC_MODULES = ("config", "workdir", "transfer", "conversion", "experiment", "predictor", "verification")
+GENERIC_MODULES = (
+    "config",
+    "workdir",
+    "transfer",
+    "conversion",
+    "experiment",
+    "predictor",
+    "verification",
+)
 GENERIC_CODE = [
-    *(path for path in (PACKAGE / "training").glob("*.py") if path.name != "sharding.py"),
+    *(
+        path
+        for path in (PACKAGE / "training").glob("*.py")
+        if path.name != "sharding.py"
+    ),
     *(PACKAGE / f"{name}.py" for name in GENERIC_MODULES),
     *(PACKAGE / "report").glob("*.py"),
     *(ROOT / "scripts").glob("*.py"),
@@ -164,13 +244,20 @@ GENERIC_CODE = [
 
 
 def knowledge(source: str) -> set[str]:
-    """Return the names of tasks, architectures and special keys that occur as attributes or strings."""
+    """Return the names of tasks, architectures and special keys that occur as
+    attributes or strings.
+    """
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute):
             found.add(node.attr)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found |= {node.value, node.value.removeprefix("model.").removeprefix("data.").removeprefix("decoding.")}
+            found |= {
+                node.value,
+                node.value.removeprefix("model.")
+                .removeprefix("data.")
+                .removeprefix("decoding."),
+            }
     return found & SPECIAL
 
 
@@ -196,13 +283,27 @@ def test_knowledge_is_noticed(line):
 
 
 # The names under which code holds a section or a whole config.
-OWNERS = {"model", "data", "masking", "fine_tuning", "optimizer", "training", "decoding", "answers", "evaluation"}
+OWNERS = {
+    "model",
+    "data",
+    "masking",
+    "fine_tuning",
+    "optimizer",
+    "training",
+    "decoding",
+    "answers",
+    "evaluation",
+}
 OWNERS |= {"checkpoint", "config", "_config", "c", "options", "self"}
-CHECKS = ("problems", "choices", "advice", "check")  # checking a key does not count as reading it
+# checking a key does not count as reading it
+CHECKS = ("problems", "choices", "advice", "check")
 
 
 def read_in(source: str) -> set[str]:
-    """Return the fields that code reads from a config. Functions that only check fields do not count."""
+    """Return the fields that code reads from a config.
+
+    Functions that only check fields do not count.
+    """
     read = set()
 
     def look(node: ast.AST) -> None:
@@ -220,7 +321,10 @@ def read_in(source: str) -> set[str]:
 
 
 def readers(section: type) -> list[Path]:
-    """Return the files that may read a section. Only models read their own keys; other code reads the rest."""
+    """Return the files that may read a section.
+
+    Only models read their own keys; other code reads the rest.
+    """
     if section.__module__.split(".")[1] == "models":
         return [path for path in FILES if room(path) == "models"]
     rooms = {section.__module__.split(".")[1], "data", "tasks", "training", "predictor"}
@@ -242,7 +346,13 @@ def test_every_key_is_read(task):
 @pytest.mark.parametrize("name", ["never_read", "norm_epsilons", "label_smoothings"])
 @pytest.mark.parametrize("task", TASKS)
 def test_a_key_that_nobody_reads_is_noticed(task, name):
-    for section in (*models_of(task), sections(task, {})["data"], sections(task, {})["optimizer"]):
-        more = dataclasses.make_dataclass("More", [(name, int, 0)], bases=(section,), frozen=True)
+    for section in (
+        *models_of(task),
+        sections(task, {})["data"],
+        sections(task, {})["optimizer"],
+    ):
+        more = dataclasses.make_dataclass(
+            "More", [(name, int, 0)], bases=(section,), frozen=True
+        )
         more.__module__ = section.__module__
         assert unread(more) == {name}

@@ -1,4 +1,6 @@
-"""The attention report in headless Chromium, opened from a file and used with a mouse or by touch."""
+"""The attention report in headless Chromium, opened from a file and used with a
+mouse or by touch.
+"""
 
 import json
 import shutil
@@ -16,14 +18,27 @@ SOURCE, TARGET = ["ein", "Haus", EVIL, "</s>"], ["<s>", "a", "house"]
 @pytest.fixture(scope="module")
 def browser():
     if not (shutil.which("chromium") and shutil.which("chromedriver")):
-        pytest.skip("no chromium and chromedriver: apt-get install chromium chromium-driver")
-    webdriver = pytest.importorskip("selenium.webdriver", reason="no selenium: pip install 'transformer_jax[test]'")
+        pytest.skip(
+            "no chromium and chromedriver: apt-get install chromium chromium-driver"
+        )
+    webdriver = pytest.importorskip(
+        "selenium.webdriver", reason="no selenium: pip install 'transformer_jax[test]'"
+    )
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium")
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1000,900"):
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-dev-shm-usage",
+        "--window-size=1000,900",
+    ):
         options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+    options.set_capability(
+        "goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"}
+    )
+    driver = webdriver.Chrome(
+        options=options, service=webdriver.ChromeService(shutil.which("chromedriver"))
+    )
     yield driver
     driver.quit()
 
@@ -39,22 +54,42 @@ def page(browser, tmp_path):
         return found / found.sum(axis=-1, keepdims=True)
 
     cross = AttentionMap(
-        "decoder over encoder", TARGET, SOURCE, weights(2, 3, 3, 4), {"source": EVIL, "target": "a house"}
+        "decoder over encoder",
+        TARGET,
+        SOURCE,
+        weights(2, 3, 3, 4),
+        {"source": EVIL, "target": "a house"},
     )
     own = AttentionMap("encoder", SOURCE, SOURCE, weights(2, 3, 4, 4))
     alignment = AttentionMap("alignment", ["x"], ["y", "z"], weights(1, 1, 1, 2))
-    write_report(tmp_path / "report.html", "A title", [Sentence(EVIL, [cross, own]), Sentence("second", [alignment])])
+    write_report(
+        tmp_path / "report.html",
+        "A title",
+        [Sentence(EVIL, [cross, own]), Sentence("second", [alignment])],
+    )
     browser.get((tmp_path / "report.html").as_uri())
-    WebDriverWait(browser, 10).until(lambda browser: browser.find_elements("css selector", "#heads button"))
+    WebDriverWait(browser, 10).until(
+        lambda browser: browser.find_elements("css selector", "#heads button")
+    )
     yield browser, {map.name: map for map in (cross, own, alignment)}
-    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
-    assert {url.partition(":")[0] for url in requested(browser)} == {"file"}  # nothing comes from a network
+    assert [
+        entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"
+    ] == []
+    # nothing comes from a network
+    assert {url.partition(":")[0] for url in requested(browser)} == {"file"}
 
 
 def requested(browser) -> list[str]:
     """Return the URLs requested since the last call."""
-    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    sent = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    events = [
+        json.loads(entry["message"])["message"]
+        for entry in browser.get_log("performance")
+    ]
+    sent = [
+        event["params"]
+        for event in events
+        if event["method"] == "Network.requestWillBeSent"
+    ]
     return [params["request"]["url"] for params in sent]
 
 
@@ -73,7 +108,9 @@ def choose(browser, name, text):
 
 
 def cell(browser, row, column):
-    return browser.find_element("css selector", f'td[data-row="{row}"][data-column="{column}"]')
+    return browser.find_element(
+        "css selector", f'td[data-row="{row}"][data-column="{column}"]'
+    )
 
 
 def point(browser, element, kind):
@@ -104,7 +141,9 @@ def test_pointing_marks_both_words_and_tells_the_number(page, kind):
     browser, maps = page
     weights = maps["decoder over encoder"].weights
     point(browser, cell(browser, 2, 1), kind)
-    assert said(browser) == f"house → Haus: {round(255 * weights[0, 0, 2, 1]) / 255:.2f}"
+    assert (
+        said(browser) == f"house → Haus: {round(255 * weights[0, 0, 2, 1]) / 255:.2f}"
+    )
     assert marked(browser) == ["Haus", "house"]
     point(browser, cell(browser, 0, 2), kind)
     assert said(browser).startswith(f"<s> → {EVIL}")
@@ -120,7 +159,9 @@ def test_layers_and_heads_with_their_entropies(page):
     shown = [float(button.text.removesuffix(" bits")) for button in buttons]
     np.testing.assert_allclose(shown, entropies.reshape(-1), atol=0.006)
     buttons[5].click()  # layer 2, head 3
-    assert [button.get_attribute("aria-pressed") for button in buttons] == ["false"] * 5 + ["true"]
+    assert [button.get_attribute("aria-pressed") for button in buttons] == [
+        "false"
+    ] * 5 + ["true"]
     point(browser, cell(browser, 1, 0), "mouse")
     assert said(browser) == f"a → ein: {round(255 * weights[1, 2, 1, 0]) / 255:.2f}"
 
@@ -133,23 +174,36 @@ def test_sentences_and_maps(page):
     choose(browser, "sentence", "second")
     assert len(browser.find_elements("css selector", "#heads button")) == 1
     point(browser, cell(browser, 0, 1), "mouse")
-    assert said(browser) == f"x → z: {round(255 * maps['alignment'].weights[0, 0, 0, 1]) / 255:.2f}"
+    assert (
+        said(browser)
+        == f"x → z: {round(255 * maps['alignment'].weights[0, 0, 0, 1]) / 255:.2f}"
+    )
 
 
 def test_text_stays_text(page):
     browser, _ = page
     assert browser.title == "A title"
     assert browser.find_elements("css selector", "img") == []
-    heads = [th.get_attribute("textContent") for th in browser.find_elements("css selector", "thead th")]
+    heads = [
+        th.get_attribute("textContent")
+        for th in browser.find_elements("css selector", "thead th")
+    ]
     assert heads == SOURCE
-    assert browser.find_element("id", "texts").text.splitlines() == ["source", EVIL, "target", "a house"]
+    assert browser.find_element("id", "texts").text.splitlines() == [
+        "source",
+        EVIL,
+        "target",
+        "a house",
+    ]
 
 
 def test_light_and_dark(page):
     browser, _ = page
 
     def brightness():
-        color = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+        color = browser.execute_script(
+            "return getComputedStyle(document.body).backgroundColor"
+        )
         return sum(int(part) for part in color.strip("rgb()").split(",")) / 3
 
     for scheme, bright in (("light", True), ("dark", False)):

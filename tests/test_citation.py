@@ -1,4 +1,6 @@
-"""CITATION.cff has the fields that its schema requires, and the same facts as pyproject.toml."""
+"""CITATION.cff has the fields that its schema requires, and the same facts as
+pyproject.toml.
+"""
 
 import tomllib
 
@@ -10,9 +12,13 @@ yaml = pytest.importorskip("yaml")
 
 def test_citation():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert {"cff-version", "message", "title", "authors"} <= citation.keys()  # required by schema 1.2.0
+    # required by schema 1.2.0
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
     assert citation["cff-version"] == "1.2.0"
-    assert all(author.get("name") or author.get("family-names") for author in citation["authors"])
+    assert all(
+        author.get("name") or author.get("family-names")
+        for author in citation["authors"]
+    )
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert (citation["title"], citation["version"], citation["license"]) == (
         project["name"],

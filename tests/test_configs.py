@@ -1,4 +1,7 @@
-"""Every recipe, shrunk, trains, is evaluated and predicts. New files in configs/ are tested automatically."""
+"""Every recipe, shrunk, trains, is evaluated and predicts.
+
+New files in configs/ are tested automatically.
+"""
 
 import dataclasses
 import math
@@ -34,19 +37,30 @@ ARGUMENTS = {
 RECIPES = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
 
 
-@pytest.mark.parametrize("attention", ["additive", "none", "concat", "dot", "general", "scaled_dot", "multi_head"])
+@pytest.mark.parametrize(
+    "attention",
+    ["additive", "none", "concat", "dot", "general", "scaled_dot", "multi_head"],
+)
 @pytest.mark.parametrize("size", ["", "small"])
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_an_attention_is_one_key(attention, size, cell):
     config = get_config("rnn", f"attention={attention},cell={cell},{size}")
     config.data.directory = "none"
     model = parse(config).model
-    assert (model.architecture, model.attention, model.cell) == ("recurrent", attention, cell)
+    assert (model.architecture, model.attention, model.cell) == (
+        "recurrent",
+        attention,
+        cell,
+    )
     assert parse(get_config("dates", attention)).model.attention == attention
 
 
 # Recipes that others cover almost entirely.
-SLOW = {("finetune", "model=gpt,task=swag"), ("gpt", "shakespeare-cpu-long"), ("multi30k", "annotated")}
+SLOW = {
+    ("finetune", "model=gpt,task=swag"),
+    ("gpt", "shakespeare-cpu-long"),
+    ("multi30k", "annotated"),
+}
 RUNS = [
     pytest.param(name, arg, marks=pytest.mark.slow if (name, arg) in SLOW else ())
     for name in RECIPES
@@ -59,10 +73,20 @@ def test_recipe_runs(name, arg, tmp_path: Path):
     config = get_config(name, arg)
     data = config.data
     corpus = tmp_path / "corpus"
-    write_corpus(corpus, languages=(data.get("source_language", "en"), data.get("target_language", "de")))
+    write_corpus(
+        corpus,
+        languages=(
+            data.get("source_language", "en"),
+            data.get("target_language", "de"),
+        ),
+    )
     shutil.copy(corpus / "train.txt", corpus / "input.txt")
     if name == "finetune":
-        data.train_split, data.validation_split, data.test_split = "train", "val", "test"
+        data.train_split, data.validation_split, data.test_split = (
+            "train",
+            "val",
+            "test",
+        )
     shrink(config, corpus, steps=2)
     run(config, tmp_path / "run")
     written = rows(tmp_path / "run")
@@ -73,7 +97,9 @@ def test_recipe_runs(name, arg, tmp_path: Path):
     assert scores["examples"] > 0
     assert scores["step"] == 2
     inputs = predictor.task.columns[: predictor.task.inputs]
-    predictions = predictor.predict([dict.fromkeys(inputs, line) for line in ("ek", "")])
+    predictions = predictor.predict(
+        [dict.fromkeys(inputs, line) for line in ("ek", "")]
+    )
     assert len(predictions) == 2
     EXPECTED[config.task](written, scores, predictions)
 
@@ -100,7 +126,8 @@ def filled(written, scores, predictions):
 def classified(written, scores, predictions):
     assert scores["examples"] == 7
     assert 0 <= scores["accuracy"] <= 1
-    assert {"cross_entropy", "accuracy"} <= set(written[0])  # a metric that is not part of the loss is logged
+    # a metric that is not part of the loss is logged
+    assert {"cross_entropy", "accuracy"} <= set(written[0])
     for prediction in predictions:
         assert set(prediction["probabilities"]) == {"even", "odd"}
         assert sum(prediction["probabilities"].values()) == pytest.approx(1)
@@ -141,7 +168,9 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("size", ["base", "large", "mini"])
-@pytest.mark.parametrize("flags", ["", ",phase2", ",cased", ",ltr", ",phase2,ltr,cased"])
+@pytest.mark.parametrize(
+    "flags", ["", ",phase2", ",cased", ",ltr", ",phase2,ltr,cased"]
+)
 def test_sizes_of_bert(size, flags):
     config = get_config("bert", size + flags)
     config.data.directory = "none"
@@ -149,8 +178,12 @@ def test_sizes_of_bert(size, flags):
     assert parsed.data.max_length == (512 if "phase2" in flags else 128)
     assert parsed.data.lowercase == ("cased" not in flags)
     assert parsed.model.causal == ("ltr" in flags) != parsed.masking.next_sentence
-    # With the pooler and without the heads of pre-training. Devlin et al. 2019, Section 3, say 110M and 340M.
-    assert num_parameters(parsed.model) == {"base": 109_482_240, "large": 335_141_888, "mini": 5_404_928}[size]
+    # With the pooler and without the heads of pre-training. Devlin et al. 2019, Section
+    # 3, say 110M and 340M.
+    assert (
+        num_parameters(parsed.model)
+        == {"base": 109_482_240, "large": 335_141_888, "mini": 5_404_928}[size]
+    )
 
 
 @pytest.mark.parametrize("size", GPT)
@@ -163,7 +196,13 @@ def test_sizes_of_gpt(size):
 def test_the_small_language_models_are_of_one_size_and_the_recipe_says_which():
     doc = (ROOT / "configs" / "gpt.py").read_text().split('"""')[1]
     counts = {}
-    for size in ("shakespeare-cpu", "shakespeare-cpu-long", "llama-tiny", "lstm", "mini"):
+    for size in (
+        "shakespeare-cpu",
+        "shakespeare-cpu-long",
+        "llama-tiny",
+        "lstm",
+        "mini",
+    ):
         config = get_config("gpt", size)
         config.data.directory = "none"
         counts[size] = num_parameters(parse(config).model)
@@ -180,7 +219,11 @@ def test_every_task_of_finetune_is_valid_in_every_size(task):
     doc = (ROOT / "configs" / "finetune.py").read_text().split('"""')[1]
     assert task in doc
     for size in ("mini", "base", "large"):
-        for flags in ("", ",cased", *([",tfds"] if task in (*GLUE, "squad", "squad2", "conll2003") else [])):
+        for flags in (
+            "",
+            ",cased",
+            *([",tfds"] if task in (*GLUE, "squad", "squad2", "conll2003") else []),
+        ):
             config = get_config("finetune", f"task={task},size={size}{flags}")
             config.data.directory = "none"
             parsed = parse(config)
@@ -188,7 +231,9 @@ def test_every_task_of_finetune_is_valid_in_every_size(task):
             assert parsed.data.source == ("tfds" if "tfds" in flags else "files")
             assert parsed.checkpoint.best_metric in task_class(parsed.task).metrics
             # A fine-tuned model takes the parameters of the pre-trained one.
-            assert parsed.model == dataclasses.replace(parse_bert(size).model, dropout_rate=parsed.model.dropout_rate)
+            assert parsed.model == dataclasses.replace(
+                parse_bert(size).model, dropout_rate=parsed.model.dropout_rate
+            )
 
 
 def parse_bert(size):
@@ -199,23 +244,38 @@ def parse_bert(size):
 
 @pytest.mark.parametrize("task", FINE_TUNED[: FINE_TUNED.index("squad")])
 def test_every_task_on_texts_is_valid_for_gpt(task):
-    """Sizes beyond mini have the paper's settings: 3 epochs of 32 examples, here of the split that is trained on."""
+    """Sizes beyond mini have the paper's settings: 3 epochs of 32 examples, here of
+    the split that is trained on.
+    """
     for size in ("mini", "gpt", "gpt2-small"):
         config = get_config("finetune", f"task={task},model=gpt,size={size}")
         config.data.directory = "none"
         parsed = parse(config)
         pretrained = get_config("gpt", size)
         pretrained.data.directory = "none"
-        theirs, how = parse(pretrained), {name: getattr(parsed.model, name) for name in ("dtype", "unroll", "remat")}
+        theirs, how = (
+            parse(pretrained),
+            {
+                name: getattr(parsed.model, name)
+                for name in ("dtype", "unroll", "remat")
+            },
+        )
         assert parsed.model == dataclasses.replace(theirs.model, **how)
-        assert (parsed.data.tokenizer, parsed.data.lowercase) == (theirs.data.tokenizer, theirs.data.lowercase)
+        assert (parsed.data.tokenizer, parsed.data.lowercase) == (
+            theirs.data.tokenizer,
+            theirs.data.lowercase,
+        )
         assert parsed.fine_tuning.auxiliary_weight == 0.5
-        assert getattr(parsed.fine_tuning, "both_orders", False) == (task in ("mrpc", "qqp", "stsb"))
+        assert getattr(parsed.fine_tuning, "both_orders", False) == (
+            task in ("mrpc", "qqp", "stsb")
+        )
         assert parsed.checkpoint.best_metric in task_class(parsed.task).metrics
         if size != "mini":
             assert parsed.data.batch_tokens == 32 * parsed.data.max_length
             assert parsed.optimizer.learning_rate == 6.25e-5
-            assert parsed.optimizer.warmup_steps == pytest.approx(0.002 * parsed.training.steps, abs=1)
+            assert parsed.optimizer.warmup_steps == pytest.approx(
+                0.002 * parsed.training.steps, abs=1
+            )
 
 
 @pytest.mark.parametrize(
@@ -223,7 +283,10 @@ def test_every_task_on_texts_is_valid_for_gpt(task):
     [
         ("size=gpt", "model=bert has no size=gpt: choose from mini, base, large"),
         ("model=gpt,size=large", "model=gpt has no size=large: choose from mini, gpt,"),
-        ("model=gpt,task=squad", "task=squad is for model=bert: choose from sst2, cola, "),
+        (
+            "model=gpt,task=squad",
+            "task=squad is for model=bert: choose from sst2, cola, ",
+        ),
     ],
 )
 def test_finetune_refuses_words_that_do_not_go_together(arg, message):
@@ -243,21 +306,34 @@ def flat(config):
     }
 
 
-@pytest.mark.parametrize(("name", "arg"), [(name, arg) for name in RECIPES for arg in ARGUMENTS.get(name, [""])])
+@pytest.mark.parametrize(
+    ("name", "arg"),
+    [(name, arg) for name in RECIPES for arg in ARGUMENTS.get(name, [""])],
+)
 def test_setting_a_key_of_a_recipe_changes_no_other(name, arg):
-    """Only the number of steps has followers: the warm-up and the intervals that are parts of it."""
+    """Only the number of steps has followers: the warm-up and the intervals that are
+    parts of it.
+    """
     config = get_config(name, arg)
     for key, value in flat(config).items():
         section, field = key.split(".")
         before = flat(config)
         config[section][field] = other_than(value)
-        changed = {other for other, now in flat(config).items() if now != before[other]} - {key}
+        changed = {
+            other for other, now in flat(config).items() if now != before[other]
+        } - {key}
         assert changed <= (FOLLOWERS if key == "training.steps" else set()), key
 
 
-@pytest.mark.parametrize(("name", "arg"), [(name, arg) for name in RECIPES for arg in ARGUMENTS.get(name, [""])])
+@pytest.mark.parametrize(
+    ("name", "arg"),
+    [(name, arg) for name in RECIPES for arg in ARGUMENTS.get(name, [""])],
+)
 def test_a_short_run_of_a_recipe_reaches_its_learning_rate(name, arg):
-    """Warm-up is a share of the steps. With the noam schedule, a shorter warm-up would raise the rate, so it stays."""
+    """Warm-up is a share of the steps.
+
+    With the noam schedule, a shorter warm-up would raise the rate, so it stays.
+    """
     config = get_config(name, arg)
     if config.optimizer.schedule != "noam":
         config.training.steps = 100
@@ -269,9 +345,23 @@ def test_a_short_run_of_a_recipe_reaches_its_learning_rate(name, arg):
     [
         ("10k", 1, ""),
         ("10k", 100_000, ""),
-        ("10k", 115_000, "train has 115,000 pairs, but the settings of this recipe are meant for at most 100,000: "),
+        (
+            "10k",
+            115_000,
+            (
+                "train has 115,000 pairs, "
+                "but the settings of this recipe are meant for at most 100,000: "
+            ),
+        ),
         ("1m", 115_000, ""),
-        ("1m", 10_000, "meant for at least 100,001: choose another size of the recipe, or set data.meant_for=()"),
+        (
+            "1m",
+            10_000,
+            (
+                "meant for at least 100,001: "
+                "choose another size of the recipe, or set data.meant_for=()"
+            ),
+        ),
         ("1m", 20_000_000, "at most 10,000,000"),
         ("100m", 36_000_000, ""),
     ],
@@ -303,7 +393,11 @@ def test_annotated_is_one_model(word):
 
 
 @pytest.mark.parametrize(
-    ("arg", "words"), [("dot,reversed", "requires attention=none"), ("transformer,lstm", "requires a recurrent model")]
+    ("arg", "words"),
+    [
+        ("dot,reversed", "requires attention=none"),
+        ("transformer,lstm", "requires a recurrent model"),
+    ],
 )
 def test_rnn_refuses_words_that_do_not_go_together(arg, words):
     with pytest.raises(ConfigError, match=words):
@@ -317,12 +411,16 @@ def test_recipe_says_what_it_is(name):
         assert word in doc
 
 
-# Names of configs/wmt14.py → rows of the table of parameter counts. Label smoothing has no parameters.
+# Names of configs/wmt14.py → rows of the table of parameter counts. Label smoothing has
+# no parameters.
 WMT14_ROWS = {
     **{f"heads-{n}": f"A h={n}" for n in (1, 4, 16, 32)},
     **{f"d_k-{width}": f"B d_k={width}" for width in (16, 32)},
     **{f"layers-{n}": f"C N={n}" for n in (2, 4, 8)},
-    **{f"{key}-{width}": f"C {key}={width}" for key, width in (("d_model", 256), ("d_model", 1024))},
+    **{
+        f"{key}-{width}": f"C {key}={width}"
+        for key, width in (("d_model", 256), ("d_model", 1024))
+    },
     **{f"d_ff-{width}": f"C d_ff={width}" for width in (1024, 4096)},
     **{f"dropout-{rate}": f"D dropout={rate}" for rate in ("0", "0.2")},
     **{f"smoothing-{rate}": "base" for rate in ("0", "0.2")},
@@ -340,19 +438,27 @@ def test_wmt14_has_every_row_of_the_table():
 def test_a_row_of_wmt14_is_the_papers_model(row):
     parsed = parse(get_config("wmt14", row))
     expected = TransformerConfig(**TABLE_3[WMT14_ROWS[row]][0])
-    assert dataclasses.replace(parsed.model, vocab_multiple=1, dtype="float32", unroll=1) == expected
+    assert (
+        dataclasses.replace(parsed.model, vocab_multiple=1, dtype="float32", unroll=1)
+        == expected
+    )
     assert num_parameters(parsed.model) == num_parameters(expected)
     smoothing = {"smoothing-0": 0.0, "smoothing-0.2": 0.2}.get(row, 0.1)
     assert parsed.training.label_smoothing == smoothing
     assert parsed.training.steps == (300_000 if row == "big" else 100_000)
-    assert parsed.evaluation.checkpoint == ("average" if row in ("base", "big") else "latest")
+    assert parsed.evaluation.checkpoint == (
+        "average" if row in ("base", "big") else "latest"
+    )
 
 
 @pytest.mark.parametrize("pair", ["en-de", "de-en", "en-fr", "fr-en"])
 def test_pairs_of_wmt14(pair):
     config = get_config("wmt14", f"big,{pair}")
     source, target = pair.split("-")
-    assert (config.data.source_language, config.data.target_language) == (source, target)
+    assert (config.data.source_language, config.data.target_language) == (
+        source,
+        target,
+    )
     assert config.data.name == f"wmt14_translate/{({source, target} - {'en'}).pop()}-en"
     assert config.model.target_vocab_size == (32_000 if "fr" in pair else 37_000)
     assert config.model.dropout_rate == (0.1 if "fr" in pair else 0.3)  # Section 6.1
@@ -361,4 +467,9 @@ def test_pairs_of_wmt14(pair):
 
 def test_ted_is_the_tutorials_model():
     model = parse(get_config("ted_hrlr", "")).model
-    assert num_parameters(dataclasses.replace(model, source_vocab_size=7765, target_vocab_size=7010)) == 10_184_162
+    assert (
+        num_parameters(
+            dataclasses.replace(model, source_vocab_size=7765, target_vocab_size=7010)
+        )
+        == 10_184_162
+    )

@@ -1,4 +1,6 @@
-"""A process of a real job dies: the others end too, and never with exit code 2, after which launchers give up."""
+"""A process of a real job dies: the others end too, and never with exit code 2,
+after which launchers give up.
+"""
 
 import os
 import signal
@@ -21,12 +23,18 @@ def rows(workdir: Path) -> int:
 
 
 def is_saving(workdir: Path) -> bool:
-    steps = [path for path in (workdir / "checkpoints").glob("*/") if not (path / "manifest.json").exists()]
+    steps = [
+        path
+        for path in (workdir / "checkpoints").glob("*/")
+        if not (path / "manifest.json").exists()
+    ]
     return bool(steps) and any((workdir / "checkpoints").glob("*/manifest.json"))
 
 
 def is_evaluating(workdir: Path) -> bool:
-    """Return True after the row of step 2 and before that of its evaluation, which begins by compiling."""
+    """Return True after the row of step 2 and before that of its evaluation, which
+    begins by compiling.
+    """
     return rows(workdir) == 1
 
 
@@ -47,15 +55,33 @@ class Pair:
             free.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{free.getsockname()[1]}"
         self.workdir = workdir
-        command = [sys.executable, "scripts/train.py", f"--config={recipe}", f"--workdir={workdir}"]
-        command += [f"--coordinator_address={address}", "--num_processes=2", "--config.checkpoint.keep_best=0"]
-        command += ["--config.training.steps=100000", "--config.training.evaluate_every=100000", *options]
+        command = [
+            sys.executable,
+            "scripts/train.py",
+            f"--config={recipe}",
+            f"--workdir={workdir}",
+        ]
+        command += [
+            f"--coordinator_address={address}",
+            "--num_processes=2",
+            "--config.checkpoint.keep_best=0",
+        ]
+        command += [
+            "--config.training.steps=100000",
+            "--config.training.evaluate_every=100000",
+            *options,
+        ]
         logs = [workdir.with_suffix(f".{i}.log") for i in range(2)]
         environment = os.environ | STORES_NO_PROGRAMS | {"JAX_PLATFORMS": "cpu"}
         self.processes = []
         for i, path in enumerate(logs):
             with path.open("wb") as log:
-                process = subprocess.Popen([*command, f"--process_id={i}"], cwd=ROOT, stderr=log, env=environment)
+                process = subprocess.Popen(
+                    [*command, f"--process_id={i}"],
+                    cwd=ROOT,
+                    stderr=log,
+                    env=environment,
+                )
             self.processes.append(process)
         self.logs = logs
 
@@ -81,22 +107,36 @@ class Pair:
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize(
     ("moment", "number"),
-    [(moment, signal.SIGKILL) for moment in MOMENTS] + [("training", signal.SIGSEGV), ("training", signal.SIGABRT)],
+    [(moment, signal.SIGKILL) for moment in MOMENTS]
+    + [("training", signal.SIGSEGV), ("training", signal.SIGABRT)],
 )
-def test_the_survivor_of_a_dead_process_is_restarted(recipe, tmp_path, moment, number, victim):
-    with Pair(recipe, tmp_path / "run", *(("--config.training.evaluate_every=2",) * (moment == "evaluation"))) as pair:
+def test_the_survivor_of_a_dead_process_is_restarted(
+    recipe, tmp_path, moment, number, victim
+):
+    with Pair(
+        recipe,
+        tmp_path / "run",
+        *(("--config.training.evaluate_every=2",) * (moment == "evaluation")),
+    ) as pair:
         pair.wait_for(moment)
         pair.processes[victim].send_signal(number)
         codes = pair.codes()
     print(f"{moment}: process {victim} dies of {number.name}: {codes}")
     assert codes[victim] == -number
-    assert codes[1 - victim] not in (0, 2, 75), pair.logs[1 - victim].read_text()[-3000:]
+    assert codes[1 - victim] not in (0, 2, 75), pair.logs[1 - victim].read_text()[
+        -3000:
+    ]
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
-def test_a_signal_to_one_process_stops_both_after_the_same_step(recipe, tmp_path, number, victim):
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1]
+)
+def test_a_signal_to_one_process_stops_both_after_the_same_step(
+    recipe, tmp_path, number, victim
+):
+    # a shell's background jobs ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with Pair(recipe, tmp_path / "run") as pair:
         pair.wait_for("training")
         pair.processes[victim].send_signal(number)

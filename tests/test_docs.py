@@ -1,9 +1,12 @@
-"""Tests of every Markdown page: its code runs, its output is what the code prints, its commands and links are right.
+"""Tests of every Markdown page: its code runs, its output is what the code prints, its
+commands and links are right.
 
-A ```python block is run, after the blocks above it, in a copy of the repository's folders. If its first line is a
-comment with a path, e.g. `# my_package/score.py`, the block is written to that file instead. A ```text block directly
-after a ```python block is its expected output. A ```bash block is checked without being run: each line is a comment
-or a command. It has no "…" and no [optional] parts. A line that ends in a backslash continues on the next one.
+A ```python block is run, after the blocks above it, in a copy of the repository's
+folders. If its first line is a comment with a path, e.g. `# my_package/score.py`, the
+block is written to that file instead. A ```text block directly after a ```python block
+is its expected output. A ```bash block is checked without being run: each line is a
+comment or a command. It has no "…" and no [optional] parts. A line that ends in a
+backslash continues on the next one.
 """
 
 import itertools
@@ -21,17 +24,25 @@ from forked import script
 
 PAGES = sorted(
     str(path.relative_to(ROOT))
-    for path in [*ROOT.glob("README.md"), *ROOT.glob("CONTRIBUTING.md"), *ROOT.glob("docs/**/*.md")]
+    for path in [
+        *ROOT.glob("README.md"),
+        *ROOT.glob("CONTRIBUTING.md"),
+        *ROOT.glob("docs/**/*.md"),
+    ]
 )
 
-# Replacements for pages that train for minutes. Output is compared only above the first changed block. This includes
-# the slow test, which runs these pages unchanged: the result of a long training depends on the processor.
+# Replacements for pages that train for minutes. Output is compared only above the first
+# changed block. This includes the slow test, which runs these pages unchanged: the
+# result of a long training depends on the processor.
 SHORTENED: dict[str, list[tuple[str, str]]] = {
     "docs/walkthroughs/attention_map.md": [
         (
             "run = experiment.run(",
-            "config.data.update(train_split='train[:99]', validation_split='validation[:1]', max_buckets=1); "
-            "config.training.steps = 2; run = experiment.run(",
+            (
+                "config.data.update(train_split='train[:99]', "
+                "validation_split='validation[:1]', max_buckets=1); "
+                "config.training.steps = 2; run = experiment.run("
+            ),
         )
     ],
     "docs/walkthroughs/scaling.md": [
@@ -39,10 +50,12 @@ SHORTENED: dict[str, list[tuple[str, str]]] = {
         ("= train(d_k, scale)", "= train(d_k, scale) if d_k == 16 else jnp.zeros(200)"),
     ],
 }
-RELATIVE = 0.02  # tolerance of numbers with a decimal point, or one unit in the last digit printed
+# tolerance of numbers with a decimal point, or one unit in the last digit printed
+RELATIVE = 0.02
 NUMBER = r"-?\d+(?:,\d{3})*(?:\.\d*)?(?:e[+-]?\d+)?"
 MARK = "=== line {} ==="
-SETTINGS = "import jax, warnings; warnings.simplefilter('error')"  # as in pyproject.toml
+# as in pyproject.toml
+SETTINGS = "import jax, warnings; warnings.simplefilter('error')"
 
 
 class Block(NamedTuple):
@@ -60,7 +73,9 @@ class Block(NamedTuple):
 
 def blocks(text: str) -> list[Block]:
     found, end = [], 0
-    for fence in re.finditer(r"^```(\w*)[^\n]*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+    for fence in re.finditer(
+        r"^```(\w*)[^\n]*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL
+    ):
         line = text.count("\n", 0, fence.start()) + 2
         found.append(Block(line, fence[1], fence[2], text[end : fence.start()]))
         end = fence.end()
@@ -70,7 +85,11 @@ def blocks(text: str) -> list[Block]:
 def outputs(page: list[Block]) -> dict[int, str]:
     """Return {line of a python block: the text block directly after it}."""
     pairs = itertools.pairwise(page)
-    return {a.line: b.code for a, b in pairs if (a.language, b.language) == ("python", "text") and not b.after.strip()}
+    return {
+        a.line: b.code
+        for a, b in pairs
+        if (a.language, b.language) == ("python", "text") and not b.after.strip()
+    }
 
 
 def folder(path: Path, page: list[Block]) -> None:
@@ -81,13 +100,17 @@ def folder(path: Path, page: list[Block]) -> None:
     save(path / "pretrained", drawn(PRETRAINING))
     for block in page:
         if block.language == "python" and block.file:
-            assert not block.file.startswith("transformer_jax/"), f"line {block.line} would change the package"
+            assert not block.file.startswith("transformer_jax/"), (
+                f"line {block.line} would change the package"
+            )
             (path / block.file).parent.mkdir(parents=True, exist_ok=True)
             (path / block.file).write_text(block.code)
 
 
 def program(page: list[Block]) -> str:
-    """Return the blocks as one program, in which every line has the same number as on the page."""
+    """Return the blocks as one program, in which every line has the same number as
+    on the page.
+    """
     lines = [SETTINGS]
     for block in page:
         if block.language == "python" and not block.file:
@@ -102,16 +125,32 @@ def run(name: str, text: str, path: Path) -> dict[int, str]:
     folder(path, page)
     (path / "page.py").write_text(program(page))
     done = script(str(path / "page"), cwd=path, timeout=1800)
-    assert done.returncode == 0, f"{name} fails; line numbers of page.py are those of the page.\n{done.stderr.decode()}"
+    assert done.returncode == 0, (
+        f"{name} fails; "
+        f"line numbers of page.py are those of the page.\n{done.stderr.decode()}"
+    )
     parts = re.split(MARK.format(r"(\d+)") + "\n", done.stdout.decode())
     return dict(zip(map(int, parts[1::2]), parts[2::2], strict=True))
 
 
 def check_output(where: str, expected: str, printed: str) -> None:
-    """Assert equal output. Words and whole numbers must be equal, other numbers equal within a tolerance."""
+    """Assert equal output.
+
+    Words and whole numbers must be equal, other numbers equal within a tolerance.
+    """
     pieces = re.split(rf"(…|\s+|{NUMBER})", expected.strip())
     patterns = [
-        ".*?" if x == "…" else r"\s+" if x.isspace() else f"({NUMBER})" if re.fullmatch(NUMBER, x) else re.escape(x)
+        (
+            ".*?"
+            if x == "…"
+            else (
+                r"\s+"
+                if x.isspace()
+                else f"({NUMBER})"
+                if re.fullmatch(NUMBER, x)
+                else re.escape(x)
+            )
+        )
         for x in pieces
         if x
     ]
@@ -119,7 +158,9 @@ def check_output(where: str, expected: str, printed: str) -> None:
     assert found, f"{where} prints\n{printed}\nand the page says\n{expected}"
     numbers = [x for x in pieces if re.fullmatch(NUMBER, x)]
     for old, new in zip(numbers, found.groups(), strict=True):
-        assert close(old, new), f"{where} prints {new} where the page says {old}:\n{printed}"
+        assert close(old, new), (
+            f"{where} prints {new} where the page says {old}:\n{printed}"
+        )
 
 
 def close(old: str, new: str) -> bool:
@@ -132,13 +173,21 @@ def close(old: str, new: str) -> bool:
 
 
 def check(name: str, path: Path, replacements: list[tuple[str, str]]) -> None:
-    """Run a page with `replacements` and compare the output of the blocks above the first that SHORTENED changes."""
+    """Run a page with `replacements` and compare the output of the blocks above the
+    first that SHORTENED changes.
+    """
     text = (ROOT / name).read_text()
     page, compared = blocks(text), outputs(blocks(text))
     for old, _ in SHORTENED.get(name, []):
-        changed = [block.line for block in page if block.language == "python" and old in block.code]
+        changed = [
+            block.line
+            for block in page
+            if block.language == "python" and old in block.code
+        ]
         assert changed, f"{name} has no {old!r} to replace: see SHORTENED"
-        compared = {line: expected for line, expected in compared.items() if line < changed[0]}
+        compared = {
+            line: expected for line, expected in compared.items() if line < changed[0]
+        }
     for old, new in replacements:
         text = text.replace(old, new)
     printed = run(name, text, path)
@@ -158,7 +207,8 @@ def test_long_pages_run_as_they_are(name, tmp_path):
     check(name, tmp_path, [])
 
 
-# Run a script with `command_line.run` replaced, so that it only parses the flags and the config.
+# Run a script with `command_line.run` replaced, so that it only parses the flags and
+# the config.
 PARSE = """
 import runpy, sys
 from absl import flags
@@ -170,7 +220,8 @@ def run(main, argv=None, **options):
     if "config" in flags.FLAGS:
         recipe = flags.FLAGS.config
         random = sys.argv[0].endswith("benchmark.py") and flags.FLAGS.length
-        if random or sys.argv[0].endswith(("describe.py", "verify.py")):  # they need no data
+        if random or sys.argv[0].endswith(("describe.py", "verify.py")):
+            # they need no data
             recipe.data.directory = recipe.data.directory or "(none)"
         config.parse(recipe)
     elif overrides:  # of a run: its config must be one of a task
@@ -195,12 +246,18 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def commands(name: str, block: Block) -> Iterator[tuple[str, list[str]]]:
-    """Yield ("page:line", words) for every command of a bash block, without redirections."""
+    """Yield ("page:line", words) for every command of a bash block, without
+    redirections.
+    """
     line = block.line
     for text in re.split(r"(?<!\\)\n", block.code):
         where, line = f"{name}:{line}", line + text.count("\n") + 1
-        assert not re.search(r"…|\.\.\.|(^|\s)\[", text), f"{where}: a command has no … and no [optional] parts"
-        lexer = shlex.shlex(re.sub(r"\\\n|[<>]+ *\S+", "", text), posix=True, punctuation_chars="|&;")
+        assert not re.search(r"…|\.\.\.|(^|\s)\[", text), (
+            f"{where}: a command has no … and no [optional] parts"
+        )
+        lexer = shlex.shlex(
+            re.sub(r"\\\n|[<>]+ *\S+", "", text), posix=True, punctuation_chars="|&;"
+        )
         lexer.whitespace_split = True
         words: list[str] = []
         for word in [*lexer, ";"]:
@@ -216,16 +273,30 @@ def test_commands_are_right(name, tmp_path):
     page = blocks((ROOT / name).read_text())
     folder(tmp_path, page)
     (tmp_path / "parse.py").write_text(PARSE)
-    for where, words in (found for block in page if block.language == "bash" for found in commands(name, block)):
+    for where, words in (
+        found
+        for block in page
+        if block.language == "bash"
+        for found in commands(name, block)
+    ):
         for word in words:
             if re.match(r"(scripts|configs|tests|docs)/[\w/.-]+\.\w+$", word):
-                assert (ROOT / word).exists() or (tmp_path / word).exists(), f"{where}: there is no {word}"
-        if found := [word for word in words if re.match(r"scripts/(\w+\.py|launch/\w+)", word)]:
+                assert (ROOT / word).exists() or (tmp_path / word).exists(), (
+                    f"{where}: there is no {word}"
+                )
+        if found := [
+            word for word in words if re.match(r"scripts/(\w+\.py|launch/\w+)", word)
+        ]:
             arguments = words[words.index(found[0]) + 1 :]
             if "/launch/" in found[0]:  # launchers pass these options to train.py
-                found[0], arguments = "scripts/train.py", [word for word in arguments if word.startswith("--")]
+                found[0], arguments = (
+                    "scripts/train.py",
+                    [word for word in arguments if word.startswith("--")],
+                )
             done = script(str(tmp_path / "parse"), found[0], *arguments, cwd=tmp_path)
-            assert done.returncode == 0, f"{where}: {shlex.join(words)}\n{done.stderr.decode()}"
+            assert done.returncode == 0, (
+                f"{where}: {shlex.join(words)}\n{done.stderr.decode()}"
+            )
 
 
 def without_code(text: str) -> str:
@@ -251,7 +322,9 @@ def anchors(path: Path) -> set[str]:
 @pytest.mark.parametrize("name", PAGES)
 def test_links_lead_somewhere(name):
     text = without_code((ROOT / name).read_text())
-    links = re.findall(r"\]\(<?([^)\s>]+)", text) + re.findall(r"(?:src|href)=\"([^\"]+)\"", text)
+    links = re.findall(r"\]\(<?([^)\s>]+)", text) + re.findall(
+        r"(?:src|href)=\"([^\"]+)\"", text
+    )
     links += re.findall(r"^\[[^\]]+\]: +(\S+)", text, re.MULTILINE)
     for link in links:
         if re.match(r"\w+:", link):
@@ -260,9 +333,14 @@ def test_links_lead_somewhere(name):
         path = ROOT / name if not target else (ROOT / name).parent / target
         assert path.exists(), f"{name} links to {link}, which does not exist"
         if anchor and path.suffix == ".md":
-            assert anchor in anchors(path), f"{name} links to {link}: the headings are {sorted(anchors(path))}"
+            assert anchor in anchors(path), (
+                f"{name} links to {link}: the headings are {sorted(anchors(path))}"
+            )
 
 
 def test_readme_is_short():
     lines = len((ROOT / "README.md").read_text().splitlines())
-    assert lines <= 150, f"README.md has {lines} lines, limit 150: move what a first reader does not need to docs/"
+    assert lines <= 150, (
+        f"README.md has {lines} lines, limit 150: "
+        "move what a first reader does not need to docs/"
+    )

@@ -34,7 +34,9 @@ def test_a_full_disk_changes_nothing(tmp_path, old):
         files.write(path, b"new" * 5000)
     assert str(error.value).startswith(f"{path} cannot be written: File too large")
     assert ("is unchanged" in str(error.value)) == (old is not None)
-    assert [p.read_bytes() for p in tmp_path.iterdir()] == ([] if old is None else [old])
+    assert [p.read_bytes() for p in tmp_path.iterdir()] == (
+        [] if old is None else [old]
+    )
 
 
 def test_an_error_in_the_block_changes_nothing(tmp_path):
@@ -75,15 +77,25 @@ def test_links(tmp_path, follow, kept):
 def test_several_files_in_a_new_folder(tmp_path):
     for content in (b"old", b"new"):
         files.write_all(tmp_path / "a" / "b", {"one": content, "two": b"2"})
-    assert {path.name: path.read_bytes() for path in (tmp_path / "a" / "b").iterdir()} == {"one": b"new", "two": b"2"}
-    with pytest.raises(files.OutputError, match=r"the folder \S+/one/c cannot be made: Not a directory"):
+    assert {
+        path.name: path.read_bytes() for path in (tmp_path / "a" / "b").iterdir()
+    } == {"one": b"new", "two": b"2"}
+    with pytest.raises(
+        files.OutputError, match=r"the folder \S+/one/c cannot be made: Not a directory"
+    ):
         files.write_all(tmp_path / "a" / "b" / "one" / "c", {})
 
 
 def test_a_lasting_error_is_explained(tmp_path):
     (tmp_path / "loop").symlink_to("loop")
-    rule = r"^--input=a cannot be read: Too many levels of symbolic links \(\S+/loop\); name another$"
-    with pytest.raises(UserError, match=rule), files.explained("--input=a cannot be read", "name another"):
+    rule = (
+        r"^--input=a cannot be read: Too many levels of symbolic links \(\S+/loop\);"
+        r" name another$"
+    )
+    with (
+        pytest.raises(UserError, match=rule),
+        files.explained("--input=a cannot be read", "name another"),
+    ):
         (tmp_path / "loop").read_bytes()
 
 
@@ -95,7 +107,10 @@ def test_an_error_that_may_pass_stays(number):
 
 
 def test_no_folder_can_be_made_in_proc():
-    with pytest.raises(files.OutputError, match=r"the folder /proc/none cannot be made: No folder can be made here"):
+    with pytest.raises(
+        files.OutputError,
+        match=r"the folder /proc/none cannot be made: No folder can be made here",
+    ):
         files.make_folder("/proc/none")
 
 
@@ -109,7 +124,9 @@ def test_permissions_stay(tmp_path):
 def test_a_pipe_is_written_to_and_stays_one(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     found = []
-    reader = threading.Thread(target=lambda: found.append((tmp_path / "pipe").read_bytes()), daemon=True)
+    reader = threading.Thread(
+        target=lambda: found.append((tmp_path / "pipe").read_bytes()), daemon=True
+    )
     reader.start()
     files.write(tmp_path / "pipe", b"data")
     reader.join(10)
@@ -118,7 +135,20 @@ def test_a_pipe_is_written_to_and_stays_one(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "end", ["\n", "\r", "\r\n", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"]
+    "end",
+    [
+        "\n",
+        "\r",
+        "\r\n",
+        "\x0b",
+        "\x0c",
+        "\x1c",
+        "\x1d",
+        "\x1e",
+        "\x85",
+        "\u2028",
+        "\u2029",
+    ],
 )
 def test_a_prediction_is_one_line_for_every_reader(end, tmp_path):
     records = [{"text": f"a{end}b{end}", f"{end}é": [end]}, [f"a{end}"]]

@@ -1,4 +1,6 @@
-"""What a new user meets first: the two commands of the README, and the refusal of an old Python."""
+"""What a new user meets first: the two commands of the README, and the refusal of an
+old Python.
+"""
 
 import subprocess
 import sys
@@ -11,12 +13,25 @@ from conftest import ROOT
 def test_the_first_screen_of_the_readme_has_the_command_in_a_block(command):
     screen = "\n".join((ROOT / "README.md").read_text().splitlines()[:40])
     assert f"```bash\n{command}\n```\n" in screen
-    assert subprocess.run(["bash", "-n", command], cwd=ROOT, check=False).returncode == 0
+    assert (
+        subprocess.run(["bash", "-n", command], cwd=ROOT, check=False).returncode == 0
+    )
     assert (ROOT / command).stat().st_mode & 0o111
 
 
 def test_an_old_python_is_refused_before_pip_looks_for_packages():
-    code = "import runpy, sys; sys.version_info = (3, 10, 13); runpy.run_path('setup.py')"
-    refused = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    code = (
+        "import runpy, sys; sys.version_info = (3, 10, 13); runpy.run_path('setup.py')"
+    )
+    refused = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert refused.returncode == 1
-    assert "error: transformer_jax needs Python 3.11 or newer, and this is Python 3.10" in refused.stderr
+    assert (
+        "error: transformer_jax needs Python 3.11 or newer, and this is Python 3.10"
+        in refused.stderr
+    )

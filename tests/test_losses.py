@@ -15,7 +15,9 @@ B, T, V = 3, 5, 7
 
 
 def some_logits(padded=V):
-    """Return logits (B, T, padded), with the padding of the vocabulary filled in like the model does."""
+    """Return logits (B, T, padded), with the padding of the vocabulary filled in
+    like the model does.
+    """
     logits = np.full((B, T, padded), np.finfo(np.float32).min, np.float32)
     logits[..., :V] = 3 * np.random.default_rng(0).normal(size=(B, T, V))
     return logits
@@ -39,10 +41,16 @@ def every_platform(request, monkeypatch):
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.6])
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("padded", [7, 16])
-def test_cross_entropy_is_that_of_the_explicit_distribution(label_smoothing, weights, padded):
+def test_cross_entropy_is_that_of_the_explicit_distribution(
+    label_smoothing, weights, padded
+):
     weights, logits = WEIGHTS[weights], some_logits(padded)
-    total, weight = cross_entropy(logits, LABELS, weights, vocab_size=V, label_smoothing=label_smoothing)
-    expected, expected_weight = oracle.cross_entropy(logits[..., :V], LABELS, weights, label_smoothing)
+    total, weight = cross_entropy(
+        logits, LABELS, weights, vocab_size=V, label_smoothing=label_smoothing
+    )
+    expected, expected_weight = oracle.cross_entropy(
+        logits[..., :V], LABELS, weights, label_smoothing
+    )
     np.testing.assert_allclose(total, expected, rtol=1e-5)
     np.testing.assert_allclose(weight, expected_weight, rtol=1e-6)
     assert total.dtype == weight.dtype == jnp.float32
@@ -55,10 +63,15 @@ def test_its_gradient_is_p_minus_q(label_smoothing, padded):
     logits, weights = some_logits(padded), WEIGHTS["any"] * WEIGHTS["bool"]
 
     def total(logits):
-        return cross_entropy(logits, LABELS, weights, vocab_size=V, label_smoothing=label_smoothing)[0]
+        return cross_entropy(
+            logits, LABELS, weights, vocab_size=V, label_smoothing=label_smoothing
+        )[0]
 
     gradient = np.asarray(jax.grad(total)(logits))
-    p, q = oracle.softmax(np.float64(logits[..., :V])), oracle.smoothed(LABELS, V, label_smoothing)
+    p, q = (
+        oracle.softmax(np.float64(logits[..., :V])),
+        oracle.smoothed(LABELS, V, label_smoothing),
+    )
     assert oracle.relative(gradient[..., :V], weights[..., None] * (p - q)) <= 1e-5
     np.testing.assert_allclose(gradient.sum(axis=-1), 0, atol=1e-6)
     assert (gradient[..., V:] == 0).all()
@@ -66,31 +79,48 @@ def test_its_gradient_is_p_minus_q(label_smoothing, padded):
 
 
 def test_uniform_logits_cost_the_logarithm_of_the_vocabulary():
-    total, weight = cross_entropy(jnp.zeros((B, T, V)), LABELS, WEIGHTS["ones"], vocab_size=V, label_smoothing=0.1)
+    total, weight = cross_entropy(
+        jnp.zeros((B, T, V)), LABELS, WEIGHTS["ones"], vocab_size=V, label_smoothing=0.1
+    )
     np.testing.assert_allclose(total / weight, np.log(V), rtol=1e-6)
 
 
 def test_smoothing_makes_certainty_costly():
-    """Certainty costs nothing without smoothing. With smoothing, the least loss is the entropy of q."""
+    """Certainty costs nothing without smoothing.
+
+    With smoothing, the least loss is the entropy of q.
+    """
     sure = 20 * np.float32(np.eye(V)[LABELS])
     q = oracle.smoothed(LABELS, V, 0.1)
     costs = {}
     for name, logits in {"sure": sure, "best": np.float32(np.log(q))}.items():
         for label_smoothing in (0.0, 0.1):
             total, weight = cross_entropy(
-                logits, LABELS, WEIGHTS["ones"], vocab_size=V, label_smoothing=label_smoothing
+                logits,
+                LABELS,
+                WEIGHTS["ones"],
+                vocab_size=V,
+                label_smoothing=label_smoothing,
             )
             costs[name, label_smoothing] = float(total / weight)
     assert costs["sure", 0.0] < 1e-6 < costs["best", 0.0]
     assert costs["best", 0.1] < costs["sure", 0.1]
-    np.testing.assert_allclose(costs["best", 0.1], -(q * np.log(q)).sum(axis=-1).mean(), rtol=1e-5)
+    np.testing.assert_allclose(
+        costs["best", 0.1], -(q * np.log(q)).sum(axis=-1).mean(), rtol=1e-5
+    )
 
 
 def test_sums_of_parts_add_up():
     logits, weights = some_logits(16), WEIGHTS["any"]
     whole = cross_entropy(logits, LABELS, weights, vocab_size=V, label_smoothing=0.1)
     parts = [
-        cross_entropy(logits[b : b + 1], LABELS[b : b + 1], weights[b : b + 1], vocab_size=V, label_smoothing=0.1)
+        cross_entropy(
+            logits[b : b + 1],
+            LABELS[b : b + 1],
+            weights[b : b + 1],
+            vocab_size=V,
+            label_smoothing=0.1,
+        )
         for b in range(B)
     ]
     np.testing.assert_allclose(np.sum(parts, axis=0), whole, rtol=1e-5)
@@ -100,15 +130,25 @@ D = 4
 
 
 def positions(rows, width, filled, seed=0):
-    """Return a table (V, D), x (B, T, D), labels, and weights. Padding is anywhere in a row, not only at its end."""
+    """Return a table (V, D), x (B, T, D), labels, and weights.
+
+    Padding is anywhere in a row, not only at its end.
+    """
     draw = np.random.default_rng(seed)
-    x, table = np.float32(draw.normal(size=(rows, width, D))), np.float32(draw.normal(size=(V, D)))
-    weights = np.float32((draw.random((rows, width)) < filled) * draw.random((rows, width)))
+    x, table = (
+        np.float32(draw.normal(size=(rows, width, D))),
+        np.float32(draw.normal(size=(V, D))),
+    )
+    weights = np.float32(
+        (draw.random((rows, width)) < filled) * draw.random((rows, width))
+    )
     return table, x, draw.integers(0, V, (rows, width)), weights
 
 
 def projected(table, x, labels, weights):
-    return cross_entropy(x @ table.T, labels, weights, vocab_size=V, label_smoothing=0.1)[0]
+    return cross_entropy(
+        x @ table.T, labels, weights, vocab_size=V, label_smoothing=0.1
+    )[0]
 
 
 def on_mesh(function, data, fsdp=1):
@@ -124,9 +164,12 @@ def on_mesh(function, data, fsdp=1):
 
 @pytest.mark.parametrize("filled", [0.0, 0.1, 0.7, 1.0])
 @pytest.mark.parametrize(
-    ("rows", "width", "chunk", "shards"), [(4, 5, 3, 1), (4, 5, 20, 1), (4, 5, 99, 1), (4, 5, 6, 2), (6, 7, 1, 3)]
+    ("rows", "width", "chunk", "shards"),
+    [(4, 5, 3, 1), (4, 5, 20, 1), (4, 5, 99, 1), (4, 5, 6, 2), (6, 7, 1, 3)],
 )
-def test_chunks_give_the_value_and_the_gradient_of_the_plain_form(rows, width, chunk, shards, filled):
+def test_chunks_give_the_value_and_the_gradient_of_the_plain_form(
+    rows, width, chunk, shards, filled
+):
     table, x, labels, weights = positions(rows, width, filled)
     plain = jax.value_and_grad(projected, (0, 1))(table, x, labels, weights)
 
@@ -134,16 +177,22 @@ def test_chunks_give_the_value_and_the_gradient_of_the_plain_form(rows, width, c
         return sum_in_chunks(projected, table, x, labels, weights, chunk)
 
     found = on_mesh(jax.value_and_grad(chunked, (0, 1)), shards)(table, x)
-    np.testing.assert_allclose(on_mesh(chunked, shards)(table, x), plain[0], rtol=1e-5)  # without a gradient
+    # without a gradient
+    np.testing.assert_allclose(on_mesh(chunked, shards)(table, x), plain[0], rtol=1e-5)
     np.testing.assert_allclose(found[0], plain[0], rtol=1e-5)
     for one, other in zip(found[1], plain[1], strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     assert (np.asarray(found[1][1])[weights == 0] == 0).all()
 
 
-@pytest.mark.parametrize(("size", "chunk", "width"), [(10, 6, 5), (20, 6, 5), (13, 6, 5), (7, 99, 7), (6, 6, 6)])
+@pytest.mark.parametrize(
+    ("size", "chunk", "width"),
+    [(10, 6, 5), (20, 6, 5), (13, 6, 5), (7, 99, 7), (6, 6, 6)],
+)
 def test_chunks_have_equal_widths(size, chunk, width):
-    """With as few chunks as possible, the last one then has the least padding: ⌈size / ⌈size / chunk⌉⌉ positions."""
+    """With as few chunks as possible, the last one then has the least padding: ⌈size
+    / ⌈size / chunk⌉⌉ positions.
+    """
     table, x, labels, weights = positions(1, size, 1.0)
     widths = set()
 
@@ -151,26 +200,42 @@ def test_chunks_have_equal_widths(size, chunk, width):
         widths.update(array.shape[1] for array in (x, labels, weights))
         return projected(table, x, labels, weights)
 
-    jax.eval_shape(jax.grad(lambda x: sum_in_chunks(seen, table, x, labels, weights, chunk)), x)
+    jax.eval_shape(
+        jax.grad(lambda x: sum_in_chunks(seen, table, x, labels, weights, chunk)), x
+    )
     assert widths == {width}
 
 
 def test_the_gradient_of_chunks_is_scaled_by_what_follows():
     table, x, labels, weights = positions(4, 5, 0.7)
-    by_three = jax.grad(lambda x: 3 * sum_in_chunks(projected, table, x, labels, weights, 4))(x)
-    np.testing.assert_allclose(by_three, 3 * jax.grad(projected, 1)(table, x, labels, weights), rtol=1e-5, atol=1e-6)
+    by_three = jax.grad(
+        lambda x: 3 * sum_in_chunks(projected, table, x, labels, weights, 4)
+    )(x)
+    np.testing.assert_allclose(
+        by_three,
+        3 * jax.grad(projected, 1)(table, x, labels, weights),
+        rtol=1e-5,
+        atol=1e-6,
+    )
 
 
 def test_gradients_of_chunks_have_the_types_of_what_they_are_for():
     table, x, labels, weights = positions(4, 5, 0.7)
     inputs = table.astype(jnp.float32), x.astype(jnp.bfloat16)
-    gradients = jax.grad(lambda *inputs: sum_in_chunks(projected, *inputs, labels, weights, 4), (0, 1))(*inputs)
+    gradients = jax.grad(
+        lambda *inputs: sum_in_chunks(projected, *inputs, labels, weights, 4), (0, 1)
+    )(*inputs)
     assert [gradient.dtype for gradient in gradients] == [jnp.float32, jnp.bfloat16]
 
 
-@pytest.mark.parametrize(("data", "fsdp", "shards"), [(1, 1, 1), (2, 1, 2), (1, 2, 2), (2, 2, 4), (3, 1, 1), (8, 1, 4)])
+@pytest.mark.parametrize(
+    ("data", "fsdp", "shards"),
+    [(1, 1, 1), (2, 1, 2), (1, 2, 2), (2, 2, 4), (3, 1, 1), (8, 1, 4)],
+)
 def test_each_device_takes_chunks_of_its_rows(data, fsdp, shards):
-    """The number of shards is the greatest common divisor of 4 rows and the number of devices."""
+    """The number of shards is the greatest common divisor of 4 rows and the number
+    of devices.
+    """
     table, x, labels, weights = positions(4, 5, 1.0)
     shapes = set()
 
@@ -190,7 +255,9 @@ def test_each_device_takes_chunks_of_its_rows(data, fsdp, shards):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax, "vmap", counting)
-        on_mesh(lambda x: sum_in_chunks(seen, table, x, labels, weights, 2), data, fsdp)(x)
+        on_mesh(
+            lambda x: sum_in_chunks(seen, table, x, labels, weights, 2), data, fsdp
+        )(x)
     assert set(parts) == {shards}
     assert shapes == {(1, 2, D)}
 
@@ -199,14 +266,20 @@ def test_each_device_takes_chunks_of_its_rows(data, fsdp, shards):
 def test_the_next_tokens_loss_is_that_of_the_heads_logits(label_smoothing):
     table, x, labels, weights = positions(4, 5, 0.7)
     valid = weights > 0
-    head = jax.tree_util.Partial(lambda table, x, vocab_size, dtype: x.astype(dtype) @ table.T, table)
+    head = jax.tree_util.Partial(
+        lambda table, x, vocab_size, dtype: x.astype(dtype) @ table.T, table
+    )
     found = next_token(head, x, labels, valid, V, jnp.float32, label_smoothing)
-    expected = cross_entropy(x @ table.T, labels, valid, vocab_size=V, label_smoothing=label_smoothing)
+    expected = cross_entropy(
+        x @ table.T, labels, valid, vocab_size=V, label_smoothing=label_smoothing
+    )
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_padding_costs_no_chunk():
-    """The number of chunks depends on the positions with weight, not on the width of the batch."""
+    """The number of chunks depends on the positions with weight, not on the width of
+    the batch.
+    """
     table, x, labels, weights = positions(8, 8, 1.0)
     weights[:, 3:] = 0
     calls = []
@@ -215,7 +288,9 @@ def test_padding_costs_no_chunk():
         jax.debug.callback(lambda: calls.append(1))
         return projected(table, x, labels, weights)
 
-    jax.block_until_ready(jax.jit(lambda: sum_in_chunks(counted, table, x, labels, weights, 8))())
+    jax.block_until_ready(
+        jax.jit(lambda: sum_in_chunks(counted, table, x, labels, weights, 8))()
+    )
     jax.effects_barrier()
     assert len(calls) == 3  # 24 of 64 positions have weight
 
@@ -231,18 +306,27 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from transformer_jax.losses import cross_entropy, sum_in_chunks
 draw = np.random.default_rng(0)
 B, T, D, V = 16, 6, 4, 24
-x, table = np.float32(draw.normal(size=(B, T, D))), np.float32(draw.normal(size=(V, D)))
-labels, weights = draw.integers(0, V, (B, T)), np.float32(draw.random((B, T)) < 0.6)
+x = np.float32(draw.normal(size=(B, T, D)))
+table = np.float32(draw.normal(size=(V, D)))
+labels = draw.integers(0, V, (B, T))
+weights = np.float32(draw.random((B, T)) < 0.6)
+
 def loss(table, x, labels, weights):
-    return cross_entropy(x @ table.T, labels, weights, vocab_size=V, label_smoothing=0.1)[0]
+    return cross_entropy(
+        x @ table.T, labels, weights, vocab_size=V, label_smoothing=0.1
+    )[0]
+
 plain = jax.value_and_grad(loss, (0, 1))(table, x, labels, weights)
 for axes in ((8, 1), (4, 2)):
     mesh = jax.make_mesh(axes, ("fsdp", "tensor"), axis_types=(AxisType.Auto,) * 2)
-    rows, vocab = NamedSharding(mesh, PartitionSpec("fsdp")), NamedSharding(mesh, PartitionSpec("tensor"))
+    rows = NamedSharding(mesh, PartitionSpec("fsdp"))
+    vocab = NamedSharding(mesh, PartitionSpec("tensor"))
+
     def chunked(table, x, labels, weights):
         total = lambda t, x: sum_in_chunks(loss, t, x, labels, weights, 5)
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
             return jax.value_and_grad(total, (0, 1))(table, x)
+
     run = jax.jit(chunked, in_shardings=(vocab, rows, rows, rows))
     found = run(table, x, labels, weights)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(plain), strict=True):
@@ -250,8 +334,10 @@ for axes in ((8, 1), (4, 2)):
     if axes == (8, 1):
         text = run.lower(table, x, labels, weights).compile().as_text()
         reduced = [line for line in text.splitlines() if "all-reduce(" in line]
-        assert reduced and not any("while" in line for line in reduced)  # once, when all chunks are done
-        assert not any(word in text for word in ("all-gather(", "all-to-all(", "collective-permute("))
+        # once, when all chunks are done
+        assert reduced and not any("while" in line for line in reduced)
+        others = ("all-gather(", "all-to-all(", "collective-permute(")
+        assert not any(word in text for word in others)
 print("equal")
 """
     assert on_devices(8, program) == "equal\n"

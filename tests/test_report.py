@@ -1,4 +1,6 @@
-"""Attention report: the contents of the file, and text that tries to break out of it."""
+"""Attention report: the contents of the file, and text that tries to break out of
+it.
+"""
 
 import base64
 import json
@@ -16,7 +18,12 @@ EVIL = '</script><script>alert("DATA & <b>")</script>'
 
 def some_map(layers=2, heads=3, rows=("a", EVIL), columns=("x", "y", "<s>")):
     weights = np.random.default_rng(0).random((layers, heads, len(rows), len(columns)))
-    return AttentionMap("cross <attention>", rows, columns, weights / weights.sum(axis=-1, keepdims=True))
+    return AttentionMap(
+        "cross <attention>",
+        rows,
+        columns,
+        weights / weights.sum(axis=-1, keepdims=True),
+    )
 
 
 def test_file_holds_tokens_weights_and_entropies(tmp_path):
@@ -25,39 +32,79 @@ def test_file_holds_tokens_weights_and_entropies(tmp_path):
     page = (tmp_path / "report.html").read_text()
     assert page.count("</script>") == 2  # one for the data and one for the program
     assert "http" not in page.replace("http-equiv", "")
-    data = json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)[1])
+    data = json.loads(
+        re.search(
+            r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL
+        )[1]
+    )
     assert data["title"] == EVIL
     (sentence,) = data["sentences"]
     (found,) = sentence["maps"]
-    assert (sentence["name"], found["rows"], found["columns"]) == (EVIL, ["a", EVIL], ["x", "y", "<s>"])
-    stored = np.frombuffer(zlib.decompress(base64.b64decode(found["weights"])), np.uint8).reshape(2, 3, 2, 3) / 255
+    assert (sentence["name"], found["rows"], found["columns"]) == (
+        EVIL,
+        ["a", EVIL],
+        ["x", "y", "<s>"],
+    )
+    stored = (
+        np.frombuffer(
+            zlib.decompress(base64.b64decode(found["weights"])), np.uint8
+        ).reshape(2, 3, 2, 3)
+        / 255
+    )
     np.testing.assert_allclose(stored, shown.weights, atol=0.5 / 255 + 1e-9)
     np.testing.assert_allclose(found["entropy"], entropy(shown.weights), atol=1e-3)
 
 
 def test_the_texts_are_shown_once_each(tmp_path):
-    shown = some_map()._replace(texts={"source": EVIL, "target": "x", "input": "x", "empty": ""})
+    shown = some_map()._replace(
+        texts={"source": EVIL, "target": "x", "input": "x", "empty": ""}
+    )
     write_report(tmp_path / "report.html", "t", [Sentence("s", [shown])])
     page = (tmp_path / "report.html").read_text()
-    data = json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)[1])
-    assert data["sentences"][0]["maps"][0]["texts"] == [[EVIL, "source"], ["x", "target = input"]]
+    data = json.loads(
+        re.search(
+            r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL
+        )[1]
+    )
+    assert data["sentences"][0]["maps"][0]["texts"] == [
+        [EVIL, "source"],
+        ["x", "target = input"],
+    ]
 
 
 def test_entropy():
-    weights = np.array([[[[1.0, 0, 0, 0], [0.25, 0.25, 0.25, 0.25]], [[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]]]])
+    weights = np.array(
+        [
+            [
+                [[1.0, 0, 0, 0], [0.25, 0.25, 0.25, 0.25]],
+                [[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]],
+            ]
+        ]
+    )
     np.testing.assert_allclose(entropy(weights), [[1.0, 1.0]])
 
 
 def test_what_cannot_be_drawn(tmp_path):
     wrong = some_map()._replace(queries=["a"])
-    with pytest.raises(ValueError, match=r"weights of shape \(2, 3, 2, 3\) do not match 1 rows and 3 columns"):
+    with pytest.raises(
+        ValueError,
+        match=r"weights of shape \(2, 3, 2, 3\) do not match 1 rows and 3 columns",
+    ):
         write_report(tmp_path / "report.html", "t", [Sentence("s", [wrong])])
     with pytest.raises(ValueError, match="no sentence to show"):
         write_report(tmp_path / "report.html", "t", [])
     with pytest.raises(ValueError, match="no attention to show for 'second'"):
-        write_report(tmp_path / "report.html", "t", [Sentence("first", [some_map()]), Sentence("second", [])])
-    with pytest.raises(ValueError, match=r"of 's' has shape \(2, 3, 0, 3\): leave out empty maps"):
-        write_report(tmp_path / "report.html", "t", [Sentence("s", [some_map(rows=())])])
+        write_report(
+            tmp_path / "report.html",
+            "t",
+            [Sentence("first", [some_map()]), Sentence("second", [])],
+        )
+    with pytest.raises(
+        ValueError, match=r"of 's' has shape \(2, 3, 0, 3\): leave out empty maps"
+    ):
+        write_report(
+            tmp_path / "report.html", "t", [Sentence("s", [some_map(rows=())])]
+        )
     broken = some_map()
     broken.weights[1, 2, 0, 0] = np.nan
     with pytest.raises(ValueError, match="of 's': some weights are not finite"):
@@ -66,13 +113,20 @@ def test_what_cannot_be_drawn(tmp_path):
 
 
 def test_an_ordinary_report_is_below_2_megabytes(tmp_path):
-    """Twenty sentences of 30 tokens, six layers of eight heads, and weights as peaked as those of a trained model."""
+    """Twenty sentences of 30 tokens, six layers of eight heads, and weights as
+    peaked as those of a trained model.
+    """
     draw, tokens = np.random.default_rng(0), [f"token{i}" for i in range(30)]
 
     def maps():
         weights = np.exp(4 * draw.normal(size=(3, 6, 8, 30, 30)))
         weights /= weights.sum(axis=-1, keepdims=True)
-        return [AttentionMap(name, tokens, tokens, w) for name, w in zip("abc", weights, strict=True)]
+        return [
+            AttentionMap(name, tokens, tokens, w)
+            for name, w in zip("abc", weights, strict=True)
+        ]
 
-    size = write_report(tmp_path / "report.html", "t", [Sentence(str(i), maps()) for i in range(20)])
+    size = write_report(
+        tmp_path / "report.html", "t", [Sentence(str(i), maps()) for i in range(20)]
+    )
     assert size == (tmp_path / "report.html").stat().st_size < 2_000_000

@@ -1,4 +1,6 @@
-"""Rules of decoding against a search through all sequences, in NumPy float64, and in continuations of prompts."""
+"""Rules of decoding against a search through all sequences, in NumPy float64, and in
+continuations of prompts.
+"""
 
 import dataclasses
 import functools
@@ -43,13 +45,21 @@ def repeats(sequence, n):
 
 
 def changed(scores, prefix, options):
-    """Return the scores (V,) of the next token after a prefix by the rules, written one by one."""
+    """Return the scores (V,) of the next token after a prefix by the rules, written
+    one by one.
+    """
     ends = (EOS, *options.end_ids)
     found = np.array(scores, np.float64)
     for token in set(prefix):
-        found[token] *= options.repetition_penalty if found[token] < 0 else 1 / options.repetition_penalty
+        found[token] *= (
+            options.repetition_penalty
+            if found[token] < 0
+            else 1 / options.repetition_penalty
+        )
     for token in range(V):
-        repeated = options.no_repeat_ngram and repeats((*prefix, token), options.no_repeat_ngram)
+        repeated = options.no_repeat_ngram and repeats(
+            (*prefix, token), options.no_repeat_ngram
+        )
         early = token in ends and len(prefix) < options.min_tokens
         if repeated or early or token in (PAD, BOS, *options.forbidden_ids):
             found[token] = -np.inf
@@ -59,7 +69,9 @@ def changed(scores, prefix, options):
 
 
 def best_of_all(table, options):
-    """Return the best outputs that end, with their sums of changed log-probabilities."""
+    """Return the best outputs that end, with their sums of changed
+    log-probabilities.
+    """
     ended = []
 
     def grow(total, prefix):
@@ -77,8 +89,16 @@ def best_of_all(table, options):
 
 @functools.cache
 def compiled(options):
-    sizes = {"batch_size": 3, "max_length": T, "vocab_size": V, "row_ids": jnp.arange(3), "only_greedy": False}
-    return jax.jit(lambda cache: decoding.search(markov_step, cache, options, **sizes, **IDS))
+    sizes = {
+        "batch_size": 3,
+        "max_length": T,
+        "vocab_size": V,
+        "row_ids": jnp.arange(3),
+        "only_greedy": False,
+    }
+    return jax.jit(
+        lambda cache: decoding.search(markov_step, cache, options, **sizes, **IDS)
+    )
 
 
 def searched(options):
@@ -86,19 +106,26 @@ def searched(options):
     return tables, jax.tree.map(np.asarray, compiled(options)(jnp.asarray(tables)))
 
 
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "trigrams"])  # outputs are too short for these
+# outputs are too short for these
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "trigrams"])
 def test_a_wide_beam_finds_the_best_outputs_by_the_rules(rule):
     options = dataclasses.replace(WIDE, **RULES[rule])
     tables, found = searched(options)
     plain = dataclasses.replace(
-        options, **{f.name: f.default for f in dataclasses.fields(WIDE) if f.name in RULES[rule]}
+        options,
+        **{
+            f.name: f.default for f in dataclasses.fields(WIDE) if f.name in RULES[rule]
+        },
     )
     differ = 0
     for row, table in enumerate(tables):
         expected = best_of_all(table, options)
         count = min(options.n_best, len(expected))
         for place, (total, tokens) in enumerate(expected[:count]):
-            assert found.tokens[row, place].tolist() == [*tokens, *[PAD] * (T - len(tokens))]
+            assert found.tokens[row, place].tolist() == [
+                *tokens,
+                *[PAD] * (T - len(tokens)),
+            ]
             np.testing.assert_allclose(found.scores[row, place], total, rtol=1e-5)
         differ += expected[:count] != best_of_all(table, plain)[:count]
     assert differ
@@ -112,10 +139,19 @@ def test_greedy_search_takes_the_best_token_by_the_rules(rule):
     for row, table in enumerate(tables):
         prefix, total = (BOS,), 0.0
         while len(prefix) <= T and prefix[-1] not in (EOS, *options.end_ids):
-            token = int(changed(table[prefix[-1]], prefix, dataclasses.replace(options, renormalize=False)).argmax())
+            token = int(
+                changed(
+                    table[prefix[-1]],
+                    prefix,
+                    dataclasses.replace(options, renormalize=False),
+                ).argmax()
+            )
             total += log_softmax(table[prefix[-1]])[token]
             prefix = (*prefix, token)
-        assert found.tokens[row, 0].tolist() == [*prefix[1:], *[PAD] * (T + 1 - len(prefix))]
+        assert found.tokens[row, 0].tolist() == [
+            *prefix[1:],
+            *[PAD] * (T + 1 - len(prefix)),
+        ]
         np.testing.assert_allclose(found.log_probabilities[row, 0], total, rtol=1e-5)
 
 
@@ -135,7 +171,9 @@ def test_samples_keep_the_rules(rule):
 
 def test_a_row_that_must_end_ends_whatever_the_rules():
     """An empty source ends at once, and `at_limit` ends the last token."""
-    options = dataclasses.replace(WIDE, beam_size=2, n_best=1, min_tokens=3, renormalize=True)
+    options = dataclasses.replace(
+        WIDE, beam_size=2, n_best=1, min_tokens=3, renormalize=True
+    )
     table = np.where(np.arange(V) == EOS, 0.0, decoding.IMPOSSIBLE).astype(np.float32)
     found = compiled(options)(jnp.broadcast_to(table, (3, V, V)))
     assert (found.tokens[:, 0, 0] == EOS).all()
@@ -150,7 +188,9 @@ def continued(prompts, **options):
         return table[tokens], cache
 
     width = max(map(len, prompts))
-    padded = jnp.array([[*prompt, *[PAD] * (width - len(prompt))] for prompt in prompts])
+    padded = jnp.array(
+        [[*prompt, *[PAD] * (width - len(prompt))] for prompt in prompts]
+    )
     lengths = jnp.array(list(map(len, prompts)))
     options = GenerationConfig(max_extra=7, **options)
     writer = Writer(extend, options, True, V, BOS, EOS, PAD)
@@ -162,7 +202,9 @@ def continued(prompts, **options):
     return np.asarray(table), np.asarray(jax.jit(run)(padded, lengths).tokens)
 
 
-@pytest.mark.parametrize("rule", ["bigrams", "trigrams", "min_tokens", "penalty", "forbidden", "ends"])
+@pytest.mark.parametrize(
+    "rule", ["bigrams", "trigrams", "min_tokens", "penalty", "forbidden", "ends"]
+)
 def test_continuations_keep_the_rules(rule):
     """The prompt counts for repetitions, and not for the number of tokens."""
     prompts, differ = [(3, 4, 5, 3), (5, 5), (4,)], 0
@@ -170,11 +212,17 @@ def test_continuations_keep_the_rules(rule):
     options = dataclasses.replace(WIDE, **RULES[rule])
     for prompt, tokens in zip(prompts, found.tolist(), strict=True):
         sequence, plain, written = prompt, prompt, 0
-        while written < 7 and (not written or sequence[-1] not in (EOS, *options.end_ids)):
+        while written < 7 and (
+            not written or sequence[-1] not in (EOS, *options.end_ids)
+        ):
             shifted = dataclasses.replace(
-                options, min_tokens=options.min_tokens and options.min_tokens + len(prompt) - 1
+                options,
+                min_tokens=options.min_tokens and options.min_tokens + len(prompt) - 1,
             )
-            sequence = (*sequence, int(changed(table[sequence[-1]], sequence, shifted).argmax()))
+            sequence = (
+                *sequence,
+                int(changed(table[sequence[-1]], sequence, shifted).argmax()),
+            )
             plain = (*plain, int(changed(table[plain[-1]], plain, WIDE).argmax()))
             written += 1
         assert tokens == [*sequence[len(prompt) :], *[PAD] * (7 - written)]
@@ -189,7 +237,9 @@ def test_a_text_ends_before_the_first_end():
 
 
 def test_the_default_options_add_nothing_to_the_program():
-    """A search with the default options is compiled to the same program as before the rules."""
+    """A search with the default options is compiled to the same program as before
+    the rules.
+    """
     assert decoding.rules.rules(DecodingConfig(), (EOS,), (PAD, BOS)) is None
     assert decoding.rules.rules(GenerationConfig(), (EOS,), (PAD, BOS), 7) is None
     for name, value in itertools.chain(*(rule.items() for rule in RULES.values())):

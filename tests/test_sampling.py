@@ -1,4 +1,6 @@
-"""Sampling: truncated distributions and frequencies against NumPy float64; seeds and rows that draws depend on."""
+"""Sampling: truncated distributions and frequencies against NumPy float64; seeds and
+rows that draws depend on.
+"""
 
 import functools
 import itertools
@@ -30,7 +32,9 @@ def softmax(x):
 
 
 def expected_distribution(logits, temperature, top_k, top_p):
-    """Return the probabilities (V,), computed one token at a time from the definitions."""
+    """Return the probabilities (V,), computed one token at a time from the
+    definitions.
+    """
     x = np.asarray(logits, np.float64) / temperature
     order = sorted(range(len(x)), key=lambda v: (-x[v], v))[: top_k or None]
     left = softmax([x[v] for v in order])
@@ -47,64 +51,99 @@ def draw(model, row_ids=None, seed=0, num_samples=3, max_length=7, **settings):
     step, cache = model
     rows = len(jax.tree.leaves(cache)[0])
     run = functools.partial(
-        sample, step, batch_size=rows, num_samples=num_samples, max_length=max_length, **{**IDS, **PLAIN, **settings}
+        sample,
+        step,
+        batch_size=rows,
+        num_samples=num_samples,
+        max_length=max_length,
+        **{**IDS, **PLAIN, **settings},
     )
     ids = jnp.arange(rows) if row_ids is None else jnp.asarray(row_ids)
-    return jax.tree.map(np.asarray, jax.jit(run)(cache, key=jax.random.key(seed), row_ids=ids))
+    return jax.tree.map(
+        np.asarray, jax.jit(run)(cache, key=jax.random.key(seed), row_ids=ids)
+    )
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_truncated_distribution(settings):
     logits = random_logits(3, 7, 53, scale=2.0)
-    logits[3] = np.round(logits[3]) + 0.0  # ties, but no -0.0, which top_k puts after 0.0
+    # ties, but no -0.0, which top_k puts after 0.0
+    logits[3] = np.round(logits[3]) + 0.0
     kept, tokens = jax.jit(functools.partial(truncate, **settings))(logits)
     for row, x in enumerate(logits):
         found = np.zeros(53)
         found[np.asarray(tokens[row])] = jax.nn.softmax(kept[row])
-        np.testing.assert_allclose(found, expected_distribution(x, **settings), rtol=1e-5, atol=1e-9)
+        np.testing.assert_allclose(
+            found, expected_distribution(x, **settings), rtol=1e-5, atol=1e-9
+        )
         assert found[x.argmax()] > 0
 
 
 def test_top_p_keeps_the_smallest_set_that_reaches_it():
     """Tokens are kept in the order 1/2, 1/4, then the first of the two 1/8."""
     logits = jnp.log(jnp.array([[0.125, 0.5, 0.125, 0.25]]))
-    for top_p, count in ((1e-3, 1), (0.49, 1), (0.51, 2), (0.74, 2), (0.76, 3), (0.88, 4)):
+    for top_p, count in (
+        (1e-3, 1),
+        (0.49, 1),
+        (0.51, 2),
+        (0.74, 2),
+        (0.76, 3),
+        (0.88, 4),
+    ):
         kept, tokens = truncate(logits, temperature=1.0, top_k=0, top_p=top_p)
         assert tokens[0][jnp.isfinite(kept[0])].tolist() == sorted([1, 3, 0, 2][:count])
 
 
 def test_what_is_impossible_stays_so_at_any_temperature():
-    kept, _ = truncate(jnp.array([[0.0, IMPOSSIBLE, -3.0]]), temperature=1e12, top_k=0, top_p=1.0)
+    kept, _ = truncate(
+        jnp.array([[0.0, IMPOSSIBLE, -3.0]]), temperature=1e12, top_k=0, top_p=1.0
+    )
     np.testing.assert_allclose(jax.nn.softmax(kept[0]), [0.5, 0.0, 0.5])
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"temperature": t} for t in (0.0, 1e-38, math.inf)] + [{"top_k": -1}] + [{"top_p": p} for p in (0.0, 1.1)],
+    [{"temperature": t} for t in (0.0, 1e-38, math.inf)]
+    + [{"top_k": -1}]
+    + [{"top_p": p} for p in (0.0, 1.1)],
 )
 def test_truncate_refuses(wrong):
-    with pytest.raises(ValueError, match=r"temperature=.*top_k=.*top_p=.*must be at least 1e-06.*use 1.0, 0 and 1.0"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"temperature=.*top_k=.*top_p=.*must be at least 1e-06.*use 1.0, 0 and 1.0"
+        ),
+    ):
         truncate(jnp.zeros((1, 3)), **{**PLAIN, **wrong})
 
 
 @pytest.mark.parametrize("settings", SETTINGS[:5])
 def test_frequencies(settings):
-    """Compare 20,000 outputs of two tokens with the probabilities of the chain by a chi-square test."""
+    """Compare 20,000 outputs of two tokens with the probabilities of the chain by a
+    chi-square test.
+    """
     table, count = random_logits(4, 7, 7, scale=1.0), 20_000
-    table[:, [PAD, BOS]] += 1  # PAD and BOS must never be drawn, even if they are likely
+    # PAD and BOS must never be drawn, even if they are likely
+    table[:, [PAD, BOS]] += 1
     found = draw(markov(table[None]), num_samples=count, max_length=2, **settings)
     allowed = table.copy()
     allowed[:, [PAD, BOS]] = -np.inf
     first = expected_distribution(allowed[BOS], **settings)
     probability = np.zeros((7, 7))
     for v in range(7):
-        after = np.eye(7)[PAD] if v == EOS else expected_distribution(allowed[v], **settings)
+        after = (
+            np.eye(7)[PAD]
+            if v == EOS
+            else expected_distribution(allowed[v], **settings)
+        )
         probability[v] = first[v] * after
     observed = np.zeros((7, 7))
     np.add.at(observed, tuple(found.tokens[0].T), 1)
     assert (observed[probability == 0] == 0).all()
     likely = probability > 0
-    chi = ((observed - count * probability)[likely] ** 2 / (count * probability)[likely]).sum()
+    chi = (
+        (observed - count * probability)[likely] ** 2 / (count * probability)[likely]
+    ).sum()
     freedom = likely.sum() - 1
     assert chi < freedom + 4 * np.sqrt(2 * freedom) + 4, (chi, freedom)
 
@@ -114,7 +153,9 @@ def test_scores_are_the_models_own():
     tables[:, :, [PAD, BOS]] += 2
     found = draw(markov(tables), num_samples=11, temperature=0.5, top_k=3, top_p=0.9)
     for row, table in enumerate(tables):
-        for tokens, total in zip(found.tokens[row], found.log_probabilities[row], strict=True):
+        for tokens, total in zip(
+            found.tokens[row], found.log_probabilities[row], strict=True
+        ):
             y = [BOS, *tokens[: (tokens != PAD).sum()]]
             expected = sum(log_softmax(table[a])[b] for a, b in itertools.pairwise(y))
             np.testing.assert_allclose(total, expected, rtol=2e-5)
@@ -161,11 +202,16 @@ def test_the_coldest_is_greedy(cold):
     model = markov(random_logits(7, 5, 7, 7))
     found, best = draw(model, **cold), search(model, max_length=7)
     np.testing.assert_array_equal(found.tokens, np.repeat(best.tokens, 3, axis=1))
-    np.testing.assert_allclose(found.scores, np.repeat(best.scores, 3, axis=1), rtol=1e-6)
+    np.testing.assert_allclose(
+        found.scores, np.repeat(best.scores, 3, axis=1), rtol=1e-6
+    )
 
 
 def test_draws_depend_on_seed_and_row_and_draw_alone():
-    """Draws are bitwise the same alone, together and in another order. Another seed, row or draw gives other tokens."""
+    """Draws are bitwise the same alone, together and in another order.
+
+    Another seed, row or draw gives other tokens.
+    """
     tables = np.repeat(random_logits(8, 1, 13, 13, scale=0.5), 5, axis=0)
     model, ids = markov(tables), np.array([41, 2, 3, 5, 7])
     together = draw(model, ids)
@@ -178,8 +224,12 @@ def test_draws_depend_on_seed_and_row_and_draw_alone():
             np.testing.assert_array_equal(a[0], d[4 - row])
     more = draw(model, ids, num_samples=4)
     for row in range(5):
-        assert {tuple(y) for y in together.tokens[row]} <= {tuple(y) for y in more.tokens[row]}
-    everything = np.concatenate([together.tokens, draw(model, ids, seed=1).tokens]).reshape(-1, 7)
+        assert {tuple(y) for y in together.tokens[row]} <= {
+            tuple(y) for y in more.tokens[row]
+        }
+    everything = np.concatenate(
+        [together.tokens, draw(model, ids, seed=1).tokens]
+    ).reshape(-1, 7)
     assert len({tuple(y) for y in everything}) > 27
 
 

@@ -1,4 +1,6 @@
-"""Scripts from the point of view of a user: results on stdout, messages on stderr, errors without tracebacks."""
+"""Scripts from the point of view of a user: results on stdout, messages on stderr,
+errors without tracebacks.
+"""
 
 import json
 import platform
@@ -22,7 +24,9 @@ def train(recipe: Path, workdir: Path, *arguments: str) -> subprocess.CompletedP
 
 
 def fails(result: subprocess.CompletedProcess, *words: str) -> None:
-    """Assert a failure: exit code 2, nothing on stdout, an error message and no traceback on stderr."""
+    """Assert a failure: exit code 2, nothing on stdout, an error message and no
+    traceback on stderr.
+    """
     stderr = result.stderr.decode()
     assert result.returncode == 2, stderr
     assert result.stdout == b""
@@ -43,19 +47,34 @@ def trained(recipe, tmp_path_factory) -> Path:
 
 
 def test_evaluate_prints_one_json_line(trained):
-    result = script("evaluate", f"--workdir={trained}", "--split=val", "--config.decoding.beam_size=2")
+    result = script(
+        "evaluate",
+        f"--workdir={trained}",
+        "--split=val",
+        "--config.decoding.beam_size=2",
+    )
     assert result.returncode == 0, result.stderr.decode()
     (line,) = result.stdout.decode().splitlines()
     values = json.loads(line)
     assert values["step"] == 4
     assert values["split"] == "val"
     assert len(values["parameters_sha256"]) == 64
-    assert {"loss", "perplexity", "bleu", "bleu_signature", "bleu_tokenized", "exact_match", "examples"} <= set(values)
+    assert {
+        "loss",
+        "perplexity",
+        "bleu",
+        "bleu_signature",
+        "bleu_tokenized",
+        "exact_match",
+        "examples",
+    } <= set(values)
 
 
 def test_predict_keeps_order_empty_and_over_long_lines(trained, tmp_path):
     lines = ["ek at", "", "ek " * 60, "ut"] * 5
-    result = script("predict", f"--workdir={trained}", stdin="\n".join(lines).encode() + b"\n")
+    result = script(
+        "predict", f"--workdir={trained}", stdin="\n".join(lines).encode() + b"\n"
+    )
     assert result.returncode == 0, result.stderr.decode()
     predicted = result.stdout.decode().split("\n")[:-1]
     assert len(predicted) == 20
@@ -69,17 +88,32 @@ def test_predict_keeps_order_empty_and_over_long_lines(trained, tmp_path):
     assert script("predict", f"--workdir={trained}", *files).stdout == b""
     assert (tmp_path / "out").read_text().split("\n")[:-1] == predicted
     scored = script("predict", f"--workdir={trained}", "--score", *files[:1])
-    assert [json.loads(line)["text"] for line in scored.stdout.decode().splitlines()] == predicted
-    several = script("predict", f"--workdir={trained}", *files[:1], "--config.decoding.n_best=2")
-    best = [json.loads(line)["hypotheses"] for line in several.stdout.decode().splitlines()]
+    assert [
+        json.loads(line)["text"] for line in scored.stdout.decode().splitlines()
+    ] == predicted
+    several = script(
+        "predict", f"--workdir={trained}", *files[:1], "--config.decoding.n_best=2"
+    )
+    best = [
+        json.loads(line)["hypotheses"] for line in several.stdout.decode().splitlines()
+    ]
     assert [row[0]["text"] for row in best] == predicted
     assert len(best[0]) == 2
     assert set(best[0][0]) == {"text", "score", "log_probability"}
-    fails(script("predict", f"--workdir={trained}", *files[:1], "--config.decoding.top_k=5"), "decoding.temperature")
+    fails(
+        script(
+            "predict", f"--workdir={trained}", *files[:1], "--config.decoding.top_k=5"
+        ),
+        "decoding.temperature",
+    )
 
 
 def test_predictions_that_nobody_reads_end_without_a_traceback(trained):
-    command = [sys.executable, str(ROOT / "scripts" / "predict.py"), f"--workdir={trained}"]
+    command = [
+        sys.executable,
+        str(ROOT / "scripts" / "predict.py"),
+        f"--workdir={trained}",
+    ]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen(command, cwd=ROOT, **pipes) as process:
         assert process.stdout is not None
@@ -97,23 +131,47 @@ def test_two_processes_predict_and_score_as_one(trained):
     def by_two(name: str, *arguments: str) -> bytes:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            together = [f"--coordinator_address=127.0.0.1:{free.getsockname()[1]}", "--num_processes=2"]
-        command = [sys.executable, str(ROOT / "scripts" / f"{name}.py"), f"--workdir={trained}", *arguments, *together]
+            together = [
+                f"--coordinator_address=127.0.0.1:{free.getsockname()[1]}",
+                "--num_processes=2",
+            ]
+        command = [
+            sys.executable,
+            str(ROOT / "scripts" / f"{name}.py"),
+            f"--workdir={trained}",
+            *arguments,
+            *together,
+        ]
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        running = [subprocess.Popen([*command, f"--process_id={i}"], cwd=ROOT, **pipes) for i in range(2)]
+        running = [
+            subprocess.Popen([*command, f"--process_id={i}"], cwd=ROOT, **pipes)
+            for i in range(2)
+        ]
         with ThreadPoolExecutor() as pool:
-            (first, said), (second, _) = pool.map(lambda process: process.communicate(lines, timeout=300), running)
+            (first, said), (second, _) = pool.map(
+                lambda process: process.communicate(lines, timeout=300), running
+            )
         assert [process.returncode for process in running] == [0, 0], said
         assert second == b""
         return first
 
-    assert by_two("predict") == script("predict", f"--workdir={trained}", stdin=lines).stdout
+    assert (
+        by_two("predict")
+        == script("predict", f"--workdir={trained}", stdin=lines).stdout
+    )
     assert json.loads(by_two("evaluate", "--split=val"))["examples"] == 11
 
 
 def test_pictures(trained, tmp_path):
-    pytest.importorskip("matplotlib", reason="no matplotlib: pip install -c constraints.txt -e '.[plots]'")
-    report = ("attention_report", f"--workdir={trained}", f"--output={tmp_path / 'report.html'}")
+    pytest.importorskip(
+        "matplotlib",
+        reason="no matplotlib: pip install -c constraints.txt -e '.[plots]'",
+    )
+    report = (
+        "attention_report",
+        f"--workdir={trained}",
+        f"--output={tmp_path / 'report.html'}",
+    )
     result = script(*report, "--sentences=2", stdin=b"ek at\tdk\n\nut\nek\n")
     assert result.returncode == 0, result.stderr.decode()
     assert b"drawing the first 2 of 3 lines" in result.stderr
@@ -126,26 +184,54 @@ def test_pictures(trained, tmp_path):
     assert cross["texts"] == [["ek at", "source"], ["dk", "target"]]
     fails(script(*report, stdin=b"\n \n"), "--input=-: all lines are empty")
     nowhere = tmp_path / "none" / "report.html"
-    fails(script(*report[:2], f"--output={nowhere}", stdin=b"ek\n"), f"there is no folder {nowhere.parent}")
-    fails(script(*report[:2], f"--output={tmp_path}", stdin=b"ek\n"), f"--output={tmp_path} is a folder")
+    fails(
+        script(*report[:2], f"--output={nowhere}", stdin=b"ek\n"),
+        f"there is no folder {nowhere.parent}",
+    )
+    fails(
+        script(*report[:2], f"--output={tmp_path}", stdin=b"ek\n"),
+        f"--output={tmp_path} is a folder",
+    )
 
-    compare = ("compare", f"--workdirs={trained}", f"--output={tmp_path / 'lengths.svg'}")
+    compare = (
+        "compare",
+        f"--workdirs={trained}",
+        f"--output={tmp_path / 'lengths.svg'}",
+    )
     result = script(
-        *compare, "--lengths=1,2", "--split=val", "--values=bleu_tokenized", "--config.decoding.beam_size=1"
+        *compare,
+        "--lengths=1,2",
+        "--split=val",
+        "--values=bleu_tokenized",
+        "--config.decoding.beam_size=1",
     )
     assert result.returncode == 0, result.stderr.decode()
     parts = [line.split("\t") for line in result.stdout.decode().splitlines()]
     assert [part[1] for part in parts] == ["0-1", "2-2", "3-3"]
     assert sum(int(part[2]) for part in parts) == 11
     assert (tmp_path / "lengths.svg").exists()
-    fails(script(*compare, "--lengths=2,x", "--values=bleu"), "lengths 2,x must be integers")
-    fails(script(*compare, "--split=val"), "require --lengths: add it, e.g. --lengths=10,20,30")
-    fails(script("compare", f"--workdirs={trained}", "--output=x.doc"), "x.doc must end in one of")
+    fails(
+        script(*compare, "--lengths=2,x", "--values=bleu"),
+        "lengths 2,x must be integers",
+    )
+    fails(
+        script(*compare, "--split=val"),
+        "require --lengths: add it, e.g. --lengths=10,20,30",
+    )
+    fails(
+        script("compare", f"--workdirs={trained}", "--output=x.doc"),
+        "x.doc must end in one of",
+    )
 
 
 def test_concatenate(tmp_path):
     write_corpus(tmp_path / "in", languages=("de", "en"))
-    arguments = (f"--directory={tmp_path / 'in'}", f"--output={tmp_path / 'out'}", "--splits=train,val", "--longest=2")
+    arguments = (
+        f"--directory={tmp_path / 'in'}",
+        f"--output={tmp_path / 'out'}",
+        "--splits=train,val",
+        "--longest=2",
+    )
     result = script("concatenate", *arguments)
     assert result.returncode == 0, result.stderr.decode()
     assert b"train, 90 lines" in result.stderr
@@ -156,22 +242,31 @@ def test_benchmark_prints_one_json_line(recipe):
     result = script("benchmark", f"--config={recipe}", "--rounds=1")
     assert result.returncode == 0, result.stderr.decode()
     values = json.loads(result.stdout)
-    assert {"compile_s", "step_ms", "tokens_per_s", "peak_gflops", "peak_bytes"} <= set(values)
+    assert {"compile_s", "step_ms", "tokens_per_s", "peak_gflops", "peak_bytes"} <= set(
+        values
+    )
     assert 0 < values["matmul_utilization"] < 1  # no peak is published for CPUs
 
 
 def test_benchmark_needs_no_data_with_a_length(recipe):
     missing = "--config.data.directory=/nowhere"
-    result = script("benchmark", f"--config={recipe}", missing, "--length=5", "--rounds=2")
+    result = script(
+        "benchmark", f"--config={recipe}", missing, "--length=5", "--rounds=2"
+    )
     assert result.returncode == 0, result.stderr.decode()
     values = json.loads(result.stdout)
     assert values["shapes"] == 1
-    assert values["tokens_per_s"] * values["step_ms"] / 1000 == pytest.approx(1024 // 5 * 5, rel=0.01)
+    assert values["tokens_per_s"] * values["step_ms"] / 1000 == pytest.approx(
+        1024 // 5 * 5, rel=0.01
+    )
 
 
 def test_describe_applies_the_options_of_xla_in_the_environment(recipe, tmp_path):
     result = script(
-        "describe", f"--config={recipe}", "--length=8", environment={"XLA_FLAGS": f"--xla_dump_to={tmp_path / 'dump'}"}
+        "describe",
+        f"--config={recipe}",
+        "--length=8",
+        environment={"XLA_FLAGS": f"--xla_dump_to={tmp_path / 'dump'}"},
     )
     assert result.returncode == 0, result.stderr.decode()
     assert list((tmp_path / "dump").iterdir())
@@ -180,14 +275,32 @@ def test_describe_applies_the_options_of_xla_in_the_environment(recipe, tmp_path
 def test_wrong_commands(recipe, tmp_path):
     workdir = tmp_path / "run"
     fails(train(recipe, workdir, "--config.model.d_modle=8"), "d_modle", "d_model")
-    fails(train(Path(f"{recipe}:norm=middle"), workdir), "'norm=middle' is unknown: choose from norm=post|pre")
-    fails(train(recipe, workdir, "--config.model.num_heads=0"), "config.model.num_heads = 0: must be at least 1")
-    fails(script("predict", f"--workdir={workdir}", "in.txt"), "'in.txt' is not an option", "--help")
+    fails(
+        train(Path(f"{recipe}:norm=middle"), workdir),
+        "'norm=middle' is unknown: choose from norm=post|pre",
+    )
+    fails(
+        train(recipe, workdir, "--config.model.num_heads=0"),
+        "config.model.num_heads = 0: must be at least 1",
+    )
+    fails(
+        script("predict", f"--workdir={workdir}", "in.txt"),
+        "'in.txt' is not an option",
+        "--help",
+    )
     fails(train(tmp_path / "none.py", workdir), "none.py")
     fails(script("train", f"--config={recipe}"), "--workdir")
-    fails(train(recipe, workdir, "--profile=20"), "--profile=20: write it as FIRST-LAST")
-    fails(train(recipe, workdir, "--num_processes=2"), "--coordinator_address is missing: set all of --coordinator")
-    fails(script("evaluate", "--workdir=~/none"), f"--workdir={Path.home() / 'none'} is not the folder of a run")
+    fails(
+        train(recipe, workdir, "--profile=20"), "--profile=20: write it as FIRST-LAST"
+    )
+    fails(
+        train(recipe, workdir, "--num_processes=2"),
+        "--coordinator_address is missing: set all of --coordinator",
+    )
+    fails(
+        script("evaluate", "--workdir=~/none"),
+        f"--workdir={Path.home() / 'none'} is not the folder of a run",
+    )
     described = script("describe", f"--config={recipe}", "--config.mesh.fsdp=2")
     fails(described, "set --mesh instead, e.g. --mesh=data=64,fsdp=8")
     assert not workdir.exists()
@@ -198,20 +311,36 @@ def test_wrong_data(recipe, tmp_path):
         write_corpus(tmp_path / "corpus")
         for name, content in contents.items():
             (tmp_path / "corpus" / name.replace("_", ".")).write_bytes(content)
-        return train(recipe, tmp_path / "run", f"--config.data.directory={tmp_path / 'corpus'}")
+        return train(
+            recipe, tmp_path / "run", f"--config.data.directory={tmp_path / 'corpus'}"
+        )
 
-    missing = train(recipe, tmp_path / "run", f"--config.data.directory={tmp_path}", "--config.data.train_split=trial")
+    missing = train(
+        recipe,
+        tmp_path / "run",
+        f"--config.data.directory={tmp_path}",
+        "--config.data.train_split=trial",
+    )
     fails(missing, "neither trial.en nor trial.en.gz")
     fails(with_files(train_de=b"dk\n" * 59), "train.en:60")
     fails(with_files(train_de=b"", train_en=b""), "train.en", "have no lines")
     fails(
-        with_files(train_de=b"dk\n" * 30 + b"d\xff\n" + b"dk\n" * 29), "train.de:31 is not UTF-8: byte 0xff at offset 1"
+        with_files(train_de=b"dk\n" * 30 + b"d\xff\n" + b"dk\n" * 29),
+        "train.de:31 is not UTF-8: byte 0xff at offset 1",
     )
-    wmt14 = [f"--config={ROOT / 'configs' / 'wmt14.py'}:base", f"--config.data.directory={tmp_path}"]
+    wmt14 = [
+        f"--config={ROOT / 'configs' / 'wmt14.py'}:base",
+        f"--config.data.directory={tmp_path}",
+    ]
     start = time.monotonic()
     absent = script("train", *wmt14, f"--workdir={tmp_path / 'run'}")
-    fails(absent, "wmt14_translate/de-en is not prepared in", "scripts/prepare.py --name=wmt14_translate/de-en")
-    assert time.monotonic() - start < 100  # without a network, a download gives up after 204 s
+    fails(
+        absent,
+        "wmt14_translate/de-en is not prepared in",
+        "scripts/prepare.py --name=wmt14_translate/de-en",
+    )
+    # without a network, a download gives up after 204 s
+    assert time.monotonic() - start < 100
 
 
 def test_wrong_workdir(recipe, trained, tmp_path):
@@ -227,28 +356,45 @@ def test_wrong_workdir(recipe, trained, tmp_path):
     (tmp_path / "file").write_text("")
     fails(train(recipe, tmp_path / "file" / "run"), "file/run cannot be written")
     nowhere = tmp_path / "none" / "out"
-    fails(script("predict", f"--workdir={trained}", f"--output={nowhere}"), f"there is no folder {nowhere.parent}")
+    fails(
+        script("predict", f"--workdir={trained}", f"--output={nowhere}"),
+        f"there is no folder {nowhere.parent}",
+    )
     fails(
         script("evaluate", f"--workdir={trained}", "--config.model.norm=pre"),
         "holds parameters of another model; do not change:",
         "config.model.norm: 'post' in the workdir, 'pre' now",
     )
-    fails(script("predict", f"--workdir={trained}", stdin=b"ek\n\xff\n"), "stdin:2 is not UTF-8")
-    assert {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()} == before
+    fails(
+        script("predict", f"--workdir={trained}", stdin=b"ek\n\xff\n"),
+        "stdin:2 is not UTF-8",
+    )
+    assert {
+        path: path.read_bytes() for path in trained.rglob("*") if path.is_file()
+    } == before
 
 
-def test_an_output_that_may_not_be_written_is_refused_before_the_work(tmp_path, monkeypatch):
-    """Call the check in this process with `os.access` replaced: some tests are run by root, who may write anywhere."""
+def test_an_output_that_may_not_be_written_is_refused_before_the_work(
+    tmp_path, monkeypatch
+):
+    """Call the check in this process with `os.access` replaced: some tests are run
+    by root, who may write anywhere.
+    """
     command_line.check_output(str(tmp_path / "out"))
     monkeypatch.setattr(command_line.os, "access", lambda path, mode: False)
-    with pytest.raises(ValueError, match=r"--output=.*out: no permission to write there; name a file elsewhere"):
+    with pytest.raises(
+        ValueError,
+        match=r"--output=.*out: no permission to write there; name a file elsewhere",
+    ):
         command_line.check_output(str(tmp_path / "out"))
 
 
 def test_truncated_checkpoint(recipe, tmp_path):
     workdir = tmp_path / "run"
     assert train(recipe, workdir).returncode == 0
-    biggest = max((workdir / "checkpoints" / "4").rglob("*"), key=lambda path: path.stat().st_size)
+    biggest = max(
+        (workdir / "checkpoints" / "4").rglob("*"), key=lambda path: path.stat().st_size
+    )
     biggest.write_bytes(biggest.read_bytes()[:-7])
     result = script("evaluate", f"--workdir={workdir}", "--split=val")
     assert json.loads(result.stdout)["step"] == 2
@@ -274,10 +420,14 @@ def test_compiled_programs_are_kept_in_the_users_cache(tmp_path, monkeypatch):
     first = on_devices(1, program)
     kept = entries()
     assert kept
-    assert all(p.parent.name.startswith("xla-") and p.parents[1].name == "transformer_jax" for p in kept)
+    assert all(
+        p.parent.name.startswith("xla-") and p.parents[1].name == "transformer_jax"
+        for p in kept
+    )
     assert on_devices(1, program) == first
     assert entries() == kept
-    torn = next(iter(kept)).with_name("torn-cache")  # JAX would store no other program as long as this is there
+    # JAX would store no other program as long as this is there
+    torn = next(iter(kept)).with_name("torn-cache")
     torn.write_bytes(b"half")
     on_devices(1, program.replace("sin", "cos"))
     assert not torn.exists()
@@ -285,7 +435,13 @@ def test_compiled_programs_are_kept_in_the_users_cache(tmp_path, monkeypatch):
     for path in kept:
         path.write_bytes(path.read_bytes()[:20])
     assert (
-        on_devices(1, program.replace("import jax,", "import warnings\nwarnings.simplefilter('ignore')\nimport jax,"))
+        on_devices(
+            1,
+            program.replace(
+                "import jax,",
+                "import warnings\nwarnings.simplefilter('ignore')\nimport jax,",
+            ),
+        )
         == first
     )
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "own"))
@@ -293,7 +449,9 @@ def test_compiled_programs_are_kept_in_the_users_cache(tmp_path, monkeypatch):
     assert (tmp_path / "own").exists()
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="this behaviour is specific to glibc")
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="this behaviour is specific to glibc"
+)
 def test_freed_memory_stays_with_the_process():
     program = """
 from pathlib import Path
@@ -317,7 +475,9 @@ print(given_back, after_an_array())
     assert kept > 2**25
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="this behaviour is specific to glibc")
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="this behaviour is specific to glibc"
+)
 def test_a_program_finds_the_memory_of_its_last_run():
     program = """
 import resource
@@ -326,15 +486,19 @@ from transformer_jax.command_line import keep_freed_memory
 
 keep_freed_memory()
 x = jnp.ones((512, 512))
-tiles = jax.jit(lambda x: jnp.tile(x @ x, (128, 1)))  # 128 MiB, more than the heap of a thread may hold
-for _ in range(11):  # a small object may take the start of a freed array's place; the next array then needs new pages
+# 128 MiB, more than the heap of a thread may hold
+tiles = jax.jit(lambda x: jnp.tile(x @ x, (128, 1)))
+# a small object may take the start of a freed array's place; the next array then needs
+# new pages
+for _ in range(11):
     tiles(x).block_until_ready()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(11):
     tiles(x).block_until_ready()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
-    # One array has 2**15 pages of 4 KiB, so at most two of the eleven arrays need new pages.
+    # One array has 2**15 pages of 4 KiB, so at most two of the eleven arrays need new
+    # pages.
     assert int(on_devices(1, program)) < 3 * 2**15
 
 
@@ -345,5 +509,8 @@ def test_prepare_makes_a_corpus_of_fetched_files_ready_and_says_so(tmp_path):
     assert result.returncode == 0, result.stderr.decode()
     assert result.stdout == b""
     folder = f"{tmp_path}/data/multi30k/en-de/1.0.0"
-    assert f"multi30k/en-de in {folder}: train 60, val 11, test_2016_flickr 7" in result.stderr.decode()
+    assert (
+        f"multi30k/en-de in {folder}: train 60, val 11, test_2016_flickr 7"
+        in result.stderr.decode()
+    )
     fails(script("prepare", *arguments, "--manual_dir=absent"), "no directory absent")

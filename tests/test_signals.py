@@ -1,4 +1,6 @@
-"""Signals end a script within two seconds, whatever it is doing, and its workers with it."""
+"""Signals end a script within two seconds, whatever it is doing, and its workers
+with it.
+"""
 
 import contextlib
 import signal
@@ -14,33 +16,43 @@ IGNORED = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 STOPS = [
     signal.SIGTERM,
     signal.SIGINT,
-    pytest.param(signal.SIGHUP, marks=pytest.mark.skipif(IGNORED, reason="nohup: SIGHUP is ignored")),
+    pytest.param(
+        signal.SIGHUP,
+        marks=pytest.mark.skipif(IGNORED, reason="nohup: SIGHUP is ignored"),
+    ),
     signal.SIGUSR1,
 ]
-# Work in Python, in a library that does not return, in worker processes, and in a thread that a pool waits for.
+# Work in Python, in a library that does not return, in worker processes, and in a
+# thread that a pool waits for.
 WORK = {
     "python": "ready()\nwhile True: time.sleep(0.01)",
     "library": "ready()\nhashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)",
-    "workers": """
+    "workers": (
+        """
 with workers(2) as submit:
     futures = [submit(time.sleep, 600) for _ in range(2)]
     while not all(future.running() for future in futures):
         time.sleep(0.01)
     ready()
     futures[0].result()
-""",
-    "threads": """
+"""
+    ),
+    "threads": (
+        """
 with compiling_ahead() as submit:
     submit(Slow())
     ready()
     time.sleep(600)
-""",
-    "steps": """
+"""
+    ),
+    "steps": (
+        """
 with StopRequest() as request:
     request.reached(1)
     ready()
     while True: time.sleep(0.01)
-""",
+"""
+    ),
 }
 BEFORE_TRAINING = [work for work in WORK if work != "steps"]
 PROGRAM = """
@@ -67,15 +79,21 @@ def main():
             print("cleaned up", file=sys.stderr)
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    # a shell's background jobs ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     command_line.run(main, [sys.argv[0]], distributed=False, resumable=RESUMABLE)
 """
 
 
 def alive(pid: str) -> bool:
-    """Return True unless the process has ended. Nobody may have asked for its exit code yet."""
+    """Return True unless the process has ended.
+
+    Nobody may have asked for its exit code yet.
+    """
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return (
+            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        )
     except OSError:
         return False
 
@@ -100,7 +118,8 @@ def ends_soon(running: Running, number: int) -> subprocess.CompletedProcess:
     running.send(number)
     done = running.end(timeout=60)
     took = time.monotonic() - start
-    assert took < 5, f"ended after {took:.1f} s"  # 2 s on a machine that has nothing else to do
+    # 2 s on a machine that has nothing else to do
+    assert took < 5, f"ended after {took:.1f} s"
     assert b"Traceback" not in done.stderr, done.stderr.decode()
     return done
 
@@ -116,8 +135,14 @@ def test_a_script_dies_of_the_signal(tmp_path, number):
 def test_a_training_run_that_has_nothing_to_save_ends_whatever_it_does(tmp_path, work):
     with busy(tmp_path, work, resumable=True) as running:
         done = ends_soon(running, signal.SIGTERM)
-    said = b"stopped by SIGTERM before the first step: run the same command again to continue\n"
-    assert (done.returncode, done.stderr) == (75, b"cleaned up\n" * (work != "library") + said)
+    said = (
+        b"stopped by SIGTERM before the first step: run the same command again to"
+        b" continue\n"
+    )
+    assert (done.returncode, done.stderr) == (
+        75,
+        b"cleaned up\n" * (work != "library") + said,
+    )
 
 
 def test_a_second_ctrl_c_during_training_ends_the_run_without_saving(tmp_path):
@@ -134,7 +159,12 @@ def test_a_second_ctrl_c_during_training_ends_the_run_without_saving(tmp_path):
 
 def test_ctrl_c_reaches_the_workers_too_and_they_say_nothing(tmp_path):
     with busy(tmp_path, "workers") as running:
-        children = subprocess.run(["pgrep", "-P", str(running.pid)], capture_output=True, text=True, check=True)
+        children = subprocess.run(
+            ["pgrep", "-P", str(running.pid)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         pids = children.stdout.split()
         assert len(pids) >= 2
         subprocess.run(["kill", "-INT", *pids], check=True)
@@ -147,7 +177,9 @@ def test_ctrl_c_reaches_the_workers_too_and_they_say_nothing(tmp_path):
 def test_workers_end_when_their_parent_is_killed(tmp_path):
     with busy(tmp_path, "workers") as running:
         command = ["pgrep", "-P", str(running.pid)]
-        pids = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+        pids = subprocess.run(
+            command, capture_output=True, text=True, check=True
+        ).stdout.split()
         running.send(signal.SIGKILL)
         assert running.end().returncode == -signal.SIGKILL
     until = time.monotonic() + 60  # a worker that has just been started still imports

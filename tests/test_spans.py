@@ -1,4 +1,6 @@
-"""Answers and entities: examples by hand, all short sequences of tags, and every threshold by brute force."""
+"""Answers and entities: examples by hand, all short sequences of tags, and every
+threshold by brute force.
+"""
 
 import itertools
 
@@ -33,13 +35,25 @@ def test_normalize_answer(text, normal):
 
 
 def test_answers_are_compared_after_normalization():
-    assert answer_exact_match("The gravity.", ["gravity"]) == answer_f1("The gravity.", ["gravity"]) == 1
-    assert answer_exact_match("within a cloud", ["in clouds"]) == answer_f1("graupel", ["hail"]) == 0
+    assert (
+        answer_exact_match("The gravity.", ["gravity"])
+        == answer_f1("The gravity.", ["gravity"])
+        == 1
+    )
+    assert (
+        answer_exact_match("within a cloud", ["in clouds"])
+        == answer_f1("graupel", ["hail"])
+        == 0
+    )
 
 
 def test_answer_f1_counts_words():
-    """2 of the 4 predicted words are among the 3 gold words, because one "new" can match only one."""
-    assert answer_f1("new new York City", ["New York State"]) == pytest.approx(2 * (2 / 4) * (2 / 3) / (2 / 4 + 2 / 3))
+    """2 of the 4 predicted words are among the 3 gold words, because one "new" can
+    match only one.
+    """
+    assert answer_f1("new new York City", ["New York State"]) == pytest.approx(
+        2 * (2 / 4) * (2 / 3) / (2 / 4 + 2 / 3)
+    )
 
 
 def test_the_best_gold_answer_counts():
@@ -50,23 +64,41 @@ def test_the_best_gold_answer_counts():
 
 
 @pytest.mark.parametrize("golds", [[], [""], ["the"]])
-@pytest.mark.parametrize(("prediction", "score"), [("", 1), ("The", 1), ("Normandy", 0)])
+@pytest.mark.parametrize(
+    ("prediction", "score"), [("", 1), ("The", 1), ("Normandy", 0)]
+)
 def test_a_question_without_an_answer_is_answered_by_nothing(golds, prediction, score):
-    assert answer_exact_match(prediction, golds) == answer_f1(prediction, golds) == score
+    assert (
+        answer_exact_match(prediction, golds) == answer_f1(prediction, golds) == score
+    )
 
 
 def test_nothing_is_no_answer_to_a_question_that_has_one():
-    assert answer_exact_match("", ["Normandy", "the"]) == answer_f1("", ["Normandy", "the"]) == 0
+    assert (
+        answer_exact_match("", ["Normandy", "the"])
+        == answer_f1("", ["Normandy", "the"])
+        == 0
+    )
 
 
 def test_squad_is_the_mean_over_the_questions():
-    scores = squad(["the gravity", "Denver", "", "France"], [["gravity"], ["Denver Broncos"], [], []])
-    assert scores == pytest.approx({"exact_match": 2 / 4, "f1": (1 + 2 / 3 + 1 + 0) / 4})
+    scores = squad(
+        ["the gravity", "Denver", "", "France"],
+        [["gravity"], ["Denver Broncos"], [], []],
+    )
+    assert scores == pytest.approx(
+        {"exact_match": 2 / 4, "f1": (1 + 2 / 3 + 1 + 0) / 4}
+    )
 
 
 def test_best_threshold_by_hand():
-    """To keep an answer adds 2/3 (F1) or 0 (exact match) for the first question, 1 for the second, -1 for the third."""
-    predictions, references = ["Denver", "gravity", "France"], [["Denver Broncos"], ["gravity"], []]
+    """To keep an answer adds 2/3 (F1) or 0 (exact match) for the first question, 1
+    for the second, -1 for the third.
+    """
+    predictions, references = (
+        ["Denver", "gravity", "France"],
+        [["Denver Broncos"], ["gravity"], []],
+    )
     assert best_threshold(predictions, [3.0, -5.0, -2.0], references) == pytest.approx(
         {
             "best_exact_match": 2 / 3,
@@ -99,17 +131,28 @@ def test_best_threshold_is_the_best_of_all(seed):
     draw = np.random.default_rng(seed)
     words = np.array(["red", "green", "blue"])
     predictions = [" ".join(draw.choice(words, 2)) for _ in range(13)]
-    references = [[" ".join(draw.choice(words, 2)) for _ in range(draw.integers(0, 3))] for _ in range(13)]
+    references = [
+        [" ".join(draw.choice(words, 2)) for _ in range(draw.integers(0, 3))]
+        for _ in range(13)
+    ]
     scores = draw.integers(-3, 4, 13)
 
     def at(threshold):
-        return squad([p if s <= threshold else "" for p, s in zip(predictions, scores, strict=True)], references)
+        return squad(
+            [
+                p if s <= threshold else ""
+                for p, s in zip(predictions, scores, strict=True)
+            ],
+            references,
+        )
 
     best = best_threshold(predictions, scores, references)
     for name in ("exact_match", "f1"):
         found = {threshold: at(threshold)[name] for threshold in range(-4, 4)}
         assert best[f"best_{name}"] == pytest.approx(max(found.values()))
-        assert at(best[f"best_{name}_threshold"])[name] == pytest.approx(max(found.values()))
+        assert at(best[f"best_{name}_threshold"])[name] == pytest.approx(
+            max(found.values())
+        )
 
 
 def test_answers_need_references():
@@ -178,31 +221,49 @@ def written(spans, length, scheme):
 @pytest.mark.parametrize(("scheme", "prefixes"), [("iob2", "BI"), ("bioes", "BIES")])
 def test_tags_are_well_formed_if_their_entities_are_written_like_them(scheme, prefixes):
     """All sequences of up to 4 tags with two types."""
-    alphabet = ["O", *(f"{prefix}-{kind}" for prefix in prefixes for kind in ("X", "Y"))]
+    alphabet = [
+        "O",
+        *(f"{prefix}-{kind}" for prefix in prefixes for kind in ("X", "Y")),
+    ]
     well_formed = 0
     for length in range(5):
         for tags in itertools.product(alphabet, repeat=length):
             found = entities(tags, scheme)
-            assert (written(found, length, scheme) == list(tags)) == (not malformed(tags, scheme)), tags
+            assert (written(found, length, scheme) == list(tags)) == (
+                not malformed(tags, scheme)
+            ), tags
             assert len(found) == len(set(found))
             well_formed += not malformed(tags, scheme)
-    # Sentences of n tokens, by the length of their first entity: t(n) = t(n - 1) + 2 (t(n - 1) + ... + t(0)).
+    # Sentences of n tokens, by the length of their first entity: t(n) = t(n - 1) + 2
+    # (t(n - 1) + ... + t(0)).
     assert well_formed == 1 + 3 + 11 + 41 + 153
 
 
 def test_entity_f1_by_hand():
-    """The example of seqeval's documentation: the person is right, the other entity begins too early."""
+    """The example of seqeval's documentation: the person is right, the other entity
+    begins too early.
+    """
     references = ["O O O B-MISC I-MISC I-MISC O", "B-PER I-PER O"]
     predicted = ["O O B-MISC I-MISC I-MISC I-MISC O", "B-PER I-PER O"]
-    scores = entity_f1([p.split() for p in predicted], [r.split() for r in references], "iob2")
+    scores = entity_f1(
+        [p.split() for p in predicted], [r.split() for r in references], "iob2"
+    )
     assert scores == {"precision": 1 / 2, "recall": 1 / 2, "f1": 1 / 2}
 
 
 def test_entity_f1_of_the_example_of_conlleval():
-    """459 phrases, 539 found, 371 of them correct: the totals in conlleval's documentation."""
-    right, wrong, missed = 371 * [("B-NP", "B-NP")], (539 - 371) * [("B-NP", "O")], (459 - 371) * [("O", "B-NP")]
+    """459 phrases, 539 found, 371 of them correct: the totals in conlleval's
+    documentation.
+    """
+    right, wrong, missed = (
+        371 * [("B-NP", "B-NP")],
+        (539 - 371) * [("B-NP", "O")],
+        (459 - 371) * [("O", "B-NP")],
+    )
     predicted, references = zip(*right, *wrong, *missed, strict=True)
-    scores = entity_f1([[tag] for tag in predicted], [[tag] for tag in references], "iob2")
+    scores = entity_f1(
+        [[tag] for tag in predicted], [[tag] for tag in references], "iob2"
+    )
     assert {name: round(100 * score, 2) for name, score in scores.items()} == {
         "precision": 68.83,
         "recall": 80.83,
@@ -215,21 +276,37 @@ def test_an_entity_is_right_in_its_own_sentence_only():
     assert entity_f1([["B-X"], ["B-X"]], [["B-X"], ["B-Y"]], "iob2")["f1"] == 1 / 2
 
 
-@pytest.mark.parametrize(("predicted", "reference"), [("O", "O"), ("B-X", "O"), ("O", "B-X")])
+@pytest.mark.parametrize(
+    ("predicted", "reference"), [("O", "O"), ("B-X", "O"), ("O", "B-X")]
+)
 def test_entity_scores_without_entities_are_0(predicted, reference):
-    assert entity_f1([[predicted]], [[reference]], "iob2") == {"precision": 0, "recall": 0, "f1": 0}
+    assert entity_f1([[predicted]], [[reference]], "iob2") == {
+        "precision": 0,
+        "recall": 0,
+        "f1": 0,
+    }
 
 
 def test_entity_f1_needs_a_prediction_for_each_token():
     with pytest.raises(ValueError, match=r"^2 predictions for 1 references"):
         entity_f1([["O"], ["O"]], [["O"]], "iob2")
-    with pytest.raises(ValueError, match=r"^sentence 1 has 2 predicted tags for 3 tokens: .* one for each; predict O"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"^sentence 1 has 2 predicted tags for 3 tokens: .* one for each; predict O"
+        ),
+    ):
         entity_f1([["O"], ["O", "O"]], [["O"], ["O", "O", "O"]], "iob2")
 
 
 def test_unknown_tags_and_schemes_are_named():
-    with pytest.raises(ValueError, match=r"^tag 1 is 'E-PER': tags of iob2 match O\|\[BI\].*; correct the tag"):
+    with pytest.raises(
+        ValueError,
+        match=r"^tag 1 is 'E-PER': tags of iob2 match O\|\[BI\].*; correct the tag",
+    ):
         entities(["O", "E-PER"], "iob2")
     for read in (entities, malformed):
-        with pytest.raises(ValueError, match=r"^scheme='iob1': must be one of iob2, bioes; convert"):
+        with pytest.raises(
+            ValueError, match=r"^scheme='iob1': must be one of iob2, bioes; convert"
+        ):
             read(["O"], "iob1")

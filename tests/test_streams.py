@@ -1,4 +1,6 @@
-"""Scripts whose standard streams are closed or full, whose user has no home, or whose locale is not UTF-8."""
+"""Scripts whose standard streams are closed or full, whose user has no home, or
+whose locale is not UTF-8.
+"""
 
 import json
 import os
@@ -14,7 +16,8 @@ from forked import begun, script
 
 from transformer_jax import command_line
 
-# Close the streams with these numbers, or send them to a full disk, like a shell, and run a script.
+# Close the streams with these numbers, or send them to a full disk, like a shell, and
+# run a script.
 PROGRAM = """
 import os, pwd, runpy, sys
 numbers, full = sys.argv[1], sys.argv[2] == "full"
@@ -41,9 +44,13 @@ def with_streams(tmp_path):
     """Return a function that runs a script with closed or full streams."""
     (tmp_path / "program.py").write_text(PROGRAM)
 
-    def run(numbers: str, how: str, name: str, *arguments: str) -> subprocess.CompletedProcess:
+    def run(
+        numbers: str, how: str, name: str, *arguments: str
+    ) -> subprocess.CompletedProcess:
         path = str(ROOT / "scripts" / f"{name}.py")
-        with begun(tmp_path / "program.py", numbers, how, path, *arguments, stdin=b"ek at\n") as running:
+        with begun(
+            tmp_path / "program.py", numbers, how, path, *arguments, stdin=b"ek at\n"
+        ) as running:
             return running.end()
 
     return run
@@ -66,7 +73,9 @@ def trained(recipe, tmp_path_factory) -> Path:
     ],
 )
 def test_training_needs_no_streams(with_streams, recipe, tmp_path, numbers, how):
-    done = with_streams(numbers, how, "train", f"--config={recipe}", f"--workdir={tmp_path / 'run'}")
+    done = with_streams(
+        numbers, how, "train", f"--config={recipe}", f"--workdir={tmp_path / 'run'}"
+    )
     assert (done.returncode, done.stdout) == (0, b""), done.stderr.decode()
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 4
     assert ("trained to step 4" in done.stderr.decode()) == (numbers == "1")
@@ -81,47 +90,92 @@ def test_results_come_without_messages(with_streams, trained, numbers, how):
 
 
 @pytest.mark.parametrize("name", ["evaluate", "predict"])
-@pytest.mark.parametrize(("how", "words"), [("closed", "Bad file descriptor"), ("full", "No space left on device")])
-def test_results_that_cannot_be_written_are_an_error(with_streams, trained, name, how, words):
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [("closed", "Bad file descriptor"), ("full", "No space left on device")],
+)
+def test_results_that_cannot_be_written_are_an_error(
+    with_streams, trained, name, how, words
+):
     done = with_streams("1", how, name, f"--workdir={trained}")
     assert done.returncode == 2, done.stderr.decode()
-    assert done.stderr.decode().splitlines()[-1].startswith(f"error: stdout cannot be written: {words}. Results go")
+    assert (
+        done.stderr.decode()
+        .splitlines()[-1]
+        .startswith(f"error: stdout cannot be written: {words}. Results go")
+    )
 
 
 def test_input_that_cannot_be_read_is_an_error(with_streams, trained):
     done = with_streams("0", "closed", "predict", f"--workdir={trained}")
     assert (done.returncode, done.stdout) == (2, b"")
-    assert done.stderr.decode().startswith("error: --input=- cannot be read: Bad file descriptor; name a text file")
+    assert done.stderr.decode().startswith(
+        "error: --input=- cannot be read: Bad file descriptor; name a text file"
+    )
 
 
 def test_a_user_without_home_and_name_can_train(with_streams, recipe, tmp_path):
-    done = with_streams("", "", "train", f"--config={recipe}", f"--workdir={tmp_path / 'run'}")
+    done = with_streams(
+        "", "", "train", f"--config={recipe}", f"--workdir={tmp_path / 'run'}"
+    )
     assert done.returncode == 0, done.stderr.decode()
 
 
 def test_a_locale_without_utf8(tmp_path):
-    environment = os.environ | {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    environment = os.environ | {
+        "LC_ALL": "C",
+        "PYTHONCOERCECLOCALE": "0",
+        "PYTHONUTF8": "0",
+    }
     command = [sys.executable, ROOT / "scripts" / "predict.py", "--workdir=ñandú"]
-    done = subprocess.run(command, env=environment, capture_output=True, cwd=tmp_path, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, cwd=tmp_path, check=False
+    )
     assert done.returncode == 2
-    assert done.stderr.decode().startswith("error: --workdir=ñandú is not the folder of a run")
+    assert done.stderr.decode().startswith(
+        "error: --workdir=ñandú is not the folder of a run"
+    )
 
 
 def test_commands_to_copy_are_quoted(recipe, tmp_path):
     workdir = tmp_path / "my run; ls"
-    done = script("train", f"--config={recipe}", f"--workdir={workdir}", "--config.training.steps=1")
-    assert f"  python scripts/evaluate.py '--workdir={workdir}'\n" in done.stderr.decode()
+    done = script(
+        "train",
+        f"--config={recipe}",
+        f"--workdir={workdir}",
+        "--config.training.steps=1",
+    )
+    assert (
+        f"  python scripts/evaluate.py '--workdir={workdir}'\n" in done.stderr.decode()
+    )
 
 
 @pytest.mark.parametrize(
     ("kind", "text", "code", "said"),
     [
-        (MemoryError, "Unable to allocate 4.00 TiB for an array", 2, "error: out of memory (Unable to allocate 4.00"),
-        (jax.errors.JaxRuntimeError, "RESOURCE_EXHAUSTED: no memory", 2, "error: out of memory (RESOURCE_EXHAUSTED"),
-        (ValueError, "RESOURCE_EXHAUSTED: quota of the bucket", 1, "ValueError: RESOURCE_EXHAUSTED: quota"),
+        (
+            MemoryError,
+            "Unable to allocate 4.00 TiB for an array",
+            2,
+            "error: out of memory (Unable to allocate 4.00",
+        ),
+        (
+            jax.errors.JaxRuntimeError,
+            "RESOURCE_EXHAUSTED: no memory",
+            2,
+            "error: out of memory (RESOURCE_EXHAUSTED",
+        ),
+        (
+            ValueError,
+            "RESOURCE_EXHAUSTED: quota of the bucket",
+            1,
+            "ValueError: RESOURCE_EXHAUSTED: quota",
+        ),
     ],
 )
-def test_memory_that_runs_out_is_an_error_with_a_remedy(monkeypatch, capsys, kind, text, code, said):
+def test_memory_that_runs_out_is_an_error_with_a_remedy(
+    monkeypatch, capsys, kind, text, code, said
+):
     def main() -> None:
         raise kind(text)
 

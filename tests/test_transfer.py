@@ -1,4 +1,6 @@
-"""Runs that start from another run: what is loaded, what is refused, and what a resumed run still needs."""
+"""Runs that start from another run: what is loaded, what is refused, and what a
+resumed run still needs.
+"""
 
 import contextlib
 import shutil
@@ -31,14 +33,23 @@ def data(tmp_path_factory):
 
 def bert(task, data, start="", **changes):
     config = small(task, data)
-    config.data.tokenizer, config.training.steps, config.init_from = "bert", 2, str(start)
+    config.data.tokenizer, config.training.steps, config.init_from = (
+        "bert",
+        2,
+        str(start),
+    )
     config.model.vocab_size = 304
-    config.update_from_flattened_dict({key.replace("__", "."): value for key, value in changes.items()})
+    config.update_from_flattened_dict(
+        {key.replace("__", "."): value for key, value in changes.items()}
+    )
     return config
 
 
 def flat(tree):
-    return {key: np.asarray(leaf) for key, leaf in traverse_util.flatten_dict(tree, sep="/").items()}
+    return {
+        key: np.asarray(leaf)
+        for key, leaf in traverse_util.flatten_dict(tree, sep="/").items()
+    }
 
 
 class Stopped(Exception):
@@ -46,7 +57,9 @@ class Stopped(Exception):
 
 
 def done(*_):
-    """Stand in for a compilation ahead of time, which takes most of the time of a short run."""
+    """Stand in for a compilation ahead of time, which takes most of the time of a
+    short run.
+    """
     future = Future()
     future.set_result(None)
     return future
@@ -69,12 +82,19 @@ def first_state(config, workdir):
 
 
 def saved(config, workdir):
-    """Make a workdir with a checkpoint at step 2, without training. Its moving average is one larger."""
+    """Make a workdir with a checkpoint at step 2, without training.
+
+    Its moving average is one larger.
+    """
     state = first_state(config, workdir)
-    state = state._replace(step=jnp.asarray(2), ema=jax.tree.map(lambda x: x + 1, state.params))
+    state = state._replace(
+        step=jnp.asarray(2), ema=jax.tree.map(lambda x: x + 1, state.params)
+    )
     fingerprint = make_task(parse(config), workdir).fingerprint(training=True)
     checkpoints = Checkpoints(workdir / "checkpoints", parse(config).checkpoint)
-    checkpoints.save(2, state, {"fingerprint": fingerprint, "position": 2, "scored": "params"})
+    checkpoints.save(
+        2, state, {"fingerprint": fingerprint, "position": 2, "scored": "params"}
+    )
     checkpoints.close()
     return workdir, flat(state.params)
 
@@ -82,7 +102,10 @@ def saved(config, workdir):
 @pytest.fixture(scope="module")
 def pretrained(data, tmp_path_factory):
     """Workdir of a pre-trained model, and its parameters."""
-    return saved(bert("bert_pretraining", data, training__seed=1), tmp_path_factory.mktemp("pretrained") / "run")
+    return saved(
+        bert("bert_pretraining", data, training__seed=1),
+        tmp_path_factory.mktemp("pretrained") / "run",
+    )
 
 
 def test_it_begins_with_the_values_of_the_other_run(data, pretrained, tmp_path, caplog):
@@ -95,15 +118,25 @@ def test_it_begins_with_the_values_of_the_other_run(data, pretrained, tmp_path, 
         np.testing.assert_array_equal(new[key], old[key])
     assert int(state.step) == 0
     assert new["head/kernel"].std() > 0.01
-    assert (tmp_path / "run" / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
-    sizes = {part: sum(x.size for key, x in (old | new).items() if key.startswith(part)) for part in ("bert", "masked")}
+    assert (tmp_path / "run" / "tokenizer.json").read_bytes() == (
+        source / "tokenizer.json"
+    ).read_bytes()
+    sizes = {
+        part: sum(x.size for key, x in (old | new).items() if key.startswith(part))
+        for part in ("bert", "masked")
+    }
     said = f"initialized from {source}, step 2: bert ({sizes['bert']:,})\n"
     said += "  new, not there: head (34)\n"
-    said += f"  left out, not in this model: masked_lm ({sizes['masked']:,}), next_sentence (34)"
+    said += (
+        "  left out, not in this model: "
+        f"masked_lm ({sizes['masked']:,}), next_sentence (34)"
+    )
     assert said in "\n".join(record.message for record in caplog.records)
 
 
-def test_the_source_chooses_its_checkpoint_and_the_average_begins_there(data, pretrained, tmp_path):
+def test_the_source_chooses_its_checkpoint_and_the_average_begins_there(
+    data, pretrained, tmp_path
+):
     source, old = pretrained
     shutil.copytree(source, tmp_path / "source")
     theirs = read(source)
@@ -117,7 +150,12 @@ def test_the_source_chooses_its_checkpoint_and_the_average_begins_there(data, pr
         np.testing.assert_array_equal(ema[key], params[key])
     for key in params.keys() & old.keys():
         np.testing.assert_array_equal(params[key], old[key] + 1)
-    assert all(a is not b for a, b in zip(jax.tree.leaves(state.ema), jax.tree.leaves(state.params), strict=True))
+    assert all(
+        a is not b
+        for a, b in zip(
+            jax.tree.leaves(state.ema), jax.tree.leaves(state.params), strict=True
+        )
+    )
 
 
 def test_a_resumed_run_needs_the_source_no_more(data, pretrained, tmp_path):
@@ -131,27 +169,48 @@ def test_a_resumed_run_needs_the_source_no_more(data, pretrained, tmp_path):
     assert parameters_sha256(parts.params) == parameters_sha256(whole.params)
     assert transformer_jax.load(str(tmp_path / "parts")).step == 4
     with pytest.raises(
-        ConfigError, match=r"another --workdir:\n  config.init_from: '.*/source' in the workdir, '' now"
+        ConfigError,
+        match=(
+            r"another --workdir:\n  config.init_from: '.*/source' in the workdir,"
+            r" '' now"
+        ),
     ):
         experiment.run(bert("classification", data), tmp_path / "parts")
 
 
 def test_a_chain_of_runs(data, pretrained, tmp_path):
-    """Pre-train again, e.g. on longer sequences, and fine-tune that. Everything is loaded, then only the encoder."""
-    workdir, second = saved(bert("bert_pretraining", data, pretrained[0], masking__rate=0.3), tmp_path / "second")
+    """Pre-train again, e.g. on longer sequences, and fine-tune that.
+
+    Everything is loaded, then only the encoder.
+    """
+    workdir, second = saved(
+        bert("bert_pretraining", data, pretrained[0], masking__rate=0.3),
+        tmp_path / "second",
+    )
     assert second.keys() == pretrained[1].keys()
     for key, value in second.items():
         np.testing.assert_array_equal(value, pretrained[1][key])
-    third = flat(first_state(bert("regression", data, workdir), tmp_path / "third").params)
-    np.testing.assert_array_equal(third["bert/embedding/table"], second["bert/embedding/table"])
+    third = flat(
+        first_state(bert("regression", data, workdir), tmp_path / "third").params
+    )
+    np.testing.assert_array_equal(
+        third["bert/embedding/table"], second["bert/embedding/table"]
+    )
     for folder in (workdir, tmp_path / "third"):
-        assert (folder / "tokenizer.json").read_bytes() == (pretrained[0] / "tokenizer.json").read_bytes()
+        assert (folder / "tokenizer.json").read_bytes() == (
+            pretrained[0] / "tokenizer.json"
+        ).read_bytes()
 
 
 @pytest.mark.parametrize("task", ["language_modeling", "sequence_to_sequence"])
 def test_every_task_takes_the_tokenizers_and_all_parameters(data, tmp_path, task):
     config = small(task, data)
-    source, old = saved(ConfigDict(config.to_dict() | {"training": config.training.to_dict() | {"seed": 1}}), tmp_path)
+    source, old = saved(
+        ConfigDict(
+            config.to_dict() | {"training": config.training.to_dict() | {"seed": 1}}
+        ),
+        tmp_path,
+    )
     config.init_from, config.data.train_split = str(source), "val"
     new = flat(first_state(config, tmp_path / "run").params)
     assert new.keys() == old.keys()
@@ -164,23 +223,39 @@ def test_every_task_takes_the_tokenizers_and_all_parameters(data, tmp_path, task
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model__activation": "relu"}, "config.model.activation: 'gelu' there, 'relu' here"),
+        (
+            {"model__activation": "relu"},
+            "config.model.activation: 'gelu' there, 'relu' here",
+        ),
         ({"model__norm": "pre"}, "config.model.norm: 'post' there, 'pre' here"),
         ({"model__d_ff": 23}, "config.model.d_ff: 24 there, 23 here"),
         ({"model__causal": True}, "config.model.causal: False there, True here"),
     ],
 )
-def test_another_model_is_refused_by_its_keys(data, pretrained, tmp_path, changes, message):
+def test_another_model_is_refused_by_its_keys(
+    data, pretrained, tmp_path, changes, message
+):
     config = bert("classification", data, pretrained[0], **changes)
     with pytest.raises(ConfigError) as error:
         experiment.run(config, tmp_path / "run")
-    said = f"config.init_from = {str(pretrained[0])!r} holds another model; set these keys to its values:\n  {message}"
+    said = (
+        f"config.init_from = {str(pretrained[0])!r} holds another model; "
+        f"set these keys to its values:\n  {message}"
+    )
     assert str(error.value) == said
 
 
 def test_a_part_may_be_added_but_not_left_out(data, pretrained, tmp_path):
-    """The match embedding starts at zero, so the model begins as the one that was pre-trained."""
-    config = bert("classification", data, pretrained[0], model__match_embedding=True, fine_tuning__frozen_layers=1)
+    """The match embedding starts at zero, so the model begins as the one that was
+    pre-trained.
+    """
+    config = bert(
+        "classification",
+        data,
+        pretrained[0],
+        model__match_embedding=True,
+        fine_tuning__frozen_layers=1,
+    )
     workdir, params = saved(config, tmp_path / "with")
     assert (params.pop("bert/match") == 0).all()
     for key in params.keys() & pretrained[1].keys():
@@ -188,23 +263,41 @@ def test_a_part_may_be_added_but_not_left_out(data, pretrained, tmp_path):
     frozen = make_task(parse(config), workdir).frozen
     assert "bert/segments" in frozen
     assert "bert/match" not in frozen
-    with pytest.raises(ConfigError, match=r"set these keys to its values:\n  config.model.match_embedding: True there"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"set these keys to its values:\n  config.model.match_embedding: True there"
+        ),
+    ):
         first_state(bert("classification", data, workdir), tmp_path / "without")
 
 
 def test_keys_of_another_tokenizer_are_refused(data, pretrained, tmp_path):
-    changes = {"data__lowercase": True, "data__tokenizer": "bert", "data__vocabulary": "vocab.txt"}
+    changes = {
+        "data__lowercase": True,
+        "data__tokenizer": "bert",
+        "data__vocabulary": "vocab.txt",
+    }
     with pytest.raises(ConfigError) as error:
-        experiment.run(bert("classification", data, pretrained[0], **changes), tmp_path / "run")
+        experiment.run(
+            bert("classification", data, pretrained[0], **changes), tmp_path / "run"
+        )
     assert "config.data.lowercase: False there, True here" in str(error.value)
     assert "/vocab.txt': must be empty" in str(error.value)
 
 
 def test_how_a_model_is_computed_may_differ(data, pretrained, tmp_path):
-    changes = {"model__unroll": 2, "model__remat": "full", "model__dropout_rate": 0.0, "model__dtype": "bfloat16"}
+    changes = {
+        "model__unroll": 2,
+        "model__remat": "full",
+        "model__dropout_rate": 0.0,
+        "model__dtype": "bfloat16",
+    }
     config = bert("classification", data, pretrained[0], **changes)
     state = first_state(config, tmp_path / "run")
-    np.testing.assert_array_equal(flat(state.params)["bert/norm/scale"], pretrained[1]["bert/norm/scale"])
+    np.testing.assert_array_equal(
+        flat(state.params)["bert/norm/scale"], pretrained[1]["bert/norm/scale"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -212,7 +305,10 @@ def test_how_a_model_is_computed_may_differ(data, pretrained, tmp_path):
     [
         (
             shutil.rmtree,
-            r"config.init_from=\S+: \S+/config.json: No such file .*; name the workdir of a run, or a Hugging F",
+            (
+                r"config.init_from=\S+: \S+/config.json: No such file .*; name the"
+                r" workdir of a run, or a Hugging F"
+            ),
         ),
         (
             lambda source: shutil.rmtree(source / "checkpoints"),
@@ -224,29 +320,54 @@ def test_how_a_model_is_computed_may_differ(data, pretrained, tmp_path):
             r"  config.model.architecture: 'gpt' there, 'bert' here",
         ),
         (
-            lambda source: next((source / "checkpoints" / "2").rglob("d/*")).write_bytes(b""),
+            lambda source: next(
+                (source / "checkpoints" / "2").rglob("d/*")
+            ).write_bytes(b""),
             r"config.init_from = '\S+': \S+ has no valid checkpoint",
         ),
         (
             lambda source: (source / "config.json").write_text("{"),
-            r"config.init_from=\S+: \S+/config.json: it is not a JSON object \(Expecting .*\): copy it again; name the",
+            (
+                r"config.init_from=\S+: \S+/config.json: it is not a JSON object"
+                r" \(Expecting .*\): copy it again; name the"
+            ),
         ),
         (
-            lambda source: store(source, bert("bert_pretraining", source, optimizer__b1=2.0)),
-            r"config.init_from = '\S+', config.json: config.optimizer.b1 = 2.0: must be in",
+            lambda source: store(
+                source, bert("bert_pretraining", source, optimizer__b1=2.0)
+            ),
+            (
+                r"config.init_from = '\S+', config.json: config.optimizer.b1 = 2.0:"
+                r" must be in"
+            ),
         ),
         (
             lambda source: (source / "tokenizer.json").unlink(),
-            r"config.init_from = '\S+': \S+tokenizer.json is missing, but the checkpoints in this workdir depend on it",
+            (
+                r"config.init_from = '\S+': \S+tokenizer.json is missing, but the"
+                r" checkpoints in this workdir depend on it"
+            ),
         ),
     ],
-    ids=["missing", "no checkpoint", "gpt", "damaged", "config.json", "key", "tokenizer"],
+    ids=[
+        "missing",
+        "no checkpoint",
+        "gpt",
+        "damaged",
+        "config.json",
+        "key",
+        "tokenizer",
+    ],
 )
 def test_a_source_that_cannot_be_used(data, pretrained, tmp_path, spoil, message):
-    """The error comes before the data are read, and the workdir is free for another attempt."""
+    """The error comes before the data are read, and the workdir is free for another
+    attempt.
+    """
     shutil.copytree(pretrained[0], tmp_path / "source")
     spoil(tmp_path / "source")
-    config = bert("classification", data, tmp_path / "source", data__directory="nowhere")
+    config = bert(
+        "classification", data, tmp_path / "source", data__directory="nowhere"
+    )
     with pytest.raises(ValueError, match=message):
         experiment.run(config, tmp_path / "run")
     assert not (tmp_path / "run" / "tokenizer.json").exists()
@@ -254,39 +375,59 @@ def test_a_source_that_cannot_be_used(data, pretrained, tmp_path, spoil, message
 
 
 def test_a_name_that_is_no_folder(data, tmp_path):
-    with pytest.raises(ConfigError, match=r"config.init_from=~no-such-user/run refers to the home of an unknown user"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"config.init_from=~no-such-user/run refers to the home of an unknown user"
+        ),
+    ):
         experiment.run(bert("classification", data, "~no-such-user/run"), tmp_path)
 
 
 def test_other_tokens_and_other_parameters_are_refused(data, pretrained, tmp_path):
-    """This takes a task of one's own: ours copy the tokenizer, and name the encoder "bert"."""
+    """This takes a task of one's own: ours copy the tokenizer, and name the encoder
+    "bert".
+    """
     config = parse(bert("classification", data, pretrained[0]))
     task = make_task(config, pretrained[0])
     change = transfer.load(task, make_mesh(config.mesh))
     message = (
-        r"it has bert \([\d,]+\), masked_lm \(\d+\), next_sentence \(34\), and this model has encoder \(3\): they "
+        r"it has bert \([\d,]+\), masked_lm \(\d+\), next_sentence \(34\), and this"
+        r" model has encoder \(3\): they "
     )
-    with pytest.raises(ConfigError, match=message + "have nothing in common; name another run"):
+    with pytest.raises(
+        ConfigError, match=message + "have nothing in common; name another run"
+    ):
         change({"encoder": {"bias": np.zeros(3)}})
 
-    other = make_task(parse(bert("classification", data, data__train_split="val")), tmp_path)
+    other = make_task(
+        parse(bert("classification", data, data__train_split="val")), tmp_path
+    )
     other.fingerprint(training=False)  # trains a tokenizer
     change = transfer.load(make_task(config, tmp_path), make_mesh(config.mesh))
     with pytest.raises(
-        ConfigError, match=r"text tokenizer: sha256 \w{12}… there, \w{12}… here: the parameters belong to"
+        ConfigError,
+        match=(
+            r"text tokenizer: sha256 \w{12}… there, \w{12}… here: the parameters"
+            r" belong to"
+        ),
     ):
         change({"bert": {"segments": jnp.zeros((2, 16))}})
 
 
 def test_parameters_of_another_shape_are_named(data, pretrained):
-    """This takes a task of one's own: ours have the same shapes wherever the keys agree."""
+    """This takes a task of one's own: ours have the same shapes wherever the keys
+    agree.
+    """
     config = parse(bert("classification", data, pretrained[0]))
     change = transfer.load(make_task(config, pretrained[0]), make_mesh(config.mesh))
     with pytest.raises(ConfigError) as error:
         change({"bert": {"segments": jnp.zeros((3, 16))}})
-    assert str(error.value) == (
-        f"config.init_from = {str(pretrained[0])!r} has parameters of other shapes; name a run with the same outputs, "
-        "or the one that it was started from:\n  bert/segments: (2, 16) there, (3, 16) here"
+    assert (
+        str(error.value)
+        == f"config.init_from = {str(pretrained[0])!r} has parameters of other shapes;"
+        " name a run with the same outputs, or the one that it was started from:\n "
+        " bert/segments: (2, 16) there, (3, 16) here"
     )
 
 
@@ -296,23 +437,34 @@ LABELS = ("even", "odd", "neither")
 @pytest.fixture(scope="module")
 def classifier(data, pretrained, tmp_path_factory):
     """Workdir of a classifier, and its parameters."""
-    config = bert("classification", data, pretrained[0], data__labels=LABELS, training__seed=5)
+    config = bert(
+        "classification", data, pretrained[0], data__labels=LABELS, training__seed=5
+    )
     return saved(config, tmp_path_factory.mktemp("classifier") / "run")
 
 
 def test_the_head_follows_the_names_of_its_labels(data, classifier, tmp_path, caplog):
     source, old = classifier
-    config = bert("classification", data, source, data__labels=("neither", "even", "odd"))
+    config = bert(
+        "classification", data, source, data__labels=("neither", "even", "odd")
+    )
     new = flat(first_state(config, tmp_path / "run").params)
     for key in ("head/kernel", "head/bias"):
         np.testing.assert_array_equal(new[key], old[key][..., [2, 0, 1]])
-    assert "head is taken in another order: even, odd, neither there, neither, even, odd here" in caplog.text
+    assert (
+        "head is taken in another order: "
+        "even, odd, neither there, neither, even, odd here" in caplog.text
+    )
 
 
 @pytest.mark.parametrize(
     ("task", "changes", "there"),
     [
-        ("classification", {"data__labels": ("even", "odd", "other")}, "even, odd, neither"),
+        (
+            "classification",
+            {"data__labels": ("even", "odd", "other")},
+            "even, odd, neither",
+        ),
         ("classification", {"data__labels": ("even", "odd")}, "even, odd, neither"),
         ("tagging", {}, "even, odd, neither"),
         ("question_answering", {}, "even, odd, neither"),
@@ -323,35 +475,66 @@ def test_the_head_follows_the_names_of_its_labels(data, classifier, tmp_path, ca
         ),
     ],
 )
-def test_a_head_with_other_outputs_starts_anew(data, classifier, tmp_path, caplog, task, changes, there):
+def test_a_head_with_other_outputs_starts_anew(
+    data, classifier, tmp_path, caplog, task, changes, there
+):
     source, old = classifier
-    new = flat(first_state(bert(task, data, source, **changes), tmp_path / "run").params)
-    assert new["head/kernel"].shape != old["head/kernel"].shape or (new["head/kernel"] != old["head/kernel"]).all()
+    new = flat(
+        first_state(bert(task, data, source, **changes), tmp_path / "run").params
+    )
+    assert (
+        new["head/kernel"].shape != old["head/kernel"].shape
+        or (new["head/kernel"] != old["head/kernel"]).all()
+    )
     np.testing.assert_array_equal(new["bert/norm/scale"], old["bert/norm/scale"])
-    assert f"head is new, because its outputs are others: {there} there, " in caplog.text
+    assert (
+        f"head is new, because its outputs are others: {there} there, " in caplog.text
+    )
 
 
 def test_tags_follow_their_types(data, pretrained, tmp_path):
     config = bert("tagging", data, pretrained[0], data__types=("LOC", "PER"))
     source, old = saved(config, tmp_path / "source")
-    new = flat(first_state(bert("tagging", data, source, data__types=("PER", "LOC")), tmp_path / "run").params)
-    np.testing.assert_array_equal(new["head/kernel"], old["head/kernel"][..., [0, 3, 4, 1, 2]])
+    new = flat(
+        first_state(
+            bert("tagging", data, source, data__types=("PER", "LOC")), tmp_path / "run"
+        ).params
+    )
+    np.testing.assert_array_equal(
+        new["head/kernel"], old["head/kernel"][..., [0, 3, 4, 1, 2]]
+    )
 
 
 def gpt(task, data, start="", **changes):
     config = small(task, data, "gpt")
-    config.training.steps, config.init_from, config.model.vocab_size = 2, str(start), 300
-    config.update_from_flattened_dict({key.replace("__", "."): value for key, value in changes.items()})
+    config.training.steps, config.init_from, config.model.vocab_size = (
+        2,
+        str(start),
+        300,
+    )
+    config.update_from_flattened_dict(
+        {key.replace("__", "."): value for key, value in changes.items()}
+    )
     return config
 
 
 @pytest.mark.parametrize(("multiple", "rows"), [(1, 303), (8, 304)])
-def test_only_the_embeddings_of_special_tokens_are_new_to_a_language_model(data, tmp_path, caplog, multiple, rows):
+def test_only_the_embeddings_of_special_tokens_are_new_to_a_language_model(
+    data, tmp_path, caplog, multiple, rows
+):
     """With padding, the tables of 300 and of 303 tokens have the same shape."""
     changes = {"model__vocab_multiple": multiple}
-    source, old = saved(gpt("language_modeling", data, training__seed=1, **changes), tmp_path / "source")
-    fresh = flat(first_state(gpt("classification", data, **changes), tmp_path / "fresh").params)
-    new = flat(first_state(gpt("classification", data, source, **changes), tmp_path / "run").params)
+    source, old = saved(
+        gpt("language_modeling", data, training__seed=1, **changes), tmp_path / "source"
+    )
+    fresh = flat(
+        first_state(gpt("classification", data, **changes), tmp_path / "fresh").params
+    )
+    new = flat(
+        first_state(
+            gpt("classification", data, source, **changes), tmp_path / "run"
+        ).params
+    )
     assert new.keys() == {f"gpt/{key}" for key in old} | {"head/bias", "head/kernel"}
     for key, value in old.items():
         count = 300 if key == "embedding/table" else None
@@ -361,11 +544,19 @@ def test_only_the_embeddings_of_special_tokens_are_new_to_a_language_model(data,
     np.testing.assert_array_equal(table[300:], fresh["gpt/embedding/table"][300:])
     assert (table[300:303] != 0).all()
     assert "  new: 3 of 303 rows of gpt/embedding/table" in caplog.messages
-    assert (tmp_path / "run" / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
+    assert (tmp_path / "run" / "tokenizer.json").read_bytes() == (
+        source / "tokenizer.json"
+    ).read_bytes()
 
-    second = saved(gpt("classification", data, source, **changes), tmp_path / "second")[0]
+    second = saved(gpt("classification", data, source, **changes), tmp_path / "second")[
+        0
+    ]
     caplog.clear()
-    third = flat(first_state(gpt("classification", data, second, **changes), tmp_path / "third").params)
+    third = flat(
+        first_state(
+            gpt("classification", data, second, **changes), tmp_path / "third"
+        ).params
+    )
     for key, value in third.items():  # a fine-tuned model passes on all rows
         np.testing.assert_array_equal(value, new[key])
     assert "rows of" not in caplog.text
@@ -373,8 +564,12 @@ def test_only_the_embeddings_of_special_tokens_are_new_to_a_language_model(data,
 
 @pytest.mark.parametrize("count", [0, 1])
 @pytest.mark.parametrize("make", [bert, gpt])
-def test_the_embeddings_and_the_first_layers_are_taken(data, tmp_path, make, count, caplog):
-    before, module = ("bert_pretraining", "bert") if make is bert else ("language_modeling", "gpt")
+def test_the_embeddings_and_the_first_layers_are_taken(
+    data, tmp_path, make, count, caplog
+):
+    before, module = (
+        ("bert_pretraining", "bert") if make is bert else ("language_modeling", "gpt")
+    )
     source, old = saved(make(before, data, training__seed=1), tmp_path / "source")
     if make is gpt:
         old = {f"gpt/{key}": value for key, value in old.items()}
@@ -385,7 +580,12 @@ def test_the_embeddings_and_the_first_layers_are_taken(data, tmp_path, make, cou
         rows = 0
         if "/layers/" in key:
             rows = count
-        elif key.startswith(tuple(f"{module}/{name}" for name in ("embedding", "segments", "positions", "norm"))):
+        elif key.startswith(
+            tuple(
+                f"{module}/{name}"
+                for name in ("embedding", "segments", "positions", "norm")
+            )
+        ):
             rows = 300 if key == "gpt/embedding/table" else len(value)
         np.testing.assert_array_equal(value[rows:], fresh[key][rows:])
         if rows:
@@ -395,12 +595,20 @@ def test_the_embeddings_and_the_first_layers_are_taken(data, tmp_path, make, cou
 
 def test_a_language_model_of_another_vocabulary_is_refused(data, tmp_path):
     source, _ = saved(gpt("language_modeling", data), tmp_path / "source")
-    with pytest.raises(ConfigError, match=r"config.model.vocab_size: 300 there, 299 here"):
-        experiment.run(gpt("classification", data, source, model__vocab_size=299), tmp_path / "run")
+    with pytest.raises(
+        ConfigError, match=r"config.model.vocab_size: 300 there, 299 here"
+    ):
+        experiment.run(
+            gpt("classification", data, source, model__vocab_size=299), tmp_path / "run"
+        )
 
 
-def test_a_run_continues_after_the_run_that_it_started_from_is_gone(tmp_path, monkeypatch, caplog):
-    """The recipe reads the keys of the model there, but the run that is continued has them too."""
+def test_a_run_continues_after_the_run_that_it_started_from_is_gone(
+    tmp_path, monkeypatch, caplog
+):
+    """The recipe reads the keys of the model there, but the run that is continued
+    has them too.
+    """
     monkeypatch.setattr(workdirs, "_named", [])
     workdirs.claim(tmp_path / "first", load_recipe("configs/bert.py:size=mini"))
     recipe = f"configs/finetune.py:task=trec,from={tmp_path / 'first'}"

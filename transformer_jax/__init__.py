@@ -1,4 +1,6 @@
-"""Recurrent encoder–decoders with attention, the Transformer, BERT and GPT, in JAX and Flax."""
+"""Recurrent encoder–decoders with attention, the Transformer, BERT and GPT, in JAX
+and Flax.
+"""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,16 +21,19 @@ def load(
 
     Args:
         workdir: the folder of the run. Nothing in it chooses code to run.
-        overrides: values of the run's config to replace, e.g. `{"evaluation.checkpoint": "best"}`.
-        task: the task that the run was trained with, if it is not one of this package: its class, or "module:Class" as
-            in `config.task`, whose module is imported.
+        overrides: values of the run's config to replace, e.g.
+            `{"evaluation.checkpoint": "best"}`.
+        task: the task that the run was trained with, if it is not one of this package:
+            its class, or "module:Class" as in `config.task`, whose module is imported.
 
     Raises:
-        ConfigError: `workdir` is not the folder of a run, or is that of another task, or `overrides` has an unknown
-            key, a value that cannot be used, or a value that would change the model.
+        ConfigError: `workdir` is not the folder of a run, or is that of another task,
+            or `overrides` has an unknown key, a value that cannot be used, or a value
+            that would change the model.
         CheckpointError: The run has no intact checkpoint.
     """
-    # A local import, because importing `transformer_jax.models` must not require more than JAX and Flax.
+    # A local import, because importing `transformer_jax.models` must not require more
+    # than JAX and Flax.
     from transformer_jax.predictor import Predictor
 
     return Predictor.load(workdir, overrides or {}, task)

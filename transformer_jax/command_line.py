@@ -1,4 +1,6 @@
-"""Command-line conventions of all scripts: flags, --help, messages on stderr, errors without tracebacks."""
+"""Command-line conventions of all scripts: flags, --help, messages on stderr, errors
+without tracebacks.
+"""
 
 import contextlib
 import ctypes
@@ -47,36 +49,56 @@ PATHS = (
     "to_huggingface",
 )
 
-COORDINATOR = flags.DEFINE_string("coordinator_address", None, "HOST:PORT of the first process, if there are several")
-NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "number of processes", lower_bound=1)
-PROCESS_ID = flags.DEFINE_integer("process_id", None, "index of this process, from 0", lower_bound=0)
+COORDINATOR = flags.DEFINE_string(
+    "coordinator_address", None, "HOST:PORT of the first process, if there are several"
+)
+NUM_PROCESSES = flags.DEFINE_integer(
+    "num_processes", None, "number of processes", lower_bound=1
+)
+PROCESS_ID = flags.DEFINE_integer(
+    "process_id", None, "index of this process, from 0", lower_bound=0
+)
 
 
 def run(
-    main: Callable[[], None], argv: list[str] | None = None, distributed: bool = True, resumable: bool = False
+    main: Callable[[], None],
+    argv: list[str] | None = None,
+    distributed: bool = True,
+    resumable: bool = False,
 ) -> None:
     """Parse the flags and run `main`.
 
-    Unless `distributed` is False, this process first joins the others, in a cluster or with --num_processes. An error
-    that a user can fix ends in one message on stderr and exit code 2, any other in a traceback and exit code 1. A
-    signal ends the process. If `resumable`, the exit code is then 75, except during training, where only a second
+    Unless `distributed` is False, this process first joins the others, in a cluster or
+    with --num_processes. An error that a user can fix ends in one message on stderr and
+    exit code 2, any other in a traceback and exit code 1. A signal ends the process. If
+    `resumable`, the exit code is then 75, except during training, where only a second
     Ctrl-C does, without saving.
     """
     console.in_utf8()
     console.prepare()
     signals.end_on_signals(_stop_to_resume if resumable else signals.die)
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s", force=True)
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.WARNING, format="%(message)s", force=True
+    )
     logging.getLogger("transformer_jax").setLevel(logging.INFO)
     keep_freed_memory()
     collect_garbage_seldom()
     cache_compilations()
     try:
-        if asked := {"--help", "-h", "-help", "--helpshort", "--helpfull"} & set(sys.argv[1:]):
-            print(help_text(distributed) + (flags.FLAGS.get_help() if "--helpfull" in asked else ""), flush=True)
+        if asked := {"--help", "-h", "-help", "--helpshort", "--helpfull"} & set(
+            sys.argv[1:]
+        ):
+            print(
+                help_text(distributed)
+                + (flags.FLAGS.get_help() if "--helpfull" in asked else ""),
+                flush=True,
+            )
             return
         parse_flags(argv)
         if distributed:
-            processes.initialize(COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value)
+            processes.initialize(
+                COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value
+            )
             if jax.distributed.is_initialized():
                 console.keep_results()
             if not processes.is_first():
@@ -97,11 +119,17 @@ def run(
 
 
 def _stop_to_resume(number: int) -> NoReturn:
-    """End at once because of a signal: before the first step, there is nothing to save."""
+    """End at once because of a signal: before the first step, there is nothing to
+    save.
+    """
     if signals.loses_steps():
         signals.die(number)
     name = signal.Signals(number).name
-    print(f"stopped by {name} before the first step: run the same command again to continue", file=sys.stderr)
+    print(
+        f"stopped by {name} before the first step: "
+        "run the same command again to continue",
+        file=sys.stderr,
+    )
     for worker in multiprocessing.active_children():
         worker.kill()
     console.end()
@@ -114,17 +142,24 @@ def _remedy(error: Exception) -> str:
         return str(error)
     if _no_device(error):
         return (
-            f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS')}: JAX finds no such device on this machine. Unset the "
-            "variable, set it to cpu, or install JAX for that device (see the README)."
+            f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS')}: "
+            "JAX finds no such device on this machine. Unset the variable, "
+            "set it to cpu, or install JAX for that device (see the README)."
         )
-    of_device = isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
-    if isinstance(error, MemoryError) or of_device:  # a storage service says so too, if it is asked too often
+    of_device = isinstance(
+        error, jax.errors.JaxRuntimeError
+    ) and "RESOURCE_EXHAUSTED" in str(error)
+    # a storage service says so too, if it is asked too often
+    if isinstance(error, MemoryError) or of_device:
         return memory.exhausted(error)
     return ""
 
 
 def parse_flags(argv: list[str] | None) -> None:
-    """Parse the command line into absl's flags. Raises ValueError or flags.Error if it is invalid."""
+    """Parse the command line into absl's flags.
+
+    Raises ValueError or flags.Error if it is invalid.
+    """
     overrides: list[str] = []
     for argument, after in itertools.pairwise([*sys.argv, ""]):
         if match := re.fullmatch(r"--?workdir(=(.*))?", argument, re.DOTALL):
@@ -132,7 +167,8 @@ def parse_flags(argv: list[str] | None) -> None:
     if "config" in flags.FLAGS:
         overrides, argv = split_overrides()
     script, *arguments = sys.argv if argv is None else argv
-    arguments.sort(key=lambda argument: not re.match("--?task=", argument))  # a recipe may open a folder of this task
+    # a recipe may open a folder of this task
+    arguments.sort(key=lambda argument: not re.match("--?task=", argument))
     try:
         rest = flags.FLAGS([script, *arguments])[1:]
     except flags.UnrecognizedFlagError as error:
@@ -142,11 +178,17 @@ def parse_flags(argv: list[str] | None) -> None:
             raise error.__context__ from None
         if missing := re.match(r"flag --(\w+)=None: ", str(error)):
             name = missing[1]
-            raise flags.Error(f"--{name} is missing ({flags.FLAGS[name].help}); --help shows an example") from error
+            raise flags.Error(
+                f"--{name} is missing ({flags.FLAGS[name].help}); "
+                "--help shows an example"
+            ) from error
         raise
     expand_home()
     if rest:
-        raise flags.Error(f"{rest[0]!r} is not an option: write options as --name=value; --help lists them")
+        raise flags.Error(
+            f"{rest[0]!r} is not an option: write options as --name=value; "
+            "--help lists them"
+        )
     if overrides:
         override(flags.FLAGS.config, overrides)
 
@@ -154,22 +196,39 @@ def parse_flags(argv: list[str] | None) -> None:
 def help_text(distributed: bool) -> str:
     """Return the text of --help: the docstring of the script, and its options."""
     several = [COORDINATOR.name, NUM_PROCESSES.name, PROCESS_ID.name]
-    names = sorted({*_flags_of(__name__)} - {*several}) + _flags_of(sys.argv[0]) + several * distributed
+    names = (
+        sorted({*_flags_of(__name__)} - {*several})
+        + _flags_of(sys.argv[0])
+        + several * distributed
+    )
     lines = [(sys.modules["__main__"].__doc__ or "").strip(), "", "Options:"]
     for name in names:
         flag = flags.FLAGS[name]
-        required = any("other than None" in validator.message for validator in flag.validators)
+        required = any(
+            "other than None" in validator.message for validator in flag.validators
+        )
         value = str(flag.default_as_str).strip("'") if flag.default is not None else ""
         default = "required" if required else value and f"default: {value}"
-        lines.append(f"  --{'[no]' if flag.boolean else ''}{name}{'' if flag.boolean else '=…'}")
+        lines.append(
+            f"  --{'[no]' if flag.boolean else ''}{name}{'' if flag.boolean else '=…'}"
+        )
         lines += textwrap.wrap(
-            f"{flag.help}{default and f' ({default})'}", 100, initial_indent=" " * 6, subsequent_indent=" " * 6
+            f"{flag.help}{default and f' ({default})'}",
+            100,
+            initial_indent=" " * 6,
+            subsequent_indent=" " * 6,
         )
     if {"config", "workdir", "workdirs"} & set(names):
         lines += [
             "  --config.SECTION.KEY=VALUE",
-            "      override a key of the config, e.g. --config.evaluation.batch_size=8; may be given several times.",
-            "      A run's config.json lists all keys with their values; the config classes document them.",
+            (
+                "      override a key of the config, "
+                "e.g. --config.evaluation.batch_size=8; may be given several times."
+            ),
+            (
+                "      A run's config.json lists all keys with their values; "
+                "the config classes document them."
+            ),
         ]
     return "\n".join(lines) + "\n"
 
@@ -179,21 +238,29 @@ def _flags_of(module: str) -> list[str]:
 
 
 def _no_device(error: Exception) -> bool:
-    """Return True for JAX's error about a missing device in JAX_PLATFORMS. This error has no class of its own."""
+    """Return True for JAX's error about a missing device in JAX_PLATFORMS. This
+    error has no class of its own.
+    """
     frames = traceback.extract_tb(error.__traceback__)
-    return bool(os.environ.get("JAX_PLATFORMS")) and frames[-1].filename.endswith("xla_bridge.py")
+    return bool(os.environ.get("JAX_PLATFORMS")) and frames[-1].filename.endswith(
+        "xla_bridge.py"
+    )
 
 
 def cache_compilations() -> None:
-    """Cache compiled programs in the user's cache directory, up to 1 GiB, so that the next run starts sooner.
+    """Cache compiled programs in the user's cache directory, up to 1 GiB, so that the
+    next run starts sooner.
 
-    Does nothing if JAX_COMPILATION_CACHE_DIR is set, or if the user has no home, as in some containers. Each kind of
-    CPU has its own folder: a program for one CPU may not run on another, and JAX's cache does not distinguish them.
+    Does nothing if JAX_COMPILATION_CACHE_DIR is set, or if the user has no home, as in
+    some containers. Each kind of CPU has its own folder: a program for one CPU may not
+    run on another, and JAX's cache does not distinguish them.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     if os.environ.get("JAX_COMPILATION_CACHE_DIR") or not cache.is_absolute():
         return
-    kind = hashlib.sha256(f"{platform.machine()} {_cpu_features()}".encode()).hexdigest()[:12]
+    kind = hashlib.sha256(
+        f"{platform.machine()} {_cpu_features()}".encode()
+    ).hexdigest()[:12]
     folder = cache / "transformer_jax" / f"xla-{kind}"
     _remove_torn_programs(folder)
     jax.config.update("jax_compilation_cache_dir", str(folder))
@@ -202,30 +269,39 @@ def cache_compilations() -> None:
 
 
 def _remove_torn_programs(folder: Path) -> None:
-    """Remove programs from JAX's cache that were not written completely, because of a kill or a full disk.
+    """Remove programs from JAX's cache that were not written completely, because of a
+    kill or a full disk.
 
-    JAX writes KEY-cache and then KEY-atime. As long as one of the latter is missing, JAX 0.10 stores no other program
-    (https://github.com/jax-ml/jax/issues/39880). The lock is JAX's own. If another process holds it for a second, or
-    the folder cannot be written, nothing happens.
+    JAX writes KEY-cache and then KEY-atime. As long as one of the latter is missing,
+    JAX 0.10 stores no other program (https://github.com/jax-ml/jax/issues/39880). The
+    lock is JAX's own. If another process holds it for a second, or the folder cannot be
+    written, nothing happens.
     """
     if not folder.is_dir():
         return
-    with contextlib.suppress(OSError), filelock.FileLock(folder / ".lockfile", timeout=1):
+    with (
+        contextlib.suppress(OSError),
+        filelock.FileLock(folder / ".lockfile", timeout=1),
+    ):
         for program in folder.glob("*-cache"):
-            if not program.with_name(program.name.removesuffix("cache") + "atime").exists():
+            if not program.with_name(
+                program.name.removesuffix("cache") + "atime"
+            ).exists():
                 program.unlink()
 
 
 def keep_freed_memory() -> None:
     """Keep freed memory in the process, for the next step.
 
-    XLA for CPU allocates a step's temporary arrays anew each time. By default glibc returns large ones to the system,
-    which then clears every page again: a sixth of a step's time. Call this before JAX starts its threads. The heap
-    settings have no effect with another C library.
+    XLA for CPU allocates a step's temporary arrays anew each time. By default glibc
+    returns large ones to the system, which then clears every page again: a sixth of a
+    step's time. Call this before JAX starts its threads. The heap settings have no
+    effect with another C library.
 
-    glibc gives threads heaps of their own, here at most three, because XLA compiles two programs at a time a third
-    slower with one. Only the main heap can keep arrays larger than 64 MiB. So JAX runs programs in the calling thread
-    instead of dispatching them to another one.
+    glibc gives threads heaps of their own, here at most three, because XLA compiles two
+    programs at a time a third slower with one. Only the main heap can keep arrays
+    larger than 64 MiB. So JAX runs programs in the calling thread instead of
+    dispatching them to another one.
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
@@ -236,10 +312,11 @@ def keep_freed_memory() -> None:
 
 
 def collect_garbage_seldom() -> None:
-    """Run Python's garbage collector after 100,000 new objects instead of 700, and never on objects that exist already.
+    """Run Python's garbage collector after 100,000 new objects instead of 700, and
+    never on objects that exist already.
 
-    Tracing a step creates millions of objects that stay. To search them again and again would take a tenth of the time
-    until the first step runs.
+    Tracing a step creates millions of objects that stay. To search them again and again
+    would take a tenth of the time until the first step runs.
     """
     gc.freeze()
     gc.set_threshold(100_000, 50, 50)
@@ -258,25 +335,36 @@ def expand_home() -> None:
     """Expand ~ in flags that are paths. The shell does not expand it after =."""
     for name in flags.FLAGS:
         if name in PATHS and (value := flags.FLAGS[name].value):
-            expanded = [os.path.expanduser(path) for path in value] if isinstance(value, list) else None
+            expanded = (
+                [os.path.expanduser(path) for path in value]
+                if isinstance(value, list)
+                else None
+            )
             flags.FLAGS[name].value = expanded or os.path.expanduser(value)
 
 
-def check_output(path: str, source: str | None = None, workdir: str | None = None) -> None:
-    """Raise ValueError if an output file cannot be written, so that a script fails before its long work.
+def check_output(
+    path: str, source: str | None = None, workdir: str | None = None
+) -> None:
+    """Raise ValueError if an output file cannot be written, so that a script fails
+    before its long work.
 
-    The file may not be a folder, be in a missing folder or lack write permission. It may not be the same file as
-    `source`, under any name, nor one of the files of the run in `workdir`. "-" stands for stdout, and as `source` for
-    stdin.
+    The file may not be a folder, be in a missing folder or lack write permission. It
+    may not be the same file as `source`, under any name, nor one of the files of the
+    run in `workdir`. "-" stands for stdout, and as `source` for stdin.
     """
     if source is not None and _same_file(source, path):
-        raise UserError(f"--output={path} is also the input, which would be lost: name another file")
+        raise UserError(
+            f"--output={path} is also the input, which would be lost: name another file"
+        )
     if path == "-":
         console.check_results()
         return
     file = epath.Path(path)
     if workdir is not None and _belongs_to_run(file, epath.Path(workdir)):
-        raise UserError(f"--output={path} is a file of the run in {workdir}: name another file")
+        raise UserError(
+            f"--output={path} is a file of the run in {workdir}: name another file"
+        )
     if "://" in path:  # object storage has no folders
         return
     if not path:
@@ -287,15 +375,26 @@ def check_output(path: str, source: str | None = None, workdir: str | None = Non
     if os.path.islink(target):
         raise UserError(f"--output={path} is a link to itself: name another file")
     if not target.parent.is_dir():
-        raise UserError(f"--output={path}: there is no folder {target.parent}; create it, or name another")
-    # A regular file is replaced by a new one, for which its folder must be writable. A device or a pipe is written to.
+        raise UserError(
+            f"--output={path}: there is no folder {target.parent}; "
+            "create it, or name another"
+        )
+    # A regular file is replaced by a new one, for which its folder must be writable. A
+    # device or a pipe is written to.
     replaced = [target.parent] if os.path.isfile(target) or not target.exists() else []
-    if not all(os.access(place, os.W_OK) for place in [*replaced, *([target] if target.exists() else [])]):
-        raise UserError(f"--output={path}: no permission to write there; name a file elsewhere")
+    if not all(
+        os.access(place, os.W_OK)
+        for place in [*replaced, *([target] if target.exists() else [])]
+    ):
+        raise UserError(
+            f"--output={path}: no permission to write there; name a file elsewhere"
+        )
 
 
 def _same_file(source: str, output: str) -> bool:
-    """Return True if both are the same regular file, also through a link or a redirected stdin or stdout."""
+    """Return True if both are the same regular file, also through a link or a
+    redirected stdin or stdout.
+    """
     if "://" in source or "://" in output:
         return source == output
     try:
@@ -307,23 +406,40 @@ def _same_file(source: str, output: str) -> bool:
 
 
 def _belongs_to_run(file: epath.Path, workdir: epath.Path) -> bool:
-    file, workdir = (epath.Path(x if "://" in str(x) else os.path.realpath(x)) for x in (file, workdir))
+    file, workdir = (
+        epath.Path(x if "://" in str(x) else os.path.realpath(x))
+        for x in (file, workdir)
+    )
     if not file.is_relative_to(workdir) or not file.exists():
         return False
     parts = file.relative_to(workdir).parts
-    of_runs = ("config.json", "metrics.jsonl", "tokenizer", "checkpoints", "events.out.")
-    return bool(parts) and parts[0].startswith((*of_runs, "lock.json", "made.json", "wandb.json"))
+    of_runs = (
+        "config.json",
+        "metrics.jsonl",
+        "tokenizer",
+        "checkpoints",
+        "events.out.",
+    )
+    return bool(parts) and parts[0].startswith(
+        (*of_runs, "lock.json", "made.json", "wandb.json")
+    )
 
 
 def read_lines(path: str) -> list[str]:
-    """Return the lines of a file, or of stdin for "-". All processes must read the same lines.
+    """Return the lines of a file, or of stdin for "-".
 
-    Raises ValueError if the file cannot be read, is not UTF-8, or differs between processes.
+    All processes must read the same lines.
+
+    Raises ValueError if the file cannot be read, is not UTF-8, or differs between
+    processes.
     """
     try:
         data = sys.stdin.buffer.read() if path == "-" else epath.Path(path).read_bytes()
     except OSError as error:
-        raise UserError(f"--input={path} cannot be read: {error.strerror or error}; name a text file") from error
+        raise UserError(
+            f"--input={path} cannot be read: {error.strerror or error}; "
+            "name a text file"
+        ) from error
     lines = decode_lines(data, "stdin" if path == "-" else path)
     processes.agree("input", lambda: lines)
     return lines
@@ -339,7 +455,10 @@ class _RecipeParser(flags.ArgumentParser[ConfigDict]):
 
 
 def define_recipe() -> flags.FlagHolder[ConfigDict]:
-    """Define the flag --config. `run` applies the overrides `--config.a.b=v` to its value."""
+    """Define the flag --config.
+
+    `run` applies the overrides `--config.a.b=v` to its value.
+    """
     define_task()
     words = "recipe, configs/NAME.py[:ARG]"
     return flags.DEFINE(_RecipeParser(), "config", None, words, required=True)
@@ -358,24 +477,37 @@ class _TaskParser(flags.ArgumentParser[str]):
 
 def define_task() -> None:
     """Define the flag --task: tasks of the user's own, which a folder may then name."""
-    words = "your own task, module:Class, if that of a run's folder is not part of transformer_jax; several by commas"
+    words = (
+        "your own task, module:Class, "
+        "if that of a run's folder is not part of transformer_jax; several by commas"
+    )
     flags.DEFINE(_TaskParser(), "task", None, words)
 
 
 def check_length(length: int, longest: int) -> None:
-    """Raise an error if --length is more than `longest`, the value of data.max_length."""
+    """Raise an error if --length is more than `longest`, the value of
+    data.max_length.
+    """
     if length > longest:
-        raise flags.Error(f"--length={length}: must be at most data.max_length = {longest}")
+        raise flags.Error(
+            f"--length={length}: must be at most data.max_length = {longest}"
+        )
 
 
 def split_overrides() -> tuple[list[str], list[str]]:
-    """Split the command line into its `--config.a.b=v` arguments and the other arguments."""
-    overrides = [argument for argument in sys.argv if re.match(r"--?config\.", argument)]
+    """Split the command line into its `--config.a.b=v` arguments and the other
+    arguments.
+    """
+    overrides = [
+        argument for argument in sys.argv if re.match(r"--?config\.", argument)
+    ]
     return overrides, [argument for argument in sys.argv if argument not in overrides]
 
 
 def run_on_workdir(main: Callable[[ConfigDict], None]) -> None:
-    """Run the `main` of a script that reads the config from --workdir and overrides it by `--config.a.b=v`."""
+    """Run the `main` of a script that reads the config from --workdir and overrides
+    it by `--config.a.b=v`.
+    """
     overrides, argv = split_overrides()
     define_task()
     workdir = flags.DEFINE_string("workdir", None, "folder of a run", required=True)

@@ -1,4 +1,6 @@
-"""Parse a ConfigDict into checked, frozen dataclasses, and report all of its problems at once."""
+"""Parse a ConfigDict into checked, frozen dataclasses, and report all of its
+problems at once.
+"""
 
 import ast
 import dataclasses
@@ -35,31 +37,50 @@ def make_task(config: Config, workdir: epath.PathLike) -> Task:
 
 
 def defaults(task: str, architecture: str | None = None) -> ConfigDict:
-    """Return a ConfigDict of all keys of a task, with their defaults. `architecture` defaults to the task's first."""
-    classes = sections(task, {} if architecture is None else {"architecture": architecture})
+    """Return a ConfigDict of all keys of a task, with their defaults.
+
+    `architecture` defaults to the task's first.
+    """
+    classes = sections(
+        task, {} if architecture is None else {"architecture": architecture}
+    )
     return ConfigDict(
-        {"task": task, "init_from": "", **{name: dataclasses.asdict(section()) for name, section in classes.items()}}
+        {
+            "task": task,
+            "init_from": "",
+            **{
+                name: dataclasses.asdict(section()) for name, section in classes.items()
+            },
+        }
     )
 
 
 def sections(task: str, model: Mapping[str, Any]) -> dict[str, type]:
-    """Return the dataclass of each config section, given the task and the section `model`.
+    """Return the dataclass of each config section, given the task and the section
+    `model`.
 
-    Raises ConfigError if the task has no such architecture, or if the keys of `model` are those of another one.
+    Raises ConfigError if the task has no such architecture, or if the keys of `model`
+    are those of another one.
     """
     classes = typing.get_type_hints(task_class(task).Config)
     del classes["task"], classes["init_from"]
-    known = {section.architecture: section for section in _alternatives(classes["model"])}
+    known = {
+        section.architecture: section for section in _alternatives(classes["model"])
+    }
     name = model.get("architecture", next(iter(known)))
     if not isinstance(name, str) or name not in known:
         raise ConfigError(
-            f"config.model.architecture = {name!r}: must be one of {', '.join(known)} for config.task = {task!r}"
+            f"config.model.architecture = {name!r}: "
+            f"must be one of {', '.join(known)} for config.task = {task!r}"
         )
     for other, section in known.items():
-        if other != name and model.keys() == {field.name for field in dataclasses.fields(section)}:
+        if other != name and model.keys() == {
+            field.name for field in dataclasses.fields(section)
+        }:
             raise ConfigError(
-                f"config.model.architecture = {name!r}: config.model has the keys of {other!r}; set the "
-                "architecture in the recipe instead, by config.defaults(task, architecture)"
+                f"config.model.architecture = {name!r}: "
+                f"config.model has the keys of {other!r}; set the architecture "
+                "in the recipe instead, by config.defaults(task, architecture)"
             )
     return {**classes, "model": known[name]}
 
@@ -69,8 +90,14 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
 
 
 def fields(task: str, model: Mapping[str, Any]) -> dict[str, dataclasses.Field]:
-    """Return the dataclass field of every dotted key. Its metadata includes that of its section."""
-    whole = {field.name: field.metadata for field in dataclasses.fields(task_class(task).Config)}
+    """Return the dataclass field of every dotted key.
+
+    Its metadata includes that of its section.
+    """
+    whole = {
+        field.name: field.metadata
+        for field in dataclasses.fields(task_class(task).Config)
+    }
     found = {}
     for section, cls in sections(task, model).items():
         for field in dataclasses.fields(cls):
@@ -80,14 +107,20 @@ def fields(task: str, model: Mapping[str, Any]) -> dict[str, dataclasses.Field]:
     return found
 
 
-def parse_arg(arg: str | None, words: Mapping[str, tuple[str, ...]], flags: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Parse a recipe's `:ARG`: comma-separated items, each `key=value`, a bare value, or a flag.
+def parse_arg(
+    arg: str | None, words: Mapping[str, tuple[str, ...]], flags: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Parse a recipe's `:ARG`: comma-separated items, each `key=value`, a bare value,
+    or a flag.
 
-    `words` maps each key to its allowed values, with the default first; () allows any text but "", the default.
-    `flags` are words that are True if given. Returns the value of every key and flag. Raises ConfigError for an unknown
-    item, and for two values of one key.
+    `words` maps each key to its allowed values, with the default first; () allows any
+    text but "", the default. `flags` are words that are True if given. Returns the
+    value of every key and flag. Raises ConfigError for an unknown item, and for two
+    values of one key.
     """
-    found: dict[str, Any] = {key: values[0] if values else "" for key, values in words.items()}
+    found: dict[str, Any] = {
+        key: values[0] if values else "" for key, values in words.items()
+    }
     found |= dict.fromkeys(flags, False)
     owner = {value: key for key, values in words.items() for value in values}
     given: dict[str, Any] = {}
@@ -98,17 +131,27 @@ def parse_arg(arg: str | None, words: Mapping[str, tuple[str, ...]], flags: tupl
             continue
         if not equals and part in owner:
             key, value = owner[part], part
-        elif not equals or not (value in words.get(key, ()) or (value and words.get(key) == ())):
-            choices = [f"{key}={'|'.join(values) or '…'}" for key, values in words.items()]
+        elif not equals or not (
+            value in words.get(key, ()) or (value and words.get(key) == ())
+        ):
+            choices = [
+                f"{key}={'|'.join(values) or '…'}" for key, values in words.items()
+            ]
             remedy = ""
-            if "pair" in words and (pair := re.fullmatch("([a-z]{2,3})-([a-z]{2,3})", value or part)):
-                remedy = f"; for your own files use --config=configs/own_files.py:{pair[0]}"
+            if "pair" in words and (
+                pair := re.fullmatch("([a-z]{2,3})-([a-z]{2,3})", value or part)
+            ):
+                remedy = (
+                    f"; for your own files use --config=configs/own_files.py:{pair[0]}"
+                )
             raise ConfigError(
-                f"config argument {part!r} is unknown: choose from {', '.join([*choices, *flags])}{remedy}"
+                f"config argument {part!r} is unknown: "
+                f"choose from {', '.join([*choices, *flags])}{remedy}"
             )
         if given.setdefault(key, value) != value:
             raise ConfigError(
-                f"config argument {arg!r} has two values for {key}, {given[key]!r} and {value!r}: keep one"
+                f"config argument {arg!r} has two values for {key}, "
+                f"{given[key]!r} and {value!r}: keep one"
             )
     return found | given
 
@@ -161,23 +204,32 @@ def separate_shares(config: ConfigDict) -> None:
 
 
 def parse(config: ConfigDict | Mapping[str, Any]) -> Config:
-    """Check types, ranges and combinations of values, and return the config as dataclasses.
+    """Check types, ranges and combinations of values, and return the config as
+    dataclasses.
 
-    Logs a warning for valid but unwise values. Raises ConfigError with all problems, each with dotted key, value, rule
-    and remedy.
+    Logs a warning for valid but unwise values. Raises ConfigError with all problems,
+    each with dotted key, value, rule and remedy.
     """
     if not isinstance(config, Mapping) and not hasattr(config, "to_dict"):
-        raise ConfigError(f"the config is {config!r}: get_config must return a ConfigDict, e.g. from config.defaults")
+        raise ConfigError(
+            f"the config is {config!r}: "
+            "get_config must return a ConfigDict, e.g. from config.defaults"
+        )
     raw = config.to_dict() if isinstance(config, ConfigDict) else dict(config)
     if "task" not in raw:
-        raise ConfigError("config.task is missing: name a task, e.g. 'sequence_to_sequence'")
+        raise ConfigError(
+            "config.task is missing: name a task, e.g. 'sequence_to_sequence'"
+        )
     cls = task_class(raw["task"]).Config
     classes = sections(raw["task"], raw.get("model", {}))
     names = ["task", "init_from", *classes]
     problems = [_unknown("config", name, names) for name in raw.keys() - {*names}]
     start = raw.get("init_from", "")
     if not isinstance(start, str):
-        problems.append(f"config.init_from = {start!r}: must be the workdir of another run, or '' for none")
+        problems.append(
+            f"config.init_from = {start!r}: "
+            "must be the workdir of another run, or '' for none"
+        )
         start = ""
     parsed = {}
     for name, section_class in classes.items():
@@ -185,7 +237,10 @@ def parse(config: ConfigDict | Mapping[str, Any]) -> Config:
         problems += found
         if not found:
             section = section_class(**raw[name])
-            found = [f"config.{name}.{key} = {raw[name][key]!r}: {rule}" for key, rule in section.problems()]
+            found = [
+                f"config.{name}.{key} = {raw[name][key]!r}: {rule}"
+                for key, rule in section.problems()
+            ]
             problems += found
         if not found:
             parsed[name] = section
@@ -193,14 +248,17 @@ def parse(config: ConfigDict | Mapping[str, Any]) -> Config:
         checked = cls(task=raw["task"], init_from=os.path.expanduser(start), **parsed)
         for key, rule in checked.problems():
             section, field = key.split(".")
-            problems.append(f"config.{key} = {getattr(parsed[section], field)!r}: {rule}")
+            problems.append(
+                f"config.{key} = {getattr(parsed[section], field)!r}: {rule}"
+            )
         metrics, saved = task_class(raw["task"]).metrics, checked.checkpoint
         if saved.keep_best and saved.best_metric not in metrics:
             close = difflib.get_close_matches(saved.best_metric, metrics, 1)
             hint = f" (did you mean {close[0]}?)" if close else ""
             problems.append(
-                f"config.checkpoint.best_metric = {saved.best_metric!r}: must be one of the task's scores, "
-                f"{', '.join(metrics)}{hint}; or set checkpoint.keep_best = 0"
+                f"config.checkpoint.best_metric = {saved.best_metric!r}: "
+                f"must be one of the task's scores, {', '.join(metrics)}{hint}; "
+                "or set checkpoint.keep_best = 0"
             )
     if problems:
         raise ConfigError("\n".join(problems))
@@ -218,38 +276,65 @@ def _unknown(where: str, name: str, known: list[str]) -> str:
 def _check_section(name: str, cls: type, values: Mapping[str, Any]) -> list[str]:
     hints = typing.get_type_hints(cls)
     known = [field.name for field in dataclasses.fields(cls)]
-    problems = [_unknown(f"config.{name}", key, known) for key in values if key not in known]
+    problems = [
+        _unknown(f"config.{name}", key, known) for key in values if key not in known
+    ]
     for key in known:
         expected = typing.get_origin(hints[key]) or hints[key]
         if key not in values:
-            problems.append(f"config.{name}.{key} is missing: set it to a value of type {expected.__name__}")
-        elif type(values[key]) is not expected and not (expected is float and type(values[key]) is int):
-            problems.append(f"config.{name}.{key} = {values[key]!r}: must be of type {expected.__name__}")
+            problems.append(
+                f"config.{name}.{key} is missing: "
+                f"set it to a value of type {expected.__name__}"
+            )
+        elif type(values[key]) is not expected and not (
+            expected is float and type(values[key]) is int
+        ):
+            problems.append(
+                f"config.{name}.{key} = {values[key]!r}: "
+                f"must be of type {expected.__name__}"
+            )
         elif expected is float and not math.isfinite(values[key]):
-            problems.append(f"config.{name}.{key} = {values[key]!r}: must be finite; set it to a number")
-        elif expected is tuple and not all(isinstance(value, typing.get_args(hints[key])[0]) for value in values[key]):
+            problems.append(
+                f"config.{name}.{key} = {values[key]!r}: "
+                "must be finite; set it to a number"
+            )
+        elif expected is tuple and not all(
+            isinstance(value, typing.get_args(hints[key])[0]) for value in values[key]
+        ):
             item = typing.get_args(hints[key])[0].__name__
-            problems.append(f"config.{name}.{key} = {values[key]!r}: its values must be of type {item}")
-        elif not all(_fits(value) for value in (values[key] if expected is tuple else [values[key]])):
-            problems.append(f"config.{name}.{key} = {values[key]!r}: must be less than 2³¹")
+            problems.append(
+                f"config.{name}.{key} = {values[key]!r}: "
+                f"its values must be of type {item}"
+            )
+        elif not all(
+            _fits(value)
+            for value in (values[key] if expected is tuple else [values[key]])
+        ):
+            problems.append(
+                f"config.{name}.{key} = {values[key]!r}: must be less than 2³¹"
+            )
     return problems
 
 
 def _fits(value: Any) -> bool:
-    """Return False for an integer that does not fit in 32 bits, the size of integers on devices."""
+    """Return False for an integer that does not fit in 32 bits, the size of integers
+    on devices.
+    """
     return type(value) is not int or -(2**31) <= value < 2**31
 
 
 def override(config: ConfigDict, arguments: list[str]) -> None:
     """Apply `--config.a.b=v` arguments to `config` in place.
 
-    Each value is parsed as the type of the value that it replaces. Raises ConfigError for unknown keys and for values
-    of another type.
+    Each value is parsed as the type of the value that it replaces. Raises ConfigError
+    for unknown keys and for values of another type.
     """
     for argument in arguments:
         key, equals, text = argument.lstrip("-").removeprefix("config.").partition("=")
         if not equals or not key:
-            raise ConfigError(f"{argument}: write it as --config.{key or 'SECTION.KEY'}=VALUE")
+            raise ConfigError(
+                f"{argument}: write it as --config.{key or 'SECTION.KEY'}=VALUE"
+            )
         *path, last = key.split(".")
         section: Any = config
         for name in (*path, last):
@@ -257,16 +342,32 @@ def override(config: ConfigDict, arguments: list[str]) -> None:
                 raise ConfigError(_no_such_key(key, config))
             section, parent = section[name], section
         if isinstance(section, ConfigDict):
-            raise ConfigError(f"config.{key} is a section: set a key in it, e.g. config.{key}.{next(iter(section))}")
+            raise ConfigError(
+                f"config.{key} is a section: "
+                f"set a key in it, e.g. config.{key}.{next(iter(section))}"
+            )
         try:
             parent[last] = _value(text, type(section))
-        except (TypeError, ValueError, SyntaxError, MemoryError, RecursionError) as error:  # raised by literal_eval
+        # raised by literal_eval
+        except (
+            TypeError,
+            ValueError,
+            SyntaxError,
+            MemoryError,
+            RecursionError,
+        ) as error:
             example = ", written as ('a', 'b')" if isinstance(section, tuple) else ""
-            raise ConfigError(f"config.{key} = {text!r}: must be of type {type(section).__name__}{example}") from error
+            raise ConfigError(
+                f"config.{key} = {text!r}: "
+                f"must be of type {type(section).__name__}{example}"
+            ) from error
 
 
 def _value(text: str, kind: type) -> Any:
-    """Parse `text` as a value of type `kind`. If the result is of another type, the caller must reject it."""
+    """Parse `text` as a value of type `kind`.
+
+    If the result is of another type, the caller must reject it.
+    """
     if kind is str:
         return text
     if kind is float:
@@ -276,21 +377,39 @@ def _value(text: str, kind: type) -> Any:
 
 
 def _no_such_key(key: str, config: ConfigDict) -> str:
-    """Return the message for an unknown dotted key, with a similar key of its section or the same name elsewhere."""
+    """Return the message for an unknown dotted key, with a similar key of its
+    section or the same name elsewhere.
+    """
     section, _, name = key.rpartition(".")
-    keys = [f"{part}.{k}" for part, values in config.items() if isinstance(values, ConfigDict) for k in values]
+    keys = [
+        f"{part}.{k}"
+        for part, values in config.items()
+        if isinstance(values, ConfigDict)
+        for k in values
+    ]
     here = [k.rpartition(".")[2] for k in keys if k.startswith(f"{section}.")]
     close = [f"{section}.{k}" for k in difflib.get_close_matches(name, here, 1)]
-    close = close or [k for k in keys if k.endswith(f".{name}")] or difflib.get_close_matches(key, keys, 1, 0.8)
+    close = (
+        close
+        or [k for k in keys if k.endswith(f".{name}")]
+        or difflib.get_close_matches(key, keys, 1, 0.8)
+    )
     if close:
         return f"config.{key} is not a key: did you mean {close[0]}?"
     if here:
-        return f"config.{key} is not a key: the keys of config.{section} are {', '.join(here)}"
-    return f"config.{key} is not a key: the sections are {', '.join(k for k in config if k != 'task')}"
+        return (
+            f"config.{key} is not a key: "
+            f"the keys of config.{section} are {', '.join(here)}"
+        )
+    return (
+        f"config.{key} is not a key: "
+        f"the sections are {', '.join(k for k in config if k != 'task')}"
+    )
 
 
 def load_recipe(text: str) -> ConfigDict:
-    """Run a recipe, `configs/NAME.py[:ARG]`, and return the config from its function `get_config([ARG])`.
+    """Run a recipe, `configs/NAME.py[:ARG]`, and return the config from its function
+    `get_config([ARG])`.
 
     Raises ConfigError if there is no such file, or if the recipe fails.
     """
@@ -298,29 +417,49 @@ def load_recipe(text: str) -> ConfigDict:
     path = Path(os.path.expanduser(name))
     if not os.path.isfile(path):
         ours = Path(__file__).parents[1] / name
-        hint = f"write its full path, {ours}" if os.path.isfile(ours) else "name a recipe, e.g. configs/dates.py"
-        raise ConfigError(f"--config={text}: there is no file {name!r} in {Path.cwd()}; {hint}")
+        hint = (
+            f"write its full path, {ours}"
+            if os.path.isfile(ours)
+            else "name a recipe, e.g. configs/dates.py"
+        )
+        raise ConfigError(
+            f"--config={text}: there is no file {name!r} in {Path.cwd()}; {hint}"
+        )
     try:
         recipe = sys.modules["recipe"] = types.ModuleType("recipe")
         recipe.__file__ = str(path)
         exec(compile(path.read_bytes(), str(path), "exec"), recipe.__dict__)
         if not callable(get_config := getattr(recipe, "get_config", None)):
-            raise ConfigError("the recipe has no function get_config(arg): see configs/dates.py")
+            raise ConfigError(
+                "the recipe has no function get_config(arg): see configs/dates.py"
+            )
         config = get_config(*[arg] if colon else [])
         if not isinstance(config, ConfigDict):
-            raise ConfigError(f"get_config returned {config!r}: return a ConfigDict, see config.defaults")
+            raise ConfigError(
+                f"get_config returned {config!r}: "
+                "return a ConfigDict, see config.defaults"
+            )
         separate_shares(config)
     except ConfigError as error:
         raise ConfigError(f"--config={text}: {error}") from error
     except (Exception, SystemExit) as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        lines = [
+            frame.lineno
+            for frame in traceback.extract_tb(error.__traceback__)
+            if frame.filename == str(path)
+        ]
         where = f", line {lines[-1]}" if lines else ""
-        raise ConfigError(f"--config={text}{where}: {type(error).__name__}: {error}; fix the recipe") from error
+        raise ConfigError(
+            f"--config={text}{where}: {type(error).__name__}: {error}; fix the recipe"
+        ) from error
     return config.lock()
 
 
 def _split_recipe(text: str) -> tuple[str, str, str]:
-    """Split FILE[:ARG] at the first colon before which a file is named. Folders may have colons in their names."""
+    """Split FILE[:ARG] at the first colon before which a file is named.
+
+    Folders may have colons in their names.
+    """
     for colon in re.finditer(":", text):
         if os.path.isfile(os.path.expanduser(text[: colon.start()])):
             return text[: colon.start()], ":", text[colon.end() :]
@@ -329,7 +468,10 @@ def _split_recipe(text: str) -> tuple[str, str, str]:
 
 
 def shrink(config: ConfigDict) -> None:
-    """Shrink a config in place until it runs in seconds. Keys that are not sizes, and sizes of 0, keep their values."""
+    """Shrink a config in place until it runs in seconds.
+
+    Keys that are not sizes, and sizes of 0, keep their values.
+    """
     before = config.to_dict()
     known = fields(config.task, before["model"])
     for key, field in known.items():

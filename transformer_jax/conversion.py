@@ -19,7 +19,11 @@ from transformer_jax.interop.architecture import Architecture
 from transformer_jax.predictor import Predictor
 from transformer_jax.training import lock
 from transformer_jax.training.checkpoint import Checkpoints
-from transformer_jax.training.initialization import TrainState, abstract_parameters, trace_init
+from transformer_jax.training.initialization import (
+    TrainState,
+    abstract_parameters,
+    trace_init,
+)
 from transformer_jax.training.sharding import make_mesh
 from transformer_jax.training.task import Params, Task
 
@@ -27,34 +31,46 @@ log = logging.getLogger(__name__)
 
 
 def config_for(folder: str) -> ConfigDict:
-    """Return the config of a run whose model is in a Hugging Face folder. Its data.directory is yet to be named.
+    """Return the config of a run whose model is in a Hugging Face folder.
 
-    Raises ValueError if the folder cannot be read, or holds a model that is not supported.
+    Its data.directory is yet to be named.
+
+    Raises ValueError if the folder cannot be read, or holds a model that is not
+    supported.
     """
     if "model_type" not in huggingface.read_config(folder):
         raise ConfigError(
-            f"{folder} is not a Hugging Face folder: its config.json names no model_type; name a folder that was "
-            "downloaded from Hugging Face, or written by transformers"
+            f"{folder} is not a Hugging Face folder: "
+            "its config.json names no model_type; name "
+            "a folder that was downloaded from Hugging Face, or written by transformers"
         )
     architecture, outputs, fields = huggingface.describe(folder)
     config = defaults(architecture.task, fields["architecture"])
-    config.update_from_flattened_dict({**transfer.keys_for(folder), **outputs.settings, "data.directory": "(none)"})
-    config.data.max_length = min(config.data.max_length, fields.get("max_length", config.data.max_length))
+    config.update_from_flattened_dict(
+        {**transfer.keys_for(folder), **outputs.settings, "data.directory": "(none)"}
+    )
+    config.data.max_length = min(
+        config.data.max_length, fields.get("max_length", config.data.max_length)
+    )
     end = huggingface.read_config(folder).get("eos_token_id")
     if architecture.ends and tokenizer_files.is_other_end(folder, end):
         config.update_from_flattened_dict({architecture.ends: (end,)})
     if architecture.begins:
-        config.update_from_flattened_dict({architecture.begins: tokenizer_files.begins(folder)})
+        config.update_from_flattened_dict(
+            {architecture.begins: tokenizer_files.begins(folder)}
+        )
     return config
 
 
 def to_workdir(config: ConfigDict, workdir: epath.PathLike) -> None:
-    """Write the model in the Hugging Face folder `config.init_from` to a new workdir, as a checkpoint at step 0.
+    """Write the model in the Hugging Face folder `config.init_from` to a new workdir,
+    as a checkpoint at step 0.
 
-    `config` comes from `config_for`. Parameters that the folder lacks, e.g. a head that its class does not have, have
-    random values; the log names them.
+    `config` comes from `config_for`. Parameters that the folder lacks, e.g. a head that
+    its class does not have, have random values; the log names them.
 
-    Raises the errors of `config.parse` and `transfer.load`, and ConfigError if the workdir has checkpoints.
+    Raises the errors of `config.parse` and `transfer.load`, and ConfigError if the
+    workdir has checkpoints.
     """
     workdir = workdirs.place(workdir)
     task = make_task(parse(config), workdir)
@@ -67,7 +83,11 @@ def to_workdir(config: ConfigDict, workdir: epath.PathLike) -> None:
         params = load(_initial(task, abstract_parameters(task, mesh)))
         state = TrainState(jnp.zeros((), jnp.int32), params, ())
         checkpoints = Checkpoints(workdir / "checkpoints", task.config.checkpoint)
-        meta = {"fingerprint": task.fingerprint(training=False), "position": 0, "scored": "params"}
+        meta = {
+            "fingerprint": task.fingerprint(training=False),
+            "position": 0,
+            "scored": "params",
+        }
         checkpoints.save(0, state, meta)
         checkpoints.close()
     log.info("%s is a workdir with the task %s", workdir, config.task)
@@ -76,24 +96,35 @@ def to_workdir(config: ConfigDict, workdir: epath.PathLike) -> None:
 def _initial(task: Task, abstract: Params) -> Params:
     init, _ = trace_init(task)
     placed = jax.tree.map(lambda x: x.sharding, abstract)
-    return jax.jit(init, out_shardings=placed)(jax.random.key(task.config.training.seed))
+    return jax.jit(init, out_shardings=placed)(
+        jax.random.key(task.config.training.seed)
+    )
 
 
 def to_folder(workdir: epath.PathLike, config: ConfigDict, folder: str) -> None:
     """Write the model of a workdir, and its tokenizer, to a new Hugging Face folder.
 
-    `config` is the run's config, possibly with changed values, e.g. evaluation.checkpoint. Raises ValueError if
-    transformers has no such model or tokenizer, or if the folder has a config.json or cannot be written.
+    `config` is the run's config, possibly with changed values, e.g.
+    evaluation.checkpoint. Raises ValueError if transformers has no such model or
+    tokenizer, or if the folder has a config.json or cannot be written.
     """
     predictor = Predictor(workdir, config)
     # The last one is that of the text that is written, if there are two.
-    tokenizers = [Tokenizer.load(path) for path in sorted(epath.Path(workdir).glob("tokenizer*.json"))]
-    special_ids = {name: getattr(tokenizers[-1], name) for name in ("pad_id", "bos_id", "eos_id")}
+    tokenizers = [
+        Tokenizer.load(path)
+        for path in sorted(epath.Path(workdir).glob("tokenizer*.json"))
+    ]
+    special_ids = {
+        name: getattr(tokenizers[-1], name) for name in ("pad_id", "bos_id", "eos_id")
+    }
     settings, model = _flat(config.to_dict()), predictor.config.model
     max_length = settings["model.max_length"]
 
     def beside(written: Architecture) -> Mapping[str, bytes]:
-        """Return the files of the tokenizers. Of two, transformers may have no counterpart."""
+        """Return the files of the tokenizers.
+
+        Of two, transformers may have no counterpart.
+        """
         if len(tokenizers) == 1:
             begin, end = written.around
             options: Any = {
@@ -101,7 +132,9 @@ def to_folder(workdir: epath.PathLike, config: ConfigDict, folder: str) -> None:
                 "end": end,
                 "pad_id": written.special_ids(special_ids).get("pad_token_id"),
             }
-            return tokenizer_files.contents(tokenizers[0], **options, max_length=max_length)
+            return tokenizer_files.contents(
+                tokenizers[0], **options, max_length=max_length
+            )
         try:
             return sentencepiece.contents(tokenizers[0], tokenizers[1], max_length)
         except TokenizerError as error:
@@ -109,11 +142,28 @@ def to_folder(workdir: epath.PathLike, config: ConfigDict, folder: str) -> None:
             return {}
 
     written = huggingface.write(
-        folder, config.task, model, predictor.params, settings, special_ids=special_ids, beside=beside
+        folder,
+        config.task,
+        model,
+        predictor.params,
+        settings,
+        special_ids=special_ids,
+        beside=beside,
     )
-    log.info("%s is a Hugging Face folder with a %s, of step %d", folder, written.name, predictor.step)
+    log.info(
+        "%s is a Hugging Face folder with a %s, of step %d",
+        folder,
+        written.name,
+        predictor.step,
+    )
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    sections = {section: keys for section, keys in config.items() if isinstance(keys, Mapping)}
-    return {f"{section}.{key}": value for section, keys in sections.items() for key, value in keys.items()}
+    sections = {
+        section: keys for section, keys in config.items() if isinstance(keys, Mapping)
+    }
+    return {
+        f"{section}.{key}": value
+        for section, keys in sections.items()
+        for key, value in keys.items()
+    }

@@ -2,8 +2,11 @@
 
 
 class UserError(ValueError):
-    """An error that the user can fix. The message names the value, the rule and the remedy.
+    """An error that the user can fix.
 
-    Scripts print the message without a traceback and exit with code 2, so that launchers do not start them again. All
-    other errors, including every OSError and ValueError of a library, end with a traceback and code 1.
+    The message names the value, the rule and the remedy.
+
+    Scripts print the message without a traceback and exit with code 2, so that
+    launchers do not start them again. All other errors, including every OSError and
+    ValueError of a library, end with a traceback and code 1.
     """

@@ -1,4 +1,6 @@
-"""Train a config in a workdir and return the result. All training goes through `run`."""
+"""Train a config in a workdir and return the result. All training goes through
+`run`.
+"""
 
 import functools
 from collections.abc import Sequence
@@ -19,7 +21,9 @@ from transformer_jax.training.task import Task
 
 
 class Run(NamedTuple):
-    """A finished run: its last state, and the validation scores stored with its last checkpoint."""
+    """A finished run: its last state, and the validation scores stored with its last
+    checkpoint.
+    """
 
     task: Task
     state: TrainState
@@ -27,13 +31,18 @@ class Run(NamedTuple):
 
 
 def run(
-    config: ConfigDict, workdir: epath.PathLike, *, trace: range = range(0), listeners: Sequence[Listener] = ()
+    config: ConfigDict,
+    workdir: epath.PathLike,
+    *,
+    trace: range = range(0),
+    listeners: Sequence[Listener] = (),
 ) -> Run:
-    """Train `config` in `workdir` to its last step, starting from the newest valid checkpoint if there is one.
+    """Train `config` in `workdir` to its last step, starting from the newest valid
+    checkpoint if there is one.
 
-    The profile of the steps in `trace` is written to `workdir`/profile. `listeners` are called with every row of
-    metrics.jsonl. Raises the errors of `config.parse`, `lock.held`, `workdir.claim`, `transfer.load` and
-    `training.loop.train`.
+    The profile of the steps in `trace` is written to `workdir`/profile. `listeners` are
+    called with every row of metrics.jsonl. Raises the errors of `config.parse`,
+    `lock.held`, `workdir.claim`, `transfer.load` and `training.loop.train`.
     """
     workdir = workdirs.place(workdir)
     config = workdirs.settled(workdir, config)
@@ -43,6 +52,10 @@ def run(
         processes.first(lambda: workdirs.claim(workdir, config))
         load = functools.partial(transfer.load, task) if task.config.init_from else None
         ready = functools.partial(workdirs.store, workdir, config)
-        state = train(task, workdir, trace=trace, listeners=listeners, ready=ready, load=load)
-    checkpoints = Checkpoints(epath.Path(workdir) / "checkpoints", task.config.checkpoint)
+        state = train(
+            task, workdir, trace=trace, listeners=listeners, ready=ready, load=load
+        )
+    checkpoints = Checkpoints(
+        epath.Path(workdir) / "checkpoints", task.config.checkpoint
+    )
     return Run(task, state, checkpoints.scores(int(state.step)))

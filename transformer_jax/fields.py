@@ -1,13 +1,19 @@
-"""Declare config fields with metadata for the tools: how to shrink them, and what a change of them affects."""
+"""Declare config fields with metadata for the tools: how to shrink them, and what a
+change of them affects.
+"""
 
 import dataclasses
 from typing import Any
 
 
 def size(default: Any, small: Any, like: str = "", free: bool = False) -> Any:
-    """A size. Tests and verification set it to `small`; if it equals the field `like`, they keep the two equal.
+    """A size.
 
-    For a dimension that a mesh shards, `small` is divisible by eight devices. `free` means what `fields.free` does.
+    Tests and verification set it to `small`; if it equals the field `like`, they keep
+    the two equal.
+
+    For a dimension that a mesh shards, `small` is divisible by eight devices. `free`
+    means what `fields.free` does.
     """
     metadata = {"small": small, "like": like} | ({"free": True} if free else {})
     return dataclasses.field(default=default, metadata=metadata)
@@ -22,17 +28,25 @@ def how(default: Any, *others: Any) -> Any:
 
 
 def random(default: Any, off: Any) -> Any:
-    """A key that controls randomness in training. With the value `off`, no random numbers are drawn."""
+    """A key that controls randomness in training.
+
+    With the value `off`, no random numbers are drawn.
+    """
     return dataclasses.field(default=default, metadata={"off": off})
 
 
 def added(default: Any) -> Any:
-    """A key that, if it is true, adds a part to the model. The parameters that a run starts from may lack this part."""
+    """A key that, if it is true, adds a part to the model.
+
+    The parameters that a run starts from may lack this part.
+    """
     return dataclasses.field(default=default, metadata={"added": True})
 
 
 def outputs(default: Any) -> Any:
-    """A key outside the model section that defines the model's outputs, e.g. its classes."""
+    """A key outside the model section that defines the model's outputs, e.g. its
+    classes.
+    """
     return dataclasses.field(default=default, metadata={"model": True})
 
 
@@ -42,5 +56,8 @@ def free(default: Any) -> Any:
 
 
 def path(default: Any) -> Any:
-    """A file or folder. The key may change when a run is resumed. A run stores the absolute path."""
+    """A file or folder.
+
+    The key may change when a run is resumed. A run stores the absolute path.
+    """
     return dataclasses.field(default=default, metadata={"free": True, "path": True})

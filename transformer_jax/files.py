@@ -1,4 +1,6 @@
-"""What is at a path, and atomic file writes: a file is written completely or not at all. Predictions as lines."""
+"""What is at a path, and atomic file writes: a file is written completely or not at
+all. Predictions as lines.
+"""
 
 import contextlib
 import errno
@@ -31,10 +33,13 @@ class Status(NamedTuple):
 
 
 def status(path: epath.PathLike) -> Status | None:
-    """Return the status of a file or folder, or None if there is nothing at `path`. Links are followed.
+    """Return the status of a file or folder, or None if there is nothing at `path`.
 
-    Raises OSError if this cannot be told, e.g. because of a failing disk. `exists`, `is_file` and `is_dir` return False
-    then. So use this function wherever the answer decides whether something is removed, replaced or begun anew.
+    Links are followed.
+
+    Raises OSError if this cannot be told, e.g. because of a failing disk. `exists`,
+    `is_file` and `is_dir` return False then. So use this function wherever the answer
+    decides whether something is removed, replaced or begun anew.
     """
     name = os.fspath(path)
     try:
@@ -48,11 +53,15 @@ def status(path: epath.PathLike) -> Status | None:
 
 
 def exists(path: epath.PathLike) -> bool:
-    """Return True if there is a file or folder at `path`. Raises OSError if this cannot be told."""
+    """Return True if there is a file or folder at `path`.
+
+    Raises OSError if this cannot be told.
+    """
     return status(path) is not None
 
 
-# Errors that stay until somebody frees space, grants a permission or chooses another path.
+# Errors that stay until somebody frees space, grants a permission or chooses another
+# path.
 _LASTING = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EACCES, errno.EPERM),
     *(errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
@@ -63,9 +72,11 @@ _TENSORSTORE_ERROR = re.compile(r"(?:OS error |os_error_code=')(\d+)")
 
 
 def is_lasting(error: BaseException) -> bool:
-    """Return True for a file error that the user must fix, and False for one that may pass, e.g. of a network disk.
+    """Return True for a file error that the user must fix, and False for one that may
+    pass, e.g. of a network disk.
 
-    The error may have been wrapped by others, or be one of TensorStore, which writes the number into its message.
+    The error may have been wrapped by others, or be one of TensorStore, which writes
+    the number into its message.
     """
     chain: BaseException | None = error
     while chain is not None:
@@ -79,9 +90,11 @@ def is_lasting(error: BaseException) -> bool:
 
 
 def is_for_user(error: BaseException) -> bool:
-    """Return True for a file error that the user must fix: a lasting one, or a missing file.
+    """Return True for a file error that the user must fix: a lasting one, or a missing
+    file.
 
-    Errors that may pass are raised as they are, so that a script which meets one is started again.
+    Errors that may pass are raised as they are, so that a script which meets one is
+    started again.
     """
     return is_lasting(error) or isinstance(error, FileNotFoundError)
 
@@ -105,13 +118,16 @@ def explained(subject: str, remedy: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replacing(path: epath.PathLike, follow: bool = True) -> Iterator[IO[bytes]]:
-    """Context manager that opens a temporary file in the folder of `path`, and moves it to `path` at the end.
+    """Context manager that opens a temporary file in the folder of `path`, and moves it
+    to `path` at the end.
 
-    If the block raises, `path` is unchanged and the temporary file is removed. The new file has the permissions of the
-    old one. If `path` is a link, the file that it points to is replaced, or the link itself if `follow` is False.
-    Devices and pipes cannot be replaced and are written to directly.
+    If the block raises, `path` is unchanged and the temporary file is removed. The new
+    file has the permissions of the old one. If `path` is a link, the file that it
+    points to is replaced, or the link itself if `follow` is False. Devices and pipes
+    cannot be replaced and are written to directly.
 
-    Raises OutputError if the file cannot be written, and OSError if the reason may pass.
+    Raises OutputError if the file cannot be written, and OSError if the reason may
+    pass.
     """
     name = os.fspath(path)
     local = "://" not in name
@@ -119,7 +135,11 @@ def replacing(path: epath.PathLike, follow: bool = True) -> Iterator[IO[bytes]]:
     replaceable = True
     try:
         replaceable = not local or _is_replaceable(target)
-        part = target.with_name(f".{target.name[:40]}.{secrets.token_hex(4)}.tmp") if replaceable else target
+        part = (
+            target.with_name(f".{target.name[:40]}.{secrets.token_hex(4)}.tmp")
+            if replaceable
+            else target
+        )
         try:
             with part.open("wb") as file:
                 yield file
@@ -136,14 +156,21 @@ def replacing(path: epath.PathLike, follow: bool = True) -> Iterator[IO[bytes]]:
     except OSError as error:
         if not is_for_user(error):
             raise
-        kept = "; the existing file is unchanged" if replaceable and target.exists() else ""
+        kept = (
+            "; the existing file is unchanged"
+            if replaceable and target.exists()
+            else ""
+        )
         raise OutputError(
-            f"{name} cannot be written: {error.strerror or error}{kept}. Free some space, or name a file elsewhere."
+            f"{name} cannot be written: {error.strerror or error}{kept}. "
+            "Free some space, or name a file elsewhere."
         ) from error
 
 
 def _is_replaceable(path: epath.PathLike) -> bool:
-    """Return True for a file, a link, or nothing, and False for e.g. a device. Raises OSError if this cannot be told.
+    """Return True for a file, a link, or nothing, and False for e.g. a device.
+
+    Raises OSError if this cannot be told.
 
     Writing directly to a file would empty it first.
     """
@@ -155,7 +182,10 @@ def _is_replaceable(path: epath.PathLike) -> bool:
 
 
 def write(path: epath.PathLike, data: bytes) -> None:
-    """Write `data` to a file. If that fails, raise the errors of `replacing` and leave an existing file unchanged."""
+    """Write `data` to a file.
+
+    If that fails, raise the errors of `replacing` and leave an existing file unchanged.
+    """
     with replacing(path) as file:
         file.write(data)
 
@@ -170,11 +200,15 @@ def write_all(folder: epath.PathLike, contents: Mapping[str, bytes]) -> None:
         write(epath.Path(folder) / name, data)
 
 
-MADE = "made.json"  # in a workdir: the sha256 sums of files that the program made there, by name
+# in a workdir: the sha256 sums of files that the program made there, by name
+MADE = "made.json"
 
 
 def write_made(path: epath.PathLike, data: bytes) -> None:
-    """Write a file of the program's own, and list it in made.json beforehand. Raises the errors of `write`."""
+    """Write a file of the program's own, and list it in made.json beforehand.
+
+    Raises the errors of `write`.
+    """
     path = epath.Path(path)
     made = _made(path.parent) | {path.name: hashlib.sha256(data).hexdigest()}
     write(path.parent / MADE, (json.dumps(made, indent=2) + "\n").encode())
@@ -182,13 +216,22 @@ def write_made(path: epath.PathLike, data: bytes) -> None:
 
 
 def is_made(path: epath.PathLike) -> bool:
-    """Return True if `write_made` wrote the file, and nobody has changed it since. Raises OSError."""
+    """Return True if `write_made` wrote the file, and nobody has changed it since.
+
+    Raises OSError.
+    """
     path = epath.Path(path)
-    return _made(path.parent).get(path.name) == hashlib.sha256(path.read_bytes()).hexdigest()
+    return (
+        _made(path.parent).get(path.name)
+        == hashlib.sha256(path.read_bytes()).hexdigest()
+    )
 
 
 def _made(folder: epath.Path) -> dict[str, str]:
-    """Return the content of made.json. If it is missing or damaged, every file counts as the user's."""
+    """Return the content of made.json.
+
+    If it is missing or damaged, every file counts as the user's.
+    """
     try:
         made = json.loads((folder / MADE).read_text())
     except (FileNotFoundError, ValueError):
@@ -198,37 +241,48 @@ def _made(folder: epath.Path) -> dict[str, str]:
 
 def ensure_folder(path: epath.PathLike) -> None:
     """Make a folder and those above it, unless they exist. Raises OSError."""
-    found = status(path)  # `mkdir` would call a folder that the disk fails to show a file
+    # `mkdir` would call a folder that the disk fails to show a file
+    found = status(path)
     if found is not None and found.is_folder:
         return
     try:
         epath.Path(path).mkdir(parents=True, exist_ok=True)
     except FileNotFoundError as error:  # e.g. in /proc, where nothing can be made
-        raise PermissionError(errno.EACCES, "No folder can be made here", os.fspath(path)) from error
+        raise PermissionError(
+            errno.EACCES, "No folder can be made here", os.fspath(path)
+        ) from error
 
 
 def make_folder(path: epath.PathLike) -> None:
-    """Make a folder and those above it, unless they exist. Raises OutputError if the user must act, or OSError."""
+    """Make a folder and those above it, unless they exist.
+
+    Raises OutputError if the user must act, or OSError.
+    """
     try:
         ensure_folder(path)
     except OSError as error:
         if not is_lasting(error):
             raise
         raise OutputError(
-            f"the folder {os.fspath(path)} cannot be made: {error.strerror or error}. Name a folder elsewhere."
+            f"the folder {os.fspath(path)} cannot be made: "
+            f"{error.strerror or error}. Name a folder elsewhere."
         ) from error
 
 
 def is_inside(name: str) -> bool:
-    """Return True for a name of a file in the folder that lists it, or below. Use it for lists that others wrote.
+    """Return True for a name of a file in the folder that lists it, or below.
 
-    Links are not followed: a folder of links, e.g. one of the Hugging Face hub, is as good as one of files.
+    Use it for lists that others wrote.
+
+    Links are not followed: a folder of links, e.g. one of the Hugging Face hub, is as
+    good as one of files.
     """
     path = PurePath(name)
     return not path.is_absolute() and ".." not in path.parts
 
 
-# What ends a line for some program: for Python's `open`, "\r" too, and for `str.splitlines` all of these.
+# What ends a line for some program: for Python's `open`, "\r" too, and for
+# `str.splitlines` all of these.
 LINE_ENDS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
 SPACES = str.maketrans(dict.fromkeys(LINE_ENDS, " "))
 ESCAPES = str.maketrans({end: f"\\u{ord(end):04x}" for end in LINE_ENDS})

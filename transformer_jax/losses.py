@@ -1,6 +1,7 @@
 """Losses, returned as a weighted sum and a sum of weights.
 
-The training loop divides one by the other only once, after adding up all devices and microbatches.
+The training loop divides one by the other only once, after adding up all devices and
+microbatches.
 
 Shapes: B batch · T target positions · D d_model · V vocabulary.
 """
@@ -18,42 +19,58 @@ from transformer_jax.models.numerics import platform
 
 Array = jax.Array
 
-# Positions per device whose logits are in memory at the same time. On CPUs, they fit the cache. On a GPU (H200), the
-# step of wmt14.py:big takes 1.5 % less time than with 2,048, and 1 GB more memory.
+# Positions per device whose logits are in memory at the same time. On CPUs, they fit
+# the cache. On a GPU (H200), the step of wmt14.py:big takes 1.5 % less time than with
+# 2,048, and 1 GB more memory.
 CHUNK = {"cpu": 512, "gpu": 8192, "cuda": 8192}
 CHUNK_ELSEWHERE = 2048
 
 
 def cross_entropy(
-    logits: Array, labels: Array, weights: Array, *, vocab_size: int, label_smoothing: float = 0.0
+    logits: Array,
+    labels: Array,
+    weights: Array,
+    *,
+    vocab_size: int,
+    label_smoothing: float = 0.0,
 ) -> tuple[Array, Array]:
-    """Return the cross-entropy with label smoothing, in nats, as (weighted sum, sum of weights).
+    """Return the cross-entropy with label smoothing, in nats.
 
-    The target distribution is q = (1 - ε) · onehot(label) + ε / V, where ε is `label_smoothing` and V is `vocab_size`
-    (Szegedy et al. 2016, Section 7; Vaswani et al. 2017, Section 5.4, with ε = 0.1). Ids ≥ `vocab_size` pad the
-    vocabulary and have q = 0.
+    The result is (weighted sum, sum of weights).
+
+    The target distribution is q = (1 - ε) · onehot(label) + ε / V, where ε is
+    `label_smoothing` and V is `vocab_size` (Szegedy et al. 2016, Section 7; Vaswani et
+    al. 2017, Section 5.4, with ε = 0.1). Ids ≥ `vocab_size` pad the vocabulary and have
+    q = 0.
 
     logits (…, padded V), labels (…), weights (…), where … are any axes, e.g. (B, T).
     """
     if labels.shape != logits.shape[:-1] or weights.shape != labels.shape:
         raise UserError(
-            f"labels {labels.shape} and weights {weights.shape}: must have the shape of the logits {logits.shape} "
-            "without its last axis; add or remove axes"
+            f"labels {labels.shape} and weights {weights.shape}: must have the shape "
+            f"of the logits {logits.shape} without its last axis; add or remove axes"
         )
     logits = logits.astype(jnp.float32)
-    losses = jax.nn.logsumexp(logits, axis=-1) - _expected(logits, labels, vocab_size, label_smoothing)
+    losses = jax.nn.logsumexp(logits, axis=-1) - _expected(
+        logits, labels, vocab_size, label_smoothing
+    )
     weights = weights.astype(losses.dtype)
     return (losses * weights).sum(), weights.sum()
 
 
-def _expected(logits: Array, labels: Array, vocab_size: int, label_smoothing: float) -> Array:
-    """Return Σ q · logits over the vocabulary: on CPUs by looking up, elsewhere in one masked sum.
+def _expected(
+    logits: Array, labels: Array, vocab_size: int, label_smoothing: float
+) -> Array:
+    """Return Σ q · logits over the vocabulary.
 
-    The sum has the gradient q, which the compiler of an accelerator fuses with that of the softmax. A look-up has a
+    It is looked up on CPUs, and one masked sum elsewhere. The sum has the gradient q,
+    which the compiler of an accelerator fuses with that of the softmax. A look-up has a
     scatter there. On CPUs, the sum takes longer.
     """
     if platform() == "cpu":
-        found = (1 - label_smoothing) * jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+        found = (1 - label_smoothing) * jnp.take_along_axis(
+            logits, labels[..., None], axis=-1
+        )[..., 0]
         if label_smoothing:
             found += label_smoothing * logits[..., :vocab_size].mean(axis=-1)
         return found
@@ -73,18 +90,27 @@ def next_token(
     dtype: Any,
     label_smoothing: float = 0.0,
 ) -> tuple[Array, Array]:
-    """Return the cross-entropy of the logits lm_head(x, vocab_size, dtype), as (sum, sum of `valid`).
+    """Return the cross-entropy of the logits lm_head(x, vocab_size, dtype).
 
-    The logits are computed in chunks and are never all in memory. x (B, T, D) is the output of the model's last layer,
-    labels (B, T), and valid (B, T) is True at the positions that count, or has their weights. `lm_head` is a callable
-    pytree, e.g. `LMHead`.
+    The result is (sum, sum of `valid`). The logits are computed in chunks and are never
+    all in memory. x (B, T, D) is the output of the model's last layer, labels (B, T),
+    and valid (B, T) is True at the positions that count, or has their weights.
+    `lm_head` is a callable pytree, e.g. `LMHead`.
     """
 
     def loss(lm_head: Any, x: Array, labels: Array, weights: Array) -> Array:
         logits = lm_head(x, vocab_size, dtype)
-        return cross_entropy(logits, labels, weights, vocab_size=vocab_size, label_smoothing=label_smoothing)[0]
+        return cross_entropy(
+            logits,
+            labels,
+            weights,
+            vocab_size=vocab_size,
+            label_smoothing=label_smoothing,
+        )[0]
 
-    return sum_in_chunks(loss, lm_head, x, labels, valid), valid.sum().astype(jnp.float32)
+    return sum_in_chunks(loss, lm_head, x, labels, valid), valid.sum().astype(
+        jnp.float32
+    )
 
 
 def sum_in_chunks(
@@ -95,23 +121,34 @@ def sum_in_chunks(
     weights: Array,
     chunk: int = 0,
 ) -> Array:
-    """Return Σ loss(params, x, labels, weights) over the positions with a nonzero weight, computed in chunks.
+    """Return Σ loss(params, x, labels, weights), computed in chunks.
 
-    x (B, T, D), labels (B, T), weights (B, T). `loss` returns a weighted sum over positions, e.g. the cross-entropy of
-    logits over a vocabulary. Its intermediate values, (chunk, V) for one chunk, are never in memory for the whole
-    batch. `chunk` is a number of positions, by default that of the platform (CHUNK). The gradient is computed together
-    with the value, so nothing is computed twice. Positions with zero weight (padding) are sorted to the end and
-    skipped. The result is exact: only the order of summation differs from loss(params, x, labels, weights).
+    The sum is over the positions with a nonzero weight.
 
-    Positions stay on their devices. Each device processes its own rows in chunks, and the sums are added once, at the
-    end. The axes "data" and "fsdp" of the mesh in scope determine which device has which rows.
+    x (B, T, D), labels (B, T), weights (B, T). `loss` returns a weighted sum over
+    positions, e.g. the cross-entropy of logits over a vocabulary. Its intermediate
+    values, (chunk, V) for one chunk, are never in memory for the whole batch. `chunk`
+    is a number of positions, by default that of the platform (CHUNK). The gradient is
+    computed together with the value, so nothing is computed twice. Positions with zero
+    weight (padding) are sorted to the end and skipped. The result is exact: only the
+    order of summation differs from loss(params, x, labels, weights).
+
+    Positions stay on their devices. Each device processes its own rows in chunks, and
+    the sums are added once, at the end. The axes "data" and "fsdp" of the mesh in scope
+    determine which device has which rows.
 
     Differentiable with respect to `params` and `x`, once and in reverse mode only.
     """
     mesh = jax.sharding.get_abstract_mesh()
     shards = math.prod(mesh.shape.get(axis, 1) for axis in ("data", "fsdp"))
     return _sum_in_chunks(
-        loss, params, x, labels, weights, chunk or chunk_size(platform()), math.gcd(shards, x.shape[0])
+        loss,
+        params,
+        x,
+        labels,
+        weights,
+        chunk or chunk_size(platform()),
+        math.gcd(shards, x.shape[0]),
     )
 
 
@@ -122,17 +159,37 @@ def chunk_size(platform: str) -> int:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 5, 6))
 def _sum_in_chunks(
-    loss: Callable, params: Any, x: Array, labels: Array, weights: Array, chunk: int, shards: int
+    loss: Callable,
+    params: Any,
+    x: Array,
+    labels: Array,
+    weights: Array,
+    chunk: int,
+    shards: int,
 ) -> Array:
-    run, each = _Chunks(x, labels, weights, chunk, shards), jax.vmap(loss, (None, 0, 0, 0))
+    run, each = (
+        _Chunks(x, labels, weights, chunk, shards),
+        jax.vmap(loss, (None, 0, 0, 0)),
+    )
     nothing = jnp.zeros(shards, jnp.float32)
-    return jax.lax.fori_loop(0, run.count, lambda i, total: total + each(params, *run(i)), nothing).sum()
+    return jax.lax.fori_loop(
+        0, run.count, lambda i, total: total + each(params, *run(i)), nothing
+    ).sum()
 
 
 def _sum_and_gradient(
-    loss: Callable, params: Any, x: Array, labels: Array, weights: Array, chunk: int, shards: int
+    loss: Callable,
+    params: Any,
+    x: Array,
+    labels: Array,
+    weights: Array,
+    chunk: int,
+    shards: int,
 ) -> tuple[Array, tuple[Any, Array]]:
-    run, each = _Chunks(x, labels, weights, chunk, shards), jax.vmap(jax.value_and_grad(loss, (0, 1)), (None, 0, 0, 0))
+    run, each = (
+        _Chunks(x, labels, weights, chunk, shards),
+        jax.vmap(jax.value_and_grad(loss, (0, 1)), (None, 0, 0, 0)),
+    )
 
     def add(i: Array, so_far: tuple) -> tuple:
         total, dparams, dx = so_far
@@ -146,9 +203,12 @@ def _sum_and_gradient(
     return total.sum(), (dparams, run.back(dx).reshape(x.shape))
 
 
-def _scale_gradient(loss: Callable, chunk: int, shards: int, gradient: tuple, cotangent: Array) -> tuple:
+def _scale_gradient(
+    loss: Callable, chunk: int, shards: int, gradient: tuple, cotangent: Array
+) -> tuple:
     dparams, dx = jax.tree.map(lambda g: (g * cotangent).astype(g.dtype), gradient)
-    # The sum over devices comes last, so that XLA adds the gradient of a tied table to those of its look-ups before it.
+    # The sum over devices comes last, so that XLA adds the gradient of a tied table to
+    # those of its look-ups before it.
     return jax.tree.map(lambda d: d.sum(axis=0), dparams), dx, None, None
 
 
@@ -161,13 +221,16 @@ class _Chunks:
     Only the first `count` chunks have nonzero weights.
     """
 
-    def __init__(self, x: Array, labels: Array, weights: Array, chunk: int, shards: int):
+    def __init__(
+        self, x: Array, labels: Array, weights: Array, chunk: int, shards: int
+    ):
         def cut(a: Array) -> Array:
             return a.reshape(shards, -1, *a.shape[2:])
 
         x, labels, weights = cut(x), cut(labels), cut(weights)
         size = x.shape[1]
-        self.width = math.ceil(size / math.ceil(size / chunk))  # chunks of equal size need the least padding
+        # chunks of equal size need the least padding
+        self.width = math.ceil(size / math.ceil(size / chunk))
         self._order = jnp.argsort(weights == 0, axis=1, stable=True)
         self._size, padding = size, -size % self.width
 
@@ -183,10 +246,19 @@ class _Chunks:
         """Return chunk i of x, labels and weights: (shards, 1, width, …)."""
 
         def take(a: Array) -> Array:
-            return jax.lax.dynamic_slice_in_dim(a, i * self.width, self.width, axis=1)[:, None]
+            return jax.lax.dynamic_slice_in_dim(a, i * self.width, self.width, axis=1)[
+                :, None
+            ]
 
         return take(self.x), take(self._labels), take(self._weights)
 
     def back(self, sorted_x: Array) -> Array:
-        """Undo sorting and padding: (shards, size + padding, D) → (shards, size, D), in the original order."""
-        return jnp.take_along_axis(sorted_x[:, : self._size], jnp.argsort(self._order, axis=1)[..., None], axis=1)
+        """Undo sorting and padding.
+
+        (shards, size + padding, D) → (shards, size, D), in the original order.
+        """
+        return jnp.take_along_axis(
+            sorted_x[:, : self._size],
+            jnp.argsort(self._order, axis=1)[..., None],
+            axis=1,
+        )

@@ -10,19 +10,25 @@ import sacrebleu
 
 from transformer_jax.errors import UserError
 
-# The tokenizers of sacreBLEU that download nothing, and the extras of this package that two of them need.
+# The tokenizers of sacreBLEU that download nothing, and the extras of this package that
+# two of them need.
 BLEU_TOKENIZERS = ("13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none")
 EXTRAS = {"ja-mecab": "ja", "ko-mecab": "ko"}
 
 
-def bleu(hypotheses: Sequence[str], references: Sequence[str], tokenizer: str = "13a") -> dict[str, float | str]:
-    """Return corpus BLEU (Papineni et al. 2002), from 0 to 100, as computed by sacreBLEU (Post 2018).
+def bleu(
+    hypotheses: Sequence[str], references: Sequence[str], tokenizer: str = "13a"
+) -> dict[str, float | str]:
+    """Return corpus BLEU (Papineni et al. 2002), from 0 to 100, as computed by
+    sacreBLEU (Post 2018).
 
-    The result has three keys. "bleu" uses sacreBLEU's `tokenizer`, one of `BLEU_TOKENIZERS`, and is meant for raw text;
-    "bleu_signature" is its sacreBLEU signature. "bleu_tokenized" is lower-cased and uses the tokens as given, separated
+    The result has three keys. "bleu" uses sacreBLEU's `tokenizer`, one of
+    `BLEU_TOKENIZERS`, and is meant for raw text; "bleu_signature" is its sacreBLEU
+    signature. "bleu_tokenized" is lower-cased and uses the tokens as given, separated
     by spaces; papers report this score for text that was tokenized beforehand.
     """
-    standard = sacrebleu.BLEU(tokenize=tokenizer, force=True)  # `force`: no warning that the text looks tokenized
+    # `force`: no warning that the text looks tokenized
+    standard = sacrebleu.BLEU(tokenize=tokenizer, force=True)
     as_given = sacrebleu.BLEU(lowercase=True, tokenize="none", force=True)
     return {
         "bleu": standard.corpus_score(hypotheses, [references]).score,
@@ -32,12 +38,15 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str], tokenizer: str = 
 
 
 def missing_extra(tokenizer: str) -> str:
-    """Return the extra of this package that `tokenizer` needs and that is not installed, or ""."""
+    """Return the extra of this package that `tokenizer` needs and that is not
+    installed, or "".
+    """
     if tokenizer not in EXTRAS:
         return ""
     try:
         sacrebleu.BLEU(tokenize=tokenizer)
-    except (RuntimeError, AssertionError):  # without MeCab, or with another dictionary than sacreBLEU's
+    # without MeCab, or with another dictionary than sacreBLEU's
+    except (RuntimeError, AssertionError):
         return EXTRAS[tokenizer]
     return ""
 
@@ -48,65 +57,92 @@ def exact_match(hypotheses: Sequence[str], references: Sequence[str]) -> float:
     Raises:
         ValueError: The numbers of hypotheses and references differ.
     """
-    return sum(h == r for h, r in zip(hypotheses, references, strict=True)) / len(references)
+    return sum(h == r for h, r in zip(hypotheses, references, strict=True)) / len(
+        references
+    )
 
 
 def loss_and_perplexity(means: Mapping[str, float]) -> dict[str, float]:
-    """Return the loss in nats and its exponential, the perplexity, or an empty dict if `means` has no "loss"."""
+    """Return the loss in nats and its exponential, the perplexity, or an empty dict
+    if `means` has no "loss".
+    """
     if "loss" not in means:
         return {}
     return {"loss": means["loss"], "perplexity": math.exp(min(means["loss"], 700))}
 
 
 def check_pairs(predicted: Collection, references: Collection) -> None:
-    """Raise ValueError unless there is at least one prediction, and one reference for each."""
+    """Raise ValueError unless there is at least one prediction, and one reference
+    for each.
+    """
     if not 0 < len(predicted) == len(references):
         raise UserError(
-            f"{len(predicted)} predictions for {len(references)} references: a metric needs one for each, and at least "
-            "one; compare the lists before the call"
+            f"{len(predicted)} predictions for {len(references)} references: a metric "
+            "needs one for each, and at least one; compare the lists before the call"
         )
 
 
-def f1(predicted: Collection[Hashable], references: Collection[Hashable], labels: Sequence[Hashable]) -> float:
+def f1(
+    predicted: Collection[Hashable],
+    references: Collection[Hashable],
+    labels: Sequence[Hashable],
+) -> float:
     """Return the F1 score, the harmonic mean of precision and recall, from 0 to 1.
 
-    With two labels, the second one is the positive class, as in the tasks MRPC and QQP of GLUE (Wang et al. 2019). With
-    more labels, the score is the unweighted mean over the labels (macro F1). A label that is never predicted correctly
-    scores 0, even if it occurs nowhere. This is scikit-learn's `f1_score` with `labels=labels, zero_division=0`, and
-    with `average="macro"` for more than two labels.
+    With two labels, the second one is the positive class, as in the tasks MRPC and QQP
+    of GLUE (Wang et al. 2019). With more labels, the score is the unweighted mean over
+    the labels (macro F1). A label that is never predicted correctly scores 0, even if
+    it occurs nowhere. This is scikit-learn's `f1_score` with `labels=labels,
+    zero_division=0`, and with `average="macro"` for more than two labels.
 
     Raises:
-        ValueError: The numbers of predictions and references differ or are 0, or some are not in `labels`.
+        ValueError: The numbers of predictions and references differ or are 0, or some
+            are not in `labels`.
     """
     guessed, actual, right = _counts(predicted, references)
     if unknown := (guessed | actual).keys() - set(labels):
         raise UserError(
-            f"{next(iter(unknown))!r} is not in labels={tuple(labels)}: all predictions and references must be; "
+            f"{next(iter(unknown))!r} is not in labels={tuple(labels)}: "
+            "all predictions and references must be; "
             "add it to the labels, or convert it to their type"
         )
-    scores = [2 * right[label] / max(guessed[label] + actual[label], 1) for label in labels]
+    scores = [
+        2 * right[label] / max(guessed[label] + actual[label], 1) for label in labels
+    ]
     return scores[1] if len(labels) == 2 else sum(scores) / len(labels)
 
 
-def matthews(predicted: Collection[Hashable], references: Collection[Hashable]) -> float:
+def matthews(
+    predicted: Collection[Hashable], references: Collection[Hashable]
+) -> float:
     """Return the Matthews correlation of two or more classes, from -1 to 1.
 
-    This is R_K of Gorodkin (2004), "Comparing two K-category assignments by a K-category correlation coefficient". For
-    two classes it equals the coefficient of Matthews (1975). It is 0 where it is undefined: if all predictions are the
-    same, or all references.
+    This is R_K of Gorodkin (2004), "Comparing two K-category assignments by a
+    K-category correlation coefficient". For two classes it equals the coefficient of
+    Matthews (1975). It is 0 where it is undefined: if all predictions are the same, or
+    all references.
 
     Raises:
         ValueError: The numbers of predictions and references differ or are 0.
     """
     guessed, actual, right = _counts(predicted, references)
     n = len(references)
-    covariance = n * right.total() - sum(guessed[label] * actual[label] for label in actual)
-    variances = [n * n - sum(count * count for count in counts.values()) for counts in (guessed, actual)]
+    covariance = n * right.total() - sum(
+        guessed[label] * actual[label] for label in actual
+    )
+    variances = [
+        n * n - sum(count * count for count in counts.values())
+        for counts in (guessed, actual)
+    ]
     return covariance / math.sqrt(math.prod(variances)) if all(variances) else 0.0
 
 
-def _counts(predicted: Collection[Hashable], references: Collection[Hashable]) -> tuple[Counter, Counter, Counter]:
-    """Return how often each label is predicted, is the reference, and is both at once."""
+def _counts(
+    predicted: Collection[Hashable], references: Collection[Hashable]
+) -> tuple[Counter, Counter, Counter]:
+    """Return how often each label is predicted, is the reference, and is both at
+    once.
+    """
     check_pairs(predicted, references)
     right = Counter(p for p, r in zip(predicted, references, strict=True) if p == r)
     return Counter(predicted), Counter(references), right
@@ -115,8 +151,8 @@ def _counts(predicted: Collection[Hashable], references: Collection[Hashable]) -
 def pearson(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
     """Return Pearson's linear correlation of two lists of n numbers, from -1 to 1.
 
-    It is undefined if all numbers of a list are equal, e.g. if n is 1; the result is 0.0 then. It is NaN if some number
-    is not finite.
+    It is undefined if all numbers of a list are equal, e.g. if n is 1; the result is
+    0.0 then. It is NaN if some number is not finite.
 
     Raises:
         ValueError: The lists have different lengths or are empty.
@@ -134,8 +170,9 @@ def pearson(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
 def spearman(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
     """Return Spearman's rank correlation of two lists of n numbers, from -1 to 1.
 
-    This is Pearson's correlation of their ranks. Equal numbers share the mean of their ranks. The result is 0.0 if all
-    numbers of a list are equal, and NaN if a list contains NaN.
+    This is Pearson's correlation of their ranks. Equal numbers share the mean of their
+    ranks. The result is 0.0 if all numbers of a list are equal, and NaN if a list
+    contains NaN.
 
     Raises:
         ValueError: The lists have different lengths or are empty.
@@ -144,7 +181,9 @@ def spearman(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
 
 
 def _ranks(values: npt.ArrayLike) -> np.ndarray:
-    """Return the rank of each of n numbers, (n,) float64, from 1. NaN has the rank NaN."""
+    """Return the rank of each of n numbers, (n,) float64, from 1. NaN has the rank
+    NaN.
+    """
     values = np.asarray(values, np.float64).ravel()
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     mean_ranks = counts.cumsum() - (counts - 1) / 2

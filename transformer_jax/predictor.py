@@ -12,13 +12,20 @@ from transformer_jax import workdir as workdirs
 from transformer_jax.errors import UserError
 from transformer_jax.training import processes
 from transformer_jax.training.checkpoint import Checkpoints, parameters_sha256
-from transformer_jax.training.evaluation import AttentionMap, Evaluator, restore_parameters
+from transformer_jax.training.evaluation import (
+    AttentionMap,
+    Evaluator,
+    restore_parameters,
+)
 from transformer_jax.training.sharding import make_mesh
 from transformer_jax.training.task import Params, Record, Task
 
 
 class Predictor:
-    """A trained model, loaded from a workdir. Research code may use its `params`, `step` and `task`."""
+    """A trained model, loaded from a workdir.
+
+    Research code may use its `params`, `step` and `task`.
+    """
 
     @classmethod
     def load(
@@ -29,68 +36,93 @@ class Predictor:
     ) -> "Predictor":
         """See `transformer_jax.load`."""
         config = workdirs.read(epath.Path(workdir).expanduser(), task=task)
-        configs.override(config, [f"--config.{key}={value}" for key, value in overrides.items()])
+        configs.override(
+            config, [f"--config.{key}={value}" for key, value in overrides.items()]
+        )
         return cls(workdir, config)
 
     def __init__(self, workdir: epath.PathLike, config: ConfigDict):
-        """`config` is the run's config, possibly with changed values, e.g. in `evaluation` or `decoding`.
+        """`config` is the run's config, possibly with changed values, e.g. in
+        `evaluation` or `decoding`.
 
-        Raises CheckpointError if there is no valid checkpoint, and ConfigError for values that are invalid or define
-        a different model.
+        Raises CheckpointError if there is no valid checkpoint, and ConfigError for
+        values that are invalid or define a different model.
         """
         workdir = epath.Path(workdir).expanduser()
         workdirs.check_model(workdir, config)
         self.config = configs.parse(config)
         self.task = configs.make_task(self.config, workdir)
         mesh = make_mesh(self.config.mesh)
-        checkpoints = Checkpoints(epath.Path(workdir) / "checkpoints", self.config.checkpoint)
-        restored = restore_parameters(self.task, checkpoints, self.config.evaluation, mesh)
+        checkpoints = Checkpoints(
+            epath.Path(workdir) / "checkpoints", self.config.checkpoint
+        )
+        restored = restore_parameters(
+            self.task, checkpoints, self.config.evaluation, mesh
+        )
         self.step: int = restored[0]
         self.params: Params = restored[1]
         self._evaluator = Evaluator(self.task, mesh)
 
     def predict(self, records: Sequence[Record], scored: bool = False) -> list[Record]:
-        """Return a prediction for every record, in order: a string if the task predicts text, otherwise a JSON object.
+        """Return a prediction for every record, in order: a string if the task predicts
+        text, otherwise a JSON object.
 
-        A record is an object with the fields `task.columns`, of which the first `task.inputs` are needed. If only one
-        is needed, a string may take its place. With `scored`, predicted text is returned in an object together with
-        its score; a language model scores the text of the records instead of continuing it. Raises ValueError for other
-        records, and for a single record that is not in a list.
+        A record is an object with the fields `task.columns`, of which the first
+        `task.inputs` are needed. If only one is needed, a string may take its place.
+        With `scored`, predicted text is returned in an object together with its score;
+        a language model scores the text of the records instead of continuing it. Raises
+        ValueError for other records, and for a single record that is not in a list.
         """
         evaluator = self._scorer if scored else self._evaluator
         found = evaluator.predict(self.params, _checked(records, self.task))
-        return [prediction if scored else prediction.get("text", prediction) for prediction in found]
+        return [
+            prediction if scored else prediction.get("text", prediction)
+            for prediction in found
+        ]
 
     def stream(self, record: Record, number: int = 0) -> Iterator[str]:
         """Yield the text that is predicted for a record in pieces, while it is written.
 
-        Together they are the text that `predict` returns for a record at place `number`, from 0, of its list. Raises
-        ValueError if the predictions are not texts that grow.
+        Together they are the text that `predict` returns for a record at place
+        `number`, from 0, of its list. Raises ValueError if the predictions are not
+        texts that grow.
         """
         if not (field := self.task.growing):
             raise UserError(
-                "the predictions of this run are not single texts that grow in pieces: use predict, or with a language "
-                "model decoding.n_best = 1"
+                "the predictions of this run are not single texts that grow in pieces: "
+                "use predict, or with a language model decoding.n_best = 1"
             )
         (record,), shown = _checked([record], self.task), ""
         for prediction in self._evaluator.stream(self.params, record, number):
             text = prediction[field]
-            if text.startswith(shown):  # otherwise the decoder has changed what it had written
+            # otherwise the decoder has changed what it had written
+            if text.startswith(shown):
                 yield text[len(shown) :]
                 shown = text
 
     def evaluate(self, split: str | None = None) -> dict[str, float | str | int]:
-        """Return the task's scores on a split (default: the test split), with `step` and `parameters_sha256`."""
+        """Return the task's scores on a split (default: the test split), with `step`
+        and `parameters_sha256`.
+        """
         split = split or self.config.data.test_split
         batches = self._evaluator.open(split)
-        processes.agree(f"data of {split}", lambda: [list(batches.records), list(batches.references)])
+        processes.agree(
+            f"data of {split}",
+            lambda: [list(batches.records), list(batches.references)],
+        )
         scores = self._evaluator.evaluate(self.params, split, greedy=False)
-        return {"split": split, "step": self.step, **scores, "parameters_sha256": self.parameters_sha256}
+        return {
+            "split": split,
+            "step": self.step,
+            **scores,
+            "parameters_sha256": self.parameters_sha256,
+        }
 
     def attention(self, records: Sequence[Record]) -> list[list[AttentionMap]]:
         """Return the attention maps of every record, in order.
 
-        A model that generates text is given its own output, or the reference if the record has all of `task.columns`.
+        A model that generates text is given its own output, or the reference if the
+        record has all of `task.columns`.
         """
         records = _checked(records, self.task)
         return self._evaluator.attention(self.params, records) if records else []
@@ -98,7 +130,11 @@ class Predictor:
     @functools.cached_property
     def _scorer(self) -> Evaluator:
         scorer = self.task.scorer
-        return self._evaluator if scorer is self.task else Evaluator(scorer, self._evaluator.mesh)
+        return (
+            self._evaluator
+            if scorer is self.task
+            else Evaluator(scorer, self._evaluator.mesh)
+        )
 
     @functools.cached_property
     def parameters_sha256(self) -> str:
@@ -107,7 +143,10 @@ class Predictor:
 
 def _checked(records: Iterable[Record], task: Task) -> list[Record]:
     if isinstance(records, str | bytes | Mapping):
-        raise UserError(f"{records!r:.80} is one record, not a list of records: put it in square brackets")
+        raise UserError(
+            f"{records!r:.80} is one record, not a list of records: "
+            "put it in square brackets"
+        )
     if not isinstance(records, Iterable):
         raise UserError(f"{records!r:.80} is not a list of records: give a list")
     records = list(records)
@@ -116,9 +155,12 @@ def _checked(records: Iterable[Record], task: Task) -> list[Record]:
     for number, record in enumerate(records, 1):
         if not isinstance(record, kinds):
             text = "a line of text, or " if len(needed) == 1 else ""
-            decode = "; decode it, e.g. with .decode()" if isinstance(record, bytes) else ""
+            decode = (
+                "; decode it, e.g. with .decode()" if isinstance(record, bytes) else ""
+            )
             raise UserError(
-                f"record {number} is {record!r:.80}, of type {type(record).__name__}: it must be {text}an object with "
-                f"the {'field' if text else 'fields'} {' and '.join(needed)}{decode}"
+                f"record {number} is {record!r:.80}, of type {type(record).__name__}: "
+                f"it must be {text}an object with the {'field' if text else 'fields'} "
+                f"{' and '.join(needed)}{decode}"
             )
     return records

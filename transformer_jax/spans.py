@@ -1,4 +1,6 @@
-"""Metrics for spans of text: answers to questions, and entities given by one tag per token."""
+"""Metrics for spans of text: answers to questions, and entities given by one tag per
+token.
+"""
 
 import re
 import string
@@ -11,7 +13,8 @@ import numpy.typing as npt
 from transformer_jax.errors import UserError
 from transformer_jax.metrics import check_pairs
 
-# The tags of each scheme. The type after the hyphen may be left out if there is only one, e.g. in "B I O".
+# The tags of each scheme. The type after the hyphen may be left out if there is only
+# one, e.g. in "B I O".
 SCHEMES = {"iob2": re.compile(r"O|[BI](-.+)?"), "bioes": re.compile(r"O|[BIES](-.+)?")}
 OUTSIDE = ("O", "")
 UNKNOWN = "?"
@@ -21,7 +24,8 @@ ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def normalize_answer(text: str) -> str:
-    """Return `text` in lower case, without ASCII punctuation and English articles, its words separated by one space.
+    """Return `text` in lower case, without ASCII punctuation and English articles, its
+    words separated by one space.
 
     Source: the evaluation scripts of SQuAD (Rajpurkar et al. 2016, section 6.1).
     """
@@ -29,25 +33,31 @@ def normalize_answer(text: str) -> str:
 
 
 def answer_exact_match(prediction: str, golds: Collection[str]) -> float:
-    """Return 1 if the prediction equals one of the gold answers after normalization, else 0.
+    """Return 1 if the prediction equals one of the gold answers after normalization,
+    else 0.
 
-    The answer to a question without gold answers is "". Gold answers that normalize to "" do not count. Both rules are
-    those of the evaluation script of SQuAD 2.0 (Rajpurkar, Jia and Liang 2018).
+    The answer to a question without gold answers is "". Gold answers that normalize to
+    "" do not count. Both rules are those of the evaluation script of SQuAD 2.0
+    (Rajpurkar, Jia and Liang 2018).
     """
     return float(normalize_answer(prediction) in _normalized(golds))
 
 
 def answer_f1(prediction: str, golds: Collection[str]) -> float:
-    """Return the F1 score of the prediction's words, from 0 to 1: the maximum over the gold answers.
+    """Return the F1 score of the prediction's words, from 0 to 1: the maximum over the
+    gold answers.
 
-    Texts are normalized and treated as bags of words. The rules for "" are those of `answer_exact_match`.
+    Texts are normalized and treated as bags of words. The rules for "" are those of
+    `answer_exact_match`.
     """
     words = Counter(normalize_answer(prediction).split())
     return max(_overlap(words, Counter(gold.split())) for gold in _normalized(golds))
 
 
 def _normalized(golds: Collection[str]) -> list[str]:
-    """Return the gold answers that are left after normalization, or only "" if there are none."""
+    """Return the gold answers that are left after normalization, or only "" if there
+    are none.
+    """
     return [text for text in map(normalize_answer, golds) if text] or [""]
 
 
@@ -59,8 +69,11 @@ def _overlap(a: Counter, b: Counter) -> float:
 ANSWER_METRICS = {"exact_match": answer_exact_match, "f1": answer_f1}
 
 
-def squad(predictions: Sequence[str], references: Sequence[Collection[str]]) -> dict[str, float]:
-    """Return {"exact_match", "f1"}: the means over all questions of `answer_exact_match` and `answer_f1`, from 0 to 1.
+def squad(
+    predictions: Sequence[str], references: Sequence[Collection[str]]
+) -> dict[str, float]:
+    """Return {"exact_match", "f1"}: the means over all questions of
+    `answer_exact_match` and `answer_f1`, from 0 to 1.
 
     `references` has the gold answers of each question.
 
@@ -68,23 +81,31 @@ def squad(predictions: Sequence[str], references: Sequence[Collection[str]]) -> 
         ValueError: The numbers of predictions and references differ or are 0.
     """
     check_pairs(predictions, references)
-    return {name: float(_scores(metric, predictions, references).mean()) for name, metric in ANSWER_METRICS.items()}
+    return {
+        name: float(_scores(metric, predictions, references).mean())
+        for name, metric in ANSWER_METRICS.items()
+    }
 
 
 def best_threshold(
-    predictions: Sequence[str], scores: npt.ArrayLike, references: Sequence[Collection[str]]
+    predictions: Sequence[str],
+    scores: npt.ArrayLike,
+    references: Sequence[Collection[str]],
 ) -> dict[str, float]:
-    """Return the best metrics that a threshold on the no-answer score can reach, and their thresholds.
+    """Return the best metrics that a threshold on the no-answer score can reach, and
+    their thresholds.
 
-    `predictions` has the best non-empty answer to each question. `scores`, (n,), is the score of "no answer" minus the
-    score of that answer. A question keeps its answer if its score is at most the threshold, and is answered by ""
-    otherwise. The keys are "best_exact_match" and "best_f1", from 0 to 1, and "best_exact_match_threshold" and
-    "best_f1_threshold", because each metric has a threshold of its own. Of equally good thresholds the lowest is
-    returned. The time is O(n log n).
+    `predictions` has the best non-empty answer to each question. `scores`, (n,), is the
+    score of "no answer" minus the score of that answer. A question keeps its answer if
+    its score is at most the threshold, and is answered by "" otherwise. The keys are
+    "best_exact_match" and "best_f1", from 0 to 1, and "best_exact_match_threshold" and
+    "best_f1_threshold", because each metric has a threshold of its own. Of equally good
+    thresholds the lowest is returned. The time is O(n log n).
 
-    Source: `find_best_thresh` of the evaluation script of SQuAD 2.0 (Rajpurkar, Jia and Liang 2018). Differs: Equal
-    scores are on the same side of the threshold. If it is best to keep no answer, the threshold is less than all
-    scores; the script returns 0. An answer that normalizes to "", e.g. "the", counts as "" here as well.
+    Source: `find_best_thresh` of the evaluation script of SQuAD 2.0 (Rajpurkar, Jia and
+    Liang 2018). Differs: Equal scores are on the same side of the threshold. If it is
+    best to keep no answer, the threshold is less than all scores; the script returns 0.
+    An answer that normalizes to "", e.g. "the", counts as "" here as well.
 
     Raises:
         ValueError: The numbers of predictions, scores and references differ or are 0.
@@ -94,13 +115,17 @@ def best_threshold(
     check_pairs(scores, references)
     order = scores.argsort()
     ascending = scores[order]
-    last = np.append(ascending[1:] != ascending[:-1], True)  # of equal scores, only the last can be followed by a cut
-    least = ascending[0] if np.isfinite(ascending[0]) else 0.0  # ∞: no context has tokens
+    # of equal scores, only the last can be followed by a cut
+    last = np.append(ascending[1:] != ascending[:-1], True)
+    # ∞: no context has tokens
+    least = ascending[0] if np.isfinite(ascending[0]) else 0.0
     thresholds = np.append(least - abs(least) - 1, ascending[last])
     best = {}
     for name, metric in ANSWER_METRICS.items():
         silent = _scores(metric, [""] * len(references), references)
-        gains = (_scores(metric, predictions, references) - silent)[order].cumsum()[last]
+        gains = (_scores(metric, predictions, references) - silent)[order].cumsum()[
+            last
+        ]
         means = (silent.sum() + np.append(0, gains)) / len(references)
         best[f"best_{name}"] = float(means.max())
         best[f"best_{name}_threshold"] = float(thresholds[means.argmax()])
@@ -108,20 +133,29 @@ def best_threshold(
 
 
 def _scores(
-    metric: Callable[[str, Collection[str]], float], predictions: Sequence[str], references: Sequence[Collection[str]]
+    metric: Callable[[str, Collection[str]], float],
+    predictions: Sequence[str],
+    references: Sequence[Collection[str]],
 ) -> np.ndarray:
     """Return the metric of each question, (n,)."""
-    return np.array([metric(prediction, golds) for prediction, golds in zip(predictions, references, strict=True)])
+    return np.array(
+        [
+            metric(prediction, golds)
+            for prediction, golds in zip(predictions, references, strict=True)
+        ]
+    )
 
 
 def entities(tags: Sequence[str], scheme: str) -> list[tuple[str, int, int]]:
-    """Return the entities of a sentence in order, each as (type, start, end) with the position after its last token.
+    """Return the entities of a sentence in order, each as (type, start, end) with the
+    position after its last token.
 
-    `scheme` is "iob2" (B begins an entity, I is inside) or "bioes" (in addition E ends it, S is a single token). Every
-    sequence of these tags can be read, even a malformed one: I or E after B or I of the same type continues an entity;
-    every other tag except O begins one. So I after O begins an entity, and an entity in "bioes" may end without E. This
-    is the reading of conlleval (Tjong Kim Sang and Buchholz 2000) and of seqeval's default mode. With "iob2" it also
-    reads IOB1 correctly.
+    `scheme` is "iob2" (B begins an entity, I is inside) or "bioes" (in addition E ends
+    it, S is a single token). Every sequence of these tags can be read, even a malformed
+    one: I or E after B or I of the same type continues an entity; every other tag
+    except O begins one. So I after O begins an entity, and an entity in "bioes" may end
+    without E. This is the reading of conlleval (Tjong Kim Sang and Buchholz 2000) and
+    of seqeval's default mode. With "iob2" it also reads IOB1 correctly.
 
     Raises:
         ValueError: The scheme is unknown, or a tag is not one of the scheme.
@@ -132,8 +166,8 @@ def entities(tags: Sequence[str], scheme: str) -> list[tuple[str, int, int]]:
         prefix, kind = part
         if prefix == UNKNOWN:
             raise UserError(
-                f"tag {position} is {tags[position]!r}: tags of {scheme} match {SCHEMES[scheme].pattern}; correct the "
-                "tag, or choose another scheme"
+                f"tag {position} is {tags[position]!r}: tags of {scheme} match "
+                f"{SCHEMES[scheme].pattern}; correct the tag, or choose another scheme"
             )
         if _continues(before, part):
             found[-1] = (kind, found[-1][1], position + 1)
@@ -144,10 +178,12 @@ def entities(tags: Sequence[str], scheme: str) -> list[tuple[str, int, int]]:
 
 
 def malformed(tags: Sequence[str], scheme: str) -> list[int]:
-    """Return the positions from 0 of the tags that break the scheme, for error messages about data.
+    """Return the positions from 0 of the tags that break the scheme, for error messages
+    about data.
 
-    These are tags that the scheme does not have, I and E that do not continue B or I of the same type, and in "bioes"
-    also B and I that no I or E of the same type continues.
+    These are tags that the scheme does not have, I and E that do not continue B or I of
+    the same type, and in "bioes" also B and I that no I or E of the same type
+    continues.
 
     Raises:
         ValueError: The scheme is unknown.
@@ -164,36 +200,59 @@ def malformed(tags: Sequence[str], scheme: str) -> list[int]:
 
 
 def _parts(tags: Sequence[str], scheme: str) -> list[tuple[str, str]]:
-    """Return the prefix and the type of each tag. The prefix of a tag that is not of the scheme is `UNKNOWN`."""
+    """Return the prefix and the type of each tag.
+
+    The prefix of a tag that is not of the scheme is `UNKNOWN`.
+    """
     if scheme not in SCHEMES:
-        raise UserError(f"{scheme=}: must be one of {', '.join(SCHEMES)}; convert the tags if they have another scheme")
-    return [(tag[0], tag[2:]) if SCHEMES[scheme].fullmatch(tag) else (UNKNOWN, tag) for tag in tags]
+        raise UserError(
+            f"{scheme=}: must be one of {', '.join(SCHEMES)}; "
+            "convert the tags if they have another scheme"
+        )
+    return [
+        (tag[0], tag[2:]) if SCHEMES[scheme].fullmatch(tag) else (UNKNOWN, tag)
+        for tag in tags
+    ]
 
 
 def _continues(before: tuple[str, str], part: tuple[str, str]) -> bool:
     return before[0] in "BI" and part[0] in "IE" and before[1] == part[1]
 
 
-def entity_f1(predicted: Sequence[Sequence[str]], references: Sequence[Sequence[str]], scheme: str) -> dict[str, float]:
-    """Return {"precision", "recall", "f1"} of the entities in all sentences together (micro average), from 0 to 1.
+def entity_f1(
+    predicted: Sequence[Sequence[str]], references: Sequence[Sequence[str]], scheme: str
+) -> dict[str, float]:
+    """Return {"precision", "recall", "f1"} of the entities in all sentences together
+    (micro average), from 0 to 1.
 
-    An entity is correct if type, start and end are (CoNLL-2003, Tjong Kim Sang and De Meulder 2003). `predicted` and
-    `references` have the tags of each sentence, read by `entities`. A score without any entity to count is 0.
+    An entity is correct if type, start and end are (CoNLL-2003, Tjong Kim Sang and De
+    Meulder 2003). `predicted` and `references` have the tags of each sentence, read by
+    `entities`. A score without any entity to count is 0.
 
     Raises:
-        ValueError: The numbers of sentences differ or are 0, a sentence has not one prediction per tag, or a tag is not
-            one of the scheme.
+        ValueError: The numbers of sentences differ or are 0, a sentence has not one
+            prediction per tag, or a tag is not one of the scheme.
     """
     check_pairs(predicted, references)
     found = present = right = 0
-    for number, (guess, reference) in enumerate(zip(predicted, references, strict=True)):
+    for number, (guess, reference) in enumerate(
+        zip(predicted, references, strict=True)
+    ):
         if len(guess) != len(reference):
             raise UserError(
-                f"sentence {number} has {len(guess)} predicted tags for {len(reference)} tokens: it must have one for "
-                "each; predict O for tokens that were cut off"
+                f"sentence {number} has {len(guess)} "
+                f"predicted tags for {len(reference)} tokens: "
+                "it must have one for each; predict O for tokens that were cut off"
             )
-        guesses, answers = set(entities(guess, scheme)), set(entities(reference, scheme))
-        found, present, right = found + len(guesses), present + len(answers), right + len(guesses & answers)
+        guesses, answers = (
+            set(entities(guess, scheme)),
+            set(entities(reference, scheme)),
+        )
+        found, present, right = (
+            found + len(guesses),
+            present + len(answers),
+            right + len(guesses & answers),
+        )
     return {
         "precision": right / max(found, 1),
         "recall": right / max(present, 1),

@@ -1,4 +1,6 @@
-"""Start a run from the parameters of another one, or of a Hugging Face folder (`config.init_from`)."""
+"""Start a run from the parameters of another one, or of a Hugging Face folder
+(`config.init_from`).
+"""
 
 import json
 import logging
@@ -30,17 +32,31 @@ log = logging.getLogger(__name__)
 
 
 def keys_for(source: str) -> dict[str, Any]:
-    """Return the dotted keys that a config needs in order to start from a run or a Hugging Face folder.
+    """Return the dotted keys that a config needs in order to start from a run or a
+    Hugging Face folder.
 
-    These are init_from, keys of the model, and the kind of the tokenizer. If `source` is gone, but the run that the
-    command line continues started from it, they are those of that run. Raises ConfigError if `source` cannot be read.
+    These are init_from, keys of the model, and the kind of the tokenizer. If `source`
+    is gone, but the run that the command line continues started from it, they are those
+    of that run. Raises ConfigError if `source` cannot be read.
     """
     source = os.path.expanduser(source)
     if not _is_there(source) and (kept := workdirs.continued_from(source)) is not None:
-        log.warning("%s is gone, but this run holds everything that it needs: it continues with its own keys", source)
+        log.warning(
+            "%s is gone, but this run holds everything that it needs: "
+            "it continues with its own keys",
+            source,
+        )
         known = known_fields(kept["task"], kept["model"])
-        fields = {name: x for name, x in kept["model"].items() if "how" not in known[f"model.{name}"].metadata}
-        data = {name: kept["data"][name] for name in tokenizer_files.KEYS if name in kept["data"]}
+        fields = {
+            name: x
+            for name, x in kept["model"].items()
+            if "how" not in known[f"model.{name}"].metadata
+        }
+        data = {
+            name: kept["data"][name]
+            for name in tokenizer_files.KEYS
+            if name in kept["data"]
+        }
     elif _is_pretrained(source, "from"):
         try:
             _, _, fields = huggingface.describe(source)
@@ -50,12 +66,28 @@ def keys_for(source: str) -> dict[str, Any]:
     else:
         stored = workdirs.read(source, "from").to_dict()
         known = known_fields(stored["task"], stored["model"])
-        if unknown := [name for name in stored["model"] if f"model.{name}" not in known]:
-            raise ConfigError(f"from={source}, config.json: config.model.{unknown[0]} is not a key: restore the file")
-        fields = {name: x for name, x in stored["model"].items() if "how" not in known[f"model.{name}"].metadata}
-        data = {name: stored["data"][name] for name in ("tokenizer", "lowercase", "min_count")}
+        if unknown := [
+            name for name in stored["model"] if f"model.{name}" not in known
+        ]:
+            raise ConfigError(
+                f"from={source}, config.json: config.model.{unknown[0]} is not a key: "
+                "restore the file"
+            )
+        fields = {
+            name: x
+            for name, x in stored["model"].items()
+            if "how" not in known[f"model.{name}"].metadata
+        }
+        data = {
+            name: stored["data"][name]
+            for name in ("tokenizer", "lowercase", "min_count")
+        }
     keys = {f"model.{name}": value for name, value in fields.items()}
-    return {"init_from": source, **keys, **{f"data.{name}": value for name, value in data.items()}}
+    return {
+        "init_from": source,
+        **keys,
+        **{f"data.{name}": value for name, value in data.items()},
+    }
 
 
 def _is_there(source: str) -> bool:
@@ -63,14 +95,20 @@ def _is_there(source: str) -> bool:
 
 
 def _is_pretrained(source: str, option: str) -> bool:
-    """Return True for a Hugging Face folder, and False for the workdir of a run. `option` names it in messages.
+    """Return True for a Hugging Face folder, and False for the workdir of a run.
+
+    `option` names it in messages.
 
     Raises ConfigError if it is neither.
     """
     path = workdirs.place(source, option) / "config.json"
     try:
         keys = set(json.loads(path.read_text()))
-        reason = "" if keys & {"task", "model_type"} else "it has neither a task nor a model_type"
+        reason = (
+            ""
+            if keys & {"task", "model_type"}
+            else "it has neither a task nor a model_type"
+        )
     except OSError as error:
         if not files.is_for_user(error):
             raise
@@ -79,8 +117,9 @@ def _is_pretrained(source: str, option: str) -> bool:
         reason = f"it is not a JSON object ({error}): copy it again"
     if reason:
         raise ConfigError(
-            f"{option}={source}: {path}: {reason}; name the workdir of a run, or a Hugging Face folder, which has "
-            "config.json, model.safetensors and a tokenizer"
+            f"{option}={source}: {path}: {reason}; "
+            "name the workdir of a run, or a Hugging Face folder, "
+            "which has config.json, model.safetensors and a tokenizer"
         )
     return "model_type" in keys
 
@@ -89,10 +128,12 @@ class Source(NamedTuple):
     """Parameters that a run starts from.
 
     name, what: the value of config.init_from, and what was found there, e.g. "step 2".
-    params: parameters by path, e.g. "bert/encoder/…". They have a shape and a size, and slices of them are arrays.
+    params: parameters by path, e.g. "bert/encoder/…". They have a shape and a size, and
+        slices of them are arrays.
     place: puts one of them on devices, given its sharding here.
     tokenizers: hashes of its tokenizers by name.
-    outputs: module → the meaning of each of its outputs, as in `Inherited`. Other modules are taken as they are.
+    outputs: module → the meaning of each of its outputs, as in `Inherited`. Other
+        modules are taken as they are.
     """
 
     name: str
@@ -104,20 +145,26 @@ class Source(NamedTuple):
 
 
 def load(task: Task, mesh: Mesh, *, as_is: bool = False) -> Callable[[Params], Params]:
-    """Open the run or the Hugging Face folder `config.init_from`, and return a function that puts its parameters into
-    new ones.
+    """Open the run or the Hugging Face folder `config.init_from`, and return a function
+    that puts its parameters into new ones.
 
-    The checkpoint of a run is the one that its evaluation.checkpoint selects. Parameters correspond if they have the
-    same path. `task.inherited` names a module whose paths lack its name if the source has it alone: "gpt/decoder/…" is
-    then "decoder/…" there. The outputs of a head are taken by their names, in any order; if the names differ, the
-    head is new. With `as_is`, it is taken whatever its names. The function logs what was loaded, what is new and what
-    was left out.
+    The checkpoint of a run is the one that its evaluation.checkpoint selects.
+    Parameters correspond if they have the same path. `task.inherited` names a module
+    whose paths lack its name if the source has it alone: "gpt/decoder/…" is then
+    "decoder/…" there. The outputs of a head are taken by their names, in any order; if
+    the names differ, the head is new. With `as_is`, it is taken whatever its names. The
+    function logs what was loaded, what is new and what was left out.
 
     Raises:
-        ValueError: the source cannot be loaded, or has a model with other keys. The function raises it if the source
-            has another tokenizer, no parameter in common with this model, or one of another shape.
+        ValueError: the source cannot be loaded, or has a model with other keys. The
+            function raises it if the source has another tokenizer, no parameter in
+            common with this model, or one of another shape.
     """
-    source = (_of_folder if _is_pretrained(task.config.init_from, "config.init_from") else _of_run)(task, mesh)
+    source = (
+        _of_folder
+        if _is_pretrained(task.config.init_from, "config.init_from")
+        else _of_run
+    )(task, mesh)
     old, module = dict(source.params), task.inherited.module
     alone = bool(module) and not any(key.startswith(f"{module}/") for key in old)
     if alone:
@@ -125,13 +172,17 @@ def load(task: Task, mesh: Mesh, *, as_is: bool = False) -> Callable[[Params], P
 
     def change(params: Params) -> Params:
         new = traverse_util.flatten_dict(params, sep="/")
-        _check_tokenizers(source.name, source.tokenizers, task.fingerprint(training=False))
+        _check_tokenizers(
+            source.name, source.tokenizers, task.fingerprint(training=False)
+        )
         orders = {} if as_is else _orders(source, task.inherited)
         anew = tuple(f"{module}/" for module, order in orders.items() if order is None)
         common = {key for key in old.keys() & new.keys() if not key.startswith(anew)}
         taken = _taken(common, task.inherited, alone)
         _check_shapes(source.name, old, new, taken)
-        sizes = {key: math.prod(_extent(old[key], count)) for key, count in taken.items()}
+        sizes = {
+            key: math.prod(_extent(old[key], count)) for key, count in taken.items()
+        }
         log.info("initialized from %s, %s: %s", source.name, source.what, _parts(sizes))
         if task.inherited.parts:
             log.info("  taken: only %s", _named(task.inherited.parts))
@@ -141,7 +192,8 @@ def load(task: Task, mesh: Mesh, *, as_is: bool = False) -> Callable[[Params], P
         log.info("  new, not there: %s", _parts(_others(new, sizes, anew)))
         log.info("  left out, not in this model: %s", _parts(_others(old, sizes, anew)))
         merged = {
-            key: _merged(source, old[key], leaf, taken[key]) if key in taken else leaf for key, leaf in new.items()
+            key: _merged(source, old[key], leaf, taken[key]) if key in taken else leaf
+            for key, leaf in new.items()
         }
         for key in taken:
             if order := orders.get(key.partition("/")[0]):
@@ -158,7 +210,9 @@ def _of_run(task: Task, mesh: Mesh) -> Source:
     try:
         theirs = parse(stored)
     except ConfigError as error:
-        raise ConfigError(f"config.init_from = {name!r}, config.json: {error}") from error
+        raise ConfigError(
+            f"config.init_from = {name!r}, config.json: {error}"
+        ) from error
     workdirs.check_same_model(name, theirs.model, task.config)
     _check_tokenizer_keys(name, theirs.data, task.config.data)
     other = make_task(theirs, epath.Path(name))
@@ -168,15 +222,31 @@ def _of_run(task: Task, mesh: Mesh) -> Source:
     except ValueError as error:
         raise ConfigError(f"config.init_from = {name!r}: {error}") from error
     params = traverse_util.flatten_dict(restored, sep="/")
-    others = [key for key in workdirs.differing_outputs(theirs, task.config) if key.partition(".")[0] != "data"]
+    others = [
+        key
+        for key in workdirs.differing_outputs(theirs, task.config)
+        if key.partition(".")[0] != "data"
+    ]
     outputs = dict(other.inherited.outputs)
     if others:
-        outputs |= dict.fromkeys(task.inherited.outputs, (f"others by {', '.join(others)}",))
-    return Source(name, f"step {step}", params, jax.device_put, other.fingerprint(training=False), outputs)
+        outputs |= dict.fromkeys(
+            task.inherited.outputs, (f"others by {', '.join(others)}",)
+        )
+    return Source(
+        name,
+        f"step {step}",
+        params,
+        jax.device_put,
+        other.fingerprint(training=False),
+        outputs,
+    )
 
 
 def _of_folder(task: Task, mesh: Mesh) -> Source:
-    """Return the parameters in a Hugging Face folder. Its tokenizer is always the one that the task copies."""
+    """Return the parameters in a Hugging Face folder.
+
+    Its tokenizer is always the one that the task copies.
+    """
     name, data = task.config.init_from, task.config.data
     _check_tokenizer_keys(name, data, data)
     try:
@@ -184,14 +254,22 @@ def _of_folder(task: Task, mesh: Mesh) -> Source:
     except ValueError as error:
         raise ConfigError(f"config.init_from = {name!r}: {error}") from error
     workdirs.check_same_model(name, found.model, task.config)
-    outputs = dict.fromkeys(task.inherited.outputs, found.outputs.present) if found.outputs.names else {}
-    return Source(name, found.architecture.name, found.parameters, Leaf.place, {}, outputs)
+    outputs = (
+        dict.fromkeys(task.inherited.outputs, found.outputs.present)
+        if found.outputs.names
+        else {}
+    )
+    return Source(
+        name, found.architecture.name, found.parameters, Leaf.place, {}, outputs
+    )
 
 
 def _orders(source: Source, inherited: Inherited) -> dict[str, tuple[int, ...] | None]:
-    """Return the place in the source of each output of a module, or None if the source has other outputs.
+    """Return the place in the source of each output of a module, or None if the source
+    has other outputs.
 
-    Modules with the same outputs in the same order are left out, and the others are logged.
+    Modules with the same outputs in the same order are left out, and the others are
+    logged.
     """
     orders: dict[str, tuple[int, ...] | None] = {}
     for module in source.outputs.keys() & inherited.outputs.keys():
@@ -200,22 +278,38 @@ def _orders(source: Source, inherited: Inherited) -> dict[str, tuple[int, ...] |
             continue
         same = sorted(theirs) == sorted(ours)
         orders[module] = tuple(map(theirs.index, ours)) if same else None
-        what = "taken in another order" if same else "new, because its outputs are others"
-        log.info("  %s is %s: %s there, %s here", module, what, ", ".join(theirs), ", ".join(ours))
+        what = (
+            "taken in another order" if same else "new, because its outputs are others"
+        )
+        log.info(
+            "  %s is %s: %s there, %s here",
+            module,
+            what,
+            ", ".join(theirs),
+            ", ".join(ours),
+        )
     return orders
 
 
 def _reordered(leaf: jax.Array, order: tuple[int, ...]) -> jax.Array:
     """Return the entries `order` of the last axis."""
-    return jax.jit(lambda x: x[..., jnp.array(order)], out_shardings=leaf.sharding)(leaf)
+    return jax.jit(lambda x: x[..., jnp.array(order)], out_shardings=leaf.sharding)(
+        leaf
+    )
 
 
-def _taken(common: Set[str], inherited: Inherited, alone: bool) -> dict[str, int | None]:
-    """Return the parameters to take from the other run → None: all of it; k: the first k entries of its first axis."""
+def _taken(
+    common: Set[str], inherited: Inherited, alone: bool
+) -> dict[str, int | None]:
+    """Return the parameters to take from the other run → None: all of it; k: the
+    first k entries of its first axis.
+    """
     taken = {}
     for key in common:
         for count in part_of(key, inherited.parts) if inherited.parts else (None,):
-            taken[key] = inherited.rows[key].start if alone and key in inherited.rows else count
+            taken[key] = (
+                inherited.rows[key].start if alone and key in inherited.rows else count
+            )
     return taken
 
 
@@ -225,17 +319,26 @@ def _extent(leaf: Any, count: int | None) -> tuple[int, ...]:
 
 
 def _merged(source: Source, old: Any, new: jax.Array, count: int | None) -> jax.Array:
-    """Return `old`, or the first `count` entries of `old` and the further ones of `new`, where `new` is."""
+    """Return `old`, or the first `count` entries of `old` and the further ones of
+    `new`, where `new` is.
+    """
     if count is None:
         return source.place(old, new.sharding)
     first = old[:count]
-    return jax.jit(lambda first, new: jnp.concatenate([first, new[count:]]), out_shardings=new.sharding)(first, new)
+    return jax.jit(
+        lambda first, new: jnp.concatenate([first, new[count:]]),
+        out_shardings=new.sharding,
+    )(first, new)
 
 
 def _check_tokenizer_keys(source: str, theirs: Any, ours: Any) -> None:
-    """Raise ConfigError if the data sections ask for different tokenizers. That of the other run is copied."""
+    """Raise ConfigError if the data sections ask for different tokenizers.
+
+    That of the other run is copied.
+    """
     wrong = [
-        f"config.data.{name}: {getattr(theirs, name)!r} there, {getattr(ours, name)!r} here"
+        f"config.data.{name}: "
+        f"{getattr(theirs, name)!r} there, {getattr(ours, name)!r} here"
         for name in ("tokenizer", "lowercase")
         if getattr(theirs, name) != getattr(ours, name)
     ]
@@ -243,36 +346,72 @@ def _check_tokenizer_keys(source: str, theirs: Any, ours: Any) -> None:
         wrong.append(f"config.data.vocabulary = {ours.vocabulary!r}: must be empty")
     if wrong:
         raise ConfigError(
-            "\n  ".join([f"config.init_from = {source!r}: its tokenizer is used; set these keys accordingly:", *wrong])
+            "\n  ".join(
+                [
+                    (
+                        f"config.init_from = {source!r}: "
+                        "its tokenizer is used; set these keys accordingly:"
+                    ),
+                    *wrong,
+                ]
+            )
         )
 
 
-def _check_tokenizers(source: str, old: Mapping[str, str], new: Mapping[str, str]) -> None:
+def _check_tokenizers(
+    source: str, old: Mapping[str, str], new: Mapping[str, str]
+) -> None:
     for name in sorted(old.keys() & new.keys()):
         if old[name] != new[name]:
             raise ConfigError(
-                f"config.init_from = {source!r}: {name}: sha256 {old[name][:12]}… there, {new[name][:12]}… here: the "
-                "parameters belong to other tokens; let the task copy them, by data.text.Corpus(…, start=init_from)"
+                f"config.init_from = {source!r}: {name}: "
+                f"sha256 {old[name][:12]}… there, {new[name][:12]}… here: "
+                "the parameters belong to other tokens; "
+                "let the task copy them, by data.text.Corpus(…, start=init_from)"
             )
 
 
-def _check_shapes(source: str, old: Mapping[str, Any], new: Mapping[str, Any], taken: Mapping[str, int | None]) -> None:
+def _check_shapes(
+    source: str,
+    old: Mapping[str, Any],
+    new: Mapping[str, Any],
+    taken: Mapping[str, int | None],
+) -> None:
     if not taken:
-        there, here = (_parts({key: leaf.size for key, leaf in params.items()}) for params in (old, new))
+        there, here = (
+            _parts({key: leaf.size for key, leaf in params.items()})
+            for params in (old, new)
+        )
         raise ConfigError(
-            f"config.init_from = {source!r}: it has {there}, and this model has {here}: they have nothing in common; "
-            "name another run"
+            f"config.init_from = {source!r}: it has {there}, "
+            f"and this model has {here}: they have nothing in common; name another run"
         )
-    if wrong := [key for key, count in sorted(taken.items()) if _extent(old[key], count) != _extent(new[key], count)]:
+    if wrong := [
+        key
+        for key, count in sorted(taken.items())
+        if _extent(old[key], count) != _extent(new[key], count)
+    ]:
         what = (
-            f"config.init_from = {source!r} has parameters of other shapes; name a run with the same outputs, or the "
-            "one that it was started from:"
+            f"config.init_from = {source!r} has parameters of other shapes; "
+            "name a run with the same outputs, or the one that it was started from:"
         )
-        raise ConfigError(listing(what, [f"{key}: {old[key].shape} there, {new[key].shape} here" for key in wrong]))
+        raise ConfigError(
+            listing(
+                what,
+                [
+                    f"{key}: {old[key].shape} there, {new[key].shape} here"
+                    for key in wrong
+                ],
+            )
+        )
 
 
-def _others(params: Mapping[str, Any], sizes: Mapping[str, int], anew: tuple[str, ...]) -> dict[str, int]:
-    """Return the number of values of each parameter beyond those in `sizes`, except for paths that begin as `anew`."""
+def _others(
+    params: Mapping[str, Any], sizes: Mapping[str, int], anew: tuple[str, ...]
+) -> dict[str, int]:
+    """Return the number of values of each parameter beyond those in `sizes`, except
+    for paths that begin as `anew`.
+    """
     return {
         key: more
         for key, leaf in params.items()
@@ -281,12 +420,20 @@ def _others(params: Mapping[str, Any], sizes: Mapping[str, int], anew: tuple[str
 
 
 def _parts(sizes: Mapping[str, int]) -> str:
-    """Return the top-level modules of parameters and their numbers of values, e.g. "bert (1,234)"."""
+    """Return the top-level modules of parameters and their numbers of values, e.g.
+    "bert (1,234)".
+    """
     totals: Counter[str] = Counter()
     for key, size in sizes.items():
         totals[key.partition("/")[0]] += size
-    return ", ".join(f"{name} ({size:,})" for name, size in sorted(totals.items())) or "nothing"
+    return (
+        ", ".join(f"{name} ({size:,})" for name, size in sorted(totals.items()))
+        or "nothing"
+    )
 
 
 def _named(parts: Parts) -> str:
-    return ", ".join(path if count is None else f"the first {count} of {path}" for path, count in parts.items())
+    return ", ".join(
+        path if count is None else f"the first {count} of {path}"
+        for path, count in parts.items()
+    )

@@ -1,4 +1,6 @@
-"""Check on this machine that different ways of computing the same result agree, for a scaled-down recipe."""
+"""Check on this machine that different ways of computing the same result agree, for
+a scaled-down recipe.
+"""
 
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -21,7 +23,10 @@ STEPS, LENGTH = 4, 12
 
 
 class Row(NamedTuple):
-    """One comparison: the measured and the allowed difference. None: the comparison is not possible on this machine."""
+    """One comparison: the measured and the allowed difference.
+
+    None: the comparison is not possible on this machine.
+    """
 
     name: str
     difference: float | None
@@ -29,14 +34,16 @@ class Row(NamedTuple):
 
     @property
     def held(self) -> bool:
-        return self.difference is None or self.difference <= self.allowed  # False for NaN
+        # False for NaN
+        return self.difference is None or self.difference <= self.allowed
 
 
 def verify(recipe: ConfigDict) -> Iterator[Row]:
     """Yield every comparison that the recipe's task and this machine support.
 
-    The computation is in float32 on all devices. On accelerators, set jax_default_matmul_precision to "highest",
-    because the default precision of matrix products causes larger differences.
+    The computation is in float32 on all devices. On accelerators, set
+    jax_default_matmul_precision to "highest", because the default precision of matrix
+    products causes larger differences.
     """
     recipe = recipe.copy_and_resolve_references()
     shrink(recipe)
@@ -45,11 +52,20 @@ def verify(recipe: ConfigDict) -> Iterator[Row]:
     recipe.mesh.data, recipe.mesh.fsdp, recipe.mesh.tensor = -1, 1, 1
     known = fields(recipe.task, recipe.model)
     ways = {key: field for key, field in known.items() if "how" in field.metadata}
-    recipe.update_from_flattened_dict({key: field.default for key, field in ways.items()})
-    yield Row("resumed run = uninterrupted run, bit for bit", _resumed(_Run(recipe)), 0.0)
+    recipe.update_from_flattened_dict(
+        {key: field.default for key, field in ways.items()}
+    )
+    yield Row(
+        "resumed run = uninterrupted run, bit for bit", _resumed(_Run(recipe)), 0.0
+    )
 
-    # Microbatches and meshes draw different random numbers, so randomness is turned off.
-    off = {key: field.metadata["off"] for key, field in known.items() if "off" in field.metadata}
+    # Microbatches and meshes draw different random numbers, so randomness is turned
+    # off.
+    off = {
+        key: field.metadata["off"]
+        for key, field in known.items()
+        if "off" in field.metadata
+    }
     recipe.update_from_flattened_dict(off)
     plain = _Run(recipe)
     losses = plain.losses()
@@ -58,7 +74,10 @@ def verify(recipe: ConfigDict) -> Iterator[Row]:
         for key, field in ways.items()
         for other in field.metadata["how"]
     }
-    for name, changes in {**variants, "microbatches = the whole batch": {"training.microbatches": 2}}.items():
+    for name, changes in {
+        **variants,
+        "microbatches = the whole batch": {"training.microbatches": 2},
+    }.items():
         try:
             run = _Run(recipe, changes)
         except ConfigError:  # this recipe does not support the value
@@ -66,13 +85,25 @@ def verify(recipe: ConfigDict) -> Iterator[Row]:
         yield Row(name, _apart(run.losses(), losses), ROUNDING)
     devices = jax.device_count()
     alone = plain.losses_on_one_device() if devices > 1 else losses
-    for mesh in [(devices, 1, 1), (1, 8, 1), (2, 2, 2), (1, 1, 8)] if devices == 8 else [(devices, 1, 1)]:
+    for mesh in (
+        [(devices, 1, 1), (1, 8, 1), (2, 2, 2), (1, 1, 8)]
+        if devices == 8
+        else [(devices, 1, 1)]
+    ):
         shape = dict(zip(("mesh.data", "mesh.fsdp", "mesh.tensor"), mesh, strict=True))
         apart = _apart(_Run(recipe, shape).losses(), alone) if devices > 1 else None
-        yield Row(f"1 device = {' × '.join(map(str, mesh))} (data, fsdp, tensor)", apart, ROUNDING)
+        yield Row(
+            f"1 device = {' × '.join(map(str, mesh))} (data, fsdp, tensor)",
+            apart,
+            ROUNDING,
+        )
     yield Row("batch = its rows one by one", _rows(plain), ROUNDING)
-    params = jax.device_put(plain.engine.init(jax.random.key(0)).params, jax.devices()[0])
-    for name, difference in plain.engine.task.checks(params, jax.device_put(plain.batch(0))).items():
+    params = jax.device_put(
+        plain.engine.init(jax.random.key(0)).params, jax.devices()[0]
+    )
+    for name, difference in plain.engine.task.checks(
+        params, jax.device_put(plain.batch(0))
+    ).items():
         yield Row(name, difference, ROUNDING)
 
 
@@ -91,7 +122,9 @@ class _Run:
     def train(self, state: TrainState, steps: range) -> tuple[TrainState, list[float]]:
         found = []
         for step in steps:
-            state, metrics = self.engine.step(state, place(self.batch(step), self.engine.mesh, self.rows))
+            state, metrics = self.engine.step(
+                state, place(self.batch(step), self.engine.mesh, self.rows)
+            )
             found += [float(metrics["loss"]), float(metrics["gradient_norm"])]
         return state, found
 
@@ -124,7 +157,9 @@ def _apart(found: list[float], expected: list[float]) -> float:
 
 
 def _resumed(run: _Run) -> float:
-    """Return the number of arrays of the final state that differ after a save and restore halfway, with dropout."""
+    """Return the number of arrays of the final state that differ after a save and
+    restore halfway, with dropout.
+    """
     key = jax.random.key(0)
     whole, _ = run.train(run.engine.init(key), range(STEPS))
     half, _ = run.train(run.engine.init(key), range(STEPS // 2))
@@ -135,24 +170,44 @@ def _resumed(run: _Run) -> float:
         checkpoints.close()
     resumed, _ = run.train(restored, range(STEPS // 2, STEPS))
     pairs = zip(jax.tree.leaves(whole), jax.tree.leaves(resumed), strict=True)
-    return float(sum(np.asarray(a).tobytes() != np.asarray(b).tobytes() for a, b in pairs))
+    return float(
+        sum(np.asarray(a).tobytes() != np.asarray(b).tobytes() for a, b in pairs)
+    )
 
 
 def _rows(run: _Run) -> float:
-    """Return the relative difference between the means of a batch and those of its single rows.
+    """Return the relative difference between the means of a batch and those of its
+    single rows.
 
     Each row is repeated to fill a batch of the same shape.
     """
     engine, batch = run.engine, run.batch(0)
     params = engine.init(jax.random.key(0)).params
-    step = on_mesh(lambda params, batch: engine.task.loss(params, batch, jax.random.key(0), 0), engine.mesh)
+    step = on_mesh(
+        lambda params, batch: engine.task.loss(params, batch, jax.random.key(0), 0),
+        engine.mesh,
+    )
 
     def sums(arrays: Arrays) -> np.ndarray:
         means = step(params, place(arrays, engine.mesh, run.rows))
-        return np.array([float(x) for _, mean in sorted(means.items()) for x in (mean.sum, mean.weight)])
+        return np.array(
+            [
+                float(x)
+                for _, mean in sorted(means.items())
+                for x in (mean.sum, mean.weight)
+            ]
+        )
 
     alone = [
-        sums({name: np.repeat(x[i : i + 1], run.rows, axis=0) for name, x in batch.items()}) for i in range(run.rows)
+        sums(
+            {
+                name: np.repeat(x[i : i + 1], run.rows, axis=0)
+                for name, x in batch.items()
+            }
+        )
+        for i in range(run.rows)
     ]
     total = np.sum(alone, axis=0) / run.rows
-    return float(np.max(np.abs(total - (whole := sums(batch))) / np.maximum(np.abs(whole), 1e-9)))
+    return float(
+        np.max(np.abs(total - (whole := sums(batch))) / np.maximum(np.abs(whole), 1e-9))
+    )

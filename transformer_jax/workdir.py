@@ -1,4 +1,6 @@
-"""The folder of a run: its config.json, and checks that a config matches the experiment in the folder."""
+"""The folder of a run: its config.json, and checks that a config matches the
+experiment in the folder.
+"""
 
 import dataclasses
 import json
@@ -19,13 +21,19 @@ log = logging.getLogger(__name__)
 
 
 def place(workdir: epath.PathLike, option: str = "--workdir") -> epath.Path:
-    """Return the path of a workdir. Raises UserError if the name, given by `option`, cannot be used for a folder."""
+    """Return the path of a workdir.
+
+    Raises UserError if the name, given by `option`, cannot be used for a folder.
+    """
     name = os.fspath(workdir)
     scheme, separator, rest = name.partition("://")
     if not name:
         rule = "is empty: name a folder, e.g. ./run"
     elif name.startswith("~"):
-        rule = "refers to the home of an unknown user: write the full path, or ./~… for a folder with this name"
+        rule = (
+            "refers to the home of an unknown user: "
+            "write the full path, or ./~… for a folder with this name"
+        )
     elif not name.isprintable():
         rule = "contains unprintable characters: choose another name"
     elif separator and (scheme not in ("gs", "s3") or not rest.strip("/")):
@@ -33,7 +41,9 @@ def place(workdir: epath.PathLike, option: str = "--workdir") -> epath.Path:
     else:
         path = epath.Path(workdir)
         if not separator:
-            with files.explained(f"{option}={name} cannot be used", "name another folder"):
+            with files.explained(
+                f"{option}={name} cannot be used", "name another folder"
+            ):
                 files.status(f"{name}/.")  # fails if its files cannot be reached
         return path
     raise ConfigError(f"{option}={ascii(name)[1:-1]} {rule}")
@@ -74,19 +84,26 @@ def _absolute(path: Any) -> Any:
     return expanded if expanded.startswith("~") else os.path.abspath(expanded)
 
 
-_named: list[str] = []  # the workdir on the command line, which is known before recipes run
+# the workdir on the command line, which is known before recipes run
+_named: list[str] = []
 
 
 def name_on_command_line(workdir: str) -> None:
-    """Remember the workdir of the run that a command may continue, for `continued_from`."""
+    """Remember the workdir of the run that a command may continue, for
+    `continued_from`.
+    """
     _named[:] = [workdir]
 
 
 def continued_from(source: str) -> dict[str, Any] | None:
-    """Return the config of the run on the command line, if it has checkpoints and started from `source`."""
+    """Return the config of the run on the command line, if it has checkpoints and
+    started from `source`.
+    """
     for name in _named:
         workdir = place(os.path.expanduser(name))
-        if files.exists(workdir / "checkpoints") and files.exists(workdir / "config.json"):
+        if files.exists(workdir / "checkpoints") and files.exists(
+            workdir / "config.json"
+        ):
             config = read(workdir).to_dict()
             if _absolute(config["init_from"]) == _absolute(source):
                 return config
@@ -94,14 +111,17 @@ def continued_from(source: str) -> dict[str, Any] | None:
 
 
 def claim(workdir: epath.PathLike, config: ConfigDict) -> None:
-    """Write config.json into a new workdir; reject an existing workdir that holds another experiment.
+    """Write config.json into a new workdir; reject an existing workdir that holds
+    another experiment.
 
-    A workdir without checkpoints accepts any config. The tokenizers that an earlier start made there are removed, to be
-    made again; those that the user put there or has changed stay. A workdir with checkpoints keeps its config.json
-    until `store` is called, which happens once the new config is known to work.
+    A workdir without checkpoints accepts any config. The tokenizers that an earlier
+    start made there are removed, to be made again; those that the user put there or has
+    changed stay. A workdir with checkpoints keeps its config.json until `store` is
+    called, which happens once the new config is known to work.
 
-    Raises ConfigError if the workdir holds another experiment (the message names the keys that differ), if its
-    config.json is not that of a run, or if it cannot be written. Raises OSError if the disk fails.
+    Raises ConfigError if the workdir holds another experiment (the message names the
+    keys that differ), if its config.json is not that of a run, or if it cannot be
+    written. Raises OSError if the disk fails.
     """
     workdir = epath.Path(workdir)
     try:
@@ -109,8 +129,13 @@ def claim(workdir: epath.PathLike, config: ConfigDict) -> None:
         begun = files.exists(workdir / "config.json")
         if files.exists(workdir / "checkpoints"):
             if not begun:
-                raise ConfigError(f"{workdir} has checkpoints but no config.json: choose another --workdir")
-            _compare(workdir, read(workdir, task=config.task).to_dict(), config.to_dict())
+                raise ConfigError(
+                    f"{workdir} has checkpoints but no config.json: "
+                    "choose another --workdir"
+                )
+            _compare(
+                workdir, read(workdir, task=config.task).to_dict(), config.to_dict()
+            )
             return
         if begun:
             _stored(workdir)  # refuses the folder of something else
@@ -129,11 +154,16 @@ def _remove_made_tokenizers(workdir: epath.Path) -> None:
                 log.info("%s of an earlier start is removed", path)
                 path.unlink(missing_ok=True)
             else:
-                log.info("%s was not made by an earlier start: it is kept and used", path)
+                log.info(
+                    "%s was not made by an earlier start: it is kept and used", path
+                )
 
 
 def store(workdir: epath.PathLike, config: ConfigDict) -> None:
-    """Write config.json. Raises ConfigError if it cannot be written, and OSError if the disk fails."""
+    """Write config.json.
+
+    Raises ConfigError if it cannot be written, and OSError if the disk fails.
+    """
     text = json.dumps(config.to_dict(), indent=2) + "\n"
     try:
         files.write(epath.Path(workdir) / "config.json", text.encode())
@@ -142,41 +172,77 @@ def store(workdir: epath.PathLike, config: ConfigDict) -> None:
 
 
 def _unwritable(workdir: epath.PathLike, error: Exception) -> ConfigError:
-    return ConfigError(f"--workdir={workdir} cannot be written: {error}; choose another")
+    return ConfigError(
+        f"--workdir={workdir} cannot be written: {error}; choose another"
+    )
 
 
 def check_model(workdir: epath.PathLike, config: ConfigDict) -> None:
-    """Raise ConfigError if `config` defines a model other than that of the parameters in `workdir`.
+    """Raise ConfigError if `config` defines a model other than that of the parameters
+    in `workdir`.
 
-    The message names the keys that differ. Keys that change only how the model is computed, or only the randomness of
-    training, may differ.
+    The message names the keys that differ. Keys that change only how the model is
+    computed, or only the randomness of training, may differ.
     """
     known = fields(config.task, config.model)
     differing = _differing(read(workdir, task=config.task).to_dict(), config.to_dict())
-    if refused := [line for key, line in differing.items() if _defines_model(key, known)]:
-        raise ConfigError("\n  ".join([f"{workdir} holds parameters of another model; do not change:", *refused]))
+    if refused := [
+        line for key, line in differing.items() if _defines_model(key, known)
+    ]:
+        raise ConfigError(
+            "\n  ".join(
+                [
+                    f"{workdir} holds parameters of another model; do not change:",
+                    *refused,
+                ]
+            )
+        )
 
 
 def check_same_model(source: str, theirs: Any, ours: Config) -> None:
-    """Raise ConfigError if `theirs`, the config of the model in `source`, is not that of the model of `ours`.
+    """Raise ConfigError if `theirs`, the config of the model in `source`, is not that
+    of the model of `ours`.
 
-    The message names the keys that differ. Keys that change only how the model is computed, or only the randomness of
-    training, may differ, and so may keys that add a part which is not in `source`.
+    The message names the keys that differ. Keys that change only how the model is
+    computed, or only the randomness of training, may differ, and so may keys that add a
+    part which is not in `source`.
     """
     known = fields(ours.task, {"architecture": ours.model.architecture})
-    there, here = ({"model": dataclasses.asdict(model)} for model in (theirs, ours.model))
+    there, here = (
+        {"model": dataclasses.asdict(model)} for model in (theirs, ours.model)
+    )
     differing = _differing(there, here, ("there", "here"))
     if another := differing.get("model.architecture"):
-        raise ConfigError(f"config.init_from = {source!r} holds another kind of model; name another run:\n  {another}")
-    added = {key for key, value in _flat(there).items() if not value and "added" in known[key].metadata}
-    if refused := [line for key, line in differing.items() if _defines_model(key, known) and key not in added]:
         raise ConfigError(
-            "\n  ".join([f"config.init_from = {source!r} holds another model; set these keys to its values:", *refused])
+            f"config.init_from = {source!r} holds another kind of model; "
+            f"name another run:\n  {another}"
+        )
+    added = {
+        key
+        for key, value in _flat(there).items()
+        if not value and "added" in known[key].metadata
+    }
+    if refused := [
+        line
+        for key, line in differing.items()
+        if _defines_model(key, known) and key not in added
+    ]:
+        raise ConfigError(
+            "\n  ".join(
+                [
+                    (
+                        f"config.init_from = {source!r} holds another model; "
+                        "set these keys to its values:"
+                    ),
+                    *refused,
+                ]
+            )
         )
 
 
 def differing_outputs(theirs: Config, ours: Config) -> list[str]:
-    """Return the dotted keys outside the model section that define the outputs of a model, and that differ.
+    """Return the dotted keys outside the model section that define the outputs of a
+    model, and that differ.
 
     Tasks of different kinds have none in common.
     """
@@ -184,17 +250,25 @@ def differing_outputs(theirs: Config, ours: Config) -> list[str]:
     if theirs.task != ours.task:
         return []
     differing = _differing(dataclasses.asdict(theirs), dataclasses.asdict(ours))
-    return [key for key in differing if key in known and known[key].metadata.get("model")]
+    return [
+        key for key in differing if key in known and known[key].metadata.get("model")
+    ]
 
 
 def _defines_model(key: str, known: Mapping[str, dataclasses.Field]) -> bool:
-    """Return True for a key that defines the model or its outputs, and not only how they are computed or trained."""
+    """Return True for a key that defines the model or its outputs, and not only how
+    they are computed or trained.
+    """
     metadata = known[key].metadata.keys() if key in known else set()
-    return (key.startswith(("task", "model.")) or "model" in metadata) and not metadata & {"how", "off"}
+    return (
+        key.startswith(("task", "model.")) or "model" in metadata
+    ) and not metadata & {"how", "off"}
 
 
 def _differing(
-    old: dict[str, Any], new: dict[str, Any], where: tuple[str, str] = ("in the workdir", "now")
+    old: dict[str, Any],
+    new: dict[str, Any],
+    where: tuple[str, str] = ("in the workdir", "now"),
 ) -> dict[str, str]:
     there, now = _flat(old), _flat(new)
     return {
@@ -207,9 +281,20 @@ def _differing(
 def _compare(workdir: epath.Path, old: dict[str, Any], new: dict[str, Any]) -> None:
     differing = _differing(old, new)
     known = fields(new["task"], new["model"])
-    refused = [line for key, line in differing.items() if not (key in known and known[key].metadata.get("free"))]
+    refused = [
+        line
+        for key, line in differing.items()
+        if not (key in known and known[key].metadata.get("free"))
+    ]
     if refused:
-        raise ConfigError("\n  ".join([f"{workdir} holds another experiment; choose another --workdir:", *refused]))
+        raise ConfigError(
+            "\n  ".join(
+                [
+                    f"{workdir} holds another experiment; choose another --workdir:",
+                    *refused,
+                ]
+            )
+        )
     for line in differing.values():
         log.info("changed since the workdir was created: %s", line)
 
@@ -217,17 +302,26 @@ def _compare(workdir: epath.Path, old: dict[str, Any], new: dict[str, Any]) -> N
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in tree.items():
-        flat |= {f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict) else {name: value}
+        flat |= (
+            {f"{name}.{key}": v for key, v in value.items()}
+            if isinstance(value, dict)
+            else {name: value}
+        )
     return flat
 
 
-def read(workdir: epath.PathLike, option: str = "--workdir", task: str | type[Task] | None = None) -> ConfigDict:
+def read(
+    workdir: epath.PathLike,
+    option: str = "--workdir",
+    task: str | type[Task] | None = None,
+) -> ConfigDict:
     """Return the config of a run. Keys missing from its config.json get their defaults.
 
-    A folder does not choose code to run: its task must be one of this package, or `task`, which the user has named.
+    A folder does not choose code to run: its task must be one of this package, or
+    `task`, which the user has named.
 
-    Raises ConfigError if there is no readable config.json, or if it names another task. The message says that `option`
-    named the workdir.
+    Raises ConfigError if there is no readable config.json, or if it names another task.
+    The message says that `option` named the workdir.
     """
     path = place(workdir, option)
     if task is not None:
@@ -238,7 +332,8 @@ def read(workdir: epath.PathLike, option: str = "--workdir", task: str | type[Ta
         if not isinstance(error, FileNotFoundError) and not files.is_lasting(error):
             raise
         raise ConfigError(
-            f"{option}={workdir} is not the folder of a run: {error}; train there first with scripts/train.py"
+            f"{option}={workdir} is not the folder of a run: "
+            f"{error}; train there first with scripts/train.py"
         ) from error
     try:
         config = _with_defaults(stored)
@@ -248,21 +343,35 @@ def read(workdir: epath.PathLike, option: str = "--workdir", task: str | type[Ta
 
 
 def _stored(workdir: epath.Path, option: str = "--workdir") -> dict[str, Any]:
-    """Return the content of config.json. Raises OSError if it cannot be read, and ConfigError if no run wrote it."""
+    """Return the content of config.json.
+
+    Raises OSError if it cannot be read, and ConfigError if no run wrote it.
+    """
     where = f"{option}={workdir}, config.json"
     try:
         stored = json.loads((workdir / "config.json").read_text())
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: it is damaged ({error}): restore it, or choose another folder") from error
-    if not isinstance(stored, dict) or "task" not in stored or not isinstance(stored.get("model", {}), dict):
-        raise ConfigError(f"{where}: it does not specify a task and a model: choose the folder of a run, or a new one")
+        raise ConfigError(
+            f"{where}: it is damaged ({error}): restore it, or choose another folder"
+        ) from error
+    if (
+        not isinstance(stored, dict)
+        or "task" not in stored
+        or not isinstance(stored.get("model", {}), dict)
+    ):
+        raise ConfigError(
+            f"{where}: it does not specify a task and a model: "
+            "choose the folder of a run, or a new one"
+        )
     return stored
 
 
 def _with_defaults(stored: dict[str, Any]) -> dict[str, Any]:
     """Return the config with defaults for the keys that a config.json lacks."""
     _check_task(stored["task"])
-    config = defaults(stored["task"], stored.get("model", {}).get("architecture")).to_dict()
+    config = defaults(
+        stored["task"], stored.get("model", {}).get("architecture")
+    ).to_dict()
     for name, value in stored.items():
         section = isinstance(config.get(name), dict)
         if name in config and section != isinstance(value, dict):
@@ -282,11 +391,15 @@ def _check_task(name: Any) -> None:
         return
     if isinstance(name, str) and ":" in name:
         raise ConfigError(
-            f"config.task = {name!r} is not a task of transformer_jax, and a folder may not choose code to run. If you "
-            f"trust {name.partition(':')[0]}, name the task yourself: --task={name}, or in Python "
-            f"transformer_jax.load(…, task={name!r})"
+            f"config.task = {name!r} is not a task of transformer_jax, "
+            "and a folder may not choose code to run. "
+            f"If you trust {name.partition(':')[0]}, name the task yourself: "
+            f"--task={name}, or in Python transformer_jax.load(…, task={name!r})"
         )
-    older = ". Version 0.1 had 'translation', with other config keys; use that version for its runs"
+    older = (
+        ". Version 0.1 had 'translation', with other config keys; "
+        "use that version for its runs"
+    )
     raise ConfigError(
         f"config.task = {name!r} is not a task: choose one of {', '.join(TASKS)}"
         f"{older if name == 'translation' else ''}"

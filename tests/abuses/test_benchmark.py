@@ -1,4 +1,6 @@
-"""Invalid uses of benchmark.py. Each ends with one error message and creates no file."""
+"""Invalid uses of benchmark.py. Each ends with one error message and creates no
+file.
+"""
 
 import pytest
 from abusing import refused, unharmed
@@ -13,7 +15,10 @@ ROWS = [
     (["--length=1"], "--length=1"),
     (["--length=x"], "--length=x"),
     (["--length=99999"], "--length=99999: must be at most data.max_length = "),
-    (["--config.data.directory=/nowhere"], "There is no directory /nowhere: set data.directory"),
+    (
+        ["--config.data.directory=/nowhere"],
+        "There is no directory /nowhere: set data.directory",
+    ),
     (["--config.data.directory=/dev/null"], "/dev/null"),
     (["--config.data.train_split=none"], "neither none.en nor none.en.gz"),
     (["--config.data.source_language=xx"], "train.xx"),
@@ -27,9 +32,17 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize(("given", "words"), [(given, words) for given, *words in ROWS], ids=str)
+@pytest.mark.parametrize(
+    ("given", "words"), [(given, words) for given, *words in ROWS], ids=str
+)
 def test_refused(recipe, tmp_path, given, words):
     environment = {"TMPDIR": str(tmp_path)}
     with unharmed(recipe.parent, tmp_path, new=("__pycache__",)):
-        done = script("benchmark", f"--config={recipe}", *given, cwd=tmp_path, environment=environment)
+        done = script(
+            "benchmark",
+            f"--config={recipe}",
+            *given,
+            cwd=tmp_path,
+            environment=environment,
+        )
         refused(done, *words)

@@ -1,4 +1,7 @@
-"""Invalid uses of prepare.py. Each ends with one error message and leaves its folders unchanged."""
+"""Invalid uses of prepare.py.
+
+Each ends with one error message and leaves its folders unchanged.
+"""
 
 from pathlib import Path
 
@@ -29,13 +32,25 @@ def folder(tmp_path: Path) -> Path:
         (["--name=dates", "--directory={}/file/deeper"], ["file/deeper"]),
         (["--name=dates", "--directory={}/loop"], ["loop"]),
         (["--name=dates", "--directory="], ["--directory= is empty"]),
-        (["--name=dates", "--directory=~nobody-is-called-that/d"], ["home of an unknown user"]),
-        (["--name=dates", "--directory={}/d", "--manual_dir={}/absent"], ["no directory", "absent"]),
-        (["--name=dates", "--directory={}/d", "--manual_dir={}/file"], ["no directory", "file"]),
+        (
+            ["--name=dates", "--directory=~nobody-is-called-that/d"],
+            ["home of an unknown user"],
+        ),
+        (
+            ["--name=dates", "--directory={}/d", "--manual_dir={}/absent"],
+            ["no directory", "absent"],
+        ),
+        (
+            ["--name=dates", "--directory={}/d", "--manual_dir={}/file"],
+            ["no directory", "file"],
+        ),
         (["--name=dates", "--directory={}/d", "more"], ["'more' is not an option"]),
         (["--name=dates", "--directory={}/d", "--language=en"], ["language"]),
     ],
 )
 def test_abuses(folder, arguments, words):
     with unharmed(folder):
-        refused(script("prepare", *(argument.format(folder) for argument in arguments)), *words)
+        refused(
+            script("prepare", *(argument.format(folder) for argument in arguments)),
+            *words,
+        )

@@ -1,4 +1,7 @@
-"""Invalid uses of verify.py. Each is refused before the table is printed, so nothing is on stdout."""
+"""Invalid uses of verify.py.
+
+Each is refused before the table is printed, so nothing is on stdout.
+"""
 
 import pytest
 from abusing import refused, unharmed
@@ -22,7 +25,9 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize(("given", "words"), [(given, words) for given, *words in ROWS], ids=str)
+@pytest.mark.parametrize(
+    ("given", "words"), [(given, words) for given, *words in ROWS], ids=str
+)
 def test_refused(recipe, tmp_path, given, words):
     with unharmed(recipe.parent, tmp_path, new=("__pycache__",)):
         refused(script("verify", f"--config={recipe}", *given, cwd=tmp_path), *words)

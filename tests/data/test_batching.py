@@ -1,4 +1,6 @@
-"""Batch plans, which use every example once and are reproducible from a batch number; padding; prefetching."""
+"""Batch plans, which use every example once and are reproducible from a batch
+number; padding; prefetching.
+"""
 
 import itertools
 import threading
@@ -35,7 +37,14 @@ def examples(batches):
 @pytest.mark.parametrize("seed", [None, 5])
 def test_every_kept_example_once_an_epoch_within_its_shape(seed):
     lengths = some_lengths()
-    plan = BatchPlan(lengths, max_lengths=(40, 43), tokens=331, max_buckets=5, rows_multiple=3, seed=seed)
+    plan = BatchPlan(
+        lengths,
+        max_lengths=(40, 43),
+        tokens=331,
+        max_buckets=5,
+        rows_multiple=3,
+        seed=seed,
+    )
     kept = np.flatnonzero((lengths <= (40, 43)).all(axis=1))
     np.testing.assert_array_equal(plan.kept, kept)
     assert plan.dropped == len(lengths) - len(kept) > 0
@@ -68,7 +77,9 @@ def test_batch_depends_on_lengths_seed_and_number_only():
     straight, jumping = new(), new()
     first, second = epoch(straight), epoch(straight, 1)
     for i in np.random.default_rng(1).permutation(2 * len(jumping)):
-        np.testing.assert_array_equal(jumping.batch(i).indices, (first + second)[i].indices)
+        np.testing.assert_array_equal(
+            jumping.batch(i).indices, (first + second)[i].indices
+        )
 
     def order(batches):
         return np.concatenate([batch.indices for batch in batches]).tolist()
@@ -79,10 +90,22 @@ def test_batch_depends_on_lengths_seed_and_number_only():
 
 
 def test_evaluation_keeps_the_order_given_within_a_bucket_and_repeats_it():
-    plan = BatchPlan(np.array([[3], [9], [2], [9], [3]]), max_lengths=None, tokens=18, max_buckets=2, seed=None)
+    plan = BatchPlan(
+        np.array([[3], [9], [2], [9], [3]]),
+        max_lengths=None,
+        tokens=18,
+        max_buckets=2,
+        seed=None,
+    )
     assert plan.shapes == [(6, 3), (2, 9)]
-    assert [batch.indices.tolist() for batch in epoch(plan)] == [[0, 2, 4, -1, -1, -1], [1, 3]]
-    assert [batch.indices.tolist() for batch in epoch(plan, 1)] == [[0, 2, 4, -1, -1, -1], [1, 3]]
+    assert [batch.indices.tolist() for batch in epoch(plan)] == [
+        [0, 2, 4, -1, -1, -1],
+        [1, 3],
+    ]
+    assert [batch.indices.tolist() for batch in epoch(plan, 1)] == [
+        [0, 2, 4, -1, -1, -1],
+        [1, 3],
+    ]
     assert [batch.shape for batch in epoch(plan)] == [(3,), (9,)]
 
 
@@ -96,11 +119,21 @@ def test_boundaries_pad_least_of_all_choices(max_buckets):
         for low, high in itertools.pairwise((0, *ends)):
             inside = lengths[(widths > low) & (widths <= high)]
             rows = 61 // high
-            total += -(-len(inside) // rows) * rows * inside.max(axis=0).sum() if len(inside) else 0
+            total += (
+                -(-len(inside) // rows) * rows * inside.max(axis=0).sum()
+                if len(inside)
+                else 0
+            )
         return total
 
-    choices = [(*ends, 11) for count in range(max_buckets) for ends in itertools.combinations(range(1, 11), count)]
-    plan = BatchPlan(lengths, max_lengths=None, tokens=61, max_buckets=max_buckets, seed=1)
+    choices = [
+        (*ends, 11)
+        for count in range(max_buckets)
+        for ends in itertools.combinations(range(1, 11), count)
+    ]
+    plan = BatchPlan(
+        lengths, max_lengths=None, tokens=61, max_buckets=max_buckets, seed=1
+    )
     found = sum(len(indices) * sum(shape) for _, indices, shape in epoch(plan))
     assert found == min(map(padded, choices))
 
@@ -112,9 +145,15 @@ def test_empty_examples_take_a_position():
 
 def test_the_longest_example_must_fit_the_budget():
     lengths = np.array([[3, 4], [5, 17]])
-    with pytest.raises(ValueError, match=r"data.batch_tokens=33 .* 2 row\(s\) .* 17 tokens: set 34 or more"):
+    with pytest.raises(
+        ValueError,
+        match=r"data.batch_tokens=33 .* 2 row\(s\) .* 17 tokens: set 34 or more",
+    ):
         BatchPlan(lengths, max_lengths=None, tokens=33, rows_multiple=2, seed=0)
-    assert len(BatchPlan(lengths, max_lengths=(5, 16), tokens=33, rows_multiple=2, seed=0)) == 1
+    assert (
+        len(BatchPlan(lengths, max_lengths=(5, 16), tokens=33, rows_multiple=2, seed=0))
+        == 1
+    )
 
 
 @pytest.mark.parametrize("lengths", [np.zeros((0, 2), int), np.ones(3, int)])
@@ -124,7 +163,9 @@ def test_lengths_have_examples_and_streams(lengths):
 
 
 def test_dropping_all_examples_is_an_error():
-    with pytest.raises(ValueError, match=r"All 2 examples exceed max_lengths=\(3,\): raise the limits"):
+    with pytest.raises(
+        ValueError, match=r"All 2 examples exceed max_lengths=\(3,\): raise the limits"
+    ):
         BatchPlan(np.array([[4], [5]]), max_lengths=(3,), tokens=8, seed=0)
 
 
@@ -137,14 +178,20 @@ def test_dropping_all_examples_is_an_error():
 )
 def test_batches_know_their_number_and_are_counted_from_zero(plan):
     assert len(plan) > 1
-    assert [batch.number for batch in epoch(plan) + epoch(plan, 1)] == list(range(2 * len(plan)))
-    assert all((len(indices), *shape) in plan.shapes for _, indices, shape in epoch(plan))
+    assert [batch.number for batch in epoch(plan) + epoch(plan, 1)] == list(
+        range(2 * len(plan))
+    )
+    assert all(
+        (len(indices), *shape) in plan.shapes for _, indices, shape in epoch(plan)
+    )
     with pytest.raises(ValueError, match="no batch -1"):
         plan.batch(-1)
 
 
 def test_ladder_puts_an_example_by_its_own_length_alone():
-    plan = BatchPlan.ladder(np.array([5, 20, 8, 1, 9, 2]), boundaries=(8, 16, 32), rows=3)
+    plan = BatchPlan.ladder(
+        np.array([5, 20, 8, 1, 9, 2]), boundaries=(8, 16, 32), rows=3
+    )
     assert plan.shapes == [(3, 8), (3, 16), (3, 32)]
     assert [(batch.indices.tolist(), batch.shape) for batch in epoch(plan)] == [
         ([0, 2, 3], (8,)),
@@ -152,7 +199,9 @@ def test_ladder_puts_an_example_by_its_own_length_alone():
         ([4, -1, -1], (16,)),
         ([1, -1, -1], (32,)),
     ]
-    assert BatchPlan.ladder(np.array([20]), boundaries=(8, 16, 32), rows=3).shapes == [(3, 32)]
+    assert BatchPlan.ladder(np.array([20]), boundaries=(8, 16, 32), rows=3).shapes == [
+        (3, 32)
+    ]
 
 
 def test_ladder_of_several_streams_goes_by_the_first_alone():
@@ -165,7 +214,9 @@ def test_ladder_of_several_streams_goes_by_the_first_alone():
         ([4, -1], (16, 8)),
         ([1, -1], (32, 8)),
     ]
-    assert plan.fill == pytest.approx(((5 + 20 + 8 + 1 + 9) / 128, (30 + 1 + 9 + 17 + 0) / 160))
+    assert plan.fill == pytest.approx(
+        ((5 + 20 + 8 + 1 + 9) / 128, (30 + 1 + 9 + 17 + 0) / 160)
+    )
     with pytest.raises(ValueError, match="Example 1 has 17 tokens, the limit is 16"):
         BatchPlan.ladder(np.array([[3, 3], [4, 17]]), boundaries=(8, 16), rows=3)
 
@@ -175,7 +226,11 @@ def test_a_divided_plan_has_every_example_once_in_its_shape_and_few_other_rows(r
     lengths = np.arange(1, 30)
     whole = BatchPlan.ladder(lengths, [8, 12, 32], rows=8)
     parts = Divided(whole, rows)
-    shape = {i: batch.shape for batch in map(whole.batch, range(len(whole))) for i in batch.indices.tolist()}
+    shape = {
+        i: batch.shape
+        for batch in map(whole.batch, range(len(whole)))
+        for i in batch.indices.tolist()
+    }
     found = [parts.batch(i) for i in range(len(parts))]
     examples = [i for batch in found for i in batch.indices.tolist() if i >= 0]
     assert sorted(examples) == list(range(29))
@@ -200,7 +255,9 @@ def test_ladder_refuses_what_it_cannot_hold():
 
 
 def test_plan_of_a_million_examples():
-    plan = BatchPlan(some_lengths(n=1_000_000, longest=200), max_lengths=None, tokens=25_000, seed=1)
+    plan = BatchPlan(
+        some_lengths(n=1_000_000, longest=200), max_lengths=None, tokens=25_000, seed=1
+    )
     assert len(plan.kept) == 1_000_000
     assert len(plan.shapes) <= 8
     assert len(np.unique(plan.batch(0).indices)) == len(plan.batch(0).indices)
@@ -208,12 +265,17 @@ def test_plan_of_a_million_examples():
 
 def test_the_search_for_buckets_is_bounded_where_lengths_are_not():
     lengths = np.arange(1, 200_001, 3)[:, None]
-    plan = BatchPlan(lengths, max_lengths=None, tokens=199_999, max_buckets=3, seed=None)
+    plan = BatchPlan(
+        lengths, max_lengths=None, tokens=199_999, max_buckets=3, seed=None
+    )
     assert len(plan.shapes) == 3
     assert plan.shapes[-1][1] == lengths.max() == 199_999
-    np.testing.assert_array_equal(np.sort(examples(epoch(plan))), np.arange(len(lengths)))
+    np.testing.assert_array_equal(
+        np.sort(examples(epoch(plan))), np.arange(len(lengths))
+    )
     assert all(
-        (lengths[i[i >= 0]] <= shape).all() and len(i) * shape[0] <= 199_999 for _, i, shape in epoch(plan)[-99:]
+        (lengths[i[i >= 0]] <= shape).all() and len(i) * shape[0] <= 199_999
+        for _, i, shape in epoch(plan)[-99:]
     )
 
 
@@ -222,12 +284,20 @@ def test_padding_is_zero_and_lengths_say_what_is_valid():
     indices = np.array([3, -1, 0, 1, 3])
     padded = pad(rows, indices, length=6)
     assert padded.dtype == np.int32
-    assert padded.tolist() == [[9, 10, 11, 12, 0, 0], [0] * 6, [5, 6, 7, 0, 0, 0], [0] * 6, [9, 10, 11, 12, 0, 0]]
+    assert padded.tolist() == [
+        [9, 10, 11, 12, 0, 0],
+        [0] * 6,
+        [5, 6, 7, 0, 0, 0],
+        [0] * 6,
+        [9, 10, 11, 12, 0, 0],
+    ]
     lengths = lengths_of(rows, indices)
     assert lengths.dtype == np.int32
     assert lengths.tolist() == [5, 0, 3, 0, 5]
     assert pad(rows, np.array([-1, 1]), length=2).tolist() == [[0, 0], [0, 0]]
-    with pytest.raises(ValueError, match="Example 3 has 5 tokens, but its batch has length 4"):
+    with pytest.raises(
+        ValueError, match="Example 3 has 5 tokens, but its batch has length 4"
+    ):
         pad(rows, np.array([0, -1, 3]), length=4)
 
 
@@ -277,4 +347,6 @@ def test_prefetch_can_be_closed_and_computes_no_more_than_asked():
     assert next(items) == 0
     items.close()
     assert len(made) <= 3
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]
+    assert not [
+        thread for thread in threading.enumerate() if thread.name.startswith("prefetch")
+    ]

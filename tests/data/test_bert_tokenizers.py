@@ -1,4 +1,7 @@
-"""BERT's tokenizers: trained, or made from a vocabulary. Their oracle is BERT's algorithm in plain Python."""
+"""BERT's tokenizers: trained, or made from a vocabulary.
+
+Their oracle is BERT's algorithm in plain Python.
+"""
 
 import unicodedata
 
@@ -10,19 +13,30 @@ from transformer_jax.data.tokenizer_training import train_tokenizer
 from transformer_jax.data.tokenizers import TokenizerError
 
 KNOWN = [*"abAÉéİΣß日本😀.'#-«", "\u0301", "\u0327"]
-OTHERS = [*"     \t\u3000\u200b\0\ufffd☃"]  # spaces, characters that are removed, and an unknown one
+# spaces, characters that are removed, and an unknown one
+OTHERS = [*"     \t\u3000\u200b\0\ufffd☃"]
 
 
 def train(lowercase):
     rng = np.random.default_rng(7)
     return train_tokenizer(
-        "bert", ["".join(rng.choice([*KNOWN, " "], 31)) for _ in range(99)], 300, lowercase=lowercase
+        "bert",
+        ["".join(rng.choice([*KNOWN, " "], 31)) for _ in range(99)],
+        300,
+        lowercase=lowercase,
     )
 
 
 def random_lines():
     rng = np.random.default_rng(8)
-    return ["", " ", *("".join(rng.choice([*KNOWN, *KNOWN, *OTHERS], rng.integers(41))) for _ in range(300))]
+    return [
+        "",
+        " ",
+        *(
+            "".join(rng.choice([*KNOWN, *KNOWN, *OTHERS], rng.integers(41)))
+            for _ in range(300)
+        ),
+    ]
 
 
 def ids(tokenizer, line):
@@ -34,7 +48,13 @@ def rows(ragged):
 
 
 def special_ids(tokenizer):
-    return tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id, tokenizer.mask_id
+    return (
+        tokenizer.pad_id,
+        tokenizer.bos_id,
+        tokenizer.eos_id,
+        tokenizer.unk_id,
+        tokenizer.mask_id,
+    )
 
 
 def basic(line, lowercase):
@@ -43,22 +63,36 @@ def basic(line, lowercase):
     for c in line:
         if not c.isspace() and (unicodedata.category(c)[0] == "C" or c == "\ufffd"):
             continue
-        alone = unicodedata.category(c)[0] == "P" or (c.isascii() and c.isprintable() and not c.isalnum())
+        alone = unicodedata.category(c)[0] == "P" or (
+            c.isascii() and c.isprintable() and not c.isalnum()
+        )
         spaced += f" {c} " if alone or "\u4e00" <= c <= "\u9fff" else c
-    return [normal for word in spaced.split() if (normal := normalized(word, lowercase))]
+    return [
+        normal for word in spaced.split() if (normal := normalized(word, lowercase))
+    ]
 
 
 def normalized(word, lowercase):
     if not lowercase:
         return word
-    return "".join(c.lower() for c in unicodedata.normalize("NFD", word) if unicodedata.category(c) != "Mn")
+    return "".join(
+        c.lower()
+        for c in unicodedata.normalize("NFD", word)
+        if unicodedata.category(c) != "Mn"
+    )
 
 
 def longest_first(word, vocabulary):
-    """Return the pieces of a word: the longest known one from the left, again and again."""
+    """Return the pieces of a word: the longest known one from the left, again and
+    again.
+    """
     pieces, start = [], 0
     while start < len(word):
-        known = [end for end in range(start + 1, len(word) + 1) if ("##" * (start > 0)) + word[start:end] in vocabulary]
+        known = [
+            end
+            for end in range(start + 1, len(word) + 1)
+            if ("##" * (start > 0)) + word[start:end] in vocabulary
+        ]
         if not known:
             return ["[UNK]"]
         pieces.append("##" * (start > 0) + word[start : known[-1]])
@@ -72,11 +106,16 @@ def test_pieces_are_those_of_the_algorithm(lowercase):
     vocabulary = set(tokenizer.tokens(range(tokenizer.size)))
     found = [tokenizer.tokens(row) for row in tokenizer.encode(random_lines())]
     assert found == [
-        [piece for word in basic(line, lowercase) for piece in longest_first(word, vocabulary)]
+        [
+            piece
+            for word in basic(line, lowercase)
+            for piece in longest_first(word, vocabulary)
+        ]
         for line in random_lines()
     ]
     counts = [
-        sum(kind(piece) for row in found for piece in row) for kind in (len, lambda p: p[:2] == "##", "[UNK]".__eq__)
+        sum(kind(piece) for row in found for piece in row)
+        for kind in (len, lambda p: p[:2] == "##", "[UNK]".__eq__)
     ]
     assert min(counts) > 100
 
@@ -88,7 +127,9 @@ def left(text, lowercase):
 
 @pytest.mark.parametrize("lowercase", [False, True])
 def test_spans_of_bert_are_those_of_the_line_as_given(lowercase):
-    """A piece is what remains of its span, spans are in order, and nothing remains of the text outside them."""
+    """A piece is what remains of its span, spans are in order, and nothing remains
+    of the text outside them.
+    """
     tokenizer, lines = train(lowercase), random_lines()
     encoded, starts, ends = tokenizer.spans(lines)
     assert rows(encoded) == tokenizer.encode_batch(lines)
@@ -102,7 +143,9 @@ def test_spans_of_bert_are_those_of_the_line_as_given(lowercase):
                 assert "☃" in line[start:end]
                 unknown += 1
             else:
-                assert left(line[start:end], lowercase) == tokenizer.tokens([i])[0].removeprefix("##")
+                assert left(line[start:end], lowercase) == tokenizer.tokens([i])[
+                    0
+                ].removeprefix("##")
             place = end
         assert not left(line[place:], lowercase)
     assert 100 < unknown < len(encoded.values) // 5
@@ -123,57 +166,114 @@ def test_bert_restores_words_and_joins_most_punctuation():
         "[MASK] x[SEP] [CLS]": "[ MASK ] x [ SEP ] [ CLS ]",
         "the c☃t Hun☃, here " + "a" * 101: "the [UNK] [UNK], here [UNK]",
     }.items():
-        assert tokenizer.decode([tokenizer.bos_id, *ids(tokenizer, line), tokenizer.eos_id]) == restored
-    assert tokenizer.decode([tokenizer.mask_id, *ids(tokenizer, "Hund")]) == "[MASK] Hund"
+        assert (
+            tokenizer.decode(
+                [tokenizer.bos_id, *ids(tokenizer, line), tokenizer.eos_id]
+            )
+            == restored
+        )
+    assert (
+        tokenizer.decode([tokenizer.mask_id, *ids(tokenizer, "Hund")]) == "[MASK] Hund"
+    )
 
 
-@pytest.mark.parametrize(("lowercase", "pieces"), [(True, "cafe naive"), (False, "Café naïve")])
+@pytest.mark.parametrize(
+    ("lowercase", "pieces"), [(True, "cafe naive"), (False, "Café naïve")]
+)
 def test_bert_strips_accents_with_case(lowercase, pieces):
-    tokenizer = train_tokenizer("bert", ["Café naïve", "Cafe\u0301 nai\u0308ve"] * 9, 90, lowercase=lowercase)
+    tokenizer = train_tokenizer(
+        "bert", ["Café naïve", "Cafe\u0301 nai\u0308ve"] * 9, 90, lowercase=lowercase
+    )
     assert tokenizer.tokens(ids(tokenizer, "Café naïve")) == pieces.split()
 
 
 def test_bert_leaves_rare_characters_out():
     lines = ["aab aab ü日", "abé baa"]
-    everything, common = (train_tokenizer("bert", lines, 99, min_count=count) for count in (1, 2))
+    everything, common = (
+        train_tokenizer("bert", lines, 99, min_count=count) for count in (1, 2)
+    )
     assert [t.tokens(ids(t, "aaba é baü")) for t in (everything, common)] == [
         ["aab", "##a", "é", "b", "##a", "##ü"],
         ["aab", "##a", "[UNK]", "[UNK]"],
     ]
-    with pytest.raises(TokenizerError, match="No character occurs min_count=9 times in 2 lines: lower it"):
+    with pytest.raises(
+        TokenizerError,
+        match="No character occurs min_count=9 times in 2 lines: lower it",
+    ):
         train_tokenizer("bert", lines, 99, min_count=9)
-    with pytest.raises(TokenizerError, match=r"is too small for bert.* at least 9. Raise it, or raise min_count"):
+    with pytest.raises(
+        TokenizerError,
+        match=r"is too small for bert.* at least 9. Raise it, or raise min_count",
+    ):
         train_tokenizer("bert", lines, 8, min_count=2)
 
 
 def test_a_vocabulary_of_bert(tmp_path):
-    """The special tokens of original files are not the first: [PAD] is 0, and the others follow 99 unused ones."""
-    tokens = ["[PAD]", *(f"[unused{i}]" for i in range(99)), "[UNK]", "[CLS]", "[SEP]", "[MASK]", "é", "e", "##b", "E"]
+    """The special tokens of original files are not the first: [PAD] is 0, and the
+    others follow 99 unused ones.
+    """
+    tokens = [
+        "[PAD]",
+        *(f"[unused{i}]" for i in range(99)),
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        "é",
+        "e",
+        "##b",
+        "E",
+    ]
     path = tmp_path / "vocab.txt"
     path.write_text("\r\n".join([*tokens, ""]), encoding="utf-8")
-    uncased, cased = (tokenizer_files.from_vocabulary(path, lowercase) for lowercase in (True, False))
+    uncased, cased = (
+        tokenizer_files.from_vocabulary(path, lowercase) for lowercase in (True, False)
+    )
     assert special_ids(uncased) == special_ids(cased) == (0, 101, 102, 100, 103)
     assert uncased.tokens(range(uncased.size)) == tokens
     assert uncased.encode_batch(["ébB [SEP]"]) == [[105, 106, 106, 100, 100, 100]]
     assert cased.encode_batch(["ébb Eb"]) == [[104, 106, 106, 107, 106]]
     assert np.flatnonzero(uncased.continues).tolist() == [106]
-    assert rows(uncased.encode(["E  ebb"] * 2, begin=101, end=102)) == [[101, 105, 105, 106, 106, 102]] * 2
+    assert (
+        rows(uncased.encode(["E  ebb"] * 2, begin=101, end=102))
+        == [[101, 105, 105, 106, 106, 102]] * 2
+    )
     path.write_text("[UNK]\n[SEP]\n[CLS]", encoding="utf-8")
-    assert special_ids(tokenizer_files.from_vocabulary(path, False)) == (None, 2, 1, 0, None)
+    assert special_ids(tokenizer_files.from_vocabulary(path, False)) == (
+        None,
+        2,
+        1,
+        0,
+        None,
+    )
 
 
 def test_a_trained_vocabulary_can_be_written_and_read(tmp_path):
     tokenizer, path = train(lowercase=False), tmp_path / "vocab.txt"
-    path.write_text("\n".join(tokenizer.tokens(range(tokenizer.size))) + "\n", encoding="utf-8")
-    assert tokenizer_files.from_vocabulary(path, lowercase=False).sha256 == tokenizer.sha256
+    path.write_text(
+        "\n".join(tokenizer.tokens(range(tokenizer.size))) + "\n", encoding="utf-8"
+    )
+    assert (
+        tokenizer_files.from_vocabulary(path, lowercase=False).sha256
+        == tokenizer.sha256
+    )
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", r"vocab\.txt has 0 lines, none of which is \[UNK\] or \[CLS\] or \[SEP\]: use the vocab\.txt of a BERT"),
+        (
+            b"",
+            (
+                r"vocab\.txt has 0 lines, none of which is \[UNK\] or \[CLS\] or"
+                r" \[SEP\]: use the vocab\.txt of a BERT"
+            ),
+        ),
         (b"[UNK]\n[SEP]\na\n", r"vocab\.txt has 3 lines, none of which is \[CLS\]: "),
-        (b"[UNK]\na\nb\na\n[CLS]", r"vocab\.txt:4 repeats 'a' of line 2: a token must have one id"),
+        (
+            b"[UNK]\na\nb\na\n[CLS]",
+            r"vocab\.txt:4 repeats 'a' of line 2: a token must have one id",
+        ),
         (b"[UNK]\n\n[CLS]", r"vocab\.txt:2 is empty: each line must be a token"),
         (b"[UNK]\na\xff\n", r"vocab\.txt:2 is not UTF-8"),
         (None, r"Cannot read .*vocab\.txt"),

@@ -19,7 +19,12 @@ def text(tmp_path):
 
 def test_every_size_takes_all_lines_once():
     groups = list(concatenations(11, 4, seed=0))
-    assert collections.Counter(len(group) for group in groups) == {1: 11, 2: 5, 3: 3, 4: 2}
+    assert collections.Counter(len(group) for group in groups) == {
+        1: 11,
+        2: 5,
+        3: 3,
+        4: 2,
+    }
     for size in range(1, 5):
         taken = [i for group in groups if len(group) == size for i in group]
         assert len(set(taken)) == len(taken) == 11 // size * size
@@ -29,12 +34,18 @@ def test_every_size_takes_all_lines_once():
 
 def test_languages_stay_together(text, tmp_path):
     counts = concatenate(text, tmp_path / "out", ["train"], ["de", "en"], 3)
-    de, en = ((tmp_path / "out" / f"train.{language}").read_text().splitlines() for language in ("de", "en"))
+    de, en = (
+        (tmp_path / "out" / f"train.{language}").read_text().splitlines()
+        for language in ("de", "en")
+    )
     assert len(de) == len(en) == counts["train"] == 11 + 5 + 3
     assert [line.replace("de", "en") for line in de] == en
     assert de[-1].count("ä") == 3
     assert sorted(de[:11]) == sorted((text / "train.de").read_text().splitlines())
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["train.de", "train.en"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "train.de",
+        "train.en",
+    ]
 
 
 def test_what_the_output_is_a_link_to_stays(text, tmp_path):
@@ -48,7 +59,10 @@ def test_what_the_output_is_a_link_to_stays(text, tmp_path):
 
 def test_what_cannot_be_joined(text, tmp_path, monkeypatch):
     for longest in (0, 12):
-        with pytest.raises(DataError, match=rf"train in .* has 11 lines: cannot join groups of {longest}"):
+        with pytest.raises(
+            DataError,
+            match=rf"train in .* has 11 lines: cannot join groups of {longest}",
+        ):
             concatenate(text, tmp_path / "out", ["train"], ["de", "en"], longest)
     for splits, languages in (([], ["de"]), (["train"], [])):
         with pytest.raises(DataError, match="name one or more of each"):

@@ -29,7 +29,9 @@ class Joining:
     bos_id = eos_id = pad_id = None
 
     def decode(self, ids):
-        return " ".join(["I", "don", "'", "t", "know"][i] for i in ids).replace(" ' t", "'t")
+        return " ".join(["I", "don", "'", "t", "know"][i] for i in ids).replace(
+            " ' t", "'t"
+        )
 
 
 def test_a_continuation_that_changes_the_end_of_the_prompt_starts_there():
@@ -41,7 +43,12 @@ def test_special_ids_of_the_prompt_end_nothing():
     """GPT-2 has one id for begin and end."""
     tokenizer = LAYOUTS["bpe_bytes"]
     (ids,) = tokenizer.encode_batch([" dead"])
-    assert Prompt(tokenizer, [tokenizer.eos_id, *ids]).continuation([*ids, tokenizer.eos_id, *ids]) == " dead"
+    assert (
+        Prompt(tokenizer, [tokenizer.eos_id, *ids]).continuation(
+            [*ids, tokenizer.eos_id, *ids]
+        )
+        == " dead"
+    )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -65,14 +72,18 @@ def pieces():
     ("context", "text", "before", "after"),
     [
         ("the", " king", ["▁the"], ["▁king"]),
-        ("the ", "king", ["▁the"], ["▁king"]),  # of the context, only a space is in the token
-        ("the ki", "ng the", ["▁the", "▁king"], ["▁the"]),  # the token belongs to the context
+        # of the context, only a space is in the token
+        ("the ", "king", ["▁the"], ["▁king"]),
+        # the token belongs to the context
+        ("the ki", "ng the", ["▁the", "▁king"], ["▁the"]),
         ("the ki", "ng", ["▁the"], ["▁king"]),  # unless the text has no other
         ("the king", "", ["▁the", "▁king"], []),
         ("", "the", [], ["▁the"]),
     ],
 )
-def test_a_token_across_the_place_between_context_and_text(pieces, context, text, before, after):
+def test_a_token_across_the_place_between_context_and_text(
+    pieces, context, text, before, after
+):
     ids, (first,) = encode_pairs(pieces, [context], [text])
     tokens = pieces.tokens(ids[0])
     assert (tokens[:first], tokens[first:]) == (before, after)

@@ -1,4 +1,6 @@
-"""Corpora prepared without a network or TensorFlow, from tiny archives with the layouts of the real ones."""
+"""Corpora prepared without a network or TensorFlow, from tiny archives with the
+layouts of the real ones.
+"""
 
 import bz2
 import gzip
@@ -33,9 +35,16 @@ def pack(path: Path, files: dict[str, str | bytes], mode: str = "w:gz") -> None:
 
 
 def sgm(language: str, lines: list[str]) -> str:
-    """Return text in the format of newstest2014-deen-src.de.sgm: one segment per line, between other elements."""
-    segments = "".join(f'<seg id="{i}">{line}</seg>\n' for i, line in enumerate(lines, 1))
-    head = f'<srcset setid="newstest2014" srclang="any">\n<doc docid="d" origlang="{language}">\n<p>\n'
+    """Return text in the format of newstest2014-deen-src.de.sgm: one segment per
+    line, between other elements.
+    """
+    segments = "".join(
+        f'<seg id="{i}">{line}</seg>\n' for i, line in enumerate(lines, 1)
+    )
+    head = (
+        '<srcset setid="newstest2014" srclang="any">\n<doc docid="d"'
+        f' origlang="{language}">\n<p>\n'
+    )
     return f"{head}{segments}</p>\n</doc>\n</srcset>\n"
 
 
@@ -48,32 +57,55 @@ def text(corpus: str, language: str, count: int) -> str:
 
 
 def wmt14_archives(folder: Path, other: str) -> None:
-    """Write the archives of wmt14_translate/{other}-en. Like the real ones, they also hold another pair and notes."""
+    """Write the archives of wmt14_translate/{other}-en.
+
+    Like the real ones, they also hold another pair and notes.
+    """
 
     def pairs(pattern: str, corpus: str, count: int) -> dict[str, str]:
-        files = {pattern.format(pair=f"{other}-en", language=lang): text(corpus, lang, count) for lang in (other, "en")}
-        return files | {pattern.format(pair="cs-en", language="cs"): text("another pair", "cs", 2)}
+        files = {
+            pattern.format(pair=f"{other}-en", language=lang): text(corpus, lang, count)
+            for lang in (other, "en")
+        }
+        return files | {
+            pattern.format(pair="cs-en", language="cs"): text("another pair", "cs", 2)
+        }
 
     pack(
         folder / "training-parallel-europarl-v7.tgz",
         pairs("training/europarl-v7.{pair}.{language}", "europarl", 5)
-        | {f"training/europarl-v7.{other}-en.{other}": text("europarl", other, 2) + "\n" + text("europarl", other, 2)},
+        | {
+            f"training/europarl-v7.{other}-en.{other}": (
+                text("europarl", other, 2) + "\n" + text("europarl", other, 2)
+            )
+        },
     )
     commoncrawl = pairs("commoncrawl.{pair}.{language}", "commoncrawl", 3)
-    pack(folder / "training-parallel-commoncrawl.tgz", commoncrawl | {f"commoncrawl.{other}-en.annotation": "x\n"})
+    pack(
+        folder / "training-parallel-commoncrawl.tgz",
+        commoncrawl | {f"commoncrawl.{other}-en.annotation": "x\n"},
+    )
     pack(
         folder / "training-parallel-nc-v9.tgz",
         pairs("training/news-commentary-v9.{pair}.{language}", "commentary", 2),
     )
-    dev = {f"dev/newstest2013.{lang}": text("newstest2013", lang, 3) for lang in (other, "en")}
+    dev = {
+        f"dev/newstest2013.{lang}": text("newstest2013", lang, 3)
+        for lang in (other, "en")
+    }
     for side, lang in (("src", other), ("ref", "en")):
         name = f"dev/newstest2014-{other}en-{side}.{lang}.sgm"
         dev[name] = sgm(lang, ["Müller &amp; Söhne", *lines("newstest2014", lang, 2)])
     pack(folder / "dev.tgz", dev | {"dev/newstest2012.de": "another year\n"})
     if other == "fr":
-        pack(folder / "training-parallel-un.tgz", pairs("un/undoc.2000.{pair}.{language}", "un", 2))
+        pack(
+            folder / "training-parallel-un.tgz",
+            pairs("un/undoc.2000.{pair}.{language}", "un", 2),
+        )
         giga = {
-            f"giga-fren.release2.fixed.{lang}.gz": gzip.compress(text("giga", lang, 4).encode())
+            f"giga-fren.release2.fixed.{lang}.gz": gzip.compress(
+                text("giga", lang, 4).encode()
+            )
             for lang in ("fr", "en")
         }
         pack(folder / "training-giga-fren.tar", giga, "w:")
@@ -96,7 +128,9 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def rows(name: str, directory: Path, split: str, languages: list[str]) -> list[tuple[str, ...]]:
+def rows(
+    name: str, directory: Path, split: str, languages: list[str]
+) -> list[tuple[str, ...]]:
     source = tfds_source(name, directory, split, languages)
     return list(zip(*(source.column(language) for language in languages), strict=True))
 
@@ -107,20 +141,39 @@ def test_wmt14(other, stand_ins, no_network, tmp_path, capfd):
     name, pair = f"wmt14_translate/{other}-en", [other, "en"]
     prepare(name, tmp_path / "data", stand_ins)
     assert capfd.readouterr().out == ""
-    sizes = {"commoncrawl": 3, "commentary": 2} | ({"un": 2, "giga": 4} if other == "fr" else {})
-    expected = {row for c, n in sizes.items() for row in zip(lines(c, other, n), lines(c, "en", n), strict=True)}
+    sizes = {"commoncrawl": 3, "commentary": 2} | (
+        {"un": 2, "giga": 4} if other == "fr" else {}
+    )
+    expected = {
+        row
+        for c, n in sizes.items()
+        for row in zip(lines(c, other, n), lines(c, "en", n), strict=True)
+    }
     # The third line of one side of Europarl is empty, so this pair is left out.
     europarl = [
-        *zip(lines("europarl", other, 2) * 2, [lines("europarl", "en", 5)[i] for i in (0, 1, 3, 4)], strict=True)
+        *zip(
+            lines("europarl", other, 2) * 2,
+            [lines("europarl", "en", 5)[i] for i in (0, 1, 3, 4)],
+            strict=True,
+        )
     ]
     found = rows(name, tmp_path / "data", "train", pair)
     assert len(found) == len(expected) + 4
     assert set(found) == expected | set(europarl)
     validation = rows(name, tmp_path / "data", "validation", pair)
-    assert sorted(validation) == [*zip(lines("newstest2013", other, 3), lines("newstest2013", "en", 3), strict=True)]
+    assert sorted(validation) == [
+        *zip(
+            lines("newstest2013", other, 3), lines("newstest2013", "en", 3), strict=True
+        )
+    ]
     test = rows(name, tmp_path / "data", "test", pair)
-    news = [*zip(lines("newstest2014", other, 2), lines("newstest2014", "en", 2), strict=True)]
-    assert sorted(test) == sorted([("Müller &amp; Söhne",) * 2, *news])  # SGML entities are kept
+    news = [
+        *zip(
+            lines("newstest2014", other, 2), lines("newstest2014", "en", 2), strict=True
+        )
+    ]
+    # SGML entities are kept
+    assert sorted(test) == sorted([("Müller &amp; Söhne",) * 2, *news])
 
 
 def test_ted(stand_ins, no_network, tmp_path, caplog):
@@ -132,7 +185,9 @@ def test_ted(stand_ins, no_network, tmp_path, caplog):
     assert f"{name} in {path}: train 5, validation 3, test 2" in caplog.text
     for split, stem in (("train", "train"), ("validation", "dev"), ("test", "test")):
         n = TED_SIZES[stem]
-        expected = [*zip(lines("pt_to_en", "pt", n), lines("pt_to_en", "en", n), strict=True)]
+        expected = [
+            *zip(lines("pt_to_en", "pt", n), lines("pt_to_en", "en", n), strict=True)
+        ]
         assert sorted(rows(name, data, split, ["pt", "en"])) == expected
     written = {p: p.stat().st_mtime_ns for p in Path(path).iterdir()}
     assert prepare(name, data) == path  # already prepared: nothing is fetched
@@ -141,11 +196,15 @@ def test_ted(stand_ins, no_network, tmp_path, caplog):
     assert "tensorflow" not in sys.modules
 
 
-def test_what_lies_in_downloads_manual_is_taken(stand_ins, no_network, tmp_path, caplog):
+def test_what_lies_in_downloads_manual_is_taken(
+    stand_ins, no_network, tmp_path, caplog
+):
     ted_archive(stand_ins)
     manual = tmp_path / "data" / "downloads" / "manual"
     manual.mkdir(parents=True)
-    archive = (stand_ins / "qi18naacl-dataset.tar.gz").rename(manual / "qi18naacl-dataset.tar.gz")
+    archive = (stand_ins / "qi18naacl-dataset.tar.gz").rename(
+        manual / "qi18naacl-dataset.tar.gz"
+    )
     prepare("ted_hrlr_translate/pt_to_en", tmp_path / "data")  # its sha256 is not known
     assert f"using {archive} for http" in caplog.text
     assert "unchecked: its sha256 is not known" in caplog.text
@@ -155,7 +214,9 @@ def test_what_lies_in_downloads_manual_is_taken(stand_ins, no_network, tmp_path,
     assert "unchecked" not in caplog.text
 
 
-def test_what_is_there_but_not_whole_is_not_called_ready(stand_ins, no_network, tmp_path):
+def test_what_is_there_but_not_whole_is_not_called_ready(
+    stand_ins, no_network, tmp_path
+):
     ted_archive(stand_ins)
     path = Path(prepare("ted_hrlr_translate/pt_to_en", tmp_path / "data", stand_ins))
     (path / "dataset_info.json").unlink()
@@ -165,9 +226,14 @@ def test_what_is_there_but_not_whole_is_not_called_ready(stand_ins, no_network, 
 
 def test_a_file_with_another_sha256_is_refused(no_network, tmp_path):
     ted_archive(tmp_path)
-    with pytest.raises(DataError, match=r"qi18naacl-dataset\.tar\.gz.*wrong checksum[\s\S]*fetch it again"):
+    with pytest.raises(
+        DataError,
+        match=r"qi18naacl-dataset\.tar\.gz.*wrong checksum[\s\S]*fetch it again",
+    ):
         prepare("ted_hrlr_translate/pt_to_en", tmp_path / "data", tmp_path)
-    assert not (tmp_path / "data" / "ted_hrlr_translate" / "pt_to_en" / "1.0.0").exists()
+    assert not (
+        tmp_path / "data" / "ted_hrlr_translate" / "pt_to_en" / "1.0.0"
+    ).exists()
 
 
 @pytest.mark.parametrize(
@@ -178,26 +244,41 @@ def test_a_file_with_another_sha256_is_refused(no_network, tmp_path):
         ("multi30k/en-de", "train.en.gz"),
     ],
 )
-def test_without_a_network_it_fails_at_once_and_says_what_to_do(name, file, no_network, tmp_path):
+def test_without_a_network_it_fails_at_once_and_says_what_to_do(
+    name, file, no_network, tmp_path
+):
     start = time.perf_counter()
-    with pytest.raises(DataError, match=rf"{file} cannot be reached .* fetch {file} there, .* --manual_dir=FOLDER"):
+    with pytest.raises(
+        DataError,
+        match=(
+            rf"{file} cannot be reached .* fetch {file} there, .* --manual_dir=FOLDER"
+        ),
+    ):
         prepare(name, tmp_path)
     assert time.perf_counter() - start < 20  # tfds gives up after 204 s
 
 
-def test_folders_and_archives_that_are_not_there_or_broken(stand_ins, no_network, tmp_path):
+def test_folders_and_archives_that_are_not_there_or_broken(
+    stand_ins, no_network, tmp_path
+):
     with pytest.raises(DataError, match=r"no directory .*absent: set --manual_dir"):
         prepare("multi30k/en-de", tmp_path, tmp_path / "absent")
     with pytest.raises(DataError, match="tfds cannot open 'nonsense'"):
         prepare("nonsense", tmp_path)
     (stand_ins / "qi18naacl-dataset.tar.gz").write_bytes(b"no archive")
-    with pytest.raises(DataError, match=r"Cannot prepare ted_hrlr_translate/pt_to_en in .* extracting .*"):
+    with pytest.raises(
+        DataError,
+        match=r"Cannot prepare ted_hrlr_translate/pt_to_en in .* extracting .*",
+    ):
         prepare("ted_hrlr_translate/pt_to_en", tmp_path / "data", stand_ins)
 
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    """Serve the files of a folder by name, for http requests to any host. Yield the folder."""
+    """Serve the files of a folder by name, for http requests to any host.
+
+    Yield the folder.
+    """
     folder = tmp_path / "served"
     folder.mkdir()
 
@@ -228,19 +309,34 @@ def test_archives_are_downloaded_once(stand_ins, server, tmp_path, caplog, monke
     size = (server / "qi18naacl-dataset.tar.gz").stat().st_size
     assert f"/qi18naacl-dataset.tar.gz: {size:,} bytes" in caplog.text
     assert f"qi18naacl-dataset.tar.gz: {size:,} of {size:,} bytes" in caplog.text
-    assert len(rows("ted_hrlr_translate/pt_to_en", tmp_path / "data", "validation", ["pt"])) == 3
+    assert (
+        len(
+            rows("ted_hrlr_translate/pt_to_en", tmp_path / "data", "validation", ["pt"])
+        )
+        == 3
+    )
     (server / "qi18naacl-dataset.tar.gz").unlink()
     prepare("ted_hrlr_translate/gl_to_en", tmp_path / "data")
-    assert len(rows("ted_hrlr_translate/gl_to_en", tmp_path / "data", "train", ["gl"])) == 5
+    assert (
+        len(rows("ted_hrlr_translate/gl_to_en", tmp_path / "data", "train", ["gl"]))
+        == 5
+    )
     assert "unchecked" not in caplog.text
     assert not list((tmp_path / "data" / "downloads").rglob("*.tmp"))
 
 
 def test_a_download_with_another_sha256_is_refused_and_removed(server, tmp_path):
     (server / "a.txt").write_text("changed")
-    url, known = "http://example.org/some/a.txt", SimpleNamespace(filename=None, checksum="0" * 64)
+    url, known = (
+        "http://example.org/some/a.txt",
+        SimpleNamespace(filename=None, checksum="0" * 64),
+    )
     with pytest.raises(
-        DataError, match=rf"{url} has the wrong checksum: its sha256 is d67.*, not 000.*--manual_dir=FOLDER"
+        DataError,
+        match=(
+            rf"{url} has the wrong checksum: its sha256 is d67.*, not"
+            r" 000.*--manual_dir=FOLDER"
+        ),
     ):
         Downloads(epath.Path(tmp_path / "kept"), None, {url: known}).download(url)
     assert not [path for path in (tmp_path / "kept").rglob("*") if path.is_file()]
@@ -248,19 +344,30 @@ def test_a_download_with_another_sha256_is_refused_and_removed(server, tmp_path)
     path = Downloads(epath.Path(tmp_path / "kept"), None, {url: known}).download(url)
     assert path == tmp_path / "kept" / "example.org" / "some" / "a.txt"
     path.write_text("broken later")
-    with pytest.raises(DataError, match=r"kept/example.org/some/a.txt, for .* wrong checksum.* fetch it again"):
+    with pytest.raises(
+        DataError,
+        match=r"kept/example.org/some/a.txt, for .* wrong checksum.* fetch it again",
+    ):
         Downloads(epath.Path(tmp_path / "kept"), None, {url: known}).download(url)
 
 
 def test_a_download_that_breaks_off_leaves_nothing(server, tmp_path, monkeypatch):
     (server / "a.txt").write_bytes(bytes(5_000_000))
     monkeypatch.setattr(
-        http.server.SimpleHTTPRequestHandler, "copyfile", lambda self, source, out: out.write(source.read(2_000_000))
+        http.server.SimpleHTTPRequestHandler,
+        "copyfile",
+        lambda self, source, out: out.write(source.read(2_000_000)),
     )
     with pytest.raises(
-        DataError, match=r"download of http://example.org/a.txt stopped after [\d,]+ bytes .*start again"
+        DataError,
+        match=(
+            r"download of http://example.org/a.txt stopped after [\d,]+ bytes .*start"
+            r" again"
+        ),
     ):
-        Downloads(epath.Path(tmp_path / "kept"), None, {}).download("http://example.org/a.txt")
+        Downloads(epath.Path(tmp_path / "kept"), None, {}).download(
+            "http://example.org/a.txt"
+        )
     assert not [path for path in (tmp_path / "kept").rglob("*") if path.is_file()]
 
 
@@ -269,11 +376,22 @@ def test_urls_and_paths_in_structures(server, tmp_path):
         (server / name).write_text(name)
     downloads = Downloads(epath.Path(tmp_path / "kept"), None, {})
     found = downloads.download(
-        {"one": "http://x.org/a", "more": ["http://x.org/b", "http://y.org/../b", "http://x.org/c?d=1"]}
+        {
+            "one": "http://x.org/a",
+            "more": ["http://x.org/b", "http://y.org/../b", "http://x.org/c?d=1"],
+        }
     )
-    assert [path.read_text() for path in (found["one"], *found["more"])] == ["a", "b", "b", "c"]
+    assert [path.read_text() for path in (found["one"], *found["more"])] == [
+        "a",
+        "b",
+        "b",
+        "c",
+    ]
     assert len({found["one"], *found["more"]}) == 4
-    assert all(str(path).startswith(str(tmp_path / "kept")) for path in (found["one"], *found["more"]))
+    assert all(
+        str(path).startswith(str(tmp_path / "kept"))
+        for path in (found["one"], *found["more"])
+    )
     assert downloads.extract(found) == found  # none of them is an archive
 
 
@@ -285,30 +403,51 @@ def zip_of(path, files):
 
 @pytest.mark.parametrize("name", ["a.tar", "a.tgz", "a.tar.bz2", "a.tar.xz", "a.zip"])
 def test_archives(name, tmp_path):
-    files = {"x/one.txt": "1", "x/y/two.txt": "2", "x/._one.txt": "hidden", "x/one.txt~": "backup"}
-    path, mode = tmp_path / name, {".tgz": "gz", ".bz2": "bz2", ".xz": "xz"}.get(Path(name).suffix, "")
+    files = {
+        "x/one.txt": "1",
+        "x/y/two.txt": "2",
+        "x/._one.txt": "hidden",
+        "x/one.txt~": "backup",
+    }
+    path, mode = (
+        tmp_path / name,
+        {".tgz": "gz", ".bz2": "bz2", ".xz": "xz"}.get(Path(name).suffix, ""),
+    )
     zip_of(path, files) if name == "a.zip" else pack(path, files, f"w:{mode}")
     downloads = Downloads(epath.Path(tmp_path / "kept"), None, {})
     found = downloads.extract(path)
-    assert {str(p.relative_to(found)): p.read_text() for p in Path(found).rglob("*") if p.is_file()} == {
+    assert {
+        str(p.relative_to(found)): p.read_text()
+        for p in Path(found).rglob("*")
+        if p.is_file()
+    } == {
         "x/one.txt": "1",
         "x/y/two.txt": "2",
     }
-    assert {n: file.read() for n, file in downloads.iter_archive(path)} == {"x/one.txt": b"1", "x/y/two.txt": b"2"}
+    assert {n: file.read() for n, file in downloads.iter_archive(path)} == {
+        "x/one.txt": b"1",
+        "x/y/two.txt": b"2",
+    }
     stamp = (Path(found) / "x" / "one.txt").stat().st_mtime
     assert downloads.extract([path]) == [found]
     assert (Path(found) / "x" / "one.txt").stat().st_mtime == stamp
     content = path.read_bytes()
     path.write_bytes(content[: 512 if name == "a.tar" else len(content) // 2])
-    with pytest.raises(DataError, match=rf"Error while extracting .*{name}: [\s\S]*fetch it again"):
+    with pytest.raises(
+        DataError, match=rf"Error while extracting .*{name}: [\s\S]*fetch it again"
+    ):
         downloads.extract(path)
     assert [p.name for p in (tmp_path / "kept" / "extracted").iterdir()] == [found.name]
 
 
-@pytest.mark.parametrize(("suffix", "compress"), [(".gz", gzip.compress), (".bz2", bz2.compress)])
+@pytest.mark.parametrize(
+    ("suffix", "compress"), [(".gz", gzip.compress), (".bz2", bz2.compress)]
+)
 def test_single_compressed_files(suffix, compress, tmp_path):
     (tmp_path / f"a.txt{suffix}").write_bytes(compress(b"content"))
-    found = Downloads(epath.Path(tmp_path / "kept"), None, {}).extract(tmp_path / f"a.txt{suffix}")
+    found = Downloads(epath.Path(tmp_path / "kept"), None, {}).extract(
+        tmp_path / f"a.txt{suffix}"
+    )
     assert found.read_bytes() == b"content"
 
 
@@ -316,7 +455,9 @@ def test_single_compressed_files(suffix, compress, tmp_path):
 @pytest.mark.parametrize("name", ["a.tgz", "a.zip"])
 def test_archives_write_nowhere_else(name, member, tmp_path):
     (zip_of if name == "a.zip" else pack)(tmp_path / name, {"fine": "1", member: "2"})
-    with pytest.raises(DataError, match=rf"{name} has a file {member}, a path outside of the archive"):
+    with pytest.raises(
+        DataError, match=rf"{name} has a file {member}, a path outside of the archive"
+    ):
         Downloads(epath.Path(tmp_path / "kept"), None, {}).extract(tmp_path / name)
     assert not list((tmp_path / "kept" / "extracted").iterdir())
 
@@ -325,10 +466,17 @@ def test_links_in_archives_give_the_file_they_lead_to(tmp_path, caplog):
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         for name, link in (("one", None), ("two", "one"), ("three", "/etc/passwd")):
             member = tarfile.TarInfo(name)
-            member.type, member.linkname, member.size = (tarfile.SYMTYPE, link, 0) if link else (tarfile.REGTYPE, "", 1)
+            member.type, member.linkname, member.size = (
+                (tarfile.SYMTYPE, link, 0) if link else (tarfile.REGTYPE, "", 1)
+            )
             archive.addfile(member, io.BytesIO(b"1"))
-    found = Downloads(epath.Path(tmp_path / "kept"), None, {}).extract(tmp_path / "a.tar")
-    assert {path.name: path.read_text() for path in found.iterdir()} == {"one": "1", "two": "1"}
+    found = Downloads(epath.Path(tmp_path / "kept"), None, {}).extract(
+        tmp_path / "a.tar"
+    )
+    assert {path.name: path.read_text() for path in found.iterdir()} == {
+        "one": "1",
+        "two": "1",
+    }
     assert "skipping three, a link to a file that is not in the archive" in caplog.text
 
 
@@ -338,14 +486,18 @@ def test_there_may_be_no_files_fetched_by_hand(tmp_path):
 
 
 def test_a_server_without_the_file(server, tmp_path):
-    with pytest.raises(DataError, match=r"Cannot prepare ted_hrlr_translate/pt_to_en .*404"):
+    with pytest.raises(
+        DataError, match=r"Cannot prepare ted_hrlr_translate/pt_to_en .*404"
+    ):
         prepare("ted_hrlr_translate/pt_to_en", tmp_path / "data")
 
 
 MULTI30K_SIZES = dict(zip(multi30k.SPLITS, (7, 5, 3, 2, 4), strict=True))
 
 
-def multi30k_files(folder: Path, splits=multi30k.SPLITS, languages=("en", "de", "fr")) -> None:
+def multi30k_files(
+    folder: Path, splits=multi30k.SPLITS, languages=("en", "de", "fr")
+) -> None:
     for split in splits:
         for lang in languages:
             content = gzip.compress(text(split, lang, MULTI30K_SIZES[split]).encode())
@@ -358,20 +510,28 @@ def test_multi30k_is_downloaded(server, tmp_path, monkeypatch):
     prepare("multi30k/en-fr", tmp_path / "data")
     for split, count in MULTI30K_SIZES.items():
         found = rows("multi30k/en-fr", tmp_path / "data", split, ["fr", "en"])
-        assert found == [*zip(lines(split, "fr", count), lines(split, "en", count), strict=True)]
+        assert found == [
+            *zip(lines(split, "fr", count), lines(split, "en", count), strict=True)
+        ]
 
 
 def test_multi30k_from_a_folder(no_network, tmp_path):
     fetched = tmp_path / "fetched"
     fetched.mkdir()
     multi30k_files(fetched, ("train", "val", "test_2017_flickr"), ("de", "fr"))
-    (fetched / "val.de").write_bytes(gzip.decompress((fetched / "val.de.gz").read_bytes()))
+    (fetched / "val.de").write_bytes(
+        gzip.decompress((fetched / "val.de.gz").read_bytes())
+    )
     (fetched / "val.de.gz").unlink()
     prepare("multi30k/de-fr", tmp_path / "data", fetched)
     for split in ("train", "val", "test_2017_flickr"):
         count = MULTI30K_SIZES[split]
-        expected = [*zip(lines(split, "de", count), lines(split, "fr", count), strict=True)]
-        assert rows("multi30k/de-fr", tmp_path / "data", split, ["de", "fr"]) == expected
+        expected = [
+            *zip(lines(split, "de", count), lines(split, "fr", count), strict=True)
+        ]
+        assert (
+            rows("multi30k/de-fr", tmp_path / "data", split, ["de", "fr"]) == expected
+        )
     with pytest.raises(DataError, match="'train', 'val', 'test_2017_flickr'"):
         tfds_source("multi30k/de-fr", tmp_path / "data", "test_2016_flickr", ["de"])
     # Half a pair and a folder without val are refused.
@@ -386,7 +546,11 @@ def test_multi30k_from_a_folder(no_network, tmp_path):
 def test_multi30k_as_it_is(no_network, tmp_path):
     folder = real_data("multi30k")
     prepare("multi30k/en-de", tmp_path, folder)
-    for split, count in (("train", 29_000), ("val", 1_014), ("test_2016_flickr", 1_000)):
+    for split, count in (
+        ("train", 29_000),
+        ("val", 1_014),
+        ("test_2016_flickr", 1_000),
+    ):
         files = parallel_files(folder, split, ["en", "de"])
         found = tfds_source("multi30k/en-de", tmp_path, split, ["en", "de"])
         assert len(found) == count

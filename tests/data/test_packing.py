@@ -1,4 +1,6 @@
-"""Plans of windows and packed rows: every token once an epoch, and the same batches from the same numbers."""
+"""Plans of windows and packed rows: every token once an epoch, and the same batches
+from the same numbers.
+"""
 
 import numpy as np
 import pytest
@@ -12,14 +14,19 @@ def epoch(plan, number=0):
 
 
 def rows_of(plan, number=0):
-    """Return {row: [(owner, start, stop), …]} of an epoch, in the order of the epoch."""
+    """Return {row: [(owner, start, stop), …]} of an epoch, in the order of the
+    epoch.
+    """
     found = {}
     for batch in epoch(plan, number):
         windows, counts = plan.windows(batch)
         assert len(counts) == len(batch.indices) == plan.shapes[0][0]
         assert ((counts == 0) == (batch.indices < 0)).all()
         parts = np.split(np.stack(windows, axis=1), np.cumsum(counts)[:-1])
-        found |= {int(i): [tuple(part) for part in own.tolist()] for i, own in zip(batch.indices, parts, strict=True)}
+        found |= {
+            int(i): [tuple(part) for part in own.tolist()]
+            for i, own in zip(batch.indices, parts, strict=True)
+        }
     found.pop(-1, None)
     return found
 
@@ -34,7 +41,10 @@ def test_windows_are_full_and_shuffled(positions):
     offsets, orders = set(), set()
     for number in range(60):
         found = rows_of(plan, number)
-        assert all(owner == 0 and stop == start + 7 for ((owner, start, stop),) in found.values())
+        assert all(
+            owner == 0 and stop == start + 7
+            for ((owner, start, stop),) in found.values()
+        )
         starts = sorted(starts_of(plan, number))
         assert starts[0] >= 0
         assert starts[-1] + 7 <= positions
@@ -70,7 +80,10 @@ def test_batches_depend_on_seed_and_number_only(kind):
     straight, jumping = plan_of(kind), plan_of(kind)
     batches = epoch(straight) + epoch(straight, 1)
     assert [batch.number for batch in batches] == list(range(len(batches)))
-    expected = [[x.tolist() for x in (*windows, counts)] for windows, counts in map(straight.windows, batches)]
+    expected = [
+        [x.tolist() for x in (*windows, counts)]
+        for windows, counts in map(straight.windows, batches)
+    ]
     for i in np.random.default_rng(1).permutation(len(batches)):
         windows, counts = jumping.windows(jumping.batch(i))
         assert [x.tolist() for x in (*windows, counts)] == expected[i]
@@ -95,24 +108,37 @@ def test_packed_rows_hold_every_window_once(seed):
         assert sorted(window for row in found.values() for window in row) == sorted(
             zip(*(x.tolist() for x in windows), strict=True)
         )
-        assert all(sum(stop - start for _, start, stop in row) <= 11 for row in found.values())
+        assert all(
+            sum(stop - start for _, start, stop in row) <= 11 for row in found.values()
+        )
     assert plan.fill == tokens / (11 * plan.count) > 0.98
     assert (list(found) == sorted(found)) == (seed is None)
 
 
 def test_windows_of_equal_length_take_each_others_places():
-    """In different epochs, a window of one token meets different others; without a seed, the order is kept."""
+    """In different epochs, a window of one token meets different others; without a
+    seed, the order is kept.
+    """
     windows = Windows.over(np.array(15 * [4] + 15 * [1]), np.full(30, 5), 5)
     plan = PackedPlan(windows, 5, rows=4, seed=1)
-    partners = {row[0][0] for number in range(30) for row in rows_of(plan, number).values() if row[1][0] == 15}
+    partners = {
+        row[0][0]
+        for number in range(30)
+        for row in rows_of(plan, number).values()
+        if row[1][0] == 15
+    }
     assert len(partners) > 10
     plan = PackedPlan(windows, 5, rows=4, seed=None)
-    assert list(rows_of(plan).values()) == [[(i, 0, 4), (15 + i, 0, 1)] for i in range(15)]
+    assert list(rows_of(plan).values()) == [
+        [(i, 0, 4), (15 + i, 0, 1)] for i in range(15)
+    ]
     assert rows_of(plan, 1) == rows_of(plan)
 
 
 def packed_one_by_one(counts):
-    """Return the rows, each with the lengths of its items, by the definition of best fit decreasing."""
+    """Return the rows, each with the lengths of its items, by the definition of best
+    fit decreasing.
+    """
     room, rows = len(counts) - 1, []
     for length in np.repeat(np.arange(room + 1), counts)[::-1].tolist():
         fitting = [row for row in rows if sum(row) + length <= room]
@@ -136,6 +162,16 @@ def test_each_item_goes_where_it_leaves_least_room(seed):
 
 
 def test_packing_is_known_where_it_is_small():
-    """Lengths 5, 4, 4, 3, 2, 1, 1 in rows of 6: {5, 1}, {4, 2}, {4, 1}, {3}; the second 1 fits best beside a 4."""
-    assert best_fit_decreasing(np.array([0, 2, 1, 1, 2, 1, 0])).tolist() == [0, 1, 2, 3, 1, 0, 2]
+    """Lengths 5, 4, 4, 3, 2, 1, 1 in rows of 6: {5, 1}, {4, 2}, {4, 1}, {3}; the
+    second 1 fits best beside a 4.
+    """
+    assert best_fit_decreasing(np.array([0, 2, 1, 1, 2, 1, 0])).tolist() == [
+        0,
+        1,
+        2,
+        3,
+        1,
+        0,
+        2,
+    ]
     assert best_fit_decreasing(np.array([0, 0])).tolist() == []

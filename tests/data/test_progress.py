@@ -62,10 +62,17 @@ def test_encoding_many_lines_tells_how_far_it_is(lines, monkeypatch):
     many = ["ek " * 500] * 10_000
     encoded = tokenizer.encode(many)
     assert np.array_equal(encoded[0], tokenizer.encode(many[:1])[0])
-    assert any(line.startswith("encoding text: ") and line.endswith("0 of 10,000 lines") for line in lines.messages)
+    assert any(
+        line.startswith("encoding text: ") and line.endswith("0 of 10,000 lines")
+        for line in lines.messages
+    )
 
 
-@pytest.mark.parametrize(("count", "words"), [(0, "0 lines"), (1, "1 line"), (1014, "1,014 lines")])
+@pytest.mark.parametrize(
+    ("count", "words"), [(0, "0 lines"), (1, "1 line"), (1014, "1,014 lines")]
+)
 def test_counts_agree_with_their_nouns(count, words):
     assert progress.counted(count, "line") == words
-    assert progress.counted(count, "entry", "entries") == words.replace("lines", "entries").replace("line", "entry")
+    assert progress.counted(count, "entry", "entries") == words.replace(
+        "lines", "entries"
+    ).replace("line", "entry")

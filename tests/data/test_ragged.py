@@ -41,23 +41,36 @@ def test_rows_beside_each_other():
     parts = [Ragged.of(ROWS), Ragged.of(ROWS[::-1]), Ragged.repeated(7, 5)]
     assert lists(parts[2]) == [[7]] * 5
     together = Ragged.beside(parts)
-    assert lists(together) == [a + b + [7] for a, b in zip(ROWS, ROWS[::-1], strict=True)]
+    assert lists(together) == [
+        a + b + [7] for a, b in zip(ROWS, ROWS[::-1], strict=True)
+    ]
     assert lists(Ragged.beside(parts[:1])) == ROWS
     assert lists(Ragged.beside([Ragged.of([]), Ragged.of([])])) == []
-    assert Ragged.beside([Ragged.of(ROWS, np.int16), Ragged.of(ROWS, np.int64)]).values.dtype == np.int64
+    assert (
+        Ragged.beside(
+            [Ragged.of(ROWS, np.int16), Ragged.of(ROWS, np.int64)]
+        ).values.dtype
+        == np.int64
+    )
 
 
 def test_the_first_values():
     ragged, counts = Ragged.of(ROWS), np.array([2, 3, 0, 5, 0])
-    assert lists(ragged.first(counts)) == [row[:n] for row, n in zip(ROWS, counts, strict=True)]
+    assert lists(ragged.first(counts)) == [
+        row[:n] for row, n in zip(ROWS, counts, strict=True)
+    ]
     assert lists(ragged.first(2)) == [row[:2] for row in ROWS]
     assert lists(ragged) == ROWS
 
 
 def test_windows_are_those_of_a_loop():
-    """The loop is that of `convert_examples_to_features` in run_squad.py of google-research/bert."""
+    """The loop is that of `convert_examples_to_features` in run_squad.py of
+    google-research/bert.
+    """
     for stride in (1, 2, 3, 5):
-        lengths, rooms = (grid.ravel() for grid in np.meshgrid(np.arange(14), np.arange(stride, 8)))
+        lengths, rooms = (
+            grid.ravel() for grid in np.meshgrid(np.arange(14), np.arange(stride, 8))
+        )
         expected = []
         for text, (length, room) in enumerate(zip(lengths, rooms, strict=True)):
             start = 0
@@ -73,7 +86,9 @@ def test_windows_are_those_of_a_loop():
 
 def test_slices():
     rows = [[5, 6, 7], [], [8], [9, 10, 11, 12, 2]]
-    indices, starts, stops = np.array([[3, 1, 4], [0, 0, 3], [1, 0, 0], [3, 0, 5], [2, 0, 1], [3, 2, 3]]).T
+    indices, starts, stops = np.array(
+        [[3, 1, 4], [0, 0, 3], [1, 0, 0], [3, 0, 5], [2, 0, 1], [3, 2, 3]]
+    ).T
     found = Ragged.of(rows).parts(Windows(indices, starts, stops))
     assert [found[i].tolist() for i in range(6)] == [
         rows[i][a:b] for i, a, b in zip(indices, starts, stops, strict=True)

@@ -6,16 +6,24 @@ import numpy as np
 import pytest
 
 from transformer_jax.data import sources
-from transformer_jax.data.running_text import RunningTextData, read_text, same_by_line, text_batches
+from transformer_jax.data.running_text import (
+    RunningTextData,
+    read_text,
+    same_by_line,
+    text_batches,
+)
 from transformer_jax.data.sources import DataError, Source
 from transformer_jax.data.text import Corpus, Stream
 
 QUESTION = "To bé, or not to be, that is the question, again"  # 48 characters, 49 bytes
-DOCUMENTS = ["a", "bcdefg h\nij k\n", "lm", "n\r\no", "pqrstuvwxyzabcdefghij"]  # of 1, 14, 2, 4 and 21 characters
+# of 1, 14, 2, 4 and 21 characters
+DOCUMENTS = ["a", "bcdefg h\nij k\n", "lm", "n\r\no", "pqrstuvwxyzabcdefghij"]
 
 
 def corpus_of(tmp_path, text=None, records=None, vocab_size=60, **data):
-    """Return the corpus of a file, or of records like those of a tfds data set, with rows of 5 tokens."""
+    """Return the corpus of a file, or of records like those of a tfds data set, with
+    rows of 5 tokens.
+    """
     (tmp_path / "text").mkdir(exist_ok=True)
     if text is not None:
         (tmp_path / "text" / "train.txt").write_bytes(text.encode())
@@ -27,16 +35,26 @@ def corpus_of(tmp_path, text=None, records=None, vocab_size=60, **data):
 
     options = {"tokenizer": "characters", "max_length": 5, "batch_tokens": 80} | data
     config = RunningTextData(directory=str(tmp_path / "text"), **options)
-    return Corpus(config, {"text": Stream("text", "tokenizer.json", vocab_size, "model.vocab_size")}, tmp_path, read)
+    return Corpus(
+        config,
+        {"text": Stream("text", "tokenizer.json", vocab_size, "model.vocab_size")},
+        tmp_path,
+        read,
+    )
 
 
 def batches_of(corpus, seed=None, split="train", layout="windows", stride=0, rows=3):
-    return text_batches(corpus, "text", split, seed, layout=layout, stride=stride, rows=rows)
+    return text_batches(
+        corpus, "text", split, seed, layout=layout, stride=stride, rows=rows
+    )
 
 
 def epoch(batches, number=0):
     plan = batches.plan
-    return [batches.load(plan.batch(i)) for i in range(number * len(plan), (number + 1) * len(plan))]
+    return [
+        batches.load(plan.batch(i))
+        for i in range(number * len(plan), (number + 1) * len(plan))
+    ]
 
 
 def ids_of(corpus, text=QUESTION):
@@ -55,19 +73,29 @@ def test_windows_in_order_predict_every_token_but_the_first_once(rows, tmp_path)
             "text_length": ((rows,), np.int32),
             "index": ((rows,), np.int32),
         }
-        for i, n, one, other in zip(*(arrays[k] for k in ("index", "text_length", "text", "target")), strict=True):
+        for i, n, one, other in zip(
+            *(arrays[k] for k in ("index", "text_length", "text", "target")),
+            strict=True,
+        ):
             assert not one[n:].any()
             assert not other[n:].any()
             assert (n == 0) == (i == -1)
             read[int(i)], said[int(i)] = one[:n], other[:n]
-    np.testing.assert_array_equal(np.concatenate([read[i] for i in range(10)]), ids[:-1])
+    np.testing.assert_array_equal(
+        np.concatenate([read[i] for i in range(10)]), ids[:-1]
+    )
     np.testing.assert_array_equal(np.concatenate([said[i] for i in range(10)]), ids[1:])
-    assert batches.references[0][:2] == (47, 48), "tokens and their bytes, without the first token"
+    assert batches.references[0][:2] == (
+        47,
+        48,
+    ), "tokens and their bytes, without the first token"
 
 
 @pytest.mark.parametrize("stride", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("length", [2, 5, 6, 7, 11, 48])
-def test_overlapping_windows_count_every_token_once_with_enough_context(stride, length, tmp_path):
+def test_overlapping_windows_count_every_token_once_with_enough_context(
+    stride, length, tmp_path
+):
     corpus = corpus_of(tmp_path, QUESTION[:length])
     ids = ids_of(corpus, QUESTION[:length])
     counted = []
@@ -77,8 +105,13 @@ def test_overlapping_windows_count_every_token_once_with_enough_context(stride, 
             n, start = arrays["text_length"][row], i * stride
             counts = np.flatnonzero(arrays.get("counted", np.ones((3, 5)))[row, :n])
             if i >= 0:
-                assert arrays["text"][row, :n].tolist() == ids[start : start + n].tolist()
-                assert arrays["target"][row, :n].tolist() == ids[start + 1 : start + 1 + n].tolist()
+                assert (
+                    arrays["text"][row, :n].tolist() == ids[start : start + n].tolist()
+                )
+                assert (
+                    arrays["target"][row, :n].tolist()
+                    == ids[start + 1 : start + 1 + n].tolist()
+                )
                 assert i == 0 or counts[0] >= 5 - stride
                 counted += (start + counts).tolist()
     assert counted == list(range(length - 1))
@@ -89,18 +122,29 @@ def test_shuffled_windows_are_full_and_the_targets_follow(tmp_path, caplog):
     ids, pairs_seen = ids_of(corpus), set()
     for number in range(6):
         arrays, *more = epoch(batches_of(corpus, seed=3, stride=2), number)
-        assert arrays["text"].shape == (16, 5), "as many rows as data.batch_tokens allows"
+        assert arrays["text"].shape == (
+            16,
+            5,
+        ), "as many rows as data.batch_tokens allows"
         assert not more
         real = arrays["index"] >= 0
         assert (arrays["text_length"] == 5 * real).all()
-        for one, other in zip(arrays["text"][real], arrays["target"][real], strict=True):
+        for one, other in zip(
+            arrays["text"][real], arrays["target"][real], strict=True
+        ):
             (start,) = [
-                i for i in range(len(ids) - 5) if (ids[i : i + 5] == one).all() and (ids[i + 1 : i + 6] == other).all()
+                i
+                for i in range(len(ids) - 5)
+                if (ids[i : i + 5] == one).all() and (ids[i + 1 : i + 6] == other).all()
             ]
             pairs_seen.add((number, start))
-    starts = [sorted(start for n, start in pairs_seen if n == number) for number in range(6)]
+    starts = [
+        sorted(start for n, start in pairs_seen if n == number) for number in range(6)
+    ]
     assert all(set(np.diff(found)) == {5} for found in starts)
-    assert len({found[0] for found in starts}) > 1, "the offset must differ between epochs"
+    assert len({found[0] for found in starts}) > 1, (
+        "the offset must differ between epochs"
+    )
     assert "train: 48 tokens in 8 windows of 5 tokens, 1 batch" in caplog.text
 
 
@@ -114,10 +158,15 @@ def written(kind):
 
 @pytest.mark.parametrize("kind", ["records", "file"])
 @pytest.mark.parametrize("seed", [None, 7])
-def test_packed_documents_predict_all_their_tokens_and_their_end(kind, seed, tmp_path, caplog):
+def test_packed_documents_predict_all_their_tokens_and_their_end(
+    kind, seed, tmp_path, caplog
+):
     source, documents = written(kind)
     corpus = corpus_of(tmp_path, **source)
-    tokenizer, batches = corpus.tokenizers["text"], batches_of(corpus, seed, layout="documents")
+    tokenizer, batches = (
+        corpus.tokenizers["text"],
+        batches_of(corpus, seed, layout="documents"),
+    )
     pieces = []
     for arrays in epoch(batches, 0 if seed is None else 2):
         assert {x.dtype for x in arrays.values()} == {np.dtype(np.int32)}
@@ -132,11 +181,19 @@ def test_packed_documents_predict_all_their_tokens_and_their_end(kind, seed, tmp
             for number in set(filled):
                 inside = segment == number
                 assert positions[row, inside].tolist() == list(range(inside.sum()))
-                pieces.append((arrays["text"][row, inside].tolist(), arrays["target"][row, inside].tolist()))
+                pieces.append(
+                    (
+                        arrays["text"][row, inside].tolist(),
+                        arrays["target"][row, inside].tolist(),
+                    )
+                )
     expected = []
     for document in documents:
         ids = [*tokenizer.encode_batch([document])[0], tokenizer.eos_id]
-        expected += [(ids[i : min(i + 5, len(ids) - 1)], ids[i + 1 : i + 6]) for i in range(0, len(ids) - 1, 5)]
+        expected += [
+            (ids[i : min(i + 5, len(ids) - 1)], ids[i + 1 : i + 6])
+            for i in range(0, len(ids) - 1, 5)
+        ]
     assert sorted(pieces) == sorted(expected)
     assert "5 documents, 2 of them cut; " in caplog.text
     assert f"{100 - 100 * batches.plan.fill:.1f} % padding" in caplog.text
@@ -162,10 +219,14 @@ def test_overlapping_windows_of_packed_documents_count_every_token_once(tmp_path
         for row, segment in enumerate(arrays["segment"]):
             for number in range(1, segment.max() + 1):
                 counts = arrays["counted"][row, segment == number]
-                assert counts.all() or (not counts[:3].any() and counts[3:].all()), "3 tokens are context only"
+                assert counts.all() or (not counts[:3].any() and counts[3:].all()), (
+                    "3 tokens are context only"
+                )
             counted += arrays["target"][row, arrays["counted"][row] > 0].tolist()
     ids = corpus.encode("text", DOCUMENTS)
-    assert sorted(counted) == sorted(token for i in range(len(ids)) for token in ids[i][1:].tolist())
+    assert sorted(counted) == sorted(
+        token for i in range(len(ids)) for token in ids[i][1:].tolist()
+    )
 
 
 def test_records_in_windows_are_joined_by_the_end_token(tmp_path):
@@ -179,24 +240,34 @@ def test_records_in_windows_are_joined_by_the_end_token(tmp_path):
     assert batches.references[0][:2] == (42 + 5 - 1, 42 - 1)
 
 
-@pytest.mark.parametrize(("tokenizer", "vocab_size"), [("characters", 60), ("bpe_bytes", 260), ("bpe_bytes", 280)])
+@pytest.mark.parametrize(
+    ("tokenizer", "vocab_size"),
+    [("characters", 60), ("bpe_bytes", 260), ("bpe_bytes", 280)],
+)
 @pytest.mark.parametrize("layout", ["windows", "documents"])
 def test_text_survives_exactly(tokenizer, vocab_size, layout, tmp_path):
     """With 260 ids, every byte is a token."""
     text = "To  be,\tor é🌲\u00a0not\r\n   to be \n\n\n  that is\u2028 the question \n"
     corpus = corpus_of(tmp_path, text, tokenizer=tokenizer, vocab_size=vocab_size)
-    found, decode = read_text(corpus, "text", "train", layout), corpus.tokenizers["text"].decode
+    found, decode = (
+        read_text(corpus, "text", "train", layout),
+        corpus.tokenizers["text"].decode,
+    )
     parts = text.split("\n\n\n") if layout == "documents" else [text]
     expected = [parts[0] + "\n", parts[1]] if layout == "documents" else parts
     assert [decode(found.documents[i]) for i in range(len(found.documents))] == expected
     if vocab_size == 260:
-        assert found.documents.lengths.tolist() == [len(t.encode()) + (layout == "documents") for t in expected]
+        assert found.documents.lengths.tolist() == [
+            len(t.encode()) + (layout == "documents") for t in expected
+        ]
 
 
 BLANKS = "the king  \n\n\n  is here\r\n\nthe king\n" * 9
 
 
-@pytest.mark.parametrize("kind", ["bpe_bytes", "bpe_metaspace", "unigram", "characters"])
+@pytest.mark.parametrize(
+    "kind", ["bpe_bytes", "bpe_metaspace", "unigram", "characters"]
+)
 def test_the_ids_of_a_file_are_those_of_its_whole_text(kind, tmp_path):
     corpus = corpus_of(tmp_path, BLANKS, tokenizer=kind, vocab_size=300)
     (ids,) = read_text(corpus, "text", "train", "windows").documents
@@ -213,23 +284,31 @@ def test_the_ids_of_a_document_are_those_of_its_whole_text(kind, tmp_path):
 
 
 @pytest.mark.parametrize("layout", ["windows", "documents"])
-def test_a_begin_id_precedes_each_document_and_all_its_text_is_predicted(layout, tmp_path):
+def test_a_begin_id_precedes_each_document_and_all_its_text_is_predicted(
+    layout, tmp_path
+):
     corpus = corpus_of(tmp_path, "éab\n\nab\n")
     text = read_text(corpus, "text", "train", layout, begin=True)
-    assert [row[0] for row in text.documents] == [corpus.tokenizers["text"].bos_id] * len(text.documents)
+    assert [row[0] for row in text.documents] == [
+        corpus.tokenizers["text"].bos_id
+    ] * len(text.documents)
     assert text.size == {"windows": 9, "documents": 8}[layout]
 
 
 @pytest.mark.parametrize("layout", ["windows", "documents"])
 @pytest.mark.parametrize(("kind", "same"), [("characters", True), ("unigram", False)])
-def test_ids_by_line_are_compared_with_those_of_the_whole_text(kind, same, layout, tmp_path):
+def test_ids_by_line_are_compared_with_those_of_the_whole_text(
+    kind, same, layout, tmp_path
+):
     corpus = corpus_of(tmp_path, "a b\nb a\n\na\n", tokenizer=kind, vocab_size=20)
     assert same_by_line(corpus, "text", "train", layout) is same
 
 
 @pytest.mark.parametrize(("text", "predicted"), [("éa", 1), ("aé", 2)])
 @pytest.mark.parametrize("layout", ["windows", "documents"])
-def test_the_size_of_the_first_character_is_not_counted(text, predicted, layout, tmp_path):
+def test_the_size_of_the_first_character_is_not_counted(
+    text, predicted, layout, tmp_path
+):
     corpus = corpus_of(tmp_path, text)
     assert batches_of(corpus, layout=layout).references[0][1] == predicted
 
@@ -245,9 +324,18 @@ def test_characters_unseen_in_training_are_counted(layout, tmp_path, caplog):
 
 
 def test_a_short_text(tmp_path):
-    """Training needs a whole window and the token after it. Evaluation and packed documents take what there is."""
+    """Training needs a whole window and the token after it.
+
+    Evaluation and packed documents take what there is.
+    """
     corpus = corpus_of(tmp_path, "abcde")
-    with pytest.raises(DataError, match=r"train\.txt, split train: 5 tokens are too few .* set data.max_length to 4 "):
+    with pytest.raises(
+        DataError,
+        match=(
+            r"train\.txt, split train: 5 tokens are too few .* set data.max_length"
+            r" to 4 "
+        ),
+    ):
         batches_of(corpus, seed=0)
     (arrays,) = epoch(batches_of(corpus))
     assert arrays["text_length"].tolist() == [4, 0, 0]
@@ -260,13 +348,20 @@ def test_a_short_text(tmp_path):
 @pytest.mark.parametrize("seed", [None, 0])
 def test_a_text_without_a_token_to_predict(seed, tmp_path):
     corpus = corpus_of(tmp_path, "a")
-    with pytest.raises(DataError, match=r"train\.txt, split train: .* there must be two; use a longer text"):
+    with pytest.raises(
+        DataError,
+        match=r"train\.txt, split train: .* there must be two; use a longer text",
+    ):
         batches_of(corpus, seed)
-    (arrays, *_) = epoch(batches_of(corpus, seed, layout="documents"))
+    arrays, *_ = epoch(batches_of(corpus, seed, layout="documents"))
     assert corpus.tokenizers["text"].eos_id in arrays["target"]
-    with pytest.raises(DataError, match=r"train\.txt has no characters: it needs at least one"):
+    with pytest.raises(
+        DataError, match=r"train\.txt has no characters: it needs at least one"
+    ):
         batches_of(corpus_of(tmp_path, ""), seed)
-    with pytest.raises(DataError, match=r"train\.txt: all 2 lines of text in the split train are blank"):
+    with pytest.raises(
+        DataError, match=r"train\.txt: all 2 lines of text in the split train are blank"
+    ):
         batches_of(corpus_of(tmp_path, " \n\n"), seed)
 
 
@@ -275,8 +370,16 @@ def test_a_text_without_a_token_to_predict(seed, tmp_path):
     [
         ({"text_column": ""}, "text_column", "must be the name of a feature"),
         ({"layout": "packed"}, "layout", "must be one of windows, documents"),
-        ({"validation_stride": -1}, "validation_stride", "must be in [1, max_length = 256], or 0 for max_length"),
-        ({"validation_stride": 257}, "validation_stride", "must be in [1, max_length = 256]"),
+        (
+            {"validation_stride": -1},
+            "validation_stride",
+            "must be in [1, max_length = 256], or 0 for max_length",
+        ),
+        (
+            {"validation_stride": 257},
+            "validation_stride",
+            "must be in [1, max_length = 256]",
+        ),
     ],
 )
 def test_problems_of_the_config(change, field, rule):

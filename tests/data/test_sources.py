@@ -12,7 +12,13 @@ from conftest import real_data
 
 from transformer_jax.data import sources
 from transformer_jax.data.corpora import dates as dates_module
-from transformer_jax.data.sources import DataError, Source, parallel_files, text_file, tfds_source
+from transformer_jax.data.sources import (
+    DataError,
+    Source,
+    parallel_files,
+    text_file,
+    tfds_source,
+)
 from transformer_jax.data.tables import tsv_file
 
 
@@ -50,7 +56,14 @@ def test_lines_are_a_sequence(tmp_path):
     expected = ["ä", "b", "", "d"]
     assert list(column) == expected
     assert [column[i] for i in range(-4, 4)] == expected * 2
-    for part in (slice(None), slice(1, 3), slice(3, 1), slice(None, None, -2), slice(-2, None), slice(9, 99)):
+    for part in (
+        slice(None),
+        slice(1, 3),
+        slice(3, 1),
+        slice(None, None, -2),
+        slice(-2, None),
+        slice(9, 99),
+    ):
         assert column[part] == expected[part]
     assert column != ["ä", "b"]
     assert b"".join(column.blocks()) == "ä\nb\n\nd\n".encode()
@@ -64,12 +77,17 @@ def test_blocks_end_anywhere(size, tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "BLOCK", max(size, 4))
     text = "\ufeff日本ä\n\n😀b\r\nc\n\né"[: 11 + size]
     write(tmp_path, train_en=text.encode())
-    lines = [line.removesuffix("\r") for line in text[1:].removesuffix("\n").split("\n")]
+    lines = [
+        line.removesuffix("\r") for line in text[1:].removesuffix("\n").split("\n")
+    ]
     assert list(parallel_files(tmp_path, "train", ["en"]).column("en")) == lines
     for at, (line, offset) in {3: (1, 0), 12: (2, 0), 13: (3, 0)}.items():
         content = text.encode()
         write(tmp_path, train_en=content[:at] + b"\x80" * size + content[at:])
-        with pytest.raises(DataError, match=rf"train\.en:{line} is not UTF-8: byte 0x80 at offset {offset} of"):
+        with pytest.raises(
+            DataError,
+            match=rf"train\.en:{line} is not UTF-8: byte 0x80 at offset {offset} of",
+        ):
             parallel_files(tmp_path, "train", ["en"])
 
 
@@ -84,14 +102,22 @@ def test_gz_is_read_where_there_is_no_plain_file(tmp_path):
     for same in (None, gzip.compress(b"plain\n")):
         if same:
             (tmp_path / "train.de.gz").write_bytes(same)
-        assert parallel_files(tmp_path, "train", ["en", "de"])[0] == {"en": "zipped", "de": "plain"}
+        assert parallel_files(tmp_path, "train", ["en", "de"])[0] == {
+            "en": "zipped",
+            "de": "plain",
+        }
 
 
-@pytest.mark.parametrize("other", [zipped(b"plain\nmore\n"), zipped(b"plaim\n"), b"no gzip", b""])
+@pytest.mark.parametrize(
+    "other", [zipped(b"plain\nmore\n"), zipped(b"plaim\n"), b"no gzip", b""]
+)
 def test_two_different_files_of_one_text_are_refused(other, tmp_path):
     write(tmp_path, train_de=b"plain\n")
     (tmp_path / "train.de.gz").write_bytes(other)
-    with pytest.raises(DataError, match=r"train\.de and .*train\.de\.gz both exist, but their text differs"):
+    with pytest.raises(
+        DataError,
+        match=r"train\.de and .*train\.de\.gz both exist, but their text differs",
+    ):
         parallel_files(tmp_path, "train", ["de"])
 
 
@@ -107,7 +133,10 @@ def test_missing_file_lists_what_there_is(tmp_path):
     with pytest.raises(DataError) as error:
         parallel_files(tmp_path, "train", ["en", "fr"])
     assert f"neither train.fr nor train.fr.gz in {tmp_path}" in str(error.value)
-    assert "The folder contains test_2016 (fr); train (de, en); val (en). Set data.directory" in str(error.value)
+    assert (
+        "The folder contains test_2016 (fr); "
+        "train (de, en); val (en). Set data.directory" in str(error.value)
+    )
 
 
 def test_missing_file_in_an_empty_directory(tmp_path):
@@ -120,7 +149,9 @@ def test_unequal_numbers_of_lines(tmp_path):
     with pytest.raises(DataError) as error:
         parallel_files(tmp_path, "train", ["en", "de"])
     assert f"{tmp_path}/train.en has 2, {tmp_path}/train.de has 4." in str(error.value)
-    assert f"without a counterpart is {tmp_path}/train.de:3: 'alone'. Shorten" in str(error.value)
+    assert f"without a counterpart is {tmp_path}/train.de:3: 'alone'. Shorten" in str(
+        error.value
+    )
 
 
 def test_no_line_at_all(tmp_path):
@@ -132,7 +163,9 @@ def test_no_line_at_all(tmp_path):
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
 def test_invalid_utf8_is_located(mark, tmp_path):
     write(tmp_path, train_en=mark + b"fine\n\nna\xefve\nfine\n")
-    with pytest.raises(DataError, match=r"train\.en:3 is not UTF-8: byte 0xef at offset 2 of the line"):
+    with pytest.raises(
+        DataError, match=r"train\.en:3 is not UTF-8: byte 0xef at offset 2 of the line"
+    ):
         parallel_files(tmp_path, "train", ["en"])
 
 
@@ -163,9 +196,18 @@ def test_broken_gz_is_named(content, message, tmp_path):
     [
         (lambda path: path.mkdir(), "is a folder: must be a text file"),
         (os.mkfifo, "is neither a file nor a folder"),
-        (lambda path: path.symlink_to("nowhere"), r"is a broken link to nowhere \(No such file"),
-        (lambda path: path.symlink_to(path.name), r"is a broken link to train.en \(Too many levels"),
-        (lambda path: path.symlink_to(path.parent), "is a link to .*, which is not a file"),
+        (
+            lambda path: path.symlink_to("nowhere"),
+            r"is a broken link to nowhere \(No such file",
+        ),
+        (
+            lambda path: path.symlink_to(path.name),
+            r"is a broken link to train.en \(Too many levels",
+        ),
+        (
+            lambda path: path.symlink_to(path.parent),
+            "is a link to .*, which is not a file",
+        ),
     ],
 )
 def test_what_is_not_a_file_is_called_what_it_is(make, message, tmp_path):
@@ -177,7 +219,10 @@ def test_what_is_not_a_file_is_called_what_it_is(make, message, tmp_path):
 @pytest.mark.parametrize("name", ["loop", "x" * 300])
 def test_a_folder_that_cannot_be_opened(name, tmp_path):
     (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(DataError, match=rf"{name} cannot be read: (Too many|File name too).*set data\.directory"):
+    with pytest.raises(
+        DataError,
+        match=rf"{name} cannot be read: (Too many|File name too).*set data\.directory",
+    ):
         parallel_files(tmp_path / name, "train", ["en"])
 
 
@@ -185,8 +230,14 @@ def test_a_folder_that_cannot_be_opened(name, tmp_path):
     ("content", "message"),
     [
         ("a\nb\n".encode("utf-16"), "not UTF-8 but looks like UTF-16"),
-        ("a\nb\n".encode("utf-16-be"), r"not UTF-8 but looks like UTF-16BE.*iconv -f UTF-16BE -t UTF-8"),
-        ("a\n".encode("utf-16-le"), r"not UTF-8 but looks like UTF-16LE.*iconv -f UTF-16LE -t UTF-8"),
+        (
+            "a\nb\n".encode("utf-16-be"),
+            r"not UTF-8 but looks like UTF-16BE.*iconv -f UTF-16BE -t UTF-8",
+        ),
+        (
+            "a\n".encode("utf-16-le"),
+            r"not UTF-8 but looks like UTF-16LE.*iconv -f UTF-16LE -t UTF-8",
+        ),
         ("a\nb\n".encode("utf-32"), "not UTF-8 but looks like UTF-32"),
         (zipped(b"a\n"), "contains gzip data instead of text"),
         (b"a\rb\rc\r", r"is one line with carriage returns in it. End lines with \\n"),
@@ -201,54 +252,105 @@ def test_what_is_not_text_in_lines(content, message, tmp_path):
 @pytest.mark.parametrize(
     ("part", "start", "stop"),
     [
-        *[("", 0, 11), ("[:]", 0, 11), ("[:90%]", 0, 9), ("[90%:]", 9, 11), ("[5:]", 5, 11), ("[:-2]", 0, 9)],
-        *[("[-3:]", 8, 11), ("[-10%:]", 9, 11), ("[2:3]", 2, 3), ("[50%:100%]", 5, 11), ("[0:11]", 0, 11)],
+        *[
+            ("", 0, 11),
+            ("[:]", 0, 11),
+            ("[:90%]", 0, 9),
+            ("[90%:]", 9, 11),
+            ("[5:]", 5, 11),
+            ("[:-2]", 0, 9),
+        ],
+        *[
+            ("[-3:]", 8, 11),
+            ("[-10%:]", 9, 11),
+            ("[2:3]", 2, 3),
+            ("[50%:100%]", 5, 11),
+            ("[0:11]", 0, 11),
+        ],
     ],
 )
 def test_parts_of_splits(part, start, stop, tmp_path):
     lines = [f"é{i}" for i in range(11)]
-    write(tmp_path, train_en=("\ufeff" + "\n".join(lines)).encode(), train_de="".join(f"{i}\n" for i in lines).encode())
+    write(
+        tmp_path,
+        train_en=("\ufeff" + "\n".join(lines)).encode(),
+        train_de="".join(f"{i}\n" for i in lines).encode(),
+    )
     source = parallel_files(tmp_path, f"train{part}", ["en", "de"])
     assert source.column("en") == source.column("de") == lines[start:stop]
-    assert b"".join(source.column("en").blocks()).decode() == "".join(f"{line}\n" for line in lines[start:stop])
+    assert b"".join(source.column("en").blocks()).decode() == "".join(
+        f"{line}\n" for line in lines[start:stop]
+    )
     write(tmp_path, train_tsv=("a\n" + "\n".join(lines)).encode())
     assert tsv_file(tmp_path, f"train{part}", ["a"]).column("a") == lines[start:stop]
     text = "éa\n日😀\n\nb\r\nä"  # 11 characters
     write(tmp_path, train_txt=("\ufeff" + text).encode())
-    assert "".join(text_file(tmp_path, f"train{part}").column("text")) == text[start:stop]
+    assert (
+        "".join(text_file(tmp_path, f"train{part}").column("text")) == text[start:stop]
+    )
 
 
 @pytest.mark.parametrize(
-    "split", ["train[", "train[:90", "train[a:]", "train]", "[:3]", "train[1:2][3:]", "", "train[3]"]
+    "split",
+    [
+        "train[",
+        "train[:90",
+        "train[a:]",
+        "train]",
+        "[:3]",
+        "train[1:2][3:]",
+        "",
+        "train[3]",
+    ],
 )
 @pytest.mark.parametrize("read", [parallel_files, tsv_file, text_file])
 def test_what_is_not_a_split(read, split, tmp_path):
-    with pytest.raises(DataError, match=r"is not a split: it must be a name or a part of one, e\.g\."):
+    with pytest.raises(
+        DataError, match=r"is not a split: it must be a name or a part of one, e\.g\."
+    ):
         read(tmp_path, split, ["text"])
 
 
-@pytest.mark.parametrize("part", ["[:0]", "[3:]", "[2:2]", "[2:1]", "[:4]", "[-4:]", "[:134%]", "[:33%]"])
+@pytest.mark.parametrize(
+    "part", ["[:0]", "[3:]", "[2:2]", "[2:1]", "[:4]", "[-4:]", "[:134%]", "[:33%]"]
+)
 def test_parts_that_are_empty_or_beyond_the_end(part, tmp_path):
-    files = {"en": (parallel_files, "a\nb\n\n"), "tsv": (tsv_file, "en\na\nb\n\n"), "txt": (text_file, "a\nb")}
-    for (suffix, (read, content)), what in zip(files.items(), ("lines", "rows", "characters"), strict=True):
+    files = {
+        "en": (parallel_files, "a\nb\n\n"),
+        "tsv": (tsv_file, "en\na\nb\n\n"),
+        "txt": (text_file, "a\nb"),
+    }
+    for (suffix, (read, content)), what in zip(
+        files.items(), ("lines", "rows", "characters"), strict=True
+    ):
         (tmp_path / f"train.{suffix}").write_text(content)
         with pytest.raises(
-            DataError, match=rf"part -?\d+ to \d+ of the 3 {what} of .*train\.{suffix}: it must not be empty"
+            DataError,
+            match=(
+                rf"part -?\d+ to \d+ of the 3 {what} of .*train\.{suffix}: it must not"
+                r" be empty"
+            ),
         ):
             read(tmp_path, f"train{part}", ["en"])
 
 
-@pytest.mark.parametrize("text", ["\0", "\0a", "a\0", "\0\0\0\0", "a\0bc\n\0\n", "\0a\0bc", "a\0\0\0b"])
+@pytest.mark.parametrize(
+    "text", ["\0", "\0a", "a\0", "\0\0\0\0", "a\0bc\n\0\n", "\0a\0bc", "a\0\0\0b"]
+)
 def test_a_zero_byte_is_a_character(text, tmp_path):
     write(tmp_path, train_txt=text.encode(), train_en=text.encode())
     assert "".join(text_file(tmp_path, "train").column("text")) == text
-    assert list(parallel_files(tmp_path, "train", ["en"]).column("en")) == text.removesuffix("\n").split("\n")
+    assert list(
+        parallel_files(tmp_path, "train", ["en"]).column("en")
+    ) == text.removesuffix("\n").split("\n")
 
 
 def test_tables(tmp_path):
     rows = 'sentence\tlabel\nWhat is \u2028 an atom ?\tDESC\r\n \t\n"quoted\tHUM\n'
     write(tmp_path, train_tsv=rows.encode())
-    (tmp_path / "dev.tsv.gz").write_bytes(gzip.compress(b"\xef\xbb\xbfid\tlabel\n7\tNUM"))
+    (tmp_path / "dev.tsv.gz").write_bytes(
+        gzip.compress(b"\xef\xbb\xbfid\tlabel\n7\tNUM")
+    )
     source = tsv_file(tmp_path, "train", ["label", "sentence"])
     assert list(source) == [
         {"label": "DESC", "sentence": "What is \u2028 an atom ?"},
@@ -262,13 +364,34 @@ def test_tables(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"sentence\tlabel\na\tb\nc\n", r"train\.tsv:3 has 1 fields, but the first line names 2: sentence, label"),
+        (
+            b"sentence\tlabel\na\tb\nc\n",
+            r"train\.tsv:3 has 1 fields, but the first line names 2: sentence, label",
+        ),
         (b"sentence\tlabel\na\tb\tc\n", r"train\.tsv:2 has 3 fields"),
         (b"sentence\tlabel\na\tb\n\n", r"train\.tsv:3 has 1 fields"),
-        (b"sentence\tclass\na\tb\n", r"train\.tsv:1 must name these .* once each: label\. It names: sentence, class"),
-        (b"label\tlabel\na\tb\n", r"train\.tsv:1 must name these columns once each: label\. It names: label, label"),
+        (
+            b"sentence\tclass\na\tb\n",
+            (
+                r"train\.tsv:1 must name these .* once each: label\. It names:"
+                r" sentence, class"
+            ),
+        ),
+        (
+            b"label\tlabel\na\tb\n",
+            (
+                r"train\.tsv:1 must name these columns once each: label\. It names:"
+                r" label, label"
+            ),
+        ),
         (b"", r"train\.tsv:1 must name"),
-        (b"label\n", r"train\.tsv has only the line that names its columns: add a line for each example"),
+        (
+            b"label\n",
+            (
+                r"train\.tsv has only the line that names its columns: add a line for"
+                r" each example"
+            ),
+        ),
         (b"label\na\n\xff\n", r"train\.tsv:3 is not UTF-8"),
     ],
 )
@@ -276,7 +399,10 @@ def test_broken_tables_are_located(content, message, tmp_path):
     write(tmp_path, train_tsv=content)
     with pytest.raises(DataError, match=message):
         tsv_file(tmp_path, "train", ["label"])
-    with pytest.raises(DataError, match=r"neither test\.tsv nor test\.tsv\.gz .* contains train \(tsv\)"):
+    with pytest.raises(
+        DataError,
+        match=r"neither test\.tsv nor test\.tsv\.gz .* contains train \(tsv\)",
+    ):
         tsv_file(tmp_path, "test[:3]", ["label"])
 
 
@@ -291,32 +417,48 @@ def test_text_is_its_lines_with_their_ends(size, tmp_path, monkeypatch):
     assert b"".join(column.blocks()) == text.encode()
     for start in range(len(text)):
         for stop in range(start + 1, len(text) + 1):
-            part = text_file(tmp_path, f"train[{start}:{stop}]", ["other"]).column("other")
+            part = text_file(tmp_path, f"train[{start}:{stop}]", ["other"]).column(
+                "other"
+            )
             assert "".join(part) == text[start:stop]
             assert b"".join(part.blocks()) == text[start:stop].encode()
 
 
 def test_text_that_is_none(tmp_path):
     write(tmp_path, train_txt=b"", val_txt=b"a\n\xff")
-    with pytest.raises(DataError, match=r"train\.txt has no characters: it needs at least one"):
+    with pytest.raises(
+        DataError, match=r"train\.txt has no characters: it needs at least one"
+    ):
         text_file(tmp_path, "train")
     with pytest.raises(DataError, match=r"val\.txt:2 is not UTF-8"):
         text_file(tmp_path, "val")
     with pytest.raises(DataError, match=r"neither test\.txt nor test\.txt\.gz"):
         text_file(tmp_path, "test")
     write(tmp_path, val_txt=b"a")
-    with pytest.raises(DataError, match=r"single column of text, but the columns are a, b: choose one"):
+    with pytest.raises(
+        DataError, match=r"single column of text, but the columns are a, b: choose one"
+    ):
         text_file(tmp_path, "val", ["a", "b"])
 
 
 def test_shakespeare_and_trec():
     text = real_data("tinyshakespeare") / "input.txt"
-    parts = ["".join(text_file(text.parent, f"input{part}").column("text")) for part in ("[:90%]", "[90%:]")]
+    parts = [
+        "".join(text_file(text.parent, f"input{part}").column("text"))
+        for part in ("[:90%]", "[90%:]")
+    ]
     assert [len(part) for part in parts] == [1_003_854, 111_540]
     assert "".join(parts) == text.read_text()
     questions = tsv_file(real_data("trec"), "train[5000:]", ["sentence", "label"])
     assert len(questions) == 452
-    assert set(questions.column("label")) == {"ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM"}
+    assert set(questions.column("label")) == {
+        "ABBR",
+        "DESC",
+        "ENTY",
+        "HUM",
+        "LOC",
+        "NUM",
+    }
 
 
 @pytest.fixture(scope="module")
@@ -331,7 +473,9 @@ def test_dates_are_prepared_and_read(dates, capfd):
     assert len(source) == 40_000
     assert source[0].keys() == {"written", "iso"}
     assert all(type(text) is str for text in source[0].values())
-    assert source[17] == {language: source.column(language)[17] for language in ("written", "iso")}
+    assert source[17] == {
+        language: source.column(language)[17] for language in ("written", "iso")
+    }
     part = tfds_source("dates", directory, "train[10:20]", ["iso"])
     assert part.column("iso") == source.column("iso")[10:20]
     assert len(tfds_source("dates", str(directory), "validation", ["iso"])) == 1_000
@@ -343,7 +487,9 @@ def test_processes_may_prepare_dates_at_once_and_say_nothing(tmp_path, capfd):
         "import sys; from transformer_jax.data.sources import tfds_source; "
         "tfds_source('dates', sys.argv[1], 'test', ['iso'])"
     )
-    workers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) for _ in range(2)]
+    workers = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) for _ in range(2)
+    ]
     assert [worker.wait() for worker in workers] == [0, 0]
     assert capfd.readouterr() == ("", "")
 
@@ -360,9 +506,16 @@ def test_dates_that_another_process_prepared_meanwhile(tmp_path, monkeypatch):
 
 
 def test_unknown_split(dates):
-    with pytest.raises(DataError, match=r"Cannot read split 'dev' of tfds dates in .*'train', 'validation', 'test'"):
+    with pytest.raises(
+        DataError,
+        match=(
+            r"Cannot read split 'dev' of tfds dates in .*'train', 'validation', 'test'"
+        ),
+    ):
         tfds_source("dates", dates[0], "dev", ["iso"])
-    with pytest.raises(DataError, match=r"It must be train \(\d+\) or .*, or a non-empty part of one"):
+    with pytest.raises(
+        DataError, match=r"It must be train \(\d+\) or .*, or a non-empty part of one"
+    ):
         tfds_source("dates", dates[0], "train[:0]", ["iso"])
 
 
@@ -371,24 +524,33 @@ def test_no_room_for_the_text_of_a_tfds(dates, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(sources.tempfile, "TemporaryFile", full_disk)
-    with pytest.raises(DataError, match=r"Cannot copy the text of tfds dates test to .*No space.* or set TMPDIR"):
+    with pytest.raises(
+        DataError,
+        match=r"Cannot copy the text of tfds dates test to .*No space.* or set TMPDIR",
+    ):
         tfds_source("dates", dates[0], "test", ["iso"])
 
 
 def test_unknown_feature(dates):
-    with pytest.raises(DataError, match=r"tfds dates has no text in de: choose from .*written"):
+    with pytest.raises(
+        DataError, match=r"tfds dates has no text in de: choose from .*written"
+    ):
         tfds_source("dates", dates[0], "train", ["iso", "de"])
 
 
 def test_dates_cannot_be_prepared_in_a_file(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"Cannot prepare dates in .*file: .* Set data\.directory to an"):
+    with pytest.raises(
+        DataError, match=r"Cannot prepare dates in .*file: .* Set data\.directory to an"
+    ):
         tfds_source("dates", tmp_path / "file", "train", ["iso"])
 
 
 @pytest.mark.parametrize("name", ["nonsense", "wmt14_translate/xx-yy", ""])
 def test_unknown_name(name, tmp_path):
-    with pytest.raises(DataError, match=rf"tfds cannot open '{name}' .* Set data\.name"):
+    with pytest.raises(
+        DataError, match=rf"tfds cannot open '{name}' .* Set data\.name"
+    ):
         tfds_source(name, tmp_path, "train", ["de", "en"])
 
 
@@ -405,9 +567,16 @@ def test_a_copy_that_is_not_whole(dates, tmp_path):
     shutil.copytree(dates[0], tmp_path, dirs_exist_ok=True)
     (shard,) = (tmp_path / "dates" / "1.0.0").glob("*test.array_record*")
     cut_off = shard.read_bytes()[:1000]
-    for damage in (lambda: shard.write_bytes(cut_off), lambda: shard.write_bytes(b""), shard.unlink):
+    for damage in (
+        lambda: shard.write_bytes(cut_off),
+        lambda: shard.write_bytes(b""),
+        shard.unlink,
+    ):
         damage()
-        with pytest.raises(DataError, match=r"tfds dates test cannot be read: .* Copy its files again, or prep"):
+        with pytest.raises(
+            DataError,
+            match=r"tfds dates test cannot be read: .* Copy its files again, or prep",
+        ):
             tfds_source("dates", tmp_path, "test", ["iso"])
     info = tmp_path / "dates" / "1.0.0" / "dataset_info.json"
     info.write_text(info.read_text()[:200])
@@ -423,13 +592,21 @@ def test_a_copy_that_is_not_whole(dates, tmp_path):
         ("multi30k/en-de", ["en", "de"]),
     ],
 )
-def test_what_is_not_prepared_fails_at_once_and_says_how_to_prepare_it(name, languages, tmp_path):
+def test_what_is_not_prepared_fails_at_once_and_says_how_to_prepare_it(
+    name, languages, tmp_path
+):
     start = time.perf_counter()
     with pytest.raises(DataError) as error:
         tfds_source(name, tmp_path, "train", languages)
-    assert time.perf_counter() - start < 20  # without a network, a download gives up after 204 s
-    assert f"{name} is not prepared in {tmp_path} (looked for {tmp_path}/{name}/1.0.0)" in str(error.value)
-    assert str(error.value).endswith(f"python scripts/prepare.py --name={name} --directory={tmp_path}")
+    # without a network, a download gives up after 204 s
+    assert time.perf_counter() - start < 20
+    assert (
+        f"{name} is not prepared in {tmp_path} (looked for {tmp_path}/{name}/1.0.0)"
+        in str(error.value)
+    )
+    assert str(error.value).endswith(
+        f"python scripts/prepare.py --name={name} --directory={tmp_path}"
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -440,10 +617,16 @@ def test_prepared_data_of_others_are_read_as_bytes_or_text(tmp_path, monkeypatch
 
     import tensorflow_datasets as tfds
 
-    records = Records([{"de": b"\xc3\xa4\n\nc\n", "en": "a"}, {"de": b"b", "en": b"\xff"}])
+    records = Records(
+        [{"de": b"\xc3\xa4\n\nc\n", "en": "a"}, {"de": b"b", "en": b"\xff"}]
+    )
 
     class Builder:
-        info = type("Info", (), {"features": {"de": tfds.features.Text(), "en": tfds.features.Text()}})
+        info = type(
+            "Info",
+            (),
+            {"features": {"de": tfds.features.Text(), "en": tfds.features.Text()}},
+        )
         data_path = tmp_path
 
         def is_prepared(self):
@@ -453,8 +636,13 @@ def test_prepared_data_of_others_are_read_as_bytes_or_text(tmp_path, monkeypatch
             return records
 
     monkeypatch.setattr(tfds, "builder", lambda *_, **__: Builder())
-    assert tfds_source("anything", tmp_path, "train", ["de"]).column("de") == ["ä\n\nc\n", "b"]
-    with pytest.raises(DataError, match="tfds example anything train 1 en is not UTF-8"):
+    assert tfds_source("anything", tmp_path, "train", ["de"]).column("de") == [
+        "ä\n\nc\n",
+        "b",
+    ]
+    with pytest.raises(
+        DataError, match="tfds example anything train 1 en is not UTF-8"
+    ):
         tfds_source("anything", tmp_path, "train", ["de", "en"])
 
 
@@ -467,13 +655,21 @@ def test_multi30k():
 
 def test_a_tsv_file_with_carriage_returns_alone(tmp_path):
     (tmp_path / "val.tsv").write_bytes(b"sentence\tlabel\ra\t0\rb\t1\r")
-    with pytest.raises(DataError, match=r"val\.tsv is one line with carriage returns in it"):
+    with pytest.raises(
+        DataError, match=r"val\.tsv is one line with carriage returns in it"
+    ):
         tsv_file(tmp_path, "val", ("sentence", "label"))
 
 
 def test_an_empty_tsv_file(tmp_path):
     (tmp_path / "val.tsv").write_bytes(b"")
-    with pytest.raises(DataError, match=r"val\.tsv:1 must name these columns once each: sentence\. It names: \(none\)"):
+    with pytest.raises(
+        DataError,
+        match=(
+            r"val\.tsv:1 must name these columns once each: sentence\. It names:"
+            r" \(none\)"
+        ),
+    ):
         tsv_file(tmp_path, "val", ("sentence",))
 
 
@@ -484,5 +680,8 @@ def test_a_file_that_is_cut_while_it_is_used_is_an_error(tmp_path):
     lines = sources.parse_lines(sources.files.read(path), str(path))
     assert lines[9_999] == "line"
     os.truncate(path, 10)
-    with pytest.raises(DataError, match=r"train.txt was cut from 50,000 to 10 bytes while it was read\. Restore"):
+    with pytest.raises(
+        DataError,
+        match=r"train.txt was cut from 50,000 to 10 bytes while it was read\. Restore",
+    ):
         lines[9_999]

@@ -6,21 +6,42 @@ from conftest import get_config
 from transformer_jax.data.files import DataError
 from transformer_jax.data.tables import tsv_file
 
-# Task: the first lines of a file in its published layout, and what is read of each example.
+# Task: the first lines of a file in its published layout, and what is read of each
+#     example.
 GLUE = {
     "cola": (
-        ["gj04\t1\t\tThe sailors rode the breeze.", "gj04\t0\t*\tThe more we study.", 'c-05\t1\t\t"Yes" he said.'],
-        [("The sailors rode the breeze.", "1"), ("The more we study.", "0"), ('"Yes" he said.', "1")],
+        [
+            "gj04\t1\t\tThe sailors rode the breeze.",
+            "gj04\t0\t*\tThe more we study.",
+            'c-05\t1\t\t"Yes" he said.',
+        ],
+        [
+            ("The sailors rode the breeze.", "1"),
+            ("The more we study.", "0"),
+            ('"Yes" he said.', "1"),
+        ],
     ),
-    "sst2": (["sentence\tlabel", "a film \t1", "no wit \t0"], [("a film ", "1"), ("no wit ", "0")]),
+    "sst2": (
+        ["sentence\tlabel", "a film \t1", "no wit \t0"],
+        [("a film ", "1"), ("no wit ", "0")],
+    ),
     "mrpc": (
-        ["\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String", '1\t702\t703\tHe "said" so .\tSo he said .'],
+        [
+            "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String",
+            '1\t702\t703\tHe "said" so .\tSo he said .',
+        ],
         [('He "said" so .', "So he said .", "1")],
     ),
     "stsb": (
         [
-            "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore",
-            "0\tmain-captions\tMSRvid\t2012test\t0001\tnone\tnone\tA plane.\tAn air plane.\t5.000",
+            (
+                "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\t"
+                "sentence1\tsentence2\tscore"
+            ),
+            (
+                "0\tmain-captions\tMSRvid\t2012test\t0001\tnone\tnone\tA "
+                "plane.\tAn air plane.\t5.000"
+            ),
         ],
         [("A plane.", "An air plane.", "5.000")],
     ),
@@ -35,9 +56,15 @@ GLUE = {
     ),
     "mnli": (
         [
-            "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\t"
-            "sentence2_parse\tsentence1\tsentence2\tlabel1\tgold_label",
-            "0\t31\t31n\tgov\t( a )\t( b )\t(ROOT a)\t(ROOT b)\tOne thing.\tTwo things.\tneutral\tentailment",
+            (
+                "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\t"
+                "sentence2_binary_parse\tsentence1_parse\tsentence2_parse\t"
+                "sentence1\tsentence2\tlabel1\tgold_label"
+            ),
+            (
+                "0\t31\t31n\tgov\t( a )\t( b )\t(ROOT "
+                "a)\t(ROOT b)\tOne thing.\tTwo things.\tneutral\tentailment"
+            ),
         ],
         [("One thing.", "Two things.", "entailment")],
     ),
@@ -57,7 +84,11 @@ def test_a_recipe_reads_the_published_layout(task, tmp_path):
     lines, expected = GLUE[task]
     (tmp_path / "train.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     data = get_config("finetune", f"task={task}").data
-    columns = [name for name in (data.text_column, data.second_column, data.label_column) if name]
+    columns = [
+        name
+        for name in (data.text_column, data.second_column, data.label_column)
+        if name
+    ]
     source = tsv_file(tmp_path, "train", columns)
     assert [tuple(row[name] for name in columns) for row in source] == expected
 
@@ -66,7 +97,9 @@ def test_a_file_without_names_starts_at_its_first_line(tmp_path):
     (tmp_path / "train.tsv").write_text("\n".join(GLUE["cola"][0]))
     source = tsv_file(tmp_path, "train[1:]", ["sentence"])
     assert (source.first_line, len(source)) == (2, 2)
-    (tmp_path / "train.tsv").write_text("\n".join([*GLUE["cola"][0], "c-05\t1\tno mark"]))
+    (tmp_path / "train.tsv").write_text(
+        "\n".join([*GLUE["cola"][0], "c-05\t1\tno mark"])
+    )
     with pytest.raises(DataError, match=r"train\.tsv:4 has 3 fields"):
         tsv_file(tmp_path, "train", ["sentence"])
 
@@ -78,5 +111,9 @@ def test_damaged_lines_of_qqp_are_counted(tmp_path, caplog):
 
 
 def test_the_published_name_is_read_only_where_the_own_one_is_missing(tmp_path):
-    (tmp_path / "train.tsv").write_text("premise\tlabel\tsentence1\tscore\na\tb\tc\td\n")
-    assert list(tsv_file(tmp_path, "train", ["premise", "label"])) == [{"premise": "a", "label": "b"}]
+    (tmp_path / "train.tsv").write_text(
+        "premise\tlabel\tsentence1\tscore\na\tb\tc\td\n"
+    )
+    assert list(tsv_file(tmp_path, "train", ["premise", "label"])) == [
+        {"premise": "a", "label": "b"}
+    ]

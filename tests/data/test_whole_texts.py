@@ -13,7 +13,13 @@ from transformer_jax.data.whole_texts import BATCH, OVERLAP, PART, encode_texts
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_ids_are_those_of_the_whole_text(layout):
     tokenizer = LAYOUTS[layout]
-    texts = [TEXT, "", "one line", TEXT[:PART] + "ab" * 2 * PART + TEXT[:PART], "\n" * 2 * PART]
+    texts = [
+        TEXT,
+        "",
+        "one line",
+        TEXT[:PART] + "ab" * 2 * PART + TEXT[:PART],
+        "\n" * 2 * PART,
+    ]
     encoded = encode_texts(tokenizer, ([text] for text in texts))
     assert [row.tolist() for row in encoded.ids] == tokenizer.encode_batch(texts)
     assert encoded.sizes.tolist() == [len(text.encode()) for text in texts]
@@ -22,7 +28,9 @@ def test_ids_are_those_of_the_whole_text(layout):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_text_may_come_in_pieces(layout):
     lines = TEXT[: PART + 2 * OVERLAP].splitlines(keepends=True)
-    whole, same = (encode_texts(LAYOUTS[layout], [text]) for text in (["".join(lines)], lines))
+    whole, same = (
+        encode_texts(LAYOUTS[layout], [text]) for text in (["".join(lines)], lines)
+    )
     assert whole.ids.values.tolist() == same.ids.values.tolist()
     assert len(whole.ids.values) > 100
 
@@ -31,12 +39,19 @@ def test_a_text_may_come_in_pieces(layout):
 def test_the_head_is_the_text_before_the_second_token(layout):
     tokenizer, texts = LAYOUTS[layout], ["naïve king", "é", "\n\n king", TEXT]
     _, starts, _ = tokenizer.spans(texts)
-    expected = [text[: row[1]] if len(row) > 1 else text for text, row in zip(texts, starts, strict=True)]
-    assert encode_texts(tokenizer, map(list, texts)).heads.tolist() == [len(text.encode()) for text in expected]
+    expected = [
+        text[: row[1]] if len(row) > 1 else text
+        for text, row in zip(texts, starts, strict=True)
+    ]
+    assert encode_texts(tokenizer, map(list, texts)).heads.tolist() == [
+        len(text.encode()) for text in expected
+    ]
 
 
 def characters_encoded(monkeypatch, tokenizer, text):
-    """Return the sizes of the requests that the encoding of a text makes, and their sum."""
+    """Return the sizes of the requests that the encoding of a text makes, and their
+    sum.
+    """
     sizes, encode = [], Tokenizer.encodings
 
     def counted(self, texts):
@@ -58,7 +73,10 @@ def test_a_long_text_is_encoded_once_in_requests_of_bounded_size(monkeypatch):
 
 
 def test_a_text_that_cannot_be_cut_takes_linear_time(monkeypatch):
-    """The word has no place at which it could be cut. Encoding ever longer beginnings of it would be quadratic."""
+    """The word has no place at which it could be cut.
+
+    Encoding ever longer beginnings of it would be quadratic.
+    """
     text = "a" * 40 * PART
     largest, total = characters_encoded(monkeypatch, LAYOUTS["words"], text)
     assert largest >= len(text)

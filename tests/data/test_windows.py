@@ -11,40 +11,78 @@ from transformer_jax.data.annotated import squad_file
 from transformer_jax.data.sources import DataError
 from transformer_jax.data.text import SpecialIds
 from transformer_jax.data.tokenizer_training import train_tokenizer
-from transformer_jax.data.windows import Answer, QuestionAnsweringData, QuestionWindows, read_answers, whole_letters
+from transformer_jax.data.windows import (
+    Answer,
+    QuestionAnsweringData,
+    QuestionWindows,
+    read_answers,
+    whole_letters,
+)
 
-ODD = "Die ÉCOLE von Zürich 🌲🌲 kostet 3,50 €\u00a0– «Naïve» Straße\tund\u200b e\u0301te."
+ODD = (
+    "Die ÉCOLE von Zürich 🌲🌲 kostet 3,50 €\u00a0– "
+    "«Naïve» Straße\tund\u200b e\u0301te."
+)
 
 
 def windows_of(tokenizer, questions, contexts, what="here", **sizes):
     data = QuestionAnsweringData(directory="none", **sizes)
     assert not list(data.problems())
-    return QuestionWindows(tokenizer.encode(questions), contexts, tokenizer, data, SpecialIds(1, 2, 0), what)
+    return QuestionWindows(
+        tokenizer.encode(questions),
+        contexts,
+        tokenizer,
+        data,
+        SpecialIds(1, 2, 0),
+        what,
+    )
 
 
 def characters(questions, contexts, what="here", **sizes):
-    """Return windows in which every character is a token, and the text of each row, with "-" for special tokens."""
+    """Return windows in which every character is a token, and the text of each row,
+    with "-" for special tokens.
+    """
     tokenizer = train_tokenizer("characters", [*questions, *contexts], 304)
     found = windows_of(tokenizer, questions, contexts, what, **sizes)
     rows = (tokenizer.tokens(found.rows[i]) for i in range(len(found.rows)))
-    return found, ["".join(token if len(token) == 1 else "-" for token in row) for row in rows]
+    return found, [
+        "".join(token if len(token) == 1 else "-" for token in row) for row in rows
+    ]
 
 
 def test_a_row_is_the_question_and_a_window():
-    """A shorter question leaves more room. Room for "ab" is 11 - 3 - 2 = 6, and for the cut "abc" it is 5."""
-    contexts, sizes = ["0123456789", "0123456789", "xy"], {"max_length": 11, "max_question": 3, "stride": 3}
+    """A shorter question leaves more room.
+
+    Room for "ab" is 11 - 3 - 2 = 6, and for the cut "abc" it is 5.
+    """
+    contexts, sizes = (
+        ["0123456789", "0123456789", "xy"],
+        {"max_length": 11, "max_question": 3, "stride": 3},
+    )
     found, rows = characters(["ab", "abcd", "a"], contexts, **sizes)
-    assert rows == ["-ab-012345-", "-ab-345678-", "-ab-6789-", "-abc-01234-", "-abc-34567-", "-abc-6789-", "-a-xy-"]
+    assert rows == [
+        "-ab-012345-",
+        "-ab-345678-",
+        "-ab-6789-",
+        "-abc-01234-",
+        "-abc-34567-",
+        "-abc-6789-",
+        "-a-xy-",
+    ]
     assert found.owners.tolist() == [0, 0, 0, 1, 1, 1, 2]
     assert found.second.tolist() == [4, 4, 4, 5, 5, 5, 3]
-    assert [row[place] for row, place in zip(rows, found.second, strict=True)] == list("036036x")
+    assert [row[place] for row, place in zip(rows, found.second, strict=True)] == list(
+        "036036x"
+    )
 
 
 def test_every_answer_in_every_window():
     context = "0123456789abc"
     for start in range(len(context)):
         for end in range(start + 1, len(context) + 1):
-            found, rows = characters(["??"], [context], max_length=10, max_question=2, stride=3)
+            found, rows = characters(
+                ["??"], [context], max_length=10, max_question=2, stride=3
+            )
             answer = Answer(context[start:end], start)
             targets = found.targets([answer], "here")
             for row, text in enumerate(rows):
@@ -57,22 +95,36 @@ def test_every_answer_in_every_window():
 
 
 @pytest.mark.parametrize(
-    ("kind", "lowercase", "max_length"), [("bert", True, 16), ("bert", False, 16), ("bpe_bytes", False, 32)]
+    ("kind", "lowercase", "max_length"),
+    [("bert", True, 16), ("bert", False, 16), ("bpe_bytes", False, 32)],
 )
 def test_words_go_to_tokens_and_back(kind, lowercase, max_length):
-    """Letters keep their case and accents in the answer, whatever the tokenizer does with them."""
+    """Letters keep their case and accents in the answer, whatever the tokenizer does
+    with them.
+    """
     tokenizer = train_tokenizer(kind, [ODD, "die der das"], 300, lowercase=lowercase)
     words = ODD.replace("\u200b", " ").split()
-    golds = [Answer(word, ODD.index(word)) for word in [*words, "ÉCOLE von Zürich", "🌲🌲 kostet 3,50 €", "Naïve"]]
+    golds = [
+        Answer(word, ODD.index(word))
+        for word in [*words, "ÉCOLE von Zürich", "🌲🌲 kostet 3,50 €", "Naïve"]
+    ]
     questions, contexts = ["die der"] * len(golds), [ODD] * len(golds)
-    found = windows_of(tokenizer, questions, contexts, max_length=max_length, max_question=5, stride=5)
+    found = windows_of(
+        tokenizer, questions, contexts, max_length=max_length, max_question=5, stride=5
+    )
     assert len(found.owners) > len(golds)
-    targets, firsts = found.targets(golds, "here"), np.searchsorted(found.owners, np.arange(len(golds)))
+    targets, firsts = (
+        found.targets(golds, "here"),
+        np.searchsorted(found.owners, np.arange(len(golds))),
+    )
     for row in np.flatnonzero(targets["start"]):
         owner = found.owners[row]
         text, start = golds[owner]
         places = targets["start"][row], targets["end"][row]
-        assert found.answer(owner, row - firsts[owner], *places) == (start, start + len(text))
+        assert found.answer(owner, row - firsts[owner], *places) == (
+            start,
+            start + len(text),
+        )
     assert set(found.owners[targets["start"] > 0]) == set(range(len(golds)))
 
 
@@ -80,7 +132,14 @@ def test_words_go_to_tokens_and_back(kind, lowercase, max_length):
 @pytest.mark.parametrize(
     "text",
     [
-        *("Cafe\u0301 Noir", "Tie\u0302\u0301ng Vie\u0323\u0302t", "हिन्दी की", "फ\u093c", "בְּרֵאשִׁית בָּרָא", "بِسْمِ اللَّهِ"),
+        *(
+            "Cafe\u0301 Noir",
+            "Tie\u0302\u0301ng Vie\u0323\u0302t",
+            "हिन्दी की",
+            "फ\u093c",
+            "בְּרֵאשִׁית בָּרָא",
+            "بِسْمِ اللَّهِ",
+        ),
         *(
             "ที่นี่ น้ำ",
             "d\u0323\u0307 x",
@@ -98,7 +157,10 @@ def test_an_answer_has_its_combining_characters(text, lowercase):
     found = windows_of(tokenizer, ["die"] * len(golds), [context] * len(golds))
     targets = found.targets(golds, "here")
     for i, (word, start) in enumerate(golds):
-        assert found.answer(i, 0, targets["start"][i], targets["end"][i]) == (start, start + len(word))
+        assert found.answer(i, 0, targets["start"][i], targets["end"][i]) == (
+            start,
+            start + len(word),
+        )
 
 
 def test_an_empty_part_stays_empty():
@@ -128,20 +190,31 @@ def test_an_answer_has_no_white_space_around_it():
 
 
 def test_what_is_lost_is_said(caplog):
-    contexts, sizes = ["0123456789", "01", ""], {"max_length": 11, "max_question": 3, "stride": 5}
+    contexts, sizes = (
+        ["0123456789", "01", ""],
+        {"max_length": 11, "max_question": 3, "stride": 5},
+    )
     found, _ = characters(["ab", "abcd", ""], contexts, "train", **sizes)
     assert len(caplog.messages) == 3
-    assert "train: 1 of 3 examples have a question that is cut to data.max_question = 3 tokens; the first is row 2" in (
-        caplog.text
+    assert (
+        "train: 1 of 3 examples have a question that is cut "
+        "to data.max_question = 3 tokens; the first is row 2" in (caplog.text)
     )
-    assert "train: 1 of 3 examples have a question without tokens; the first is row 3" in caplog.text
-    assert "train: 1 of 3 examples have a context without tokens, and are answered by ''; the first is row 3" in (
-        caplog.text
+    assert (
+        "train: 1 of 3 examples have a question without tokens; the first is row 3"
+        in caplog.text
+    )
+    assert (
+        "train: 1 of 3 examples have a context without tokens, and are answered by ''; "
+        "the first is row 3" in (caplog.text)
     )
     caplog.clear()
     targets = found.targets([Answer("2345678", 2), Answer("01", 0), None], "train")
     assert targets["start"].tolist() == [0, 0, 5, 0]
-    assert "train: 1 of 3 examples have an answer that no window contains; its target is [CLS]" in caplog.text
+    assert (
+        "train: 1 of 3 examples have an answer that no window contains; "
+        "its target is [CLS]" in caplog.text
+    )
     assert caplog.text.strip().endswith("the first is row 1")
     caplog.clear()
     found.targets([Answer("2345", 2), Answer("01", 0), None], "train")
@@ -150,19 +223,35 @@ def test_what_is_lost_is_said(caplog):
 
 def test_answers_are_read():
     answers = [[{"text": "b c", "start": 2}, {"start": 0, "text": "a"}], []]
-    assert read_answers(map(json.dumps, answers), ["a b c", "x"], "here") == [[Answer("b c", 2), Answer("a", 0)], []]
+    assert read_answers(map(json.dumps, answers), ["a b c", "x"], "here") == [
+        [Answer("b c", 2), Answer("a", 0)],
+        [],
+    ]
 
 
-@pytest.mark.parametrize("wrong", ["", "b", "3", '"b"', '{"text": "b", "start": 1}', '["b"]', '[{"text": "b"}]'])
+@pytest.mark.parametrize(
+    "wrong",
+    ["", "b", "3", '"b"', '{"text": "b", "start": 1}', '["b"]', '[{"text": "b"}]'],
+)
 def test_what_is_no_list_of_answers(wrong):
-    with pytest.raises(DataError, match=r"dev, row 2: the answers .* are not a JSON list of objects with"):
+    with pytest.raises(
+        DataError,
+        match=r"dev, row 2: the answers .* are not a JSON list of objects with",
+    ):
         read_answers(["[]", wrong], ["abc", "abc"], "dev")
 
 
 @pytest.mark.parametrize(
     ("text", "start", "message"),
     [
-        ("b", 0, "the answer 'b' is not in the context at start = 0: correct it; start counts characters from 0"),
+        (
+            "b",
+            0,
+            (
+                "the answer 'b' is not in the context at start = 0: "
+                "correct it; start counts characters from 0"
+            ),
+        ),
         ("x", 1, "the answer 'x' is not in the context at start = 1"),
         ("c", -1, "the answer 'c' is not in the context at start = -1"),
         ("c", 7, "the answer 'c' is not in the context at start = 7"),
@@ -185,9 +274,15 @@ def test_an_answer_must_be_at_its_start(text, start, message):
         ({"max_question": 0}, "max_question: must be at least 1"),
         (
             {"max_question": 29},
-            "max_question: must leave room for the context in max_length = 32: set it to 28",
+            (
+                "max_question: must leave room for the context in max_length = 32: "
+                "set it to 28"
+            ),
         ),
-        ({"max_question": 28, "stride": 2}, r"stride: must be in \[1, 1\], because windows have .* = 1 tokens"),
+        (
+            {"max_question": 28, "stride": 2},
+            r"stride: must be in \[1, 1\], because windows have .* = 1 tokens",
+        ),
         ({"stride": 0}, r"stride: must be in \[1, 21\]"),
         ({"stride": 22}, r"stride: must be in \[1, 21\]"),
     ],
@@ -202,18 +297,30 @@ def test_problems_of_the_data_section(change, message):
 def test_real_answers_go_to_tokens_and_back():
     """Only annotations that begin or end within a word do not."""
     source = squad_file(real_data("squad"), "train", ("question", "context", "answers"))
-    questions, contexts, column = (list(source.column(name)) for name in ("question", "context", "answers"))
+    questions, contexts, column = (
+        list(source.column(name)) for name in ("question", "context", "answers")
+    )
     tokenizer = train_tokenizer("bert", contexts[::50], 3000, lowercase=True)
-    found = windows_of(tokenizer, questions, contexts, "train", max_length=384, stride=128)
+    found = windows_of(
+        tokenizer, questions, contexts, "train", max_length=384, stride=128
+    )
     golds = [answers[0] for answers in read_answers(column, contexts, "train")]
-    targets, firsts = found.targets(golds, "train"), np.searchsorted(found.owners, np.arange(len(golds)))
+    targets, firsts = (
+        found.targets(golds, "train"),
+        np.searchsorted(found.owners, np.arange(len(golds))),
+    )
     inexact = set()
     for row in np.flatnonzero(targets["start"]):
         owner = found.owners[row]
         (text, start), context = golds[owner], contexts[owner]
         end = start + len(text)
-        if found.answer(owner, row - firsts[owner], targets["start"][row], targets["end"][row]) != (start, end):
+        if found.answer(
+            owner, row - firsts[owner], targets["start"][row], targets["end"][row]
+        ) != (start, end):
             inexact.add(owner)
-            assert context[start - 1 : start + 1].isalnum() or context[end - 1 : end + 1].isalnum()
+            assert (
+                context[start - 1 : start + 1].isalnum()
+                or context[end - 1 : end + 1].isalnum()
+            )
     assert set(found.owners[targets["start"] > 0]) == set(range(len(golds)))
     assert 0 < len(inexact) < 0.01 * len(golds)

@@ -30,8 +30,13 @@ LINEARS = {
 
 
 def shapes(*heads):
-    """Return the shapes of the tensors of an encoder with the prefix "bert.", its pooler and `heads`."""
-    found = {f"bert.embeddings.{name}_embeddings.weight": (rows, D) for name, rows in NAMES.items()}
+    """Return the shapes of the tensors of an encoder with the prefix "bert.", its
+    pooler and `heads`.
+    """
+    found = {
+        f"bert.embeddings.{name}_embeddings.weight": (rows, D)
+        for name, rows in NAMES.items()
+    }
     norms = ["bert.embeddings.LayerNorm"]
     linears = {"bert.pooler.dense": (D, D)} | dict(heads)
     for layer in range(L):
@@ -58,15 +63,23 @@ PRETRAINING = shapes(("cls.seq_relationship", (2, D))) | MASKED_LM
 
 def drawn(shapes, seed=0):
     draw = np.random.default_rng(seed)
-    return {name: draw.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    return {
+        name: draw.normal(size=shape).astype(np.float32)
+        for name, shape in shapes.items()
+    }
 
 
 def save(folder, tensors, **changes):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIG | changes))
     write_file(folder / "model.safetensors", tensors)
-    letters = [*string.ascii_lowercase, *(f"##{letter}" for letter in string.ascii_lowercase)]
-    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters]) + "\n")
+    letters = [
+        *string.ascii_lowercase,
+        *(f"##{letter}" for letter in string.ascii_lowercase),
+    ]
+    (folder / "vocab.txt").write_text(
+        "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters]) + "\n"
+    )
     return folder
 
 

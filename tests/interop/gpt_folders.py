@@ -31,18 +31,35 @@ LLAMA = {
 
 
 def gpt2_shapes(v=V, t=T, f=F):
-    shapes = {"wte.weight": (v, D), "wpe.weight": (t, D), "ln_f.weight": (D,), "ln_f.bias": (D,)}
-    linears = {"attn.c_attn": (D, 3 * D), "attn.c_proj": (D, D), "mlp.c_fc": (D, f), "mlp.c_proj": (f, D)}
+    shapes = {
+        "wte.weight": (v, D),
+        "wpe.weight": (t, D),
+        "ln_f.weight": (D,),
+        "ln_f.bias": (D,),
+    }
+    linears = {
+        "attn.c_attn": (D, 3 * D),
+        "attn.c_proj": (D, D),
+        "mlp.c_fc": (D, f),
+        "mlp.c_proj": (f, D),
+    }
     for layer in range(L):
         for name, shape in linears.items():
-            shapes |= {f"h.{layer}.{name}.weight": shape, f"h.{layer}.{name}.bias": shape[1:]}
+            shapes |= {
+                f"h.{layer}.{name}.weight": shape,
+                f"h.{layer}.{name}.bias": shape[1:],
+            }
         for name in ("ln_1", "ln_2"):
             shapes |= {f"h.{layer}.{name}.weight": (D,), f"h.{layer}.{name}.bias": (D,)}
     return shapes
 
 
 def llama_shapes():
-    shapes = {"model.embed_tokens.weight": (V, D), "model.norm.weight": (D,), "lm_head.weight": (V, D)}
+    shapes = {
+        "model.embed_tokens.weight": (V, D),
+        "model.norm.weight": (D,),
+        "lm_head.weight": (V, D),
+    }
     for layer in range(L):
         for name, shape in {
             "self_attn.q_proj": (24, D),
@@ -62,7 +79,10 @@ def llama_shapes():
 def save(folder, config, shapes):
     """Write random tensors, and return them."""
     draw = np.random.default_rng(0)
-    tensors = {name: draw.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    tensors = {
+        name: draw.normal(size=shape).astype(np.float32)
+        for name, shape in shapes.items()
+    }
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     write_file(folder / "model.safetensors", tensors)

@@ -48,7 +48,10 @@ def shapes(target=V):
 
 
 SHARED = shapes() | {"model.shared.weight": (V, D)}
-SEPARATE = shapes(29) | {"model.encoder.embed_tokens.weight": (V, D), "model.decoder.embed_tokens.weight": (29, D)}
+SEPARATE = shapes(29) | {
+    "model.encoder.embed_tokens.weight": (V, D),
+    "model.decoder.embed_tokens.weight": (29, D),
+}
 UNTIED = SEPARATE | {"lm_head.weight": (29, D)}
 SEPARATELY = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 29}
 KINDS = {
@@ -60,7 +63,10 @@ KINDS = {
 
 def save(folder, shapes, **changes):
     draw = np.random.default_rng(0)
-    tensors = {name: draw.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    tensors = {
+        name: draw.normal(size=shape).astype(np.float32)
+        for name, shape in shapes.items()
+    }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIG | changes))
     write_file(folder / "model.safetensors", tensors)

@@ -1,4 +1,4 @@
-"""scripts/convert.py in both directions, and what the other scripts do with its workdirs."""
+"""scripts/convert.py in both directions, and the other scripts with its workdirs."""
 
 import json
 import resource
@@ -20,7 +20,8 @@ from transformer_jax.interop.tensors import Tensors
 from transformer_jax.workdir import read
 
 TAGS = ["O", "B-LOC", "I-LOC"]
-# Class: its tensors, keys of config.json, our task, keys of our config, a record, and a field of its prediction.
+# Class: its tensors, keys of config.json, our task, keys of our config, a record, and a
+#     field of its prediction.
 KINDS = {
     "BertForPreTraining": (
         PRETRAINING,
@@ -48,14 +49,22 @@ KINDS = {
     ),
     "regression": (
         shapes(("classifier", (1, D))),
-        {"architectures": ["BertForSequenceClassification"], "problem_type": "regression", **numbered(["score"])},
+        {
+            "architectures": ["BertForSequenceClassification"],
+            "problem_type": "regression",
+            **numbered(["score"]),
+        },
         "regression",
         {},
         {"sentence": "ek at"},
         "value",
     ),
     "BertForTokenClassification": (
-        {name: x for name, x in shapes(("classifier", (3, D))).items() if "pooler" not in name},
+        {
+            name: x
+            for name, x in shapes(("classifier", (3, D))).items()
+            if "pooler" not in name
+        },
         numbered(TAGS),
         "tagging",
         {"data.types": ("LOC",), "data.scheme": "iob2"},
@@ -63,28 +72,49 @@ KINDS = {
         "tags",
     ),
     "BertForQuestionAnswering": (
-        {name: x for name, x in shapes(("qa_outputs", (2, D))).items() if "pooler" not in name},
+        {
+            name: x
+            for name, x in shapes(("qa_outputs", (2, D))).items()
+            if "pooler" not in name
+        },
         {},
         "question_answering",
         {},
         {"question": "ek", "context": "at ek ok"},
         "answer",
     ),
-    "BertForMultipleChoice": (shapes(("classifier", (1, D))), {}, "multiple_choice", {}, None, "label"),
+    "BertForMultipleChoice": (
+        shapes(("classifier", (1, D))),
+        {},
+        "multiple_choice",
+        {},
+        None,
+        "label",
+    ),
 }
 
 
 def theirs(kind, folder):
-    """Write a folder whose model has 211 positions: question answering has no room for much less."""
+    """Write a folder whose model has 211 positions: question answering has no room
+    for much less.
+    """
     tensors, keys, *_ = KINDS[kind]
     tensors = tensors | {"bert.embeddings.position_embeddings.weight": (211, D)}
-    return save(folder, drawn(tensors), **{"architectures": [kind], **keys, "max_position_embeddings": 211})
+    return save(
+        folder,
+        drawn(tensors),
+        **{"architectures": [kind], **keys, "max_position_embeddings": 211},
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_there_and_back(tmp_path, kind):
     _, _, task, keys, record, field = KINDS[kind]
-    folder, run, back = theirs(kind, tmp_path / "theirs"), tmp_path / "run", tmp_path / "back"
+    folder, run, back = (
+        theirs(kind, tmp_path / "theirs"),
+        tmp_path / "run",
+        tmp_path / "back",
+    )
     config = conversion.config_for(str(folder))
     conversion.to_workdir(config, run)
     stored = read(run)
@@ -101,7 +131,9 @@ def test_there_and_back(tmp_path, kind):
     assert set(ours) == set(original)
     for name in original:
         np.testing.assert_array_equal(ours[name], original[name], err_msg=name)
-    before, after = (json.loads((path / "config.json").read_text()) for path in (folder, back))
+    before, after = (
+        json.loads((path / "config.json").read_text()) for path in (folder, back)
+    )
     assert {key: after[key] for key in before if key != "id2label"} == {
         key: value for key, value in before.items() if key != "id2label"
     }
@@ -110,7 +142,9 @@ def test_there_and_back(tmp_path, kind):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Folder with the corpus, a Hugging Face folder and the workdir that the script has made of it."""
+    """Folder with the corpus, a Hugging Face folder and the workdir that the script
+    has made of it.
+    """
     root = tmp_path_factory.mktemp("convert")
     write_corpus(root / "data")
     (root / "text").touch()
@@ -118,8 +152,17 @@ def place(tmp_path_factory):
     (root / "half" / "config.json").write_text('{"model_type": "be')
     labels = numbered(["even", "odd"])
     tensors = drawn(shapes(("classifier", (2, D))))
-    save(root / "theirs", tensors, architectures=["BertForSequenceClassification"], **labels)
-    arguments = ("--from_huggingface=theirs", "--workdir=run", "--config.data.directory=data")
+    save(
+        root / "theirs",
+        tensors,
+        architectures=["BertForSequenceClassification"],
+        **labels,
+    )
+    arguments = (
+        "--from_huggingface=theirs",
+        "--workdir=run",
+        "--config.data.directory=data",
+    )
     result = script("convert", *arguments, cwd=root)
     assert (result.returncode, result.stdout) == (0, b""), result.stderr.decode()
     assert b"run is a workdir with the task classification" in result.stderr
@@ -135,7 +178,13 @@ def test_the_scripts_accept_the_workdir(place):
     first, second = map(json.loads, result.stdout.decode().splitlines())
     assert {first["label"], second["label"]} <= {"even", "odd"}
     (place / "in.txt").write_text("ek at\n")
-    result = script("attention_report", "--workdir=run", "--input=in.txt", "--output=report.html", cwd=place)
+    result = script(
+        "attention_report",
+        "--workdir=run",
+        "--input=in.txt",
+        "--output=report.html",
+        cwd=place,
+    )
     assert result.returncode == 0, result.stderr.decode()
     assert "##k" in (place / "report.html").read_text()
 
@@ -143,24 +192,57 @@ def test_the_scripts_accept_the_workdir(place):
 def test_the_script_writes_a_folder(place):
     result = script("convert", "--workdir=run", "--to_huggingface=back", cwd=place)
     assert (result.returncode, result.stdout) == (0, b""), result.stderr.decode()
-    assert b"back is a Hugging Face folder with a BertForSequenceClassification, of step 0" in result.stderr
+    assert (
+        b"back is a Hugging Face folder with a BertForSequenceClassification, of step 0"
+        in result.stderr
+    )
     assert (place / "back" / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--workdir=new",), "give either --from_huggingface=FOLDER or --to_huggingface=FOLDER"),
-        (("--workdir=run", "--from_huggingface=theirs", "--to_huggingface=new"), "give either"),
-        (("--workdir=run", "--from_huggingface=theirs"), "run has checkpoints: choose another --workdir"),
-        (("--workdir=new", "--from_huggingface=none"), "none/config.json cannot be read: No such file or direc"),
-        (("--workdir=new", "--from_huggingface=run"), "run is not a Hugging Face folder: its config.json nam"),
-        (("--workdir=new", "--from_huggingface=half"), "half/config.json cannot be read: Unterminated string"),
+        (
+            ("--workdir=new",),
+            "give either --from_huggingface=FOLDER or --to_huggingface=FOLDER",
+        ),
+        (
+            ("--workdir=run", "--from_huggingface=theirs", "--to_huggingface=new"),
+            "give either",
+        ),
+        (
+            ("--workdir=run", "--from_huggingface=theirs"),
+            "run has checkpoints: choose another --workdir",
+        ),
+        (
+            ("--workdir=new", "--from_huggingface=none"),
+            "none/config.json cannot be read: No such file or direc",
+        ),
+        (
+            ("--workdir=new", "--from_huggingface=run"),
+            "run is not a Hugging Face folder: its config.json nam",
+        ),
+        (
+            ("--workdir=new", "--from_huggingface=half"),
+            "half/config.json cannot be read: Unterminated string",
+        ),
         (("--workdir=none", "--to_huggingface=new"), "none is not the folder of a run"),
-        (("--workdir=run", "--to_huggingface=theirs"), "theirs already has a config.json: name another folder"),
-        (("--workdir=run", "--to_huggingface=text"), "the folder text cannot be made: File exists. Name a folder els"),
-        (("--workdir=run", "--to_huggingface=gs://bucket/a"), "gs://bucket/a: models are written to local folders"),
-        (("--workdir=new", "--from_huggingface=theirs", "--config.model.d_ff=29"), "d_ff: 23 there, 29 here"),
+        (
+            ("--workdir=run", "--to_huggingface=theirs"),
+            "theirs already has a config.json: name another folder",
+        ),
+        (
+            ("--workdir=run", "--to_huggingface=text"),
+            "the folder text cannot be made: File exists. Name a folder els",
+        ),
+        (
+            ("--workdir=run", "--to_huggingface=gs://bucket/a"),
+            "gs://bucket/a: models are written to local folders",
+        ),
+        (
+            ("--workdir=new", "--from_huggingface=theirs", "--config.model.d_ff=29"),
+            "d_ff: 23 there, 29 here",
+        ),
     ],
 )
 def test_abuses(place, arguments, words):
@@ -178,17 +260,27 @@ def test_a_tokenizer_that_cannot_be_written(tmp_path):
     """The model is not written either, and the folder is free for another attempt."""
     theirs("BertForSequenceClassification", tmp_path / "theirs")
     (tmp_path / "theirs" / "vocab.txt").unlink()
-    library = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[CLS]": 0, "[UNK]": 1, "a": 2}, unk_token="[UNK]"))
+    library = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"[CLS]": 0, "[UNK]": 1, "a": 2}, unk_token="[UNK]")
+    )
     library.add_special_tokens(["[CLS]", "[UNK]"])
     library.save(str(tmp_path / "theirs" / "tokenizer.json"))
-    conversion.to_workdir(conversion.config_for(str(tmp_path / "theirs")), tmp_path / "run")
-    with pytest.raises(TokenizerError, match="The tokenizer has no end id to put around a text"):
-        conversion.to_folder(tmp_path / "run", read(tmp_path / "run"), str(tmp_path / "back"))
+    conversion.to_workdir(
+        conversion.config_for(str(tmp_path / "theirs")), tmp_path / "run"
+    )
+    with pytest.raises(
+        TokenizerError, match="The tokenizer has no end id to put around a text"
+    ):
+        conversion.to_folder(
+            tmp_path / "run", read(tmp_path / "run"), str(tmp_path / "back")
+        )
     assert not (tmp_path / "back").exists()
 
 
 def test_an_attempt_that_fails_can_be_repeated(place, tmp_path):
-    """config.json is written last: first, there is no room for the model, and then, a folder is in the way."""
+    """config.json is written last: first, there is no room for the model, and then,
+    a folder is in the way.
+    """
     run, new = place / "run", tmp_path / "new"
     (new / "vocab.txt").mkdir(parents=True)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

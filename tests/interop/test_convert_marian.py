@@ -1,4 +1,7 @@
-"""scripts/convert.py in both directions for Marian, with two tokenizers and with one, and predict.py in between."""
+"""scripts/convert.py for Marian in both directions, and predict.py in between.
+
+There are models with two tokenizers and with one.
+"""
 
 import json
 import string
@@ -35,14 +38,23 @@ def one(folder, ties):
     tokenizer_files.to_folder(tokenizer, folder, end=True)
 
 
-@pytest.mark.parametrize(("tokenizers", "ties"), [(two, "all"), (two, "decoder"), (one, "all")])
+@pytest.mark.parametrize(
+    ("tokenizers", "ties"), [(two, "all"), (two, "decoder"), (one, "all")]
+)
 def test_there_and_back(tmp_path, tokenizers, ties):
     shapes, changes = KINDS[ties]
-    generation = {"num_beams": 2, "max_length": 7, "decoder_start_token_id": len(OWN if changes else TOKENS) - 1}
+    generation = {
+        "num_beams": 2,
+        "max_length": 7,
+        "decoder_start_token_id": len(OWN if changes else TOKENS) - 1,
+    }
     tensors = save(tmp_path / "theirs", shapes, **changes, **generation)
     tokenizers(tmp_path / "theirs", ties)
     joint = tokenizers is one
-    assert transfer.keys_for(str(tmp_path / "theirs")).get("data.joint_tokenizer", True) == joint
+    assert (
+        transfer.keys_for(str(tmp_path / "theirs")).get("data.joint_tokenizer", True)
+        == joint
+    )
 
     def run(name, *arguments, **more):
         result = script(name, *arguments, cwd=tmp_path, **more)
@@ -51,9 +63,19 @@ def test_there_and_back(tmp_path, tokenizers, ties):
 
     assert run("convert", "--from_huggingface=theirs", "--workdir=run") == ""
     stored = read(tmp_path / "run")
-    assert (stored.task, stored.data.joint_tokenizer, stored.init_from) == ("sequence_to_sequence", joint, "theirs")
-    assert (stored.decoding.beam_size, stored.decoding.max_extra, stored.decoding.max_ratio) == (2, 6, 0)
-    translated = run("predict", "--workdir=run", stdin=b"a bad cab\n\nab\n").splitlines()
+    assert (stored.task, stored.data.joint_tokenizer, stored.init_from) == (
+        "sequence_to_sequence",
+        joint,
+        "theirs",
+    )
+    assert (
+        stored.decoding.beam_size,
+        stored.decoding.max_extra,
+        stored.decoding.max_ratio,
+    ) == (2, 6, 0)
+    translated = run(
+        "predict", "--workdir=run", stdin=b"a bad cab\n\nab\n"
+    ).splitlines()
     assert len(translated) == 3
     assert translated[1] == ""
     assert run("convert", "--workdir=run", "--to_huggingface=back") == ""
@@ -62,11 +84,22 @@ def test_there_and_back(tmp_path, tokenizers, ties):
     for name in tensors:
         np.testing.assert_array_equal(written[name], tensors[name], err_msg=name)
     after = json.loads((tmp_path / "back" / "config.json").read_text())
-    before = CONFIG | changes | ({} if joint else {"decoder_start_token_id": generation["decoder_start_token_id"]})
+    before = (
+        CONFIG
+        | changes
+        | (
+            {}
+            if joint
+            else {"decoder_start_token_id": generation["decoder_start_token_id"]}
+        )
+    )
     assert {key: after[key] for key in before} == before
     files = tokenizer_files.names_of(tmp_path / "back")
     assert files == tokenizer_files.names_of(tmp_path / "theirs")
     old, new = (
-        [tokenizer_files.from_folder(tmp_path / folder, file) for file in files] for folder in ("theirs", "back")
+        [tokenizer_files.from_folder(tmp_path / folder, file) for file in files]
+        for folder in ("theirs", "back")
     )
-    assert [tokenizer.sha256 for tokenizer in old] == [tokenizer.sha256 for tokenizer in new]
+    assert [tokenizer.sha256 for tokenizer in old] == [
+        tokenizer.sha256 for tokenizer in new
+    ]

@@ -20,13 +20,20 @@ SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 def folder(tmp_path):
     """A folder in which every file has an effect."""
     save(tmp_path, LLAMA, llama_shapes())
-    tokenizer = Tokenizer(models.BPE({"<unk>": 0, SPACE: 1, "a": 2}, [], unk_token="<unk>"))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    tokenizer = Tokenizer(
+        models.BPE({"<unk>": 0, SPACE: 1, "a": 2}, [], unk_token="<unk>")
+    )
+    tokenizer.pre_tokenizer, tokenizer.decoder = (
+        pre_tokenizers.Metaspace(),
+        decoders.Metaspace(),
+    )
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     settings = {"tokenizer_class": "LlamaTokenizer", "add_prefix_space": False}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     (tmp_path / "added_tokens.json").write_text(json.dumps({"<new>": 3}))
-    (tmp_path / "generation_config.json").write_text(json.dumps({"no_repeat_ngram_size": 2}))
+    (tmp_path / "generation_config.json").write_text(
+        json.dumps({"no_repeat_ngram_size": 2})
+    )
     return tmp_path
 
 
@@ -38,7 +45,9 @@ def what_is_read(folder):
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
-def test_an_error_that_may_pass_is_not_taken_for_a_missing_file_or_a_mistake(folder, number):
+def test_an_error_that_may_pass_is_not_taken_for_a_missing_file_or_a_mistake(
+    folder, number
+):
     with Disk(folder).mounted() as disk:
         expected = what_is_read(folder)
     assert disk.count > 10

@@ -1,4 +1,6 @@
-"""GPT, GPT-2 and Llama of transformers without transformers: files written by hand, by the layouts of their modules."""
+"""GPT, GPT-2 and Llama of transformers without transformers: files written by hand,
+by the layouts of their modules.
+"""
 
 import dataclasses
 import json
@@ -24,16 +26,31 @@ def check_round_trip(found, folder):
 
 def test_gpt2_without_prefix(tmp_path):
     """Published files of GPT-2 have no prefix, and hold the masks of attention."""
-    shapes = gpt2_shapes() | {f"h.{layer}.attn.bias": (1, 1, T, T) for layer in range(L)}
+    shapes = gpt2_shapes() | {
+        f"h.{layer}.attn.bias": (1, 1, T, T) for layer in range(L)
+    }
     tensors = save(tmp_path / "theirs", GPT2, shapes)
     found = huggingface.read(tmp_path / "theirs")
-    assert (found.architecture.task, found.model.norm, found.model.d_ff) == ("language_modeling", "pre", F)
-    assert (found.model.activation, found.model.num_kv_heads, found.model.tie_embeddings) == ("gelu_tanh", 0, True)
+    assert (found.architecture.task, found.model.norm, found.model.d_ff) == (
+        "language_modeling",
+        "pre",
+        F,
+    )
+    assert (
+        found.model.activation,
+        found.model.num_kv_heads,
+        found.model.tie_embeddings,
+    ) == ("gelu_tanh", 0, True)
     params = flat(found.params())
     joined = tensors["h.1.attn.c_attn.weight"].reshape(D, 3, N, D // N)
     for i, name in enumerate(("query", "key", "value")):
-        np.testing.assert_array_equal(params[f"decoder/layers/self_attention/{name}/kernel"][1], joined[:, i])
-    np.testing.assert_array_equal(params["decoder/layers/feed_forward/inner/kernel"][0], tensors["h.0.mlp.c_fc.weight"])
+        np.testing.assert_array_equal(
+            params[f"decoder/layers/self_attention/{name}/kernel"][1], joined[:, i]
+        )
+    np.testing.assert_array_equal(
+        params["decoder/layers/feed_forward/inner/kernel"][0],
+        tensors["h.0.mlp.c_fc.weight"],
+    )
     check_round_trip(found, tmp_path / "ours")
 
 
@@ -41,13 +58,27 @@ def test_llama(tmp_path):
     tensors = save(tmp_path / "theirs", LLAMA | {"rope_theta": 77.0}, llama_shapes())
     found = huggingface.read(tmp_path / "theirs")
     model = found.model
-    assert (model.head_dim, model.value_dim, model.num_kv_heads, model.rotary_base) == (4, 4, 2, 77.0)
-    assert (model.dropout_rate, model.tie_embeddings, model.attention_bias) == (0.0, False, False)
-    params, theirs = flat(found.params()), tensors["model.layers.1.self_attn.k_proj.weight"].reshape(2, 4, D)
+    assert (model.head_dim, model.value_dim, model.num_kv_heads, model.rotary_base) == (
+        4,
+        4,
+        2,
+        77.0,
+    )
+    assert (model.dropout_rate, model.tie_embeddings, model.attention_bias) == (
+        0.0,
+        False,
+        False,
+    )
+    params, theirs = (
+        flat(found.params()),
+        tensors["model.layers.1.self_attn.k_proj.weight"].reshape(2, 4, D),
+    )
     ours = params["decoder/layers/self_attention/key/kernel"][1]
     np.testing.assert_array_equal(ours, np.moveaxis(theirs[:, [0, 2, 1, 3]], 2, 0))
     gate = tensors["model.layers.0.mlp.gate_proj.weight"]
-    np.testing.assert_array_equal(params["decoder/layers/feed_forward/gate/kernel"][0], gate.T)
+    np.testing.assert_array_equal(
+        params["decoder/layers/feed_forward/gate/kernel"][0], gate.T
+    )
     np.testing.assert_array_equal(params["output/table"], tensors["lm_head.weight"])
     check_round_trip(found, tmp_path / "ours")
     written = json.loads((tmp_path / "ours" / "config.json").read_text())
@@ -57,22 +88,48 @@ def test_llama(tmp_path):
 def test_configs_that_leave_sizes_out():
     """They take the defaults of transformers, some of which follow from other keys."""
     model = GPTConfig(**gpt.GPT2.read({"n_embd": 24, "n_inner": None}))
-    assert (model.d_ff, model.head_dim, model.max_length, model.vocab_size) == (96, 2, 1024, 50257)
+    assert (model.d_ff, model.head_dim, model.max_length, model.vocab_size) == (
+        96,
+        2,
+        1024,
+        50257,
+    )
     model = GPTConfig(**gpt.OPENAI.read({}))
-    assert (model.norm, model.activation, model.d_ff, model.head_dim) == ("post", "gelu_tanh", 3072, 64)
+    assert (model.norm, model.activation, model.d_ff, model.head_dim) == (
+        "post",
+        "gelu_tanh",
+        3072,
+        64,
+    )
     assert gpt.OPENAI.write(model)["afn"] == "gelu"
-    model = GPTConfig(**gpt.LLAMA.read({"num_key_value_heads": None, "rope_scaling": None, "head_dim": None}))
+    model = GPTConfig(
+        **gpt.LLAMA.read(
+            {"num_key_value_heads": None, "rope_scaling": None, "head_dim": None}
+        )
+    )
     assert (model.num_kv_heads, model.head_dim, model.rotary_base) == (0, 128, 10000.0)
     assert gpt.LLAMA.write(model)["num_key_value_heads"] == 32
-    assert gpt.LLAMA.read(gpt.LLAMA.write(model)) == gpt.LLAMA.read({}) | {"num_kv_heads": 32}
-    theta = {"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}, "rope_theta": 7.0}
+    assert gpt.LLAMA.read(gpt.LLAMA.write(model)) == gpt.LLAMA.read({}) | {
+        "num_kv_heads": 32
+    }
+    theta = {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5.0},
+        "rope_theta": 7.0,
+    }
     assert gpt.LLAMA.read(theta)["rotary_base"] == 5.0
 
 
 @pytest.mark.parametrize(
     ("config", "changes", "message"),
     [
-        (gpt.GPT2, {"embd_pdrop": 0.2}, r"embd_pdrop = 0\.2 and resid_pdrop = 0\.1 are not supported: set both to one"),
+        (
+            gpt.GPT2,
+            {"embd_pdrop": 0.2},
+            (
+                r"embd_pdrop = 0\.2 and resid_pdrop = 0\.1 are not supported: set both"
+                r" to one"
+            ),
+        ),
         (
             gpt.GPT2,
             {"scale_attn_by_inverse_layer_idx": True},
@@ -83,10 +140,26 @@ def test_configs_that_leave_sizes_out():
             {"activation_function": "mish"},
             "activation_function = 'mish' is not supported: choose",
         ),
-        (gpt.OPENAI, {"n_head": 7}, r"n_embd = 768 \(here, config.model.d_model\): must be a mul"),
-        (gpt.LLAMA, {"rope_scaling": [1]}, r"rope_scaling = \[1\] must be of type dict: copy the file again"),
-        (gpt.LLAMA, {"rope_scaling": {"rope_type": "llama3"}}, "rope_type = 'llama3' is not supported, only 'default'"),
-        (gpt.LLAMA, {"rope_scaling": {"type": "linear"}}, "rope_type = 'linear' is not supported"),
+        (
+            gpt.OPENAI,
+            {"n_head": 7},
+            r"n_embd = 768 \(here, config.model.d_model\): must be a mul",
+        ),
+        (
+            gpt.LLAMA,
+            {"rope_scaling": [1]},
+            r"rope_scaling = \[1\] must be of type dict: copy the file again",
+        ),
+        (
+            gpt.LLAMA,
+            {"rope_scaling": {"rope_type": "llama3"}},
+            "rope_type = 'llama3' is not supported, only 'default'",
+        ),
+        (
+            gpt.LLAMA,
+            {"rope_scaling": {"type": "linear"}},
+            "rope_type = 'linear' is not supported",
+        ),
         (
             gpt.GPT2,
             {"resid_pdrop": 1, "embd_pdrop": 1},
@@ -97,8 +170,16 @@ def test_configs_that_leave_sizes_out():
             {"num_key_value_heads": 5},
             r"num_key_value_heads = 5 \(here, config.model.num_kv_heads\): must d",
         ),
-        (gpt.LLAMA, {"head_dim": 3}, r"config.json: head_dim = 3 \(here, config.model.head_dim\): must be even"),
-        (gpt.LLAMA, {"rope_parameters": {"rope_theta": -1.0}}, r"rope_theta = -1.0 \(here, config.model.rotary_base\)"),
+        (
+            gpt.LLAMA,
+            {"head_dim": 3},
+            r"config.json: head_dim = 3 \(here, config.model.head_dim\): must be even",
+        ),
+        (
+            gpt.LLAMA,
+            {"rope_parameters": {"rope_theta": -1.0}},
+            r"rope_theta = -1.0 \(here, config.model.rotary_base\)",
+        ),
     ],
 )
 def test_what_is_not_supported(config, changes, message):
@@ -114,13 +195,21 @@ def test_what_is_not_supported(config, changes, message):
             {"positions": "rotary"},
             "positions = 'rotary': transformers' model has only 'learned'",
         ),
-        (gpt.OPENAI, {"d_ff": 95}, r"config\.model\.d_ff = 95: transformers' model has only 3072"),
+        (
+            gpt.OPENAI,
+            {"d_ff": 95},
+            r"config\.model\.d_ff = 95: transformers' model has only 3072",
+        ),
         (
             gpt.OPENAI,
             {"activation": "gelu"},
             r"config\.model\.activation = 'gelu': transformers has only silu, relu",
         ),
-        (gpt.LLAMA, {"value_dim": 3}, r"config\.model\.value_dim = 3: transformers' model has only 128"),
+        (
+            gpt.LLAMA,
+            {"value_dim": 3},
+            r"config\.model\.value_dim = 3: transformers' model has only 128",
+        ),
     ],
 )
 def test_what_transformers_lacks(config, changes, message):
@@ -130,11 +219,23 @@ def test_what_transformers_lacks(config, changes, message):
 
 
 def test_the_model_type_follows_from_the_model(tmp_path):
-    """A language model is written as the first of the three that can be it, or the reason is said for each."""
+    """A language model is written as the first of the three that can be it, or the
+    reason is said for each.
+    """
     save(tmp_path / "theirs", GPT2, gpt2_shapes())
     found = huggingface.read(tmp_path / "theirs")
-    huggingface.write(tmp_path / "ours", "language_modeling", found.model, found.params(), {})
-    assert json.loads((tmp_path / "ours" / "config.json").read_text())["model_type"] == "gpt2"
+    huggingface.write(
+        tmp_path / "ours", "language_modeling", found.model, found.params(), {}
+    )
+    assert (
+        json.loads((tmp_path / "ours" / "config.json").read_text())["model_type"]
+        == "gpt2"
+    )
     model = dataclasses.replace(found.model, positions="none")
-    with pytest.raises(InteropError, match=r"not openai-gpt: .*; not gpt2: .*positions = 'none'.*; not llama: "):
-        huggingface.write(tmp_path / "other", "language_modeling", model, found.params(), {})
+    with pytest.raises(
+        InteropError,
+        match=r"not openai-gpt: .*; not gpt2: .*positions = 'none'.*; not llama: ",
+    ):
+        huggingface.write(
+            tmp_path / "other", "language_modeling", model, found.params(), {}
+        )

@@ -26,11 +26,36 @@ LAYOUTS = {
     "linear": (LINEAR, (D, N, H), (N * H, D), lambda d, n, h: (n * H + h, d)),
     "joining": (JOINING, (N, H, D), (D, N * H), lambda n, h, d: (d, n * H + h)),
     "conv1d": (Layout(1), (D, N, H), (D, N * H), lambda d, n, h: (d, n * H + h)),
-    "values of q|k|v": (Layout(1, part=(2, 3)), (D, N, H), (D, 3 * N * H), lambda d, n, h: (d, 2 * N * H + n * H + h)),
-    "keys of a joint bias": (Layout(0, part=(1, 3)), (N, H), (3 * N * H,), lambda n, h: (N * H + n * H + h,)),
-    "halves": (Layout(1, True, halves=True), (D, N, 6), (N * 6, D), lambda d, n, h: (n * 6 + h % 2 * 3 + h // 2, d)),
-    "halves of a bias": (Layout(0, halves=True), (N, 6), (N * 6,), lambda n, h: (n * 6 + h % 2 * 3 + h // 2,)),
-    "another order": (Layout(1, True, order=(2, 0, 1)), (D, N), (N, D), lambda d, n: ((2, 0, 1)[n], d)),
+    "values of q|k|v": (
+        Layout(1, part=(2, 3)),
+        (D, N, H),
+        (D, 3 * N * H),
+        lambda d, n, h: (d, 2 * N * H + n * H + h),
+    ),
+    "keys of a joint bias": (
+        Layout(0, part=(1, 3)),
+        (N, H),
+        (3 * N * H,),
+        lambda n, h: (N * H + n * H + h,),
+    ),
+    "halves": (
+        Layout(1, True, halves=True),
+        (D, N, 6),
+        (N * 6, D),
+        lambda d, n, h: (n * 6 + h % 2 * 3 + h // 2, d),
+    ),
+    "halves of a bias": (
+        Layout(0, halves=True),
+        (N, 6),
+        (N * 6,),
+        lambda n, h: (n * 6 + h % 2 * 3 + h // 2,),
+    ),
+    "another order": (
+        Layout(1, True, order=(2, 0, 1)),
+        (D, N),
+        (N, D),
+        lambda d, n: ((2, 0, 1)[n], d),
+    ),
 }
 
 
@@ -51,10 +76,19 @@ def test_layouts(name):
 
 
 def stacked():
-    """Return the slot of a stacked kernel, its tensors by name, and the whole kernel."""
-    tensors = {f"layer.{i}.weight": np.random.default_rng(i).normal(size=(N * H, D)) for i in range(L)}
-    (slot,) = resolve([Entry("kernel", "layer.{}.weight", LINEAR)], {"kernel": (L, D, N, H)})
-    whole = np.stack([tensor.T.reshape(D, N, H) for tensor in tensors.values()]).astype(np.float32)
+    """Return the slot of a stacked kernel, its tensors by name, and the whole
+    kernel.
+    """
+    tensors = {
+        f"layer.{i}.weight": np.random.default_rng(i).normal(size=(N * H, D))
+        for i in range(L)
+    }
+    (slot,) = resolve(
+        [Entry("kernel", "layer.{}.weight", LINEAR)], {"kernel": (L, D, N, H)}
+    )
+    whole = np.stack([tensor.T.reshape(D, N, H) for tensor in tensors.values()]).astype(
+        np.float32
+    )
     return slot, tensors, whole
 
 
@@ -73,7 +107,9 @@ def test_a_block_needs_only_its_layers():
     np.testing.assert_array_equal(block, whole[2:4, 1:3, :, 1:2])
     assert seen == ["layer.2.weight", "layer.3.weight"]
     np.testing.assert_array_equal(np.asarray(leaf), whole)
-    np.testing.assert_array_equal(leaf.place(jax.sharding.SingleDeviceSharding(jax.devices()[0])), whole)
+    np.testing.assert_array_equal(
+        leaf.place(jax.sharding.SingleDeviceSharding(jax.devices()[0])), whole
+    )
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 3), (3, 6), (6, 8), (0, 8)])
@@ -82,7 +118,9 @@ def test_rows_that_the_file_does_not_have_are_zeros(start, stop):
     (slot,) = resolve([Entry("table", "embedding", rows=5)], {"table": (8, D)})
     assert slot.tensor_shape == (5, D)
     padded = np.concatenate([table, np.zeros((3, D), np.float32)])
-    np.testing.assert_array_equal(Leaf(slot, lambda _: table)[slice(start, stop), slice(None)], padded[start:stop])
+    np.testing.assert_array_equal(
+        Leaf(slot, lambda _: table)[slice(start, stop), slice(None)], padded[start:stop]
+    )
     ((name, shape, make),) = tensors_of([slot], {"table": padded})
     assert (name, shape) == ("embedding", (5, D))
     np.testing.assert_array_equal(make(), table)
@@ -90,7 +128,10 @@ def test_rows_that_the_file_does_not_have_are_zeros(start, stop):
 
 def test_writing_is_the_inverse_of_reading():
     slot, tensors, whole = stacked()
-    made = {name: (shape, make()) for name, shape, make in tensors_of([slot], {"kernel": whole})}
+    made = {
+        name: (shape, make())
+        for name, shape, make in tensors_of([slot], {"kernel": whole})
+    }
     assert made.keys() == tensors.keys()
     for name, (shape, value) in made.items():
         assert shape == (N * H, D)
@@ -98,13 +139,27 @@ def test_writing_is_the_inverse_of_reading():
 
 
 def test_several_parameters_share_a_tensor():
-    entries = [e for i, name in enumerate("qkv") for e in linear(name, "attention", Layout(1, part=(i, 3)))]
-    shapes = {f"{name}/{part}": shape for name in "qkv" for part, shape in (("kernel", (D, N, H)), ("bias", (N, H)))}
+    entries = [
+        e
+        for i, name in enumerate("qkv")
+        for e in linear(name, "attention", Layout(1, part=(i, 3)))
+    ]
+    shapes = {
+        f"{name}/{part}": shape
+        for name in "qkv"
+        for part, shape in (("kernel", (D, N, H)), ("bias", (N, H)))
+    }
     slots = resolve(entries, shapes)
-    joint = {"attention.weight": np.random.default_rng(0).normal(size=(D, 3 * N * H)).astype(np.float32)}
+    joint = {
+        "attention.weight": np.random.default_rng(0)
+        .normal(size=(D, 3 * N * H))
+        .astype(np.float32)
+    }
     joint["attention.bias"] = joint["attention.weight"][0]
     params = {slot.path: np.asarray(Leaf(slot, joint.__getitem__)) for slot in slots}
-    np.testing.assert_array_equal(params["k/bias"].ravel(), joint["attention.bias"][N * H : 2 * N * H])
+    np.testing.assert_array_equal(
+        params["k/bias"].ravel(), joint["attention.bias"][N * H : 2 * N * H]
+    )
     made = {name: make() for name, _, make in tensors_of(slots, params)}
     assert made.keys() == joint.keys()
     for name, value in made.items():
@@ -112,5 +167,8 @@ def test_several_parameters_share_a_tensor():
 
 
 def test_a_parameter_without_an_entry_is_named():
-    with pytest.raises(InteropError, match=r"these parameters have no place in a model of transformers:\n  b\n  c$"):
+    with pytest.raises(
+        InteropError,
+        match=r"these parameters have no place in a model of transformers:\n  b\n  c$",
+    ):
         resolve([Entry("a", "a")], {"a": (2,), "c": (2,), "b": (3,)})

@@ -1,10 +1,25 @@
-"""Marian of transformers without transformers: files written by hand, by the layouts of torch's modules."""
+"""Marian of transformers without transformers: files written by hand, by the layouts
+of torch's modules.
+"""
 
 import json
 
 import numpy as np
 import pytest
-from marian_folders import CONFIG, IDS, KINDS, SEPARATELY, SHARED, D, F, H, N, T, V, save
+from marian_folders import (
+    CONFIG,
+    IDS,
+    KINDS,
+    SEPARATELY,
+    SHARED,
+    D,
+    F,
+    H,
+    N,
+    T,
+    V,
+    save,
+)
 from parity import flat
 
 from transformer_jax.interop import huggingface
@@ -36,19 +51,34 @@ def test_a_file_is_read_and_written_again_bit_for_bit(ties, tmp_path):
     )
     params = flat(found.params())
     query = tensors["model.decoder.layers.2.encoder_attn.q_proj.weight"]
-    np.testing.assert_array_equal(params["decoder/layers/cross_attention/query/kernel"][2].reshape(D, D), query.T)
+    np.testing.assert_array_equal(
+        params["decoder/layers/cross_attention/query/kernel"][2].reshape(D, D), query.T
+    )
     bias = params["output/bias" if ties == "none" else "output_bias"]
     np.testing.assert_array_equal(bias, tensors["final_logits_bias"][0])
     again = tmp_path / "again"
     huggingface.write(
-        again, "sequence_to_sequence", found.model, found.params(), found.outputs.settings, special_ids=IDS
+        again,
+        "sequence_to_sequence",
+        found.model,
+        found.params(),
+        found.outputs.settings,
+        special_ids=IDS,
     )
     written = Tensors(again)
     assert set(written) == set(tensors)
     for name, tensor in tensors.items():
         np.testing.assert_array_equal(written[name], tensor, err_msg=name)
     config = json.loads((again / "config.json").read_text())
-    expected = CONFIG | changes | {"pad_token_id": 30, "decoder_start_token_id": 30, "eos_token_id": 0}
+    expected = (
+        CONFIG
+        | changes
+        | {
+            "pad_token_id": 30,
+            "decoder_start_token_id": 30,
+            "eos_token_id": 0,
+        }
+    )
     assert {key: config[key] for key in expected} == expected
 
 
@@ -65,23 +95,77 @@ def test_fixed_positions_and_tied_tables_need_no_place(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"decoder_attention_heads": 7}, "encoder_attention_heads = 3 and decoder_attention_heads = 7 are unsupported"),
-        ({"encoder_ffn_dim": 24}, "encoder_ffn_dim = 24 and decoder_ffn_dim = 23 are unsupported: they must be equal"),
-        ({"tie_word_embeddings": False}, "tie_word_embeddings = False is not supported with share_encoder_decoder_emb"),
-        ({"encoder_layerdrop": 0.1}, "encoder_layerdrop = 0.1 is not supported, only 0.0"),
-        ({"activation_function": "tanh"}, "activation_function = 'tanh' is not supported: choose from gelu"),
+        (
+            {"decoder_attention_heads": 7},
+            (
+                "encoder_attention_heads = 3 and decoder_attention_heads = 7 "
+                "are unsupported"
+            ),
+        ),
+        (
+            {"encoder_ffn_dim": 24},
+            (
+                "encoder_ffn_dim = 24 and decoder_ffn_dim = 23 are unsupported: "
+                "they must be equal"
+            ),
+        ),
+        (
+            {"tie_word_embeddings": False},
+            (
+                "tie_word_embeddings = False is not supported "
+                "with share_encoder_decoder_emb"
+            ),
+        ),
+        (
+            {"encoder_layerdrop": 0.1},
+            "encoder_layerdrop = 0.1 is not supported, only 0.0",
+        ),
+        (
+            {"activation_function": "tanh"},
+            "activation_function = 'tanh' is not supported: choose from gelu",
+        ),
         ({"early_stopping": "soon"}, "early_stopping = 'soon' is not supported"),
         (
             {"early_stopping": ["soon"]},
-            r"early_stopping = \['soon'\] is not supported: choose from False, True, 'never'",
+            (
+                r"early_stopping = \['soon'\] is not supported: choose from False,"
+                r" True, 'never'"
+            ),
         ),
-        ({"max_length": "512"}, "max_length = '512' must be of type int: copy the file again"),
-        ({"max_length": 1}, "generation_config.json or config.json: max_length = 1: must be at least 2"),
-        ({"num_beams": 0}, "generation_config.json or config.json: num_beams = 0: must be at least 1"),
+        (
+            {"max_length": "512"},
+            "max_length = '512' must be of type int: copy the file again",
+        ),
+        (
+            {"max_length": 1},
+            "generation_config.json or config.json: max_length = 1: must be at least 2",
+        ),
+        (
+            {"num_beams": 0},
+            "generation_config.json or config.json: num_beams = 0: must be at least 1",
+        ),
         ({"length_penalty": "long"}, "length_penalty = 'long' must be of type float"),
-        ({"dropout": 1.0}, r"config.json: dropout = 1.0 \(here, config.model.dropout_rate\): must be in \[0, 1\)"),
-        ({"decoder_layers": 0}, r"decoder_layers = 0 \(here, config.model.num_decoder_layers\): must be at least 1"),
-        ({"decoder_vocab_size": 29}, "decoder_vocab_size = 29: must be vocab_size = 31, or set share_encoder_decoder_"),
+        (
+            {"dropout": 1.0},
+            (
+                r"config.json: dropout = 1.0 \(here, config.model.dropout_rate\): must"
+                r" be in \[0, 1\)"
+            ),
+        ),
+        (
+            {"decoder_layers": 0},
+            (
+                r"decoder_layers = 0 \(here, config.model.num_decoder_layers\): must be"
+                r" at least 1"
+            ),
+        ),
+        (
+            {"decoder_vocab_size": 29},
+            (
+                "decoder_vocab_size = 29: "
+                "must be vocab_size = 31, or set share_encoder_decoder_"
+            ),
+        ),
         ({"decoder_vocab_size": "29"}, "decoder_vocab_size = '29' must be of type int"),
         ({"decoder_layers": 2}, "These tensors have no place in config.json"),
         (SEPARATELY, "These tensors are missing"),
@@ -94,7 +178,9 @@ def test_what_is_not_supported_is_said(changes, message, tmp_path):
 
 
 def test_settings_of_generate_are_those_of_decoding(tmp_path):
-    save(tmp_path / "theirs", SHARED, num_beams=6, max_length=512, forced_eos_token_id=0)
+    save(
+        tmp_path / "theirs", SHARED, num_beams=6, max_length=512, forced_eos_token_id=0
+    )
     found = huggingface.read(tmp_path / "theirs")
     expected = {
         "beam_size": 6,
@@ -105,10 +191,20 @@ def test_settings_of_generate_are_those_of_decoding(tmp_path):
         "max_ratio": 0.0,
         "max_extra": 511,
     }
-    assert found.outputs.settings == {f"decoding.{key}": value for key, value in expected.items()}
-    settings = found.outputs.settings | {"decoding.stopping_rule": "hf_true", "decoding.length_penalty": 0.7}
+    assert found.outputs.settings == {
+        f"decoding.{key}": value for key, value in expected.items()
+    }
+    settings = found.outputs.settings | {
+        "decoding.stopping_rule": "hf_true",
+        "decoding.length_penalty": 0.7,
+    }
     huggingface.write(
-        tmp_path / "again", "sequence_to_sequence", found.model, found.params(), settings, special_ids=IDS
+        tmp_path / "again",
+        "sequence_to_sequence",
+        found.model,
+        found.params(),
+        settings,
+        special_ids=IDS,
     )
     generation = json.loads((tmp_path / "again" / "generation_config.json").read_text())
     assert generation == {
@@ -133,20 +229,36 @@ def test_settings_of_generate_are_those_of_decoding(tmp_path):
             {"positions": "sinusoidal"},
             "config.model.positions = 'sinusoidal': transformers' model has only 'sin",
         ),
-        ({"output_bias": False}, "config.model.output_bias = False: transformers' model has only True"),
-        ({"activation": "quick"}, "config.model.activation = 'quick': transformers has only"),
+        (
+            {"output_bias": False},
+            "config.model.output_bias = False: transformers' model has only True",
+        ),
+        (
+            {"activation": "quick"},
+            "config.model.activation = 'quick': transformers has only",
+        ),
     ],
 )
 def test_models_that_transformers_lacks_are_refused(changes, message, tmp_path):
     sizes = {"d_model": D, "num_heads": N, "head_dim": H, "value_dim": H}
-    fields = {"positions": "sinusoidal_halves", "output_bias": True, "norm_epsilon": 1e-5} | sizes
+    fields = {
+        "positions": "sinusoidal_halves",
+        "output_bias": True,
+        "norm_epsilon": 1e-5,
+    } | sizes
     model = TransformerConfig(**fields | changes)
     with pytest.raises(InteropError, match=message):
-        huggingface.write(tmp_path, "sequence_to_sequence", model, {}, {}, special_ids=IDS)
+        huggingface.write(
+            tmp_path, "sequence_to_sequence", model, {}, {}, special_ids=IDS
+        )
 
 
 def test_a_vocabulary_without_an_end_is_refused(tmp_path):
     save(tmp_path / "theirs", SHARED)
     found = huggingface.read(tmp_path / "theirs")
-    with pytest.raises(InteropError, match="the tokenizer has no end id, which Marian needs"):
-        huggingface.write(tmp_path / "again", "sequence_to_sequence", found.model, found.params(), {})
+    with pytest.raises(
+        InteropError, match="the tokenizer has no end id, which Marian needs"
+    ):
+        huggingface.write(
+            tmp_path / "again", "sequence_to_sequence", found.model, found.params(), {}
+        )

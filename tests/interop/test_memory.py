@@ -38,7 +38,13 @@ for path, leaf in found.parameters.items():
     assert placed.shape == target.shape
     sizes = [shard.data.size for shard in placed.addressable_shards]
     split = "fsdp" in str(target.sharding.spec)
-    shares[path] = [split, placed.size, sorted(set(sizes)), sorted(set(read[path])), float(abs(placed).sum())]
+    shares[path] = [
+        split,
+        placed.size,
+        sorted(set(sizes)),
+        sorted(set(read[path])),
+        float(abs(placed).sum()),
+    ]
 print(json.dumps(shares))
 """
 
@@ -46,7 +52,12 @@ print(json.dumps(shares))
 def test_each_of_eight_devices_reads_and_holds_its_share(tmp_path):
     sizes = {"hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 40}
     wide = {21: 24, 23: 40}
-    tensors = drawn({name: tuple(wide.get(n, n) for n in shape) for name, shape in PRETRAINING.items()})
+    tensors = drawn(
+        {
+            name: tuple(wide.get(n, n) for n in shape)
+            for name, shape in PRETRAINING.items()
+        }
+    )
     folder = save(tmp_path, tensors, **sizes)
     shares = json.loads(on_devices(8, ON_EIGHT.replace("FOLDER", str(folder))))
     assert shares["bert/embedding/table"][:2] == [True, 64 * 24]
@@ -56,5 +67,13 @@ def test_each_of_eight_devices_reads_and_holds_its_share(tmp_path):
         share = size // 8 if path in sharded else size
         assert held == read == [share], path
         assert total > 0
-    query = [np.abs(x).sum(dtype=np.float64) for name, x in tensors.items() if name.endswith("query.weight")]
-    np.testing.assert_allclose(shares["bert/encoder/layers/self_attention/query/kernel"][4], sum(query), rtol=1e-5)
+    query = [
+        np.abs(x).sum(dtype=np.float64)
+        for name, x in tensors.items()
+        if name.endswith("query.weight")
+    ]
+    np.testing.assert_allclose(
+        shares["bert/encoder/layers/self_attention/query/kernel"][4],
+        sum(query),
+        rtol=1e-5,
+    )

@@ -1,4 +1,6 @@
-"""BERT against transformers: hidden states, logits, losses and gradients of random models."""
+"""BERT against transformers: hidden states, logits, losses and gradients of random
+models.
+"""
 
 import functools
 
@@ -7,7 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracle import relative
-from parity import check_gradients, check_loads, flat, need_transformers, random_model, write_back
+from parity import (
+    check_gradients,
+    check_loads,
+    flat,
+    need_transformers,
+    random_model,
+    write_back,
+)
 
 from transformer_jax import losses
 from transformer_jax.interop import huggingface
@@ -17,7 +26,8 @@ transformers, torch = need_transformers()
 
 B, T, V, L = 3, 13, 97, 2
 DRAW = np.random.default_rng(0)
-TOKENS = DRAW.integers(1, V, (B, T)).astype(np.int32)  # in transformers, the row of id 0 has no gradient
+# in transformers, the row of id 0 has no gradient
+TOKENS = DRAW.integers(1, V, (B, T)).astype(np.int32)
 SEGMENTS = DRAW.integers(0, 3, (B, T)).astype(np.int32)
 VALID = np.arange(T)[None] < np.array([[T], [7], [5]])
 LABELS = {
@@ -38,7 +48,12 @@ NAMES = (
 
 
 def config(activation):
-    sizes = {"hidden_size": 21, "num_attention_heads": 3, "intermediate_size": 29, "num_hidden_layers": L}
+    sizes = {
+        "hidden_size": 21,
+        "num_attention_heads": 3,
+        "intermediate_size": 29,
+        "num_hidden_layers": L,
+    }
     labels = {str(i): tag for i, tag in enumerate(TAGS)}
     return transformers.BertConfig(
         vocab_size=V,
@@ -65,25 +80,34 @@ def made(name, seed, folder, activation="gelu"):
 def run(theirs, **more):
     """Return what their model computes for the batch."""
     arrays = {"input_ids": TOKENS, "attention_mask": VALID, "token_type_ids": SEGMENTS}
-    tensors = {name: torch.tensor(array.astype(np.int64)) for name, array in arrays.items()}
-    if type(theirs).__name__ == "BertForMultipleChoice":  # all rows are choices of one example
+    tensors = {
+        name: torch.tensor(array.astype(np.int64)) for name, array in arrays.items()
+    }
+    # all rows are choices of one example
+    if type(theirs).__name__ == "BertForMultipleChoice":
         tensors = {name: tensor[None] for name, tensor in tensors.items()}
     return theirs(**tensors, output_hidden_states=True, **more)
 
 
 @functools.lru_cache
 def compiled(module):
-    return jax.jit(lambda params: module.apply({"params": params}, TOKENS, VALID, SEGMENTS))
+    return jax.jit(
+        lambda params: module.apply({"params": params}, TOKENS, VALID, SEGMENTS)
+    )
 
 
 @functools.lru_cache
 def compiled_states(model):
-    """Return the function from the parameters of the encoder to its L + 1 hidden states."""
+    """Return the function from the parameters of the encoder to its L + 1 hidden
+    states.
+    """
 
     def states(params):
         variables = {"params": params}
         first = Bert(model).apply(variables, TOKENS, VALID, SEGMENTS, method="_embed")
-        rest = Bert(model).apply(variables, TOKENS, VALID, SEGMENTS, L, method="features")
+        rest = Bert(model).apply(
+            variables, TOKENS, VALID, SEGMENTS, L, method="features"
+        )
         return [first, *jnp.split(rest, L, axis=-1)]
 
     return jax.jit(states)
@@ -101,14 +125,20 @@ def outputs_of(name, found, theirs):
         assert [TAGS[i] for i in order] == ["O", "B-LOC", "I-LOC", "B-PER", "I-PER"]
         return {"logits": (ours, number(theirs.logits)[..., order])}
     if name == "BertForQuestionAnswering":
-        return {"start": (ours[..., 0], number(theirs.start_logits)), "end": (ours[..., 1], number(theirs.end_logits))}
+        return {
+            "start": (ours[..., 0], number(theirs.start_logits)),
+            "end": (ours[..., 1], number(theirs.end_logits)),
+        }
     vectors, lm_head, follows = ours
     if name == "BertModel":
         return {}
     tokens = lm_head(vectors, V)
     if name == "BertForPreTraining":
         next_sentence = (follows[:, ::-1], number(theirs.seq_relationship_logits))
-        return {"tokens": (tokens, number(theirs.prediction_logits)), "next sentence": next_sentence}
+        return {
+            "tokens": (tokens, number(theirs.prediction_logits)),
+            "next sentence": next_sentence,
+        }
     return {"tokens": (tokens, number(theirs.logits))}
 
 
@@ -122,7 +152,9 @@ def test_hidden_states_and_logits(tmp_path, name, seed):
     for ours, expected in zip(states, result.hidden_states, strict=True):
         assert relative(ours[VALID], expected.detach().numpy()[VALID]) < 1e-5
     if name == "BertModel":
-        _, pooled = Bert(found.model).apply({"params": params["bert"]}, TOKENS, VALID, SEGMENTS)
+        _, pooled = Bert(found.model).apply(
+            {"params": params["bert"]}, TOKENS, VALID, SEGMENTS
+        )
         assert relative(pooled, result.pooler_output.detach().numpy()) < 1e-5
         return
     for what, (ours, expected) in outputs_of(name, found, result).items():
@@ -130,7 +162,9 @@ def test_hidden_states_and_logits(tmp_path, name, seed):
         assert relative(ours[rows], expected[rows]) < 1e-5, what
 
 
-@pytest.mark.parametrize("activation", ["gelu_new", "gelu_pytorch_tanh", "relu", "silu"])
+@pytest.mark.parametrize(
+    "activation", ["gelu_new", "gelu_pytorch_tanh", "relu", "silu"]
+)
 def test_activations(tmp_path, activation):
     theirs, found = made("BertForMaskedLM", 3, tmp_path / "theirs", activation)
     ours, expected = outputs_of("BertForMaskedLM", found, run(theirs))["tokens"]
@@ -151,26 +185,38 @@ def test_loss_and_gradients(tmp_path, name):
         if isinstance(logits, tuple):
             vectors, lm_head, _ = logits
             logits = lm_head(vectors, V)
-        sizes = (logits[:, None], classes[:, None], real[:, None]) if labels.ndim == 1 else (logits, classes, real)
+        sizes = (
+            (logits[:, None], classes[:, None], real[:, None])
+            if labels.ndim == 1
+            else (logits, classes, real)
+        )
         total, count = losses.cross_entropy(*sizes, vocab_size=logits.shape[-1])
         return total / count
 
     value, gradients = jax.jit(jax.value_and_grad(loss))(found.params())
     assert relative(value, result.loss.item()) < 1e-5
-    check_gradients(found, gradients, theirs, zero=("key.bias",))  # it adds the same to all scores of a query
+    # it adds the same to all scores of a query
+    check_gradients(found, gradients, theirs, zero=("key.bias",))
 
 
 NEXT = np.array([1, 0, 1])  # theirs; ours are the other way round
 SPANS = {"start_positions": np.array([2, 6, 0]), "end_positions": np.array([11, 3, 4])}
 TARGETS = {
-    "BertForPreTraining": {"labels": LABELS["BertForMaskedLM"], "next_sentence_label": NEXT},
+    "BertForPreTraining": {
+        "labels": LABELS["BertForMaskedLM"],
+        "next_sentence_label": NEXT,
+    },
     "BertForQuestionAnswering": SPANS,
     "BertForMultipleChoice": {"labels": np.array([1])},
 }
 # Parameters that add the same to all logits of a softmax.
 ZERO = {
     "BertForPreTraining": ("key.bias",),
-    "BertForQuestionAnswering": ("key.bias", "qa_outputs.bias", f"layer.{L - 1}.output.LayerNorm.bias"),
+    "BertForQuestionAnswering": (
+        "key.bias",
+        "qa_outputs.bias",
+        f"layer.{L - 1}.output.LayerNorm.bias",
+    ),
     "BertForMultipleChoice": ("key.bias", "classifier.bias"),
 }
 
@@ -179,7 +225,9 @@ def mean_cross_entropy(logits, classes):
     """Return the mean over the classes ≥ 0, given logits (…, C) and classes (…)."""
     classes = jnp.asarray(classes)
     logits, classes = logits.reshape(1, -1, logits.shape[-1]), classes.reshape(1, -1)
-    total, count = losses.cross_entropy(logits, jnp.maximum(classes, 0), classes >= 0, vocab_size=logits.shape[-1])
+    total, count = losses.cross_entropy(
+        logits, jnp.maximum(classes, 0), classes >= 0, vocab_size=logits.shape[-1]
+    )
     return total / count
 
 
@@ -191,18 +239,25 @@ def loss_of(name, output):
     if name == "BertForMultipleChoice":
         return mean_cross_entropy(output[None, :, 0], TARGETS[name]["labels"])
     vectors, lm_head, follows = output
-    return mean_cross_entropy(lm_head(vectors, V), LABELS["BertForMaskedLM"]) + mean_cross_entropy(follows, 1 - NEXT)
+    return mean_cross_entropy(
+        lm_head(vectors, V), LABELS["BertForMaskedLM"]
+    ) + mean_cross_entropy(follows, 1 - NEXT)
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_loss_and_gradients_of_several_outputs(tmp_path, name):
     theirs, found = made(name, 4, tmp_path / "theirs")
-    targets = {key: torch.tensor(value.astype(np.int64)) for key, value in TARGETS[name].items()}
+    targets = {
+        key: torch.tensor(value.astype(np.int64))
+        for key, value in TARGETS[name].items()
+    }
     result = run(theirs.train(), **targets)
     result.loss.backward()
 
     def loss(params):
-        return loss_of(name, found.module.apply({"params": params}, TOKENS, VALID, SEGMENTS))
+        return loss_of(
+            name, found.module.apply({"params": params}, TOKENS, VALID, SEGMENTS)
+        )
 
     value, gradients = jax.jit(jax.value_and_grad(loss))(found.params())
     assert relative(value, result.loss.item()) < 1e-5
@@ -223,9 +278,18 @@ def test_what_we_write_loads_there(tmp_path, name):
     assert loaded.keys() == states.keys()
     for key, value in states.items():
         np.testing.assert_array_equal(loaded[key].numpy(), value, err_msg=key)
-    same = {"_name_or_path", "transformers_version", "id2label", "label2id", "problem_type", "dtype"}
+    same = {
+        "_name_or_path",
+        "transformers_version",
+        "id2label",
+        "label2id",
+        "problem_type",
+        "dtype",
+    }
     new, old = again.config.to_dict(), theirs.config.to_dict()
-    assert {key: x for key, x in new.items() if key not in same} == {k: x for k, x in old.items() if k not in same}
+    assert {key: x for key, x in new.items() if key not in same} == {
+        k: x for k, x in old.items() if k not in same
+    }
     ours = flat(huggingface.read(tmp_path / "ours").params())
     for path, value in flat(params).items():
         np.testing.assert_array_equal(ours[path], value, err_msg=path)

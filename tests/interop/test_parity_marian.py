@@ -1,4 +1,6 @@
-"""Marian of transformers against ours: logits, hidden states, loss, gradients, greedy search and beam search."""
+"""Marian of transformers against ours: logits, hidden states, loss, gradients,
+greedy search and beam search.
+"""
 
 import functools
 
@@ -36,7 +38,11 @@ SIZES = {
     "forced_eos_token_id": None,
 }
 OTHER_PAD = {"pad_token_id": OTHER_V - 1, "decoder_start_token_id": OTHER_V - 1}
-SEPARATE = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": OTHER_V, **OTHER_PAD}
+SEPARATE = {
+    "share_encoder_decoder_embeddings": False,
+    "decoder_vocab_size": OTHER_V,
+    **OTHER_PAD,
+}
 KINDS = {
     "shared": {"activation_function": "swish", "scale_embedding": True},
     "separate": {"activation_function": "relu", **SEPARATE},
@@ -52,12 +58,16 @@ def models(kind, seed, folder):
     config = transformers.MarianConfig(**SIZES | KINDS[kind])
     theirs = random_model(transformers, torch, "MarianMTModel", config, seed, folder)
     for stack in (theirs.model.encoder, theirs.model.decoder):
-        stack.embed_tokens.padding_idx = None  # this only keeps the gradient of a row from look-ups
+        # this only keeps the gradient of a row from look-ups
+        stack.embed_tokens.padding_idx = None
     found = huggingface.read(folder)
     return theirs, found, found.params()
 
 
-@pytest.fixture(params=[(kind, seed) for kind in KINDS for seed in range(3)], ids=lambda p: f"{p[0]}-{p[1]}")
+@pytest.fixture(
+    params=[(kind, seed) for kind in KINDS for seed in range(3)],
+    ids=lambda p: f"{p[0]}-{p[1]}",
+)
 def pair(request, tmp_path_factory):
     kind, seed = request.param
     return models(kind, seed, tmp_path_factory.getbasetemp() / f"marian-{kind}-{seed}")
@@ -72,7 +82,9 @@ def some_ids(model, seed=1):
 
 @functools.cache
 def compiled(model):
-    """Return a function of parameters and ids: (loss, (logits, captured outputs)) and the gradient."""
+    """Return a function of parameters and ids: (loss, (logits, captured outputs))
+    and the gradient.
+    """
 
     def captured(module, _):
         return isinstance(module, Block) or module.path == ("dropout",)
@@ -88,8 +100,13 @@ def compiled(model):
             capture_intermediates=captured,
             mutable="intermediates",
         )
-        total, weight = losses.next_token(lm_head, x, target, TARGET_VALID, model.target_vocab_size, "float32", 0.0)
-        return total / weight, (lm_head(x, model.target_vocab_size), state["intermediates"])
+        total, weight = losses.next_token(
+            lm_head, x, target, TARGET_VALID, model.target_vocab_size, "float32", 0.0
+        )
+        return total / weight, (
+            lm_head(x, model.target_vocab_size),
+            state["intermediates"],
+        )
 
     return jax.jit(jax.value_and_grad(loss, has_aux=True))
 
@@ -98,36 +115,66 @@ def test_logits_hidden_states_loss_and_gradients(pair):
     theirs, found, params = pair
     source, target = some_ids(found.model)
     begin = theirs.config.decoder_start_token_id
-    (loss, (logits, seen)), gradient = compiled(found.model)(params, source, jnp.asarray(target), begin)
+    (loss, (logits, seen)), gradient = compiled(found.model)(
+        params, source, jnp.asarray(target), begin
+    )
     theirs.zero_grad()
     output = theirs(
-        input_ids=torch.tensor(np.where(SOURCE_VALID, source, theirs.config.pad_token_id)),
+        input_ids=torch.tensor(
+            np.where(SOURCE_VALID, source, theirs.config.pad_token_id)
+        ),
         attention_mask=torch.tensor(SOURCE_VALID),
         labels=torch.tensor(np.where(TARGET_VALID, target, -100)),
         output_hidden_states=True,
     )
     output.loss.backward()
     assert oracle.relative(loss, output.loss.item()) <= 1e-5
-    assert oracle.relative(logits[TARGET_VALID], output.logits.detach().numpy()[TARGET_VALID]) <= 1e-5
-    for name, first, valid in (("encoder", 0, SOURCE_VALID), ("decoder", 1, TARGET_VALID)):
-        ours = [seen["dropout"]["__call__"][first], *seen[name]["layers"]["__call__"][0][0]]
+    assert (
+        oracle.relative(
+            logits[TARGET_VALID], output.logits.detach().numpy()[TARGET_VALID]
+        )
+        <= 1e-5
+    )
+    for name, first, valid in (
+        ("encoder", 0, SOURCE_VALID),
+        ("decoder", 1, TARGET_VALID),
+    ):
+        ours = [
+            seen["dropout"]["__call__"][first],
+            *seen[name]["layers"]["__call__"][0][0],
+        ]
         expected = output[f"{name}_hidden_states"]
         assert len(ours) == len(expected) == 1 + len(getattr(theirs.model, name).layers)
         for one, other in zip(ours, expected, strict=True):
-            assert oracle.relative(np.asarray(one)[valid], other.detach().numpy()[valid]) <= 1e-5
-    check_gradients(found, gradient, theirs, zero=("k_proj.bias",))  # softmax is invariant to the keys' biases
+            assert (
+                oracle.relative(np.asarray(one)[valid], other.detach().numpy()[valid])
+                <= 1e-5
+            )
+    # softmax is invariant to the keys' biases
+    check_gradients(found, gradient, theirs, zero=("k_proj.bias",))
 
 
 def test_back_and_forth(pair, tmp_path):
     theirs, found, params = pair
-    special_ids = {"pad_id": theirs.config.pad_token_id, "bos_id": theirs.config.decoder_start_token_id, "eos_id": EOS}
+    special_ids = {
+        "pad_id": theirs.config.pad_token_id,
+        "bos_id": theirs.config.decoder_start_token_id,
+        "eos_id": EOS,
+    }
     settings = found.outputs.settings
     huggingface.write(
-        tmp_path / "again", "sequence_to_sequence", found.model, params, settings, special_ids=special_ids
+        tmp_path / "again",
+        "sequence_to_sequence",
+        found.model,
+        params,
+        settings,
+        special_ids=special_ids,
     )
     loaded = check_loads(transformers, "MarianMTModel", tmp_path / "again").state_dict()
     for name, tensor in theirs.state_dict().items():
-        np.testing.assert_array_equal(loaded[name].numpy(), tensor.numpy(), err_msg=name)
+        np.testing.assert_array_equal(
+            loaded[name].numpy(), tensor.numpy(), err_msg=name
+        )
     again = huggingface.read(tmp_path / "again")
     assert (again.model, again.outputs) == (found.model, found.outputs)
     for path, leaf in flat(again.params()).items():
@@ -143,32 +190,53 @@ def searching(model, options, begin):
         cache = apply(source, SOURCE_VALID, T, options.beam_size, method="init_cache")
 
         def step(past, tokens, position):
-            logits, extended = apply(cache._replace(past=past), tokens[:, None], position, method="extend")
+            logits, extended = apply(
+                cache._replace(past=past), tokens[:, None], position, method="extend"
+            )
             return logits[:, 0], extended.past
 
         ids = {"bos_id": begin, "eos_id": EOS, "pad_id": begin}
-        sizes = {"batch_size": B, "max_length": T, "vocab_size": model.config.target_vocab_size}
-        return decoding.search(step, cache.past, options, only_greedy=False, row_ids=jnp.arange(B), **sizes, **ids)
+        sizes = {
+            "batch_size": B,
+            "max_length": T,
+            "vocab_size": model.config.target_vocab_size,
+        }
+        return decoding.search(
+            step,
+            cache.past,
+            options,
+            only_greedy=False,
+            row_ids=jnp.arange(B),
+            **sizes,
+            **ids,
+        )
 
     return jax.jit(run)
 
 
 RULES = {"never": "hf_never", False: "hf_false", True: "hf_true"}
-SEARCHES = [(1, 1.0, False)] + [(K, alpha, stopping) for alpha, stopping in zip((1.3, 0.7, 1.0), RULES, strict=True)]
+SEARCHES = [(1, 1.0, False)] + [
+    (K, alpha, stopping) for alpha, stopping in zip((1.3, 0.7, 1.0), RULES, strict=True)
+]
 
 
 def generated(theirs, source, beams, **options):
-    """Return what `generate` returns for `source`, and its tokens (B, beams, length) without the first."""
+    """Return what `generate` returns for `source`, and its tokens (B, beams, length)
+    without the first.
+    """
     begin = theirs.config.decoder_start_token_id
     output = theirs.generate(
-        input_ids=torch.tensor(np.where(SOURCE_VALID, source, theirs.config.pad_token_id)),
+        input_ids=torch.tensor(
+            np.where(SOURCE_VALID, source, theirs.config.pad_token_id)
+        ),
         attention_mask=torch.tensor(SOURCE_VALID),
         num_beams=beams,
         num_return_sequences=beams,
         max_length=T + 1,
         return_dict_in_generate=True,
         output_scores=True,
-        **{"do_sample": False, "bad_words_ids": [[begin]], "forced_eos_token_id": EOS} | options,
+        **{"do_sample": False, "bad_words_ids": [[begin]], "forced_eos_token_id": EOS}
+        | options,
     )
     tokens = output.sequences.numpy().reshape(B, beams, -1)
     assert (tokens[:, :, 0] == begin).all()
@@ -176,7 +244,9 @@ def generated(theirs, source, beams, **options):
 
 
 def check_tokens(ours, expected, begin):
-    """Compare tokens of ours with those of `generate`, which has no columns of padding alone."""
+    """Compare tokens of ours with those of `generate`, which has no columns of
+    padding alone.
+    """
     length = expected.shape[2]
     np.testing.assert_array_equal(ours[:, :, :length], expected)
     assert (ours[:, :, length:] == begin).all()
@@ -184,7 +254,8 @@ def check_tokens(ours, expected, begin):
 
 @pytest.mark.parametrize(("beams", "alpha", "stopping"), SEARCHES)
 def test_searches_are_those_of_generate(pair, beams, alpha, stopping, monkeypatch):
-    monkeypatch.setattr(transformer, "platform", lambda: "tpu")  # whose cache of a beam has less to do with theirs
+    # whose cache of a beam has less to do with theirs
+    monkeypatch.setattr(transformer, "platform", lambda: "tpu")
     theirs, found, params = pair
     source, _ = some_ids(found.model)
     begin = theirs.config.decoder_start_token_id
@@ -201,7 +272,12 @@ def test_searches_are_those_of_generate(pair, beams, alpha, stopping, monkeypatc
     output, expected = generated(theirs, source, beams, **more)
     check_tokens(ours.tokens, expected, begin)
     if beams > 1:
-        assert oracle.relative(ours.scores, output.sequences_scores.numpy().reshape(B, beams)) <= 1e-5
+        assert (
+            oracle.relative(
+                ours.scores, output.sequences_scores.numpy().reshape(B, beams)
+            )
+            <= 1e-5
+        )
 
 
 # Options of `generate` and ours.
@@ -241,7 +317,9 @@ RULE_CASES = {
 @functools.cache
 def ending_model(folder):
     """Return a model of theirs with one layer that likes to end, and ours."""
-    config = transformers.MarianConfig(**SIZES | KINDS["shared"] | {"encoder_layers": 1, "decoder_layers": 1})
+    config = transformers.MarianConfig(
+        **SIZES | KINDS["shared"] | {"encoder_layers": 1, "decoder_layers": 1}
+    )
     theirs = random_model(transformers, torch, "MarianMTModel", config, 0, folder)
     theirs.final_logits_bias[0, EOS] += 4
     theirs.save_pretrained(folder)
@@ -250,20 +328,37 @@ def ending_model(folder):
 
 
 @pytest.mark.parametrize(
-    ("case", "beams"), [*((case, K) for case in RULE_CASES), ("first", 1), ("min_length", 1), ("all", 1)]
+    ("case", "beams"),
+    [*((case, K) for case in RULE_CASES), ("first", 1), ("min_length", 1), ("all", 1)],
 )
 def test_rules_are_those_of_generate(case, beams, tmp_path_factory):
-    theirs, found, params = ending_model(tmp_path_factory.getbasetemp() / "marian-ending")
+    theirs, found, params = ending_model(
+        tmp_path_factory.getbasetemp() / "marian-ending"
+    )
     source, _ = some_ids(found.model)
     begin = theirs.config.decoder_start_token_id
     asked, rules = RULE_CASES[case]
-    power = {"length_penalty_form": "power", "length_penalty": 1.0, "stopping_rule": "hf_false"}
-    options = DecodingConfig(beam_size=beams, n_best=beams, at_limit="end", **power, **rules)
+    power = {
+        "length_penalty_form": "power",
+        "length_penalty": 1.0,
+        "stopping_rule": "hf_false",
+    }
+    options = DecodingConfig(
+        beam_size=beams, n_best=beams, at_limit="end", **power, **rules
+    )
     ours = searching(found.model, options, begin)(params, source)
     output, expected = generated(theirs, source, beams, **asked)
     check_tokens(ours.tokens, expected, begin)
     without, plain = generated(theirs, source, beams)
-    scores = [found.sequences_scores.numpy() for found in (output, without)] if beams > 1 else []
-    assert plain.shape != expected.shape or (plain != expected).any() or (scores[0] != scores[1]).any()
+    scores = (
+        [found.sequences_scores.numpy() for found in (output, without)]
+        if beams > 1
+        else []
+    )
+    assert (
+        plain.shape != expected.shape
+        or (plain != expected).any()
+        or (scores[0] != scores[1]).any()
+    )
     if beams > 1:
         assert oracle.relative(ours.scores, scores[0].reshape(B, beams)) <= 1e-5

@@ -12,7 +12,9 @@ from transformer_jax import conversion
 from transformer_jax.workdir import read
 
 transformers, torch = need_transformers()
-sentencepiece = pytest.importorskip("sentencepiece", reason="pip install 'transformer_jax[huggingface]'")
+sentencepiece = pytest.importorskip(
+    "sentencepiece", reason="pip install 'transformer_jax[huggingface]'"
+)
 
 SIZES = {
     "d_model": 21,
@@ -26,10 +28,26 @@ SIZES = {
     "eos_token_id": 0,
     "forced_eos_token_id": 0,
 }
-GENERATION = {"num_beams": 3, "max_length": 19, "length_penalty": 1.2, "early_stopping": True}
+GENERATION = {
+    "num_beams": 3,
+    "max_length": 19,
+    "length_penalty": 1.2,
+    "early_stopping": True,
+}
 TEXT = {
-    "source": ["the cat sees the dog", "a dog sees the cats", "the dogs see a cat", "cats and dogs", "a cat"],
-    "target": ["die Katze sieht den Hund", "ein Hund sieht Katzen", "Hunde sehen eine Katze", "Hund und Katze"],
+    "source": [
+        "the cat sees the dog",
+        "a dog sees the cats",
+        "the dogs see a cat",
+        "cats and dogs",
+        "a cat",
+    ],
+    "target": [
+        "die Katze sieht den Hund",
+        "ein Hund sieht Katzen",
+        "Hunde sehen eine Katze",
+        "Hund und Katze",
+    ],
 }
 
 
@@ -46,42 +64,66 @@ def folder(tmp_path_factory):
                 minloglevel=2,
                 num_threads=1,
             )
-        model = sentencepiece.SentencePieceProcessor(model_file=str(folder / f"{side}.spm"))
+        model = sentencepiece.SentencePieceProcessor(
+            model_file=str(folder / f"{side}.spm")
+        )
         for i in range(3, model.get_piece_size()):
             vocabulary.setdefault(model.id_to_piece(i), len(vocabulary))
     vocabulary["<pad>"] = pad = len(vocabulary)
     (folder / "vocab.json").write_text(json.dumps(vocabulary))
     ids = {"vocab_size": pad + 1, "pad_token_id": pad, "decoder_start_token_id": pad}
-    theirs = random_model(transformers, torch, "MarianMTModel", transformers.MarianConfig(**SIZES | ids), 0, folder)
+    theirs = random_model(
+        transformers,
+        torch,
+        "MarianMTModel",
+        transformers.MarianConfig(**SIZES | ids),
+        0,
+        folder,
+    )
     theirs.generation_config.update(bad_words_ids=[[pad]], **GENERATION)
     theirs.generation_config.save_pretrained(folder)
     return folder
 
 
-@pytest.mark.filterwarnings("ignore:Recommended")  # a package that normalizes punctuation, which the tokenizer ignores
+# a package that normalizes punctuation, which the tokenizer ignores
+@pytest.mark.filterwarnings("ignore:Recommended")
 def test_a_run_translates_as_transformers_does(folder, tmp_path):
     """The folder becomes a workdir, which becomes a folder again."""
     conversion.to_workdir(conversion.config_for(str(folder)), tmp_path / "run")
     lines = [*TEXT["source"], "the zoo", "dogs  see   cats and a cat"]
     predictor = transformer_jax.load(str(tmp_path / "run"))
     ours, target = predictor.predict(lines), predictor.task.corpus.tokenizers["target"]
-    conversion.to_folder(tmp_path / "run", read(tmp_path / "run"), str(tmp_path / "back"))
+    conversion.to_folder(
+        tmp_path / "run", read(tmp_path / "run"), str(tmp_path / "back")
+    )
     for theirs in folder, tmp_path / "back":
         tokenizer = transformers.AutoTokenizer.from_pretrained(theirs)
         model = check_loads(transformers, "MarianMTModel", theirs)
         output = model.generate(**tokenizer(lines, padding=True, return_tensors="pt"))
         special = {model.config.pad_token_id, model.config.eos_token_id}
-        expected = [target.decode([i for i in row if i not in special]) for row in output.tolist()]
+        expected = [
+            target.decode([i for i in row if i not in special])
+            for row in output.tolist()
+        ]
         assert ours == expected
     assert len(set(ours)) > 1
 
 
-SENTENCES = [" ".join(words) for words in itertools.product(("the", "a"), ("cat", "dog"), ("sees",), TEXT["source"])]
+SENTENCES = [
+    " ".join(words)
+    for words in itertools.product(
+        ("the", "a"), ("cat", "dog"), ("sees",), TEXT["source"]
+    )
+]
 
 
 @pytest.mark.filterwarnings("ignore:Recommended")
 @pytest.mark.parametrize(
-    "settings", [{"renormalize_logits": True, "num_beams": 6}, {"no_repeat_ngram_size": 2, "min_length": 5}]
+    "settings",
+    [
+        {"renormalize_logits": True, "num_beams": 6},
+        {"no_repeat_ngram_size": 2, "min_length": 5},
+    ],
 )
 def test_settings_of_generate_come_from_the_folder(folder, settings, tmp_path):
     shutil.copytree(folder, tmp_path / "theirs")
@@ -91,13 +133,21 @@ def test_settings_of_generate_come_from_the_folder(folder, settings, tmp_path):
     plain = model.generate(**inputs)
     model.generation_config.update(**settings)
     model.generation_config.save_pretrained(tmp_path / "theirs")
-    conversion.to_workdir(conversion.config_for(str(tmp_path / "theirs")), tmp_path / "run")
+    conversion.to_workdir(
+        conversion.config_for(str(tmp_path / "theirs")), tmp_path / "run"
+    )
     predictor = transformer_jax.load(str(tmp_path / "run"))
-    ours, target = predictor.predict(SENTENCES), predictor.task.corpus.tokenizers["target"]
+    ours, target = (
+        predictor.predict(SENTENCES),
+        predictor.task.corpus.tokenizers["target"],
+    )
     special = {model.config.pad_token_id, model.config.eos_token_id}
 
     def texts(output):
-        return [target.decode([i for i in row if i not in special]) for row in output.tolist()]
+        return [
+            target.decode([i for i in row if i not in special])
+            for row in output.tolist()
+        ]
 
     assert ours == texts(model.generate(**inputs))
     assert ours != texts(plain)

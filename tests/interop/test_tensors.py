@@ -1,4 +1,6 @@
-"""Files of tensors: what is read and written, and what a damaged or incomplete folder is told."""
+"""Files of tensors: what is read and written, and what a damaged or incomplete
+folder is told.
+"""
 
 import json
 import struct
@@ -14,10 +16,15 @@ from transformer_jax.interop.tensors import InteropError, Tensors
 DRAWN = np.random.default_rng(0).normal(size=(5, 7)).astype(np.float32)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.int64])
+@pytest.mark.parametrize(
+    "dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.int64]
+)
 def test_types(tmp_path, dtype):
     first, second = (10 * DRAWN).astype(dtype), DRAWN[0].astype(dtype)
-    write_file(tmp_path / "model.safetensors", {"b": first, "a": second, "none": np.zeros((0, 3), dtype)})
+    write_file(
+        tmp_path / "model.safetensors",
+        {"b": first, "a": second, "none": np.zeros((0, 3), dtype)},
+    )
     found = Tensors(tmp_path)
     assert list(found) == ["b", "a", "none"]
     for name, expected in {"a": second, "b": first}.items():
@@ -31,21 +38,26 @@ def test_types(tmp_path, dtype):
 def test_what_is_written_can_be_read(tmp_path):
     values = {"a": DRAWN, "odd": DRAWN[:, 0], "number": np.float32(3)}
     tensors.write(
-        tmp_path / "model.safetensors", [(name, np.shape(x), lambda x=x: np.asarray(x)) for name, x in values.items()]
+        tmp_path / "model.safetensors",
+        [(name, np.shape(x), lambda x=x: np.asarray(x)) for name, x in values.items()],
     )
     found = Tensors(tmp_path)
     for name, value in values.items():
         np.testing.assert_array_equal(found[name], value)
     (length,) = struct.unpack("<Q", (tmp_path / "model.safetensors").read_bytes()[:8])
     assert length % 8 == 0  # so that the data are aligned
-    assert (tmp_path / "model.safetensors").stat().st_size == 8 + length + 4 * (35 + 5 + 1)
+    assert (tmp_path / "model.safetensors").stat().st_size == 8 + length + 4 * (
+        35 + 5 + 1
+    )
 
 
 def sharded(folder):
     write_file(folder / "one.safetensors", {"a": DRAWN})
     write_file(folder / "two.safetensors", {"b": 2 * DRAWN})
     shards = {"a": "one.safetensors", "b": "two.safetensors"}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": shards}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": shards})
+    )
 
 
 def test_shards(tmp_path):
@@ -59,18 +71,26 @@ def test_shards(tmp_path):
     [
         (
             lambda folder: (folder / "two.safetensors").unlink(),
-            "has no two.safetensors, although model.safetensors.index.json names it: copy the missing files",
+            (
+                "has no two.safetensors, "
+                "although model.safetensors.index.json names it: copy the missing files"
+            ),
         ),
         (
             lambda folder: write_file(folder / "two.safetensors", {"c": DRAWN}),
-            "two.safetensors has no tensor 'b', although model.safetensors.index.json says so: copy the whole folder",
+            (
+                "two.safetensors has no tensor 'b', "
+                "although model.safetensors.index.json says so: copy the whole folder"
+            ),
         ),
         (
             lambda folder: (folder / "model.safetensors.index.json").write_text("{}"),
             "index.json has no weight_map of names and files; copy it again",
         ),
         (
-            lambda folder: (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": 7}}'),
+            lambda folder: (folder / "model.safetensors.index.json").write_text(
+                '{"weight_map": {"a": 7}}'
+            ),
             "index.json has no weight_map of names and files; copy it again",
         ),
         (
@@ -79,7 +99,10 @@ def test_shards(tmp_path):
         ),
         (
             lambda folder: (folder / "model.safetensors.index.json").unlink(),
-            "has neither model.safetensors nor model.safetensors.index.json; copy the whole folder",
+            (
+                "has neither model.safetensors nor model.safetensors.index.json; "
+                "copy the whole folder"
+            ),
         ),
     ],
 )
@@ -92,14 +115,23 @@ def test_incomplete_shards(tmp_path, spoil, message):
 
 def test_another_format(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(InteropError, match=r"; convert pytorch_model\.bin with transformers' save_pretrained"):
+    with pytest.raises(
+        InteropError,
+        match=r"; convert pytorch_model\.bin with transformers' save_pretrained",
+    ):
         Tensors(tmp_path)
 
 
 def test_a_pointer_to_a_file(tmp_path):
-    (tmp_path / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    (tmp_path / "model.safetensors").write_bytes(
+        b"version https://git-lfs.github.com/spec/v1\n"
+    )
     with pytest.raises(
-        InteropError, match="is a pointer of Git LFS, without the data: run `git lfs pull` in its folder"
+        InteropError,
+        match=(
+            "is a pointer of Git LFS, without the data: "
+            "run `git lfs pull` in its folder"
+        ),
     ):
         Tensors(tmp_path)
 
@@ -117,23 +149,37 @@ def entry(**changes):
     ("content", "message"),
     [
         (b"", "its first 8 bytes announce a header of 0 bytes, and it has 0 bytes"),
-        (b"\xff" * 8 + entry(), "announce a header of 18,446,744,073,709,551,615 bytes, and it has"),
+        (
+            b"\xff" * 8 + entry(),
+            "announce a header of 18,446,744,073,709,551,615 bytes, and it has",
+        ),
         (entry()[:40], r"announce a header of \d+ bytes, and it has 40 bytes"),
         (entry()[:-1], r"its header cannot be read \(data at 0 to 8 of 7 bytes\)"),
         (header(b"{nonsense"), "its header cannot be read"),
         (header(b"[1, 2]"), r"its header cannot be read \(it is not a JSON object\)"),
-        (header(b'{"a": 3}'), r"its header cannot be read \(a has no dtype, shape and data_offsets\)"),
+        (
+            header(b'{"a": 3}'),
+            r"its header cannot be read \(a has no dtype, shape and data_offsets\)",
+        ),
         (entry(shape="ab"), r"\(a has no dtype, shape and data_offsets\)"),
         (entry(shape=[-1, -2]), r"\(a has no dtype, shape and data_offsets\)"),
         (entry(data_offsets=[0, "8"]), r"\(a has no dtype, shape and data_offsets\)"),
         (entry(data_offsets=[0]), r"\(a has no dtype, shape and data_offsets\)"),
-        (entry(shape=[3]), r"its header cannot be read \(8 bytes for the shape \(3,\) in F32\)"),
-        (entry(data_offsets=[8, 0]), r"its header cannot be read \(data at 8 to 0 of 8 bytes\)"),
+        (
+            entry(shape=[3]),
+            r"its header cannot be read \(8 bytes for the shape \(3,\) in F32\)",
+        ),
+        (
+            entry(data_offsets=[8, 0]),
+            r"its header cannot be read \(data at 8 to 0 of 8 bytes\)",
+        ),
     ],
 )
 def test_damaged_files(tmp_path, content, message):
     (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(InteropError, match=f"model.safetensors is damaged or incomplete: .*{message}") as error:
+    with pytest.raises(
+        InteropError, match=f"model.safetensors is damaged or incomplete: .*{message}"
+    ) as error:
         Tensors(tmp_path)
     assert str(error.value).endswith("; copy it again")
 
@@ -142,6 +188,10 @@ def test_an_unknown_type_is_an_error_when_it_is_read(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(entry(dtype="F8_E4M3"))
     found = Tensors(tmp_path)
     with pytest.raises(
-        InteropError, match=r"model.safetensors: a is of type F8_E4M3: supported are F64, F32, F16, BF16"
+        InteropError,
+        match=(
+            r"model.safetensors: a is of type F8_E4M3: supported are F64, F32, F16,"
+            r" BF16"
+        ),
     ):
         found["a"]

@@ -1,4 +1,6 @@
-"""Folders that are usable although unusual, and folders that are not, which are refused with what to do."""
+"""Folders that are usable although unusual, and folders that are not, which are
+refused with what to do.
+"""
 
 import json
 import struct
@@ -17,9 +19,14 @@ from transformer_jax.interop.tensors import InteropError, Tensors
 
 
 def renamed(folder, change):
-    """Write the tensors of a folder again, under the names that `change` makes of theirs."""
+    """Write the tensors of a folder again, under the names that `change` makes of
+    theirs.
+    """
     tensors = Tensors(folder)
-    write_file(folder / "model.safetensors", {change(name): np.array(tensor) for name, tensor in tensors.items()})
+    write_file(
+        folder / "model.safetensors",
+        {change(name): np.array(tensor) for name, tensor in tensors.items()},
+    )
 
 
 def with_heads(shapes):
@@ -31,14 +38,23 @@ MASKED = {
     "cls.predictions.bias": "cls.predictions.decoder.bias",
 }
 TIED = {
-    "gpt2": (lambda f: save(f, GPT2, with_heads(gpt2_shapes())), {"transformer.wte.weight": "lm_head.weight"}),
+    "gpt2": (
+        lambda f: save(f, GPT2, with_heads(gpt2_shapes())),
+        {"transformer.wte.weight": "lm_head.weight"},
+    ),
     "llama": (
         lambda f: save(f, LLAMA | {"tie_word_embeddings": True}, llama_shapes()),
         {"model.embed_tokens.weight": "lm_head.weight"},
     ),
     "bert": (lambda f: save_bert(f, drawn(PRETRAINING)), MASKED),
-    "marian": (lambda f: save_marian(f, SHARED), {"model.shared.weight": "model.decoder.embed_tokens.weight"}),
-    "marian's output": (lambda f: save_marian(f, SHARED), {"model.shared.weight": "lm_head.weight"}),
+    "marian": (
+        lambda f: save_marian(f, SHARED),
+        {"model.shared.weight": "model.decoder.embed_tokens.weight"},
+    ),
+    "marian's output": (
+        lambda f: save_marian(f, SHARED),
+        {"model.shared.weight": "lm_head.weight"},
+    ),
 }
 
 
@@ -47,7 +63,11 @@ def test_a_tied_tensor_may_have_either_name(kind, tmp_path):
     write, names = TIED[kind]
     write(tmp_path)
     if kind == "llama":
-        tensors = {name: np.array(x) for name, x in Tensors(tmp_path).items() if name != "lm_head.weight"}
+        tensors = {
+            name: np.array(x)
+            for name, x in Tensors(tmp_path).items()
+            if name != "lm_head.weight"
+        }
         write_file(tmp_path / "model.safetensors", tensors)
     expected = flat(huggingface.read(tmp_path).params())
     renamed(tmp_path, lambda name: names.get(name, name))
@@ -57,11 +77,17 @@ def test_a_tied_tensor_may_have_either_name(kind, tmp_path):
 
 
 def test_an_untied_output_is_not_the_embedding(tmp_path):
-    save(tmp_path, GPT2 | {"tie_word_embeddings": False}, with_heads(gpt2_shapes()) | {"lm_head.weight": (V, 30)})
+    save(
+        tmp_path,
+        GPT2 | {"tie_word_embeddings": False},
+        with_heads(gpt2_shapes()) | {"lm_head.weight": (V, 30)},
+    )
     tensors = Tensors(tmp_path)
     params = flat(huggingface.read(tmp_path).params())
     np.testing.assert_array_equal(params["output/table"], tensors["lm_head.weight"])
-    np.testing.assert_array_equal(params["embedding/table"], tensors["transformer.wte.weight"])
+    np.testing.assert_array_equal(
+        params["embedding/table"], tensors["transformer.wte.weight"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,7 +98,9 @@ def test_an_untied_output_is_not_the_embedding(tmp_path):
         lambda name: f"base_model.model.{name}",
         lambda name: f"module._orig_mod.{name}",
         lambda name: name.replace(".h.0.", ".h.0._orig_mod."),
-        lambda name: f"_fsdp_wrapped_module.{name}".replace("mlp.", "_checkpoint_wrapped_module.mlp."),
+        lambda name: f"_fsdp_wrapped_module.{name}".replace(
+            "mlp.", "_checkpoint_wrapped_module.mlp."
+        ),
     ],
 )
 def test_wrappers_in_names_are_ignored(change, tmp_path):
@@ -88,11 +116,15 @@ def test_wrappers_around_a_model_without_a_head(tmp_path):
     expected = flat(huggingface.read(tmp_path).params())
     renamed(tmp_path, lambda name: f"_orig_mod.{name}")
     np.testing.assert_array_equal(
-        flat(huggingface.read(tmp_path).params())["embedding/table"], expected["embedding/table"]
+        flat(huggingface.read(tmp_path).params())["embedding/table"],
+        expected["embedding/table"],
     )
 
 
-QUANTIZED = r"the model is quantized: its tensors hold codes instead of values.*model.dequantize\(\)"
+QUANTIZED = (
+    r"the model is quantized: its tensors hold codes instead of"
+    r" values.*model.dequantize\(\)"
+)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +142,9 @@ QUANTIZED = r"the model is quantized: its tensors hold codes instead of values.*
 )
 def test_quantized_models_are_named_so(name, tmp_path):
     save(tmp_path, LLAMA, llama_shapes() | {f"model.layers.0.{name}": (3,)})
-    with pytest.raises(InteropError, match=rf"has model\.layers\.0\.{name} of type F32: {QUANTIZED}"):
+    with pytest.raises(
+        InteropError, match=rf"has model\.layers\.0\.{name} of type F32: {QUANTIZED}"
+    ):
         huggingface.read(tmp_path)
 
 
@@ -136,10 +170,18 @@ def test_integers_that_are_no_parameters_do_not_matter(tmp_path):
 
 
 def test_adapters_that_are_not_merged_are_named_so(tmp_path):
-    save(tmp_path, GPT2, with_heads(gpt2_shapes()) | {"transformer.h.0.attn.c_attn.lora_A.default.weight": (2, D)})
+    save(
+        tmp_path,
+        GPT2,
+        with_heads(gpt2_shapes())
+        | {"transformer.h.0.attn.c_attn.lora_A.default.weight": (2, D)},
+    )
     renamed(tmp_path, lambda name: f"base_model.model.{name}")
     with pytest.raises(
-        InteropError, match=r"c_attn.lora_A.default.weight: .* adapter are not merged.*merge_and_unload"
+        InteropError,
+        match=(
+            r"c_attn.lora_A.default.weight: .* adapter are not merged.*merge_and_unload"
+        ),
     ):
         huggingface.read(tmp_path)
 
@@ -149,9 +191,17 @@ IOB1 = ["B-LOC", "I-LOC", "I-PER", "O"]
 
 def test_tags_that_iob1_lacks_are_never_predicted(tmp_path):
     tensors = drawn(shapes(("classifier", (4, D))))
-    save_bert(tmp_path / "theirs", tensors, architectures=["BertForTokenClassification"], **numbered(IOB1))
+    save_bert(
+        tmp_path / "theirs",
+        tensors,
+        architectures=["BertForTokenClassification"],
+        **numbered(IOB1),
+    )
     found = huggingface.read(tmp_path / "theirs")
-    assert found.outputs.settings == {"data.types": ("LOC", "PER"), "data.scheme": "iob2"}
+    assert found.outputs.settings == {
+        "data.types": ("LOC", "PER"),
+        "data.scheme": "iob2",
+    }
     assert found.outputs.names == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
     assert found.outputs.present == ("O", "B-LOC", "I-LOC", "I-PER")
     params = flat(found.params())

@@ -1,6 +1,8 @@
-"""The equations of the papers in NumPy float64, written from the papers and not from the code under test.
+"""The equations of the papers in NumPy float64, written from the papers and not from
+the code under test.
 
-Parameters come as the tree that the model stores: with the same names, and with the layers of a stack along axis 0.
+Parameters come as the tree that the model stores: with the same names, and with the
+layers of a stack along axis 0.
 """
 
 import math
@@ -43,7 +45,8 @@ def softmax(x):
 
 
 def attention(query, key, value, mask=None, bias=None):
-    """Return softmax(Q Kᵀ / √d_k + bias) V, (B, T, N, H'), and the weights, (B, N, T, S).
+    """Return softmax(Q Kᵀ / √d_k + bias) V, (B, T, N, H'), and the weights, (B, N, T,
+    S).
 
     Each query is computed on its own, over the keys that it may attend to.
     """
@@ -56,21 +59,30 @@ def attention(query, key, value, mask=None, bias=None):
     for b, n, t in np.ndindex(rows, heads, length):
         seen = np.flatnonzero(mask[b, n, t])
         if seen.size:
-            weights[b, n, t, seen] = softmax(key[b, seen, n] @ query[b, t, n] / math.sqrt(width) + bias[b, n, t, seen])
+            weights[b, n, t, seen] = softmax(
+                key[b, seen, n] @ query[b, t, n] / math.sqrt(width)
+                + bias[b, n, t, seen]
+            )
         output[b, t, n] = weights[b, n, t] @ value[b, :, n]
     return output, weights
 
 
 def clipped(tables, i, j):
-    """Return a_ij = w[clip(j - i, -k, k)]. The tables have 2k + 1 rows (Shaw et al. 2018, Section 3.2)."""
+    """Return a_ij = w[clip(j - i, -k, k)].
+
+    The tables have 2k + 1 rows (Shaw et al. 2018, Section 3.2).
+    """
     k = (len(tables) - 1) // 2
     return tables[max(-k, min(k, j - i)) + k]
 
 
-def relative_attention(query, key, value, key_table, value_table, mask=None, bias=None, position=0):
+def relative_attention(
+    query, key, value, key_table, value_table, mask=None, bias=None, position=0
+):
     """Return relative attention of Shaw et al. 2018.
 
-    e_ij = q_i · (k_j + a_ij^K) / √d_k (eq. 2, 4), z_i = Σ_j α_ij (v_j + a_ij^V) (eq. 3).
+    e_ij = q_i · (k_j + a_ij^K) / √d_k (eq. 2, 4), z_i = Σ_j α_ij (v_j + a_ij^V) (eq.
+    3).
     """
     query, key, value = float64(query), float64(key), float64(value)
     key_table, value_table = float64(key_table), float64(value_table)
@@ -81,20 +93,31 @@ def relative_attention(query, key, value, key_table, value_table, mask=None, bia
     bias = np.broadcast_to(0.0 if bias is None else bias, scores.shape)
     for b, n, t, j in np.ndindex(scores.shape):
         a = clipped(key_table, position + t, j)
-        scores[b, n, t, j] = query[b, t, n] @ (key[b, j, n] + a) / math.sqrt(width) + bias[b, n, t, j]
+        scores[b, n, t, j] = (
+            query[b, t, n] @ (key[b, j, n] + a) / math.sqrt(width) + bias[b, n, t, j]
+        )
     for b, n, t in np.ndindex(rows, heads, length):
         seen = np.flatnonzero(mask[b, n, t])
-        for j, weight in zip(seen, softmax(scores[b, n, t, seen]) if seen.size else (), strict=True):
-            output[b, t, n] += weight * (value[b, j, n] + clipped(value_table, position + t, j))
+        for j, weight in zip(
+            seen, softmax(scores[b, n, t, seen]) if seen.size else (), strict=True
+        ):
+            output[b, t, n] += weight * (
+                value[b, j, n] + clipped(value_table, position + t, j)
+            )
     return output
 
 
 def rotation(m, width, base=10000):
-    """Return R^d_Θ,m of RoFormer (Su et al. 2021), eq. 15: blocks (cos mθ_i, -sin mθ_i; sin mθ_i, cos mθ_i)."""
+    """Return R^d_Θ,m of RoFormer (Su et al. 2021), eq. 15: blocks (cos mθ_i, -sin
+    mθ_i; sin mθ_i, cos mθ_i).
+    """
     matrix = np.zeros((width, width))
     for i in range(1, width // 2 + 1):
         angle = m * base ** (-2 * (i - 1) / width)
-        block = [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
+        block = [
+            [math.cos(angle), -math.sin(angle)],
+            [math.sin(angle), math.cos(angle)],
+        ]
         matrix[2 * i - 2 : 2 * i, 2 * i - 2 : 2 * i] = block
     return matrix
 
@@ -112,30 +135,49 @@ def linear(p, x):
 
 
 def multi_head(p, x, memory, mask=None, bias=None, positions="none", rotary_base=10000):
-    """Return Concat(head₁ … head_N) W_O. Self-attention may have relative or rotary positions.
+    """Return Concat(head₁ … head_N) W_O. Self-attention may have relative or rotary
+    positions.
 
-    With K key-value heads (Ainslie et al. 2023), the first N / K query heads read the first one, and so on.
+    With K key-value heads (Ainslie et al. 2023), the first N / K query heads read the
+    first one, and so on.
     """
     p, x, memory = float64(p), float64(x), float64(memory)
     heads = p["query"]["kernel"].shape[1]
 
     def head(projection, n):
-        return {"kernel": projection["kernel"][:, n], "bias": projection["bias"][n] if "bias" in projection else 0.0}
+        return {
+            "kernel": projection["kernel"][:, n],
+            "bias": projection["bias"][n] if "bias" in projection else 0.0,
+        }
 
     def project(name, x):
         shared = heads // p[name]["kernel"].shape[1]
-        return np.stack([linear(head(p[name], n // shared), x) for n in range(heads)], axis=2)
+        return np.stack(
+            [linear(head(p[name], n // shared), x) for n in range(heads)], axis=2
+        )
 
-    query, key, value = project("query", x), project("key", memory), project("value", memory)
+    query, key, value = (
+        project("query", x),
+        project("key", memory),
+        project("value", memory),
+    )
     if positions == "relative":
         tables = p["relative"]["key_table"], p["relative"]["value_table"]
         output = relative_attention(query, key, value, *tables, mask, bias)
     elif positions == "rotary":
-        output, _ = attention(rotated(query, 0, rotary_base), rotated(key, 0, rotary_base), value, mask, bias)
+        output, _ = attention(
+            rotated(query, 0, rotary_base),
+            rotated(key, 0, rotary_base),
+            value,
+            mask,
+            bias,
+        )
     else:
         output, _ = attention(query, key, value, mask, bias)
     concatenated = np.concatenate([output[:, :, n] for n in range(heads)], axis=-1)
-    return concatenated @ np.concatenate(list(p["output"]["kernel"])) + p["output"].get("bias", 0.0)
+    return concatenated @ np.concatenate(list(p["output"]["kernel"])) + p["output"].get(
+        "bias", 0.0
+    )
 
 
 def relu(x):
@@ -158,10 +200,15 @@ ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "silu": silu}
 
 
 def feed_forward(p, x, activation):
-    """Return FFN(x) of Vaswani et al. 2017, eq. 2, or of Shazeer 2020, eq. 6, if there is a gate."""
+    """Return FFN(x) of Vaswani et al. 2017, eq. 2, or of Shazeer 2020, eq. 6, if
+    there is a gate.
+    """
     p, x = float64(p), float64(x)
     if "gate" in p:
-        return linear(p["outer"], ACTIVATIONS[activation](linear(p["gate"], x)) * linear(p["inner"], x))
+        return linear(
+            p["outer"],
+            ACTIVATIONS[activation](linear(p["gate"], x)) * linear(p["inner"], x),
+        )
     return linear(p["outer"], ACTIVATIONS[activation](linear(p["inner"], x)))
 
 
@@ -182,7 +229,10 @@ NORMS = {"layer_norm": layer_norm, "rms_norm": rms_norm}
 
 
 def residual(p, x, sublayer, norm, epsilon):
-    """Return norm(x + f(x)) for post-norm, x + f(norm(x)) for pre-norm. The type of the norm is its name in p."""
+    """Return norm(x + f(x)) for post-norm, x + f(norm(x)) for pre-norm.
+
+    The type of the norm is its name in p.
+    """
     ((kind, p),) = p.items()
     if norm == "post":
         return NORMS[kind](p, x + sublayer(x), epsilon)
@@ -191,25 +241,51 @@ def residual(p, x, sublayer, norm, epsilon):
 
 def encoder_block(p, x, mask, config):
     def around(name, sublayer, x):
-        return residual(p[f"{name}_residual"], x, sublayer, config.norm, config.norm_epsilon)
+        return residual(
+            p[f"{name}_residual"], x, sublayer, config.norm, config.norm_epsilon
+        )
 
     def attend(h):
-        return multi_head(p["self_attention"], h, h, mask, None, config.positions, config.rotary_base)
+        return multi_head(
+            p["self_attention"], h, h, mask, None, config.positions, config.rotary_base
+        )
 
     x = around("self_attention", attend, x)
-    return around("feed_forward", lambda h: feed_forward(p["feed_forward"], h, config.activation), x)
+    return around(
+        "feed_forward",
+        lambda h: feed_forward(p["feed_forward"], h, config.activation),
+        x,
+    )
 
 
 def decoder_block(p, x, memory, self_mask, cross_mask, config):
     def around(name, sublayer, x):
-        return residual(p[f"{name}_residual"], x, sublayer, config.norm, config.norm_epsilon)
+        return residual(
+            p[f"{name}_residual"], x, sublayer, config.norm, config.norm_epsilon
+        )
 
     def attend(h):
-        return multi_head(p["self_attention"], h, h, self_mask, None, config.positions, config.rotary_base)
+        return multi_head(
+            p["self_attention"],
+            h,
+            h,
+            self_mask,
+            None,
+            config.positions,
+            config.rotary_base,
+        )
 
     x = around("self_attention", attend, x)
-    x = around("cross_attention", lambda h: multi_head(p["cross_attention"], h, memory, cross_mask), x)
-    return around("feed_forward", lambda h: feed_forward(p["feed_forward"], h, config.activation), x)
+    x = around(
+        "cross_attention",
+        lambda h: multi_head(p["cross_attention"], h, memory, cross_mask),
+        x,
+    )
+    return around(
+        "feed_forward",
+        lambda h: feed_forward(p["feed_forward"], h, config.activation),
+        x,
+    )
 
 
 def layer(tree, number):
@@ -219,19 +295,26 @@ def layer(tree, number):
 
 
 def sinusoids(length, d_model):
-    """Return PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(pos / 10000^(2i/d))."""
+    """Return PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(pos /
+    10000^(2i/d)).
+    """
     waves = np.zeros((length, d_model))
     for position in range(length):
         for i in range(d_model):
             if 2 * i < d_model:
                 waves[position, 2 * i] = math.sin(position / 10000 ** (2 * i / d_model))
             if 2 * i + 1 < d_model:
-                waves[position, 2 * i + 1] = math.cos(position / 10000 ** (2 * i / d_model))
+                waves[position, 2 * i + 1] = math.cos(
+                    position / 10000 ** (2 * i / d_model)
+                )
     return waves
 
 
 def sinusoids_in_halves(length, d_model):
-    """Return the sines of all pairs, then the cosines of all pairs. With an odd d, the last pair has no cosine."""
+    """Return the sines of all pairs, then the cosines of all pairs.
+
+    With an odd d, the last pair has no cosine.
+    """
     waves, sines = np.zeros((length, d_model)), math.ceil(d_model / 2)
     for position, i in np.ndindex(length, sines):
         waves[position, i] = math.sin(position / 10000 ** (2 * i / d_model))
@@ -241,8 +324,12 @@ def sinusoids_in_halves(length, d_model):
 
 
 def embed(params, config, ids, embedding="embedding", positions="positions"):
-    """Return the token vectors, scaled if the config says so, plus the position vectors."""
-    x = params[embedding]["table"][ids] * (math.sqrt(config.d_model) if config.embedding_scale else 1)
+    """Return the token vectors, scaled if the config says so, plus the position
+    vectors.
+    """
+    x = params[embedding]["table"][ids] * (
+        math.sqrt(config.d_model) if config.embedding_scale else 1
+    )
     if config.positions == "sinusoidal":
         x = x + sinusoids(ids.shape[1], config.d_model)
     elif config.positions == "sinusoidal_halves":
@@ -253,7 +340,11 @@ def embed(params, config, ids, embedding="embedding", positions="positions"):
 
 
 def finished(p, config, x):
-    return x if config.norm == "post" else NORMS[config.norm_type](p["final_norm"], x, config.norm_epsilon)
+    return (
+        x
+        if config.norm == "post"
+        else NORMS[config.norm_type](p["final_norm"], x, config.norm_epsilon)
+    )
 
 
 def stack(p, config, x, mask):
@@ -265,12 +356,16 @@ def stack_outputs(p, config, x, mask):
     """Return the output of every layer. Only that of the last one is `finished`."""
     outputs = [x]
     for number in range(len(p["layers"]["feed_forward"]["inner"]["kernel"])):
-        outputs.append(encoder_block(layer(p["layers"], number), outputs[-1], mask, config))
+        outputs.append(
+            encoder_block(layer(p["layers"], number), outputs[-1], mask, config)
+        )
     return [*outputs[1:-1], finished(p, config, outputs[-1])]
 
 
 def gpt(params, config, tokens, valid=None):
-    """Return the logits (B, T, V) of the next token, without the padding of the vocabulary."""
+    """Return the logits (B, T, V) of the next token, without the padding of the
+    vocabulary.
+    """
     params, (rows, length) = float64(params), tokens.shape
     mask = np.zeros((rows, 1, length, length), bool)
     for b, t in np.ndindex(rows, length):
@@ -293,26 +388,40 @@ def bert_layers(params, config, tokens, valid, segments):
         seen = t + 1 if config.causal else length
         mask[b, 0, t, :seen] = valid[b, :seen]
     norm = NORMS[config.norm_type]
-    return stack_outputs(params["encoder"], config, norm(params["norm"], x, config.norm_epsilon), mask)
+    return stack_outputs(
+        params["encoder"], config, norm(params["norm"], x, config.norm_epsilon), mask
+    )
 
 
 def bert(params, config, tokens, valid, segments):
-    """Return the last layer (B, T, D) and the pooled vector (B, D), of the first token or, if causal, of the last."""
+    """Return the last layer (B, T, D) and the pooled vector (B, D), of the first
+    token or, if causal, of the last.
+    """
     x = bert_layers(params, config, tokens, valid, segments)[-1]
-    pooled = [row[np.flatnonzero(seen)[-1] if config.causal else 0] for row, seen in zip(x, valid, strict=True)]
+    pooled = [
+        row[np.flatnonzero(seen)[-1] if config.causal else 0]
+        for row, seen in zip(x, valid, strict=True)
+    ]
     return x, np.tanh(linear(float64(params["pooler"]), np.array(pooled)))
 
 
 def masked_lm(params, config, x):
-    """Return the logits (B, P, V) of masked tokens: h = norm(activation(x W + b)), h Eᵀ + c, with the embeddings E."""
-    head, table = float64(params["masked_lm"]), float64(params["bert"]["embedding"]["table"])
+    """Return the logits (B, P, V) of masked tokens: h = norm(activation(x W + b)), h
+    Eᵀ + c, with the embeddings E.
+    """
+    head, table = (
+        float64(params["masked_lm"]),
+        float64(params["bert"]["embedding"]["table"]),
+    )
     h = ACTIVATIONS[config.activation](linear(head["transform"], x))
     h = NORMS[config.norm_type](head["norm"], h, config.norm_epsilon)
     return (h @ table.T + head["bias"])[..., : config.vocab_size]
 
 
 def transformer(params, config, source, target, source_valid=None, target_valid=None):
-    """Return the logits (B, T, V) of the next target token, without the padding of the vocabulary."""
+    """Return the logits (B, T, V) of the next target token, without the padding of
+    the vocabulary.
+    """
     params = float64(params)
     rows, source_length = source.shape
     length = target.shape[1]
@@ -327,23 +436,40 @@ def transformer(params, config, source, target, source_valid=None, target_valid=
                 target_mask[b, 0, t, earlier] = target_valid[b, earlier]
 
     shared = config.tie_embeddings == "all"
-    x = embed(params, config, source, "target_embedding" if shared else "source_embedding", "source_positions")
+    x = embed(
+        params,
+        config,
+        source,
+        "target_embedding" if shared else "source_embedding",
+        "source_positions",
+    )
     memory = stack(params["encoder"], config, x, source_mask)
 
     x = embed(params, config, target, "target_embedding", "target_positions")
     for number in range(config.num_decoder_layers):
-        x = decoder_block(layer(params["decoder"]["layers"], number), x, memory, target_mask, source_mask, config)
+        x = decoder_block(
+            layer(params["decoder"]["layers"], number),
+            x,
+            memory,
+            target_mask,
+            source_mask,
+            config,
+        )
     x = finished(params["decoder"], config, x)
 
     if config.tie_embeddings == "none":
         logits = x @ params["output"]["table"].T + params["output"].get("bias", 0.0)
     else:
-        logits = x @ params["target_embedding"]["table"].T + params.get("output_bias", 0.0)
+        logits = x @ params["target_embedding"]["table"].T + params.get(
+            "output_bias", 0.0
+        )
     return logits[..., : config.target_vocab_size]
 
 
 def flops_of_products(jaxpr, times=1):
-    """Return the FLOPs of all matrix products in a program. Products in a loop count once per iteration.
+    """Return the FLOPs of all matrix products in a program.
+
+    Products in a loop count once per iteration.
 
     Products that sum over nothing, e.g. of a bias with ones, do not count.
     """
@@ -358,8 +484,18 @@ def flops_of_products(jaxpr, times=1):
             inputs, out = equation.params["spec"].split("->")
             axes = inputs.replace(",", "")
             if set(axes) > set(out):
-                total += times * 2 * math.prod(dict(zip(axes, shapes[0] + shapes[1], strict=True)).values())
-        turns = times * equation.params["length"] if equation.primitive.name == "scan" else times
+                total += (
+                    times
+                    * 2
+                    * math.prod(
+                        dict(zip(axes, shapes[0] + shapes[1], strict=True)).values()
+                    )
+                )
+        turns = (
+            times * equation.params["length"]
+            if equation.primitive.name == "scan"
+            else times
+        )
         for value in equation.params.values():
             if hasattr(inner := getattr(value, "jaxpr", value), "eqns"):
                 total += flops_of_products(inner, turns)
@@ -382,7 +518,9 @@ def cross_entropy(logits, labels, weights, label_smoothing=0.0):
 
 
 def learning_rate(config, d_model, n):
-    """Return the learning rate of update n = 1, 2, … Without warm-up, the peak is at the first update."""
+    """Return the learning rate of update n = 1, 2, … Without warm-up, the peak is at
+    the first update.
+    """
     peak, warmup = config.learning_rate, config.warmup_steps or 1
     if config.schedule == "noam":
         return peak * d_model**-0.5 * min(n**-0.5, n * warmup**-1.5)
@@ -395,13 +533,28 @@ def learning_rate(config, d_model, n):
     done = min((n - warmup) / (config.decay_steps - warmup), 1.0)
     if config.schedule == "linear":
         return peak * (done * config.end_fraction + (1 - done))
-    return peak * (config.end_fraction + (1 - config.end_fraction) * (1 + math.cos(math.pi * done)) / 2)
+    return peak * (
+        config.end_fraction
+        + (1 - config.end_fraction) * (1 + math.cos(math.pi * done)) / 2
+    )
 
 
-def adam(params, gradients, rates, *, b1, b2, epsilon, weight_decay=0.0, decayed=(), clip_norm=0.0):
+def adam(
+    params,
+    gradients,
+    rates,
+    *,
+    b1,
+    b2,
+    epsilon,
+    weight_decay=0.0,
+    decayed=(),
+    clip_norm=0.0,
+):
     """Return the parameters after Algorithm 1 of Kingma and Ba 2015.
 
-    Gradients are clipped to a norm first. Decoupled weight decay applies to the names in `decayed`.
+    Gradients are clipped to a norm first. Decoupled weight decay applies to the names
+    in `decayed`.
     """
     params = float64(params)
     m = {name: np.zeros_like(p) for name, p in params.items()}
@@ -418,7 +571,8 @@ def adam(params, gradients, rates, *, b1, b2, epsilon, weight_decay=0.0, decayed
     return params
 
 
-# Recurrent models. Parameters have the names of flax: `i` for the input or `h` for the previous state, then the gate.
+# Recurrent models. Parameters have the names of flax: `i` for the input or `h` for the
+# previous state, then the gate.
 
 
 def sigmoid(x):
@@ -426,10 +580,14 @@ def sigmoid(x):
 
 
 def gru(p, h, x):
-    """Return the next h of Cho et al. 2014, with the reset gate applied after the matrix product."""
+    """Return the next h of Cho et al. 2014, with the reset gate applied after the
+    matrix product.
+    """
 
     def gate(name):
-        return x @ p[f"i{name}"]["kernel"] + p[f"i{name}"]["bias"], h @ p[f"h{name}"]["kernel"]
+        return x @ p[f"i{name}"]["kernel"] + p[f"i{name}"]["bias"], h @ p[f"h{name}"][
+            "kernel"
+        ]
 
     r, z = sigmoid(sum(gate("r"))), sigmoid(sum(gate("z")))
     of_x, of_h = gate("n")
@@ -442,14 +600,20 @@ def lstm(p, carry, x):
     c, h = carry
 
     def gate(name):
-        return x @ p[f"i{name}"]["kernel"] + h @ p[f"h{name}"]["kernel"] + p[f"h{name}"]["bias"]
+        return (
+            x @ p[f"i{name}"]["kernel"]
+            + h @ p[f"h{name}"]["kernel"]
+            + p[f"h{name}"]["bias"]
+        )
 
     c = sigmoid(gate("f")) * c + sigmoid(gate("i")) * np.tanh(gate("g"))
     return c, sigmoid(gate("o")) * np.tanh(c)
 
 
 def recurrent_lm(params, config, tokens):
-    """Return the logits (T, V) of the next token for one text, read token by token from a state of zero."""
+    """Return the logits (T, V) of the next token for one text, read token by token
+    from a state of zero.
+    """
     p, c = float64(params), config
     zero = np.zeros(c.d_model)
     carries, logits = [zero if c.cell == "gru" else (zero, zero)] * c.num_layers, []
@@ -457,7 +621,11 @@ def recurrent_lm(params, config, tokens):
         x = p["embedding"]["table"][token] * math.sqrt(c.d_model)
         for number in range(c.num_layers):
             cell = p[f"cells_{number}"]
-            carries[number] = gru(cell, carries[number], x) if c.cell == "gru" else lstm(cell, carries[number], x)
+            carries[number] = (
+                gru(cell, carries[number], x)
+                if c.cell == "gru"
+                else lstm(cell, carries[number], x)
+            )
             x = carries[number] if c.cell == "gru" else carries[number][1]
         output = p["embedding" if c.tie_embeddings else "output"]
         logits.append(output["table"] @ x + output.get("bias", 0.0))
@@ -465,7 +633,9 @@ def recurrent_lm(params, config, tokens):
 
 
 def additive(s, h, w_a, u_a, v):
-    """Return e_j = vᵀ tanh(W_a s + U_a h_j), with vectors as rows: s (D,), h (S, C) → (S,)."""
+    """Return e_j = vᵀ tanh(W_a s + U_a h_j), with vectors as rows: s (D,), h (S, C)
+    → (S,).
+    """
     return np.array([np.tanh(s @ w_a + h_j @ u_a) @ v for h_j in h])
 
 
@@ -492,13 +662,22 @@ class Recurrent:
         return carry, carry[1]
 
     def zero(self, width):
-        return np.zeros(width) if self.c.cell == "gru" else (np.zeros(width), np.zeros(width))
+        return (
+            np.zeros(width)
+            if self.c.cell == "gru"
+            else (np.zeros(width), np.zeros(width))
+        )
 
     def embed(self, name, ids):
-        return self.p[f"{name}_embedding"]["table"][ids] * math.sqrt(self.c.embedding_dim)
+        return self.p[f"{name}_embedding"]["table"][ids] * math.sqrt(
+            self.c.embedding_dim
+        )
 
     def read(self, p, x, backwards):
-        carry, h = self.zero(p["hn" if self.c.cell == "gru" else "hi"]["kernel"].shape[1]), [None] * len(x)
+        carry, h = (
+            self.zero(p["hn" if self.c.cell == "gru" else "hi"]["kernel"].shape[1]),
+            [None] * len(x),
+        )
         for j in reversed(range(len(x))) if backwards else range(len(x)):
             carry, h[j] = self.cell(p, carry, x[j])
         return carry, np.array(h)
@@ -527,9 +706,13 @@ class Recurrent:
         c, p, length = self.c, self.p["decoder"].get("alignment"), len(h)
         values, heads = h[None], 1
         if c.attention == "additive":
-            scores = additive(s, h, p["query"]["kernel"], p["key"]["kernel"], p["v"])[None]
+            scores = additive(s, h, p["query"]["kernel"], p["key"]["kernel"], p["v"])[
+                None
+            ]
         elif c.attention == "concat":
-            scores = concat(s, h, np.concatenate([p["query"]["kernel"], p["key"]["kernel"]]), p["v"])[None]
+            scores = concat(
+                s, h, np.concatenate([p["query"]["kernel"], p["key"]["kernel"]]), p["v"]
+            )[None]
         elif c.attention == "dot":
             scores = np.array([[s @ h_j for h_j in h]])
         elif c.attention == "general":
@@ -539,11 +722,15 @@ class Recurrent:
             query = [s @ p["query"]["kernel"][:, n] for n in range(heads)]
             keys = [h @ p["key"]["kernel"][:, n] for n in range(heads)]
             values = [h @ p["value"]["kernel"][:, n] for n in range(heads)]
-            scores = np.array([keys[n] @ query[n] / math.sqrt(len(query[n])) for n in range(heads)])
+            scores = np.array(
+                [keys[n] @ query[n] / math.sqrt(len(query[n])) for n in range(heads)]
+            )
         if c.damping:
             scores = scores * np.exp(-p["damping"] * scores)
         if c.local_window:
-            center = length * sigmoid(np.tanh(s @ p["position"]["kernel"]) @ p["position_v"])
+            center = length * sigmoid(
+                np.tanh(s @ p["position"]["kernel"]) @ p["position_v"]
+            )
             weights = np.zeros((1, length))
             inside = [j for j in range(length) if abs(j - center) <= c.local_window]
             if inside:
@@ -554,7 +741,9 @@ class Recurrent:
             weights = softmax(scores)
         seen = [weights[n] @ values[n] for n in range(heads)]
         if c.attention in ("scaled_dot", "multi_head"):
-            return sum(seen[n] @ p["output"]["kernel"][n] for n in range(heads)), weights
+            return sum(
+                seen[n] @ p["output"]["kernel"][n] for n in range(heads)
+            ), weights
         return seen[0], weights
 
     def __call__(self, source, target):
@@ -586,6 +775,10 @@ class Recurrent:
                 s = recur(np.concatenate([y, fed]) if c.input_feeding else y)
                 context, weights = self.look(s, h)
                 all_weights.append(weights)
-                output = fed = np.tanh(np.concatenate([context, s]) @ p["combine"]["kernel"])
+                output = fed = np.tanh(
+                    np.concatenate([context, s]) @ p["combine"]["kernel"]
+                )
             logits.append(self.p["output"]["table"] @ output + self.p["output"]["bias"])
-        return np.array(logits), np.array(all_weights).swapaxes(0, 1) if all_weights else None
+        return np.array(logits), np.array(all_weights).swapaxes(
+            0, 1
+        ) if all_weights else None

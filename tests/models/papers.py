@@ -2,8 +2,9 @@
 
 BASE = {}
 BIG = {"d_model": 1024, "d_ff": 4096, "num_heads": 16, "dropout_rate": 0.3}
-# Table 3 of Vaswani et al. 2017 with its column "params", in millions. The numbers are rounded. They were counted with
-# another vocabulary than V = 37000: base fits V ≈ 41k, big fits V ≈ 36k. Rows without a number there have that of base.
+# Table 3 of Vaswani et al. 2017 with its column "params", in millions. The numbers are
+# rounded. They were counted with another vocabulary than V = 37000: base fits V ≈ 41k,
+# big fits V ≈ 36k. Rows without a number there have that of base.
 TABLE_3 = {
     "base": (BASE, 65),
     "A h=1": ({"num_heads": 1, "head_dim": 512, "value_dim": 512}, 65),
@@ -24,14 +25,20 @@ TABLE_3 = {
     "E learned positions": ({"positions": "learned"}, 65),
     "big": (BIG, 213),
 }
-# Devlin et al. 2019, Section 3: changes of the default config, and the parameters without and with the heads of
-# pre-training. The paper rounds to 110M and 340M; these are the arrays of the authors' checkpoints.
+# Devlin et al. 2019, Section 3: changes of the default config, and the parameters
+# without and with the heads of pre-training. The paper rounds to 110M and 340M; these
+# are the arrays of the authors' checkpoints.
 BERT = {
     "base": ({}, 109_482_240, 110_106_428),
-    "large": ({"num_layers": 24, "d_model": 1024, "d_ff": 4096, "num_heads": 16}, 335_141_888, 336_226_108),
+    "large": (
+        {"num_layers": 24, "d_model": 1024, "d_ff": 4096, "num_heads": 16},
+        335_141_888,
+        336_226_108,
+    ),
 }
-# Names in `models.gpt.SIZES` → parameters. Table 2 of Radford et al. 2019 has 117M, 345M, 762M and 1542M for GPT-2; the
-# models have more. Table 2 of Touvron et al. 2023 has 6.7B.
+# Names in `models.gpt.SIZES` → parameters. Table 2 of Radford et al. 2019 has 117M,
+# 345M, 762M and 1542M for GPT-2; the models have more. Table 2 of Touvron et al. 2023
+# has 6.7B.
 GPT = {
     "mini": 5_240_320,
     "gpt": 116_534_784,

@@ -1,4 +1,6 @@
-"""Sizes of small models. Most are distinct primes, so that a swapped axis fails a test."""
+"""Sizes of small models. Most are distinct primes, so that a swapped axis fails a
+test.
+"""
 
 SINGLE_STACK = {
     "vocab_size": 31,

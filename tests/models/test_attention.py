@@ -1,4 +1,6 @@
-"""Masks against loops, attention against NumPy float64, the cache against attention to the whole sequence."""
+"""Masks against loops, attention against NumPy float64, the cache against attention
+to the whole sequence.
+"""
 
 import functools
 import math
@@ -43,8 +45,12 @@ def some_qkv():
 
 def make(head_dim=H, value_dim=W, **kwargs):
     """Return a module and parameters for it."""
-    module = MultiHeadAttention(kwargs.pop("num_heads", N), D, head_dim, value_dim, **kwargs)
-    shapes = nn.unbox(jax.eval_shape(module.init, jax.random.key(0), normal(B, T, D), normal(B, S, D)))["params"]
+    module = MultiHeadAttention(
+        kwargs.pop("num_heads", N), D, head_dim, value_dim, **kwargs
+    )
+    shapes = nn.unbox(
+        jax.eval_shape(module.init, jax.random.key(0), normal(B, T, D), normal(B, S, D))
+    )["params"]
     return module, {"params": oracle.randomized(shapes)}
 
 
@@ -58,13 +64,18 @@ def test_padding_mask():
     np.testing.assert_array_equal(padding_mask(jnp.asarray(valid, jnp.int32)), mask)
 
 
-@pytest.mark.parametrize(("length", "keys", "offset"), [(5, None, 0), (3, 7, 0), (3, 7, 4), (1, 7, 6), (5, 2, 0)])
+@pytest.mark.parametrize(
+    ("length", "keys", "offset"),
+    [(5, None, 0), (3, 7, 0), (3, 7, 4), (1, 7, 6), (5, 2, 0)],
+)
 def test_causal_mask(length, keys, offset):
     mask = np.asarray(causal_mask(length, keys, offset))
     assert mask.shape == (1, 1, length, keys or length)
     for t, s in np.ndindex(length, keys or length):
         assert mask[0, 0, t, s] == (s <= offset + t)
-    np.testing.assert_array_equal(jax.jit(lambda offset: causal_mask(length, keys, offset))(offset), mask)
+    np.testing.assert_array_equal(
+        jax.jit(lambda offset: causal_mask(length, keys, offset))(offset), mask
+    )
 
 
 def test_combine_masks():
@@ -84,12 +95,16 @@ def test_attention_is_the_equation(mask_shape, bias_shape):
     q, k, v = some_qkv()
     mask = None if mask_shape is None else some_mask(*mask_shape)
     bias = None if bias_shape is None else normal(*bias_shape)
-    output, weights = dot_product_attention(q, k, v, mask=mask, bias=bias, return_weights=True)
+    output, weights = dot_product_attention(
+        q, k, v, mask=mask, bias=bias, return_weights=True
+    )
     expected, expected_weights = oracle.attention(q, k, v, mask, bias)
     assert oracle.relative(output, expected) <= 1e-5
     assert oracle.relative(weights, expected_weights) <= 1e-5
     assert weights.dtype == jnp.float32
-    np.testing.assert_array_equal(dot_product_attention(q, k, v, mask=mask, bias=bias), output)
+    np.testing.assert_array_equal(
+        dot_product_attention(q, k, v, mask=mask, bias=bias), output
+    )
 
 
 @pytest.mark.parametrize("mask_shape", [None, (B, N, T, S), (B, 1, 1, S), (1, 1, T, S)])
@@ -105,7 +120,10 @@ def test_the_librarys_attention_is_the_equation(mask_shape, bias_shape):
     assert oracle.relative(output, oracle.attention(q, k, v, mask, bias)[0]) <= 1e-5
     if mask is not None:
         assert (np.asarray(output)[-1, 0, 0] == 0).all() or mask.shape[2] == 1
-    assert library_attention(q, k, v, mask=mask, bias=bias, dtype="bfloat16").dtype == jnp.float32
+    assert (
+        library_attention(q, k, v, mask=mask, bias=bias, dtype="bfloat16").dtype
+        == jnp.float32
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,11 +133,24 @@ def test_the_librarys_attention_is_the_equation(mask_shape, bias_shape):
             (implementation, change, message)
             for implementation in ("splash", "cudnn", "jax")
             for change, message in (
-                ({"dropout_rate": 0.1}, "this value of attention_dropout_rate; set it to 0, or use 'einsum'"),
-                ({"positions": "relative"}, "this value of positions; set it to another value"),
+                (
+                    {"dropout_rate": 0.1},
+                    (
+                        "this value of attention_dropout_rate; "
+                        "set it to 0, or use 'einsum'"
+                    ),
+                ),
+                (
+                    {"positions": "relative"},
+                    "this value of positions; set it to another value",
+                ),
             )
         ),
-        ("short", {"positions": "relative"}, "this value of positions; set it to another value"),
+        (
+            "short",
+            {"positions": "relative"},
+            "this value of positions; set it to another value",
+        ),
         ("jax", {"value_dim": 8}, "this value of value_dim; set it to head_dim = 16"),
         ("cudnn", {"value_dim": 8}, "this value of value_dim; set it to head_dim = 16"),
         ("short", {"value_dim": 8}, "this value of value_dim; set it to head_dim = 16"),
@@ -132,7 +163,11 @@ def test_the_librarys_attention_is_the_equation(mask_shape, bias_shape):
             for n in (20, 192)
         ),
         ("cudnn", {"dtype": "float32"}, "this value of dtype; set it to 'bfloat16'"),
-        ("cudnn", {"head_dim": 20, "value_dim": 20}, "this value of head_dim; set it to a multiple of 8, at most 128"),
+        (
+            "cudnn",
+            {"head_dim": 20, "value_dim": 20},
+            "this value of head_dim; set it to a multiple of 8, at most 128",
+        ),
         (
             "cudnn",
             {"head_dim": 136, "value_dim": 136},
@@ -140,30 +175,49 @@ def test_the_librarys_attention_is_the_equation(mask_shape, bias_shape):
         ),
     ],
 )
-def test_what_an_implementation_does_not_support_is_refused(implementation, change, message):
+def test_what_an_implementation_does_not_support_is_refused(
+    implementation, change, message
+):
     options = {"head_dim": 16, "value_dim": 16, "dtype": "bfloat16"} | change
     module = MultiHeadAttention(2, 8, implementation=implementation, **options)
     x = jnp.ones((1, 3, 8))
-    with pytest.raises(ValueError, match=f"implementation = '{implementation}': does not support {message}"):
+    with pytest.raises(
+        ValueError,
+        match=f"implementation = '{implementation}': does not support {message}",
+    ):
         module.init(jax.random.key(0), x, x)
 
 
-def test_splash_attention_in_bfloat16_does_not_compile_where_products_of_float32_are_precise():
-    for precision, refused in (("highest", True), ("tensorfloat32", True), ("bfloat16", False), (None, False)):
+def test_splash_in_bfloat16_does_not_compile_where_products_of_float32_are_precise():
+    for precision, refused in (
+        ("highest", True),
+        ("tensorfloat32", True),
+        ("bfloat16", False),
+        (None, False),
+    ):
         with jax.default_matmul_precision(precision):
-            assert [name for name, _ in unsupported("splash", 0.0, "none", "bfloat16", 64, 64)] == ["dtype"] * refused
+            assert [
+                name
+                for name, _ in unsupported("splash", 0.0, "none", "bfloat16", 64, 64)
+            ] == ["dtype"] * refused
             assert not list(unsupported("splash", 0.0, "none", "float32", 64, 64))
 
 
 @pytest.mark.parametrize(
-    ("implementation", "backend"), [("splash", "cpu"), ("splash", "gpu"), ("short", "gpu"), ("cudnn", "tpu")]
+    ("implementation", "backend"),
+    [("splash", "cpu"), ("splash", "gpu"), ("short", "gpu"), ("cudnn", "tpu")],
 )
 def test_kernels_are_refused_on_other_platforms(implementation, backend, monkeypatch):
     monkeypatch.setattr(attention, "platform", lambda: backend)
     x = jnp.ones((1, 3, 8))
-    module = MultiHeadAttention(2, 8, 8, 8, dtype="bfloat16", implementation=implementation)
+    module = MultiHeadAttention(
+        2, 8, 8, 8, dtype="bfloat16", implementation=implementation
+    )
     variables = module.init(jax.random.key(0), x, x)
-    message = f"implementation = '{implementation}': does not run on this platform, '{backend}'; use 'auto'"
+    message = (
+        f"implementation = '{implementation}': "
+        f"does not run on this platform, '{backend}'; use 'auto'"
+    )
     with pytest.raises(ValueError, match=message):
         module.apply(variables, x, x)
 
@@ -171,7 +225,10 @@ def test_kernels_are_refused_on_other_platforms(implementation, backend, monkeyp
 def test_short_attention_refuses_long_sequences(monkeypatch):
     monkeypatch.setattr(attention, "platform", lambda: "tpu")
     module = MultiHeadAttention(2, 8, 8, 8, implementation="short")
-    message = "supports at most 256 positions, but there are 3 queries and 257 keys; use 'auto'"
+    message = (
+        "supports at most 256 positions, "
+        "but there are 3 queries and 257 keys; use 'auto'"
+    )
     with pytest.raises(ValueError, match=message):
         module.init(jax.random.key(0), jnp.ones((1, 3, 8)), jnp.ones((1, 257, 8)))
 
@@ -197,9 +254,9 @@ def test_a_row_with_nothing_to_attend_to_gives_zeros_and_finite_gradients():
     assert (weights[1, :, 2] == 0).all()
     assert (output[1, 1] != 0).all()
     projected = normal(B, T, N, W, seed=1)
-    gradients = jax.grad(lambda *x: (attend(*x)[0] * projected).sum(), argnums=(0, 1, 2, 3))(
-        q, k, v, normal(B, N, T, S)
-    )
+    gradients = jax.grad(
+        lambda *x: (attend(*x)[0] * projected).sum(), argnums=(0, 1, 2, 3)
+    )(q, k, v, normal(B, N, T, S))
     assert all(np.isfinite(gradient).all() for gradient in gradients)
     assert (gradients[0][1, 2] == 0).all()
     assert (gradients[3][1, :, 2] == 0).all()
@@ -210,7 +267,9 @@ def test_all_rows_empty():
     q, k, v = some_qkv()
     mask = np.zeros((B, 1, 1, S), bool)
     assert (dot_product_attention(q, k, v, mask=mask) == 0).all()
-    gradients = jax.grad(lambda *x: dot_product_attention(*x, mask=mask).sum(), argnums=(0, 1, 2))(q, k, v)
+    gradients = jax.grad(
+        lambda *x: dot_product_attention(*x, mask=mask).sum(), argnums=(0, 1, 2)
+    )(q, k, v)
     assert all((gradient == 0).all() for gradient in gradients)
 
 
@@ -230,7 +289,9 @@ def test_weights_computable_by_hand(scores, expected):
 
 def test_a_mask_leaves_out_keys_and_does_not_lower_their_scores():
     scores = jnp.asarray([1e30, 14.0, -1e30, 12.0]).reshape(1, 1, 1, 4)
-    weights = attention_weights(scores, jnp.asarray([False, True, False, True]).reshape(1, 1, 1, 4))
+    weights = attention_weights(
+        scores, jnp.asarray([False, True, False, True]).reshape(1, 1, 1, 4)
+    )
     np.testing.assert_allclose(weights[0, 0, 0], (0, 0.8808, 0, 0.1192), rtol=1e-3)
 
 
@@ -246,7 +307,9 @@ def test_the_order_of_keys_does_not_matter():
 @pytest.mark.parametrize("width", [1, 4, 25])
 def test_the_scale_is_the_root_of_the_head_width(width):
     ones = jnp.ones((1, 1, N, width))
-    np.testing.assert_allclose(scaled_dot_product_scores(ones, ones), width / width**0.5, rtol=1e-6)
+    np.testing.assert_allclose(
+        scaled_dot_product_scores(ones, ones), width / width**0.5, rtol=1e-6
+    )
 
 
 def test_the_scale_of_multi_head_attention_is_of_the_head_and_not_of_the_model():
@@ -260,17 +323,34 @@ def test_the_scale_of_multi_head_attention_is_of_the_head_and_not_of_the_model()
     _, state = module.apply({"params": params}, x, x, mutable=["intermediates"])
     (weights,) = state["intermediates"]["weights"]
     expected = oracle.softmax(np.array([[1 * 4, 2 * 4], [2 * 4, 4 * 4]]) / 2.0)
-    np.testing.assert_allclose(weights[0], np.broadcast_to(expected, (N, 2, 2)), rtol=1e-5)
+    np.testing.assert_allclose(
+        weights[0], np.broadcast_to(expected, (N, 2, 2)), rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("use_bias", [True, False])
 def test_multi_head_attention_is_the_equation(use_bias):
     module, variables = make(use_bias=use_bias)
-    x, memory, mask, bias = normal(B, T, D), normal(B, S, D), some_mask(B, N, T, S), normal(1, N, T, S)
-    output, state = module.apply(variables, x, memory, mask=mask, bias=bias, mutable=["intermediates"])
-    assert oracle.relative(output, oracle.multi_head(variables["params"], x, memory, mask, bias)) <= 1e-5
+    x, memory, mask, bias = (
+        normal(B, T, D),
+        normal(B, S, D),
+        some_mask(B, N, T, S),
+        normal(1, N, T, S),
+    )
+    output, state = module.apply(
+        variables, x, memory, mask=mask, bias=bias, mutable=["intermediates"]
+    )
+    assert (
+        oracle.relative(
+            output, oracle.multi_head(variables["params"], x, memory, mask, bias)
+        )
+        <= 1e-5
+    )
     assert state["intermediates"]["weights"][0].shape == (B, N, T, S)
-    biases = ["bias" in variables["params"][name] for name in ("query", "key", "value", "output")]
+    biases = [
+        "bias" in variables["params"][name]
+        for name in ("query", "key", "value", "output")
+    ]
     assert biases == [use_bias] * 4
 
 
@@ -280,17 +360,23 @@ def test_a_projected_memory_is_as_good_as_the_memory():
     projected = module.apply(variables, memory, method="project")
     assert projected.key.shape == (B, N, S, H)
     assert projected.value.shape == (B, N, S, W)
-    np.testing.assert_array_equal(module.apply(variables, x, projected), module.apply(variables, x, memory))
+    np.testing.assert_array_equal(
+        module.apply(variables, x, projected), module.apply(variables, x, memory)
+    )
 
 
 def copied(shared, groups):
-    """Return parameters in which every query head has keys and values of its own, equal to those that it shares."""
+    """Return parameters in which every query head has keys and values of its own,
+    equal to those that it shares.
+    """
 
     def copies(name, leaf):
         return np.repeat(leaf, groups, axis=1 if name == "kernel" else 0)
 
     own = {
-        projection: {name: copies(name, leaf) for name, leaf in shared[projection].items()}
+        projection: {
+            name: copies(name, leaf) for name, leaf in shared[projection].items()
+        }
         for projection in ("key", "value")
     }
     return shared | own
@@ -299,18 +385,34 @@ def copied(shared, groups):
 @pytest.mark.parametrize("kv_heads", [1, 2, 3, 6])
 @pytest.mark.parametrize("projected", [False, True])
 def test_grouped_queries_are_heads_with_copied_keys_and_values(kv_heads, projected):
-    """Compare values, weights and gradients with heads that have copies, and values with the oracle."""
+    """Compare values, weights and gradients with heads that have copies, and values
+    with the oracle.
+    """
     whole, _ = make(num_heads=6)
     module, variables = make(num_heads=6, num_kv_heads=kv_heads)
-    x, memory, mask, groups = normal(B, T, D), normal(B, S, D), some_mask(B, 1, T, S), 6 // kv_heads
+    x, memory, mask, groups = (
+        normal(B, T, D),
+        normal(B, S, D),
+        some_mask(B, 1, T, S),
+        6 // kv_heads,
+    )
     params = variables["params"]
     assert params["key"]["kernel"].shape == (D, kv_heads, H)
     assert params["value"]["bias"].shape == (kv_heads, W)
 
     def attend(module, params):
-        read = module.apply({"params": params}, memory, method="project") if projected else memory
-        output, state = module.apply({"params": params}, x, read, mask=mask, mutable=["intermediates"])
-        return (output * normal(B, T, D, seed=1)).sum(), (output, state["intermediates"]["weights"][0])
+        read = (
+            module.apply({"params": params}, memory, method="project")
+            if projected
+            else memory
+        )
+        output, state = module.apply(
+            {"params": params}, x, read, mask=mask, mutable=["intermediates"]
+        )
+        return (output * normal(B, T, D, seed=1)).sum(), (
+            output,
+            state["intermediates"]["weights"][0],
+        )
 
     run = jax.jit(jax.grad(attend, argnums=1, has_aux=True), static_argnums=0)
     gradient, (output, weights) = run(module, params)
@@ -320,14 +422,20 @@ def test_grouped_queries_are_heads_with_copied_keys_and_values(kv_heads, project
     assert weights.shape == (B, 6, T, S)
     assert oracle.relative(weights, expected_weights) <= 1e-6
     for name in ("query", "output"):
-        assert oracle.relative(gradient[name]["kernel"], expected[name]["kernel"]) <= 1e-5
-    for name in ("key", "value"):  # a shared kernel collects the gradients of its copies
+        assert (
+            oracle.relative(gradient[name]["kernel"], expected[name]["kernel"]) <= 1e-5
+        )
+    # a shared kernel collects the gradients of its copies
+    for name in ("key", "value"):
         summed = expected[name]["kernel"].reshape(D, kv_heads, groups, -1).sum(axis=2)
         assert oracle.relative(gradient[name]["kernel"], summed) <= 1e-5
 
 
 def test_heads_that_cannot_be_grouped_are_refused():
-    with pytest.raises(ValueError, match="num_kv_heads = 3: must divide num_heads = 7; 0 stands for num_heads"):
+    with pytest.raises(
+        ValueError,
+        match="num_kv_heads = 3: must divide num_heads = 7; 0 stands for num_heads",
+    ):
         make(num_kv_heads=3)
 
 
@@ -335,32 +443,60 @@ def test_as_many_key_value_heads_as_heads_change_nothing():
     (plain, variables), (module, same) = make(), make(num_kv_heads=N)
     jax.tree.map(np.testing.assert_array_equal, variables, same)
     x, memory = normal(B, T, D), normal(B, S, D)
-    np.testing.assert_array_equal(module.apply(same, x, memory), plain.apply(variables, x, memory))
+    np.testing.assert_array_equal(
+        module.apply(same, x, memory), plain.apply(variables, x, memory)
+    )
 
 
 @pytest.mark.parametrize("positions", ["none", "relative", "rotary"])
 def test_a_step_reads_shared_keys_and_values_without_copying_them(positions):
-    module, variables = make(num_heads=6, num_kv_heads=2, head_dim=4, value_dim=4, positions=positions)
-    cache, x = KeyValue(normal(B, 2, 101, 4), normal(B, 2, 101, 4, seed=1)), normal(B, 1, D)
+    module, variables = make(
+        num_heads=6, num_kv_heads=2, head_dim=4, value_dim=4, positions=positions
+    )
+    cache, x = (
+        KeyValue(normal(B, 2, 101, 4), normal(B, 2, 101, 4, seed=1)),
+        normal(B, 1, D),
+    )
     mask, at = causal_mask(1, 101, 53), {"position": 53}
-    step = jax.make_jaxpr(lambda variables: module.apply(variables, x, cache, mask=mask, **at))(variables)
-    largest = max(math.prod(v.aval.shape) for equation in step.eqns for v in equation.outvars)
+    step = jax.make_jaxpr(
+        lambda variables: module.apply(variables, x, cache, mask=mask, **at)
+    )(variables)
+    largest = max(
+        math.prod(v.aval.shape) for equation in step.eqns for v in equation.outvars
+    )
     assert largest == B * 2 * 101 * 4
     repeated = KeyValue(*(np.repeat(part, 3, axis=1) for part in cache))
     whole, _ = make(num_heads=6, head_dim=4, value_dim=4, positions=positions)
-    expected = whole.apply({"params": copied(variables["params"], 3)}, x, repeated, mask=mask, **at)
-    assert oracle.relative(module.apply(variables, x, cache, mask=mask, **at), expected) <= 1e-5
+    expected = whole.apply(
+        {"params": copied(variables["params"], 3)}, x, repeated, mask=mask, **at
+    )
+    assert (
+        oracle.relative(module.apply(variables, x, cache, mask=mask, **at), expected)
+        <= 1e-5
+    )
 
 
 def test_every_query_head_has_dropout_of_its_own():
-    """With equal queries for all heads that share keys and values, only dropout tells the heads apart."""
+    """With equal queries for all heads that share keys and values, only dropout
+    tells the heads apart.
+    """
     module, variables = make(num_heads=6, num_kv_heads=1, dropout_rate=0.5)
     params = variables["params"]
-    params["query"] = {"kernel": 0 * params["query"]["kernel"], "bias": 0 * params["query"]["bias"]}
-    params["output"]["kernel"] = np.eye(6, D, dtype=np.float32)[:, None] * np.ones((1, W, 1), np.float32)
+    params["query"] = {
+        "kernel": 0 * params["query"]["kernel"],
+        "bias": 0 * params["query"]["bias"],
+    }
+    params["output"]["kernel"] = np.eye(6, D, dtype=np.float32)[:, None] * np.ones(
+        (1, W, 1), np.float32
+    )
     x, memory, rngs = normal(B, T, D), normal(B, S, D), {"dropout": jax.random.key(1)}
-    outputs = (np.asarray(module.apply(variables, x, memory, rngs=rngs)) - params["output"]["bias"])[..., :6]
-    assert (np.abs(np.diff(np.sort(outputs, axis=-1), axis=-1)).max(axis=-1) > 1e-3).all()
+    outputs = (
+        np.asarray(module.apply(variables, x, memory, rngs=rngs))
+        - params["output"]["bias"]
+    )[..., :6]
+    assert (
+        np.abs(np.diff(np.sort(outputs, axis=-1), axis=-1)).max(axis=-1) > 1e-3
+    ).all()
 
 
 def test_queries_come_from_x_and_keys_and_values_from_memory():
@@ -369,14 +505,25 @@ def test_queries_come_from_x_and_keys_and_values_from_memory():
     x, memory = normal(B, T, D), normal(B, S, D)
 
     def touched(x, memory):
-        gradient = jax.grad(lambda v: (module.apply(v, x, memory) * normal(B, T, D, seed=1)).sum())(variables)
-        return {name: bool((gradient["params"][name]["kernel"] != 0).any()) for name in ("query", "key", "value")}
+        gradient = jax.grad(
+            lambda v: (module.apply(v, x, memory) * normal(B, T, D, seed=1)).sum()
+        )(variables)
+        return {
+            name: bool((gradient["params"][name]["kernel"] != 0).any())
+            for name in ("query", "key", "value")
+        }
 
     assert touched(x, memory) == {"query": True, "key": True, "value": True}
-    assert touched(np.zeros_like(x), memory) == {"query": False, "key": True, "value": True}
+    assert touched(np.zeros_like(x), memory) == {
+        "query": False,
+        "key": True,
+        "value": True,
+    }
     left = np.where(np.arange(D) < 5, x, 0)  # the first 5 features only
     right = np.where(np.arange(D) < 5, 0, memory)
-    gradient = jax.grad(lambda v: (module.apply(v, left, right) * normal(B, T, D, seed=1)).sum())(variables)["params"]
+    gradient = jax.grad(
+        lambda v: (module.apply(v, left, right) * normal(B, T, D, seed=1)).sum()
+    )(variables)["params"]
     assert (gradient["query"]["kernel"][5:] == 0).all()
     assert (gradient["query"]["kernel"][:5] != 0).any()
     for name in ("key", "value"):
@@ -387,7 +534,9 @@ def test_queries_come_from_x_and_keys_and_values_from_memory():
 def test_dropout_acts_on_the_weights_when_given_a_key():
     q, k, v = some_qkv()
     key, rate, mask = jax.random.key(1), 0.375, some_mask(B, N, T, S)
-    attend = functools.partial(dot_product_attention, q, k, v, mask=mask, return_weights=True)
+    attend = functools.partial(
+        dot_product_attention, q, k, v, mask=mask, return_weights=True
+    )
     plain, weights = attend()
     np.testing.assert_array_equal(attend(dropout_rate=rate)[0], plain)
     np.testing.assert_array_equal(attend(dropout_rate=0.0, dropout_key=key)[0], plain)
@@ -407,11 +556,18 @@ def test_dropout_of_multi_head_attention_needs_a_key_and_a_rate():
     np.testing.assert_array_equal(module.apply(variables, x, memory), plain)
     dropped = module.apply(variables, x, memory, rngs=rngs)
     assert oracle.relative(dropped, plain) > 0.1
-    np.testing.assert_array_equal(module.apply(variables, x, memory, rngs=rngs), dropped)
-    assert (module.apply(variables, x, memory, rngs={"dropout": jax.random.key(2)}) != dropped).any()
+    np.testing.assert_array_equal(
+        module.apply(variables, x, memory, rngs=rngs), dropped
+    )
+    assert (
+        module.apply(variables, x, memory, rngs={"dropout": jax.random.key(2)})
+        != dropped
+    ).any()
 
 
-@pytest.mark.parametrize(("prompt", "kv_heads"), [*((prompt, N) for prompt in range(1, S + 1)), (3, 1)])
+@pytest.mark.parametrize(
+    ("prompt", "kv_heads"), [*((prompt, N) for prompt in range(1, S + 1)), (3, 1)]
+)
 def test_a_prompt_and_then_single_steps_give_what_the_whole_gives(prompt, kv_heads):
     module, variables = make(num_kv_heads=kv_heads)
     x, room = normal(B, S, D), S + 2
@@ -420,11 +576,19 @@ def test_a_prompt_and_then_single_steps_give_what_the_whole_gives(prompt, kv_hea
     @jax.jit
     def step(cache, x, position):
         cache = module.apply(variables, cache, x, position, method="extend")
-        return module.apply(variables, x, cache, mask=causal_mask(x.shape[1], room, position)), cache
+        return (
+            module.apply(
+                variables, x, cache, mask=causal_mask(x.shape[1], room, position)
+            ),
+            cache,
+        )
 
     cache = module.apply(variables, B, room, method="empty_cache")
     assert isinstance(cache, KeyValue)
-    assert (cache.key.shape, cache.value.shape) == ((B, kv_heads, room, H), (B, kv_heads, room, W))
+    assert (cache.key.shape, cache.value.shape) == (
+        (B, kv_heads, room, H),
+        (B, kv_heads, room, W),
+    )
     output, cache = step(cache, x[:, :prompt], 0)
     outputs = [output]
     for t in range(prompt, S):
@@ -440,14 +604,27 @@ def test_bfloat16_products_and_float32_weights():
     output, state = module.apply(variables, x, memory, mutable=["intermediates"])
     assert output.dtype == jnp.bfloat16
     assert state["intermediates"]["weights"][0].dtype == jnp.float32
-    assert oracle.relative(output, oracle.multi_head(variables["params"], x, memory)) <= 0.05
+    assert (
+        oracle.relative(output, oracle.multi_head(variables["params"], x, memory))
+        <= 0.05
+    )
 
 
 def used(module, x, mask, **kwargs):
-    """Return True if the attention of x to itself is computed in blocks: nothing then has the shape of the weights."""
-    variables = {"params": nn.unbox(jax.eval_shape(module.init, jax.random.key(0), x, x))["params"]}
-    program = jax.make_jaxpr(lambda v: module.apply(v, x, x, mask=mask, **kwargs))(variables)
-    return f"f32[{x.shape[0]},{module.num_heads},{x.shape[1]},{x.shape[1]}]" not in str(program)
+    """Return True if the attention of x to itself is computed in blocks: nothing
+    then has the shape of the weights.
+    """
+    variables = {
+        "params": nn.unbox(jax.eval_shape(module.init, jax.random.key(0), x, x))[
+            "params"
+        ]
+    }
+    program = jax.make_jaxpr(lambda v: module.apply(v, x, x, mask=mask, **kwargs))(
+        variables
+    )
+    return f"f32[{x.shape[0]},{module.num_heads},{x.shape[1]},{x.shape[1]}]" not in str(
+        program
+    )
 
 
 def forget_choices():
@@ -465,8 +642,13 @@ def test_long_sequences_are_attended_to_in_blocks(monkeypatch, caplog):
         assert used(auto(implementation="auto"), long, CAUSAL)
         assert used(auto(implementation="auto"), long, CAUSAL)
         assert used(auto(implementation="auto"), normal(1, 144, D), CAUSAL)
-    lines = [record.getMessage() for record in caplog.records if record.name == attention.log.name]
-    assert lines == ["attention: blocked, as there are at least 136 positions (cpu)"]  # once, and none for einsum
+    lines = [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == attention.log.name
+    ]
+    # once, and none for einsum
+    assert lines == ["attention: blocked, as there are at least 136 positions (cpu)"]
     forget_choices()
 
 
@@ -482,10 +664,20 @@ NO_DROPOUT = "splash does not support this value of attention_dropout_rate"
         ("tpu", 256, 1025, {}, "splash", "at least 256 (tpu)"),
         ("tpu", 255, 1025, {}, "einsum", "fewer than 256 (tpu)"),
         ("tpu", 64, 2048, {}, "blocked", "at least 2048 (tpu)"),
-        ("tpu", 512, 513, {"head_dim": 256, "value_dim": 256}, "splash", "at least 256 (tpu)"),
+        (
+            "tpu",
+            512,
+            513,
+            {"head_dim": 256, "value_dim": 256},
+            "splash",
+            "at least 256 (tpu)",
+        ),
         (
             *("tpu", 255, 513, {"head_dim": 256, "value_dim": 256}, "einsum"),
-            "fewer than 256 (tpu; short does not support more than 512 positions with this head_dim)",
+            (
+                "fewer than 256 (tpu; "
+                "short does not support more than 512 positions with this head_dim)"
+            ),
         ),
         ("tpu", 256, 300, {"value_dim": 8}, "splash", "at least 256 (tpu)"),
         (
@@ -493,24 +685,56 @@ NO_DROPOUT = "splash does not support this value of attention_dropout_rate"
             "fewer than 256 (tpu; short does not support this value of value_dim)",
         ),
         ("tpu", 512, 512, {"dropout_rate": 0.1}, "short", "16 to 1024 (tpu)"),
-        ("tpu", 1025, 1025, {"dropout_rate": 0.1}, "einsum", f"fewer than 2048 (tpu; {NO_DROPOUT})"),
-        ("tpu", 2048, 2048, {"dropout_rate": 0.1}, "blocked", f"at least 2048 (tpu; {NO_DROPOUT})"),
+        (
+            "tpu",
+            1025,
+            1025,
+            {"dropout_rate": 0.1},
+            "einsum",
+            f"fewer than 2048 (tpu; {NO_DROPOUT})",
+        ),
+        (
+            "tpu",
+            2048,
+            2048,
+            {"dropout_rate": 0.1},
+            "blocked",
+            f"at least 2048 (tpu; {NO_DROPOUT})",
+        ),
         ("gpu", 128, 256, BFLOAT16, "cudnn", "at least 128 (gpu)"),
         ("gpu", 127, 256, BFLOAT16, "einsum", "fewer than 128 (gpu)"),
         ("cuda", 256, 256, BFLOAT16, "cudnn", "at least 128 (cuda)"),
-        ("gpu", 256, 256, {}, "einsum", "fewer than 2048 (gpu; cudnn does not support this value of dtype)"),
+        (
+            "gpu",
+            256,
+            256,
+            {},
+            "einsum",
+            "fewer than 2048 (gpu; cudnn does not support this value of dtype)",
+        ),
         (
             *("gpu", 4096, 4096, BFLOAT16 | {"value_dim": 32}, "blocked"),
             "at least 2048 (gpu; cudnn does not support this value of value_dim)",
         ),
-        ("old gpu", 256, 256, BFLOAT16, "einsum", "fewer than 2048 (gpu; cudnn does not support this device)"),
+        (
+            "old gpu",
+            256,
+            256,
+            BFLOAT16,
+            "einsum",
+            "fewer than 2048 (gpu; cudnn does not support this device)",
+        ),
         ("cpu", 256, 256, BFLOAT16, "blocked", "at least 192 (cpu)"),
     ],
 )
-def test_auto_is_a_kernel_of_the_platform(backend, length, key_length, options, name, why, monkeypatch, caplog):
+def test_auto_is_a_kernel_of_the_platform(
+    backend, length, key_length, options, name, why, monkeypatch, caplog
+):
     forget_choices()
     monkeypatch.setattr(attention, "platform", lambda: backend.removeprefix("old "))
-    monkeypatch.setattr(attention, "cudnn_runs_here", lambda: not backend.startswith("old"))
+    monkeypatch.setattr(
+        attention, "cudnn_runs_here", lambda: not backend.startswith("old")
+    )
     called, dropping = [], []
 
     def kernel(called_name):
@@ -523,9 +747,13 @@ def test_auto_is_a_kernel_of_the_platform(backend, length, key_length, options, 
 
     for called_name in ("short", "splash", "cudnn", "blocked"):
         monkeypatch.setitem(attention.FUNCTIONS, called_name, kernel(called_name))
-    module = MultiHeadAttention(2, 8, implementation="auto", **{"head_dim": 64, "value_dim": 64, **options})
+    module = MultiHeadAttention(
+        2, 8, implementation="auto", **{"head_dim": 64, "value_dim": 64, **options}
+    )
     x, memory = normal(1, length, 8), normal(1, key_length, 8)
-    boxed = jax.eval_shape(module.clone(implementation="einsum").init, jax.random.key(0), x, memory)
+    boxed = jax.eval_shape(
+        module.clone(implementation="einsum").init, jax.random.key(0), x, memory
+    )
     variables = {"params": nn.unbox(boxed["params"])}
 
     def run(rngs=None):
@@ -543,21 +771,29 @@ def test_auto_is_a_kernel_of_the_platform(backend, length, key_length, options, 
     if rate:
         run()
         assert dropping[-1] == (0, False)
-        assert called[-1] == ("short" if length <= 1024 else "splash")  # without a key, there is no dropout
+        # without a key, there is no dropout
+        assert called[-1] == ("short" if length <= 1024 else "splash")
     forget_choices()
 
 
 @pytest.mark.parametrize(
-    ("capability", "runs"), [("8.0", True), ("12.1", True), ("7.5", False), ("gfx942", False), (None, False)]
+    ("capability", "runs"),
+    [("8.0", True), ("12.1", True), ("7.5", False), ("gfx942", False), (None, False)],
 )
 def test_cudnn_needs_a_recent_nvidia_gpu(capability, runs, monkeypatch):
-    device = types.SimpleNamespace() if capability is None else types.SimpleNamespace(compute_capability=capability)
+    device = (
+        types.SimpleNamespace()
+        if capability is None
+        else types.SimpleNamespace(compute_capability=capability)
+    )
     monkeypatch.setattr(jax, "devices", lambda: [device])
     assert kernels.cudnn_runs_here() == runs
 
 
 @pytest.mark.parametrize("implementation", ["auto", "blocked"])
-def test_what_blocks_do_not_support_is_computed_without_them(implementation, monkeypatch):
+def test_what_blocks_do_not_support_is_computed_without_them(
+    implementation, monkeypatch
+):
     monkeypatch.setitem(attention.BLOCKED_FROM, "cpu", 136)
     attention.choose.cache_clear()
     x, mask = normal(1, 136, D), jnp.asarray(some_mask(1, 1, 136, 136))
@@ -566,7 +802,13 @@ def test_what_blocks_do_not_support_is_computed_without_them(implementation, mon
     assert not used(module, x, mask)  # a mask of any form
     assert not used(module, x, CAUSAL, mutable="intermediates")  # the weights are sown
     assert not used(module, x, CAUSAL, bias=normal(1, 1, 136, 136))
-    assert not used(MultiHeadAttention(N, D, H, W, implementation=implementation, positions="relative"), x, CAUSAL)
+    assert not used(
+        MultiHeadAttention(
+            N, D, H, W, implementation=implementation, positions="relative"
+        ),
+        x,
+        CAUSAL,
+    )
     attention.choose.cache_clear()
 
 
@@ -575,19 +817,31 @@ def test_dropout_of_long_sequences_is_that_of_the_reference():
     module, variables = make(dropout_rate=0.4)
     blocked = module.clone(implementation="blocked")
     expected = module.apply(variables, x, x, mask=CAUSAL, rngs=keys)
-    assert oracle.relative(blocked.apply(variables, x, x, mask=CAUSAL, rngs=keys), expected) <= 1e-5
+    assert (
+        oracle.relative(
+            blocked.apply(variables, x, x, mask=CAUSAL, rngs=keys), expected
+        )
+        <= 1e-5
+    )
     assert oracle.relative(module.apply(variables, x, x, mask=CAUSAL), expected) > 1e-2
 
 
 def test_heads_that_share_a_projected_memory_drop_different_weights():
-    """Queries are zeros, so the weights are equal, and heads 0 and 1, which read the same values, differ by dropout."""
-    module = MultiHeadAttention(4, 16, 4, 4, dropout_rate=0.5, num_kv_heads=2, use_bias=False)
+    """Queries are zeros, so the weights are equal, and heads 0 and 1, which read the
+    same values, differ by dropout.
+    """
+    module = MultiHeadAttention(
+        4, 16, 4, 4, dropout_rate=0.5, num_kv_heads=2, use_bias=False
+    )
     x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 6, 16)), jnp.float32)
     params = nn.unbox(module.init(jax.random.key(0), x, x))["params"]
     params["query"]["kernel"] *= 0
-    params["output"]["kernel"] = jnp.eye(16).reshape(4, 4, 16)  # the output is that of the heads
+    # the output is that of the heads
+    params["output"]["kernel"] = jnp.eye(16).reshape(4, 4, 16)
     memory = module.apply({"params": params}, x, method="project")
-    found = module.apply({"params": params}, x, memory, rngs={"dropout": jax.random.key(1)}).reshape(6, 4, 4)
+    found = module.apply(
+        {"params": params}, x, memory, rngs={"dropout": jax.random.key(1)}
+    ).reshape(6, 4, 4)
     assert (found[:, 0] != found[:, 1]).any()
     plain = module.apply({"params": params}, x, memory).reshape(6, 4, 4)
     np.testing.assert_allclose(plain[:, 0], plain[:, 1], rtol=1e-6)

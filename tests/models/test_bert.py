@@ -1,4 +1,6 @@
-"""BERT and its heads against NumPy float64; the inputs that each output sees; sizes of the models in the paper."""
+"""BERT and its heads against NumPy float64; the inputs that each output sees; sizes
+of the models in the paper.
+"""
 
 import dataclasses
 import functools
@@ -31,7 +33,9 @@ TOKENS, SEGMENTS = (np.random.default_rng(n).integers(0, n, (B, T)) for n in (V,
 
 def initial(model):
     ids = np.zeros((1, 1), np.int32)
-    return nn.unbox(jax.eval_shape(model.init, jax.random.key(0), ids, ids == 0))["params"]
+    return nn.unbox(jax.eval_shape(model.init, jax.random.key(0), ids, ids == 0))[
+        "params"
+    ]
 
 
 @functools.cache
@@ -44,15 +48,24 @@ def parameters(config):
 
 
 def encode(config, params, *args, **kwargs):
-    return jax.tree.map(np.asarray, jax.jit(Bert(config).apply)({"params": params}, *args, **kwargs))
+    return jax.tree.map(
+        np.asarray, jax.jit(Bert(config).apply)({"params": params}, *args, **kwargs)
+    )
 
 
 def apart(config):
-    """Return the relative distances of x and of the pooled vector from the equations."""
+    """Return the relative distances of x and of the pooled vector from the
+    equations.
+    """
     params = parameters(config)
-    both = encode(config, params, TOKENS, VALID, SEGMENTS), oracle.bert(params, config, TOKENS, VALID, SEGMENTS)
+    both = (
+        encode(config, params, TOKENS, VALID, SEGMENTS),
+        oracle.bert(params, config, TOKENS, VALID, SEGMENTS),
+    )
     assert all(found.dtype == np.float32 for found in both[0])
-    return [oracle.relative(found, expected) for found, expected in zip(*both, strict=True)]
+    return [
+        oracle.relative(found, expected) for found, expected in zip(*both, strict=True)
+    ]
 
 
 CASES = {
@@ -60,8 +73,16 @@ CASES = {
     "pre": {"norm": "pre", "activation": "relu"},
     "causal": {"causal": True},
     "match": {"match_embedding": True},
-    "RMSNorm, gated": {"norm_type": "rms_norm", "feed_forward": "gated", "feed_forward_bias": False},
-    "scaled, padded": {"embedding_scale": True, "vocab_multiple": 8, "attention_bias": False},
+    "RMSNorm, gated": {
+        "norm_type": "rms_norm",
+        "feed_forward": "gated",
+        "feed_forward_bias": False,
+    },
+    "scaled, padded": {
+        "embedding_scale": True,
+        "vocab_multiple": 8,
+        "attention_bias": False,
+    },
 }
 
 
@@ -72,31 +93,42 @@ def test_the_model_is_the_equations(name):
 
 def test_without_segments_all_are_the_first():
     params = parameters(SMALL)
-    found, expected = encode(SMALL, params, TOKENS, VALID), encode(SMALL, params, TOKENS, VALID, 0 * SEGMENTS)
+    found, expected = (
+        encode(SMALL, params, TOKENS, VALID),
+        encode(SMALL, params, TOKENS, VALID, 0 * SEGMENTS),
+    )
     assert oracle.relative(found[0], expected[0]) <= 1e-6
     other = encode(SMALL, params, TOKENS, VALID, 0 * SEGMENTS + 1)
     assert oracle.relative(other[0], expected[0]) > 0.01
 
 
 def test_tokens_that_the_other_segment_has():
-    """The first row is a pair, [CLS] a b a [SEP] c a [SEP]. The second is a single text. The third has padding,
-    whose id is also that of a token.
+    """The first row is a pair, [CLS] a b a [SEP] c a [SEP].
+
+    The second is a single text. The third has padding, whose id is also that of a
+    token.
     """
-    tokens = np.array([[1, 5, 6, 5, 2, 7, 5, 2], [1, 5, 6, 5, 2, 5, 5, 6], [0, 5, 2, 6, 2, 0, 0, 0]])
+    tokens = np.array(
+        [[1, 5, 6, 5, 2, 7, 5, 2], [1, 5, 6, 5, 2, 5, 5, 6], [0, 5, 2, 6, 2, 0, 0, 0]]
+    )
     valid = np.array([8 * [True], 8 * [True], 5 * [True] + 3 * [False]])
     segments = np.array([[0, 0, 0, 0, 0, 1, 1, 1], 8 * [0], [0, 0, 0, 1, 1, 1, 1, 1]])
     found = np.asarray(in_another_segment(tokens, valid, segments))
-    np.testing.assert_array_equal(found[:, :5], [[0, 1, 0, 1, 1], 5 * [0], [0, 0, 1, 0, 1]])
+    np.testing.assert_array_equal(
+        found[:, :5], [[0, 1, 0, 1, 1], 5 * [0], [0, 0, 1, 0, 1]]
+    )
     np.testing.assert_array_equal(found[:2, 5:], [[0, 1, 1], 3 * [0]])
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kind", ["learned", *IN_ATTENTION])
 def test_what_sees_what(kind, causal):
-    """Test the gradient of each output with respect to the embedding of each token. No id occurs twice.
+    """Test the gradient of each output with respect to the embedding of each token.
 
-    The classifier sees the same tokens as the pooled vector. In a causal model, only that of the last token, 8, sees
-    all tokens and no padding.
+    No id occurs twice.
+
+    The classifier sees the same tokens as the pooled vector. In a causal model, only
+    that of the last token, 8, sees all tokens and no padding.
     """
     config = dataclasses.replace(SMALL, positions=kind, causal=causal)
     params = oracle.randomized(initial(Classifier(config, CLASSES)))
@@ -104,12 +136,18 @@ def test_what_sees_what(kind, causal):
 
     def run(table):
         bert = params["bert"] | {"embedding": {"table": table}}
-        x, pooled = Bert(config).apply({"params": bert}, np.arange(T)[None], valid[None])
-        logits = Classifier(config, CLASSES).apply({"params": params | {"bert": bert}}, np.arange(T)[None], valid[None])
+        x, pooled = Bert(config).apply(
+            {"params": bert}, np.arange(T)[None], valid[None]
+        )
+        logits = Classifier(config, CLASSES).apply(
+            {"params": params | {"bert": bert}}, np.arange(T)[None], valid[None]
+        )
         return x[0] @ np.arange(17.0), pooled[0].sum(), logits[0] @ np.arange(5.0)
 
     jacobians = jax.jit(jax.jacrev(run))(params["bert"]["embedding"]["table"])
-    x, pooled, classes = (np.asarray((jacobian != 0).any(axis=-1))[..., :T] for jacobian in jacobians)
+    x, pooled, classes = (
+        np.asarray((jacobian != 0).any(axis=-1))[..., :T] for jacobian in jacobians
+    )
     seen = valid & (np.tri(T, dtype=bool) if causal else True)
     np.testing.assert_array_equal(x, seen | np.eye(T, dtype=bool))
     np.testing.assert_array_equal(pooled, valid)
@@ -119,35 +157,63 @@ def test_what_sees_what(kind, causal):
 def test_the_classifier_is_a_linear_map_of_the_pooled_vector():
     model = Classifier(dataclasses.replace(SMALL, vocab_multiple=8), CLASSES)
     params = oracle.randomized(initial(model))
-    found = np.asarray(jax.jit(model.apply)({"params": params}, TOKENS, VALID, SEGMENTS))
+    found = np.asarray(
+        jax.jit(model.apply)({"params": params}, TOKENS, VALID, SEGMENTS)
+    )
     _, pooled = oracle.bert(params["bert"], model.config, TOKENS, VALID, SEGMENTS)
     assert found.shape == (B, CLASSES)
     assert found.dtype == np.float32
-    assert oracle.relative(found, oracle.linear(oracle.float64(params["head"]), pooled)) <= 1e-5
+    assert (
+        oracle.relative(found, oracle.linear(oracle.float64(params["head"]), pooled))
+        <= 1e-5
+    )
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize("layers", [0, 1, 2])
 def test_classifiers_of_tokens_and_of_features(norm, layers):
-    """Without `layers`, tags are a linear map of the last layer. With them, both read the last layers, concatenated."""
+    """Without `layers`, tags are a linear map of the last layer.
+
+    With them, both read the last layers, concatenated.
+    """
     config = dataclasses.replace(SMALL, norm=norm)
     model = TokenClassifier(config, CLASSES, layers)
     params = oracle.randomized(initial(model))
-    x = np.concatenate(oracle.bert_layers(params["bert"], config, TOKENS, VALID, SEGMENTS)[-(layers or 1) :], axis=-1)
-    found = np.asarray(jax.jit(model.apply)({"params": params}, TOKENS, VALID, SEGMENTS))
+    x = np.concatenate(
+        oracle.bert_layers(params["bert"], config, TOKENS, VALID, SEGMENTS)[
+            -(layers or 1) :
+        ],
+        axis=-1,
+    )
+    found = np.asarray(
+        jax.jit(model.apply)({"params": params}, TOKENS, VALID, SEGMENTS)
+    )
     assert found.dtype == np.float32
-    assert oracle.relative(found, oracle.linear(oracle.float64(params["head"]), x)) <= 1e-5
+    assert (
+        oracle.relative(found, oracle.linear(oracle.float64(params["head"]), x)) <= 1e-5
+    )
     if layers:
         classify = jax.jit(Classifier(config, CLASSES, layers).apply)
-        mean = np.array([row[seen].mean(axis=0) for row, seen in zip(x, VALID, strict=True)])
+        mean = np.array(
+            [row[seen].mean(axis=0) for row, seen in zip(x, VALID, strict=True)]
+        )
         found = np.asarray(classify({"params": params}, TOKENS, VALID, SEGMENTS))
-        assert oracle.relative(found, oracle.linear(oracle.float64(params["head"]), mean)) <= 1e-5
+        assert (
+            oracle.relative(found, oracle.linear(oracle.float64(params["head"]), mean))
+            <= 1e-5
+        )
 
 
 def test_features_have_no_dropout():
     """The head is the identity: dropout before it leaves zeros and doubled features."""
-    model = TokenClassifier(dataclasses.replace(SMALL, dropout_rate=0.5, attention_dropout_rate=0.5), 2 * 17, 2)
-    params = oracle.randomized(initial(model)) | {"head": {"kernel": np.eye(34), "bias": np.zeros(34)}}
+    model = TokenClassifier(
+        dataclasses.replace(SMALL, dropout_rate=0.5, attention_dropout_rate=0.5),
+        2 * 17,
+        2,
+    )
+    params = oracle.randomized(initial(model)) | {
+        "head": {"kernel": np.eye(34), "bias": np.zeros(34)}
+    }
     plain, dropped = (
         np.asarray(jax.jit(model.apply)({"params": params}, TOKENS, VALID, rngs=rngs))
         for rngs in ({}, {"dropout": jax.random.key(0)})
@@ -172,11 +238,18 @@ def test_heads_of_pretraining(name):
     x, pooled = oracle.bert(params["bert"], config, TOKENS, VALID, SEGMENTS)
     places = np.random.default_rng(2).integers(0, T, (B, 7))
     for positions in (places, None):
-        vectors, lm_head, follows = jax.jit(model.apply)({"params": params}, TOKENS, VALID, SEGMENTS, positions)
+        vectors, lm_head, follows = jax.jit(model.apply)(
+            {"params": params}, TOKENS, VALID, SEGMENTS, positions
+        )
         logits = np.asarray(lm_head(vectors, V, config.dtype))
-        chosen = x if positions is None else np.stack([x[b, places[b]] for b in range(B)])
+        chosen = (
+            x if positions is None else np.stack([x[b, places[b]] for b in range(B)])
+        )
         assert logits.dtype == follows.dtype == np.float32
-        assert oracle.relative(logits[..., :V], oracle.masked_lm(params, config, chosen)) <= tolerance
+        assert (
+            oracle.relative(logits[..., :V], oracle.masked_lm(params, config, chosen))
+            <= tolerance
+        )
         assert (logits[..., V:] < -1e38).all()
         expected = oracle.linear(oracle.float64(params["next_sentence"]), pooled)
         assert oracle.relative(follows, expected) <= tolerance
@@ -184,7 +257,9 @@ def test_heads_of_pretraining(name):
 
 
 def test_the_masked_lm_head_is_tied_to_the_embeddings():
-    """A logit has a gradient with respect to the embedding of its token, even if that token is not in the text."""
+    """A logit has a gradient with respect to the embedding of its token, even if
+    that token is not in the text.
+    """
     model = Pretraining(SMALL)
     params = oracle.randomized(initial(model))
 
@@ -199,10 +274,16 @@ def test_the_masked_lm_head_is_tied_to_the_embeddings():
 
 
 def test_attention_maps():
-    heads = Classifier(SMALL, CLASSES), TokenClassifier(SMALL, CLASSES, 2), Pretraining(SMALL)
+    heads = (
+        Classifier(SMALL, CLASSES),
+        TokenClassifier(SMALL, CLASSES, 2),
+        Pretraining(SMALL),
+    )
     for model in (Bert(SMALL), *heads):
         params = oracle.randomized(initial(model))
-        _, sown = model.apply({"params": params}, TOKENS, VALID, mutable="intermediates")
+        _, sown = model.apply(
+            {"params": params}, TOKENS, VALID, mutable="intermediates"
+        )
         maps = model.attention_maps(sown["intermediates"])
         assert list(maps) == [("self-attention", "text", "text")]
         weights = np.asarray(maps["self-attention", "text", "text"])
@@ -218,7 +299,13 @@ def test_everything_starts_small():
     Values are cut off at two deviations, which leaves a deviation of 0.0176.
     """
     config = dataclasses.replace(
-        SMALL, d_model=101, d_ff=211, vocab_size=503, max_length=307, num_segments=101, vocab_multiple=8
+        SMALL,
+        d_model=101,
+        d_ff=211,
+        vocab_size=503,
+        max_length=307,
+        num_segments=101,
+        vocab_multiple=8,
     )
     model = Classifier(config, 61)
     params = nn.unbox(jax.jit(model.init)(jax.random.key(0), TOKENS, VALID))["params"]
@@ -233,19 +320,26 @@ def test_everything_starts_small():
     assert (params["bert"]["embedding"]["table"][503:] == 0).all()
 
 
-@pytest.mark.parametrize("name", ["dropout_rate", "attention_dropout_rate", "feed_forward_dropout_rate"])
+@pytest.mark.parametrize(
+    "name", ["dropout_rate", "attention_dropout_rate", "feed_forward_dropout_rate"]
+)
 def test_dropout_acts_when_given_a_key(name):
     off = {"dropout_rate": 0.0, "attention_dropout_rate": 0.0}
     config = dataclasses.replace(SMALL, **(off | {name: 0.5}))
     params = parameters(config)
     plain, _ = encode(dataclasses.replace(SMALL, **off), params, TOKENS, VALID)
     np.testing.assert_array_equal(encode(config, params, TOKENS, VALID)[0], plain)
-    dropped, _ = encode(config, params, TOKENS, VALID, rngs={"dropout": jax.random.key(0)})
+    dropped, _ = encode(
+        config, params, TOKENS, VALID, rngs={"dropout": jax.random.key(0)}
+    )
     assert oracle.relative(dropped, plain) > 0.01
 
 
 def test_dropout_acts_on_embeddings_and_on_the_pooled_vector():
-    """Layers that give zero leave only the embeddings. The pooler gives tanh of its bias."""
+    """Layers that give zero leave only the embeddings.
+
+    The pooler gives tanh of its bias.
+    """
     config = dataclasses.replace(SMALL, norm="pre", dropout_rate=0.5)
     model, rngs = Classifier(config, CLASSES), {"dropout": jax.random.key(0)}
     params = oracle.randomized(initial(model))
@@ -256,8 +350,13 @@ def test_dropout_acts_on_embeddings_and_on_the_pooled_vector():
 
     pooler = {"kernel": np.zeros((17, 17), np.float32), "bias": np.ones(17, np.float32)}
     params = params | {"bert": bert | {"pooler": pooler}}
-    head = {"kernel": np.eye(17, dtype=np.float32)[:, :CLASSES], "bias": np.zeros(CLASSES, np.float32)}
-    logits = np.asarray(model.apply({"params": params | {"head": head}}, TOKENS, VALID, rngs=rngs))
+    head = {
+        "kernel": np.eye(17, dtype=np.float32)[:, :CLASSES],
+        "bias": np.zeros(CLASSES, np.float32),
+    }
+    logits = np.asarray(
+        model.apply({"params": params | {"head": head}}, TOKENS, VALID, rngs=rngs)
+    )
     np.testing.assert_allclose(logits[logits != 0], 2 * np.tanh(1), rtol=1e-5)
     assert 0 < (logits == 0).sum() < logits.size
 
@@ -268,12 +367,20 @@ def test_half_precision():
 
 
 def test_too_long_a_sequence_is_refused():
-    with pytest.raises(ValueError, match="a sequence of 14 positions is longer than max_length = 13"):
-        Bert(SMALL).apply({"params": parameters(SMALL)}, np.zeros((1, 14), int), np.ones((1, 14), bool))
+    with pytest.raises(
+        ValueError, match="a sequence of 14 positions is longer than max_length = 13"
+    ):
+        Bert(SMALL).apply(
+            {"params": parameters(SMALL)},
+            np.zeros((1, 14), int),
+            np.ones((1, 14), bool),
+        )
 
 
 def test_forward_mode():
-    """Compare the tangent of the pooled vector in a direction with differences of the equations."""
+    """Compare the tangent of the pooled vector in a direction with differences of
+    the equations.
+    """
     params, direction = parameters(SMALL), oracle.randomized(shapes(SMALL), seed=1)
 
     def pooled(params):
@@ -294,7 +401,10 @@ def test_parameters_of_the_papers_models(name):
     config = BertConfig(**changes)
     assert num_parameters(config) == expected
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes(config))) == expected
-    assert sum(leaf.size for leaf in jax.tree.leaves(initial(Pretraining(config)))) == with_heads
+    assert (
+        sum(leaf.size for leaf in jax.tree.leaves(initial(Pretraining(config))))
+        == with_heads
+    )
     heads = config.d_model**2 + 5 * config.d_model + config.vocab_size + 2
     assert with_heads - expected == heads
     assert not list(config.problems())
@@ -304,11 +414,16 @@ def test_parameters_of_the_papers_models(name):
 def test_parameters_and_products_are_counted(name):
     config = dataclasses.replace(SMALL, **CASES[name])
     padding = -V % config.vocab_multiple * 17
-    assert num_parameters(config) == sum(leaf.size for leaf in jax.tree.leaves(shapes(config))) - padding
+    assert (
+        num_parameters(config)
+        == sum(leaf.size for leaf in jax.tree.leaves(shapes(config))) - padding
+    )
     run = functools.partial(Bert(config).apply, {"params": parameters(config)})
     program = jax.make_jaxpr(run)(TOKENS[:1], VALID[:1])
     assert forward_flops(config, T) == oracle.flops_of_products(program.jaxpr)
-    np.testing.assert_array_equal(forward_flops(config, np.array([0, T])), [0, forward_flops(config, T)])
+    np.testing.assert_array_equal(
+        forward_flops(config, np.array([0, T])), [0, forward_flops(config, T)]
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""Blocked attention against the reference, which is tested against NumPy: values, gradients, dropout, memory."""
+"""Blocked attention against the reference, which is tested against NumPy: values,
+gradients, dropout, memory.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -10,16 +12,23 @@ from transformer_jax.models.attention import dot_product_attention
 from transformer_jax.models.blocked import blocked_attention
 
 B, T, S, N, H, W = 2, 37, 53, 3, 5, 7
-SEGMENTS = np.array([[1] * 5 + [2] * 19 + [3] * 13, [4] * 23 + [0] * 14], np.int32)  # the second row has padding
-KEYS = np.array([[1] * 17 + [2] * 3 + [7] * 33, [4] * 31 + [0] * 22], np.int32)  # no key for the segment 3
+# the second row has padding
+SEGMENTS = np.array([[1] * 5 + [2] * 19 + [3] * 13, [4] * 23 + [0] * 14], np.int32)
+# no key for the segment 3
+KEYS = np.array([[1] * 17 + [2] * 3 + [7] * 33, [4] * 31 + [0] * 22], np.int32)
 
 
 def normal(*shape, seed=0):
-    return jnp.asarray(np.random.default_rng([seed, *shape]).normal(size=shape), jnp.float32)
+    return jnp.asarray(
+        np.random.default_rng([seed, *shape]).normal(size=shape), jnp.float32
+    )
 
 
 def apart(a, b):
-    return max(float(jnp.abs(x - y).max() / jnp.abs(x).max()) for x, y in zip(a, b, strict=True))
+    return max(
+        float(jnp.abs(x - y).max() / jnp.abs(x).max())
+        for x, y in zip(a, b, strict=True)
+    )
 
 
 MASKS = {
@@ -27,7 +36,10 @@ MASKS = {
     "causal": (T, masks.CAUSAL),
     "padding": (S, masks.padding(jnp.asarray(KEYS > 0))),
     "segments": (S, masks.segments(jnp.asarray(SEGMENTS), jnp.asarray(KEYS))),
-    "packed": (T, masks.CAUSAL & masks.segments(jnp.asarray(SEGMENTS), jnp.asarray(SEGMENTS))),
+    "packed": (
+        T,
+        masks.CAUSAL & masks.segments(jnp.asarray(SEGMENTS), jnp.asarray(SEGMENTS)),
+    ),
 }
 
 
@@ -35,13 +47,25 @@ MASKS = {
 @pytest.mark.parametrize("kind", MASKS)
 def test_equals_the_reference(kind, dropout_rate):
     keys, mask = MASKS[kind]
-    q, k, v, cotangent = normal(B, T, N, H), normal(B, keys, N, H, seed=1), normal(B, keys, N, W), normal(B, T, N, W)
-    options = {"dropout_rate": dropout_rate, "dropout_key": jax.random.key(3) if dropout_rate else None}
+    q, k, v, cotangent = (
+        normal(B, T, N, H),
+        normal(B, keys, N, H, seed=1),
+        normal(B, keys, N, W),
+        normal(B, T, N, W),
+    )
+    options = {
+        "dropout_rate": dropout_rate,
+        "dropout_key": jax.random.key(3) if dropout_rate else None,
+    }
     dense = None if mask is None else mask.part(0, T, 0, keys)
-    expected, reference = jax.vjp(lambda *x: dot_product_attention(*x, mask=dense, **options), q, k, v)
+    expected, reference = jax.vjp(
+        lambda *x: dot_product_attention(*x, mask=dense, **options), q, k, v
+    )
     output, gradients = jax.jit(
         lambda *x: (lambda out, vjp: (out, vjp(cotangent)))(
-            *jax.vjp(lambda *x: blocked_attention(*x, mask=mask, block=16, **options), *x)
+            *jax.vjp(
+                lambda *x: blocked_attention(*x, mask=mask, block=16, **options), *x
+            )
         )
     )(q, k, v)
     assert apart([expected, *reference(cotangent)], [output, *gradients]) < 2e-6
@@ -51,8 +75,12 @@ def test_a_query_without_keys_gets_zeros_and_no_gradient():
     _, mask = MASKS["segments"]
     q, k, v = normal(B, T, N, H), normal(B, S, N, H), normal(B, S, N, W)
     alone = np.isin(SEGMENTS, [0, 3])
-    output, gradient = jax.value_and_grad(lambda q: blocked_attention(q, k, v, mask=mask, block=8).sum())(q)
-    np.testing.assert_array_equal(blocked_attention(q, k, v, mask=mask, block=8)[alone], 0)
+    output, gradient = jax.value_and_grad(
+        lambda q: blocked_attention(q, k, v, mask=mask, block=8).sum()
+    )(q)
+    np.testing.assert_array_equal(
+        blocked_attention(q, k, v, mask=mask, block=8)[alone], 0
+    )
     assert np.isfinite(output)
     assert (np.asarray(gradient)[alone] == 0).all()
     assert (np.asarray(gradient)[~alone] != 0).any(axis=(1, 2)).all()
@@ -66,21 +94,33 @@ def test_bfloat16_products():
     assert 1e-4 < apart([exact], [rounded]) < 2e-2
 
 
-@pytest.mark.parametrize(("length", "block", "size"), [(1, 128, 8), (128, 128, 128), (129, 128, 72), (300, 128, 104)])
+@pytest.mark.parametrize(
+    ("length", "block", "size"),
+    [(1, 128, 8), (128, 128, 128), (129, 128, 72), (300, 128, 104)],
+)
 def test_blocks_are_equal_and_as_few_as_possible(length, block, size):
     assert blocked._divided(length, block) == size
 
 
 def test_blocks_above_the_diagonal_are_left_out():
-    plan = blocked._Plan(24, 24, rows=8, columns=8, causal=True, dropout_rate=0.0, dtype="float32")
-    assert plan.blocks().tolist() == [[t, s] for t in (0, 8, 16) for s in (0, 8, 16) if s <= t]
+    plan = blocked._Plan(
+        24, 24, rows=8, columns=8, causal=True, dropout_rate=0.0, dtype="float32"
+    )
+    assert plan.blocks().tolist() == [
+        [t, s] for t in (0, 8, 16) for s in (0, 8, 16) if s <= t
+    ]
 
 
 def test_memory_grows_with_the_length_not_its_square():
     def temporaries(length):
         x = jax.ShapeDtypeStruct((1, length, 2, 16), jnp.float32)
-        step = jax.grad(lambda q, k, v: blocked_attention(q, k, v, mask=masks.CAUSAL).sum(), argnums=(0, 1, 2))
-        return jax.jit(step).lower(x, x, x).compile().memory_analysis().temp_size_in_bytes
+        step = jax.grad(
+            lambda q, k, v: blocked_attention(q, k, v, mask=masks.CAUSAL).sum(),
+            argnums=(0, 1, 2),
+        )
+        return (
+            jax.jit(step).lower(x, x, x).compile().memory_analysis().temp_size_in_bytes
+        )
 
     short, long = temporaries(1024), temporaries(4096)
     assert long < 4.5 * short

@@ -1,4 +1,6 @@
-"""Layers and models can be exported with `jax.export` for any batch and length, and serialized."""
+"""Layers and models can be exported with `jax.export` for any batch and length, and
+serialized.
+"""
 
 import flax.linen as nn
 import jax
@@ -18,21 +20,32 @@ LIMITS = ("s <= 16", "t <= 16")
 
 
 def initial(module, *args):
-    return nn.unbox(module.init(jax.random.key(0), *(np.zeros(x.shape, x.dtype) for x in args)))
+    return nn.unbox(
+        module.init(jax.random.key(0), *(np.zeros(x.shape, x.dtype) for x in args))
+    )
 
 
 def check_export(module, shapes, *args):
-    """Export a module for arrays of symbolic `shapes`, call it after a round trip, compare with the module itself."""
-    pytest.importorskip("flatbuffers", reason="serializing exported functions needs flatbuffers")
+    """Export a module for arrays of symbolic `shapes`, call it after a round trip,
+    compare with the module itself.
+    """
+    pytest.importorskip(
+        "flatbuffers", reason="serializing exported functions needs flatbuffers"
+    )
 
-    scope = export.SymbolicScope([limit for limit in LIMITS if limit[0] in "".join(shapes)])
+    scope = export.SymbolicScope(
+        [limit for limit in LIMITS if limit[0] in "".join(shapes)]
+    )
     symbols = [
         jax.ShapeDtypeStruct(export.symbolic_shape(shape, scope=scope), x.dtype)
         for shape, x in zip(shapes, args, strict=True)
     ]
     params = initial(module, *args)
     data = export.export(jax.jit(module.apply))(params, *symbols).serialize()
-    found, expected = export.deserialize(data).call(params, *args), module.apply(params, *args)
+    found, expected = (
+        export.deserialize(data).call(params, *args),
+        module.apply(params, *args),
+    )
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
@@ -46,7 +59,9 @@ VALID = np.arange(T)[None] < np.array([[4], [1], [2]])
 
 @pytest.mark.parametrize("positions", ["none", "relative", "rotary"])
 def test_stacks_with_each_kind_of_positions(positions):
-    config = BlockConfig(d_model=D, d_ff=5, num_heads=2, head_dim=4, value_dim=4, positions=positions)
+    config = BlockConfig(
+        d_model=D, d_ff=5, num_heads=2, head_dim=4, value_dim=4, positions=positions
+    )
     check_export(Stack(config, 2), ["b,t,8"], X)
 
 
@@ -78,9 +93,13 @@ def test_decoding_of_encoder_decoders(name):
     def call(params, source, target, valid):
         return model.apply(params, source, target, valid, method=decode)
 
-    exported = export.export(jax.jit(call))(params, *shapes, jax.ShapeDtypeStruct((b, s), jnp.bool_))
+    exported = export.export(jax.jit(call))(
+        params, *shapes, jax.ShapeDtypeStruct((b, s), jnp.bool_)
+    )
     found = exported.call(params, SOURCE, TARGET, SOURCE_VALID)
-    np.testing.assert_allclose(found, call(params, SOURCE, TARGET, SOURCE_VALID), atol=1e-5)
+    np.testing.assert_allclose(
+        found, call(params, SOURCE, TARGET, SOURCE_VALID), atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("name", ["GPT", "RecurrentLM"])
@@ -92,30 +111,47 @@ def test_decoding_of_language_models_with_a_cache_as_an_argument(name):
     params = initial(model, TARGET)
     cache = model.apply(params, B, 16, method=type(model).init_cache)
     (b,) = export.symbolic_shape("b")
-    free = jax.tree.map(lambda x: jax.ShapeDtypeStruct((b, *x.shape[1:]), x.dtype), cache)
-    exported = export.export(jax.jit(extend))(params, free, jax.ShapeDtypeStruct((b, 1), jnp.int32), jnp.int32(0))
+    free = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((b, *x.shape[1:]), x.dtype), cache
+    )
+    exported = export.export(jax.jit(extend))(
+        params, free, jax.ShapeDtypeStruct((b, 1), jnp.int32), jnp.int32(0)
+    )
     arguments = params, cache, TARGET[:, :1], jnp.int32(2)
-    for found, expected in zip(*map(jax.tree.leaves, (exported.call(*arguments), extend(*arguments))), strict=True):
+    for found, expected in zip(
+        *map(jax.tree.leaves, (exported.call(*arguments), extend(*arguments))),
+        strict=True,
+    ):
         np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_boxed_parameters_can_be_serialized():
-    pytest.importorskip("flatbuffers", reason="serializing exported functions needs flatbuffers")
+    pytest.importorskip(
+        "flatbuffers", reason="serializing exported functions needs flatbuffers"
+    )
     module = MultiHeadAttention(2, D, 4, 4)
     params = module.init(jax.random.key(0), X, X)
     data = export.export(jax.jit(module.apply))(params, X, X).serialize()
-    np.testing.assert_allclose(export.deserialize(data).call(params, X, X), module.apply(params, X, X), atol=1e-6)
+    np.testing.assert_allclose(
+        export.deserialize(data).call(params, X, X),
+        module.apply(params, X, X),
+        atol=1e-6,
+    )
 
 
 def test_a_length_without_a_limit_is_refused_where_positions_have_one():
     model = MODELS["GPT"]
     tokens = jax.ShapeDtypeStruct(export.symbolic_shape("b, t"), jnp.int32)
-    with pytest.raises(UserError, match=r"t positions: must be at most 16 .*constraints=\['t <= 16'\]"):
+    with pytest.raises(
+        UserError, match=r"t positions: must be at most 16 .*constraints=\['t <= 16'\]"
+    ):
         export.export(jax.jit(model.apply))(initial(model, TARGET), tokens)
 
 
 def test_blocks_need_fixed_lengths():
     module = MultiHeadAttention(2, D, 4, 4, implementation="blocked")
     x = jax.ShapeDtypeStruct(export.symbolic_shape("b, t, 8"), jnp.float32)
-    with pytest.raises(UserError, match="'blocked': does not support the symbolic lengths t and t"):
+    with pytest.raises(
+        UserError, match="'blocked': does not support the symbolic lengths t and t"
+    ):
         export.export(jax.jit(module.apply))(initial(module, X, X), x, x)

@@ -1,4 +1,7 @@
-"""The check of attention kernels: it holds for right ones, and notices wrong ones. They run interpreted."""
+"""The check of attention kernels: it holds for right ones, and notices wrong ones.
+
+They run interpreted.
+"""
 
 import pytest
 
@@ -15,13 +18,21 @@ def test_kernels_of_the_platform_are_compared_with_the_reference(right, monkeypa
     """As if this were a TPU. A wrong kernel forgets the mask."""
 
     def interpreted(kernel):
-        return lambda *inputs, mask, **options: kernel(*inputs, mask=mask if right else None, interpret=True, **options)
+        return lambda *inputs, mask, **options: kernel(
+            *inputs, mask=mask if right else None, interpret=True, **options
+        )
 
     monkeypatch.setitem(attention.KERNELS, "cpu", attention.KERNELS["tpu"])
     for name in ("short", "splash"):
-        monkeypatch.setitem(attention.FUNCTIONS, name, interpreted(attention.FUNCTIONS[name]))
+        monkeypatch.setitem(
+            attention.FUNCTIONS, name, interpreted(attention.FUNCTIONS[name])
+        )
     rows = list(compare_kernels(model(64)))
-    names = [f"attention: {name} vs. einsum, {dtype}" for name in ("short", "splash") for dtype in TOLERANCES]
+    names = [
+        f"attention: {name} vs. einsum, {dtype}"
+        for name in ("short", "splash")
+        for dtype in TOLERANCES
+    ]
     assert [name for name, _, _ in rows] == names
     assert [difference <= allowed for _, difference, allowed in rows] == [right] * 4
 
@@ -30,6 +41,8 @@ def test_kernels_that_do_not_run_here_or_not_with_these_heads(monkeypatch):
     """cuDNN supports no float32, and this machine has no GPU. CPUs have no kernels."""
     assert list(compare_kernels(model(64))) == []
     monkeypatch.setitem(attention.KERNELS, "cpu", attention.KERNELS["gpu"])
-    assert list(compare_kernels(model(64))) == [("attention: cudnn vs. einsum, bfloat16", None, 0.02)]
+    assert list(compare_kernels(model(64))) == [
+        ("attention: cudnn vs. einsum, bfloat16", None, 0.02)
+    ]
     assert list(compare_kernels(model(12))) == []
     assert list(compare_kernels({"d_model": 64})) == []  # a recurrent model

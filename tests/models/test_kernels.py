@@ -1,4 +1,6 @@
-"""Kernels for accelerators against the reference, which is tested against NumPy: values, gradients, devices."""
+"""Kernels for accelerators against the reference, which is tested against NumPy:
+values, gradients, devices.
+"""
 
 import functools
 import json
@@ -11,14 +13,21 @@ from conftest import on_devices
 
 from transformer_jax.models import kernels, masks, short
 from transformer_jax.models.attention import dot_product_attention
-from transformer_jax.models.kernels import cudnn_attention, short_attention, splash_attention
+from transformer_jax.models.kernels import (
+    cudnn_attention,
+    short_attention,
+    splash_attention,
+)
 
 B, T, S, N, H, W = 2, 150, 200, 2, 8, 16
 ORDER = np.arange(S)
-KEYS = np.stack([1 + (ORDER >= 60) + 5 * (ORDER >= 130), np.where(ORDER < 170, 4, 0)])  # 0 is padding
-SEGMENTS = np.stack([1 + ORDER[:T] // 60, np.where(ORDER[:T] < 120, 4, 0)])  # the first row has no key for segment 3
+# 0 is padding
+KEYS = np.stack([1 + (ORDER >= 60) + 5 * (ORDER >= 130), np.where(ORDER < 170, 4, 0)])
+# the first row has no key for segment 3
+SEGMENTS = np.stack([1 + ORDER[:T] // 60, np.where(ORDER[:T] < 120, 4, 0)])
 KEYS, SEGMENTS = KEYS.astype(np.int32), SEGMENTS.astype(np.int32)
-VALID = np.stack([ORDER >= 140, ORDER < 170])  # the first row has padding before its tokens
+# the first row has padding before its tokens
+VALID = np.stack([ORDER >= 140, ORDER < 170])
 
 MASKS = {
     "none": (S, None),
@@ -26,27 +35,43 @@ MASKS = {
     "padding": (S, masks.padding(jnp.asarray(VALID))),
     "causal padding": (T, masks.CAUSAL & masks.padding(jnp.asarray(VALID[:, :T]))),
     "segments": (S, masks.segments(jnp.asarray(SEGMENTS), jnp.asarray(KEYS))),
-    "packed": (T, masks.CAUSAL & masks.segments(jnp.asarray(SEGMENTS), jnp.asarray(SEGMENTS))),
+    "packed": (
+        T,
+        masks.CAUSAL & masks.segments(jnp.asarray(SEGMENTS), jnp.asarray(SEGMENTS)),
+    ),
 }
 
 
 def normal(*shape, seed=0):
-    return jnp.asarray(np.random.default_rng([seed, *shape]).normal(size=shape), jnp.float32)
+    return jnp.asarray(
+        np.random.default_rng([seed, *shape]).normal(size=shape), jnp.float32
+    )
 
 
 def apart(a, b):
-    return max(float(jnp.abs(x - y).max() / jnp.abs(x).max()) for x, y in zip(a, b, strict=True))
+    return max(
+        float(jnp.abs(x - y).max() / jnp.abs(x).max())
+        for x, y in zip(a, b, strict=True)
+    )
 
 
 def reference(query, key, value, *, mask=None, **options):
-    """Compute the reference, with key-value heads copied for the heads that share them."""
-    key, value = (jnp.repeat(x, query.shape[2] // x.shape[2], axis=2) for x in (key, value))
+    """Compute the reference, with key-value heads copied for the heads that share
+    them.
+    """
+    key, value = (
+        jnp.repeat(x, query.shape[2] // x.shape[2], axis=2) for x in (key, value)
+    )
     dense = None if mask is None else mask.part(0, query.shape[1], 0, key.shape[1])
     return dot_product_attention(query, key, value, mask=dense, **options)
 
 
 def some_inputs(keys, heads=N, kv_heads=N, width=H):
-    return normal(B, T, heads, width), normal(B, keys, kv_heads, width, seed=1), normal(B, keys, kv_heads, W)
+    return (
+        normal(B, T, heads, width),
+        normal(B, keys, kv_heads, width, seed=1),
+        normal(B, keys, kv_heads, W),
+    )
 
 
 def with_gradients(attend, inputs, cotangent):
@@ -60,22 +85,38 @@ def with_gradients(attend, inputs, cotangent):
     [*((kind, N, N, H) for kind in MASKS), ("packed", 4, 2, H), ("causal", N, N, 128)],
 )
 def test_splash_attention_is_the_reference(kind, heads, kv_heads, width):
-    """The lengths are no multiples of 128. Heads of 128 features have another layout."""
+    """The lengths are no multiples of 128. Heads of 128 features have another
+    layout.
+    """
     keys, mask = MASKS[kind]
-    inputs, cotangent = some_inputs(keys, heads, kv_heads, width), normal(B, T, heads, W, seed=2)
+    inputs, cotangent = (
+        some_inputs(keys, heads, kv_heads, width),
+        normal(B, T, heads, W, seed=2),
+    )
     attend = functools.partial(splash_attention, mask=mask, interpret=True)
     found = jax.jit(lambda: with_gradients(attend, inputs, cotangent))()
-    expected = jax.jit(lambda: with_gradients(functools.partial(reference, mask=mask), inputs, cotangent))()
+    expected = jax.jit(
+        lambda: with_gradients(
+            functools.partial(reference, mask=mask), inputs, cotangent
+        )
+    )()
     assert apart(expected, found) < 2e-6
-    alone = ~np.broadcast_to(mask.part(0, T, 0, keys), (B, 1, T, keys))[:, 0].any(axis=-1) if mask else np.array(False)
+    alone = (
+        ~np.broadcast_to(mask.part(0, T, 0, keys), (B, 1, T, keys))[:, 0].any(axis=-1)
+        if mask
+        else np.array(False)
+    )
     assert alone.any() == (kind in ("causal padding", "segments", "packed"))
-    np.testing.assert_array_equal(np.asarray(found[0])[alone], 0)  # queries without keys
+    # queries without keys
+    np.testing.assert_array_equal(np.asarray(found[0])[alone], 0)
     np.testing.assert_array_equal(np.asarray(found[1])[alone], 0)
 
 
 def test_splash_attention_rounds_its_inputs_to_bfloat16():
     inputs = some_inputs(T)
-    output = splash_attention(*inputs, mask=masks.CAUSAL, dtype="bfloat16", interpret=True)
+    output = splash_attention(
+        *inputs, mask=masks.CAUSAL, dtype="bfloat16", interpret=True
+    )
     assert output.dtype == jnp.float32
     expected = reference(*inputs, mask=masks.CAUSAL)
     assert 1e-4 < apart([expected], [output]) < 1e-2
@@ -83,25 +124,40 @@ def test_splash_attention_rounds_its_inputs_to_bfloat16():
 
 @pytest.mark.parametrize(
     ("kind", "heads", "kv_heads", "width"),
-    [*((kind, 3, 3, 64) for kind in MASKS), ("packed", 4, 2, 128), ("causal padding", 5, 5, 8)],
+    [
+        *((kind, 3, 3, 64) for kind in MASKS),
+        ("packed", 4, 2, 128),
+        ("causal padding", 5, 5, 8),
+    ],
 )
 def test_short_attention_is_the_reference(kind, heads, kv_heads, width):
-    """There is one sentence per block. Heads of 64 and 8 features share 128 columns, which they fill partly."""
+    """There is one sentence per block.
+
+    Heads of 64 and 8 features share 128 columns, which they fill partly.
+    """
     keys, mask = MASKS[kind]
     agrees(mask, heads, kv_heads, width, B, T, keys)
 
 
 @pytest.mark.parametrize(
-    ("rows", "length", "keys"), [(5, 20, 33), (3, 64, 50), (7, 16, 16), (1, 5, 130), (1, 300, 170), (1, 170, 300)]
+    ("rows", "length", "keys"),
+    [(5, 20, 33), (3, 64, 50), (7, 16, 16), (1, 5, 130), (1, 300, 170), (1, 170, 300)],
 )
 @pytest.mark.parametrize("segmented", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
-def test_short_attention_keeps_sentences_of_a_block_apart(rows, length, keys, segmented, causal):
-    """Up to eight sentences form a block. The last block is not full. Long sentences have several chunks of queries."""
+def test_short_attention_keeps_sentences_of_a_block_apart(
+    rows, length, keys, segmented, causal
+):
+    """Up to eight sentences form a block.
+
+    The last block is not full. Long sentences have several chunks of queries.
+    """
     random = np.random.default_rng([rows, length])
     mask = masks.Mask(causal=causal)
     if segmented:
-        queries, ids = (jnp.asarray(random.integers(0, 3, (rows, n))) for n in (length, keys))
+        queries, ids = (
+            jnp.asarray(random.integers(0, 3, (rows, n))) for n in (length, keys)
+        )
         mask &= masks.segments(queries, ids)
     agrees(mask, 2, 2, 32, rows, length, keys)
 
@@ -113,11 +169,23 @@ def test_short_attention_drops_the_weights_that_the_reference_drops(kind):
 
 
 def test_short_attention_drops_other_weights_in_each_sentence_of_a_block():
-    agrees(masks.CAUSAL, 5, 5, 8, 7, 20, 33, dropout_rate=0.5, dropout_key=jax.random.key(7))
+    agrees(
+        masks.CAUSAL,
+        5,
+        5,
+        8,
+        7,
+        20,
+        33,
+        dropout_rate=0.5,
+        dropout_key=jax.random.key(7),
+    )
 
 
 @pytest.mark.parametrize("mask", [None, masks.CAUSAL])
-def test_heads_of_several_blocks_and_groups_drop_weights_of_their_own(mask, monkeypatch):
+def test_heads_of_several_blocks_and_groups_drop_weights_of_their_own(
+    mask, monkeypatch
+):
     """Each block and each group has as few heads as possible: those of 128 columns."""
     monkeypatch.setattr(short, "BLOCK", 1)
     monkeypatch.setattr(short, "SCORES", 1)
@@ -126,11 +194,30 @@ def test_heads_of_several_blocks_and_groups_drop_weights_of_their_own(mask, monk
     short._kernels.cache_clear()
 
 
-def agrees(mask, heads, kv_heads, width, rows, length, keys, *, dtype="float32", within=2e-6, **dropping):
-    """Compare short attention with the reference, and queries without keys with zeros."""
-    inputs = normal(rows, length, heads, width), *(normal(rows, keys, kv_heads, width, seed=seed) for seed in (1, 2))
+def agrees(
+    mask,
+    heads,
+    kv_heads,
+    width,
+    rows,
+    length,
+    keys,
+    *,
+    dtype="float32",
+    within=2e-6,
+    **dropping,
+):
+    """Compare short attention with the reference, and queries without keys with
+    zeros.
+    """
+    inputs = (
+        normal(rows, length, heads, width),
+        *(normal(rows, keys, kv_heads, width, seed=seed) for seed in (1, 2)),
+    )
     cotangent = normal(rows, length, heads, width, seed=3)
-    attend = functools.partial(short_attention, mask=mask, interpret=True, dtype=dtype, **dropping)
+    attend = functools.partial(
+        short_attention, mask=mask, interpret=True, dtype=dtype, **dropping
+    )
     expected, found = (
         jax.jit(functools.partial(with_gradients, attend))(inputs, cotangent)
         for attend in (functools.partial(reference, mask=mask, **dropping), attend)
@@ -145,22 +232,46 @@ def agrees(mask, heads, kv_heads, width, rows, length, keys, *, dtype="float32",
 
 def test_short_attention_computes_in_bfloat16():
     query, key, value = some_inputs(T, width=W)
-    output = short_attention(query, key, value, mask=masks.CAUSAL, dtype="bfloat16", interpret=True)
+    output = short_attention(
+        query, key, value, mask=masks.CAUSAL, dtype="bfloat16", interpret=True
+    )
     assert output.dtype == jnp.float32
-    np.testing.assert_array_equal(output, output.astype(jnp.bfloat16).astype(jnp.float32))
-    assert 1e-4 < apart([reference(query, key, value, mask=masks.CAUSAL)], [output]) < 2e-2
+    np.testing.assert_array_equal(
+        output, output.astype(jnp.bfloat16).astype(jnp.float32)
+    )
+    assert (
+        1e-4 < apart([reference(query, key, value, mask=masks.CAUSAL)], [output]) < 2e-2
+    )
     dropping = {"dropout_rate": 0.3, "dropout_key": jax.random.key(3)}
     agrees(masks.CAUSAL, N, N, 64, B, T, T, dtype="bfloat16", within=2e-2, **dropping)
 
 
 def test_wide_and_narrow_heads_and_float32_shorten_the_longest_sequences():
-    """A block's arrays have at most 2¹⁹ bytes, and the scores of heads that share 128 columns at most 2¹⁹ elements."""
-    sizes = [(64, "bfloat16"), (64, "float32"), (256, "bfloat16"), (256, "float32"), (16, "bfloat16"), (8, "bfloat16")]
+    """A block's arrays have at most 2¹⁹ bytes, and the scores of heads that share
+    128 columns at most 2¹⁹ elements.
+    """
+    sizes = [
+        (64, "bfloat16"),
+        (64, "float32"),
+        (256, "bfloat16"),
+        (256, "float32"),
+        (16, "bfloat16"),
+        (8, "bfloat16"),
+    ]
     assert [short.longest(*size) for size in sizes] == [1024, 1024, 1024, 512, 512, 256]
 
 
 def test_blocks_are_few_equal_and_at_most_512_positions():
-    sizes = {1: 128, 128: 128, 150: 256, 512: 512, 513: 384, 1100: 384, 1408: 512, 2048: 512}
+    sizes = {
+        1: 128,
+        128: 128,
+        150: 256,
+        512: 512,
+        513: 384,
+        1100: 384,
+        1408: 512,
+        2048: 512,
+    }
     assert {length: kernels._block(length) for length in sizes} == sizes
 
 
@@ -173,9 +284,11 @@ def test_blocks_are_few_equal_and_at_most_512_positions():
     ],
 )
 def test_eight_devices_compute_what_one_does(kernel, share, dropping):
-    """Rows are divided over data and fsdp, heads over tensor; what cannot be divided is computed on each device.
+    """Rows are divided over data and fsdp, heads over tensor; what cannot be divided is
+    computed on each device.
 
-    On 2 × 2 × 2, the last two cases have key-value heads and rows that cannot be divided.
+    On 2 × 2 × 2, the last two cases have key-value heads and rows that cannot be
+    divided.
     """
     cases = [(4, 4, 4), (4, 4, 2), (4, 4, 1), (3, 2, 2)]
     programs = f"""
@@ -192,20 +305,28 @@ def normal(*shape):
     return jax.random.normal(jax.random.key(len(shape) + shape[2]), shape)
 
 def program(rows, heads, kv_heads):
-    inputs = normal(rows, 128, heads, 8), normal(rows, 128, kv_heads, 8), normal(rows, 128, kv_heads, 8)
+    query = normal(rows, 128, heads, 8)
+    key = value = normal(rows, 128, kv_heads, 8)
     valid = jnp.arange(128)[None] < jnp.arange(128, 128 - 30 * rows, -30)[:, None]
 
     def attend(query, key, value):
         mask = masks.CAUSAL & masks.padding(valid)
-        return jnp.sin({kernel}_attention(query, key, value, mask=mask, interpret=True{dropping})).sum()
+        attended = {kernel}_attention(
+            query, key, value, mask=mask, interpret=True{dropping}
+        )
+        return jnp.sin(attended).sum()
 
-    return jax.value_and_grad(attend, (0, 1, 2)), jax.device_put(inputs, replicated(mesh))
+    inputs = jax.device_put((query, key, value), replicated(mesh))
+    return jax.value_and_grad(attend, (0, 1, 2)), inputs
 
 worst = []
 for case in {cases}:
     attend, inputs = program(*case)
-    expected, found = jax.jit(attend)(*inputs), on_mesh(attend, mesh)(*inputs)
-    apart = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max() / jnp.abs(a).max()), expected, found)
+    expected = jax.jit(attend)(*inputs)
+    found = on_mesh(attend, mesh)(*inputs)
+    apart = jax.tree.map(
+        lambda a, b: float(jnp.abs(a - b).max() / jnp.abs(a).max()), expected, found
+    )
     worst.append(max(jax.tree.leaves(apart)))
 text = on_mesh(program(4, 4, 4)[0], mesh).lower(*program(4, 4, 4)[1]).as_text()
 print(json.dumps([worst, text.count("tensor<{share}xf32>") > 0]))
@@ -213,16 +334,25 @@ print(json.dumps([worst, text.count("tensor<{share}xf32>") > 0]))
     worst, divided = json.loads(on_devices(8, programs))
     assert len(worst) == len(cases)
     assert max(worst) < 2e-6
-    assert divided  # each device has one row, and two heads; for the short kernel, both fit one block of 128 columns
+    # each device has one row, and two heads; for the short kernel, both fit one block
+    # of 128 columns
+    assert divided
 
 
 @pytest.mark.parametrize("kind", MASKS)
-def test_cudnn_attention_is_the_reference_if_cudnn_computes_what_jax_says(kind, monkeypatch):
-    """The kernel itself needs a GPU: JAX's own implementation takes its place, with what the kernel is given."""
+def test_cudnn_attention_is_the_reference_if_cudnn_computes_what_jax_says(
+    kind, monkeypatch
+):
+    """The kernel itself needs a GPU: JAX's own implementation takes its place, with
+    what the kernel is given.
+    """
     keys, mask = MASKS[kind]
     keys -= 1  # an odd number, as the first of two kinds of lengths
     mask = None if mask is None else cut(mask, T - 1, keys)
-    query, key, value = (x[:, :length] for x, length in zip(some_inputs(S), (T - 1, keys, keys), strict=True))
+    query, key, value = (
+        x[:, :length]
+        for x, length in zip(some_inputs(S), (T - 1, keys, keys), strict=True)
+    )
     value = value[..., :H]
     library, given = jax.nn.dot_product_attention, []
 
@@ -234,30 +364,54 @@ def test_cudnn_attention_is_the_reference_if_cudnn_computes_what_jax_says(kind, 
     monkeypatch.setattr(jax.nn, "dot_product_attention", attend)
     cotangent = normal(B, T - 1, N, H, seed=2)
     attend_here = functools.partial(cudnn_attention, mask=mask, dtype="float32")
-    found = jax.jit(lambda: with_gradients(attend_here, (query, key, value), cotangent))()
+    found = jax.jit(
+        lambda: with_gradients(attend_here, (query, key, value), cotangent)
+    )()
     expected = jax.jit(
-        lambda: with_gradients(functools.partial(reference, mask=mask), (query, key, value), cotangent)
+        lambda: with_gradients(
+            functools.partial(reference, mask=mask), (query, key, value), cotangent
+        )
     )()
     assert apart(expected, found) < 2e-6
     ((implementation, causal, allowed),) = given
     assert (implementation, causal) == ("cudnn", mask is not None and mask.causal)
     assert (allowed is None) == (kind in ("none", "causal"))
-    assert allowed is None or (allowed.shape[:2] == (B, 1) and not allowed.shape[2] % 2 and not allowed.shape[3] % 2)
+    assert allowed is None or (
+        allowed.shape[:2] == (B, 1)
+        and not allowed.shape[2] % 2
+        and not allowed.shape[3] % 2
+    )
 
 
 def cut(mask, length, key_length):
     """Return the mask of the first `length` queries and `key_length` keys."""
     queries, keys = mask.query_segments, mask.key_segments
-    queries, keys = None if queries is None else queries[:, :length], None if keys is None else keys[:, :key_length]
+    queries, keys = (
+        None if queries is None else queries[:, :length],
+        None if keys is None else keys[:, :key_length],
+    )
     return masks.Mask(keys, queries, mask.causal)
 
 
-@pytest.mark.parametrize(("mask", "name"), [(masks.CAUSAL, ""), (masks.padding(jnp.asarray(VALID)), "ScaleBias")])
+@pytest.mark.parametrize(
+    ("mask", "name"),
+    [(masks.CAUSAL, ""), (masks.padding(jnp.asarray(VALID)), "ScaleBias")],
+)
 def test_cudnn_attention_lowers_for_gpus(mask, name, monkeypatch):
-    """Nothing is compiled, because that needs a GPU. The version of cuDNN is made up."""
-    cudnn = pytest.importorskip("jax._src.cudnn.fused_attention_stablehlo", reason="this JAX has no such module")
+    """Nothing is compiled, because that needs a GPU. The version of cuDNN is made
+    up.
+    """
+    cudnn = pytest.importorskip(
+        "jax._src.cudnn.fused_attention_stablehlo", reason="this JAX has no such module"
+    )
     monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91000)
     heads = [jax.ShapeDtypeStruct((B, S, heads, H), jnp.float32) for heads in (4, 2, 2)]
-    gradient = jax.grad(lambda *inputs: cudnn_attention(*inputs, mask=mask).sum(), (0, 1, 2))
+    gradient = jax.grad(
+        lambda *inputs: cudnn_attention(*inputs, mask=mask).sum(), (0, 1, 2)
+    )
     text = jax.jit(gradient).trace(*heads).lower(lowering_platforms=("cuda",)).as_text()
-    assert text.count(f"__cudnn$fmha{name}Softmax(") == text.count(f"__cudnn$fmha{name}SoftmaxBackward(") == 1
+    assert (
+        text.count(f"__cudnn$fmha{name}Softmax(")
+        == text.count(f"__cudnn$fmha{name}SoftmaxBackward(")
+        == 1
+    )

@@ -1,4 +1,6 @@
-"""Activations against formulas, dropout against statistics, initializers against bounds."""
+"""Activations against formulas, dropout against statistics, initializers against
+bounds.
+"""
 
 import flax.linen as nn
 import jax
@@ -36,7 +38,9 @@ def normal(*shape, seed=0):
 
 def randomized(module, *args, seed=0):
     """Return variables for a module, none of them at its initial value."""
-    shapes = nn.unbox(jax.eval_shape(lambda key: module.init(key, *args), jax.random.key(0)))
+    shapes = nn.unbox(
+        jax.eval_shape(lambda key: module.init(key, *args), jax.random.key(0))
+    )
     return {"params": oracle.randomized(shapes["params"], seed)}
 
 
@@ -48,18 +52,26 @@ def test_dropout_drops_at_the_rate_and_keeps_the_mean(rate, width):
     y = np.asarray(dropout(x, rate, jax.random.key(3)))
     kept = y != 0
     np.testing.assert_allclose(y[kept], x[kept] / (1 - rate), rtol=1e-6)
-    # Allow five standard deviations of a binomial, for all of x and for each of its columns.
+    # Allow five standard deviations of a binomial, for all of x and for each of its
+    # columns.
     for part in (kept, *kept.T):
-        assert abs(part.mean() - (1 - rate)) < 5 * np.sqrt(rate * (1 - rate) / part.size)
+        assert abs(part.mean() - (1 - rate)) < 5 * np.sqrt(
+            rate * (1 - rate) / part.size
+        )
     deviation = np.sqrt((x**2).mean() * rate / (1 - rate) / x.size)
     assert abs(y.mean() - x.mean()) < 5 * deviation
 
 
 def test_dropout_treats_neighbours_independently():
-    dropped = np.asarray(dropout(np.ones((30011, 7), np.float32), 0.5, jax.random.key(4))) == 0
+    dropped = (
+        np.asarray(dropout(np.ones((30011, 7), np.float32), 0.5, jax.random.key(4)))
+        == 0
+    )
     correlation = np.corrcoef(dropped.T) - np.eye(7)
     assert np.abs(correlation).max() < 5 / np.sqrt(30011)
-    assert abs(np.corrcoef(dropped[1:].ravel(), dropped[:-1].ravel())[0, 1]) < 5 / np.sqrt(30010 * 7)
+    assert abs(
+        np.corrcoef(dropped[1:].ravel(), dropped[:-1].ravel())[0, 1]
+    ) < 5 / np.sqrt(30010 * 7)
 
 
 def test_dropout_is_a_function_of_its_key():
@@ -68,7 +80,9 @@ def test_dropout_is_a_function_of_its_key():
     assert (dropout(x, 0.5, key) != dropout(x, 0.5, jax.random.key(1))).any()
     np.testing.assert_array_equal(dropout(x, 0.0, key), x)
     gradient = jax.grad(lambda x: dropout(x, 0.25, key).sum())(x)
-    np.testing.assert_array_equal(gradient, np.where(dropout(x, 0.25, key) == 0, 0, np.float32(4 / 3)))
+    np.testing.assert_array_equal(
+        gradient, np.where(dropout(x, 0.25, key) == 0, 0, np.float32(4 / 3))
+    )
     assert dropout(jnp.asarray(x, jnp.bfloat16), 0.5, key).dtype == jnp.bfloat16
 
 
@@ -94,28 +108,40 @@ def test_activations_are_their_formulas(name):
 def test_feed_forward_is_the_equation(name, kind, use_bias):
     module, x = FeedForward(D, F, name, kind=kind, use_bias=use_bias), normal(B, T, D)
     variables = randomized(module, x)
-    assert set(variables["params"]) == {"inner", "outer"} | ({"gate"} if kind == "gated" else set())
-    assert all(("bias" in linear) == use_bias for linear in variables["params"].values())
+    assert set(variables["params"]) == {"inner", "outer"} | (
+        {"gate"} if kind == "gated" else set()
+    )
+    assert all(
+        ("bias" in linear) == use_bias for linear in variables["params"].values()
+    )
     expected = oracle.feed_forward(variables["params"], x, name)
     assert oracle.relative(module.apply(variables, x), expected) <= 1e-5
 
 
 def test_swiglu_computed_by_hand():
     """With x = 2, W = 0.5, V = 3 and W₂ = -1, the output is -silu(1) · 6."""
-    kernels = {name: {"kernel": jnp.full((1, 1), w)} for name, w in (("gate", 0.5), ("inner", 3.0), ("outer", -1.0))}
+    kernels = {
+        name: {"kernel": jnp.full((1, 1), w)}
+        for name, w in (("gate", 0.5), ("inner", 3.0), ("outer", -1.0))
+    }
     module = FeedForward(1, 1, "silu", kind="gated", use_bias=False)
     found = module.apply({"params": kernels}, jnp.full((1, 1, 1), 2.0))
     np.testing.assert_allclose(found, [[[-6 / (1 + np.exp(-1))]]], rtol=1e-6)
 
 
 def test_feed_forward_drops_hidden_units_when_given_a_key():
-    module, x, rngs = FeedForward(D, F, dropout_rate=0.5), normal(B, T, D), {"dropout": jax.random.key(0)}
+    module, x, rngs = (
+        FeedForward(D, F, dropout_rate=0.5),
+        normal(B, T, D),
+        {"dropout": jax.random.key(0)},
+    )
     variables = randomized(module, x)
     plain = FeedForward(D, F).apply(variables, x)
     np.testing.assert_array_equal(module.apply(variables, x), plain)
     dropped = module.apply(variables, x, rngs=rngs)
     assert oracle.relative(dropped, plain) > 0.01
-    # Hidden units are dropped, not outputs: an output is still a sum over the units that are kept, plus the bias.
+    # Hidden units are dropped, not outputs: an output is still a sum over the units
+    # that are kept, plus the bias.
     assert (dropped != 0).all()
 
 
@@ -128,7 +154,11 @@ def test_layer_norm_is_the_equation():
 
 def test_layer_norm_gives_zero_mean_and_unit_variance_over_the_features_of_a_position():
     x = 3 * normal(B, T, 101) + 2
-    y = np.asarray(LayerNorm(1e-6).apply({"params": {"scale": jnp.ones(101), "bias": jnp.zeros(101)}}, x))
+    y = np.asarray(
+        LayerNorm(1e-6).apply(
+            {"params": {"scale": jnp.ones(101), "bias": jnp.zeros(101)}}, x
+        )
+    )
     np.testing.assert_allclose(y.mean(axis=-1), 0, atol=1e-6)
     np.testing.assert_allclose(y.var(axis=-1), 1, rtol=1e-5)
 
@@ -137,13 +167,23 @@ def test_rms_norm_is_the_equation():
     module, x = RMSNorm(0.01), 3 * normal(B, T, D) + 2
     variables = randomized(module, x)
     assert set(variables["params"]) == {"scale"}
-    assert oracle.relative(module.apply(variables, x), oracle.rms_norm(variables["params"], x, 0.01)) <= 1e-5
-    found = RMSNorm(3.0).apply({"params": {"scale": jnp.ones(2)}}, jnp.asarray([[[1.0, -5.0]]]))  # √(26 / 2 + 3) = 4
+    assert (
+        oracle.relative(
+            module.apply(variables, x), oracle.rms_norm(variables["params"], x, 0.01)
+        )
+        <= 1e-5
+    )
+    # √(26 / 2 + 3) = 4
+    found = RMSNorm(3.0).apply(
+        {"params": {"scale": jnp.ones(2)}}, jnp.asarray([[[1.0, -5.0]]])
+    )
     np.testing.assert_allclose(found, [[[0.25, -1.25]]], rtol=1e-6)
 
 
 def test_the_statistics_of_rms_norm_are_float32():
-    """In bfloat16, which has 8 bits of precision, the squares of 255 ones and of 16 would sum to 512."""
+    """In bfloat16, which has 8 bits of precision, the squares of 255 ones and of 16
+    would sum to 512.
+    """
     x = jnp.ones((1, 1, 256), jnp.bfloat16).at[0, 0, 0].set(16)
     found = RMSNorm(1e-6).apply({"params": {"scale": jnp.ones(256)}}, x)
     np.testing.assert_allclose(found[0, 0, 1], (256 / 511) ** 0.5, rtol=1e-5)
@@ -157,24 +197,40 @@ def test_accelerators_keep_the_statistics_of_a_norm(platform, norm_type, monkeyp
     expected = module.apply(variables, x)
     monkeypatch.setattr(layers, "platform", lambda: platform)
     found = jax.make_jaxpr(lambda x: module.apply(variables, x))(x)
-    kept = sum(len(equation.invars) for equation in found.eqns if equation.primitive.name == "optimization_barrier")
-    assert kept == (0 if platform == "cpu" else {"layer_norm": 2, "rms_norm": 1}[norm_type])
+    kept = sum(
+        len(equation.invars)
+        for equation in found.eqns
+        if equation.primitive.name == "optimization_barrier"
+    )
+    assert kept == (
+        0 if platform == "cpu" else {"layer_norm": 2, "rms_norm": 1}[norm_type]
+    )
     np.testing.assert_array_equal(module.apply(variables, x), expected)
 
 
 @pytest.mark.parametrize("platform", ["cpu", "tpu", "gpu"])
-def test_accelerators_round_a_linear_map_before_the_bias_is_added(platform, monkeypatch):
+def test_accelerators_round_a_linear_map_before_the_bias_is_added(
+    platform, monkeypatch
+):
     monkeypatch.setattr(numerics, "platform", lambda: platform)
-    module, x = Linear((33, 17), ("embed", "mlp"), dtype="bfloat16", output_dtype="bfloat16"), normal(B, 65, 33)
+    module, x = (
+        Linear((33, 17), ("embed", "mlp"), dtype="bfloat16", output_dtype="bfloat16"),
+        normal(B, 65, 33),
+    )
     variables = randomized(module, x)
     params = variables["params"]
     exact = numerics.product("abi,ij->abj", x, params["kernel"], "bfloat16")
     first = exact if platform == "cpu" else exact.astype(jnp.bfloat16)
-    expected = (first + jnp.broadcast_to(params["bias"], first.shape)).astype(jnp.bfloat16)
+    expected = (first + jnp.broadcast_to(params["bias"], first.shape)).astype(
+        jnp.bfloat16
+    )
     np.testing.assert_array_equal(module.apply(variables, x), expected)
 
 
-@pytest.mark.parametrize(("platform", "rounded"), [("cpu", False), ("tpu", False), ("gpu", True), ("cuda", True)])
+@pytest.mark.parametrize(
+    ("platform", "rounded"),
+    [("cpu", False), ("tpu", False), ("gpu", True), ("cuda", True)],
+)
 def test_gpus_round_the_gradient_of_a_linear_map(platform, rounded, monkeypatch):
     monkeypatch.setattr(layers, "platform", lambda: platform)
     module, x = Linear((D, F), ("embed", "mlp"), dtype="bfloat16"), normal(B, T, D)
@@ -184,7 +240,9 @@ def test_gpus_round_the_gradient_of_a_linear_map(platform, rounded, monkeypatch)
 
 
 def around(module, variables, x, sublayer, **kwargs):
-    return nn.apply(lambda m, x: m.after(x, sublayer(m.before(x))), module)(variables, x, **kwargs)
+    return nn.apply(lambda m, x: m.after(x, sublayer(m.before(x))), module)(
+        variables, x, **kwargs
+    )
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
@@ -198,18 +256,26 @@ def test_residual_is_the_equation(norm, norm_type):
         return h**2 - 3 * h
 
     output = around(Residual(norm, 0.5, 1e-6, norm_type), variables, x, sublayer)
-    assert oracle.relative(output, oracle.residual(variables["params"], x, sublayer, norm, 1e-6)) <= 1e-5
+    assert (
+        oracle.relative(
+            output, oracle.residual(variables["params"], x, sublayer, norm, 1e-6)
+        )
+        <= 1e-5
+    )
 
 
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
 @pytest.mark.parametrize("norm", ["post", "pre"])
-def test_residual_rounds_its_result_and_on_accelerators_its_sum(norm, platform, monkeypatch):
+def test_residual_rounds_its_result_and_on_accelerators_its_sum(
+    norm, platform, monkeypatch
+):
     """tests/training/test_topologies.py tests that rounding the sum saves memory."""
     monkeypatch.setattr(layers, "platform", lambda: platform)
     x, gain = normal(64, T, D), {"scale": 1 + normal(D), "bias": normal(D, seed=1)}
     variables = {"params": {"layer_norm": gain}}
     exact, rounded = (
-        around(Residual(norm, 0.0, 1e-6, dtype=dtype), variables, x, jnp.sin) for dtype in ("float32", "bfloat16")
+        around(Residual(norm, 0.0, 1e-6, dtype=dtype), variables, x, jnp.sin)
+        for dtype in ("float32", "bfloat16")
     )
     if norm == "post" and platform == "tpu":
         total = jnp.asarray(x + np.sin(x), jnp.bfloat16).astype(jnp.float32)
@@ -220,13 +286,24 @@ def test_residual_rounds_its_result_and_on_accelerators_its_sum(norm, platform, 
 
 def test_dropout_acts_on_the_sublayer_and_not_on_the_residual():
     x, rngs = 5 + normal(B, T, 31), {"dropout": jax.random.key(0)}
-    variables = {"params": {"layer_norm": {"scale": jnp.ones(31), "bias": jnp.zeros(31)}}}
-    pre = np.asarray(around(Residual("pre", 0.5, 1e-6), variables, x, lambda h: 0 * h + 3, rngs=rngs) - x)
+    variables = {
+        "params": {"layer_norm": {"scale": jnp.ones(31), "bias": jnp.zeros(31)}}
+    }
+    pre = np.asarray(
+        around(Residual("pre", 0.5, 1e-6), variables, x, lambda h: 0 * h + 3, rngs=rngs)
+        - x
+    )
     zero = np.abs(pre) < 1e-5
     assert 0 < zero.sum() < zero.size
     np.testing.assert_allclose(pre[~zero], 6, rtol=1e-5)
-    post = np.asarray(around(Residual("post", 0.5, 1e-6), variables, x, lambda h: 0 * h + 3, rngs=rngs))
-    expected = oracle.layer_norm(variables["params"]["layer_norm"], x + np.where(zero, 0, 6), 1e-6)
+    post = np.asarray(
+        around(
+            Residual("post", 0.5, 1e-6), variables, x, lambda h: 0 * h + 3, rngs=rngs
+        )
+    )
+    expected = oracle.layer_norm(
+        variables["params"]["layer_norm"], x + np.where(zero, 0, 6), 1e-6
+    )
     assert oracle.relative(post, expected) <= 1e-5
 
 
@@ -240,14 +317,20 @@ def test_only_a_pre_norm_stack_ends_in_a_norm():
 @pytest.mark.parametrize(("multiple", "padded"), [(1, 11), (8, 16), (11, 11)])
 def test_embedding(multiple, padded):
     assert padded_vocab_size(V, multiple) == padded
-    module, ids, x = Embedding(V, D, multiple), np.array([[0, 3, 10], [7, 3, 1]]), normal(B, T, D)
+    module, ids, x = (
+        Embedding(V, D, multiple),
+        np.array([[0, 3, 10], [7, 3, 1]]),
+        normal(B, T, D),
+    )
     initial = nn.unbox(module.init(jax.random.key(0), ids))["params"]["table"]
     assert initial.shape == (padded, D)
     assert (initial[V:] == 0).all()
     assert (initial[:V] != 0).all()
     variables = randomized(module, ids)
     table = variables["params"]["table"]
-    np.testing.assert_allclose(module.apply(variables, ids), table[ids] * np.sqrt(D), rtol=1e-6)
+    np.testing.assert_allclose(
+        module.apply(variables, ids), table[ids] * np.sqrt(D), rtol=1e-6
+    )
     logits = module.apply(variables, method="lm_head")(x, V)
     assert logits.shape == (B, T, padded)
     assert oracle.relative(logits[..., :V], np.float64(x) @ table[:V].T) <= 1e-5
@@ -265,13 +348,17 @@ def test_embedding_initializers():
     key, ids, vocab, width = jax.random.key(0), np.zeros((1, 1), int), 503, 101
 
     def table(initializer, scale=True):
-        return nn.unbox(Embedding(vocab, width, 8, initializer, scale).init(key, ids))["params"]["table"][:vocab]
+        return nn.unbox(Embedding(vocab, width, 8, initializer, scale).init(key, ids))[
+            "params"
+        ]["table"][:vocab]
 
     np.testing.assert_allclose(table("normal").std(), width**-0.5, rtol=0.02)
     assert np.abs(table("normal")).max() > 3 * width**-0.5
     limit = np.sqrt(6 / (vocab + width))
     assert 0.99 * limit < np.abs(table("xavier_uniform")).max() <= limit
-    np.testing.assert_allclose(table("xavier_uniform").std(), limit / np.sqrt(3), rtol=0.02)
+    np.testing.assert_allclose(
+        table("xavier_uniform").std(), limit / np.sqrt(3), rtol=0.02
+    )
     np.testing.assert_allclose(table("normal", scale=False).std(), 0.02, rtol=0.02)
     for scale in (False, True):
         assert 0.0399 < np.abs(table("truncated_normal", scale)).max() <= 0.04
@@ -280,17 +367,26 @@ def test_embedding_initializers():
 def test_an_embedding_without_scale():
     module, ids = Embedding(V, D, scale=False), np.array([[0, 3, 10], [7, 3, 1]])
     variables = randomized(module, ids)
-    np.testing.assert_array_equal(module.apply(variables, ids), variables["params"]["table"][ids])
+    np.testing.assert_array_equal(
+        module.apply(variables, ids), variables["params"]["table"][ids]
+    )
 
 
 @pytest.mark.parametrize(
-    ("initializer", "deviation", "largest"), [("normal", 0.02, 1), ("truncated_normal", 0.0176, 0.04)]
+    ("initializer", "deviation", "largest"),
+    [("normal", 0.02, 1), ("truncated_normal", 0.0176, 0.04)],
 )
-def test_linear_maps_and_output_layers_that_start_small(initializer, deviation, largest):
+def test_linear_maps_and_output_layers_that_start_small(
+    initializer, deviation, largest
+):
     linear = Linear((53, 7, 61), ("a", "b", "c"), num_inputs=2, initializer=initializer)
     output = OutputLayer(101, 211, use_bias=False, initializer=initializer)
-    kernel = nn.unbox(linear.init(jax.random.key(0), np.zeros((1, 53, 7), np.float32)))["params"]["kernel"]
-    table = nn.unbox(output.init(jax.random.key(0), method="lm_head"))["params"]["table"]
+    kernel = nn.unbox(linear.init(jax.random.key(0), np.zeros((1, 53, 7), np.float32)))[
+        "params"
+    ]["kernel"]
+    table = nn.unbox(output.init(jax.random.key(0), method="lm_head"))["params"][
+        "table"
+    ]
     for matrix in (kernel, table):
         np.testing.assert_allclose(matrix.std(), deviation, rtol=0.03)
         assert 0.0395 < np.abs(matrix).max() <= largest
@@ -300,9 +396,13 @@ def test_linear_maps_and_output_layers_that_start_small(initializer, deviation, 
     ("shape", "num_inputs", "fan_in", "fan_out"),
     [((53, 61), 1, 53, 61), ((61, 7, 11), 1, 61, 77), ((7, 11, 61), 2, 77, 61)],
 )
-def test_linear_starts_as_xavier_uniform_of_the_whole_matrix(shape, num_inputs, fan_in, fan_out):
+def test_linear_starts_as_xavier_uniform_of_the_whole_matrix(
+    shape, num_inputs, fan_in, fan_out
+):
     module = Linear(shape, ("a", "b", "c")[: len(shape)], num_inputs=num_inputs)
-    params = nn.unbox(module.init(jax.random.key(0), np.zeros((1, *shape[:num_inputs]), np.float32)))["params"]
+    params = nn.unbox(
+        module.init(jax.random.key(0), np.zeros((1, *shape[:num_inputs]), np.float32))
+    )["params"]
     limit = np.sqrt(6 / (fan_in + fan_out))
     kernel = np.asarray(params["kernel"])
     assert kernel.shape == shape
@@ -313,15 +413,21 @@ def test_linear_starts_as_xavier_uniform_of_the_whole_matrix(shape, num_inputs, 
     assert (params["bias"] == 0).all()
 
 
-@pytest.mark.parametrize(("shape", "num_inputs"), [((5, 7), 1), ((5, 7, 11), 1), ((5, 7, 11), 2)])
+@pytest.mark.parametrize(
+    ("shape", "num_inputs"), [((5, 7), 1), ((5, 7, 11), 1), ((5, 7, 11), 2)]
+)
 @pytest.mark.parametrize("use_bias", [True, False])
 def test_linear_is_the_equation(shape, num_inputs, use_bias):
-    module = Linear(shape, ("a", "b", "c")[: len(shape)], num_inputs=num_inputs, use_bias=use_bias)
+    module = Linear(
+        shape, ("a", "b", "c")[: len(shape)], num_inputs=num_inputs, use_bias=use_bias
+    )
     x = normal(B, T, *shape[:num_inputs])
     variables = randomized(module, x)
     p = oracle.float64(variables["params"])
     assert set(p) == ({"kernel", "bias"} if use_bias else {"kernel"})
-    flat = np.float64(x).reshape(B, T, -1) @ p["kernel"].reshape(np.prod(shape[:num_inputs]), -1)
+    flat = np.float64(x).reshape(B, T, -1) @ p["kernel"].reshape(
+        np.prod(shape[:num_inputs]), -1
+    )
     expected = flat.reshape(B, T, *shape[num_inputs:]) + p.get("bias", 0)
     assert oracle.relative(module.apply(variables, x), expected) <= 1e-5
     rounded = module.clone(dtype="bfloat16").apply(variables, x)
@@ -336,10 +442,14 @@ def test_a_rate_that_is_no_probability_is_refused(rate):
 
 
 def matrix_products(jaxpr):
-    """Yield the matrix products of a jaxpr, including those in calls, but not those with biases."""
+    """Yield the matrix products of a jaxpr, including those in calls, but not those
+    with biases.
+    """
     for equation in jaxpr.eqns:
         arrays = [v.aval for v in (*equation.invars, *equation.outvars)]
-        if equation.primitive.name == "product" and all(array.ndim > 1 for array in arrays):
+        if equation.primitive.name == "product" and all(
+            array.ndim > 1 for array in arrays
+        ):
             yield arrays
         for sub in jaxprs_in_params(equation.params):
             yield from matrix_products(sub)
@@ -349,8 +459,14 @@ def test_bfloat16_products_stay_bfloat16_backward():
     """No product of the gradient has a float32 operand, because that would be slow."""
     module, x = FeedForward(D, F, dtype="bfloat16"), normal(B, T, D)
     variables = nn.unbox(module.init(jax.random.key(0), x))
-    jaxpr = jax.make_jaxpr(jax.grad(lambda v, x: module.apply(v, x).sum(), (0, 1)))(variables, x)
+    jaxpr = jax.make_jaxpr(jax.grad(lambda v, x: module.apply(v, x).sum(), (0, 1)))(
+        variables, x
+    )
     products = list(matrix_products(jaxpr.jaxpr))
     assert len(products) == 6
     for arrays in products:
-        assert [array.dtype for array in arrays] == [jnp.bfloat16, jnp.bfloat16, jnp.float32]
+        assert [array.dtype for array in arrays] == [
+            jnp.bfloat16,
+            jnp.bfloat16,
+            jnp.float32,
+        ]

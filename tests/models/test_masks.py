@@ -21,9 +21,14 @@ CASES = {
     "causal": (CAUSAL, lambda b, t, s: s <= t),
     "padding": (padding(jnp.asarray(VALID)), lambda b, t, s: VALID[b, s]),
     "segments": (segments(jnp.asarray(QUERIES), jnp.asarray(KEYS)), within),
-    "causal and padding": (CAUSAL & padding(jnp.asarray(VALID)), lambda b, t, s: s <= t and VALID[b, s]),
+    "causal and padding": (
+        CAUSAL & padding(jnp.asarray(VALID)),
+        lambda b, t, s: s <= t and VALID[b, s],
+    ),
     "padding and segments": (
-        padding(jnp.asarray(VALID)) & segments(jnp.asarray(QUERIES), jnp.asarray(KEYS)) & CAUSAL,
+        padding(jnp.asarray(VALID))
+        & segments(jnp.asarray(QUERIES), jnp.asarray(KEYS))
+        & CAUSAL,
         lambda b, t, s: VALID[b, s] and within(b, t, s) and s <= t,
     ),
     "segments and padding": (
@@ -38,7 +43,9 @@ CASES = {
 def test_parts(name, t0, queries, s0, keys):
     mask, allowed = CASES[name]
     part = jax.jit(lambda mask, t0, s0: mask.part(t0, queries, s0, keys))(mask, t0, s0)
-    whole = np.array([[[allowed(b, t, s) for s in range(S)] for t in range(T)] for b in range(B)])
+    whole = np.array(
+        [[[allowed(b, t, s) for s in range(S)] for t in range(T)] for b in range(B)]
+    )
     expected = whole[:, None, t0 : t0 + queries, s0 : s0 + keys]
     np.testing.assert_array_equal(np.broadcast_to(part, expected.shape), expected)
 

@@ -1,4 +1,6 @@
-"""Layers and models work inside `flax.nnx` through its own bridge, without a global setting."""
+"""Layers and models work inside `flax.nnx` through its own bridge, without a global
+setting.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -14,20 +16,33 @@ from transformer_jax import models
 from transformer_jax.models.layers import Named
 from transformer_jax.models.stack import BlockConfig, Stack
 
-STACK = Stack(BlockConfig(d_model=8, d_ff=5, num_heads=2, head_dim=4, value_dim=4, dropout_rate=0.5), 2)
+STACK = Stack(
+    BlockConfig(
+        d_model=8, d_ff=5, num_heads=2, head_dim=4, value_dim=4, dropout_rate=0.5
+    ),
+    2,
+)
 X = jax.random.normal(jax.random.key(1), (2, 3, 8))
 
 
 def linen_variables(module):
-    """Return the parameters of a module of the bridge in the form in which linen takes them."""
-    own = {name: x for name, x in vars(module).items() if not name.startswith(("to_nnx__", "_pytree__"))}
+    """Return the parameters of a module of the bridge in the form in which linen
+    takes them.
+    """
+    own = {
+        name: x
+        for name, x in vars(module).items()
+        if not name.startswith(("to_nnx__", "_pytree__"))
+    }
     return bridge.variables.nnx_attrs_to_linen_vars(own)
 
 
 def test_the_bridge_computes_what_linen_computes():
     module = bridge.ToNNX(STACK, rngs=nnx.Rngs(0)).lazy_init(X)
     variables = linen_variables(module)
-    assert jax.tree.structure(variables) == jax.tree.structure(STACK.init(jax.random.key(0), X))
+    assert jax.tree.structure(variables) == jax.tree.structure(
+        STACK.init(jax.random.key(0), X)
+    )
     np.testing.assert_array_equal(module(X), STACK.apply(variables, X))
 
 
@@ -41,8 +56,12 @@ def test_a_parameter_keeps_the_names_of_its_axes():
 def test_gradients_are_those_of_linen():
     module = bridge.ToNNX(STACK, rngs=nnx.Rngs(0)).lazy_init(X)
     variables = linen_variables(module)
-    found = nnx.to_pure_dict(nnx.grad(lambda model: jnp.square(model(X)).mean())(module))
-    expected = jax.grad(lambda v: jnp.square(STACK.apply(v, X)).mean())(variables)["params"]
+    found = nnx.to_pure_dict(
+        nnx.grad(lambda model: jnp.square(model(X)).mean())(module)
+    )
+    expected = jax.grad(lambda v: jnp.square(STACK.apply(v, X)).mean())(variables)[
+        "params"
+    ]
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
@@ -53,7 +72,9 @@ def test_training_with_nnx_lowers_the_loss():
 
     @nnx.jit
     def step(model, optimizer):
-        loss, gradient = nnx.value_and_grad(lambda model: jnp.square(model(X)).mean())(model)
+        loss, gradient = nnx.value_and_grad(lambda model: jnp.square(model(X)).mean())(
+            model
+        )
         optimizer.update(model, gradient)
         return loss
 
@@ -64,7 +85,9 @@ def test_training_with_nnx_lowers_the_loss():
 def test_dropout_acts_where_there_is_a_stream_for_it():
     module = bridge.ToNNX(STACK, rngs=nnx.Rngs(params=0, dropout=1)).lazy_init(X)
     assert (module(X) != module(X)).any()
-    np.testing.assert_array_equal(module(X, rngs=nnx.Rngs(0)), module(X, rngs=nnx.Rngs(1)))
+    np.testing.assert_array_equal(
+        module(X, rngs=nnx.Rngs(0)), module(X, rngs=nnx.Rngs(1))
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -74,7 +97,9 @@ def test_every_model_passes_the_bridge(name):
     arguments = (ids, ids, ids > 0) if pair else (ids, ids > 0)
     module = bridge.ToNNX(model, rngs=nnx.Rngs(0)).lazy_init(*arguments)
     expected = model.apply(linen_variables(module), *arguments)
-    for a, b in zip(jax.tree.leaves(module(*arguments)), jax.tree.leaves(expected), strict=True):
+    for a, b in zip(
+        jax.tree.leaves(module(*arguments)), jax.tree.leaves(expected), strict=True
+    ):
         np.testing.assert_array_equal(a, b)
 
 

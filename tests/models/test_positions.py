@@ -1,4 +1,6 @@
-"""Positions: sinusoids, relative positions and rotations against the papers' equations in NumPy float64."""
+"""Positions: sinusoids, relative positions and rotations against the papers'
+equations in NumPy float64.
+"""
 
 import dataclasses
 import functools
@@ -12,7 +14,11 @@ import pytest
 from sizes import ENCODER_DECODER
 
 from transformer_jax.models import transformer
-from transformer_jax.models.attention import MultiHeadAttention, causal_mask, dot_product_attention
+from transformer_jax.models.attention import (
+    MultiHeadAttention,
+    causal_mask,
+    dot_product_attention,
+)
 from transformer_jax.models.counting import forward_flops, num_parameters
 from transformer_jax.models.positions import (
     IN_ATTENTION,
@@ -52,25 +58,40 @@ def test_sinusoids_are_the_formula(d_model):
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, oracle.sinusoids(101, d_model), atol=1e-7)
     halves = sinusoidal_positions(101, d_model, halves=True)
-    np.testing.assert_allclose(halves, oracle.sinusoids_in_halves(101, d_model), atol=1e-7)
+    np.testing.assert_allclose(
+        halves, oracle.sinusoids_in_halves(101, d_model), atol=1e-7
+    )
 
 
 def test_positions_count_from_zero_and_waves_are_interleaved():
     found = sinusoidal_positions(3, 5)
     np.testing.assert_array_equal(found[0], [0, 1, 0, 1, 0])
     np.testing.assert_allclose(found[1, :2], [np.sin(1), np.cos(1)], rtol=1e-6)
-    np.testing.assert_allclose(found[2, 2:4], [np.sin(2 / 10000**0.4), np.cos(2 / 10000**0.4)], rtol=1e-6)
+    np.testing.assert_allclose(
+        found[2, 2:4], [np.sin(2 / 10000**0.4), np.cos(2 / 10000**0.4)], rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("kind", POSITIONS)
 def test_positions(kind):
     positions = Positions(kind, 13, D)
-    shapes = nn.unbox(jax.eval_shape(lambda key: positions.init(key, 1), jax.random.key(0)))
-    variables = {"params": oracle.randomized(shapes["params"])} if kind == "learned" else {}
+    shapes = nn.unbox(
+        jax.eval_shape(lambda key: positions.init(key, 1), jax.random.key(0))
+    )
+    variables = (
+        {"params": oracle.randomized(shapes["params"])} if kind == "learned" else {}
+    )
     assert ("params" in shapes) == (kind == "learned")
     halves = {"sinusoidal": False, "sinusoidal_halves": True}
-    tables = {name: sinusoidal_positions(13, D, halves=value) for name, value in halves.items()}
-    table = variables["params"]["table"] if kind == "learned" else tables.get(kind, np.zeros((13, D)))
+    tables = {
+        name: sinusoidal_positions(13, D, halves=value)
+        for name, value in halves.items()
+    }
+    table = (
+        variables["params"]["table"]
+        if kind == "learned"
+        else tables.get(kind, np.zeros((13, D)))
+    )
     assert table.shape == (13, D)
     np.testing.assert_array_equal(positions.apply(variables, 13), table[None])
     np.testing.assert_array_equal(positions.apply(variables, T), table[None, :T])
@@ -81,7 +102,10 @@ def test_positions(kind):
 
 @pytest.mark.parametrize("kind", ["sinusoidal", "sinusoidal_halves", "learned", "none"])
 def test_too_long_a_sequence_is_refused(kind):
-    message = "a sequence of 6 positions is longer than max_length = 5: cut the sequence or raise model.max_length"
+    message = (
+        "a sequence of 6 positions is longer than max_length = 5: "
+        "cut the sequence or raise model.max_length"
+    )
     with pytest.raises(ValueError, match=message):
         Positions(kind, 5, D).init(jax.random.key(0), 6)
 
@@ -99,28 +123,54 @@ def some_mask(*shape, seed=0):
     return np.random.default_rng([seed, *shape]).random(shape) < 0.6
 
 
-# (k, length, position): k clips most distances, equals the largest, or exceeds it; alone and after a prompt.
-CASES = [(1, S, 0), (S - 1, S, 0), (S + 3, S, 0), (K, T, 4), (K, 1, S - 1), (7, T, S - T)]
+# (k, length, position): k clips most distances, equals the largest, or exceeds it;
+# alone and after a prompt.
+CASES = [
+    (1, S, 0),
+    (S - 1, S, 0),
+    (S + 3, S, 0),
+    (K, T, 4),
+    (K, 1, S - 1),
+    (7, T, S - T),
+]
 
 
 @pytest.mark.parametrize(("k", "length", "position"), CASES)
 def test_relative_attention_is_the_equation(k, length, position):
-    q, key, value, mask = normal(B, length, N, H), normal(B, S, N, H), normal(B, S, N, W), some_mask(B, N, length, S)
+    q, key, value, mask = (
+        normal(B, length, N, H),
+        normal(B, S, N, H),
+        normal(B, S, N, W),
+        some_mask(B, N, length, S),
+    )
     mask[0, :, 0] = False
     bias = normal(1, N, length, S)
 
     @jax.jit
     def attend(position):
-        return dot_product_attention(q, key, value, mask=mask, bias=bias, relations=Relations(*tables(k), position))
+        return dot_product_attention(
+            q,
+            key,
+            value,
+            mask=mask,
+            bias=bias,
+            relations=Relations(*tables(k), position),
+        )
 
-    expected = oracle.relative_attention(q, key, value, *tables(k), mask, bias, position)
+    expected = oracle.relative_attention(
+        q, key, value, *tables(k), mask, bias, position
+    )
     assert oracle.relative(attend(position), expected) <= 1e-5
     assert (expected[0, 0] == 0).all()
 
 
 @pytest.mark.parametrize(("k", "length", "position"), [(K, S, 0), (S + 3, T, 4)])
 def test_relative_scores_and_values_are_the_loops(k, length, position):
-    q, weights, (keys, values) = normal(B, length, N, H), normal(B, N, length, S), tables(k)
+    q, weights, (keys, values) = (
+        normal(B, length, N, H),
+        normal(B, N, length, S),
+        tables(k),
+    )
     scores, output = np.zeros((B, N, length, S)), np.zeros((B, length, N, W))
     for b, n, t, j in np.ndindex(scores.shape):
         distance = max(-k, min(k, j - position - t))
@@ -131,12 +181,24 @@ def test_relative_scores_and_values_are_the_loops(k, length, position):
 
 
 def test_gradients_of_relative_attention_are_its_differences():
-    """Compare with central differences of the oracle, along a direction for each argument."""
-    arguments = [normal(B, S, N, H), normal(B, S, N, H, seed=1), normal(B, S, N, W), *tables()]
+    """Compare with central differences of the oracle, along a direction for each
+    argument.
+    """
+    arguments = [
+        normal(B, S, N, H),
+        normal(B, S, N, H, seed=1),
+        normal(B, S, N, W),
+        *tables(),
+    ]
     mask, projected = np.asarray(causal_mask(S)), normal(B, S, N, W, seed=1)
 
     def total(q, key, value, keys, values):
-        return (dot_product_attention(q, key, value, mask=mask, relations=Relations(keys, values)) * projected).sum()
+        return (
+            dot_product_attention(
+                q, key, value, mask=mask, relations=Relations(keys, values)
+            )
+            * projected
+        ).sum()
 
     gradients = jax.jit(jax.grad(total, argnums=range(5)))(*arguments)
     for number, gradient in enumerate(gradients):
@@ -155,24 +217,35 @@ def test_tokens_farther_than_k_are_alike_and_nearer_ones_are_not():
     scores = np.asarray(relative_scores(normal(B, S, N, H), tables()[0], S))
     for t in range(S):
         for left in range(max(t - K, 0)):
-            np.testing.assert_array_equal(scores[:, :, t, left], scores[:, :, t, max(t - K, 0)])
+            np.testing.assert_array_equal(
+                scores[:, :, t, left], scores[:, :, t, max(t - K, 0)]
+            )
         for right in range(t + K, S):
-            np.testing.assert_array_equal(scores[:, :, t, right], scores[:, :, t, min(t + K, S - 1)])
+            np.testing.assert_array_equal(
+                scores[:, :, t, right], scores[:, :, t, min(t + K, S - 1)]
+            )
         near = scores[:, :, t, max(t - K, 0) : t + K + 1]
         assert (np.diff(near, axis=-1) != 0).all()
 
 
 def test_keys_and_values_have_a_table_each_for_all_heads():
-    module = MultiHeadAttention(N, D, H, W, positions="relative", max_relative_distance=K)
+    module = MultiHeadAttention(
+        N, D, H, W, positions="relative", max_relative_distance=K
+    )
     x = normal(B, S, D)
     shapes = nn.unbox(jax.eval_shape(module.init, jax.random.key(0), x, x))["params"]
     found = {name: leaf.shape for name, leaf in shapes["relative"].items()}
     assert found == {"key_table": (2 * K + 1, H), "value_table": (2 * K + 1, W)}
     params = oracle.randomized(shapes)
     whole = module.apply({"params": params}, x, x)
-    assert oracle.relative(whole, oracle.multi_head(params, x, x, positions="relative")) <= 1e-5
+    assert (
+        oracle.relative(whole, oracle.multi_head(params, x, x, positions="relative"))
+        <= 1e-5
+    )
     for name in found:
-        without = params | {"relative": params["relative"] | {name: np.zeros(found[name], np.float32)}}
+        without = params | {
+            "relative": params["relative"] | {name: np.zeros(found[name], np.float32)}
+        }
         assert oracle.relative(module.apply({"params": without}, x, x), whole) > 0.01
 
 
@@ -189,8 +262,12 @@ def test_rotation_is_the_matrix(position):
 
 def test_rotation_computed_by_hand():
     """At width 4, θ_1 = 1 and θ_2 = 1/100. The vector is (1, 0, 1, 0) at position 2."""
-    found = rotate(jnp.ones((1, 3, 1, 4)) * jnp.asarray([1.0, 0, 1, 0]).reshape(1, 1, 1, 4))[0, 2, 0]
-    np.testing.assert_allclose(found, [np.cos(2), np.sin(2), np.cos(0.02), np.sin(0.02)], rtol=1e-6)
+    found = rotate(
+        jnp.ones((1, 3, 1, 4)) * jnp.asarray([1.0, 0, 1, 0]).reshape(1, 1, 1, 4)
+    )[0, 2, 0]
+    np.testing.assert_allclose(
+        found, [np.cos(2), np.sin(2), np.cos(0.02), np.sin(0.02)], rtol=1e-6
+    )
 
 
 def test_the_product_of_rotated_vectors_depends_on_their_distance_alone():
@@ -198,39 +275,70 @@ def test_the_product_of_rotated_vectors_depends_on_their_distance_alone():
     key = np.broadcast_to(normal(1, 1, N, H, seed=1), (1, S, N, H))
     products = np.einsum("BTNH,BSNH->NTS", rotate(q), rotate(key))
     for t, s in np.ndindex(S - 1, S - 1):
-        np.testing.assert_allclose(products[:, t + 1, s + 1], products[:, t, s], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(
+            products[:, t + 1, s + 1], products[:, t, s], rtol=1e-5, atol=1e-5
+        )
     assert (np.abs(np.diff(products[:, 0], axis=-1)) > 1e-3).all()
-    np.testing.assert_allclose((rotate(q) ** 2).sum(axis=-1), (q**2).sum(axis=-1), rtol=1e-5)
+    np.testing.assert_allclose(
+        (rotate(q) ** 2).sum(axis=-1), (q**2).sum(axis=-1), rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("base", [100.0, 500_000.0])
 def test_the_base_of_a_rotation(base):
-    """The matrix has other angles: at width 4, θ_2 = base^(-1/2). Keys and queries of attention have the same base."""
+    """The matrix has other angles: at width 4, θ_2 = base^(-1/2).
+
+    Keys and queries of attention have the same base.
+    """
     x = normal(B, S, N, H)
     assert oracle.relative(rotate(x, base=base), oracle.rotated(x, 0, base)) <= 1e-6
-    found = rotate(jnp.ones((1, 3, 1, 4)) * jnp.asarray([0, 0, 1.0, 0]).reshape(1, 1, 1, 4), base=base)[0, 2, 0]
-    np.testing.assert_allclose(found[2:], [np.cos(2 * base**-0.5), np.sin(2 * base**-0.5)], rtol=1e-6)
-    module, x = MultiHeadAttention(N, D, H, W, positions="rotary", rotary_base=base), normal(B, S, D)
-    params = oracle.randomized(nn.unbox(jax.eval_shape(module.init, jax.random.key(0), x, x))["params"])
+    found = rotate(
+        jnp.ones((1, 3, 1, 4)) * jnp.asarray([0, 0, 1.0, 0]).reshape(1, 1, 1, 4),
+        base=base,
+    )[0, 2, 0]
+    np.testing.assert_allclose(
+        found[2:], [np.cos(2 * base**-0.5), np.sin(2 * base**-0.5)], rtol=1e-6
+    )
+    module, x = (
+        MultiHeadAttention(N, D, H, W, positions="rotary", rotary_base=base),
+        normal(B, S, D),
+    )
+    params = oracle.randomized(
+        nn.unbox(jax.eval_shape(module.init, jax.random.key(0), x, x))["params"]
+    )
     expected = oracle.multi_head(params, x, x, positions="rotary", rotary_base=base)
     assert oracle.relative(module.apply({"params": params}, x, x), expected) <= 1e-5
-    assert oracle.relative(oracle.multi_head(params, x, x, positions="rotary"), expected) > 0.01
+    assert (
+        oracle.relative(oracle.multi_head(params, x, x, positions="rotary"), expected)
+        > 0.01
+    )
 
 
 def test_a_rotation_needs_pairs():
-    message = r"head width 7: must be even to rotate pairs of features; change model\.head_dim"
+    message = (
+        r"head width 7: must be even to rotate pairs of features; change"
+        r" model\.head_dim"
+    )
     with pytest.raises(ValueError, match=message):
         rotate(normal(1, 1, 1, 7))
 
 
 def test_rotary_gradients_are_its_differences():
-    x, direction, projected = normal(B, T, N, H), normal(B, T, N, H, seed=2), normal(B, T, N, H, seed=1)
+    x, direction, projected = (
+        normal(B, T, N, H),
+        normal(B, T, N, H, seed=2),
+        normal(B, T, N, H, seed=1),
+    )
     gradient = jax.grad(lambda x: (rotate(x) ** 2 * projected).sum())(x)
 
     def moved(step):
-        return (oracle.rotated(oracle.float64(x) + step * direction) ** 2 * projected).sum()
+        return (
+            oracle.rotated(oracle.float64(x) + step * direction) ** 2 * projected
+        ).sum()
 
-    np.testing.assert_allclose((gradient * direction).sum(), (moved(1e-5) - moved(-1e-5)) / 2e-5, rtol=1e-4)
+    np.testing.assert_allclose(
+        (gradient * direction).sum(), (moved(1e-5) - moved(-1e-5)) / 2e-5, rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize("kind", IN_ATTENTION)
@@ -241,7 +349,9 @@ def test_a_prompt_and_then_pieces_give_what_the_whole_gives(kind, prompt):
     x, room = normal(B, S, D), S + 2
     shapes = nn.unbox(jax.eval_shape(module.init, jax.random.key(0), x, x))["params"]
     variables = {"params": oracle.randomized(shapes)}
-    whole = oracle.multi_head(variables["params"], x, x, np.asarray(causal_mask(S)), positions=kind)
+    whole = oracle.multi_head(
+        variables["params"], x, x, np.asarray(causal_mask(S)), positions=kind
+    )
 
     @jax.jit
     def step(cache, x, position):
@@ -249,7 +359,9 @@ def test_a_prompt_and_then_pieces_give_what_the_whole_gives(kind, prompt):
         mask = causal_mask(x.shape[1], room, position)
         return module.apply(variables, x, cache, mask=mask, position=position), cache
 
-    output, cache = step(module.apply(variables, B, room, method="empty_cache"), x[:, :prompt], 0)
+    output, cache = step(
+        module.apply(variables, B, room, method="empty_cache"), x[:, :prompt], 0
+    )
     outputs = [output]
     for start in range(prompt, S, 3):
         output, cache = step(cache, x[:, start : start + 3], start)
@@ -260,16 +372,21 @@ def test_a_prompt_and_then_pieces_give_what_the_whole_gives(kind, prompt):
 @functools.cache
 def shapes(config):
     ids = np.zeros((1, 1), np.int32)
-    return nn.unbox(jax.eval_shape(Transformer(config).init, jax.random.key(0), ids, ids))["params"]
+    return nn.unbox(
+        jax.eval_shape(Transformer(config).init, jax.random.key(0), ids, ids)
+    )["params"]
 
 
 def some_ids(rows=3, source_length=S, length=7):
     rng = np.random.default_rng(1)
-    return rng.integers(0, 31, (rows, source_length)), rng.integers(0, 31, (rows, length))
+    return rng.integers(0, 31, (rows, source_length)), rng.integers(
+        0, 31, (rows, length)
+    )
 
 
 SOURCE_VALID, TARGET_VALID = (
-    np.arange(n) < np.array(lengths)[:, None] for n, lengths in ((S, (11, 7, 3)), (7, (5, 7, 1)))
+    np.arange(n) < np.array(lengths)[:, None]
+    for n, lengths in ((S, (11, 7, 3)), (7, (5, 7, 1)))
 )
 
 
@@ -277,22 +394,37 @@ SOURCE_VALID, TARGET_VALID = (
 def test_the_model_is_the_equations(kind, norm):
     config = dataclasses.replace(SMALL, positions=kind, norm=norm)
     params, (source, target) = oracle.randomized(shapes(config)), some_ids()
-    found = jax.jit(Transformer(config).apply)({"params": params}, source, target, SOURCE_VALID, TARGET_VALID)
-    expected = oracle.transformer(params, config, source, target, SOURCE_VALID, TARGET_VALID)
+    found = jax.jit(Transformer(config).apply)(
+        {"params": params}, source, target, SOURCE_VALID, TARGET_VALID
+    )
+    expected = oracle.transformer(
+        params, config, source, target, SOURCE_VALID, TARGET_VALID
+    )
     assert oracle.relative(found, expected) <= 1e-5
     plain = dataclasses.replace(config, positions="none")
     assert (
-        oracle.relative(oracle.transformer(params, plain, source, target, SOURCE_VALID, TARGET_VALID), expected) > 0.01
+        oracle.relative(
+            oracle.transformer(
+                params, plain, source, target, SOURCE_VALID, TARGET_VALID
+            ),
+            expected,
+        )
+        > 0.01
     )
 
 
 @pytest.mark.parametrize("kind", IN_ATTENTION)
 def test_decoding_with_a_cache_gives_the_logits_of_the_whole(kind):
     config = dataclasses.replace(SMALL, positions=kind)
-    params, (source, target) = jax.tree.map(jnp.asarray, oracle.randomized(shapes(config))), some_ids()
+    params, (source, target) = (
+        jax.tree.map(jnp.asarray, oracle.randomized(shapes(config))),
+        some_ids(),
+    )
     apply = functools.partial(Transformer(config).apply, {"params": params})
     whole = jax.jit(apply)(source, target, SOURCE_VALID)
-    first = jax.jit(functools.partial(apply, method="init_cache"), static_argnums=2)(source, SOURCE_VALID, 9)
+    first = jax.jit(functools.partial(apply, method="init_cache"), static_argnums=2)(
+        source, SOURCE_VALID, 9
+    )
     extend = jax.jit(functools.partial(apply, method="extend"))
     logits, cache = extend(first, target[:, :4], 0)
     found = [logits]
@@ -302,11 +434,20 @@ def test_decoding_with_a_cache_gives_the_logits_of_the_whole(kind):
     assert oracle.relative(np.concatenate(found, axis=1), whole) <= 1e-5
 
 
-@pytest.mark.parametrize(("kind", "num_kv_heads"), [("sinusoidal", 0), ("relative", 0), ("rotary", 1)])
-def test_hypotheses_of_a_beam_have_the_logits_of_their_own_tokens(kind, num_kv_heads, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "num_kv_heads"), [("sinusoidal", 0), ("relative", 0), ("rotary", 1)]
+)
+def test_hypotheses_of_a_beam_have_the_logits_of_their_own_tokens(
+    kind, num_kv_heads, monkeypatch
+):
     monkeypatch.setattr(transformer, "platform", lambda: "tpu")
-    config = dataclasses.replace(SMALL, positions=kind, num_kv_heads=num_kv_heads, max_length=S)
-    params, (source, _) = jax.tree.map(jnp.asarray, oracle.randomized(shapes(config))), some_ids()
+    config = dataclasses.replace(
+        SMALL, positions=kind, num_kv_heads=num_kv_heads, max_length=S
+    )
+    params, (source, _) = (
+        jax.tree.map(jnp.asarray, oracle.randomized(shapes(config))),
+        some_ids(),
+    )
     apply = functools.partial(Transformer(config).apply, {"params": params})
     beams, length, rows = 4, 6, np.arange(3)[:, None]
     sources, valid = (np.repeat(x, beams, axis=0) for x in (source, SOURCE_VALID))
@@ -316,7 +457,10 @@ def test_hypotheses_of_a_beam_have_the_logits_of_their_own_tokens(kind, num_kv_h
     generator, tokens = np.random.default_rng(5), np.zeros((3, beams, length), np.int32)
     for t in range(length):
         parents = generator.integers(beams, size=(3, beams))
-        cache, tokens = cache._replace(past=cache.past.reorder(parents)), tokens[rows, parents]
+        cache, tokens = (
+            cache._replace(past=cache.past.reorder(parents)),
+            tokens[rows, parents],
+        )
         tokens[:, :, t] = generator.integers(config.target_vocab_size, size=(3, beams))
         logits, cache = extend(cache, tokens[:, :, t].reshape(-1, 1), t)
         expected = whole(sources, tokens.reshape(-1, length), valid)[:, t]
@@ -325,30 +469,50 @@ def test_hypotheses_of_a_beam_have_the_logits_of_their_own_tokens(kind, num_kv_h
 
 @pytest.mark.parametrize("kind", IN_ATTENTION)
 def test_what_sees_what(kind):
-    """Test the gradient of each output with respect to the embedding at each position."""
+    """Test the gradient of each output with respect to the embedding at each
+    position.
+    """
     config = dataclasses.replace(
-        SMALL, positions=kind, num_encoder_layers=1, num_decoder_layers=2, tie_embeddings="none"
+        SMALL,
+        positions=kind,
+        num_encoder_layers=1,
+        num_decoder_layers=2,
+        tie_embeddings="none",
     )
     params, model = oracle.randomized(shapes(config)), Transformer(config)
-    source, target = np.arange(S)[None], np.arange(7)[None]  # every id occurs once, so rows of a table are positions
+    # every id occurs once, so rows of a table are positions
+    source, target = np.arange(S)[None], np.arange(7)[None]
     source_valid, target_valid = np.arange(S)[None] != 4, np.arange(7)[None] != 2
 
     def run(tables):
-        changed = params | {f"{side}_embedding": {"table": table} for side, table in tables.items()}
-        logits = model.apply({"params": changed}, source, target, source_valid, target_valid)
+        changed = params | {
+            f"{side}_embedding": {"table": table} for side, table in tables.items()
+        }
+        logits = model.apply(
+            {"params": changed}, source, target, source_valid, target_valid
+        )
         return (logits @ normal(31))[0]
 
-    tables = {side: params[f"{side}_embedding"]["table"] for side in ("source", "target")}
+    tables = {
+        side: params[f"{side}_embedding"]["table"] for side in ("source", "target")
+    }
     jacobians = jax.jit(jax.jacrev(run))(tables)
-    seen = {side: np.asarray((jacobian != 0).any(axis=-1)) for side, jacobian in jacobians.items()}
+    seen = {
+        side: np.asarray((jacobian != 0).any(axis=-1))
+        for side, jacobian in jacobians.items()
+    }
     seen = {"source": seen["source"][:, :S], "target": seen["target"][:, :7]}
-    np.testing.assert_array_equal(seen["target"], np.tri(7, dtype=bool) & target_valid | np.eye(7, dtype=bool))
+    np.testing.assert_array_equal(
+        seen["target"], np.tri(7, dtype=bool) & target_valid | np.eye(7, dtype=bool)
+    )
     np.testing.assert_array_equal(seen["source"], np.broadcast_to(source_valid, (7, S)))
 
 
 @pytest.mark.parametrize("kind", IN_ATTENTION)
 def test_attention_to_the_source_has_no_positions(kind):
-    """Cross-attention has no positions, so the decoder does not depend on the order of the memory."""
+    """Cross-attention has no positions, so the decoder does not depend on the order
+    of the memory.
+    """
     config = dataclasses.replace(SMALL, positions=kind)
     params, (_, target) = oracle.randomized(shapes(config)), some_ids()
     layers = params["decoder"]["layers"]
@@ -360,50 +524,90 @@ def test_attention_to_the_source_has_no_positions(kind):
     @jax.jit
     def decode(memory):
         def run(model):
-            cache = Cache(model.decoder.init_cache(3, 7), model.decoder.project(memory), valid)
+            cache = Cache(
+                model.decoder.init_cache(3, 7), model.decoder.project(memory), valid
+            )
             return model.extend(cache, target, 0)[0]
 
-        return nn.apply(run, Transformer(config))({"params": jax.tree.map(jnp.asarray, params)})
+        return nn.apply(run, Transformer(config))(
+            {"params": jax.tree.map(jnp.asarray, params)}
+        )
 
     assert oracle.relative(decode(memory[:, order]), decode(memory)) <= 1e-5
 
 
 @pytest.mark.parametrize("kind", IN_ATTENTION)
 def test_half_precision_stays_near(kind):
-    module, x = MultiHeadAttention(N, D, H, W, dtype="bfloat16", positions=kind), normal(B, S, D)
+    module, x = (
+        MultiHeadAttention(N, D, H, W, dtype="bfloat16", positions=kind),
+        normal(B, S, D),
+    )
     params = nn.unbox(jax.eval_shape(module.init, jax.random.key(0), x, x))["params"]
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(params))
     params = oracle.randomized(params)
     found = module.apply({"params": params}, x, x)
     assert found.dtype == jnp.bfloat16
-    assert 1e-4 < oracle.relative(found, oracle.multi_head(params, x, x, positions=kind)) <= 0.05
-    gradient = jax.jit(jax.grad(lambda p: module.apply({"params": p}, x, x).sum()))(params)
-    exact = jax.grad(lambda p: module.clone(dtype="float32").apply({"params": p}, x, x).sum())(params)
+    assert (
+        1e-4
+        < oracle.relative(found, oracle.multi_head(params, x, x, positions=kind))
+        <= 0.05
+    )
+    gradient = jax.jit(jax.grad(lambda p: module.apply({"params": p}, x, x).sum()))(
+        params
+    )
+    exact = jax.grad(
+        lambda p: module.clone(dtype="float32").apply({"params": p}, x, x).sum()
+    )(params)
     for name in params:
-        for one, other in zip(jax.tree.leaves(gradient[name]), jax.tree.leaves(exact[name]), strict=True):
-            assert oracle.relative(one, np.float64(other)) <= 0.05 or np.abs(other).max() < 1e-3
+        for one, other in zip(
+            jax.tree.leaves(gradient[name]), jax.tree.leaves(exact[name]), strict=True
+        ):
+            assert (
+                oracle.relative(one, np.float64(other)) <= 0.05
+                or np.abs(other).max() < 1e-3
+            )
 
 
 @pytest.mark.parametrize("kind", POSITIONS)
 def test_parameters_and_products_are_counted(kind):
-    config, plain = dataclasses.replace(SMALL, positions=kind), dataclasses.replace(SMALL, positions="none")
-    assert num_parameters(config) == sum(leaf.size for leaf in jax.tree.leaves(shapes(config)))
+    config, plain = (
+        dataclasses.replace(SMALL, positions=kind),
+        dataclasses.replace(SMALL, positions="none"),
+    )
+    assert num_parameters(config) == sum(
+        leaf.size for leaf in jax.tree.leaves(shapes(config))
+    )
     more = {"relative": 5 * (2 * K + 1) * (6 + 5), "learned": 2 * 3 * 17}.get(kind, 0)
     assert num_parameters(config) - num_parameters(plain) == more
-    products = 2 * (2 * K + 1) * 7 * (6 + 5) * (2 * 13 + 3 * 11) if kind == "relative" else 0
+    products = (
+        2 * (2 * K + 1) * 7 * (6 + 5) * (2 * 13 + 3 * 11) if kind == "relative" else 0
+    )
     assert forward_flops(config, 13, 11) - forward_flops(plain, 13, 11) == products
 
 
 def test_big_with_relative_positions():
-    """The big model of Shaw et al. 2018, Section 4.1: k = 8, 17 vectors for keys and 17 for values in every layer."""
-    relative = TransformerConfig(d_model=1024, d_ff=4096, num_heads=16, positions="relative", max_relative_distance=8)
+    """The big model of Shaw et al. 2018, Section 4.1: k = 8, 17 vectors for keys and
+    17 for values in every layer.
+    """
+    relative = TransformerConfig(
+        d_model=1024,
+        d_ff=4096,
+        num_heads=16,
+        positions="relative",
+        max_relative_distance=8,
+    )
     assert num_parameters(relative) == 214_245_376 + 12 * 17 * (64 + 64)
     assert not list(relative.problems())
 
 
 def test_problems():
-    odd = "must be even, because 'rotary' rotates pairs of features: change it or model.positions"
-    assert list(TransformerConfig(positions="rotary", head_dim=63).problems()) == [("head_dim", odd)]
+    odd = (
+        "must be even, because 'rotary' rotates pairs of features: "
+        "change it or model.positions"
+    )
+    assert list(TransformerConfig(positions="rotary", head_dim=63).problems()) == [
+        ("head_dim", odd)
+    ]
     assert not list(TransformerConfig(positions="rotary", value_dim=63).problems())
     assert not list(TransformerConfig(head_dim=63).problems())
     assert list(TransformerConfig(max_relative_distance=0).problems()) == [
@@ -413,10 +617,16 @@ def test_problems():
 
 @pytest.mark.parametrize(
     ("initializer", "deviation"),
-    [("normal", 0.02), ("truncated_normal", 0.0176), ("xavier_uniform", (2 / (503 + 101)) ** 0.5)],
+    [
+        ("normal", 0.02),
+        ("truncated_normal", 0.0176),
+        ("xavier_uniform", (2 / (503 + 101)) ** 0.5),
+    ],
 )
 def test_learned_positions_start_as_the_initializer_says(initializer, deviation):
-    table = nn.unbox(Positions("learned", 503, 101, initializer).init(jax.random.key(0), 1))["params"]["table"]
+    table = nn.unbox(
+        Positions("learned", 503, 101, initializer).init(jax.random.key(0), 1)
+    )["params"]["table"]
     np.testing.assert_allclose(table.std(), deviation, rtol=0.02)
     if initializer == "xavier_uniform":
         assert np.abs(table).max() <= 3**0.5 * deviation * 1.001

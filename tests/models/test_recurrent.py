@@ -1,4 +1,6 @@
-"""Recurrent models against NumPy float64, word by word; effects of padding, caches and dropout."""
+"""Recurrent models against NumPy float64, word by word; effects of padding, caches
+and dropout.
+"""
 
 import dataclasses
 import functools
@@ -47,7 +49,13 @@ VARIANTS = [
     {"attention": "additive", **TWO_WAYS},
     {"attention": "additive", "readout": "maxout", "cell": "lstm", **TWO_WAYS},
     {"attention": "concat"},
-    {"attention": "dot", "input_feeding": True, "cell": "lstm", "num_layers": 2, "bidirectional": True},
+    {
+        "attention": "dot",
+        "input_feeding": True,
+        "cell": "lstm",
+        "num_layers": 2,
+        "bidirectional": True,
+    },
     {"attention": "general", **TWO_WAYS},
     {"attention": "general", "local_window": 2, **TWO_WAYS},
     {"attention": "scaled_dot", "damping": True},
@@ -62,31 +70,50 @@ def normal(*shape, seed=0):
 def make(**changes):
     """Return a model and parameters for it."""
     model = RecurrentSeq2Seq(dataclasses.replace(TINY, **changes))
-    shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), SOURCE, TARGET))["params"]
+    shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), SOURCE, TARGET))[
+        "params"
+    ]
     return model, {"params": oracle.randomized(shapes)}
 
 
-@pytest.mark.parametrize("changes", VARIANTS, ids=lambda changes: "-".join(map(str, changes.values())) or "gru")
+@pytest.mark.parametrize(
+    "changes",
+    VARIANTS,
+    ids=lambda changes: "-".join(map(str, changes.values())) or "gru",
+)
 def test_model_is_its_equations(changes):
-    """Compare logits and weights for sentences of different lengths, and logits of a cache that reads word by word."""
+    """Compare logits and weights for sentences of different lengths, and logits of a
+    cache that reads word by word.
+    """
     model, variables = make(**changes)
 
     @jax.jit
     def forward(variables):
-        logits, sown = model.apply(variables, SOURCE, TARGET, VALID, mutable="intermediates")
-        cache, columns = model.apply(variables, SOURCE, VALID, 4, method="init_cache"), []
+        logits, sown = model.apply(
+            variables, SOURCE, TARGET, VALID, mutable="intermediates"
+        )
+        cache, columns = (
+            model.apply(variables, SOURCE, VALID, 4, method="init_cache"),
+            [],
+        )
         for t in range(TARGET.shape[1]):
-            column, cache = model.apply(variables, cache, TARGET[:, t : t + 1], t, method="extend")
+            column, cache = model.apply(
+                variables, cache, TARGET[:, t : t + 1], t, method="extend"
+            )
             columns.append(column)
-        return logits, sown["intermediates"]["weights"][0], jnp.concatenate(columns, axis=1)
+        return (
+            logits,
+            sown["intermediates"]["weights"][0],
+            jnp.concatenate(columns, axis=1),
+        )
 
     logits, weights, cached = forward(variables)
     assert logits.shape == (2, 4, 24)
     for row in range(2):
         length = VALID[row].sum()
-        expected, expected_weights = oracle.Recurrent(model.config, variables["params"])(
-            SOURCE[row, :length], TARGET[row]
-        )
+        expected, expected_weights = oracle.Recurrent(
+            model.config, variables["params"]
+        )(SOURCE[row, :length], TARGET[row])
         assert oracle.relative(logits[row, :, :V], expected[:, :V]) < 1e-5
         assert oracle.relative(cached[row, :, :V], expected[:, :V]) < 1e-5
         if expected_weights is None:
@@ -96,22 +123,38 @@ def test_model_is_its_equations(changes):
             assert (weights[row, :, :, length:] == 0).all()
 
 
-@pytest.mark.parametrize("changes", VARIANTS, ids=lambda changes: "-".join(map(str, changes.values())) or "gru")
+@pytest.mark.parametrize(
+    "changes",
+    VARIANTS,
+    ids=lambda changes: "-".join(map(str, changes.values())) or "gru",
+)
 def test_forward_flops(changes):
     """The count is that of the products in the program of one sentence."""
     model, variables = make(**changes, vocab_multiple=1)
     source, target = SOURCE[:1], TARGET[:1]
-    program = jax.make_jaxpr(lambda variables: model.apply(variables, source, target))(variables)
+    program = jax.make_jaxpr(lambda variables: model.apply(variables, source, target))(
+        variables
+    )
     assert oracle.flops_of_products(program.jaxpr) == forward_flops(model.config, 5, 4)
 
 
-@pytest.mark.parametrize("changes", VARIANTS, ids=lambda changes: "-".join(map(str, changes.values())) or "gru")
+@pytest.mark.parametrize(
+    "changes",
+    VARIANTS,
+    ids=lambda changes: "-".join(map(str, changes.values())) or "gru",
+)
 def test_parameters_are_counted(changes):
     model, variables = make(**changes, vocab_multiple=1)
-    assert num_parameters(model.config) == sum(leaf.size for leaf in jax.tree.leaves(variables))
+    assert num_parameters(model.config) == sum(
+        leaf.size for leaf in jax.tree.leaves(variables)
+    )
 
 
-@pytest.mark.parametrize("changes", VARIANTS, ids=lambda changes: "-".join(map(str, changes.values())) or "gru")
+@pytest.mark.parametrize(
+    "changes",
+    VARIANTS,
+    ids=lambda changes: "-".join(map(str, changes.values())) or "gru",
+)
 def test_gradients(changes):
     """Gradients reach every parameter and are the slopes of the float64 equations.
 
@@ -128,21 +171,29 @@ def test_gradients(changes):
         return jax.grad(total)(variables)
 
     found = gradient(variables, SOURCE, TARGET)
-    assert all(np.isfinite(g).all() and np.abs(g).max() > 0 for g in jax.tree.leaves(found))
-    other = gradient(variables, np.where(VALID, SOURCE, 11), np.where(TARGET == 0, 11, TARGET))
+    assert all(
+        np.isfinite(g).all() and np.abs(g).max() > 0 for g in jax.tree.leaves(found)
+    )
+    other = gradient(
+        variables, np.where(VALID, SOURCE, 11), np.where(TARGET == 0, 11, TARGET)
+    )
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(other), strict=True):
         assert oracle.relative(b, a) < 1e-5
 
     def total(params):
         read = oracle.Recurrent(model.config, params)
-        return sum((read(SOURCE[i, :s], TARGET[i, :t])[0][:, :V] ** 2).sum() for i, s, t in ((0, 5, 4), (1, 3, 3)))
+        return sum(
+            (read(SOURCE[i, :s], TARGET[i, :t])[0][:, :V] ** 2).sum()
+            for i, s, t in ((0, 5, 4), (1, 3, 3))
+        )
 
     for path, g in jax.tree.leaves_with_path(oracle.float64(found["params"])):
         length = np.linalg.norm(g)
 
         def moved(by, path=path, direction=g / length):
             return jax.tree.map_with_path(
-                lambda at, p: np.float64(p) + (by * direction if at == path else 0), variables["params"]
+                lambda at, p: np.float64(p) + (by * direction if at == path else 0),
+                variables["params"],
             )
 
         slope = (total(moved(1e-5)) - total(moved(-1e-5))) / 2e-5
@@ -151,10 +202,15 @@ def test_gradients(changes):
 
 @pytest.mark.parametrize("attention", ["none", "additive", "general", "multi_head"])
 def test_bfloat16(attention):
-    """Products in bfloat16 have 8 bits of precision, so logits change by less than 3 %."""
+    """Products in bfloat16 have 8 bits of precision, so logits change by less than 3
+    %.
+    """
     model, variables = make(attention=attention)
     half, _ = make(attention=attention, dtype="bfloat16")
-    logits, rounded = (jax.jit(m.apply)(variables, SOURCE, TARGET, VALID)[..., :V] for m in (model, half))
+    logits, rounded = (
+        jax.jit(m.apply)(variables, SOURCE, TARGET, VALID)[..., :V]
+        for m in (model, half)
+    )
     assert rounded.dtype == np.float32
     assert 0 < oracle.relative(rounded, logits) < 0.03
 
@@ -170,23 +226,33 @@ def test_bfloat16(attention):
     ids=str,
 )
 def test_beams_share_their_source(changes):
-    """Neighbouring rows of a cache that share a source give the results of rows with a source of their own."""
+    """Neighbouring rows of a cache that share a source give the results of rows with
+    a source of their own.
+    """
     model, variables = make(bidirectional=True, **changes)
     extend = jax.jit(functools.partial(model.apply, method="extend"))
-    cache = jax.jit(lambda variables: model.apply(variables, SOURCE, VALID, 4, method="init_cache"))(variables)
-    twice = cache._replace(past=jax.tree.map(lambda x: jnp.repeat(x, 2, axis=0), cache.past))
+    cache = jax.jit(
+        lambda variables: model.apply(variables, SOURCE, VALID, 4, method="init_cache")
+    )(variables)
+    twice = cache._replace(
+        past=jax.tree.map(lambda x: jnp.repeat(x, 2, axis=0), cache.past)
+    )
     tokens = np.array([[4], [5], [6], [7]])
     found, extended = extend(variables, twice, tokens, 0)
     for beam in range(2):
         expected, alone = extend(variables, cache, tokens[beam::2], 0)
         assert oracle.relative(found[beam::2, :, :V], expected[..., :V]) < 1e-6
-        for a, b in zip(jax.tree.leaves(extended.past), jax.tree.leaves(alone.past), strict=True):
+        for a, b in zip(
+            jax.tree.leaves(extended.past), jax.tree.leaves(alone.past), strict=True
+        ):
             assert oracle.relative(a[beam::2], b) < 1e-6
 
 
 def test_dropout_acts_only_with_a_key():
     model, variables = make(attention="additive", num_layers=2)
-    apply = jax.jit(lambda rngs: model.apply(variables, SOURCE, TARGET, VALID, rngs=rngs))
+    apply = jax.jit(
+        lambda rngs: model.apply(variables, SOURCE, TARGET, VALID, rngs=rngs)
+    )
     without = apply(None)
     np.testing.assert_array_equal(without, apply(None))
     one, other = (apply({"dropout": jax.random.key(key)}) for key in (1, 2))
@@ -195,18 +261,29 @@ def test_dropout_acts_only_with_a_key():
 
 
 def test_teacher_forcing():
-    """At rate 0, the decoder reads its most probable words. At rate 1, or without a key, it reads the target."""
-    forcing = {"teacher_forcing": 1.0, "teacher_forcing_end": 0.0, "teacher_forcing_steps": 10}
+    """At rate 0, the decoder reads its most probable words.
+
+    At rate 1, or without a key, it reads the target.
+    """
+    forcing = {
+        "teacher_forcing": 1.0,
+        "teacher_forcing_end": 0.0,
+        "teacher_forcing_steps": 10,
+    }
     model, variables = make(attention="additive", dropout_rate=0.0, **forcing)
     key = {"dropout": jax.random.key(0)}
 
     @jax.jit
     def logits(target, step, rngs=None):
-        x, project = model.apply(variables, SOURCE, target, VALID, None, step, method="hidden", rngs=rngs)
+        x, project = model.apply(
+            variables, SOURCE, target, VALID, None, step, method="hidden", rngs=rngs
+        )
         return project(x, V)
 
     def reading(coins):
-        """Return the logits if all rows read their most probable word wherever a coin is False."""
+        """Return the logits if all rows read their most probable word wherever a
+        coin is False.
+        """
         read = TARGET.copy()
         for t, coin in enumerate(coins, start=1):
             if not coin:
@@ -214,8 +291,12 @@ def test_teacher_forcing():
         return logits(read, 0)
 
     np.testing.assert_array_equal(logits(TARGET, 10), logits(TARGET, 0))
-    np.testing.assert_allclose(logits(TARGET, 10, rngs=key), reading([False] * 3), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(logits(TARGET, 0, rngs=key), reading([True] * 3), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        logits(TARGET, 10, rngs=key), reading([False] * 3), rtol=1e-5, atol=1e-6
+    )
+    np.testing.assert_allclose(
+        logits(TARGET, 0, rngs=key), reading([True] * 3), rtol=1e-5, atol=1e-6
+    )
     possible = [reading(coins) for coins in itertools.product([True, False], repeat=3)]
     fell = set()
     for i in range(6):
@@ -226,26 +307,42 @@ def test_teacher_forcing():
     assert len(fell) > 2
 
 
-@pytest.mark.parametrize(("step", "rate"), [(0, 0.9), (50, 0.6), (100, 0.3), (1000, 0.3)])
+@pytest.mark.parametrize(
+    ("step", "rate"), [(0, 0.9), (50, 0.6), (100, 0.3), (1000, 0.3)]
+)
 def test_teacher_forcing_by_schedule(step, rate):
-    config = RecurrentConfig(teacher_forcing=0.9, teacher_forcing_end=0.3, teacher_forcing_steps=100)
+    config = RecurrentConfig(
+        teacher_forcing=0.9, teacher_forcing_end=0.3, teacher_forcing_steps=100
+    )
     np.testing.assert_allclose(config.teacher_forcing_at(step), rate, rtol=1e-6)
     assert config.reads_itself
-    np.testing.assert_allclose(RecurrentConfig(teacher_forcing=0.9).teacher_forcing_at(step), 0.9, rtol=1e-6)
+    np.testing.assert_allclose(
+        RecurrentConfig(teacher_forcing=0.9).teacher_forcing_at(step), 0.9, rtol=1e-6
+    )
 
 
 def test_scores_against_their_equations():
     b, t, s, d, c, a = 2, 3, 5, 7, 11, 13
     query, key, v = normal(b, t, d), normal(b, s, c), normal(a)
     w, between, same = normal(d + c, a), normal(d, c), normal(b, s, d)
-    concat, general = concat_scores(query, key, w, v), general_scores(query, key, between)
+    concat, general = (
+        concat_scores(query, key, w, v),
+        general_scores(query, key, between),
+    )
     additive = additive_scores(query @ w[:d], key @ w[d:], v)
     dot = dot_scores(query, same)
     for i, j in np.ndindex(b, t):
         state = np.float64(query[i, j])
         assert oracle.relative(concat[i, j], oracle.concat(state, key[i], w, v)) < 1e-5
-        assert oracle.relative(additive[i, j], oracle.additive(state, key[i], w[:d], w[d:], v)) < 1e-5
-        assert oracle.relative(general[i, j], [state @ between @ h for h in key[i]]) < 1e-5
+        assert (
+            oracle.relative(
+                additive[i, j], oracle.additive(state, key[i], w[:d], w[d:], v)
+            )
+            < 1e-5
+        )
+        assert (
+            oracle.relative(general[i, j], [state @ between @ h for h in key[i]]) < 1e-5
+        )
         assert oracle.relative(dot[i, j], [state @ h for h in same[i]]) < 1e-5
 
 
@@ -254,7 +351,12 @@ def test_concat_is_additive_with_stacked_matrices():
     state, h, v = normal(7), normal(5, 11), normal(13)
     w_a, u_a = normal(7, 13), normal(11, 13)
     stacked = np.concatenate([w_a, u_a])
-    assert oracle.relative(oracle.concat(state, h, stacked, v), oracle.additive(state, h, w_a, u_a, v)) < 1e-6
+    assert (
+        oracle.relative(
+            oracle.concat(state, h, stacked, v), oracle.additive(state, h, w_a, u_a, v)
+        )
+        < 1e-6
+    )
     found = concat_scores(state[None, None], h[None], stacked, v)[0, 0]
     assert oracle.relative(found, oracle.additive(state, h, w_a, u_a, v)) < 1e-5
 
@@ -289,7 +391,13 @@ def test_local_weights():
     weights = np.asarray(local_weights(scores, center, window, mask))
     inside = [2, 3, 5]
     gauss = np.exp(-((np.array(inside) - 3.2) ** 2) / 2)  # σ = 1
-    assert oracle.relative(weights[0, 0, inside], oracle.softmax(np.float64(scores[0, 0, inside])) * gauss) < 1e-5
+    assert (
+        oracle.relative(
+            weights[0, 0, inside],
+            oracle.softmax(np.float64(scores[0, 0, inside])) * gauss,
+        )
+        < 1e-5
+    )
     assert (np.delete(weights[0, 0], inside) == 0).all()
     assert (weights[0, 1] == 0).all()
 
@@ -304,12 +412,21 @@ def test_local_weights():
         ({"num_layers": 0}, "num_layers"),
         ({"dropout_rate": 1.0}, "dropout_rate"),
         ({"teacher_forcing": 1.5}, "teacher_forcing"),
-        ({"teacher_forcing_end": -0.5, "teacher_forcing_steps": 1}, "teacher_forcing_end"),
+        (
+            {"teacher_forcing_end": -0.5, "teacher_forcing_steps": 1},
+            "teacher_forcing_end",
+        ),
         ({"teacher_forcing_end": 0.5}, "teacher_forcing_end"),
         ({"teacher_forcing_steps": -1}, "teacher_forcing_steps"),
         ({"dtype": "float16"}, "dtype"),
-        ({"bidirectional": True, "encoder_dim": 7, "attention": "additive"}, "encoder_dim"),
-        ({"bidirectional": True, "reverse_source": True, "attention": "additive"}, "reverse_source"),
+        (
+            {"bidirectional": True, "encoder_dim": 7, "attention": "additive"},
+            "encoder_dim",
+        ),
+        (
+            {"bidirectional": True, "reverse_source": True, "attention": "additive"},
+            "reverse_source",
+        ),
         ({"bidirectional": True}, "summary"),
         ({"encoder_dim": 10}, "encoder_dim"),
         ({"encoder_dim": 10, "bidirectional": True, "attention": "dot"}, "encoder_dim"),
@@ -331,7 +448,9 @@ def test_config_problems(changes, field):
 
 
 def test_all_problems_are_named():
-    config = dataclasses.replace(TINY, attention="additive", input_feeding=True, local_window=3)
+    config = dataclasses.replace(
+        TINY, attention="additive", input_feeding=True, local_window=3
+    )
     assert [name for name, _ in config.problems()] == ["input_feeding", "local_window"]
 
 
@@ -350,5 +469,8 @@ def test_forward_mode(attention):
 
     gradient = jax.jit(jax.grad(total))(variables)
     _, slope = jax.jit(lambda *x: jax.jvp(total, *x))((variables,), (direction,))
-    expected = sum(np.vdot(np.float64(g), d) for g, d in zip(*map(jax.tree.leaves, (gradient, direction)), strict=True))
+    expected = sum(
+        np.vdot(np.float64(g), d)
+        for g, d in zip(*map(jax.tree.leaves, (gradient, direction)), strict=True)
+    )
     np.testing.assert_allclose(slope, expected, rtol=1e-4)

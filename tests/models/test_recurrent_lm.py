@@ -1,4 +1,6 @@
-"""The recurrent language model against NumPy float64, token by token; packed rows, caches, dropout and counts."""
+"""The recurrent language model against NumPy float64, token by token; packed rows,
+caches, dropout and counts.
+"""
 
 import dataclasses
 import functools
@@ -29,20 +31,28 @@ def make(**changes):
 
 @pytest.mark.parametrize("changes", VARIANTS, ids=["lstm", "gru, tied"])
 def test_the_model_is_its_equations(changes):
-    """Compare the whole, documents packed in a row, and a cache that reads a prompt and then single tokens."""
+    """Compare the whole, documents packed in a row, and a cache that reads a prompt
+    and then single tokens.
+    """
     model, variables = make(vocab_multiple=4, **changes)
     segments = np.array([[1, 1, 2, 2, 2, 3, 0], [1, 2, 2, 2, 2, 2, 2]])
 
     @jax.jit
     def forward(variables):
         extend = functools.partial(model.apply, variables, method="extend")
-        column, cache = extend(model.apply(variables, B, T, method="init_cache"), TOKENS[:, :3], 0)
+        column, cache = extend(
+            model.apply(variables, B, T, method="init_cache"), TOKENS[:, :3], 0
+        )
         columns = [column]
         for t in range(3, T):
             column, cache = extend(cache, TOKENS[:, t : t + 1], t)
             columns.append(column)
         logits = model.apply(variables, TOKENS)
-        return logits, model.apply(variables, TOKENS, None, segments), jnp.concatenate(columns, axis=1)
+        return (
+            logits,
+            model.apply(variables, TOKENS, None, segments),
+            jnp.concatenate(columns, axis=1),
+        )
 
     whole, packed, cached = forward(variables)
     assert whole.shape == (B, T, 12)
@@ -55,7 +65,9 @@ def test_the_model_is_its_equations(changes):
         for number in range(1, 4):
             (places,) = np.nonzero(segments[row] == number)
             if places.size:
-                alone = oracle.recurrent_lm(variables["params"], model.config, TOKENS[row, places])
+                alone = oracle.recurrent_lm(
+                    variables["params"], model.config, TOKENS[row, places]
+                )
                 assert oracle.relative(packed[row, places, :V], alone) <= 1e-5
 
 
@@ -69,12 +81,17 @@ def test_rows_that_begin_later_ignore_what_comes_before():
     second, _ = extend(cache, TOKENS[:, 3:], 3, start)
     found = np.concatenate([first, second], axis=1)
     for row in range(B):
-        expected = oracle.recurrent_lm(variables["params"], TINY, TOKENS[row, start[row] :])
+        expected = oracle.recurrent_lm(
+            variables["params"], TINY, TOKENS[row, start[row] :]
+        )
         assert oracle.relative(found[row, start[row] :], expected) <= 1e-5
 
 
 def test_what_sees_what():
-    """Test the gradient of each output with respect to the embedding of each token. No id occurs twice."""
+    """Test the gradient of each output with respect to the embedding of each token.
+
+    No id occurs twice.
+    """
     model, variables = make()
 
     def run(table):
@@ -82,15 +99,23 @@ def test_what_sees_what():
         return model.apply({"params": changed}, np.arange(T)[None])[0].sum(axis=-1)
 
     jacobian = jax.jit(jax.jacrev(run))(variables["params"]["embedding"]["table"])
-    np.testing.assert_array_equal((jacobian != 0).any(axis=-1)[:, :T], np.tri(T, dtype=bool))
+    np.testing.assert_array_equal(
+        (jacobian != 0).any(axis=-1)[:, :T], np.tri(T, dtype=bool)
+    )
 
 
 def test_dropout_acts_between_layers_and_not_between_steps(monkeypatch):
-    """It acts on the input of each layer and on the last output, at all positions at once."""
+    """It acts on the input of each layer and on the last output, at all positions at
+    once.
+    """
     model, variables = make(num_layers=3)
     run = functools.partial(model.apply, variables, TOKENS, method="hidden")
     drop, shapes = layers.dropout, []
-    monkeypatch.setattr(layers, "dropout", lambda x, rate, key: shapes.append((x.shape, rate)) or drop(x, rate, key))
+    monkeypatch.setattr(
+        layers,
+        "dropout",
+        lambda x, rate, key: shapes.append((x.shape, rate)) or drop(x, rate, key),
+    )
     run()
     assert shapes == []
     x, _ = run(rngs={"dropout": jax.random.key(0)})
@@ -101,14 +126,20 @@ def test_dropout_acts_between_layers_and_not_between_steps(monkeypatch):
 @pytest.mark.parametrize("changes", VARIANTS, ids=["lstm", "gru, tied"])
 def test_parameters_and_products_are_counted(changes):
     model, variables = make(**changes)
-    assert num_parameters(model.config) == sum(leaf.size for leaf in jax.tree.leaves(variables))
-    program = jax.make_jaxpr(lambda variables: model.apply(variables, TOKENS[:1]))(variables)
+    assert num_parameters(model.config) == sum(
+        leaf.size for leaf in jax.tree.leaves(variables)
+    )
+    program = jax.make_jaxpr(lambda variables: model.apply(variables, TOKENS[:1]))(
+        variables
+    )
     assert oracle.flops_of_products(program.jaxpr) == forward_flops(model.config, T)
 
 
 @pytest.mark.parametrize(("d_model", "millions"), [(650, 20), (1500, 66)])
 def test_parameters_of_the_papers_models(d_model, millions):
-    """The medium and the large model of Zaremba et al. 2014, as counted by Merity et al. 2017 (Table 2)."""
+    """The medium and the large model of Zaremba et al. 2014, as counted by Merity et
+    al. 2017 (Table 2).
+    """
     assert round(num_parameters(RecurrentLMConfig(d_model=d_model)) / 1e6) == millions
 
 

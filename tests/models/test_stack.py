@@ -1,4 +1,6 @@
-"""A stack on its own, as part of an encoder or decoder: with or without a memory, and with a cache."""
+"""A stack on its own, as part of an encoder or decoder: with or without a memory,
+and with a cache.
+"""
 
 import dataclasses
 import functools
@@ -11,10 +13,24 @@ import oracle
 import pytest
 
 from transformer_jax.models.attention import causal_mask, padding_mask
-from transformer_jax.models.stack import Block, BlockConfig, Stack, unstack, unstack_layers
+from transformer_jax.models.stack import (
+    Block,
+    BlockConfig,
+    Stack,
+    unstack,
+    unstack_layers,
+)
 
 B, T, S, D, L = 2, 5, 7, 17, 3
-CONFIG = BlockConfig(d_model=D, d_ff=19, num_heads=3, head_dim=4, value_dim=5, norm="pre", positions="rotary")
+CONFIG = BlockConfig(
+    d_model=D,
+    d_ff=19,
+    num_heads=3,
+    head_dim=4,
+    value_dim=5,
+    norm="pre",
+    positions="rotary",
+)
 VALID = np.arange(S) < np.array([7, 4])[:, None]
 
 
@@ -25,7 +41,9 @@ def normal(*shape, seed=0):
 def make(cross):
     model = Stack(CONFIG, L, cross)
     memory = normal(B, S, D) if cross else None
-    shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), normal(B, T, D), None, memory))["params"]
+    shapes = nn.unbox(
+        jax.eval_shape(model.init, jax.random.key(0), normal(B, T, D), None, memory)
+    )["params"]
     return model, jax.tree.map(jnp.asarray, oracle.randomized(shapes))
 
 
@@ -33,73 +51,127 @@ def test_a_stack_is_its_blocks_and_a_final_norm():
     model, params = make(cross=False)
     x, mask = normal(B, T, D), np.random.default_rng(0).random((B, 1, T, T)) < 0.7
     found = jax.jit(model.apply)({"params": params}, x, mask)
-    assert oracle.relative(found, oracle.stack(oracle.float64(params), CONFIG, x, mask)) <= 1e-5
+    assert (
+        oracle.relative(found, oracle.stack(oracle.float64(params), CONFIG, x, mask))
+        <= 1e-5
+    )
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_a_residual_stream_in_bfloat16(norm):
-    """The output and the gradients (except those of keys' biases, which are zero) are near those in float32.
+    """The output and the gradients (except those of keys' biases, which are zero) are
+    near those in float32.
 
     The distance of the output shows that the stream was rounded.
     """
     exact, rounded = (
-        Stack(dataclasses.replace(CONFIG, norm=norm, residual_dtype=dtype), L) for dtype in ("float32", "bfloat16")
+        Stack(dataclasses.replace(CONFIG, norm=norm, residual_dtype=dtype), L)
+        for dtype in ("float32", "bfloat16")
     )
     x = normal(B, T, D)
-    params = oracle.randomized(nn.unbox(jax.eval_shape(exact.init, jax.random.key(0), x))["params"])
+    params = oracle.randomized(
+        nn.unbox(jax.eval_shape(exact.init, jax.random.key(0), x))["params"]
+    )
 
     def run(model):
-        y, pull = jax.vjp(lambda p: model.apply({"params": p}, x).astype(jnp.float32), params)
+        y, pull = jax.vjp(
+            lambda p: model.apply({"params": p}, x).astype(jnp.float32), params
+        )
         return y, *jax.tree.leaves(pull(normal(B, T, D, seed=1)))
 
-    found, expected = jax.jit(run, static_argnums=0)(rounded), [np.float64(x) for x in run(exact)]
-    distances = [oracle.relative(*pair) for pair in zip(found, expected, strict=True) if np.abs(pair[1]).max() > 1e-3]
+    found, expected = (
+        jax.jit(run, static_argnums=0)(rounded),
+        [np.float64(x) for x in run(exact)],
+    )
+    distances = [
+        oracle.relative(*pair)
+        for pair in zip(found, expected, strict=True)
+        if np.abs(pair[1]).max() > 1e-3
+    ]
     assert distances[0] > 1e-4
     assert max(distances) < 0.2
 
 
 @pytest.mark.parametrize("remat", ["none", "full", "scores"])
 def test_layers_without_a_loop_are_those_of_a_loop(remat):
-    """The outputs of all layers and the gradients are equal, also with dropout, which differs from layer to layer."""
-    config = dataclasses.replace(CONFIG, dropout_rate=0.3, attention_dropout_rate=0.3, remat=remat)
+    """The outputs of all layers and the gradients are equal, also with dropout,
+    which differs from layer to layer.
+    """
+    config = dataclasses.replace(
+        CONFIG, dropout_rate=0.3, attention_dropout_rate=0.3, remat=remat
+    )
     x, g = normal(B, T, D), normal(B, L, T, D, seed=1)
     _, params = make(cross=False)
 
     @functools.partial(jax.jit, static_argnums=0)
     def run(unroll):
-        model, rngs = Stack(dataclasses.replace(config, unroll=unroll), L), {"dropout": jax.random.key(5)}
-        y, pull = jax.vjp(lambda p: model.apply({"params": p}, x, rngs=rngs, method="outputs"), params)
+        model, rngs = (
+            Stack(dataclasses.replace(config, unroll=unroll), L),
+            {"dropout": jax.random.key(5)},
+        )
+        y, pull = jax.vjp(
+            lambda p: model.apply({"params": p}, x, rngs=rngs, method="outputs"), params
+        )
         return y, *jax.tree.leaves(pull(g))
 
-    loops = [str(jax.make_jaxpr(run, static_argnums=0)(unroll)).count("scan[") for unroll in (1, L)]
+    loops = [
+        str(jax.make_jaxpr(run, static_argnums=0)(unroll)).count("scan[")
+        for unroll in (1, L)
+    ]
     assert loops[0] > loops[1] == 0
     for found, expected in zip(run(L), run(1), strict=True):
-        assert oracle.relative(found, np.float64(expected)) <= 1e-5 or np.abs(expected).max() < 1e-5
+        assert (
+            oracle.relative(found, np.float64(expected)) <= 1e-5
+            or np.abs(expected).max() < 1e-5
+        )
 
 
 @pytest.mark.parametrize("cross", [False, True])
 def test_the_last_map_of_a_sublayer_starts_smaller_in_a_deep_stack(cross):
-    """GPT-2 divides by the root of the number of residual connections. All other initial values are the same."""
+    """GPT-2 divides by the root of the number of residual connections.
+
+    All other initial values are the same.
+    """
     plain, scaled = (
-        nn.unbox(Stack(config, L, cross).init(jax.random.key(0), normal(B, T, D), None, normal(B, S, D)))["params"]
+        nn.unbox(
+            Stack(config, L, cross).init(
+                jax.random.key(0), normal(B, T, D), None, normal(B, S, D)
+            )
+        )["params"]
         for config in (CONFIG, dataclasses.replace(CONFIG, scale_residual_init=True))
     )
-    before = {("self_attention", "output"), ("cross_attention", "output"), ("feed_forward", "outer")}
-    for (path, value), unscaled in zip(jax.tree.leaves_with_path(scaled), jax.tree.leaves(plain), strict=True):
+    before = {
+        ("self_attention", "output"),
+        ("cross_attention", "output"),
+        ("feed_forward", "outer"),
+    }
+    for (path, value), unscaled in zip(
+        jax.tree.leaves_with_path(scaled), jax.tree.leaves(plain), strict=True
+    ):
         names = tuple(jax.tree_util.keystr(path, simple=True, separator="/").split("/"))
-        factor = (L * (3 if cross else 2)) ** -0.5 if names[1:3] in before and names[3] == "kernel" else 1.0
+        factor = (
+            (L * (3 if cross else 2)) ** -0.5
+            if names[1:3] in before and names[3] == "kernel"
+            else 1.0
+        )
         np.testing.assert_allclose(value, factor * unscaled, rtol=1e-6)
 
 
 def test_a_memory_is_read_by_every_layer():
     model, params = make(cross=True)
-    x, memory, mask = normal(B, T, D), normal(B, S, D), np.tri(T, dtype=bool)[None, None]
+    x, memory, mask = (
+        normal(B, T, D),
+        normal(B, S, D),
+        np.tri(T, dtype=bool)[None, None],
+    )
     seen = padding_mask(VALID)
     found = jax.jit(model.apply)({"params": params}, x, mask, memory, seen)
     expected = x
     for number in range(L):
         p = oracle.layer(oracle.float64(params)["layers"], number)
-        expected = oracle.decoder_block(p, expected, memory, mask, np.asarray(seen), CONFIG)
+        expected = oracle.decoder_block(
+            p, expected, memory, mask, np.asarray(seen), CONFIG
+        )
     assert oracle.relative(found, oracle.finished(params, CONFIG, expected)) <= 1e-5
 
 
@@ -111,7 +183,9 @@ def test_pieces_with_a_cache_give_the_causal_whole(cross):
     whole = jax.jit(model.apply)({"params": params}, x, causal_mask(T), memory, seen)
     given = unstack_layers({"stack": params}, "stack", L)["stack"]
     for p in (params, given):
-        projected = model.apply({"params": params}, memory, method="project") if cross else None
+        projected = (
+            model.apply({"params": params}, memory, method="project") if cross else None
+        )
         extend = jax.jit(functools.partial(model.apply, {"params": p}, method="extend"))
         cache, found = model.apply({"params": p}, B, T + 1, method="init_cache"), []
         for start, end in ((0, 2), (2, 3), (3, T)):
@@ -134,7 +208,10 @@ class Twice(nn.Module):
 
 @pytest.mark.parametrize("unroll", [1, 2])
 def test_each_call_draws_its_own_dropout(unroll):
-    model, x = Twice(dataclasses.replace(CONFIG, dropout_rate=0.5, unroll=unroll)), normal(B, T, D)
+    model, x = (
+        Twice(dataclasses.replace(CONFIG, dropout_rate=0.5, unroll=unroll)),
+        normal(B, T, D),
+    )
     variables = model.init(jax.random.key(0), x)
     first, second = model.apply(variables, x, rngs={"dropout": jax.random.key(1)})
     assert (first != second).any()
@@ -143,7 +220,10 @@ def test_each_call_draws_its_own_dropout(unroll):
 
 
 def test_a_block_with_cross_attention_needs_a_memory():
-    with pytest.raises(ValueError, match="a block with cross-attention needs a memory; pass one, or cross=False"):
+    with pytest.raises(
+        ValueError,
+        match="a block with cross-attention needs a memory; pass one, or cross=False",
+    ):
         Block(CONFIG, cross=True).init(jax.random.key(0), normal(B, T, D))
 
 

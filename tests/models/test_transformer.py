@@ -1,4 +1,6 @@
-"""The Transformer against NumPy float64; the inputs that each output sees; the sizes in the table of the paper."""
+"""The Transformer against NumPy float64; the inputs that each output sees; the sizes
+in the table of the paper.
+"""
 
 import dataclasses
 import functools
@@ -15,7 +17,12 @@ from sizes import ENCODER_DECODER
 from transformer_jax.models.counting import forward_flops, num_parameters
 from transformer_jax.models.layers import Dropout
 from transformer_jax.models.stack import Block, BlockConfig
-from transformer_jax.models.transformer import Transformer, TransformerConfig, annotated, shift_right
+from transformer_jax.models.transformer import (
+    Transformer,
+    TransformerConfig,
+    annotated,
+    shift_right,
+)
 
 B, T, S = 5, 11, 13
 TINY = TransformerConfig(
@@ -25,9 +32,18 @@ TINY = TransformerConfig(
     max_length=37,
     dropout_rate=0.5,
 )
-TWO_VOCABULARIES = dataclasses.replace(TINY, source_vocab_size=41, tie_embeddings="decoder")
+TWO_VOCABULARIES = dataclasses.replace(
+    TINY, source_vocab_size=41, tie_embeddings="decoder"
+)
 SMALL = dataclasses.replace(
-    TINY, num_encoder_layers=1, num_decoder_layers=2, d_model=5, d_ff=7, num_heads=2, head_dim=3, value_dim=3
+    TINY,
+    num_encoder_layers=1,
+    num_decoder_layers=2,
+    d_model=5,
+    d_ff=7,
+    num_heads=2,
+    head_dim=3,
+    value_dim=3,
 )
 
 
@@ -38,7 +54,9 @@ def normal(*shape, seed=0):
 @functools.cache
 def shapes(config):
     ids = np.zeros((1, 1), np.int32)
-    return nn.unbox(jax.eval_shape(Transformer(config).init, jax.random.key(0), ids, ids))["params"]
+    return nn.unbox(
+        jax.eval_shape(Transformer(config).init, jax.random.key(0), ids, ids)
+    )["params"]
 
 
 def parameters(config):
@@ -63,16 +81,29 @@ def logits(config, params, *args, **kwargs):
 ORACLE_CASES = {
     "base": TINY,
     "pre": dataclasses.replace(TINY, norm="pre", vocab_multiple=8),
-    "learned": dataclasses.replace(TWO_VOCABULARIES, positions="learned", activation="gelu", vocab_multiple=8),
-    "pre, no positions": dataclasses.replace(TINY, norm="pre", positions="none", activation="gelu_tanh"),
-    "untied": dataclasses.replace(TWO_VOCABULARIES, tie_embeddings="none", activation="silu", vocab_multiple=8),
+    "learned": dataclasses.replace(
+        TWO_VOCABULARIES, positions="learned", activation="gelu", vocab_multiple=8
+    ),
+    "pre, no positions": dataclasses.replace(
+        TINY, norm="pre", positions="none", activation="gelu_tanh"
+    ),
+    "untied": dataclasses.replace(
+        TWO_VOCABULARIES, tie_embeddings="none", activation="silu", vocab_multiple=8
+    ),
     "untied, pre, output bias": dataclasses.replace(
-        TWO_VOCABULARIES, tie_embeddings="none", norm="pre", positions="learned", output_bias=True, norm_epsilon=0.1
+        TWO_VOCABULARIES,
+        tie_embeddings="none",
+        norm="pre",
+        positions="learned",
+        output_bias=True,
+        norm_epsilon=0.1,
     ),
     "halves, output bias of a shared table": dataclasses.replace(
         TINY, positions="sinusoidal_halves", output_bias=True, vocab_multiple=8
     ),
-    "output bias of the decoder's table": dataclasses.replace(TWO_VOCABULARIES, output_bias=True),
+    "output bias of the decoder's table": dataclasses.replace(
+        TWO_VOCABULARIES, output_bias=True
+    ),
     "no attention bias": dataclasses.replace(TINY, attention_bias=False),
     "unscaled": dataclasses.replace(TINY, embedding_scale=False, init="normal"),
     "one head, unrolled": dataclasses.replace(TINY, num_heads=1, unroll=2),
@@ -89,19 +120,28 @@ def test_the_model_is_the_equations(name):
     source_valid = np.arange(S) < np.array([13, 7, 3, 1, 5])[:, None]
     target_valid = np.arange(T) < np.array([5, 11, 2, 7, 1])[:, None]
     found = logits(config, params, source, target, source_valid, target_valid)
-    expected = oracle.transformer(params, config, source, target, source_valid, target_valid)
+    expected = oracle.transformer(
+        params, config, source, target, source_valid, target_valid
+    )
     assert found.dtype == np.float32
     assert oracle.relative(found[..., : config.target_vocab_size], expected) <= 1e-5
     padding = found[..., config.target_vocab_size :]
     assert padding.shape[-1] == -config.target_vocab_size % config.vocab_multiple
-    assert (np.asarray(jax.nn.softmax(found))[..., config.target_vocab_size :] == 0).all()
+    assert (
+        np.asarray(jax.nn.softmax(found))[..., config.target_vocab_size :] == 0
+    ).all()
 
 
 def test_without_valid_nothing_is_padding():
     params, (source, target) = parameters(SMALL), some_ids(SMALL)
     found = logits(SMALL, params, source, target)
-    assert oracle.relative(found, oracle.transformer(params, SMALL, source, target)) <= 1e-5
-    explicit = logits(SMALL, params, source, target, np.ones((B, S), bool), np.ones((B, T), bool))
+    assert (
+        oracle.relative(found, oracle.transformer(params, SMALL, source, target))
+        <= 1e-5
+    )
+    explicit = logits(
+        SMALL, params, source, target, np.ones((B, S), bool), np.ones((B, T), bool)
+    )
     assert oracle.relative(found, explicit) <= 1e-6
 
 
@@ -112,7 +152,9 @@ def test_any_pattern_of_padding_and_an_empty_source():
     target_valid[1, :3] = False
     params, (source, target) = parameters(TINY), some_ids(TINY)
     found = logits(TINY, params, source, target, source_valid, target_valid)
-    expected = oracle.transformer(params, TINY, source, target, source_valid, target_valid)
+    expected = oracle.transformer(
+        params, TINY, source, target, source_valid, target_valid
+    )
     assert oracle.relative(found, expected) <= 1e-5
 
 
@@ -124,7 +166,9 @@ def test_a_block_is_the_equations(cross, norm):
     own = np.random.default_rng(0).random((B, 1, T, T)) < 0.7
     seen = np.random.default_rng(1).random((B, 1, 1, S)) < 0.7
     block, args = Block(config, cross), (x, own, memory, seen) if cross else (x, own)
-    params = oracle.randomized(nn.unbox(jax.eval_shape(block.init, jax.random.key(0), *args))["params"])
+    params = oracle.randomized(
+        nn.unbox(jax.eval_shape(block.init, jax.random.key(0), *args))["params"]
+    )
     found, cache = jax.jit(block.apply)({"params": params}, *args)
     assert cache is None
     if cross:
@@ -137,27 +181,36 @@ def test_a_block_is_the_equations(cross, norm):
 def test_layers_start_different_and_as_one_layer_does():
     config = dataclasses.replace(TINY, d_model=53, num_heads=3)
     ids = np.zeros((1, 1), np.int32)
-    params = nn.unbox(jax.jit(Transformer(config).init)(jax.random.key(0), ids, ids))["params"]
-    query = np.asarray(params["decoder"]["layers"]["cross_attention"]["query"]["kernel"])
+    params = nn.unbox(jax.jit(Transformer(config).init)(jax.random.key(0), ids, ids))[
+        "params"
+    ]
+    query = np.asarray(
+        params["decoder"]["layers"]["cross_attention"]["query"]["kernel"]
+    )
     assert query.shape == (3, 53, 3, 23)
     assert (query[0] != query[1]).all()
     limit = np.sqrt(6 / (53 + 3 * 23))
     for kernel in query:
         assert 0.98 * limit < np.abs(kernel).max() <= limit
-    assert (query != np.asarray(params["decoder"]["layers"]["self_attention"]["query"]["kernel"])).all()
+    assert (
+        query
+        != np.asarray(params["decoder"]["layers"]["self_attention"]["query"]["kernel"])
+    ).all()
     norms = params["decoder"]["layers"]["cross_attention_residual"]["layer_norm"]
     assert (norms["scale"] == 1).all()
     assert (norms["bias"] == 0).all()
 
 
-# Learned positions are added to the embeddings, so the gradient of their table is the gradient of the inputs of encoder
-# and decoder, position by position.
+# Learned positions are added to the embeddings, so the gradient of their table is the
+# gradient of the inputs of encoder and decoder, position by position.
 BY_GRADIENT = dataclasses.replace(SMALL, positions="learned", max_length=S)
 SOURCE_VALID = np.arange(S) < np.array([13, 7, 3])[:, None]
 
 
 def sensitivities(side, source_valid=None, target_valid=None, output="logits"):
-    """Return an array (3, outputs, inputs), True where the output depends on that position of `side`."""
+    """Return an array (3, outputs, inputs), True where the output depends on that
+    position of `side`.
+    """
     params, (source, target) = parameters(BY_GRADIENT), some_ids(BY_GRADIENT, rows=3)
     model = Transformer(BY_GRADIENT)
 
@@ -176,7 +229,9 @@ def sensitivities(side, source_valid=None, target_valid=None, output="logits"):
 
 
 def test_the_decoder_is_causal():
-    np.testing.assert_array_equal(sensitivities("target"), np.broadcast_to(np.tri(T, dtype=bool), (3, T, T)))
+    np.testing.assert_array_equal(
+        sensitivities("target"), np.broadcast_to(np.tri(T, dtype=bool), (3, T, T))
+    )
 
 
 def test_nothing_depends_on_target_padding_but_its_own_output():
@@ -184,7 +239,9 @@ def test_nothing_depends_on_target_padding_but_its_own_output():
     target_valid[1, [0, 4]] = False
     target_valid[2, 6:] = False
     seen = np.tri(T, dtype=bool) & target_valid[:, None, :] | np.eye(T, dtype=bool)
-    np.testing.assert_array_equal(sensitivities("target", SOURCE_VALID, target_valid), seen)
+    np.testing.assert_array_equal(
+        sensitivities("target", SOURCE_VALID, target_valid), seen
+    )
 
 
 def test_every_output_depends_on_every_source_token_and_on_no_padding():
@@ -194,7 +251,9 @@ def test_every_output_depends_on_every_source_token_and_on_no_padding():
 
 def test_the_encoder_is_bidirectional():
     seen = SOURCE_VALID[:, None, :] | np.eye(S, dtype=bool)
-    np.testing.assert_array_equal(sensitivities("source", SOURCE_VALID, output="memory"), seen)
+    np.testing.assert_array_equal(
+        sensitivities("source", SOURCE_VALID, output="memory"), seen
+    )
 
 
 def test_padded_ids_do_not_matter():
@@ -202,10 +261,15 @@ def test_padded_ids_do_not_matter():
     source_valid = np.arange(S) < np.array([13, 7, 3, 1, 5])[:, None]
     target_valid = np.arange(T) < np.array([5, 11, 2, 7, 1])[:, None]
     found = logits(SMALL, params, source, target, source_valid, target_valid)
-    other_source, other_target = np.where(source_valid, source, 3), np.where(target_valid, target, 3)
+    other_source, other_target = (
+        np.where(source_valid, source, 3),
+        np.where(target_valid, target, 3),
+    )
     assert (other_source != source).any()
     assert (other_target != target).any()
-    other = logits(SMALL, params, other_source, other_target, source_valid, target_valid)
+    other = logits(
+        SMALL, params, other_source, other_target, source_valid, target_valid
+    )
     np.testing.assert_array_equal(other[target_valid], found[target_valid])
 
 
@@ -213,23 +277,39 @@ def test_cross_attention_asks_from_the_decoder_and_looks_at_the_encoder():
     """The gradient of a kernel vanishes if the input of that kernel is zero."""
     config = dataclasses.replace(SMALL, norm="pre")
     block, x, memory = Block(config, cross=True), normal(B, T, 5), normal(B, S, 5)
-    params = oracle.randomized(nn.unbox(jax.eval_shape(block.init, jax.random.key(0), x, None, memory))["params"])
+    params = oracle.randomized(
+        nn.unbox(jax.eval_shape(block.init, jax.random.key(0), x, None, memory))[
+            "params"
+        ]
+    )
 
     @jax.jit
     def touched(params, memory):
         def total(params, memory):
-            return (block.apply({"params": params}, x, None, memory)[0] * normal(B, T, 5, seed=1)).sum()
+            return (
+                block.apply({"params": params}, x, None, memory)[0]
+                * normal(B, T, 5, seed=1)
+            ).sum()
 
         by_params, by_memory = jax.grad(total, argnums=(0, 1))(params, memory)
-        kernels = {name: by_params["cross_attention"][name]["kernel"] for name in ("query", "key", "value")}
-        return {name: (kernel != 0).any() for name, kernel in kernels.items()} | {"memory": (by_memory != 0).all()}
+        kernels = {
+            name: by_params["cross_attention"][name]["kernel"]
+            for name in ("query", "key", "value")
+        }
+        return {name: (kernel != 0).any() for name, kernel in kernels.items()} | {
+            "memory": (by_memory != 0).all()
+        }
 
     def names(found):
         return {name for name, value in found.items() if value}
 
     assert names(touched(params, memory)) == {"query", "key", "value", "memory"}
     # A norm with zero gain and bias makes the queries' input zero.
-    silenced = params | {"cross_attention_residual": {"layer_norm": {"scale": np.zeros(5), "bias": np.zeros(5)}}}
+    silenced = params | {
+        "cross_attention_residual": {
+            "layer_norm": {"scale": np.zeros(5), "bias": np.zeros(5)}
+        }
+    }
     assert names(touched(silenced, memory)) == {"key", "value", "memory"}
     assert not names(touched(params, np.zeros_like(memory))) & {"key", "value"}
 
@@ -253,18 +333,31 @@ def test_attention_weights_can_be_looked_at():
         assert (encoder[:, b, ..., n:] == 0).all()
         assert (cross[:, b, ..., n:] == 0).all()
     maps = Transformer(TINY).attention_maps(seen)
-    np.testing.assert_array_equal(maps["cross-attention", "target", "source"], cross.swapaxes(0, 1))
-    np.testing.assert_array_equal(maps["encoder self-attention", "source", "source"], encoder.swapaxes(0, 1))
-    np.testing.assert_array_equal(maps["decoder self-attention", "target", "input"], decoder.swapaxes(0, 1))
+    np.testing.assert_array_equal(
+        maps["cross-attention", "target", "source"], cross.swapaxes(0, 1)
+    )
+    np.testing.assert_array_equal(
+        maps["encoder self-attention", "source", "source"], encoder.swapaxes(0, 1)
+    )
+    np.testing.assert_array_equal(
+        maps["decoder self-attention", "target", "input"], decoder.swapaxes(0, 1)
+    )
 
 
-@pytest.mark.parametrize("change", [{}, {"norm": "pre", "positions": "learned"}], ids=["post", "pre"])
+@pytest.mark.parametrize(
+    "change", [{}, {"norm": "pre", "positions": "learned"}], ids=["post", "pre"]
+)
 def test_decoding_with_a_cache_gives_the_logits_of_the_whole(change):
     """Use prompts of every length, followed by single tokens."""
     config, length = dataclasses.replace(SMALL, **change), 5
-    params, (source, target) = parameters(config), some_ids(config, rows=3, length=length)
+    params, (source, target) = (
+        parameters(config),
+        some_ids(config, rows=3, length=length),
+    )
     whole = logits(config, params, source, target, SOURCE_VALID)
-    apply = functools.partial(Transformer(config).apply, {"params": jax.tree.map(jnp.asarray, params)})
+    apply = functools.partial(
+        Transformer(config).apply, {"params": jax.tree.map(jnp.asarray, params)}
+    )
     start = jax.jit(functools.partial(apply, method="init_cache"), static_argnums=2)
     extend = jax.jit(functools.partial(apply, method="extend"))
     first = start(source, SOURCE_VALID, length + 2)
@@ -282,8 +375,13 @@ def test_decoding_with_a_cache_gives_the_logits_of_the_whole(change):
 
 def test_a_cache_can_be_reordered_by_rows():
     params, (source, target) = parameters(SMALL), some_ids(SMALL, rows=3, length=4)
-    whole, order = logits(SMALL, params, source, target, SOURCE_VALID), np.array([2, 0, 0])
-    apply = functools.partial(Transformer(SMALL).apply, {"params": jax.tree.map(jnp.asarray, params)})
+    whole, order = (
+        logits(SMALL, params, source, target, SOURCE_VALID),
+        np.array([2, 0, 0]),
+    )
+    apply = functools.partial(
+        Transformer(SMALL).apply, {"params": jax.tree.map(jnp.asarray, params)}
+    )
 
     @jax.jit
     def run(source, source_valid, target, order):
@@ -292,24 +390,43 @@ def test_a_cache_can_be_reordered_by_rows():
         cache = jax.tree.map(lambda leaf: leaf[order], cache)
         return apply(cache, target[order, 3:], 3, method="extend")[0]
 
-    assert oracle.relative(run(source, SOURCE_VALID, target, order), whole[order, 3:]) <= 1e-5
+    assert (
+        oracle.relative(run(source, SOURCE_VALID, target, order), whole[order, 3:])
+        <= 1e-5
+    )
 
 
 def test_rows_that_share_a_source_read_it_once():
-    """Three neighbouring rows share each source in the cache, with stacked or unstacked layers."""
+    """Three neighbouring rows share each source in the cache, with stacked or
+    unstacked layers.
+    """
     params, (source, _) = parameters(SMALL), some_ids(SMALL, rows=3, length=4)
     _, target = some_ids(SMALL, rows=9, length=4)
-    whole = logits(SMALL, params, np.repeat(source, 3, axis=0), target, np.repeat(SOURCE_VALID, 3, axis=0))
-    cache = Transformer(SMALL).apply({"params": params}, source, SOURCE_VALID, 4, method="init_cache")
+    whole = logits(
+        SMALL,
+        params,
+        np.repeat(source, 3, axis=0),
+        target,
+        np.repeat(SOURCE_VALID, 3, axis=0),
+    )
+    cache = Transformer(SMALL).apply(
+        {"params": params}, source, SOURCE_VALID, 4, method="init_cache"
+    )
     wide = jax.tree.map(lambda x: jnp.repeat(x, 3, axis=0), cache.past)
     for given in (params, Transformer(SMALL).for_extend(params)):
-        extend = jax.jit(functools.partial(Transformer(SMALL).apply, {"params": given}, method="extend"))
+        extend = jax.jit(
+            functools.partial(
+                Transformer(SMALL).apply, {"params": given}, method="extend"
+            )
+        )
         found, extended = extend(cache._replace(past=wide), target, 0)
         assert oracle.relative(found, whole) <= 1e-5
     assert extended.memory[0].key.shape[0] == 3
 
 
-@pytest.mark.parametrize("name", ["dropout_rate", "attention_dropout_rate", "feed_forward_dropout_rate"])
+@pytest.mark.parametrize(
+    "name", ["dropout_rate", "attention_dropout_rate", "feed_forward_dropout_rate"]
+)
 def test_dropout_acts_when_given_a_key_wherever_it_has_a_rate(name):
     config = dataclasses.replace(SMALL, **({"dropout_rate": 0.0} | {name: 0.5}))
     params, (source, target) = parameters(config), some_ids(config)
@@ -318,7 +435,9 @@ def test_dropout_acts_when_given_a_key_wherever_it_has_a_rate(name):
     rngs, others = {"dropout": jax.random.key(0)}, {"dropout": jax.random.key(1)}
     dropped = logits(config, params, source, target, rngs=rngs)
     assert oracle.relative(dropped, plain) > 0.01
-    np.testing.assert_array_equal(logits(config, params, source, target, rngs=rngs), dropped)
+    np.testing.assert_array_equal(
+        logits(config, params, source, target, rngs=rngs), dropped
+    )
     assert (logits(config, params, source, target, rngs=others) != dropped).any()
 
 
@@ -328,14 +447,28 @@ def test_every_layer_and_sublayer_drops_other_units():
     def is_dropout(module, _):
         return isinstance(module, Dropout)
 
-    apply = functools.partial(Transformer(TINY).apply, mutable=["intermediates"], capture_intermediates=is_dropout)
-    _, state = jax.jit(apply)({"params": params}, source, target, rngs={"dropout": jax.random.key(0)})
-    names = ("self_attention_residual", "cross_attention_residual", "feed_forward_residual")
+    apply = functools.partial(
+        Transformer(TINY).apply,
+        mutable=["intermediates"],
+        capture_intermediates=is_dropout,
+    )
+    _, state = jax.jit(apply)(
+        {"params": params}, source, target, rngs={"dropout": jax.random.key(0)}
+    )
+    names = (
+        "self_attention_residual",
+        "cross_attention_residual",
+        "feed_forward_residual",
+    )
     layers = state["intermediates"]["decoder"]["layers"]
-    kept = np.concatenate([np.asarray(layers[name]["dropout"]["__call__"][0]) != 0 for name in names])
+    kept = np.concatenate(
+        [np.asarray(layers[name]["dropout"]["__call__"][0]) != 0 for name in names]
+    )
     assert kept.shape == (9, B, T, 17)
     assert len({mask.tobytes() for mask in kept}) == 9
-    np.testing.assert_allclose(kept.mean(axis=(1, 2, 3)), 0.5, atol=5 * 0.5 / np.sqrt(B * T * 17))
+    np.testing.assert_allclose(
+        kept.mean(axis=(1, 2, 3)), 0.5, atol=5 * 0.5 / np.sqrt(B * T * 17)
+    )
 
 
 def test_half_precision_products_leave_logits_and_parameters_in_float32():
@@ -344,28 +477,48 @@ def test_half_precision_products_leave_logits_and_parameters_in_float32():
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(shapes(config)))
     found = logits(config, params, source, target)
     assert found.dtype == np.float32
-    assert oracle.relative(found, oracle.transformer(params, config, source, target)) <= 0.05
+    assert (
+        oracle.relative(found, oracle.transformer(params, config, source, target))
+        <= 0.05
+    )
 
 
 def test_too_long_a_sequence_is_refused():
     params, (source, target) = parameters(SMALL), some_ids(SMALL, source_length=38)
-    with pytest.raises(ValueError, match="a sequence of 38 positions is longer than max_length = 37"):
+    with pytest.raises(
+        ValueError, match="a sequence of 38 positions is longer than max_length = 37"
+    ):
         Transformer(SMALL).apply({"params": params}, source, target)
 
 
 def test_shift_right():
-    np.testing.assert_array_equal(shift_right(jnp.asarray([[5, 6, 7], [8, 9, 2]]), 1), [[1, 5, 6], [1, 8, 9]])
+    np.testing.assert_array_equal(
+        shift_right(jnp.asarray([[5, 6, 7], [8, 9, 2]]), 1), [[1, 5, 6], [1, 8, 9]]
+    )
 
 
 PAPER_TOLERANCE = 0.08
 
 
 def counted(config):
-    """Count the parameters in the arrays, without the padding rows of embedding and output tables."""
-    padding = -config.target_vocab_size % config.vocab_multiple, -config.source_vocab_size % config.vocab_multiple
-    tables = {"all": padding[0], "decoder": sum(padding), "none": padding[0] + sum(padding)}
+    """Count the parameters in the arrays, without the padding rows of embedding and
+    output tables.
+    """
+    padding = (
+        -config.target_vocab_size % config.vocab_multiple,
+        -config.source_vocab_size % config.vocab_multiple,
+    )
+    tables = {
+        "all": padding[0],
+        "decoder": sum(padding),
+        "none": padding[0] + sum(padding),
+    }
     total = sum(leaf.size for leaf in jax.tree.leaves(shapes(config)))
-    return total - tables[config.tie_embeddings] * config.d_model - config.output_bias * padding[0]
+    return (
+        total
+        - tables[config.tie_embeddings] * config.d_model
+        - config.output_bias * padding[0]
+    )
 
 
 @pytest.mark.parametrize("row", TABLE_3)
@@ -433,9 +586,16 @@ def test_flops_of_another_model():
 def test_forward_flops():
     assert forward_flops(TWO_VOCABULARIES, 13, 11) == by_hand(TWO_VOCABULARIES, 13, 11)
     sources, targets = np.array([13, 1, 5]), np.array([11, 3, 1])
-    expected = [by_hand(TWO_VOCABULARIES, s, t) for s, t in zip(sources, targets, strict=True)]
-    np.testing.assert_array_equal(forward_flops(TWO_VOCABULARIES, sources, targets), expected)
-    assert forward_flops(dataclasses.replace(TWO_VOCABULARIES, vocab_multiple=64), 13, 11) == expected[0]
+    expected = [
+        by_hand(TWO_VOCABULARIES, s, t) for s, t in zip(sources, targets, strict=True)
+    ]
+    np.testing.assert_array_equal(
+        forward_flops(TWO_VOCABULARIES, sources, targets), expected
+    )
+    assert (
+        forward_flops(dataclasses.replace(TWO_VOCABULARIES, vocab_multiple=64), 13, 11)
+        == expected[0]
+    )
 
 
 PROBLEMS = [
@@ -454,15 +614,31 @@ PROBLEMS = [
             "unroll",
         )
     ),
-    ({"source_vocab_size": 0, "tie_embeddings": "none"}, "source_vocab_size", "must be at least 1"),
-    ({"target_vocab_size": 0, "tie_embeddings": "none"}, "target_vocab_size", "must be at least 1"),
+    (
+        {"source_vocab_size": 0, "tie_embeddings": "none"},
+        "source_vocab_size",
+        "must be at least 1",
+    ),
+    (
+        {"target_vocab_size": 0, "tie_embeddings": "none"},
+        "target_vocab_size",
+        "must be at least 1",
+    ),
     *(
         ({name: rate}, name, "must be in [0, 1)")
-        for name in ("dropout_rate", "attention_dropout_rate", "feed_forward_dropout_rate")
+        for name in (
+            "dropout_rate",
+            "attention_dropout_rate",
+            "feed_forward_dropout_rate",
+        )
         for rate in (-0.1, 1.0)
     ),
     ({"norm_epsilon": 0.0}, "norm_epsilon", "must be positive, e.g. 1e-6"),
-    ({"activation": "tanh"}, "activation", "must be one of relu, gelu, gelu_tanh, silu"),
+    (
+        {"activation": "tanh"},
+        "activation",
+        "must be one of relu, gelu, gelu_tanh, silu",
+    ),
     ({"norm": "Pre"}, "norm", "must be one of post, pre"),
     (
         {"positions": "fixed"},
@@ -470,8 +646,16 @@ PROBLEMS = [
         "must be one of sinusoidal, sinusoidal_halves, learned, relative, rotary, none",
     ),
     ({"tie_embeddings": "some"}, "tie_embeddings", "must be one of all, decoder, none"),
-    ({"embedding_init": "zeros"}, "embedding_init", "must be one of xavier_uniform, normal, truncated_normal"),
-    ({"init": "zeros"}, "init", "must be one of xavier_uniform, normal, truncated_normal"),
+    (
+        {"embedding_init": "zeros"},
+        "embedding_init",
+        "must be one of xavier_uniform, normal, truncated_normal",
+    ),
+    (
+        {"init": "zeros"},
+        "init",
+        "must be one of xavier_uniform, normal, truncated_normal",
+    ),
     ({"dtype": "float16"}, "dtype", "must be one of float32, bfloat16"),
     ({"num_heads": 0}, "num_heads", "must be at least 1"),
     (
@@ -484,7 +668,10 @@ PROBLEMS = [
         (
             {"attention_implementation": name, "dtype": "bfloat16", **change},
             next(iter(change)),
-            f"is not supported by attention_implementation = '{name}': set that to 'auto', or this to {remedy}",
+            (
+                f"is not supported by attention_implementation = '{name}': "
+                f"set that to 'auto', or this to {remedy}"
+            ),
         )
         for name, change, remedy in (
             ("jax", {"attention_dropout_rate": 0.1}, "0"),
@@ -492,17 +679,27 @@ PROBLEMS = [
             ("jax", {"value_dim": 32}, "head_dim = 64"),
             ("splash", {"attention_dropout_rate": 0.1}, "0"),
             ("splash", {"positions": "relative"}, "another value"),
-            ("short", {"head_dim": 60, "value_dim": 60}, "a divisor of 128, or a multiple of it"),
+            (
+                "short",
+                {"head_dim": 60, "value_dim": 60},
+                "a divisor of 128, or a multiple of it",
+            ),
             ("cudnn", {"attention_dropout_rate": 0.1}, "0"),
             ("cudnn", {"dtype": "float32"}, "'bfloat16'"),
-            ("cudnn", {"head_dim": 60, "value_dim": 60}, "a multiple of 8, at most 128"),
+            (
+                "cudnn",
+                {"head_dim": 60, "value_dim": 60},
+                "a multiple of 8, at most 128",
+            ),
         )
     ),
     (
         {"source_vocab_size": 7, "target_vocab_size": 11},
         "tie_embeddings",
-        "'all' shares one table, but source_vocab_size = 7 and target_vocab_size = 11: "
-        "make them equal or set tie_embeddings to 'decoder'",
+        (
+            "'all' shares one table, but source_vocab_size = 7 and "
+            "target_vocab_size = 11: make them equal or set tie_embeddings to 'decoder'"
+        ),
     ),
 ]
 
@@ -516,13 +713,16 @@ def test_what_is_wrong_with_a_config_is_said(changes, field, rule):
 def loss_and_gradient(config):
     """Return the loss with dropout, and the whole gradient as one vector.
 
-    The gradient of the keys' biases cannot be compared alone: softmax is invariant to them, so it is only rounding.
+    The gradient of the keys' biases cannot be compared alone: softmax is invariant to
+    them, so it is only rounding.
     """
     source, target = some_ids(config)
 
     def loss(params):
         key = {"dropout": jax.random.key(1)}
-        logits = Transformer(config).apply({"params": params}, source, target, source_valid=source > 2, rngs=key)
+        logits = Transformer(config).apply(
+            {"params": params}, source, target, source_valid=source > 2, rngs=key
+        )
         return (logits**2).mean()
 
     value, gradient = jax.jit(jax.value_and_grad(loss))(parameters(config))
@@ -540,7 +740,11 @@ def loss_and_gradient(config):
 )
 def test_other_ways_to_the_same(changes):
     config = dataclasses.replace(SMALL, dropout_rate=0.1)
-    for a, b in zip(loss_and_gradient(dataclasses.replace(config, **changes)), loss_and_gradient(config), strict=True):
+    for a, b in zip(
+        loss_and_gradient(dataclasses.replace(config, **changes)),
+        loss_and_gradient(config),
+        strict=True,
+    ):
         assert oracle.relative(a, b) <= 1e-5
 
 
@@ -550,22 +754,34 @@ def test_remat_scores_keeps_the_products_with_weights():
     def products(remat):
         config = dataclasses.replace(SMALL, remat=remat)
         ids = jnp.ones((2, 3), jnp.int32)
-        loss = jax.grad(lambda params: Transformer(config).apply({"params": params}, ids, ids).sum())
+        loss = jax.grad(
+            lambda params: Transformer(config).apply({"params": params}, ids, ids).sum()
+        )
         return str(jax.make_jaxpr(loss)(parameters(config))).count("product[")
 
     assert products("none") < products("scores") < products("full")
 
 
 def test_modules_refuse_a_config_that_is_wrong():
-    """A config made in code skips the checks of a config file, so a misspelt choice could give another model."""
+    """A config made in code skips the checks of a config file, so a misspelt choice
+    could give another model.
+    """
     config = dataclasses.replace(TINY, positions="rope")
     x = jnp.ones((1, 3, config.d_model))
     token = jnp.ones((1, 3), jnp.int32)
-    for module, inputs in ((Transformer(config), (token, token)), (Block(config), (x,))):
-        with pytest.raises(ValueError, match=r"TransformerConfig.positions = 'rope': must be one of sinusoidal, "):
+    for module, inputs in (
+        (Transformer(config), (token, token)),
+        (Block(config), (x,)),
+    ):
+        with pytest.raises(
+            ValueError,
+            match=r"TransformerConfig.positions = 'rope': must be one of sinusoidal, ",
+        ):
             module.init(jax.random.key(0), *inputs)
     with pytest.raises(ValueError, match=r"TransformerConfig.norm = 'Pre'"):
-        Block(dataclasses.replace(TINY, norm="Pre"), cross=True).init(jax.random.key(0), x, None, x)
+        Block(dataclasses.replace(TINY, norm="Pre"), cross=True).init(
+            jax.random.key(0), x, None, x
+        )
     with pytest.raises(ValueError, match=r"BlockConfig.d_ff = 0: must be at least 1"):
         Block(BlockConfig(d_ff=0)).init(jax.random.key(0), x)
 
@@ -580,22 +796,36 @@ def test_a_cache_beyond_the_positions_is_refused():
 
 def test_all_that_is_wrong_is_said_at_once():
     config = TransformerConfig(dropout_rate=2.0, norm="none", d_model=0, init="zeros")
-    assert {name for name, _ in config.problems()} == {"dropout_rate", "norm", "d_model", "init"}
+    assert {name for name, _ in config.problems()} == {
+        "dropout_rate",
+        "norm",
+        "d_model",
+        "init",
+    }
 
 
-@pytest.mark.parametrize("changes", [BASE, BIG, {"output_bias": True}, {"tie_embeddings": "none", "output_bias": True}])
+@pytest.mark.parametrize(
+    "changes",
+    [BASE, BIG, {"output_bias": True}, {"tie_embeddings": "none", "output_bias": True}],
+)
 def test_nothing_is_wrong_with_the_papers_configs(changes):
     assert not list(TransformerConfig(**changes).problems())
 
 
 def test_modes_of_differentiation_agree():
-    """Compare forward mode with reverse mode, for the logits of the whole model and for a Hessian."""
-    config = dataclasses.replace(SMALL, positions="relative", dropout_rate=0.2, remat="scores")
+    """Compare forward mode with reverse mode, for the logits of the whole model and
+    for a Hessian.
+    """
+    config = dataclasses.replace(
+        SMALL, positions="relative", dropout_rate=0.2, remat="scores"
+    )
     params, (source, target) = parameters(config), some_ids(config)
     direction = oracle.randomized(shapes(config), seed=1)
 
     def run(params):
-        apply = functools.partial(Transformer(config).apply, rngs={"dropout": jax.random.key(0)})
+        apply = functools.partial(
+            Transformer(config).apply, rngs={"dropout": jax.random.key(0)}
+        )
         return apply({"params": params}, source, target, source_valid=source > 2)
 
     y, pull = jax.vjp(jax.jit(run), params)
@@ -603,16 +833,25 @@ def test_modes_of_differentiation_agree():
     np.testing.assert_allclose(same, y, rtol=1e-5, atol=1e-5)
     cotangent = normal(*y.shape)
     (gradient,) = pull(cotangent)
-    forward, backward = np.float64(push(direction)), jax.tree.map(lambda g, d: (g * d).sum(), gradient, direction)
-    np.testing.assert_allclose((forward * cotangent).sum(), sum(jax.tree.leaves(backward)), rtol=1e-4)
+    forward, backward = (
+        np.float64(push(direction)),
+        jax.tree.map(lambda g, d: (g * d).sum(), gradient, direction),
+    )
+    np.testing.assert_allclose(
+        (forward * cotangent).sum(), sum(jax.tree.leaves(backward)), rtol=1e-4
+    )
 
     bias = params["decoder"]["layers"]["feed_forward"]["inner"]["bias"]
 
     def loss(bias):
         feed_forward = params["decoder"]["layers"]["feed_forward"]
         inner = feed_forward["inner"] | {"bias": bias}
-        layers = params["decoder"]["layers"] | {"feed_forward": feed_forward | {"inner": inner}}
-        return (run(params | {"decoder": params["decoder"] | {"layers": layers}}) ** 2).mean()
+        layers = params["decoder"]["layers"] | {
+            "feed_forward": feed_forward | {"inner": inner}
+        }
+        return (
+            run(params | {"decoder": params["decoder"] | {"layers": layers}}) ** 2
+        ).mean()
 
     hessian = np.asarray(jax.jit(jax.hessian(loss))(bias)).reshape(bias.size, bias.size)
     assert np.abs(hessian).max() > 1e-3

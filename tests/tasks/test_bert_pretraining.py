@@ -1,4 +1,6 @@
-"""Pre-training: the two losses and accuracies against loops, the causal model, blanks, and a corpus learnt by heart."""
+"""Pre-training: the two losses and accuracies against loops, the causal model,
+blanks, and a corpus learnt by heart.
+"""
 
 import json
 import re
@@ -28,24 +30,43 @@ def task_and_params(config, workdir):
 
 def log_softmax(x):
     x = np.asarray(x, np.float64)
-    return x - np.log(np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True)) - x.max(-1, keepdims=True)
+    return (
+        x
+        - np.log(np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True))
+        - x.max(-1, keepdims=True)
+    )
 
 
 def expected(task, params, batch, next_sentence):
-    """Loop over rows and predictions. The logits of all positions come from the model without `positions`."""
-    vectors, lm_head, follows = jax.jit(task.model.apply)({"params": params}, *task.arguments(batch))
+    """Loop over rows and predictions.
+
+    The logits of all positions come from the model without `positions`.
+    """
+    vectors, lm_head, follows = jax.jit(task.model.apply)(
+        {"params": params}, *task.arguments(batch)
+    )
     vocabulary = task.config.model.vocab_size
     logits = log_softmax(lm_head(vectors, vocabulary, "float32")[..., :vocabulary])
     masked, pairs = [], []
     for b in np.flatnonzero(batch["index"] >= 0):
-        for position, label in list(zip(batch["positions"][b], batch["label"][b], strict=True))[: batch["masked"][b]]:
-            masked.append((-logits[b, position, label], logits[b, position].argmax() == label))
+        for position, label in list(
+            zip(batch["positions"][b], batch["label"][b], strict=True)
+        )[: batch["masked"][b]]:
+            masked.append(
+                (-logits[b, position, label], logits[b, position].argmax() == label)
+            )
         if batch["paired"][b]:
             row, label = log_softmax(follows[b]), batch["follows"][b]
             pairs.append((-row[label], row.argmax() == label))
-    found = {"masked_lm": [x for x, _ in masked], "masked_accuracy": [x for _, x in masked]}
+    found = {
+        "masked_lm": [x for x, _ in masked],
+        "masked_accuracy": [x for _, x in masked],
+    }
     if next_sentence:
-        found |= {"next_sentence": [x for x, _ in pairs], "next_sentence_accuracy": [x for _, x in pairs]}
+        found |= {
+            "next_sentence": [x for x, _ in pairs],
+            "next_sentence_accuracy": [x for _, x in pairs],
+        }
     return {name: (np.sum(x, dtype=float), len(x)) for name, x in found.items()}
 
 
@@ -64,13 +85,18 @@ def test_losses_and_accuracies_are_those_of_a_loop(config, corpus, tmp_path, cau
     assert set(batch["paired"][there]) == ({0} if causal else {0, 1})
     if causal:  # every next token is a label
         assert batch["label"][there].tolist() == batch["text"][there, 1:].tolist()
-        assert batch["masked"][there].tolist() == (batch["text_length"][there] - 1).tolist()
+        assert (
+            batch["masked"][there].tolist()
+            == (batch["text_length"][there] - 1).tolist()
+        )
     right = expected(task, params, batch, next_sentence=not causal)
     means, outputs = jax.jit(task.evaluate, static_argnums=2)(params, batch, True)
     assert outputs == {}
     assert means.keys() == right.keys()
     for name, mean in means.items():
-        assert (float(mean.sum), float(mean.weight)) == pytest.approx(right[name], rel=1e-4), name
+        assert (float(mean.sum), float(mean.weight)) == pytest.approx(
+            right[name], rel=1e-4
+        ), name
         assert mean.scale == (0 if "accuracy" in name else 1)
     terms = jax.jit(task.loss)(params, batch, jax.random.key(0), 0)
     assert terms.keys() == means.keys() - {"masked_accuracy"}
@@ -82,16 +108,25 @@ def test_scores_by_hand(config, tmp_path):
     task = make_task(parse(config), tmp_path)
     accuracies = {"masked_accuracy": 0.25, "next_sentence_accuracy": 0.75}
     scores = task.score({"masked_lm": 2.0, "next_sentence": 0.5, **accuracies}, [], [])
-    assert scores == pytest.approx({"loss": 2.5, "perplexity": np.exp(2.0), **accuracies})
-    assert task.score({"masked_lm": 2.0, "masked_accuracy": 0.25}, [], []) == pytest.approx(
+    assert scores == pytest.approx(
+        {"loss": 2.5, "perplexity": np.exp(2.0), **accuracies}
+    )
+    assert task.score(
+        {"masked_lm": 2.0, "masked_accuracy": 0.25}, [], []
+    ) == pytest.approx(
         {"loss": 2.0, "perplexity": np.exp(2.0), "masked_accuracy": 0.25}
     )
     assert task.score({}, [], []) == {}
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_masks_are_filled_with_the_most_probable_tokens(config, tmp_path, causal, caplog):
-    """Compare with the logits at every position. A causal model predicts a token at the place before it."""
+def test_masks_are_filled_with_the_most_probable_tokens(
+    config, tmp_path, causal, caplog
+):
+    """Compare with the logits at every position.
+
+    A causal model predicts a token at the place before it.
+    """
     config.model.causal, config.masking.next_sentence = causal, not causal
     config.model.max_length = config.data.max_length
     task, params = task_and_params(config, tmp_path / "run")
@@ -104,12 +139,23 @@ def test_masks_are_filled_with_the_most_probable_tokens(config, tmp_path, causal
         parts = re.split(r"(\[MASK\])", line)
         ids = [tokenizer.bos_id]
         for part in parts:
-            ids += [tokenizer.mask_id] if part == "[MASK]" else tokenizer.encode_batch([part])[0]
+            ids += (
+                [tokenizer.mask_id]
+                if part == "[MASK]"
+                else tokenizer.encode_batch([part])[0]
+            )
         ids = np.array([[*ids, tokenizer.eos_id]])
-        vectors, lm_head, _ = jax.jit(task.model.apply)({"params": params}, ids, ids >= 0)
+        vectors, lm_head, _ = jax.jit(task.model.apply)(
+            {"params": params}, ids, ids >= 0
+        )
         logits = log_softmax(lm_head(vectors, config.model.vocab_size, "float32")[0])
-        for place, mask in zip(np.flatnonzero(ids[0] == tokenizer.mask_id) - causal, prediction["masks"], strict=True):
-            known = log_softmax(logits[place, : tokenizer.size])  # the model has more ids than the tokenizer
+        for place, mask in zip(
+            np.flatnonzero(ids[0] == tokenizer.mask_id) - causal,
+            prediction["masks"],
+            strict=True,
+        ):
+            # the model has more ids than the tokenizer
+            known = log_softmax(logits[place, : tokenizer.size])
             best = np.argsort(-known)[:5]
             assert list(mask) == tokenizer.shown(best)
             assert list(mask.values()) == pytest.approx(np.exp(known[best]), rel=1e-4)
@@ -118,15 +164,24 @@ def test_masks_are_filled_with_the_most_probable_tokens(config, tmp_path, causal
 def test_a_tokenizer_without_masks_is_refused_with_the_remedy(config, tmp_path):
     config.data.tokenizer = "wordpiece"
     task = make_task(parse(config), tmp_path / "run")
-    for open_batches in (lambda: task.batches("train", 1), lambda: task.batches_of(["ek"])):
-        with pytest.raises(ValueError, match=r"the tokenizer has no \[MASK\].* set data\.tokenizer = 'bert'"):
+    for open_batches in (
+        lambda: task.batches("train", 1),
+        lambda: task.batches_of(["ek"]),
+    ):
+        with pytest.raises(
+            ValueError,
+            match=r"the tokenizer has no \[MASK\].* set data\.tokenizer = 'bert'",
+        ):
             open_batches()
 
 
 def test_documents_without_blank_lines_have_no_pairs(config, corpus, tmp_path):
     (corpus / "train.txt").write_text("ek at\nit ok\nut\n")
     task = make_task(parse(config), tmp_path / "run")
-    message = r"1 of 1 documents have two consecutive sentences .* separate documents by blank"
+    message = (
+        r"1 of 1 documents have two consecutive sentences .* separate documents by"
+        r" blank"
+    )
     with pytest.raises(ValueError, match=message):
         task.batches("train", 1)
     config.masking.next_sentence = False
@@ -137,8 +192,14 @@ def test_documents_without_blank_lines_have_no_pairs(config, corpus, tmp_path):
     ("change", "message"),
     [
         ({"data.max_length": 4}, r"data\.max_length = 4: must be at least 5"),
-        ({"data.source": "tfds", "data.name": "x"}, r"data\.source = 'tfds': must be 'files'"),
-        ({"model.causal": True}, r"masking\.next_sentence = True: must be False with model\.causal"),
+        (
+            {"data.source": "tfds", "data.name": "x"},
+            r"data\.source = 'tfds': must be 'files'",
+        ),
+        (
+            {"model.causal": True},
+            r"masking\.next_sentence = True: must be False with model\.causal",
+        ),
         ({"masking.rate": 1.5}, r"masking\.rate = 1\.5: must be in \(0, 1\)"),
     ],
 )
@@ -153,11 +214,21 @@ def test_a_regular_corpus_is_learnt(config, corpus, tmp_path):
     """A word's place and the other words of its sentence tell what it is."""
     sentences = ["ant bee cat dog", "eel fox gnu hen", "owl pig ram yak"]
     for split in ("train", "val"):
-        documents = [f"{sentences[i % 3]}\n{sentences[(i + 1) % 3]}\n" for i in range(60)]
+        documents = [
+            f"{sentences[i % 3]}\n{sentences[(i + 1) % 3]}\n" for i in range(60)
+        ]
         (corpus / f"{split}.txt").write_text("\n".join(documents))
-    config.model.dropout_rate = config.model.attention_dropout_rate = config.masking.short_rate = 0.0
+    config.model.dropout_rate = config.model.attention_dropout_rate = (
+        config.masking.short_rate
+    ) = 0.0
     config.optimizer.update(learning_rate=1e-2, warmup_steps=10, schedule="linear")
-    run(config, tmp_path / "run", training__steps=400, training__evaluate_every=400, checkpoint__every=400)
+    run(
+        config,
+        tmp_path / "run",
+        training__steps=400,
+        training__evaluate_every=400,
+        checkpoint__every=400,
+    )
     (scores,) = (row for row in rows(tmp_path / "run") if row["split"] == "val")
     assert scores["masked_accuracy"] > 0.9
     line = "eel fox [MASK] hen"
@@ -166,4 +237,6 @@ def test_a_regular_corpus_is_learnt(config, corpus, tmp_path):
     ((mask,),) = (json.loads(line)["masks"] for line in done.stdout.splitlines())
     assert next(iter(mask)) == "gnu"
     assert len(mask) == 5
-    assert transformer_jax.load(tmp_path / "run").predict([line])[0]["masks"][0]["gnu"] == pytest.approx(mask["gnu"])
+    assert transformer_jax.load(tmp_path / "run").predict([line])[0]["masks"][0][
+        "gnu"
+    ] == pytest.approx(mask["gnu"])

@@ -1,4 +1,6 @@
-"""GPT fine-tuned: its input, the objective L3 against NumPy, both orders of pairs, frozen parts, and learning."""
+"""GPT fine-tuned: its input, the objective L3 against NumPy, both orders of pairs,
+frozen parts, and learning.
+"""
 
 import dataclasses
 
@@ -19,7 +21,12 @@ from transformer_jax.training.initialization import init_state
 from transformer_jax.training.sharding import make_mesh
 
 HEADER = ("one", "two", "gold")
-PAIRS = [("ka ke", "mo", "yes"), ("su", "", "no"), ("ta ta ta", "ke ka", "yes"), ("mo", "su ta", "no")]
+PAIRS = [
+    ("ka ke", "mo", "yes"),
+    ("su", "", "no"),
+    ("ta ta ta", "ke ka", "yes"),
+    ("mo", "su ta", "no"),
+]
 NO_DROPOUT = {"model.dropout_rate": 0.0, "model.attention_dropout_rate": 0.0}
 
 
@@ -38,7 +45,9 @@ def make(corpus, tmp_path):
         config.data.update(text_column="one", second_column="two", label_column="gold")
         if name == "classification":
             config.data.labels = ("no", "yes")
-        config.update_from_flattened_dict(NO_DROPOUT | {"fine_tuning.auxiliary_weight": 0.5} | dict(changes))
+        config.update_from_flattened_dict(
+            NO_DROPOUT | {"fine_tuning.auxiliary_weight": 0.5} | dict(changes)
+        )
         return make_task(parse(config), tmp_path / "run")
 
     return make
@@ -61,7 +70,11 @@ def test_the_input_has_special_tokens_beyond_the_vocabulary(make):
     task = make()
     arrays, v = whole(task), task.config.model.vocab_size
     tokens, text = tokens_of(task, arrays, 0)
-    assert [token for token in tokens if token.startswith("[")] == ["[START]", "[DELIM]", "[EXTRACT]"]
+    assert [token for token in tokens if token.startswith("[")] == [
+        "[START]",
+        "[DELIM]",
+        "[EXTRACT]",
+    ]
     assert (tokens[0], tokens[-1], text) == ("[START]", "[EXTRACT]", "ka ke mo")
     assert arrays["text"][0, 0] == v
     assert arrays["text"][0, arrays["second"][0] - 1] == v + 1
@@ -75,9 +88,15 @@ def test_the_input_has_special_tokens_beyond_the_vocabulary(make):
 
 
 def test_plain_text(make):
-    """There are no special tokens, the texts of a pair follow each other, and the last token's vector is mapped."""
+    """There are no special tokens, the texts of a pair follow each other, and the
+    last token's vector is mapped.
+    """
     task = make({"fine_tuning.plain_text": True})
-    arrays, v, params = whole(task), task.config.model.vocab_size, jax.tree.map(lambda x: 3 * x, initial(task))
+    arrays, v, params = (
+        whole(task),
+        task.config.model.vocab_size,
+        jax.tree.map(lambda x: 3 * x, initial(task)),
+    )
     one, two = task.corpus.tokenizers["text"].encode_batch(PAIRS[2][:2])
     assert arrays["text"][2, : arrays["text_length"][2]].tolist() == [*one, *two]
     assert arrays["second"][2] == len(one)
@@ -97,7 +116,12 @@ def test_the_end_id_stands_for_an_empty_text(make):
     task.fingerprint(training=False)
     end, batches = task.corpus.tokenizers["text"].eos_id, task.batches_of(["ka", ""])
     arrays = [batches.load(batches.plan.batch(i)) for i in range(len(batches.plan))]
-    rows = [row[:n].tolist() for each in arrays for row, n in zip(each["text"], each["text_length"], strict=True) if n]
+    rows = [
+        row[:n].tolist()
+        for each in arrays
+        for row, n in zip(each["text"], each["text_length"], strict=True)
+        if n
+    ]
     assert rows == [*task.corpus.tokenizers["text"].encode_batch(["ka"]), [end]]
 
 
@@ -111,28 +135,52 @@ def test_a_tokenizer_without_special_ids_will_do(make):
 
 
 def test_the_language_modeling_loss_by_numpy():
-    """It is a mean over the tokens of a text, then over texts. A text of one token and padding do not count."""
+    """It is a mean over the tokens of a text, then over texts.
+
+    A text of one token and padding do not count.
+    """
     rng = np.random.default_rng(0)
-    x, embeddings, tokens = rng.normal(size=(4, 7, 5)), rng.normal(size=(13, 5)), rng.integers(0, 13, (4, 7))
+    x, embeddings, tokens = (
+        rng.normal(size=(4, 7, 5)),
+        rng.normal(size=(13, 5)),
+        rng.integers(0, 13, (4, 7)),
+    )
     lengths = np.array([7, 3, 1, 0])
     each = []
     for row, n in zip(range(2), lengths, strict=False):
         logits = x[row, : n - 1] @ embeddings.T
-        each.append(oracle.cross_entropy(logits, tokens[row, 1:n], np.ones(n - 1))[0] / (n - 1))
+        each.append(
+            oracle.cross_entropy(logits, tokens[row, 1:n], np.ones(n - 1))[0] / (n - 1)
+        )
 
     def head(x, vocab_size, dtype):
         return x @ jnp.float32(embeddings.T)
 
     valid = np.arange(7) < lengths[:, None]
-    found = next_token_per_text(jax.tree_util.Partial(head), jnp.float32(x), tokens, jnp.array(valid), 13, "float32")
+    found = next_token_per_text(
+        jax.tree_util.Partial(head),
+        jnp.float32(x),
+        tokens,
+        jnp.array(valid),
+        13,
+        "float32",
+    )
     assert float(found.weight) == 2
     np.testing.assert_allclose(found.sum, sum(each), rtol=1e-5)
 
 
-@pytest.mark.parametrize("changes", [{}, {"model.tie_embeddings": False, "fine_tuning.both_orders": True}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"model.tie_embeddings": False, "fine_tuning.both_orders": True}],
+    ids=str,
+)
 def test_the_objective_is_the_equations(make, changes):
-    """L3 = L2 + λ · L1 (eq. 5), from the language model's logits and the classifier's, in NumPy."""
-    task = make({"fine_tuning.auxiliary_weight": 0.25, "model.vocab_multiple": 16, **changes})
+    """L3 = L2 + λ · L1 (eq. 5), from the language model's logits and the
+    classifier's, in NumPy.
+    """
+    task = make(
+        {"fine_tuning.auxiliary_weight": 0.25, "model.vocab_multiple": 16, **changes}
+    )
     params, arrays = jax.tree.map(lambda x: 3 * x, initial(task)), whole(task)
     means = jax.jit(lambda p: task.loss(p, arrays, jax.random.key(0), 0))(params)
     assert {name: float(mean.scale) for name, mean in means.items()} == {
@@ -141,7 +189,9 @@ def test_the_objective_is_the_equations(make, changes):
         "language_modeling": 0.25,
     }
 
-    config = dataclasses.replace(task.config.model, vocab_size=task.config.model.vocab_size + 3)
+    config = dataclasses.replace(
+        task.config.model, vocab_size=task.config.model.vocab_size + 3
+    )
     frame, total = task.backbone.frame(task.corpus), []
     for row, (one, two, _) in enumerate(PAIRS):
         texts = task.corpus.tokenizers["text"].encode_batch([one, two])
@@ -150,11 +200,20 @@ def test_the_objective_is_the_equations(make, changes):
             if (first, second) == tuple(texts):
                 assert arrays["text"][row, : len(ids)].tolist() == ids.tolist()
             logits = oracle.gpt(params["gpt"], config, ids[None])[0]
-            total.append(oracle.cross_entropy(logits[:-1], ids[1:], np.ones(len(ids) - 1))[0] / (len(ids) - 1))
-    np.testing.assert_allclose(means["language_modeling"].sum / means["language_modeling"].weight, np.mean(total), 1e-5)
-    (evaluated, _) = task.evaluate(params, arrays, greedy=True)
+            total.append(
+                oracle.cross_entropy(logits[:-1], ids[1:], np.ones(len(ids) - 1))[0]
+                / (len(ids) - 1)
+            )
+    np.testing.assert_allclose(
+        means["language_modeling"].sum / means["language_modeling"].weight,
+        np.mean(total),
+        1e-5,
+    )
+    evaluated, _ = task.evaluate(params, arrays, greedy=True)
     assert set(evaluated) == {"cross_entropy", "accuracy"}
-    np.testing.assert_allclose(means["cross_entropy"].sum, evaluated["cross_entropy"].sum, rtol=1e-5)
+    np.testing.assert_allclose(
+        means["cross_entropy"].sum, evaluated["cross_entropy"].sum, rtol=1e-5
+    )
 
 
 def stepped(task, arrays):
@@ -172,19 +231,36 @@ def test_without_lambda_the_step_is_that_of_the_classifier_alone(make, monkeypat
     params, metrics = stepped(task, arrays)
     both, shown = stepped(with_lambda, arrays)
     assert "language_modeling" not in metrics
-    np.testing.assert_allclose(shown["loss"], shown["cross_entropy"] + 0.5 * shown["language_modeling"], rtol=1e-6)
+    np.testing.assert_allclose(
+        shown["loss"],
+        shown["cross_entropy"] + 0.5 * shown["language_modeling"],
+        rtol=1e-6,
+    )
     np.testing.assert_allclose(metrics["loss"], shown["cross_entropy"], rtol=1e-6)
-    assert (both["gpt"]["embedding"]["table"] != params["gpt"]["embedding"]["table"]).any(axis=1).all()
+    assert (
+        (both["gpt"]["embedding"]["table"] != params["gpt"]["embedding"]["table"])
+        .any(axis=1)
+        .all()
+    )
     monkeypatch.setattr(
-        task, "loss", lambda params, batch, key, step: task.means(task.logits(params, batch, key), batch)
+        task,
+        "loss",
+        lambda params, batch, key, step: task.means(
+            task.logits(params, batch, key), batch
+        ),
     )
     plain, _ = stepped(task, arrays)
-    for found, expected in zip(jax.tree.leaves(params), jax.tree.leaves(plain), strict=True):
+    for found, expected in zip(
+        jax.tree.leaves(params), jax.tree.leaves(plain), strict=True
+    ):
         np.testing.assert_array_equal(found, expected)
 
 
 def test_work_is_counted(make):
-    """Without λ, a step has three times the products of a forward pass. The head is not counted; λ adds the logits."""
+    """Without λ, a step has three times the products of a forward pass.
+
+    The head is not counted; λ adds the logits.
+    """
     off = {"fine_tuning.auxiliary_weight": 0.0}
     for changes, views in ({}, 1), ({"fine_tuning.both_orders": True}, 2):
         task, arrays = make(off | changes), make().dummy_batch(3, 11)
@@ -192,13 +268,19 @@ def test_work_is_counted(make):
         tokens, flops = task.work(arrays)
         assert tokens == 3 * 11 * views
         assert flops == 3 * (oracle.flops_of_products(program.jaxpr) - 2 * 3 * 16 * 2)
-        assert make(changes).work(arrays).flops - flops == 3 * views * 3 * 2 * 10 * 16 * 307
+        assert (
+            make(changes).work(arrays).flops - flops
+            == 3 * views * 3 * 2 * 10 * 16 * 307
+        )
 
 
 def test_the_order_of_a_pair_means_nothing_with_both_orders(make):
     """The last pair is cut."""
     one = [*PAIRS, ("ka ke mo su ta ka", "mo ke ta su su su ka ka", "")]
-    records = [[dict(zip(HEADER, row, strict=False)) for row in (pair[:2], pair[1::-1])] for pair in one]
+    records = [
+        [dict(zip(HEADER, row, strict=False)) for row in (pair[:2], pair[1::-1])]
+        for pair in one
+    ]
 
     def logits(task):
         task.fingerprint(training=False)
@@ -221,9 +303,16 @@ def test_the_order_of_a_pair_means_nothing_with_both_orders(make):
 
 def test_attention_and_predictions_of_pairs_in_both_orders(make):
     task = make({"fine_tuning.both_orders": True})
-    evaluator, records = Evaluator(task, make_mesh(task.config.mesh)), [{"one": "ka ke", "two": "mo"}]
+    evaluator, records = (
+        Evaluator(task, make_mesh(task.config.mesh)),
+        [{"one": "ka ke", "two": "mo"}],
+    )
     ((found,),) = evaluator.attention(initial(task), records)
-    assert [t for t in found.queries if t.startswith("[")] == ["[START]", "[DELIM]", "[EXTRACT]"]
+    assert [t for t in found.queries if t.startswith("[")] == [
+        "[START]",
+        "[DELIM]",
+        "[EXTRACT]",
+    ]
     assert found.queries[1].startswith("k")
     (prediction,) = evaluator.predict(initial(task), records)
     assert sum(prediction["probabilities"].values()) == pytest.approx(1)
@@ -233,41 +322,70 @@ def test_what_is_frozen_does_not_include_the_new_embeddings(make):
     task = make({"fine_tuning.frozen_layers": 1})
     before, (after, _) = initial(task), stepped(task, task.dummy_batch(8, 11, seed=1))
     v = task.config.model.vocab_size
-    counts = {"embedding/table": v, "positions/table": None, "decoder/layers/feed_forward/inner/kernel": 1}
+    counts = {
+        "embedding/table": v,
+        "positions/table": None,
+        "decoder/layers/feed_forward/inner/kernel": 1,
+    }
     for name, count in counts.items():
         old, new = before["gpt"], after["gpt"]
         for key in name.split("/"):
             old, new = old[key], new[key]
         np.testing.assert_array_equal(new[:count], old[:count])
         if count:
-            assert (new[count:] != old[count:]).all(axis=tuple(range(1, new.ndim))).all()
+            assert (
+                (new[count:] != old[count:]).all(axis=tuple(range(1, new.ndim))).all()
+            )
 
 
-ONE, TWO = {"data.text_column": "one"}, {"data.text_column": "one", "data.second_column": "two"}
+ONE, TWO = (
+    {"data.text_column": "one"},
+    {"data.text_column": "one", "data.second_column": "two"},
+)
 LEARNED = {
     "text": ("classification", ONE | {"data.labels": ("no", "yes")}),
     "pair": ("classification", TWO | {"data.labels": ("no", "yes")}),
-    "similarity": ("regression", TWO | {"data.label_column": "value", "fine_tuning.both_orders": True}),
+    "similarity": (
+        "regression",
+        TWO | {"data.label_column": "value", "fine_tuning.both_orders": True},
+    ),
     "choice": (
         "multiple_choice",
-        {"data.text_column": "text", "data.choice_columns": ("one", "two"), "data.label_column": "place"},
+        {
+            "data.text_column": "text",
+            "data.choice_columns": ("one", "two"),
+            "data.label_column": "place",
+        },
     ),
 }
 
 
 @pytest.mark.parametrize("kind", LEARNED)
 def test_a_model_learns_a_dozen_examples(corpus, tmp_path, kind):
-    """The first text has "ka" once or twice. If twice, the label is "yes", the value 5, and the right choice 0."""
+    """The first text has "ka" once or twice.
+
+    If twice, the label is "yes", the value 5, and the right choice 0.
+    """
     answers = (("ka ka", "ke", "yes", "5", "0"), ("ka", "ke", "no", "1", "1"))
-    rows = [(word, *answer) for word in ("ke", "mo", "su", "ta", "ti", "ma") for answer in answers]
+    rows = [
+        (word, *answer)
+        for word in ("ke", "mo", "su", "ta", "ti", "ma")
+        for answer in answers
+    ]
     for split in ("train", "val"):
-        table(corpus / f"{split}.tsv", rows, ("text", "one", "two", "gold", "value", "place"))
+        table(
+            corpus / f"{split}.tsv",
+            rows,
+            ("text", "one", "two", "gold", "value", "place"),
+        )
     name, changes = LEARNED[kind]
     config = small(name, corpus, "gpt")
     config.data.update(label_column="gold", second_column="")
     config.model.num_layers = 1
     config.optimizer.update(schedule="constant", learning_rate=1e-2, warmup_steps=0)
-    config.update_from_flattened_dict(NO_DROPOUT | {"fine_tuning.auxiliary_weight": 0.5} | changes)
+    config.update_from_flattened_dict(
+        NO_DROPOUT | {"fine_tuning.auxiliary_weight": 0.5} | changes
+    )
     task = make_task(parse(config), tmp_path / kind)
     engine, arrays, read = Engine(task), whole(task, "train"), []
     state = engine.init(jax.random.key(0))
@@ -275,7 +393,9 @@ def test_a_model_learns_a_dozen_examples(corpus, tmp_path, kind):
         state, metrics = engine.step(state, arrays)
         read.append(float(metrics["language_modeling"]))
     assert read[-1] < read[0] / 2
-    scores = Evaluator(task, make_mesh(task.config.mesh)).evaluate(state.params, "val", greedy=True)
+    scores = Evaluator(task, make_mesh(task.config.mesh)).evaluate(
+        state.params, "val", greedy=True
+    )
     assert scores["loss"] < 0.05
     assert scores.get("accuracy", scores.get("pearson")) > 0.99
 
@@ -290,25 +410,51 @@ def test_a_model_learns_a_dozen_examples(corpus, tmp_path, kind):
         ),
         (None, {"both_orders": True}, "both_orders = True: is for GPT only"),
         (None, {"plain_text": True}, "plain_text = True: is for GPT only"),
-        ("gpt", {"plain_text": True, "both_orders": True}, "plain_text = True: must be False with fine_tuning.both_or"),
-        ("gpt", {"both_orders": True}, "both_orders = True: needs pairs: set data.second_column, or this to False"),
-        ("gpt", {"auxiliary_weight": -0.5}, "auxiliary_weight = -0.5: must be at least 0, which switches the"),
-        ("gpt", {"feature_layers": 1}, "feature_layers = 1: must be 0 with GPT, whose new tokens must be trained"),
+        (
+            "gpt",
+            {"plain_text": True, "both_orders": True},
+            "plain_text = True: must be False with fine_tuning.both_or",
+        ),
+        (
+            "gpt",
+            {"both_orders": True},
+            "both_orders = True: needs pairs: set data.second_column, or this to False",
+        ),
+        (
+            "gpt",
+            {"auxiliary_weight": -0.5},
+            "auxiliary_weight = -0.5: must be at least 0, which switches the",
+        ),
+        (
+            "gpt",
+            {"feature_layers": 1},
+            "feature_layers = 1: must be 0 with GPT, whose new tokens must be trained",
+        ),
         (
             "gpt",
             {"transferred_layers": -2},
             "transferred_layers = -2: must be at least 0, or -1, which takes",
         ),
-        ("gpt", {"transferred_layers": 3}, "transferred_layers = 3: must not exceed model.num_layers = 2"),
+        (
+            "gpt",
+            {"transferred_layers": 3},
+            "transferred_layers = 3: must not exceed model.num_layers = 2",
+        ),
         (
             "gpt",
             {"transferred_layers": 0, "frozen_layers": 1},
-            "transferred_layers = 0: must be -1 or at least fine_tuning.frozen_layers = 1: what starts new",
+            (
+                "transferred_layers = 0: "
+                "must be -1 or at least fine_tuning.frozen_layers = 1: what starts new"
+            ),
         ),
         (
             None,
             {"transferred_layers": 1, "feature_layers": 1},
-            "transferred_layers = 1: must be -1 with fine_tuning.feature_layers, which freezes the whole encoder",
+            (
+                "transferred_layers = 1: must be -1 with fine_tuning.feature_layers, "
+                "which freezes the whole encoder"
+            ),
         ),
     ],
 )
@@ -327,4 +473,6 @@ def test_layers_to_transfer_need_a_source(corpus, caplog):
         caplog.clear()
         config.init_from = start
         parse(config)
-        assert ("config.fine_tuning.transferred_layers has no effect" in caplog.text) == said
+        assert (
+            "config.fine_tuning.transferred_layers has no effect" in caplog.text
+        ) == said

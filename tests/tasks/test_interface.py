@@ -1,4 +1,6 @@
-"""Properties of `training.task.Task` that generic code relies on, tested for every task."""
+"""Properties of `training.task.Task` that generic code relies on, tested for every
+task.
+"""
 
 import inspect
 from typing import Any
@@ -49,15 +51,21 @@ def batch_of(task, split="val"):
 
 
 def records_of(task, lines):
-    """Return records that have the line as the text of every column that a prediction needs."""
+    """Return records that have the line as the text of every column that a
+    prediction needs.
+    """
     return [dict.fromkeys(task.columns[: task.inputs], line) for line in lines]
 
 
-def test_it_implements_the_interface_and_declares_nothing_else_that_generic_code_could_call(name):
+def test_it_implements_the_interface_and_declares_nothing_else(name):
     cls = task_class(VARIANTS[name][0])
     assert issubclass(cls, Task)
     assert not inspect.isabstract(cls)
-    public = {key for key, value in vars(Task).items() if not key.startswith("_") and callable(value)} - {"Config"}
+    public = {
+        key
+        for key, value in vars(Task).items()
+        if not key.startswith("_") and callable(value)
+    } - {"Config"}
     assert len(public) == 17
     for method in public:
         assert inspect.signature(getattr(cls, method)).parameters.keys() == (
@@ -66,7 +74,10 @@ def test_it_implements_the_interface_and_declares_nothing_else_that_generic_code
 
 
 def test_parameters_name_their_axes(task):
-    boxes = jax.tree.leaves(task.init(jax.random.key(0)), is_leaf=lambda x: isinstance(x, nn.meta.AxisMetadata))
+    boxes = jax.tree.leaves(
+        task.init(jax.random.key(0)),
+        is_leaf=lambda x: isinstance(x, nn.meta.AxisMetadata),
+    )
     for box in boxes:
         assert isinstance(box, nn.LogicallyPartitioned)
         assert len(box.names) == box.unbox().ndim
@@ -78,13 +89,24 @@ def test_a_dummy_batch_is_like_a_real_one(task):
         name: (x.dtype, x.ndim) for name, x in real.items()
     }
     assert {len(x) for x in dummy.values()} == {7}
-    assert all((x == 11).all() for name, x in task.dummy_batch(5, 11).items() if name.endswith("length"))
-    assert task.work(task.dummy_batch(4, 11)).tokens == 2 * task.work(task.dummy_batch(2, 11)).tokens > 0
+    assert all(
+        (x == 11).all()
+        for name, x in task.dummy_batch(5, 11).items()
+        if name.endswith("length")
+    )
+    assert (
+        task.work(task.dummy_batch(4, 11)).tokens
+        == 2 * task.work(task.dummy_batch(2, 11)).tokens
+        > 0
+    )
     assert task.work(dummy).flops > 0
 
 
 def test_the_terms_of_the_loss_are_means(task, params):
-    """Weights do not depend on the parameters. Rows that only fill a batch have no weight."""
+    """Weights do not depend on the parameters.
+
+    Rows that only fill a batch have no weight.
+    """
     batch = task.dummy_batch(6, 9, seed=1)
 
     def loss(params, batch):
@@ -93,33 +115,54 @@ def test_the_terms_of_the_loss_are_means(task, params):
     means = loss(params, batch)
     assert all(isinstance(mean, Mean) for mean in means.values())
     assert next(iter(means.values())).scale
-    weights = jax.jacrev(lambda params: {name: jnp.asarray(m.weight) for name, m in loss(params, batch).items()})
+    weights = jax.jacrev(
+        lambda params: {
+            name: jnp.asarray(m.weight) for name, m in loss(params, batch).items()
+        }
+    )
     assert not any(jnp.any(x) for x in jax.tree.leaves(weights(params)))
 
     def without(batch):
         return {
-            n: np.zeros_like(x) if n.endswith("length") else np.full_like(x, -1) if n == "index" else x
+            n: (
+                np.zeros_like(x)
+                if n.endswith("length")
+                else np.full_like(x, -1)
+                if n == "index"
+                else x
+            )
             for n, x in batch.items()
         }
 
-    filled = {name: np.concatenate([x, without(batch)[name]]) for name, x in batch.items()}
-    # Use evaluation, which has no dropout: dropout would draw other bits for another shape.
+    filled = {
+        name: np.concatenate([x, without(batch)[name]]) for name, x in batch.items()
+    }
+    # Use evaluation, which has no dropout: dropout would draw other bits for another
+    # shape.
     plain, more = (task.evaluate(params, b, True)[0] for b in (batch, filled))
     assert plain
     for name, mean in plain.items():
         assert float(mean.weight) > 0
-        np.testing.assert_allclose([more[name].sum, more[name].weight], [mean.sum, mean.weight], rtol=1e-5)
+        np.testing.assert_allclose(
+            [more[name].sum, more[name].weight], [mean.sum, mean.weight], rtol=1e-5
+        )
 
 
 def test_input_arrays_are_those_of_records_without_references(task):
     batches = task.batches_of(records_of(task, ["ek at", "it"]))
     real = batches.load(batches.plan.batch(0))
-    dummy = {x: array for x, array in task.dummy_batch(7, 11).items() if x in task.input_arrays}
+    dummy = {
+        x: array
+        for x, array in task.dummy_batch(7, 11).items()
+        if x in task.input_arrays
+    }
     assert {x: (array.dtype, array.ndim) for x, array in real.items()} == {
         x: (array.dtype, array.ndim) for x, array in dummy.items()
     }
     params = nn.unbox(jax.eval_shape(task.init, jax.random.key(0)))
-    means, outputs = jax.eval_shape(lambda params, batch: task.evaluate(params, batch, False), params, dummy)
+    means, outputs = jax.eval_shape(
+        lambda params, batch: task.evaluate(params, batch, False), params, dummy
+    )
     assert not means
     assert outputs
 
@@ -133,15 +176,22 @@ def test_training_batches_are_reproducible_and_numbered(task):
         for name, x in one.items():
             np.testing.assert_array_equal(x, two[name])
     different = [
-        not np.array_equal(first.plan.batch(i).indices, other.plan.batch(i).indices) for i in range(len(first.plan))
+        not np.array_equal(first.plan.batch(i).indices, other.plan.batch(i).indices)
+        for i in range(len(first.plan))
     ]
     assert any(different)
 
 
-def test_a_split_is_evaluated_in_one_pass_that_meets_every_example_once(task, params, monkeypatch):
+def test_a_split_is_evaluated_in_one_pass_that_meets_every_example_once(
+    task, params, monkeypatch
+):
     evaluator = Evaluator(task, make_mesh(task.config.mesh))
     opened, batches = [], task.batches
-    monkeypatch.setattr(task, "batches", lambda split, seed: opened.append(split) or batches(split, seed))
+    monkeypatch.setattr(
+        task,
+        "batches",
+        lambda split, seed: opened.append(split) or batches(split, seed),
+    )
     scores = [evaluator.evaluate(params, "val", greedy=True) for _ in range(2)]
     assert opened == ["val"]
     assert scores[0] == scores[1]
@@ -150,7 +200,9 @@ def test_a_split_is_evaluated_in_one_pass_that_meets_every_example_once(task, pa
     assert numbers == {*task.metrics, "examples"}
     assert all(label.startswith(key) for key, label in task.metrics.items())
     split = task.batches("val", seed=None)
-    numbers = np.concatenate([split.plan.batch(i).indices for i in range(len(split.plan))])
+    numbers = np.concatenate(
+        [split.plan.batch(i).indices for i in range(len(split.plan))]
+    )
     assert sorted(numbers[numbers >= 0]) == list(range(scores[0]["examples"]))
 
 
@@ -163,7 +215,10 @@ def test_predictions_come_in_order_whatever_the_batch(task, params):
     assert len(together) == 4
 
     def rounded(prediction):
-        return jax.tree.map(lambda x: pytest.approx(x, rel=1e-4) if isinstance(x, float) else x, prediction)
+        return jax.tree.map(
+            lambda x: pytest.approx(x, rel=1e-4) if isinstance(x, float) else x,
+            prediction,
+        )
 
     assert together == [rounded(prediction) for prediction in alone]
     assert together[0] == rounded(together[3])
@@ -173,7 +228,7 @@ def test_predictions_come_in_order_whatever_the_batch(task, params):
 
 def test_what_looks_at_what_has_a_token_for_every_weight(task, params):
     evaluator = Evaluator(task, make_mesh(task.config.mesh))
-    (maps, _) = evaluator.attention(params, records_of(task, ["ek at", "it"]))
+    maps, _ = evaluator.attention(params, records_of(task, ["ek at", "it"]))
     assert maps
     assert any("ek at" in text for found in maps for text in found.texts.values())
     for name, queries, keys, weights, texts in maps:
@@ -192,18 +247,39 @@ def test_a_preview_and_a_fingerprint(task):
 
 
 def test_scores_on_other_validation_data_mean_something_else(task):
-    meanings = [scoring.of(task, task.batches(split, seed=None)) for split in ("val", "val", "train")]
+    meanings = [
+        scoring.of(task, task.batches(split, seed=None))
+        for split in ("val", "val", "train")
+    ]
     assert meanings[0] == meanings[1]
     assert meanings[0][scoring.VALIDATION] != meanings[2][scoring.VALIDATION]
 
 
 def test_what_scores_mean_has_every_key_that_changes_them_and_may_change_in_a_run(task):
-    free = {key for key, field in fields(task.config.task, {}).items() if field.metadata.get("free")}
-    free = {key for key in free if key.partition(".")[0] not in ("training", "checkpoint", "mesh")}
+    free = {
+        key
+        for key, field in fields(task.config.task, {}).items()
+        if field.metadata.get("free")
+    }
+    free = {
+        key
+        for key in free
+        if key.partition(".")[0] not in ("training", "checkpoint", "mesh")
+    }
     means = {key for key in scoring.of(task, Batches(None, None)) if "." in key}
     assert means <= free
     assert free - means <= {
-        *("data.directory", "data.vocabulary", "data.validation_split", "data.test_split", "data.meant_for"),
+        *(
+            "data.directory",
+            "data.vocabulary",
+            "data.validation_split",
+            "data.test_split",
+            "data.meant_for",
+        ),
         *("evaluation.checkpoint", "evaluation.average_last", "evaluation.batch_size"),
-        *{key for key, field in fields(task.config.task, {}).items() if "how" in field.metadata},
+        *{
+            key
+            for key, field in fields(task.config.task, {}).items()
+            if "how" in field.metadata
+        },
     }

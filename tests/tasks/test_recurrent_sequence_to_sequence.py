@@ -22,7 +22,10 @@ def recurrent(corpus):
 def test_cached_is_whole_and_no_token_is_seen_before_its_place(recurrent, attention):
     recurrent.model.attention = attention
     task = make_task(parse(recurrent), None)
-    params, batch = nn.unbox(jax.jit(task.init)(jax.random.key(0))), task.dummy_batch(4, 6, seed=1)
+    params, batch = (
+        nn.unbox(jax.jit(task.init)(jax.random.key(0))),
+        task.dummy_batch(4, 6, seed=1),
+    )
     for name, difference in task.checks(params, batch).items():
         assert difference < 1e-5, name
 
@@ -31,7 +34,9 @@ def test_without_attention_there_is_none_to_show(recurrent, tmp_path):
     recurrent.model.attention = "none"
     task = make_task(parse(recurrent), tmp_path / "run")
     params = nn.unbox(jax.jit(task.init)(jax.random.key(0)))
-    assert Evaluator(task, make_mesh(task.config.mesh)).attention(params, [{"en": "ek", "de": "dk"}]) == [[]]
+    assert Evaluator(task, make_mesh(task.config.mesh)).attention(
+        params, [{"en": "ek", "de": "dk"}]
+    ) == [[]]
 
 
 def test_trains_resumes_and_translates(recurrent, tmp_path, caplog):
@@ -43,31 +48,52 @@ def test_trains_resumes_and_translates(recurrent, tmp_path, caplog):
     predictor = transformer_jax.load(str(tmp_path / "run"))
     assert predictor.evaluate()["step"] == 6
     assert predictor.predict([""]) == [""]
-    for (alignment,) in predictor.attention([{"en": "ek at", "de": "dk"}, {"en": "ut", "de": "dk dk"}]):
+    for (alignment,) in predictor.attention(
+        [{"en": "ek at", "de": "dk"}, {"en": "ut", "de": "dk dk"}]
+    ):
         assert alignment.queries[-1] == alignment.keys[-1] == "</s>"
-        assert alignment.weights.shape == (1, 1, len(alignment.queries), len(alignment.keys))
+        assert alignment.weights.shape == (
+            1,
+            1,
+            len(alignment.queries),
+            len(alignment.keys),
+        )
         np.testing.assert_allclose(alignment.weights.sum(axis=-1), 1, rtol=1e-5)
 
 
 def test_an_architecture_that_is_not_there(recurrent):
-    with pytest.raises(ConfigError, match="architecture = 'convolutional': must be one of transformer, recurrent"):
+    with pytest.raises(
+        ConfigError,
+        match="architecture = 'convolutional': must be one of transformer, recurrent",
+    ):
         defaults("sequence_to_sequence", "convolutional")
     recurrent.model.architecture = "convolutional"
     with pytest.raises(ConfigError, match="architecture = 'convolutional'"):
         parse(recurrent)
     recurrent.model.architecture = "transformer"
     with pytest.raises(
-        ConfigError, match=r"config.model has the keys of 'recurrent'; set the architecture in the recipe"
+        ConfigError,
+        match=(
+            r"config.model has the keys of 'recurrent'; set the architecture in the"
+            r" recipe"
+        ),
     ):
         parse(recurrent)
 
 
 def test_teacher_forcing_goes_by_the_step(recurrent, tmp_path):
     model = recurrent.model
-    model.teacher_forcing, model.teacher_forcing_end, model.teacher_forcing_steps = 1.0, 0.0, 10
+    model.teacher_forcing, model.teacher_forcing_end, model.teacher_forcing_steps = (
+        1.0,
+        0.0,
+        10,
+    )
     model.dropout_rate = recurrent.training.label_smoothing = 0.0
     task = make_task(parse(recurrent), tmp_path / "run")
-    params, batch = nn.unbox(jax.jit(task.init)(jax.random.key(0))), task.dummy_batch(4, 6, seed=1)
+    params, batch = (
+        nn.unbox(jax.jit(task.init)(jax.random.key(0))),
+        task.dummy_batch(4, 6, seed=1),
+    )
     key = jax.random.key(1)
     loss = jax.jit(lambda step: task.loss(params, batch, key, step)["loss"].sum)
     first, last = (float(loss(step)) for step in (0, 10))

@@ -23,28 +23,48 @@ LIMIT = 11  # tokens that the model reads
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """Return the tokenizer, a function from tokens to log-probabilities, and one from records to scores."""
+    """Return the tokenizer, a function from tokens to log-probabilities, and one
+    from records to scores.
+    """
     folder = tmp_path_factory.mktemp("scoring")
     write_corpus(folder / "corpus")
     config = small("language_modeling", folder / "corpus")
-    config.data.tokenizer, config.evaluation.batch_size, config.decoding.max_extra = "characters", 3, 3
+    config.data.tokenizer, config.evaluation.batch_size, config.decoding.max_extra = (
+        "characters",
+        3,
+        3,
+    )
     config.model.max_length = config.data.max_length = LIMIT
     task = make_task(parse(config), folder / "run")
     params = nn.unbox(task.init(jax.random.key(0)))
     params = jax.tree.map(lambda x: x * 3, params)  # probabilities that differ
-    evaluator, apply = Evaluator(task.scorer, make_mesh(task.config.mesh)), jax.jit(task.model.apply)
+    evaluator, apply = (
+        Evaluator(task.scorer, make_mesh(task.config.mesh)),
+        jax.jit(task.model.apply),
+    )
 
     def log_probabilities(ids):
-        logits = np.array(apply({"params": params}, np.array([ids + [0] * (LIMIT - len(ids))]))[0, : len(ids)], float)
+        logits = np.array(
+            apply({"params": params}, np.array([ids + [0] * (LIMIT - len(ids))]))[
+                0, : len(ids)
+            ],
+            float,
+        )
         logits = logits[:, : config.model.vocab_size]
         top = logits.max(axis=-1, keepdims=True)
         return logits - top - np.log(np.exp(logits - top).sum(axis=-1, keepdims=True))
 
-    return task.corpus.tokenizers["text"], log_probabilities, lambda records: evaluator.predict(params, records)
+    return (
+        task.corpus.tokenizers["text"],
+        log_probabilities,
+        lambda records: evaluator.predict(params, records),
+    )
 
 
 def expected(model, context, text):
-    """Return the sum over the tokens of a text, each given the longest context that its window allows."""
+    """Return the sum over the tokens of a text, each given the longest context that
+    its window allows.
+    """
     tokenizer, log_probabilities, _ = model
     before, written = tokenizer.encode_batch([context, text])
     ids, total, start = before + written, 0.0, 0
@@ -56,7 +76,13 @@ def expected(model, context, text):
 
 
 LONG = "ak ek it ak em is ot uk"
-CASES = [("ek", "at ak"), ("e", "k"), ("ak ek it ak em", "t"), ("ek", LONG), ("e" * 30, "at ek ak it")]
+CASES = [
+    ("ek", "at ak"),
+    ("e", "k"),
+    ("ak ek it ak em", "t"),
+    ("ek", LONG),
+    ("e" * 30, "at ek ak it"),
+]
 
 
 def test_a_score_is_the_sum_over_the_tokens_of_the_text(model):
@@ -72,13 +98,19 @@ def test_a_score_is_the_sum_over_the_tokens_of_the_text(model):
             "per_byte": pytest.approx(total / len(text), rel=1e-5),
         }
     together = model[2]([*records[::-1], json.dumps(records[0])])
-    assert together == [pytest.approx(scores, rel=1e-5) for scores in [*found[::-1], found[0]]]
+    assert together == [
+        pytest.approx(scores, rel=1e-5) for scores in [*found[::-1], found[0]]
+    ]
 
 
 def test_without_a_context_a_text_follows_a_line_break(model):
-    line, record, after = model[2](["ek at", {"text": "ek at"}, {"context": "\n", "text": "ek at"}])
+    line, record, after = model[2](
+        ["ek at", {"text": "ek at"}, {"context": "\n", "text": "ek at"}]
+    )
     assert line == record == pytest.approx(after)
-    assert line["log_likelihood"] == pytest.approx(expected(model, "\n", "ek at")[0], rel=1e-5)
+    assert line["log_likelihood"] == pytest.approx(
+        expected(model, "\n", "ek at")[0], rel=1e-5
+    )
     assert model[2](["", "ek at"]) == [score([], 0), pytest.approx(line)]
 
 
@@ -88,9 +120,14 @@ def test_the_choice_is_the_most_probable_per_token(model):
     found, alone, _ = model[2]([record, {"choices": ["e", "a"]}, "ek"])
     apart = model[2]([{"context": "ek", "text": text} for text in choices])
     assert found["scores"] == [pytest.approx(scores) for scores in apart]
-    means = [total / tokens for total, tokens in (expected(model, "ek", text) for text in choices)]
+    means = [
+        total / tokens
+        for total, tokens in (expected(model, "ek", text) for text in choices)
+    ]
     assert found["choice"] == int(np.argmax(means))
-    assert found["scores"][2]["per_byte"] == pytest.approx(found["scores"][2]["log_likelihood"] / 3)
+    assert found["scores"][2]["per_byte"] == pytest.approx(
+        found["scores"][2]["log_likelihood"] / 3
+    )
     assert len(alone["scores"]) == 2
 
 
@@ -107,27 +144,51 @@ def test_the_choice_is_the_most_probable_per_token(model):
     ],
 )
 def test_what_cannot_be_scored(model, record):
-    with pytest.raises(DataError, match=r"^record 2 is .*: a text to score is a line, .* or .*with \"context\""):
+    with pytest.raises(
+        DataError,
+        match=r"^record 2 is .*: a text to score is a line, .* or .*with \"context\"",
+    ):
         model[2](["ek", record])
 
 
 def test_a_choice_needs_tokens(model):
-    with pytest.raises(DataError, match=r"^record 2 has a choice without tokens: .*leave it out"):
+    with pytest.raises(
+        DataError, match=r"^record 2 has a choice without tokens: .*leave it out"
+    ):
         model[2](["ek", {"choices": ["ek", ""]}])
 
 
 def test_a_text_of_several_parts():
-    parts = [{"log_likelihood": -1.5, "tokens": 3}, {"log_likelihood": -2.5, "tokens": 5}]
-    assert score(parts, 16) == {"log_likelihood": -4.0, "tokens": 8, "per_token": -0.5, "per_byte": -0.25}
+    parts = [
+        {"log_likelihood": -1.5, "tokens": 3},
+        {"log_likelihood": -2.5, "tokens": 5},
+    ]
+    assert score(parts, 16) == {
+        "log_likelihood": -4.0,
+        "tokens": 8,
+        "per_token": -0.5,
+        "per_byte": -0.25,
+    }
 
 
 def test_a_text_with_a_context_needs_no_end_id(tmp_path):
     """openai-gpt's tokenizer has none."""
     vocabulary = {"<unk>": 0, "a": 1, "b": 2}
-    tokenizer = hugging_face.Tokenizer(hugging_face.models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = hugging_face.pre_tokenizers.Split(hugging_face.Regex(r"[\s\S]"), "isolated")
+    tokenizer = hugging_face.Tokenizer(
+        hugging_face.models.WordLevel(vocabulary, unk_token="<unk>")
+    )
+    tokenizer.pre_tokenizer = hugging_face.pre_tokenizers.Split(
+        hugging_face.Regex(r"[\s\S]"), "isolated"
+    )
     Tokenizer(tokenizer.to_str()).save(tmp_path / "tokenizer.json")
     data = RunningTextData(directory=str(tmp_path), max_length=8, batch_tokens=64)
-    corpus = Corpus(data, {"text": Stream("text", "tokenizer.json", 3, "model.vocab_size")}, tmp_path, None)
-    batches = scored_batches(corpus, "text", [{"context": "ab", "text": "ba"}], limit=8, rows=1)
+    corpus = Corpus(
+        data,
+        {"text": Stream("text", "tokenizer.json", 3, "model.vocab_size")},
+        tmp_path,
+        None,
+    )
+    batches = scored_batches(
+        corpus, "text", [{"context": "ab", "text": "ba"}], limit=8, rows=1
+    )
     assert batches.load(batches.plan.batch(0))["target"][0, :3].tolist() == [2, 2, 1]

@@ -1,4 +1,6 @@
-"""Tagging: the loss by a loop over words, long sentences, entities, and tags that break the rules."""
+"""Tagging: the loss by a loop over words, long sentences, entities, and tags that
+break the rules.
+"""
 
 import itertools
 import json
@@ -25,19 +27,29 @@ SENTENCES = [
     ("Łódź liegt nicht in Bukow", "B-LOC O O O B-LOC"),
     ("nicht Anna", "O B-PER"),
 ]
-LONG = (" ".join(words for words, _ in SENTENCES * 2), " ".join(tags for _, tags in SENTENCES * 2))
+LONG = (
+    " ".join(words for words, _ in SENTENCES * 2),
+    " ".join(tags for _, tags in SENTENCES * 2),
+)
 
 
 def write(path, sentences):
-    blocks = (zip(words.split(), tags.split(), strict=True) for words, tags in sentences)
-    path.write_text("\n".join("".join(f"{word}\t{tag}\n" for word, tag in block) for block in blocks))
+    blocks = (
+        zip(words.split(), tags.split(), strict=True) for words, tags in sentences
+    )
+    path.write_text(
+        "\n".join(
+            "".join(f"{word}\t{tag}\n" for word, tag in block) for block in blocks
+        )
+    )
 
 
 @pytest.fixture
 def config(corpus):
     for split in ("val", "test"):
         write(corpus / f"{split}.conll", SENTENCES)
-    write(corpus / "train.conll", [(words[::-1], tags) for words, tags in SENTENCES])  # so that words have many pieces
+    # so that words have many pieces
+    write(corpus / "train.conll", [(words[::-1], tags) for words, tags in SENTENCES])
     config = small("tagging", corpus)
     config.data.tokenizer, config.data.types = "bert", ("PER", "LOC")
     config.model.num_layers = 1
@@ -50,7 +62,9 @@ def task(config, tmp_path):
 
 
 def laid_out(task, words):
-    """Return the ids of a sentence, and the place of the first subword of each word, whose words are encoded alone."""
+    """Return the ids of a sentence, and the place of the first subword of each word,
+    whose words are encoded alone.
+    """
     tokenizer = task.corpus.tokenizers["text"]
     pieces = tokenizer.encode_batch(words)
     places = np.cumsum([1, *map(len, pieces)])[:-1]
@@ -62,7 +76,10 @@ def logits_of(task, params, words):
     ids, places = laid_out(task, words)
     padded = np.array([ids + [0] * (31 - len(ids))])
     return np.asarray(
-        jax.jit(task.model.apply)({"params": params}, padded, np.arange(31)[None] < len(ids))[0, places], np.float64
+        jax.jit(task.model.apply)(
+            {"params": params}, padded, np.arange(31)[None] < len(ids)
+        )[0, places],
+        np.float64,
     )
 
 
@@ -73,23 +90,34 @@ def loaded(batches):
 
 def by_row(batches):
     """Return the arrays of each row."""
-    rows = {int(i): {n: x[k] for n, x in a.items()} for a in loaded(batches) for k, i in enumerate(a["index"])}
+    rows = {
+        int(i): {n: x[k] for n, x in a.items()}
+        for a in loaded(batches)
+        for k, i in enumerate(a["index"])
+    }
     return [rows[i] for i in sorted(rows) if i >= 0]
 
 
 def test_the_loss_is_that_of_a_loop_over_words(task):
     params = nn.unbox(task.init(jax.random.key(1)))
     evaluate = jax.jit(task.evaluate, static_argnums=2)
-    means = [evaluate(params, arrays, True)[0] for arrays in loaded(task.batches("val", None))]
+    means = [
+        evaluate(params, arrays, True)[0]
+        for arrays in loaded(task.batches("val", None))
+    ]
     losses, right = [], []
     for words, tags in SENTENCES:
-        for logits, tag in zip(logits_of(task, params, words.split()), tags.split(), strict=True):
+        for logits, tag in zip(
+            logits_of(task, params, words.split()), tags.split(), strict=True
+        ):
             number = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"].index(tag)
             losses.append(np.log(np.exp(logits).sum()) - logits[number])
             right.append(logits.argmax() == number)
     for name, values in (("cross_entropy", losses), ("accuracy", right)):
         assert sum(float(mean[name].weight) for mean in means) == len(values) == 12
-        assert sum(float(mean[name].sum) for mean in means) == pytest.approx(sum(values), rel=1e-5)
+        assert sum(float(mean[name].sum) for mean in means) == pytest.approx(
+            sum(values), rel=1e-5
+        )
 
 
 def test_the_label_is_at_the_first_subword(task):
@@ -106,16 +134,26 @@ def test_the_label_is_at_the_first_subword(task):
     assert not any(first.any() for first in filler)
 
 
-def test_a_long_sentence_is_divided_and_every_word_gets_a_tag(config, corpus, tmp_path, caplog):
-    """Its rows give the tags that they give alone. All its words count in the scores."""
+def test_a_long_sentence_is_divided_and_every_word_gets_a_tag(
+    config, corpus, tmp_path, caplog
+):
+    """Its rows give the tags that they give alone. All its words count in the
+    scores.
+    """
     config.data.max_length, config.evaluation.batch_size = 27, 3
     sentences = [SENTENCES[2], LONG, SENTENCES[0]]
     write(corpus / "val.conll", sentences)
     task = make_task(parse(config), tmp_path / "run")
     params = nn.unbox(task.init(jax.random.key(2)))
-    evaluator, lines = Evaluator(task, make_mesh(task.config.mesh)), [words for words, _ in sentences]
+    evaluator, lines = (
+        Evaluator(task, make_mesh(task.config.mesh)),
+        [words for words, _ in sentences],
+    )
     found = evaluator.predict(params, lines)
-    divided = "1 of 3 sentences divided into rows of data.max_length = 27 tokens, the first is sentence 2"
+    divided = (
+        "1 of 3 sentences divided into rows of data.max_length = 27 tokens, "
+        "the first is sentence 2"
+    )
     assert f"input: {divided}" in caplog.text
     batches = task.batches_of(lines)
     count = batches.owners.tolist().count(1)
@@ -123,10 +161,14 @@ def test_a_long_sentence_is_divided_and_every_word_gets_a_tag(config, corpus, tm
     assert count > 2
     words, tags = LONG[0].split(), []
     for row in by_row(batches)[1:-1]:
-        logits = logits_of(task, params, words[len(tags) : len(tags) + row["first"].sum()])
+        logits = logits_of(
+            task, params, words[len(tags) : len(tags) + row["first"].sum()]
+        )
         tags += [task.tags[i] for i in logits.argmax(axis=-1)]
     assert found[1]["tags"] == tags
-    assert [prediction["words"] for prediction in found] == [line.split() for line in lines]
+    assert [prediction["words"] for prediction in found] == [
+        line.split() for line in lines
+    ]
     scores = evaluator.evaluate(params, "val", greedy=True)
     assert f"val.conll, split val: {divided}" in caplog.text
     pairs = [
@@ -142,9 +184,23 @@ def test_scores_by_hand(task):
     """Of 4 entities 2 are found, among 3; 10 of 12 tags are right."""
     predictions = ["B-PER I-PER O O O", "B-LOC O O O B-LOC", "O O"]
     references = [tags.split() for _, tags in SENTENCES]
-    scores = task.score({"cross_entropy": 0.5}, [{"tags": tags.split()} for tags in predictions], references)
-    assert scores == pytest.approx({"loss": 0.5, "accuracy": 10 / 12, "precision": 3 / 3, "recall": 3 / 5, "f1": 6 / 8})
-    assert "loss" not in task.score({}, [{"tags": tags} for tags in references], references)
+    scores = task.score(
+        {"cross_entropy": 0.5},
+        [{"tags": tags.split()} for tags in predictions],
+        references,
+    )
+    assert scores == pytest.approx(
+        {
+            "loss": 0.5,
+            "accuracy": 10 / 12,
+            "precision": 3 / 3,
+            "recall": 3 / 5,
+            "f1": 6 / 8,
+        }
+    )
+    assert "loss" not in task.score(
+        {}, [{"tags": tags} for tags in references], references
+    )
 
 
 def test_a_model_learns_a_dozen_sentences(config, corpus, tmp_path):
@@ -153,18 +209,33 @@ def test_a_model_learns_a_dozen_sentences(config, corpus, tmp_path):
     sentences = [
         example
         for name in names
-        for example in ((f"{name} Rot wohnt hier", "B-PER I-PER O O"), (f"in {name} regnet es", "O B-LOC O O"))
+        for example in (
+            (f"{name} Rot wohnt hier", "B-PER I-PER O O"),
+            (f"in {name} regnet es", "O B-LOC O O"),
+        )
     ]
     for split in ("train", "val", "test"):
         write(corpus / f"{split}.conll", sentences)
     config.model.dropout_rate = config.model.attention_dropout_rate = 0.0
-    config.optimizer.schedule, config.optimizer.learning_rate, config.optimizer.warmup_steps = "constant", 3e-3, 10
-    config.training.steps = config.training.evaluate_every = config.training.log_every = config.checkpoint.every = 60
+    (
+        config.optimizer.schedule,
+        config.optimizer.learning_rate,
+        config.optimizer.warmup_steps,
+    ) = (
+        "constant",
+        3e-3,
+        10,
+    )
+    config.training.steps = config.training.evaluate_every = (
+        config.training.log_every
+    ) = config.checkpoint.every = 60
     run(config, tmp_path / "run")
     assert rows(tmp_path / "run")[-1]["f1"] == 1
     predictor = transformer_jax.load(tmp_path / "run")
     assert predictor.evaluate()["f1"] == 1
-    found = predictor.predict(["  in Ada\tregnet es", "", {"words": "Bea Rot wohnt hier", "tags": "O O O O"}])
+    found = predictor.predict(
+        ["  in Ada\tregnet es", "", {"words": "Bea Rot wohnt hier", "tags": "O O O O"}]
+    )
     assert found == [
         {
             "words": ["in", "Ada", "regnet", "es"],
@@ -187,7 +258,12 @@ def test_a_preview_shows_the_tags(task):
     title, line = task.preview(batches.load(batches.plan.batch(0)))
     assert title == "the first sentence of the first batch:"
     assert line.split()[0] == "[CLS]"
-    assert sum(part.endswith(("/O", "/B-PER", "/I-PER", "/B-LOC")) for part in line.split()) == 5
+    assert (
+        sum(
+            part.endswith(("/O", "/B-PER", "/I-PER", "/B-LOC")) for part in line.split()
+        )
+        == 5
+    )
 
 
 def place(sentence, word):
@@ -196,9 +272,14 @@ def place(sentence, word):
 
 def test_i_that_continues_nothing_is_read_as_b(caplog):
     data = TaggingData(types=("PER", "LOC"))
-    found = read_tags(["O I-PER I-PER I-LOC", "B-PER I-PER", "I-LOC"], [4, 2, 1], data, place)
+    found = read_tags(
+        ["O I-PER I-PER I-LOC", "B-PER I-PER", "I-LOC"], [4, 2, 1], data, place
+    )
     assert found == [["O", "B-PER", "I-PER", "B-LOC"], ["B-PER", "I-PER"], ["B-LOC"]]
-    assert "3 tags I that continue no entity are read as B, e.g. here:0:1, here:0:3, here:2:0" in caplog.text
+    assert (
+        "3 tags I that continue no entity are read as B, "
+        "e.g. here:0:1, here:0:3, here:2:0" in caplog.text
+    )
 
 
 def test_reading_tags_keeps_the_entities():
@@ -213,7 +294,13 @@ def test_reading_tags_keeps_the_entities():
 
 def test_the_tags_of_a_scheme():
     assert TaggingData(types=("X", "Y")).tags == ("O", "B-X", "I-X", "B-Y", "I-Y")
-    assert TaggingData(types=("X",), scheme="bioes").tags == ("O", "B-X", "I-X", "E-X", "S-X")
+    assert TaggingData(types=("X",), scheme="bioes").tags == (
+        "O",
+        "B-X",
+        "I-X",
+        "E-X",
+        "S-X",
+    )
 
 
 @pytest.mark.parametrize(
@@ -222,11 +309,25 @@ def test_the_tags_of_a_scheme():
         (
             "iob2",
             "O B-ORG O",
-            r"here:0:1: the tag 'B-ORG' is not one of O, B-PER, I-PER: correct it, or change data\.types",
+            (
+                r"here:0:1: the tag 'B-ORG' is not one of O, B-PER, I-PER: correct it,"
+                r" or change data\.types"
+            ),
         ),
         ("iob2", "S-PER O O", "here:0:0: the tag 'S-PER' is not one of"),
-        ("iob2", "O O", "here:0:0: the sentence has 3 words and 2 tags: give one per word"),
-        ("bioes", "S-PER B-PER O", "here:0:1: the tag B-PER does not fit .* in bioes, in S-PER B-PER O: correct it"),
+        (
+            "iob2",
+            "O O",
+            "here:0:0: the sentence has 3 words and 2 tags: give one per word",
+        ),
+        (
+            "bioes",
+            "S-PER B-PER O",
+            (
+                "here:0:1: "
+                "the tag B-PER does not fit .* in bioes, in S-PER B-PER O: correct it"
+            ),
+        ),
         ("bioes", "I-PER E-PER O", "here:0:0: the tag I-PER does not fit"),
     ],
 )
@@ -239,11 +340,19 @@ def test_an_unknown_tag_in_a_file_is_found_by_its_line(config, corpus, tmp_path)
     """A tag that only the test split has is reported when that is scored."""
     write(corpus / "test.conll", [SENTENCES[1], ("Anna wohnt", "B-ORG O")])
     run(config, tmp_path / "run", training__steps=2)
-    with pytest.raises(DataError, match=r"test\.conll:7: the tag 'B-ORG' is not one of O, B-PER, I-PER, B-LOC, I-LOC"):
+    with pytest.raises(
+        DataError,
+        match=(
+            r"test\.conll:7: the tag 'B-ORG' is not one of O, B-PER, I-PER, B-LOC,"
+            r" I-LOC"
+        ),
+    ):
         transformer_jax.load(tmp_path / "run").evaluate()
 
 
-def test_an_unknown_tag_in_tfds_is_found_by_its_sentence(config, corpus, tmp_path, monkeypatch):
+def test_an_unknown_tag_in_tfds_is_found_by_its_sentence(
+    config, corpus, tmp_path, monkeypatch
+):
     """The stand-in for tfds has no column of line numbers, like tfds."""
     write(corpus / "val.conll", [*SENTENCES, ("Anna wohnt", "O B-ORG")])
 
@@ -254,7 +363,9 @@ def test_an_unknown_tag_in_tfds_is_found_by_its_sentence(config, corpus, tmp_pat
     monkeypatch.setattr(sources, "tfds_source", tfds_source)
     config.data.source, config.data.name = "tfds", "conll2003"
     task = make_task(parse(config), tmp_path / "run")
-    with pytest.raises(DataError, match="split val, sentence 4, word 2: the tag 'B-ORG' is not one of"):
+    with pytest.raises(
+        DataError, match="split val, sentence 4, word 2: the tag 'B-ORG' is not one of"
+    ):
         task.batches("val", None)
 
 
@@ -273,17 +384,34 @@ def test_files_that_cannot_be_read(task, corpus, content, message):
 
 
 def test_records_that_cannot_be_read(task):
-    with pytest.raises(DataError, match="input, sentence 2, word 1: the sentence has 2 words and 3 tags"):
-        task.batches_of([{"words": "a b", "tags": "O O"}, {"words": "a b", "tags": "O O O"}])
+    with pytest.raises(
+        DataError,
+        match="input, sentence 2, word 1: the sentence has 2 words and 3 tags",
+    ):
+        task.batches_of(
+            [{"words": "a b", "tags": "O O"}, {"words": "a b", "tags": "O O O"}]
+        )
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"data.scheme": "iob"}, r"config\.data\.scheme = 'iob': must be one of iob2, bioes"),
-        ({"data.types": ()}, r"config\.data\.types = \(\): must be one or more different types"),
-        ({"data.types": ("PER", "PER")}, r"config\.data\.types = .*: must be one or more different types"),
-        ({"data.types": ("PER", "")}, r"config\.data\.types = .*: must be one or more different types"),
+        (
+            {"data.scheme": "iob"},
+            r"config\.data\.scheme = 'iob': must be one of iob2, bioes",
+        ),
+        (
+            {"data.types": ()},
+            r"config\.data\.types = \(\): must be one or more different types",
+        ),
+        (
+            {"data.types": ("PER", "PER")},
+            r"config\.data\.types = .*: must be one or more different types",
+        ),
+        (
+            {"data.types": ("PER", "")},
+            r"config\.data\.types = .*: must be one or more different types",
+        ),
         ({"data.max_length": 2}, r"config\.data\.max_length = 2: must be at least 3"),
     ],
 )

@@ -22,13 +22,19 @@ from transformer_jax.training.checkpoint import (
 
 
 def make_config(**changes) -> CheckpointConfig:
-    return CheckpointConfig(**{"every": 10, "keep_latest": 9, "keep_best": 0, "best_metric": "loss"} | changes)
+    return CheckpointConfig(
+        **{"every": 10, "keep_latest": 9, "keep_best": 0, "best_metric": "loss"}
+        | changes
+    )
 
 
 def make_state(seed: int = 0, width: int = 5) -> dict:
     keys = jax.random.split(jax.random.key(seed), 2)
     params = {
-        "decoder": {"kernel": jax.random.normal(keys[0], (7, width)), "scale": jnp.full((3,), -0.0)},
+        "decoder": {
+            "kernel": jax.random.normal(keys[0], (7, width)),
+            "scale": jnp.full((3,), -0.0),
+        },
         "embedding": jax.random.normal(keys[1], (11, 2), jnp.bfloat16),
     }
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
@@ -49,7 +55,10 @@ def assert_same_bits(actual, expected):
 
 @pytest.fixture
 def opened(tmp_path):
-    """Yield a function that opens Checkpoints like a new process. They are closed after the test."""
+    """Yield a function that opens Checkpoints like a new process.
+
+    They are closed after the test.
+    """
     all_opened = []
 
     def open_checkpoints(directory=tmp_path / "checkpoints", **changes) -> Checkpoints:
@@ -98,7 +107,9 @@ def test_restores_onto_the_sharding_asked_for(opened):
     opened().save(10, state, {})
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-    wanted = {"params": {"w": jax.ShapeDtypeStruct((8,), jnp.float32, sharding=sharding)}}
+    wanted = {
+        "params": {"w": jax.ShapeDtypeStruct((8,), jnp.float32, sharding=sharding)}
+    }
     restored, _ = opened().restore(10, wanted)
     assert restored["params"]["w"].sharding == sharding
 
@@ -141,7 +152,9 @@ def test_damage_to_any_file_is_noticed(damageable, opened, caplog, damage):
         (record,) = caplog.records
         assert str(damageable / "20") in record.getMessage()
         assert str(path.relative_to(damageable / "20")) in record.getMessage()
-        with pytest.raises(CheckpointError, match=r"20 cannot be restored: .*Use another step.*\[10\]"):
+        with pytest.raises(
+            CheckpointError, match=r"20 cannot be restored: .*Use another step.*\[10\]"
+        ):
             checkpoints.restore(20, abstract(make_state()))
         path.write_bytes(content)
     assert checkpoints.verified() == [10, 20]
@@ -152,14 +165,21 @@ def test_any_flipped_bit_of_the_manifest_is_noticed(damageable, opened):
     content = manifest.read_bytes()
     for at in range(0, len(content), 29):
         for bit in range(8):
-            manifest.write_bytes(content[:at] + bytes([content[at] ^ (1 << bit)]) + content[at + 1 :])
-            if opened().newest() != 10:  # white space that becomes other white space is harmless
+            manifest.write_bytes(
+                content[:at] + bytes([content[at] ^ (1 << bit)]) + content[at + 1 :]
+            )
+            # white space that becomes other white space is harmless
+            if opened().newest() != 10:
                 assert chr(content[at]).isspace(), (at, bit)
 
 
 def test_folders_that_are_no_finished_step_are_passed_over(damageable, opened, caplog):
     (damageable / "30").mkdir()
-    shutil.copytree(damageable / "20", damageable / "40", ignore=shutil.ignore_patterns("manifest.json"))
+    shutil.copytree(
+        damageable / "20",
+        damageable / "40",
+        ignore=shutil.ignore_patterns("manifest.json"),
+    )
     shutil.copytree(damageable / "20", damageable / "50.orbax-checkpoint-tmp")
     (damageable / "notes").mkdir()
     assert opened().newest() == 20
@@ -176,7 +196,9 @@ def test_a_file_that_cannot_be_read_is_damage(damageable, opened, monkeypatch, c
         patch.setattr(manifest, "_sha256", fail)
         assert opened().verified() == []
         assert "cannot be read" in caplog.text
-        with pytest.raises(OSError, match=r"20: it cannot be read \(.*may be intact: check the disk"):
+        with pytest.raises(
+            OSError, match=r"20: it cannot be read \(.*may be intact: check the disk"
+        ):
             opened().newest()
     assert opened().newest() == 20
 
@@ -188,7 +210,11 @@ def test_restoring_a_missing_step_names_those_there_are(two_steps, opened):
 
 def test_an_empty_or_missing_directory_has_no_steps(opened, tmp_path):
     checkpoints = opened()
-    assert (checkpoints.verified(), checkpoints.newest(), checkpoints.best()) == ([], None, None)
+    assert (checkpoints.verified(), checkpoints.newest(), checkpoints.best()) == (
+        [],
+        None,
+        None,
+    )
     assert not (tmp_path / "checkpoints").exists(), "reading must leave nothing behind"
 
 
@@ -203,8 +229,14 @@ def test_an_empty_or_missing_directory_has_no_steps(opened, tmp_path):
             lambda p: p["decoder"].update(kernel=jnp.zeros((7, 5), jnp.int32)),
             r"float32\[7, 5\], expected int32",
         ),
-        (lambda p: p.update(head=jnp.zeros(2)), r"params/head: stored nothing, expected float32\[2\]"),
-        (lambda p: p.pop("embedding"), r"params/embedding: stored bfloat16\[11, 2\], expected nothing"),
+        (
+            lambda p: p.update(head=jnp.zeros(2)),
+            r"params/head: stored nothing, expected float32\[2\]",
+        ),
+        (
+            lambda p: p.pop("embedding"),
+            r"params/embedding: stored bfloat16\[11, 2\], expected nothing",
+        ),
     ],
 )
 def test_another_model_is_refused_by_name(two_steps, opened, change, message):
@@ -221,7 +253,9 @@ def test_another_model_is_refused_by_name(two_steps, opened, change, message):
 def test_another_optimizer_is_refused_by_name(two_steps, opened):
     state = make_state()
     state["opt_state"] = optax.sgd(0.1, momentum=0.9).init(state["params"])
-    with pytest.raises(CheckpointError, match=r"opt_state/0/trace/decoder/kernel: stored nothing.*"):
+    with pytest.raises(
+        CheckpointError, match=r"opt_state/0/trace/decoder/kernel: stored nothing.*"
+    ):
         opened(two_steps).restore(20, abstract(state))
 
 
@@ -234,18 +268,29 @@ def test_saving_a_step_twice_is_an_error(damageable, opened):
 
 def test_a_directory_that_cannot_be_made(opened, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match=r"step 10 was not saved in .*file/checkpoints \(there is no earlier"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"step 10 was not saved in .*file/checkpoints \(there is no earlier",
+    ):
         opened(tmp_path / "file" / "checkpoints").save(10, make_state(), {})
 
 
-@pytest.mark.parametrize(("owner", "name"), [(ocp.PyTreeCheckpointHandler, "finalize"), (manifest.os, "fsync")])
-def test_a_full_disk_loses_no_earlier_step(damageable, opened, monkeypatch, owner, name):
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(ocp.PyTreeCheckpointHandler, "finalize"), (manifest.os, "fsync")],
+)
+def test_a_full_disk_loses_no_earlier_step(
+    damageable, opened, monkeypatch, owner, name
+):
     def full_disk(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, full_disk)
-        with pytest.raises(CheckpointError, match=r"step 30 was not saved .*valid step is 20.*No space left"):
+        with pytest.raises(
+            CheckpointError,
+            match=r"step 30 was not saved .*valid step is 20.*No space left",
+        ):
             opened(keep_latest=1).save(30, make_state(), {})
     checkpoints = opened(keep_latest=1)
     assert checkpoints.verified() == [10, 20]
@@ -255,7 +300,9 @@ def test_a_full_disk_loses_no_earlier_step(damageable, opened, monkeypatch, owne
     assert checkpoints.verified() == [30]
 
 
-def test_a_kill_before_the_manifest_leaves_the_earlier_step(damageable, opened, monkeypatch):
+def test_a_kill_before_the_manifest_leaves_the_earlier_step(
+    damageable, opened, monkeypatch
+):
     class Killed(BaseException):
         pass
 
@@ -278,14 +325,25 @@ def test_discard_after_lets_the_steps_be_saved_again(damageable, opened, caplog)
     (damageable / "15.orbax-checkpoint-tmp").mkdir()
     (damageable / "notes").mkdir()
     checkpoints = opened()
-    checkpoints.restore_params(40, abstract(make_state()["params"]))  # makes Orbax list the steps
+    # makes Orbax list the steps
+    checkpoints.restore_params(40, abstract(make_state()["params"]))
     checkpoints.discard_after(20)
-    assert sorted(path.name for path in damageable.iterdir()) == ["10", "20", "40.set-aside", "notes"]
+    assert sorted(path.name for path in damageable.iterdir()) == [
+        "10",
+        "20",
+        "40.set-aside",
+        "notes",
+    ]
     assert caplog.text.count("training continues from step 20") == 1
     assert caplog.text.count("it was not saved completely") == 2
     state = make_state(7)
     checkpoints.save(30, state, {})
-    assert sorted(path.name for path in damageable.iterdir()) == ["10", "20", "30", "notes"]
+    assert sorted(path.name for path in damageable.iterdir()) == [
+        "10",
+        "20",
+        "30",
+        "notes",
+    ]
     checkpoints.save(40, state, {})
     assert checkpoints.verified() == [20, 30, 40]
     assert checkpoints.verified([10, 30]) == [30]
@@ -303,7 +361,9 @@ def test_keeps_the_latest_and_the_best_across_restarts(opened, metric, best):
         60: {"accuracy": 1.0},
     }
     for step, metrics in scores.items():  # open anew for every step, like a new process
-        opened(keep_latest=2, keep_best=1, best_metric=metric).save(step, make_state(), {}, metrics)
+        opened(keep_latest=2, keep_best=1, best_metric=metric).save(
+            step, make_state(), {}, metrics
+        )
     checkpoints = opened(best_metric=metric)
     assert checkpoints.verified() == [best, 50, 60]
     assert checkpoints.best() == best
@@ -312,7 +372,9 @@ def test_keeps_the_latest_and_the_best_across_restarts(opened, metric, best):
 def test_the_latest_are_not_filled_up_with_what_is_kept_for_its_score(opened, tmp_path):
     options = {"keep_latest": 2, "keep_best": 1}
     for step, loss in [(10, 1.0), (20, 2.0), (30, 2.0), (40, 2.0)]:
-        opened(**options).save(step, make_state(), {}, {"loss": loss}, preemption=step == 20)
+        opened(**options).save(
+            step, make_state(), {}, {"loss": loss}, preemption=step == 20
+        )
     checkpoints = opened(**options)
     assert checkpoints.verified() == [10, 30, 40]
     assert (checkpoints.latest(1), checkpoints.latest(2)) == ([40], [30, 40])
@@ -326,7 +388,12 @@ def test_the_newer_of_equal_scores_is_best(opened):
 
 
 def test_a_score_that_is_not_a_number_is_never_best(opened):
-    for step, loss in [(10, float("nan")), (20, 1.0), (30, float("inf")), (40, float("nan"))]:
+    for step, loss in [
+        (10, float("nan")),
+        (20, 1.0),
+        (30, float("inf")),
+        (40, float("nan")),
+    ]:
         opened().save(step, make_state(), {}, {"loss": loss})
     assert opened().best() == 20
 
@@ -349,8 +416,12 @@ def test_average_is_the_mean_in_float32(opened):
         actual = jax.tree.leaves(mean[name])[0]
         assert actual.dtype == leaves[0].dtype
         tolerance = 1e-2 if actual.dtype == jnp.bfloat16 else 1e-6
-        np.testing.assert_allclose(np.asarray(actual, np.float64), expected, rtol=tolerance, atol=tolerance)
-    assert_same_bits(checkpoints.average([1], abstract(states[1]["params"])), states[1]["params"])
+        np.testing.assert_allclose(
+            np.asarray(actual, np.float64), expected, rtol=tolerance, atol=tolerance
+        )
+    assert_same_bits(
+        checkpoints.average([1], abstract(states[1]["params"])), states[1]["params"]
+    )
 
 
 def test_average_of_no_step_is_an_error(two_steps, opened):
@@ -359,8 +430,13 @@ def test_average_of_no_step_is_an_error(two_steps, opened):
 
 
 def test_parameters_sha256_is_over_the_bytes_in_tree_order():
-    params = {"b": jnp.arange(3, dtype=jnp.int32), "a": {"w": jnp.array([[1.0, 2.0], [3.0, 4.0]])}}
-    by_hand = np.array([1, 2, 3, 4], "<f4").tobytes() + np.array([0, 1, 2], "<i4").tobytes()
+    params = {
+        "b": jnp.arange(3, dtype=jnp.int32),
+        "a": {"w": jnp.array([[1.0, 2.0], [3.0, 4.0]])},
+    }
+    by_hand = (
+        np.array([1, 2, 3, 4], "<f4").tobytes() + np.array([0, 1, 2], "<i4").tobytes()
+    )
     assert parameters_sha256(params) == hashlib.sha256(by_hand).hexdigest()
     transposed = {"b": params["b"], "a": {"w": np.asarray(params["a"]["w"]).T}}
     assert parameters_sha256(transposed) != parameters_sha256(params)
@@ -401,7 +477,14 @@ def test_config_problems(field, value, message):
 def test_checkpoints_belong_to_their_tokenizers():
     meta = {"fingerprint": {"source tokenizer": "a" * 64, "training data": "b" * 64}}
     check_fingerprint({"source tokenizer": "a" * 64}, meta, "run")
-    with pytest.raises(CheckpointError, match=r"training data: sha256 cccccccccccc… here, bbbbbbbbbbbb… .* of run"):
-        check_fingerprint({"source tokenizer": "a" * 64, "training data": "c" * 64}, meta, "run")
-    with pytest.raises(CheckpointError, match=r"target tokenizer: .* none in the checkpoints of run"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"training data: sha256 cccccccccccc… here, bbbbbbbbbbbb… .* of run",
+    ):
+        check_fingerprint(
+            {"source tokenizer": "a" * 64, "training data": "c" * 64}, meta, "run"
+        )
+    with pytest.raises(
+        CheckpointError, match=r"target tokenizer: .* none in the checkpoints of run"
+    ):
         check_fingerprint({"target tokenizer": "a" * 64}, meta, "run")

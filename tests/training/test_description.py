@@ -1,4 +1,6 @@
-"""Descriptions of a step: bytes are those of the real arrays, and collectives are read from XLA programs."""
+"""Descriptions of a step: bytes are those of the real arrays, and collectives are
+read from XLA programs.
+"""
 
 import json
 import subprocess
@@ -49,9 +51,11 @@ def test_collectives_are_counted_with_their_loops():
     assert guessed == 1
     assert set(found) == {
         Collective("all-gather", 4, 6, 6 * 16 * 8 * 4, 6 * 16 * 8 * 4 * 3 // 4),
-        Collective("all-gather", 2, 1, 40, 20),  # the bytes of its result, not of its operand
+        # the bytes of its result, not of its operand
+        Collective("all-gather", 2, 1, 40, 20),
         Collective("all-reduce", 2, 6, 6 * (12 + 10), 6 * (12 + 10)),
-        Collective("reduce-scatter", 4, 5 + 1, 6 * 4 * 32, 6 * 4 * 32 * 3 // 4),  # in the loop and in a branch
+        # in the loop and in a branch
+        Collective("reduce-scatter", 4, 5 + 1, 6 * 4 * 32, 6 * 4 * 32 * 3 // 4),
         Collective("collective-permute", 1, 1, 40, 40),
     }
     assert [c.sent for c in found] == sorted((c.sent for c in found), reverse=True)
@@ -59,8 +63,13 @@ def test_collectives_are_counted_with_their_loops():
 
 @pytest.mark.parametrize("groups", ["all", "mesh['axis-0'=4] {'axis-0'}"])
 def test_groups_that_nobody_knows_are_an_error(groups):
-    with pytest.raises(ValueError, match="unknown notation for replica groups in XLA's output: %gathered"):
-        read_collectives(HLO.replace("replica_groups=[2,4]<=[8]", f"replica_groups={groups}"))
+    with pytest.raises(
+        ValueError,
+        match="unknown notation for replica groups in XLA's output: %gathered",
+    ):
+        read_collectives(
+            HLO.replace("replica_groups=[2,4]<=[8]", f"replica_groups={groups}")
+        )
 
 
 def test_bytes_are_those_of_the_arrays(tmp_path):
@@ -78,7 +87,10 @@ task = make_task(parse(ConfigDict({config.to_dict()!r})), None)
 engine = Engine(task)
 described = describe(engine, task.dummy_batch(16, 8))
 state = engine.init(jax.random.key(0))
-held = [sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(t)) for t in (state.params, state.opt_state)]
+held = [
+    sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree))
+    for tree in (state.params, state.opt_state)
+]
 count = sum(x.size for x in jax.tree.leaves(state.params))
 print(json.dumps([dataclasses.asdict(described), held, count]))
 """
@@ -116,11 +128,23 @@ def test_the_table_says_what_is_an_estimate():
     assert rows["  activations and other (estimate)"] == "3,000"
     assert rows["  total (estimate)"] == "11,008"
     time = rows["at 1 GB/s and 1 TFLOP/s (estimate)"]
-    assert time == "1e+03 ms of matrix products, 2e+03 ms of communication (67% of the step without overlap)"
+    assert (
+        time
+        == "1e+03 ms of matrix products, 2e+03 ms of communication (67% of the step"
+        " without overlap)"
+    )
     exact = {"mesh", "parameters", "batch", "tokens per step", "FLOPs per step"}
-    exact |= {"bytes per device: parameters", "  optimizer state", "loops over chunks of the loss"}
+    exact |= {
+        "bytes per device: parameters",
+        "  optimizer state",
+        "loops over chunks of the loss",
+    }
     assert rows["parameters whole on every device"] == "25.0%"
-    assert {name for name in rows if "(estimate)" not in name and not name.startswith("parameters ")} == exact
+    assert {
+        name
+        for name in rows
+        if "(estimate)" not in name and not name.startswith("parameters ")
+    } == exact
 
 
 def test_one_device_is_described_without_what_several_have():
@@ -141,7 +165,10 @@ def test_one_device_is_described_without_what_several_have():
     rows = dict(table_rows(described, link=1e9, peak=None))
     assert rows["mesh"] == "1 device"
     assert not [name for name in rows if "every device" in name or "TFLOP/s" in name]
-    assert dict(table_rows(described, link=1e9, peak=1e12))["at 1 TFLOP/s (estimate)"] == "4e+03 ms of matrix products"
+    assert (
+        dict(table_rows(described, link=1e9, peak=1e12))["at 1 TFLOP/s (estimate)"]
+        == "4e+03 ms of matrix products"
+    )
 
 
 @pytest.mark.slow
@@ -150,8 +177,16 @@ def test_the_script_prints_json_without_data():
 
     The script says which key to set, and describes the step all the same.
     """
-    command = [sys.executable, "scripts/describe.py", "--config=configs/ted_hrlr.py", "--mesh=data=4,fsdp=4", "--json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    command = [
+        sys.executable,
+        "scripts/describe.py",
+        "--config=configs/ted_hrlr.py",
+        "--mesh=data=4,fsdp=4",
+        "--json",
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     described = json.loads(done.stdout)
     assert described["mesh"] == {"data": 4, "fsdp": 4, "tensor": 1}
@@ -168,8 +203,15 @@ def test_the_script_prints_json_without_data():
     ],
 )
 def test_a_mesh_that_is_not_understood_is_refused(mesh, message):
-    command = [sys.executable, "scripts/describe.py", "--config=configs/ted_hrlr.py", *mesh]
-    wrong = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    command = [
+        sys.executable,
+        "scripts/describe.py",
+        "--config=configs/ted_hrlr.py",
+        *mesh,
+    ]
+    wrong = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert wrong.returncode == 2
     assert message in wrong.stderr
 
@@ -178,5 +220,8 @@ def test_a_task_without_input_arrays_has_no_prediction_to_describe(tiny, monkeyp
     task = make_task(parse(tiny), None)
     monkeypatch.setattr(task, "input_arrays", ())
     engine = SimpleNamespace(task=task, abstract_state=None)
-    with pytest.raises(ValueError, match="set its input_arrays, to a part of index, source, source_length, target"):
+    with pytest.raises(
+        ValueError,
+        match="set its input_arrays, to a part of index, source, source_length, target",
+    ):
         target.lower(engine, task.dummy_batch(2, 5), "predict")

@@ -1,4 +1,6 @@
-"""A disk that fails once: whichever call of a save, a restore or a start fails, nothing intact is removed."""
+"""A disk that fails once: whichever call of a save, a restore or a start fails,
+nothing intact is removed.
+"""
 
 import errno
 import gc
@@ -32,14 +34,18 @@ def config_of(folder: pathlib.Path) -> ConfigDict:
 
 
 def start(workdir: pathlib.Path, config: ConfigDict) -> int | None:
-    """Do what a start does with the files of a workdir, and return the step that it continues from."""
+    """Do what a start does with the files of a workdir, and return the step that it
+    continues from.
+    """
     with lock.held(workdir):
         workdirs.claim(workdir, config)
         checkpoints = Checkpoints(workdir / "checkpoints", CONFIG)
         try:
             newest = checkpoints.newest()
             if newest is not None:
-                restored, _ = checkpoints.restore(newest, jax.eval_shape(lambda: state_at(newest)))
+                restored, _ = checkpoints.restore(
+                    newest, jax.eval_shape(lambda: state_at(newest))
+                )
                 assert np.array_equal(restored["params"]["w"], np.arange(7.0) * newest)
             checkpoints.discard_after(newest)
             MetricsWriter(workdir, newest or 0).close()
@@ -68,14 +74,20 @@ def restore_best(workdir: pathlib.Path, config: ConfigDict) -> None:
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory) -> pathlib.Path:
-    """A workdir with the steps 10 (the best) and 20, a tokenizer and rows, and the rest of an unfinished save."""
+    """A workdir with the steps 10 (the best) and 20, a tokenizer and rows, and the
+    rest of an unfinished save.
+    """
     workdir = tmp_path_factory.mktemp("original") / "run"
     workdirs.claim(workdir, small("sequence_to_sequence", "corpus"))
     (workdir / "tokenizer.json").write_text("{}")
-    (workdir / "metrics.jsonl").write_text("".join(f'{{"step": {i}, "split": "train"}}\n' for i in range(1, 21)))
+    (workdir / "metrics.jsonl").write_text(
+        "".join(f'{{"step": {i}, "split": "train"}}\n' for i in range(1, 21))
+    )
     checkpoints = Checkpoints(workdir / "checkpoints", CONFIG)
     for step in INTACT:
-        checkpoints.save(step, state_at(step), {"position": step}, {"loss": float(step)})
+        checkpoints.save(
+            step, state_at(step), {"position": step}, {"loss": float(step)}
+        )
     checkpoints.close()
     shutil.copytree(workdir / "checkpoints" / "20", workdir / "checkpoints" / "25")
     (workdir / "checkpoints" / "25" / "manifest.json").unlink()
@@ -86,7 +98,9 @@ def assert_nothing_lost(workdir: pathlib.Path, what: str) -> None:
     checkpoints = Checkpoints(workdir / "checkpoints", CONFIG)
     assert set(INTACT) <= set(checkpoints.verified()), f"{what}: a checkpoint is lost"
     checkpoints.close()
-    assert (workdir / "tokenizer.json").read_text() == "{}", f"{what}: the tokenizer is lost"
+    assert (workdir / "tokenizer.json").read_text() == "{}", (
+        f"{what}: the tokenizer is lost"
+    )
     assert len(read_rows(workdir / "metrics.jsonl")) == 20, f"{what}: rows are lost"
     assert (workdir / "config.json").exists(), f"{what}: the config is lost"
 
@@ -105,10 +119,16 @@ ALL = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:coroutine:RuntimeWarning")
-@pytest.mark.parametrize(("number", "stride"), [pytest.param(errno.EIO, 11, id="some EIO"), *ALL])
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning", "ignore:coroutine:RuntimeWarning"
+)
+@pytest.mark.parametrize(
+    ("number", "stride"), [pytest.param(errno.EIO, 11, id="some EIO"), *ALL]
+)
 @pytest.mark.parametrize("action", [start, save, restore_best])
-def test_each_call_fails_once_and_nothing_intact_is_removed(original, tmp_path, action, number, stride):
+def test_each_call_fails_once_and_nothing_intact_is_removed(
+    original, tmp_path, action, number, stride
+):
     config = config_of(original)
     whole = pathlib.Path(shutil.copytree(original, tmp_path / "whole"))
     with Disk(whole).mounted() as disk:
@@ -121,9 +141,12 @@ def test_each_call_fails_once_and_nothing_intact_is_removed(original, tmp_path, 
             error = raised(action, workdir, config)
         refused += error is not None
         if number != errno.EACCES:
-            assert not isinstance(error, UserError), f"{faulty.failed}: a restart may help, but {error!r}"
+            assert not isinstance(error, UserError), (
+                f"{faulty.failed}: a restart may help, but {error!r}"
+            )
         assert_nothing_lost(workdir, f"{action.__name__}, {faulty.failed}")
-        # If removing the lock failed, the next run takes it over once this process has ended.
+        # If removing the lock failed, the next run takes it over once this process has
+        # ended.
         (workdir / lock.NAME).unlink(missing_ok=True)
         newest = start(workdir, config)
         assert newest in (20, 30), faulty.failed

@@ -1,4 +1,6 @@
-"""Frozen parameters keep their values to the bit, cost no backward pass, and the rest is trained as without them."""
+"""Frozen parameters keep their values to the bit, cost no backward pass, and the
+rest is trained as without them.
+"""
 
 import flax.linen as nn
 import jax
@@ -15,12 +17,19 @@ from transformer_jax.training.engine import Engine, make_train_step
 from transformer_jax.training.freezing import hold, without_updates
 from transformer_jax.training.initialization import init_state
 
-TREE = {"a": {"b": jnp.arange(3.0), "c": jnp.arange(6.0).reshape(3, 2)}, "ab": jnp.arange(5.0), "d": jnp.ones(())}
+TREE = {
+    "a": {"b": jnp.arange(3.0), "c": jnp.arange(6.0).reshape(3, 2)},
+    "ab": jnp.arange(5.0),
+    "d": jnp.ones(()),
+}
 BELOW = ("bert/embedding/", "bert/segments", "bert/positions/", "bert/norm/")
 
 
 def flat(tree):
-    return {key: np.asarray(leaf) for key, leaf in traverse_util.flatten_dict(tree, sep="/").items()}
+    return {
+        key: np.asarray(leaf)
+        for key, leaf in traverse_util.flatten_dict(tree, sep="/").items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -29,7 +38,15 @@ def flat(tree):
         ({}, {"a/b": 1, "a/c": 1, "ab": 1, "d": 1}),
         ({"a": None}, {"a/b": 0, "a/c": 0, "ab": 1, "d": 1}),
         ({"a/b": None, "d": None}, {"a/b": 0, "a/c": 1, "ab": 1, "d": 0}),
-        ({"a": 2, "ab": 4}, {"a/b": [0, 0, 1], "a/c": [[0, 0], [0, 0], [1, 1]], "ab": [0, 0, 0, 0, 1], "d": 1}),
+        (
+            {"a": 2, "ab": 4},
+            {
+                "a/b": [0, 0, 1],
+                "a/c": [[0, 0], [0, 0], [1, 1]],
+                "ab": [0, 0, 0, 0, 1],
+                "d": 1,
+            },
+        ),
     ],
 )
 def test_only_what_is_not_frozen_has_gradients_and_updates(frozen, trained):
@@ -37,18 +54,28 @@ def test_only_what_is_not_frozen_has_gradients_and_updates(frozen, trained):
     held = hold(TREE, frozen)
     for key, value in flat(TREE).items():
         np.testing.assert_array_equal(flat(held)[key], value)
-    gradient = jax.grad(lambda tree: sum(leaf.sum() for leaf in jax.tree.leaves(hold(tree, frozen))))(TREE)
+    gradient = jax.grad(
+        lambda tree: sum(leaf.sum() for leaf in jax.tree.leaves(hold(tree, frozen)))
+    )(TREE)
     updates = without_updates(jax.tree.map(jnp.ones_like, TREE), frozen)
     for tree in (gradient, updates):
         for key, value in flat(tree).items():
-            np.testing.assert_array_equal(value, np.broadcast_to(trained[key], value.shape))
+            np.testing.assert_array_equal(
+                value, np.broadcast_to(trained[key], value.shape)
+            )
 
 
 def classification(**changes):
     config = small("classification", "unused")
-    config.optimizer.schedule, config.optimizer.warmup_steps, config.optimizer.weight_decay = "constant", 0, 0.1
+    (
+        config.optimizer.schedule,
+        config.optimizer.warmup_steps,
+        config.optimizer.weight_decay,
+    ) = "constant", 0, 0.1
     config.optimizer.learning_rate, config.model.num_layers = 0.01, 3
-    config.update_from_flattened_dict({key.replace("__", "."): value for key, value in changes.items()})
+    config.update_from_flattened_dict(
+        {key.replace("__", "."): value for key, value in changes.items()}
+    )
     return make_task(parse(config), None)
 
 
@@ -84,7 +111,8 @@ def test_frozen_layers_and_embeddings_keep_their_values(changes):
             assert (value[2] != before[key][2]).any(), key
         else:
             assert (value != before[key]).any(), key
-    for key, value in flat(state.ema or {}).items():  # averaging equal values may round them
+    # averaging equal values may round them
+    for key, value in flat(state.ema or {}).items():
         if key.startswith(BELOW):
             np.testing.assert_allclose(value, before[key], rtol=1e-6)
         else:
@@ -106,7 +134,10 @@ def products(task):
     optimizer, batch, key = optax.sgd(0.1), task.dummy_batch(8, 7), jax.random.key(0)
     state = jax.eval_shape(lambda params: init_state(params, optimizer), params)
     step = make_train_step(task, optimizer, seed=0, microbatches=1, frozen=task.frozen)
-    programs = jax.make_jaxpr(task.loss)(params, batch, key, 0), jax.make_jaxpr(step)(state, batch)
+    programs = (
+        jax.make_jaxpr(task.loss)(params, batch, key, 0),
+        jax.make_jaxpr(step)(state, batch),
+    )
     return [oracle.flops_of_products(program.jaxpr) for program in programs]
 
 
@@ -126,13 +157,19 @@ def norm(gradient):
 
 
 def test_the_gradient_norm_is_that_of_what_is_trained():
-    changes = {"model__dropout_rate": 0.0, "model__attention_dropout_rate": 0.0, "fine_tuning__frozen_layers": 2}
+    changes = {
+        "model__dropout_rate": 0.0,
+        "model__attention_dropout_rate": 0.0,
+        "fine_tuning__frozen_layers": 2,
+    }
     task = classification(**changes)
     params = nn.unbox(jax.jit(task.init)(jax.random.key(0)))
     batch = task.dummy_batch(8, 7, seed=0)
 
     def loss(params):
-        total, weight, _ = task.loss(params, batch, jax.random.key(0), 0)["cross_entropy"]
+        total, weight, _ = task.loss(params, batch, jax.random.key(0), 0)[
+            "cross_entropy"
+        ]
         return total / weight
 
     gradient = flat(jax.jit(jax.grad(loss))(params))

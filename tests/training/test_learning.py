@@ -39,12 +39,17 @@ def test_long_runs_are_judged_after_two_thousand_steps(caplog):
     learning.check(1000, {"loss": 6.0})
     assert not caplog.records
     learning.check(2000, {"loss": 6.0})
-    assert "step 2000: the validation loss 6 is not clearly below 6, the entropy of the training tokens" in caplog.text
+    assert (
+        "step 2000: the validation loss 6 is not clearly below 6, "
+        "the entropy of the training tokens" in caplog.text
+    )
 
 
 def test_tasks_without_a_baseline_are_not_judged(caplog):
     Learning(Batches(None, None), steps=1).check(1, {"loss": 9.0})
-    Learning(Batches(None, None, baseline=lambda: 6.0), steps=1).check(1, {"accuracy": 0.5})
+    Learning(Batches(None, None, baseline=lambda: 6.0), steps=1).check(
+        1, {"accuracy": 0.5}
+    )
     assert not caplog.records
 
 
@@ -53,5 +58,11 @@ def test_a_run_that_has_learned_nothing_says_so(tiny, tmp_path, caplog):
     tiny.optimizer.learning_rate = 1e-9
     run(tiny, tmp_path / "run")
     last = [row for row in rows(tmp_path / "run") if row["split"] == "val"][-1]
-    messages = [message for message in caplog.messages if "the entropy of the training tokens" in message]
-    assert messages[-1].startswith(f"step 4: the validation loss {last['loss']:.3g} is not clearly below ")
+    messages = [
+        message
+        for message in caplog.messages
+        if "the entropy of the training tokens" in message
+    ]
+    assert messages[-1].startswith(
+        f"step 4: the validation loss {last['loss']:.3g} is not clearly below "
+    )

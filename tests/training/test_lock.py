@@ -1,4 +1,6 @@
-"""Lock of a workdir: only one run trains there at a time, and the lock of a dead run is taken over."""
+"""Lock of a workdir: only one run trains there at a time, and the lock of a dead run
+is taken over.
+"""
 
 import errno
 import json
@@ -25,14 +27,28 @@ from transformer_jax.training.lock import InUse, held
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    for name, seconds in {"HEARTBEAT": 0.05, "EXPIRY": 1.5, "LOOK": 0.02, "SETTLE": 0.2}.items():
+    for name, seconds in {
+        "HEARTBEAT": 0.05,
+        "EXPIRY": 1.5,
+        "LOOK": 0.02,
+        "SETTLE": 0.2,
+    }.items():
         monkeypatch.setattr(lock, name, seconds)
 
 
 def owner(**changes) -> str:
     """Return the lock file of this process, with changes."""
-    own = {"host": "vm", "pid": os.getpid(), "started": "2026-01-02 03:04:05 UTC", "token": "theirs"}
-    own |= {"process_born": lock._birth(os.getpid()), "machine": lock._machine(), "beats": 0}
+    own = {
+        "host": "vm",
+        "pid": os.getpid(),
+        "started": "2026-01-02 03:04:05 UTC",
+        "token": "theirs",
+    }
+    own |= {
+        "process_born": lock._birth(os.getpid()),
+        "machine": lock._machine(),
+        "beats": 0,
+    }
     return json.dumps(own | changes)
 
 
@@ -60,7 +76,13 @@ def test_it_is_held_for_the_time_of_the_run(tmp_path):
     with held(tmp_path / "new" / "run"):
         told = json.loads((tmp_path / "new" / "run" / "lock.json").read_text())
         assert told["pid"] == os.getpid()
-        with pytest.raises(InUse, match=rf"--workdir=.*is in use: process {os.getpid()} on \S+ \(started 20.* UTC\)"):
+        with pytest.raises(
+            InUse,
+            match=(
+                rf"--workdir=.*is in use: process {os.getpid()} on \S+ \(started 20.*"
+                r" UTC\)"
+            ),
+        ):
             held(tmp_path / "new" / "run").__enter__()
         time.sleep(0.2)  # the refused run leaves the lock alone
         assert json.loads((tmp_path / "new" / "run" / "lock.json").read_text()) == told
@@ -72,7 +94,12 @@ def test_it_is_held_for_the_time_of_the_run(tmp_path):
 
 def test_a_run_that_lives_keeps_its_workdir(left):
     workdir = left(owner())
-    with unharmed(workdir), pytest.raises(InUse, match=r"started 2026-01-02 03:04:05 UTC\) is training there"):
+    with (
+        unharmed(workdir),
+        pytest.raises(
+            InUse, match=r"started 2026-01-02 03:04:05 UTC\) is training there"
+        ),
+    ):
         held(workdir).__enter__()
 
 
@@ -106,7 +133,9 @@ def test_a_dead_runs_lock_is_taken_over_at_once(left, dead, changes, caplog):
     zombie = subprocess.Popen(["true"])
     os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
     numbers = {"dead": dead, "zombie": zombie.pid}
-    workdir = left(owner(**{key: numbers.get(value, value) for key, value in changes.items()}))
+    workdir = left(
+        owner(**{key: numbers.get(value, value) for key, value in changes.items()})
+    )
     start = time.monotonic()
     with held(workdir):
         assert json.loads((workdir / "lock.json").read_text())["token"] != "theirs"
@@ -116,7 +145,9 @@ def test_a_dead_runs_lock_is_taken_over_at_once(left, dead, changes, caplog):
     zombie.wait()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the start time of a process is known on Linux only")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="the start time of a process is known on Linux only"
+)
 def test_another_users_process_that_cannot_be_looked_at_lives(monkeypatch):
     def forbidden(*_):
         raise PermissionError
@@ -127,14 +158,19 @@ def test_another_users_process_that_cannot_be_looked_at_lives(monkeypatch):
     assert lock._lives(1, "5")
 
 
-@pytest.mark.parametrize("text", [owner(machine="other", host="far"), "", "{}", '{"pid": -1}', '{"pid": 1', "[3]"])
+@pytest.mark.parametrize(
+    "text",
+    [owner(machine="other", host="far"), "", "{}", '{"pid": -1}', '{"pid": 1', "[3]"],
+)
 def test_on_another_machine_a_run_without_a_heartbeat_is_dead(left, text, caplog):
     workdir = left(text)
     start = time.monotonic()
     with held(workdir):
         assert time.monotonic() - start > lock.EXPIRY
     assert "waiting up to 2 s for a heartbeat" in caplog.text
-    assert ("process" in caplog.text and "on far" in caplog.text) or "an unknown run" in caplog.text
+    assert (
+        "process" in caplog.text and "on far" in caplog.text
+    ) or "an unknown run" in caplog.text
 
 
 @pytest.mark.parametrize("beat", ["touched", "written"])
@@ -165,7 +201,9 @@ def test_one_that_is_released_while_it_is_watched_is_free(left, monkeypatch):
 
 
 def test_of_many_that_take_a_dead_runs_lock_one_gets_it(left, dead, monkeypatch):
-    """Threads of a busy machine are slow, so they have as long as runs have: one that comes later ends this process."""
+    """Threads of a busy machine are slow, so they have as long as runs have: one
+    that comes later ends this process.
+    """
     monkeypatch.setattr(lock, "SETTLE", 1.0)
     workdir, together = left(owner(pid=dead)), threading.Barrier(8)
     got, refusals, until = [], [], threading.Event()
@@ -204,8 +242,16 @@ print("not reached")
 
 def test_a_run_that_has_lost_its_lock_ends_and_leaves_the_heirs(tmp_path):
     command = [sys.executable, "-c", LOSES, str(tmp_path), owner(host="heir")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": ROOT})
-    message = refused(done, f"--workdir={tmp_path} was taken over by process", "on heir")
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": ROOT},
+    )
+    message = refused(
+        done, f"--workdir={tmp_path} was taken over by process", "on heir"
+    )
     assert "this run has ended" in message
     assert json.loads((tmp_path / "lock.json").read_text())["host"] == "heir"
 
@@ -229,15 +275,29 @@ def test_a_workdir_that_somebody_removes_does_not_come_back(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("make", [Path.mkdir, lambda path: path.symlink_to("nowhere"), lambda p: p.symlink_to(p.name)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        Path.mkdir,
+        lambda path: path.symlink_to("nowhere"),
+        lambda p: p.symlink_to(p.name),
+    ],
+)
 def test_a_lock_that_is_no_file(tmp_path, make):
     make(tmp_path / "lock.json")
-    with unharmed(tmp_path), pytest.raises(ValueError, match=r"cannot be written: .*lock\.json.*; choose another"):
+    with (
+        unharmed(tmp_path),
+        pytest.raises(
+            ValueError, match=r"cannot be written: .*lock\.json.*; choose another"
+        ),
+    ):
         held(tmp_path).__enter__()
 
 
 def test_a_heartbeat_writes_no_byte(tmp_path, monkeypatch):
-    """The heartbeat must work on a full disk, where a run continues until it has to save."""
+    """The heartbeat must work on a full disk, where a run continues until it has to
+    save.
+    """
     with held(tmp_path):
         monkeypatch.setattr(lock._Lock, "_write", lambda self: pytest.fail("written"))
         before = os.stat(tmp_path / "lock.json").st_mtime
@@ -246,10 +306,14 @@ def test_a_heartbeat_writes_no_byte(tmp_path, monkeypatch):
 
 
 def test_a_slow_heartbeat_leaves_no_lock(tmp_path, monkeypatch):
-    """On a slow network, a heartbeat may take longer than the time between two heartbeats."""
+    """On a slow network, a heartbeat may take longer than the time between two
+    heartbeats.
+    """
     write = lock._Lock._write
     with held(tmp_path):
-        monkeypatch.setattr(lock._Lock, "_write", lambda self: time.sleep(0.4) or write(self))
+        monkeypatch.setattr(
+            lock._Lock, "_write", lambda self: time.sleep(0.4) or write(self)
+        )
         (tmp_path / "lock.json").unlink()
         time.sleep(0.2)  # a heartbeat is about to write the lock again
     time.sleep(0.5)
@@ -257,7 +321,10 @@ def test_a_slow_heartbeat_leaves_no_lock(tmp_path, monkeypatch):
 
 
 def test_in_a_bucket(monkeypatch):
-    """A bucket has no exclusive creation of files. If two runs write a lock, the last one holds it."""
+    """A bucket has no exclusive creation of files.
+
+    If two runs write a lock, the last one holds it.
+    """
     pytest.importorskip("gcsfs", reason="no gcsfs: pip install 'transformer_jax[gcs]'")
     with served() as (store, environment):
         for name, value in environment.items():
@@ -266,7 +333,9 @@ def test_in_a_bucket(monkeypatch):
 
         with held(workdir):
             before = json.loads(store.objects[key][0])
-            with pytest.raises(InUse, match="--workdir=gs://bucket/run is in use: process"):
+            with pytest.raises(
+                InUse, match="--workdir=gs://bucket/run is in use: process"
+            ):
                 held(workdir).__enter__()
             time.sleep(0.5)
             after = json.loads(store.objects[key][0])
@@ -280,7 +349,9 @@ def test_in_a_bucket(monkeypatch):
         def beat() -> None:
             beats = 0
             while not refused.wait(0.1):
-                store.put(key, owner(machine="other", beats=(beats := beats + 1)).encode())
+                store.put(
+                    key, owner(machine="other", beats=(beats := beats + 1)).encode()
+                )
 
         other = threading.Thread(target=beat)
         other.start()
@@ -301,13 +372,29 @@ def test_in_a_bucket(monkeypatch):
 
 @pytest.fixture
 def running(recipe, tmp_path):
-    """Run in a process of its own, which has saved its first checkpoint and has many steps left."""
+    """Run in a process of its own, which has saved its first checkpoint and has many
+    steps left.
+    """
     workdir = tmp_path / "run"
-    options = [f"--config={recipe}", f"--workdir={workdir}", "--config.training.steps=100000"]
-    options += ["--config.training.evaluate_every=100000", "--config.checkpoint.keep_best=0"]
-    command = [sys.executable, "scripts/train.py", *options, "--config.checkpoint.every=3"]
+    options = [
+        f"--config={recipe}",
+        f"--workdir={workdir}",
+        "--config.training.steps=100000",
+    ]
+    options += [
+        "--config.training.evaluate_every=100000",
+        "--config.checkpoint.keep_best=0",
+    ]
+    command = [
+        sys.executable,
+        "scripts/train.py",
+        *options,
+        "--config.checkpoint.every=3",
+    ]
     environment = os.environ | STORES_NO_PROGRAMS
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, env=environment) as process:
+    with subprocess.Popen(
+        command, cwd=ROOT, stderr=subprocess.PIPE, env=environment
+    ) as process:
         stop = time.monotonic() + 120
         while not list(workdir.glob("checkpoints/*/manifest.json")):
             assert process.poll() is None, process.stderr.read()
@@ -320,9 +407,17 @@ def running(recipe, tmp_path):
 
 def test_a_second_run_in_a_workdir_is_refused_and_the_first_goes_on(running):
     first, workdir, options = running
-    before = {name: (workdir / name).read_bytes() for name in ("config.json", "tokenizer.json", "lock.json")}
+    before = {
+        name: (workdir / name).read_bytes()
+        for name in ("config.json", "tokenizer.json", "lock.json")
+    }
     second = script("train", *options, "--config.checkpoint.every=3")
-    refused(second, f"--workdir={workdir} is in use: process {first.pid} on ", "started 20", "choose another --workdir")
+    refused(
+        second,
+        f"--workdir={workdir} is in use: process {first.pid} on ",
+        "started 20",
+        "choose another --workdir",
+    )
     assert {name: (workdir / name).read_bytes() for name in before} == before
     newest = max(row["step"] for row in rows(workdir))
     stop = time.monotonic() + 60
@@ -338,8 +433,15 @@ def test_after_a_kill_the_next_run_starts_at_once(running, monkeypatch):
     first, workdir, options = running
     first.kill()
     first.wait()
-    step = max(int(path.parent.name) for path in workdir.glob("checkpoints/*/manifest.json"))
-    again = script("train", *options, f"--config.training.steps={step + 1}", "--config.checkpoint.every=3")
+    step = max(
+        int(path.parent.name) for path in workdir.glob("checkpoints/*/manifest.json")
+    )
+    again = script(
+        "train",
+        *options,
+        f"--config.training.steps={step + 1}",
+        "--config.checkpoint.every=3",
+    )
     said = again.stderr.decode()
     assert again.returncode == 0, said
     assert said.count(f"{workdir}: taken over from process {first.pid} on ") == 1
@@ -349,7 +451,10 @@ def test_after_a_kill_the_next_run_starts_at_once(running, monkeypatch):
 
 
 def test_a_run_that_has_learned_nothing_yet_keeps_its_tokenizers(tiny, tmp_path):
-    """Before the first checkpoint, another config would start over. The lock prevents this."""
+    """Before the first checkpoint, another config would start over.
+
+    The lock prevents this.
+    """
     with held(tmp_path):
         (tmp_path / "config.json").write_text("{}")
         (tmp_path / "tokenizer.json").write_text("{}")
@@ -359,16 +464,28 @@ def test_a_run_that_has_learned_nothing_yet_keeps_its_tokenizers(tiny, tmp_path)
 
 @pytest.mark.slow
 def test_processes_whose_workdirs_are_not_one_folder_are_refused(tmp_path):
-    """Each sees another folder under its --workdir. All end at the start, not in the first save."""
+    """Each sees another folder under its --workdir.
+
+    All end at the start, not in the first save.
+    """
     write_corpus(tmp_path / "corpus")
-    (tmp_path / "tiny.py").write_text(RECIPE.replace("DIRECTORY", str(tmp_path / "corpus")))
+    (tmp_path / "tiny.py").write_text(
+        RECIPE.replace("DIRECTORY", str(tmp_path / "corpus"))
+    )
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, str(ROOT / "scripts" / "train.py"), f"--config={tmp_path / 'tiny.py'}"]
+    command = [
+        sys.executable,
+        str(ROOT / "scripts" / "train.py"),
+        f"--config={tmp_path / 'tiny.py'}",
+    ]
     command += [f"--coordinator_address=localhost:{port}", "--num_processes=2"]
     started = [
-        subprocess.Popen([*command, f"--process_id={i}", f"--workdir={tmp_path / name}"], stderr=subprocess.PIPE)
+        subprocess.Popen(
+            [*command, f"--process_id={i}", f"--workdir={tmp_path / name}"],
+            stderr=subprocess.PIPE,
+        )
         for i, name in enumerate("ab")
     ]
     for process in started:

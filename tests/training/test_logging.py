@@ -13,7 +13,13 @@ import pytest
 
 from transformer_jax.errors import UserError
 from transformer_jax.training import logging
-from transformer_jax.training.logging import Display, MetricsWriter, Pace, json_line, wandb_listener
+from transformer_jax.training.logging import (
+    Display,
+    MetricsWriter,
+    Pace,
+    json_line,
+    wandb_listener,
+)
 
 
 def test_rows_are_lines_and_events(tmp_path):
@@ -22,7 +28,12 @@ def test_rows_are_lines_and_events(tmp_path):
     writer.write(3, "val", {"loss": 1.5, "bleu_signature": "x"})
     writer.close()
     (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(line) == {"step": 3, "split": "val", "loss": 1.5, "bleu_signature": "x"}
+    assert json.loads(line) == {
+        "step": 3,
+        "split": "val",
+        "loss": 1.5,
+        "bleu_signature": "x",
+    }
     (events,) = tmp_path.glob("events*")
     assert b"val/loss" in events.read_bytes()
     MetricsWriter(tmp_path, 3).close()
@@ -37,20 +48,30 @@ def test_a_full_disk_is_explained(tmp_path, monkeypatch):
 
     writer = MetricsWriter(tmp_path, 0)
     monkeypatch.setattr(writer, "_write", write)
-    with pytest.raises(UserError, match=r"metrics cannot be written to \S+: No space left on device; free some space"):
+    with pytest.raises(
+        UserError,
+        match=(
+            r"metrics cannot be written to \S+: No space left on device; free some"
+            r" space"
+        ),
+    ):
         writer.write(1, "train", {"loss": 1.0})
 
 
 def test_metrics_without_permission_are_explained(tmp_path):
     (tmp_path / "metrics.jsonl").mkdir()
-    with pytest.raises(UserError, match=r"metrics\.jsonl cannot be read: Is a directory"):
+    with pytest.raises(
+        UserError, match=r"metrics\.jsonl cannot be read: Is a directory"
+    ):
         MetricsWriter(tmp_path, 0)
 
 
 def test_a_damaged_id_of_weights_and_biases_is_explained(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace())
     (tmp_path / "wandb.json").write_text('{"id"')
-    with pytest.raises(UserError, match=r"wandb\.json is damaged .*: restore it, or remove it"):
+    with pytest.raises(
+        UserError, match=r"wandb\.json is damaged .*: restore it, or remove it"
+    ):
         wandb_listener("p", tmp_path, {})
 
 
@@ -67,29 +88,50 @@ def test_weights_and_biases_is_told_if_it_is_there(tmp_path, monkeypatch):
 
     def init(**given):
         begun.append(given)
-        return types.SimpleNamespace(log=lambda values, step: logged.append((step, values)))
+        return types.SimpleNamespace(
+            log=lambda values, step: logged.append((step, values))
+        )
 
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
-    wandb_listener("attention", tmp_path, {"task": "translation"})(7, "val", {"loss": 1.5})
+    wandb_listener("attention", tmp_path, {"task": "translation"})(
+        7, "val", {"loss": 1.5}
+    )
     wandb_listener("attention", tmp_path, {})
     assert logged == [(7, {"val/loss": 1.5})]
     assert begun[0]["id"] == begun[1]["id"]
     (tmp_path / "wandb.json").unlink()
     wandb_listener("attention", tmp_path, {})(1, "val", {"loss": 1.5})
-    assert begun[2]["id"] != begun[0]["id"], "another run at the same path is another run"
+    assert begun[2]["id"] != begun[0]["id"], (
+        "another run at the same path is another run"
+    )
     shutil.copytree(tmp_path, tmp_path.with_name("copy"))
     wandb_listener("attention", tmp_path.with_name("copy"), {})
-    assert begun[3]["id"] not in {begun[0]["id"], begun[2]["id"]}, "a copy is another run"
+    assert begun[3]["id"] not in {
+        begun[0]["id"],
+        begun[2]["id"],
+    }, "a copy is another run"
     assert begun[0]["project"] == "attention"
     assert begun[0]["config"] == {"task": "translation"}
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ValueError, match="--wandb_project=attention needs wandb: run pip install wandb"):
+    with pytest.raises(
+        ValueError, match="--wandb_project=attention needs wandb: run pip install wandb"
+    ):
         wandb_listener("attention", tmp_path, {})
 
 
 def test_what_is_no_number_is_null():
-    values = {"loss": math.nan, "perplexity": -math.inf, "bleu": 1.5, "signature": "x", "step": 3}
-    assert json_line(values) == '{"loss": null, "perplexity": null, "bleu": 1.5, "signature": "x", "step": 3}'
+    values = {
+        "loss": math.nan,
+        "perplexity": -math.inf,
+        "bleu": 1.5,
+        "signature": "x",
+        "step": 3,
+    }
+    assert (
+        json_line(values)
+        == '{"loss": null, "perplexity": null, "bleu": 1.5, "signature": "x",'
+        ' "step": 3}'
+    )
 
 
 def test_lines_come_by_time_not_by_steps(monkeypatch, caplog):

@@ -21,7 +21,11 @@ from transformer_jax.config import ConfigError, make_task, parse
 from transformer_jax.errors import UserError
 from transformer_jax.tasks.sequence_to_sequence import SequenceToSequence
 from transformer_jax.training import divergence, loop, signals
-from transformer_jax.training.checkpoint import CheckpointError, Checkpoints, parameters_sha256
+from transformer_jax.training.checkpoint import (
+    CheckpointError,
+    Checkpoints,
+    parameters_sha256,
+)
 from transformer_jax.training.engine import Engine
 from transformer_jax.training.evaluation import Evaluator
 from transformer_jax.training.location import Moved
@@ -34,7 +38,10 @@ from transformer_jax.workdir import claim
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """Config, workdir and last state of a run of 8 steps. Copy the workdir before changing it."""
+    """Config, workdir and last state of a run of 8 steps.
+
+    Copy the workdir before changing it.
+    """
     folder = tmp_path_factory.mktemp("finished")
     write_corpus(folder / "corpus")
     config = small("sequence_to_sequence", folder / "corpus")
@@ -54,10 +61,21 @@ def test_training_learns_and_leaves_what_it_should(tiny, tmp_path, caplog):
     run(tiny, tmp_path / "run", training__steps=40)
     train_rows = [row for row in rows(tmp_path / "run") if row["split"] == "train"]
     val_rows = [row for row in rows(tmp_path / "run") if row["split"] == "val"]
-    assert [row["step"] for row in train_rows] == [row["step"] for row in val_rows] == [20, 40]
+    assert (
+        [row["step"] for row in train_rows]
+        == [row["step"] for row in val_rows]
+        == [20, 40]
+    )
     assert val_rows[1]["loss"] < val_rows[0]["loss"] < np.log(304)
     assert {"loss", "learning_rate", "tokens_per_s"} <= set(train_rows[0])
-    assert {"loss", "perplexity", "bleu", "bleu_signature", "bleu_tokenized", "examples"} <= set(val_rows[0])
+    assert {
+        "loss",
+        "perplexity",
+        "bleu",
+        "bleu_signature",
+        "bleu_tokenized",
+        "examples",
+    } <= set(val_rows[0])
     assert val_rows[0]["examples"] == 11
     assert "step 40/40  loss" in caplog.text
     assert "compiling the training step for batches of" in caplog.text
@@ -72,23 +90,34 @@ def test_resumed_run_is_bitwise_the_run_never_stopped(finished, tmp_path, caplog
     assert "resumed from step 2" in caplog.text
     assert parameters_sha256(resumed) == parameters_sha256(whole)
     kept = ("step", "split", "loss", "gradient_norm", "bleu")
-    strip = [[{key: row.get(key) for key in kept} for row in rows(folder)] for folder in (workdir, tmp_path)]
+    strip = [
+        [{key: row.get(key) for key in kept} for row in rows(folder)]
+        for folder in (workdir, tmp_path)
+    ]
     assert strip[0] == strip[1]
 
 
-def test_rows_have_the_steps_own_loss_and_the_mean_since_the_last(tiny, tmp_path, monkeypatch):
-    """Rows also have every other mean of the task, including those that are not part of the objective."""
+def test_rows_have_the_steps_own_loss_and_the_mean_since_the_last(
+    tiny, tmp_path, monkeypatch
+):
+    """Rows also have every other mean of the task, including those that are not part
+    of the objective.
+    """
     loss = SequenceToSequence.loss
 
     def with_another(self, params, batch, key, step):
-        return {**loss(self, params, batch, key, step), "before": Mean(5.0 * step, 5.0, scale=0)}
+        return {
+            **loss(self, params, batch, key, step),
+            "before": Mean(5.0 * step, 5.0, scale=0),
+        }
 
     monkeypatch.setattr(SequenceToSequence, "loss", with_another)
     for every in (1, 2):
         tiny.training.log_every = every
         run(tiny, tmp_path / str(every), training__steps=4)
     each, pairs = (
-        {row["step"]: row for row in rows(tmp_path / name) if row["split"] == "train"} for name in ("1", "2")
+        {row["step"]: row for row in rows(tmp_path / name) if row["split"] == "train"}
+        for name in ("1", "2")
     )
     assert sorted(pairs) == [2, 4]
     for step, row in pairs.items():
@@ -100,24 +129,36 @@ def test_rows_have_the_steps_own_loss_and_the_mean_since_the_last(tiny, tmp_path
 
 def test_an_unknown_score_cannot_be_the_best(tiny, tmp_path):
     tiny.checkpoint.best_metric = "belu"
-    with pytest.raises(ConfigError, match=r"best_metric = 'belu': must be one of .* loss, .*\(did you mean bleu\?"):
+    with pytest.raises(
+        ConfigError,
+        match=r"best_metric = 'belu': must be one of .* loss, .*\(did you mean bleu\?",
+    ):
         run(tiny, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_ready_is_called_when_a_run_can_begin(tiny, tmp_path):
     told = []
-    train(make_task(parse(tiny), tmp_path), tmp_path, ready=lambda: told.append("ready"))
+    train(
+        make_task(parse(tiny), tmp_path), tmp_path, ready=lambda: told.append("ready")
+    )
     assert told == ["ready"]
     tiny.data.directory = str(tmp_path / "none")
     with pytest.raises(ValueError, match="There is no directory"):
-        train(make_task(parse(tiny), tmp_path), tmp_path, ready=lambda: told.append("again"))
+        train(
+            make_task(parse(tiny), tmp_path),
+            tmp_path,
+            ready=lambda: told.append("again"),
+        )
     assert told == ["ready"]
 
 
 @pytest.fixture
 def interruptible():
-    """Make Ctrl-C raise KeyboardInterrupt. Background jobs of a shell ignore it otherwise."""
+    """Make Ctrl-C raise KeyboardInterrupt.
+
+    Background jobs of a shell ignore it otherwise.
+    """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -125,8 +166,13 @@ def interruptible():
 
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_run_asked_to_stop_saves_and_goes_on(finished, tmp_path, monkeypatch, caplog, number):
-    """SIGTERM or Ctrl-C between two saves saves the step. Later, this step is neither averaged nor kept."""
+def test_a_run_asked_to_stop_saves_and_goes_on(
+    finished, tmp_path, monkeypatch, caplog, number
+):
+    """SIGTERM or Ctrl-C between two saves saves the step.
+
+    Later, this step is neither averaged nor kept.
+    """
     config, _, whole = finished
     init = Engine.__init__
 
@@ -148,7 +194,9 @@ def test_a_run_asked_to_stop_saves_and_goes_on(finished, tmp_path, monkeypatch, 
         with pytest.raises(Preempted, match="stopped after step 3, which is saved"):
             run(config, tmp_path)
     assert signal.getsignal(number) is before
-    assert ("press Ctrl-C again to stop immediately" in caplog.text) == (number == signal.SIGINT)
+    assert ("press Ctrl-C again to stop immediately" in caplog.text) == (
+        number == signal.SIGINT
+    )
     saved = tmp_path / "checkpoints"
     assert sorted(int(path.name) for path in saved.iterdir()) == [2, 3]
     resumed = run(config, tmp_path)
@@ -163,8 +211,12 @@ def row_values(workdir):
 
 
 @pytest.mark.parametrize("step", [4, 8])
-def test_a_run_asked_to_stop_during_an_evaluation_saves_first(finished, tmp_path, monkeypatch, step):
-    """Nothing shows afterwards: parameters, rows, scores and steps are those of a run never stopped."""
+def test_a_run_asked_to_stop_during_an_evaluation_saves_first(
+    finished, tmp_path, monkeypatch, step
+):
+    """Nothing shows afterwards: parameters, rows, scores and steps are those of a
+    run never stopped.
+    """
     config, workdir, whole = finished
     feed, evaluations = Evaluator._feed, itertools.count(1)
 
@@ -175,24 +227,40 @@ def test_a_run_asked_to_stop_during_an_evaluation_saves_first(finished, tmp_path
 
     with monkeypatch.context() as patch:
         patch.setattr(Evaluator, "_feed", interrupted)
-        with pytest.raises(Preempted, match=f"stopped after step {step}, which is saved"):
+        with pytest.raises(
+            Preempted, match=f"stopped after step {step}, which is saved"
+        ):
             run(config, tmp_path)
-    assert [row["step"] for row in rows(tmp_path) if row["split"] == "val"][-1] == step - 2
+    assert [row["step"] for row in rows(tmp_path) if row["split"] == "val"][
+        -1
+    ] == step - 2
     assert parameters_sha256(run(config, tmp_path)) == parameters_sha256(whole)
     assert row_values(tmp_path) == row_values(workdir)
-    one, other = (Checkpoints(folder / "checkpoints", parse(config).checkpoint) for folder in (tmp_path, workdir))
+    one, other = (
+        Checkpoints(folder / "checkpoints", parse(config).checkpoint)
+        for folder in (tmp_path, workdir)
+    )
     assert one.verified() == other.verified()
-    assert [one.scores(at) for at in one.verified()] == [other.scores(at) for at in one.verified()]
+    assert [one.scores(at) for at in one.verified()] == [
+        other.scores(at) for at in one.verified()
+    ]
     assert one.latest(9) == other.latest(9)
 
 
-def test_a_run_asked_to_stop_while_it_compiles_does_not_wait(tiny, tmp_path, monkeypatch):
-    """Later steps have another shape. Its compilation takes long, and the step before is saved meanwhile."""
+def test_a_run_asked_to_stop_while_it_compiles_does_not_wait(
+    tiny, tmp_path, monkeypatch
+):
+    """Later steps have another shape.
+
+    Its compilation takes long, and the step before is saved meanwhile.
+    """
     compile_unless, ended, waited = loop.compile_unless, threading.Event(), []
 
     def slow(stop, lowered):
         signal.raise_signal(signal.SIGTERM)
-        compile_unless(stop, types.SimpleNamespace(compile=lambda: waited.append(ended.wait(300))))
+        compile_unless(
+            stop, types.SimpleNamespace(compile=lambda: waited.append(ended.wait(300)))
+        )
 
     take = loop._Compilations.compile
 
@@ -223,7 +291,11 @@ def test_a_workdir_that_is_moved_while_it_trains(tiny, tmp_path, monkeypatch, re
             if removed:
                 shutil.rmtree(tmp_path / "renamed")
 
-    message = "was removed while the run trained, so step 4 is not saved" if removed else "renamed to .*Step 4 is saved"
+    message = (
+        "was removed while the run trained, so step 4 is not saved"
+        if removed
+        else "renamed to .*Step 4 is saved"
+    )
     with monkeypatch.context() as patch:
         patch.setattr(loop._Report, "add", move)
         with pytest.raises(Moved, match=message):
@@ -234,7 +306,10 @@ def test_a_workdir_that_is_moved_while_it_trains(tiny, tmp_path, monkeypatch, re
 
 
 def test_scores_that_do_not_mean_the_same_are_not_compared(finished, copied, caplog):
-    """With another tokenizer of BLEU, a score is higher though the model is not better. The earlier best step stays."""
+    """With another tokenizer of BLEU, a score is higher though the model is not better.
+
+    The earlier best step stays.
+    """
     config = ConfigDict(finished[0].to_dict())
     config.checkpoint.best_metric = "bleu"
     config.checkpoint.keep_latest = 1
@@ -248,7 +323,9 @@ def test_scores_that_do_not_mean_the_same_are_not_compared(finished, copied, cap
 
 def test_changed_validation_data_are_said(finished, copied, corpus, caplog):
     config = ConfigDict(finished[0].to_dict())
-    folder = pathlib.Path(shutil.copytree(config.data.directory, copied.parent / "corpus2"))
+    folder = pathlib.Path(
+        shutil.copytree(config.data.directory, copied.parent / "corpus2")
+    )
     for path in folder.glob("val.*"):
         path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     config.data.directory = str(folder)
@@ -256,17 +333,24 @@ def test_changed_validation_data_are_said(finished, copied, corpus, caplog):
     assert "the validation data have changed since step 8 was saved" in caplog.text
 
 
-def test_settings_of_jax_that_change_the_run_are_refused(finished, copied, monkeypatch, caplog):
+def test_settings_of_jax_that_change_the_run_are_refused(
+    finished, copied, monkeypatch, caplog
+):
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
     run(finished[0], copied)
     assert "the run continues with other rounding" in caplog.text
-    with jax.threefry_partitionable(False), pytest.raises(UserError, match="jax_threefry_partitionable = False, but"):
+    with (
+        jax.threefry_partitionable(False),
+        pytest.raises(UserError, match="jax_threefry_partitionable = False, but"),
+    ):
         run(finished[0], copied)
 
 
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_run_asked_to_stop_before_its_first_step_takes_none(tiny, tmp_path, monkeypatch, number):
+def test_a_run_asked_to_stop_before_its_first_step_takes_none(
+    tiny, tmp_path, monkeypatch, number
+):
     compile_ahead = loop.compiling_ahead
 
     @contextlib.contextmanager
@@ -302,10 +386,21 @@ def test_the_second_ctrl_c_ends_at_once():
 
 
 def test_a_run_that_diverges_is_stopped(tiny, tmp_path, caplog):
-    tiny.optimizer.schedule, tiny.optimizer.learning_rate, tiny.optimizer.warmup_steps = "constant", 9e37, 0
+    (
+        tiny.optimizer.schedule,
+        tiny.optimizer.learning_rate,
+        tiny.optimizer.warmup_steps,
+    ) = (
+        "constant",
+        9e37,
+        0,
+    )
     tiny.checkpoint.keep_best = 0
     tiny.training.evaluate_every = 40
-    message = r"step 11 \(epoch 10, batch 0;.* is the 10th consecutive step .*\. There is no earlier"
+    message = (
+        r"step 11 \(epoch 10, batch 0;.* is the 10th consecutive step .*\. There is no"
+        r" earlier"
+    )
     with pytest.raises(Diverged, match=message):
         run(tiny, tmp_path / "run", training__steps=40)
     assert "step 2 (epoch 1, batch 0; both from 0) skipped: loss nan" in caplog.text
@@ -319,13 +414,27 @@ def test_ruined_parameters_are_never_a_checkpoint(tiny, tmp_path):
 
     Only the validation loss shows this, or the loss of the next step.
     """
-    tiny.optimizer.schedule, tiny.optimizer.learning_rate, tiny.optimizer.warmup_steps = "constant", 1e30, 0
+    (
+        tiny.optimizer.schedule,
+        tiny.optimizer.learning_rate,
+        tiny.optimizer.warmup_steps,
+    ) = (
+        "constant",
+        1e30,
+        0,
+    )
     tiny.training.evaluate_every = tiny.checkpoint.every = tiny.training.log_every = 1
-    with pytest.raises(Diverged, match=r"the validation loss of step 1 is (nan|inf)\. There is no earlier"):
+    with pytest.raises(
+        Diverged,
+        match=r"the validation loss of step 1 is (nan|inf)\. There is no earlier",
+    ):
         run(tiny, tmp_path / "run")
     assert not any((tmp_path / "run" / "checkpoints").glob("*"))
     constants = {"parse_constant": lambda word: pytest.fail(f"{word} is not JSON")}
-    written = [json.loads(line, **constants) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    written = [
+        json.loads(line, **constants)
+        for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert {row["split"]: row["loss"] for row in written}["val"] is None
     with pytest.raises(CheckpointError, match="has no valid checkpoint"):
         transformer_jax.load(tmp_path / "run")
@@ -333,7 +442,10 @@ def test_ruined_parameters_are_never_a_checkpoint(tiny, tmp_path):
 
 def test_parameters_that_are_not_finite_are_not_saved(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(divergence, "not_finite", lambda params: "encoder/kernel")
-    with pytest.raises(Diverged, match=r"the parameters of step 2 are not finite: encoder/kernel\. There is no"):
+    with pytest.raises(
+        Diverged,
+        match=r"the parameters of step 2 are not finite: encoder/kernel\. There is no",
+    ):
         run(tiny, tmp_path / "run")
     assert not any((tmp_path / "run" / "checkpoints").glob("*"))
 
@@ -344,7 +456,9 @@ def test_parameters_that_are_not_finite_predict_nothing(finished, monkeypatch):
     def ruined(*arguments):
         params = restored(*arguments)
         leaves, structure = jax.tree.flatten(params)
-        return jax.tree.unflatten(structure, [leaves[0], leaves[1].at[0].set(jnp.nan), *leaves[2:]])
+        return jax.tree.unflatten(
+            structure, [leaves[0], leaves[1].at[0].set(jnp.nan), *leaves[2:]]
+        )
 
     monkeypatch.setattr(Checkpoints, "restore_params", ruined)
     message = r"step 8 in .*: the parameters are not finite \(.*\), so the run diverged"
@@ -362,14 +476,24 @@ def test_the_rate_goes_by_the_steps_that_were_not_skipped(tiny, tmp_path, monkey
     monkeypatch.setattr(SequenceToSequence, "loss", broken_at_first)
     run(tiny, tmp_path / "run", training__steps=4)
     run(tiny, tmp_path / "run", training__steps=6)
-    rates = {row["step"]: row["learning_rate"] for row in rows(tmp_path / "run") if row["split"] == "train"}
+    rates = {
+        row["step"]: row["learning_rate"]
+        for row in rows(tmp_path / "run")
+        if row["split"] == "train"
+    }
     schedule = make_schedule(parse(tiny).optimizer, tiny.model.d_model, 6)
-    assert [rates[step] for step in (4, 6)] == pytest.approx([float(schedule(n)) for n in (0, 2)])
+    assert [rates[step] for step in (4, 6)] == pytest.approx(
+        [float(schedule(n)) for n in (0, 2)]
+    )
     assert rates[6] > rates[4]
 
 
-def test_a_profile_of_steps_that_do_not_come_is_announced_as_none(tiny, tmp_path, caplog):
-    train(make_task(parse(tiny), tmp_path / "run"), tmp_path / "run", trace=range(9, 11))
+def test_a_profile_of_steps_that_do_not_come_is_announced_as_none(
+    tiny, tmp_path, caplog
+):
+    train(
+        make_task(parse(tiny), tmp_path / "run"), tmp_path / "run", trace=range(9, 11)
+    )
     assert "no profile: step 9 is not among the remaining steps, 1 to 4" in caplog.text
 
 
@@ -379,9 +503,15 @@ def test_a_run_loaded_or_asked_wrongly(finished):
     for use in (predictor.predict, predictor.attention):
         with pytest.raises(ValueError, match="'ek at' is one record, not a list"):
             use("ek at")
-        with pytest.raises(ValueError, match="record 2 has the fields text: it must have en, and may have de"):
+        with pytest.raises(
+            ValueError,
+            match="record 2 has the fields text: it must have en, and may have de",
+        ):
             use(["ek at", {"text": "ek"}])
-    message = r"holds parameters of another model.*\n  config.model.norm: 'post' in the workdir"
+    message = (
+        r"holds parameters of another model.*\n  config.model.norm: 'post' in the"
+        r" workdir"
+    )
     with pytest.raises(ConfigError, match=message):
         transformer_jax.load(workdir, {"model.norm": "pre"})
     same = transformer_jax.load(workdir, {"model.attention_implementation": "jax"})
@@ -389,7 +519,10 @@ def test_a_run_loaded_or_asked_wrongly(finished):
 
 
 def test_killed_in_the_middle_of_a_save(finished, copied, caplog):
-    """The unfinished step is skipped with a warning. Rows of steps that are trained again are removed."""
+    """The unfinished step is skipped with a warning.
+
+    Rows of steps that are trained again are removed.
+    """
     config, _, whole = finished
     for step in (6, 8):
         shutil.rmtree(copied / "checkpoints" / str(step))
@@ -424,7 +557,9 @@ def test_other_data_or_tokenizer_is_refused(finished, copied, corpus):
     ids = json.loads(stored)
     ids["model"]["merges"].pop()
     path.write_text(json.dumps(ids))
-    with pytest.raises(CheckpointError, match=r"source tokenizer: sha256 .* they do not match"):
+    with pytest.raises(
+        CheckpointError, match=r"source tokenizer: sha256 .* they do not match"
+    ):
         transformer_jax.load(str(copied))
     path.write_text(stored)
     for language in ("en", "de"):
@@ -437,7 +572,9 @@ def test_other_data_or_tokenizer_is_refused(finished, copied, corpus):
 def test_a_renamed_checkpoint_is_refused(finished, copied):
     steps = copied / "checkpoints"
     (steps / "8").rename(steps / "44")
-    with pytest.raises(CheckpointError, match="44 holds step 8: rename the folder to 8"):
+    with pytest.raises(
+        CheckpointError, match="44 holds step 8: rename the folder to 8"
+    ):
         run(finished[0], copied, training__steps=50)
     assert sorted(path.name for path in steps.iterdir()) == ["2", "4", "44", "6"]
 
@@ -445,11 +582,15 @@ def test_a_renamed_checkpoint_is_refused(finished, copied):
 def test_evaluation_takes_latest_best_or_average(finished, caplog):
     _, workdir, whole = finished
     load = {
-        name: transformer_jax.load(str(workdir), {"evaluation.checkpoint": name, "evaluation.average_last": 2})
+        name: transformer_jax.load(
+            str(workdir), {"evaluation.checkpoint": name, "evaluation.average_last": 2}
+        )
         for name in ("latest", "best", "average")
     }
     assert "averaging the parameters of steps 6, 8" in caplog.text
-    losses = {row["step"]: row["loss"] for row in rows(workdir) if row["split"] == "val"}
+    losses = {
+        row["step"]: row["loss"] for row in rows(workdir) if row["split"] == "val"
+    }
     assert load["latest"].step == load["average"].step == 8
     assert load["best"].step == min(losses, key=lambda step: losses[step])
     assert load["latest"].parameters_sha256 == parameters_sha256(whole.params)
@@ -461,10 +602,19 @@ def test_evaluation_takes_latest_best_or_average(finished, caplog):
 
 def test_no_such_checkpoint(tiny, finished, tmp_path):
     claim(tmp_path / "run", tiny)
-    with pytest.raises(CheckpointError, match="has no valid checkpoint: train there first"):
+    with pytest.raises(
+        CheckpointError, match="has no valid checkpoint: train there first"
+    ):
         transformer_jax.load(str(tmp_path / "run"))
-    wrong = {"evaluation.checkpoint": "best", "checkpoint.best_metric": "accuracy", "checkpoint.keep_best": "0"}
-    with pytest.raises(CheckpointError, match=r"checkpoint.best_metric = 'accuracy' \(step 8 has: loss, "):
+    wrong = {
+        "evaluation.checkpoint": "best",
+        "checkpoint.best_metric": "accuracy",
+        "checkpoint.keep_best": "0",
+    }
+    with pytest.raises(
+        CheckpointError,
+        match=r"checkpoint.best_metric = 'accuracy' \(step 8 has: loss, ",
+    ):
         transformer_jax.load(str(finished[1]), wrong)
 
 

@@ -43,5 +43,7 @@ def test_a_name_outside_the_step_is_damage(tmp_path):
     folder = epath.Path(tmp_path / "7")
     folder.mkdir()
     (tmp_path / "secret").write_text("x")
-    (folder / manifest.NAME).write_text('{"files": {"../secret": {"size": 1, "sha256": "0"}}}')
+    (folder / manifest.NAME).write_text(
+        '{"files": {"../secret": {"size": 1, "sha256": "0"}}}'
+    )
     assert "is not in the folder" in str(manifest.damage(folder))

@@ -1,4 +1,6 @@
-"""Meshes of fake devices give the results of one device, and reject batches that they cannot divide."""
+"""Meshes of fake devices give the results of one device, and reject batches that
+they cannot divide.
+"""
 
 import json
 from pathlib import Path
@@ -40,27 +42,42 @@ for *mesh, microbatches in RUNS:
     shares.append({})
     for path, x in jax.tree_util.tree_leaves_with_path((state.params, state.opt_state)):
         held = {shard.data.nbytes for shard in x.addressable_shards}
-        shares[-1][jax.tree_util.keystr(path, simple=True, separator="/")] = max(held) / x.nbytes
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        shares[-1][name] = max(held) / x.nbytes
 print(json.dumps([found, shares]))
 """
 
 
-def train(folder: Path, devices: int, steps: int, runs: list[tuple[int, ...]]) -> tuple[list, list]:
+def train(
+    folder: Path, devices: int, steps: int, runs: list[tuple[int, ...]]
+) -> tuple[list, list]:
     """Train once for each (data, fsdp, tensor, microbatches), with dropout.
 
-    Return the losses of the runs, and the share of each array that the fullest device holds.
+    Return the losses of the runs, and the share of each array that the fullest device
+    holds.
     """
     write_corpus(folder / "corpus")
     config = small("sequence_to_sequence", folder / "corpus")
     config.model.num_heads, config.model.head_dim, config.model.value_dim = 8, 4, 4
     config.model.vocab_multiple = 8
     config.data.rows_multiple = 16
-    program = PROGRAM.replace("CONFIG", repr(config.to_dict())).replace("WORKDIR", repr(str(folder / "run")))
-    return tuple(json.loads(on_devices(devices, program.replace("RUNS", repr(runs)).replace("STEPS", str(steps)))))
+    program = PROGRAM.replace("CONFIG", repr(config.to_dict())).replace(
+        "WORKDIR", repr(str(folder / "run"))
+    )
+    return tuple(
+        json.loads(
+            on_devices(
+                devices,
+                program.replace("RUNS", repr(runs)).replace("STEPS", str(steps)),
+            )
+        )
+    )
 
 
 def test_eight_devices_train_as_one(tmp_path):
-    """The losses are equal with sharded rows, parameters and heads, and with microbatches."""
+    """The losses are equal with sharded rows, parameters and heads, and with
+    microbatches.
+    """
     (whole, halves), _ = train(tmp_path, 1, 3, [(1, 1, 1, 1), (1, 1, 1, 2)])
     (found_halves, found), _ = train(tmp_path, 8, 3, [(8, 1, 1, 2), (2, 2, 2, 1)])
     assert found_halves == pytest.approx(halves, rel=1e-5)
@@ -68,9 +85,12 @@ def test_eight_devices_train_as_one(tmp_path):
 
 
 def test_the_loss_runs_under_pmap_too(tmp_path):
-    """Gradients summed over devices by hand, as in research code, are those of the whole batch."""
+    """Gradients summed over devices by hand, as in research code, are those of the
+    whole batch.
+    """
     config = small("sequence_to_sequence", tmp_path)
-    config.model.dropout_rate = 0.0  # dropout would draw other bits for a part of the batch
+    # dropout would draw other bits for a part of the batch
+    config.model.dropout_rate = 0.0
     program = f"""
 import jax
 import jax.numpy as jnp
@@ -78,7 +98,9 @@ import flax.linen as nn
 from ml_collections import ConfigDict
 from transformer_jax.config import make_task, parse
 task = make_task(parse(ConfigDict({config.to_dict()!r})), None)
-params, batch, key = nn.unbox(task.init(jax.random.key(0))), task.dummy_batch(16, 8, seed=1), jax.random.key(1)
+params = nn.unbox(task.init(jax.random.key(0)))
+batch = task.dummy_batch(16, 8, seed=1)
+key = jax.random.key(1)
 
 def gradient(params, batch):
     def total(params):
@@ -91,10 +113,14 @@ def mean(params, batch):
     return jax.tree.map(lambda g: g / weight, found)
 
 shares = jax.tree.map(lambda x: x.reshape(8, 2, *x.shape[1:]), batch)
-found = jax.tree.map(lambda g: g[0], jax.pmap(mean, axis_name="devices", in_axes=(None, 0))(params, shares))
+run = jax.pmap(mean, axis_name="devices", in_axes=(None, 0))
+found = jax.tree.map(lambda g: g[0], run(params, shares))
 whole, weight = jax.jit(gradient)(params, batch)
 whole = jax.tree.map(lambda g: g / weight, whole)
-apart = [float(jnp.abs(a - b).max()) for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(whole), strict=True)]
+apart = [
+    float(jnp.abs(a - b).max())
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(whole), strict=True)
+]
 print(max(apart) / max(float(jnp.abs(b).max()) for b in jax.tree.leaves(whole)))
 """
     assert float(on_devices(8, program)) < 1e-5
@@ -110,20 +136,38 @@ def test_every_mesh_trains_as_one_device_over_20_steps(tmp_path):
         print(f"{run}: {apart:.1e} from one device")
         assert apart < 1e-5, run
     assert set(shares[0].values()) == {1}
-    # With FSDP, a device holds an eighth of every array, except for the heads' biases and the counts of steps.
+    # With FSDP, a device holds an eighth of every array, except for the heads' biases
+    # and the counts of steps.
     whole_arrays = {name for name, share in shares[1].items() if share != 1 / 8}
     assert {shares[1][name] for name in whole_arrays} == {1}
-    assert all(name.endswith(("query/bias", "key/bias", "value/bias", "count")) for name in whole_arrays)
+    assert all(
+        name.endswith(("query/bias", "key/bias", "value/bias", "count"))
+        for name in whole_arrays
+    )
 
 
 @pytest.mark.slow
 def test_a_run_goes_from_mesh_to_mesh(recipe, tmp_path):
-    """A run moves from 2 × 2 × 2 devices to one and back. Its losses are those of a run that stays on one device."""
+    """A run moves from 2 × 2 × 2 devices to one and back.
+
+    Its losses are those of a run that stays on one device.
+    """
 
     def train(name: str, devices: int, steps: int, *mesh: int) -> list[float]:
-        arguments = [f"--config={recipe}", f"--workdir={tmp_path / name}", f"--config.training.steps={steps}"]
-        arguments += [f"--config.mesh.{axis}={size}" for axis, size in zip(AXES, mesh, strict=True)]
-        arguments += ["--config.training.log_every=1", "--config.checkpoint.every=4", "--config.checkpoint.keep_best=0"]
+        arguments = [
+            f"--config={recipe}",
+            f"--workdir={tmp_path / name}",
+            f"--config.training.steps={steps}",
+        ]
+        arguments += [
+            f"--config.mesh.{axis}={size}"
+            for axis, size in zip(AXES, mesh, strict=True)
+        ]
+        arguments += [
+            "--config.training.log_every=1",
+            "--config.checkpoint.every=4",
+            "--config.checkpoint.keep_best=0",
+        ]
         arguments += [f"--config.training.evaluate_every={steps}"]
         on_devices(devices, RUN.replace("ARGUMENTS", repr(arguments)))
         return [row["loss"] for row in rows(tmp_path / name) if row["split"] == "train"]
@@ -137,9 +181,13 @@ def test_a_run_goes_from_mesh_to_mesh(recipe, tmp_path):
 
 
 def test_rows_that_do_not_divide_are_refused():
-    mesh = jax.make_mesh((1, 1), ("data", "fsdp"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    mesh = jax.make_mesh(
+        (1, 1), ("data", "fsdp"), axis_types=(jax.sharding.AxisType.Auto,) * 2
+    )
     check_rows([8, 16], mesh, microbatches=4)
-    message = r"a batch of 18 rows cannot .* = 1 devices with training.microbatches = 4: set"
+    message = (
+        r"a batch of 18 rows cannot .* = 1 devices with training.microbatches = 4: set"
+    )
     with pytest.raises(ValueError, match=message):
         check_rows([8, 18], mesh, microbatches=4)
 
@@ -149,23 +197,38 @@ def test_recurrent_gradients_are_those_of_one_device(attention):
     """The mesh has two devices along each of data, fsdp and tensor."""
     config = shrink(get_config("rnn", attention), Path("none"))
     config.data.rows_multiple = 8
-    config.model.update({"dropout_rate": 0.0, "teacher_forcing": 1.0, "vocab_multiple": 8})
+    config.model.update(
+        {"dropout_rate": 0.0, "teacher_forcing": 1.0, "vocab_multiple": 8}
+    )
     program = f"""
 import jax, numpy as np
 import flax.linen as nn
 from ml_collections import ConfigDict
 from transformer_jax.config import make_task, parse
-from transformer_jax.training.sharding import batch_sharding, make_mesh, on_mesh, shardings
+from transformer_jax.training.sharding import (
+    batch_sharding,
+    make_mesh,
+    on_mesh,
+    shardings,
+)
 config = ConfigDict({config.to_dict()!r})
 config.mesh.data, config.mesh.fsdp, config.mesh.tensor = 2, 2, 2
 config = parse(config)
-task, mesh = make_task(config, None), make_mesh(config.mesh)
+task = make_task(config, None)
+mesh = make_mesh(config.mesh)
 boxed = task.init(jax.random.key(0))
-params, batch = nn.unbox(boxed), task.dummy_batch(16, 12, seed=1)
-gradient = jax.grad(lambda params, batch: task.loss(params, batch, jax.random.key(2), 0)["loss"].sum)
-shared = jax.device_put(params, shardings(boxed, mesh)), jax.device_put(batch, batch_sharding(mesh))
-whole, found = jax.jit(gradient)(params, batch), on_mesh(gradient, mesh)(*shared)
-apart = jax.tree.map(lambda a, b: np.abs(a - np.asarray(b)).max() / np.abs(a).max(), whole, found)
+params = nn.unbox(boxed)
+batch = task.dummy_batch(16, 12, seed=1)
+gradient = jax.grad(
+    lambda params, batch: task.loss(params, batch, jax.random.key(2), 0)["loss"].sum
+)
+shared_params = jax.device_put(params, shardings(boxed, mesh))
+shared_batch = jax.device_put(batch, batch_sharding(mesh))
+whole = jax.jit(gradient)(params, batch)
+found = on_mesh(gradient, mesh)(shared_params, shared_batch)
+apart = jax.tree.map(
+    lambda a, b: np.abs(a - np.asarray(b)).max() / np.abs(a).max(), whole, found
+)
 print(max(jax.tree.leaves(apart)))
 """
     assert float(on_devices(8, program)) < 1e-5

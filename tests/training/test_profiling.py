@@ -52,7 +52,9 @@ def test_mfu_is_a_share_of_the_published_peak(kind, dtype, count, peak, monkeypa
         (Device("NVIDIA H200"), "float64", 4 * (8192 + 20)),
     ],
 )
-def test_other_devices_are_measured_and_cpu_devices_share_a_host(device, dtype, peak, monkeypatch):
+def test_other_devices_are_measured_and_cpu_devices_share_a_host(
+    device, dtype, peak, monkeypatch
+):
     monkeypatch.setattr(profiling.jax, "devices", lambda: [device] * 4)
     monkeypatch.setattr(profiling.jax, "device_count", lambda: 4)
     monkeypatch.setattr(profiling, "matrix_rate", lambda dtype, n, chain: n + chain)

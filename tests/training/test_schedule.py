@@ -1,4 +1,6 @@
-"""Schedules of TPU and GPU programs: cycles, FLOPs, bytes and overlap, read from excerpts of compiled programs."""
+"""Schedules of TPU and GPU programs: cycles, FLOPs, bytes and overlap, read from
+excerpts of compiled programs.
+"""
 
 import dataclasses
 
@@ -6,14 +8,21 @@ import pytest
 
 from transformer_jax.training.collectives import Collective, read_collectives
 from transformer_jax.training.hlo import parse
-from transformer_jax.training.schedule import convolution_flops, kernel_flops, part_of, product_flops, read_schedule
+from transformer_jax.training.schedule import (
+    convolution_flops,
+    kernel_flops,
+    part_of,
+    product_flops,
+    read_schedule,
+)
 from transformer_jax.training.topologies import Chip
 
 # 1 FLOP/s, 1 byte/s and 1 cycle/s, so that seconds are FLOPs, bytes or cycles.
 UNIT = Chip(memory=1, peak=1, bandwidth=1, clock=1, topologies=())
 FORWARD = 'metadata={op_name="jit(train_step)/jvp(Transformer.hidden)/decoder'
 
-# A loop over 6 layers with a product, an update in place and a slice; a loop of unknown length; a fill; prefetches.
+# A loop over 6 layers with a product, an update in place and a slice; a loop of unknown
+# length; a fill; prefetches.
 PROGRAM = f"""HloModule jit_train_step, is_scheduled=true
 
 %product (a: f32[3,5], b: f32[5,7]) -> f32[3,7] {{
@@ -71,9 +80,12 @@ backend_config={{"estimated_cycles":"7"}}
 
 def test_times_by_part_of_the_model():
     found = read_schedule(parse(PROGRAM), UNIT, turns=5)
-    assert {name: (time.estimate, time.bound) for name, time in found.parts.items()} == {
+    assert {
+        name: (time.estimate, time.bound) for name, time in found.parts.items()
+    } == {
         "attention": (6 * 1000, 6 * 1000),
-        "buffers": (900 + 6 * 500, 4 * 6 * 21 + 6 * 2 * 4 * 21),  # a fill; reads and writes one of 6 layers
+        # a fill; reads and writes one of 6 layers
+        "buffers": (900 + 6 * 500, 4 * 6 * 21 + 6 * 2 * 4 * 21),
         "loss": (5 * 40, 5 * 4 * 11),
         "optimizer": (7, 4 * 19),
     }
@@ -85,33 +97,56 @@ def test_times_by_part_of_the_model():
     assert found.memory_s == synchronous + 4 * 13 + 4 * 17
     assert found.estimate == 6000 + 3900 + 200 + 7
     assert found.bound == 6000 + 1512 + 220 + 76 > found.memory_s
-    fast = read_schedule(parse(PROGRAM), dataclasses.replace(UNIT, clock=1000.0), turns=5)
-    assert fast.bound == fast.memory_s  # the prefetches make all bytes take longer than the instructions one by one
+    fast = read_schedule(
+        parse(PROGRAM), dataclasses.replace(UNIT, clock=1000.0), turns=5
+    )
+    # the prefetches make all bytes take longer than the instructions one by one
+    assert fast.bound == fast.memory_s
 
 
 def test_products_with_padding_do_not_count():
-    """A product with a batch axis of 16 is a convolution with a window of 16, padded by 15 on both sides."""
+    """A product with a batch axis of 16 is a convolution with a window of 16, padded
+    by 15 on both sides.
+    """
     line = (
-        "  %c = f32[128,64,16,64]{0,3,2,1} convolution(%a, %b), window={size=1x16 pad=0_0x15_15 rhs_reversal=0x1}, "
-        "dim_labels=b0f1_1oi0->b01f"
+        "  %c = f32[128,64,16,64]{0,3,2,1} convolution(%a, %b), window={size=1x16"
+        " pad=0_0x15_15 rhs_reversal=0x1}, dim_labels=b0f1_1oi0->b01f"
     )
-    (instruction,) = parse(f"ENTRY %main (a: f32[]) -> f32[] {{\n{line}\n}}").computations["main"].values()
-    flops = convolution_flops(instruction, "f32[128,64,1024,1]{2,1,0,3}", "bf16[16,64,1024,1]{2,1,0,3}")
+    (instruction,) = (
+        parse(f"ENTRY %main (a: f32[]) -> f32[] {{\n{line}\n}}")
+        .computations["main"]
+        .values()
+    )
+    flops = convolution_flops(
+        instruction, "f32[128,64,1024,1]{2,1,0,3}", "bf16[16,64,1024,1]{2,1,0,3}"
+    )
     assert flops == 2 * 128 * 64 * 1024 * 16 * 64
 
 
 def test_products_with_dilation_count_only_where_there_are_values():
-    """With a dilation of 5 and a stride of 4, each of the 5 places of a window of 5 meets one value."""
+    """With a dilation of 5 and a stride of 4, each of the 5 places of a window of 5
+    meets one value.
+    """
     line = (
-        "  %c = f32[2,5,3]{2,1,0} convolution(%a, %b), window={size=5 stride=4 pad=0_0 lhs_dilate=5}, "
-        "dim_labels=b0f_0io->b0f"
+        "  %c = f32[2,5,3]{2,1,0} convolution(%a, %b), window={size=5 stride=4 pad=0_0"
+        " lhs_dilate=5}, dim_labels=b0f_0io->b0f"
     )
-    (instruction,) = parse(f"ENTRY %main (a: f32[]) -> f32[] {{\n{line}\n}}").computations["main"].values()
-    assert convolution_flops(instruction, "f32[2,5,7]{2,1,0}", "f32[5,7,3]{2,1,0}") == 2 * 2 * 3 * 7 * 5
+    (instruction,) = (
+        parse(f"ENTRY %main (a: f32[]) -> f32[] {{\n{line}\n}}")
+        .computations["main"]
+        .values()
+    )
+    assert (
+        convolution_flops(instruction, "f32[2,5,7]{2,1,0}", "f32[5,7,3]{2,1,0}")
+        == 2 * 2 * 3 * 7 * 5
+    )
 
 
 def splash(phase, operands, layout=1):
-    """Return a kernel of splash attention as XLA writes it, over several lines. `layout` is that of the keys."""
+    """Return a kernel of splash attention as XLA writes it, over several lines.
+
+    `layout` is that of the keys.
+    """
     return f"""ENTRY %main (a: f32[]) -> f32[] {{
   %splash_mha_{phase}.1 = (f32[7,11]{{1,0}}, bf16[2,3,256,8]{{3,2,1,0}}) custom-call(%a), \
 custom_call_target="tpu_custom_call", operand_layout_constraints={{{operands}}}, \
@@ -132,13 +167,22 @@ splash_mha_{phase}/pallas_call" stack_frame_id=18}}
     ],
 )
 def test_kernels_of_splash_attention_count(phase, products):
-    """Queries (2, 3, 256, 8), keys (2, 1, 384, 8), values (2, 1, 384, 16): 8 and 16 are the widths of the products."""
-    arrays = "bf16[2,3,256,8]{3,2,1,0}, bf16[2,1,384,8]{3,2,1,0}, bf16[2,1,384,16]{3,2,1,0}, s32[2,256,128]{2,1,0}"
+    """Queries (2, 3, 256, 8), keys (2, 1, 384, 8), values (2, 1, 384, 16): 8 and 16
+    are the widths of the products.
+    """
+    arrays = (
+        "bf16[2,3,256,8]{3,2,1,0}, bf16[2,1,384,8]{3,2,1,0}, bf16[2,1,384,16]{3,2,1,0},"
+        " s32[2,256,128]{2,1,0}"
+    )
     program = parse(splash(phase, arrays))
     (kernel,) = program.computations["main"].values()
     flops = 2 * 2 * 3 * 256 * 384 * products
     assert kernel_flops(kernel) == flops
-    (swapped,) = parse(splash(phase, arrays.replace("384,8", "8,384"), 2)).computations["main"].values()
+    (swapped,) = (
+        parse(splash(phase, arrays.replace("384,8", "8,384"), 2))
+        .computations["main"]
+        .values()
+    )
     assert kernel_flops(swapped) == flops
     found = read_schedule(program, UNIT)
     assert (found.flops, list(found.parts)) == (flops, ["attention"])
@@ -147,11 +191,18 @@ def test_kernels_of_splash_attention_count(phase, products):
 
 @pytest.mark.parametrize(
     ("name", "cycles"),
-    [("short_forward", 4.9 + 3.3), ("short_backward", 12.8 + 0.3), ("short_backward_dropout", 17.7)],
+    [
+        ("short_forward", 4.9 + 3.3),
+        ("short_backward", 12.8 + 0.3),
+        ("short_backward_dropout", 17.7),
+    ],
 )
 @pytest.mark.parametrize("place", ["{}", "transpose(jvp({}))"])
 def test_our_kernels_state_what_they_compute(name, cycles, place):
-    """3 × 1,024 scores, 100 keys in a block, 999 FLOPs. The estimate is the longer one of cycles and products."""
+    """3 × 1,024 scores, 100 keys in a block, 999 FLOPs.
+
+    The estimate is the longer one of cycles and products.
+    """
     within = place.format(name)
     text = f"""ENTRY %main (a: f32[]) -> f32[] {{
   %k = bf16[1,1,1]{{2,1,0}} custom-call(%a), custom_call_target="tpu_custom_call", \
@@ -166,12 +217,16 @@ backend_config={{"custom_call_config":{{"cost_estimate":{{"flops":"999","transce
     slow = dataclasses.replace(UNIT, clock=0.01)
     assert read_schedule(parse(text), slow).estimate == pytest.approx(3 * cycles / 0.01)
     half = dataclasses.replace(slow, kernel_slowness=0.5)
-    assert read_schedule(parse(text), half).estimate == pytest.approx(1.5 * cycles / 0.01)
+    assert read_schedule(parse(text), half).estimate == pytest.approx(
+        1.5 * cycles / 0.01
+    )
 
 
 def test_blocks_above_the_diagonal_do_not_count():
     """Of 4 × 4 blocks, 10 are computed."""
-    arrays = "s8[1,4,4]{2,1,0}, s8[1,4,4]{2,1,0}, " + ", ".join(["f32[2,3,512,8]{3,2,1,0}"] * 3)
+    arrays = "s8[1,4,4]{2,1,0}, s8[1,4,4]{2,1,0}, " + ", ".join(
+        ["f32[2,3,512,8]{3,2,1,0}"] * 3
+    )
     (kernel,) = parse(splash("fwd_residuals", arrays)).computations["main"].values()
     assert kernel_flops(kernel) == 2 * 2 * 3 * 512 * 512 * (8 + 8) * 10 // 16
 
@@ -179,11 +234,26 @@ def test_blocks_above_the_diagonal_do_not_count():
 @pytest.mark.parametrize(
     ("op_name", "part"),
     [
-        ("jit(train_step)/jvp(Transformer.hidden)/decoder/while/body/layers/cross_attention/dot_general", "attention"),
-        ("jit(train_step)/jvp(T)/layers/self_attention_residual.before/layer_norm/div", "norm and residual"),
-        ("jit(train_step)/transpose(jvp(T))/layers/feed_forward/outer/dot_general", "feed-forward"),
-        ("jit(train_step)/transpose(jvp(T))/while/body/jit(dynamic_index_in_dim)/dynamic_slice", "buffers"),
-        ("jit(train_step)/jvp(T)/cross_attention/splash_mha_fwd_no_residuals/pallas_call", "attention"),
+        (
+            "jit(train_step)/jvp(Transformer.hidden)/decoder/while/body/layers/cross_attention/dot_general",
+            "attention",
+        ),
+        (
+            "jit(train_step)/jvp(T)/layers/self_attention_residual.before/layer_norm/div",
+            "norm and residual",
+        ),
+        (
+            "jit(train_step)/transpose(jvp(T))/layers/feed_forward/outer/dot_general",
+            "feed-forward",
+        ),
+        (
+            "jit(train_step)/transpose(jvp(T))/while/body/jit(dynamic_index_in_dim)/dynamic_slice",
+            "buffers",
+        ),
+        (
+            "jit(train_step)/jvp(T)/cross_attention/splash_mha_fwd_no_residuals/pallas_call",
+            "attention",
+        ),
         ("", "buffers"),
         ("jit(train_step)/jvp()/while/body/vmap(jvp())/reduce_sum", "loss"),
         ("jit(train_step)/transpose(jvp())/mul", "loss"),
@@ -198,7 +268,8 @@ def test_parts_are_read_from_op_names(op_name, part):
     assert part_of(op_name) == part
 
 
-# A chain of fusions gathers 8 × 3 numbers while a product is computed. Another one waits at once. A third is not split.
+# A chain of fusions gathers 8 × 3 numbers while a product is computed. Another one
+# waits at once. A third is not split.
 CHAINS = """HloModule jit_train_step, is_scheduled=true
 
 %start.1 (p: f32[3]) -> f32[24] {
@@ -255,27 +326,41 @@ def test_collectives_that_overlap_with_computation():
     }
 
 
-# Lines of programs for H100 GPUs: calls of cuBLAS, the second with a batch axis, and a product that Triton compiles.
+# Lines of programs for H100 GPUs: calls of cuBLAS, the second with a batch axis, and a
+# product that Triton compiles.
 PRODUCTS = [
     (
-        "(f32[8192,1536]{1,0}, s8[33554432]{0}) custom-call(%bitcast.24.0, %input_concatenate_fusion.5), "
-        'custom_call_target="__cublas$lt$matmul", backend_config={"operation_queue_id":"0","gemm_backend_config":'
-        '{"alpha_real":1,"beta":0,"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],'
-        '"rhs_contracting_dimensions":["0"],"lhs_batch_dimensions":[],"rhs_batch_dimensions":[]}}}',
+        (
+            "(f32[8192,1536]{1,0}, s8[33554432]{0}) custom-call(%bitcast.24.0,"
+            " %input_concatenate_fusion.5), "
+            'custom_call_target="__cublas$lt$matmul",'
+            ' backend_config={"operation_queue_id":"0","gemm_backend_config":'
+            '{"alpha_real":1,"beta":0,"dot_dimension_numbers":'
+            '{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"],'
+            '"lhs_batch_dimensions":[],"rhs_batch_dimensions":[]}}}'
+        ),
         "bf16[8192,512]{1,0}",
         2 * 8192 * 512 * 1536,
     ),
     (
-        "(f32[1024,64,32]{2,1,0}, s8[33554432]{0}) custom-call(%bitcast.596.0, %bitcast.597.0), "
-        'custom_call_target="__cublas$lt$matmul", backend_config={"gemm_backend_config":{"alpha_real":1,"beta":0,'
-        '"dot_dimension_numbers":{"lhs_contracting_dimensions":["2"],"rhs_contracting_dimensions":["2"],'
-        '"lhs_batch_dimensions":["0"],"rhs_batch_dimensions":["0"]}}}',
+        (
+            "(f32[1024,64,32]{2,1,0}, s8[33554432]{0}) custom-call(%bitcast.596.0,"
+            " %bitcast.597.0), "
+            'custom_call_target="__cublas$lt$matmul",'
+            ' backend_config={"gemm_backend_config":{"alpha_real":1,"beta":0,'
+            '"dot_dimension_numbers":{"lhs_contracting_dimensions":["2"],'
+            '"rhs_contracting_dimensions":["2"],"lhs_batch_dimensions":["0"],'
+            '"rhs_batch_dimensions":["0"]}}}'
+        ),
         "bf16[1024,64,128]{2,1,0}",
         2 * 1024 * 64 * 128 * 32,
     ),
     (
-        "f32[8,512,256]{2,1,0} dot(%parameter_0.19, %parameter_1.19), lhs_batch_dims={1}, lhs_contracting_dims={2}, "
-        'rhs_batch_dims={0}, rhs_contracting_dims={1}, backend_config={"sizes":["16"]}',
+        (
+            "f32[8,512,256]{2,1,0} dot(%parameter_0.19, %parameter_1.19),"
+            " lhs_batch_dims={1}, lhs_contracting_dims={2}, rhs_batch_dims={0},"
+            ' rhs_contracting_dims={1}, backend_config={"sizes":["16"]}'
+        ),
         "bf16[512,8,4640]{2,1,0}",
         2 * 8 * 512 * 4640 * 256,
     ),
@@ -363,9 +448,22 @@ def test_gpu_programs_have_only_bounds():
 
 
 def test_collectives_of_gpu_programs():
-    """The bytes are those of full arrays: the results of an all-gather, the operands of a reduce-scatter."""
+    """The bytes are those of full arrays: the results of an all-gather, the operands
+    of a reduce-scatter.
+    """
     found, _ = read_collectives(GPU)
     assert set(found) == {
-        Collective("all-gather", 8, 1, 4 * (24 + 40), sent := 4 * (24 + 40) * 7 // 8, overlapped=1, meanwhile=sent),
-        Collective("reduce-scatter", 8, 1, 4 * 16 * 3, 4 * 16 * 3 * 7 // 8, overlapped=0),  # only a bitcast runs
+        Collective(
+            "all-gather",
+            8,
+            1,
+            4 * (24 + 40),
+            sent := 4 * (24 + 40) * 7 // 8,
+            overlapped=1,
+            meanwhile=sent,
+        ),
+        # only a bitcast runs
+        Collective(
+            "reduce-scatter", 8, 1, 4 * 16 * 3, 4 * 16 * 3 * 7 // 8, overlapped=0
+        ),
     }

@@ -1,4 +1,6 @@
-"""Steps compiled for TPUs and GPUs that are not at hand: names of topologies, and what fits."""
+"""Steps compiled for TPUs and GPUs that are not at hand: names of topologies, and
+what fits.
+"""
 
 import importlib.util
 import json
@@ -26,19 +28,24 @@ def get_config(arg):
     return config
 """
 HAS_LIBTPU = importlib.util.find_spec("libtpu") is not None
-needs_libtpu = pytest.mark.skipif(not HAS_LIBTPU, reason=f"libtpu is not installed: {topologies.INSTALL}")
+needs_libtpu = pytest.mark.skipif(
+    not HAS_LIBTPU, reason=f"libtpu is not installed: {topologies.INSTALL}"
+)
 HAS_PLUGIN = importlib.util.find_spec("jax_cuda13_plugin") is not None
 needs_plugin = pytest.mark.skipif(
-    not HAS_PLUGIN, reason=f"JAX's plugin for GPUs is not installed: {topologies.INSTALL_GPU}"
+    not HAS_PLUGIN,
+    reason=f"JAX's plugin for GPUs is not installed: {topologies.INSTALL_GPU}",
 )
 
 
 def test_chips_have_their_published_numbers():
-    """Clocks follow from peaks: 1.5 GHz for v5e and 1.75 GHz for v5p, and 1.05 GHz for v4, a device of which is half a
-    chip.
+    """Clocks follow from peaks: 1.5 GHz for v5e and 1.75 GHz for v5p, and 1.05 GHz for
+    v4, a device of which is half a chip.
     """
     assert CHIPS["v5e"].peak == 197e12
-    assert {kind: round(chip.clock / 1e9, 2) for kind, chip in CHIPS.items() if chip.clock} == {
+    assert {
+        kind: round(chip.clock / 1e9, 2) for kind, chip in CHIPS.items() if chip.clock
+    } == {
         "v4": 1.05,
         "v5e": 1.5,
         "v5p": 1.75,
@@ -51,24 +58,46 @@ def test_chips_have_their_published_numbers():
     assert CHIPS["h200"].bandwidth == 4.8e12
 
 
-@pytest.mark.parametrize("name", ["v9:2x2", "v5e", "v5e:", "2x2", "", "h100:8", "h100:1x1x9", "h100:0x1x8"])
+@pytest.mark.parametrize(
+    "name", ["v9:2x2", "v5e", "v5e:", "2x2", "", "h100:8", "h100:1x1x9", "h100:0x1x8"]
+)
 def test_unknown_topologies_are_refused_with_the_known_ones(name):
-    with pytest.raises(ValueError, match=f"--topology={name}: there is no such topology; .*v5p: 2x2x1.*8x8x8") as error:
+    with pytest.raises(
+        ValueError,
+        match=f"--topology={name}: there is no such topology; .*v5p: 2x2x1.*8x8x8",
+    ) as error:
         topologies.devices_of(name)
     assert all(kind in str(error.value) for kind in CHIPS)
 
 
 def test_a_mesh_has_all_devices_of_the_topology():
     topologies.check_mesh("v5e:2x2", "data=2,fsdp=2", [2, 2, 1], 4)
-    with pytest.raises(ValueError, match=r"--mesh=data=3: its axes multiply to 3, but v5e:2x2 has 4 devices: .*data=4"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"--mesh=data=3: its axes multiply to 3, but v5e:2x2 has 4 devices:"
+            r" .*data=4"
+        ),
+    ):
         topologies.check_mesh("v5e:2x2", "data=3", [3, 1, 1], 4)
 
 
 def test_without_their_compiler_the_message_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"--topology=v5e:2x2: compiling for TPUs needs libtpu: pip install .*\[tpu\]"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"--topology=v5e:2x2: compiling for TPUs needs libtpu: pip install"
+            r" .*\[tpu\]"
+        ),
+    ):
         topologies.devices_of("v5e:2x2")
-    with pytest.raises(ValueError, match=r"--topology=h100:1x1x8: .* JAX's plugin .*: pip install .*\[gpu-compiler\]"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"--topology=h100:1x1x8: .* JAX's plugin .*: pip install .*\[gpu-compiler\]"
+        ),
+    ):
         topologies.devices_of("h100:1x1x8")
 
 
@@ -78,32 +107,62 @@ def test_without_their_compiler_the_message_says_how_to_install_it(monkeypatch):
         (
             "train",
             2**31,
-            "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 38.30G of 15.75G hbm. Exceeded hbm "
-            "capacity by 22.55G.",
-            ["does not fit by 22.55 GiB: a device has 15.75 GiB", "takes 2.00 GiB", "training.microbatches"],
+            (
+                "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. "
+                "Used 38.30G of 15.75G hbm. Exceeded hbm capacity by 22.55G."
+            ),
+            [
+                "does not fit by 22.55 GiB: a device has 15.75 GiB",
+                "takes 2.00 GiB",
+                "training.microbatches",
+            ],
         ),
         (
             "train",
             10 * 2**30,
-            "RESOURCE_EXHAUSTED: the total memory required for HLO temporaries (1.00T) exceeds available HBM (15.75G).",
+            (
+                "RESOURCE_EXHAUSTED: the total memory "
+                "required for HLO temporaries (1.00T) exceeds available HBM (15.75G)."
+            ),
             ["by 1008.25 GiB", "takes 10.00 GiB", "a larger fsdp or tensor in --mesh"],
         ),
-        ("predict", 2**30, "RESOURCE_EXHAUSTED: of 15.75G", ["does not fit on the device", "evaluation.batch_size"]),
+        (
+            "predict",
+            2**30,
+            "RESOURCE_EXHAUSTED: of 15.75G",
+            ["does not fit on the device", "evaluation.batch_size"],
+        ),
     ],
 )
 def test_what_does_not_fit_is_told_by_how_much_and_what_helps(step, held, error, words):
-    message = target.too_large(target.largest_size(error), "v5e:2x2", CHIPS["v5e"], held, step)
+    message = target.too_large(
+        target.largest_size(error), "v5e:2x2", CHIPS["v5e"], held, step
+    )
     assert message.startswith("--topology=v5e:2x2: the step does not fit")
     assert all(word in message for word in words), message
 
 
 def described(
-    arg: str, *arguments: str, topology: str = "v5e:2x2", environment: dict[str, str] | None = None
+    arg: str,
+    *arguments: str,
+    topology: str = "v5e:2x2",
+    environment: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess:
-    command = [sys.executable, "scripts/describe.py", f"--config={arg}", f"--topology={topology}", "--length=8"]
+    command = [
+        sys.executable,
+        "scripts/describe.py",
+        f"--config={arg}",
+        f"--topology={topology}",
+        "--length=8",
+    ]
     command += arguments
     return subprocess.run(
-        command, cwd=ROOT, env=os.environ | (environment or {}), capture_output=True, text=True, check=False
+        command,
+        cwd=ROOT,
+        env=os.environ | (environment or {}),
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -118,14 +177,25 @@ def tiny(tmp_path_factory):
 @pytest.mark.parametrize(
     ("topology", "step"),
     [
-        pytest.param(topology, step, marks=[needs] + [pytest.mark.slow] * ((topology, step) != ("v5e:2x2", "train")))
+        pytest.param(
+            topology,
+            step,
+            marks=[needs]
+            + [pytest.mark.slow] * ((topology, step) != ("v5e:2x2", "train")),
+        )
         for topology, needs in (("v5e:2x2", needs_libtpu), ("h100:2x1x2", needs_plugin))
         for step in target.STEPS
     ],
 )
 def test_every_family_compiles(tiny, tmp_path, topology, task, step):
     saved = tmp_path / "step.hlo"
-    done = described(f"{tiny}:{task}", f"--step={step}", f"--save={saved}", "--json", topology=topology)
+    done = described(
+        f"{tiny}:{task}",
+        f"--step={step}",
+        f"--save={saved}",
+        "--json",
+        topology=topology,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "Warning" not in done.stderr
     found = json.loads(done.stdout)
@@ -137,14 +207,20 @@ def test_every_family_compiles(tiny, tmp_path, topology, task, step):
         assert found["estimate_s"] is None
     else:
         assert found["estimate_s"] > found["bound_s"]
-    if step == "train":  # each gradient is reduced once, that of a table that is both looked up and tied, too
-        reduced = sum(c["bytes"] for c in found["collectives"] if c["kind"] == "all-reduce")
+    # each gradient is reduced once, that of a table that is both looked up and tied,
+    # too
+    if step == "train":
+        reduced = sum(
+            c["bytes"] for c in found["collectives"] if c["kind"] == "all-reduce"
+        )
         assert 0.9 < reduced / (4 * found["parameters"]) < 1.05
 
 
 @needs_plugin
 def test_a_step_for_two_gpus(tiny):
-    """Each device holds the whole state, i.e. parameters and two moments, and half of the batch."""
+    """Each device holds the whole state, i.e. parameters and two moments, and half
+    of the batch.
+    """
     done = described(f"{tiny}:classification", "--json", topology="h100:1x1x2")
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
@@ -153,13 +229,18 @@ def test_a_step_for_two_gpus(tiny):
     assert state + batch / 2 <= found["held"] < state + batch / 2 + 1000
     assert found["estimate_s"] is None
     assert found["schedule"]["flops"] == pytest.approx(found["flops"] / 2, rel=1e-3)
-    assert [(c["kind"], c["group"]) for c in found["collectives"]] == [("all-reduce", 2)]
-    assert 0.95 < found["collectives"][0]["bytes"] / (4 * found["parameters"]) < 1.01  # not positions beyond the batch
+    assert [(c["kind"], c["group"]) for c in found["collectives"]] == [
+        ("all-reduce", 2)
+    ]
+    # not positions beyond the batch
+    assert 0.95 < found["collectives"][0]["bytes"] / (4 * found["parameters"]) < 1.01
 
 
 @needs_plugin
 def test_a_step_that_exceeds_the_memory_of_a_gpu(tiny):
-    """The compiler does not mind, so the bytes of the program are compared with the memory of the chip."""
+    """The compiler does not mind, so the bytes of the program are compared with the
+    memory of the chip.
+    """
     done = on_devices(
         1,
         f"""
@@ -170,15 +251,18 @@ from transformer_jax.config import make_task, parse
 from transformer_jax.training import target, topologies
 from transformer_jax.training.engine import Engine
 
-config, name, chip = get_config("classification"), "h100:1x1x1", topologies.CHIPS["h100"]
+config = get_config("classification")
+name = "h100:1x1x1"
+chip = topologies.CHIPS["h100"]
 config.data.directory = "(none)"
 engine = Engine(make_task(parse(config), None), topologies.devices_of(name))
 batch = engine.task.dummy_batch(8192, 8)
 used = target.compile_for(name, chip, engine, batch, "train", 1)[0].used
 print(used)
 for memory in (used, used // 2):
+    smaller = dataclasses.replace(chip, memory=memory)
     try:
-        target.compile_for(name, dataclasses.replace(chip, memory=memory), engine, batch, "train", 1)
+        target.compile_for(name, smaller, engine, batch, "train", 1)
         print("fits")
     except target.DoesNotFit as error:
         print(error)
@@ -188,25 +272,51 @@ for memory in (used, used // 2):
     assert fits == "fits"
     half = f"{int(used) / 2 / 2**30:.2f} GiB"
     assert half > "0.05"
-    assert message.startswith(f"--topology=h100:1x1x1: the step does not fit by {half}: a device has {half}, and the")
+    assert message.startswith(
+        f"--topology=h100:1x1x1: the step does not fit by {half}: "
+        f"a device has {half}, and the"
+    )
     assert "a larger training.microbatches" in message
 
 
 @needs_libtpu
 @pytest.mark.slow
 def test_a_second_process_with_libtpu(tiny):
-    """By default, it may load libtpu too. If it may not, the message names the file and the remedy."""
-    hold = "from transformer_jax.training.topologies import devices_of; devices_of('v5e:2x2'); print(); input()"
-    environment = os.environ | {"ALLOW_MULTIPLE_LIBTPU_LOAD": "0", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen([sys.executable, "-c", hold], env=environment, text=True, **streams) as first:
+    """By default, it may load libtpu too.
+
+    If it may not, the message names the file and the remedy.
+    """
+    hold = (
+        "from transformer_jax.training.topologies import devices_of; "
+        "devices_of('v5e:2x2'); print(); input()"
+    )
+    environment = os.environ | {
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "0",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": str(ROOT),
+    }
+    streams = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.DEVNULL,
+    }
+    with subprocess.Popen(
+        [sys.executable, "-c", hold], env=environment, text=True, **streams
+    ) as first:
         assert first.stdout is not None
         first.stdout.readline()
-        refused = described(f"{tiny}:classification", "--mesh=data=3", environment={"ALLOW_MULTIPLE_LIBTPU_LOAD": "0"})
+        refused = described(
+            f"{tiny}:classification",
+            "--mesh=data=3",
+            environment={"ALLOW_MULTIPLE_LIBTPU_LOAD": "0"},
+        )
         loaded = described(f"{tiny}:classification", "--mesh=data=3")
         first.communicate("\n")
     assert refused.returncode == loaded.returncode == 2
-    assert "another process has loaded libtpu (it holds /tmp/libtpu_lockfile): wait until it" in refused.stderr
+    assert (
+        "another process has loaded libtpu (it holds /tmp/libtpu_lockfile): "
+        "wait until it" in refused.stderr
+    )
     assert "v5e:2x2 has 4 devices" in loaded.stderr
 
 
@@ -219,7 +329,11 @@ def test_axes_of_a_mesh_may_divide_the_sides_of_a_slice():
         [x, y, z] for x in range(4) for y in range(4) for z in range(4)
     ]
     for row in rows:
-        assert sorted(len({chip[side] for chip in row}) for side in range(3)) == [1, 2, 4]
+        assert sorted(len({chip[side] for chip in row}) for side in range(3)) == [
+            1,
+            2,
+            4,
+        ]
 
 
 MESH = """
@@ -240,36 +354,59 @@ from transformer_jax.models.kernels import KERNEL_attention
 from transformer_jax.training import topologies
 from transformer_jax.training.hlo import parse
 from transformer_jax.training.schedule import kernel_flops
-from transformer_jax.training.sharding import MeshConfig, batch_sharding, make_mesh, on_mesh
+from transformer_jax.training.sharding import (
+    MeshConfig,
+    batch_sharding,
+    make_mesh,
+    on_mesh,
+)
 
 mesh = make_mesh(MeshConfig(tensor=TENSOR), topologies.devices_of(TOPOLOGY))
 
 def attend(query, key, value, valid):
-    return KERNEL_attention(query, key, value, mask=masks.CAUSAL & masks.padding(valid), dtype="bfloat16"OPTIONS).sum()
+    mask = masks.CAUSAL & masks.padding(valid)
+    return KERNEL_attention(query, key, value, mask=mask, dtype="bfloat16"OPTIONS).sum()
 
 def array(*shape, dtype=jnp.float32):
     return jax.ShapeDtypeStruct(shape, dtype, sharding=batch_sharding(mesh))
 
 heads = [array(4, LENGTH, n, 64) for n in (16, 4, 4)]
-program = on_mesh(jax.value_and_grad(attend, (0, 1, 2)), mesh).lower(*heads, array(4, LENGTH, dtype=jnp.bool)).compile()
-flops = [flops for x, _, _ in parse(program.as_text()).walk() if (flops := kernel_flops(x))]
+valid = array(4, LENGTH, dtype=jnp.bool)
+step = on_mesh(jax.value_and_grad(attend, (0, 1, 2)), mesh)
+program = step.lower(*heads, valid).compile()
+flops = [
+    flops for x, _, _ in parse(program.as_text()).walk() if (flops := kernel_flops(x))
+]
 print(json.dumps([program.memory_analysis().temp_size_in_bytes, flops]))
 """
 
 
 def compiled(kernel, length, topology, tensor=1, options="", precision="default"):
-    """Return the bytes of temporary memory and the FLOPs of the kernels of attention with its gradients."""
-    program = ATTENTION.replace("KERNEL", kernel).replace("LENGTH", str(length)).replace("OPTIONS", options)
+    """Return the bytes of temporary memory and the FLOPs of the kernels of attention
+    with its gradients.
+    """
+    program = (
+        ATTENTION.replace("KERNEL", kernel)
+        .replace("LENGTH", str(length))
+        .replace("OPTIONS", options)
+    )
     program = program.replace("TENSOR", str(tensor)).replace("TOPOLOGY", repr(topology))
     return json.loads(output_of(program, JAX_DEFAULT_MATMUL_PRECISION=precision))
 
 
 def output_of(program, **environment):
-    """Run a program of Python on CPUs, in which warnings are errors, and return what it prints."""
+    """Run a program of Python on CPUs, in which warnings are errors, and return what
+    it prints.
+    """
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],
         cwd=ROOT,
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), **environment},
+        env=os.environ
+        | {
+            "JAX_PLATFORMS": "cpu",
+            "PYTHONPATH": str(ROOT),
+            **environment,
+        },
         capture_output=True,
         text=True,
         check=False,
@@ -278,10 +415,19 @@ def output_of(program, **environment):
     return done.stdout
 
 
-@pytest.mark.parametrize(("estimate", "shown"), [(0.1, "108.0 ms, at least 68.0 ms"), (None, "at least 68.0 ms")])
+@pytest.mark.parametrize(
+    ("estimate", "shown"),
+    [(0.1, "108.0 ms, at least 68.0 ms"), (None, "at least 68.0 ms")],
+)
 def test_communication_that_does_not_overlap_adds_to_the_time(estimate, shown):
-    """All-gathers send 1,000 bytes, of these 750 while the device computes. The all-reduces do not overlap."""
-    sent = [Collective("all-gather", 8, 4, 0, 1_000, 1, 750), Collective("all-reduce", 8, 5, 0, 1_750)]
+    """All-gathers send 1,000 bytes, of these 750 while the device computes.
+
+    The all-reduces do not overlap.
+    """
+    sent = [
+        Collective("all-gather", 8, 4, 0, 1_000, 1, 750),
+        Collective("all-reduce", 8, 5, 0, 1_750),
+    ]
     found = target.Target(
         *("v5e:2x4", {"data": 8}, "train", 1, {}, 1, 8.0, 0, 0, 0, 1, 0.0),
         schedule=Schedule({"loss": Time(estimate, 0.06)}, 0, 0.0, 0),
@@ -289,29 +435,53 @@ def test_communication_that_does_not_overlap_adds_to_the_time(estimate, shown):
         turns=1,
     )
     rows = dict(target.table_rows(found, CHIPS["v5e"], link=250_000))
-    assert rows["communication at 0.00025 GB/s (estimate)"] == "11 ms, 3 ms of it during computations"
+    assert (
+        rows["communication at 0.00025 GB/s (estimate)"]
+        == "11 ms, 3 ms of it during computations"
+    )
     assert rows["time with communication (estimate)"] == shown
 
 
 @needs_libtpu
-@pytest.mark.parametrize(("topology", "tensor", "devices"), [("v5e:1x1", 1, 1), ("v5e:2x2", 2, 4)])
+@pytest.mark.parametrize(
+    ("topology", "tensor", "devices"), [("v5e:1x1", 1, 1), ("v5e:2x2", 2, 4)]
+)
 def test_splash_attention_compiles_for_tpus(topology, tensor, devices):
-    """The temporaries of 4 × 16 heads at length 2,048 are far from the 1 GiB of their weights in float32."""
+    """The temporaries of 4 × 16 heads at length 2,048 are far from the 1 GiB of
+    their weights in float32.
+    """
     temporary, flops = compiled("splash", 2048, topology, tensor)
     assert temporary < 2**28
-    product = 2 * 4 * 16 * 2048**2 * 64 * 10 // 16 // devices  # 10 of 4 × 4 blocks are not above the diagonal
+    # 10 of 4 × 4 blocks are not above the diagonal
+    product = 2 * 4 * 16 * 2048**2 * 64 * 10 // 16 // devices
     assert sorted(flops) == [2 * product, 3 * product, 4 * product]
 
 
 @needs_libtpu
 @pytest.mark.parametrize("rate", [0, 0.1])
-@pytest.mark.parametrize(("length", "topology"), [(64, "v5e:1x1"), (1024, "v5e:1x1"), (512, "v6e:1x1")])
+@pytest.mark.parametrize(
+    ("length", "topology"), [(64, "v5e:1x1"), (1024, "v5e:1x1"), (512, "v6e:1x1")]
+)
 def test_short_attention_compiles_for_tpus(length, topology, rate):
-    """1,024 is the longest. At length 64, two sentences form a block, of which half the scores are not used. Chunks of
-    128 queries skip keys that are after them.
+    """1,024 is the longest.
+
+    At length 64, two sentences form a block, of which half the scores are not used.
+    Chunks of 128 queries skip keys that are after them.
     """
-    _, flops = compiled("short", length, topology, options=f", dropout_rate={rate}, dropout_key=jax.random.key(0)")
-    product = 2 * 16 * 64 * {64: 2 * 128**2, 512: 4 * 512**2 * 10 // 16, 1024: 4 * 1024**2 * 36 // 64}[length]
+    _, flops = compiled(
+        "short",
+        length,
+        topology,
+        options=f", dropout_rate={rate}, dropout_key=jax.random.key(0)",
+    )
+    product = (
+        2
+        * 16
+        * 64
+        * {64: 2 * 128**2, 512: 4 * 512**2 * 10 // 16, 1024: 4 * 1024**2 * 36 // 64}[
+            length
+        ]
+    )
     assert sorted(flops) == [2 * product, 5 * product]
 
 
@@ -332,11 +502,14 @@ from transformer_jax.training.sharding import MeshConfig, make_mesh, on_mesh
 mesh = make_mesh(MeshConfig(data=1, tensor=4), topologies.devices_of("v5e:2x2"))
 
 def array(shape, *axes):
-    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, PartitionSpec(*axes)))
+    sharding = NamedSharding(mesh, PartitionSpec(*axes))
+    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
 
 linear = Linear((512, 256), ("mlp", "embed"), dtype="bfloat16", output_dtype="bfloat16")
-params = {"params": {"kernel": array((512, 256), "tensor", None), "bias": array((256,))}}
-print(on_mesh(linear.apply, mesh).lower(params, array((8, 128, 512), None, None, "tensor")).compile().as_text())
+kernel = array((512, 256), "tensor", None)
+params = {"params": {"kernel": kernel, "bias": array((256,))}}
+x = array((8, 128, 512), None, None, "tensor")
+print(on_mesh(linear.apply, mesh).lower(params, x).compile().as_text())
 """
 
 
@@ -354,7 +527,13 @@ import jax.numpy as jnp
 from transformer_jax.models.layers import FeedForward, Residual
 from transformer_jax.training import topologies
 from transformer_jax.training.hlo import parse
-from transformer_jax.training.sharding import MeshConfig, batch_sharding, make_mesh, on_mesh, replicated
+from transformer_jax.training.sharding import (
+    MeshConfig,
+    batch_sharding,
+    make_mesh,
+    on_mesh,
+    replicated,
+)
 
 mesh = make_mesh(MeshConfig(), topologies.devices_of(TOPOLOGY))
 
@@ -362,7 +541,8 @@ class Layers(nn.Module):
     @nn.compact
     def __call__(self, x):
         for _ in range(3):
-            x = Residual("post", 0.0, 1e-6, dtype="bfloat16").after(x, FeedForward(512, 1024, dtype="bfloat16")(x))
+            residual = Residual("post", 0.0, 1e-6, dtype="bfloat16")
+            x = residual.after(x, FeedForward(512, 1024, dtype="bfloat16")(x))
         return x.astype(jnp.float32)
 
 def loss(params, x):
@@ -370,7 +550,9 @@ def loss(params, x):
 
 x = jax.ShapeDtypeStruct((64, 128, 512), jnp.bfloat16, sharding=batch_sharding(mesh))
 params = nn.unbox(jax.eval_shape(Layers().init, jax.random.key(0), x))
-params = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=replicated(mesh)), params)
+params = jax.tree.map(
+    lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=replicated(mesh)), params
+)
 program = on_mesh(jax.grad(loss, (0, 1)), mesh).lower(params, x).compile()
 written = [x.shape for x, _, _ in parse(program.as_text()).walk()]
 arrays = sum("f32[64,128,512]" in shape for shape in written)
@@ -385,7 +567,9 @@ print(json.dumps([program.memory_analysis().temp_size_in_bytes, arrays]))
         pytest.param("h100:1x1x1", math.inf, 1, marks=needs_plugin),
     ],
 )
-def test_a_residual_stream_in_bfloat16_keeps_no_sum_in_float32(topology, memory, arrays):
+def test_a_residual_stream_in_bfloat16_keeps_no_sum_in_float32(
+    topology, memory, arrays
+):
     """A sum would take 16 MiB. On a GPU, the loss has an array in float32."""
     found = json.loads(output_of(RESIDUAL.replace("TOPOLOGY", repr(topology))))
     assert found[0] < memory

@@ -13,7 +13,9 @@ from transformer_jax.training import loop, profiling
 from transformer_jax.training.task import Work
 
 
-def test_a_run_shows_its_first_batch_and_its_utilization(tiny, tmp_path, monkeypatch, caplog):
+def test_a_run_shows_its_first_batch_and_its_utilization(
+    tiny, tmp_path, monkeypatch, caplog
+):
     """Utilization is the number of useful FLOPs, divided by time and peak rate."""
     monkeypatch.setattr(profiling, "peak_flops", lambda dtype: ("mfu", 1e6))
     seconds = itertools.chain([0.0], itertools.repeat(4.0))
@@ -24,22 +26,33 @@ def test_a_run_shows_its_first_batch_and_its_utilization(tiny, tmp_path, monkeyp
     batches = task.batches("train", 0)
     works = [task.work(batches.load(batches.plan.batch(i))) for i in range(2)]
     row = rows(tmp_path / "run")[0]
-    assert row["mfu"] == pytest.approx(sum(work.flops for work in works) / 4e6, abs=1e-4)
-    assert row["tokens_per_s"] == pytest.approx(sum(work.tokens for work in works) / 4, abs=0.1)
+    assert row["mfu"] == pytest.approx(
+        sum(work.flops for work in works) / 4e6, abs=1e-4
+    )
+    assert row["tokens_per_s"] == pytest.approx(
+        sum(work.tokens for work in works) / 4, abs=0.1
+    )
     assert row["device_memory_gb"] == 7.0
 
     text = caplog.text
     assert "the first pair of the first batch:" in text
     names = ("source", "decoder input", "target")
-    shown = {name: text.split(f"  {name} ")[1].splitlines()[0].split() for name in names}
+    shown = {
+        name: text.split(f"  {name} ")[1].splitlines()[0].split() for name in names
+    }
     assert shown["source"][-1] == shown["target"][-1] == "</s>"
     assert shown["decoder input"] == ["<s>", *shown["target"][:-1]]
 
 
 def pairs():
     """Return arrays of a filler row and two pairs."""
-    arrays = {side: np.array([[0, 0, 0], [5, 6, 2], [7, 2, 0]], np.int32) for side in ("source", "target")}
-    lengths = {f"{side}_length": np.array([0, 3, 2], np.int32) for side in ("source", "target")}
+    arrays = {
+        side: np.array([[0, 0, 0], [5, 6, 2], [7, 2, 0]], np.int32)
+        for side in ("source", "target")
+    }
+    lengths = {
+        f"{side}_length": np.array([0, 3, 2], np.int32) for side in ("source", "target")
+    }
     return {**arrays, **lengths, "index": np.array([-1, 4, 2], np.int32)}
 
 
@@ -57,9 +70,21 @@ def taught(tmp_path_factory):
     ("damage", "message"),
     [
         ({"target_length": 0}, "row 2 of the first batch has no token in its target"),
-        ({"target": [5, 6, 7]}, r"row 2 of the first batch does not end in EOS in its target: \[5 6 7\]"),
-        ({"source_length": 3}, r"row 2 of the first batch does not end in EOS in its source: \[7 2 0\]"),
-        ({"target": [304, 2, 0]}, "row 2 of the first batch has ids beyond the vocabulary of 304 in its target"),
+        (
+            {"target": [5, 6, 7]},
+            r"row 2 of the first batch does not end in EOS in its target: \[5 6 7\]",
+        ),
+        (
+            {"source_length": 3},
+            r"row 2 of the first batch does not end in EOS in its source: \[7 2 0\]",
+        ),
+        (
+            {"target": [304, 2, 0]},
+            (
+                "row 2 of the first batch has ids "
+                "beyond the vocabulary of 304 in its target"
+            ),
+        ),
     ],
 )
 def test_a_batch_that_must_be_wrong_is_refused(taught, damage, message):
@@ -74,8 +99,13 @@ def test_a_batch_that_must_be_wrong_is_refused(taught, damage, message):
 
 
 def test_labels_that_could_be_read_off_are_refused(taught, monkeypatch):
-    monkeypatch.setattr("transformer_jax.tasks.sequence_to_sequence.shift_right", lambda target, begin: target)
-    with pytest.raises(ValueError, match="is not the target shifted by one: it may reveal the labels"):
+    monkeypatch.setattr(
+        "transformer_jax.tasks.sequence_to_sequence.shift_right",
+        lambda target, begin: target,
+    )
+    with pytest.raises(
+        ValueError, match="is not the target shifted by one: it may reveal the labels"
+    ):
         taught.preview(pairs())
 
 
@@ -93,7 +123,10 @@ def test_more_compilations_than_shapes_are_warned_of(caplog):
     for _ in range(2):
         compiled.check()
     (warning,) = caplog.records
-    assert warning.getMessage() == "compiled the step 2 times for 1 batch shapes: check what else changes"
+    assert (
+        warning.getMessage()
+        == "compiled the step 2 times for 1 batch shapes: check what else changes"
+    )
 
 
 def test_a_compilation_is_announced_and_counts_in_the_estimate(caplog):
@@ -112,7 +145,9 @@ def test_a_compilation_is_announced_and_counts_in_the_estimate(caplog):
 
 
 def test_no_more_than_a_few_steps_are_under_way(monkeypatch):
-    """A run that is asked to stop must finish the steps under way before it can save."""
+    """A run that is asked to stop must finish the steps under way before it can
+    save.
+    """
     report, waited = object.__new__(loop._Report), []
     report._pending, report._work, report._first, report._last = [], Work(0, 0.0), -1, 9
     report._display = types.SimpleNamespace(is_due=lambda: False)

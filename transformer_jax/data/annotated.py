@@ -1,7 +1,9 @@
-"""Read annotated text: questions with answers (SQuAD), tagged words (CoNLL), and documents of sentences.
+"""Read annotated text: questions with answers (SQuAD), tagged words (CoNLL), and
+documents of sentences.
 
-The files of a split are called `{split}.json`, `{split}.conll` and `{split}.txt`, optionally followed by `.gz`. A split
-may be a part of one, e.g. "train[:90%]", counted in questions, sentences and documents.
+The files of a split are called `{split}.json`, `{split}.conll` and `{split}.txt`,
+optionally followed by `.gz`. A split may be a part of one, e.g. "train[:90%]", counted
+in questions, sentences and documents.
 """
 
 from __future__ import annotations
@@ -17,7 +19,15 @@ from typing import Any, NamedTuple
 from etils import epath
 
 from transformer_jax.data import files, sources
-from transformer_jax.data.sources import DataError, Source, bounds, decode_lines, file_name, held, parse_lines
+from transformer_jax.data.sources import (
+    DataError,
+    Source,
+    bounds,
+    decode_lines,
+    file_name,
+    held,
+    parse_lines,
+)
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +39,9 @@ _KINDS = {str: "a string", int: "an integer", list: "a list"}
 
 
 class Paragraph(NamedTuple):
-    """A paragraph of a SQuAD file: its article's title, its text and its questions, which are not checked yet."""
+    """A paragraph of a SQuAD file: its article's title, its text and its questions,
+    which are not checked yet.
+    """
 
     where: str  # file, article and paragraph, for messages
     title: str
@@ -38,10 +50,12 @@ class Paragraph(NamedTuple):
 
 
 def squad_paragraphs(path: epath.Path) -> Iterator[Paragraph]:
-    """Yield the paragraphs of a JSON file in the layout of SQuAD 1.1 or 2.0 (Rajpurkar et al., 2016 and 2018).
+    """Yield the paragraphs of a JSON file in the layout of SQuAD 1.1 or 2.0 (Rajpurkar
+    et al., 2016 and 2018).
 
     Raises:
-        DataError: the file is unreadable, not UTF-8 or not JSON, a key is missing, or a context is blank.
+        DataError: the file is unreadable, not UTF-8 or not JSON, a key is missing, or a
+            context is blank.
     """
     text = "\n".join(decode_lines(files.read(path), str(path)))
     content = sources.parse_json(text, str(path))
@@ -57,19 +71,24 @@ def squad_paragraphs(path: epath.Path) -> Iterator[Paragraph]:
             )
 
 
-def squad_file(directory: epath.PathLike, split: str, columns: Sequence[str] = SQUAD_COLUMNS) -> Source:
+def squad_file(
+    directory: epath.PathLike, split: str, columns: Sequence[str] = SQUAD_COLUMNS
+) -> Source:
     """Read the questions of `{split}.json`, in the layout of SQuAD 1.1 or 2.0.
 
-    The columns are "id", "title", "question", "context" and "answers". Answers are a JSON list of objects with "text"
-    and "start", in characters: context[start : start + len(text)] is the text. Questions without an answer have an
-    empty list. Answers are read, and must be there, only if they are among the columns.
+    The columns are "id", "title", "question", "context" and "answers". Answers are a
+    JSON list of objects with "text" and "start", in characters: context[start : start +
+    len(text)] is the text. Questions without an answer have an empty list. Answers are
+    read, and must be there, only if they are among the columns.
 
-    An answer that is not at its "answer_start" gets the start of its nearest occurrence. One that does not occur in the
-    context at all is dropped, if its question has others. A warning counts both.
+    An answer that is not at its "answer_start" gets the start of its nearest
+    occurrence. One that does not occur in the context at all is dropped, if its
+    question has others. A warning counts both.
 
     Raises:
-        DataError: the file is missing or invalid (see `squad_paragraphs`), a question is blank, an id occurs twice, no
-            answer to a question occurs in its context, or a column is unknown.
+        DataError: the file is missing or invalid (see `squad_paragraphs`), a question
+            is blank, an id occurs twice, no answer to a question occurs in its context,
+            or a column is unknown.
     """
     path = _find(directory, f"{file_name(split)}.json", columns, SQUAD_COLUMNS)
     rows, moved, dropped = dict[str, dict[str, str]](), list[str](), list[str]()
@@ -78,8 +97,15 @@ def squad_file(directory: epath.PathLike, split: str, columns: Sequence[str] = S
             identifier = _filled(question, "id", f"{paragraph.where}, question {i}")
             where = f"{path}, question {identifier}"
             if identifier in rows:
-                raise DataError(f"{where} occurs twice: give each question an id of its own, or remove one of them.")
-            row = {"id": identifier, "title": paragraph.title, "question": _filled(question, "question", where)}
+                raise DataError(
+                    f"{where} occurs twice: "
+                    "give each question an id of its own, or remove one of them."
+                )
+            row = {
+                "id": identifier,
+                "title": paragraph.title,
+                "question": _filled(question, "question", where),
+            }
             rows[identifier] = row | {"context": paragraph.context}
             if "answers" in columns:
                 answers = _answers(question, paragraph.context, where, moved, dropped)
@@ -89,7 +115,13 @@ def squad_file(directory: epath.PathLike, split: str, columns: Sequence[str] = S
         (dropped, "do not occur in their contexts, and are left out"),
     ):
         if names:
-            log.warning("%s: answers that %s: %d, e.g. %s", path, what, len(names), ", ".join(names[:3]))
+            log.warning(
+                "%s: answers that %s: %d, e.g. %s",
+                path,
+                what,
+                len(names),
+                ", ".join(names[:3]),
+            )
     return _part(split, list(rows.values()), columns, "questions", path)
 
 
@@ -97,17 +129,29 @@ def _answers(
     question: Any, context: str, where: str, moved: list[str], dropped: list[str]
 ) -> list[dict[str, str | int]]:
     """Return the answers to a question, and note those that are moved or dropped."""
-    given, impossible = _value(question, "answers", list, where), question.get("is_impossible", False)
+    given, impossible = (
+        _value(question, "answers", list, where),
+        question.get("is_impossible", False),
+    )
     if not isinstance(impossible, bool):
-        raise DataError(f"{where} has is_impossible = {impossible!r}: it must be true or false, without quotes")
+        raise DataError(
+            f"{where} has is_impossible = {impossible!r}: "
+            "it must be true or false, without quotes"
+        )
     if impossible or not given:
         return []
     answers = list[dict[str, str | int]]()
     for i, answer in enumerate(given, 1):
         place = f"{where}, answer {i}"
-        text, start = _filled(answer, "text", place), _value(answer, "answer_start", int, place)
+        text, start = (
+            _filled(answer, "text", place),
+            _value(answer, "answer_start", int, place),
+        )
         if start < 0 or not context.startswith(text, start):
-            places = [match.start() for match in re.finditer(f"(?={re.escape(text)})", context)]
+            places = [
+                match.start()
+                for match in re.finditer(f"(?={re.escape(text)})", context)
+            ]
             (moved if places else dropped).append(f"{text[:40]!r} of {question['id']}")
             if not places:
                 continue
@@ -115,26 +159,34 @@ def _answers(
         answers.append({"text": text, "start": start})
     if not answers:
         text = given[0]["text"]
-        composed = unicodedata.normalize("NFC", text) in unicodedata.normalize("NFC", context)
+        composed = unicodedata.normalize("NFC", text) in unicodedata.normalize(
+            "NFC", context
+        )
         remedy = (
-            "It does in another Unicode form: write both in the same one, e.g. with unicodedata.normalize('NFC', text)."
+            "It does in another Unicode form: "
+            "write both in the same one, e.g. with unicodedata.normalize('NFC', text)."
             if composed
             else "Correct the answer, or remove the question."
         )
         raise DataError(
-            f"{where}: the answer {text[:80]!r} does not occur in the context, so that the question has no answer. "
-            f"{remedy}"
+            f"{where}: the answer {text[:80]!r} does not occur in the context, "
+            f"so that the question has no answer. {remedy}"
         )
     return answers
 
 
 def _value(record: Any, key: str, kind: type, where: str) -> Any:
-    """Return record[key]. Raises DataError, with the place, if the key is missing or its value is of another type."""
+    """Return record[key].
+
+    Raises DataError, with the place, if the key is missing or its value is of another
+    type.
+    """
     value = record.get(key) if isinstance(record, dict) else None
     if not isinstance(value, kind):
         raise DataError(
-            f"{where} must have {key!r}, {_KINDS[kind]}, but it is {json.dumps(record)[:80]}. Write the file in the "
-            "layout of SQuAD (data, paragraphs, qas, answers)."
+            f"{where} must have {key!r}, {_KINDS[kind]}, "
+            f"but it is {json.dumps(record)[:80]}. "
+            "Write the file in the layout of SQuAD (data, paragraphs, qas, answers)."
         )
     return value
 
@@ -147,35 +199,49 @@ def _filled(record: Any, key: str, where: str) -> str:
     return text
 
 
-def conll_file(directory: epath.PathLike, split: str, columns: Sequence[str] = CONLL_COLUMNS) -> Source:
-    """Read the sentences of `{split}.conll`: a word per line, with its tag in the last column.
+def conll_file(
+    directory: epath.PathLike, split: str, columns: Sequence[str] = CONLL_COLUMNS
+) -> Source:
+    """Read the sentences of `{split}.conll`: a word per line, with its tag in the last
+    column.
 
-    Columns are separated by single tabs, or else by spaces. A blank line or a line of "-DOCSTART-" ends a sentence.
-    The result has the columns "words" and "tags", separated by spaces, and "line", the number of the first word's line.
-    Files without tags can be read if "tags" is not requested.
+    Columns are separated by single tabs, or else by spaces. A blank line or a line of
+    "-DOCSTART-" ends a sentence. The result has the columns "words" and "tags",
+    separated by spaces, and "line", the number of the first word's line. Files without
+    tags can be read if "tags" is not requested.
 
-    Source: the format of the CoNLL-2003 shared task (Tjong Kim Sang and De Meulder, 2003).
+    Source: the format of the CoNLL-2003 shared task (Tjong Kim Sang and De Meulder,
+    2003).
 
     Raises:
-        DataError: the file is missing or unreadable, not UTF-8 or without sentences, a word or a tag is missing or
-            contains white space, or a column is unknown.
+        DataError: the file is missing or unreadable, not UTF-8 or without sentences, a
+            word or a tag is missing or contains white space, or a column is unknown.
     """
     path = _find(directory, f"{file_name(split)}.conll", columns, CONLL_COLUMNS)
     rows = list[dict[str, str]]()
-    fields = ((number, _fields(line)) for number, line in enumerate(parse_lines(files.read(path), str(path)), 1))
+    fields = (
+        (number, _fields(line))
+        for number, line in enumerate(parse_lines(files.read(path), str(path)), 1)
+    )
     for inside, lines in itertools.groupby(fields, lambda line: bool(line[1])):
         if not inside:
             continue
         sentence = list(lines)
         for number, line in sentence:
             if "tags" in columns and len(line) == 1:
-                raise DataError(f"{path}:{number} has no tag after the word {line[0]!r}: add it, separated by a tab.")
+                raise DataError(
+                    f"{path}:{number} has no tag after the word {line[0]!r}: "
+                    "add it, separated by a tab."
+                )
             if any(len(field.split()) != 1 for field in (line[0], line[-1])):
                 raise DataError(
-                    f"{path}:{number} has the word {line[0]!r} and the tag {line[-1]!r}, of which one is empty or has "
-                    "white space: separate columns by single tabs, and replace other white space."
+                    f"{path}:{number} has the word {line[0]!r} and the tag "
+                    f"{line[-1]!r}, of which one is empty or has white space: "
+                    "separate columns by single tabs, and replace other white space."
                 )
-        words, tags = (" ".join(line[place] for _, line in sentence) for place in (0, -1))
+        words, tags = (
+            " ".join(line[place] for _, line in sentence) for place in (0, -1)
+        )
         rows.append({"words": words, "tags": tags, "line": str(sentence[0][0])})
     return _part(split, rows, columns, "sentences", path)
 
@@ -187,19 +253,28 @@ def _fields(line: str) -> list[str]:
     return [] if not text or fields[0] == "-DOCSTART-" else fields
 
 
-def documents_file(directory: epath.PathLike, split: str, columns: Sequence[str] = DOCUMENT_COLUMNS) -> Source:
-    """Read the sentences of `{split}.txt`, one per line. Blank lines separate documents.
+def documents_file(
+    directory: epath.PathLike, split: str, columns: Sequence[str] = DOCUMENT_COLUMNS
+) -> Source:
+    """Read the sentences of `{split}.txt`, one per line.
 
-    The columns are "text", without white space around it, and "document", the number of its document in the file.
+    Blank lines separate documents.
 
-    Source: the input format of BERT's pre-training (https://github.com/google-research/bert#pre-training-with-bert).
+    The columns are "text", without white space around it, and "document", the number of
+    its document in the file.
+
+    Source: the input format of BERT's pre-training
+    (https://github.com/google-research/bert#pre-training-with-bert).
 
     Raises:
-        DataError: the file is missing or unreadable, not UTF-8 or blank, or a column is unknown.
+        DataError: the file is missing or unreadable, not UTF-8 or blank, or a column is
+            unknown.
     """
     path = _find(directory, f"{file_name(split)}.txt", columns, DOCUMENT_COLUMNS)
     lines = map(str.strip, parse_lines(files.read(path), str(path)))
-    documents = [list(group) for inside, group in itertools.groupby(lines, bool) if inside]
+    documents = [
+        list(group) for inside, group in itertools.groupby(lines, bool) if inside
+    ]
     start, stop = bounds(split, len(documents), "documents", str(path))
     numbered = enumerate(documents[start:stop], start + 1)
     values = {
@@ -209,14 +284,31 @@ def documents_file(directory: epath.PathLike, split: str, columns: Sequence[str]
     return Source({name: held(values[name]) for name in columns}, str(path))
 
 
-def _find(directory: epath.PathLike, name: str, columns: Sequence[str], known: Sequence[str]) -> epath.Path:
+def _find(
+    directory: epath.PathLike, name: str, columns: Sequence[str], known: Sequence[str]
+) -> epath.Path:
     path = files.find(directory, name)
     if unknown := [column for column in columns if column not in known]:
-        raise DataError(f"{path} has no column {', '.join(unknown)}: choose from {', '.join(known)}.")
+        raise DataError(
+            f"{path} has no column {', '.join(unknown)}: "
+            f"choose from {', '.join(known)}."
+        )
     return path
 
 
-def _part(split: str, rows: Sequence[Mapping[str, str]], columns: Sequence[str], what: str, path: epath.Path) -> Source:
-    """Return columns of the rows that `split` names. `what` is the name of rows in messages."""
+def _part(
+    split: str,
+    rows: Sequence[Mapping[str, str]],
+    columns: Sequence[str],
+    what: str,
+    path: epath.Path,
+) -> Source:
+    """Return columns of the rows that `split` names.
+
+    `what` is the name of rows in messages.
+    """
     start, stop = bounds(split, len(rows), what, str(path))
-    return Source({name: held(row[name] for row in rows[start:stop]) for name in columns}, str(path))
+    return Source(
+        {name: held(row[name] for row in rows[start:stop]) for name in columns},
+        str(path),
+    )

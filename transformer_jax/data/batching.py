@@ -1,8 +1,8 @@
 """Group the examples of a split into batches, pad them, and prefetch them.
 
-A plan determines which examples form batch i and what shape it has. It depends only on the lengths of the examples, the
-seed and the epoch. So every host can compute every batch, and batch i is the same after a restart and on any number of
-hosts and devices.
+A plan determines which examples form batch i and what shape it has. It depends only on
+the lengths of the examples, the seed and the epoch. So every host can compute every
+batch, and batch i is the same after a restart and on any number of hosts and devices.
 
 `k` is the number of streams, e.g. 2 in translation: source and target.
 """
@@ -23,7 +23,9 @@ from transformer_jax.errors import UserError
 Item = TypeVar("Item")
 Arrays = dict[str, np.ndarray]
 
-MAX_WIDTHS = 1024  # most lengths at which a bucket may end; beyond it, lengths are rounded up to multiples of a step
+# most lengths at which a bucket may end; beyond it, lengths are rounded up to multiples
+# of a step
+MAX_WIDTHS = 1024
 
 
 class Batch(NamedTuple):
@@ -48,58 +50,72 @@ class Plan(ABC):
         """Return the number of batches per epoch, which is the same in every epoch."""
 
     def batch(self, i: int) -> Batch:
-        """Return batch i ≥ 0, counted over all epochs. It belongs to epoch i // len(self).
+        """Return batch i ≥ 0, counted over all epochs.
+
+        It belongs to epoch i // len(self).
 
         Raises:
             ValueError: i is negative.
         """
         if i < 0:
-            raise UserError(f"There is no batch {i}: batches are counted from 0 over all epochs.")
+            raise UserError(
+                f"There is no batch {i}: batches are counted from 0 over all epochs."
+            )
         return Batch(i, *self._contents(*divmod(i, len(self))))
 
     @abstractmethod
-    def _contents(self, epoch: int, position: int) -> tuple[np.ndarray, tuple[int, ...]]:
+    def _contents(
+        self, epoch: int, position: int
+    ) -> tuple[np.ndarray, tuple[int, ...]]:
         """Return the indices and the shape of the batch at `position` in `epoch`."""
 
 
 class Batches(NamedTuple):
-    """The batches of a split: a plan, and a function that loads the arrays of one batch (first axis: rows)."""
+    """The batches of a split: a plan, and a function that loads the arrays of one
+    batch (first axis: rows).
+    """
 
     plan: Plan
     load: Callable[[Batch], Arrays]
     records: Sequence[Any] = ()  # the inputs of the examples, in order
     references: Sequence[Any] = ()  # the outputs that predictions are scored against
-    # For examples of several rows, e.g. windows of a long text: the example of each row, ascending, and a function from
-    # the number of an example and the predictions of its rows to its prediction.
+    # For examples of several rows, e.g. windows of a long text: the example of each
+    # row, ascending, and a function from the number of an example and the predictions
+    # of its rows to its prediction.
     owners: np.ndarray | None = None
     join: Callable[[int, Sequence[dict[str, Any]]], dict[str, Any]] | None = None
-    # In training, a function that returns the entropy of the target tokens in nats: the loss of a model that knows only
-    # how frequent each token is.
+    # In training, a function that returns the entropy of the target tokens in nats: the
+    # loss of a model that knows only how frequent each token is.
     baseline: Callable[[], float] | None = None
 
 
 def entropy(values: np.ndarray) -> float:
     """Return the entropy of the distribution of integers ≥ 0, in nats."""
     counts = np.zeros(int(values.max(initial=0)) + 1, np.int64)
-    for start in range(0, len(values), 2**24):  # bincount makes a copy of 8 bytes for each
+    # bincount makes a copy of 8 bytes for each
+    for start in range(0, len(values), 2**24):
         counts += np.bincount(values[start : start + 2**24], minlength=len(counts))
     shares = counts[counts > 0] / max(len(values), 1)
     return float(-(shares * np.log(shares)).sum())
 
 
 class BatchPlan(Plan):
-    """Plan that groups examples of similar length into buckets. Every kept example occurs once per epoch.
+    """Plan that groups examples of similar length into buckets.
 
-    All batches of a bucket have the same shape, with as many rows as `tokens` positions of the widest stream allow.
-    The plan chooses the division into at most `max_buckets` buckets that has the least padding per epoch, including
-    filler rows.
+    Every kept example occurs once per epoch.
 
-    With a seed (training), each epoch shuffles the examples within their buckets, and then the batches. Without one
-    (evaluation), every epoch takes the buckets in order and keeps the given order of examples within a bucket.
+    All batches of a bucket have the same shape, with as many rows as `tokens` positions
+    of the widest stream allow. The plan chooses the division into at most `max_buckets`
+    buckets that has the least padding per epoch, including filler rows.
+
+    With a seed (training), each epoch shuffles the examples within their buckets, and
+    then the batches. Without one (evaluation), every epoch takes the buckets in order
+    and keeps the given order of examples within a bucket.
 
     Args:
         lengths: (n, k) positions of each example in each stream.
-        max_lengths: (k,) limits. Examples that exceed the limit of any stream are dropped. None keeps all.
+        max_lengths: (k,) limits. Examples that exceed the limit of any stream are
+            dropped. None keeps all.
         tokens: most padded positions, rows × length, in the widest stream of a batch.
         max_buckets: most buckets, and hence shapes.
         rows_multiple: the number of rows of every batch is a multiple of this.
@@ -109,10 +125,12 @@ class BatchPlan(Plan):
         shapes: [(rows, length of stream 0, …)], one per bucket, narrowest first.
         kept: (m,) indices of the examples that were not dropped.
         dropped: number of examples that were dropped.
-        fill: (k,) fraction of each stream's padded positions in an epoch that hold data.
+        fill: (k,) fraction of each stream's padded positions in an epoch that hold
+            data.
 
     Raises:
-        ValueError: there is nothing to batch, or `rows_multiple` rows of the longest example exceed `tokens`.
+        ValueError: there is nothing to batch, or `rows_multiple` rows of the longest
+            example exceed `tokens`.
     """
 
     def __init__(
@@ -127,42 +145,63 @@ class BatchPlan(Plan):
     ):
         lengths = np.asarray(lengths)
         if lengths.ndim != 2 or not lengths.size:
-            raise UserError(f"lengths have shape {lengths.shape}: must be (examples, streams), both at least 1.")
+            raise UserError(
+                f"lengths have shape {lengths.shape}: "
+                "must be (examples, streams), both at least 1."
+            )
         limits = np.inf if max_lengths is None else np.asarray(max_lengths)
         kept = np.flatnonzero((lengths <= limits).all(axis=1))
         if not len(kept):
-            raise UserError(f"All {len(lengths)} examples exceed max_lengths={max_lengths}: raise the limits.")
+            raise UserError(
+                f"All {len(lengths)} examples exceed max_lengths={max_lengths}: "
+                "raise the limits."
+            )
         # An empty example takes one position, so that no array has length 0.
         width = np.maximum(lengths[kept].max(axis=1), 1)
-        step = -(-width.max() // MAX_WIDTHS)  # the search for buckets needs memory quadratic in the number of widths
-        widths, kind = np.unique(np.minimum(-(-width // step) * step, width.max()), return_inverse=True)
+        # the search for buckets needs memory quadratic in the number of widths
+        step = -(-width.max() // MAX_WIDTHS)
+        widths, kind = np.unique(
+            np.minimum(-(-width // step) * step, width.max()), return_inverse=True
+        )
         if tokens < (least := widths[-1] * rows_multiple):
             what = f"{rows_multiple} row(s) of the longest example, {widths[-1]} tokens"
-            raise UserError(f"data.batch_tokens={tokens} is too small for {what}: set {least} or more.")
-        tops = np.ones((len(widths), lengths.shape[1]), np.int64)  # for each width, the longest of each stream
+            raise UserError(
+                f"data.batch_tokens={tokens} is too small for {what}: "
+                f"set {least} or more."
+            )
+        # for each width, the longest of each stream
+        tops = np.ones((len(widths), lengths.shape[1]), np.int64)
         for stream, top in enumerate(tops.T):
             np.maximum.at(top, kind, lengths[kept, stream])
         rows = tokens // widths // rows_multiple * rows_multiple
         ends = _bucket_ends(np.bincount(kind), tops, rows, max_buckets)
         heights = np.maximum.reduceat(tops, np.concatenate([[0], ends[:-1]]))
         shapes = np.column_stack([rows[ends - 1], heights])
-        self._arrange(lengths, kept, np.searchsorted(ends, kind, side="right"), shapes, seed)
+        self._arrange(
+            lengths, kept, np.searchsorted(ends, kind, side="right"), shapes, seed
+        )
 
     @classmethod
-    def ladder(cls, lengths: np.ndarray, boundaries: Sequence[int], rows: int) -> BatchPlan:
-        """Return a plan for evaluation and prediction, with padded lengths taken from `boundaries`.
+    def ladder(
+        cls, lengths: np.ndarray, boundaries: Sequence[int], rows: int
+    ) -> BatchPlan:
+        """Return a plan for evaluation and prediction, with padded lengths taken from
+        `boundaries`.
 
-        An example's bucket depends only on its length in stream 0, and its row only on the examples before it. Every
-        further stream is padded to the boundary that fits the longest example in the bucket. `shapes` has no entries
-        for buckets without examples.
+        An example's bucket depends only on its length in stream 0, and its row only on
+        the examples before it. Every further stream is padded to the boundary that fits
+        the longest example in the bucket. `shapes` has no entries for buckets without
+        examples.
 
         Args:
-            lengths: (n, k) positions of each example in each stream, or (n,) for one stream.
+            lengths: (n, k) positions of each example in each stream, or (n,) for one
+                stream.
             boundaries: padded lengths, ascending, e.g. from `ladder_lengths`.
             rows: number of rows of every batch.
 
         Raises:
-            ValueError: there is nothing to batch, or an example exceeds the last boundary.
+            ValueError: there is nothing to batch, or an example exceeds the last
+                boundary.
         """
         lengths = np.asarray(lengths)
         if not lengths.size:
@@ -170,57 +209,92 @@ class BatchPlan(Plan):
         lengths = lengths.reshape(len(lengths), -1)
         if (longest := lengths.max()) > (last := boundaries[-1]):
             example = lengths.max(axis=1).argmax()
-            raise UserError(f"Example {example} has {longest} tokens, the limit is {last}: truncate it.")
-        used, bucket = np.unique(np.searchsorted(boundaries, lengths[:, 0]), return_inverse=True)
+            raise UserError(
+                f"Example {example} has {longest} tokens, the limit is {last}: "
+                "truncate it."
+            )
+        used, bucket = np.unique(
+            np.searchsorted(boundaries, lengths[:, 0]), return_inverse=True
+        )
         tops = np.zeros((len(used), lengths.shape[1]), np.int64)
         np.maximum.at(tops, bucket, lengths)
         shapes = np.asarray(boundaries)[np.searchsorted(boundaries, tops)]
         plan = cls.__new__(cls)
-        plan._arrange(lengths, np.arange(len(lengths)), bucket, np.insert(shapes, 0, rows, axis=1), None)
+        plan._arrange(
+            lengths,
+            np.arange(len(lengths)),
+            bucket,
+            np.insert(shapes, 0, rows, axis=1),
+            None,
+        )
         return plan
 
     def _arrange(
-        self, lengths: np.ndarray, kept: np.ndarray, bucket: np.ndarray, shapes: np.ndarray, seed: int | None
+        self,
+        lengths: np.ndarray,
+        kept: np.ndarray,
+        bucket: np.ndarray,
+        shapes: np.ndarray,
+        seed: int | None,
     ) -> None:
-        """Lay out an epoch from the bucket (m,) of each kept example and the shapes (buckets, 1 + k)."""
+        """Lay out an epoch from the bucket (m,) of each kept example and the shapes
+        (buckets, 1 + k).
+        """
         self.kept, self.dropped, self._seed = kept, len(lengths) - len(kept), seed
         self.shapes: list[tuple[int, ...]] = [tuple(shape) for shape in shapes.tolist()]
-        self._bucket = bucket.astype(np.int16)  # NumPy sorts 16-bit integers in linear time
+        # NumPy sorts 16-bit integers in linear time
+        self._bucket = bucket.astype(np.int16)
         rows, counts = shapes[:, 0], np.bincount(bucket)
         batches, ends = -(-counts // rows), np.cumsum(counts)
         self._batch_bucket = of = np.repeat(np.arange(len(shapes)), batches)
-        nth = np.arange(len(of)) - np.repeat(np.cumsum(batches) - batches, batches)  # within its bucket
+        # within its bucket
+        nth = np.arange(len(of)) - np.repeat(np.cumsum(batches) - batches, batches)
         self._starts = (ends - counts)[of] + nth * rows[of]
         self._stops = np.minimum(self._starts + rows[of], ends[of])
-        self.fill = tuple((lengths[kept].sum(axis=0) / ((batches * rows) @ shapes[:, 1:])).tolist())
+        self.fill = tuple(
+            (lengths[kept].sum(axis=0) / ((batches * rows) @ shapes[:, 1:])).tolist()
+        )
         self._latest: tuple[int, np.ndarray, np.ndarray] | None = None
 
     def __len__(self) -> int:
         return len(self._starts)
 
-    def _contents(self, epoch: int, position: int) -> tuple[np.ndarray, tuple[int, ...]]:
+    def _contents(
+        self, epoch: int, position: int
+    ) -> tuple[np.ndarray, tuple[int, ...]]:
         examples, order = self._order(0 if self._seed is None else epoch)
         which = order[position]
         rows, *shape = self.shapes[self._batch_bucket[which]]
-        return filled_up(examples[self._starts[which] : self._stops[which]], rows), tuple(shape)
+        return filled_up(
+            examples[self._starts[which] : self._stops[which]], rows
+        ), tuple(shape)
 
     def _order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the kept examples, sorted by bucket, and the order of the batches. The latest epoch is cached."""
+        """Return the kept examples, sorted by bucket, and the order of the batches.
+
+        The latest epoch is cached.
+        """
         latest = self._latest
         if latest is None or latest[0] != epoch:
             examples, batches = np.arange(len(self.kept)), np.arange(len(self))
             if self._seed is not None:
                 generator = np.random.default_rng((self._seed, epoch))
-                examples, batches = generator.permutation(examples), generator.permutation(batches)
+                examples, batches = (
+                    generator.permutation(examples),
+                    generator.permutation(batches),
+                )
             examples = examples[np.argsort(self._bucket[examples], kind="stable")]
             latest = self._latest = epoch, self.kept[examples], batches
         return latest[1], latest[2]
 
 
 class Divided(Plan):
-    """The batches of another plan, divided into batches of `rows` rows. Rows that only filled the batches are left out.
+    """The batches of another plan, divided into batches of `rows` rows.
 
-    The padded lengths stay the same. One example then costs `rows` rows, and not those of a whole batch.
+    Rows that only filled the batches are left out.
+
+    The padded lengths stay the same. One example then costs `rows` rows, and not those
+    of a whole batch.
     """
 
     def __init__(self, plan: Plan, rows: int):
@@ -230,17 +304,23 @@ class Divided(Plan):
             for start in range(0, len(examples), rows):
                 part = filled_up(examples[start : start + rows], rows)
                 self._parts.append((part, whole.shape))
-        self.shapes = [(rows, *shape) for shape in dict.fromkeys(shape for _, shape in self._parts)]
+        self.shapes = [
+            (rows, *shape) for shape in dict.fromkeys(shape for _, shape in self._parts)
+        ]
 
     def __len__(self) -> int:
         return len(self._parts)
 
-    def _contents(self, epoch: int, position: int) -> tuple[np.ndarray, tuple[int, ...]]:
+    def _contents(
+        self, epoch: int, position: int
+    ) -> tuple[np.ndarray, tuple[int, ...]]:
         return self._parts[position]
 
 
 def ladder_lengths(limit: int) -> list[int]:
-    """Return the padded lengths 8, 12, 16, 24, 32, 48, … below `limit`, followed by `limit`."""
+    """Return the padded lengths 8, 12, 16, 24, 32, 48, … below `limit`, followed by
+    `limit`.
+    """
     steps = [2**n * half // 2 for n in range(3, 32) for half in (2, 3)]
     return [*(step for step in steps if step < limit), limit]
 
@@ -250,8 +330,12 @@ def filled_up(indices: np.ndarray, rows: int) -> np.ndarray:
     return np.pad(indices, (0, rows - len(indices)), constant_values=-1)
 
 
-def _bucket_ends(counts: np.ndarray, tops: np.ndarray, rows: np.ndarray, max_buckets: int) -> np.ndarray:
-    """Divide w widths into at most `max_buckets` buckets by dynamic programming. Return the buckets' ends, ascending.
+def _bucket_ends(
+    counts: np.ndarray, tops: np.ndarray, rows: np.ndarray, max_buckets: int
+) -> np.ndarray:
+    """Divide w widths into at most `max_buckets` buckets by dynamic programming.
+
+    Return the buckets' ends, ascending.
 
     Args:
         counts: (w,) number of examples of each width.
@@ -260,11 +344,18 @@ def _bucket_ends(counts: np.ndarray, tops: np.ndarray, rows: np.ndarray, max_buc
         max_buckets: most buckets.
     """
     w, before = len(counts), np.cumsum(counts) - counts
-    cost = np.full((w + 1, w + 1), np.inf)  # [i, j]: padded positions of a bucket of widths i … j-1
+    # [i, j]: padded positions of a bucket of widths i … j-1
+    cost = np.full((w + 1, w + 1), np.inf)
     for j in range(1, w + 1):
         batches = -(-(before[j - 1] + counts[j - 1] - before[:j]) // rows[j - 1])
-        cost[:j, j] = batches * rows[j - 1] * np.maximum.accumulate(tops[:j][::-1])[::-1].sum(axis=1)
-    best = cost[0]  # best[j]: least cost of the first j widths, with the number of buckets allowed so far
+        cost[:j, j] = (
+            batches
+            * rows[j - 1]
+            * np.maximum.accumulate(tops[:j][::-1])[::-1].sum(axis=1)
+        )
+    # best[j]: least cost of the first j widths, with the number of buckets allowed so
+    # far
+    best = cost[0]
     cuts = [np.zeros(w + 1, np.int64)]
     for _ in range(max_buckets - 1):
         total = best[:, None] + cost
@@ -278,7 +369,8 @@ def _bucket_ends(counts: np.ndarray, tops: np.ndarray, rows: np.ndarray, max_buc
 
 
 def pad(rows: Ragged, indices: np.ndarray, length: int) -> np.ndarray:
-    """Return (len(indices), length) int32, rows[i] padded with zeros for each index i; all zeros where i is -1.
+    """Return (len(indices), length) int32, rows[i] padded with zeros for each index i;
+    all zeros where i is -1.
 
     Raises:
         ValueError: a row is longer than `length`.
@@ -286,26 +378,38 @@ def pad(rows: Ragged, indices: np.ndarray, length: int) -> np.ndarray:
     lengths = lengths_of(rows, indices)
     if len(lengths) and (longest := lengths.max()) > length:
         example = indices[lengths.argmax()]
-        raise UserError(f"Example {example} has {longest} tokens, but its batch has length {length}: truncate it.")
+        raise UserError(
+            f"Example {example} has {longest} tokens, "
+            f"but its batch has length {length}: truncate it."
+        )
     padded = np.zeros((len(indices), length), np.int32)
-    padded[np.arange(length) < lengths[:, None]] = rows.take(indices[indices >= 0]).values
+    padded[np.arange(length) < lengths[:, None]] = rows.take(
+        indices[indices >= 0]
+    ).values
     return padded
 
 
 def lengths_of(rows: Ragged, indices: np.ndarray) -> np.ndarray:
-    """Return (len(indices),) int32, the length of rows[i] for each index i; 0 where i is -1."""
+    """Return (len(indices),) int32, the length of rows[i] for each index i; 0 where
+    i is -1.
+    """
     lengths = np.zeros(len(indices), np.int32)
     filled = indices >= 0
     lengths[filled] = rows.lengths[indices[filled]]
     return lengths
 
 
-def padded_arrays(streams: Mapping[str, Ragged], others: Mapping[str, np.ndarray | Ragged], batch: Batch) -> Arrays:
+def padded_arrays(
+    streams: Mapping[str, Ragged],
+    others: Mapping[str, np.ndarray | Ragged],
+    batch: Batch,
+) -> Arrays:
     """Return the arrays of a batch: int32, or float32 for `others` of floats.
 
-    - For stream i, called `name`: the tokens {name} (B, batch.shape[i]) and their number {name}_length (B,).
-    - For each of `others`: the values of the rows, 0 in filler rows. They are (B,), or (B, batch.shape[0]) if there is
-      one per token of the first stream.
+    - For stream i, called `name`: the tokens {name} (B, batch.shape[i]) and their
+      number {name}_length (B,).
+    - For each of `others`: the values of the rows, 0 in filler rows. They are (B,), or
+      (B, batch.shape[0]) if there is one per token of the first stream.
     - "index" (B,): the example in each row, -1 in filler rows.
     """
     arrays: Arrays = {}
@@ -317,14 +421,19 @@ def padded_arrays(streams: Mapping[str, Ragged], others: Mapping[str, np.ndarray
             arrays[name] = pad(values, batch.indices, batch.shape[0])
             continue
         dtype = np.float32 if np.issubdtype(values.dtype, np.floating) else np.int32
-        arrays[name] = np.where(batch.indices >= 0, values[batch.indices], 0).astype(dtype)
+        arrays[name] = np.where(batch.indices >= 0, values[batch.indices], 0).astype(
+            dtype
+        )
     return arrays | {"index": batch.indices.astype(np.int32)}
 
 
 def prefetch(iterator: Iterator[Item], size: int = 2) -> Generator[Item]:
-    """Yield the items of `iterator` in order. A background thread, started at first use, computes up to `size` ahead.
+    """Yield the items of `iterator` in order.
 
-    An exception in the iterator is raised in place of the item. Closing the generator ends the thread.
+    A background thread, started at first use, computes up to `size` ahead.
+
+    An exception in the iterator is raised in place of the item. Closing the generator
+    ends the thread.
     """
     end = object()
     pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")

@@ -1,7 +1,8 @@
-"""Texts that continue others: what ids add to a prompt, and ids of a text after its context.
+"""Texts that continue others: what ids add to a prompt, and ids of a text after its
+context.
 
-A tokenizer is given the whole, since the whole is not the sum of its parts. It may put a
-space before a text and leave it out when it decodes, join marks to the words before
+A tokenizer is given the whole, since the whole is not the sum of its parts. It may put
+a space before a text and leave it out when it decodes, join marks to the words before
 them, and have pieces that span the place where one text ends and the other begins.
 """
 
@@ -34,18 +35,24 @@ class Prompt:
         whole = self._tokenizer.decode([*self._ids, *ids])
         if whole.startswith(self._text):
             return whole[len(self._text) :]
-        same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(self._text, whole, strict=False))
+        same = itertools.takewhile(
+            lambda pair: pair[0] == pair[1], zip(self._text, whole, strict=False)
+        )
         return whole[sum(1 for _ in same) :]
 
 
 class Pairs(NamedTuple):
-    """The ids of each context and text together, and (n,) the place of the first id of the text."""
+    """The ids of each context and text together, and (n,) the place of the first id
+    of the text.
+    """
 
     ids: Ragged
     first: np.ndarray
 
 
-def encode_pairs(tokenizer: Tokenizer, contexts: Sequence[str], texts: Sequence[str]) -> Pairs:
+def encode_pairs(
+    tokenizer: Tokenizer, contexts: Sequence[str], texts: Sequence[str]
+) -> Pairs:
     """Encode each context and the text after it as one.
 
     A token that spans the place between them belongs to the context, with two
@@ -53,13 +60,16 @@ def encode_pairs(tokenizer: Tokenizer, contexts: Sequence[str], texts: Sequence[
     text has, it belongs to the text.
     """
     parts = [
-        _encode_pairs(tokenizer, contexts[i : i + CHUNK], texts[i : i + CHUNK]) for i in range(0, len(texts), CHUNK)
+        _encode_pairs(tokenizer, contexts[i : i + CHUNK], texts[i : i + CHUNK])
+        for i in range(0, len(texts), CHUNK)
     ]
     ids = Ragged.join([part.ids for part in parts])
     return Pairs(ids, np.concatenate([part.first for part in parts]))
 
 
-def _encode_pairs(tokenizer: Tokenizer, contexts: Sequence[str], texts: Sequence[str]) -> Pairs:
+def _encode_pairs(
+    tokenizer: Tokenizer, contexts: Sequence[str], texts: Sequence[str]
+) -> Pairs:
     wholes = [context + text for context, text in zip(contexts, texts, strict=True)]
     ids, starts, ends = tokenizer.spans(wholes)
     sizes = np.fromiter(map(len, contexts), np.int64, len(contexts))

@@ -1,4 +1,6 @@
-"""Examples for fine-tuning: columns of records, labels as numbers, and texts laid out as the input of a model."""
+"""Examples for fine-tuning: columns of records, labels as numbers, and texts laid
+out as the input of a model.
+"""
 
 import contextlib
 import json
@@ -18,11 +20,14 @@ log = logging.getLogger(__name__)
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
 
-def parse_record(line: str, where: str, columns: Sequence[str], inputs: int, most: int) -> str | dict[str, str]:
+def parse_record(
+    line: str, where: str, columns: Sequence[str], inputs: int, most: int
+) -> str | dict[str, str]:
     """Read a record from a line of text.
 
-    If a record has one column only, the line is its text. Otherwise the line holds the first columns, separated by
-    tabs. If several are needed, the line may also be a JSON object whose fields are columns.
+    If a record has one column only, the line is its text. Otherwise the line holds the
+    first columns, separated by tabs. If several are needed, the line may also be a JSON
+    object whose fields are columns.
 
     Args:
         line: the line.
@@ -36,12 +41,18 @@ def parse_record(line: str, where: str, columns: Sequence[str], inputs: int, mos
     """
     if most == 1:
         return line
-    needed, example = columns[:inputs], json.dumps(dict.fromkeys(columns[:inputs], "…"), ensure_ascii=False)
+    needed, example = (
+        columns[:inputs],
+        json.dumps(dict.fromkeys(columns[:inputs], "…"), ensure_ascii=False),
+    )
     if inputs > 1 and line.lstrip().startswith("{"):
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{where} is {_short(line)}, which is not JSON ({error}): write it as {example}") from error
+            raise DataError(
+                f"{where} is {_short(line)}, which is not JSON ({error}): "
+                f"write it as {example}"
+            ) from error
         _check(record, where, columns, inputs)
         return record
     texts = line.split("\t")
@@ -49,17 +60,24 @@ def parse_record(line: str, where: str, columns: Sequence[str], inputs: int, mos
         also = "" if inputs == 1 else f", or write a JSON object, {example}"
         up_to = "" if inputs == most else f", up to {columns[most - 1]}"
         found = "1 column" if len(texts) == 1 else f"{len(texts)} columns"
-        raise DataError(f"{where} is {_short(line)}, {found}: separate {', '.join(needed)}{up_to} by single tabs{also}")
+        raise DataError(
+            f"{where} is {_short(line)}, {found}: "
+            f"separate {', '.join(needed)}{up_to} by single tabs{also}"
+        )
     return dict(zip(columns, texts, strict=False))
 
 
-def as_object(record: str | Mapping[str, Any], fields: Sequence[str], number: int) -> Mapping[str, Any]:
-    """Return the object that a record is, or that its text is as JSON. Any other text is that of the first field.
+def as_object(
+    record: str | Mapping[str, Any], fields: Sequence[str], number: int
+) -> Mapping[str, Any]:
+    """Return the object that a record is, or that its text is as JSON. Any other text
+    is that of the first field.
 
     A text counts as an object only if it has no other `fields`.
 
     Raises:
-        DataError: a text in the object, which is record `number`, has characters that UTF-8 cannot encode.
+        DataError: a text in the object, which is record `number`, has characters that
+            UTF-8 cannot encode.
     """
     found: Any = record
     if isinstance(record, str):
@@ -81,28 +99,37 @@ def columns_of(
 ) -> list[list[str] | None]:
     """Return the texts of each column, or None for a column that some record lacks.
 
-    A record is an object whose fields are columns, or a string, which is the text of the first column. Every record
-    must have the first `inputs` columns.
+    A record is an object whose fields are columns, or a string, which is the text of
+    the first column. Every record must have the first `inputs` columns.
 
     Raises:
-        DataError: a record has an unknown field, lacks a needed column, or has a value that is not text.
+        DataError: a record has an unknown field, lacks a needed column, or has a value
+            that is not text.
     """
-    objects = [{columns[0]: record} if isinstance(record, str) else record for record in records]
+    objects = [
+        {columns[0]: record} if isinstance(record, str) else record
+        for record in records
+    ]
     for number, record in enumerate(objects, 1):
         _check(record, f"record {number}", columns, inputs)
     complete = [all(name in record for record in objects) for name in columns]
     return [
-        [record[name] for record in objects] if there else None for name, there in zip(columns, complete, strict=True)
+        [record[name] for record in objects] if there else None
+        for name, there in zip(columns, complete, strict=True)
     ]
 
 
-def _check(record: Mapping[str, Any], where: str, columns: Sequence[str], inputs: int) -> None:
-    """Raise DataError, which names the record by `where`, if its fields or values are wrong."""
+def _check(
+    record: Mapping[str, Any], where: str, columns: Sequence[str], inputs: int
+) -> None:
+    """Raise DataError, which names the record by `where`, if its fields or values
+    are wrong.
+    """
     needed, optional = columns[:inputs], columns[inputs:]
     if not set(needed) <= set(record) <= set(columns):
         raise DataError(
-            f"{where} has the fields {', '.join(record) or '(none)'}: it must have {' and '.join(needed)}, "
-            f"and may have {', '.join(optional) or 'no other'}"
+            f"{where} has the fields {', '.join(record) or '(none)'}: it must have "
+            f"{' and '.join(needed)}, and may have {', '.join(optional) or 'no other'}"
         )
     for name, value in record.items():
         if not isinstance(value, str):
@@ -115,21 +142,27 @@ def _short(line: str) -> str:
 
 
 def records_of(columns: Sequence[str], texts: Sequence[Sequence[str]]) -> Sequence[Any]:
-    """Return the records with these `texts` in `columns`: lines if there is one column, otherwise objects."""
+    """Return the records with these `texts` in `columns`: lines if there is one
+    column, otherwise objects.
+    """
     if len(columns) == 1:
         return texts[0]
     return [dict(zip(columns, row, strict=True)) for row in zip(*texts, strict=True)]
 
 
 class Labels:
-    """The classes of a task, numbered from 0 in the order of `names`, which the config key `key` determines."""
+    """The classes of a task, numbered from 0 in the order of `names`, which the
+    config key `key` determines.
+    """
 
     def __init__(self, names: Sequence[str], key: str = "data.labels"):
         self.names, self._key = tuple(names), key
         self._numbers = {name: number for number, name in enumerate(self.names)}
 
     def encode(self, labels: Sequence[str], what: str) -> np.ndarray:
-        """Return the number of each label, (n,) int32. Error messages name `what` as their source.
+        """Return the number of each label, (n,) int32.
+
+        Error messages name `what` as their source.
 
         Raises:
             DataError: a label is not one of the names.
@@ -137,14 +170,16 @@ class Labels:
         for row, label in enumerate(labels, 1):
             if label not in self._numbers:
                 raise DataError(
-                    f"{what}, row {row}: the label {label!r} is not one of {', '.join(self.names)}: correct the file, "
-                    f"or change {self._key}"
+                    f"{what}, row {row}: the label {label!r} is not one of "
+                    f"{', '.join(self.names)}: correct the file, or change {self._key}"
                 )
         return np.array([self._numbers[label] for label in labels], np.int32)
 
 
 def encode_numbers(texts: Sequence[str], what: str) -> np.ndarray:
-    """Return the number that each text is, (n,) float32. Error messages name `what` as their source.
+    """Return the number that each text is, (n,) float32.
+
+    Error messages name `what` as their source.
 
     Raises:
         DataError: a text is not a finite number.
@@ -154,23 +189,30 @@ def encode_numbers(texts: Sequence[str], what: str) -> np.ndarray:
         # Python also takes 1_000 for a number, and the digits of other scripts.
         number = float(text) if NUMBER.fullmatch(text.strip()) else math.nan
         if not abs(number) <= float(np.finfo(np.float32).max):
-            raise DataError(f"{what}, row {row}: the label {text!r} is not a finite number: correct the file")
+            raise DataError(
+                f"{what}, row {row}: the label {text!r} is not a finite number: "
+                "correct the file"
+            )
         numbers[row - 1] = number
     return numbers
 
 
 def longest_first(lengths: np.ndarray, limit: int) -> np.ndarray:
-    """Shorten pairs to at most `limit` tokens together, taking from the longer one. `lengths` and result are (n, 2)."""
+    """Shorten pairs to at most `limit` tokens together, taking from the longer one.
+
+    `lengths` and result are (n, 2).
+    """
     first, second = lengths[:, 0], lengths[:, 1]
     kept = np.minimum(first, np.maximum(limit - second, limit - limit // 2))
     return np.stack([kept, np.minimum(second, limit - kept)], axis=1)
 
 
 class Frame(NamedTuple):
-    """The ids around texts: `begin` text `end`, or for pairs `begin` first `separator` second `end`.
+    """The ids around texts: `begin` text `end`, or for pairs `begin` first `separator`
+    second `end`.
 
-    BERT: [CLS], [SEP], [SEP] (Devlin et al. 2019, Figure 4). GPT: [START], [DELIM], [EXTRACT] (Radford et al. 2018,
-    Section 3.3). None: no id at this place.
+    BERT: [CLS], [SEP], [SEP] (Devlin et al. 2019, Figure 4). GPT: [START], [DELIM],
+    [EXTRACT] (Radford et al. 2018, Section 3.3). None: no id at this place.
 
     empty: the id that stands for a row without any other, if there is one.
     """
@@ -182,12 +224,19 @@ class Frame(NamedTuple):
 
 
 def laid_out(
-    first: Ragged, second: Ragged | None, *, limit: int, frame: Frame, what: str, key: str
+    first: Ragged,
+    second: Ragged | None,
+    *,
+    limit: int,
+    frame: Frame,
+    what: str,
+    key: str,
 ) -> tuple[Ragged, np.ndarray]:
     """Lay out texts or pairs in a `frame`.
 
-    Texts that are too long lose tokens at their ends, the longer one of a pair first. Empty texts are kept, and a row
-    without any id gets `frame.empty`. A warning gives the number of each.
+    Texts that are too long lose tokens at their ends, the longer one of a pair first.
+    Empty texts are kept, and a row without any id gets `frame.empty`. A warning gives
+    the number of each.
 
     Args:
         first: the tokens of each text, or of the first text of each pair.
@@ -198,15 +247,24 @@ def laid_out(
         key: config key of `limit`, for the warning.
 
     Returns:
-        The rows, and (n,) the place at which the second text starts: the row's length if there is none.
+        The rows, and (n,) the place at which the second text starts: the row's length
+        if there is none.
 
     Raises:
         DataError: a row would have no id, and `frame.empty` is None.
     """
     n = len(first)
-    begin, separator, end = ([] if i is None else [Ragged.repeated(i, n)] for i in frame[:3])
+    begin, separator, end = (
+        [] if i is None else [Ragged.repeated(i, n)] for i in frame[:3]
+    )
     room = limit - len(begin) - len(end) - (0 if second is None else len(separator))
-    lengths = np.stack([first.lengths, np.zeros_like(first.lengths) if second is None else second.lengths], axis=1)
+    lengths = np.stack(
+        [
+            first.lengths,
+            np.zeros_like(first.lengths) if second is None else second.lengths,
+        ],
+        axis=1,
+    )
     kept = longest_first(lengths, room)
     cut = kept.sum(axis=1) < lengths.sum(axis=1)
     empty = lengths[:, : 1 if second is None else 2].min(axis=1) == 0
@@ -214,7 +272,9 @@ def laid_out(
     warn(what, empty, "have an empty text")
     more = [] if second is None else [*separator, second.first(kept[:, 1])]
     rows = Ragged.beside([*begin, first.first(kept[:, 0]), *more, *end])
-    return _filled(rows, frame, what), kept[:, 0] + len(begin) + len(separator if second is not None else end)
+    return _filled(rows, frame, what), kept[:, 0] + len(begin) + len(
+        separator if second is not None else end
+    )
 
 
 def _filled(rows: Ragged, frame: Frame, what: str) -> Ragged:
@@ -224,15 +284,24 @@ def _filled(rows: Ragged, frame: Frame, what: str) -> Ragged:
         return rows
     if frame.empty is None:
         raise DataError(
-            f"{what}: row {without.argmax() + 1} has no text, and the tokenizer has no end id that could stand for it: "
-            "fill it in or remove it"
+            f"{what}: row {without.argmax() + 1} has no text, and the tokenizer "
+            "has no end id that could stand for it: fill it in or remove it"
         )
-    return Ragged.beside([rows, Ragged.repeated(frame.empty, len(rows)).first(without.astype(int))])
+    return Ragged.beside(
+        [rows, Ragged.repeated(frame.empty, len(rows)).first(without.astype(int))]
+    )
 
 
 def warn(what: str, found: np.ndarray, words: str) -> None:
-    """Log a warning with the number of examples for which `found` (n,) is True, if there are any, and the first one."""
+    """Log a warning with the number of examples for which `found` (n,) is True, if
+    there are any, and the first one.
+    """
     if found.any():
         log.warning(
-            "%s: %d of %d examples %s; the first is row %d", what, found.sum(), len(found), words, found.argmax() + 1
+            "%s: %d of %d examples %s; the first is row %d",
+            what,
+            found.sum(),
+            len(found),
+            words,
+            found.argmax() + 1,
         )

@@ -1,4 +1,6 @@
-"""Find and read text files, plain or gzip-compressed, in local folders and cloud buckets."""
+"""Find and read text files, plain or gzip-compressed, in local folders and cloud
+buckets.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +22,33 @@ NOT_GZIP = (OSError, EOFError, zlib.error)
 
 
 class DataError(UserError):
-    """Missing or invalid data. The message names the file (and line), the rule and the remedy."""
+    """Missing or invalid data.
+
+    The message names the file (and line), the rule and the remedy.
+    """
 
 
 def find(directory: epath.PathLike, name: str) -> epath.Path:
     """Return the path of the file `name` or `name`.gz in `directory`.
 
     Raises:
-        DataError: neither exists, one of them is not a file, or both exist with different text.
+        DataError: neither exists, one of them is not a file, or both exist with
+            different text.
     """
     directory = epath.Path(directory).expanduser()
     folder = _status(directory)
     if folder is None or not folder.is_folder:
-        raise DataError(f"There is no directory {directory}: set data.directory to where the files are.")
+        raise DataError(
+            f"There is no directory {directory}: "
+            "set data.directory to where the files are."
+        )
     plain, zipped = directory / name, directory / f"{name}.gz"
     there = [path for path in (plain, zipped) if _is_file(path)]
     if len(there) == 2 and not _same(plain, zipped):
-        raise DataError(f"{plain} and {zipped} both exist, but their text differs. Remove or rename one of them.")
+        raise DataError(
+            f"{plain} and {zipped} both exist, but their text differs. "
+            "Remove or rename one of them."
+        )
     if there:
         return there[0]
     held = defaultdict(list)
@@ -46,27 +58,38 @@ def find(directory: epath.PathLike, name: str) -> epath.Path:
         stem, _, end = path.name.removesuffix(".gz").rpartition(".")
         if stem and path.is_file():
             held[stem].append(end)
-    listing = "; ".join(f"{stem} ({', '.join(ends)})" for stem, ends in held.items()) or "no text files"
+    listing = (
+        "; ".join(f"{stem} ({', '.join(ends)})" for stem, ends in held.items())
+        or "no text files"
+    )
     raise DataError(
-        f"There is neither {name} nor {name}.gz in {directory}. The folder contains {listing}. Set data.directory, and "
-        "the keys for splits and languages, to match."
+        f"There is neither {name} nor {name}.gz in {directory}. "
+        f"The folder contains {listing}. "
+        "Set data.directory, and the keys for splits and languages, to match."
     )
 
 
 def _status(path: epath.Path) -> Status | None:
-    """Return the status of a file or folder of the data. Raises DataError if the user must act, or OSError."""
+    """Return the status of a file or folder of the data.
+
+    Raises DataError if the user must act, or OSError.
+    """
     try:
         return status(path)
     except OSError as error:
         if not is_lasting(error):
             raise
         raise DataError(
-            f"{path} cannot be read: {error.strerror}. Check its name and its permissions, or set data.directory."
+            f"{path} cannot be read: {error.strerror}. "
+            "Check its name and its permissions, or set data.directory."
         ) from error
 
 
 def _is_file(path: epath.Path) -> bool:
-    """Return whether a file exists at `path`. Raises DataError if `path` exists but is not a file."""
+    """Return whether a file exists at `path`.
+
+    Raises DataError if `path` exists but is not a file.
+    """
     try:
         found = _status(path)
     except DataError:
@@ -87,13 +110,20 @@ def _is_file(path: epath.Path) -> bool:
             what = "a link"  # repaired in the meantime
         except OSError as error:
             what = f"a broken link to {os.readlink(path)} ({error.strerror})"
-    raise DataError(f"{path} is {what}: must be a text file. Put the file there, or set data.directory.")
+    raise DataError(
+        f"{path} is {what}: must be a text file. "
+        "Put the file there, or set data.directory."
+    )
 
 
 def _same(plain: epath.Path, zipped: epath.Path) -> bool:
     """Return whether the plain file has the same content as the compressed one."""
     try:
-        with plain.open("rb") as one, zipped.open("rb") as packed, gzip.open(packed) as other:
+        with (
+            plain.open("rb") as one,
+            zipped.open("rb") as packed,
+            gzip.open(packed) as other,
+        ):
             while (block := one.read(BLOCK)) == other.read(BLOCK):
                 if not block:
                     return True
@@ -103,10 +133,13 @@ def _same(plain: epath.Path, zipped: epath.Path) -> bool:
 
 
 def read(path: epath.Path) -> bytes | mmap.mmap:
-    """Return the content of a file, decompressed if its name ends in .gz. Plain local files are memory-mapped.
+    """Return the content of a file, decompressed if its name ends in .gz.
+
+    Plain local files are memory-mapped.
 
     Raises:
-        DataError: the file cannot be read, or its name ends in .gz and it is not valid gzip data.
+        DataError: the file cannot be read, or its name ends in .gz and it is not valid
+            gzip data.
     """
     content: bytes | mmap.mmap
     try:
@@ -118,29 +151,40 @@ def read(path: epath.Path) -> bytes | mmap.mmap:
     except OSError as error:
         if not is_for_user(error):
             raise
-        raise DataError(f"Cannot read {path}: {error}. Check its permissions, or copy it again.") from error
+        raise DataError(
+            f"Cannot read {path}: {error}. Check its permissions, or copy it again."
+        ) from error
     return _unzipped(content, path) if path.suffix == ".gz" else content
 
 
 def _unzipped(content: bytes | mmap.mmap, path: epath.Path) -> bytes:
     if content and content[:2] != GZIP_MARK:
         raise DataError(
-            f"{path} is not a gzip file: it starts with {bytes(content[:8])!r}. Rename it without .gz, or compress it."
+            f"{path} is not a gzip file: it starts with {bytes(content[:8])!r}. "
+            "Rename it without .gz, or compress it."
         )
     try:
         if not content:
             raise EOFError
         return gzip.decompress(content)
     except EOFError as error:
-        raise DataError(f"{path} is truncated: its gzip data has no end. Copy it or compress it again.") from error
+        raise DataError(
+            f"{path} is truncated: its gzip data has no end. "
+            "Copy it or compress it again."
+        ) from error
     except NOT_GZIP as error:
-        raise DataError(f"{path} is damaged: {error}. Copy it or compress it again.") from error
+        raise DataError(
+            f"{path} is damaged: {error}. Copy it or compress it again."
+        ) from error
 
 
 class Mapped(mmap.mmap):
-    """A memory-mapped file, which must not change while in use. If it was cut, an access raises DataError.
+    """A memory-mapped file, which must not change while in use.
 
-    Without this check, the system would end the process with the signal SIGBUS and without a message.
+    If it was cut, an access raises DataError.
+
+    Without this check, the system would end the process with the signal SIGBUS and
+    without a message.
     """
 
     name = "a file of the data"
@@ -148,7 +192,8 @@ class Mapped(mmap.mmap):
     def __getitem__(self, at: Any) -> Any:
         if self.size() < len(self):
             raise DataError(
-                f"{self.name} was cut from {len(self):,} to {self.size():,} bytes while it was read. Restore the file, "
+                f"{self.name} was cut from {len(self):,} "
+                f"to {self.size():,} bytes while it was read. Restore the file, "
                 "leave it unchanged while a run uses it, and start again."
             )
         return super().__getitem__(at)

@@ -1,8 +1,10 @@
-"""Examples for BERT's pre-training: masked tokens in segments of documents (Devlin et al. 2019, Section 3.1, A.1).
+"""Examples for BERT's pre-training: masked tokens in segments of documents (Devlin et
+al. 2019, Section 3.1, A.1).
 
-Documents are cut once into chunks of consecutive sentences. In every epoch, each chunk becomes one example, with newly
-drawn segments and masks. The draws of a row depend only on the seed, the number of the batch and the chunk, so a batch
-is the same after a restart and on any number of hosts.
+Documents are cut once into chunks of consecutive sentences. In every epoch, each chunk
+becomes one example, with newly drawn segments and masks. The draws of a row depend only
+on the seed, the number of the batch and the chunk, so a batch is the same after a
+restart and on any number of hosts.
 
 Shapes: B rows · T positions · P masked positions.
 """
@@ -15,7 +17,14 @@ from typing import NamedTuple
 import numpy as np
 
 from transformer_jax import fields
-from transformer_jax.data.batching import Arrays, Batch, Batches, BatchPlan, ladder_lengths, padded_arrays
+from transformer_jax.data.batching import (
+    Arrays,
+    Batch,
+    Batches,
+    BatchPlan,
+    ladder_lengths,
+    padded_arrays,
+)
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.data.segments import Documents, Segments
 from transformer_jax.data.text import Corpus, cut
@@ -32,7 +41,8 @@ class MaskingConfig:
 
     rate: float = 0.15  # fraction of the tokens that are predicted
     mask_share: float = 0.8  # of the predicted tokens, the fraction replaced by [MASK]
-    random_share: float = 0.1  # the fraction replaced by a random token; the rest stays as it is
+    # the fraction replaced by a random token; the rest stays as it is
+    random_share: float = 0.1
     whole_word: bool = False  # choose whole words instead of pieces
     next_sentence: bool = fields.outputs(
         True
@@ -47,11 +57,17 @@ class MaskingConfig:
             if not 0 <= getattr(self, name) <= 1:
                 yield name, "must be in [0, 1]"
         if self.mask_share + self.random_share > 1 + 1e-9:
-            yield "random_share", f"must be at most 1 - mask_share = {1 - self.mask_share:g}"
+            yield (
+                "random_share",
+                f"must be at most 1 - mask_share = {1 - self.mask_share:g}",
+            )
 
 
 class Masked(NamedTuple):
-    """Masked text, and what is to be predicted. Row b has counts[b] predictions; the rest of its P places are zeros."""
+    """Masked text, and what is to be predicted.
+
+    Row b has counts[b] predictions; the rest of its P places are zeros.
+    """
 
     text: np.ndarray  # (B, T)
     positions: np.ndarray  # (B, P)
@@ -73,34 +89,51 @@ def mask(
     replacements: np.ndarray,
     continues: np.ndarray | None = None,
 ) -> Masked:
-    """Choose tokens to predict, and replace them: 80 % by [MASK], 10 % by a random token, 10 % not at all (A.1).
+    """Choose tokens to predict, and replace them: 80 % by [MASK], 10 % by a random
+    token, 10 % not at all (A.1).
 
-    In each row, round(rate · candidates) tokens are chosen, at least one. Whole words are chosen in a random order, and
-    one that would exceed this number is left out, so there may be fewer.
+    In each row, round(rate · candidates) tokens are chosen, at least one. Whole words
+    are chosen in a random order, and one that would exceed this number is left out, so
+    there may be fewer.
 
     Args:
         text: (B, T) token ids.
-        candidates: (B, T) True at tokens that may be chosen, i.e. not at special tokens and padding.
+        candidates: (B, T) True at tokens that may be chosen, i.e. not at special tokens
+            and padding.
         draws: the source of randomness of each row.
         config: rate and shares.
         mask_id: id of [MASK].
         replacements: ids from which random tokens are drawn.
-        continues: (ids,) True for pieces that continue a word. If given, whole words are chosen.
+        continues: (ids,) True for pieces that continue a word. If given, whole words
+            are chosen.
     """
     available = candidates.sum(axis=1)
-    count = np.where(available > 0, np.maximum(np.rint(config.rate * available), 1), 0).astype(np.int32)
+    count = np.where(
+        available > 0, np.maximum(np.rint(config.rate * available), 1), 0
+    ).astype(np.int32)
     order = np.stack([draw.random(text.shape[1]) for draw in draws])
     if continues is not None:
-        inside = np.pad(candidates[:, :-1], ((0, 0), (1, 0))) & continues[text]  # a segment may begin within a word
+        # a segment may begin within a word
+        inside = np.pad(candidates[:, :-1], ((0, 0), (1, 0))) & continues[text]
         order, count = _by_word(order, candidates, candidates & ~inside, count)
-    places = np.argsort(np.where(candidates, order, 2), axis=1)[:, : most_masked(text.shape[1], config.rate)]
+    places = np.argsort(np.where(candidates, order, 2), axis=1)[
+        :, : most_masked(text.shape[1], config.rate)
+    ]
     chosen = np.arange(places.shape[1]) < count[:, None]
-    positions = np.where(chosen, np.sort(np.where(chosen, places, text.shape[1]), axis=1), 0)
+    positions = np.where(
+        chosen, np.sort(np.where(chosen, places, text.shape[1]), axis=1), 0
+    )
     labels = np.where(chosen, np.take_along_axis(text, positions, axis=1), 0)
     fate = np.stack([draw.random(places.shape[1]) for draw in draws])
-    others = replacements[np.stack([draw.integers(len(replacements), size=places.shape[1]) for draw in draws])]
+    others = replacements[
+        np.stack(
+            [draw.integers(len(replacements), size=places.shape[1]) for draw in draws]
+        )
+    ]
     new = np.where(
-        fate < config.mask_share, mask_id, np.where(fate < config.mask_share + config.random_share, others, labels)
+        fate < config.mask_share,
+        mask_id,
+        np.where(fate < config.mask_share + config.random_share, others, labels),
     )
     masked = text.copy()
     rows = np.broadcast_to(np.arange(len(text))[:, None], places.shape)
@@ -111,11 +144,17 @@ def mask(
 def _by_word(
     order: np.ndarray, candidates: np.ndarray, starts: np.ndarray, count: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return an order in which the tokens of chosen words come first, and their number in each row."""
+    """Return an order in which the tokens of chosen words come first, and their
+    number in each row.
+    """
     chosen_first, found = np.full_like(order, 1.5), np.zeros_like(count)
     for row, limit in enumerate(count):
         places = np.flatnonzero(candidates[row])
-        words = np.split(places, np.flatnonzero(starts[row, places])[1:]) if len(places) else []
+        words = (
+            np.split(places, np.flatnonzero(starts[row, places])[1:])
+            if len(places)
+            else []
+        )
         for i in np.argsort(order[row, : len(words)]):
             if found[row] + len(words[i]) <= limit:
                 chosen_first[row, words[i]] = found[row] / (1 + limit)
@@ -132,27 +171,39 @@ class Specials(NamedTuple):
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "Specials":
-        """Return the ids of a tokenizer. Raises TokenizerError if it lacks one of them."""
+        """Return the ids of a tokenizer. Raises TokenizerError if it lacks one of
+        them.
+        """
         begin, end, mask = tokenizer.bos_id, tokenizer.eos_id, tokenizer.mask_id
         if begin is None or end is None or mask is None:
             found = zip(("[CLS]", "[SEP]", MASK), (begin, end, mask), strict=True)
             raise TokenizerError(
-                f"the tokenizer has no {' and no '.join(name for name, i in found if i is None)}, and masked language "
-                "modelling needs it: set data.tokenizer = 'bert', or use another tokenizer in a new workdir"
+                "the tokenizer "
+                f"has no {' and no '.join(name for name, i in found if i is None)}, "
+                "and masked language modelling needs it: "
+                "set data.tokenizer = 'bert', or use another tokenizer in a new workdir"
             )
         return cls(begin, end, mask)
 
 
 def document_batches(
-    corpus: Corpus, split: str, seed: int | None, *, config: MaskingConfig, causal: bool, rows: int
+    corpus: Corpus,
+    split: str,
+    seed: int | None,
+    *,
+    config: MaskingConfig,
+    causal: bool,
+    rows: int,
 ) -> Batches:
-    """Return batches of examples, one from each chunk of the documents, for the stream "text" of `corpus`.
+    """Return batches of examples, one from each chunk of the documents, for the stream
+    "text" of `corpus`.
 
-    With a seed (training), every epoch has other segments and masks. Without one (evaluation), they are the same every
-    time, with `rows` per batch.
+    With a seed (training), every epoch has other segments and masks. Without one
+    (evaluation), they are the same every time, with `rows` per batch.
 
     Args:
-        corpus: the documents. The length of an example is `data.max_length`, including special tokens.
+        corpus: the documents. The length of an example is `data.max_length`, including
+            special tokens.
         split: name of the split.
         seed: the source of randomness, or None.
         config: choices of the examples.
@@ -160,52 +211,95 @@ def document_batches(
         rows: number of rows of a batch without a seed.
 
     Returns:
-        Batches of {"text": (B, T), "text_length", "second": where the second segment starts, "paired" and "follows": 0
-        or 1, "positions" and "label": (B, P), "masked": the number of predictions, "index"}, (B,) where unsaid, int32.
+        Batches of {"text": (B, T), "text_length", "second": where the second segment
+        starts, "paired" and "follows": 0 or 1, "positions" and "label": (B, P),
+        "masked": the number of predictions, "index"}, (B,) where unsaid, int32.
     """
-    limit, tokenizer, table = corpus.config.max_length, corpus.tokenizers["text"], corpus.open(split)
+    limit, tokenizer, table = (
+        corpus.config.max_length,
+        corpus.tokenizers["text"],
+        corpus.open(split),
+    )
     ids, room = Specials.of(tokenizer), limit - 3
-    sentences, numbers = tokenizer.encode(table.column("text")), np.array(list(map(int, table.column("document"))))
+    sentences, numbers = (
+        tokenizer.encode(table.column("text")),
+        np.array(list(map(int, table.column("document")))),
+    )
     if long := int((sentences.lengths > room).sum()):
-        log.warning("%s: %d of %d sentences cut to %d tokens", split, long, len(sentences), room)
-    documents = Documents(sentences, numbers, room, config.next_sentence, config.short_rate)
+        log.warning(
+            "%s: %d of %d sentences cut to %d tokens", split, long, len(sentences), room
+        )
+    documents = Documents(
+        sentences, numbers, room, config.next_sentence, config.short_rate
+    )
     sizes = (documents.sizes + 2 + documents.paired)[:, None]
-    plan = BatchPlan.ladder(sizes, ladder_lengths(limit), rows) if seed is None else corpus.plan(sizes, seed)
+    plan = (
+        BatchPlan.ladder(sizes, ladder_lengths(limit), rows)
+        if seed is None
+        else corpus.plan(sizes, seed)
+    )
     paired = documents.paired.sum()
-    log.info("%s: %d documents, %d chunks, %d with pairs", split, len(np.unique(numbers)), len(sizes), paired)
+    log.info(
+        "%s: %d documents, %d chunks, %d with pairs",
+        split,
+        len(np.unique(numbers)),
+        len(sizes),
+        paired,
+    )
     special = (*ids, tokenizer.pad_id, tokenizer.unk_id)
-    replacements = np.setdiff1d(np.arange(tokenizer.size), [i for i in special if i is not None])
+    replacements = np.setdiff1d(
+        np.arange(tokenizer.size), [i for i in special if i is not None]
+    )
     continues = tokenizer.continues if config.whole_word else None
 
     def load(batch: Batch) -> Arrays:
         number = 0 if seed is None else batch.number
-        draws = [np.random.default_rng((seed or 0, number, i + 1)) for i in batch.indices]
-        segments = [documents.draw(i, draw) if i >= 0 else None for i, draw in zip(batch.indices, draws, strict=True)]
-        text, lengths, second, candidates = assemble(segments, batch.shape[0], ids.begin, ids.end)
+        draws = [
+            np.random.default_rng((seed or 0, number, i + 1)) for i in batch.indices
+        ]
+        segments = [
+            documents.draw(i, draw) if i >= 0 else None
+            for i, draw in zip(batch.indices, draws, strict=True)
+        ]
+        text, lengths, second, candidates = assemble(
+            segments, batch.shape[0], ids.begin, ids.end
+        )
         if causal:
             found = next_tokens(text, lengths)
         else:
-            found = mask(text, candidates, draws, config, ids.mask, replacements, continues)
+            found = mask(
+                text, candidates, draws, config, ids.mask, replacements, continues
+            )
         return {
             "text": found.text,
             "text_length": lengths,
             "second": second,
-            "paired": np.array([row is not None and row.second is not None for row in segments], np.int32),
-            "follows": np.array([row is not None and row.follows for row in segments], np.int32),
+            "paired": np.array(
+                [row is not None and row.second is not None for row in segments],
+                np.int32,
+            ),
+            "follows": np.array(
+                [row is not None and row.follows for row in segments], np.int32
+            ),
             "positions": found.positions,
             "label": found.labels,
             "masked": found.counts,
             "index": batch.indices.astype(np.int32),
         }
 
-    return Batches(plan, load, references=() if seed is not None else [corpus.sha256(split)])
+    return Batches(
+        plan, load, references=() if seed is not None else [corpus.sha256(split)]
+    )
 
 
-def blank_batches(corpus: Corpus, lines: Sequence[str], *, causal: bool, limit: int, rows: int) -> Batches:
+def blank_batches(
+    corpus: Corpus, lines: Sequence[str], *, causal: bool, limit: int, rows: int
+) -> Batches:
     """Return batches of lines in which [MASK] stands for a token to predict.
 
-    The arrays are those of `document_batches` for single segments, without labels. A line is cut to `limit` tokens, and
-    the masks after that are lost. If `causal`, a token is predicted at the place before it.
+    The arrays are those of `document_batches` for single segments, without labels. A
+    line is cut to `limit` tokens, and the masks after that are lost. If `causal`, a
+    token is predicted at the place before it.
     """
     ids = Specials.of(corpus.tokenizers["text"])
     text = cut(encode_blanks(lines, corpus.tokenizers["text"]), limit, "input")
@@ -215,16 +309,28 @@ def blank_batches(corpus: Corpus, lines: Sequence[str], *, causal: bool, limit: 
     def load(batch: Batch) -> Arrays:
         arrays = padded_arrays({"text": text}, {}, batch)
         masked = arrays["text"] == ids.mask
-        counts, order = masked.sum(axis=1, dtype=np.int32), np.argsort(~masked, axis=1, kind="stable")[:, :most]
+        counts, order = (
+            masked.sum(axis=1, dtype=np.int32),
+            np.argsort(~masked, axis=1, kind="stable")[:, :most],
+        )
         places = np.pad(order, ((0, 0), (0, most - order.shape[1]))) - causal
-        positions = np.where(np.arange(most) < counts[:, None], places, 0).astype(np.int32)
-        return arrays | {"second": arrays["text_length"], "positions": positions, "masked": counts}
+        positions = np.where(np.arange(most) < counts[:, None], places, 0).astype(
+            np.int32
+        )
+        return arrays | {
+            "second": arrays["text_length"],
+            "positions": positions,
+            "masked": counts,
+        }
 
     return Batches(plan, load, lines)
 
 
 def encode_blanks(lines: Sequence[str], tokenizer: Tokenizer) -> Ragged:
-    """Encode lines as [CLS] line [SEP]. Unlike elsewhere, [MASK] in a line becomes the id of that token."""
+    """Encode lines as [CLS] line [SEP].
+
+    Unlike elsewhere, [MASK] in a line becomes the id of that token.
+    """
     ids, parts = Specials.of(tokenizer), [line.split(MASK) for line in lines]
     pieces = iter(tokenizer.encode_batch([part for line in parts for part in line]))
     rows = []
@@ -244,8 +350,9 @@ def assemble(
     `begin` and `end` are the ids of [CLS] and [SEP]. A row of None is a filler row.
 
     Returns:
-        Token ids (B, length), their numbers (B,), the place at which the second segment starts, or the number of
-        tokens if there is none (B,), and candidates (B, length) for masking.
+        Token ids (B, length), their numbers (B,), the place at which the second segment
+        starts, or the number of tokens if there is none (B,), and candidates (B,
+        length) for masking.
     """
     text = np.zeros((len(rows), length), np.int32)
     sizes, seconds = np.zeros(len(rows), np.int32), np.zeros(len(rows), np.int32)
@@ -253,7 +360,12 @@ def assemble(
     for i, row in enumerate(rows):
         if row is None:
             continue
-        parts = [[begin], row.first, [end], *(() if row.second is None else (row.second, [end]))]
+        parts = [
+            [begin],
+            row.first,
+            [end],
+            *(() if row.second is None else (row.second, [end])),
+        ]
         tokens = np.concatenate(parts)
         text[i, : len(tokens)], sizes[i] = tokens, len(tokens)
         seconds[i] = len(row.first) + 2
@@ -263,7 +375,9 @@ def assemble(
 
 
 def next_tokens(text: np.ndarray, lengths: np.ndarray) -> Masked:
-    """Return text (B, T), of which each row has `lengths` (B,) tokens, with every next token as what is predicted."""
+    """Return text (B, T), of which each row has `lengths` (B,) tokens, with every
+    next token as what is predicted.
+    """
     places = np.arange(text.shape[1] - 1, dtype=np.int32)
     counts = np.maximum(lengths - 1, 0)
     return Masked(text, np.tile(places, (len(text), 1)), text[:, 1:], counts)

@@ -1,4 +1,5 @@
-"""Batch plans for running text: windows of one text, or windows of many documents packed into rows.
+"""Batch plans for running text: windows of one text, or windows of many documents
+packed into rows.
 
 Every row has the same length, so the training step is compiled once.
 """
@@ -28,23 +29,39 @@ class RowPlan(Plan, Generic[Contents]):
         fill: fraction of the positions in these rows that hold tokens.
     """
 
-    def __init__(self, count: int, length: int, rows: int, seed: int | None, fill: float = 1.0):
-        self.count, self.shapes, self.fill, self._seed = count, [(rows, length)], fill, seed
+    def __init__(
+        self, count: int, length: int, rows: int, seed: int | None, fill: float = 1.0
+    ):
+        self.count, self.shapes, self.fill, self._seed = (
+            count,
+            [(rows, length)],
+            fill,
+            seed,
+        )
         self._latest: tuple[int, np.ndarray, Contents] | None = None
 
     def __len__(self) -> int:
         return -(-self.count // self.shapes[0][0])
 
-    def _contents(self, epoch: int, position: int) -> tuple[np.ndarray, tuple[int, ...]]:
+    def _contents(
+        self, epoch: int, position: int
+    ) -> tuple[np.ndarray, tuple[int, ...]]:
         ((rows, length),) = self.shapes
-        return filled_up(self._epoch(epoch)[0][position * rows : (position + 1) * rows], rows), (length,)
+        return filled_up(
+            self._epoch(epoch)[0][position * rows : (position + 1) * rows], rows
+        ), (length,)
 
     def _epoch(self, epoch: int) -> tuple[np.ndarray, Contents]:
-        """Return the order of the rows, and what they hold. The latest epoch is cached."""
+        """Return the order of the rows, and what they hold. The latest epoch is
+        cached.
+        """
         epoch = 0 if self._seed is None else epoch
         latest = self._latest
         if latest is None or latest[0] != epoch:
-            latest = self._latest = epoch, *self._draw(np.random.default_rng((self._seed or 0, epoch)))
+            latest = self._latest = (
+                epoch,
+                *self._draw(np.random.default_rng((self._seed or 0, epoch))),
+            )
         return latest[1], latest[2]
 
     @abstractmethod
@@ -53,14 +70,18 @@ class RowPlan(Plan, Generic[Contents]):
 
     @abstractmethod
     def windows(self, batch: Batch) -> tuple[Windows, np.ndarray]:
-        """Return the windows in the rows of a batch, one row after another, and their number in each row."""
+        """Return the windows in the rows of a batch, one row after another, and
+        their number in each row.
+        """
 
 
 class WindowPlan(RowPlan[int]):
-    """Plan for training that cuts one text of `positions` tokens into full windows of `length`, one per row.
+    """Plan for training that cuts one text of `positions` tokens into full windows of
+    `length`, one per row.
 
-    Each epoch starts at an offset drawn from [0, length) and shuffles its windows. It leaves out other positions than
-    the epochs before: fewer than `length` before the first window, and fewer than 2 · `length` in total.
+    Each epoch starts at an offset drawn from [0, length) and shuffles its windows. It
+    leaves out other positions than the epochs before: fewer than `length` before the
+    first window, and fewer than 2 · `length` in total.
 
     Args:
         positions: length of the text.
@@ -74,9 +95,13 @@ class WindowPlan(RowPlan[int]):
 
     def __init__(self, positions: int, length: int, rows: int, seed: int):
         if positions < length:
-            raise UserError(f"{positions} positions are too few for a window of {length}: choose shorter windows.")
+            raise UserError(
+                f"{positions} positions are too few for a window of {length}: "
+                "choose shorter windows."
+            )
         self._positions, self._length = positions, length
-        super().__init__(max(1, (positions - length + 1) // length), length, rows, seed)  # the same at every offset
+        # the same at every offset
+        super().__init__(max(1, (positions - length + 1) // length), length, rows, seed)
 
     def _draw(self, generator: np.random.Generator) -> tuple[np.ndarray, int]:
         """Return the order of the windows, and the offset of the first one."""
@@ -87,17 +112,21 @@ class WindowPlan(RowPlan[int]):
     def windows(self, batch: Batch) -> tuple[Windows, np.ndarray]:
         _, offset = self._epoch(batch.number // len(self))
         starts = offset + batch.indices[batch.indices >= 0] * self._length
-        return Windows(np.zeros_like(starts), starts, starts + self._length), (batch.indices >= 0).astype(np.int32)
+        return Windows(np.zeros_like(starts), starts, starts + self._length), (
+            batch.indices >= 0
+        ).astype(np.int32)
 
 
 class PackedPlan(RowPlan[Ragged]):
-    """Plan that packs windows of documents into rows of `length` positions, by `best_fit_decreasing`.
+    """Plan that packs windows of documents into rows of `length` positions, by
+    `best_fit_decreasing`.
 
-    The packing depends on the lengths of the windows only. With a seed (training), each epoch draws which windows of
-    equal length take each other's places, and shuffles the rows. Without one (evaluation), every epoch is the same.
+    The packing depends on the lengths of the windows only. With a seed (training), each
+    epoch draws which windows of equal length take each other's places, and shuffles the
+    rows. Without one (evaluation), every epoch is the same.
 
-    Source: Krell et al. 2021, "Efficient sequence packing without cross-contamination", who also pack by the histogram
-    of the lengths.
+    Source: Krell et al. 2021, "Efficient sequence packing without cross-contamination",
+    who also pack by the histogram of the lengths.
 
     Args:
         windows: windows of 1 to `length` tokens.
@@ -108,11 +137,17 @@ class PackedPlan(RowPlan[Ragged]):
 
     def __init__(self, windows: Windows, length: int, rows: int, seed: int | None):
         self._windows, lengths = windows, windows.lengths
-        self._key = (length - lengths).astype(np.min_scalar_type(length))  # NumPy sorts small integers in linear time
+        # NumPy sorts small integers in linear time
+        self._key = (length - lengths).astype(np.min_scalar_type(length))
         row_of = best_fit_decreasing(np.bincount(lengths, minlength=length + 1))
-        self._places, self._sizes = np.argsort(row_of, kind="stable"), np.bincount(row_of)
+        self._places, self._sizes = (
+            np.argsort(row_of, kind="stable"),
+            np.bincount(row_of),
+        )
         count = len(self._sizes)
-        super().__init__(count, length, rows, seed, fill=float(lengths.sum() / (count * length)))
+        super().__init__(
+            count, length, rows, seed, fill=float(lengths.sum() / (count * length))
+        )
 
     def _draw(self, generator: np.random.Generator) -> tuple[np.ndarray, Ragged]:
         """Return the order of the rows, and the windows in each row."""
@@ -131,10 +166,12 @@ class PackedPlan(RowPlan[Ragged]):
 
 
 def best_fit_decreasing(counts: np.ndarray) -> np.ndarray:
-    """Pack items into rows of R positions: the longest first, each into the fullest row that has room for it.
+    """Pack items into rows of R positions: the longest first, each into the fullest row
+    that has room for it.
 
-    Source: Johnson et al. 1974, "Worst-case performance bounds for simple one-dimensional packing algorithms". Items of
-    equal length are placed together, so the time depends on the number of different lengths.
+    Source: Johnson et al. 1974, "Worst-case performance bounds for simple
+    one-dimensional packing algorithms". Items of equal length are placed together, so
+    the time depends on the number of different lengths.
 
     Args:
         counts: (R + 1,) number of items of each length.

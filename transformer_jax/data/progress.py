@@ -15,7 +15,9 @@ _running: list[object] = []  # the innermost work comes last, and only it is log
 
 @contextlib.contextmanager
 def telling(words: Callable[[], str]) -> Iterator[None]:
-    """Log `words()` while the block runs, first after 5 seconds, then less and less often."""
+    """Log `words()` while the block runs, first after 5 seconds, then less and less
+    often.
+    """
     ended, me = threading.Event(), object()
 
     def tell() -> None:
@@ -37,7 +39,9 @@ def telling(words: Callable[[], str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def progress(name: str, total: int = 0, unit: str = "lines") -> Iterator[Callable[[int], None]]:
+def progress(
+    name: str, total: int = 0, unit: str = "lines"
+) -> Iterator[Callable[[int], None]]:
     """Log the progress of work that takes more than a few seconds.
 
     Args:
@@ -64,5 +68,7 @@ def progress(name: str, total: int = 0, unit: str = "lines") -> Iterator[Callabl
 
 
 def counted(count: int, name: str, plural: str = "") -> str:
-    """Return a count with the name of what is counted: "1 example", "1,014 examples"."""
+    """Return a count with the name of what is counted: "1 example", "1,014
+    examples".
+    """
     return f"{count:,} {name if count == 1 else plural or name + 's'}"

@@ -1,4 +1,6 @@
-"""Ragged arrays: rows of unequal length, stored in one flat array without a Python object per row."""
+"""Ragged arrays: rows of unequal length, stored in one flat array without a Python
+object per row.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ import numpy as np
 
 
 class Windows(NamedTuple):
-    """Parts of rows. Window w is the values starts[w] to stops[w] - 1 of row owners[w]."""
+    """Parts of rows. Window w is the values starts[w] to stops[w] - 1 of row
+    owners[w].
+    """
 
     owners: np.ndarray
     starts: np.ndarray
@@ -18,13 +22,16 @@ class Windows(NamedTuple):
 
     @classmethod
     def over(cls, lengths: np.ndarray, rooms: np.ndarray, stride: int) -> Windows:
-        """Cover each row of `lengths` (n,) by windows of `rooms` (n,) values, which start `stride` values apart.
+        """Cover each row of `lengths` (n,) by windows of `rooms` (n,) values, which
+        start `stride` values apart.
 
         The last window of a row ends with it. An empty row has one empty window.
         """
         counts = 1 - np.minimum(rooms - lengths, 0) // stride
         owners = np.repeat(np.arange(len(lengths)), counts)
-        starts = stride * (np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts))
+        starts = stride * (
+            np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
+        )
         return cls(owners, starts, np.minimum(starts + rooms[owners], lengths[owners]))
 
     @property
@@ -54,7 +61,9 @@ class Ragged:
         self.offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
     @classmethod
-    def of(cls, rows: Iterable[Sequence[int]], dtype: np.typing.DTypeLike = np.int32) -> Ragged:
+    def of(
+        cls, rows: Iterable[Sequence[int]], dtype: np.typing.DTypeLike = np.int32
+    ) -> Ragged:
         rows = list(rows)
         values = np.fromiter(itertools.chain.from_iterable(rows), dtype)
         return cls(values, np.fromiter(map(len, rows), np.int32, len(rows)))
@@ -62,7 +71,10 @@ class Ragged:
     @classmethod
     def join(cls, parts: Sequence[Ragged]) -> Ragged:
         """Concatenate: the rows of all parts, one part after another."""
-        return cls(np.concatenate([part.values for part in parts]), np.concatenate([part.lengths for part in parts]))
+        return cls(
+            np.concatenate([part.values for part in parts]),
+            np.concatenate([part.lengths for part in parts]),
+        )
 
     @classmethod
     def repeated(cls, value: int, count: int) -> Ragged:
@@ -73,15 +85,23 @@ class Ragged:
     def beside(cls, parts: Sequence[Ragged]) -> Ragged:
         """Concatenate row by row: row i is row i of each part, one after another."""
         lengths = sum((part.lengths for part in parts[1:]), parts[0].lengths)
-        values = np.empty(lengths.sum(), np.result_type(*(part.values for part in parts)))
+        values = np.empty(
+            lengths.sum(), np.result_type(*(part.values for part in parts))
+        )
         starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])[:-1]
         for part in parts:
-            values[np.repeat(starts - part.offsets[:-1], part.lengths) + np.arange(len(part.values))] = part.values
+            values[
+                np.repeat(starts - part.offsets[:-1], part.lengths)
+                + np.arange(len(part.values))
+            ] = part.values
             starts = starts + part.lengths
         return cls(values, lengths)
 
     def first(self, counts: np.ndarray | int) -> Ragged:
-        """Return the first counts[i] values of each row i, or all of a shorter row. `counts` may be one number."""
+        """Return the first counts[i] values of each row i, or all of a shorter row.
+
+        `counts` may be one number.
+        """
         place = np.arange(len(self.values)) - np.repeat(self.offsets[:-1], self.lengths)
         lengths = np.minimum(self.lengths, counts)
         return Ragged(self.values[place < np.repeat(lengths, self.lengths)], lengths)
@@ -102,35 +122,55 @@ class Ragged:
         return self.values[self.offsets[i] : self.offsets[i + 1]]
 
     def take(self, indices: np.ndarray) -> Ragged:
-        """Return the rows at `indices` ≥ 0, in this order. An index may occur several times."""
+        """Return the rows at `indices` ≥ 0, in this order.
+
+        An index may occur several times.
+        """
         lengths = self.lengths[indices]
         ends = np.cumsum(lengths, dtype=np.int64)
-        at = np.arange(ends[-1] if len(ends) else 0) + np.repeat(self.offsets[indices] - (ends - lengths), lengths)
+        at = np.arange(ends[-1] if len(ends) else 0) + np.repeat(
+            self.offsets[indices] - (ends - lengths), lengths
+        )
         return Ragged(self.values[at], lengths)
 
     def parts(self, windows: Windows) -> Ragged:
         """Return the values of each window."""
         lengths = windows.lengths
-        shifts = self.offsets[windows.owners] + windows.starts - (np.cumsum(lengths) - lengths)
-        return Ragged(self.values[np.arange(lengths.sum()) + np.repeat(shifts, lengths)], lengths)
+        shifts = (
+            self.offsets[windows.owners]
+            + windows.starts
+            - (np.cumsum(lengths) - lengths)
+        )
+        return Ragged(
+            self.values[np.arange(lengths.sum()) + np.repeat(shifts, lengths)], lengths
+        )
 
-    def cut(self, limit: int, begin: bool = False, end: bool = True, tail: bool = False) -> Ragged:
+    def cut(
+        self, limit: int, begin: bool = False, end: bool = True, tail: bool = False
+    ) -> Ragged:
         """Return the rows, truncated to at most `limit` values.
 
-        A truncated row keeps its first values. With `end`, the last of these is replaced by the last value of the full
-        row, e.g. the end-of-sequence id. With `tail`, it keeps its last values. With `begin`, the first of these is
-        replaced by the first value of the full row.
+        A truncated row keeps its first values. With `end`, the last of these is
+        replaced by the last value of the full row, e.g. the end-of-sequence id. With
+        `tail`, it keeps its last values. With `begin`, the first of these is replaced
+        by the first value of the full row.
         """
         too_long = self.lengths > limit
         if not too_long.any():
             return self
         if tail:
-            left = np.repeat(self.offsets[1:], self.lengths) - np.arange(len(self.values))
+            left = np.repeat(self.offsets[1:], self.lengths) - np.arange(
+                len(self.values)
+            )
             rows = Ragged(self.values[left <= limit], np.minimum(self.lengths, limit))
             if begin:
-                rows.values[rows.offsets[:-1][too_long]] = self.values[self.offsets[:-1][too_long]]
+                rows.values[rows.offsets[:-1][too_long]] = self.values[
+                    self.offsets[:-1][too_long]
+                ]
             return rows
         rows = self.first(limit)
         if end:
-            rows.values[rows.offsets[1:][too_long] - 1] = self.values[self.offsets[1:][too_long] - 1]
+            rows.values[rows.offsets[1:][too_long] - 1] = self.values[
+                self.offsets[1:][too_long] - 1
+            ]
         return rows

@@ -1,8 +1,10 @@
-"""Segments of text and pairs of them, drawn from documents of sentences (Devlin et al. 2019, Appendix A.2).
+"""Segments of text and pairs of them, drawn from documents of sentences (Devlin et al.
+2019, Appendix A.2).
 
-Differs: A chunk holds only whole sentences; the paper's segments are cut to the room where they exceed it. A chunk of
-one sentence gives no pair. A segment that does not follow is drawn to be as long as the one that does. A shortened
-example loses tokens at its ends; the paper makes more examples of the rest.
+Differs: A chunk holds only whole sentences; the paper's segments are cut to the room
+where they exceed it. A chunk of one sentence gives no pair. A segment that does not
+follow is drawn to be as long as the one that does. A shortened example loses tokens at
+its ends; the paper makes more examples of the rest.
 """
 
 from typing import NamedTuple
@@ -17,7 +19,10 @@ CLOSE = 20  # fewest segments from which one that does not follow is drawn
 
 
 class Segments(NamedTuple):
-    """The tokens of an example, without special tokens. `second` is None if there is only one segment."""
+    """The tokens of an example, without special tokens.
+
+    `second` is None if there is only one segment.
+    """
 
     first: np.ndarray
     second: np.ndarray | None
@@ -25,44 +30,68 @@ class Segments(NamedTuple):
 
 
 class Documents:
-    """Sentences of documents, in chunks from which examples are drawn. Sentences without tokens are left out.
+    """Sentences of documents, in chunks from which examples are drawn.
 
-    A second segment that does not follow the first one is the second segment of a pair in another document, with as
-    many tokens as the one that follows, if possible. So neither its length nor where it begins and ends gives it away.
+    Sentences without tokens are left out.
+
+    A second segment that does not follow the first one is the second segment of a pair
+    in another document, with as many tokens as the one that follows, if possible. So
+    neither its length nor where it begins and ends gives it away.
 
     Args:
         sentences: the tokens of each sentence.
         documents: (sentences,) number of the document of each sentence, ascending.
-        room: most tokens of an example, without special tokens. Longer sentences are cut.
+        room: most tokens of an example, without special tokens. Longer sentences are
+            cut.
         pairs: draw pairs of segments, from chunks of several sentences.
         short_rate: probability of an example shortened to a random length.
 
     Attributes:
-        sizes: (chunks,) tokens of each chunk, the most that an example drawn from it has.
-        paired: (chunks,) True for chunks that give pairs. A chunk of a single sentence does not.
+        sizes: (chunks,) tokens of each chunk, the most that an example drawn from it
+            has.
+        paired: (chunks,) True for chunks that give pairs. A chunk of a single sentence
+            does not.
 
     Raises:
-        ValueError: pairs are requested, but fewer than two documents have chunks that give pairs.
+        ValueError: pairs are requested, but fewer than two documents have chunks that
+            give pairs.
     """
 
-    def __init__(self, sentences: Ragged, documents: np.ndarray, room: int, pairs: bool, short_rate: float):
+    def __init__(
+        self,
+        sentences: Ragged,
+        documents: np.ndarray,
+        room: int,
+        pairs: bool,
+        short_rate: float,
+    ):
         there = np.flatnonzero(sentences.lengths)
         self._room, self._short_rate = room, short_rate
-        self._sentences, self._documents = sentences.take(there).cut(room, end=False), np.asarray(documents)[there]
-        ends = np.searchsorted(self._documents, self._documents, side="right")  # of each sentence's document
+        self._sentences, self._documents = (
+            sentences.take(there).cut(room, end=False),
+            np.asarray(documents)[there],
+        )
+        # of each sentence's document
+        ends = np.searchsorted(self._documents, self._documents, side="right")
         self._starts, self._stops = _chunks(self._sentences.offsets, ends, room)
-        self.sizes = self._sentences.offsets[self._stops] - self._sentences.offsets[self._starts]
+        self.sizes = (
+            self._sentences.offsets[self._stops] - self._sentences.offsets[self._starts]
+        )
         self.paired = (self._stops - self._starts > 1) & pairs
         self._tails = _Tails.of(
-            self._sentences.offsets, self._documents, self._starts[self.paired], self._stops[self.paired]
+            self._sentences.offsets,
+            self._documents,
+            self._starts[self.paired],
+            self._stops[self.paired],
         )
         several = len(np.unique(self._tails.documents))
         if pairs and several < 2:
             raise UserError(
-                f"{several} of {len(np.unique(documents))} documents have two consecutive sentences of at most {room} "
-                "tokens together, and next-sentence prediction needs at least two such documents: separate documents "
-                "by blank lines and sentences by line breaks, raise data.max_length, or set masking.next_sentence = "
-                "False"
+                f"{several} of {len(np.unique(documents))} documents "
+                f"have two consecutive sentences of at most {room} tokens together, "
+                "and next-sentence prediction needs at least two such documents: "
+                "separate documents by blank lines and sentences by line breaks, "
+                "raise data.max_length, or set masking.next_sentence = False"
             )
 
     def draw(self, chunk: int, draw: np.random.Generator) -> Segments:
@@ -72,31 +101,51 @@ class Documents:
         target = int(draw.integers(2, self._room + 1)) if short else self._room
         if not self.paired[chunk]:
             tokens = self._tokens(start, stop)
-            return Segments(_trimmed(tokens, min(target, len(tokens)), draw), None, False)
+            return Segments(
+                _trimmed(tokens, min(target, len(tokens)), draw), None, False
+            )
         middle = draw.integers(start + 1, stop)
-        first, second, follows = self._tokens(start, middle), self._tokens(middle, stop), bool(draw.random() < 0.5)
+        first, second, follows = (
+            self._tokens(start, middle),
+            self._tokens(middle, stop),
+            bool(draw.random() < 0.5),
+        )
         if not follows:
             second = self._from_elsewhere(self._documents[start], len(second), draw)
         sizes = longest_first(np.array([[len(first), len(second)]]), target)[0]
-        first, second = (_trimmed(part, size, draw) for part, size in zip((first, second), sizes, strict=True))
+        first, second = (
+            _trimmed(part, size, draw)
+            for part, size in zip((first, second), sizes, strict=True)
+        )
         return Segments(first, second, follows)
 
     def _tokens(self, start: int, stop: int) -> np.ndarray:
         offsets = self._sentences.offsets
         return self._sentences.values[offsets[start] : offsets[stop]]
 
-    def _from_elsewhere(self, document: int, size: int, draw: np.random.Generator) -> np.ndarray:
-        """Return the second segment of a pair in another document, drawn from those of `size` tokens.
+    def _from_elsewhere(
+        self, document: int, size: int, draw: np.random.Generator
+    ) -> np.ndarray:
+        """Return the second segment of a pair in another document, drawn from those of
+        `size` tokens.
 
         If there are few of them, the next shorter ones are included.
         """
         lengths, tails = self._tails.lengths, self._tails
-        right = int(np.searchsorted(lengths, size, side="right"))  # at least 1, as there is a tail of `size` tokens
+        # at least 1, as there is a tail of `size` tokens
+        right = int(np.searchsorted(lengths, size, side="right"))
         left = max(min(int(np.searchsorted(lengths, size)), right - CLOSE), 0)
-        weights = np.cumsum(np.where(tails.documents[left:right] != document, tails.weights[left:right], 0))
+        weights = np.cumsum(
+            np.where(
+                tails.documents[left:right] != document, tails.weights[left:right], 0
+            )
+        )
         if weights[-1]:
             tail = left + min(
-                int(np.searchsorted(weights, draw.random() * weights[-1], side="right")), len(weights) - 1
+                int(
+                    np.searchsorted(weights, draw.random() * weights[-1], side="right")
+                ),
+                len(weights) - 1,
             )
         else:  # in a small corpus: the longest that fits, or else the shortest
             others = np.flatnonzero(tails.documents != document)
@@ -105,31 +154,50 @@ class Documents:
 
 
 class _Tails(NamedTuple):
-    """Every second segment that a pair can have, sorted by length: sentences [start, stop)."""
+    """Every second segment that a pair can have, sorted by length: sentences [start,
+    stop).
+    """
 
     starts: np.ndarray
     stops: np.ndarray
     lengths: np.ndarray  # tokens
     documents: np.ndarray
-    weights: np.ndarray  # probability of this segment when a pair is drawn from its chunk
+    # probability of this segment when a pair is drawn from its chunk
+    weights: np.ndarray
 
     @classmethod
-    def of(cls, offsets: np.ndarray, documents: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> "_Tails":
+    def of(
+        cls,
+        offsets: np.ndarray,
+        documents: np.ndarray,
+        starts: np.ndarray,
+        stops: np.ndarray,
+    ) -> "_Tails":
         """Return the tails of the chunks [start, stop)."""
         counts = stops - starts - 1
         chunk = np.repeat(np.arange(len(starts)), counts)
-        first = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts) + starts[chunk] + 1
+        first = (
+            np.arange(counts.sum())
+            - np.repeat(np.cumsum(counts) - counts, counts)
+            + starts[chunk]
+            + 1
+        )
         lengths = offsets[stops[chunk]] - offsets[first]
         order = np.argsort(lengths, kind="stable")
         first, chunk = first[order], chunk[order]
-        return cls(first, stops[chunk], lengths[order], documents[first], 1 / counts[chunk])
+        return cls(
+            first, stops[chunk], lengths[order], documents[first], 1 / counts[chunk]
+        )
 
 
-def _chunks(offsets: np.ndarray, ends: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cut documents into chunks [start, stop) of as many sentences as fit into `room` tokens.
+def _chunks(
+    offsets: np.ndarray, ends: np.ndarray, room: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Cut documents into chunks [start, stop) of as many sentences as fit into `room`
+    tokens.
 
-    `offsets` (sentences + 1,) are the places of the sentences in the text; `ends` (sentences,) is the end of each
-    sentence's document.
+    `offsets` (sentences + 1,) are the places of the sentences in the text; `ends`
+    (sentences,) is the end of each sentence's document.
     """
     starts, stops, start = [], [], 0
     full = np.searchsorted(offsets, offsets[:-1] + room, side="right") - 1
@@ -141,6 +209,8 @@ def _chunks(offsets: np.ndarray, ends: np.ndarray, room: int) -> tuple[np.ndarra
 
 
 def _trimmed(tokens: np.ndarray, size: int, draw: np.random.Generator) -> np.ndarray:
-    """Cut tokens off both ends, each from an end chosen by chance, until `size` are left."""
+    """Cut tokens off both ends, each from an end chosen by chance, until `size` are
+    left.
+    """
     start = draw.binomial(len(tokens) - size, 0.5) if size < len(tokens) else 0
     return tokens[start : start + size]

@@ -1,7 +1,8 @@
-"""Read and write unigram models of SentencePiece (Kudo and Richardson 2018), as Marian's translation models have them.
+"""Read and write unigram models of SentencePiece (Kudo and Richardson 2018), as
+Marian's translation models have them.
 
-A file is a protocol buffer, `ModelProto` of https://github.com/google/sentencepiece. Only the fields used are read
-and written.
+A file is a protocol buffer, `ModelProto` of https://github.com/google/sentencepiece.
+Only the fields used are read and written.
 """
 
 from __future__ import annotations
@@ -53,8 +54,18 @@ def read(path: epath.PathLike) -> Pieces:
         raise
     except TokenizerError as error:
         raise TokenizerError(f"{path}: {error}") from error
-    except (IndexError, KeyError, TypeError, AttributeError, struct.error, ValueError) as error:
-        raise TokenizerError(f"{path} is not a model of SentencePiece, or is damaged: copy the file again") from error
+    except (
+        IndexError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        struct.error,
+        ValueError,
+    ) as error:
+        raise TokenizerError(
+            f"{path} is not a model of SentencePiece, or is damaged: "
+            "copy the file again"
+        ) from error
     return pieces
 
 
@@ -64,16 +75,24 @@ def _parse(content: bytes) -> Pieces:
         if field == 1:  # a piece: text, score, kind
             piece = dict(_fields(value))
             if piece.get(3, NORMAL) == NORMAL:
-                scores[piece[1].decode()] = struct.unpack("<f", piece.get(2, bytes(4)))[0]
+                scores[piece[1].decode()] = struct.unpack("<f", piece.get(2, bytes(4)))[
+                    0
+                ]
             elif piece[3] not in (UNKNOWN, CONTROL):
-                raise TokenizerError(f"the piece {piece[1].decode()!r} is neither text nor a control symbol")
+                raise TokenizerError(
+                    f"the piece {piece[1].decode()!r} "
+                    "is neither text nor a control symbol"
+                )
         elif field == 2:  # settings of the training
             kind = dict(_fields(value)).get(3, UNIGRAM)
         elif field == 3:  # normalization
             settings = dict(_fields(value))
             character_map = settings.get(2, b"")
             if not (settings.get(3, 1) and settings.get(4, 1) and settings.get(5, 1)):
-                raise TokenizerError("it does not add a space before the text, join spaces and write them as '▁'")
+                raise TokenizerError(
+                    "it does not add a space before the text, "
+                    "join spaces and write them as '▁'"
+                )
     if kind != UNIGRAM or not scores:
         raise TokenizerError("it is not a unigram model")
     return Pieces(scores, character_map)
@@ -110,14 +129,18 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
 
 def is_folder(folder: epath.PathLike) -> bool:
     """Return True if a folder has the tokenizers of a translation model of Marian."""
-    return all(exists(epath.Path(folder) / f"{side}.spm") for side in ("source", "target"))
+    return all(
+        exists(epath.Path(folder) / f"{side}.spm") for side in ("source", "target")
+    )
 
 
 def from_folder(folder: epath.PathLike, side: str) -> Tokenizer:
-    """Return the tokenizer of one `side`, "source" or "target", of a translation model of Marian.
+    """Return the tokenizer of one `side`, "source" or "target", of a translation model
+    of Marian.
 
-    The folder has source.spm, target.spm, vocab.json, and target_vocab.json if the target has a vocabulary of its own.
-    config.json has the id with which the decoder begins; by default, this is the id of padding.
+    The folder has source.spm, target.spm, vocab.json, and target_vocab.json if the
+    target has a vocabulary of its own. config.json has the id with which the decoder
+    begins; by default, this is the id of padding.
 
     Raises:
         DataError: a file cannot be read.
@@ -136,14 +159,21 @@ def from_folder(folder: epath.PathLike, side: str) -> Tokenizer:
 
 
 def _check_added(folder: epath.Path, vocabulary: Mapping[str, Any], name: str) -> None:
-    """Raise TokenizerError if the folder adds tokens to the vocabulary, which is the file `name`."""
+    """Raise TokenizerError if the folder adds tokens to the vocabulary, which is the
+    file `name`.
+    """
     settings = folder / "tokenizer_config.json"
-    added = _object(settings).get("added_tokens_decoder", {}).values() if exists(settings) else ()
+    added = (
+        _object(settings).get("added_tokens_decoder", {}).values()
+        if exists(settings)
+        else ()
+    )
     for token in added:
         if not token.get("special") and token["content"] not in vocabulary:
             raise TokenizerError(
-                f"{settings} adds the token {token['content']!r}, which {name} lacks: a tokenizer of Marian has the "
-                "tokens of its vocabulary only. Copy all files from one model, or remove the token if no text has it."
+                f"{settings} adds the token {token['content']!r}, which {name} lacks: "
+                "a tokenizer of Marian has the tokens of its vocabulary only. "
+                "Copy all files from one model, or remove the token if no text has it."
             )
 
 
@@ -151,45 +181,80 @@ def _object(path: epath.Path) -> dict[str, Any]:
     try:
         content = json.loads(bytes(files.read(path)))
     except ValueError as error:
-        raise TokenizerError(f"{path} cannot be read: {error}; copy the file again") from error
+        raise TokenizerError(
+            f"{path} cannot be read: {error}; copy the file again"
+        ) from error
     if not isinstance(content, dict):
         raise TokenizerError(f"{path} is not a JSON object: copy the file again")
     return content
 
 
-def tokenizer(pieces: Pieces, vocabulary: Mapping[str, int], begin: int | None = None) -> Tokenizer:
-    """Return the tokenizer that splits text by `pieces` and takes ids from `vocabulary`, as Marian does.
+def tokenizer(
+    pieces: Pieces, vocabulary: Mapping[str, int], begin: int | None = None
+) -> Tokenizer:
+    """Return the tokenizer that splits text by `pieces` and takes ids from
+    `vocabulary`, as Marian does.
 
     Args:
         pieces: the model.
-        vocabulary: token → id, for the ids 0, 1, 2, … It has "<pad>", "</s>" and "<unk>", and most of the pieces; the
-            others are unknown. It may have further tokens, e.g. the pieces of another language.
+        vocabulary: token → id, for the ids 0, 1, 2, … It has "<pad>", "</s>" and
+            "<unk>", and most of the pieces; the others are unknown. It may have further
+            tokens, e.g. the pieces of another language.
         begin: the id with which the decoder begins. None: that of "<pad>".
 
     Raises:
-        TokenizerError: the vocabulary lacks a special token or all pieces, or its ids have gaps.
+        TokenizerError: the vocabulary lacks a special token or all pieces, or its ids
+            have gaps.
     """
     if missing := sorted(SPECIALS.values() - vocabulary.keys()):
-        raise TokenizerError(f"the vocabulary lacks {', '.join(missing)}: use the files of one model")
+        raise TokenizerError(
+            f"the vocabulary lacks {', '.join(missing)}: use the files of one model"
+        )
     if pieces.scores.keys().isdisjoint(vocabulary):
-        raise TokenizerError("the vocabulary has none of the pieces: use the files of one model")
+        raise TokenizerError(
+            "the vocabulary has none of the pieces: use the files of one model"
+        )
     ids = list(vocabulary.values())
     if not all(type(i) is int for i in ids) or sorted(ids) != list(range(len(ids))):
-        raise TokenizerError(f"the ids of {len(vocabulary)} tokens must be 0 to {len(vocabulary) - 1}, each once")
+        raise TokenizerError(
+            f"the ids of {len(vocabulary)} tokens "
+            f"must be 0 to {len(vocabulary) - 1}, each once"
+        )
     tokens = sorted(vocabulary, key=vocabulary.__getitem__)
     special_ids = {name: vocabulary[token] for name, token in SPECIALS.items()}
     lowest = min(pieces.scores.values())
-    known = [(token, pieces.scores[token]) if token in pieces.scores else (HIDDEN + token, lowest) for token in tokens]
-    more = [(piece, score) for piece, score in pieces.scores.items() if piece not in vocabulary]
-    made = tokenizers.Tokenizer(models.Unigram(known + more, unk_id=special_ids["unk_id"]))
-    made.decoder = decoders.Sequence([decoders.Replace(HIDDEN, ""), decoders.Metaspace()])
+    known = [
+        (
+            (token, pieces.scores[token])
+            if token in pieces.scores
+            else (HIDDEN + token, lowest)
+        )
+        for token in tokens
+    ]
+    more = [
+        (piece, score)
+        for piece, score in pieces.scores.items()
+        if piece not in vocabulary
+    ]
+    made = tokenizers.Tokenizer(
+        models.Unigram(known + more, unk_id=special_ids["unk_id"])
+    )
+    made.decoder = decoders.Sequence(
+        [decoders.Replace(HIDDEN, ""), decoders.Metaspace()]
+    )
     character_map = base64.b64encode(pieces.character_map).decode()
-    content = json.loads(made.to_str()) | {"sentencepiece": {"character_map": character_map, "size": len(vocabulary)}}
+    content = json.loads(made.to_str()) | {
+        "sentencepiece": {"character_map": character_map, "size": len(vocabulary)}
+    }
     first = special_ids["pad_id"] if begin is None else begin
-    return Tokenizer(json.dumps(content, ensure_ascii=False), special_ids | {"bos_id": first})
+    return Tokenizer(
+        json.dumps(content, ensure_ascii=False), special_ids | {"bos_id": first}
+    )
 
 
-def to_folder(source: Tokenizer, target: Tokenizer, folder: epath.PathLike, max_length: int) -> None:
+def to_folder(
+    source: Tokenizer, target: Tokenizer, folder: epath.PathLike, max_length: int
+) -> None:
     """Write `contents` to a folder, which is made if it is missing.
 
     Raises:
@@ -200,20 +265,27 @@ def to_folder(source: Tokenizer, target: Tokenizer, folder: epath.PathLike, max_
 
 
 def contents(source: Tokenizer, target: Tokenizer, max_length: int) -> dict[str, bytes]:
-    """Return the files that `from_folder` reads, and tokenizer_config.json for `MarianTokenizer` of transformers.
+    """Return the files that `from_folder` reads, and tokenizer_config.json for
+    `MarianTokenizer` of transformers.
 
-    `max_length` is that of the model; transformers warns of longer texts. Raises TokenizerError if a tokenizer is not
-    one that `from_folder` returns, or returned in earlier versions.
+    `max_length` is that of the model; transformers warns of longer texts. Raises
+    TokenizerError if a tokenizer is not one that `from_folder` returns, or returned in
+    earlier versions.
     """
     (pieces, vocabulary), (others, own) = map(_parts, (source, target))
-    settings = {f"{name.removesuffix('_id')}_token": token for name, token in SPECIALS.items()} | {
+    settings = {
+        f"{name.removesuffix('_id')}_token": token for name, token in SPECIALS.items()
+    } | {
         "tokenizer_class": "MarianTokenizer",
         "separate_vocabs": own != vocabulary,
         "model_max_length": max_length,
     }
     objects = {"vocab.json": vocabulary, "tokenizer_config.json": settings}
     objects |= {"target_vocab.json": own} if own != vocabulary else {}
-    texts = {name: json.dumps(content, ensure_ascii=False, indent=2) + "\n" for name, content in objects.items()}
+    texts = {
+        name: json.dumps(content, ensure_ascii=False, indent=2) + "\n"
+        for name, content in objects.items()
+    }
     return {
         "source.spm": _written(pieces),
         "target.spm": _written(others),
@@ -227,28 +299,39 @@ def _parts(made: Tokenizer) -> tuple[Pieces, dict[str, int]]:
     settings = content.get("sentencepiece") or _former_settings(content)
     if settings is None:
         raise TokenizerError(
-            "transformers has two tokenizers only as unigram models of SentencePiece with Marian's special ids: encode "
-            "texts with the tokenizers in the workdir, or train with data.joint_tokenizer = True"
+            "transformers has two tokenizers only as unigram models of SentencePiece "
+            "with Marian's special ids: encode texts with the tokenizers "
+            "in the workdir, or train with data.joint_tokenizer = True"
         )
     tokens = content["model"]["vocab"]
     scores = {token: score for token, score in tokens if not token.startswith(HIDDEN)}
-    vocabulary = {token.removeprefix(HIDDEN): i for i, (token, _) in enumerate(tokens[: settings["size"]])}
+    vocabulary = {
+        token.removeprefix(HIDDEN): i
+        for i, (token, _) in enumerate(tokens[: settings["size"]])
+    }
     return Pieces(scores, base64.b64decode(settings["character_map"])), vocabulary
 
 
 def _former_settings(content: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the settings of a tokenizer in the layout of earlier versions, and hide its tokens that are not pieces.
+    """Return the settings of a tokenizer in the layout of earlier versions, and hide
+    its tokens that are not pieces.
 
-    They were added tokens, and single characters that are less likely than all pieces by a factor of e^10. Return None
-    if the layout is another.
+    They were added tokens, and single characters that are less likely than all pieces
+    by a factor of e^10. Return None if the layout is another.
     """
-    if content["model"]["type"] != "Unigram" or "<(?=pad>|/s>|unk>)" not in json.dumps(content["pre_tokenizer"]):
+    if content["model"]["type"] != "Unigram" or "<(?=pad>|/s>|unk>)" not in json.dumps(
+        content["pre_tokenizer"]
+    ):
         return None
     tokens = content["model"]["vocab"]
     named = {token["content"] for token in content["added_tokens"]}
-    lowest, *others = sorted({score for token, score in tokens if token not in named and token[0] != HIDDEN})
+    lowest, *others = sorted(
+        {score for token, score in tokens if token not in named and token[0] != HIDDEN}
+    )
     for entry in tokens:
-        if entry[0] in named or (others and lowest + 10.0 == others[0] and entry[1] == lowest):
+        if entry[0] in named or (
+            others and lowest + 10.0 == others[0] and entry[1] == lowest
+        ):
             entry[0] = HIDDEN + entry[0]
     first = content["normalizer"]["normalizers"][0]
     return {"character_map": first.get("precompiled_charsmap", ""), "size": len(tokens)}
@@ -257,10 +340,20 @@ def _former_settings(content: dict[str, Any]) -> dict[str, Any] | None:
 def _written(pieces: Pieces) -> bytes:
     """Return the content of a file of SentencePiece."""
     kinds = {"<unk>": UNKNOWN, "<s>": CONTROL, "</s>": CONTROL}
-    special = [_message({1: token.encode(), 3: kind}) for token, kind in kinds.items() if token not in pieces.scores]
-    normal = [_message({1: token.encode(), 2: score}) for token, score in pieces.scores.items()]
+    special = [
+        _message({1: token.encode(), 3: kind})
+        for token, kind in kinds.items()
+        if token not in pieces.scores
+    ]
+    normal = [
+        _message({1: token.encode(), 2: score})
+        for token, score in pieces.scores.items()
+    ]
     normalization = _message({2: pieces.character_map, 3: 1, 4: 1, 5: 1})
-    content = [(1, piece) for piece in special + normal] + [(2, _message({3: UNIGRAM})), (3, normalization)]
+    content = [(1, piece) for piece in special + normal] + [
+        (2, _message({3: UNIGRAM})),
+        (3, normalization),
+    ]
     return b"".join(_message({field: value}) for field, value in content)
 
 

@@ -1,12 +1,16 @@
-"""Read text from local files or tfds. Every reader returns a `Source`: random-access records of named columns.
+"""Read text from local files or tfds.
 
-The text stays on disk, even if it has millions of lines, and is decoded on access. Plain files are memory-mapped. The
-text of tfds records is first copied to temporary files, since decoding a record takes 0.1 ms. Files on `gs://`, `.gz`
-files and `.tsv` files cannot be mapped; their bytes are held in memory.
+Every reader returns a `Source`: random-access records of named columns.
 
-The files of a split are called `{split}.{language}`, `{split}.tsv` or `{split}.txt`, optionally followed by `.gz`. A
-split may be a part of one, as in tfds: "train[:90%]", "train[5000:]", "train[-100:]". Parts are counted in lines, or in
-characters for `.txt` files. Percentages are rounded down, so "train[90%:]" starts where "train[:90%]" ends.
+The text stays on disk, even if it has millions of lines, and is decoded on access.
+Plain files are memory-mapped. The text of tfds records is first copied to temporary
+files, since decoding a record takes 0.1 ms. Files on `gs://`, `.gz` files and `.tsv`
+files cannot be mapped; their bytes are held in memory.
+
+The files of a split are called `{split}.{language}`, `{split}.tsv` or `{split}.txt`,
+optionally followed by `.gz`. A split may be a part of one, as in tfds: "train[:90%]",
+"train[5000:]", "train[-100:]". Parts are counted in lines, or in characters for `.txt`
+files. Percentages are rounded down, so "train[90%:]" starts where "train[:90%]" ends.
 """
 
 from __future__ import annotations
@@ -44,8 +48,10 @@ class Lines(Sequence[str]):
     """Lines of UTF-8 text, decoded on access. A slice is a list.
 
     Args:
-        content: the bytes, or a mapped file. Lines end in "\\n" or "\\r\\n"; the last one may have no line ending.
-        offsets: (lines + 1,); line i, with its line ending, is content[offsets[i] : offsets[i + 1]].
+        content: the bytes, or a mapped file. Lines end in "\\n" or "\\r\\n"; the last
+            one may have no line ending.
+        offsets: (lines + 1,); line i, with its line ending, is content[offsets[i] :
+            offsets[i + 1]].
     """
 
     def __init__(self, content: bytes | mmap.mmap, offsets: np.ndarray):
@@ -57,7 +63,11 @@ class Lines(Sequence[str]):
     def __getitem__(self, i: Any) -> Any:
         if isinstance(i, slice):
             start, stop, step = i.indices(len(self))
-            return self._read(start, max(start, stop)) if step == 1 else [self[j] for j in range(start, stop, step)]
+            return (
+                self._read(start, max(start, stop))
+                if step == 1
+                else [self[j] for j in range(start, stop, step)]
+            )
         i = operator.index(i)
         if not -len(self) <= i < len(self):
             raise IndexError(f"There is no line {i} in {len(self)} lines.")
@@ -68,7 +78,10 @@ class Lines(Sequence[str]):
             yield from self._read(start, min(start + 10_000, len(self)))
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield the text as bytes, many lines at a time. Each line ends in "\\n", even if it does not in the file."""
+        """Yield the text as bytes, many lines at a time.
+
+        Each line ends in "\\n", even if it does not in the file.
+        """
         for start in range(0, len(self), 10_000):
             stop = min(start + 10_000, len(self))
             block = self._content[self._offsets[start] : self._offsets[stop]]
@@ -101,7 +114,9 @@ class Pieces(Lines):
 
     def blocks(self) -> Iterator[bytes]:
         for start in range(0, len(self), 10_000):
-            yield self._content[self._offsets[start] : self._offsets[min(start + 10_000, len(self))]]
+            yield self._content[
+                self._offsets[start] : self._offsets[min(start + 10_000, len(self))]
+            ]
             _release(self._content)
 
     def _line(self, i: int) -> str:
@@ -113,7 +128,10 @@ class Pieces(Lines):
     def characters(self, split: str, path: str) -> Pieces:
         """Return the part of the text that `split` names, counted in characters."""
         first, last = int(self._offsets[0]), int(self._offsets[-1])
-        count = sum(int(_starts_character(self._content[i : i + BLOCK]).sum()) for i in range(first, last, BLOCK))
+        count = sum(
+            int(_starts_character(self._content[i : i + BLOCK]).sum())
+            for i in range(first, last, BLOCK)
+        )
         start, stop = (self._place(n) for n in bounds(split, count, "characters", path))
         inside = self._offsets[(self._offsets > start) & (self._offsets < stop)]
         return Pieces(self._content, np.concatenate([[start], inside, [stop]]))
@@ -133,10 +151,11 @@ def _starts_character(block: bytes) -> np.ndarray:
 
 
 class Source(Sequence[dict[str, str]]):
-    """Random-access records of text: source[i] is {column: line i}. All columns have the same length.
+    """Random-access records of text: source[i] is {column: line i}. All columns have
+    the same length.
 
-    `where` names the files of the records in messages. `first_line` is the line of the first record, if each record is
-    a line of a file, or else 0.
+    `where` names the files of the records in messages. `first_line` is the line of the
+    first record, if each record is a line of a file, or else 0.
     """
 
     def __init__(self, columns: Mapping[str, Lines], where: str, first_line: int = 0):
@@ -152,16 +171,24 @@ class Source(Sequence[dict[str, str]]):
         return self._columns[name]
 
 
-def parallel_files(directory: epath.PathLike, split: str, languages: Sequence[str]) -> Source:
-    """Read `{split}.{language}[.gz]`, in UTF-8. Line i of one file belongs to line i of the others.
+def parallel_files(
+    directory: epath.PathLike, split: str, languages: Sequence[str]
+) -> Source:
+    """Read `{split}.{language}[.gz]`, in UTF-8.
 
-    Lines end at "\\n" or "\\r\\n" and nowhere else (e.g. not at U+2028). A byte order mark is dropped.
+    Line i of one file belongs to line i of the others.
+
+    Lines end at "\\n" or "\\r\\n" and nowhere else (e.g. not at U+2028). A byte order
+    mark is dropped.
 
     Raises:
-        DataError: a directory or file is missing or unreadable, a line is not UTF-8, the files differ in their number
-            of lines, or they have none.
+        DataError: a directory or file is missing or unreadable, a line is not UTF-8,
+            the files differ in their number of lines, or they have none.
     """
-    paths = [files.find(directory, f"{file_name(split)}.{language}") for language in languages]
+    paths = [
+        files.find(directory, f"{file_name(split)}.{language}")
+        for language in languages
+    ]
     columns = [parse_lines(files.read(path), str(path)) for path in paths]
     for path, column in zip(paths, columns, strict=True):
         check_endings(column, path)
@@ -170,52 +197,92 @@ def parallel_files(directory: epath.PathLike, split: str, languages: Sequence[st
         first, longest = min(counts), counts.index(max(counts))
         raise DataError(
             "Files of parallel text must have the same number of lines, but "
-            + ", ".join(f"{path} has {count}" for path, count in zip(paths, counts, strict=True))
-            + f". The first line without a counterpart is {paths[longest]}:{first + 1}: "
-            f"{columns[longest][first][:80]!r}. Shorten the longer file, or find an earlier line where they diverge."
+            + ", ".join(
+                f"{path} has {count}" for path, count in zip(paths, counts, strict=True)
+            )
+            + f". The first line without a counterpart is {paths[longest]}:{first + 1}:"
+            f" {columns[longest][first][:80]!r}. Shorten the longer file, or find an"
+            " earlier line where they diverge."
         )
     where = " and ".join(map(str, paths))
     if not counts[0]:
         raise DataError(f"{where} have no lines: a corpus needs at least one.")
     part = bounds(split, counts[0], "lines", where)
-    return Source({language: column.part(*part) for language, column in zip(languages, columns, strict=True)}, where)
+    return Source(
+        {
+            language: column.part(*part)
+            for language, column in zip(languages, columns, strict=True)
+        },
+        where,
+    )
 
 
-def text_file(directory: epath.PathLike, split: str, columns: Sequence[str] = ("text",)) -> Source:
-    """Read `{split}.txt[.gz]`, in UTF-8, as one column. Its lines keep their endings: joined, they are the text.
+def text_file(
+    directory: epath.PathLike, split: str, columns: Sequence[str] = ("text",)
+) -> Source:
+    """Read `{split}.txt[.gz]`, in UTF-8, as one column.
+
+    Its lines keep their endings: joined, they are the text.
 
     Raises:
-        DataError: the file is missing, unreadable, empty or not UTF-8, or `columns` are not exactly one.
+        DataError: the file is missing, unreadable, empty or not UTF-8, or `columns` are
+            not exactly one.
     """
     path = files.find(directory, f"{file_name(split)}.txt")
     if len(columns) != 1:
-        raise DataError(f"{path} has a single column of text, but the columns are {', '.join(columns)}: choose one.")
+        raise DataError(
+            f"{path} has a single column of text, "
+            f"but the columns are {', '.join(columns)}: choose one."
+        )
     lines = parse_lines(files.read(path), str(path))
-    return Source({columns[0]: Pieces(lines._content, lines._offsets).characters(split, str(path))}, str(path))
+    return Source(
+        {
+            columns[0]: (
+                Pieces(lines._content, lines._offsets).characters(split, str(path))
+            )
+        },
+        str(path),
+    )
 
 
 def check_endings(lines: Lines, path: epath.Path) -> None:
     """Raise DataError for text whose lines end with "\\r" alone."""
     if len(lines) == 1 and lines[0].count("\r") > 1:
-        raise DataError(f"{path} is one line with carriage returns in it. End lines with \\n (mac2unix, dos2unix).")
+        raise DataError(
+            f"{path} is one line with carriage returns in it. "
+            "End lines with \\n (mac2unix, dos2unix)."
+        )
 
 
 def parse_json(text: str, path: str) -> Any:
-    """Return the content of a JSON file. Raises DataError, which names `path`, if it is not JSON."""
+    """Return the content of a JSON file.
+
+    Raises DataError, which names `path`, if it is not JSON.
+    """
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise DataError(
-            f"{path}:{error.lineno}, column {error.colno} is not JSON: {error.msg}. Copy the file again, or correct it."
+            f"{path}:{error.lineno}, column {error.colno} is not JSON: "
+            f"{error.msg}. Copy the file again, or correct it."
         ) from error
-    except (ValueError, RecursionError) as error:  # numbers that are too long, and lists that are too deep
-        raise DataError(f"{path} cannot be read as JSON: {error}. Copy the file again, or correct it.") from error
+    # numbers that are too long, and lists that are too deep
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{path} cannot be read as JSON: {error}. "
+            "Copy the file again, or correct it."
+        ) from error
 
 
 def check_characters(text: str, key: str, where: str) -> None:
-    """Raise DataError if a text from JSON, the value of `key`, has characters that UTF-8 cannot encode."""
+    """Raise DataError if a text from JSON, the value of `key`, has characters that
+    UTF-8 cannot encode.
+    """
     if SURROGATE.search(text):
-        raise DataError(f"{where} has half of a surrogate pair (\\ud800 to \\udfff) in its {key}: correct it.")
+        raise DataError(
+            f"{where} has half of a surrogate pair "
+            f"(\\ud800 to \\udfff) in its {key}: correct it."
+        )
 
 
 def held(lines: Iterable[str]) -> Lines:
@@ -225,9 +292,11 @@ def held(lines: Iterable[str]) -> Lines:
 
 
 def bounds(split: str, count: int, what: str, path: str) -> tuple[int, int]:
-    """Return the start and stop of the part of `count` lines (rows, characters) that `split` names.
+    """Return the start and stop of the part of `count` lines (rows, characters) that
+    `split` names.
 
-    Raises DataError, which calls the lines `what`, if the part is empty or exceeds the lines of `path`.
+    Raises DataError, which calls the lines `what`, if the part is empty or exceeds the
+    lines of `path`.
     """
     match = _parsed(split)
     start, stop = (
@@ -238,8 +307,8 @@ def bounds(split: str, count: int, what: str, path: str) -> tuple[int, int]:
         raise DataError(f"{path} has no {what}: it needs at least one.")
     if not 0 <= start < stop <= count:
         raise DataError(
-            f"{split} is the part {start} to {stop} of the {count} {what} of {path}: it must not be empty, and must "
-            "lie within the file."
+            f"{split} is the part {start} to {stop} of the {count} {what} of {path}: "
+            "it must not be empty, and must lie within the file."
         )
     return start, stop
 
@@ -252,40 +321,59 @@ def _bound(text: str, count: int) -> int:
 
 
 def file_name(split: str) -> str:
-    """Return the name of the split of which `split` is a part, e.g. "train" for "train[:90%]"."""
+    """Return the name of the split of which `split` is a part, e.g. "train" for
+    "train[:90%]".
+    """
     return _parsed(split)[1]
 
 
 def _parsed(split: str) -> re.Match[str]:
     if not (match := SPLIT.fullmatch(split)):
-        raise DataError(f"{split!r} is not a split: it must be a name or a part of one, e.g. train or train[:90%].")
+        raise DataError(
+            f"{split!r} is not a split: "
+            "it must be a name or a part of one, e.g. train or train[:90%]."
+        )
     return match
 
 
-def tfds_source(name: str, directory: epath.PathLike, split: str, columns: Sequence[str]) -> Source:
-    """Read features of a tfds data set that is prepared as array_record, as text (see `features`).
+def tfds_source(
+    name: str, directory: epath.PathLike, split: str, columns: Sequence[str]
+) -> Source:
+    """Read features of a tfds data set that is prepared as array_record, as text (see
+    `features`).
 
-    `split` may be a part of a split, in the syntax of tfds. The data set "dates", which is part of this package, is
-    prepared in `directory` if it is not there yet. Nothing is downloaded.
+    `split` may be a part of a split, in the syntax of tfds. The data set "dates", which
+    is part of this package, is prepared in `directory` if it is not there yet. Nothing
+    is downloaded.
 
     Raises:
-        DataError: the name, the split or a feature is unknown, the data is not prepared, or a text is not UTF-8.
+        DataError: the name, the split or a feature is unknown, the data is not
+            prepared, or a text is not UTF-8.
     """
     with _quiet():
         builder = _builder(name, epath.Path(directory).expanduser())
         readers = features.readers(builder.info.features)
         if unknown := [column for column in columns if column not in readers]:
-            raise DataError(f"tfds {name} has no text in {', '.join(unknown)}: choose from {', '.join(readers)}.")
+            raise DataError(
+                f"tfds {name} has no text in {', '.join(unknown)}: "
+                f"choose from {', '.join(readers)}."
+            )
         try:
             records = builder.as_data_source(split)
         except ValueError as error:
-            sizes = " or ".join(f"{name} ({part.num_examples})" for name, part in builder.info.splits.items())
+            sizes = " or ".join(
+                f"{name} ({part.num_examples})"
+                for name, part in builder.info.splits.items()
+            )
             raise DataError(
-                f"Cannot read split {split!r} of tfds {name} in {directory}: {error} It must be {sizes}, or a "
-                "non-empty part of one."
+                f"Cannot read split {split!r} of tfds {name} in {directory}: "
+                f"{error} It must be {sizes}, or a non-empty part of one."
             ) from error
         chosen = {column: readers[column] for column in columns}
-        return Source(_written_out(records, chosen, f"{name} {split}"), f"tfds {name} {split} in {directory}")
+        return Source(
+            _written_out(records, chosen, f"{name} {split}"),
+            f"tfds {name} {split} in {directory}",
+        )
 
 
 def _release(content: bytes | mmap.mmap) -> None:
@@ -295,17 +383,27 @@ def _release(content: bytes | mmap.mmap) -> None:
 
 
 def decode_lines(content: bytes | mmap.mmap, path: str) -> list[str]:
-    """Return the lines of the content of `path`. Raises DataError, with the line number, if it is not UTF-8."""
+    """Return the lines of the content of `path`.
+
+    Raises DataError, with the line number, if it is not UTF-8.
+    """
     return list(parse_lines(content, path))
 
 
 def parse_lines(content: bytes | mmap.mmap, path: str) -> Lines:
-    """Find the lines of the content of `path`. Raises DataError, with the line number, if it is not UTF-8."""
+    """Find the lines of the content of `path`.
+
+    Raises DataError, with the line number, if it is not UTF-8.
+    """
     if content[:2] == files.GZIP_MARK:
-        raise DataError(f"{path} contains gzip data instead of text. Decompress it, e.g. with gunzip.")
+        raise DataError(
+            f"{path} contains gzip data instead of text. "
+            "Decompress it, e.g. with gunzip."
+        )
     if encoding := _other_encoding(content[:64]):
         raise DataError(
-            f"{path} is not UTF-8 but looks like {encoding}. Convert the file (iconv -f {encoding} -t UTF-8)."
+            f"{path} is not UTF-8 but looks like {encoding}. "
+            f"Convert the file (iconv -f {encoding} -t UTF-8)."
         )
     first = 3 if content[:3] == b"\xef\xbb\xbf" else 0
     offsets, start = [np.array([first])], first
@@ -318,14 +416,21 @@ def parse_lines(content: bytes | mmap.mmap, path: str) -> Lines:
             try:
                 block.decode()
             except UnicodeDecodeError as error:
-                at, line = start + error.start, sum(map(len, offsets)) + block.count(b"\n", 0, error.start)
+                at, line = (
+                    start + error.start,
+                    sum(map(len, offsets)) + block.count(b"\n", 0, error.start),
+                )
                 begin = max(content.rfind(b"\n", 0, at) + 1, first)
                 raise DataError(
-                    f"{path}:{line} is not UTF-8: byte 0x{content[at]:02x} at offset {at - begin} of "
-                    "the line. Convert the file (iconv -t UTF-8), or correct the line."
+                    f"{path}:{line} is not UTF-8: "
+                    f"byte 0x{content[at]:02x} at offset {at - begin} of the line. "
+                    "Convert the file (iconv -t UTF-8), or correct the line."
                 ) from error
             _release(content)
-            offsets.append(np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")) + (start + 1))
+            offsets.append(
+                np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
+                + (start + 1)
+            )
             advance(stop - start)
             start = stop
     if max(offsets[-1], default=first) < len(content):
@@ -334,11 +439,17 @@ def parse_lines(content: bytes | mmap.mmap, path: str) -> Lines:
 
 
 def _other_encoding(start: bytes) -> str | None:
-    """Return the encoding that the first bytes of a file show by a mark or by a zero in every second byte, or None.
+    """Return the encoding that the first bytes of a file show by a mark or by a zero in
+    every second byte, or None.
 
     Other zero bytes are characters of UTF-8.
     """
-    marks = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+    marks = {
+        b"\xff\xfe\0\0": "UTF-32",
+        b"\0\0\xfe\xff": "UTF-32",
+        b"\xff\xfe": "UTF-16",
+        b"\xfe\xff": "UTF-16",
+    }
     for mark, name in marks.items():
         if start.startswith(mark):
             return name
@@ -350,8 +461,12 @@ def _other_encoding(start: bytes) -> str | None:
     return None
 
 
-# Modules of builders that tfds finds only after an import: some of its own, and those of this package.
-_MODULES = {f"wmt{year}_translate": f"tensorflow_datasets.translate.wmt{year}" for year in range(13, 20)} | {
+# Modules of builders that tfds finds only after an import: some of its own, and those
+# of this package.
+_MODULES = {
+    f"wmt{year}_translate": f"tensorflow_datasets.translate.wmt{year}"
+    for year in range(13, 20)
+} | {
     "glue": "tensorflow_datasets.text.glue",
     "conll2003": "tensorflow_datasets.text.conll2003.conll2003",
     "dates": "transformer_jax.data.corpora.dates",
@@ -360,10 +475,13 @@ _MODULES = {f"wmt{year}_translate": f"tensorflow_datasets.translate.wmt{year}" f
 
 
 def tfds_builder(name: str, directory: epath.PathLike) -> Any:
-    """Return the tfds builder of `name` in `directory`, as array_record. The data need not be prepared.
+    """Return the tfds builder of `name` in `directory`, as array_record.
+
+    The data need not be prepared.
 
     Raises:
-        DataError: the data set does not exist, or the one in `directory` has another format or is damaged.
+        DataError: the data set does not exist, or the one in `directory` has another
+            format or is damaged.
     """
     import tensorflow_datasets as tfds
     from google.protobuf import json_format
@@ -372,26 +490,36 @@ def tfds_builder(name: str, directory: epath.PathLike) -> Any:
     try:
         if module := _MODULES.get(name.partition("/")[0]):
             importlib.import_module(module)
-        return tfds.builder(name, data_dir=epath.Path(directory).expanduser(), file_format="array_record")
-    except (ValueError, json_format.ParseError) as error:  # ParseError: dataset_info.json is truncated
+        return tfds.builder(
+            name,
+            data_dir=epath.Path(directory).expanduser(),
+            file_format="array_record",
+        )
+    # ParseError: dataset_info.json is truncated
+    except (ValueError, json_format.ParseError) as error:
         reason = str(error).splitlines()[0]
         raise DataError(
-            f"tfds cannot open {name!r} in {directory} as array_record: {reason} "
-            "Set data.name to a data set of tfds or of this package (dates, multi30k/en-de), and data.directory to the "
-            "folder that has it in this format."
+            f"tfds cannot open {name!r} in {directory} as array_record: "
+            f"{reason} Set data.name to a data set of tfds or of this package (dates, "
+            "multi30k/en-de), "
+            "and data.directory to the folder that has it in this format."
         ) from error
 
 
-_NAME = re.compile(r"([a-z0-9_]+)(/[\w+-][\w+.-]*)?(:[\d*.]+)?")  # data set, configuration, version
+# data set, configuration, version
+_NAME = re.compile(r"([a-z0-9_]+)(/[\w+-][\w+.-]*)?(:[\d*.]+)?")
 
 
 def _check_builder(name: str, directory: epath.Path) -> None:
-    """Raise DataError if tfds would run code that the name of a data set, or its files, choose."""
+    """Raise DataError if tfds would run code that the name of a data set, or its
+    files, choose.
+    """
     match = _NAME.fullmatch(name)
     if match is None:
         raise DataError(
-            f"tfds cannot open {name!r} in {directory}. Set data.name to NAME or NAME/CONFIG, e.g. glue/sst2. "
-            "OWNER:NAME would run the owner's code: write such a data set to files instead."
+            f"tfds cannot open {name!r} in {directory}. "
+            "Set data.name to NAME or NAME/CONFIG, e.g. glue/sst2. OWNER:NAME "
+            "would run the owner's code: write such a data set to files instead."
         )
     try:
         feature = features.foreign_class(directory / match[1])
@@ -399,17 +527,22 @@ def _check_builder(name: str, directory: epath.Path) -> None:
         if isinstance(error, OSError) and not is_for_user(error):
             raise
         raise DataError(
-            f"features.json of tfds {name} in {directory} cannot be read: {error}. Copy it again."
+            f"features.json of tfds {name} in {directory} cannot be read: "
+            f"{error}. Copy it again."
         ) from error
     if feature is not None:
         raise DataError(
-            f"{feature} is not a feature of tfds, and files may not choose code to run. If you trust the data set "
-            f"{name} in {directory}, import {feature.rpartition('.')[0]} in your recipe."
+            f"{feature} is not a feature of tfds, "
+            f"and files may not choose code to run. If you trust the data set {name} "
+            f"in {directory}, import {feature.rpartition('.')[0]} in your recipe."
         )
 
 
 def _builder(name: str, directory: epath.Path) -> Any:
-    """Return the builder of a data set that is prepared in `directory`. Prepare it if it is `dates`."""
+    """Return the builder of a data set that is prepared in `directory`.
+
+    Prepare it if it is `dates`.
+    """
     builder = tfds_builder(name, directory)
     if name == "dates" and not builder.is_prepared():
         try:
@@ -420,36 +553,49 @@ def _builder(name: str, directory: epath.Path) -> Any:
                 raise
             if not another_was_faster:
                 raise DataError(
-                    f"Cannot prepare dates in {directory}: {error} Set data.directory to another folder."
+                    f"Cannot prepare dates in {directory}: "
+                    f"{error} Set data.directory to another folder."
                 ) from error
         builder = tfds_builder(name, directory)
     # Only `scripts/prepare.py` downloads data; training does not.
     if not builder.is_prepared():
         raise DataError(
-            f"{name} is not prepared in {directory} (looked for {builder.data_path}). Set data.directory, or prepare "
-            "it on a machine with network access and copy it here:\n"
-            f"  python scripts/prepare.py {shlex.quote(f'--name={name}')} {shlex.quote(f'--directory={directory}')}"
+            f"{name} is not prepared in {directory} (looked for {builder.data_path}). "
+            "Set data.directory, or prepare it on a machine "
+            "with network access and copy it here:\n  python scripts/prepare.py "
+            f"{shlex.quote(f'--name={name}')} {shlex.quote(f'--directory={directory}')}"
         )
     return builder
 
 
-def _written_out(records: Any, readers: Mapping[str, features.Reader], name: str) -> dict[str, Lines]:
-    """Copy the text of all records to temporary files in TMPDIR, which are deleted when the process ends."""
+def _written_out(
+    records: Any, readers: Mapping[str, features.Reader], name: str
+) -> dict[str, Lines]:
+    """Copy the text of all records to temporary files in TMPDIR, which are deleted
+    when the process ends.
+    """
     try:
         return _copied(records, readers, name)
     except OSError as error:
         if not is_for_user(error):
             raise
         raise DataError(
-            f"Cannot copy the text of tfds {name} to {tempfile.gettempdir()}: {error} Free space there, or set TMPDIR."
+            f"Cannot copy the text of tfds {name} to {tempfile.gettempdir()}: "
+            f"{error} Free space there, or set TMPDIR."
         ) from error
 
 
-def _copied(records: Any, readers: Mapping[str, features.Reader], name: str) -> dict[str, Lines]:
+def _copied(
+    records: Any, readers: Mapping[str, features.Reader], name: str
+) -> dict[str, Lines]:
     lengths = {column: [np.zeros(1, np.int64)] for column in readers}
     with contextlib.ExitStack() as stack:
-        copies = {column: stack.enter_context(tempfile.TemporaryFile()) for column in readers}
-        advance = stack.enter_context(progress(f"reading tfds {name}", len(records), "records"))
+        copies = {
+            column: stack.enter_context(tempfile.TemporaryFile()) for column in readers
+        }
+        advance = stack.enter_context(
+            progress(f"reading tfds {name}", len(records), "records")
+        )
         for start in range(0, len(records), 10_000):
             try:
                 rows = _rows(records, range(start, min(start + 10_000, len(records))))
@@ -457,31 +603,50 @@ def _copied(records: Any, readers: Mapping[str, features.Reader], name: str) -> 
                 if isinstance(error, OSError) and not is_for_user(error):
                     raise
                 raise DataError(
-                    f"tfds {name} cannot be read: {error} Copy its files again, or prepare it again."
+                    f"tfds {name} cannot be read: "
+                    f"{error} Copy its files again, or prepare it again."
                 ) from error
             for column, file in copies.items():
-                texts = [_line(readers[column], row, f"{name} {i} {column}") for i, row in enumerate(rows, start)]
+                texts = [
+                    _line(readers[column], row, f"{name} {i} {column}")
+                    for i, row in enumerate(rows, start)
+                ]
                 file.writelines(texts)
-                lengths[column].append(np.fromiter(map(len, texts), np.int64, len(texts)))
+                lengths[column].append(
+                    np.fromiter(map(len, texts), np.int64, len(texts))
+                )
             advance(10_000)
         written = {}
         for column, file in copies.items():
             file.flush()
-            written[column] = Lines(files.mapped(file), np.cumsum(np.concatenate(lengths[column])))
+            written[column] = Lines(
+                files.mapped(file), np.cumsum(np.concatenate(lengths[column]))
+            )
     return written
 
 
 def _rows(records: Any, indices: range) -> Iterable[features.Values]:
-    """Decode records as protocol buffers, which is ten times as fast as the decoding of tfds."""
+    """Decode records as protocol buffers, which is ten times as fast as the decoding
+    of tfds.
+    """
     from tensorflow_datasets.core.data_sources.array_record import ArrayRecordDataSource
     from tensorflow_datasets.proto import tf_example_pb2
 
     if not isinstance(records, ArrayRecordDataSource):  # mock data of tfds
-        return [{key: [value] for key, value in row.items()} for row in records.__getitems__(indices)]
-    examples = map(tf_example_pb2.Example.FromString, records.data_source.__getitems__(indices))
+        return [
+            {key: [value] for key, value in row.items()}
+            for row in records.__getitems__(indices)
+        ]
+    examples = map(
+        tf_example_pb2.Example.FromString, records.data_source.__getitems__(indices)
+    )
     return [
         {
-            key: value.bytes_list.value or value.int64_list.value or value.float_list.value
+            key: (
+                value.bytes_list.value
+                or value.int64_list.value
+                or value.float_list.value
+            )
             for key, value in example.features.feature.items()
         }
         for example in examples
@@ -493,14 +658,21 @@ def _line(reader: features.Reader, row: features.Values, where: str) -> bytes:
     try:
         return reader(row).encode() + b"\n"
     except UnicodeDecodeError as error:
-        raise DataError(f"tfds example {where} is not UTF-8 ({error}): prepare the data again.") from error
+        raise DataError(
+            f"tfds example {where} is not UTF-8 ({error}): prepare the data again."
+        ) from error
     except ValueError as error:
-        raise DataError(f"tfds example {where} {error}: prepare the data again from corrected files.") from error
+        raise DataError(
+            f"tfds example {where} {error}: "
+            "prepare the data again from corrected files."
+        ) from error
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress the progress bars of tfds, and its warnings about folders that are not prepared yet."""
+    """Suppress the progress bars of tfds, and its warnings about folders that are
+    not prepared yet.
+    """
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.ERROR)

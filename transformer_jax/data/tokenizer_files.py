@@ -1,8 +1,10 @@
-"""Read and write the tokenizer files of other programs: BERT's vocabulary, and the folders of Hugging Face.
+"""Read and write the tokenizer files of other programs: BERT's vocabulary, and the
+folders of Hugging Face.
 
-Such a folder describes its tokenizer completely in `tokenizer.json`. Older ones have `vocab.txt` (BERT) instead, or
-`vocab.json` and `merges.txt` (GPT and GPT-2). Marian's translation models have two tokenizers, see `sentencepiece`.
-Other files of the folder add settings and name the special tokens.
+Such a folder describes its tokenizer completely in `tokenizer.json`. Older ones have
+`vocab.txt` (BERT) instead, or `vocab.json` and `merges.txt` (GPT and GPT-2). Marian's
+translation models have two tokenizers, see `sentencepiece`. Other files of the folder
+add settings and name the special tokens.
 """
 
 from __future__ import annotations
@@ -12,7 +14,14 @@ from typing import Any
 
 import tokenizers
 from etils import epath
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import (
+    AddedToken,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 
 from transformer_jax.data import files, sentencepiece, sources
 from transformer_jax.data.tokenizer_training import bert
@@ -21,7 +30,8 @@ from transformer_jax.files import exists, is_for_user, write_all
 
 Settings = dict[str, Any]
 
-SETTINGS = ("config.json", "special_tokens_map.json", "tokenizer_config.json")  # later files win over earlier ones
+# later files win over earlier ones
+SETTINGS = ("config.json", "special_tokens_map.json", "tokenizer_config.json")
 # The settings that name special tokens, in this order.
 NAMED = {
     "pad_id": ("pad_token",),
@@ -31,9 +41,16 @@ NAMED = {
 }
 TOKENS = (*(key for keys in NAMED.values() for key in keys), "unk_token")
 # The types of further settings that are read.
-TYPES = {"vocab_size": int, "added_tokens_decoder": dict, "add_prefix_space": bool, "add_bos_token": bool}
-KEYS = ("tokenizer", "lowercase", "min_count", "joint_tokenizer")  # the keys of config.data that `keys_of` may return
-GENERIC = ("PreTrainedTokenizer", "TokenizersBackend", "None")  # classes that leave tokenizer.json as it is
+TYPES = {
+    "vocab_size": int,
+    "added_tokens_decoder": dict,
+    "add_prefix_space": bool,
+    "add_bos_token": bool,
+}
+# the keys of config.data that `keys_of` may return
+KEYS = ("tokenizer", "lowercase", "min_count", "joint_tokenizer")
+# classes that leave tokenizer.json as it is
+GENERIC = ("PreTrainedTokenizer", "TokenizersBackend", "None")
 # Settings of BERT's tokenizers, and their names in `tokenizer.json`.
 NORMALIZATION = {
     "do_lower_case": "lowercase",
@@ -43,9 +60,13 @@ NORMALIZATION = {
 
 
 def is_folder(path: epath.PathLike) -> bool:
-    """Return True for a folder of Hugging Face: its config.json names the type of a model."""
+    """Return True for a folder of Hugging Face: its config.json names the type of a
+    model.
+    """
     try:
-        return "model_type" in json.loads((epath.Path(path).expanduser() / "config.json").read_text())
+        return "model_type" in json.loads(
+            (epath.Path(path).expanduser() / "config.json").read_text()
+        )
     except (OSError, ValueError, TypeError, RecursionError) as error:
         if isinstance(error, OSError) and not is_for_user(error):
             raise
@@ -53,53 +74,74 @@ def is_folder(path: epath.PathLike) -> bool:
 
 
 def from_vocabulary(path: epath.PathLike, lowercase: bool) -> Tokenizer:
-    """Make BERT's tokenizer from a `vocab.txt`, in which line i, counted from 0, is the token with id i.
+    """Make BERT's tokenizer from a `vocab.txt`, in which line i, counted from 0, is the
+    token with id i.
 
     Args:
-        path: a file that has the tokens [UNK], [CLS] and [SEP], and may have [PAD] and [MASK].
-        lowercase: convert text to lower case and strip accents, as the models called "uncased" require.
+        path: a file that has the tokens [UNK], [CLS] and [SEP], and may have [PAD] and
+            [MASK].
+        lowercase: convert text to lower case and strip accents, as the models called
+            "uncased" require.
 
     Raises:
         DataError: the file cannot be read, or is not UTF-8.
-        TokenizerError: a line is empty or repeats another, or a required token is missing.
+        TokenizerError: a line is empty or repeats another, or a required token is
+            missing.
     """
-    return Tokenizer(bert(_vocabulary(epath.Path(path).expanduser()), lowercase).to_str())
+    return Tokenizer(
+        bert(_vocabulary(epath.Path(path).expanduser()), lowercase).to_str()
+    )
 
 
 def from_folder(path: epath.PathLike, file: str = "tokenizer.json") -> Tokenizer:
-    """Read the tokenizer of a Hugging Face folder. It gives the same ids as in transformers.
+    """Read the tokenizer of a Hugging Face folder.
 
-    A special token that the folder names wins over one that `tokenizers.NAMES` finds. An id in `config.json` is used if
-    there is neither.
+    It gives the same ids as in transformers.
 
-    Differs: special ids are never added to a text, and the name of a special token in a text is encoded as its
-    characters. Lines are neither padded nor cut, whatever `tokenizer.json` says.
+    A special token that the folder names wins over one that `tokenizers.NAMES` finds.
+    An id in `config.json` is used if there is neither.
+
+    Differs: special ids are never added to a text, and the name of a special token in a
+    text is encoded as its characters. Lines are neither padded nor cut, whatever
+    `tokenizer.json` says.
 
     Args:
         path: the folder.
-        file: the name that the tokenizer gets in a workdir. In a folder with two tokenizers, "tokenizer.source.json"
-            and "tokenizer.target.json" select one.
+        file: the name that the tokenizer gets in a workdir. In a folder with two
+            tokenizers, "tokenizer.source.json" and "tokenizer.target.json" select one.
 
     Raises:
         DataError: a file cannot be read, or is not UTF-8.
-        TokenizerError: a file is missing or invalid, or the tokenizer has more ids than the model of the folder.
+        TokenizerError: a file is missing or invalid, or the tokenizer has more ids than
+            the model of the folder.
     """
     folder = epath.Path(path).expanduser()
     settings = _settings(folder)
-    readers = {("tokenizer.json",): _complete, ("vocab.txt",): _word_pieces, ("vocab.json", "merges.txt"): _byte_pairs}
-    names = next((names for names in readers if all(exists(folder / name) for name in names)), None)
+    readers = {
+        ("tokenizer.json",): _complete,
+        ("vocab.txt",): _word_pieces,
+        ("vocab.json", "merges.txt"): _byte_pairs,
+    }
+    names = next(
+        (names for names in readers if all(exists(folder / name) for name in names)),
+        None,
+    )
     if names is None and sentencepiece.is_folder(folder):
         side = file.removeprefix("tokenizer.").removesuffix(".json")
         if side not in ("source", "target"):
             raise TokenizerError(
-                f"{folder} has two tokenizers, source.spm and target.spm: set data.joint_tokenizer to False"
+                f"{folder} has two tokenizers, source.spm and target.spm: "
+                "set data.joint_tokenizer to False"
             )
         return sentencepiece.from_folder(folder, side)
     if names is None:
-        there = sorted(file.name for file in folder.iterdir()) if folder.is_dir() else []
+        there = (
+            sorted(file.name for file in folder.iterdir()) if folder.is_dir() else []
+        )
         raise TokenizerError(
-            f"{folder} has no tokenizer, i.e. tokenizer.json, vocab.txt, or vocab.json and merges.txt. The folder "
-            f"contains {', '.join(there) or 'nothing'}. Copy the missing files, or let transformers write them: "
+            f"{folder} has no tokenizer, i.e. tokenizer.json, vocab.txt, or vocab.json "
+            f"and merges.txt. The folder contains {', '.join(there) or 'nothing'}. "
+            "Copy the missing files, or let transformers write them: "
             "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)."
         )
     source = " and ".join(str(folder / name) for name in names)
@@ -112,14 +154,17 @@ def from_folder(path: epath.PathLike, file: str = "tokenizer.json") -> Tokenizer
         tokenizer = Tokenizer(text, special_ids)
     if tokenizer.size > (size := settings.get("vocab_size", tokenizer.size)):
         raise TokenizerError(
-            f"{source} has {tokenizer.size} ids, but {folder / 'config.json'} says vocab_size = {size}: the vocabulary "
-            "does not fit the model; copy all files from the same model"
+            f"{source} has {tokenizer.size} ids, "
+            f"but {folder / 'config.json'} says vocab_size = {size}: "
+            "the vocabulary does not fit the model; copy all files from the same model"
         )
     return tokenizer
 
 
 def names_of(path: epath.PathLike) -> tuple[str, ...]:
-    """Return the names that the tokenizers of a Hugging Face folder get in a workdir."""
+    """Return the names that the tokenizers of a Hugging Face folder get in a
+    workdir.
+    """
     folder = epath.Path(path).expanduser()
     if sentencepiece.is_folder(folder) and not exists(folder / "tokenizer.json"):
         return "tokenizer.source.json", "tokenizer.target.json"
@@ -127,7 +172,8 @@ def names_of(path: epath.PathLike) -> tuple[str, ...]:
 
 
 def keys_of(path: epath.PathLike) -> Settings:
-    """Return the keys of config.data that describe the tokenizers of a Hugging Face folder.
+    """Return the keys of config.data that describe the tokenizers of a Hugging Face
+    folder.
 
     Raises the errors of `from_folder`.
     """
@@ -138,9 +184,11 @@ def keys_of(path: epath.PathLike) -> Settings:
 
 
 def is_other_end(path: epath.PathLike, end: Any) -> bool:
-    """Return True for the id of a token at which `generate` ends, but that is not the end id of the tokenizer.
+    """Return True for the id of a token at which `generate` ends, but that is not the
+    end id of the tokenizer.
 
-    `end` is what a Hugging Face folder says: an id, a list of ids, or None. Raises the errors of `from_folder`.
+    `end` is what a Hugging Face folder says: an id, a list of ids, or None. Raises the
+    errors of `from_folder`.
     """
     if type(end) is not int:
         return False
@@ -149,29 +197,51 @@ def is_other_end(path: epath.PathLike, end: Any) -> bool:
 
 
 def begins(path: epath.PathLike) -> bool:
-    """Return True if transformers puts the begin id before a text, given a Hugging Face folder with one tokenizer.
+    """Return True if transformers puts the begin id before a text, given a Hugging Face
+    folder with one tokenizer.
 
-    The post-processor of tokenizer.json decides, unless tokenizer_config.json has add_bos_token. Raises the errors of
-    `from_folder`.
+    The post-processor of tokenizer.json decides, unless tokenizer_config.json has
+    add_bos_token. Raises the errors of `from_folder`.
     """
     folder = epath.Path(path).expanduser()
     settings, first = _settings(folder), from_folder(folder).bos_id
-    if first is None or "add_bos_token" in settings or not exists(folder / "tokenizer.json"):
+    if (
+        first is None
+        or "add_bos_token" in settings
+        or not exists(folder / "tokenizer.json")
+    ):
         return first is not None and settings.get("add_bos_token", False)
-    return tokenizers.Tokenizer.from_str(_complete(folder, settings)).encode("").ids[:1] == [first]
+    return tokenizers.Tokenizer.from_str(_complete(folder, settings)).encode("").ids[
+        :1
+    ] == [first]
 
 
 def kind_of(tokenizer: Tokenizer) -> tuple[str, bool]:
-    """Return the kind of a tokenizer, or the nearest of `tokenizer_training.KINDS`, and True if it lower-cases."""
+    """Return the kind of a tokenizer, or the nearest of `tokenizer_training.KINDS`,
+    and True if it lower-cases.
+    """
     content = json.loads(tokenizer.to_json())
     model, normalizer = content["model"]["type"], json.dumps(content.get("normalizer"))
-    kinds = {"Unigram": "unigram", "WordLevel": "words", "WordPiece": "bert" if of_bert(content) else "wordpiece"}
-    bytes_or_not = "bpe_bytes" if '"ByteLevel"' in json.dumps(content.get("pre_tokenizer")) else "bpe_metaspace"
-    return kinds.get(model, bytes_or_not), '"lowercase": true' in normalizer or '"Lowercase"' in normalizer
+    kinds = {
+        "Unigram": "unigram",
+        "WordLevel": "words",
+        "WordPiece": "bert" if of_bert(content) else "wordpiece",
+    }
+    bytes_or_not = (
+        "bpe_bytes"
+        if '"ByteLevel"' in json.dumps(content.get("pre_tokenizer"))
+        else "bpe_metaspace"
+    )
+    return (
+        kinds.get(model, bytes_or_not),
+        '"lowercase": true' in normalizer or '"Lowercase"' in normalizer,
+    )
 
 
 def to_folder(tokenizer: Tokenizer, path: epath.PathLike, **options: Any) -> None:
-    """Write the tokenizer of a Hugging Face folder. `AutoTokenizer.from_pretrained(path)` then gives the same ids.
+    """Write the tokenizer of a Hugging Face folder.
+
+    `AutoTokenizer.from_pretrained(path)` then gives the same ids.
 
     Args:
         tokenizer: the tokenizer.
@@ -193,19 +263,26 @@ def contents(
     pad_id: int | None = None,
     max_length: int | None = None,
 ) -> dict[str, bytes]:
-    """Return the files of a tokenizer: `tokenizer.json`, `tokenizer_config.json` and, for BERT's, `vocab.txt`.
+    """Return the files of a tokenizer: `tokenizer.json`, `tokenizer_config.json` and,
+    for BERT's, `vocab.txt`.
 
     Args:
         tokenizer: the tokenizer.
         begin: transformers puts the begin id before a text.
         end: transformers puts the end id after a text, and after both texts of a pair.
-        pad_id: the id with which transformers pads a batch. None: that of the tokenizer, if it has one.
-        max_length: most positions of the model; transformers warns of longer texts. None: no limit.
+        pad_id: the id with which transformers pads a batch. None: that of the
+            tokenizer, if it has one.
+        max_length: most positions of the model; transformers warns of longer texts.
+            None: no limit.
 
     Raises:
         TokenizerError: the tokenizer lacks the id that `begin` or `end` needs.
     """
-    content = json.loads(tokenizer.to_json()) | {"post_processor": None, "padding": None, "truncation": None}
+    content = json.loads(tokenizer.to_json()) | {
+        "post_processor": None,
+        "padding": None,
+        "truncation": None,
+    }
     content.pop("special_ids", None)
     library = tokenizers.Tokenizer.from_str(json.dumps(content))
     if begin or end:
@@ -217,25 +294,48 @@ def contents(
         "clean_up_tokenization_spaces": False,
     }
     for what, keys in (NAMED | {"unk_id": ("unk_token",)}).items():
-        i = pad_id if what == "pad_id" and pad_id is not None else getattr(tokenizer, what)
+        i = (
+            pad_id
+            if what == "pad_id" and pad_id is not None
+            else getattr(tokenizer, what)
+        )
         if i is not None:
             settings[keys[-1 if wordpiece else 0]] = tokenizer.tokens([i])[0]
     texts = {"tokenizer.json": library.to_str(pretty=True)}
     if wordpiece:
-        settings |= {theirs: content["normalizer"][ours] for theirs, ours in NORMALIZATION.items()}
-        texts["vocab.txt"] = "".join(token + "\n" for token in tokenizer.tokens(range(tokenizer.size)))
+        settings |= {
+            theirs: content["normalizer"][ours]
+            for theirs, ours in NORMALIZATION.items()
+        }
+        texts["vocab.txt"] = "".join(
+            token + "\n" for token in tokenizer.tokens(range(tokenizer.size))
+        )
     texts["tokenizer_config.json"] = json.dumps(settings, indent=2) + "\n"
     return {name: text.encode() for name, text in texts.items()}
 
 
-def _template(tokenizer: Tokenizer, begin: bool, end: bool) -> processors.TemplateProcessing:
-    """Return the post-processor that puts special ids around a text, and around both texts of a pair."""
-    wanted = {"begin": tokenizer.bos_id if begin else None, "end": tokenizer.eos_id if end else None}
-    if missing := [what for what, asked in (("begin", begin), ("end", end)) if asked and wanted[what] is None]:
+def _template(
+    tokenizer: Tokenizer, begin: bool, end: bool
+) -> processors.TemplateProcessing:
+    """Return the post-processor that puts special ids around a text, and around both
+    texts of a pair.
+    """
+    wanted = {
+        "begin": tokenizer.bos_id if begin else None,
+        "end": tokenizer.eos_id if end else None,
+    }
+    if missing := [
+        what
+        for what, asked in (("begin", begin), ("end", end))
+        if asked and wanted[what] is None
+    ]:
         raise TokenizerError(
-            f"The tokenizer has no {missing[0]} id to put around a text: use one that has it, or {missing[0]}=False."
+            f"The tokenizer has no {missing[0]} id to put around a text: "
+            f"use one that has it, or {missing[0]}=False."
         )
-    names = {what: tokenizer.tokens([i])[0] for what, i in wanted.items() if i is not None}
+    names = {
+        what: tokenizer.tokens([i])[0] for what, i in wanted.items() if i is not None
+    }
     first, last = ([names[what]] if what in names else [] for what in wanted)
     single = [f"{piece}:0" for piece in (*first, "$A", *last)]
     return processors.TemplateProcessing(
@@ -246,7 +346,10 @@ def _template(tokenizer: Tokenizer, begin: bool, end: bool) -> processors.Templa
 
 
 def _settings(folder: epath.Path) -> Settings:
-    """Return what the files beside the tokenizer say, without values that are null. Special tokens are strings."""
+    """Return what the files beside the tokenizer say, without values that are null.
+
+    Special tokens are strings.
+    """
     settings: Settings = {}
     types = TYPES | dict.fromkeys(NORMALIZATION, bool) | dict.fromkeys(TOKENS, str)
     for path in (folder / name for name in SETTINGS):
@@ -255,7 +358,8 @@ def _settings(folder: epath.Path) -> Settings:
                 value = value.get("content")
             if not isinstance(value, (types.get(key, object), type(None))):
                 raise TokenizerError(
-                    f"{path}: {key} = {value!r:.80} must be of type {types[key].__name__}. Copy the file again."
+                    f"{path}: {key} = {value!r:.80} "
+                    f"must be of type {types[key].__name__}. Copy the file again."
                 )
             if value is not None:
                 settings[key] = value
@@ -270,44 +374,67 @@ def _object(path: epath.Path) -> dict[str, Any]:
     except sources.DataError as error:
         raise TokenizerError(str(error)) from error
     if not isinstance(content, dict):
-        raise TokenizerError(f"{path} holds a {type(content).__name__} instead of an object. Copy the file again.")
+        raise TokenizerError(
+            f"{path} holds a {type(content).__name__} instead of an object. "
+            "Copy the file again."
+        )
     return content
 
 
 def _complete(folder: epath.Path, settings: Settings) -> str:
-    """Read `tokenizer.json`. What the settings say about normalization, spaces and added tokens wins.
+    """Read `tokenizer.json`.
+
+    What the settings say about normalization, spaces and added tokens wins.
 
     As in transformers, a generic class ignores "add_prefix_space".
     """
     content = _object(folder / "tokenizer.json") | {"padding": None, "truncation": None}
     normalizer = content.get("normalizer")
     if isinstance(normalizer, dict) and normalizer.get("type") == "BertNormalizer":
-        normalizer |= {ours: settings[theirs] for theirs, ours in NORMALIZATION.items() if theirs in settings}
+        normalizer |= {
+            ours: settings[theirs]
+            for theirs, ours in NORMALIZATION.items()
+            if theirs in settings
+        }
     try:
         return _as_settings_say(content, folder, settings)
     except (TokenizerError, OSError):
         raise
     except Exception as error:  # the Rust library raises bare Exception
         raise TokenizerError(
-            f"{folder / 'tokenizer.json'}: Not a tokenizer's JSON: {error}. Copy the folder again."
+            f"{folder / 'tokenizer.json'}: Not a tokenizer's JSON: "
+            f"{error}. Copy the folder again."
         ) from error
 
 
-def _as_settings_say(content: dict[str, Any], folder: epath.Path, settings: Settings) -> str:
-    """Return a `tokenizer.json` with the space before a text and the added tokens of the settings."""
+def _as_settings_say(
+    content: dict[str, Any], folder: epath.Path, settings: Settings
+) -> str:
+    """Return a `tokenizer.json` with the space before a text and the added tokens of
+    the settings.
+    """
     tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content, ensure_ascii=False))
     kind = _class(settings)
-    prefix = settings.get("add_prefix_space", False if kind == "GPT2Tokenizer" else None)
+    prefix = settings.get(
+        "add_prefix_space", False if kind == "GPT2Tokenizer" else None
+    )
     if prefix is not None and kind not in GENERIC:
-        present = json.loads(tokenizer.to_str())  # older files say otherwise where a space is put
+        # older files say otherwise where a space is put
+        present = json.loads(tokenizer.to_str())
         _put_prefix(present, prefix)
-        tokenizer = tokenizers.Tokenizer.from_str(json.dumps(present, ensure_ascii=False))
+        tokenizer = tokenizers.Tokenizer.from_str(
+            json.dumps(present, ensure_ascii=False)
+        )
     return _with_added(tokenizer, folder, settings).to_str()
 
 
 def _class(settings: Settings) -> str:
-    """Return the name of the tokenizer's class in transformers, or of its type of model."""
-    name = str(settings.get("tokenizer_class", settings.get("model_type"))).removesuffix("Fast")
+    """Return the name of the tokenizer's class in transformers, or of its type of
+    model.
+    """
+    name = str(
+        settings.get("tokenizer_class", settings.get("model_type"))
+    ).removesuffix("Fast")
     return {"gpt2": "GPT2Tokenizer", "openai-gpt": "OpenAIGPTTokenizer"}.get(name, name)
 
 
@@ -316,11 +443,18 @@ def _put_prefix(content: dict[str, Any], prefix: bool) -> None:
     for part in _steps(content, "pre_tokenizer", "pretokenizers"):
         if part["type"] == "ByteLevel":
             part["add_prefix_space"] = prefix
-        elif part["type"] == "Metaspace" and (part["prepend_scheme"] != "never") != prefix:
+        elif (
+            part["type"] == "Metaspace"
+            and (part["prepend_scheme"] != "never") != prefix
+        ):
             part["prepend_scheme"] = "first" if prefix else "never"
     if prefix:
         return
-    normalizers_ = [step for step in _steps(content, "normalizer", "normalizers") if step["type"] != "Prepend"]
+    normalizers_ = [
+        step
+        for step in _steps(content, "normalizer", "normalizers")
+        if step["type"] != "Prepend"
+    ]
     content["normalizer"] = {"type": "Sequence", "normalizers": normalizers_}
     for part in _steps(content, "decoder", "decoders"):
         if part["type"] == "Strip":
@@ -332,12 +466,16 @@ def _put_prefix(content: dict[str, Any], prefix: bool) -> None:
 def _steps(content: dict[str, Any], part: str, name: str) -> list[dict[str, Any]]:
     """Return the steps of a part of a `tokenizer.json`."""
     whole = content.get(part)
-    return [] if whole is None else whole[name] if whole["type"] == "Sequence" else [whole]
+    return (
+        [] if whole is None else whole[name] if whole["type"] == "Sequence" else [whole]
+    )
 
 
 def _word_pieces(folder: epath.Path, settings: Settings) -> str:
     """Read BERT's tokenizer from `vocab.txt`."""
-    tokenizer = bert(_vocabulary(folder / "vocab.txt"), settings.get("do_lower_case", True))
+    tokenizer = bert(
+        _vocabulary(folder / "vocab.txt"), settings.get("do_lower_case", True)
+    )
     for theirs, ours in NORMALIZATION.items():
         if theirs in settings:
             setattr(tokenizer.normalizer, ours, settings[theirs])
@@ -345,29 +483,36 @@ def _word_pieces(folder: epath.Path, settings: Settings) -> str:
 
 
 def _byte_pairs(folder: epath.Path, settings: Settings) -> str:
-    """Read the tokenizer of GPT-2 or of the first GPT from `vocab.json` and `merges.txt`.
+    """Read the tokenizer of GPT-2 or of the first GPT from `vocab.json` and
+    `merges.txt`.
 
-    GPT-2's works on bytes (Radford et al. 2019, section 2.2). The first GPT's splits text as BERT's, and marks the ends
-    of words (Radford et al. 2018, section 4.1). Differs: the latter was split by spaCy, as transformers no longer does.
+    GPT-2's works on bytes (Radford et al. 2019, section 2.2). The first GPT's splits
+    text as BERT's, and marks the ends of words (Radford et al. 2018, section 4.1).
+    Differs: the latter was split by spaCy, as transformers no longer does.
     """
     kind = _class(settings)
     vocabulary, merges = _merges(folder)
     if kind == "GPT2Tokenizer":
         named = {"eos_token": "<|endoftext|>"} | settings
         tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=settings.get("add_prefix_space", False))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
+            add_prefix_space=settings.get("add_prefix_space", False)
+        )
         tokenizer.decoder = decoders.ByteLevel()
     elif kind == "OpenAIGPTTokenizer":
         named = {"unk_token": "<unk>"} | settings
-        model = models.BPE(vocabulary, merges, unk_token=named["unk_token"], end_of_word_suffix="</w>")
+        model = models.BPE(
+            vocabulary, merges, unk_token=named["unk_token"], end_of_word_suffix="</w>"
+        )
         tokenizer = tokenizers.Tokenizer(model)
         tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         tokenizer.decoder = decoders.BPEDecoder(suffix="</w>")
     else:
         raise TokenizerError(
-            f"{folder} has vocab.json and merges.txt, but tokenizer_class or model_type is {kind}: known are "
-            "GPT2Tokenizer and OpenAIGPTTokenizer. Let transformers write tokenizer.json: "
+            f"{folder} has vocab.json and merges.txt, but tokenizer_class "
+            f"or model_type is {kind}: known are GPT2Tokenizer and OpenAIGPTTokenizer. "
+            "Let transformers write tokenizer.json: "
             "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)."
         )
     special = dict.fromkeys(named[key] for key in TOKENS if key in named)
@@ -380,72 +525,105 @@ def _vocabulary(path: epath.Path) -> dict[str, int]:
     vocabulary: dict[str, int] = {}
     for i, token in enumerate(sources.decode_lines(files.read(path), str(path))):
         if not token:
-            raise TokenizerError(f"{path}:{i + 1} is empty: each line must be a token. Copy the file again.")
+            raise TokenizerError(
+                f"{path}:{i + 1} is empty: each line must be a token. "
+                "Copy the file again."
+            )
         if token in vocabulary:
             raise TokenizerError(
-                f"{path}:{i + 1} repeats {token!r} of line {vocabulary[token] + 1}: a token must have one id. Copy "
-                "the file again."
+                f"{path}:{i + 1} repeats {token!r} of line {vocabulary[token] + 1}: "
+                "a token must have one id. Copy the file again."
             )
         vocabulary[token] = i
-    if missing := [token for token in ("[UNK]", "[CLS]", "[SEP]") if token not in vocabulary]:
+    if missing := [
+        token for token in ("[UNK]", "[CLS]", "[SEP]") if token not in vocabulary
+    ]:
         raise TokenizerError(
-            f"{path} has {len(vocabulary)} lines, none of which is {' or '.join(missing)}: use the vocab.txt of a "
-            "BERT, which has all three."
+            f"{path} has {len(vocabulary)} lines, none of which is "
+            f"{' or '.join(missing)}: use the vocab.txt of a BERT, which has all three."
         )
     return vocabulary
 
 
 def _merges(folder: epath.Path) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Read `vocab.json`, an object of tokens and ids, and `merges.txt`, two tokens a line, of which a third is made."""
+    """Read `vocab.json`, an object of tokens and ids, and `merges.txt`, two tokens a
+    line, of which a third is made.
+    """
     path, vocabulary = folder / "merges.txt", _object(folder / "vocab.json")
-    if not_ids := [token for token, i in vocabulary.items() if type(i) is not int or i < 0]:
-        raise TokenizerError(f"{folder / 'vocab.json'} gives {not_ids[0]!r} no id from 0 up. Copy the file again.")
+    if not_ids := [
+        token for token, i in vocabulary.items() if type(i) is not int or i < 0
+    ]:
+        raise TokenizerError(
+            f"{folder / 'vocab.json'} gives {not_ids[0]!r} no id from 0 up. "
+            "Copy the file again."
+        )
     merges = []
     for number, line in enumerate(sources.decode_lines(files.read(path), str(path)), 1):
         if line and not line.startswith("#version"):
             pair = tuple(line.split(" "))
             if len(pair) != 2:
-                raise TokenizerError(f"{path}:{number} has {len(pair)} parts instead of 2: {line!r}. Copy it again.")
-            if unknown := [token for token in (*pair, "".join(pair)) if token not in vocabulary]:
                 raise TokenizerError(
-                    f"{path}:{number} has {unknown[0]!r}, which vocab.json lacks. Copy both files from the same model."
+                    f"{path}:{number} has {len(pair)} parts instead of 2: "
+                    f"{line!r}. Copy it again."
+                )
+            if unknown := [
+                token for token in (*pair, "".join(pair)) if token not in vocabulary
+            ]:
+                raise TokenizerError(
+                    f"{path}:{number} has {unknown[0]!r}, which vocab.json lacks. "
+                    "Copy both files from the same model."
                 )
             merges.append(pair)
     return vocabulary, merges
 
 
-def _with_added(tokenizer: tokenizers.Tokenizer, folder: epath.Path, settings: Settings) -> tokenizers.Tokenizer:
-    """Add the tokens that a folder has beyond its vocabulary, those of `added_tokens.json` only if there are no others.
+def _with_added(
+    tokenizer: tokenizers.Tokenizer, folder: epath.Path, settings: Settings
+) -> tokenizers.Tokenizer:
+    """Add the tokens that a folder has beyond its vocabulary, those of
+    `added_tokens.json` only if there are no others.
 
-    The latter file lacks the properties of tokens: special ones are those that the settings name.
+    The latter file lacks the properties of tokens: special ones are those that the
+    settings name.
     """
     try:
         decoder = settings.get("added_tokens_decoder", {})
-        added: dict[int, Any] = {int(i): AddedToken(**token) for i, token in decoder.items()}
+        added: dict[int, Any] = {
+            int(i): AddedToken(**token) for i, token in decoder.items()
+        }
     except (TypeError, ValueError) as error:
         raise TokenizerError(
-            f"{folder}: added_tokens_decoder must have ids and tokens: {error}. Copy it again."
+            f"{folder}: added_tokens_decoder must have ids and tokens: "
+            f"{error}. Copy it again."
         ) from error
     if "added_tokens_decoder" not in settings and exists(folder / "added_tokens.json"):
         special = {settings[key] for key in TOKENS if key in settings}
         for key in ("additional_special_tokens", "extra_special_tokens"):
             tokens = settings.get(key, [])
-            special |= {str(token["content"] if isinstance(token, dict) else token) for token in tokens}
+            special |= {
+                str(token["content"] if isinstance(token, dict) else token)
+                for token in tokens
+            }
         for token, i in _object(folder / "added_tokens.json").items():
-            added[i] = AddedToken(token, normalized=token not in special, special=token in special)
+            added[i] = AddedToken(
+                token, normalized=token not in special, special=token in special
+            )
     for i, token in sorted(added.items()):
         tokenizer.add_tokens([token])
         if (known := tokenizer.token_to_id(token.content)) != i:
             raise TokenizerError(
-                f"{folder} gives the added token {token.content!r} the id {i}, but in the vocabulary it has {known}. "
-                "Copy all files from the same model."
+                f"{folder} gives the added token {token.content!r} the id {i}, but "
+                f"in the vocabulary it has {known}. Copy all files from the same model."
             )
     return tokenizer
 
 
 def _special_ids(tokenizer: Tokenizer, settings: Settings) -> dict[str, int]:
-    """Return the special ids that differ from those that the tokenizer finds by their names."""
-    special, begins = {}, {"bos_id": settings.get("decoder_start_token_id")}  # the second: of an encoder–decoder
+    """Return the special ids that differ from those that the tokenizer finds by
+    their names.
+    """
+    # the second: of an encoder–decoder
+    special, begins = {}, {"bos_id": settings.get("decoder_start_token_id")}
     for what, keys in NAMED.items():
         named = [tokenizer.id_of(settings[key]) for key in keys if key in settings]
         listed = settings.get(f"{keys[0]}_id")  # an id, or several

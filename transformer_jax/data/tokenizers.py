@@ -1,8 +1,10 @@
-"""Convert text to ids and back with Hugging Face `tokenizers`. A tokenizer is stored as one canonical JSON file.
+"""Convert text to ids and back with Hugging Face `tokenizers`.
 
-Any tokenizer of that library can be loaded. Its padding, begin, end, unknown and mask ids are attributes, which are
-None if the tokenizer has no such id. `tokenizer_training` trains new tokenizers, and `tokenizer_files` reads those of
-others.
+A tokenizer is stored as one canonical JSON file.
+
+Any tokenizer of that library can be loaded. Its padding, begin, end, unknown and mask
+ids are attributes, which are None if the tokenizer has no such id. `tokenizer_training`
+trains new tokenizers, and `tokenizer_files` reads those of others.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from transformer_jax.data.workers import NO_PROCESSES, workers
 from transformer_jax.errors import UserError
 from transformer_jax.files import is_for_user
 
-# The tokens with ids 0, 1, 2, … of the tokenizers trained by this package: of kind "bert", and of the other kinds.
+# The tokens with ids 0, 1, 2, … of the tokenizers trained by this package: of kind
+# "bert", and of the other kinds.
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
 # Names under which special tokens are looked up in a tokenizer, in this order.
@@ -40,16 +43,28 @@ NAMES = {
     "unk_id": ("<unk>", "[UNK]"),
     "mask_id": ("<mask>", "[MASK]"),
 }
-# The characters that stand for bytes in byte-level tokenizers: visible bytes stand for themselves, the others are
-# mapped to U+0100 and up.
+# The characters that stand for bytes in byte-level tokenizers: visible bytes stand for
+# themselves, the others are mapped to U+0100 and up.
 SEEN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 HIDDEN = [byte for byte in range(256) if byte not in SEEN]
-BYTES = {chr(byte): byte for byte in SEEN} | {chr(0x100 + i): byte for i, byte in enumerate(HIDDEN)}
+BYTES = {chr(byte): byte for byte in SEEN} | {
+    chr(0x100 + i): byte for i, byte in enumerate(HIDDEN)
+}
 VISIBLE = {" ": "▁", "\n": "↵"}
 # How tokenizers trained by this package split text: at spaces, or into characters.
-ALONE = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
+ALONE = {
+    "type": "Split",
+    "pattern": {"Regex": r"[\s\S]"},
+    "behavior": "Isolated",
+    "invert": False,
+}
 SPLITS = (
-    {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+    {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": True,
+    },
     {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "never", "split": True},
     {"type": "WhitespaceSplit"},
     ALONE,
@@ -67,20 +82,26 @@ class TokenizerError(UserError):
 
 
 class Tokenizer:
-    """A trained tokenizer. Its canonical JSON describes it completely, and `sha256` identifies it.
+    """A trained tokenizer.
+
+    Its canonical JSON describes it completely, and `sha256` identifies it.
 
     Args:
         text: the JSON of a tokenizer of Hugging Face's library.
-        special_ids: {"pad_id", "bos_id", "eos_id", "unk_id" or "mask_id": id or None}, for ids that cannot be found by
-            `NAMES` among the special tokens of the JSON. They are stored in the JSON under "special_ids", a key that
-            Hugging Face's library does not know. Another one is "sentencepiece", the settings of `unigram.Encoder`.
+        special_ids: {"pad_id", "bos_id", "eos_id", "unk_id" or "mask_id": id or None},
+            for ids that cannot be found by `NAMES` among the special tokens of the
+            JSON. They are stored in the JSON under "special_ids", a key that Hugging
+            Face's library does not know. Another one is "sentencepiece", the settings
+            of `unigram.Encoder`.
 
     Attributes:
-        pad_id, bos_id, eos_id, unk_id, mask_id: the special ids, or None. Code must not rely on particular values, or
-            on `pad_id` being set: batches mark valid positions by lengths.
+        pad_id, bos_id, eos_id, unk_id, mask_id: the special ids, or None. Code must not
+            rely on particular values, or on `pad_id` being set: batches mark valid
+            positions by lengths.
 
     Raises:
-        TokenizerError: `text` is not the JSON of a tokenizer, or a special id is not one of its ids.
+        TokenizerError: `text` is not the JSON of a tokenizer, or a special id is not
+            one of its ids.
     """
 
     pad_id: int | None
@@ -94,31 +115,55 @@ class Tokenizer:
             content = json.loads(text)
             given = content.pop("special_ids", {}) | dict(special_ids or {})
             marian = content.pop("sentencepiece", None)
-            self._tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content, ensure_ascii=False))
+            self._tokenizer = tokenizers.Tokenizer.from_str(
+                json.dumps(content, ensure_ascii=False)
+            )
         except Exception as error:  # the Rust library raises bare Exception
             raise TokenizerError(f"Not a tokenizer's JSON: {error}") from error
-        self._encoder = self._tokenizer if marian is None else unigram.Encoder(self._tokenizer, marian, given["unk_id"])
-        specials = {token["content"]: token["id"] for token in content["added_tokens"] if token["special"]}
-        found = {what: next((specials[n] for n in names if n in specials), None) for what, names in NAMES.items()}
+        self._encoder = (
+            self._tokenizer
+            if marian is None
+            else unigram.Encoder(self._tokenizer, marian, given["unk_id"])
+        )
+        specials = {
+            token["content"]: token["id"]
+            for token in content["added_tokens"]
+            if token["special"]
+        }
+        found = {
+            what: next((specials[n] for n in names if n in specials), None)
+            for what, names in NAMES.items()
+        }
         if unknown := set(given) - set(NAMES):
-            raise TokenizerError(f"special_ids has {', '.join(sorted(unknown))}: choose from {', '.join(NAMES)}.")
+            raise TokenizerError(
+                f"special_ids has {', '.join(sorted(unknown))}: "
+                f"choose from {', '.join(NAMES)}."
+            )
         for what, i in (found | given).items():
             if i is not None and self._tokenizer.id_to_token(i) is None:
-                raise TokenizerError(f"{what} = {i}, but the tokenizer has no such id: choose one below {self.size}.")
+                raise TokenizerError(
+                    f"{what} = {i}, but the tokenizer has no such id: "
+                    f"choose one below {self.size}."
+                )
             setattr(self, what, i)
-        stored = content | ({"special_ids": given} if given else {}) | ({"sentencepiece": marian} if marian else {})
+        stored = (
+            content
+            | ({"special_ids": given} if given else {})
+            | ({"sentencepiece": marian} if marian else {})
+        )
         self._json = json.dumps(stored, ensure_ascii=False, sort_keys=True)
         self._characters = _characters(content)
         self._byte_level = '"ByteLevel"' in json.dumps(content.get("decoder"))
         self._continuing = content["model"].get("continuing_subword_prefix")
         self._added = {token["content"] for token in content["added_tokens"]}
         self._by_word = not marian and (_trained_here(content) or of_bert(content))
-        # These settings do not define the tokenizer. The first is not part of the JSON; without it, the text "</s>"
-        # would be encoded as the end id.
+        # These settings do not define the tokenizer. The first is not part of the JSON;
+        # without it, the text "</s>" would be encoded as the end id.
         self._tokenizer.encode_special_tokens = True
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        self._tokenizer.post_processor = None  # it may leave spaces out of the characters of an id
+        # it may leave spaces out of the characters of an id
+        self._tokenizer.post_processor = None
 
     @classmethod
     def load(cls, path: epath.PathLike) -> Tokenizer:
@@ -133,12 +178,15 @@ class Tokenizer:
             if isinstance(error, OSError) and not is_for_user(error):
                 raise
             raise TokenizerError(
-                f"Cannot load the tokenizer {path}: {error} Restore the file from a backup, or train again in a new "
-                "workdir: old checkpoints do not work with the ids of another tokenizer."
+                f"Cannot load the tokenizer {path}: {error} "
+                "Restore the file from a backup, or train again in a new workdir: "
+                "old checkpoints do not work with the ids of another tokenizer."
             ) from error
 
     def save(self, path: epath.PathLike) -> None:
-        """Write the canonical JSON atomically: a reader sees either the old file or the complete new one."""
+        """Write the canonical JSON atomically: a reader sees either the old file or
+        the complete new one.
+        """
         path = epath.Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(path.name + ".tmp")
@@ -160,7 +208,9 @@ class Tokenizer:
         return max(self._tokenizer.get_vocab().values(), default=-1) + 1
 
     def id_of(self, token: str) -> int | None:
-        """Return the id of a piece as the vocabulary stores it, or None if there is none."""
+        """Return the id of a piece as the vocabulary stores it, or None if there is
+        none.
+        """
         if isinstance(self._encoder, unigram.Encoder):
             return self._encoder.id_of(token)
         return self._tokenizer.token_to_id(token)
@@ -174,18 +224,31 @@ class Tokenizer:
         """
         if not self._continuing:
             raise TokenizerError(
-                "The tokenizer does not mark the pieces that continue a word: use one of WordPiece, e.g. "
-                "data.tokenizer = 'bert'."
+                "The tokenizer does not mark the pieces that continue a word: "
+                "use one of WordPiece, e.g. data.tokenizer = 'bert'."
             )
-        return np.array([token.startswith(self._continuing) for token in self.tokens(range(self.size))], bool)
+        return np.array(
+            [
+                token.startswith(self._continuing)
+                for token in self.tokens(range(self.size))
+            ],
+            bool,
+        )
 
     def encode_batch(self, lines: Iterable[str]) -> list[list[int]]:
-        """Return the ids of each line, computed in parallel threads. No special ids are added; nothing is truncated."""
-        encodings = self._encoder.encode_batch_fast(list(lines), add_special_tokens=False)
+        """Return the ids of each line, computed in parallel threads.
+
+        No special ids are added; nothing is truncated.
+        """
+        encodings = self._encoder.encode_batch_fast(
+            list(lines), add_special_tokens=False
+        )
         return [encoding.ids for encoding in encodings]
 
     def encodings(self, texts: Sequence[str]) -> Sequence[Any]:
-        """Return what Hugging Face's library says of each text: ids, and the words and characters of each id."""
+        """Return what Hugging Face's library says of each text: ids, and the words
+        and characters of each id.
+        """
         return self._encoder.encode_batch(texts, add_special_tokens=False)
 
     @property
@@ -194,33 +257,49 @@ class Tokenizer:
         return self._characters is not None
 
     def spans(self, lines: Sequence[str]) -> tuple[Ragged, Ragged, Ragged]:
-        """Return the ids of each line as in `encode_batch`, and the starts and ends of the text that each stands for.
+        """Return the ids of each line as in `encode_batch`, and the starts and ends of
+        the text that each stands for.
 
-        An id stands for the characters [start, end) of the line as it was given, before normalization. Parts of one
-        character, e.g. its bytes, have the same range. A "▁" that was put before the line has that of the first
-        character. Outside all ranges are only characters that are dropped: in BERT's tokenizers, these are whitespace,
-        control characters, and, if accents are stripped, combining accents at either end of a word.
+        An id stands for the characters [start, end) of the line as it was given, before
+        normalization. Parts of one character, e.g. its bytes, have the same range. A
+        "▁" that was put before the line has that of the first character. Outside all
+        ranges are only characters that are dropped: in BERT's tokenizers, these are
+        whitespace, control characters, and, if accents are stripped, combining accents
+        at either end of a word.
         """
         encodings = self.encodings(lines)
         ids = Ragged.of((encoding.ids for encoding in encodings), dtype_of(self))
-        pairs = itertools.chain.from_iterable(encoding.offsets for encoding in encodings)
-        starts, ends = np.fromiter(itertools.chain.from_iterable(pairs), np.int32).reshape(-1, 2).T
+        pairs = itertools.chain.from_iterable(
+            encoding.offsets for encoding in encodings
+        )
+        starts, ends = (
+            np.fromiter(itertools.chain.from_iterable(pairs), np.int32).reshape(-1, 2).T
+        )
         return ids, Ragged(starts, ids.lengths), Ragged(ends, ids.lengths)
 
-    def encode(self, lines: Sequence[str], begin: int | None = None, end: int | None = None) -> Ragged:
+    def encode(
+        self, lines: Sequence[str], begin: int | None = None, end: int | None = None
+    ) -> Ragged:
         """Return the ids of each line in flat arrays, for corpora of any size.
 
         Each line is preceded by `begin` and followed by `end`, unless they are None.
 
-        In tokenizers trained by this package, and in those of BERT, no piece spans several words of a line whose words
-        are separated by single spaces. Most words of a text repeat, so each is encoded once and then looked up. Other
-        lines, and lines for other tokenizers, are encoded whole.
+        In tokenizers trained by this package, and in those of BERT, no piece spans
+        several words of a line whose words are separated by single spaces. Most words
+        of a text repeat, so each is encoded once and then looked up. Other lines, and
+        lines for other tokenizers, are encoded whole.
         """
         parts: Iterable[Ragged]
         if self._characters is not None:
-            parts = (self._look_up(chunk, self._characters).framed(end=end) for chunk in _chunks(lines))
+            parts = (
+                self._look_up(chunk, self._characters).framed(end=end)
+                for chunk in _chunks(lines)
+            )
         elif not self._by_word:
-            parts = (Ragged.of(self.encode_batch(c), dtype_of(self)).framed(end=end) for c in _chunks(lines))
+            parts = (
+                Ragged.of(self.encode_batch(c), dtype_of(self)).framed(end=end)
+                for c in _chunks(lines)
+            )
         elif len(lines) < MANY or _cores() == 1:
             parts = map(_Words(self, end).encode, _chunks(lines))
         else:
@@ -228,12 +307,18 @@ class Tokenizer:
                 parts = [*_encode_in_processes(self, lines, end)]
             except NO_PROCESSES as error:
                 log.warning(
-                    "could not start worker processes, or they died (%s): encoding %d lines in this process",
+                    "could not start worker processes, or they died (%s): "
+                    "encoding %d lines in this process",
                     error,
                     len(lines),
                 )
                 parts = map(_Words(self, end).encode, _chunks(lines))
-        return Ragged.join([Ragged.of([], dtype_of(self)), *(part.framed(begin=begin) for part in parts)])
+        return Ragged.join(
+            [
+                Ragged.of([], dtype_of(self)),
+                *(part.framed(begin=begin) for part in parts),
+            ]
+        )
 
     def _look_up(self, lines: Sequence[str], table: np.ndarray) -> Ragged:
         """Return the id of each character of each line."""
@@ -241,26 +326,41 @@ class Tokenizer:
         return Ragged(table[points], np.fromiter(map(len, lines), np.int32, len(lines)))
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        """Return the piece of each id as the vocabulary stores it, e.g. "▁the", "Ġthe", "</s>"; "" for unused ids."""
-        return [(self._tokenizer.id_to_token(int(i)) or "").removeprefix(unigram.HIDDEN) for i in ids]
+        """Return the piece of each id as the vocabulary stores it, e.g. "▁the",
+        "Ġthe", "</s>"; "" for unused ids.
+        """
+        return [
+            (self._tokenizer.id_to_token(int(i)) or "").removeprefix(unigram.HIDDEN)
+            for i in ids
+        ]
 
     def shown(self, ids: Iterable[int]) -> list[str]:
-        """Return the text of each id in readable form, with "▁" for a space and "↵" for a line feed.
+        """Return the text of each id in readable form, with "▁" for a space and "↵" for
+        a line feed.
 
-        A token of a byte-level tokenizer may be a part of a character. Its bytes are then shown as e.g. "\\xe6".
+        A token of a byte-level tokenizer may be a part of a character. Its bytes are
+        then shown as e.g. "\\xe6".
         """
         return [self._shown(token) for token in self.tokens(ids)]
 
     def _shown(self, token: str) -> str:
-        if self._byte_level and token not in self._added and all(character in BYTES for character in token):
-            token = bytes(BYTES[character] for character in token).decode(errors="backslashreplace")
-        return "".join(VISIBLE.get(c, c if c.isprintable() else ascii(c)[1:-1]) for c in token)
+        if (
+            self._byte_level
+            and token not in self._added
+            and all(character in BYTES for character in token)
+        ):
+            token = bytes(BYTES[character] for character in token).decode(
+                errors="backslashreplace"
+            )
+        return "".join(
+            VISIBLE.get(c, c if c.isprintable() else ascii(c)[1:-1]) for c in token
+        )
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text up to the first end id.
 
-        Padding and begin ids are dropped, and ids ≥ `size` are skipped. An unknown id becomes "<unk>", or the
-        tokenizer's own name for it.
+        Padding and begin ids are dropped, and ids ≥ `size` are skipped. An unknown id
+        becomes "<unk>", or the tokenizer's own name for it.
         """
         kept = []
         for i in map(int, ids):
@@ -272,13 +372,28 @@ class Tokenizer:
 
 
 def _characters(content: Mapping[str, Any]) -> np.ndarray | None:
-    """Return the id of every code point, or None if the tokenizer normalizes text or has ids for other pieces."""
-    model, normalizer = content["model"], content.get("normalizer") or {"normalizers": []}
-    plain = normalizer.get("normalizers") == [] and all(token["special"] for token in content["added_tokens"])
-    if model.get("type") != "WordLevel" or content.get("pre_tokenizer") != ALONE or not plain:
+    """Return the id of every code point, or None if the tokenizer normalizes text or
+    has ids for other pieces.
+    """
+    model, normalizer = (
+        content["model"],
+        content.get("normalizer") or {"normalizers": []},
+    )
+    plain = normalizer.get("normalizers") == [] and all(
+        token["special"] for token in content["added_tokens"]
+    )
+    if (
+        model.get("type") != "WordLevel"
+        or content.get("pre_tokenizer") != ALONE
+        or not plain
+    ):
         return None
     vocabulary = model["vocab"]
-    table = np.full(0x110000, vocabulary[model["unk_token"]], np.uint16 if len(vocabulary) <= 2**16 else np.int32)
+    table = np.full(
+        0x110000,
+        vocabulary[model["unk_token"]],
+        np.uint16 if len(vocabulary) <= 2**16 else np.int32,
+    )
     for token, i in vocabulary.items():
         if len(token) == 1:
             table[ord(token)] = i
@@ -286,9 +401,16 @@ def _characters(content: Mapping[str, Any]) -> np.ndarray | None:
 
 
 def _trained_here(content: Mapping[str, Any]) -> bool:
-    """Return True if a tokenizer has the special tokens, normalization and splitting of those trained here."""
+    """Return True if a tokenizer has the special tokens, normalization and splitting
+    of those trained here.
+    """
     splits = content.get("pre_tokenizer") or {}
-    normalizations = {part["type"] for part in (content.get("normalizer") or {}).get("normalizers", [{"type": None}])}
+    normalizations = {
+        part["type"]
+        for part in (content.get("normalizer") or {}).get(
+            "normalizers", [{"type": None}]
+        )
+    }
     return (
         [token["content"] for token in content["added_tokens"]] == list(SPECIALS)
         and splits.get("pretokenizers", [splits])[0] in SPLITS
@@ -297,9 +419,16 @@ def _trained_here(content: Mapping[str, Any]) -> bool:
 
 
 def of_bert(content: Mapping[str, Any]) -> bool:
-    """Return True if a tokenizer normalizes and splits text as BERT's do, and never takes text for an added token."""
-    parts = [(content.get(part) or {}).get("type") for part in ("normalizer", "pre_tokenizer")]
-    return parts == ["BertNormalizer", "BertPreTokenizer"] and all(t["special"] for t in content["added_tokens"])
+    """Return True if a tokenizer normalizes and splits text as BERT's do, and never
+    takes text for an added token.
+    """
+    parts = [
+        (content.get(part) or {}).get("type")
+        for part in ("normalizer", "pre_tokenizer")
+    ]
+    return parts == ["BertNormalizer", "BertPreTokenizer"] and all(
+        t["special"] for t in content["added_tokens"]
+    )
 
 
 def dtype_of(tokenizer: Tokenizer) -> np.typing.DTypeLike:
@@ -309,7 +438,11 @@ def dtype_of(tokenizer: Tokenizer) -> np.typing.DTypeLike:
 
 def _cores() -> int:
     """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return (
+        len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1
+    )
 
 
 def _chunks(lines: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -323,8 +456,13 @@ def _chunks(lines: Sequence[str]) -> Iterator[Sequence[str]]:
             advance(CHUNK)
 
 
-def _encode_in_processes(tokenizer: Tokenizer, lines: Sequence[str], end: int | None) -> Iterator[Ragged]:
-    """Encode with one process per core, since most of the work is in Python. Only a few chunks are in flight."""
+def _encode_in_processes(
+    tokenizer: Tokenizer, lines: Sequence[str], end: int | None
+) -> Iterator[Ragged]:
+    """Encode with one process per core, since most of the work is in Python.
+
+    Only a few chunks are in flight.
+    """
     count, waiting = min(_cores(), MAX_PROCESSES), deque[Future[Ragged]]()
     with workers(count, _start_process, tokenizer.to_json(), end) as submit:
         for chunk in _chunks(lines):
@@ -349,10 +487,13 @@ def _encode_chunk(lines: list[str]) -> Ragged:
 
 
 class _Words:
-    """Cache of the ids of words. Words are numbered in the order in which they first occur.
+    """Cache of the ids of words.
 
-    Number 0 is the line feed, which ends a line. If `_spaced`, every word of a line except the first includes the space
-    before it. Otherwise, the ids of a word already account for that space.
+    Words are numbered in the order in which they first occur.
+
+    Number 0 is the line feed, which ends a line. If `_spaced`, every word of a line
+    except the first includes the space before it. Otherwise, the ids of a word already
+    account for that space.
     """
 
     def __init__(self, tokenizer: Tokenizer, end: int | None):
@@ -361,24 +502,34 @@ class _Words:
         self._spaced = both == first + second
         self._numbers = {"\n": 0}
         self._ids = Ragged.of([[] if end is None else [end]], dtype_of(tokenizer))
-        self._odd = np.zeros(1, bool)  # True for strings that are not single words; their lines are encoded whole
+        # True for strings that are not single words; their lines are encoded whole
+        self._odd = np.zeros(1, bool)
 
     def _forget(self) -> None:
-        """Drop the latest quarter of the words. The words that occurred early are mostly the frequent ones."""
+        """Drop the latest quarter of the words.
+
+        The words that occurred early are mostly the frequent ones.
+        """
         kept = REMEMBERED * 3 // 4
         while next(reversed(self._numbers.values())) >= kept:
             self._numbers.popitem()
-        self._ids = Ragged(self._ids.values[: self._ids.offsets[kept]], self._ids.lengths[:kept])
+        self._ids = Ragged(
+            self._ids.values[: self._ids.offsets[kept]], self._ids.lengths[:kept]
+        )
         self._odd = self._odd[:kept]
 
     def _number(self, words: np.ndarray) -> np.ndarray:
         """Return the numbers of distinct words, and encode the new ones."""
-        numbers = np.fromiter(map(self._numbers.get, words, itertools.repeat(-1)), np.int64, len(words))
+        numbers = np.fromiter(
+            map(self._numbers.get, words, itertools.repeat(-1)), np.int64, len(words)
+        )
         new = words[numbers < 0].tolist()
         numbers[numbers < 0] = len(self._ids) + np.arange(len(new))
         self._numbers.update(zip(new, itertools.count(len(self._ids))))
         odd = np.array([word.split() != [word.removeprefix(" ")] for word in new], bool)
-        pieces = self._pieces([word for word, whole in zip(new, odd, strict=True) if not whole])
+        pieces = self._pieces(
+            [word for word, whole in zip(new, odd, strict=True) if not whole]
+        )
         lengths = np.zeros(len(new), np.int32)
         lengths[~odd] = pieces.lengths
         self._ids = Ragged.join([self._ids, Ragged(pieces.values, lengths)])
@@ -386,23 +537,44 @@ class _Words:
         return numbers
 
     def _pieces(self, words: Sequence[str]) -> Ragged:
-        """Return the ids of each word. Words are encoded in long lines, which is twice as fast, and then separated."""
+        """Return the ids of each word.
+
+        Words are encoded in long lines, which is twice as fast, and then separated.
+        """
         gap = "" if self._spaced else " "
-        first = [i for i, word in enumerate(words) if i % 100 == 0 or (self._spaced and word[0] != " ")]
-        lines = [gap.join(words[start:end]) for start, end in itertools.pairwise([*first, len(words)])]
+        first = [
+            i
+            for i, word in enumerate(words)
+            if i % 100 == 0 or (self._spaced and word[0] != " ")
+        ]
+        lines = [
+            gap.join(words[start:end])
+            for start, end in itertools.pairwise([*first, len(words)])
+        ]
         ids, places, _ = self._tokenizer.spans(lines)
-        # Count the gap before a word as part of it, even for the first word of a line, which has none.
+        # Count the gap before a word as part of it, even for the first word of a line,
+        # which has none.
         ends = np.cumsum([len(word) + len(gap) for word in words], dtype=np.int64)
         starts = np.concatenate([[0], ends[:-1]]) if len(words) else ends
         where = places.values + np.repeat(starts[first] + len(gap), places.lengths)
-        return Ragged(ids.values, np.bincount(np.searchsorted(ends, where, "right"), minlength=len(words)))
+        return Ragged(
+            ids.values,
+            np.bincount(np.searchsorted(ends, where, "right"), minlength=len(words)),
+        )
 
     def encode(self, lines: Sequence[str]) -> Ragged:
         if len(self._ids) > REMEMBERED:
             self._forget()
-        text = "\n".join(["\t" if "\0" in line or "\n" in line else line for line in lines]) + "\n"
+        text = (
+            "\n".join(
+                ["\t" if "\0" in line or "\n" in line else line for line in lines]
+            )
+            + "\n"
+        )
         if self._spaced:
-            words, places = _split(text.replace(" ", "\0 ").replace("\n", "\0\n\0"), "\0")
+            words, places = _split(
+                text.replace(" ", "\0 ").replace("\n", "\0\n\0"), "\0"
+            )
         else:
             words, places = _split(text.replace("\n", " \n "), " ")
         numbers, known = self._number(words)[places], self._ids
@@ -419,13 +591,20 @@ class _Words:
             numbers = numbers[kept]
             ends = np.flatnonzero(numbers == 0)
         ids = known.take(numbers)
-        return Ragged(ids.values, np.diff(ids.offsets[ends + 1], prepend=0).astype(np.int32))
+        return Ragged(
+            ids.values, np.diff(ids.offsets[ends + 1], prepend=0).astype(np.int32)
+        )
 
 
 def _split(text: str, gap: str) -> tuple[np.ndarray, np.ndarray]:
-    """Split `text`, in which `gap` follows every word. Return the distinct words, and for each word its index there."""
+    """Split `text`, in which `gap` follows every word.
+
+    Return the distinct words, and for each word its index there.
+    """
     import pyarrow.compute  # the import takes 0.1 s
 
-    words = pyarrow.compute.split_pattern(pyarrow.array([text], pyarrow.large_string()), gap).values
+    words = pyarrow.compute.split_pattern(
+        pyarrow.array([text], pyarrow.large_string()), gap
+    ).values
     encoded = words[:-1].dictionary_encode()
     return encoded.dictionary.to_numpy(zero_copy_only=False), encoded.indices.to_numpy()

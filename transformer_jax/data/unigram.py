@@ -1,7 +1,9 @@
-"""Encode text with a unigram model as SentencePiece and Marian do (Kudo and Richardson 2018).
+"""Encode text with a unigram model as SentencePiece and Marian do (Kudo and Richardson
+2018).
 
-The library `tokenizers` finds the most probable pieces. What it does otherwise is done here: it replaces characters by
-the shortest rule that matches instead of the longest, and gives an unknown piece the unknown id without looking it up.
+The library `tokenizers` finds the most probable pieces. What it does otherwise is done
+here: it replaces characters by the shortest rule that matches instead of the longest,
+and gives an unknown piece the unknown id without looking it up.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ import numpy as np
 import tokenizers
 
 HIDDEN = "\0"  # before tokens as which no text is encoded
-NO_TEXT = "\U0010ffff"  # replaces HIDDEN in a text: a character that means nothing, so no model has a piece with it
+# replaces HIDDEN in a text: a character that means nothing, so no model has a piece
+# with it
+NO_TEXT = "\U0010ffff"
 SPACE = "▁"
 LABEL = 0x800000FF  # the bits of a node that hold the byte leading to it
 
@@ -24,12 +28,12 @@ LABEL = 0x800000FF  # the bits of a node that hold the byte leading to it
 class CharacterMap:
     """Replacements of strings, compiled by SentencePiece.
 
-    They are a trie over bytes, a double array of the library Darts-clone. Its size precedes it, and the replacements
-    follow it, each with a zero byte at its end.
+    They are a trie over bytes, a double array of the library Darts-clone. Its size
+    precedes it, and the replacements follow it, each with a zero byte at its end.
 
     Attributes:
-        starts: the characters that are replaced when they stand alone, and those that continue a longer rule. In a text
-            without them, nothing is replaced.
+        starts: the characters that are replaced when they stand alone, and those that
+            continue a longer rule. In a text without them, nothing is replaced.
 
     Raises:
         ValueError or IndexError: `content` is damaged.
@@ -43,7 +47,11 @@ class CharacterMap:
 
     def __init__(self, content: bytes):
         size = int.from_bytes(content[:4], "little")
-        self._units = np.frombuffer(content, "<u4", size // 4, offset=4) if content else np.zeros(1, "<u4")
+        self._units = (
+            np.frombuffer(content, "<u4", size // 4, offset=4)
+            if content
+            else np.zeros(1, "<u4")
+        )
         self._list = self._units.tolist()
         self._replacements = content[4 + size :]
         nodes, first = self._characters(np.zeros(1, np.int64))
@@ -52,13 +60,19 @@ class CharacterMap:
         self.starts = frozenset(map(chr, np.union1d(single, second).tolist()))
 
     def _characters(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the nodes one character below `nodes`, and the code point that leads to each."""
+        """Return the nodes one character below `nodes`, and the code point that
+        leads to each.
+        """
         starts, codes = [nodes[:0]], [nodes[:0]]
         points = np.zeros(len(nodes), np.int64)
         for place in range(4):
-            children = (nodes ^ _offset(self._units[nodes]).astype(np.int64))[:, None] ^ np.arange(1, 256)
+            children = (nodes ^ _offset(self._units[nodes]).astype(np.int64))[
+                :, None
+            ] ^ np.arange(1, 256)
             inside = np.where(children < len(self._units), children, 0)
-            rows, columns = np.nonzero((self._units[inside] & LABEL) == np.arange(1, 256))
+            rows, columns = np.nonzero(
+                (self._units[inside] & LABEL) == np.arange(1, 256)
+            )
             nodes, values = inside[rows, columns], columns + 1
             if place == 0:  # the first byte of a character says how many follow
                 more = np.searchsorted([0xC0, 0xE0, 0xF0], values, "right")
@@ -71,7 +85,9 @@ class CharacterMap:
         return np.concatenate(starts), np.concatenate(codes)
 
     def longest(self, text: str, start: int) -> tuple[int, str] | None:
-        """Return the end and the replacement of the longest string at `start` that is replaced, or None."""
+        """Return the end and the replacement of the longest string at `start` that
+        is replaced, or None.
+        """
         units, node, best = self._list, _offset(self._list[0]), None
         for end in range(start, len(text)):
             for byte in text[end].encode():
@@ -93,10 +109,11 @@ def _offset(units: Any) -> Any:
 
 
 class Normalizer:
-    """Normalization of text by a compiled character map, with "▁" before the text and for single spaces in it.
+    """Normalization of text by a compiled character map, with "▁" before the text and
+    for single spaces in it.
 
-    At each place of the text, the longest rule that matches is applied; then spaces at both ends are removed and those
-    in a row joined.
+    At each place of the text, the longest rule that matches is applied; then spaces at
+    both ends are removed and those in a row joined.
 
     Args:
         character_map: the compiled rules; b"" for none.
@@ -111,7 +128,9 @@ class Normalizer:
         return (SPACE + plain.replace(" ", SPACE)).rstrip(SPACE)
 
     def aligned(self, text: str) -> tuple[str, list[tuple[int, int]]]:
-        """Return the normalized text, and for each of its characters the part [start, end) of `text` it stands for."""
+        """Return the normalized text, and for each of its characters the part
+        [start, end) of `text` it stands for.
+        """
         characters, places = [SPACE], [(0, 0)]
         spaced = True
         for part, start, end in self._parts(text):
@@ -126,7 +145,9 @@ class Normalizer:
         return normalized, places[: len(normalized)]
 
     def _parts(self, text: str) -> Iterator[tuple[str, int, int]]:
-        """Yield parts of the result, and the start and end of the text that each stands for."""
+        """Yield parts of the result, and the start and end of the text that each
+        stands for.
+        """
         text, done = text.replace(HIDDEN, NO_TEXT), 0
         starts = self._map.starts
         start = len(text) if starts.isdisjoint(text) else 0
@@ -153,17 +174,20 @@ class Encoding(NamedTuple):
 class Encoder:
     """The ids of text in Marian's vocabulary.
 
-    A language code at the start of a text, e.g. ">>de<<", is a token. The rest is normalized and divided into pieces.
-    Characters in a row that are not pieces are one piece. Each piece is looked up in the vocabulary.
+    A language code at the start of a text, e.g. ">>de<<", is a token. The rest is
+    normalized and divided into pieces. Characters in a row that are not pieces are one
+    piece. Each piece is looked up in the vocabulary.
 
     Args:
-        library: pieces and tokens. Those of the vocabulary have the ids below `size`. Tokens that are not pieces begin
-            with `HIDDEN`.
+        library: pieces and tokens. Those of the vocabulary have the ids below `size`.
+            Tokens that are not pieces begin with `HIDDEN`.
         settings: the "character_map", in base64, and the "size" of the vocabulary.
         unknown: the id of pieces that the vocabulary lacks.
     """
 
-    def __init__(self, library: tokenizers.Tokenizer, settings: Mapping[str, Any], unknown: int):
+    def __init__(
+        self, library: tokenizers.Tokenizer, settings: Mapping[str, Any], unknown: int
+    ):
         self._library, self._unknown, self.size = library, unknown, settings["size"]
         self._normalizer = Normalizer(base64.b64decode(settings["character_map"]))
 
@@ -172,7 +196,9 @@ class Encoder:
         ids = (self._library.token_to_id(name) for name in (token, HIDDEN + token))
         return next((i for i in ids if i is not None and i < self.size), None)
 
-    def encode_batch_fast(self, lines: Iterable[str], add_special_tokens: bool = False) -> list[Encoding]:
+    def encode_batch_fast(
+        self, lines: Iterable[str], add_special_tokens: bool = False
+    ) -> list[Encoding]:
         """Return the ids of each line, without the parts that they stand for."""
         divided = list(map(_divided, lines))
         texts = [self._normalizer(text) for _, text in divided]
@@ -181,21 +207,31 @@ class Encoder:
         for row, text, encoding in zip(rows, texts, encodings, strict=True):
             ids = encoding.ids
             if max(ids, default=0) >= self.size or self._unknown in ids:
-                ids = self._looked_up(text, self._library.encode(text, add_special_tokens=False))
+                ids = self._looked_up(
+                    text, self._library.encode(text, add_special_tokens=False)
+                )
             row.extend(ids)
         return [Encoding(row, []) for row in rows]
 
-    def encode_batch(self, lines: Iterable[str], add_special_tokens: bool = False) -> list[Encoding]:
+    def encode_batch(
+        self, lines: Iterable[str], add_special_tokens: bool = False
+    ) -> list[Encoding]:
         """Return the ids of each line, and the parts that they stand for."""
         divided = list(map(_divided, lines))
         aligned = [self._normalizer.aligned(text) for _, text in divided]
-        encodings = self._library.encode_batch([text for text, _ in aligned], add_special_tokens=False)
+        encodings = self._library.encode_batch(
+            [text for text, _ in aligned], add_special_tokens=False
+        )
         rows = []
-        for (code, _), (text, places), encoding in zip(divided, aligned, encodings, strict=True):
+        for (code, _), (text, places), encoding in zip(
+            divided, aligned, encodings, strict=True
+        ):
             ids = self._coded(code)
             offsets = [(0, len(code))] * len(ids)
             for start, end in encoding.offsets:
-                offsets.append((len(code) + places[start][0], len(code) + places[end - 1][1]))
+                offsets.append(
+                    (len(code) + places[start][0], len(code) + places[end - 1][1])
+                )
             rows.append(Encoding(ids + self._looked_up(text, encoding), offsets))
         return rows
 

@@ -84,7 +84,9 @@ def encode_texts(tokenizer: Tokenizer, texts: Iterable[Iterable[str]]) -> Encode
     return Encoded(joined, np.array(sizes, np.int64), np.array(heads, np.int64))
 
 
-def _by_character(tokenizer: Tokenizer, texts: Iterable[Iterable[str]]) -> Iterator[_Row]:
+def _by_character(
+    tokenizer: Tokenizer, texts: Iterable[Iterable[str]]
+) -> Iterator[_Row]:
     """Yield the row of each text, in which every character is a token."""
     cut = functools.partial(_parts, overlap=0)
     parts = itertools.chain.from_iterable(map(cut, texts))
@@ -121,7 +123,9 @@ def _by_part(tokenizer: Tokenizer, texts: Iterable[Iterable[str]]) -> Iterator[_
                 continue
             head = head if rows else _head(part)
             first = _tokens_before(part.encoding, begin)
-            rows.append(ids(part, first, _tokens_before_end(part.encoding, shift + place)))
+            rows.append(
+                ids(part, first, _tokens_before_end(part.encoding, shift + place))
+            )
             size += part.size
             part, begin = following, place
         head = head if rows else _head(part)
@@ -156,7 +160,9 @@ def _encoded(tokenizer: Tokenizer, parts: Iterator[_Part]) -> Iterator[_Part]:
             yield part._replace(encoding=encoding)
 
 
-def _fused(tokenizer: Tokenizer, part: _Part, following: _Part, parts: Iterator[_Part]) -> _Part:
+def _fused(
+    tokenizer: Tokenizer, part: _Part, following: _Part, parts: Iterator[_Part]
+) -> _Part:
     """Return a part with `following` and more, at least twice as long as `part`.
 
     Doubling keeps the total cost linear, even if a text cannot be cut at all.
@@ -175,7 +181,9 @@ def _fused(tokenizer: Tokenizer, part: _Part, following: _Part, parts: Iterator[
 def _head(part: _Part) -> int:
     """Return the bytes of the text before the second token."""
     several = len(part.encoding) > 1
-    return len((part.text[: _start(part.encoding, 1)] if several else part.text).encode())
+    return len(
+        (part.text[: _start(part.encoding, 1)] if several else part.text).encode()
+    )
 
 
 def _start(encoding: Any, token: int) -> int:
@@ -225,7 +233,8 @@ class _Joints:
         places = [
             token.start
             for before, token in itertools.pairwise(tokens)
-            if token.start > before.start and (token.begins_word or self._apart(before.id, token.id))
+            if token.start > before.start
+            and (token.begins_word or self._apart(before.id, token.id))
         ]
         return min(places, key=lambda x: abs(x - OVERLAP // 2), default=None)
 
@@ -253,7 +262,9 @@ class _Joints:
         unknown = [token_id == self._tokenizer.unk_id for token_id in (left, right)]
         if all(unknown):  # may be one
             return False
-        if self._likely and (any(unknown) or BYTE.fullmatch(one) or BYTE.fullmatch(other)):
+        if self._likely and (
+            any(unknown) or BYTE.fullmatch(one) or BYTE.fullmatch(other)
+        ):
             return False  # these hide the characters that they stand for
         return one[-1:] + other[:1] not in self._pairs
 
@@ -272,5 +283,7 @@ class _Joints:
         marks = ("continuing_subword_prefix", "end_of_word_suffix")
         if model["type"] not in ("BPE", "Unigram") or any(map(model.get, marks)):
             return None
-        pieces = (piece if isinstance(piece, str) else piece[0] for piece in model["vocab"])
+        pieces = (
+            piece if isinstance(piece, str) else piece[0] for piece in model["vocab"]
+        )
         return {a + b for piece in pieces for a, b in itertools.pairwise(piece)}

@@ -1,6 +1,8 @@
-"""Questions about texts of any length: windows of the text, and answers as spans of its tokens.
+"""Questions about texts of any length: windows of the text, and answers as spans of its
+tokens.
 
-Source: Devlin et al. 2019, Section 4.2, and the authors' code (https://github.com/google-research/bert).
+Source: Devlin et al. 2019, Section 4.2, and the authors' code
+(https://github.com/google-research/bert).
 """
 
 import dataclasses
@@ -25,11 +27,13 @@ SPECIALS = 3  # special tokens of a row: [CLS] question [SEP] window [SEP]
 
 @dataclasses.dataclass(frozen=True)
 class QuestionAnsweringData(TextData):
-    """Questions {split}.json in the layout of SQuAD. Long contexts are cut into windows, each in a row of its own.
+    """Questions {split}.json in the layout of SQuAD. Long contexts are cut into
+    windows, each in a row of its own.
 
     max_question: most tokens of a question. Longer ones are cut.
     stride: a window starts this many tokens after the one before it.
-    unanswerable: there are questions whose context does not answer them, as in SQuAD 2.0.
+    unanswerable: there are questions whose context does not answer them, as in SQuAD
+        2.0.
     """
 
     max_length: int = fields.size(384, 32)
@@ -46,14 +50,20 @@ class QuestionAnsweringData(TextData):
         elif room < 1:
             yield (
                 "max_question",
-                f"must leave room for the context in max_length = {self.max_length}: set it to "
-                f"{self.max_length - SPECIALS - 1} or less, or raise max_length",
+                (
+                    "must leave room for the context "
+                    f"in max_length = {self.max_length}: set it "
+                    f"to {self.max_length - SPECIALS - 1} or less, or raise max_length"
+                ),
             )
         elif not 1 <= self.stride <= room:
             yield (
                 "stride",
-                f"must be in [1, {room}], because windows have max_length - max_question - {SPECIALS} = {room} tokens "
-                "of the context, or more for shorter questions",
+                (
+                    f"must be in [1, {room}], because windows have max_length "
+                    f"- max_question - {SPECIALS} = {room} tokens of the context, "
+                    "or more for shorter questions"
+                ),
             )
 
 
@@ -64,8 +74,11 @@ class Answer(NamedTuple):
     start: int
 
 
-def read_answers(column: Sequence[str], contexts: Sequence[str], what: str) -> list[list[Answer]]:
-    """Read answers as `annotated.squad_file` writes them: per question, a JSON list of objects with text and start.
+def read_answers(
+    column: Sequence[str], contexts: Sequence[str], what: str
+) -> list[list[Answer]]:
+    """Read answers as `annotated.squad_file` writes them: per question, a JSON list of
+    objects with text and start.
 
     Args:
         column: the JSON lists.
@@ -73,31 +86,41 @@ def read_answers(column: Sequence[str], contexts: Sequence[str], what: str) -> l
         what: source of the questions, for messages.
 
     Raises:
-        DataError: a value is not such a list, or an answer is blank or not at its start in the context.
+        DataError: a value is not such a list, or an answer is blank or not at its start
+            in the context.
     """
     found = []
     for row, (text, context) in enumerate(zip(column, contexts, strict=True), 1):
         try:
-            answers = [Answer(answer["text"], answer["start"]) for answer in json.loads(text)]
-            wrong = [a for a in answers if not a.text.strip() or a.start < 0 or not context.startswith(*a)]
+            answers = [
+                Answer(answer["text"], answer["start"]) for answer in json.loads(text)
+            ]
+            wrong = [
+                a
+                for a in answers
+                if not a.text.strip() or a.start < 0 or not context.startswith(*a)
+            ]
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DataError(
-                f"{what}, row {row}: the answers {text[:80]!r} are not a JSON list of objects with text and start: "
-                'write e.g. [{"text": "Paris", "start": 12}], or [] if there is no answer'
+                f"{what}, row {row}: the answers {text[:80]!r} are not a JSON list of"
+                ' objects with text and start: write e.g. [{"text": "Paris", "start":'
+                " 12}], or [] if there is no answer"
             ) from error
         for answer, start in wrong:
             raise DataError(
-                f"{what}, row {row}: the answer {answer[:80]!r} is not in the context at start = {start}: correct it; "
-                "start counts characters from 0"
+                f"{what}, row {row}: the answer {answer[:80]!r} is not in the context "
+                f"at start = {start}: correct it; start counts characters from 0"
             )
         found.append(answers)
     return found
 
 
 class QuestionWindows:
-    """Questions, each with the windows of its context, as rows [CLS] question [SEP] window [SEP].
+    """Questions, each with the windows of its context, as rows [CLS] question [SEP]
+    window [SEP].
 
-    Warnings give the number of questions that are cut or have no tokens, and of contexts that have none.
+    Warnings give the number of questions that are cut or have no tokens, and of
+    contexts that have none.
 
     Args:
         questions: the tokens of each question.
@@ -123,50 +146,87 @@ class QuestionWindows:
         what: str,
     ):
         numbers: dict[str, int] = {}
-        self._context = np.array([numbers.setdefault(context, len(numbers)) for context in contexts])
+        self._context = np.array(
+            [numbers.setdefault(context, len(numbers)) for context in contexts]
+        )
         self._texts = list(numbers)
         ids, self._starts, self._ends = tokenizer.spans(self._texts)
         lengths, most = ids.lengths[self._context], config.max_question
-        warn(what, questions.lengths > most, f"have a question that is cut to data.max_question = {most} tokens")
+        warn(
+            what,
+            questions.lengths > most,
+            f"have a question that is cut to data.max_question = {most} tokens",
+        )
         warn(what, questions.lengths == 0, "have a question without tokens")
-        warn(what, lengths == 0, "have a context without tokens, and are answered by ''")
+        warn(
+            what, lengths == 0, "have a context without tokens, and are answered by ''"
+        )
         asked = questions.first(most)
-        windows = Windows.over(lengths, config.max_length - SPECIALS - asked.lengths, config.stride)
+        windows = Windows.over(
+            lengths, config.max_length - SPECIALS - asked.lengths, config.stride
+        )
         self._windows, self.owners = windows, windows.owners
         part = ids.parts(windows._replace(owners=self._context[windows.owners]))
-        begins, ends = (Ragged.repeated(i, len(self.owners)) for i in (special.begin, special.end))
+        begins, ends = (
+            Ragged.repeated(i, len(self.owners)) for i in (special.begin, special.end)
+        )
         self.rows = Ragged.beside([begins, asked.take(self.owners), ends, part, ends])
         self.second = asked.lengths[self.owners] + 2
 
-    def targets(self, answers: Sequence[Answer | None], what: str) -> dict[str, np.ndarray]:
-        """Return {"start", "end"}: the places (rows,) of the first and the last token that overlap the answer.
+    def targets(
+        self, answers: Sequence[Answer | None], what: str
+    ) -> dict[str, np.ndarray]:
+        """Return {"start", "end"}: the places (rows,) of the first and the last token
+        that overlap the answer.
 
-        They are 0, the place of [CLS], if the window does not contain all of these tokens, or if there is no answer. A
-        warning gives the number of questions whose answer is in none of the windows.
+        They are 0, the place of [CLS], if the window does not contain all of these
+        tokens, or if there is no answer. A warning gives the number of questions whose
+        answer is in none of the windows.
         """
         spans = np.full((len(answers), 2), -1)
         for i, answer in enumerate(answers):
             if answer is not None:
-                starts, ends = (places[self._context[i]] for places in (self._starts, self._ends))
-                inside = np.flatnonzero((ends > answer.start) & (starts < answer.start + len(answer.text)))
+                starts, ends = (
+                    places[self._context[i]] for places in (self._starts, self._ends)
+                )
+                inside = np.flatnonzero(
+                    (ends > answer.start) & (starts < answer.start + len(answer.text))
+                )
                 spans[i] = inside[[0, -1]] if inside.size else -1
         windows, (first, last) = self._windows, spans[self.owners].T
         whole = (first >= windows.starts) & (last < windows.stops)
         kept = np.bincount(self.owners[whole], minlength=len(answers)) > 0
         given = np.array([answer is not None for answer in answers])
-        warn(what, given & ~kept, "have an answer that no window contains; its target is [CLS]")
+        warn(
+            what,
+            given & ~kept,
+            "have an answer that no window contains; its target is [CLS]",
+        )
         shift = self.second - windows.starts
-        return {"start": np.where(whole, first + shift, 0), "end": np.where(whole, last + shift, 0)}
+        return {
+            "start": np.where(whole, first + shift, 0),
+            "end": np.where(whole, last + shift, 0),
+        }
 
-    def answer(self, question: int, window: int, first: int, last: int) -> tuple[int, int]:
-        """Return the characters [start, end) of the context that tokens `first` to `last` of a row stand for.
+    def answer(
+        self, question: int, window: int, first: int, last: int
+    ) -> tuple[int, int]:
+        """Return the characters [start, end) of the context that tokens `first` to
+        `last` of a row stand for.
 
-        White space at both ends is left out. Combining characters belong to the letter before them, even if the
-        tokenizer drops them, as accents. `window` counts the rows of the question.
+        White space at both ends is left out. Combining characters belong to the letter
+        before them, even if the tokenizer drops them, as accents. `window` counts the
+        rows of the question.
         """
-        row, number = np.searchsorted(self.owners, question) + window, self._context[question]
+        row, number = (
+            np.searchsorted(self.owners, question) + window,
+            self._context[question],
+        )
         shift = self._windows.starts[row] - self.second[row]
-        start, end = int(self._starts[number][first + shift]), int(self._ends[number][last + shift])
+        start, end = (
+            int(self._starts[number][first + shift]),
+            int(self._ends[number][last + shift]),
+        )
         start, end = whole_letters(self._texts[number], start, end)
         text = self._texts[number][start:end]
         start += len(text) - len(text.lstrip())
@@ -174,9 +234,11 @@ class QuestionWindows:
 
 
 def whole_letters(text: str, start: int, end: int) -> tuple[int, int]:
-    """Extend the part [start, end) of a text, unless it is empty, so that neither end divides a letter.
+    """Extend the part [start, end) of a text, unless it is empty, so that neither end
+    divides a letter.
 
-    A letter or symbol includes the combining characters after it, and what a zero-width joiner adds to it.
+    A letter or symbol includes the combining characters after it, and what a zero-width
+    joiner adds to it.
     """
     if start == end:
         return start, end
@@ -191,4 +253,9 @@ def _continues(text: str, place: int) -> bool:
     """Return True if a character belongs to the letter or symbol before it."""
     character = text[place]
     joined = text[place - 1] == JOINER and not character.isspace()
-    return joined or character == JOINER or character in SKIN_TONES or unicodedata.category(character)[0] == "M"
+    return (
+        joined
+        or character == JOINER
+        or character in SKIN_TONES
+        or unicodedata.category(character)[0] == "M"
+    )

@@ -18,10 +18,12 @@ PREFIXES = {"iob2": "BI", "bioes": "BIES"}  # of the tags of an entity, e.g. B-P
 
 @dataclasses.dataclass(frozen=True)
 class TaggingData(TextData):
-    """Data from sentences {split}.conll: a word per line with its tag, and a blank line between sentences.
+    """Data from sentences {split}.conll: a word per line with its tag, and a blank line
+    between sentences.
 
     types: the types of entities, e.g. "PER".
-    scheme: "iob2", where B begins an entity and I continues it; or "bioes", where E ends it and S is a single word.
+    scheme: "iob2", where B begins an entity and I continues it; or "bioes", where E
+        ends it and S is a single word.
     """
 
     types: tuple[str, ...] = fields.outputs(("PER", "ORG", "LOC", "MISC"))
@@ -30,33 +32,61 @@ class TaggingData(TextData):
     @property
     def tags(self) -> tuple[str, ...]:
         """All tags, e.g. O, B-PER, I-PER. The number of a tag is its place."""
-        return ("O", *(f"{prefix}-{kind}" for kind in self.types for prefix in PREFIXES[self.scheme]))
+        return (
+            "O",
+            *(
+                f"{prefix}-{kind}"
+                for kind in self.types
+                for prefix in PREFIXES[self.scheme]
+            ),
+        )
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""
         yield from super().problems()
         if self.scheme not in PREFIXES:
-            yield "scheme", f"must be one of {', '.join(PREFIXES)}; convert the tags if they have another scheme"
-        if not self.types or len(set(self.types)) != len(self.types) or not all(self.types):
+            yield (
+                "scheme",
+                (
+                    f"must be one of {', '.join(PREFIXES)}; "
+                    "convert the tags if they have another scheme"
+                ),
+            )
+        if (
+            not self.types
+            or len(set(self.types)) != len(self.types)
+            or not all(self.types)
+        ):
             yield "types", "must be one or more different types, e.g. ('PER', 'LOC')"
         if self.max_length < 3:
             yield "max_length", "must be at least 3: one subword and two special tokens"
 
 
-def subwords(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], unknown: int) -> Ragged:
+def subwords(
+    tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], unknown: int
+) -> Ragged:
     """Return the ids of each word of all sentences, one word after another.
 
-    The ids of a sentence are those of its words separated by single spaces. A word without an id, e.g. one of control
-    characters only, gets the id `unknown`, so that every word has a first subword.
+    The ids of a sentence are those of its words separated by single spaces. A word
+    without an id, e.g. one of control characters only, gets the id `unknown`, so that
+    every word has a first subword.
     """
     words = [word for sentence in sentences for word in sentence]
-    ids, _, ends = tokenizer.spans([" ".join(sentence) for sentence in sentences if sentence])
-    lines = [sum(len(word) + 1 for word in sentence) for sentence in sentences if sentence]
-    last = ends.values - 1 + np.repeat(np.cumsum([0, *lines])[:-1], ends.lengths)  # last character of each subword
-    gaps = np.cumsum([len(word) + 1 for word in words]) - 1  # the space after each word; it belongs to the next word
+    ids, _, ends = tokenizer.spans(
+        [" ".join(sentence) for sentence in sentences if sentence]
+    )
+    lines = [
+        sum(len(word) + 1 for word in sentence) for sentence in sentences if sentence
+    ]
+    # last character of each subword
+    last = ends.values - 1 + np.repeat(np.cumsum([0, *lines])[:-1], ends.lengths)
+    # the space after each word; it belongs to the next word
+    gaps = np.cumsum([len(word) + 1 for word in words]) - 1
     counts = np.bincount(np.searchsorted(gaps, last, "right"), minlength=len(words))
     pieces, empty = Ragged(ids.values, counts), np.flatnonzero(counts == 0)
-    return Ragged(np.insert(pieces.values, pieces.offsets[empty], unknown), np.maximum(counts, 1))
+    return Ragged(
+        np.insert(pieces.values, pieces.offsets[empty], unknown), np.maximum(counts, 1)
+    )
 
 
 def whole_words(sizes: Ragged, room: int) -> tuple[np.ndarray, np.ndarray]:
@@ -67,7 +97,8 @@ def whole_words(sizes: Ragged, room: int) -> tuple[np.ndarray, np.ndarray]:
         room: most subwords of a row.
 
     Returns:
-        (rows,) the number of words of each row, and (rows,) its sentence, ascending. A sentence has at least one row.
+        (rows,) the number of words of each row, and (rows,) its sentence, ascending. A
+        sentence has at least one row.
     """
     counts, owners = list[int](), list[int]()
     for number in range(len(sizes)):
@@ -84,12 +115,18 @@ def whole_words(sizes: Ragged, room: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def word_rows(
-    pieces: Ragged, counts: Sequence[int], *, limit: int, begin: int, end: int, what: str
+    pieces: Ragged,
+    counts: Sequence[int],
+    *,
+    limit: int,
+    begin: int,
+    end: int,
+    what: str,
 ) -> tuple[Ragged, Ragged, np.ndarray]:
     """Lay out sentences as [CLS] subwords [SEP] (Devlin et al. 2019, Section 5.3).
 
-    A sentence that is too long is continued in further rows, as a warning says. A word that does not fit a row alone
-    keeps its first subwords.
+    A sentence that is too long is continued in further rows, as a warning says. A word
+    that does not fit a row alone keeps its first subwords.
 
     Args:
         pieces: the ids of each word, from `subwords`.
@@ -100,14 +137,17 @@ def word_rows(
         what: source of the sentences, for the warning.
 
     Returns:
-        The rows; 1 for the first subword of each word and 0 for other tokens, in the same layout; and (rows,) the
-        sentence of each row.
+        The rows; 1 for the first subword of each word and 0 for other tokens, in the
+        same layout; and (rows,) the sentence of each row.
     """
     pieces = pieces.first(limit - 2)
-    words, owners = whole_words(Ragged(pieces.lengths, np.asarray(counts, np.int64)), limit - 2)
+    words, owners = whole_words(
+        Ragged(pieces.lengths, np.asarray(counts, np.int64)), limit - 2
+    )
     if split := np.unique(owners[1:][np.diff(owners) == 0]).tolist():
         log.warning(
-            "%s: %d of %d sentences divided into rows of data.max_length = %d tokens, the first is sentence %d",
+            "%s: %d of %d sentences divided into rows of data.max_length = %d tokens, "
+            "the first is sentence %d",
             what,
             len(split),
             len(counts),
@@ -120,6 +160,12 @@ def word_rows(
 
     def framed(values: np.ndarray, before: int, after: int) -> Ragged:
         n = len(lengths)
-        return Ragged.beside([Ragged.repeated(before, n), Ragged(values, lengths), Ragged.repeated(after, n)])
+        return Ragged.beside(
+            [
+                Ragged.repeated(before, n),
+                Ragged(values, lengths),
+                Ragged.repeated(after, n),
+            ]
+        )
 
     return framed(pieces.values, begin, end), framed(first, 0, 0), owners

@@ -1,4 +1,7 @@
-"""Worker processes for long work on text. They leave signals to the process that started them, and end with it."""
+"""Worker processes for long work on text.
+
+They leave signals to the process that started them, and end with it.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,23 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-# Errors of starting processes, e.g. in a script without `if __name__ == "__main__"`, or at a limit of the system.
+# Errors of starting processes, e.g. in a script without `if __name__ == "__main__"`, or
+# at a limit of the system.
 NO_PROCESSES = (BrokenProcessPool, OSError, NotImplementedError)
-# A terminal or a scheduler sends these to the workers too. Only the process that started them may act on them.
+# A terminal or a scheduler sends these to the workers too. Only the process that
+# started them may act on them.
 LEFT_TO_PARENT = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
 
 
 @contextlib.contextmanager
-def workers(count: int, start: Callable[..., None] | None = None, *arguments: Any) -> Iterator[Callable[..., Future]]:
-    """Yield submit(function, *arguments), which calls a function in one of `count` processes.
+def workers(
+    count: int, start: Callable[..., None] | None = None, *arguments: Any
+) -> Iterator[Callable[..., Future]]:
+    """Yield submit(function, *arguments), which calls a function in one of `count`
+    processes.
 
-    Each process first calls start(*arguments). If the block raises, e.g. because of a signal, they are killed.
+    Each process first calls start(*arguments). If the block raises, e.g. because of a
+    signal, they are killed.
     """
     before = {*multiprocessing.active_children()}
     context = multiprocessing.get_context("spawn")  # a fork can hang: JAX has threads

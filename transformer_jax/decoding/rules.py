@@ -1,4 +1,6 @@
-"""Rules that change the scores of the next token, in the order of `generate` in Hugging Face's transformers."""
+"""Rules that change the scores of the next token, in the order of `generate` in
+Hugging Face's transformers.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,9 +15,12 @@ from transformer_jax.decoding.steps import IMPOSSIBLE, certain
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """A function from scores of the next token to changed scores. See `DecodingConfig` for its options.
+    """A function from scores of the next token to changed scores.
 
-    ends: the ids that end an output. They are impossible before the last of `min_tokens` tokens.
+    See `DecodingConfig` for its options.
+
+    ends: the ids that end an output. They are impossible before the last of
+        `min_tokens` tokens.
     forbidden: ids that are impossible everywhere.
     given: the number of tokens of a row that were given: the begin id, or a prompt.
     """
@@ -29,7 +34,9 @@ class Rules:
     renormalize: bool = False
     given: int = 1
 
-    def __call__(self, scores: jax.Array, tokens: jax.Array, position: jax.Array) -> jax.Array:
+    def __call__(
+        self, scores: jax.Array, tokens: jax.Array, position: jax.Array
+    ) -> jax.Array:
         """Return the changed scores (N, V).
 
         Args:
@@ -60,19 +67,27 @@ class Rules:
         return jax.nn.log_softmax(changed) if self.renormalize else changed
 
 
-def rules(options: Any, ends: Sequence[int], forbidden: Sequence[int], given: int = 1) -> Rules | None:
+def rules(
+    options: Any, ends: Sequence[int], forbidden: Sequence[int], given: int = 1
+) -> Rules | None:
     """Return the rules of a `SamplingConfig`, or None if they change nothing.
 
-    `forbidden` are the ids that the search excludes in any case. See `Rules` for the other arguments.
+    `forbidden` are the ids that the search excludes in any case. See `Rules` for the
+    other arguments.
     """
     names = {field.name for field in dataclasses.fields(Rules)}
     chosen = {name: getattr(options, name) for name in names if hasattr(options, name)}
-    made = Rules(tuple(ends), (*forbidden, *options.forbidden_ids), given=given, **chosen)
+    made = Rules(
+        tuple(ends), (*forbidden, *options.forbidden_ids), given=given, **chosen
+    )
     return None if made == Rules(tuple(ends), tuple(forbidden), given=given) else made
 
 
 def _marked(ids: jax.Array, size: int) -> jax.Array:
-    """Return (N, `size`) bool, True at the ids (N, S) of each row. Ids ≥ `size` are ignored."""
+    """Return (N, `size`) bool, True at the ids (N, S) of each row.
+
+    Ids ≥ `size` are ignored.
+    """
     rows = jnp.arange(len(ids))[:, None]
     return jnp.zeros((len(ids), size), bool).at[rows, ids].set(True, mode="drop")
 
@@ -80,7 +95,8 @@ def _marked(ids: jax.Array, size: int) -> jax.Array:
 def _completing(known: jax.Array, position: jax.Array, n: int) -> jax.Array:
     """Return the tokens (N, S) that would complete an n-gram for the second time.
 
-    `known` (N, S) are the tokens up to `position`. Places without such a token have an id that no token has.
+    `known` (N, S) are the tokens up to `position`. Places without such a token have an
+    id that no token has.
     """
     nothing = jnp.iinfo(jnp.int32).max
     if known.shape[1] < n:

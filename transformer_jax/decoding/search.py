@@ -9,7 +9,14 @@ from transformer_jax.decoding.beam import beam_search
 from transformer_jax.decoding.options import DecodingConfig, SamplingConfig
 from transformer_jax.decoding.rules import rules
 from transformer_jax.decoding.sampling import sample
-from transformer_jax.decoding.steps import Cache, Hypotheses, Step, certain, greedy, never_chosen
+from transformer_jax.decoding.steps import (
+    Cache,
+    Hypotheses,
+    Step,
+    certain,
+    greedy,
+    never_chosen,
+)
 
 
 def search(
@@ -22,15 +29,19 @@ def search(
     vocab_size: int,
     **common: Any,
 ) -> Hypotheses:
-    """Return the `options.n_best` outputs of each row, best first, from the method that the options select.
+    """Return the `options.n_best` outputs of each row, best first, from the method that
+    the options select.
 
-    With `only_greedy`, it is greedy search with one output, whatever the options. `common` are `batch_size`,
-    `max_length`, `bos_id`, `eos_id` and `pad_id`. See `sample` for the other arguments.
+    With `only_greedy`, it is greedy search with one output, whatever the options.
+    `common` are `batch_size`, `max_length`, `bos_id`, `eos_id` and `pad_id`. See
+    `sample` for the other arguments.
     """
     if isinstance(options, DecodingConfig) and options.at_limit == "end":
         step = _ended(step, common["max_length"] - 1, common["eos_id"])
     ends = (common["eos_id"], *options.end_ids)
-    change = rules(options, ends, never_chosen(common["bos_id"], common["pad_id"], ends))
+    change = rules(
+        options, ends, never_chosen(common["bos_id"], common["pad_id"], ends)
+    )
     common |= {"end_ids": options.end_ids, "change": change}
     if options.temperature and not only_greedy:
         return sample(
@@ -63,15 +74,21 @@ def search(
 def _ended(step: Step, last: int, eos_id: int) -> Step:
     """Return `step` with EOS certain after the token at position `last`."""
 
-    def ended(cache: Cache, tokens: jax.Array, position: jax.Array) -> tuple[jax.Array, Cache]:
+    def ended(
+        cache: Cache, tokens: jax.Array, position: jax.Array
+    ) -> tuple[jax.Array, Cache]:
         logits, cache = step(cache, tokens, position)
-        return jnp.where(position == last, certain(eos_id, logits.shape[-1])[None], logits), cache
+        return jnp.where(
+            position == last, certain(eos_id, logits.shape[-1])[None], logits
+        ), cache
 
     return ended
 
 
 def copies(options: SamplingConfig, only_greedy: bool) -> int:
-    """Return K, the number of rows that `search` passes to `step` for each row of the cache."""
+    """Return K, the number of rows that `search` passes to `step` for each row of
+    the cache.
+    """
     if only_greedy:
         return 1
     return options.n_best if options.temperature else options.most_found

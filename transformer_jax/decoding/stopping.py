@@ -4,11 +4,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-PART = "\N{REPLACEMENT CHARACTER}"  # what decoders make of the first bytes of a character
+# what decoders make of the first bytes of a character
+PART = "\N{REPLACEMENT CHARACTER}"
 
 
 def cut_at(text: str, stop: Sequence[str]) -> str | None:
-    """Return the text before the first occurrence of a stop string, or None if there is none."""
+    """Return the text before the first occurrence of a stop string, or None if there
+    is none.
+    """
     places = [place for string in stop if (place := text.find(string)) >= 0]
     return text[: min(places)] if places else None
 
@@ -22,8 +25,11 @@ def before_end(tokens: np.ndarray, ends: Sequence[int]) -> np.ndarray:
 def certain(text: str, stop: Sequence[str]) -> str:
     """Return the part of an unfinished text that stays, whatever follows.
 
-    What may still change is a character at the end whose bytes are incomplete, and the beginning of a stop string.
+    What may still change is a character at the end whose bytes are incomplete, and the
+    beginning of a stop string.
     """
     text = text.rstrip(PART)
-    begun = [n for string in stop for n in range(1, len(string)) if text.endswith(string[:n])]
+    begun = [
+        n for string in stop for n in range(1, len(string)) if text.endswith(string[:n])
+    ]
     return text[: len(text) - max(begun, default=0)]

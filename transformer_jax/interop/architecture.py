@@ -1,4 +1,6 @@
-"""A class of transformers: its counterpart here, its config and the outputs of its head."""
+"""A class of transformers: its counterpart here, its config and the outputs of its
+head.
+"""
 
 import abc
 import dataclasses
@@ -31,24 +33,30 @@ class FieldError(InteropError):
 
 
 def widths(fields: Mapping[str, Any]) -> dict[str, int]:
-    """Return the widths of heads that share d_model. Raises FieldError if they cannot."""
+    """Return the widths of heads that share d_model. Raises FieldError if they
+    cannot.
+    """
     width, heads = fields["d_model"], fields["num_heads"]
     if heads < 1:
         raise FieldError("num_heads", heads, "must be at least 1")
     if width % heads:
-        raise FieldError("d_model", width, f"must be a multiple of the number of heads, {heads}")
+        raise FieldError(
+            "d_model", width, f"must be a multiple of the number of heads, {heads}"
+        )
     return {"head_dim": width // heads, "value_dim": width // heads}
 
 
 @dataclasses.dataclass(frozen=True)
 class ConfigMap:
-    """The keys of their config.json that describe a model, and the fields of our model config, in both directions.
+    """The keys of their config.json that describe a model, and the fields of our model
+    config, in both directions.
 
     model: our class of the model config.
     names: their key → (our field, transformers' default).
-    choices: their key → (our field, transformers' default, {value of theirs: value of ours}). The first of several
-        equal values of ours is the one that is written.
-    theirs: keys of theirs that must have these values. They are transformers' defaults, and are not written.
+    choices: their key → (our field, transformers' default, {value of theirs: value of
+        ours}). The first of several equal values of ours is the one that is written.
+    theirs: keys of theirs that must have these values. They are transformers' defaults,
+        and are not written.
     ours: fields of ours that have these values.
     derived: fields of ours that follow from the others, by default the width of heads.
     aliases: other names of their keys, which transformers reads as well.
@@ -57,7 +65,9 @@ class ConfigMap:
 
     model: type
     names: Mapping[str, tuple[str, Any]]
-    choices: Mapping[str, tuple[str, str, Mapping[str, str]]] = dataclasses.field(default_factory=dict)
+    choices: Mapping[str, tuple[str, str, Mapping[str, str]]] = dataclasses.field(
+        default_factory=dict
+    )
     theirs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     ours: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     derived: Callable[[Mapping[str, Any]], Mapping[str, Any]] = widths
@@ -70,66 +80,105 @@ class ConfigMap:
         return {*self.names, *self.choices, *self.theirs, *self.aliases, *self.more}
 
     def _with_names(self, config: Json) -> Json:
-        """Return the config without aliases. Raises InteropError if a key and its alias have different values."""
+        """Return the config without aliases.
+
+        Raises InteropError if a key and its alias have different values.
+        """
         found = dict(config)
         for alias, key in self.aliases.items():
             value = found.pop(alias, None)
             if value is not None and found.setdefault(key, value) != value:
                 raise InteropError(
-                    f"config.json: {alias} = {value!r} and {key} = {found[key]!r} mean the same and differ: remove one"
+                    f"config.json: {alias} = {value!r} "
+                    f"and {key} = {found[key]!r} mean the same and differ: remove one"
                 )
         return found
 
     def read(self, config: Json) -> dict[str, Any]:
-        """Return fields of our model config. Raises InteropError for values that are invalid or not supported."""
+        """Return fields of our model config.
+
+        Raises InteropError for values that are invalid or not supported.
+        """
         try:
             fields = self.fields(self._with_names(config))
             for field, rule in self.model(**fields).problems():
                 raise FieldError(field, fields.get(field), rule)
         except FieldError as error:
-            keys = {field: key for key, (field, *_) in {**self.names, **self.choices}.items()}
+            keys = {
+                field: key
+                for key, (field, *_) in {**self.names, **self.choices}.items()
+            }
             key = keys.get(error.field, error.field)
             raise InteropError(
-                f"config.json: {key} = {error.value!r} (here, config.model.{error.field}): {error.rule}"
+                f"config.json: {key} = {error.value!r} (here, "
+                f"config.model.{error.field}): {error.rule}"
             ) from error
         return fields
 
     def fields(self, config: Json) -> dict[str, Any]:
-        """Return fields of our model config. Raises InteropError for values that we do not support.
+        """Return fields of our model config.
+
+        Raises InteropError for values that we do not support.
 
         The values of single fields are checked in `read`.
         """
         for key, value in self.theirs.items():
             if config.get(key, value) != value:
-                raise InteropError(f"config.json: {key} = {config[key]!r} is not supported, only {value!r}")
+                raise InteropError(
+                    "config.json: "
+                    f"{key} = {config[key]!r} is not supported, only {value!r}"
+                )
         kinds = typing.get_type_hints(self.model)
-        fields = {field: typed(config, key, default, kinds[field]) for key, (field, default) in self.names.items()}
+        fields = {
+            field: typed(config, key, default, kinds[field])
+            for key, (field, default) in self.names.items()
+        }
         for key, (field, default, values) in self.choices.items():
             if (value := config.get(key, default)) not in list(values):
-                raise InteropError(f"config.json: {key} = {value!r} is not supported: choose from {', '.join(values)}")
+                raise InteropError(
+                    f"config.json: {key} = {value!r} is not supported: "
+                    f"choose from {', '.join(values)}"
+                )
             fields[field] = values[value]
         return dict(self.ours) | fields | dict(self.derived(fields))
 
     def write(self, model: Any) -> dict[str, Any]:
-        """Return keys of config.json. Raises InteropError for a model that transformers does not have."""
+        """Return keys of config.json.
+
+        Raises InteropError for a model that transformers does not have.
+        """
         derived = self.derived(dataclasses.asdict(model))
         for field, value in (dict(self.ours) | dict(derived)).items():
             if (ours := getattr(model, field)) != value:
-                raise InteropError(f"config.model.{field} = {ours!r}: transformers' model has only {value!r}")
+                raise InteropError(
+                    f"config.model.{field} = {ours!r}: "
+                    f"transformers' model has only {value!r}"
+                )
         config = {key: getattr(model, field) for key, (field, _) in self.names.items()}
         for key, (field, _, values) in self.choices.items():
             written = {ours: theirs for theirs, ours in reversed(list(values.items()))}
             if (value := getattr(model, field)) not in written:
-                raise InteropError(f"config.model.{field} = {value!r}: transformers has only {', '.join(written)}")
+                raise InteropError(
+                    f"config.model.{field} = {value!r}: "
+                    f"transformers has only {', '.join(written)}"
+                )
             config[key] = written[value]
         return config
 
 
 def typed(config: Json, key: str, default: Any, kind: type) -> Any:
-    """Return the value of a key, with integers for float as floats. Raises InteropError if it has another type."""
+    """Return the value of a key, with integers for float as floats.
+
+    Raises InteropError if it has another type.
+    """
     value = config.get(key, default)
-    if value is not default and type(value) not in ((int, float) if kind is float else (kind,)):
-        raise InteropError(f"config.json: {key} = {value!r} must be of type {kind.__name__}: copy the file again")
+    if value is not default and type(value) not in (
+        (int, float) if kind is float else (kind,)
+    ):
+        raise InteropError(
+            f"config.json: {key} = {value!r} must be of type {kind.__name__}: "
+            "copy the file again"
+        )
     return float(value) if kind is float and value is not default else value
 
 
@@ -138,7 +187,8 @@ class Outputs(NamedTuple):
 
     size: their number.
     settings: dotted keys of our config that they determine.
-    order: output i of ours is output order[i] of theirs, or -1 if theirs lacks it; () if the order is the same.
+    order: output i of ours is output order[i] of theirs, or -1 if theirs lacks it; ()
+        if the order is the same.
     names: what each output of ours means.
     """
 
@@ -150,28 +200,45 @@ class Outputs(NamedTuple):
     @property
     def present(self) -> tuple[str, ...]:
         """The names, without those that theirs lacks."""
-        return tuple(name for i, name in enumerate(self.names) if not self.order or self.order[i] >= 0)
+        return tuple(
+            name
+            for i, name in enumerate(self.names)
+            if not self.order or self.order[i] >= 0
+        )
 
 
 class Head(abc.ABC):
-    """A kind of head: which of our config keys determine its outputs, and which keys of config.json."""
+    """A kind of head: which of our config keys determine its outputs, and which keys
+    of config.json.
+    """
 
     @abc.abstractmethod
     def read(self, config: Json) -> Outputs | None:
-        """Return the outputs that config.json describes, or None if it describes another kind of head."""
+        """Return the outputs that config.json describes, or None if it describes
+        another kind of head.
+        """
 
     def write(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return keys of config.json, given all keys of our config, or None for another kind of head."""
+        """Return keys of config.json, given all keys of our config, or None for
+        another kind of head.
+        """
         return {}
 
-    def generation(self, settings: Mapping[str, Any], special_ids: Mapping[str, int | None]) -> dict[str, Any]:
-        """Return the content of generation_config.json, given all keys of our config. Empty: there is no such file."""
+    def generation(
+        self, settings: Mapping[str, Any], special_ids: Mapping[str, int | None]
+    ) -> dict[str, Any]:
+        """Return the content of generation_config.json, given all keys of our config.
+
+        Empty: there is no such file.
+        """
         return {}
 
 
 @dataclasses.dataclass(frozen=True)
 class Fixed(Head):
-    """A head with outputs called `names`, which has the same `settings` in every model."""
+    """A head with outputs called `names`, which has the same `settings` in every
+    model.
+    """
 
     names: tuple[str, ...] = ()
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -180,7 +247,9 @@ class Fixed(Head):
         return Outputs(len(self.names), self.settings, names=self.names)
 
     def write(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-        same = all(settings.get(key, value) == value for key, value in self.settings.items())
+        same = all(
+            settings.get(key, value) == value for key, value in self.settings.items()
+        )
         return {} if same else None
 
 
@@ -189,19 +258,27 @@ class Classes(Head):
 
     def read(self, config: Json) -> Outputs | None:
         labels = labels_of(config)
-        if len(labels) < 2 or config.get("problem_type") not in (None, "single_label_classification"):
+        if len(labels) < 2 or config.get("problem_type") not in (
+            None,
+            "single_label_classification",
+        ):
             return None
         return Outputs(len(labels), {"data.labels": labels}, names=labels)
 
     def write(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        return label_keys(settings["data.labels"]) | {"problem_type": "single_label_classification"}
+        return label_keys(settings["data.labels"]) | {
+            "problem_type": "single_label_classification"
+        }
 
 
 class Value(Head):
     """A head with one output, a number."""
 
     def read(self, config: Json) -> Outputs | None:
-        fits = len(labels_of(config)) == 1 and config.get("problem_type") in (None, "regression")
+        fits = len(labels_of(config)) == 1 and config.get("problem_type") in (
+            None,
+            "regression",
+        )
         return Outputs(1, names=("value",)) if fits else None
 
     def write(self, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,37 +288,64 @@ class Value(Head):
 class Tags(Head):
     """A head with an output for each tag of a word, e.g. O, B-PER and I-PER.
 
-    It may lack tags, e.g. B-PER after training on IOB1, where B only separates an entity from one of the same type.
+    It may lack tags, e.g. B-PER after training on IOB1, where B only separates an
+    entity from one of the same type.
     """
 
     def read(self, config: Json) -> Outputs:
         theirs = labels_of(config)
-        kinds = tuple(dict.fromkeys(tag.partition("-")[2] for tag in theirs if tag != "O"))
+        kinds = tuple(
+            dict.fromkeys(tag.partition("-")[2] for tag in theirs if tag != "O")
+        )
         for scheme, prefixes in PREFIXES.items():
             ours = ["O", *(f"{prefix}-{kind}" for kind in kinds for prefix in prefixes)]
             if {"O", *theirs} <= set(ours) and len(set(theirs)) == len(theirs) > 1:
-                order = tuple(theirs.index(tag) if tag in theirs else -1 for tag in ours)
+                order = tuple(
+                    theirs.index(tag) if tag in theirs else -1 for tag in ours
+                )
                 identity = order == tuple(range(len(ours)))
                 settings = {"data.types": kinds, "data.scheme": scheme}
-                return Outputs(len(ours), settings, () if identity else order, tuple(ours))
+                return Outputs(
+                    len(ours), settings, () if identity else order, tuple(ours)
+                )
         raise InteropError(
-            f"config.json: id2label has {', '.join(theirs)}: supported are different tags among O and, for each type "
-            "of entity, B and I, or B, I, E and S"
+            f"config.json: id2label has {', '.join(theirs)}: supported are different "
+            "tags among O and, for each type of entity, B and I, or B, I, E and S"
         )
 
     def write(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         prefixes = PREFIXES[settings["data.scheme"]]
-        return label_keys(["O", *(f"{prefix}-{kind}" for kind in settings["data.types"] for prefix in prefixes)])
+        return label_keys(
+            [
+                "O",
+                *(
+                    f"{prefix}-{kind}"
+                    for kind in settings["data.types"]
+                    for prefix in prefixes
+                ),
+            ]
+        )
 
 
 def labels_of(config: Json) -> tuple[str, ...]:
-    """Return the labels that config.json lists. Raises InteropError if their numbers are not 0, 1, 2, …"""
-    found = config.get("id2label") or {i: f"LABEL_{i}" for i in range(typed(config, "num_labels", 2, int))}
+    """Return the labels that config.json lists.
+
+    Raises InteropError if their numbers are not 0, 1, 2, …
+    """
+    found = config.get("id2label") or {
+        i: f"LABEL_{i}" for i in range(typed(config, "num_labels", 2, int))
+    }
     if not isinstance(found, Mapping):
-        raise InteropError(f"config.json: id2label = {found!r:.80} must be an object of numbers and labels")
+        raise InteropError(
+            "config.json: "
+            f"id2label = {found!r:.80} must be an object of numbers and labels"
+        )
     numbers = {str(number): str(label) for number, label in found.items()}
     if numbers.keys() != set(map(str, range(len(numbers)))):
-        raise InteropError(f"config.json: id2label has the numbers {', '.join(numbers)}: they must be 0, 1, 2, …")
+        raise InteropError(
+            f"config.json: id2label has the numbers {', '.join(numbers)}: "
+            "they must be 0, 1, 2, …"
+        )
     return tuple(numbers[str(i)] for i in range(len(numbers)))
 
 
@@ -258,28 +362,37 @@ def label_keys(labels: Sequence[str]) -> dict[str, Any]:
 class Architecture:
     """A class of transformers.
 
-    name: its name, as in "architectures" of config.json. Several entries may share it; the first whose head fits is
-        taken.
+    name: its name, as in "architectures" of config.json. Several entries may share it;
+        the first whose head fits is taken.
     model_type: its "model_type" in config.json.
     task: our task.
     config: the map between the model configs.
-    module: (our model config, number of outputs) → our module, for the shapes of its parameters.
+    module: (our model config, number of outputs) → our module, for the shapes of its
+        parameters.
     table: (our model config, outputs) → where each of our parameters is.
     head: what its outputs are.
-    lacks: modules of ours that it does not have, e.g. "bert/pooler". A file may have them nevertheless.
+    lacks: modules of ours that it does not have, e.g. "bert/pooler". A file may have
+        them nevertheless.
     optional: modules of ours that it has and a file may lack.
-    prefix: the part of names that a file of the model without a head lacks, e.g. "bert.".
+    prefix: the part of names that a file of the model without a head lacks, e.g.
+        "bert.".
     bare: it is the model without a head, and is written without the prefix.
-    ends: the key of our config for ids that end an output, besides the end id of the tokenizer. "": there is none.
-    begins: the key of our config that is True if the begin id precedes a text. "": `around` decides alone.
-    special_ids: "pad_id", "bos_id" and "eos_id" → keys of config.json. By default, there are none.
+    ends: the key of our config for ids that end an output, besides the end id of the
+        tokenizer. "": there is none.
+    begins: the key of our config that is True if the begin id precedes a text. "":
+        `around` decides alone.
+    special_ids: "pad_id", "bos_id" and "eos_id" → keys of config.json. By default,
+        there are none.
     example: tokens (B, T) → arguments with which the module is initialized.
-    around: (begin, end): which special ids the tokenizer of transformers puts around a text.
+    around: (begin, end): which special ids the tokenizer of transformers puts around a
+        text.
     renamed: (old, new) ends of names, which files of older versions have.
-    ties: other name of a tensor → its name here. A file may hold a tied tensor under either.
+    ties: other name of a tensor → its name here. A file may hold a tied tensor under
+        either.
     unused: regular expression of names that need no place here.
     more: further keys of config.json.
-    generates: keys of `generate` that are read, or that leave a choice to config.decoding. (): it writes no text.
+    generates: keys of `generate` that are read, or that leave a choice to
+        config.decoding. (): it writes no text.
     """
 
     name: str
@@ -305,7 +418,9 @@ class Architecture:
     generates: Collection[str] = ()
 
     def names(self, theirs: Sequence[str]) -> dict[str, str]:
-        """Return the name in the table of each tensor of a file → its name in the file."""
+        """Return the name in the table of each tensor of a file → its name in the
+        file.
+        """
         unwrapped = {name: WRAPPERS.sub("", name) for name in theirs}
         headless = not any(name.startswith(self.prefix) for name in unwrapped.values())
         names = {}

@@ -6,7 +6,15 @@ from typing import Any
 
 import flax.linen as nn
 
-from transformer_jax.interop.architecture import Architecture, Classes, ConfigMap, Fixed, Outputs, Tags, Value
+from transformer_jax.interop.architecture import (
+    Architecture,
+    Classes,
+    ConfigMap,
+    Fixed,
+    Outputs,
+    Tags,
+    Value,
+)
 from transformer_jax.interop.layouts import JOINING, LINEAR, Entry, Layout, linear, norm
 from transformer_jax.models import bert
 
@@ -29,7 +37,13 @@ CONFIG = ConfigMap(
         "hidden_act": (
             "activation",
             "gelu",
-            {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "silu": "silu"},
+            {
+                "gelu": "gelu",
+                "gelu_new": "gelu_tanh",
+                "gelu_pytorch_tanh": "gelu_tanh",
+                "relu": "relu",
+                "silu": "silu",
+            },
         )
     },
     theirs={
@@ -59,15 +73,24 @@ def encoder(model: bert.BertConfig) -> list[Entry]:
     """Return the entries of `Bert`."""
     layer, ours = "bert.encoder.layer.{}", "bert/encoder/layers"
     return [
-        Entry("bert/embedding/table", "bert.embeddings.word_embeddings.weight", rows=model.vocab_size),
+        Entry(
+            "bert/embedding/table",
+            "bert.embeddings.word_embeddings.weight",
+            rows=model.vocab_size,
+        ),
         Entry("bert/segments", "bert.embeddings.token_type_embeddings.weight"),
         Entry("bert/positions/table", "bert.embeddings.position_embeddings.weight"),
         *norm("bert/norm", "bert.embeddings.LayerNorm"),
         *linear(f"{ours}/self_attention/query", f"{layer}.attention.self.query"),
         *linear(f"{ours}/self_attention/key", f"{layer}.attention.self.key"),
         *linear(f"{ours}/self_attention/value", f"{layer}.attention.self.value"),
-        *linear(f"{ours}/self_attention/output", f"{layer}.attention.output.dense", JOINING),
-        *norm(f"{ours}/self_attention_residual/layer_norm", f"{layer}.attention.output.LayerNorm"),
+        *linear(
+            f"{ours}/self_attention/output", f"{layer}.attention.output.dense", JOINING
+        ),
+        *norm(
+            f"{ours}/self_attention_residual/layer_norm",
+            f"{layer}.attention.output.LayerNorm",
+        ),
         *linear(f"{ours}/feed_forward/inner", f"{layer}.intermediate.dense"),
         *linear(f"{ours}/feed_forward/outer", f"{layer}.output.dense"),
         *norm(f"{ours}/feed_forward_residual/layer_norm", f"{layer}.output.LayerNorm"),
@@ -76,19 +99,30 @@ def encoder(model: bert.BertConfig) -> list[Entry]:
 
 
 def pretraining(model: bert.BertConfig, outputs: Outputs) -> list[Entry]:
-    """Return the entries of `Pretraining`. Their class 0 of the next sentence is our class 1."""
+    """Return the entries of `Pretraining`.
+
+    Their class 0 of the next sentence is our class 1.
+    """
     return [
         *encoder(model),
         *linear("masked_lm/transform", "cls.predictions.transform.dense"),
         *norm("masked_lm/norm", "cls.predictions.transform.LayerNorm"),
         Entry("masked_lm/bias", "cls.predictions.bias", rows=model.vocab_size),
-        *linear("next_sentence", "cls.seq_relationship", Layout(1, transposed=True, order=(1, 0))),
+        *linear(
+            "next_sentence",
+            "cls.seq_relationship",
+            Layout(1, transposed=True, order=(1, 0)),
+        ),
     ]
 
 
-def with_head(model: bert.BertConfig, outputs: Outputs, *, name: str = "classifier") -> list[Entry]:
+def with_head(
+    model: bert.BertConfig, outputs: Outputs, *, name: str = "classifier"
+) -> list[Entry]:
     """Return the entries of an encoder with a linear map called `name`."""
-    kernel, bias = linear("head", name, Layout(LINEAR.inputs, LINEAR.transposed, order=outputs.order))
+    kernel, bias = linear(
+        "head", name, Layout(LINEAR.inputs, LINEAR.transposed, order=outputs.order)
+    )
     never = dataclasses.replace(bias.layout, absent=NEVER)
     return [*encoder(model), kernel, dataclasses.replace(bias, layout=never)]
 
@@ -109,23 +143,44 @@ _architecture: Any = functools.partial(
     prefix="bert.",
     around=(True, True),
     renamed=((".gamma", ".weight"), (".beta", ".bias")),
-    unused=r".*position_ids|cls\.predictions\.decoder\.(weight|bias)",  # the decoder is tied to the embedding
+    # the decoder is tied to the embedding
+    unused=r".*position_ids|cls\.predictions\.decoder\.(weight|bias)",
 )
-_with_head: Any = functools.partial(_architecture, table=with_head, module=bert.Classifier)
-_with_tags: Any = functools.partial(_architecture, module=bert.TokenClassifier, lacks=("bert/pooler",))
+_with_head: Any = functools.partial(
+    _architecture, table=with_head, module=bert.Classifier
+)
+_with_tags: Any = functools.partial(
+    _architecture, module=bert.TokenClassifier, lacks=("bert/pooler",)
+)
 _pretrained: Any = functools.partial(
-    _architecture, task="bert_pretraining", module=_pretraining, table=pretraining, ties=TIED
+    _architecture,
+    task="bert_pretraining",
+    module=_pretraining,
+    table=pretraining,
+    ties=TIED,
 )
 ALONE = Fixed(settings={"masking.next_sentence": False})
 
 ARCHITECTURES = (
-    _pretrained("BertForPreTraining", head=Fixed(settings={"masking.next_sentence": True})),
+    _pretrained(
+        "BertForPreTraining", head=Fixed(settings={"masking.next_sentence": True})
+    ),
     _pretrained("BertForMaskedLM", head=ALONE, lacks=("bert/pooler", "next_sentence")),
-    _pretrained("BertModel", head=ALONE, lacks=("masked_lm", "next_sentence"), optional=("bert/pooler",), bare=True),
+    _pretrained(
+        "BertModel",
+        head=ALONE,
+        lacks=("masked_lm", "next_sentence"),
+        optional=("bert/pooler",),
+        bare=True,
+    ),
     _with_head("BertForSequenceClassification", task="classification", head=Classes()),
     _with_head("BertForSequenceClassification", task="regression", head=Value()),
-    _with_head("BertForMultipleChoice", task="multiple_choice", head=Fixed(("choice",))),
-    _with_tags("BertForTokenClassification", task="tagging", table=with_head, head=Tags()),
+    _with_head(
+        "BertForMultipleChoice", task="multiple_choice", head=Fixed(("choice",))
+    ),
+    _with_tags(
+        "BertForTokenClassification", task="tagging", table=with_head, head=Tags()
+    ),
     _with_tags(
         "BertForQuestionAnswering",
         task="question_answering",

@@ -8,7 +8,8 @@ from transformer_jax.interop.tensors import InteropError
 Json = Mapping[str, Any]
 WHERE = "generation_config.json or config.json"
 
-# Every key of `generate`, and the values with which it changes nothing; null never does.
+# Every key of `generate`, and the values with which it changes nothing; null never
+# does.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "bad_words_ids": ([],),
     "begin_suppress_tokens": ([],),
@@ -54,7 +55,16 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "typical_p": (1,),
     "watermarking_config": (),
 }
-OF_SAMPLING = {"temperature", "top_h", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"}
+OF_SAMPLING = {
+    "temperature",
+    "top_h",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "epsilon_cutoff",
+    "eta_cutoff",
+}
 OF_BEAMS = {"diversity_penalty", "early_stopping", "length_penalty", "num_beam_groups"}
 # Those that `rules` reads, and those that only an encoder–decoder has.
 RULES = {
@@ -80,28 +90,44 @@ DEFAULTS: Mapping[str, Any] = {
 
 
 def rules(config: Json) -> dict[str, Any]:
-    """Return the settings of decoding that are not the defaults, by their names in the section `decoding`.
+    """Return the settings of decoding that are not the defaults, by their names in the
+    section `decoding`.
 
     Raises InteropError for a value of another type.
     """
     given = {key: value for key, value in config.items() if value is not None}
     ends = _ids(given, "eos_token_id")
-    excluded = {given.get(name) for name in ("decoder_start_token_id", "pad_token_id")} | set(ends)
+    excluded = {
+        given.get(name) for name in ("decoder_start_token_id", "pad_token_id")
+    } | set(ends)
     barred = [ids[0] for ids in _sequences(given) if len(ids) == 1]
     found = {
         "end_ids": ends if len(ends) > 1 else (),
         "forbidden_ids": tuple(
-            dict.fromkeys([*(i for i in barred if i not in excluded), *_ids(given, "suppress_tokens")])
+            dict.fromkeys(
+                [
+                    *(i for i in barred if i not in excluded),
+                    *_ids(given, "suppress_tokens"),
+                ]
+            )
         ),
-        "min_tokens": _number(given, "min_new_tokens", 0) + 1 if given.get("min_new_tokens") else 0,
+        "min_tokens": (
+            _number(given, "min_new_tokens", 0) + 1
+            if given.get("min_new_tokens")
+            else 0
+        ),
         "no_repeat_ngram": _number(given, "no_repeat_ngram_size", 0),
-        "repetition_penalty": float(_number(given, "repetition_penalty", 1.0, (int, float))),
+        "repetition_penalty": float(
+            _number(given, "repetition_penalty", 1.0, (int, float))
+        ),
     }
     return _changed(found)
 
 
 def rules_of_decoders(config: Json) -> dict[str, Any]:
-    """Return what `rules` returns, and the settings that only an encoder–decoder has."""
+    """Return what `rules` returns, and the settings that only an encoder–decoder
+    has.
+    """
     given = {key: value for key, value in config.items() if value is not None}
     found = rules(given)
     least = max(_number(given, "min_length", 0), found.get("min_tokens", 0))
@@ -114,9 +140,14 @@ def rules_of_decoders(config: Json) -> dict[str, Any]:
 
 
 def keys_of(settings: Mapping[str, Any], end: int | None) -> dict[str, Any]:
-    """Return the keys of `generate` for settings of `decoding` that are not the defaults: the inverse of `rules`."""
+    """Return the keys of `generate` for settings of `decoding` that are not the
+    defaults: the inverse of `rules`.
+    """
     ours = _changed({key: value for key, value in settings.items() if key in DEFAULTS})
-    names = {"no_repeat_ngram": "no_repeat_ngram_size", "repetition_penalty": "repetition_penalty"}
+    names = {
+        "no_repeat_ngram": "no_repeat_ngram_size",
+        "repetition_penalty": "repetition_penalty",
+    }
     names |= {"first_id": "forced_bos_token_id", "renormalize": "renormalize_logits"}
     content = {theirs: ours[name] for name, theirs in names.items() if name in ours}
     if "forbidden_ids" in ours:
@@ -124,7 +155,9 @@ def keys_of(settings: Mapping[str, Any], end: int | None) -> dict[str, Any]:
     if ours.get("min_tokens", 0) > 1:
         content["min_new_tokens"] = ours["min_tokens"] - 1
     if "end_ids" in ours:
-        content["eos_token_id"] = list(dict.fromkeys([*([] if end is None else [end]), *ours["end_ids"]]))
+        content["eos_token_id"] = list(
+            dict.fromkeys([*([] if end is None else [end]), *ours["end_ids"]])
+        )
     return content
 
 
@@ -134,7 +167,9 @@ def _changed(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ignored(config: Json, supported: set[str]) -> Iterator[str]:
-    """Yield "key = value" for each key that changes what `generate` returns, and is not supported."""
+    """Yield "key = value" for each key that changes what `generate` returns, and is
+    not supported.
+    """
     unused = set() if config.get("do_sample") else OF_SAMPLING
     if config.get("num_beams") in (None, 1):
         unused = unused | OF_BEAMS
@@ -150,11 +185,13 @@ def _sequences(config: Json) -> list[list[int]]:
     """Return bad_words_ids, a list of lists of ids."""
     found = config.get("bad_words_ids") or []
     valid = isinstance(found, list) and all(
-        isinstance(ids, list) and ids and all(type(i) is int for i in ids) for ids in found
+        isinstance(ids, list) and ids and all(type(i) is int for i in ids)
+        for ids in found
     )
     if not valid:
         raise InteropError(
-            f"{WHERE}: bad_words_ids = {found!r:.80} must be a list of lists of ids: copy the file again"
+            f"{WHERE}: bad_words_ids = {found!r:.80} must be a list of lists of ids: "
+            "copy the file again"
         )
     return found
 
@@ -164,12 +201,20 @@ def _ids(config: Json, key: str) -> tuple[int, ...]:
     value = config.get(key)
     listed = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(i) is int and i >= 0 for i in listed):
-        raise InteropError(f"{WHERE}: {key} = {value!r:.80} must be an id or a list of ids: copy the file again")
+        raise InteropError(
+            f"{WHERE}: {key} = {value!r:.80} must be an id or a list of ids: "
+            "copy the file again"
+        )
     return tuple(listed)
 
 
-def _number(config: Json, key: str, default: Any, kinds: tuple[type, ...] = (int,)) -> Any:
+def _number(
+    config: Json, key: str, default: Any, kinds: tuple[type, ...] = (int,)
+) -> Any:
     value = config.get(key, default)
     if type(value) not in kinds:
-        raise InteropError(f"{WHERE}: {key} = {value!r:.80} must be of type {kinds[-1].__name__}: copy the file again")
+        raise InteropError(
+            f"{WHERE}: {key} = {value!r:.80} must be of type {kinds[-1].__name__}: "
+            "copy the file again"
+        )
     return value

@@ -25,7 +25,11 @@ from transformer_jax.models import gpt
 
 HEADS = ("query", "key", "value")
 # Values of ours that all of these models have. Of GPT and GPT-2 alone: COMMON.
-SHARED = {"architecture": "gpt", "feed_forward_dropout_rate": 0.0, "embedding_scale": False}
+SHARED = {
+    "architecture": "gpt",
+    "feed_forward_dropout_rate": 0.0,
+    "embedding_scale": False,
+}
 COMMON = SHARED | {
     "num_kv_heads": 0,
     "feed_forward": "plain",
@@ -56,26 +60,39 @@ class GPTMap(ConfigMap):
     """The keys of GPT and GPT-2, which have two rates of dropout where we have one."""
 
     def fields(self, config: Json) -> dict[str, Any]:
-        embeddings, others = config.get("embd_pdrop", 0.1), config.get("resid_pdrop", 0.1)
+        embeddings, others = (
+            config.get("embd_pdrop", 0.1),
+            config.get("resid_pdrop", 0.1),
+        )
         if embeddings != others:
             raise InteropError(
-                f"config.json: embd_pdrop = {embeddings} and resid_pdrop = {others} are not supported: set both to one "
-                "value, which only training uses"
+                f"config.json: embd_pdrop = {embeddings} and resid_pdrop = {others} "
+                "are not supported: set both to one value, which only training uses"
             )
         return super().fields(config)
 
 
 class LlamaMap(ConfigMap):
-    """The keys of Llama. Those of its rotary positions have two forms, and some are null."""
+    """The keys of Llama.
+
+    Those of its rotary positions have two forms, and some are null.
+    """
 
     def fields(self, config: Json) -> dict[str, Any]:
         given = {key: value for key, value in config.items() if value is not None}
-        rotary = typed(given, "rope_scaling", {}, dict) | typed(given, "rope_parameters", {}, dict)
+        rotary = typed(given, "rope_scaling", {}, dict) | typed(
+            given, "rope_parameters", {}, dict
+        )
         kind = rotary.get("rope_type", rotary.get("type", "default"))
         if kind != "default":
-            raise InteropError(f"config.json: rope_type = {kind!r} is not supported, only 'default'")
+            raise InteropError(
+                f"config.json: rope_type = {kind!r} is not supported, only 'default'"
+            )
         if (part := rotary.get("partial_rotary_factor", 1)) != 1:
-            raise InteropError(f"config.json: partial_rotary_factor = {part!r} is not supported, only 1")
+            raise InteropError(
+                "config.json: "
+                f"partial_rotary_factor = {part!r} is not supported, only 1"
+            )
         if "rope_theta" in rotary:
             given["rope_theta"] = rotary["rope_theta"]
         fields = super().fields(given)
@@ -96,10 +113,18 @@ def _wider(fields: Mapping[str, Any]) -> dict[str, int]:
 
 OPENAI = GPTMap(
     gpt.GPTConfig,
-    names={"vocab_size": ("vocab_size", 40478), "n_positions": ("max_length", 512), **SIZES},
+    names={
+        "vocab_size": ("vocab_size", 40478),
+        "n_positions": ("max_length", 512),
+        **SIZES,
+    },
     choices={
         # Their "gelu" is the approximation.
-        "afn": ("activation", "gelu", {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"})
+        "afn": (
+            "activation",
+            "gelu",
+            {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"},
+        )
     },
     ours=COMMON | {"norm": "post"},
     derived=lambda fields: widths(fields) | {"d_ff": 4 * fields["d_model"]},
@@ -127,7 +152,11 @@ GPT2 = GPTMap(
             },
         )
     },
-    theirs={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
+    theirs={
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+    },
     ours=COMMON | {"norm": "pre"},
     derived=_wider,
     aliases=ALIASES,
@@ -154,26 +183,54 @@ LLAMA = LlamaMap(
         "hidden_act": (
             "activation",
             "silu",
-            {"silu": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"},
+            {
+                "silu": "silu",
+                "gelu": "gelu",
+                "gelu_new": "gelu_tanh",
+                "gelu_pytorch_tanh": "gelu_tanh",
+                "relu": "relu",
+            },
         )
     },
-    ours=SHARED | {"norm": "pre", "norm_type": "rms_norm", "positions": "rotary", "feed_forward": "gated"},
+    ours=SHARED
+    | {
+        "norm": "pre",
+        "norm_type": "rms_norm",
+        "positions": "rotary",
+        "feed_forward": "gated",
+    },
     derived=lambda fields: {"value_dim": fields["head_dim"]},
     more=("rope_scaling", "rope_parameters"),
 )
 
 
 def with_conv1d(
-    model: gpt.GPTConfig, outputs: Outputs, *, ours: str = "", tokens: str = "wte", places: str = "wpe"
+    model: gpt.GPTConfig,
+    outputs: Outputs,
+    *,
+    ours: str = "",
+    tokens: str = "wte",
+    places: str = "wpe",
 ) -> list[Entry]:
-    """Return the entries of GPT or GPT-2, whose linear maps are (in, out). Our names start with `ours`."""
+    """Return the entries of GPT or GPT-2, whose linear maps are (in, out).
+
+    Our names start with `ours`.
+    """
     layer, theirs = f"{ours}decoder/layers", "transformer.h.{}"
     projections = [
-        linear(f"{layer}/self_attention/{name}", f"{theirs}.attn.c_attn", Layout(1, part=(i, 3)))
+        linear(
+            f"{layer}/self_attention/{name}",
+            f"{theirs}.attn.c_attn",
+            Layout(1, part=(i, 3)),
+        )
         for i, name in enumerate(HEADS)
     ]
     return [
-        Entry(f"{ours}embedding/table", f"transformer.{tokens}.weight", rows=model.vocab_size),
+        Entry(
+            f"{ours}embedding/table",
+            f"transformer.{tokens}.weight",
+            rows=model.vocab_size,
+        ),
         Entry(f"{ours}positions/table", f"transformer.{places}.weight"),
         *(entry for projection in projections for entry in projection),
         *linear(f"{layer}/self_attention/output", f"{theirs}.attn.c_proj", Layout(2)),
@@ -181,37 +238,87 @@ def with_conv1d(
         *linear(f"{layer}/feed_forward/inner", f"{theirs}.mlp.c_fc", Layout(1)),
         *linear(f"{layer}/feed_forward/outer", f"{theirs}.mlp.c_proj", Layout(1)),
         *norm(f"{layer}/feed_forward_residual/layer_norm", f"{theirs}.ln_2"),
-        *(norm(f"{ours}decoder/final_norm", "transformer.ln_f") if model.norm == "pre" else ()),
+        *(
+            norm(f"{ours}decoder/final_norm", "transformer.ln_f")
+            if model.norm == "pre"
+            else ()
+        ),
         *_output(model, ours),
     ]
 
 
 def llama(model: gpt.GPTConfig, outputs: Outputs) -> list[Entry]:
-    """Return the entries of Llama. Its rotary positions turn the first half of a head's features with the second."""
+    """Return the entries of Llama.
+
+    Its rotary positions turn the first half of a head's features with the second.
+    """
     layer, theirs = "decoder/layers", "model.layers.{}"
     turned = Layout(1, transposed=True, halves=True)
     maps = {
-        f"{layer}/self_attention/query": (f"{theirs}.self_attn.q_proj", turned, model.attention_bias),
-        f"{layer}/self_attention/key": (f"{theirs}.self_attn.k_proj", turned, model.attention_bias),
-        f"{layer}/self_attention/value": (f"{theirs}.self_attn.v_proj", LINEAR, model.attention_bias),
-        f"{layer}/self_attention/output": (f"{theirs}.self_attn.o_proj", JOINING, model.attention_bias),
-        f"{layer}/feed_forward/gate": (f"{theirs}.mlp.gate_proj", LINEAR, model.feed_forward_bias),
-        f"{layer}/feed_forward/inner": (f"{theirs}.mlp.up_proj", LINEAR, model.feed_forward_bias),
-        f"{layer}/feed_forward/outer": (f"{theirs}.mlp.down_proj", LINEAR, model.feed_forward_bias),
+        f"{layer}/self_attention/query": (
+            f"{theirs}.self_attn.q_proj",
+            turned,
+            model.attention_bias,
+        ),
+        f"{layer}/self_attention/key": (
+            f"{theirs}.self_attn.k_proj",
+            turned,
+            model.attention_bias,
+        ),
+        f"{layer}/self_attention/value": (
+            f"{theirs}.self_attn.v_proj",
+            LINEAR,
+            model.attention_bias,
+        ),
+        f"{layer}/self_attention/output": (
+            f"{theirs}.self_attn.o_proj",
+            JOINING,
+            model.attention_bias,
+        ),
+        f"{layer}/feed_forward/gate": (
+            f"{theirs}.mlp.gate_proj",
+            LINEAR,
+            model.feed_forward_bias,
+        ),
+        f"{layer}/feed_forward/inner": (
+            f"{theirs}.mlp.up_proj",
+            LINEAR,
+            model.feed_forward_bias,
+        ),
+        f"{layer}/feed_forward/outer": (
+            f"{theirs}.mlp.down_proj",
+            LINEAR,
+            model.feed_forward_bias,
+        ),
     }
     return [
         Entry("embedding/table", "model.embed_tokens.weight", rows=model.vocab_size),
-        *(entry for name, (their, layout, bias) in maps.items() for entry in linear(name, their, layout)[: 1 + bias]),
-        Entry(f"{layer}/self_attention_residual/rms_norm/scale", f"{theirs}.input_layernorm.weight"),
-        Entry(f"{layer}/feed_forward_residual/rms_norm/scale", f"{theirs}.post_attention_layernorm.weight"),
+        *(
+            entry
+            for name, (their, layout, bias) in maps.items()
+            for entry in linear(name, their, layout)[: 1 + bias]
+        ),
+        Entry(
+            f"{layer}/self_attention_residual/rms_norm/scale",
+            f"{theirs}.input_layernorm.weight",
+        ),
+        Entry(
+            f"{layer}/feed_forward_residual/rms_norm/scale",
+            f"{theirs}.post_attention_layernorm.weight",
+        ),
         Entry("decoder/final_norm/scale", "model.norm.weight"),
         *_output(model),
     ]
 
 
 def classifier(model: gpt.GPTConfig, outputs: Outputs) -> list[Entry]:
-    """Return the entries of GPT-2 with a linear map from the vector of the last token, which has no bias."""
-    return [*with_conv1d(model, outputs, ours="gpt/"), Entry("head/kernel", "score.weight", LINEAR)]
+    """Return the entries of GPT-2 with a linear map from the vector of the last
+    token, which has no bias.
+    """
+    return [
+        *with_conv1d(model, outputs, ours="gpt/"),
+        Entry("head/kernel", "score.weight", LINEAR),
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,19 +329,30 @@ class OnPlainText(Head):
 
     def read(self, config: Json) -> Outputs | None:
         outputs = self.kind.read(config)
-        return outputs and outputs._replace(settings={**outputs.settings, "fine_tuning.plain_text": True})
+        return outputs and outputs._replace(
+            settings={**outputs.settings, "fine_tuning.plain_text": True}
+        )
 
     def write(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
         return self.kind.write(settings) if settings["fine_tuning.plain_text"] else None
 
 
 class Continuation(Head):
-    """The output layer of a language model. Its settings are the rules of `generate`."""
+    """The output layer of a language model. Its settings are the rules of
+    `generate`.
+    """
 
     def read(self, config: Json) -> Outputs:
-        return Outputs(settings={f"decoding.{key}": value for key, value in generation.rules(config).items()})
+        return Outputs(
+            settings={
+                f"decoding.{key}": value
+                for key, value in generation.rules(config).items()
+            }
+        )
 
-    def generation(self, settings: Mapping[str, Any], special_ids: Mapping[str, int | None]) -> dict[str, Any]:
+    def generation(
+        self, settings: Mapping[str, Any], special_ids: Mapping[str, int | None]
+    ) -> dict[str, Any]:
         ours = {key.removeprefix("decoding."): value for key, value in settings.items()}
         keys = generation.keys_of(ours, special_ids.get("eos_id"))
         return _special_ids(special_ids) | keys if keys else {}
@@ -246,16 +364,23 @@ def _special_ids(ids: Mapping[str, int | None]) -> dict[str, Any]:
 
 
 def _padded(ids: Mapping[str, int | None]) -> dict[str, Any]:
-    """Return keys of config.json for a classifier, which finds the last token of a text by the padding after it.
+    """Return keys of config.json for a classifier, which finds the last token of a text
+    by the padding after it.
 
     A vocabulary without padding is padded with its end.
     """
-    return _special_ids({**ids, "pad_id": ids["eos_id"]} if ids and ids["pad_id"] is None else ids)
+    return _special_ids(
+        {**ids, "pad_id": ids["eos_id"]} if ids and ids["pad_id"] is None else ids
+    )
 
 
 def _output(model: gpt.GPTConfig, ours: str = "") -> list[Entry]:
     """Return the entry of the output layer, if it is not the embedding."""
-    return [] if model.tie_embeddings else [Entry(f"{ours}output/table", "lm_head.weight", rows=model.vocab_size)]
+    return (
+        []
+        if model.tie_embeddings
+        else [Entry(f"{ours}output/table", "lm_head.weight", rows=model.vocab_size)]
+    )
 
 
 def _language_model(model: gpt.GPTConfig, outputs: int) -> nn.Module:
@@ -266,7 +391,9 @@ def _classifier(model: gpt.GPTConfig, outputs: int) -> nn.Module:
     return gpt.GPTClassifier(model, outputs, specials=False)
 
 
-_openai_names: Any = functools.partial(with_conv1d, tokens="tokens_embed", places="positions_embed")
+_openai_names: Any = functools.partial(
+    with_conv1d, tokens="tokens_embed", places="positions_embed"
+)
 _architecture: Any = functools.partial(
     Architecture,
     task="language_modeling",
@@ -284,7 +411,8 @@ _openai: Any = functools.partial(
     table=_openai_names,
     prefix="transformer.",
     ties={"lm_head.weight": "transformer.tokens_embed.weight"},
-    unused=r".*\.attn\.bias|.*position_ids|lm_head\.weight",  # masks of older versions, and the tied output layer
+    # masks of older versions, and the tied output layer
+    unused=r".*\.attn\.bias|.*position_ids|lm_head\.weight",
 )
 _gpt2: Any = functools.partial(
     _architecture,

@@ -1,7 +1,8 @@
 """Read and write models of Hugging Face's transformers: safetensors and config.json.
 
-`read` maps the file into memory and reads parameters only where they are placed. The tables of `interop.bert` and its
-neighbours say where each parameter is. `tokenizer_files` reads and writes the tokenizers of such folders.
+`read` maps the file into memory and reads parameters only where they are placed. The
+tables of `interop.bert` and its neighbours say where each parameter is.
+`tokenizer_files` reads and writes the tokenizers of such folders.
 """
 
 import dataclasses
@@ -19,14 +20,26 @@ from flax import traverse_util
 
 from transformer_jax import files
 from transformer_jax.errors import UserError
-from transformer_jax.interop import bert, generation, gpt, keys, layouts, marian, tensors
+from transformer_jax.interop import (
+    bert,
+    generation,
+    gpt,
+    keys,
+    layouts,
+    marian,
+    tensors,
+)
 from transformer_jax.interop.architecture import NOTHING, Architecture, Outputs
 from transformer_jax.interop.layouts import Leaf, Slot
 from transformer_jax.interop.tensors import InteropError, Tensors
 
 log = logging.getLogger(__name__)
 
-ARCHITECTURES: tuple[Architecture, ...] = (*bert.ARCHITECTURES, *gpt.ARCHITECTURES, *marian.ARCHITECTURES)
+ARCHITECTURES: tuple[Architecture, ...] = (
+    *bert.ARCHITECTURES,
+    *gpt.ARCHITECTURES,
+    *marian.ARCHITECTURES,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,9 +50,11 @@ class Pretrained:
         folder: the folder.
         architecture: its class, and our task for it.
         model: our model config.
-        outputs: the outputs of its head, with the settings that they need in our config.
+        outputs: the outputs of its head, with the settings that they need in our
+            config.
         table: the place of each of our parameters.
-        parameters: path → parameter, read when it is needed. What the file lacks is missing here too.
+        parameters: path → parameter, read when it is needed. What the file lacks is
+            missing here too.
     """
 
     folder: str
@@ -55,13 +70,16 @@ class Pretrained:
         return self.architecture.module(self.model, self.outputs.size)
 
     def params(self, sharding: jax.sharding.Sharding | None = None) -> Any:
-        """Return the parameters as a tree for `module`, all with the same sharding (default: on the first device).
+        """Return the parameters as a tree for `module`, all with the same sharding
+        (default: on the first device).
 
         What the file lacks, e.g. the pooler of a masked language model, is zero.
         """
         sharding = sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
         zeros = {
-            slot.path: jnp.zeros(slot.shape, device=sharding) for slot in self.table if slot.path not in self.parameters
+            slot.path: jnp.zeros(slot.shape, device=sharding)
+            for slot in self.table
+            if slot.path not in self.parameters
         }
         placed = {path: leaf.place(sharding) for path, leaf in self.parameters.items()}
         return traverse_util.unflatten_dict(zeros | placed, sep="/")
@@ -71,9 +89,11 @@ def read(folder: os.PathLike | str, like: Any = None) -> Pretrained:
     """Read a model from a folder.
 
     Args:
-        folder: a local folder with config.json and model.safetensors, or shards and their index.
-        like: our model config with the values of fields that config.json does not determine, e.g. vocab_multiple.
-            None, or a config of another class: they have their defaults.
+        folder: a local folder with config.json and model.safetensors, or shards and
+            their index.
+        like: our model config with the values of fields that config.json does not
+            determine, e.g. vocab_multiple. None, or a config of another class: they
+            have their defaults.
 
     Raises:
         InteropError: a file is missing or damaged, or the model is not supported.
@@ -89,35 +109,49 @@ def read(folder: os.PathLike | str, like: Any = None) -> Pretrained:
     table = slots(architecture, model, outputs)
     names = architecture.names(list(found))
     lacks = architecture.lacks + architecture.optional
-    leaves = layouts.read(table, found, names, lacks, architecture.unused, architecture.ties)
+    leaves = layouts.read(
+        table, found, names, lacks, architecture.unused, architecture.ties
+    )
     _warn(os.fspath(folder), architecture)
     return Pretrained(os.fspath(folder), architecture, model, outputs, table, leaves)
 
 
 def describe(folder: os.PathLike | str) -> tuple[Architecture, Outputs, dict[str, Any]]:
-    """Return what config.json says: the architecture, its outputs, and fields of our model config.
+    """Return what config.json says: the architecture, its outputs, and fields of our
+    model config.
 
-    Raises InteropError if config.json cannot be read, or describes a model that is not supported.
+    Raises InteropError if config.json cannot be read, or describes a model that is not
+    supported.
     """
     config = read_config(folder)
     listed = config.get("architectures")
     name = listed[0] if isinstance(listed, list) and listed else listed
-    named = [architecture for architecture in ARCHITECTURES if architecture.name == name]
+    named = [
+        architecture for architecture in ARCHITECTURES if architecture.name == name
+    ]
     if not named:
-        known = ", ".join(dict.fromkeys(architecture.name for architecture in ARCHITECTURES))
+        known = ", ".join(
+            dict.fromkeys(architecture.name for architecture in ARCHITECTURES)
+        )
         raise InteropError(
-            f"{folder}/config.json: architectures = {listed!r} is not supported: the first must be one of {known}"
+            f"{folder}/config.json: architectures = {listed!r} is not supported: "
+            f"the first must be one of {known}"
         )
     try:
         keys.refuse(config)
         fields = named[0].config.read(config)
-        found = [(architecture, outputs) for architecture in named if (outputs := architecture.head.read(config))]
+        found = [
+            (architecture, outputs)
+            for architecture in named
+            if (outputs := architecture.head.read(config))
+        ]
     except ValueError as error:
         raise InteropError(f"{folder}: {error}") from error
     if not found:
         raise InteropError(
-            f"{folder}/config.json: {name} with problem_type = {config.get('problem_type')!r} and "
-            f"{len(config.get('id2label') or ())} labels is not supported, only one label of several, or one number"
+            f"{folder}/config.json: {name} with problem_type = "
+            f"{config.get('problem_type')!r} and {len(config.get('id2label') or ())} "
+            "labels is not supported, only one label of several, or one number"
         )
     return *found[0], fields
 
@@ -128,28 +162,40 @@ def read_config(folder: os.PathLike | str) -> dict[str, Any]:
     Raises InteropError if it cannot be read.
     """
     if "://" in os.fspath(folder):
-        raise InteropError(f"{folder}: tensors are mapped from local files; copy the folder to this machine")
-    config, other = _read_json(Path(folder) / "config.json"), Path(folder) / "generation_config.json"
+        raise InteropError(
+            f"{folder}: tensors are mapped from local files; "
+            "copy the folder to this machine"
+        )
+    config, other = (
+        _read_json(Path(folder) / "config.json"),
+        Path(folder) / "generation_config.json",
+    )
     if not files.exists(other):
         return config
-    # Like transformers, which then ignores what an older config.json says about `generate`.
-    return {key: value for key, value in config.items() if key not in generation.NEUTRAL} | _read_json(other)
+    # Like transformers, which then ignores what an older config.json says about
+    # `generate`.
+    return {
+        key: value for key, value in config.items() if key not in generation.NEUTRAL
+    } | _read_json(other)
 
 
 def _warn(folder: str, architecture: Architecture) -> None:
     """Log the keys that are not read although they may have an effect."""
     config = read_config(folder)
-    if architecture.generates and (ignored := list(generation.ignored(config, set(architecture.generates)))):
+    if architecture.generates and (
+        ignored := list(generation.ignored(config, set(architecture.generates)))
+    ):
         log.warning(
-            "%s: these settings of `generate` are not taken over: %s; config.decoding has the keys that exist here",
+            "%s: these settings of `generate` are not taken over: "
+            "%s; config.decoding has the keys that exist here",
             folder,
             ", ".join(ignored),
         )
     known = architecture.config.known | set(architecture.more)
     if unknown := list(keys.unknown(config, known)):
         log.warning(
-            "%s: config.json has keys that are unknown here, and have no effect: %s; compare predictions with those of "
-            "the original if they may matter",
+            "%s: config.json has keys that are unknown here, and have no effect: "
+            "%s; compare predictions with those of the original if they may matter",
             folder,
             ", ".join(unknown),
         )
@@ -164,7 +210,9 @@ def _read_json(path: Path) -> dict[str, Any]:
         if isinstance(error, OSError) and not files.is_for_user(error):
             raise
         reason = getattr(error, "strerror", None) or error
-        raise InteropError(f"{path} cannot be read: {reason}; copy the whole folder again") from error
+        raise InteropError(
+            f"{path} cannot be read: {reason}; copy the whole folder again"
+        ) from error
     return content
 
 
@@ -178,10 +226,11 @@ def write(
     special_ids: Mapping[str, int | None] = NOTHING,
     beside: Callable[[Architecture], Mapping[str, bytes]] = lambda architecture: {},
 ) -> Architecture:
-    """Write a model to a new folder: model.safetensors, config.json and, if it generates text, generation_config.json.
+    """Write a model to a new folder: model.safetensors, config.json and, if it
+    generates text, generation_config.json.
 
-    Return the class that was written. Nothing is written if the model or the tokenizer cannot be. config.json is the
-    last file: a folder without it can be written again.
+    Return the class that was written. Nothing is written if the model or the tokenizer
+    cannot be. config.json is the last file: a folder without it can be written again.
 
     Args:
         folder: a folder without a config.json. It is created if it does not exist.
@@ -190,15 +239,20 @@ def write(
         params: the tree of our parameters.
         settings: all keys of our config by dotted name, e.g. "data.labels".
         name: the class of transformers to write. "": the first that fits.
-        special_ids: "pad_id", "bos_id" and "eos_id" → id, or None if the tokenizer has none.
-        beside: the class that is written → the contents of further files by name, e.g. those of the tokenizer.
+        special_ids: "pad_id", "bos_id" and "eos_id" → id, or None if the tokenizer has
+            none.
+        beside: the class that is written → the contents of further files by name, e.g.
+            those of the tokenizer.
 
     Raises:
-        InteropError: the folder holds another model, or is not local, or transformers has no such model.
+        InteropError: the folder holds another model, or is not local, or transformers
+            has no such model.
         OutputError: a file cannot be written.
     """
     if "://" in os.fspath(folder):
-        raise InteropError(f"{folder}: models are written to local folders; name one, and copy it")
+        raise InteropError(
+            f"{folder}: models are written to local folders; name one, and copy it"
+        )
     folder = Path(folder)
     with files.explained(f"{folder} cannot be used", "name another folder"):
         taken = files.exists(folder / "config.json")
@@ -216,7 +270,10 @@ def write(
     table = slots(architecture, model, outputs)
     layouts.check(table, {path: leaf.shape for path, leaf in flat.items()})
     start = architecture.prefix if architecture.bare else ""
-    written = ((name.removeprefix(start), shape, make) for name, shape, make in layouts.tensors_of(table, flat))
+    written = (
+        (name.removeprefix(start), shape, make)
+        for name, shape, make in layouts.tensors_of(table, flat)
+    )
     config = {
         "architectures": [architecture.name],
         "model_type": architecture.model_type,
@@ -226,41 +283,67 @@ def write(
         **architecture.special_ids(special_ids),
     }
     generation = architecture.head.generation(settings, special_ids)
-    objects = ({"generation_config.json": generation} if generation else {}) | {"config.json": config}
-    texts = {name: json.dumps(content, indent=2) + "\n" for name, content in objects.items()}
-    more = {**beside(architecture), **{name: text.encode() for name, text in texts.items()}}
+    objects = ({"generation_config.json": generation} if generation else {}) | {
+        "config.json": config
+    }
+    texts = {
+        name: json.dumps(content, indent=2) + "\n" for name, content in objects.items()
+    }
+    more = {
+        **beside(architecture),
+        **{name: text.encode() for name, text in texts.items()},
+    }
     files.make_folder(folder)
     tensors.write(folder / tensors.FILE, written)
     files.write_all(folder, more)
     return architecture
 
 
-def _suitable(task: str, model: Any, settings: Mapping[str, Any], name: str) -> tuple[Architecture, dict[str, Any]]:
-    """Return the first architecture that a model of ours can be written as, and its keys of config.json."""
+def _suitable(
+    task: str, model: Any, settings: Mapping[str, Any], name: str
+) -> tuple[Architecture, dict[str, Any]]:
+    """Return the first architecture that a model of ours can be written as, and its
+    keys of config.json.
+    """
     reasons: dict[str, str] = {}  # model type → why it is none
     for architecture in ARCHITECTURES:
         same = architecture.task == task and type(model) is architecture.config.model
-        keys = architecture.head.write(settings) if same and name in ("", architecture.name) else None
+        keys = (
+            architecture.head.write(settings)
+            if same and name in ("", architecture.name)
+            else None
+        )
         if keys is not None:
             try:
                 return architecture, architecture.config.write(model) | keys
             except InteropError as error:
                 reasons.setdefault(architecture.model_type, str(error))
     if len(reasons) > 1:
-        raise InteropError("; ".join(f"not {kind}: {reason}" for kind, reason in reasons.items()))
+        raise InteropError(
+            "; ".join(f"not {kind}: {reason}" for kind, reason in reasons.items())
+        )
     if reasons:
         raise InteropError(*reasons.values())
-    known = ", ".join(dict.fromkeys(architecture.task for architecture in ARCHITECTURES))
+    known = ", ".join(
+        dict.fromkeys(architecture.task for architecture in ARCHITECTURES)
+    )
     called = name and f" called {name}"
     raise InteropError(
-        f"{task} with a {type(model).__name__} has no counterpart in transformers{called}: the tasks that have one are "
-        f"{known}"
+        f"{task} with a {type(model).__name__} has "
+        f"no counterpart in transformers{called}: the tasks that have one are {known}"
     )
 
 
 def slots(architecture: Architecture, model: Any, outputs: Outputs) -> list[Slot]:
     """Return the table of a model, with the sizes of each of our parameters."""
-    module, tokens = architecture.module(model, outputs.size), jnp.zeros((1, 1), jnp.int32)
-    boxed = jax.eval_shape(module.init, jax.random.key(0), *architecture.example(tokens))["params"]
-    shapes = traverse_util.flatten_dict(jax.tree.map(lambda x: x.shape, nn.unbox(boxed)), sep="/")
+    module, tokens = (
+        architecture.module(model, outputs.size),
+        jnp.zeros((1, 1), jnp.int32),
+    )
+    boxed = jax.eval_shape(
+        module.init, jax.random.key(0), *architecture.example(tokens)
+    )["params"]
+    shapes = traverse_util.flatten_dict(
+        jax.tree.map(lambda x: x.shape, nn.unbox(boxed)), sep="/"
+    )
     return layouts.resolve(architecture.table(model, outputs), shapes)

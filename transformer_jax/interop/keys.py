@@ -1,4 +1,6 @@
-"""Keys of config.json that no table reads: those without effect, and those that must not be ignored."""
+"""Keys of config.json that no table reads: those without effect, and those that must
+not be ignored.
+"""
 
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -8,7 +10,8 @@ from transformer_jax.interop.tensors import InteropError
 
 Json = Mapping[str, Any]
 
-# Keys that change what a model computes, and that no supported class has → the values with which they do not.
+# Keys that change what a model computes, and that no supported class has → the values
+# with which they do not.
 EFFECTIVE: Mapping[str, tuple[Any, ...]] = {
     "alibi": (False,),
     "attention_multiplier": (1,),
@@ -33,7 +36,8 @@ EFFECTIVE: Mapping[str, tuple[Any, ...]] = {
     "tie_encoder_decoder": (False,),
     "use_sliding_window": (False,),
 }
-# Keys without an effect on predictions: names, versions, training, and which outputs are returned.
+# Keys without an effect on predictions: names, versions, training, and which outputs
+# are returned.
 HARMLESS = frozenset(
     [
         "_attn_implementation",
@@ -137,22 +141,28 @@ HARMLESS = frozenset(
 
 
 def refuse(config: Json) -> None:
-    """Raise InteropError for a key that changes what a model computes, and is not supported."""
+    """Raise InteropError for a key that changes what a model computes, and is not
+    supported.
+    """
     if config.get("quantization_config"):
-        raise InteropError(f"config.json: quantization_config = {_method(config['quantization_config'])}: {QUANTIZED}")
+        raise InteropError(
+            "config.json: quantization_config = "
+            f"{_method(config['quantization_config'])}: {QUANTIZED}"
+        )
     for key, neutral in EFFECTIVE.items():
         value = config.get(key)
         if value is not None and value not in neutral:
             raise InteropError(
-                f"config.json: {key} = {value!r:.80} is not supported: it changes what the model computes; name a "
-                "folder of a model without it"
+                f"config.json: {key} = {value!r:.80} is not supported: it "
+                "changes what the model computes; name a folder of a model without it"
             )
 
 
 QUANTIZED = (
-    "the model is quantized: its tensors hold codes instead of values. Name the folder of the original model, or "
-    "write the values with transformers: AutoModel….from_pretrained(DIR), model.dequantize(), "
-    "model.save_pretrained(NEW); remove quantization_config from the new config.json if it is still there"
+    "the model is quantized: its tensors hold codes instead of values. "
+    "Name the folder of the original model, or write the values with transformers: "
+    "AutoModel….from_pretrained(DIR), model.dequantize(), model.save_pretrained(NEW); "
+    "remove quantization_config from the new config.json if it is still there"
 )
 
 
@@ -168,7 +178,9 @@ def _method(settings: Any) -> str:
 
 
 def unknown(config: Json, known: Collection[str]) -> Iterator[str]:
-    """Yield "key = value" for each key that is not in `known`, nor in the tables here, and has a value."""
+    """Yield "key = value" for each key that is not in `known`, nor in the tables
+    here, and has a value.
+    """
     for key, value in config.items():
         listed = key in known or key in HARMLESS or key in EFFECTIVE or key in NEUTRAL
         if not listed and value not in (None, False, 0, "", [], {}):

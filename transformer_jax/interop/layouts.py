@@ -1,7 +1,8 @@
-"""Tables of parameters: where a file of transformers holds each of ours, in both directions.
+"""Tables of parameters: where a file of transformers holds each of ours, in both
+directions.
 
-A `Layout` finds our parameter inside their tensor, as a view of it. Reading copies from the view, writing copies into
-it, so that neither direction can differ from the other.
+A `Layout` finds our parameter inside their tensor, as a view of it. Reading copies from
+the view, writing copies into it, so that neither direction can differ from the other.
 """
 
 import dataclasses
@@ -21,12 +22,17 @@ from transformer_jax.interop.tensors import InteropError, Tensors
 SHOWN = 10  # lines of a list that a message shows
 
 NO_TIES: Mapping[str, str] = types.MappingProxyType({})
-# Names of tensors by GPTQ and AWQ, FP8, compressed-tensors and bitsandbytes; and by PEFT.
+# Names of tensors by GPTQ and AWQ, FP8, compressed-tensors and bitsandbytes; and by
+# PEFT.
 CODES = (
-    r"\.(qweight|qzeros|scales|g_idx|SCB|weight_format|weight_scale(_inv)?|input_scale|weight_packed|weight_shape"
-    r"|weight_zero_point|weight\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state\..*))$"
+    r"\.(qweight|qzeros|scales|g_idx|SCB|weight_format|weight_scale(_inv)?|input_scale"
+    r"|weight_packed|weight_shape|weight_zero_point"
+    r"|weight\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state\..*))$"
 )
-ADAPTERS = r"\.(lora_[AB]|lora_embedding_[AB]|base_layer|lora_magnitude_vector|modules_to_save)\."
+ADAPTERS = (
+    r"\.(lora_[AB]|lora_embedding_[AB]|base_layer|lora_magnitude_vector"
+    r"|modules_to_save)\."
+)
 VALUES = ("F64", "F32", "F16", "BF16")  # types of tensors that hold values
 
 Shape = tuple[int, ...]
@@ -36,14 +42,17 @@ Shape = tuple[int, ...]
 class Layout:
     """The arrangement of a parameter of ours in a tensor of theirs.
 
-    inputs: the first `inputs` axes of ours are one axis of theirs, and the others another: the inputs and the outputs
-        of a linear map. 0: all axes are outputs, as in a bias. None: the axes are the same.
+    inputs: the first `inputs` axes of ours are one axis of theirs, and the others
+        another: the inputs and the outputs of a linear map. 0: all axes are outputs, as
+        in a bias. None: the axes are the same.
     transposed: the outputs come first in theirs.
     part: (i, n): theirs has n parts along its outputs, and ours is part i.
-    order: output i of ours is output order[i] of theirs, or -1 if theirs lacks it; () if the order is the same.
+    order: output i of ours is output order[i] of theirs, or -1 if theirs lacks it; ()
+        if the order is the same.
     absent: the value of outputs that theirs lacks.
     row: theirs has one more axis, of size 1, before the outputs.
-    halves: features 2i and 2i + 1 of our heads, which rotary positions turn together, are i and H/2 + i in theirs.
+    halves: features 2i and 2i + 1 of our heads, which rotary positions turn together,
+        are i and H/2 + i in theirs.
     """
 
     inputs: int | None = None
@@ -64,11 +73,18 @@ class Layout:
         if self.inputs is None:
             return ours
         outputs = math.prod(ours[self.inputs :]) * self.part[1]
-        axes = (math.prod(ours[: self.inputs]), outputs) if self.inputs or self.row else (outputs,)
+        axes = (
+            (math.prod(ours[: self.inputs]), outputs)
+            if self.inputs or self.row
+            else (outputs,)
+        )
         return axes[::-1] if self.transposed else axes
 
     def _view(self, tensor: np.ndarray, ours: Shape) -> np.ndarray:
-        """Return the view of their tensor that is our parameter of shape `ours`. An axis of ours may be several."""
+        """Return the view of their tensor that is our parameter of shape `ours`.
+
+        An axis of ours may be several.
+        """
         if self.inputs is None:
             return tensor
         i, n = self.part
@@ -83,7 +99,9 @@ class Layout:
         value = self._view(tensor, stored).reshape(stored)
         if not self.order:
             return value
-        return np.where(np.array(self.order) >= 0, value[..., list(self.order)], self.absent)
+        return np.where(
+            np.array(self.order) >= 0, value[..., list(self.order)], self.absent
+        )
 
     def write(self, tensor: np.ndarray, value: np.ndarray) -> None:
         """Put our parameter into their tensor."""
@@ -99,7 +117,8 @@ class Layout:
 SAME = Layout()
 ROW = Layout(inputs=0, row=True)
 LINEAR = Layout(inputs=1, transposed=True)  # torch's Linear: (out, in)
-JOINING = Layout(inputs=2, transposed=True)  # a Linear whose inputs are heads: (out, heads · width)
+# a Linear whose inputs are heads: (out, heads · width)
+JOINING = Layout(inputs=2, transposed=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,8 +126,10 @@ class Entry:
     """One line of a table.
 
     ours: the path of our parameter, e.g. "bert/pooler/kernel".
-    theirs: the name of their tensor. With "{}", there is one for each layer, and ours holds all of them along axis 0.
-    rows: the number of rows of theirs. Ours may have more, which are zeros. None: as many as ours.
+    theirs: the name of their tensor. With "{}", there is one for each layer, and ours
+        holds all of them along axis 0.
+    rows: the number of rows of theirs. Ours may have more, which are zeros. None: as
+        many as ours.
     """
 
     ours: str
@@ -120,12 +141,18 @@ class Entry:
 def linear(ours: str, theirs: str, layout: Layout = LINEAR) -> list[Entry]:
     """Return the entries of a linear map with a bias."""
     bias = dataclasses.replace(layout, inputs=0)
-    return [Entry(f"{ours}/kernel", f"{theirs}.weight", layout), Entry(f"{ours}/bias", f"{theirs}.bias", bias)]
+    return [
+        Entry(f"{ours}/kernel", f"{theirs}.weight", layout),
+        Entry(f"{ours}/bias", f"{theirs}.bias", bias),
+    ]
 
 
 def norm(ours: str, theirs: str) -> list[Entry]:
     """Return the entries of a layer norm."""
-    return [Entry(f"{ours}/scale", f"{theirs}.weight"), Entry(f"{ours}/bias", f"{theirs}.bias")]
+    return [
+        Entry(f"{ours}/scale", f"{theirs}.weight"),
+        Entry(f"{ours}/bias", f"{theirs}.bias"),
+    ]
 
 
 class Slot:
@@ -140,13 +167,24 @@ class Slot:
         self.path, self.shape, self._layout = entry.ours, shape, entry.layout
         held = shape if entry.rows is None else (entry.rows, *shape[1:])
         self._stacked = "{}" in entry.theirs
-        self.names = [entry.theirs.format(layer) for layer in range(shape[0] if self._stacked else 1)]
+        self.names = [
+            entry.theirs.format(layer)
+            for layer in range(shape[0] if self._stacked else 1)
+        ]
         self._held = held[1:] if self._stacked else held
         self.tensor_shape = self._layout.shape(self._held)
 
-    def read(self, index: Sequence[slice], tensor: Callable[[str], np.ndarray]) -> np.ndarray:
-        """Return a block of our parameter as float32. `tensor` is called for the names of the layers in it only."""
-        ranges = [range(*part.indices(size)) for part, size in zip(index, self.shape, strict=True)]
+    def read(
+        self, index: Sequence[slice], tensor: Callable[[str], np.ndarray]
+    ) -> np.ndarray:
+        """Return a block of our parameter as float32.
+
+        `tensor` is called for the names of the layers in it only.
+        """
+        ranges = [
+            range(*part.indices(size))
+            for part, size in zip(index, self.shape, strict=True)
+        ]
         block = np.zeros([len(r) for r in ranges], np.float32)
         for i, layer in enumerate(ranges[0]) if self._stacked else ((0, 0),):
             inner = tuple(index[1:] if self._stacked else index)
@@ -156,7 +194,9 @@ class Slot:
         return block
 
     def write(self, tensor: np.ndarray, name: str, value: Any) -> None:
-        """Put our parameter, or its layer that belongs to the tensor `name`, into the tensor."""
+        """Put our parameter, or its layer that belongs to the tensor `name`, into
+        the tensor.
+        """
         if self._stacked:
             self._layout.write(tensor, np.asarray(value[self.names.index(name)]))
         else:
@@ -178,7 +218,9 @@ class Leaf:
     def __getitem__(self, index: slice | tuple[slice, ...]) -> np.ndarray:
         """Read a block, given by slices for the first axes or for all."""
         given = index if isinstance(index, tuple) else (index,)
-        return self._slot.read(given + (slice(None),) * (len(self.shape) - len(given)), self._tensor)
+        return self._slot.read(
+            given + (slice(None),) * (len(self.shape) - len(given)), self._tensor
+        )
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return self[()].astype(dtype or np.float32, copy=False)
@@ -196,7 +238,9 @@ def resolve(entries: Iterable[Entry], shapes: Mapping[str, Shape]) -> list[Slot]
     """
     slots = [Slot(entry, shapes[entry.ours]) for entry in entries]
     if more := sorted(shapes.keys() - {slot.path for slot in slots}):
-        raise InteropError(listing("these parameters have no place in a model of transformers:", more))
+        raise InteropError(
+            listing("these parameters have no place in a model of transformers:", more)
+        )
     return slots
 
 
@@ -214,60 +258,119 @@ def read(
         slots: the table.
         tensors: the tensors of a folder.
         names: the name of each tensor in the table → its name in the folder.
-        lacks: our modules that the folder may lack, e.g. "bert/pooler". The result then lacks them too.
+        lacks: our modules that the folder may lack, e.g. "bert/pooler". The result then
+            lacks them too.
         unused: regular expression of the names that need no place.
         ties: other name → name of a tensor that the folder may hold under either.
 
     Raises:
-        InteropError: a tensor or a parameter has no counterpart, or one of another shape, or a tensor holds integers.
+        InteropError: a tensor or a parameter has no counterpart, or one of another
+            shape, or a tensor holds integers.
     """
     expected = {name: slot.tensor_shape for slot in slots for name in slot.names}
     names = dict(names)
     for other, name in ties.items():
-        if name in expected and name not in names and other in names and other not in expected:
+        if (
+            name in expected
+            and name not in names
+            and other in names
+            and other not in expected
+        ):
             names[name] = names.pop(other)
     _refuse_codes(tensors, names, expected)
-    lacking = [slot for slot in slots if slot.path.startswith(tuple(f"{module}/" for module in lacks))]
-    may_lack = {name for slot in lacking if names.keys().isdisjoint(slot.names) for name in slot.names}
-    where = f"{tensors.folder}: config.json is of another model; copy all files of one. These tensors"
+    lacking = [
+        slot
+        for slot in slots
+        if slot.path.startswith(tuple(f"{module}/" for module in lacks))
+    ]
+    may_lack = {
+        name
+        for slot in lacking
+        if names.keys().isdisjoint(slot.names)
+        for name in slot.names
+    }
+    where = (
+        f"{tensors.folder}: config.json is of another model; "
+        "copy all files of one. These tensors"
+    )
     if missing := sorted(expected.keys() - names.keys() - may_lack):
         raise InteropError(listing(f"{where} are missing:", missing))
-    if unknown := sorted(name for name in names.keys() - expected.keys() if not re.fullmatch(unused, name)):
-        raise InteropError(listing(f"{where} have no place in config.json:", [names[name] for name in unknown]))
-    found = {name: tensors.shape(names[name]) for name in expected.keys() & names.keys()}
-    if wrong := sorted(name for name, shape in found.items() if shape != expected[name]):
-        lines = [f"{names[name]}: {found[name]} in the file, {expected[name]} by config.json" for name in wrong]
+    if unknown := sorted(
+        name
+        for name in names.keys() - expected.keys()
+        if not re.fullmatch(unused, name)
+    ):
+        raise InteropError(
+            listing(
+                f"{where} have no place in config.json:",
+                [names[name] for name in unknown],
+            )
+        )
+    found = {
+        name: tensors.shape(names[name]) for name in expected.keys() & names.keys()
+    }
+    if wrong := sorted(
+        name for name, shape in found.items() if shape != expected[name]
+    ):
+        lines = [
+            f"{names[name]}: {found[name]} in the file, {expected[name]} by config.json"
+            for name in wrong
+        ]
         raise InteropError(listing(f"{where} have other shapes:", lines))
-    return {slot.path: Leaf(slot, lambda n: tensors[names[n]]) for slot in slots if may_lack.isdisjoint(slot.names)}
+    return {
+        slot.path: Leaf(slot, lambda n: tensors[names[n]])
+        for slot in slots
+        if may_lack.isdisjoint(slot.names)
+    }
 
 
-def _refuse_codes(tensors: Tensors, names: Mapping[str, str], expected: Collection[str]) -> None:
-    """Raise InteropError if the tensors are those of a quantized model, or of adapters that are not merged."""
+def _refuse_codes(
+    tensors: Tensors, names: Mapping[str, str], expected: Collection[str]
+) -> None:
+    """Raise InteropError if the tensors are those of a quantized model, or of
+    adapters that are not merged.
+    """
     codes = [name for name in names if re.search(CODES, name)]
-    integers = [name for name in names.keys() & expected if tensors.dtype(names[name]) not in VALUES]
+    integers = [
+        name
+        for name in names.keys() & expected
+        if tensors.dtype(names[name]) not in VALUES
+    ]
     if found := sorted(codes + integers):
         example = f"{names[found[0]]} of type {tensors.dtype(names[found[0]])}"
         raise InteropError(f"{tensors.folder} has {example}: {QUANTIZED}")
     if adapters := sorted(name for name in names if re.search(ADAPTERS, name)):
         raise InteropError(
-            f"{tensors.folder} has {names[adapters[0]]}: the weights of an adapter are not merged. Load the model with "
-            "peft, and write the result of merge_and_unload() with save_pretrained"
+            f"{tensors.folder} has {names[adapters[0]]}: "
+            "the weights of an adapter are not merged. Load the model with peft, "
+            "and write the result of merge_and_unload() with save_pretrained"
         )
 
 
 def check(slots: Sequence[Slot], shapes: Mapping[str, Shape]) -> None:
-    """Raise InteropError if parameters of ours, given by the shapes of their paths, do not fit into `slots`."""
+    """Raise InteropError if parameters of ours, given by the shapes of their paths,
+    do not fit into `slots`.
+    """
     places = {slot.path: slot.shape for slot in slots}
-    if wrong := [f"{path}: {shape}" for path, shape in sorted(shapes.items()) if places.get(path) != shape]:
+    if wrong := [
+        f"{path}: {shape}"
+        for path, shape in sorted(shapes.items())
+        if places.get(path) != shape
+    ]:
         raise InteropError(
-            listing("these parameters have no place in a model of transformers, or another shape there:", wrong)
+            listing(
+                "these parameters have no place in a model of transformers, "
+                "or another shape there:",
+                wrong,
+            )
         )
 
 
 def tensors_of(
     slots: Sequence[Slot], params: Mapping[str, Any]
 ) -> Iterator[tuple[str, Shape, Callable[[], np.ndarray]]]:
-    """Yield the name and the shape of each of their tensors, and a function that makes it from ours.
+    """Yield the name and the shape of each of their tensors, and a function that makes
+    it from ours.
 
     `params` has arrays by path. Slots without one are left out.
     """

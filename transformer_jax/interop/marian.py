@@ -1,8 +1,8 @@
 """Marian of transformers (`MarianMTModel`), as `models.transformer`.
 
-Differs: Marian's last bias is a buffer in transformers and stays as it is in training; here, it is a parameter. Rows of
-the padding id in embeddings get no gradient from look-ups in transformers; here, the decoder begins with this id, and
-its row is trained.
+Differs: Marian's last bias is a buffer in transformers and stays as it is in training;
+here, it is a parameter. Rows of the padding id in embeddings get no gradient from
+look-ups in transformers; here, the decoder begins with this id, and its row is trained.
 """
 
 from collections.abc import Mapping
@@ -12,21 +12,38 @@ import flax.linen as nn
 import jax
 
 from transformer_jax.interop import generation
-from transformer_jax.interop.architecture import Architecture, ConfigMap, Head, Json, Outputs, typed
+from transformer_jax.interop.architecture import (
+    Architecture,
+    ConfigMap,
+    Head,
+    Json,
+    Outputs,
+    typed,
+)
 from transformer_jax.interop.layouts import JOINING, ROW, Entry, linear, norm
 from transformer_jax.interop.tensors import InteropError
 from transformer_jax.models.transformer import Transformer, TransformerConfig
 
-STOPPING = {False: "hf_false", True: "hf_true", "never": "hf_never"}  # early_stopping → decoding.stopping_rule
+# early_stopping → decoding.stopping_rule
+STOPPING = {False: "hf_false", True: "hf_true", "never": "hf_never"}
 # (share_encoder_decoder_embeddings, tie_word_embeddings) → tie_embeddings
 TIES = {(True, True): "all", (False, True): "decoder", (False, False): "none"}
 
 
-SEARCH = {"early_stopping", "forced_eos_token_id", "length_penalty", "max_length", "max_new_tokens", "num_beams"}
+SEARCH = {
+    "early_stopping",
+    "forced_eos_token_id",
+    "length_penalty",
+    "max_length",
+    "max_new_tokens",
+    "num_beams",
+}
 
 
 class _MarianMap(ConfigMap):
-    """A map with keys for the encoder and the decoder that must agree, and with two keys for what is tied."""
+    """A map with keys for the encoder and the decoder that must agree, and with two
+    keys for what is tied.
+    """
 
     def fields(self, config: Json) -> dict[str, Any]:
         for ours, default in (("attention_heads", 16), ("ffn_dim", 4096)):
@@ -34,25 +51,32 @@ class _MarianMap(ConfigMap):
             encoder, decoder = (config.get(key, default) for key in keys)
             if encoder != decoder:
                 raise InteropError(
-                    f"config.json: {keys[0]} = {encoder} and {keys[1]} = {decoder} are unsupported: they must be equal"
+                    f"config.json: {keys[0]} = {encoder} "
+                    f"and {keys[1]} = {decoder} are unsupported: they must be equal"
                 )
-        sharing = tuple(config.get(key, True) for key in ("share_encoder_decoder_embeddings", "tie_word_embeddings"))
+        sharing = tuple(
+            config.get(key, True)
+            for key in ("share_encoder_decoder_embeddings", "tie_word_embeddings")
+        )
         if sharing not in TIES:
             raise InteropError(
-                "config.json: tie_word_embeddings = False is not supported with share_encoder_decoder_embeddings = True"
+                "config.json: tie_word_embeddings = False "
+                "is not supported with share_encoder_decoder_embeddings = True"
             )
         fields = super().fields(config)
         source = fields["source_vocab_size"]
         own = fields["target_vocab_size"] or source
         if sharing[0] and own != source:
             raise InteropError(
-                f"config.json: decoder_vocab_size = {own}: must be vocab_size = {source}, or set "
-                "share_encoder_decoder_embeddings to False"
+                f"config.json: decoder_vocab_size = {own}: must be vocab_size = "
+                f"{source}, or set share_encoder_decoder_embeddings to False"
             )
         return fields | {"target_vocab_size": own, "tie_embeddings": TIES[sharing]}
 
     def write(self, model: TransformerConfig) -> dict[str, Any]:
-        sharing = next(key for key, value in TIES.items() if value == model.tie_embeddings)
+        sharing = next(
+            key for key, value in TIES.items() if value == model.tie_embeddings
+        )
         return super().write(model) | {
             "decoder_attention_heads": model.num_heads,
             "decoder_ffn_dim": model.d_ff,
@@ -81,7 +105,13 @@ CONFIG = _MarianMap(
         "activation_function": (
             "activation",
             "gelu",
-            {"gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu", "swish": "silu", "silu": "silu"},
+            {
+                "gelu": "gelu",
+                "gelu_new": "gelu_tanh",
+                "relu": "relu",
+                "swish": "silu",
+                "silu": "silu",
+            },
         )
     },
     theirs={
@@ -106,8 +136,16 @@ CONFIG = _MarianMap(
         "feed_forward_bias": True,
         "output_bias": True,
     },
-    aliases={"hidden_size": "d_model", "num_attention_heads": "encoder_attention_heads"},
-    more=("decoder_attention_heads", "decoder_ffn_dim", "share_encoder_decoder_embeddings", "tie_word_embeddings"),
+    aliases={
+        "hidden_size": "d_model",
+        "num_attention_heads": "encoder_attention_heads",
+    },
+    more=(
+        "decoder_attention_heads",
+        "decoder_ffn_dim",
+        "share_encoder_decoder_embeddings",
+        "tie_word_embeddings",
+    ),
 )
 
 
@@ -115,23 +153,43 @@ def table(model: TransformerConfig, outputs: Outputs) -> list[Entry]:
     """Return the entries of `Transformer`."""
     source, target = model.source_vocab_size, model.target_vocab_size
     untied = model.tie_embeddings == "none"
-    bias = Entry("output/bias" if untied else "output_bias", "final_logits_bias", ROW, rows=target)
-    return [*_embeddings(model, source, target), bias, *_stack("encoder"), *_stack("decoder")]
+    bias = Entry(
+        "output/bias" if untied else "output_bias",
+        "final_logits_bias",
+        ROW,
+        rows=target,
+    )
+    return [
+        *_embeddings(model, source, target),
+        bias,
+        *_stack("encoder"),
+        *_stack("decoder"),
+    ]
 
 
 def _embeddings(model: TransformerConfig, source: int, target: int) -> list[Entry]:
     if model.tie_embeddings == "all":
         return [Entry("target_embedding/table", "model.shared.weight", rows=target)]
     own = [
-        Entry("source_embedding/table", "model.encoder.embed_tokens.weight", rows=source),
-        Entry("target_embedding/table", "model.decoder.embed_tokens.weight", rows=target),
+        Entry(
+            "source_embedding/table", "model.encoder.embed_tokens.weight", rows=source
+        ),
+        Entry(
+            "target_embedding/table", "model.decoder.embed_tokens.weight", rows=target
+        ),
     ]
-    return own + ([Entry("output/table", "lm_head.weight", rows=target)] if model.tie_embeddings == "none" else [])
+    return own + (
+        [Entry("output/table", "lm_head.weight", rows=target)]
+        if model.tie_embeddings == "none"
+        else []
+    )
 
 
 def _stack(name: str) -> list[Entry]:
     ours, theirs = f"{name}/layers", f"model.{name}.layers.{{}}"
-    attentions = {"self_attention": "self_attn"} | ({"cross_attention": "encoder_attn"} if name == "decoder" else {})
+    attentions = {"self_attention": "self_attn"} | (
+        {"cross_attention": "encoder_attn"} if name == "decoder" else {}
+    )
     entries = [
         *linear(f"{ours}/feed_forward/inner", f"{theirs}.fc1"),
         *linear(f"{ours}/feed_forward/outer", f"{theirs}.fc2"),
@@ -139,46 +197,81 @@ def _stack(name: str) -> list[Entry]:
     ]
     for attention, called in attentions.items():
         for part in ("query", "key", "value"):
-            entries += linear(f"{ours}/{attention}/{part}", f"{theirs}.{called}.{part[0]}_proj")
-        entries += linear(f"{ours}/{attention}/output", f"{theirs}.{called}.out_proj", JOINING)
-        entries += norm(f"{ours}/{attention}_residual/layer_norm", f"{theirs}.{called}_layer_norm")
+            entries += linear(
+                f"{ours}/{attention}/{part}", f"{theirs}.{called}.{part[0]}_proj"
+            )
+        entries += linear(
+            f"{ours}/{attention}/output", f"{theirs}.{called}.out_proj", JOINING
+        )
+        entries += norm(
+            f"{ours}/{attention}_residual/layer_norm", f"{theirs}.{called}_layer_norm"
+        )
     return entries
 
 
 class Translation(Head):
-    """The decoder's output layer. Its settings are those of `generate`: beams, length penalty and lengths."""
+    """The decoder's output layer.
+
+    Its settings are those of `generate`: beams, length penalty and lengths.
+    """
 
     def read(self, config: Json) -> Outputs:
         given = {key: value for key, value in config.items() if value is not None}
         for key, least in (("num_beams", 1), ("max_length", 2), ("max_new_tokens", 1)):
             if typed(given, key, least, int) < least:
                 where = "generation_config.json or config.json"
-                raise InteropError(f"{where}: {key} = {given[key]}: must be at least {least}")
+                raise InteropError(
+                    f"{where}: {key} = {given[key]}: must be at least {least}"
+                )
         stopping = given.get("early_stopping", False)
-        limit = given["max_new_tokens"] + 1 if "max_new_tokens" in given else given.get("max_length")
+        limit = (
+            given["max_new_tokens"] + 1
+            if "max_new_tokens" in given
+            else given.get("max_length")
+        )
         if stopping not in list(STOPPING):
             known = ", ".join(map(repr, STOPPING))
-            raise InteropError(f"config.json: early_stopping = {stopping!r} is not supported: choose from {known}")
+            raise InteropError(
+                f"config.json: early_stopping = {stopping!r} is not supported: "
+                f"choose from {known}"
+            )
         ours = {
             "beam_size": given.get("num_beams", 1),
             "length_penalty": typed(given, "length_penalty", 1.0, float),
             "length_penalty_form": "power",
             "stopping_rule": STOPPING[stopping],
-            "at_limit": "cut" if config.get("forced_eos_token_id", 0) is None else "end",
+            "at_limit": (
+                "cut" if config.get("forced_eos_token_id", 0) is None else "end"
+            ),
             "max_ratio": 0.0,
-            "max_extra": limit - 1 if limit else given.get("max_position_embeddings", 1024),  # theirs counts the first
+            # theirs counts the first
+            "max_extra": (
+                limit - 1 if limit else given.get("max_position_embeddings", 1024)
+            ),
         }
         ours |= generation.rules_of_decoders(config)
-        return Outputs(settings={f"decoding.{key}": value for key, value in ours.items()})
+        return Outputs(
+            settings={f"decoding.{key}": value for key, value in ours.items()}
+        )
 
-    def generation(self, settings: Mapping[str, Any], special_ids: Mapping[str, int | None]) -> dict[str, Any]:
+    def generation(
+        self, settings: Mapping[str, Any], special_ids: Mapping[str, int | None]
+    ) -> dict[str, Any]:
         """Return the content of generation_config.json.
 
-        Of the length penalties, only "power" exists there, and only the stopping rules of Hugging Face.
+        Of the length penalties, only "power" exists there, and only the stopping rules
+        of Hugging Face.
         """
         ours = {key.removeprefix("decoding."): value for key, value in settings.items()}
-        keys, rule = _special_ids(special_ids), {rule: value for value, rule in STOPPING.items()}
-        begin, end, pad = keys["decoder_start_token_id"], keys["eos_token_id"], keys["pad_token_id"]
+        keys, rule = (
+            _special_ids(special_ids),
+            {rule: value for value, rule in STOPPING.items()},
+        )
+        begin, end, pad = (
+            keys["decoder_start_token_id"],
+            keys["eos_token_id"],
+            keys["pad_token_id"],
+        )
         content = keys | {
             "bad_words_ids": [[i] for i in sorted({begin, pad} - {end})],
             "forced_eos_token_id": end if ours.get("at_limit") == "end" else None,
@@ -193,11 +286,18 @@ class Translation(Head):
 
 
 def _special_ids(ids: Mapping[str, int | None]) -> dict[str, Any]:
-    """Return keys of config.json. A vocabulary without padding is padded with its end."""
+    """Return keys of config.json. A vocabulary without padding is padded with its
+    end.
+    """
     if ids.get("eos_id") is None:
-        raise InteropError("the tokenizer has no end id, which Marian needs: use a tokenizer that has one")
+        raise InteropError(
+            "the tokenizer has no end id, which Marian needs: "
+            "use a tokenizer that has one"
+        )
     end = ids["eos_id"]
-    begin, pad = (end if ids[name] is None else ids[name] for name in ("bos_id", "pad_id"))
+    begin, pad = (
+        end if ids[name] is None else ids[name] for name in ("bos_id", "pad_id")
+    )
     return {
         "bos_token_id": None,
         "eos_token_id": end,

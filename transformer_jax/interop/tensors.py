@@ -1,7 +1,9 @@
-"""Read and write the tensors of a folder in the safetensors format, one tensor at a time.
+"""Read and write the tensors of a folder in the safetensors format, one tensor at a
+time.
 
-A file is the length of its header (8 bytes, little-endian), the header (JSON: name → dtype, shape, and begin and end
-in the data), and the data. Source: https://github.com/huggingface/safetensors, "Format".
+A file is the length of its header (8 bytes, little-endian), the header (JSON: name →
+dtype, shape, and begin and end in the data), and the data. Source:
+https://github.com/huggingface/safetensors, "Format".
 """
 
 import json
@@ -52,12 +54,12 @@ class _Place(NamedTuple):
 class Tensors(Mapping[str, np.ndarray]):
     """The tensors of a folder, from FILE or from the shards that INDEX names.
 
-    A tensor is mapped from its file each time it is looked up, in the dtype of the file. It leaves memory with the
-    array.
+    A tensor is mapped from its file each time it is looked up, in the dtype of the
+    file. It leaves memory with the array.
 
     Raises:
-        InteropError: there is no such file, a shard is missing, or a header is damaged. On look-up: the tensor has a
-            dtype that is not in DTYPES.
+        InteropError: there is no such file, a shard is missing, or a header is damaged.
+            On look-up: the tensor has a dtype that is not in DTYPES.
     """
 
     def __init__(self, folder: os.PathLike | str):
@@ -67,17 +69,23 @@ class Tensors(Mapping[str, np.ndarray]):
             found = _header(path)
             if missing := sorted(set(names or ()) - found.keys()):
                 raise InteropError(
-                    f"{path} has no tensor {missing[0]!r}, although {INDEX} says so: copy the whole folder again"
+                    f"{path} has no tensor {missing[0]!r}, although {INDEX} says so: "
+                    "copy the whole folder again"
                 )
             self._places |= found
 
     def __getitem__(self, name: str) -> np.ndarray:
         place = self._places[name]
         if place.dtype not in DTYPES:
-            raise InteropError(f"{place.path}: {name} is of type {place.dtype}: supported are {', '.join(DTYPES)}")
+            raise InteropError(
+                f"{place.path}: {name} is of type {place.dtype}: "
+                f"supported are {', '.join(DTYPES)}"
+            )
         if 0 in place.shape:
             return np.zeros(place.shape, DTYPES[place.dtype])
-        return np.memmap(place.path, DTYPES[place.dtype], "r", place.offset, place.shape)
+        return np.memmap(
+            place.path, DTYPES[place.dtype], "r", place.offset, place.shape
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
@@ -94,13 +102,19 @@ class Tensors(Mapping[str, np.ndarray]):
 
 
 def _listed(folder: Path) -> dict[Path, list[str] | None]:
-    """Return the safetensors files of a folder, with the names that an index expects in each, or None."""
+    """Return the safetensors files of a folder, with the names that an index expects
+    in each, or None.
+    """
     if files.exists(folder / FILE):
         return {folder / FILE: None}
     index = folder / INDEX
     if not files.exists(index):
         others = [name for name in OTHER_FORMATS if (folder / name).exists()]
-        remedy = f"; convert {others[0]} with transformers' save_pretrained" if others else "; copy the whole folder"
+        remedy = (
+            f"; convert {others[0]} with transformers' save_pretrained"
+            if others
+            else "; copy the whole folder"
+        )
         raise InteropError(f"{folder} has neither {FILE} nor {INDEX}{remedy}")
     try:
         weights = json.loads(index.read_text())["weight_map"]
@@ -112,11 +126,19 @@ def _listed(folder: Path) -> dict[Path, list[str] | None]:
             raise
         raise InteropError(f"{index} cannot be read: {error}; copy it again") from error
     except (KeyError, TypeError, AttributeError) as error:
-        raise InteropError(f"{index} has no weight_map of names and files; copy it again") from error
+        raise InteropError(
+            f"{index} has no weight_map of names and files; copy it again"
+        ) from error
     if elsewhere := [file for file in weights.values() if not files.is_inside(file)]:
-        raise InteropError(f"{index} names {elsewhere[0]}, which is not in this folder: download the model anew")
+        raise InteropError(
+            f"{index} names {elsewhere[0]}, which is not in this folder: "
+            "download the model anew"
+        )
     if missing := [path.name for path in shards if not path.is_file()]:
-        raise InteropError(f"{folder} has no {', '.join(missing)}, although {INDEX} names it: copy the missing files")
+        raise InteropError(
+            f"{folder} has no {', '.join(missing)}, although {INDEX} names it: "
+            "copy the missing files"
+        )
     return shards
 
 
@@ -126,32 +148,54 @@ def _header(path: Path) -> dict[str, _Place]:
     with path.open("rb") as file:
         start = file.read(8)
         if start == b"version ":
-            raise InteropError(f"{path} is a pointer of Git LFS, without the data: run `git lfs pull` in its folder")
+            raise InteropError(
+                f"{path} is a pointer of Git LFS, without the data: "
+                "run `git lfs pull` in its folder"
+            )
         (length,) = struct.unpack("<Q", start) if len(start) == 8 else (0,)
         if not 2 <= length <= min(size - 8, LONGEST_HEADER):
-            raise _damaged(path, f"its first 8 bytes announce a header of {length:,} bytes, and it has {size:,} bytes")
+            raise _damaged(
+                path,
+                f"its first 8 bytes announce a header of {length:,} bytes, "
+                f"and it has {size:,} bytes",
+            )
         text = file.read(length)
     try:
         content = json.loads(text)
         if not isinstance(content, dict):
             raise UserError("it is not a JSON object")
         content.pop("__metadata__", None)
-        return {name: _place(path, name, entry, 8 + length, size) for name, entry in content.items()}
+        return {
+            name: _place(path, name, entry, 8 + length, size)
+            for name, entry in content.items()
+        }
     except (ValueError, RecursionError) as error:
         raise _damaged(path, f"its header cannot be read ({error})") from error
 
 
 def _place(path: Path, name: str, entry: Any, data: int, size: int) -> _Place:
-    """Return the place that an entry of a header describes. Raises ValueError if the file cannot hold it."""
+    """Return the place that an entry of a header describes.
+
+    Raises ValueError if the file cannot hold it.
+    """
     try:
-        dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-        if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
+        dtype, shape, (begin, end) = (
+            entry["dtype"],
+            tuple(entry["shape"]),
+            entry["data_offsets"],
+        )
+        if not all(
+            type(number) is int and number >= 0 for number in (*shape, begin, end)
+        ):
             raise ValueError
     except (KeyError, TypeError, ValueError):
         raise UserError(f"{name} has no dtype, shape and data_offsets") from None
     if not begin <= end <= size - data:
         raise UserError(f"data at {begin:,} to {end:,} of {size - data:,} bytes")
-    if dtype in DTYPES and math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize != end - begin:
+    if (
+        dtype in DTYPES
+        and math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize != end - begin
+    ):
         raise UserError(f"{end - begin:,} bytes for the shape {shape} in {dtype}")
     return _Place(path, dtype, shape, data + begin)
 
@@ -160,16 +204,25 @@ def _damaged(path: Path, what: str) -> InteropError:
     return InteropError(f"{path} is damaged or incomplete: {what}; copy it again")
 
 
-def write(path: os.PathLike | str, tensors: Iterable[tuple[str, tuple[int, ...], Callable[[], np.ndarray]]]) -> None:
-    """Write float32 tensors, given as (name, shape, function that makes the array), with one in memory at a time.
+def write(
+    path: os.PathLike | str,
+    tensors: Iterable[tuple[str, tuple[int, ...], Callable[[], np.ndarray]]],
+) -> None:
+    """Write float32 tensors, given as (name, shape, function that makes the array),
+    with one in memory at a time.
 
     Raises OutputError if the file cannot be written.
     """
     tensors, header, end = list(tensors), dict[str, Any](), 0
     for name, shape, _ in tensors:
         begin, end = end, end + 4 * math.prod(shape)
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
-    text = json.dumps({"__metadata__": {"format": "pt"}} | header).encode()  # transformers requires the format
+        header[name] = {
+            "dtype": "F32",
+            "shape": list(shape),
+            "data_offsets": [begin, end],
+        }
+    # transformers requires the format
+    text = json.dumps({"__metadata__": {"format": "pt"}} | header).encode()
     text += b" " * (-len(text) % 8)
     with files.replacing(path) as file:
         file.write(struct.pack("<Q", len(text)) + text)

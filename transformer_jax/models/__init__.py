@@ -1,6 +1,12 @@
 """The models, as Flax modules. Importing them requires only JAX and Flax."""
 
-from transformer_jax.models.bert import Bert, BertConfig, Classifier, Pretraining, TokenClassifier
+from transformer_jax.models.bert import (
+    Bert,
+    BertConfig,
+    Classifier,
+    Pretraining,
+    TokenClassifier,
+)
 from transformer_jax.models.gpt import GPT, GPTClassifier, GPTConfig
 from transformer_jax.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
 from transformer_jax.models.recurrent_lm import RecurrentLM, RecurrentLMConfig

@@ -1,7 +1,10 @@
-"""Attention in recurrent decoders: one module per score function, which holds the parameters of that function.
+"""Attention in recurrent decoders: one module per score function.
 
-Shapes: B batch · T target positions · S source positions · D width of the decoder's state s · C width of the encoder's
-output h · A hidden units of the additive score · N heads · H head width.
+A module holds the parameters of its function.
+
+Shapes: B batch · T target positions · S source positions · D width of the decoder's
+state s · C width of the encoder's output h · A hidden units of the additive score · N
+heads · H head width.
 """
 
 from typing import NamedTuple
@@ -28,7 +31,8 @@ Array = jax.Array
 class Memory(NamedTuple):
     """The encoded source, as the decoder reads it at every step.
 
-    keys: in the shape that the score function expects; values: (B, N, S, H); summary: (B, C), see `recurrent.Encoder`.
+    keys: in the shape that the score function expects; values: (B, N, S, H); summary:
+        (B, C), see `recurrent.Encoder`.
     """
 
     keys: Array
@@ -37,36 +41,45 @@ class Memory(NamedTuple):
 
 
 def damped_scores(scores: Array, damping: Array) -> Array:
-    """Return s · exp(-λ s) for scores s = q·k / √d_k (B, N, T, S); apply it before `attention_weights`.
+    """Return s · exp(-λ s) for scores s = q·k / √d_k (B, N, T, S).
 
-    λ = `damping` is a scalar. λ = 0 changes nothing. With λ > 0 the result is largest at s = 1 / λ and falls beyond it;
-    λ < 0 increases large scores. Scores must be small: float32 overflows where -λ s > 88. The formula comes from
-    teaching material that gives no source.
+    Apply it before `attention_weights`. λ = `damping` is a scalar. λ = 0 changes
+    nothing. With λ > 0 the result is largest at s = 1 / λ and falls beyond it; λ < 0
+    increases large scores. Scores must be small: float32 overflows where -λ s > 88. The
+    formula comes from teaching material that gives no source.
     """
     return scores * jnp.exp(-damping * scores)
 
 
 def local_weights(scores: Array, center: Array, window: int, mask: Array) -> Array:
-    """Return attention weights (B, T, S) around predicted source positions (Luong et al. 2015, eq. 10, local-p).
+    """Return attention weights (B, T, S) around predicted source positions.
 
-    The weights are a softmax over the positions s in [p - D, p + D], multiplied by exp(-(s - p)² / 2σ²) with σ = D / 2.
-    They do not sum to 1.
+    Luong et al. 2015, eq. 10, local-p. The weights are a softmax over the positions s
+    in [p - D, p + D], multiplied by exp(-(s - p)² / 2σ²) with σ = D / 2. They do not
+    sum to 1.
 
-    scores (B, T, S), center p (B, T); `window` is D. `mask` is boolean and broadcasts to (B, T, S).
+    scores (B, T, S), center p (B, T); `window` is D. `mask` is boolean and broadcasts
+    to (B, T, S).
     """
-    distance = jnp.arange(scores.shape[-1], dtype=jnp.float32)[None, None] - center[..., None]
+    distance = (
+        jnp.arange(scores.shape[-1], dtype=jnp.float32)[None, None] - center[..., None]
+    )
     weights = attention_weights(scores, mask & (jnp.abs(distance) <= window))
     return weights * jnp.exp(-2 * (distance / window) ** 2)
 
 
 class Alignment(nn.Module):
-    """Base class for attention from decoder states s to encoder outputs h: weights, then a context vector.
+    """Base class for attention from decoder states s to encoder outputs h.
 
-    A subclass defines `scores`, with its parameters in `setup_score`. It may also override `project`, which computes
-    keys and values, and `context`, which maps the weighted sum of values to the context.
+    It computes weights, then a context vector.
 
-    `hidden` is A and `num_heads` is N; most scores use neither. `damping` learns the λ of `damped_scores`, which starts
-    at 0. `local_window` > 0 is the D of Luong et al.'s local-p attention; with 0, attention is global.
+    A subclass defines `scores`, with its parameters in `setup_score`. It may also
+    override `project`, which computes keys and values, and `context`, which maps the
+    weighted sum of values to the context.
+
+    `hidden` is A and `num_heads` is N; most scores use neither. `damping` learns the λ
+    of `damped_scores`, which starts at 0. `local_window` > 0 is the D of Luong et al.'s
+    local-p attention; with 0, attention is global.
     """
 
     state_dim: int  # D
@@ -81,16 +94,23 @@ class Alignment(nn.Module):
         d = self.state_dim
         self.setup_score()
         if self.damping:
-            self.damping_rate = parameter(self, "damping", nn.initializers.zeros, (), ())
+            self.damping_rate = parameter(
+                self, "damping", nn.initializers.zeros, (), ()
+            )
         if self.local_window:
             self.position = self.linear(d, d)
-            self.position_v = parameter(self, "position_v", nn.initializers.normal(d**-0.5), (d,), ("state",))
+            self.position_v = parameter(
+                self, "position_v", nn.initializers.normal(d**-0.5), (d,), ("state",)
+            )
 
     def setup_score(self) -> None:
         """Create the score's parameters."""
 
     def project(self, h: Array) -> tuple[Array, Array]:
-        """Map h (B, S, C) to keys, in the shape that `scores` expects, and values (B, N, S, H), once per sentence."""
+        """Map h (B, S, C) to keys and values (B, N, S, H), once per sentence.
+
+        Keys have the shape that `scores` expects.
+        """
         return h, h[:, None]
 
     def scores(self, query: Array, keys: Array) -> Array:
@@ -101,37 +121,59 @@ class Alignment(nn.Module):
         """Map the weighted sums of values (B, T, N, H) to contexts (B, T, C)."""
         return seen[:, :, 0]
 
-    def __call__(self, query: Array, memory: Memory, valid: Array) -> tuple[Array, Array]:
-        """Attend from states (B, T, D) to the memory → contexts (B, T, C), weights (B, N, T, S).
+    def __call__(
+        self, query: Array, memory: Memory, valid: Array
+    ) -> tuple[Array, Array]:
+        """Attend from states (B, T, D) to the memory.
 
-        `valid` (B, S) is True at source tokens and False at padding.
+        Return contexts (B, T, C) and weights (B, N, T, S). `valid` (B, S) is True at
+        source tokens and False at padding.
         """
         check_valid("valid", valid)
         scores = self.scores(query, memory.keys)
         if self.damping:
             scores = damped_scores(scores, self.damping_rate)
-        if self.local_window:  # p = S · sigmoid(v_pᵀ tanh(W_p s)), S without padding (Luong et al. 2015, eq. 9)
-            where = nn.sigmoid(product("BTD,D->BT", jnp.tanh(self.position(query)), self.position_v, self.dtype))
+        # p = S · sigmoid(v_pᵀ tanh(W_p s)), S without padding (Luong et al. 2015, eq.
+        # 9)
+        if self.local_window:
+            where = nn.sigmoid(
+                product(
+                    "BTD,D->BT",
+                    jnp.tanh(self.position(query)),
+                    self.position_v,
+                    self.dtype,
+                )
+            )
             center = where * valid.sum(axis=1, keepdims=True)
-            weights = local_weights(scores[:, 0], center, self.local_window, valid[:, None])[:, None]
+            weights = local_weights(
+                scores[:, 0], center, self.local_window, valid[:, None]
+            )[:, None]
         else:
             weights = attention_weights(scores, padding_mask(valid))
-        return self.context(product("BNTS,BNSH->BTNH", weights, memory.values, self.dtype)), weights
+        return self.context(
+            product("BNTS,BNSH->BTNH", weights, memory.values, self.dtype)
+        ), weights
 
     @nn.nowrap
     def linear(self, inputs: int, outputs: int) -> Linear:
-        return Linear((inputs, outputs), ("embed", "state"), use_bias=False, dtype=self.dtype)
+        return Linear(
+            (inputs, outputs), ("embed", "state"), use_bias=False, dtype=self.dtype
+        )
 
 
 class Additive(Alignment):
     """vᵀ tanh(W_a s + U_a h) (Bahdanau et al. 2015, Section A.1.2).
 
-    Luong et al.'s concat score, vᵀ tanh(W [s; h]), is the same function with W = [W_a U_a].
+    Luong et al.'s concat score, vᵀ tanh(W [s; h]), is the same function with W = [W_a
+    U_a].
     """
 
     def setup_score(self) -> None:
         a = self.hidden
-        self.query, self.key = self.linear(self.state_dim, a), self.linear(self.memory_dim, a)
+        self.query, self.key = (
+            self.linear(self.state_dim, a),
+            self.linear(self.memory_dim, a),
+        )
         self.v = parameter(self, "v", nn.initializers.normal(a**-0.5), (a,), ("state",))
 
     def project(self, h: Array) -> tuple[Array, Array]:
@@ -153,25 +195,42 @@ class General(Alignment):
 
     def setup_score(self) -> None:
         shape = self.state_dim, self.memory_dim
-        self.w = parameter(self, "w", nn.initializers.xavier_uniform(), shape, ("embed", "state"))
+        self.w = parameter(
+            self, "w", nn.initializers.xavier_uniform(), shape, ("embed", "state")
+        )
 
     def scores(self, query: Array, keys: Array) -> Array:
         return general_scores(query, keys, self.w, self.dtype)[:, None]
 
 
 class MultiHead(Alignment):
-    """q·k / √d_k with projected queries, keys and values in N heads of width D / N (Vaswani et al. 2017, Section 3.2).
+    """q·k / √d_k with projected queries, keys and values in N heads of width D / N.
 
-    The projections have no biases.
+    Vaswani et al. 2017, Section 3.2. The projections have no biases.
     """
 
     def setup_score(self) -> None:
-        names, heads = ("embed", "state", "head_dim"), (self.num_heads, self.state_dim // self.num_heads)
-        self.query = Linear((self.state_dim, *heads), names, use_bias=False, dtype=self.dtype)
-        self.key = Linear((self.memory_dim, *heads), names, use_bias=False, dtype=self.dtype)
-        self.value = Linear((self.memory_dim, *heads), names, use_bias=False, dtype=self.dtype)
+        names, heads = (
+            ("embed", "state", "head_dim"),
+            (self.num_heads, self.state_dim // self.num_heads),
+        )
+        self.query = Linear(
+            (self.state_dim, *heads), names, use_bias=False, dtype=self.dtype
+        )
+        self.key = Linear(
+            (self.memory_dim, *heads), names, use_bias=False, dtype=self.dtype
+        )
+        self.value = Linear(
+            (self.memory_dim, *heads), names, use_bias=False, dtype=self.dtype
+        )
         to_context = ("state", "head_dim", "embed")
-        self.output = Linear((*heads, self.memory_dim), to_context, num_inputs=2, use_bias=False, dtype=self.dtype)
+        self.output = Linear(
+            (*heads, self.memory_dim),
+            to_context,
+            num_inputs=2,
+            use_bias=False,
+            dtype=self.dtype,
+        )
 
     def project(self, h: Array) -> tuple[Array, Array]:
         return self.key(h), self.value(h).swapaxes(1, 2)

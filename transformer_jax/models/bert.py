@@ -1,6 +1,9 @@
-"""BERT (Devlin et al. 2019): the bidirectional encoder, its pre-training heads, and heads for fine-tuning.
+"""BERT (Devlin et al. 2019): the bidirectional encoder, and heads for it.
 
-Shapes: B batch · T positions · P masked positions · D d_model · V vocabulary · L layers.
+The heads are those of pre-training, and others for fine-tuning.
+
+Shapes: B batch · T positions · P masked positions · D d_model · V vocabulary · L
+layers.
 """
 
 import dataclasses
@@ -14,7 +17,14 @@ import jax.numpy as jnp
 from transformer_jax import fields
 from transformer_jax.models import layers
 from transformer_jax.models.checks import check_ids, check_valid
-from transformer_jax.models.layers import NORM_TYPES, Embedding, Linear, LMHead, make_initializer, parameter
+from transformer_jax.models.layers import (
+    NORM_TYPES,
+    Embedding,
+    Linear,
+    LMHead,
+    make_initializer,
+    parameter,
+)
 from transformer_jax.models.masks import CAUSAL, Mask, padding
 from transformer_jax.models.positions import Positions
 from transformer_jax.models.stack import SingleStackConfig, Stack, sown_weights
@@ -24,13 +34,19 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class BertConfig(SingleStackConfig):
-    """Config of `Bert`. The defaults are those of BERT base (Devlin et al. 2019, Section 3)."""
+    """Config of `Bert`.
+
+    The defaults are those of BERT base (Devlin et al. 2019, Section 3).
+    """
 
     architecture: str = "bert"
     vocab_size: int = fields.size(30522, 304)
     num_segments: int = 2  # e.g. the two sentences of a pair
-    causal: bool = False  # a position sees only itself and those before it: the paper's "LTR" model (Section 5.1)
-    match_embedding: bool = fields.added(False)  # tells which tokens the other segment has too: see `Bert`
+    # a position sees only itself and those before it: the paper's "LTR" model (Section
+    # 5.1)
+    causal: bool = False
+    # tells which tokens the other segment has too: see `Bert`
+    match_embedding: bool = fields.added(False)
     init: str = "truncated_normal"
     embedding_init: str = "truncated_normal"
     norm_epsilon: float = 1e-12
@@ -44,27 +60,48 @@ class BertConfig(SingleStackConfig):
         if self.num_segments == 1:
             yield "num_segments", "must be at least 2, for the two segments of a pair"
         if self.match_embedding and self.causal:
-            yield "match_embedding", "must be False if model.causal is True: it depends on tokens that come later"
+            yield (
+                "match_embedding",
+                (
+                    "must be False if model.causal is True: "
+                    "it depends on tokens that come later"
+                ),
+            )
 
 
 def sizes(num_layers: int, d_model: int, vocab_size: int = 30522) -> dict[str, int]:
-    """Return fields of `BertConfig` for a model of this size, with heads of width 64 and d_ff = 4 d_model."""
+    """Return fields of `BertConfig` for a model of this size.
+
+    Heads have width 64, and d_ff = 4 d_model.
+    """
     heads = {"num_heads": d_model // 64, "head_dim": 64, "value_dim": 64}
-    return {"vocab_size": vocab_size, "num_layers": num_layers, "d_model": d_model, "d_ff": 4 * d_model, **heads}
+    return {
+        "vocab_size": vocab_size,
+        "num_layers": num_layers,
+        "d_model": d_model,
+        "d_ff": 4 * d_model,
+        **heads,
+    }
 
 
-# The paper's sizes (Section 3), and the mini of Turc et al. 2019 with a vocabulary for small corpora.
+# The paper's sizes (Section 3), and the mini of Turc et al. 2019 with a vocabulary for
+# small corpora.
 SIZES = {"mini": sizes(4, 256, 8000), "base": sizes(12, 768), "large": sizes(24, 1024)}
 
 
 class Bert(nn.Module):
-    """Embeddings of tokens, segments and positions, a stack of bidirectional blocks, and a pooler.
+    """Embeddings, a stack of bidirectional blocks, and a pooler.
 
-    With `match_embedding`, a vector is added to each token whose id also occurs in another segment. This is the exact
-    match of Chen et al. 2017 ("Reading Wikipedia to Answer Open-Domain Questions", Section 3.2), learned like a segment
-    embedding and for both segments. It starts at zero, so that a pre-trained encoder can be fine-tuned with it.
+    The embeddings are those of tokens, segments and positions.
 
-    Differs: The paper has no pre-LN and no match embedding. With `norm = "pre"`, the stack ends in a layer norm.
+    With `match_embedding`, a vector is added to each token whose id also occurs in
+    another segment. This is the exact match of Chen et al. 2017 ("Reading Wikipedia to
+    Answer Open-Domain Questions", Section 3.2), learned like a segment embedding and
+    for both segments. It starts at zero, so that a pre-trained encoder can be
+    fine-tuned with it.
+
+    Differs: The paper has no pre-LN and no match embedding. With `norm = "pre"`, the
+    stack ends in a layer norm.
     """
 
     config: BertConfig
@@ -72,36 +109,63 @@ class Bert(nn.Module):
     def setup(self) -> None:
         c = self.config
         c.check()
-        self.embedding = Embedding(c.vocab_size, c.d_model, c.vocab_multiple, c.embedding_init, c.embedding_scale)
+        self.embedding = Embedding(
+            c.vocab_size,
+            c.d_model,
+            c.vocab_multiple,
+            c.embedding_init,
+            c.embedding_scale,
+        )
         shape, axes = (c.num_segments, c.d_model), ("segment", "vector")
-        self.segments = parameter(self, "segments", make_initializer(c.embedding_init), shape, axes)
+        self.segments = parameter(
+            self, "segments", make_initializer(c.embedding_init), shape, axes
+        )
         if c.match_embedding:
-            self.match = parameter(self, "match", nn.initializers.zeros, (c.d_model,), ("vector",))
-        self.positions = Positions(c.positions, c.max_length, c.d_model, c.embedding_init)
+            self.match = parameter(
+                self, "match", nn.initializers.zeros, (c.d_model,), ("vector",)
+            )
+        self.positions = Positions(
+            c.positions, c.max_length, c.d_model, c.embedding_init
+        )
         self.norm = NORM_TYPES[c.norm_type](c.norm_epsilon)
         self.dropout = layers.Dropout(c.dropout_rate)
         self.encoder = Stack(c, c.num_layers)
-        self.pooler = Linear((c.d_model, c.d_model), ("embed", "vector"), dtype=c.dtype, initializer=c.init)
+        self.pooler = Linear(
+            (c.d_model, c.d_model),
+            ("embed", "vector"),
+            dtype=c.dtype,
+            initializer=c.init,
+        )
 
-    def __call__(self, tokens: Array, valid: Array, segments: Array | None = None) -> tuple[Array, Array]:
+    def __call__(
+        self, tokens: Array, valid: Array, segments: Array | None = None
+    ) -> tuple[Array, Array]:
         """Encode token ids (B, T) → x (B, T, D), pooled (B, D).
 
-        `valid` (B, T) is True at tokens and False at padding; no position attends to padding. `segments` (B, T) are ids
-        below `num_segments`, by default all 0. `pooled` is tanh(W x₀ + b), where x₀ belongs to the first token, [CLS].
-        If the model is causal, [CLS] sees only itself, and the last token takes its place.
+        `valid` (B, T) is True at tokens and False at padding; no position attends to
+        padding. `segments` (B, T) are ids below `num_segments`, by default all 0.
+        `pooled` is tanh(W x₀ + b), where x₀ belongs to the first token, [CLS]. If the
+        model is causal, [CLS] sees only itself, and the last token takes its place.
         """
         x = self.encoder(self._embed(tokens, valid, segments), self._mask(valid))
         if not self.config.causal:
             return x, jnp.tanh(self.pooler(x[:, 0]))
         last = jnp.where(valid, jnp.arange(valid.shape[1])[None], 0).max(axis=1)
-        return x, jnp.tanh(self.pooler(jnp.take_along_axis(x, last[:, None, None], axis=1)[:, 0]))
+        return x, jnp.tanh(
+            self.pooler(jnp.take_along_axis(x, last[:, None, None], axis=1)[:, 0])
+        )
 
-    def features(self, tokens: Array, valid: Array, segments: Array | None, last: int) -> Array:
-        """Return the concatenated outputs of the `last` layers of the stack, (B, T, last · D) (Section 5.3).
+    def features(
+        self, tokens: Array, valid: Array, segments: Array | None, last: int
+    ) -> Array:
+        """Return the concatenated outputs of the `last` layers, (B, T, last · D).
 
-        The last layer comes last. If the stack is pre-LN, the final norm is applied to it alone.
+        Devlin et al. 2019, Section 5.3. The last layer comes last. If the stack is
+        pre-LN, the final norm is applied to it alone.
         """
-        outputs = self.encoder.outputs(self._embed(tokens, valid, segments), self._mask(valid))
+        outputs = self.encoder.outputs(
+            self._embed(tokens, valid, segments), self._mask(valid)
+        )
         if self.is_initializing():  # so that the parameters are those of `__call__`
             self.pooler(outputs[:, 0, 0])
         return jnp.concatenate([outputs[:, i] for i in range(-last, 0)], axis=-1)
@@ -111,9 +175,16 @@ class Bert(nn.Module):
         check_valid("valid", valid, tokens.shape)
         segments = jnp.zeros_like(tokens) if segments is None else segments
         check_ids("segments", segments, self.config.num_segments, tokens.shape)
-        x = self.embedding(tokens) + jnp.take(self.segments, segments, axis=0) + self.positions(tokens.shape[1])
+        x = (
+            self.embedding(tokens)
+            + jnp.take(self.segments, segments, axis=0)
+            + self.positions(tokens.shape[1])
+        )
         if self.config.match_embedding:
-            x += in_another_segment(tokens, valid, segments)[..., None] * self.match[None, None]
+            x += (
+                in_another_segment(tokens, valid, segments)[..., None]
+                * self.match[None, None]
+            )
         return self.dropout(self.norm(x))
 
     def _mask(self, valid: Array) -> Mask:
@@ -121,21 +192,31 @@ class Bert(nn.Module):
 
     @nn.nowrap
     def attention_maps(self, sown: Any) -> dict[tuple[str, str, str], Array]:
-        """Return attention weights (B, L, N, T, T) from `sown`, the collection "intermediates".
+        """Return attention weights (B, L, N, T, T) from `sown`.
 
-        The key is (name, sequence of the queries, sequence of the keys).
+        `sown` is the collection "intermediates". The key is (name, sequence of the
+        queries, sequence of the keys).
         """
-        return {("self-attention", "text", "text"): sown_weights(sown["encoder"], "self_attention")}
+        return {
+            ("self-attention", "text", "text"): sown_weights(
+                sown["encoder"], "self_attention"
+            )
+        }
 
 
 def in_another_segment(tokens: Array, valid: Array, segments: Array) -> Array:
-    """Return (B, T): True for each of the ids `tokens` (B, T) that also occurs, outside padding, in another segment."""
+    """Return which of the ids `tokens` (B, T) also occur in another segment.
+
+    The result (B, T) is True for these. Padding does not count.
+    """
     same = (tokens[:, :, None] == tokens[:, None]) & valid[:, None]
     return (same & (segments[:, :, None] != segments[:, None])).any(axis=-1)
 
 
 class MaskedLMHead(nn.Module):
-    """Logits of the token at a position: LayerNorm(activation(x W + b)) Eᵀ + c, with the token embeddings E.
+    """Logits of the token at a position: LayerNorm(activation(x W + b)) Eᵀ + c.
+
+    E are the token embeddings.
 
     Differs: The paper does not describe the head; this is the one of the authors' code.
     """
@@ -144,19 +225,30 @@ class MaskedLMHead(nn.Module):
 
     def setup(self) -> None:
         c = self.config
-        self.transform = Linear((c.d_model, c.d_model), ("embed", "vector"), dtype=c.dtype, initializer=c.init)
+        self.transform = Linear(
+            (c.d_model, c.d_model),
+            ("embed", "vector"),
+            dtype=c.dtype,
+            initializer=c.init,
+        )
         self.norm = NORM_TYPES[c.norm_type](c.norm_epsilon)
         shape = (layers.padded_vocab_size(c.vocab_size, c.vocab_multiple),)
         self.bias = parameter(self, "bias", nn.initializers.zeros, shape, ("vocab",))
 
     def __call__(self, x: Array, embeddings: LMHead) -> tuple[Array, LMHead]:
-        """Transform x (B, P, D). Return it and the map to logits, which a loss can apply in chunks."""
+        """Transform x (B, P, D).
+
+        Return it and the map to logits, which a loss can apply in chunks.
+        """
         y = self.norm(layers.ACTIVATIONS[self.config.activation](self.transform(x)))
         return y, LMHead(embeddings.table, self.bias)
 
 
 class _WithBert(nn.Module):
-    """A model that contains the encoder under the name "bert", so that parameters can be passed on."""
+    """A model that contains the encoder under the name "bert".
+
+    The name lets parameters be passed on.
+    """
 
     config: BertConfig
 
@@ -167,21 +259,31 @@ class _WithBert(nn.Module):
 
 
 class Pretraining(_WithBert):
-    """BERT with the heads of its pre-training: masked LM and next-sentence prediction (Section 3.1)."""
+    """BERT with the heads of its pre-training (Section 3.1).
+
+    These are masked LM and next-sentence prediction.
+    """
 
     def setup(self) -> None:
         c = self.config
         self.bert = Bert(c)
         self.masked_lm = MaskedLMHead(c)
-        self.next_sentence = Linear((c.d_model, 2), ("embed", "classes"), dtype=c.dtype, initializer=c.init)
+        self.next_sentence = Linear(
+            (c.d_model, 2), ("embed", "classes"), dtype=c.dtype, initializer=c.init
+        )
 
     def __call__(
-        self, tokens: Array, valid: Array, segments: Array | None = None, positions: Array | None = None
+        self,
+        tokens: Array,
+        valid: Array,
+        segments: Array | None = None,
+        positions: Array | None = None,
     ) -> tuple[Array, LMHead, Array]:
-        """Return vectors (B, P, D) at `positions` (B, P), their map to logits, and next-sentence logits (B, 2).
+        """Return vectors, their map to logits, and next-sentence logits (B, 2).
 
-        The default of `positions` is all T positions. Next-sentence class 1 means that the second segment follows the
-        first one in its document.
+        The vectors (B, P, D) are those at `positions` (B, P). The default of
+        `positions` is all T positions. Next-sentence class 1 means that the second
+        segment follows the first one in its document.
         """
         x, pooled = self.bert(tokens, valid, segments)
         if positions is not None:
@@ -194,8 +296,9 @@ class Pretraining(_WithBert):
 class _Head(_WithBert):
     """BERT with a linear map to `num_classes`.
 
-    feature_layers: if not 0, the input of the map is not the last layer's output x but the concatenated outputs of this
-        many last layers, as features of an encoder that is not fine-tuned (Section 5.3). That encoder has no dropout.
+    feature_layers: if not 0, the input of the map is not the last layer's output x but
+        the concatenated outputs of this many last layers, as features of an encoder
+        that is not fine-tuned (Section 5.3). That encoder has no dropout.
     """
 
     num_classes: int
@@ -203,40 +306,61 @@ class _Head(_WithBert):
 
     def setup(self) -> None:
         c = self.config
-        plain = dataclasses.replace(c, dropout_rate=0.0, attention_dropout_rate=0.0, feed_forward_dropout_rate=0.0)
+        plain = dataclasses.replace(
+            c,
+            dropout_rate=0.0,
+            attention_dropout_rate=0.0,
+            feed_forward_dropout_rate=0.0,
+        )
         self.bert = Bert(plain if self.feature_layers else c)
         self.dropout = layers.Dropout(c.dropout_rate)
         shape = c.d_model * (self.feature_layers or 1), self.num_classes
-        self.head = Linear(shape, ("embed", "classes"), dtype=c.dtype, initializer=c.init)
+        self.head = Linear(
+            shape, ("embed", "classes"), dtype=c.dtype, initializer=c.init
+        )
 
 
 class Classifier(_Head):
     """BERT with a linear map from the pooled vector to classes (Section 4.1).
 
-    A single class is a score: the value in a regression, or the score of one of several choices.
+    A single class is a score: the value in a regression, or the score of one of several
+    choices.
 
-    Differs: With `feature_layers`, the input of the map is the mean of the features over all tokens. The paper uses
-    features only for tagging.
+    Differs: With `feature_layers`, the input of the map is the mean of the features
+    over all tokens. The paper uses features only for tagging.
     """
 
-    def __call__(self, tokens: Array, valid: Array, segments: Array | None = None) -> Array:
-        """Map token ids (B, T) to float32 logits (B, num_classes). The arguments are those of `Bert`."""
+    def __call__(
+        self, tokens: Array, valid: Array, segments: Array | None = None
+    ) -> Array:
+        """Map token ids (B, T) to float32 logits (B, num_classes).
+
+        The arguments are those of `Bert`.
+        """
         if self.feature_layers:
             x = self.bert.features(tokens, valid, segments, self.feature_layers)
-            pooled = (x * valid[..., None]).sum(axis=1) / jnp.maximum(valid.sum(axis=1, keepdims=True), 1)
+            pooled = (x * valid[..., None]).sum(axis=1) / jnp.maximum(
+                valid.sum(axis=1, keepdims=True), 1
+            )
         else:
             _, pooled = self.bert(tokens, valid, segments)
         return self.head(self.dropout(pooled))
 
 
 class TokenClassifier(_Head):
-    """BERT with a linear map from the vector of each token to classes: tags, or start and end of an answer.
+    """BERT with a linear map from the vector of each token to classes.
 
-    Devlin et al. 2019, Sections 4.2 and 5.3. Differs: With `feature_layers`, the paper has a BiLSTM before the map.
+    The classes are tags, or start and end of an answer. Devlin et al. 2019, Sections
+    4.2 and 5.3. Differs: With `feature_layers`, the paper has a BiLSTM before the map.
     """
 
-    def __call__(self, tokens: Array, valid: Array, segments: Array | None = None) -> Array:
-        """Map token ids (B, T) to float32 logits (B, T, num_classes). The arguments are those of `Bert`."""
+    def __call__(
+        self, tokens: Array, valid: Array, segments: Array | None = None
+    ) -> Array:
+        """Map token ids (B, T) to float32 logits (B, T, num_classes).
+
+        The arguments are those of `Bert`.
+        """
         if self.feature_layers:
             x = self.bert.features(tokens, valid, segments, self.feature_layers)
         else:

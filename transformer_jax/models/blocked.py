@@ -1,9 +1,12 @@
-"""Attention in blocks, which never stores the T × S matrix of weights, neither forward nor backward.
+"""Attention in blocks, which never stores the T × S matrix of weights.
 
-Dao et al. 2022 (FlashAttention), Algorithms 1, 2 and 4; Rabe and Staats 2021. The values are those of
-`attention.dot_product_attention` up to rounding, also with dropout: both draw the same bits.
+This holds for the forward and the backward pass. Dao et al. 2022 (FlashAttention),
+Algorithms 1, 2 and 4; Rabe and Staats 2021. The values are those of
+`attention.dot_product_attention` up to rounding, also with dropout: both draw the same
+bits.
 
-Shapes: B batch · T query positions · S key positions · N heads · H head width (d_k) · H' head width of values (d_v).
+Shapes: B batch · T query positions · S key positions · N heads · H head width (d_k) ·
+H' head width of values (d_v).
 """
 
 import functools
@@ -19,7 +22,9 @@ from transformer_jax.models.numerics import hashed_bits, product
 
 Array = jax.Array
 
-BLOCK = 512  # positions of a block of queries or keys. If the mask is causal: a quarter of T, within these bounds
+# positions of a block of queries or keys. If the mask is causal: a quarter of T, within
+# these bounds
+BLOCK = 512
 CAUSAL_BLOCKS = 64, 256
 LOWEST = float(np.finfo(np.float32).min)
 
@@ -37,8 +42,12 @@ class _Plan(NamedTuple):
 
     def blocks(self) -> np.ndarray:
         """Return the first query and key of each block of scores, (P, 2)."""
-        every = itertools.product(range(0, self.length, self.rows), range(0, self.key_length, self.columns))
-        return np.array([(t, s) for t, s in every if not self.causal or s < t + self.rows], np.int32)
+        every = itertools.product(
+            range(0, self.length, self.rows), range(0, self.key_length, self.columns)
+        )
+        return np.array(
+            [(t, s) for t, s in every if not self.causal or s < t + self.rows], np.int32
+        )
 
 
 def blocked_attention(
@@ -54,44 +63,74 @@ def blocked_attention(
 ) -> Array:
     """Compute `attention.dot_product_attention` in blocks of `block` queries and keys.
 
-    query (B, T, N, H), key (B, S, N, H), value (B, S, N, H') → (B, T, N, H'), float32. Memory beyond inputs and
-    outputs is that of a few blocks, (B, N, block, block). If `mask` is causal, blocks above the diagonal are skipped.
-    By default, a block has 512 positions, or if `mask` is causal, a quarter of T, at least 64 and at most 256.
-    Only reverse-mode differentiation works.
+    query (B, T, N, H), key (B, S, N, H), value (B, S, N, H') → (B, T, N, H'), float32.
+    Memory beyond inputs and outputs is that of a few blocks, (B, N, block, block). If
+    `mask` is causal, blocks above the diagonal are skipped. By default, a block has 512
+    positions, or if `mask` is causal, a quarter of T, at least 64 and at most 256. Only
+    reverse-mode differentiation works.
 
-    Differs: The backward pass goes through pairs of blocks in the order of the forward pass, where the paper's outer
-    loop is over keys.
+    Differs: The backward pass goes through pairs of blocks in the order of the forward
+    pass, where the paper's outer loop is over keys.
     """
     (length, key_length), mask = (query.shape[1], key.shape[1]), as_mask(mask)
     rate = 0.0 if dropout_key is None else dropout_rate
-    block = block or (min(max(length // 4, CAUSAL_BLOCKS[0]), CAUSAL_BLOCKS[1]) if mask.causal else BLOCK)
+    block = block or (
+        min(max(length // 4, CAUSAL_BLOCKS[0]), CAUSAL_BLOCKS[1])
+        if mask.causal
+        else BLOCK
+    )
     rows, columns = _divided(length, block), _divided(key_length, block)
     plan = _Plan(length, key_length, rows, columns, mask.causal, rate, dtype)
 
     def padded(x: Array, size: int) -> Array:
-        return jnp.pad(x.swapaxes(1, 2), ((0, 0), (0, 0), (0, -x.shape[1] % size), (0, 0)))
+        return jnp.pad(
+            x.swapaxes(1, 2), ((0, 0), (0, 0), (0, -x.shape[1] % size), (0, 0))
+        )
 
     query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
     output = _attention(
-        plan, padded(query, rows), padded(key, columns), padded(value, columns), mask.padded(rows, columns), dropout_key
+        plan,
+        padded(query, rows),
+        padded(key, columns),
+        padded(value, columns),
+        mask.padded(rows, columns),
+        dropout_key,
     )
     return output[:, :, :length].swapaxes(1, 2)
 
 
 def _divided(length: int, block: int) -> int:
-    """Return the size, a multiple of 8, of the fewest equal blocks of at most `block` positions."""
+    """Return the size of the fewest equal blocks of at most `block` positions.
+
+    It is a multiple of 8.
+    """
     return -(-length // (8 * -(-length // block))) * 8
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(plan: _Plan, query: Array, key: Array, value: Array, mask: Mask, dropout_key: Array | None) -> Array:
+def _attention(
+    plan: _Plan,
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Mask,
+    dropout_key: Array | None,
+) -> Array:
     return _forward(plan, query, key, value, mask, dropout_key)[0]
 
 
 def _forward(
-    plan: _Plan, query: Array, key: Array, value: Array, mask: Mask, dropout_key: Array | None
+    plan: _Plan,
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Mask,
+    dropout_key: Array | None,
 ) -> tuple[Array, tuple]:
-    """Return the output (B, N, T, H'), and what the backward pass needs: Algorithm 2 of Dao et al. 2022."""
+    """Return the output (B, N, T, H'), and what the backward pass needs.
+
+    Algorithm 2 of Dao et al. 2022.
+    """
 
     def body(carry: Any, block: Array) -> tuple[Any, None]:
         t, s = block
@@ -101,8 +140,12 @@ def _forward(
         weights, scale = _where(allowed, jnp.exp(scores - new)), jnp.exp(largest - new)
         total = total * scale + weights.sum(axis=-1, keepdims=True)
         kept = _dropped(plan, weights, dropout_key, block)
-        output = output * scale + product("BNTS,BNSH->BNTH", kept, _part(value, s, plan.columns), plan.dtype)
-        return tuple(map(functools.partial(_write, t), carry, (output, new, total))), None
+        output = output * scale + product(
+            "BNTS,BNSH->BNTH", kept, _part(value, s, plan.columns), plan.dtype
+        )
+        return tuple(
+            map(functools.partial(_write, t), carry, (output, new, total))
+        ), None
 
     shape = query.shape[:3]
     start = (
@@ -111,15 +154,22 @@ def _forward(
         jnp.zeros((*shape, 1)),
     )
     (output, largest, total), _ = jax.lax.scan(body, start, jnp.asarray(plan.blocks()))
-    output = output / jnp.where(total > 0, total, 1)  # a query that may attend to nothing gets zeros
+    # a query that may attend to nothing gets zeros
+    output = output / jnp.where(total > 0, total, 1)
     log_total = largest + jnp.log(jnp.where(total > 0, total, 1))
     return output, (query, key, value, mask, dropout_key, output, log_total)
 
 
-def _backward(plan: _Plan, saved: tuple, cotangent: Array) -> tuple[Array, Array, Array, None, None]:
-    """Return the gradients of queries, keys and values: Algorithm 4 of Dao et al. 2022."""
+def _backward(
+    plan: _Plan, saved: tuple, cotangent: Array
+) -> tuple[Array, Array, Array, None, None]:
+    """Return the gradients of queries, keys and values.
+
+    Algorithm 4 of Dao et al. 2022.
+    """
     query, key, value, mask, dropout_key, output, log_total = saved
-    mean = (cotangent * output).sum(axis=-1, keepdims=True)  # D of the paper: Σ_s P_ts dP_ts
+    # D of the paper: Σ_s P_ts dP_ts
+    mean = (cotangent * output).sum(axis=-1, keepdims=True)
 
     def body(carry: Any, block: Array) -> tuple[Any, None]:
         t, s = block
@@ -128,26 +178,51 @@ def _backward(plan: _Plan, saved: tuple, cotangent: Array) -> tuple[Array, Array
         above = _part(cotangent, t, plan.rows)
         kept = _dropped(plan, weights, dropout_key, block)
         d_value = product("BNTS,BNTH->BNSH", kept, above, plan.dtype)
-        d_kept = product("BNTH,BNSH->BNTS", above, _part(value, s, plan.columns), plan.dtype)
+        d_kept = product(
+            "BNTH,BNSH->BNTS", above, _part(value, s, plan.columns), plan.dtype
+        )
         d_weights = _dropped(plan, d_kept, dropout_key, block)
         d_scores = weights * (d_weights - _part(mean, t, plan.rows))
-        d_query = product("BNTS,BNSH->BNTH", d_scores, _part(key, s, plan.columns), plan.dtype)
-        d_key = product("BNTS,BNTH->BNSH", d_scores, _part(query, t, plan.rows), plan.dtype)
+        d_query = product(
+            "BNTS,BNSH->BNTH", d_scores, _part(key, s, plan.columns), plan.dtype
+        )
+        d_key = product(
+            "BNTS,BNTH->BNSH", d_scores, _part(query, t, plan.rows), plan.dtype
+        )
         steps = zip(carry, (t, s, s), (d_query, d_key, d_value), strict=True)
-        return tuple(_write(at, x, _part(x, at, dx.shape[2]) + dx) for x, at, dx in steps), None
+        return tuple(
+            _write(at, x, _part(x, at, dx.shape[2]) + dx) for x, at, dx in steps
+        ), None
 
     start: Any = tuple(jnp.zeros(x.shape) for x in (query, key, value))
     (d_query, d_key, d_value), _ = jax.lax.scan(body, start, jnp.asarray(plan.blocks()))
-    return (*(dx.astype(x.dtype) for dx, x in ((d_query, query), (d_key, key), (d_value, value))), None, None)
+    return (
+        *(
+            dx.astype(x.dtype)
+            for dx, x in ((d_query, query), (d_key, key), (d_value, value))
+        ),
+        None,
+        None,
+    )
 
 
 _attention.defvjp(_forward, _backward)
 
 
-def _scores(plan: _Plan, query: Array, key: Array, mask: Mask, block: Array) -> tuple[Array, Array | None]:
-    """Return the scores of a pair of blocks (B, N, rows, columns), and where attention is allowed; None: everywhere."""
+def _scores(
+    plan: _Plan, query: Array, key: Array, mask: Mask, block: Array
+) -> tuple[Array, Array | None]:
+    """Return the scores of a pair of blocks, and where attention is allowed.
+
+    The scores are (B, N, rows, columns). None: attention is allowed everywhere.
+    """
     t, s = block
-    scores = product("BNTH,BNSH->BNTS", _part(query, t, plan.rows), _part(key, s, plan.columns), plan.dtype)
+    scores = product(
+        "BNTH,BNSH->BNTS",
+        _part(query, t, plan.rows),
+        _part(key, s, plan.columns),
+        plan.dtype,
+    )
     allowed = mask.part(t, plan.rows, s, plan.columns)
     if plan.key_length % plan.columns:
         real = (s + jnp.arange(plan.columns) < plan.key_length)[None, None, None]
@@ -156,14 +231,21 @@ def _scores(plan: _Plan, query: Array, key: Array, mask: Mask, block: Array) -> 
 
 
 def _dropped(plan: _Plan, x: Array, dropout_key: Array | None, block: Array) -> Array:
-    """Apply dropout to a block of weights, or to its cotangent, with the bits of `layers.dropout`."""
+    """Apply dropout to a block of weights, or to its cotangent.
+
+    The bits are those of `layers.dropout`.
+    """
     cut = round(plan.dropout_rate * 2**32)
     if dropout_key is None or not cut:
         return x
     index = jnp.uint32(0)  # of each element in the whole array of weights
     sizes = *x.shape[:2], plan.length, plan.key_length
     for axis, (size, first) in enumerate(zip(sizes, (0, 0, *block), strict=True)):
-        index = index * size + jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) + jnp.uint32(first)
+        index = (
+            index * size
+            + jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
+            + jnp.uint32(first)
+        )
     bits = hashed_bits(dropout_key, index)
     return jnp.where(bits >= jnp.uint32(cut), x * (2**32 / (2**32 - cut)), 0)
 

@@ -1,6 +1,7 @@
-"""The decoder-only Transformer: GPT (Radford et al. 2018), GPT-2 (Radford et al. 2019) and Llama (Touvron et al. 2023).
+"""The decoder-only Transformer: GPT, GPT-2 and Llama.
 
-A head for fine-tuning follows at the end.
+Radford et al. 2018, Radford et al. 2019 and Touvron et al. 2023. A head for fine-tuning
+follows at the end.
 
 Shapes: B batch · T positions · D d_model · N heads · V vocabulary · L layers.
 """
@@ -18,18 +19,27 @@ from transformer_jax.models.checks import check_ids, check_valid
 from transformer_jax.models.layers import Embedding, Linear, LMHead, OutputLayer
 from transformer_jax.models.masks import CAUSAL, padding
 from transformer_jax.models.positions import Positions, check_length
-from transformer_jax.models.stack import SingleStackConfig, Stack, sown_weights, unstack_layers
+from transformer_jax.models.stack import (
+    SingleStackConfig,
+    Stack,
+    sown_weights,
+    unstack_layers,
+)
 
 Array = jax.Array
 
-SPECIALS = ("[START]", "[DELIM]", "[EXTRACT]")  # tokens of fine-tuning, which get the ids V, V + 1 and V + 2
+# tokens of fine-tuning, which get the ids V, V + 1 and V + 2
+SPECIALS = ("[START]", "[DELIM]", "[EXTRACT]")
 
 
 @dataclasses.dataclass(frozen=True)
 class GPTConfig(SingleStackConfig):
-    """Config of `GPT`. The defaults are those of GPT (Radford et al. 2018, Section 4.1).
+    """Config of `GPT`.
 
-    Differs: `activation` is the exact GELU; the authors' code uses its tanh approximation, "gelu_tanh".
+    The defaults are those of GPT (Radford et al. 2018, Section 4.1).
+
+    Differs: `activation` is the exact GELU; the authors' code uses its tanh
+    approximation, "gelu_tanh".
     """
 
     architecture: str = "gpt"
@@ -41,21 +51,42 @@ class GPTConfig(SingleStackConfig):
         return super().choices() | {"architecture": ("gpt",)}
 
 
-def sizes(num_layers: int, d_model: int, d_ff: int, num_heads: int, num_kv_heads: int = 0) -> dict[str, Any]:
-    """Return fields of `GPTConfig` for a model of this size. All heads together are as wide as the model."""
+def sizes(
+    num_layers: int, d_model: int, d_ff: int, num_heads: int, num_kv_heads: int = 0
+) -> dict[str, Any]:
+    """Return fields of `GPTConfig` for a model of this size.
+
+    All heads together are as wide as the model.
+    """
     width = d_model // num_heads
-    heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": width, "value_dim": width}
+    heads = {
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": width,
+        "value_dim": width,
+    }
     return {"num_layers": num_layers, "d_model": d_model, "d_ff": d_ff, **heads}
 
 
 def _gpt2(num_layers: int, d_model: int) -> dict[str, Any]:
-    """Return fields of `GPTConfig` for a size of GPT-2 (Radford et al. 2019, Section 2.3 and Table 2)."""
+    """Return fields of `GPTConfig` for a size of GPT-2.
+
+    Radford et al. 2019, Section 2.3 and Table 2.
+    """
     parts = {"norm": "pre", "activation": "gelu_tanh", "scale_residual_init": True}
-    return {"vocab_size": 50257, "max_length": 1024, **parts, **sizes(num_layers, d_model, 4 * d_model, d_model // 64)}
+    return {
+        "vocab_size": 50257,
+        "max_length": 1024,
+        **parts,
+        **sizes(num_layers, d_model, 4 * d_model, d_model // 64),
+    }
 
 
 def _llama(vocab_size: int, *shape: int) -> dict[str, Any]:
-    """Return fields of `GPTConfig` for a size of Llama (Touvron et al. 2023, Section 2.2)."""
+    """Return fields of `GPTConfig` for a size of Llama.
+
+    Touvron et al. 2023, Section 2.2.
+    """
     parts = {
         "norm": "pre",
         "norm_type": "rms_norm",
@@ -72,12 +103,19 @@ def _llama(vocab_size: int, *shape: int) -> dict[str, Any]:
     return {"vocab_size": vocab_size, "max_length": 2048, **parts, **sizes(*shape)}
 
 
-# The sizes of the papers, and two for small corpora and CPUs: GPT in the size of BERT's mini, and one of Llama's
-# architecture, with grouped-query attention.
+# The sizes of the papers, and two for small corpora and CPUs: GPT in the size of BERT's
+# mini, and one of Llama's architecture, with grouped-query attention.
 SIZES: dict[str, dict[str, Any]] = {
-    # Fine-tuning adds 3 rows to the embedding; a multiple of 8 lets up to eight devices share it.
-    # Pre-LN learns within a few hundred steps, in which the paper's post-LN does not.
-    "mini": {"vocab_size": 8000, "max_length": 128, "vocab_multiple": 8, "norm": "pre", **sizes(4, 256, 1024, 4)},
+    # Fine-tuning adds 3 rows to the embedding; a multiple of 8 lets up to eight devices
+    # share it. Pre-LN learns within a few hundred steps, in which the paper's post-LN
+    # does not.
+    "mini": {
+        "vocab_size": 8000,
+        "max_length": 128,
+        "vocab_multiple": 8,
+        "norm": "pre",
+        **sizes(4, 256, 1024, 4),
+    },
     "gpt": {"vocab_size": 40478, "max_length": 512, **sizes(12, 768, 3072, 12)},
     "gpt2-small": _gpt2(12, 768),
     "gpt2-medium": _gpt2(24, 1024),
@@ -91,8 +129,9 @@ SIZES: dict[str, dict[str, Any]] = {
 class GPT(nn.Module):
     """A decoder-only language model.
 
-    `model.apply(params, tokens)` returns, at each position, the logits of the next token. To generate text, call
-    `init_cache` once, then `extend` with a prompt of any length, and again with each new token.
+    `model.apply(params, tokens)` returns, at each position, the logits of the next
+    token. To generate text, call `init_cache` once, then `extend` with a prompt of any
+    length, and again with each new token.
     """
 
     config: GPTConfig
@@ -100,13 +139,23 @@ class GPT(nn.Module):
     def setup(self) -> None:
         c = self.config
         c.check()
-        self.embedding = Embedding(c.vocab_size, c.d_model, c.vocab_multiple, c.embedding_init, c.embedding_scale)
-        self.positions = Positions(c.positions, c.max_length, c.d_model, c.embedding_init)
+        self.embedding = Embedding(
+            c.vocab_size,
+            c.d_model,
+            c.vocab_multiple,
+            c.embedding_init,
+            c.embedding_scale,
+        )
+        self.positions = Positions(
+            c.positions, c.max_length, c.d_model, c.embedding_init
+        )
         self.dropout = layers.Dropout(c.dropout_rate)
         self.decoder = Stack(c, c.num_layers)
         if not c.tie_embeddings:
             padded = layers.padded_vocab_size(c.vocab_size, c.vocab_multiple)
-            self.output = OutputLayer(c.d_model, padded, use_bias=False, initializer=c.init)
+            self.output = OutputLayer(
+                c.d_model, padded, use_bias=False, initializer=c.init
+            )
 
     def __call__(
         self,
@@ -115,7 +164,10 @@ class GPT(nn.Module):
         segments: Array | None = None,
         positions: Array | int = 0,
     ) -> Array:
-        """Map token ids (B, T) to float32 logits (B, T, padded V) of the next token. The arguments are of `hidden`."""
+        """Map token ids (B, T) to float32 logits (B, T, padded V) of the next token.
+
+        The arguments are of `hidden`.
+        """
         x, lm_head = self.hidden(tokens, valid, segments, positions)
         return lm_head(x, self.config.vocab_size, self.config.dtype)
 
@@ -126,14 +178,19 @@ class GPT(nn.Module):
         segments: Array | None = None,
         positions: Array | int = 0,
     ) -> tuple[Array, LMHead]:
-        """Return the last layer's output (B, T, D) and its map to logits, which a loss can apply in chunks.
+        """Return the last layer's output (B, T, D) and its map to logits.
+
+        A loss can apply the map in chunks.
 
         Args:
             tokens: ids (B, T).
-            valid: (B, T) True at tokens and False at padding, to which no position attends. None: there is no padding.
-            segments: (B, T) numbers of the documents in a row, from 1; 0 at padding. A document sees only itself.
-            positions: (B, T) place of each token in its document; an integer is that of the first token in a row.
-                "relative" and "rotary" positions do not use it, because they depend only on distances.
+            valid: (B, T) True at tokens and False at padding, to which no position
+                attends. None: there is no padding.
+            segments: (B, T) numbers of the documents in a row, from 1; 0 at padding. A
+                document sees only itself.
+            positions: (B, T) place of each token in its document; an integer is that of
+                the first token in a row. "relative" and "rotary" positions do not use
+                it, because they depend only on distances.
         """
         check_ids("tokens", tokens, self.config.vocab_size)
         if valid is not None:
@@ -141,62 +198,88 @@ class GPT(nn.Module):
         mask = CAUSAL if valid is None else CAUSAL & padding(valid)
         if segments is not None:
             mask &= masks.segments(segments, segments)
-        x = self.dropout(self.embedding(tokens) + self.positions(tokens.shape[1], positions))
+        x = self.dropout(
+            self.embedding(tokens) + self.positions(tokens.shape[1], positions)
+        )
         return self.decoder(x, mask), self.lm_head()
 
     def lm_head(self) -> LMHead:
         """Return the map from the last layer's output to logits."""
-        return self.embedding.lm_head() if self.config.tie_embeddings else self.output.lm_head()
+        return (
+            self.embedding.lm_head()
+            if self.config.tie_embeddings
+            else self.output.lm_head()
+        )
 
     def init_cache(self, batch_size: int, length: int) -> tuple[KeyValue, ...]:
-        """Return an empty cache with room for `length` positions. The batch axis comes first in every leaf.
+        """Return an empty cache with room for `length` positions.
+
+        The batch axis comes first in every leaf.
 
         Raises:
-            ValueError: `length` exceeds `max_length`, and positions are neither relative nor rotary.
+            ValueError: `length` exceeds `max_length`, and positions are neither
+                relative nor rotary.
         """
         check_length(self.config.positions, length, self.config.max_length)
         return self.decoder.init_cache(batch_size, length)
 
     def extend(
-        self, cache: tuple[KeyValue, ...], tokens: Array, position: Array | int, start: Array | None = None
+        self,
+        cache: tuple[KeyValue, ...],
+        tokens: Array,
+        position: Array | int,
+        start: Array | None = None,
     ) -> tuple[Array, tuple[KeyValue, ...]]:
-        """Read token ids (B, T) from `position` on → logits (B, T, padded V), the new cache. There is no dropout.
+        """Read ids (B, T) from `position` on → logits (B, T, padded V), the new cache.
 
-        `start` (B,) is the place in the cache at which each row begins. Positions count from it, and what is read
-        before it is padding. So the rows of a batch can end at the same place and grow together. None: all begin at 0.
+        There is no dropout. `start` (B,) is the place in the cache at which each row
+        begins. Positions count from it, and what is read before it is padding. So the
+        rows of a batch can end at the same place and grow together. None: all begin at
+        0.
         """
         length, places = tokens.shape[1], position
         if start is not None:
-            places = jnp.maximum(position + jnp.arange(length)[None] - start[:, None], 0)
+            places = jnp.maximum(
+                position + jnp.arange(length)[None] - start[:, None], 0
+            )
         x = self.embedding(tokens) + self.positions(length, places)
         x, cache = self.decoder.extend(x, cache, position, start=start)
         return self.lm_head()(x, self.config.vocab_size, self.config.dtype), cache
 
     @nn.nowrap
     def attention_maps(self, sown: Any) -> dict[tuple[str, str, str], Array]:
-        """Return attention weights (B, L, N, T, T) from `sown`, the collection "intermediates".
+        """Return attention weights (B, L, N, T, T) from `sown`.
 
-        The key is (name, sequence of the queries, sequence of the keys).
+        `sown` is the collection "intermediates". The key is (name, sequence of the
+        queries, sequence of the keys).
         """
-        return {("self-attention", "text", "text"): sown_weights(sown["decoder"], "self_attention")}
+        return {
+            ("self-attention", "text", "text"): sown_weights(
+                sown["decoder"], "self_attention"
+            )
+        }
 
     @nn.nowrap
     def for_extend(self, params: Any) -> Any:
-        """Return the parameters in the form in which a loop over `extend` is fastest."""
+        """Return parameters in the form in which a loop over `extend` is fastest."""
         return unstack_layers(params, "decoder", self.config.num_layers)
 
 
 class GPTClassifier(nn.Module):
-    """GPT with a linear map from the last token's vector, that of [EXTRACT], to classes (Radford et al. 2018, eq. 3).
+    """GPT with a linear map from the last token's vector to classes.
 
-    The model inside is called "gpt". Its vocabulary is that of `config`, V, and `SPECIALS` (Section 3.3). A single
+    The last token is [EXTRACT] (Radford et al. 2018, eq. 3). The model inside is called
+    "gpt". Its vocabulary is that of `config`, V, and `SPECIALS` (Section 3.3). A single
     class is a score: the value in a regression, or the score of one of several choices.
 
-    views: the vectors of this many adjacent rows are added before the map: 2 for both orders of a pair (Section 3.3).
-    specials: False: the vocabulary is V, the last token is that of the text, and the map has no bias, as in
-        `GPT2ForSequenceClassification` of Hugging Face's transformers. Differs: There, the vectors have no dropout.
+    views: the vectors of this many adjacent rows are added before the map: 2 for both
+        orders of a pair (Section 3.3).
+    specials: False: the vocabulary is V, the last token is that of the text, and the
+        map has no bias, as in `GPT2ForSequenceClassification` of Hugging Face's
+        transformers. Differs: There, the vectors have no dropout.
 
-    The vectors have dropout, as in the authors' code. Differs: In that code, all choices of an example share one mask.
+    The vectors have dropout, as in the authors' code. Differs: In that code, all
+    choices of an example share one mask.
     """
 
     config: GPTConfig
@@ -206,17 +289,31 @@ class GPTClassifier(nn.Module):
 
     def setup(self) -> None:
         c, shape = self.config, (self.config.d_model, self.num_classes)
-        self.gpt = GPT(dataclasses.replace(c, vocab_size=c.vocab_size + len(SPECIALS) * self.specials))
+        self.gpt = GPT(
+            dataclasses.replace(
+                c, vocab_size=c.vocab_size + len(SPECIALS) * self.specials
+            )
+        )
         self.dropout = layers.Dropout(c.dropout_rate)
-        options: dict[str, Any] = {"use_bias": self.specials, "dtype": c.dtype, "initializer": c.init}
+        options: dict[str, Any] = {
+            "use_bias": self.specials,
+            "dtype": c.dtype,
+            "initializer": c.init,
+        }
         self.head = Linear(shape, ("embed", "classes"), **options)
 
     def __call__(self, tokens: Array, valid: Array) -> Array:
-        """Map token ids (B, T) to float32 logits (B / views, num_classes). `valid` (B, T) is False at padding."""
+        """Map token ids (B, T) to float32 logits (B / views, num_classes).
+
+        `valid` (B, T) is False at padding.
+        """
         return self.hidden(tokens, valid)[0]
 
     def hidden(self, tokens: Array, valid: Array) -> tuple[Array, Array, LMHead]:
-        """Return the logits and, for the auxiliary language-modeling loss, the result of `GPT.hidden`."""
+        """Return the logits and the result of `GPT.hidden`.
+
+        The latter is for the auxiliary language-modeling loss.
+        """
         check_ids("tokens", tokens, self.gpt.config.vocab_size)
         check_valid("valid", valid, tokens.shape, at_end=True)
         x, lm_head = self.gpt.hidden(tokens, valid)
@@ -228,15 +325,23 @@ class GPTClassifier(nn.Module):
     @nn.nowrap
     def attention_maps(self, sown: Any) -> dict[tuple[str, str, str], Array]:
         """Return `GPT.attention_maps` for the first of every `views` rows."""
-        return {name: weights[:: self.views] for name, weights in GPT(self.config).attention_maps(sown["gpt"]).items()}
+        return {
+            name: weights[:: self.views]
+            for name, weights in GPT(self.config).attention_maps(sown["gpt"]).items()
+        }
 
 
 def swapped(tokens: Array, second: Array, length: Array) -> Array:
-    """Swap the texts of pairs: [START] a [DELIM] b [EXTRACT] → [START] b [DELIM] a [EXTRACT].
+    """Swap the texts of pairs.
 
-    tokens (B, T); second (B,) is the place at which b starts, and length (B,) the number of tokens.
+    [START] a [DELIM] b [EXTRACT] becomes [START] b [DELIM] a [EXTRACT]. tokens (B, T);
+    second (B,) is the place at which b starts, and length (B,) the number of tokens.
     """
-    place, second, length = jnp.arange(tokens.shape[1])[None], second[:, None], length[:, None]
+    place, second, length = (
+        jnp.arange(tokens.shape[1])[None],
+        second[:, None],
+        length[:, None],
+    )
     middle = length - second  # the new place of [DELIM]
     source = jnp.select(
         [place == 0, place < middle, place == middle, place < length - 1],

@@ -1,4 +1,7 @@
-"""Numerical primitives of the models: matrix products in mixed precision, and random bits for dropout."""
+"""Numerical primitives of the models.
+
+These are matrix products in mixed precision, and random bits for dropout.
+"""
 
 import functools
 import math
@@ -17,15 +20,18 @@ GPUS = "gpu", "cuda"  # the names that `platform` may return for a GPU
 
 
 def platform() -> str:
-    """Return the platform that this trace is for, e.g. "tpu": that of the mesh in scope, or else JAX's default."""
+    """Return the platform that this trace is for, e.g. "tpu".
+
+    It is that of the mesh in scope, or else JAX's default.
+    """
     device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.default_backend() if device is None else device.platform
 
 
 def stored(dtype: str) -> str:
-    """Return the type in which a product writes what will be rounded to `dtype`: `dtype`, but float32 on CPUs.
+    """Return the type in which a product writes what will be rounded to `dtype`.
 
-    Accelerators then write less to memory.
+    It is `dtype` on accelerators, which then write less to memory, and float32 on CPUs.
     """
     return "float32" if platform() == "cpu" else dtype
 
@@ -38,17 +44,21 @@ def product(
     precision: str | None = None,
     output_dtype: str = "float32",
 ) -> Array:
-    """Return `jnp.einsum(spec, a, b)`, multiplied in `dtype` and accumulated in float32, as an array of `output_dtype`.
+    """Return `jnp.einsum(spec, a, b)`, multiplied in `dtype`.
 
-    Every index of an operand must occur in the other operand or in the output. Gradients are also products in `dtype`,
-    and have the types of a and b. Their factors are in the order that needs the fewest transpositions, which is faster
-    on CPUs than autodiff of `jnp.einsum`. Devices that share a sum add up parts that are rounded to the type of the
-    result. On GPUs, cuBLAS may also add parts of a sum in this type.
+    The product is accumulated in float32, and the result has the type `output_dtype`.
+    Every index of an operand must occur in the other operand or in the output.
+    Gradients are also products in `dtype`, and have the types of a and b. Their factors
+    are in the order that needs the fewest transpositions, which is faster on CPUs than
+    autodiff of `jnp.einsum`. Devices that share a sum add up parts that are rounded to
+    the type of the result. On GPUs, cuBLAS may also add parts of a sum in this type.
 
-    With float32, every transformation works, including forward-mode differentiation. With bfloat16, only reverse-mode
-    differentiation works, and cotangents are rounded to bfloat16; autodiff would multiply them in float32, which is
-    much slower. On accelerators, `precision` ("highest" is float32) is that of float32 products and their gradients;
-    without it, `jax_default_matmul_precision` applies, and the default is TF32 or bfloat16 passes.
+    With float32, every transformation works, including forward-mode differentiation.
+    With bfloat16, only reverse-mode differentiation works, and cotangents are rounded
+    to bfloat16; autodiff would multiply them in float32, which is much slower. On
+    accelerators, `precision` ("highest" is float32) is that of float32 products and
+    their gradients; without it, `jax_default_matmul_precision` applies, and the default
+    is TF32 or bfloat16 passes.
 
     Raises:
         ValueError: The shapes do not fit `spec`.
@@ -60,8 +70,16 @@ def product(
     return _rounded_product(spec, a, b, dtype, output_dtype)
 
 
-def _bind(spec: str, a: Array, b: Array, precision: str | None = None, output_dtype: str = "float32") -> Array:
-    return _product_p.bind(a, b, spec=spec, precision=precision, output_dtype=output_dtype)
+def _bind(
+    spec: str,
+    a: Array,
+    b: Array,
+    precision: str | None = None,
+    output_dtype: str = "float32",
+) -> Array:
+    return _product_p.bind(
+        a, b, spec=spec, precision=precision, output_dtype=output_dtype
+    )
 
 
 def _parse(spec: str) -> tuple[list[str], str]:
@@ -73,35 +91,56 @@ def _sizes(spec: str, a: Array, b: Array) -> dict[str, int]:
     (in_a, in_b), _ = _parse(spec)
     sizes: dict[str, int] = {}
     if (len(in_a), len(in_b)) != (a.ndim, b.ndim) or any(
-        sizes.setdefault(i, size) != size for i, size in zip(in_a + in_b, a.shape + b.shape, strict=True)
+        sizes.setdefault(i, size) != size
+        for i, size in zip(in_a + in_b, a.shape + b.shape, strict=True)
     ):
-        raise UserError(f"{spec} does not fit arrays of shapes {a.shape} and {b.shape}.")
+        raise UserError(
+            f"{spec} does not fit arrays of shapes {a.shape} and {b.shape}."
+        )
     return sizes
 
 
 def _gradient_specs(spec: str) -> tuple[str, str, bool]:
-    """Return the specs of both gradients, and whether that of b takes a before the cotangent.
+    """Return the specs of both gradients, and whether that of b takes a first.
 
-    The gradient of a takes (cotangent, b). In that of b, the factor that has the last axis of b comes second, because
-    this axis is then last in the product, too.
+    If not, it takes the cotangent first. The gradient of a takes (cotangent, b). In
+    that of b, the factor that has the last axis of b comes second, because this axis is
+    then last in the product, too.
     """
     (in_a, in_b), out = _parse(spec)
     a_first = in_b[-1] in out
-    return f"{out},{in_b}->{in_a}", f"{in_a},{out}->{in_b}" if a_first else f"{out},{in_a}->{in_b}", a_first
+    return (
+        f"{out},{in_b}->{in_a}",
+        f"{in_a},{out}->{in_b}" if a_first else f"{out},{in_a}->{in_b}",
+        a_first,
+    )
 
 
-def _multiply(a: Array, b: Array, *, spec: str, precision: str | None, output_dtype: str) -> Array:
-    """Multiply where the compiler chooses the layout of arrays, i.e. on accelerators."""
-    return jnp.einsum(spec, a, b, precision=precision, preferred_element_type=output_dtype)
+def _multiply(
+    a: Array, b: Array, *, spec: str, precision: str | None, output_dtype: str
+) -> Array:
+    """Multiply on accelerators, where the compiler chooses the layout of arrays."""
+    return jnp.einsum(
+        spec, a, b, precision=precision, preferred_element_type=output_dtype
+    )
 
 
-def _multiply_on_cpu(a: Array, b: Array, *, spec: str, precision: str | None, output_dtype: str) -> Array:
-    """Reshape both operands to (batches of) matrices, multiply them, and reshape the result to the output of `spec`."""
+def _multiply_on_cpu(
+    a: Array, b: Array, *, spec: str, precision: str | None, output_dtype: str
+) -> Array:
+    """Multiply both operands as (batches of) matrices.
+
+    The result is reshaped to the output of `spec`.
+    """
     (in_a, in_b), out = _parse(spec)
     batch = [i for i in in_a if i in in_b and i in out]
     summed = [i for i in in_a if i in in_b and i not in out]
-    rows, columns = [i for i in in_a if i not in in_b], [i for i in in_b if i not in in_a]
-    # Matrix products accept transposed operands without a copy. In bfloat16, only the second may be transposed.
+    rows, columns = (
+        [i for i in in_a if i not in in_b],
+        [i for i in in_b if i not in in_a],
+    )
+    # Matrix products accept transposed operands without a copy. In bfloat16, only the
+    # second may be transposed.
     rounded = a.dtype != jnp.float32
     a_transposed = not rounded and [i for i in in_a if i not in batch] == summed + rows
     b_transposed = [i for i in in_b if i not in batch] == columns + summed
@@ -109,59 +148,108 @@ def _multiply_on_cpu(a: Array, b: Array, *, spec: str, precision: str | None, ou
 
     def matrices(x: Array, indices: str, *groups: list[str]) -> Array:
         x = x.transpose([indices.index(i) for i in sum(groups, batch)])
-        return x.reshape([sizes[i] for i in batch] + [math.prod(sizes[i] for i in group) for group in groups])
+        return x.reshape(
+            [sizes[i] for i in batch]
+            + [math.prod(sizes[i] for i in group) for group in groups]
+        )
 
-    a = matrices(a, in_a, summed, rows) if a_transposed else matrices(a, in_a, rows, summed)
-    b = matrices(b, in_b, columns, summed) if b_transposed else matrices(b, in_b, summed, columns)
+    a = (
+        matrices(a, in_a, summed, rows)
+        if a_transposed
+        else matrices(a, in_a, rows, summed)
+    )
+    b = (
+        matrices(b, in_b, columns, summed)
+        if b_transposed
+        else matrices(b, in_b, summed, columns)
+    )
     n = len(batch)
     single = rounded and a.shape[n] == 1
-    if single:  # with a single row, XLA would convert the whole matrix to float32, which takes longer than a second row
+    # with a single row, XLA would convert the whole matrix to float32, which takes
+    # longer than a second row
+    if single:
         a = jnp.concatenate([a, a], axis=n)
-    if rounded:  # barriers keep XLA from fusing the transpositions into a product, which then would not be in bfloat16
+    # barriers keep XLA from fusing the transpositions into a product, which then would
+    # not be in bfloat16
+    if rounded:
         a, b = jax.lax.optimization_barrier((a, b))
     sums = (n if a_transposed else n + 1,), (n + 1 if b_transposed else n,)
     pairs = tuple(range(n)), tuple(range(n))
-    result = jax.lax.dot_general(a, b, (sums, pairs), precision=precision, preferred_element_type=jnp.float32)
+    result = jax.lax.dot_general(
+        a, b, (sums, pairs), precision=precision, preferred_element_type=jnp.float32
+    )
     if rounded:
         result = jax.lax.optimization_barrier(result)
     if single:
         result = jax.lax.slice_in_dim(result, 0, 1, axis=n)
     order = [*batch, *rows, *columns]
-    return result.reshape([sizes[i] for i in order]).transpose([order.index(i) for i in out]).astype(output_dtype)
+    return (
+        result.reshape([sizes[i] for i in order])
+        .transpose([order.index(i) for i in out])
+        .astype(output_dtype)
+    )
 
 
-# A new primitive, because `custom_vjp` has no forward mode and `custom_jvp` does not control the order of the factors.
+# A new primitive, because `custom_vjp` has no forward mode and `custom_jvp` does not
+# control the order of the factors.
 _product_p = Primitive("product")
 _product_p.def_impl(_multiply_on_cpu)
 mlir.register_lowering(_product_p, mlir.lower_fun(_multiply, multiple_results=False))
-mlir.register_lowering(_product_p, mlir.lower_fun(_multiply_on_cpu, multiple_results=False), platform="cpu")
+mlir.register_lowering(
+    _product_p, mlir.lower_fun(_multiply_on_cpu, multiple_results=False), platform="cpu"
+)
 
 
 @_product_p.def_abstract_eval
 def _shape(
-    a: jax.core.ShapedArray, b: jax.core.ShapedArray, *, spec: str, output_dtype: str, **_: object
+    a: jax.core.ShapedArray,
+    b: jax.core.ShapedArray,
+    *,
+    spec: str,
+    output_dtype: str,
+    **_: object,
 ) -> jax.core.ShapedArray:
     (in_a, in_b), out = _parse(spec)
     sizes = dict(zip(in_a + in_b, a.shape + b.shape, strict=True))
     return jax.core.ShapedArray(tuple(sizes[i] for i in out), jnp.dtype(output_dtype))
 
 
-def _transpose_a(cotangent: Array, _: object, b: Array, *, spec: str, precision: str | None, **__: object) -> Array:
+def _transpose_a(
+    cotangent: Array,
+    _: object,
+    b: Array,
+    *,
+    spec: str,
+    precision: str | None,
+    **__: object,
+) -> Array:
     return _bind(_gradient_specs(spec)[0], cotangent, b, precision)
 
 
-def _transpose_b(cotangent: Array, a: Array, _: object, *, spec: str, precision: str | None, **__: object) -> Array:
+def _transpose_b(
+    cotangent: Array,
+    a: Array,
+    _: object,
+    *,
+    spec: str,
+    precision: str | None,
+    **__: object,
+) -> Array:
     _, spec_b, a_first = _gradient_specs(spec)
     return _bind(spec_b, *((a, cotangent) if a_first else (cotangent, a)), precision)
 
 
-def _vectorize(arrays: tuple[Array, Array], axes: tuple, *, spec: str, **options: object) -> tuple[Array, int]:
+def _vectorize(
+    arrays: tuple[Array, Array], axes: tuple, *, spec: str, **options: object
+) -> tuple[Array, int]:
     operands, out = _parse(spec)
     new = next(letter for letter in string.ascii_letters if letter not in spec)
     for i, axis in enumerate(axes):
         if isinstance(axis, int):  # otherwise this operand is not batched
             operands[i] = operands[i][:axis] + new + operands[i][axis:]
-    return _product_p.bind(*arrays, spec=f"{','.join(operands)}->{new}{out}", **options), 0
+    return _product_p.bind(
+        *arrays, spec=f"{','.join(operands)}->{new}{out}", **options
+    ), 0
 
 
 ad.defbilinear(_product_p, _transpose_a, _transpose_b)
@@ -169,21 +257,32 @@ batching.primitive_batchers[_product_p] = _vectorize
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3, 4))
-def _rounded_product(spec: str, a: Array, b: Array, dtype: str, output_dtype: str) -> Array:
+def _rounded_product(
+    spec: str, a: Array, b: Array, dtype: str, output_dtype: str
+) -> Array:
     return _bind(spec, a.astype(dtype), b.astype(dtype), output_dtype=output_dtype)
 
 
-def _rounded_forward(spec: str, a: Array, b: Array, dtype: str, output_dtype: str) -> tuple[Array, tuple]:
+def _rounded_forward(
+    spec: str, a: Array, b: Array, dtype: str, output_dtype: str
+) -> tuple[Array, tuple]:
     like = jnp.zeros(0, a.dtype), jnp.zeros(0, b.dtype)
     a, b = a.astype(dtype), b.astype(dtype)
     return _rounded_product(spec, a, b, dtype, output_dtype), (a, b, *like)
 
 
-def _rounded_backward(spec: str, dtype: str, _: str, saved: tuple, cotangent: Array) -> tuple[Array, Array]:
+def _rounded_backward(
+    spec: str, dtype: str, _: str, saved: tuple, cotangent: Array
+) -> tuple[Array, Array]:
     a, b, like_a, like_b = saved
     spec_a, spec_b, a_first = _gradient_specs(spec)
     da = _rounded_product(spec_a, cotangent, b, dtype, like_a.dtype.name)
-    db = _rounded_product(spec_b, *((a, cotangent) if a_first else (cotangent, a)), dtype, like_b.dtype.name)
+    db = _rounded_product(
+        spec_b,
+        *((a, cotangent) if a_first else (cotangent, a)),
+        dtype,
+        like_b.dtype.name,
+    )
     return da, db
 
 
@@ -193,28 +292,33 @@ _rounded_product.defvjp(_rounded_forward, _rounded_backward)
 def plus_bias(x: Array, bias: Array) -> Array:
     """Return x + bias, where `bias` has the last axes of x.
 
-    On CPUs, the bias is multiplied by ones, so that its gradient is also a product. As a sum over the other axes of x,
-    it would take twenty times as long.
+    On CPUs, the bias is multiplied by ones, so that its gradient is also a product. As
+    a sum over the other axes of x, it would take twenty times as long.
     """
     if platform() != "cpu":
         return x + jnp.broadcast_to(bias, x.shape)
     rows, columns = "abcdefgh"[: x.ndim - bias.ndim], "ijklmn"[: bias.ndim]
     ones = jnp.ones(x.shape[: len(rows)])
-    return x + product(f"{rows},{columns}->{rows}{columns}", ones, bias, precision="highest")
+    return x + product(
+        f"{rows},{columns}->{rows}{columns}", ones, bias, precision="highest"
+    )
 
 
 GOLDEN = 0x9E3779B9  # 2³² / golden ratio, which spreads neighboring indices
 
 
 def hashed_bits(key: Array, index: Array) -> Array:
-    """Return random uint32 of the shape of `index`: a hash of each uint32 in it and two words drawn from the key.
+    """Return random uint32 of the shape of `index`.
 
-    On CPUs, JAX's generators take as long as a matrix product of this size; this function takes about as long as an
-    addition. If the index is that in the whole array, from `indices`, the bits are the same on every mesh, and in
-    every block. They repeat after 2³² elements.
+    They are a hash of each uint32 in it and two words drawn from the key. On CPUs,
+    JAX's generators take as long as a matrix product of this size; this function takes
+    about as long as an addition. If the index is that in the whole array, from
+    `indices`, the bits are the same on every mesh, and in every block. They repeat
+    after 2³² elements.
 
-    Use this for dropout only. There is one round of a hash per word (lowbias32, from Wellons 2018, "Prospecting for
-    Hash Functions"). The bits pass the tests in tests/models/test_numerics.py; their quality is not known beyond that.
+    Use this for dropout only. There is one round of a hash per word (lowbias32, from
+    Wellons 2018, "Prospecting for Hash Functions"). The bits pass the tests in
+    tests/models/test_numerics.py; their quality is not known beyond that.
     """
     first, second = hash_words(key)
     return hashed(index * jnp.uint32(GOLDEN) + first, second)
@@ -226,7 +330,10 @@ def hash_words(key: Array) -> Array:
 
 
 def hashed(spread: Array, second: Array) -> Array:
-    """Return the bits of `hashed_bits`, given index · GOLDEN + the first word, and the second word."""
+    """Return the bits of `hashed_bits`.
+
+    `spread` is index · GOLDEN + the first word, and `second` the second word.
+    """
 
     def mix(h: Array) -> Array:
         h = (h ^ (h >> 16)) * jnp.uint32(0x7FEB352D)
@@ -237,5 +344,8 @@ def hashed(spread: Array, second: Array) -> Array:
 
 
 def indices(shape: tuple[int, ...]) -> Array:
-    """Return the index of each element of an array of `shape`, in row-major order, as uint32."""
+    """Return the index of each element of an array of `shape`, as uint32.
+
+    The order is row-major.
+    """
     return jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)

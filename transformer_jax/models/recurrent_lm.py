@@ -1,6 +1,9 @@
-"""The recurrent language model (Zaremba et al. 2014): what came before the decoder-only Transformer.
+"""The recurrent language model (Zaremba et al. 2014).
 
-Shapes: B batch · T positions · D width of embeddings and states (d_model) · V vocabulary.
+It is what came before the decoder-only Transformer.
+
+Shapes: B batch · T positions · D width of embeddings and states (d_model) · V
+vocabulary.
 """
 
 import dataclasses
@@ -24,16 +27,22 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class RecurrentLMConfig:
-    """Config of `RecurrentLM`. The defaults are those of the medium model of Zaremba et al. 2014 (Section 4.1)."""
+    """Config of `RecurrentLM`.
+
+    The defaults are those of the medium model of Zaremba et al. 2014 (Section 4.1).
+    """
 
     architecture: str = "recurrent_lm"
     vocab_size: int = fields.size(10_000, 304)
     cell: str = "lstm"
     num_layers: int = fields.size(2, 2)
     d_model: int = fields.size(650, 16)  # width of embeddings and states
-    tie_embeddings: bool = False  # the embedding is also the output layer, which then has no bias (Press and Wolf 2017)
+    # the embedding is also the output layer, which then has no bias (Press and Wolf
+    # 2017)
+    tie_embeddings: bool = False
     dropout_rate: float = fields.random(0.5, 0.0)
-    max_length: int = fields.size(1024, 32)  # most tokens of a window, and of a prompt with its continuation
+    # most tokens of a window, and of a prompt with its continuation
+    max_length: int = fields.size(1024, 32)
     vocab_multiple: int = 1
     dtype: str = fields.how("float32")  # of the products outside the cells
 
@@ -44,7 +53,11 @@ class RecurrentLMConfig:
                 yield name, "must be at least 1"
         if not 0 <= self.dropout_rate < 1:
             yield "dropout_rate", "must be in [0, 1)"
-        choices = {"architecture": ("recurrent_lm",), "cell": tuple(CELLS), "dtype": ("float32", "bfloat16")}
+        choices = {
+            "architecture": ("recurrent_lm",),
+            "cell": tuple(CELLS),
+            "dtype": ("float32", "bfloat16"),
+        }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 yield name, f"must be one of {', '.join(allowed)}"
@@ -52,17 +65,21 @@ class RecurrentLMConfig:
     def check(self) -> None:
         """Raise ValueError for the first of `problems`."""
         for field, rule in self.problems():
-            raise UserError(f"RecurrentLMConfig.{field} = {getattr(self, field)!r}: {rule}")
+            raise UserError(
+                f"RecurrentLMConfig.{field} = {getattr(self, field)!r}: {rule}"
+            )
 
 
 class RecurrentLM(nn.Module):
-    """A stack of recurrent layers that predicts the next token, with the interface of `GPT`.
+    """A stack of recurrent layers that predicts the next token.
 
-    Dropout acts between layers, and so before the first and after the last one, but not from step to step (Zaremba et
-    al. 2014, Section 3.1). The cache is the carry of each layer.
+    It has the interface of `GPT`. Dropout acts between layers, and so before the first
+    and after the last one, but not from step to step (Zaremba et al. 2014, Section
+    3.1). The cache is the carry of each layer.
 
-    Differs: The state is zero at the start of each row; Zaremba et al. continue with the state of the batch before. The
-    cells are those of Flax, in float32 and without peepholes. Embeddings are multiplied by √D.
+    Differs: The state is zero at the start of each row; Zaremba et al. continue with
+    the state of the batch before. The cells are those of Flax, in float32 and without
+    peepholes. Embeddings are multiplied by √D.
     """
 
     config: RecurrentLMConfig
@@ -77,44 +94,82 @@ class RecurrentLM(nn.Module):
             padded = layers.padded_vocab_size(c.vocab_size, c.vocab_multiple)
             self.output = OutputLayer(c.d_model, padded, use_bias=True)
 
-    def __call__(self, tokens: Array, valid: Valid = None, segments: Any = None, positions: Any = 0) -> Array:
-        """Map token ids (B, T) to float32 logits (B, T, padded V) of the next token. The arguments are of `hidden`."""
+    def __call__(
+        self,
+        tokens: Array,
+        valid: Valid = None,
+        segments: Any = None,
+        positions: Any = 0,
+    ) -> Array:
+        """Map token ids (B, T) to float32 logits (B, T, padded V) of the next token.
+
+        The arguments are of `hidden`.
+        """
         x, lm_head = self.hidden(tokens, valid, segments, positions)
         return lm_head(x, self.config.vocab_size, self.config.dtype)
 
     def hidden(
-        self, tokens: Array, valid: Valid = None, segments: Any = None, positions: Any = 0
+        self,
+        tokens: Array,
+        valid: Valid = None,
+        segments: Any = None,
+        positions: Any = 0,
     ) -> tuple[Array, LMHead]:
         """Return the last layer's output (B, T, D) and its map to logits.
 
-        `segments` (B, T) are the numbers of the documents in a row; each document starts from a state of zero. `valid`
-        and `positions` are ignored: a state depends only on what comes before, and padding follows the tokens.
+        `segments` (B, T) are the numbers of the documents in a row; each document
+        starts from a state of zero. `valid` and `positions` are ignored: a state
+        depends only on what comes before, and padding follows the tokens.
         """
         check_ids("tokens", tokens, self.config.vocab_size)
         if valid is not None:
             check_valid("valid", valid, tokens.shape, at_end=True)
         if segments is not None:
             check_ids("segments", segments, 2**31, tokens.shape)
-        fresh = None if segments is None else segments != jnp.pad(segments[:, :-1], ((0, 0), (1, 0)))
-        return self._run(self.init_cache(*tokens.shape), tokens, fresh)[0], self.lm_head()
+        fresh = (
+            None
+            if segments is None
+            else segments != jnp.pad(segments[:, :-1], ((0, 0), (1, 0)))
+        )
+        return self._run(self.init_cache(*tokens.shape), tokens, fresh)[
+            0
+        ], self.lm_head()
 
     def lm_head(self) -> LMHead:
         """Return the map from the last layer's output to logits."""
-        return self.embedding.lm_head() if self.config.tie_embeddings else self.output.lm_head()
+        return (
+            self.embedding.lm_head()
+            if self.config.tie_embeddings
+            else self.output.lm_head()
+        )
 
     def init_cache(self, batch_size: int, length: int) -> tuple[Carry, ...]:
-        """Return a state of zero for each layer. `length` is ignored; it exists for parity with `GPT`."""
+        """Return a state of zero for each layer.
+
+        `length` is ignored; it exists for parity with `GPT`.
+        """
         shape = (batch_size, self.config.d_model)
-        return tuple(cell.initialize_carry(jax.random.key(0), shape) for cell in self.cells)
+        return tuple(
+            cell.initialize_carry(jax.random.key(0), shape) for cell in self.cells
+        )
 
     def extend(
-        self, cache: tuple[Carry, ...], tokens: Array, position: Array | int, start: Array | None = None
+        self,
+        cache: tuple[Carry, ...],
+        tokens: Array,
+        position: Array | int,
+        start: Array | None = None,
     ) -> tuple[Array, tuple[Carry, ...]]:
-        """Read token ids (B, T), which follow those in the cache → logits (B, T, padded V), the new cache.
+        """Read token ids (B, T) → logits (B, T, padded V), the new cache.
 
-        `start` (B,) is the position at which each row begins; what is read before it is padding. None: all begin at 0.
+        The ids follow those in the cache. `start` (B,) is the position at which each
+        row begins; what is read before it is padding. None: all begin at 0.
         """
-        fresh = None if start is None else position + jnp.arange(tokens.shape[1])[None] <= start[:, None]
+        fresh = (
+            None
+            if start is None
+            else position + jnp.arange(tokens.shape[1])[None] <= start[:, None]
+        )
         x, cache = self._run(cache, tokens, fresh)
         return self.lm_head()(x, self.config.vocab_size, self.config.dtype), cache
 
@@ -128,19 +183,30 @@ class RecurrentLM(nn.Module):
         """Return the parameters unchanged. This method exists for parity with `GPT`."""
         return params
 
-    def _run(self, carries: tuple[Carry, ...], tokens: Array, fresh: Array | None) -> tuple[Array, tuple[Carry, ...]]:
-        """Read token ids (B, T) → the last layer's output (B, T, D) after dropout, the next carries.
+    def _run(
+        self, carries: tuple[Carry, ...], tokens: Array, fresh: Array | None
+    ) -> tuple[Array, tuple[Carry, ...]]:
+        """Read token ids (B, T) → the last layer's output, the next carries.
 
-        Where `fresh` (B, T) is True, the state is set to zero before the token is read. None stands for False.
+        The output (B, T, D) is that after dropout. Where `fresh` (B, T) is True, the
+        state is set to zero before the token is read. None stands for False.
         """
 
-        def step(cell: Any, carry: Carry, inputs: tuple[Array, Array | None]) -> tuple[Carry, Array]:
+        def step(
+            cell: Any, carry: Carry, inputs: tuple[Array, Array | None]
+        ) -> tuple[Carry, Array]:
             x, reset = inputs
             if reset is not None:
                 carry = jax.tree.map(lambda c: jnp.where(reset[:, None], 0.0, c), carry)
             return cell(carry, x)
 
-        scan = nn.scan(step, variable_broadcast="params", split_rngs={"params": False}, in_axes=1, out_axes=1)
+        scan = nn.scan(
+            step,
+            variable_broadcast="params",
+            split_rngs={"params": False},
+            in_axes=1,
+            out_axes=1,
+        )
         x, after = self.dropout(self.embedding(tokens)), []
         for cell, carry in zip(self.cells, carries, strict=True):
             carry, x = scan(cell, carry, (x, fresh))

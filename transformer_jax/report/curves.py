@@ -1,4 +1,6 @@
-"""Plots that compare runs: logged values over training steps, and scores over source length."""
+"""Plots that compare runs: logged values over training steps, and scores over source
+length.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +20,9 @@ class Curve(NamedTuple):
 
 
 class LengthScore(NamedTuple):
-    """Score over the examples with `shortest` to `longest` source words, and the number of these examples."""
+    """Score over the examples with `shortest` to `longest` source words, and the
+    number of these examples.
+    """
 
     shortest: int
     longest: int
@@ -29,14 +33,19 @@ class LengthScore(NamedTuple):
 def read_curves(workdir: epath.PathLike, name: str) -> dict[str, Curve]:
     """Read the values `name` of each split from a run's metrics.jsonl: {split: curve}.
 
-    A row's `mean_NAME`, the mean since the previous row, takes precedence over its NAME, the value at one step.
+    A row's `mean_NAME`, the mean since the previous row, takes precedence over its
+    NAME, the value at one step.
 
-    Raises ValueError if the file is missing or has no number of this name. The message lists the names in the file.
+    Raises ValueError if the file is missing or has no number of this name. The message
+    lists the names in the file.
     """
     path = epath.Path(workdir) / "metrics.jsonl"
     rows = [row for _, row in read_rows(path) if "split" in row]
     if not rows:
-        raise UserError(f"{path} is missing or empty: name the folder of a run that has logged metrics")
+        raise UserError(
+            f"{path} is missing or empty: "
+            "name the folder of a run that has logged metrics"
+        )
     curves: dict[str, Curve] = {}
     for row in rows:
         value = row.get(f"mean_{name}", row.get(name))
@@ -45,7 +54,15 @@ def read_curves(workdir: epath.PathLike, name: str) -> dict[str, Curve]:
             curve.steps.append(row["step"])
             curve.values.append(value)
     if not curves:
-        known = sorted({key for row in rows for key, value in row.items() if isinstance(value, int | float)} - {"step"})
+        known = sorted(
+            {
+                key
+                for row in rows
+                for key, value in row.items()
+                if isinstance(value, int | float)
+            }
+            - {"step"}
+        )
         raise UserError(f"{path} has no {name!r}: choose from {', '.join(known)}")
     return curves
 
@@ -58,48 +75,75 @@ def score_by_length(
     metric: str,
     score: Callable[[Sequence[Any], Sequence[Any]], Mapping[str, Any]],
 ) -> list[LengthScore]:
-    """Return `metric` for groups of examples by source length, as in Bahdanau et al. 2015, Figure 2.
+    """Return `metric` for groups of examples by source length, as in Bahdanau et al.
+    2015, Figure 2.
 
-    The first group has sources of up to edges[0] words, the next of up to edges[1] words, and so on; the last has all
-    longer ones. Empty groups are left out. Words are separated by whitespace; those of all texts of a record count.
-    `score(predictions, references)` returns metrics by name.
+    The first group has sources of up to edges[0] words, the next of up to edges[1]
+    words, and so on; the last has all longer ones. Empty groups are left out. Words are
+    separated by whitespace; those of all texts of a record count. `score(predictions,
+    references)` returns metrics by name.
 
-    Raises ValueError if `edges` are not increasing integers from 1, if there are no records, or if `score` does not
-    return `metric`.
+    Raises ValueError if `edges` are not increasing integers from 1, if there are no
+    records, or if `score` does not return `metric`.
     """
     edges = check_edges(edges)
     if not records:
         raise UserError("scores by length need records of text, and this task has none")
-    texts = ([record] if isinstance(record, str) else record.values() for record in records)
+    texts = (
+        [record] if isinstance(record, str) else record.values() for record in records
+    )
     lengths = [sum(len(text.split()) for text in record) for record in texts]
     scores = []
-    for shortest, longest in zip([-1, *edges], [*edges, max([*lengths, edges[-1] + 1])], strict=True):
+    for shortest, longest in zip(
+        [-1, *edges], [*edges, max([*lengths, edges[-1] + 1])], strict=True
+    ):
         here = [i for i, length in enumerate(lengths) if shortest < length <= longest]
         if here:
             found = score([predictions[i] for i in here], [references[i] for i in here])
             if not isinstance(found.get(metric), int | float):
-                numbers = [name for name, value in found.items() if isinstance(value, int | float)]
-                raise UserError(f"there is no metric {metric!r}: choose from {', '.join(numbers)}")
-            scores.append(LengthScore(shortest + 1, longest, len(here), float(found[metric])))
+                numbers = [
+                    name
+                    for name, value in found.items()
+                    if isinstance(value, int | float)
+                ]
+                raise UserError(
+                    f"there is no metric {metric!r}: choose from {', '.join(numbers)}"
+                )
+            scores.append(
+                LengthScore(shortest + 1, longest, len(here), float(found[metric]))
+            )
     return scores
 
 
 def check_edges(edges: Sequence[int] | Sequence[str]) -> list[int]:
-    """Return the edges as integers. Raises ValueError if they are not increasing integers, at least 1."""
+    """Return the edges as integers.
+
+    Raises ValueError if they are not increasing integers, at least 1.
+    """
     if not all(str(edge).isdecimal() for edge in edges):
-        raise UserError(f"the lengths {','.join(map(str, edges))} must be integers, e.g. 10,20,30")
+        raise UserError(
+            f"the lengths {','.join(map(str, edges))} must be integers, e.g. 10,20,30"
+        )
     numbers = [int(edge) for edge in edges]
     if not numbers or numbers[0] < 1 or numbers != sorted(set(numbers)):
-        raise UserError(f"the lengths {numbers} must be increasing and at least 1, e.g. 10,20,30")
+        raise UserError(
+            f"the lengths {numbers} must be increasing and at least 1, e.g. 10,20,30"
+        )
     return numbers
 
 
 def check_picture(path: epath.PathLike) -> str:
-    """Return the image format of a file name. Raises ValueError for an unknown suffix, and without matplotlib."""
+    """Return the image format of a file name.
+
+    Raises ValueError for an unknown suffix, and without matplotlib.
+    """
     figure, _ = _figure(1)
     ending = epath.Path(path).suffix.lstrip(".")
     if ending not in (known := figure.canvas.get_supported_filetypes()):
-        raise UserError(f"the image file {path} must end in one of {', '.join('.' + name for name in sorted(known))}")
+        raise UserError(
+            f"the image file {path} must end in one "
+            f"of {', '.join('.' + name for name in sorted(known))}"
+        )
     return ending
 
 
@@ -108,43 +152,57 @@ def draw_curves(
     runs: Mapping[str, Mapping[str, Mapping[str, Curve]]],
     label: Callable[[str, str, str], str] = lambda run, split, value: value,
 ) -> None:
-    """Plot `runs`, {run: {value: {split: curve}}}: a panel per value, a color per run, dotted lines for training.
+    """Plot `runs`, {run: {value: {split: curve}}}: a panel per value, a color per run,
+    dotted lines for training.
 
-    `label(run, split, value)` returns a label for the value, e.g. "bleu (greedy)". If it is the same for all curves of
-    a panel, it labels the axis; otherwise it is part of the legend.
+    `label(run, split, value)` returns a label for the value, e.g. "bleu (greedy)". If
+    it is the same for all curves of a panel, it labels the axis; otherwise it is part
+    of the legend.
     """
     values = list(dict.fromkeys(value for curves in runs.values() for value in curves))
     figure, axes = _figure(len(values))
     for axis, value in zip(axes, values, strict=True):
         labels = {
-            (run, split): label(run, split, value) for run, found in runs.items() for split in found.get(value, {})
+            (run, split): label(run, split, value)
+            for run, found in runs.items()
+            for split in found.get(value, {})
         }
         same = len(set(labels.values())) == 1
         for color, (run, curves) in zip(_colors(len(runs)), runs.items(), strict=True):
             for split, curve in curves.get(value, {}).items():
                 style = ":" if split == "train" else "-"
-                shown = f"{run}, {split}" if same else f"{run}, {split}: {labels[run, split]}"
+                shown = (
+                    f"{run}, {split}"
+                    if same
+                    else f"{run}, {split}: {labels[run, split]}"
+                )
                 axis.plot(curve.steps, curve.values, style, color=color, label=shown)
         axis.set(xlabel="step", ylabel=min(labels.values()) if same else value)
     _save(figure, axes, path)
 
 
-def draw_by_length(path: epath.PathLike, runs: Mapping[str, Sequence[LengthScore]], metric: str) -> None:
+def draw_by_length(
+    path: epath.PathLike, runs: Mapping[str, Sequence[LengthScore]], metric: str
+) -> None:
     """Plot `runs`, {run: scores}, each score at the middle of its group's lengths."""
     figure, axes = _figure(1)
     for color, (run, scores) in zip(_colors(len(runs)), runs.items(), strict=True):
         middles = [(part.shortest + part.longest) / 2 for part in scores]
-        axes[0].plot(middles, [part.score for part in scores], "o-", color=color, label=run)
+        axes[0].plot(
+            middles, [part.score for part in scores], "o-", color=color, label=run
+        )
     axes[0].set(xlabel="source length (words)", ylabel=metric, ylim=(0, None))
     _save(figure, axes, path)
 
 
 def _figure(count: int) -> tuple[Any, Sequence[Any]]:
     try:
-        from matplotlib.figure import Figure  # not pyplot, which has global state and may open windows
+        # not pyplot, which has global state and may open windows
+        from matplotlib.figure import Figure
     except ImportError as error:
         raise UserError(
-            "plots need matplotlib: pip install -c constraints.txt -e '.[plots]' in this repository"
+            "plots need matplotlib: "
+            "pip install -c constraints.txt -e '.[plots]' in this repository"
         ) from error
     figure = Figure(figsize=(6 * count, 4), layout="constrained")
     return figure, [figure.add_subplot(1, count, i + 1) for i in range(count)]
@@ -153,7 +211,10 @@ def _figure(count: int) -> tuple[Any, Sequence[Any]]:
 def _colors(count: int) -> list[Any]:
     import matplotlib
 
-    return [matplotlib.colormaps["tab10" if count <= 10 else "tab20"](i % 20) for i in range(count)]
+    return [
+        matplotlib.colormaps["tab10" if count <= 10 else "tab20"](i % 20)
+        for i in range(count)
+    ]
 
 
 def _save(figure: Any, axes: Sequence[Any], path: epath.PathLike) -> None:

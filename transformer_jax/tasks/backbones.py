@@ -1,4 +1,6 @@
-"""The pre-trained models that fine-tuning starts from, and what a task must know of each."""
+"""The pre-trained models that fine-tuning starts from, and what a task must know of
+each.
+"""
 
 import abc
 from collections.abc import Iterator, Mapping
@@ -24,8 +26,10 @@ class Backbone(abc.ABC):
 
     Attributes:
         module: its name in the model of the task.
-        embeddings, layers: the modules in it that come before the layers, and the one that holds the stacked layers.
-        views: how often the model reads each text of a batch: 2 for both orders of pairs.
+        embeddings, layers: the modules in it that come before the layers, and the one
+            that holds the stacked layers.
+        views: how often the model reads each text of a batch: 2 for both orders of
+            pairs.
     """
 
     module: ClassVar[str]
@@ -39,7 +43,9 @@ class Backbone(abc.ABC):
     @staticmethod
     @abc.abstractmethod
     def problems(fine_tuning: Any) -> Iterator[tuple[str, str]]:
-        """Yield (dotted key, rule and remedy) for values of a `FineTuningConfig` that this model does not support."""
+        """Yield (dotted key, rule and remedy) for values of a `FineTuningConfig`
+        that this model does not support.
+        """
 
     @abc.abstractmethod
     def classifier(self, num_outputs: int) -> nn.Module:
@@ -50,7 +56,9 @@ class Backbone(abc.ABC):
         """Return the ids around texts."""
 
     @abc.abstractmethod
-    def arguments(self, batch: Mapping[str, jax.Array], valid: jax.Array) -> tuple[Any, ...]:
+    def arguments(
+        self, batch: Mapping[str, jax.Array], valid: jax.Array
+    ) -> tuple[Any, ...]:
         """Return the arguments of the model. `valid` (B, T) is True at tokens."""
 
     @abc.abstractmethod
@@ -59,11 +67,17 @@ class Backbone(abc.ABC):
 
     def bottom(self, count: int) -> dict[str, int | None]:
         """Return the embeddings and the first `count` layers."""
-        return {f"{self.module}/{name}": None for name in self.embeddings} | {f"{self.module}/{self.layers}": count}
+        return {f"{self.module}/{name}": None for name in self.embeddings} | {
+            f"{self.module}/{self.layers}": count
+        }
 
     def frozen(self) -> dict[str, int | None]:
         """Return the parameters that keep their values."""
-        return self.bottom(self.options.frozen_layers) if self.options.frozen_layers else {}
+        return (
+            self.bottom(self.options.frozen_layers)
+            if self.options.frozen_layers
+            else {}
+        )
 
     def inherited(self) -> Inherited:
         """Return what is taken from a pre-trained model."""
@@ -71,9 +85,15 @@ class Backbone(abc.ABC):
         return Inherited() if count < 0 else Inherited(self.bottom(count))
 
     def training_output(
-        self, model: nn.Module, params: Params, arguments: tuple[Any, ...], key: jax.Array
+        self,
+        model: nn.Module,
+        params: Params,
+        arguments: tuple[Any, ...],
+        key: jax.Array,
     ) -> tuple[jax.Array, dict[str, Mean]]:
-        """Return the output of `model` with dropout, and further terms of the objective."""
+        """Return the output of `model` with dropout, and further terms of the
+        objective.
+        """
         apply: Any = model.apply
         return apply({"params": params}, *arguments, rngs={"dropout": key}), {}
 
@@ -93,7 +113,13 @@ class BertBackbone(Backbone):
     def problems(fine_tuning: Any) -> Iterator[tuple[str, str]]:
         for name in ("auxiliary_weight", "both_orders", "plain_text"):
             if getattr(fine_tuning, name, 0):
-                yield f"fine_tuning.{name}", "is for GPT only: set it to 0, or model.architecture = 'gpt' in the recipe"
+                yield (
+                    f"fine_tuning.{name}",
+                    (
+                        "is for GPT only: "
+                        "set it to 0, or model.architecture = 'gpt' in the recipe"
+                    ),
+                )
 
     def classifier(self, num_outputs: int) -> nn.Module:
         return bert.Classifier(self.model, num_outputs, self.options.feature_layers)
@@ -103,7 +129,9 @@ class BertBackbone(Backbone):
         special = corpus.special_ids("text")
         return Frame(special.begin, special.end, special.end)
 
-    def arguments(self, batch: Mapping[str, jax.Array], valid: jax.Array) -> tuple[Any, ...]:
+    def arguments(
+        self, batch: Mapping[str, jax.Array], valid: jax.Array
+    ) -> tuple[Any, ...]:
         return segmented(batch, valid)
 
     def flops(self, lengths: np.ndarray) -> np.ndarray:
@@ -114,9 +142,12 @@ class BertBackbone(Backbone):
 
 
 class GPTBackbone(Backbone):
-    """GPT (Radford et al. 2018), with new embeddings for `gpt.SPECIALS`. They have the ids that follow `vocab_size`.
+    """GPT (Radford et al. 2018), with new embeddings for `gpt.SPECIALS`.
 
-    With `fine_tuning.plain_text`, there are none, and the end id of the tokenizer stands for an empty text.
+    They have the ids that follow `vocab_size`.
+
+    With `fine_tuning.plain_text`, there are none, and the end id of the tokenizer
+    stands for an empty text.
     """
 
     module = "gpt"
@@ -131,12 +162,21 @@ class GPTBackbone(Backbone):
                 "must be 0 with GPT, whose new tokens must be trained",
             )
         if getattr(fine_tuning, "both_orders", False) and fine_tuning.plain_text:
-            yield "fine_tuning.plain_text", "must be False with fine_tuning.both_orders, which needs special tokens"
+            yield (
+                "fine_tuning.plain_text",
+                (
+                    "must be False with fine_tuning.both_orders, "
+                    "which needs special tokens"
+                ),
+            )
 
     def __init__(self, config: Any, views: int):
         super().__init__(config, views)
         self._specials = not self.options.plain_text
-        self._ids = range(self.model.vocab_size, self.model.vocab_size + len(gpt.SPECIALS) * self._specials)
+        self._ids = range(
+            self.model.vocab_size,
+            self.model.vocab_size + len(gpt.SPECIALS) * self._specials,
+        )
 
     def classifier(self, num_outputs: int) -> nn.Module:
         return gpt.GPTClassifier(self.model, num_outputs, self.views, self._specials)
@@ -146,63 +186,115 @@ class GPTBackbone(Backbone):
             return Frame(*self._ids)
         return Frame(None, None, None, empty=corpus.tokenizers["text"].eos_id)
 
-    def arguments(self, batch: Mapping[str, jax.Array], valid: jax.Array) -> tuple[Any, ...]:
-        """Return token ids and validity, each (views · B, T). With two views, the orders of a pair are adjacent."""
+    def arguments(
+        self, batch: Mapping[str, jax.Array], valid: jax.Array
+    ) -> tuple[Any, ...]:
+        """Return token ids and validity, each (views · B, T).
+
+        With two views, the orders of a pair are adjacent.
+        """
         text = batch["text"]
         if self.views == 1:
             return text, valid
         other = gpt.swapped(text, batch["second"], batch["text_length"])
-        return jnp.stack([text, other], axis=1).reshape(-1, text.shape[1]), jnp.repeat(valid, 2, axis=0)
+        return jnp.stack([text, other], axis=1).reshape(-1, text.shape[1]), jnp.repeat(
+            valid, 2, axis=0
+        )
 
     def flops(self, lengths: np.ndarray) -> np.ndarray:
         length, model = np.asarray(lengths, np.float64), self.model
         layers = stack_flops(model, model.num_layers, length)
-        logits = 2 * np.maximum(length - 1, 0) * model.d_model * self._ids.stop * (self.options.auxiliary_weight > 0)
+        logits = (
+            2
+            * np.maximum(length - 1, 0)
+            * model.d_model
+            * self._ids.stop
+            * (self.options.auxiliary_weight > 0)
+        )
         return self.views * (layers + logits)
 
     def frozen(self) -> dict[str, int | None]:
-        """Return the parameters that keep their values. The new embeddings are trained."""
+        """Return the parameters that keep their values. The new embeddings are
+        trained.
+        """
         found = super().frozen()
-        return {**found, f"{self.module}/embedding": self._ids.start} if found else found
+        return (
+            {**found, f"{self.module}/embedding": self._ids.start} if found else found
+        )
 
     def inherited(self) -> Inherited:
-        """Return what is taken from a language model, whose whole is the module, or from another fine-tuned model."""
-        tables = ("embedding/table",) if self.model.tie_embeddings else ("embedding/table", "output/table")
-        rows = {f"{self.module}/{table}": self._ids for table in tables if self._specials}
+        """Return what is taken from a language model, whose whole is the module, or
+        from another fine-tuned model.
+        """
+        tables = (
+            ("embedding/table",)
+            if self.model.tie_embeddings
+            else ("embedding/table", "output/table")
+        )
+        rows = {
+            f"{self.module}/{table}": self._ids for table in tables if self._specials
+        }
         return super().inherited()._replace(module=self.module, rows=rows)
 
     def training_output(
-        self, model: nn.Module, params: Params, arguments: tuple[Any, ...], key: jax.Array
+        self,
+        model: nn.Module,
+        params: Params,
+        arguments: tuple[Any, ...],
+        key: jax.Array,
     ) -> tuple[jax.Array, dict[str, Mean]]:
-        """Add L1, scaled by λ (Radford et al. 2018, eq. 5). Without λ, there are no logits of tokens."""
+        """Add L1, scaled by λ (Radford et al. 2018, eq. 5).
+
+        Without λ, there are no logits of tokens.
+        """
         if not self.options.auxiliary_weight:
             return super().training_output(model, params, arguments, key)
         apply: Any = model.apply
         tokens, valid = arguments
-        output, x, lm_head = apply({"params": params}, tokens, valid, rngs={"dropout": key}, method="hidden")
-        mean = next_token_per_text(lm_head, x, tokens, valid, self._ids.stop, self.model.dtype)
-        return output, {"language_modeling": mean._replace(scale=self.options.auxiliary_weight)}
+        output, x, lm_head = apply(
+            {"params": params}, tokens, valid, rngs={"dropout": key}, method="hidden"
+        )
+        mean = next_token_per_text(
+            lm_head, x, tokens, valid, self._ids.stop, self.model.dtype
+        )
+        return output, {
+            "language_modeling": mean._replace(scale=self.options.auxiliary_weight)
+        }
 
     def readable(self, tokenizer: Tokenizer, ids: np.ndarray) -> tuple[list[str], str]:
         names = dict(zip(self._ids, gpt.SPECIALS, strict=self._specials))
-        tokens = [names.get(int(i), token) for i, token in zip(ids, tokenizer.shown(ids), strict=True)]
+        tokens = [
+            names.get(int(i), token)
+            for i, token in zip(ids, tokenizer.shown(ids), strict=True)
+        ]
         pieces = np.split(ids, np.flatnonzero(np.isin(ids, self._ids)))
         return tokens, " ".join(filter(None, map(tokenizer.decode, pieces)))
 
 
 def next_token_per_text(
-    lm_head: Any, x: jax.Array, tokens: jax.Array, valid: jax.Array, vocab_size: int, dtype: str
+    lm_head: Any,
+    x: jax.Array,
+    tokens: jax.Array,
+    valid: jax.Array,
+    vocab_size: int,
+    dtype: str,
 ) -> Mean:
-    """Return L1 of Radford et al. 2018 (eq. 1) as the authors' code averages it: over the tokens of each text, then
-    over the texts.
+    """Return L1 of Radford et al. 2018 (eq. 1) as the authors' code averages it: over
+    the tokens of each text, then over the texts.
 
-    Every token counts except the first one of each text, special tokens too. x (B, T, D) is the last layer's output,
-    tokens (B, T), and valid (B, T) is False at padding.
+    Every token counts except the first one of each text, special tokens too. x (B, T,
+    D) is the last layer's output, tokens (B, T), and valid (B, T) is False at padding.
     """
-    ahead = jnp.pad(valid[:, 1:], ((0, 0), (0, 1)))  # True at the positions whose next token counts
+    # True at the positions whose next token counts
+    ahead = jnp.pad(valid[:, 1:], ((0, 0), (0, 1)))
     count = ahead.sum(axis=1, keepdims=True)
     loss, _ = losses.next_token(
-        lm_head, x, jnp.roll(tokens, -1, axis=1), ahead / jnp.maximum(count, 1), vocab_size, dtype
+        lm_head,
+        x,
+        jnp.roll(tokens, -1, axis=1),
+        ahead / jnp.maximum(count, 1),
+        vocab_size,
+        dtype,
     )
     return Mean(loss, (count > 0).sum().astype(jnp.float32))
 

@@ -17,13 +17,19 @@ from transformer_jax.data import tables
 from transformer_jax.data.batching import Batches
 from transformer_jax.data.examples import Labels, encode_numbers, laid_out, records_of
 from transformer_jax.data.text import TextData, example_batches
-from transformer_jax.tasks.fine_tuning import AuxiliaryConfig, LabelTask, LabelTaskConfig
+from transformer_jax.tasks.fine_tuning import (
+    AuxiliaryConfig,
+    LabelTask,
+    LabelTaskConfig,
+)
 from transformer_jax.training.task import Arrays, Mean
 
 
 @dataclasses.dataclass(frozen=True)
 class LabelledData(TextData):
-    """Data from a table {split}.tsv with a header, and a text or a pair of texts and a label per row."""
+    """Data from a table {split}.tsv with a header, and a text or a pair of texts and
+    a label per row.
+    """
 
     text_column: str = "sentence"
     second_column: str = ""  # the second text of a pair; "": there is one text
@@ -33,16 +39,28 @@ class LabelledData(TextData):
         """Yield (field, rule and remedy) for every invalid value."""
         yield from super().problems()
         if self.second_column in (self.text_column, self.label_column):
-            yield "second_column", "must be a column of its own, or '' if there is one text"
+            yield (
+                "second_column",
+                "must be a column of its own, or '' if there is one text",
+            )
         if self.text_column == self.label_column:
             yield "label_column", "must differ from data.text_column"
         if self.max_length < (least := 5 if self.second_column else 3):
-            yield "max_length", f"must be at least {least}: a token of each text, and the special tokens"
+            yield (
+                "max_length",
+                (
+                    f"must be at least {least}: "
+                    "a token of each text, and the special tokens"
+                ),
+            )
 
 
 @dataclasses.dataclass(frozen=True)
 class ClassificationData(LabelledData):
-    """Data with a label per row. If there are two labels, the second is the positive one of F1."""
+    """Data with a label per row.
+
+    If there are two labels, the second is the positive one of F1.
+    """
 
     labels: tuple[str, ...] = fields.outputs(("0", "1"))
 
@@ -50,15 +68,19 @@ class ClassificationData(LabelledData):
         """Yield (field, rule and remedy) for every invalid value."""
         yield from super().problems()
         if len(set(self.labels)) != len(self.labels) or len(self.labels) < 2:
-            yield "labels", "must be two or more different labels, e.g. ('negative', 'positive')"
+            yield (
+                "labels",
+                "must be two or more different labels, e.g. ('negative', 'positive')",
+            )
 
 
 @dataclasses.dataclass(frozen=True)
 class PairConfig(AuxiliaryConfig):
     """The keys of `AuxiliaryConfig`, and the order of pairs.
 
-    both_orders: the model reads each pair in both orders, and the two vectors are added (Radford et al. 2018, Section
-        3.3), as the order of e.g. paraphrases means nothing; for GPT only.
+    both_orders: the model reads each pair in both orders, and the two vectors are added
+        (Radford et al. 2018, Section 3.3), as the order of e.g. paraphrases means
+        nothing; for GPT only.
     """
 
     both_orders: bool = fields.outputs(False)
@@ -72,10 +94,15 @@ class TextOrPairConfig(LabelTaskConfig):
     fine_tuning: PairConfig
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield (dotted key, rule and remedy) for values that are inconsistent with each other."""
+        """Yield (dotted key, rule and remedy) for values that are inconsistent with
+        each other.
+        """
         yield from super().problems()
         if self.fine_tuning.both_orders and not self.data.second_column:
-            yield "fine_tuning.both_orders", "needs pairs: set data.second_column, or this to False"
+            yield (
+                "fine_tuning.both_orders",
+                "needs pairs: set data.second_column, or this to False",
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,8 +112,12 @@ class ClassificationConfig(TextOrPairConfig):
     data: ClassificationData
 
 
-def label_means(logits: jax.Array, label: jax.Array, real: jax.Array) -> dict[str, Mean]:
-    """Return cross-entropy and accuracy over the rows for which `real` (B,) is True, given logits (B, classes)."""
+def label_means(
+    logits: jax.Array, label: jax.Array, real: jax.Array
+) -> dict[str, Mean]:
+    """Return cross-entropy and accuracy over the rows for which `real` (B,) is True,
+    given logits (B, classes).
+    """
     loss, count = losses.cross_entropy(logits, label, real, vocab_size=logits.shape[-1])
     right = ((logits.argmax(axis=-1) == label) & real).sum().astype(jnp.float32)
     return {"cross_entropy": Mean(loss, count), "accuracy": Mean(right, count, scale=0)}
@@ -100,14 +131,24 @@ def probabilities(logits: np.ndarray) -> np.ndarray:
 
 
 class TextOrPair(LabelTask):
-    """A task with one output per text or per pair of texts, see `data.examples.Frame`."""
+    """A task with one output per text or per pair of texts, see
+    `data.examples.Frame`.
+    """
 
-    def __init__(self, config: Any, workdir: epath.PathLike | None, outputs: Sequence[str]):
-        super().__init__(config, workdir, outputs, views=1 + config.fine_tuning.both_orders)
+    def __init__(
+        self, config: Any, workdir: epath.PathLike | None, outputs: Sequence[str]
+    ):
+        super().__init__(
+            config, workdir, outputs, views=1 + config.fine_tuning.both_orders
+        )
         data = config.data
-        texts = {"text": data.text_column} | ({"second": data.second_column} if data.second_column else {})
+        texts = {"text": data.text_column} | (
+            {"second": data.second_column} if data.second_column else {}
+        )
         self.inputs, self.columns = len(texts), (*texts.values(), data.label_column)
-        self.corpus = self.make_corpus(texts, workdir, tables.tsv_file, (data.label_column,))
+        self.corpus = self.make_corpus(
+            texts, workdir, tables.tsv_file, (data.label_column,)
+        )
 
     def numbers(self, labels: Sequence[str], what: str) -> np.ndarray:
         """Return the labels as numbers (n,). `what` is their source, for messages."""
@@ -119,25 +160,41 @@ class TextOrPair(LabelTask):
         first, *more = (self.corpus.encode("text", text, end=False) for text in texts)
         second = more[0] if more else None
         limit, key = config.data.max_length, "data.max_length"
-        if config.fine_tuning.both_orders and limit % 2 == 0:  # the order also means nothing where texts are cut
+        # the order also means nothing where texts are cut
+        if config.fine_tuning.both_orders and limit % 2 == 0:
             limit, key = limit - 1, f"{key} - 1"
-        rows, place = laid_out(first, second, limit=limit, frame=frame, what=what, key=key)
+        rows, place = laid_out(
+            first, second, limit=limit, frame=frame, what=what, key=key
+        )
         others = {} if labels is None else {"label": self.numbers(labels, what)}
         others |= {"second": place} if second is not None else {}
         size = config.evaluation.batch_size
-        batches = example_batches(self.corpus, {"text": rows}, others, seed=seed, rows=size, limit=limit)
-        return batches._replace(records=records_of(self.columns[: self.inputs], texts), references=labels or ())
+        batches = example_batches(
+            self.corpus, {"text": rows}, others, seed=seed, rows=size, limit=limit
+        )
+        return batches._replace(
+            records=records_of(self.columns[: self.inputs], texts),
+            references=labels or (),
+        )
 
     def dummy_batch(self, rows: int, length: int, seed: int | None = None) -> Arrays:
         draw, config = np.random.default_rng(seed or 0), self.config
-        lengths = np.full(rows, length) if seed is None else draw.integers(1, length + 1, rows)
+        lengths = (
+            np.full(rows, length)
+            if seed is None
+            else draw.integers(1, length + 1, rows)
+        )
         arrays = {
             "text": draw.integers(0, config.model.vocab_size, (rows, length), np.int32),
             "text_length": lengths.astype(np.int32),
             "label": self.dummy_labels(draw, rows),
             "index": np.arange(rows, dtype=np.int32),
         }
-        return arrays | ({"second": draw.integers(0, lengths + 1).astype(np.int32)} if self.inputs == 2 else {})
+        return arrays | (
+            {"second": draw.integers(0, lengths + 1).astype(np.int32)}
+            if self.inputs == 2
+            else {}
+        )
 
     def dummy_labels(self, draw: np.random.Generator, rows: int) -> np.ndarray:
         """Return random labels (rows,)."""
@@ -145,7 +202,10 @@ class TextOrPair(LabelTask):
 
     def preview(self, arrays: Arrays) -> list[str]:
         tokens, _ = self.tokens("text", arrays["text"][0, : arrays["text_length"][0]])
-        return ["the first text of the first batch:", f"  {self.shown_label(arrays['label'][0])}: {' '.join(tokens)}"]
+        return [
+            "the first text of the first batch:",
+            f"  {self.shown_label(arrays['label'][0])}: {' '.join(tokens)}",
+        ]
 
     def shown_label(self, number: Any) -> str:
         """Return the label with this number, for the log."""
@@ -165,18 +225,33 @@ class Classification(TextOrPair):
     def numbers(self, labels: Sequence[str], what: str) -> np.ndarray:
         return self.labels.encode(labels, what)
 
-    def means(self, logits: jax.Array, batch: Mapping[str, jax.Array]) -> dict[str, Mean]:
+    def means(
+        self, logits: jax.Array, batch: Mapping[str, jax.Array]
+    ) -> dict[str, Mean]:
         return label_means(logits, batch["label"], batch["text_length"] > 0)
 
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
-        """Return {"label": the most probable label, "probabilities": {label: probability}} for each row."""
-        rows = [dict(zip(self.labels.names, row, strict=True)) for row in probabilities(outputs["logits"]).tolist()]
-        return [{"label": max(row, key=lambda name: row[name]), "probabilities": row} for row in rows]
+        """Return {"label": the most probable label, "probabilities": {label:
+        probability}} for each row.
+        """
+        rows = [
+            dict(zip(self.labels.names, row, strict=True))
+            for row in probabilities(outputs["logits"]).tolist()
+        ]
+        return [
+            {"label": max(row, key=lambda name: row[name]), "probabilities": row}
+            for row in rows
+        ]
 
     def score(
-        self, means: Mapping[str, float], predictions: Sequence[dict[str, Any]], references: Sequence[Any]
+        self,
+        means: Mapping[str, float],
+        predictions: Sequence[dict[str, Any]],
+        references: Sequence[Any],
     ) -> dict[str, float | str]:
-        """Return the loss, accuracy, F1 (of the second of two labels, else the mean over labels) and Matthews' R."""
+        """Return the loss, accuracy, F1 (of the second of two labels, else the mean
+        over labels) and Matthews' R.
+        """
         found = [prediction["label"] for prediction in predictions]
         loss: dict[str, float | str] = {"loss": means["cross_entropy"]} if means else {}
         return loss | {
@@ -193,7 +268,9 @@ class Classification(TextOrPair):
 
 
 class Regression(TextOrPair):
-    """Prediction of a number, e.g. the similarity of two sentences, trained by the squared error."""
+    """Prediction of a number, e.g. the similarity of two sentences, trained by the
+    squared error.
+    """
 
     Config = TextOrPairConfig
     metrics: ClassVar = {name: name for name in ("loss", "pearson", "spearman")}
@@ -204,7 +281,9 @@ class Regression(TextOrPair):
     def numbers(self, labels: Sequence[str], what: str) -> np.ndarray:
         return encode_numbers(labels, what)
 
-    def means(self, logits: jax.Array, batch: Mapping[str, jax.Array]) -> dict[str, Mean]:
+    def means(
+        self, logits: jax.Array, batch: Mapping[str, jax.Array]
+    ) -> dict[str, Mean]:
         real = batch["text_length"] > 0
         errors = jnp.where(real, jnp.square(logits[:, 0] - batch["label"]), 0.0)
         return {"squared_error": Mean(errors.sum(), real.sum().astype(jnp.float32))}
@@ -214,12 +293,21 @@ class Regression(TextOrPair):
         return [{"value": float(value)} for value in outputs["logits"][:, 0]]
 
     def score(
-        self, means: Mapping[str, float], predictions: Sequence[dict[str, Any]], references: Sequence[Any]
+        self,
+        means: Mapping[str, float],
+        predictions: Sequence[dict[str, Any]],
+        references: Sequence[Any],
     ) -> dict[str, float | str]:
         """Return the loss, and the correlations of Pearson and Spearman."""
-        found, right = [prediction["value"] for prediction in predictions], list(map(float, references))
+        found, right = (
+            [prediction["value"] for prediction in predictions],
+            list(map(float, references)),
+        )
         loss: dict[str, float | str] = {"loss": means["squared_error"]} if means else {}
-        return loss | {"pearson": metrics.pearson(found, right), "spearman": metrics.spearman(found, right)}
+        return loss | {
+            "pearson": metrics.pearson(found, right),
+            "spearman": metrics.spearman(found, right),
+        }
 
     def dummy_labels(self, draw: np.random.Generator, rows: int) -> np.ndarray:
         return draw.uniform(0, 5, rows).astype(np.float32)

@@ -1,4 +1,6 @@
-"""Language modeling: predict the next token at every position of running text, continue prompts, and score texts."""
+"""Language modeling: predict the next token at every position of running text,
+continue prompts, and score texts.
+"""
 
 import bisect
 import dataclasses
@@ -17,7 +19,13 @@ from transformer_jax.data import sources
 from transformer_jax.data.batching import Batches
 from transformer_jax.data.continuations import Prompt
 from transformer_jax.data.examples import as_object
-from transformer_jax.data.running_text import RunningTextData, ids_sha256, read_text, same_by_line, text_batches
+from transformer_jax.data.running_text import (
+    RunningTextData,
+    ids_sha256,
+    read_text,
+    same_by_line,
+    text_batches,
+)
 from transformer_jax.data.scoring import scored_batches
 from transformer_jax.data.sources import DataError
 from transformer_jax.data.text import ladder_batches
@@ -27,7 +35,15 @@ from transformer_jax.decoding.stopping import before_end, certain, cut_at
 from transformer_jax.models.gpt import GPT, GPTConfig
 from transformer_jax.models.recurrent_lm import RecurrentLM, RecurrentLMConfig
 from transformer_jax.tasks.text import TextTask, TextTaskConfig, cache_and_causality
-from transformer_jax.training.task import Arrays, Mean, Outputs, Params, Record, Task, Work
+from transformer_jax.training.task import (
+    Arrays,
+    Mean,
+    Outputs,
+    Params,
+    Record,
+    Task,
+    Work,
+)
 
 ARCHITECTURES: dict[str, Any] = {"gpt": GPT, "recurrent_lm": RecurrentLM}
 TRAINING_IDS = "tokens of the training data"  # name in the fingerprint
@@ -43,19 +59,24 @@ class LanguageModelingConfig(TextTaskConfig):
     decoding: GenerationConfig = dataclasses.field(metadata={"free": True})
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield (dotted key, rule and remedy) for values that are inconsistent with each other."""
+        """Yield (dotted key, rule and remedy) for values that are inconsistent with
+        each other.
+        """
         yield from super().problems()
         if self.model.max_length < 2:
-            yield "model.max_length", "must be at least 2: a token of the prompt, and one that follows"
+            yield (
+                "model.max_length",
+                "must be at least 2: a token of the prompt, and one that follows",
+            )
 
     def advice(self) -> Iterator[str]:
         """Yield warnings about settings that are allowed but unwise."""
         yield from super().advice()
         if (fitted := self.fitted_decoding) != self.decoding:
             yield (
-                f"config.decoding.max_extra = {self.decoding.max_extra}: continuations have at most "
-                f"{fitted.max_extra} tokens, half of model.max_length = {self.model.max_length}, which includes "
-                "the prompt"
+                f"config.decoding.max_extra = {self.decoding.max_extra}: "
+                f"continuations have at most {fitted.max_extra} tokens, half of "
+                f"model.max_length = {self.model.max_length}, which includes the prompt"
             )
 
     @property
@@ -68,15 +89,20 @@ class LanguageModelingConfig(TextTaskConfig):
 
 def _outputs(written: Continuations, rows: int) -> Outputs:
     """Return the parts that the host reads, (B, K, …), and the whole as the state."""
-    read = {name: getattr(written, name) for name in ("tokens", "log_probabilities", "finished", "written")}
-    return {name: x.reshape(rows, -1, *x.shape[1:]) for name, x in read.items()} | {"state": written}
+    read = {
+        name: getattr(written, name)
+        for name in ("tokens", "log_probabilities", "finished", "written")
+    }
+    return {name: x.reshape(rows, -1, *x.shape[1:]) for name, x in read.items()} | {
+        "state": written
+    }
 
 
 class LanguageModeling(TextTask):
     """Prediction of the next token.
 
-    A batch holds the arrays of `data.running_text.text_batches`. One of prompts, which the model continues, has only
-    "text" (B, T), "text_length" (B,) and "index" (B,).
+    A batch holds the arrays of `data.running_text.text_batches`. One of prompts, which
+    the model continues, has only "text" (B, T), "text_length" (B,) and "index" (B,).
     """
 
     Config = LanguageModelingConfig
@@ -86,8 +112,12 @@ class LanguageModeling(TextTask):
         config = dataclasses.replace(config, decoding=config.fitted_decoding)
         super().__init__(config, workdir)
         self.model = ARCHITECTURES[config.model.architecture](config.model)
-        self.corpus = self.make_corpus({"text": config.data.text_column}, workdir, sources.text_file)
-        self.piece = PIECE if config.decoding.stop_strings else config.decoding.max_extra
+        self.corpus = self.make_corpus(
+            {"text": config.data.text_column}, workdir, sources.text_file
+        )
+        self.piece = (
+            PIECE if config.decoding.stop_strings else config.decoding.max_extra
+        )
         self.growing = "continuation" if config.decoding.n_best == 1 else ""
 
     @property
@@ -97,26 +127,53 @@ class LanguageModeling(TextTask):
     def init(self, key: jax.Array) -> Params:
         return self.model.init(key, jnp.zeros((1, 1), jnp.int32))["params"]
 
-    def _cross_entropy(self, params: Params, batch: Mapping[str, jax.Array], key: jax.Array | None = None) -> Mean:
+    def _cross_entropy(
+        self,
+        params: Params,
+        batch: Mapping[str, jax.Array],
+        key: jax.Array | None = None,
+    ) -> Mean:
         """Return the mean over tokens of -log P(token | preceding tokens)."""
         valid, model = self.valid(batch, "text"), self.config.model
         rngs = None if key is None else {"dropout": key}
-        packing = {"segments": batch["segment"], "positions": batch["position"]} if "segment" in batch else {}
-        x, lm_head = self.model.apply({"params": params}, batch["text"], valid, **packing, rngs=rngs, method="hidden")
+        packing = (
+            {"segments": batch["segment"], "positions": batch["position"]}
+            if "segment" in batch
+            else {}
+        )
+        x, lm_head = self.model.apply(
+            {"params": params},
+            batch["text"],
+            valid,
+            **packing,
+            rngs=rngs,
+            method="hidden",
+        )
         counted = valid & (batch["counted"] > 0) if "counted" in batch else valid
-        return Mean(*losses.next_token(lm_head, x, batch["target"], counted, model.vocab_size, model.dtype))
+        return Mean(
+            *losses.next_token(
+                lm_head, x, batch["target"], counted, model.vocab_size, model.dtype
+            )
+        )
 
     def loss(
-        self, params: Params, batch: Mapping[str, jax.Array], key: jax.Array, step: jax.Array | int
+        self,
+        params: Params,
+        batch: Mapping[str, jax.Array],
+        key: jax.Array,
+        step: jax.Array | int,
     ) -> dict[str, Mean]:
         """Return L1 of Radford et al. 2018, eq. 1, per token."""
         return {"loss": self._cross_entropy(params, batch, key)}
 
-    def evaluate(self, params: Params, batch: Mapping[str, jax.Array], greedy: bool) -> tuple[dict[str, Mean], Outputs]:
-        """Return the loss of windows, or the beginning of the K continuations of each prompt.
+    def evaluate(
+        self, params: Params, batch: Mapping[str, jax.Array], greedy: bool
+    ) -> tuple[dict[str, Mean], Outputs]:
+        """Return the loss of windows, or the beginning of the K continuations of each
+        prompt.
 
-        For E = `decoding.max_extra`, the outputs are tokens and log_probabilities (B, K, E), finished (B, K), and the
-        number of tokens written (B, K).
+        For E = `decoding.max_extra`, the outputs are tokens and log_probabilities (B,
+        K, E), finished (B, K), and the number of tokens written (B, K).
         """
         if "target" in batch:
             return {"loss": self._cross_entropy(params, batch)}, {}
@@ -126,58 +183,116 @@ class LanguageModeling(TextTask):
         return {}, _outputs(writer.begin(cache, prompts, batch["text_length"]), rows)
 
     def resume(
-        self, params: Params, batch: Mapping[str, jax.Array], state: Any, going_on: jax.Array, steps: int, greedy: bool
+        self,
+        params: Params,
+        batch: Mapping[str, jax.Array],
+        state: Any,
+        going_on: jax.Array,
+        steps: int,
+        greedy: bool,
     ) -> Outputs:
         state = state._replace(finished=state.finished | ~going_on.reshape(-1))
         rows, width = batch["text"].shape
         writer, lengths = self._writer(params, greedy), batch["text_length"]
-        return _outputs(writer.proceed(state, width, lengths, batch["index"], steps), rows)
+        return _outputs(
+            writer.proceed(state, width, lengths, batch["index"], steps), rows
+        )
 
     def _writer(self, params: Params, greedy: bool) -> Writer:
-        extend: Any = functools.partial(self.model.apply, {"params": self.model.for_extend(params)}, method="extend")
+        extend: Any = functools.partial(
+            self.model.apply, {"params": self.model.for_extend(params)}, method="extend"
+        )
         begin, end, pad = self.corpus.optional_ids("text")
-        return Writer(extend, self.config.decoding, greedy, self.corpus.size("text"), begin, end, pad)
+        return Writer(
+            extend,
+            self.config.decoding,
+            greedy,
+            self.corpus.size("text"),
+            begin,
+            end,
+            pad,
+        )
 
     def batches(self, split: str, seed: int | None) -> Batches:
         data, begin = self.config.data, self.config.decoding.prepend_begin
-        options: Any = {"layout": data.layout, "stride": data.validation_stride, "begin": begin}
-        return text_batches(self.corpus, "text", split, seed, **options, rows=self.config.evaluation.batch_size)
+        options: Any = {
+            "layout": data.layout,
+            "stride": data.validation_stride,
+            "begin": begin,
+        }
+        return text_batches(
+            self.corpus,
+            "text",
+            split,
+            seed,
+            **options,
+            rows=self.config.evaluation.batch_size,
+        )
 
     def fingerprint(self, training: bool) -> dict[str, str]:
         hashes = super().fingerprint(training)
         if training:
             data, begin = self.config.data, self.config.decoding.prepend_begin
-            text = read_text(self.corpus, "text", data.train_split, data.layout, begin, sized=False)
+            text = read_text(
+                self.corpus, "text", data.train_split, data.layout, begin, sized=False
+            )
             hashes[TRAINING_IDS] = ids_sha256(text)
         return hashes
 
     def unchanged(self, name: str) -> bool:
-        """See `Task.unchanged`. Checkpoints without the hash of the tokens are of texts encoded line by line."""
+        """See `Task.unchanged`.
+
+        Checkpoints without the hash of the tokens are of texts encoded line by line.
+        """
         data = self.config.data
         begins = self.config.decoding.prepend_begin
-        return name == TRAINING_IDS and not begins and same_by_line(self.corpus, "text", data.train_split, data.layout)
+        return (
+            name == TRAINING_IDS
+            and not begins
+            and same_by_line(self.corpus, "text", data.train_split, data.layout)
+        )
 
     def batches_of(self, records: Sequence[Record]) -> Batches:
-        """Return batches of prompts. An empty prompt becomes a line break, unless the begin id precedes prompts. Long
+        """Return batches of prompts.
+
+        An empty prompt becomes a line break, unless the begin id precedes prompts. Long
         prompts keep their last tokens, and their begin id.
 
-        A prompt is a text, an object {"text": text}, or {"turns": [text, …]}, in which `decoding.turn_separator`
-        follows every turn. A text may also be such an object as JSON.
+        A prompt is a text, an object {"text": text}, or {"turns": [text, …]}, in which
+        `decoding.turn_separator` follows every turn. A text may also be such an object
+        as JSON.
         """
         config, begin = self.config, self.config.decoding.prepend_begin
         empty = "" if begin else "\n"
-        lines = {"text": [self._prompt(record, i) or empty for i, record in enumerate(records, 1)]}
-        limit, key = config.model.max_length - config.decoding.max_extra, "model.max_length - decoding.max_extra"
+        lines = {
+            "text": [
+                self._prompt(record, i) or empty for i, record in enumerate(records, 1)
+            ]
+        }
+        limit, key = (
+            config.model.max_length - config.decoding.max_extra,
+            "model.max_length - decoding.max_extra",
+        )
         rows = config.evaluation.batch_size
-        options: Any = {"what": "input", "begin": begin, "end": False, "key": key, "tail": True}
+        options: Any = {
+            "what": "input",
+            "begin": begin,
+            "end": False,
+            "key": key,
+            "tail": True,
+        }
         return ladder_batches(self.corpus, lines, rows=rows, limit=limit, **options)
 
     def _prompt(self, record: Record, number: int) -> str:
         match as_object(record, ("text", "turns"), number):
             case {"text": str(text), **others} if not others:
                 return text
-            case {"turns": [*turns], **others} if not others and turns and all(isinstance(x, str) for x in turns):
-                return "".join(turn + self.config.decoding.turn_separator for turn in turns)
+            case {"turns": [*turns], **others} if (
+                not others and turns and all(isinstance(x, str) for x in turns)
+            ):
+                return "".join(
+                    turn + self.config.decoding.turn_separator for turn in turns
+                )
         raise DataError(
             f"record {number} is {record!r:.80}: a prompt is a line of text, "
             '{"text": "…"} or {"turns": ["…", "…"]} with at least one turn'
@@ -188,35 +303,65 @@ class LanguageModeling(TextTask):
 
     def _going_on(self, outputs: Arrays, batch: Arrays) -> np.ndarray:
         stop = self.config.decoding.stop_strings
-        going_on = ~outputs["finished"] & (outputs["written"] < self.config.decoding.max_extra)
+        going_on = ~outputs["finished"] & (
+            outputs["written"] < self.config.decoding.max_extra
+        )
         for row, number in zip(*np.nonzero(going_on), strict=True) if stop else ():
-            text = self._prompt_of(batch, row).continuation(outputs["tokens"][row, number])
+            text = self._prompt_of(batch, row).continuation(
+                outputs["tokens"][row, number]
+            )
             going_on[row, number] = cut_at(text, stop) is None
         return going_on
 
     def _prompt_of(self, batch: Arrays, row: int) -> Prompt:
-        return Prompt(self.corpus.tokenizers["text"], batch["text"][row, : batch["text_length"][row]].tolist())
+        return Prompt(
+            self.corpus.tokenizers["text"],
+            batch["text"][row, : batch["text_length"][row]].tolist(),
+        )
 
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
-        """Return {"continuation": text} for each prompt, or {"continuations": [text, …]}, best first, if `n_best` > 1.
+        """Return {"continuation": text} for each prompt, or {"continuations": [text,
+        …]}, best first, if `n_best` > 1.
 
-        A continuation ends before the first stop string, and the best has the largest log-probability up to there. One
-        that is unfinished lacks what may still change. That of a prompt without tokens is "". Windows give {}.
+        A continuation ends before the first stop string, and the best has the largest
+        log-probability up to there. One that is unfinished lacks what may still change.
+        That of a prompt without tokens is "". Windows give {}.
         """
         if "tokens" not in outputs:
             return [{} for _ in batch["index"]]
-        parts = outputs["tokens"], outputs["log_probabilities"], self._going_on(outputs, batch)
+        parts = (
+            outputs["tokens"],
+            outputs["log_probabilities"],
+            self._going_on(outputs, batch),
+        )
         drawn = [
-            list(map(functools.partial(self._text, self._prompt_of(batch, row)), *continuations))
+            list(
+                map(
+                    functools.partial(self._text, self._prompt_of(batch, row)),
+                    *continuations,
+                )
+            )
             for row, continuations in enumerate(zip(*parts, strict=True))
         ]
-        rows = [[text for text, _ in sorted(row, key=lambda found: -found[1])] for row in drawn]
-        return [{"continuation": row[0]} if len(row) == 1 else {"continuations": row} for row in rows]
+        rows = [
+            [text for text, _ in sorted(row, key=lambda found: -found[1])]
+            for row in drawn
+        ]
+        return [
+            {"continuation": row[0]} if len(row) == 1 else {"continuations": row}
+            for row in rows
+        ]
 
     def _text(
-        self, prompt: Prompt, tokens: np.ndarray, log_probabilities: np.ndarray, unfinished: bool
+        self,
+        prompt: Prompt,
+        tokens: np.ndarray,
+        log_probabilities: np.ndarray,
+        unfinished: bool,
     ) -> tuple[str, float]:
-        """Return the text of a continuation, and the log-probability of its tokens up to the first stop string."""
+        """Return the text of a continuation, and the log-probability of its tokens
+        up to the first stop string.
+        """
         stop = self.config.decoding.stop_strings
         tokens = before_end(tokens, self.config.decoding.end_ids)
 
@@ -225,36 +370,69 @@ class LanguageModeling(TextTask):
 
         lengths = range(len(tokens) + 1)
         if (text := until_stop(lengths[-1])) is not None:
-            end = bisect.bisect_left(lengths, True, key=lambda length: until_stop(length) is not None)
+            end = bisect.bisect_left(
+                lengths, True, key=lambda length: until_stop(length) is not None
+            )
             return text, float(log_probabilities[:end].sum())
         text = prompt.continuation(tokens)
-        return certain(text, stop) if unfinished else text, float(log_probabilities.sum())
+        return certain(text, stop) if unfinished else text, float(
+            log_probabilities.sum()
+        )
 
     def score(
-        self, means: Mapping[str, float], predictions: Sequence[dict[str, Any]], references: Sequence[Any]
+        self,
+        means: Mapping[str, float],
+        predictions: Sequence[dict[str, Any]],
+        references: Sequence[Any],
     ) -> dict[str, float | str]:
-        """Return the loss in nats per token, the perplexity, and the bits per byte of the text.
+        """Return the loss in nats per token, the perplexity, and the bits per byte of
+        the text.
 
-        There are no bits per byte if only ends are predicted, because every document has one token.
+        There are no bits per byte if only ends are predicted, because every document
+        has one token.
         """
         ((tokens, size, _),) = references
-        per_byte = {"bits_per_byte": means["loss"] * tokens / size / math.log(2)} if means and size else {}
+        per_byte = (
+            {"bits_per_byte": means["loss"] * tokens / size / math.log(2)}
+            if means and size
+            else {}
+        )
         return metrics.loss_and_perplexity(means) | per_byte
 
     def dummy_batch(self, rows: int, length: int, seed: int | None = None) -> Arrays:
         draw, index = np.random.default_rng(seed or 0), np.arange(rows, dtype=np.int32)
-        lengths = np.full(rows, length) if seed is None else draw.integers(1, length + 1, rows)
-        ids = draw.integers(0, self.config.model.vocab_size, (rows, length + 1), np.int32)
-        arrays = {"text": ids[:, :-1], "target": ids[:, 1:], "text_length": lengths.astype(np.int32), "index": index}
+        lengths = (
+            np.full(rows, length)
+            if seed is None
+            else draw.integers(1, length + 1, rows)
+        )
+        ids = draw.integers(
+            0, self.config.model.vocab_size, (rows, length + 1), np.int32
+        )
+        arrays = {
+            "text": ids[:, :-1],
+            "target": ids[:, 1:],
+            "text_length": lengths.astype(np.int32),
+            "index": index,
+        }
         if self.config.data.layout == "documents":  # two in a row
-            place, second = np.arange(length, dtype=np.int32), draw.integers(1, length + 1, (rows, 1), np.int32)
+            place, second = (
+                np.arange(length, dtype=np.int32),
+                draw.integers(1, length + 1, (rows, 1), np.int32),
+            )
             inside = place < lengths[:, None]
-            arrays["segment"] = np.where(inside, 1 + (place >= second), 0).astype(np.int32)
-            arrays["position"] = np.where(inside, place - second * (place >= second), 0).astype(np.int32)
+            arrays["segment"] = np.where(inside, 1 + (place >= second), 0).astype(
+                np.int32
+            )
+            arrays["position"] = np.where(
+                inside, place - second * (place >= second), 0
+            ).astype(np.int32)
         return arrays
 
     def work(self, batch: Arrays) -> Work:
-        """Return the work on the documents of a batch, each of which sees only itself."""
+        """Return the work on the documents of a batch, each of which sees only
+        itself.
+        """
         if "segment" in batch:
             segment = batch["segment"]
             of = segment + (segment.shape[1] + 1) * np.arange(len(segment))[:, None]
@@ -262,14 +440,22 @@ class LanguageModeling(TextTask):
         return super().work(batch)
 
     def preview(self, arrays: Arrays) -> list[str]:
-        first = {"text_length": (arrays["segment"] == 1).sum(axis=1)} if "segment" in arrays else {}
+        first = (
+            {"text_length": (arrays["segment"] == 1).sum(axis=1)}
+            if "segment" in arrays
+            else {}
+        )
         return super().preview(arrays | first)
 
-    def checks(self, params: Params, batch: Mapping[str, jax.Array]) -> Mapping[str, float]:
+    def checks(
+        self, params: Params, batch: Mapping[str, jax.Array]
+    ) -> Mapping[str, float]:
         apply: Any = functools.partial(self.model.apply, {"params": params})
         cache = apply(*batch["text"].shape, method="init_cache")
         extend = functools.partial(apply, method="extend")
-        return cache_and_causality(apply, extend, cache, batch["text"], self.config.model.vocab_size)
+        return cache_and_causality(
+            apply, extend, cache, batch["text"], self.config.model.vocab_size
+        )
 
 
 class TextScoring(LanguageModeling):
@@ -283,12 +469,20 @@ class TextScoring(LanguageModeling):
         """See `scored_batches`."""
         limit, rows = self.config.model.max_length, self.config.evaluation.batch_size
         begin = self.config.decoding.prepend_begin
-        return scored_batches(self.corpus, "text", records, limit=limit, rows=rows, begin=begin)
+        return scored_batches(
+            self.corpus, "text", records, limit=limit, rows=rows, begin=begin
+        )
 
-    def evaluate(self, params: Params, batch: Mapping[str, jax.Array], greedy: bool) -> tuple[dict[str, Mean], Outputs]:
-        """Return the log-likelihood of the tokens of each row that count (B,), and their number (B,)."""
+    def evaluate(
+        self, params: Params, batch: Mapping[str, jax.Array], greedy: bool
+    ) -> tuple[dict[str, Mean], Outputs]:
+        """Return the log-likelihood of the tokens of each row that count (B,), and
+        their number (B,).
+        """
         valid, model = self.valid(batch, "text"), self.config.model
-        x, lm_head = self.model.apply({"params": params}, batch["text"], valid, method="hidden")
+        x, lm_head = self.model.apply(
+            {"params": params}, batch["text"], valid, method="hidden"
+        )
 
         def one_place(of: tuple[jax.Array, jax.Array]) -> jax.Array:
             logits = lm_head(of[0][:, None], model.vocab_size, model.dtype)[:, 0]
@@ -297,9 +491,18 @@ class TextScoring(LanguageModeling):
         # One place at a time, so that the logits of all places are never in memory.
         found = jax.lax.map(one_place, (jnp.swapaxes(x, 0, 1), batch["target"].T)).T
         counted = valid & (batch["counted"] > 0)
-        return {}, {"log_likelihood": jnp.where(counted, found, 0.0).sum(axis=1), "count": counted.sum(axis=1)}
+        return {}, {
+            "log_likelihood": jnp.where(counted, found, 0.0).sum(axis=1),
+            "count": counted.sum(axis=1),
+        }
 
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
-        """Return {"log_likelihood", "tokens"} for each row. `Batches.join` makes the scores of texts from them."""
+        """Return {"log_likelihood", "tokens"} for each row.
+
+        `Batches.join` makes the scores of texts from them.
+        """
         columns = outputs["log_likelihood"].tolist(), outputs["count"].tolist()
-        return [{"log_likelihood": total, "tokens": count} for total, count in zip(*columns, strict=True)]
+        return [
+            {"log_likelihood": total, "tokens": count}
+            for total, count in zip(*columns, strict=True)
+        ]

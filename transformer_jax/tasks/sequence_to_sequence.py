@@ -1,4 +1,6 @@
-"""Sequence to sequence, e.g. translation: parallel text, label-smoothed cross-entropy, beam search, BLEU."""
+"""Sequence to sequence, e.g. translation: parallel text, label-smoothed
+cross-entropy, beam search, BLEU.
+"""
 
 import dataclasses
 import functools
@@ -16,21 +18,48 @@ from transformer_jax import decoding, losses, metrics
 from transformer_jax.data import sources
 from transformer_jax.data.batching import Batches
 from transformer_jax.data.examples import columns_of
-from transformer_jax.data.text import Corpus, ParallelData, Stream, bucket_batches, ladder_batches
+from transformer_jax.data.text import (
+    Corpus,
+    ParallelData,
+    Stream,
+    bucket_batches,
+    ladder_batches,
+)
 from transformer_jax.decoding import DecodingConfig
 from transformer_jax.decoding.stopping import before_end
 from transformer_jax.errors import UserError
 from transformer_jax.files import one_line
 from transformer_jax.models.counting import forward_flops
 from transformer_jax.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
-from transformer_jax.models.transformer import Transformer, TransformerConfig, shift_right
-from transformer_jax.tasks.text import TextTask, TextTaskConfig, cache_and_causality, with_weights
-from transformer_jax.training.task import Arrays, EvaluationConfig, Mean, Outputs, Params, Record, TrainingConfig, Work
+from transformer_jax.models.transformer import (
+    Transformer,
+    TransformerConfig,
+    shift_right,
+)
+from transformer_jax.tasks.text import (
+    TextTask,
+    TextTaskConfig,
+    cache_and_causality,
+    with_weights,
+)
+from transformer_jax.training.task import (
+    Arrays,
+    EvaluationConfig,
+    Mean,
+    Outputs,
+    Params,
+    Record,
+    TrainingConfig,
+    Work,
+)
 
 log = logging.getLogger(__name__)
 
 WIDE_BEAM = 50  # larger beams cause a warning about their cost
-ARCHITECTURES: dict[str, Any] = {"transformer": Transformer, "recurrent": RecurrentSeq2Seq}
+ARCHITECTURES: dict[str, Any] = {
+    "transformer": Transformer,
+    "recurrent": RecurrentSeq2Seq,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,11 +83,13 @@ class SequenceToSequenceTraining(TrainingConfig):
 class SequenceToSequenceEvaluation(EvaluationConfig):
     """The engine's keys and the tokenizer of BLEU.
 
-    bleu_tokenizer: the tokenizer of sacreBLEU for the metric `bleu`. "13a" splits at spaces and around ASCII
-    punctuation, "intl" around all Unicode punctuation and symbols, "none" at spaces only. For languages without spaces,
-    "zh" splits Chinese into characters and "char" does so with any text; "ja-mecab" and "ko-mecab" split Japanese and
-    Korean into morphemes and need the extras "ja" and "ko" of this package. Scores by different tokenizers are not
-    comparable; `bleu_signature` names the tokenizer.
+    bleu_tokenizer: the tokenizer of sacreBLEU for the metric `bleu`. "13a" splits at
+    spaces and around ASCII punctuation, "intl" around all Unicode punctuation and
+    symbols, "none" at spaces only. For languages without spaces, "zh" splits Chinese
+    into characters and "char" does so with any text; "ja-mecab" and "ko-mecab" split
+    Japanese and Korean into morphemes and need the extras "ja" and "ko" of this
+    package. Scores by different tokenizers are not comparable; `bleu_signature` names
+    the tokenizer.
     """
 
     bleu_tokenizer: str = "13a"
@@ -67,12 +98,21 @@ class SequenceToSequenceEvaluation(EvaluationConfig):
         """Yield (field, rule and remedy) for every invalid value."""
         yield from super().problems()
         if self.bleu_tokenizer not in metrics.BLEU_TOKENIZERS:
-            yield "bleu_tokenizer", f"must be one of {', '.join(metrics.BLEU_TOKENIZERS)}; use 13a if in doubt"
+            yield (
+                "bleu_tokenizer",
+                (
+                    f"must be one of {', '.join(metrics.BLEU_TOKENIZERS)}; "
+                    "use 13a if in doubt"
+                ),
+            )
         elif extra := metrics.missing_extra(self.bleu_tokenizer):
             yield (
                 "bleu_tokenizer",
-                f"needs MeCab and its dictionary: pip install -c constraints.txt -e '.[{extra}]' in the folder of "
-                "transformer_jax, or set it to another, e.g. char",
+                (
+                    "needs MeCab and its dictionary: "
+                    f"pip install -c constraints.txt -e '.[{extra}]' "
+                    "in the folder of transformer_jax, or set it to another, e.g. char"
+                ),
             )
 
 
@@ -83,32 +123,52 @@ class SequenceToSequenceConfig(TextTaskConfig):
     model: TransformerConfig | RecurrentConfig
     data: ParallelData
     training: SequenceToSequenceTraining
-    evaluation: SequenceToSequenceEvaluation = dataclasses.field(metadata={"free": True})
+    evaluation: SequenceToSequenceEvaluation = dataclasses.field(
+        metadata={"free": True}
+    )
     decoding: DecodingConfig = dataclasses.field(metadata={"free": True})
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield (dotted key, rule and remedy) for values that are inconsistent with each other."""
+        """Yield (dotted key, rule and remedy) for values that are inconsistent with
+        each other.
+        """
         yield from super().problems()
         model, data = self.model, self.data
         if data.joint_tokenizer and model.source_vocab_size != model.target_vocab_size:
             yield (
                 "data.joint_tokenizer",
-                f"requires equal vocabulary sizes, but model.source_vocab_size = {model.source_vocab_size} and "
-                f"model.target_vocab_size = {model.target_vocab_size}: make them equal, or set this key to False",
+                (
+                    "requires equal vocabulary sizes, "
+                    f"but model.source_vocab_size = {model.source_vocab_size} "
+                    f"and model.target_vocab_size = {model.target_vocab_size}: "
+                    "make them equal, or set this key to False"
+                ),
             )
         if self.decoding.beam_size > model.target_vocab_size:
             yield (
                 "decoding.beam_size",
-                f"must not exceed model.target_vocab_size = {model.target_vocab_size}, the number of tokens to choose "
-                "from; 4 to 10 are usual",
+                (
+                    "must not exceed "
+                    f"model.target_vocab_size = {model.target_vocab_size}, "
+                    "the number of tokens to choose from; 4 to 10 are usual"
+                ),
             )
         if self.decoding.first_id >= model.target_vocab_size:
-            yield "decoding.first_id", f"must be below model.target_vocab_size = {model.target_vocab_size}, or -1"
+            yield (
+                "decoding.first_id",
+                (
+                    "must be below "
+                    f"model.target_vocab_size = {model.target_vocab_size}, or -1"
+                ),
+            )
         if model.shares_tables and not data.joint_tokenizer and not self.init_from:
             yield (
                 "model.tie_embeddings",
-                "requires data.joint_tokenizer = True, or the tokenizers of an init_from in which both have the same "
-                "ids; otherwise set it to 'decoder'",
+                (
+                    "requires data.joint_tokenizer = True, or the tokenizers "
+                    "of an init_from in which both have the same ids; "
+                    "otherwise set it to 'decoder'"
+                ),
             )
 
     def advice(self) -> Iterator[str]:
@@ -116,21 +176,24 @@ class SequenceToSequenceConfig(TextTaskConfig):
         yield from super().advice()
         if self.decoding.beam_size > WIDE_BEAM:
             yield (
-                f"config.decoding.beam_size = {self.decoding.beam_size}: the search takes {self.decoding.beam_size} "
-                "times the work of greedy search; 4 to 10 are usual, and wider beams seldom score better"
+                f"config.decoding.beam_size = {self.decoding.beam_size}: "
+                f"the search takes {self.decoding.beam_size} times the work of greedy "
+                "search; 4 to 10 are usual, and wider beams seldom score better"
             )
         if self.model.needs_warmup and self.optimizer.warmup_steps == 0:
             yield (
-                "config.optimizer.warmup_steps = 0 with config.model.norm = 'post': post-LN seldom trains without "
-                "warm-up (Xiong et al. 2020); set it to a few thousand steps, or model.norm to 'pre'"
+                "config.optimizer.warmup_steps = 0 with config.model.norm = 'post': "
+                "post-LN seldom trains without warm-up (Xiong et al. "
+                "2020); set it to a few thousand steps, or model.norm to 'pre'"
             )
 
 
 class SequenceToSequence(TextTask):
     """Prediction of a target sequence from a source sequence.
 
-    A batch holds the ids "source" (B, S) and "target" (B, T), each ending in EOS, their lengths "source_length" and
-    "target_length" (B,), and the number of each example, "index" (B,).
+    A batch holds the ids "source" (B, S) and "target" (B, T), each ending in EOS, their
+    lengths "source_length" and "target_length" (B,), and the number of each example,
+    "index" (B,).
     """
 
     Config = SequenceToSequenceConfig
@@ -139,7 +202,9 @@ class SequenceToSequence(TextTask):
         name: f"{name} (greedy)" for name in ("bleu", "bleu_tokenized", "exact_match")
     }
 
-    def __init__(self, config: SequenceToSequenceConfig, workdir: epath.PathLike | None):
+    def __init__(
+        self, config: SequenceToSequenceConfig, workdir: epath.PathLike | None
+    ):
         super().__init__(config, workdir)
         model, data = config.model, config.data
         self.model = ARCHITECTURES[model.architecture](model)
@@ -154,7 +219,13 @@ class SequenceToSequence(TextTask):
             )
             for side, column in zip(("source", "target"), self.columns, strict=True)
         }
-        self.corpus = Corpus(data, self.streams, workdir, sources.parallel_files, start=config.init_from or None)
+        self.corpus = Corpus(
+            data,
+            self.streams,
+            workdir,
+            sources.parallel_files,
+            start=config.init_from or None,
+        )
 
     # On the device.
 
@@ -172,7 +243,10 @@ class SequenceToSequence(TextTask):
     ) -> Mean:
         """Return the mean cross-entropy over the target's tokens, including EOS."""
         source, target = batch["source"], batch["target"]
-        source_valid, target_valid = self.valid(batch, "source"), self.valid(batch, "target")
+        source_valid, target_valid = (
+            self.valid(batch, "source"),
+            self.valid(batch, "target"),
+        )
         hidden: Any = self.model.apply(
             {"params": params},
             source,
@@ -185,37 +259,78 @@ class SequenceToSequence(TextTask):
         )
         (x, lm_head), model = hidden, self.config.model
         return Mean(
-            *losses.next_token(lm_head, x, target, target_valid, model.target_vocab_size, model.dtype, label_smoothing)
+            *losses.next_token(
+                lm_head,
+                x,
+                target,
+                target_valid,
+                model.target_vocab_size,
+                model.dtype,
+                label_smoothing,
+            )
         )
 
     def loss(
-        self, params: Params, batch: Mapping[str, jax.Array], key: jax.Array, step: jax.Array | int
+        self,
+        params: Params,
+        batch: Mapping[str, jax.Array],
+        key: jax.Array,
+        step: jax.Array | int,
     ) -> dict[str, Mean]:
         """Return label-smoothed cross-entropy over the target's tokens."""
-        return {"loss": self._cross_entropy(params, batch, key, step, self.config.training.label_smoothing)}
+        return {
+            "loss": self._cross_entropy(
+                params, batch, key, step, self.config.training.label_smoothing
+            )
+        }
 
-    def evaluate(self, params: Params, batch: Mapping[str, jax.Array], greedy: bool) -> tuple[dict[str, Mean], Outputs]:
-        """Return the cross-entropy without smoothing, and the K = `decoding.n_best` outputs of each row, best first.
+    def evaluate(
+        self, params: Params, batch: Mapping[str, jax.Array], greedy: bool
+    ) -> tuple[dict[str, Mean], Outputs]:
+        """Return the cross-entropy without smoothing, and the K = `decoding.n_best`
+        outputs of each row, best first.
 
-        The outputs are tokens (B, K, T), scores (B, K) and log_probabilities (B, K). With `greedy`, K is 1.
+        The outputs are tokens (B, K, T), scores (B, K) and log_probabilities (B, K).
+        With `greedy`, K is 1.
         """
-        means = {"loss": self._cross_entropy(params, batch)} if "target" in batch else {}
+        means = (
+            {"loss": self._cross_entropy(params, batch)} if "target" in batch else {}
+        )
         return means, self._translate(params, batch, greedy)._asdict()
 
-    def _translate(self, params: Params, batch: Mapping[str, jax.Array], greedy: bool) -> decoding.Hypotheses:
-        source, options, special = batch["source"], self.config.decoding, self.corpus.special_ids("target")
+    def _translate(
+        self, params: Params, batch: Mapping[str, jax.Array], greedy: bool
+    ) -> decoding.Hypotheses:
+        source, options, special = (
+            batch["source"],
+            self.config.decoding,
+            self.corpus.special_ids("target"),
+        )
         rows, length = source.shape
         max_length = min(options.max_length(length), self.config.model.max_length)
         apply: Any = functools.partial(self.model.apply, {"params": params})
         beams = decoding.beams(options, greedy)
-        cache = apply(source, self.valid(batch, "source"), max_length, beams, method="init_cache")
-        # All steps share the parameters and the source. The copies of a row read the source without duplicating it.
-        extend: Any = functools.partial(self.model.apply, {"params": self.model.for_extend(params)}, method="extend")
+        cache = apply(
+            source, self.valid(batch, "source"), max_length, beams, method="init_cache"
+        )
+        # All steps share the parameters and the source. The copies of a row read the
+        # source without duplicating it.
+        extend: Any = functools.partial(
+            self.model.apply, {"params": self.model.for_extend(params)}, method="extend"
+        )
         # Empty lines and filler rows end at once.
-        empty = jnp.repeat(batch["source_length"][:, None] <= 1, decoding.copies(options, greedy), axis=0)
+        empty = jnp.repeat(
+            batch["source_length"][:, None] <= 1,
+            decoding.copies(options, greedy),
+            axis=0,
+        )
 
-        def step(past: Any, token: jax.Array, position: jax.Array) -> tuple[jax.Array, Any]:
-            logits, extended = extend(cache._replace(past=past), token[:, None], position)
+        def step(
+            past: Any, token: jax.Array, position: jax.Array
+        ) -> tuple[jax.Array, Any]:
+            logits, extended = extend(
+                cache._replace(past=past), token[:, None], position
+            )
             end = decoding.certain(special.end, logits.shape[-1])[None]
             return jnp.where(empty, end, logits[:, 0]), extended.past
 
@@ -235,17 +350,25 @@ class SequenceToSequence(TextTask):
 
     def attention(
         self, params: Params, batch: Mapping[str, jax.Array]
-    ) -> tuple[dict[tuple[str, str, str], jax.Array], dict[str, tuple[jax.Array, jax.Array]]]:
-        """Return attention weights while the decoder reads the target, or the model's own output without a target.
+    ) -> tuple[
+        dict[tuple[str, str, str], jax.Array], dict[str, tuple[jax.Array, jax.Array]]
+    ]:
+        """Return attention weights while the decoder reads the target, or the model's
+        own output without a target.
 
-        The ids under "input" are what the decoder reads, and those under "target" are what it predicts.
+        The ids under "input" are what the decoder reads, and those under "target" are
+        what it predicts.
         """
         special = self.corpus.special_ids("target")
         if "target" not in batch:
             tokens = self._translate(params, batch, greedy=False).tokens[:, 0]
             end = decoding.is_end(tokens, (special.end, *self.config.decoding.end_ids))
             ended = jnp.cumsum(end, axis=1) - end
-            batch = {**batch, "target": tokens, "target_length": (ended == 0).sum(axis=1)}
+            batch = {
+                **batch,
+                "target": tokens,
+                "target_length": (ended == 0).sum(axis=1),
+            }
         model = self.model.clone(config=with_weights(self.config.model))
         read = shift_right(jnp.asarray(batch["target"]), special.begin)
         _, sown = model.apply(
@@ -277,33 +400,50 @@ class SequenceToSequence(TextTask):
             return self._in_order(texts, split)
         if advice := data.size_advice(len(text)):
             log.warning("%s", advice)
-        return bucket_batches(self.corpus, texts, split=split, seed=seed, max_ratio=data.max_ratio)
+        return bucket_batches(
+            self.corpus, texts, split=split, seed=seed, max_ratio=data.max_ratio
+        )
 
     def batches_of(self, records: Sequence[Record]) -> Batches:
-        """Return batches in which a record's padded source length, and hence its translation, depends only on itself.
+        """Return batches in which a record's padded source length, and hence its
+        translation, depends only on itself.
 
         A sampled translation also depends on the position of the record.
         """
         source, target = columns_of(records, self.columns)
-        texts = {"source": source or []} | ({} if target is None else {"target": target})
+        texts = {"source": source or []} | (
+            {} if target is None else {"target": target}
+        )
         return self._in_order(texts, "input")
 
     def _in_order(self, texts: Mapping[str, Sequence[str]], what: str) -> Batches:
-        """Return batches for evaluation. A blank source counts as empty, whatever the tokenizer makes of spaces."""
+        """Return batches for evaluation.
+
+        A blank source counts as empty, whatever the tokenizer makes of spaces.
+        """
         model, rows = self.config.model, self.config.evaluation.batch_size
-        cleaned = {**texts, "source": [line if line.strip() else "" for line in texts["source"]]}
-        return ladder_batches(self.corpus, cleaned, rows=rows, limit=model.max_length, what=what)
+        cleaned = {
+            **texts,
+            "source": [line if line.strip() else "" for line in texts["source"]],
+        }
+        return ladder_batches(
+            self.corpus, cleaned, rows=rows, limit=model.max_length, what=what
+        )
 
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
         """Return {"text", "score"} for each row.
 
-        The score is log P / lp, by which beam search ranks, or log P for greedy search and sampling. The text is a
-        single line, and "" for an empty source.
+        The score is log P / lp, by which beam search ranks, or log P for greedy search
+        and sampling. The text is a single line, and "" for an empty source.
 
-        With `decoding.n_best` above 1, return {"hypotheses": [{"text", "score", "log_probability"}, …]}, best first.
-        There are fewer than `n_best` if the search finds no more, e.g. for an empty source.
+        With `decoding.n_best` above 1, return {"hypotheses": [{"text", "score",
+        "log_probability"}, …]}, best first. There are fewer than `n_best` if the search
+        finds no more, e.g. for an empty source.
         """
-        decode, ends = self.corpus.tokenizers["target"].decode, self.config.decoding.end_ids
+        decode, ends = (
+            self.corpus.tokenizers["target"].decode,
+            self.config.decoding.end_ids,
+        )
         rows = [
             [
                 {
@@ -314,17 +454,29 @@ class SequenceToSequence(TextTask):
                 for tokens, score, log_probability in zip(*row, strict=True)
                 if score != -math.inf
             ]
-            for row in zip(outputs["tokens"], outputs["scores"], outputs["log_probabilities"], strict=True)
+            for row in zip(
+                outputs["tokens"],
+                outputs["scores"],
+                outputs["log_probabilities"],
+                strict=True,
+            )
         ]
         if self.config.decoding.n_best > 1:
             return [{"hypotheses": row} for row in rows]
         return [{name: row[0][name] for name in ("text", "score")} for row in rows]
 
     def score(
-        self, means: Mapping[str, float], predictions: Sequence[dict[str, Any]], references: Sequence[Any]
+        self,
+        means: Mapping[str, float],
+        predictions: Sequence[dict[str, Any]],
+        references: Sequence[Any],
     ) -> dict[str, float | str]:
-        lines = [prediction.get("hypotheses", [prediction])[0]["text"] for prediction in predictions]
-        references = [one_line(reference) for reference in references]  # as in the predictions
+        lines = [
+            prediction.get("hypotheses", [prediction])[0]["text"]
+            for prediction in predictions
+        ]
+        # as in the predictions
+        references = [one_line(reference) for reference in references]
         return {
             **metrics.loss_and_perplexity(means),
             **metrics.bleu(lines, references, self.config.evaluation.bleu_tokenizer),
@@ -336,41 +488,60 @@ class SequenceToSequence(TextTask):
         arrays: Arrays = {"index": np.arange(rows, dtype=np.int32)}
         special = self.corpus.special_ids("target")
         for side, stream in self.streams.items():
-            n = np.full(rows, length) if seed is None else draw.integers(1, length + 1, rows)
+            n = (
+                np.full(rows, length)
+                if seed is None
+                else draw.integers(1, length + 1, rows)
+            )
             ids = draw.integers(4, stream.vocab_size, (rows, length), np.int32)
             place = np.arange(1, length + 1)[None]
-            ids = np.select([place < n[:, None], place == n[:, None]], [ids, special.end], 0)
+            ids = np.select(
+                [place < n[:, None], place == n[:, None]], [ids, special.end], 0
+            )
             arrays |= {side: ids.astype(np.int32), f"{side}_length": n.astype(np.int32)}
         return arrays
 
     def work(self, batch: Arrays) -> Work:
-        flops = forward_flops(self.config.model, batch["source_length"], batch["target_length"])
+        flops = forward_flops(
+            self.config.model, batch["source_length"], batch["target_length"]
+        )
         return Work(int(batch["target_length"].sum()), 3 * float(flops.sum()))
 
     def preview(self, arrays: Arrays) -> list[str]:
         """Return lines that show the first pair, token by token.
 
         Raises:
-            ValueError: a row has no token or no EOS, an id is not in the vocabulary, or the decoder's input reveals
-                more of the target than the preceding tokens.
+            ValueError: a row has no token or no EOS, an id is not in the vocabulary, or
+                the decoder's input reveals more of the target than the preceding
+                tokens.
         """
         rows = np.flatnonzero(arrays["index"] >= 0)
         for side, stream in self.streams.items():
             ids, lengths = arrays[side][rows], arrays[f"{side}_length"][rows]
-            ends = np.take_along_axis(ids, np.maximum(lengths - 1, 0)[:, None], axis=1)[:, 0]
+            ends = np.take_along_axis(ids, np.maximum(lengths - 1, 0)[:, None], axis=1)[
+                :, 0
+            ]
             valid = np.arange(ids.shape[1]) < lengths[:, None]
             wrong = {
                 "has no token": lengths < 1,
                 "does not end in EOS": ends != self.corpus.special_ids(side).end,
-                f"has ids beyond the vocabulary of {stream.vocab_size}": (valid & (ids >= stream.vocab_size)).any(1),
+                f"has ids beyond the vocabulary of {stream.vocab_size}": (
+                    (valid & (ids >= stream.vocab_size)).any(1)
+                ),
             }
             for what, where in wrong.items():
                 for i in np.flatnonzero(where)[:1]:
-                    raise UserError(f"row {rows[i]} of the first batch {what} in its {side}: {ids[i]}")
+                    raise UserError(
+                        f"row {rows[i]} of the first batch "
+                        f"{what} in its {side}: {ids[i]}"
+                    )
         begin, target = self.corpus.special_ids("target").begin, arrays["target"]
         read = shift_right(target, begin)
         if (read[:, 0] != begin).any() or (read[:, 1:] != target[:, :-1]).any():
-            raise UserError("the decoder's input is not the target shifted by one: it may reveal the labels")
+            raise UserError(
+                "the decoder's input is not the target shifted by one: "
+                "it may reveal the labels"
+            )
         first = rows[0]
         shown = {"source": arrays["source"], "decoder input": read, "target": target}
         lines = ["the first pair of the first batch:"]
@@ -380,10 +551,16 @@ class SequenceToSequence(TextTask):
             lines.append(f"  {name:<13}  {' '.join(tokens)}")
         return lines
 
-    def checks(self, params: Params, batch: Mapping[str, jax.Array]) -> Mapping[str, float]:
-        """Compare cached with uncached decoding, and measure how much logits depend on later tokens of the target."""
+    def checks(
+        self, params: Params, batch: Mapping[str, jax.Array]
+    ) -> Mapping[str, float]:
+        """Compare cached with uncached decoding, and measure how much logits depend
+        on later tokens of the target.
+        """
         source, valid = batch["source"], self.valid(batch, "source")
-        read = shift_right(jnp.asarray(batch["target"]), self.corpus.special_ids("target").begin)
+        read = shift_right(
+            jnp.asarray(batch["target"]), self.corpus.special_ids("target").begin
+        )
         apply: Any = functools.partial(self.model.apply, {"params": params})
 
         cache = apply(source, valid, read.shape[1], method="init_cache")
@@ -392,4 +569,6 @@ class SequenceToSequence(TextTask):
             return apply(source, read, source_valid=valid)
 
         extend = functools.partial(apply, method="extend")
-        return cache_and_causality(whole, extend, cache, read, self.config.model.target_vocab_size)
+        return cache_and_causality(
+            whole, extend, cache, read, self.config.model.target_vocab_size
+        )

@@ -1,7 +1,9 @@
-"""Describe a training step on a mesh before it runs: parameters, FLOPs, bytes per device, communication.
+"""Describe a training step on a mesh before it runs: parameters, FLOPs, bytes per
+device, communication.
 
-The bytes of parameters and optimizer state are exact. The rest is estimated from the step as XLA compiles it for
-simulated CPU devices; a compiler for accelerators fuses and schedules differently.
+The bytes of parameters and optimizer state are exact. The rest is estimated from the
+step as XLA compiles it for simulated CPU devices; a compiler for accelerators fuses and
+schedules differently.
 """
 
 import collections
@@ -23,7 +25,10 @@ WHOLE = "none: whole on every device"  # the key in `sharded` of parameters with
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """Size and cost of one training step. Bytes are per device, for the device that holds the most."""
+    """Size and cost of one training step.
+
+    Bytes are per device, for the device that holds the most.
+    """
 
     mesh: dict[str, int]
     parameters: int
@@ -33,10 +38,15 @@ class Description:
     parameter_bytes: int
     optimizer_bytes: int
     gradient_bytes: int  # estimate: the size of the parameters
-    temporary_bytes: int  # estimate: peak of gradients, activations and other temporary buffers
-    sharded: dict[str, int]  # total parameter bytes by the mesh axes that shard them, e.g. {"fsdp, tensor": 4096}
+    # estimate: peak of gradients, activations and other temporary buffers
+    temporary_bytes: int
+    # total parameter bytes by the mesh axes that shard them, e.g. {"fsdp, tensor":
+    # 4096}
+    sharded: dict[str, int]
     collectives: list[Collective]  # estimates
-    guessed_loops: int  # loops that contain collectives and have an unknown trip count; counted `turns` times
+    # loops that contain collectives and have an unknown trip count; counted `turns`
+    # times
+    guessed_loops: int
 
     def times(self, link: float, peak: float) -> tuple[float, float]:
         """Return the seconds per step for (matrix products, communication).
@@ -48,7 +58,10 @@ class Description:
 
 
 def describe(engine: Engine, batch: Arrays, turns: int = 1) -> Description:
-    """Describe the step on a batch without padding. Loops with a data-dependent length count as `turns` iterations."""
+    """Describe the step on a batch without padding.
+
+    Loops with a data-dependent length count as `turns` iterations.
+    """
     state, work = engine.abstract_state, engine.task.work(batch)
     compiled = engine.step.lower(state, abstract_batch(batch, engine.mesh)).compile()
     collectives, guessed = read_collectives(compiled.as_text(), turns)
@@ -70,16 +83,25 @@ def describe(engine: Engine, batch: Arrays, turns: int = 1) -> Description:
 
 
 def _by_sharding(params: Any) -> dict[str, int]:
-    """Return the total parameter bytes by the mesh axes that shard them, e.g. {"fsdp, tensor": 4096}, largest first."""
+    """Return the total parameter bytes by the mesh axes that shard them, e.g.
+    {"fsdp, tensor": 4096}, largest first.
+    """
     totals: collections.Counter[str] = collections.Counter()
     for x in jax.tree.leaves(params):
-        named = {axis for axes in x.sharding.spec if axes for axis in ([axes] if isinstance(axes, str) else axes)}
+        named = {
+            axis
+            for axes in x.sharding.spec
+            if axes
+            for axis in ([axes] if isinstance(axes, str) else axes)
+        }
         along = sorted(axis for axis in named if x.sharding.mesh.shape[axis] > 1)
         totals[", ".join(along) or WHOLE] += math.prod(x.shape) * x.dtype.itemsize
     return dict(totals.most_common())
 
 
-def table_rows(description: Description, link: float, peak: float | None) -> Iterator[tuple[str, str]]:
+def table_rows(
+    description: Description, link: float, peak: float | None
+) -> Iterator[tuple[str, str]]:
     """Yield (name, value) pairs to display.
 
     `link` is in bytes/s and `peak` in FLOP/s, both per device. Without a peak, there
@@ -104,12 +126,18 @@ def table_rows(description: Description, link: float, peak: float | None) -> Ite
     for c in d.collectives:
         yield (
             f"{c.kind} among {c.group} devices (estimate)",
-            f"{c.count:,} per step, {c.bytes:,} bytes in total, {c.sent:,} bytes sent per device",
+            (
+                f"{c.count:,} per step, {c.bytes:,} bytes in total, "
+                f"{c.sent:,} bytes sent per device"
+            ),
         )
     if peak is not None:
         yield _times(d, link, peak)
     if d.guessed_loops:
-        yield "loops over chunks of the loss", f"{d.guessed_loops}, each counted with all chunks full"
+        yield (
+            "loops over chunks of the loss",
+            f"{d.guessed_loops}, each counted with all chunks full",
+        )
 
 
 def _times(description: Description, link: float, peak: float) -> tuple[str, str]:
@@ -121,5 +149,8 @@ def _times(description: Description, link: float, peak: float) -> tuple[str, str
     share = sending / (sending + computing)
     return (
         f"at {link / 1e9:g} GB/s and {peak / 1e12:g} TFLOP/s (estimate)",
-        f"{products}, {1000 * sending:.3g} ms of communication ({share:.0%} of the step without overlap)",
+        (
+            f"{products}, {1000 * sending:.3g} "
+            f"ms of communication ({share:.0%} of the step without overlap)"
+        ),
     )

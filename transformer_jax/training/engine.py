@@ -15,21 +15,33 @@ from transformer_jax.errors import UserError
 from transformer_jax.training import optimizer as optimizers
 from transformer_jax.training.checkpoint import CheckpointError, Checkpoints
 from transformer_jax.training.freezing import Parts, hold, without_updates
-from transformer_jax.training.initialization import TrainState, abstract, init_state, jit_init, trace_init
+from transformer_jax.training.initialization import (
+    TrainState,
+    abstract,
+    init_state,
+    jit_init,
+    trace_init,
+)
 from transformer_jax.training.sharding import make_mesh, on_mesh, replicated
 from transformer_jax.training.task import Mean, Params, Task
 
 log = logging.getLogger(__name__)
 
-TrainStep = Callable[[TrainState, Mapping[str, jax.Array]], tuple[TrainState, dict[str, jax.Array]]]
+TrainStep = Callable[
+    [TrainState, Mapping[str, jax.Array]], tuple[TrainState, dict[str, jax.Array]]
+]
 
 
-def moving_average(average: Params, params: Params, n: jax.Array, decay: float) -> Params:
-    """Return the average after step n = 1, 2, …: d · average + (1 - d) · params, d = min(decay, (1 + n) / (10 + n)).
+def moving_average(
+    average: Params, params: Params, n: jax.Array, decay: float
+) -> Params:
+    """Return the average after step n = 1, 2, …: d · average + (1 - d) · params.
 
-    This is averaging of iterates (Polyak and Juditsky 1992) with exponentially decreasing weights. The average starts
-    at the initial parameters. Like in TensorFlow's ExponentialMovingAverage, d warms up so that it soon forgets them.
-    Skipped steps count in n. The computation is in float32, the parameters' dtype.
+    d = min(decay, (1 + n) / (10 + n)). This is averaging of iterates (Polyak and
+    Juditsky 1992) with exponentially decreasing weights. The average starts at the
+    initial parameters. Like in TensorFlow's ExponentialMovingAverage, d warms up so
+    that it soon forgets them. Skipped steps count in n. The computation is in float32,
+    the parameters' dtype.
     """
     d = jnp.minimum(decay, (1.0 + n) / (10.0 + n))
     return jax.tree.map(lambda a, p: d * a + (1 - d) * p, average, params)
@@ -46,102 +58,159 @@ def make_train_step(
 ) -> TrainStep:
     """Return the function step(state, batch) → (state, metrics), not yet jitted.
 
-    The metrics are "loss" (the objective), every mean of `task.loss` by its name, "weight" (of the first mean),
-    "gradient_norm" and "skipped". Each mean is divided once, by its weight over the whole batch, so the result does not
-    depend on the number of microbatches. The step's random key is folded from the seed and the step, and the key of a
-    microbatch from the step's key and the microbatch's number. If the loss or the gradient is not finite, only the step
-    number changes, and "skipped" is 1. `frozen` parameters do not change.
+    The metrics are "loss" (the objective), every mean of `task.loss` by its name,
+    "weight" (of the first mean), "gradient_norm" and "skipped". Each mean is divided
+    once, by its weight over the whole batch, so the result does not depend on the
+    number of microbatches. The step's random key is folded from the seed and the step,
+    and the key of a microbatch from the step's key and the microbatch's number. If the
+    loss or the gradient is not finite, only the step number changes, and "skipped" is
+    1. `frozen` parameters do not change.
     """
 
-    def terms(params: Params, batch: Any, key: jax.Array, step: jax.Array, weights: Any = None) -> tuple:
-        """Return (objective, (means, weights, first weight)): the microbatch's contribution to the objective and means.
+    def terms(
+        params: Params, batch: Any, key: jax.Array, step: jax.Array, weights: Any = None
+    ) -> tuple:
+        """Return (objective, (means, weights, first weight)).
 
-        `weights` are the weights of the whole batch. If they are None, `batch` is the whole batch.
+        These are the microbatch's contributions to the objective and means. `weights`
+        are the weights of the whole batch. If they are None, `batch` is the whole
+        batch.
         """
         means = task.loss(hold(params, frozen), batch, key, step)
         _check_names(means)
-        own = {name: jax.lax.stop_gradient(jnp.asarray(mean.weight, jnp.float32)) for name, mean in means.items()}
+        own = {
+            name: jax.lax.stop_gradient(jnp.asarray(mean.weight, jnp.float32))
+            for name, mean in means.items()
+        }
         weights = own if weights is None else weights
-        shares = {name: mean.sum / _nonzero(weights[name]) for name, mean in means.items()}
-        return _objective(means, shares), (shares, own, next(iter(own.values())))  # pytrees lose the order of names
+        shares = {
+            name: mean.sum / _nonzero(weights[name]) for name, mean in means.items()
+        }
+        # pytrees lose the order of names
+        return _objective(means, shares), (shares, own, next(iter(own.values())))
 
     differentiate = jax.value_and_grad(terms, has_aux=True)
 
     def gradient(params: Params, batch: Any, key: jax.Array, step: jax.Array) -> tuple:
-        """Return the gradient, the loss, the means, and the weight of the first mean."""
+        """Return the gradient, the loss, the means, and the first mean's weight."""
         if microbatches == 1:
             (loss, (shares, _, weight)), found = differentiate(params, batch, key, step)
             return found, loss, shares, weight
-        # A microbatch takes every m-th row, so that every microbatch is spread over all devices.
-        parts = jax.tree.map(lambda x: x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1), batch)
+        # A microbatch takes every m-th row, so that every microbatch is spread over all
+        # devices.
+        parts = jax.tree.map(
+            lambda x: x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1), batch
+        )
         numbered = jnp.arange(microbatches), parts
 
         def over_parts(part_of: Callable[[Any, jax.Array], Any]) -> Any:
             def add(so_far: Any, part: tuple) -> tuple[Any, None]:
                 number, rows = part
-                return jax.tree.map(jnp.add, so_far, part_of(rows, jax.random.fold_in(key, number))), None
+                return (
+                    jax.tree.map(
+                        jnp.add, so_far, part_of(rows, jax.random.fold_in(key, number))
+                    ),
+                    None,
+                )
 
             shapes = jax.eval_shape(part_of, jax.tree.map(lambda x: x[0], parts), key)
             zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
             return jax.lax.scan(add, zeros, numbered)[0]
 
-        # Weights do not depend on the parameters, so XLA reduces this pass to the code that counts them.
-        weights, weight = over_parts(lambda rows, key: terms(params, rows, key, step)[1][1:])
+        # Weights do not depend on the parameters, so XLA reduces this pass to the code
+        # that counts them.
+        weights, weight = over_parts(
+            lambda rows, key: terms(params, rows, key, step)[1][1:]
+        )
 
         def share(rows: Any, key: jax.Array) -> tuple[Params, jax.Array, dict]:
-            (loss, (shares, *_)), found = differentiate(params, rows, key, step, weights)
+            (loss, (shares, *_)), found = differentiate(
+                params, rows, key, step, weights
+            )
             return found, loss, shares
 
         return *over_parts(share), weight
 
-    def train_step(state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[TrainState, dict[str, jax.Array]]:
+    def train_step(
+        state: TrainState, batch: Mapping[str, jax.Array]
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
         key = jax.random.fold_in(jax.random.key(seed), state.step)
         found, loss, shares, weight = gradient(state.params, batch, key, state.step)
         updates, opt_state = optimizer.update(found, state.opt_state, state.params)
         params = optax.apply_updates(state.params, without_updates(updates, frozen))
         metrics = {**shares, "loss": loss, "weight": weight}
         metrics["gradient_norm"] = optax.tree.norm(found)
-        ema = moving_average(state.ema, params, state.step + 1, ema_decay) if ema_decay else None
-        after, skipped = TrainState(state.step + 1, params, opt_state, ema), state._replace(step=state.step + 1)
+        ema = (
+            moving_average(state.ema, params, state.step + 1, ema_decay)
+            if ema_decay
+            else None
+        )
+        after, skipped = (
+            TrainState(state.step + 1, params, opt_state, ema),
+            state._replace(step=state.step + 1),
+        )
         finite = jnp.isfinite(loss) & jnp.isfinite(metrics["gradient_norm"])
         metrics["skipped"] = (~finite).astype(jnp.float32)
-        return jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, skipped), metrics
+        return (
+            jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, skipped),
+            metrics,
+        )
 
     return train_step
 
 
 def _check_names(means: Mapping[str, Mean]) -> None:
-    """Raise ValueError if the name of a mean clashes with another metric of the training step.
+    """Raise ValueError if the name of a mean clashes with another metric.
 
-    "loss" is the objective, so a mean may be called "loss" only if it is the whole objective.
+    The metrics are those of the training step. "loss" is the objective, so a mean may
+    be called "loss" only if it is the whole objective.
     """
-    all_of_it = [mean.scale for mean in means.values() if mean.scale] == [1] and "loss" in means and means["loss"].scale
+    all_of_it = (
+        [mean.scale for mean in means.values() if mean.scale] == [1]
+        and "loss" in means
+        and means["loss"].scale
+    )
     taken = {"weight", "gradient_norm", "skipped"} | (set() if all_of_it else {"loss"})
     if wrong := sorted(taken & means.keys()):
-        raise UserError(f"the task's loss returns a mean called {wrong[0]!r}: this name is reserved, choose another")
+        raise UserError(
+            f"the task's loss returns a mean called {wrong[0]!r}: "
+            "this name is reserved, choose another"
+        )
 
 
 def _objective(means: Mapping[str, Mean], shares: Mapping[str, jax.Array]) -> jax.Array:
-    """Return Σ scale · share over the terms. Metrics have scale 0 and contribute no gradient."""
-    return sum((mean.scale * shares[name] for name, mean in means.items() if mean.scale), jnp.zeros(()))
+    """Return Σ scale · share over the terms.
+
+    Metrics have scale 0 and contribute no gradient.
+    """
+    return sum(
+        (mean.scale * shares[name] for name, mean in means.items() if mean.scale),
+        jnp.zeros(()),
+    )
 
 
 def _nonzero(weight: jax.Array) -> jax.Array:
-    """Return the divisor of a mean: `weight`, or 1 instead of 0, so that an empty mean is 0."""
+    """Return the divisor of a mean: `weight`, or 1 instead of 0.
+
+    An empty mean is then 0.
+    """
     return jnp.where(weight == 0, 1.0, weight)
 
 
 @contextlib.contextmanager
 def compiling_ahead() -> Iterator[Callable[..., Future]]:
-    """Yield compile(function, *arguments), which compiles a jitted function in a background thread.
+    """Yield compile(function, *arguments).
 
-    Once the returned future is done, calls with arguments of these shapes do not compile again. Leaving the context
+    It compiles a jitted function in a background thread. Once the returned future is
+    done, calls with arguments of these shapes do not compile again. Leaving the context
     waits for all pending compilations, unless the work was interrupted.
     """
     pool = ThreadPoolExecutor(2, thread_name_prefix="compile")
     waits = True
     try:
-        yield lambda function, *arguments: pool.submit(function.lower(*arguments).compile)
+        yield lambda function, *arguments: pool.submit(
+            function.lower(*arguments).compile
+        )
     except KeyboardInterrupt:
         waits = False
         raise
@@ -150,22 +219,36 @@ def compiling_ahead() -> Iterator[Callable[..., Future]]:
 
 
 class Engine:
-    """The train state and the compiled training step of a task on a mesh of `devices`, by default all."""
+    """The train state and the compiled training step of a task on a mesh.
+
+    The mesh is one of `devices`, by default all.
+    """
 
     def __init__(self, task: Task, devices: Sequence[jax.Device] | None = None):
         self.task, self.config = task, task.config
         config = self.config
         self.mesh = make_mesh(config.mesh, devices)
-        rate = optimizers.schedule(config.optimizer, config.model.d_model, config.training.steps)
+        rate = optimizers.schedule(
+            config.optimizer, config.model.d_model, config.training.steps
+        )
         self.schedule = jax.jit(rate)
         init, boxed = trace_init(task)
-        self.optimizer = optimizers.make_optimizer(config.optimizer, rate, optimizers.decays(boxed))
+        self.optimizer = optimizers.make_optimizer(
+            config.optimizer, rate, optimizers.decays(boxed)
+        )
         ema_decay = config.training.ema_decay
         self.abstract_state = abstract(
-            jax.eval_shape(lambda params: init_state(params, self.optimizer, ema_decay), boxed), self.mesh
+            jax.eval_shape(
+                lambda params: init_state(params, self.optimizer, ema_decay), boxed
+            ),
+            self.mesh,
         )
         placed = jax.tree.map(lambda x: x.sharding, self.abstract_state)
-        self.init = jit_init(lambda key: init_state(init(key), self.optimizer, ema_decay), self.mesh, placed)
+        self.init = jit_init(
+            lambda key: init_state(init(key), self.optimizer, ema_decay),
+            self.mesh,
+            placed,
+        )
         training = config.training
         step = make_train_step(
             task,
@@ -175,20 +258,34 @@ class Engine:
             ema_decay=ema_decay,
             frozen=task.frozen,
         )
-        self.step = on_mesh(step, self.mesh, donate_argnums=0, out_shardings=(placed, replicated(self.mesh)))
+        self.step = on_mesh(
+            step,
+            self.mesh,
+            donate_argnums=0,
+            out_shardings=(placed, replicated(self.mesh)),
+        )
 
     def updates(self, state: TrainState) -> int:
-        """Return the number of updates, i.e. of steps that were not skipped. The learning rate depends on it."""
+        """Return the number of updates, i.e. of steps that were not skipped.
+
+        The learning rate depends on it.
+        """
         return int(optax.tree.get_all_with_path(state.opt_state, "count")[0][1])
 
     def restore_or_init(
-        self, checkpoints: Checkpoints, step: int | None, change: Callable[[Params], Params] | None = None
+        self,
+        checkpoints: Checkpoints,
+        step: int | None,
+        change: Callable[[Params], Params] | None = None,
     ) -> TrainState:
-        """Return the state of the checkpoint at `step`, or a new state if `step` is None. Removes newer checkpoints.
+        """Return the state of the checkpoint at `step`, or a new one if it is None.
+
+        Newer checkpoints are removed.
 
         `change` replaces parameters of a new state, e.g. by those of another run.
 
-        Raises CheckpointError if the checkpoint holds another step because its folder was renamed.
+        Raises CheckpointError if the checkpoint holds another step because its folder
+        was renamed.
         """
         if step is None:
             checkpoints.discard_after(None)
@@ -200,7 +297,10 @@ class Engine:
             return state._replace(params=params, ema=ema)
         state, _ = checkpoints.restore(step, self.abstract_state)
         if (held := int(state.step)) != step:
-            raise CheckpointError(f"{checkpoints.directory / str(step)} holds step {held}: rename the folder to {held}")
+            raise CheckpointError(
+                f"{checkpoints.directory / str(step)} holds step {held}: "
+                f"rename the folder to {held}"
+            )
         checkpoints.discard_after(step)
         log.info("resumed from step %d", step)
         return state

@@ -1,4 +1,6 @@
-"""Evaluate a task on a split, predict from records, and restore the parameters for either."""
+"""Evaluate a task on a split, predict from records, and restore the parameters for
+either.
+"""
 
 import itertools
 import logging
@@ -14,10 +16,21 @@ from jax.sharding import Mesh
 from transformer_jax.data.batching import Batches, Divided
 from transformer_jax.data.progress import counted, progress, telling
 from transformer_jax.training import processes
-from transformer_jax.training.checkpoint import CheckpointError, Checkpoints, check_fingerprint
+from transformer_jax.training.checkpoint import (
+    CheckpointError,
+    Checkpoints,
+    check_fingerprint,
+)
 from transformer_jax.training.initialization import abstract_parameters, not_finite
 from transformer_jax.training.interruption import Stopping, compile_unless
-from transformer_jax.training.sharding import Fed, batch_sharding, feed, on_mesh, place, replicated
+from transformer_jax.training.sharding import (
+    Fed,
+    batch_sharding,
+    feed,
+    on_mesh,
+    place,
+    replicated,
+)
 from transformer_jax.training.task import EvaluationConfig, Mean, Params, Record, Task
 
 log = logging.getLogger(__name__)
@@ -27,37 +40,56 @@ STREAMED = 8  # steps between two looks at an output that somebody watches grow
 
 
 class AttentionMap(NamedTuple):
-    """The attention weights of one record, of shape (layers, heads, queries, keys), and its tokens."""
+    """The attention weights of one record, of shape (layers, heads, queries, keys),
+    and its tokens.
+    """
 
     name: str
     queries: Sequence[str]
     keys: Sequence[str]
     weights: np.ndarray
-    texts: Mapping[str, str] = types.MappingProxyType({})  # of queries and keys by name, e.g. "source"
+    # of queries and keys by name, e.g. "source"
+    texts: Mapping[str, str] = types.MappingProxyType({})
 
 
 class Evaluator:
-    """Runs a task's `evaluate` and `attention`, which are compiled once per batch shape."""
+    """Runs a task's `evaluate` and `attention`, which are compiled once per batch
+    shape.
+    """
 
     def __init__(self, task: Task, mesh: Mesh):
         self.task, self.mesh = task, mesh
         whole, rows = replicated(mesh), batch_sharding(mesh)
-        self._evaluate = on_mesh(self._start, mesh, out_shardings=(whole, whole, rows), static_argnums=2)
-        self._resume = on_mesh(self._go_on, mesh, out_shardings=(whole, rows), static_argnums=5, donate_argnums=2)
+        self._evaluate = on_mesh(
+            self._start, mesh, out_shardings=(whole, whole, rows), static_argnums=2
+        )
+        self._resume = on_mesh(
+            self._go_on,
+            mesh,
+            out_shardings=(whole, rows),
+            static_argnums=5,
+            donate_argnums=2,
+        )
         self._attention = on_mesh(task.attention, mesh, out_shardings=replicated(mesh))
         self._opened: dict[str, Batches] = {}
         self._compiled: set[tuple] = set()
 
     def lower(self, params: Params, batch: Any, greedy: bool) -> jax.stages.Lowered:
-        """Return the program for abstract arrays: the one that adds a piece, if predictions grow in pieces."""
+        """Return the program for abstract arrays: the one that adds a piece, if
+        predictions grow in pieces.
+        """
         started = jax.eval_shape(self._evaluate, params, batch, greedy)
         if (state := started[2]) is None:
             return self._evaluate.lower(params, batch, greedy)
         rows = batch_sharding(self.mesh)
-        state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), state)
+        state = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), state
+        )
         finished = next(x for x in started[1].values() if x.dtype == bool)
         going_on = jax.ShapeDtypeStruct(finished.shape, bool, sharding=rows)
-        return self._resume.lower(params, batch, state, going_on, self.task.piece, greedy)
+        return self._resume.lower(
+            params, batch, state, going_on, self.task.piece, greedy
+        )
 
     def open(self, split: str) -> Batches:
         """Return the batches of a split. The split is read and tokenized only once."""
@@ -69,22 +101,32 @@ class Evaluator:
     def evaluate(
         self, params: Params, split: str, greedy: bool, stop: Stopping | None = None
     ) -> dict[str, float | str]:
-        """Return the task's scores over all examples of `split`, and the number of examples.
+        """Return the task's scores over all examples of `split`, and the number of
+        examples.
 
         Raises Interrupted if `stop` says so meanwhile.
         """
         batches = self.open(split)
         means, predictions = self._run(params, batches, greedy, stop)
-        return {**self.task.score(means, predictions, batches.references), "examples": len(predictions)}
+        return {
+            **self.task.score(means, predictions, batches.references),
+            "examples": len(predictions),
+        }
 
-    def predict(self, params: Params, records: Sequence[Record], greedy: bool = False) -> list[dict[str, Any]]:
+    def predict(
+        self, params: Params, records: Sequence[Record], greedy: bool = False
+    ) -> list[dict[str, Any]]:
         """Return a prediction for every record, in order."""
         if not records:
             return []
         return self._run(params, self.task.batches_of(records), greedy)[1]
 
-    def stream(self, params: Params, record: Record, number: int = 0) -> Iterator[dict[str, Any]]:
-        """Yield the prediction for a record each time that a piece is added, as `predict` has it at place `number`."""
+    def stream(
+        self, params: Params, record: Record, number: int = 0
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the prediction for a record each time that a piece is added, as
+        `predict` has it at place `number`.
+        """
         batches = self._divided(self.task.batches_of([record]))
         batch = batches.plan.batch(0)
         arrays = batches.load(batch)
@@ -98,7 +140,13 @@ class Evaluator:
         return means, outputs, outputs.pop("state", None)
 
     def _go_on(
-        self, params: Params, batch: Any, state: Any, going_on: Any, steps: Any, greedy: bool
+        self,
+        params: Params,
+        batch: Any,
+        state: Any,
+        going_on: Any,
+        steps: Any,
+        greedy: bool,
     ) -> tuple[Any, Any]:
         outputs = self.task.resume(params, batch, state, going_on, steps, greedy)
         return outputs, outputs.pop("state")
@@ -106,7 +154,9 @@ class Evaluator:
     def _pieces(
         self, params: Params, fed: Fed, greedy: bool, steps: int
     ) -> Iterator[tuple[Mapping[str, Mean], dict[str, np.ndarray]]]:
-        """Yield the means and the outputs of a batch, and again each time that `steps` more steps are done."""
+        """Yield the means and the outputs of a batch, and again each time that
+        `steps` more steps are done.
+        """
         means, outputs, state = self._evaluate(params, fed.placed, greedy)
         while True:
             found = jax.device_get(outputs)
@@ -114,17 +164,25 @@ class Evaluator:
             going_on = self.task.unfinished(found, fed.arrays)
             if going_on is None or not going_on.any():
                 return
-            outputs, state = self._resume(params, fed.placed, state, going_on, steps, greedy)
+            outputs, state = self._resume(
+                params, fed.placed, state, going_on, steps, greedy
+            )
 
     def _run(
-        self, params: Params, batches: Batches, greedy: bool, stop: Stopping | None = None
+        self,
+        params: Params,
+        batches: Batches,
+        greedy: bool,
+        stop: Stopping | None = None,
     ) -> tuple[dict[str, float], list[dict[str, Any]]]:
         totals: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))
         predictions: dict[int, dict[str, Any]] = {}
         plan = batches.plan
 
         def words() -> str:
-            total = sum(int((plan.batch(i).indices >= 0).sum()) for i in range(len(plan)))
+            total = sum(
+                int((plan.batch(i).indices >= 0).sum()) for i in range(len(plan))
+            )
             done = len(predictions) - (-1 in predictions)
             first = "" if done else "; compiling for the first batch"
             return f"{done:,} of {counted(total, 'example')} done{first}"
@@ -142,16 +200,23 @@ class Evaluator:
                 rows = self.task.decode(outputs, fed.arrays)
                 predictions.update(zip(fed.batch.indices.tolist(), rows, strict=True))
         predictions.pop(-1, None)  # filler rows
-        means = {name: float(total / (weight or 1)) for name, (total, weight) in totals.items()}
+        means = {
+            name: float(total / (weight or 1))
+            for name, (total, weight) in totals.items()
+        }
         return means, _joined([predictions[i] for i in sorted(predictions)], batches)
 
     def _divided(self, batches: Batches) -> Batches:
-        """Return batches of as few rows as the mesh allows, to spend no memory on rows without an example."""
+        """Return batches of as few rows as the mesh allows, to spend no memory on
+        rows without an example.
+        """
         rows = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
         return batches._replace(plan=Divided(batches.plan, rows))
 
     def _compile(self, params: Params, fed: Fed, greedy: bool, stop: Stopping) -> None:
-        """Compile the first program of a batch, if its shape is new, so that this can be interrupted."""
+        """Compile the first program of a batch, if its shape is new, so that this
+        can be interrupted.
+        """
         stop.check()
         shapes = tuple(array.shape for array in fed.placed.values())
         if shapes not in self._compiled:
@@ -161,55 +226,99 @@ class Evaluator:
     def _feed(self, batches: Batches) -> Iterator[Fed]:
         return feed(batches, range(len(batches.plan)), self.mesh, whole=True)
 
-    def attention(self, params: Params, records: Sequence[Record]) -> list[list[AttentionMap]]:
-        """Return the attention maps of every record, in order: those of its windows, if it has several."""
+    def attention(
+        self, params: Params, records: Sequence[Record]
+    ) -> list[list[AttentionMap]]:
+        """Return the attention maps of every record, in order: those of its windows,
+        if it has several.
+        """
         maps: list[list[AttentionMap]] = [[] for _ in records]
-        # A batch has references only if all its records do, so records with and without references are batched apart.
-        complete = [not isinstance(record, str) and set(record) == set(self.task.columns) for record in records]
-        for chosen in filter(None, ([i for i, c in enumerate(complete) if c == kind] for kind in (False, True))):
+        # A batch has references only if all its records do, so records with and without
+        # references are batched apart.
+        complete = [
+            not isinstance(record, str) and set(record) == set(self.task.columns)
+            for record in records
+        ]
+        for chosen in filter(
+            None,
+            (
+                [i for i, c in enumerate(complete) if c == kind]
+                for kind in (False, True)
+            ),
+        ):
             batches = self._divided(self.task.batches_of([records[i] for i in chosen]))
             rows: dict[int, list[AttentionMap]] = {}
             for fed in self._feed(batches):
                 weights, ids = jax.device_get(self._attention(params, fed.placed))
                 for row in np.flatnonzero(fed.batch.indices >= 0).tolist():
-                    tokens = {name: self.task.tokens(name, x[row, : n[row]]) for name, (x, n) in ids.items()}
+                    tokens = {
+                        name: self.task.tokens(name, x[row, : n[row]])
+                        for name, (x, n) in ids.items()
+                    }
                     rows[int(fed.batch.indices[row])] = [
-                        AttentionMap(name, queries, keys, w[row, :, :, : len(queries), : len(keys)], texts)
+                        AttentionMap(
+                            name,
+                            queries,
+                            keys,
+                            w[row, :, :, : len(queries), : len(keys)],
+                            texts,
+                        )
                         for (name, q, k), w in weights.items()
-                        for queries, keys, texts in [(tokens[q][0], tokens[k][0], {n: tokens[n][1] for n in (k, q)})]
+                        for queries, keys, texts in [
+                            (
+                                tokens[q][0],
+                                tokens[k][0],
+                                {n: tokens[n][1] for n in (k, q)},
+                            )
+                        ]
                     ]
             for number in sorted(rows):
-                maps[chosen[number if batches.owners is None else batches.owners[number]]] += rows[number]
+                maps[
+                    chosen[number if batches.owners is None else batches.owners[number]]
+                ] += rows[number]
         return maps
 
 
-def _joined(predictions: Sequence[dict[str, Any]], batches: Batches) -> list[dict[str, Any]]:
+def _joined(
+    predictions: Sequence[dict[str, Any]], batches: Batches
+) -> list[dict[str, Any]]:
     """Return the prediction of every example, given those of all rows in order."""
     if batches.owners is None or batches.join is None:
         return list(predictions)
     ends = np.flatnonzero(np.diff(batches.owners, append=-1)) + 1
-    return [batches.join(i, predictions[a:b]) for i, (a, b) in enumerate(itertools.pairwise([0, *ends.tolist()]))]
+    return [
+        batches.join(i, predictions[a:b])
+        for i, (a, b) in enumerate(itertools.pairwise([0, *ends.tolist()]))
+    ]
 
 
 def restore_parameters(
     task: Task, checkpoints: Checkpoints, config: EvaluationConfig, mesh: Mesh
 ) -> tuple[int, Params]:
-    """Return (step, parameters) of the checkpoint that `config` selects; for an average, the step is the newest one.
+    """Return (step, parameters) of the checkpoint that `config` selects; for an
+    average, the step is the newest one.
 
-    Raises CheckpointError if there is no such checkpoint, if it was made with a tokenizer other than the workdir's, or
-    if its parameters are not finite.
+    Raises CheckpointError if there is no such checkpoint, if it was made with a
+    tokenizer other than the workdir's, or if its parameters are not finite.
     """
     abstract = abstract_parameters(task, mesh)
     if config.checkpoint == "average":
-        steps = checkpoints.verified(checkpoints.latest(config.average_last))  # no older replacement if one is damaged
+        # no older replacement if one is damaged
+        steps = checkpoints.verified(checkpoints.latest(config.average_last))
     else:
-        found = checkpoints.best() if config.checkpoint == "best" else checkpoints.newest()
+        found = (
+            checkpoints.best() if config.checkpoint == "best" else checkpoints.newest()
+        )
         steps = [] if found is None else [found]
     if not steps:
         raise CheckpointError(_nothing_found(checkpoints, config))
     processes.agree("checkpoints", lambda: steps)
     for step in steps:
-        check_fingerprint(task.fingerprint(training=False), checkpoints.meta(step), checkpoints.directory)
+        check_fingerprint(
+            task.fingerprint(training=False),
+            checkpoints.meta(step),
+            checkpoints.directory,
+        )
     part = "ema" if config.checkpoint == "ema" else "params"
     if len(steps) > 1:
         log.info("averaging the parameters of steps %s", ", ".join(map(str, steps)))
@@ -220,9 +329,9 @@ def restore_parameters(
         params = checkpoints.restore_params(steps[0], abstract, part)
     if ruined := processes.any_says(not_finite(params)):
         raise CheckpointError(
-            f"step {steps[-1]} in {checkpoints.directory}: the parameters are not finite ({ruined}), so the run "
-            "diverged. Select another checkpoint with evaluation.checkpoint, or train again with a lower "
-            "optimizer.learning_rate"
+            f"step {steps[-1]} in {checkpoints.directory}: the parameters are not "
+            f"finite ({ruined}), so the run diverged. Select another checkpoint with "
+            "evaluation.checkpoint, or train again with a lower optimizer.learning_rate"
         )
     return steps[-1], params
 
@@ -231,15 +340,20 @@ def _nothing_found(checkpoints: Checkpoints, config: EvaluationConfig) -> str:
     newest, where = checkpoints.newest(), checkpoints.directory
     if newest is None:
         damaged = where.exists() and any(where.glob("[0-9]*"))
-        remedy = "restore one from a backup, or train again in another workdir" if damaged else "train there first"
+        remedy = (
+            "restore one from a backup, or train again in another workdir"
+            if damaged
+            else "train there first"
+        )
         return f"{where} has no valid checkpoint: {remedy}"
     if config.checkpoint == "average":
         return (
-            f"the last {config.average_last} checkpoints in {where} are damaged: set evaluation.checkpoint to 'latest' "
-            f"for the newest valid one, step {newest}"
+            f"the last {config.average_last} checkpoints in {where} are damaged: set "
+            f"evaluation.checkpoint to 'latest' for the newest valid one, step {newest}"
         )
     scores = ", ".join(checkpoints.scores(newest)) or "none"
     return (
-        f"no valid checkpoint in {where} has a score for checkpoint.best_metric = {checkpoints.config.best_metric!r} "
-        f"(step {newest} has: {scores}): choose another metric, or set evaluation.checkpoint to 'latest'"
+        f"no valid checkpoint in {where} has a score for checkpoint.best_metric = "
+        f"{checkpoints.config.best_metric!r} (step {newest} has: "
+        f"{scores}): choose another metric, or set evaluation.checkpoint to 'latest'"
     )

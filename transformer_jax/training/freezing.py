@@ -6,14 +6,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-# Path of a subtree of the parameters, e.g. "bert/encoder" → None: all of it; k: the first k entries of its arrays along
-# their first axis, e.g. the first k of stacked layers.
+# Path of a subtree of the parameters, e.g. "bert/encoder" → None: all of it; k: the
+# first k entries of its arrays along their first axis, e.g. the first k of stacked
+# layers.
 Parts = Mapping[str, int | None]
 
 
 def part_of(name: str, parts: Parts) -> tuple[int | None, ...]:
-    """Return what `parts` says of the parameter `name`, as a tuple of one; () if it says nothing."""
-    return tuple(count for path, count in parts.items() if f"{name}/".startswith(f"{path}/"))[:1]
+    """Return what `parts` says of the parameter `name`, as a tuple of one; () if it
+    says nothing.
+    """
+    return tuple(
+        count for path, count in parts.items() if f"{name}/".startswith(f"{path}/")
+    )[:1]
 
 
 def hold(params: Any, frozen: Parts) -> Any:
@@ -28,7 +33,10 @@ def hold(params: Any, frozen: Parts) -> Any:
 
 
 def without_updates(updates: Any, frozen: Parts) -> Any:
-    """Return the updates, with zeros for the frozen parameters. Weight decay would change them without a gradient."""
+    """Return the updates, with zeros for the frozen parameters.
+
+    Weight decay would change them without a gradient.
+    """
 
     def clear(leaf: jax.Array, count: int | None) -> jax.Array:
         return jnp.zeros_like(leaf) if count is None else leaf.at[:count].set(0)

@@ -1,4 +1,6 @@
-"""Read the text of compiled programs (XLA's HLO): computations, instructions, loops, sizes."""
+"""Read the text of compiled programs (XLA's HLO): computations, instructions, loops,
+sizes.
+"""
 
 import dataclasses
 import functools
@@ -6,16 +8,32 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
-ITEM_BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "s32": 4, "u32": 4, "f32": 4}
+ITEM_BYTES = {
+    "pred": 1,
+    "s8": 1,
+    "u8": 1,
+    "bf16": 2,
+    "f16": 2,
+    "s16": 2,
+    "u16": 2,
+    "s32": 4,
+    "u32": 4,
+    "f32": 4,
+}
 ITEM_BYTES |= {"s64": 8, "u64": 8, "f64": 8}
 # The kinds of instructions that launch kernels of GPUs, except for collectives.
 COMPUTING = ("fusion", "custom-call", "copy", "sort")
 
 _ARRAY = re.compile(r"(\w+)\[([\d,]*)\](\{[^}]*\})?")
-_INSTRUCTION = re.compile(r"\s+(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = (?P<shape>.*?) (?P<kind>[a-z][\w\-]*)\(")
+_INSTRUCTION = re.compile(
+    r"\s+(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = (?P<shape>.*?) (?P<kind>[a-z][\w\-]*)\("
+)
 _TRIPS = re.compile(r'known_trip_count"?:\{"n":"(\d+)"\}')
-_CALLS = re.compile(r"(?:body|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)")
-_METADATA = re.compile(r"kernel_metadata=\{\n.*\n\}")  # of Pallas kernels: the only text that spans several lines
+_CALLS = re.compile(
+    r"(?:body|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)"
+)
+# of Pallas kernels: the only text that spans several lines
+_METADATA = re.compile(r"kernel_metadata=\{\n.*\n\}")
 _BRANCHES = re.compile(r"branch_computations=\{(.*?)\}")
 
 
@@ -41,13 +59,19 @@ class Instruction:
 
     @functools.cached_property
     def called(self) -> list[str]:
-        """The computations that the instruction calls, including all branches of a conditional."""
+        """The computations that the instruction calls, including all branches of a
+        conditional.
+        """
         branches = _BRANCHES.search(self.text)
-        return _CALLS.findall(self.text) + ([b.strip(" %") for b in branches[1].split(",")] if branches else [])
+        return _CALLS.findall(self.text) + (
+            [b.strip(" %") for b in branches[1].split(",")] if branches else []
+        )
 
     @functools.cached_property
     def op_name(self) -> str:
-        """The place in the traced program, e.g. "jit(train_step)/jvp(Transformer.hidden)/…/dot_general", or ""."""
+        """The place in the traced program, e.g.
+        "jit(train_step)/jvp(Transformer.hidden)/…/dot_general", or "".
+        """
         match = re.search(r'op_name="([^"]*)"', self.text)
         return match[1] if match else ""
 
@@ -60,7 +84,8 @@ class Program:
     """The computations of a program.
 
     entry: the name of the first one to run.
-    estimated: True if the compiler wrote its estimate of the cycles of each instruction, as that of TPUs does.
+    estimated: True if the compiler wrote its estimate of the cycles of each
+        instruction, as that of TPUs does.
     """
 
     computations: Mapping[str, Computation]
@@ -68,13 +93,20 @@ class Program:
     estimated: bool
 
     def computes(self, instruction: Instruction) -> bool:
-        """Return True if the instruction itself takes the device's time; the body of a loop does, not the loop."""
-        return cycles_of(instruction) > 0 if self.estimated else instruction.kind in COMPUTING
+        """Return True if the instruction itself takes the device's time; the body of
+        a loop does, not the loop.
+        """
+        return (
+            cycles_of(instruction) > 0
+            if self.estimated
+            else instruction.kind in COMPUTING
+        )
 
     def trips(self, loop: Instruction) -> int | None:
         """Return the trip count of a `while`, or None if it depends on the data.
 
-        The TPU compiler does not write it down. It is the only constant in the condition then.
+        The TPU compiler does not write it down. It is the only constant in the
+        condition then.
         """
         if known := _TRIPS.search(loop.text):
             return int(known[1])
@@ -82,18 +114,22 @@ class Program:
         constants = [
             match[1]
             for x in (self.computations[condition[1]].values() if condition else ())
-            if x.kind == "constant" and (match := re.search(r"constant\((\d+)\)", x.text))
+            if x.kind == "constant"
+            and (match := re.search(r"constant\((\d+)\)", x.text))
         ]
         return int(constants[0]) if len(constants) == 1 else None
 
     def walk(self, turns: int = 1) -> Iterator[tuple[Instruction, Computation, int]]:
-        """Yield (instruction, its computation, how often it runs) for all instructions in the order of the schedule.
+        """Yield (instruction, its computation, how often it runs) for all instructions
+        in the order of the schedule.
 
-        Loops with an unknown trip count run `turns` times. All branches of a conditional run. The instructions inside
-        a fusion are not visited.
+        Loops with an unknown trip count run `turns` times. All branches of a
+        conditional run. The instructions inside a fusion are not visited.
         """
 
-        def visit(name: str, times: int) -> Iterator[tuple[Instruction, Computation, int]]:
+        def visit(
+            name: str, times: int
+        ) -> Iterator[tuple[Instruction, Computation, int]]:
             computation = self.computations[name]
             for instruction in computation.values():
                 yield instruction, computation, times
@@ -114,27 +150,37 @@ def parse(text: str) -> Program:
     """Return the program of an HLO text."""
     computations: dict[str, dict[str, Instruction]] = {}
     entry, current = "", None
-    for line in _METADATA.sub(lambda found: found[0].replace("\n", ""), text).splitlines():
+    for line in _METADATA.sub(
+        lambda found: found[0].replace("\n", ""), text
+    ).splitlines():
         if match := re.match(r"(ENTRY )?%?([\w.\-]+) .*\{$", line):
             current = computations[match[2]] = {}
             entry = match[2] if match[1] else entry
         elif current is not None and (found := _INSTRUCTION.match(line)):
             name = found["name"]
-            current[name] = Instruction(name, found["shape"], found["kind"], bool(found["root"]), line)
+            current[name] = Instruction(
+                name, found["shape"], found["kind"], bool(found["root"]), line
+            )
     return Program(computations, entry, '"estimated_cycles"' in text)
 
 
 def arrays(shape: str) -> list[tuple[list[int], int, bool]]:
-    """Return (sizes, bytes, True if it is in the device's main memory) of each array of a shape or tuple of shapes."""
+    """Return (sizes, bytes, True if it is in the device's main memory) of each array
+    of a shape or tuple of shapes.
+    """
     found = []
     for kind, listed, layout in _ARRAY.findall(shape):
         sizes = [int(size) for size in listed.split(",") if size]
-        found.append((sizes, ITEM_BYTES.get(kind, 1) * math.prod(sizes), "S(" not in layout))
+        found.append(
+            (sizes, ITEM_BYTES.get(kind, 1) * math.prod(sizes), "S(" not in layout)
+        )
     return found
 
 
 def cycles_of(instruction: Instruction) -> int:
-    """Return the cycles that the TPU compiler estimates for an instruction, or 0 if there is no estimate."""
+    """Return the cycles that the TPU compiler estimates for an instruction, or 0 if
+    there is no estimate.
+    """
     match = re.search(r'"estimated_cycles":"(\d+)"', instruction.text)
     return int(match[1]) if match else 0
 

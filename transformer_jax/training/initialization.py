@@ -17,16 +17,22 @@ from transformer_jax.training.task import Params, Task
 
 
 class TrainState(NamedTuple):
-    """The contents of a checkpoint. `step` is the number of batches consumed, and thus the position in the data."""
+    """The contents of a checkpoint.
+
+    `step` is the number of batches consumed, and thus the position in the data.
+    """
 
     step: jax.Array
     params: Params
     opt_state: optax.OptState
-    ema: Params | None = None  # the moving average of the parameters; None (no arrays) if training.ema_decay is 0
+    # the moving average of the parameters; None (no arrays) if training.ema_decay is 0
+    ema: Params | None = None
 
 
 def abstract(boxed: Any, mesh: Mesh) -> Any:
-    """Return the shape, dtype and sharding of every array, given a tree of shapes with logical axis names."""
+    """Return the shape, dtype and sharding of every array, given a tree of shapes
+    with logical axis names.
+    """
     return jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
         nn.unbox(boxed),
@@ -41,31 +47,59 @@ def abstract_parameters(task: Task, mesh: Mesh) -> Params:
 
 def bytes_per_device(tree: Any) -> int:
     """Return the bytes of abstract or real arrays on one device."""
-    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+        for x in jax.tree.leaves(tree)
+    )
 
 
 def trace_init(task: Task) -> tuple[Callable[[jax.Array], Params], Params]:
-    """Trace `task.init` once. Return a function from a key to the parameters, and their shapes with axis names."""
+    """Trace `task.init` once.
+
+    Return a function from a key to the parameters, and their shapes with axis names.
+    """
     traced, boxed = jax.make_jaxpr(task.init, return_shape=True)(jax.random.key(0))
     structure = jax.tree.structure(nn.unbox(boxed))
     return lambda key: jax.tree.unflatten(structure, jaxpr_as_fun(traced)(key)), boxed
 
 
-def init_state(params: Params, optimizer: optax.GradientTransformation, ema_decay: float = 0.0) -> TrainState:
-    """Return the state before the first update. Leaves keep their logical axis names, if any."""
-    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), params if ema_decay else None)
+def init_state(
+    params: Params, optimizer: optax.GradientTransformation, ema_decay: float = 0.0
+) -> TrainState:
+    """Return the state before the first update.
+
+    Leaves keep their logical axis names, if any.
+    """
+    return TrainState(
+        jnp.zeros((), jnp.int32),
+        params,
+        optimizer.init(params),
+        params if ema_decay else None,
+    )
 
 
 def not_finite(params: Params) -> str:
-    """Return the name of the first parameter with a value that is not finite on this process's devices, or ""."""
+    """Return the name of the first parameter with a value that is not finite on this
+    process's devices, or "".
+    """
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        parts = (shard.data for shard in leaf.addressable_shards if shard.replica_id == 0)
+        parts = (
+            shard.data for shard in leaf.addressable_shards if shard.replica_id == 0
+        )
         if not all(np.isfinite(np.asarray(part)).all() for part in parts):
             return jax.tree_util.keystr(path, simple=True, separator="/")
     return ""
 
 
-def jit_init(make: Callable[[jax.Array], TrainState], mesh: Mesh, out: TrainState) -> Any:
-    """Jit `make`, on CPUs without optimizations: it runs only once, and they take longer than they save."""
-    options = {"xla_backend_optimization_level": 0} if mesh.devices.flat[0].platform == "cpu" else None
+def jit_init(
+    make: Callable[[jax.Array], TrainState], mesh: Mesh, out: TrainState
+) -> Any:
+    """Jit `make`, on CPUs without optimizations: it runs only once, and they take
+    longer than they save.
+    """
+    options = (
+        {"xla_backend_optimization_level": 0}
+        if mesh.devices.flat[0].platform == "cpu"
+        else None
+    )
     return jax.jit(make, out_shardings=out, compiler_options=options)

@@ -1,4 +1,6 @@
-"""Stop requests during long work: they are obeyed between steps, in an evaluation, and while a program compiles."""
+"""Stop requests during long work: they are obeyed between steps, in an evaluation,
+and while a program compiles.
+"""
 
 import contextlib
 import itertools
@@ -13,11 +15,14 @@ import jax
 LOOK = 0.1  # seconds between two looks at a request while a program compiles
 
 
-_threads: list[threading.Thread] = []  # those in which XLA compiles, also if nobody waits for them any more
+# those in which XLA compiles, also if nobody waits for them any more
+_threads: list[threading.Thread] = []
 
 
 class Interrupted(Exception):
-    """The run is asked to stop, so an evaluation or a compilation has ended before its result."""
+    """The run is asked to stop, so an evaluation or a compilation has ended before
+    its result.
+    """
 
 
 class Request(Protocol):
@@ -28,7 +33,10 @@ class Request(Protocol):
 
 
 class Stopping:
-    """Answers whether the run should stop. All processes must ask equally often, and all get the same answer."""
+    """Answers whether the run should stop.
+
+    All processes must ask equally often, and all get the same answer.
+    """
 
     def __init__(self, request: Request):
         self._request, self._numbers, self._stop = request, itertools.count(1), False
@@ -44,10 +52,13 @@ class Stopping:
 
 
 def compile_unless(stop: Stopping | None, lowered: jax.stages.Lowered) -> None:
-    """Compile a program. A single process stops waiting and raises Interrupted if the run should stop meanwhile.
+    """Compile a program.
 
-    XLA cannot be interrupted: it goes on in its thread. Several processes, which could disagree on the moment, wait for
-    the program.
+    A single process stops waiting and raises Interrupted if the run should stop
+    meanwhile.
+
+    XLA cannot be interrupted: it goes on in its thread. Several processes, which could
+    disagree on the moment, wait for the program.
     """
     if stop is None or jax.process_count() > 1:
         lowered.compile()
@@ -56,7 +67,10 @@ def compile_unless(stop: Stopping | None, lowered: jax.stages.Lowered) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """Exit from the script. While XLA still compiles in a thread, Python's own exit would abort the process."""
+    """Exit from the script.
+
+    While XLA still compiles in a thread, Python's own exit would abort the process.
+    """
     if any(thread.is_alive() for thread in _threads):
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):

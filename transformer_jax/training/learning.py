@@ -7,12 +7,14 @@ from transformer_jax.data.batching import Batches
 
 log = logging.getLogger(__name__)
 
-SOON = 2000  # steps, or a fifth of a shorter run, after which a model must have learned something
+# steps, or a fifth of a shorter run, after which a model must have learned something
+SOON = 2000
 MARGIN = 0.98  # a loss above this part of the baseline is no better than the baseline
 
 
 class Learning:
-    """Compares validation losses with a model that knows only how frequent each token is.
+    """Compares validation losses with a model that knows only how frequent each token
+    is.
 
     Args:
         batches: the training batches. Their `baseline` is the entropy of their targets.
@@ -23,7 +25,8 @@ class Learning:
         self._baseline, self._steps, self._told = batches.baseline, steps, False
 
     def check(self, step: int, scores: Mapping[str, float]) -> None:
-        """Warn if the validation loss of `step` is still at the entropy of the training tokens.
+        """Warn if the validation loss of `step` is still at the entropy of the training
+        tokens.
 
         The warning comes once, and again after the last step.
         """
@@ -37,8 +40,9 @@ class Learning:
             return
         self._told = True
         log.warning(
-            "step %d: the validation loss %.3g is not clearly below %.3g, the entropy of the training tokens: "
-            "so far, the model knows only how frequent each token is. If this lasts, train for more steps, "
+            "step %d: the validation loss %.3g is not clearly below %.3g, "
+            "the entropy of the training tokens: so far, the model knows "
+            "only how frequent each token is. If this lasts, train for more steps, "
             "lower optimizer.learning_rate, or use pre-LN (model.norm = 'pre')",
             step,
             scores["loss"],

@@ -12,7 +12,8 @@ class Moved(UserError):
 
 
 def identity(folder: epath.PathLike) -> list[int] | None:
-    """Return the numbers of device and inode of a local folder, and None if there are none.
+    """Return the numbers of device and inode of a local folder, and None if there are
+    none.
 
     A copy of the folder has other numbers; the folder under another name has the same.
     """
@@ -26,17 +27,25 @@ def identity(folder: epath.PathLike) -> list[int] | None:
 
 
 class Location:
-    """Follows a folder through renaming. Folders in buckets always count as in place."""
+    """Follows a folder through renaming. Folders in buckets always count as in
+    place.
+    """
 
     def __init__(self, folder: epath.PathLike):
         self._path = os.fspath(folder)
         self._identity = identity(folder)
-        self._open = None if self._identity is None else os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+        self._open = (
+            None
+            if self._identity is None
+            else os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+        )
 
     def moved(self) -> str | None:
-        """Return None if the folder is in place, its new path if it was renamed, and "" if it was removed.
+        """Return None if the folder is in place, its new path if it was renamed, and ""
+        if it was removed.
 
-        Without /proc, i.e. not on Linux, the new path is unknown and the folder counts as removed.
+        Without /proc, i.e. not on Linux, the new path is unknown and the folder counts
+        as removed.
         """
         if self._open is None:
             return None

@@ -1,7 +1,8 @@
 """A lock that lets only one run at a time train in a workdir.
 
-WORKDIR/lock.json names its owner. The lock is valid as long as the owner's process is alive. On the same machine, the
-process is identified by its pid and start time; on another machine, by a heartbeat.
+WORKDIR/lock.json names its owner. The lock is valid as long as the owner's process is
+alive. On the same machine, the process is identified by its pid and start time; on
+another machine, by a heartbeat.
 """
 
 import contextlib
@@ -30,10 +31,14 @@ log = logging.getLogger(__name__)
 
 NAME = "lock.json"
 HEARTBEAT = 15.0  # seconds between heartbeats
-EXPIRY = 60.0  # seconds without a heartbeat after which a run on another machine is considered dead
+# seconds without a heartbeat after which a run on another machine is considered dead
+EXPIRY = 60.0
 LOOK = 0.5  # seconds between two reads of another machine's lock
-PATIENCE = 60.0  # seconds until every host must see the lock; a network disk may show old content for a while
-SETTLE = 1.0  # seconds to wait before checking which of several competing runs has the lock
+# seconds until every host must see the lock; a network disk may show old content for a
+# while
+PATIENCE = 60.0
+# seconds to wait before checking which of several competing runs has the lock
+SETTLE = 1.0
 TRIES = 10  # attempts to take a lock that repeatedly disappears
 EXIT_LOST = 2
 
@@ -48,12 +53,15 @@ class InUse(UserError):
 
 @contextlib.contextmanager
 def held(workdir: epath.PathLike) -> Iterator[None]:
-    """Hold the lock of `workdir`, which is created if needed. In a run with several processes, the first one takes it.
+    """Hold the lock of `workdir`, which is created if needed.
 
-    The lock of a dead run is taken over, with a warning in the log. A run on another machine is watched for up to
-    EXPIRY seconds, by this machine's clock. Raises InUse, which names the owner, if the owner is alive, UserError if
-    the workdir cannot be written, OSError if the disk fails, and NotShared in all processes if one of them does not see
-    the lock in its workdir.
+    In a run with several processes, the first one takes it.
+
+    The lock of a dead run is taken over, with a warning in the log. A run on another
+    machine is watched for up to EXPIRY seconds, by this machine's clock. Raises InUse,
+    which names the owner, if the owner is alive, UserError if the workdir cannot be
+    written, OSError if the disk fails, and NotShared in all processes if one of them
+    does not see the lock in its workdir.
     """
     lock = _Lock(epath.Path(workdir))
     try:
@@ -65,7 +73,9 @@ def held(workdir: epath.PathLike) -> Iterator[None]:
 
 
 def _check_shared(workdir: epath.Path, token: str) -> None:
-    """Raise NotShared unless every process reads the token of the first one in the workdir."""
+    """Raise NotShared unless every process reads the token of the first one in the
+    workdir.
+    """
     if jax.process_count() == 1:
         return
     token = processes.everyone(token)[0]
@@ -73,11 +83,14 @@ def _check_shared(workdir: epath.Path, token: str) -> None:
     while not (seen := _sees(workdir, token)) and time.monotonic() < until:
         time.sleep(LOOK)
     hosts = processes.everyone([seen, platform.node()])
-    if others := [f"process {i} on {host}" for i, (seen, host) in enumerate(hosts) if not seen]:
+    if others := [
+        f"process {i} on {host}" for i, (seen, host) in enumerate(hosts) if not seen
+    ]:
         raise NotShared(
-            f"--workdir={workdir} is not the same folder for all processes: {', '.join(others)} cannot read the "
-            f"{NAME} that process 0 on {hosts[0][1]} wrote there. Choose a folder on a disk that all hosts share, or "
-            "gs://BUCKET/FOLDER"
+            f"--workdir={workdir} is not the same folder for all processes: "
+            f"{', '.join(others)} cannot read the {NAME} "
+            f"that process 0 on {hosts[0][1]} wrote there. "
+            "Choose a folder on a disk that all hosts share, or gs://BUCKET/FOLDER"
         )
 
 
@@ -90,16 +103,23 @@ def _sees(workdir: epath.Path, token: str) -> bool:
 class _Lock:
     """The lock of one run.
 
-    On file systems, including NFS, the file is created exclusively. Object stores such as gs:// offer no exclusive
-    creation through epath. There, a run writes its token, waits, and reads the file again: the run whose token is in
-    the file has the lock. Runs that take over the same dead run's lock at the same time are told apart in the same way.
+    On file systems, including NFS, the file is created exclusively. Object stores such
+    as gs:// offer no exclusive creation through epath. There, a run writes its token,
+    waits, and reads the file again: the run whose token is in the file has the lock.
+    Runs that take over the same dead run's lock at the same time are told apart in the
+    same way.
 
-    Two runs can still hold the lock if one was suspended for longer than EXPIRY. The run whose token is no longer in
-    the file exits at its next heartbeat and writes nothing more.
+    Two runs can still hold the lock if one was suspended for longer than EXPIRY. The
+    run whose token is no longer in the file exits at its next heartbeat and writes
+    nothing more.
     """
 
     def __init__(self, workdir: epath.Path):
-        self._workdir, self._path, self._remote = workdir, workdir / NAME, "://" in str(workdir)
+        self._workdir, self._path, self._remote = (
+            workdir,
+            workdir / NAME,
+            "://" in str(workdir),
+        )
         self._ended, self._beats, self._contested = threading.Event(), 0, False
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
         self._owner = {
@@ -126,21 +146,25 @@ class _Lock:
                 self._dismiss(self._read())
             else:
                 raise UserError(
-                    f"--workdir={self._workdir} cannot be written: {self._path} can be neither read nor created; "
-                    "choose another"
+                    f"--workdir={self._workdir} cannot be written: "
+                    f"{self._path} can be neither read nor created; choose another"
                 )
         except OSError as error:
             if not files.is_lasting(error):
                 raise
-            raise UserError(f"--workdir={self._workdir} cannot be written: {error}; choose another") from error
+            raise UserError(
+                f"--workdir={self._workdir} cannot be written: {error}; choose another"
+            ) from error
         self._thread.start()
 
     def release(self) -> None:
         """Remove the lock if this process has it."""
         self._ended.set()
         if self._thread.ident is not None:
-            self._thread.join(EXPIRY)  # a heartbeat in progress would write the lock again after its removal
-        with contextlib.suppress(Exception):  # a lock that stays behind is harmless: the next run takes it over
+            # a heartbeat in progress would write the lock again after its removal
+            self._thread.join(EXPIRY)
+        # a lock that stays behind is harmless: the next run takes it over
+        with contextlib.suppress(Exception):
             if moved := self._location.moved():
                 self._path = epath.Path(moved) / NAME
             if self._is_own():
@@ -202,23 +226,40 @@ class _Lock:
             return
         if lives:
             raise InUse(
-                f"--workdir={self._workdir} is in use: {_name(owner)} is training there. Wait until it ends, stop it "
-                f"(kill {owner.get('pid')}), or choose another --workdir"
+                f"--workdir={self._workdir} is in use: "
+                f"{_name(owner)} is training there. Wait until it ends, "
+                f"stop it (kill {owner.get('pid')}), or choose another --workdir"
             )
         self._contested = True
         if self._read() == text:  # no other run has taken it over since
             self._path.unlink(missing_ok=True)
-            reason = "which trains in another folder: this is a copy" if copied else "which is no longer running"
-            log.warning("%s: taken over from %s, %s", self._workdir, _name(owner), reason)
+            reason = (
+                "which trains in another folder: this is a copy"
+                if copied
+                else "which is no longer running"
+            )
+            log.warning(
+                "%s: taken over from %s, %s", self._workdir, _name(owner), reason
+            )
 
     def _watch(self, owner: dict[str, Any], text: str) -> bool | None:
-        """Return True if the owner, on another machine, is alive, and None if the lock has changed hands."""
-        log.warning("%s: waiting up to %.0f s for a heartbeat of %s", self._workdir, EXPIRY, _name(owner))
+        """Return True if the owner, on another machine, is alive, and None if the
+        lock has changed hands.
+        """
+        log.warning(
+            "%s: waiting up to %.0f s for a heartbeat of %s",
+            self._workdir,
+            EXPIRY,
+            _name(owner),
+        )
         touched, until = self._touched(), time.monotonic() + EXPIRY
         while time.monotonic() < until:
             time.sleep(LOOK)
-            now = self._read()  # before `_touched`: opening a file on NFS refreshes its cached times
-            if _parse(now).get("token") != owner.get("token") or (not owner and now != text):
+            # before `_touched`: opening a file on NFS refreshes its cached times
+            now = self._read()
+            if _parse(now).get("token") != owner.get("token") or (
+                not owner and now != text
+            ):
                 return None
             if now != text or self._touched() != touched:
                 return True
@@ -230,13 +271,21 @@ class _Lock:
         return 0.0
 
     def _beat(self) -> None:
-        """Renew the heartbeat until the run ends. On file systems, only touch the time stamp: the disk may be full."""
+        """Renew the heartbeat until the run ends.
+
+        On file systems, only touch the time stamp: the disk may be full.
+        """
         while not self._ended.wait(HEARTBEAT):
-            with contextlib.suppress(Exception):  # errors of disk or network are reported where results are written
-                if identity(self._workdir) != self._owner["folder"]:  # renamed or removed: the loop ends the run
+            # errors of disk or network are reported where results are written
+            with contextlib.suppress(Exception):
+                # renamed or removed: the loop ends the run
+                if identity(self._workdir) != self._owner["folder"]:
                     continue
                 text, self._beats = self._read(), self._beats + 1
-                if _parse(text).get("token", self._owner["token"]) != self._owner["token"]:
+                if (
+                    _parse(text).get("token", self._owner["token"])
+                    != self._owner["token"]
+                ):
                     self._end(_parse(text))
                 elif text is None or self._remote:
                     self._write()
@@ -245,7 +294,8 @@ class _Lock:
 
     def _end(self, heir: dict[str, Any]) -> None:
         print(
-            f"error: --workdir={self._workdir} was taken over by {_name(heir)}; this run has ended",
+            f"error: --workdir={self._workdir} was taken over by {_name(heir)}; "
+            "this run has ended",
             file=sys.stderr,
             flush=True,
         )
@@ -253,7 +303,9 @@ class _Lock:
 
 
 def _parse(text: str | None) -> dict[str, Any]:
-    """Return the owner that a lock names, or {} if there is no lock or it cannot be parsed."""
+    """Return the owner that a lock names, or {} if there is no lock or it cannot be
+    parsed.
+    """
     try:
         owner = json.loads(text or "")
         return owner if isinstance(owner["pid"], int) and owner["pid"] > 0 else {}
@@ -264,11 +316,16 @@ def _parse(text: str | None) -> dict[str, Any]:
 def _name(owner: dict[str, Any]) -> str:
     if not owner:
         return "an unknown run"
-    return f"process {owner['pid']} on {owner.get('host')} (started {owner.get('started')})"
+    return (
+        f"process {owner['pid']} on {owner.get('host')} "
+        f"(started {owner.get('started')})"
+    )
 
 
 def _machine() -> str:
-    """Return an identifier of this machine, boot and container, i.e. of the scope in which a pid is unique."""
+    """Return an identifier of this machine, boot and container, i.e. of the scope in
+    which a pid is unique.
+    """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -277,7 +334,9 @@ def _machine() -> str:
 
 
 def _birth(pid: int) -> str | None:
-    """Return the start time of a process on this machine in kernel ticks, "dead" for a zombie, or None if unknown."""
+    """Return the start time of a process on this machine in kernel ticks, "dead" for
+    a zombie, or None if unknown.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -286,7 +345,10 @@ def _birth(pid: int) -> str | None:
 
 
 def _lives(pid: int, born: str | None) -> bool:
-    """Return True if the process is running on this machine. Pids are reused, so `born` must match its start time."""
+    """Return True if the process is running on this machine.
+
+    Pids are reused, so `born` must match its start time.
+    """
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,4 +1,6 @@
-"""Report the progress of a run: metrics.jsonl, TensorBoard events, and progress lines."""
+"""Report the progress of a run: metrics.jsonl, TensorBoard events, and progress
+lines.
+"""
 
 import contextlib
 import functools
@@ -24,13 +26,20 @@ Listener = Callable[[int, str, Mapping[str, float | str]], None]  # step, split,
 
 
 class MetricsWriter:
-    """Writes `metrics.jsonl` (one JSON object per line: step, split, values) and TensorBoard events to `workdir`.
+    """Writes `metrics.jsonl` (one JSON object per line: step, split, values) and
+    TensorBoard events to `workdir`.
 
-    When a run resumes at `step`, later rows are removed, as is a last line truncated by a kill. Only the first process
-    writes and calls the listeners.
+    When a run resumes at `step`, later rows are removed, as is a last line truncated by
+    a kill. Only the first process writes and calls the listeners.
     """
 
-    def __init__(self, workdir: epath.PathLike, step: int, listeners: Sequence[Listener] = (), again: str = ""):
+    def __init__(
+        self,
+        workdir: epath.PathLike,
+        step: int,
+        listeners: Sequence[Listener] = (),
+        again: str = "",
+    ):
         """`again` is a split whose row of `step` will be written again."""
         self._workdir, self._step, self._listeners = str(workdir), step, listeners
         if processes.is_first():
@@ -38,13 +47,15 @@ class MetricsWriter:
             self._kept = [
                 line
                 for line, row in read_rows(self._path)
-                if row["step"] < step or (row["step"] == step and row.get("split") != (again or None))
+                if row["step"] < step
+                or (row["step"] == step and row.get("split") != (again or None))
             ]
             self._rewrite()
 
     @functools.cached_property
     def _events(self) -> Any:
-        from tensorboardX import SummaryWriter  # a slow import, not needed before the first row
+        # a slow import, not needed before the first row
+        from tensorboardX import SummaryWriter
 
         return SummaryWriter(self._workdir, purge_step=self._step + 1)
 
@@ -63,7 +74,8 @@ class MetricsWriter:
     def _explained(self) -> contextlib.AbstractContextManager[None]:
         return files.explained(
             f"metrics cannot be written to {self._workdir}",
-            "free some space, or grant the permission, and run the same command to continue",
+            "free some space, or grant the permission, "
+            "and run the same command to continue",
         )
 
     def _write(self, step: int, split: str, values: Mapping[str, float | str]) -> None:
@@ -87,25 +99,36 @@ class MetricsWriter:
 
 def json_line(values: Mapping[str, Any]) -> str:
     """Return one line of JSON. NaN and infinities, which JSON lacks, become null."""
-    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+    finite = {
+        k: None if isinstance(v, float) and not math.isfinite(v) else v
+        for k, v in values.items()
+    }
     return json.dumps(finite, allow_nan=False)
 
 
 def absolute(path: epath.PathLike) -> epath.Path:
-    """Return the absolute path. Paths with a scheme are unchanged: epath's `resolve` would treat gs:// as a folder."""
+    """Return the absolute path.
+
+    Paths with a scheme are unchanged: epath's `resolve` would treat gs:// as a folder.
+    """
     path = epath.Path(path)
     return path if "://" in str(path) else path.resolve()
 
 
 def read_rows(path: epath.PathLike) -> list[tuple[str, dict]]:
-    """Return (line, parsed) for every row. Truncated and other invalid lines are skipped with a warning.
+    """Return (line, parsed) for every row.
 
-    Raises UserError if the user must act before the file can be read, or OSError if the disk fails.
+    Truncated and other invalid lines are skipped with a warning.
+
+    Raises UserError if the user must act before the file can be read, or OSError if the
+    disk fails.
     """
     path = epath.Path(path)
     rows = []
     try:
-        with files.explained(f"{path} cannot be read", "check its name and its permissions"):
+        with files.explained(
+            f"{path} cannot be read", "check its name and its permissions"
+        ):
             content = path.read_bytes()
     except FileNotFoundError:
         return []
@@ -153,8 +176,9 @@ class Pace:
 class Display:
     """Shows the progress of a run: a bar on a terminal, log lines elsewhere.
 
-    The bar is redrawn every second, below new log messages. The first line comes after the first step. Further lines
-    come every ten seconds at first and every minute later, independent of the number of steps.
+    The bar is redrawn every second, below new log messages. The first line comes after
+    the first step. Further lines come every ten seconds at first and every minute
+    later, independent of the number of steps.
     """
 
     def __init__(self, first: int, steps: int):
@@ -166,7 +190,9 @@ class Display:
 
             self._open.enter_context(logging_redirect_tqdm())
             bar = "{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt}{postfix}"
-            self._bar = self._open.enter_context(tqdm(initial=first, total=steps, bar_format=bar, dynamic_ncols=True))
+            self._bar = self._open.enter_context(
+                tqdm(initial=first, total=steps, bar_format=bar, dynamic_ncols=True)
+            )
 
     def is_due(self) -> bool:
         return time.monotonic() >= self._next
@@ -193,7 +219,10 @@ def clock(seconds: float) -> str:
 
 
 def _kept_id(path: epath.Path) -> dict[str, Any]:
-    """Return the content of wandb.json, or {} if there is none. Raises UserError if it is damaged."""
+    """Return the content of wandb.json, or {} if there is none.
+
+    Raises UserError if it is damaged.
+    """
     with files.explained(f"{path} cannot be read", "check its permissions"):
         if not files.exists(path):
             return {}
@@ -201,26 +230,42 @@ def _kept_id(path: epath.Path) -> dict[str, Any]:
     try:
         return dict(json.loads(text))
     except (TypeError, ValueError) as error:
-        raise UserError(f"{path} is damaged ({error}): restore it, or remove it for a new W&B run") from error
+        raise UserError(
+            f"{path} is damaged ({error}): restore it, or remove it for a new W&B run"
+        ) from error
 
 
-def wandb_listener(project: str, workdir: epath.PathLike, config: Mapping[str, Any]) -> Listener:
+def wandb_listener(
+    project: str, workdir: epath.PathLike, config: Mapping[str, Any]
+) -> Listener:
     """Return a listener that logs every row to Weights & Biases.
 
-    The id of the run is random and kept in `workdir`/wandb.json from the first row on, so that restarts in the same
-    workdir continue the same run. A copy of the workdir is another run. Raises ValueError if wandb is not installed.
+    The id of the run is random and kept in `workdir`/wandb.json from the first row on,
+    so that restarts in the same workdir continue the same run. A copy of the workdir is
+    another run. Raises ValueError if wandb is not installed.
     """
     try:
         import wandb
     except ImportError as error:
-        raise UserError(f"--wandb_project={project} needs wandb: run pip install wandb, or omit the option") from error
+        raise UserError(
+            f"--wandb_project={project} needs wandb: "
+            "run pip install wandb, or omit the option"
+        ) from error
     path = epath.Path(workdir) / "wandb.json"
     kept = _kept_id(path)
     if kept and kept.get("folder") != identity(workdir):
-        log.info("%s was copied from another workdir: this run gets an id of its own", path)
+        log.info(
+            "%s was copied from another workdir: this run gets an id of its own", path
+        )
         kept = {}
     run_id = kept.get("id") or secrets.token_hex(8)
-    run = wandb.init(project=project, id=run_id, name=str(absolute(workdir)), config=dict(config), resume="allow")
+    run = wandb.init(
+        project=project,
+        id=run_id,
+        name=str(absolute(workdir)),
+        config=dict(config),
+        resume="allow",
+    )
 
     def tell(step: int, split: str, values: Mapping[str, float | str]) -> None:
         if not kept:

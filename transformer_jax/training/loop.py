@@ -14,7 +14,14 @@ from jax.sharding import Mesh
 
 from transformer_jax.data.batching import Batches, prefetch
 from transformer_jax.data.progress import counted, progress
-from transformer_jax.training import memory, processes, profiling, scoring, settings, signals
+from transformer_jax.training import (
+    memory,
+    processes,
+    profiling,
+    scoring,
+    settings,
+    signals,
+)
 from transformer_jax.training.checkpoint import Checkpoints, check_fingerprint
 from transformer_jax.training.divergence import Diverged, check_loss, is_good, remedy
 from transformer_jax.training.engine import Engine, compiling_ahead
@@ -24,8 +31,21 @@ from transformer_jax.training.interruption import Interrupted, Stopping, compile
 from transformer_jax.training.keeping import Keeper, Metrics, Preempted
 from transformer_jax.training.learning import Learning
 from transformer_jax.training.location import Location
-from transformer_jax.training.logging import Display, Listener, MetricsWriter, Pace, clock
-from transformer_jax.training.sharding import abstract_batch, batch_sharding, check_rows, feed, rows_here, shown
+from transformer_jax.training.logging import (
+    Display,
+    Listener,
+    MetricsWriter,
+    Pace,
+    clock,
+)
+from transformer_jax.training.sharding import (
+    abstract_batch,
+    batch_sharding,
+    check_rows,
+    feed,
+    rows_here,
+    shown,
+)
 from transformer_jax.training.task import Params, Task, Work
 
 log = logging.getLogger(__name__)
@@ -43,25 +63,31 @@ def train(
     ready: Callable[[], None] = lambda: None,
     load: Callable[[Mesh], Callable[[Params], Params]] | None = None,
 ) -> TrainState:
-    """Train to `training.steps`, continuing from the newest valid checkpoint of `workdir`.
+    """Train to `training.steps`, from the newest valid checkpoint of `workdir` on.
 
-    Validation scores are those of the moving average if evaluation.checkpoint is "ema", otherwise of the parameters.
+    Validation scores are those of the moving average if evaluation.checkpoint is "ema",
+    otherwise of the parameters.
 
     Args:
         task: the task to train.
         workdir: the folder of the run.
         trace: steps to profile; the profile is written to `workdir`/profile.
         listeners: called with every row of metrics.jsonl.
-        ready: called in the first process before the first step, once mesh, data and checkpoints were checked.
-        load: called first in a new run; returns a function from its initial parameters to those that it starts from.
+        ready: called in the first process before the first step, once mesh, data and
+            checkpoints were checked.
+        load: called first in a new run; returns a function from its initial parameters
+            to those that it starts from.
 
     Raises:
         ValueError: the data, the mesh or a config key cannot be used.
-        CheckpointError: a checkpoint belongs to other data or tokenizers, or cannot be written.
-        Diverged: the loss or the gradient was not finite for MAX_SKIPPED consecutive steps, or the validation loss or a
-            parameter is not finite.
-        Preempted: the run was stopped by SIGTERM or Ctrl-C. The state is saved, except after a step that diverged.
-        signals.Stopped: the run was stopped before its first step, when there was nothing to save.
+        CheckpointError: a checkpoint belongs to other data or tokenizers, or cannot be
+            written.
+        Diverged: the loss or the gradient was not finite for MAX_SKIPPED consecutive
+            steps, or the validation loss or a parameter is not finite.
+        Preempted: the run was stopped by SIGTERM or Ctrl-C. The state is saved, except
+            after a step that diverged.
+        signals.Stopped: the run was stopped before its first step, when there was
+            nothing to save.
     """
     config, workdir, engine = task.config, epath.Path(workdir), Engine(task)
     training = config.training
@@ -71,27 +97,48 @@ def train(
         stop = Stopping(request)
         batches, evaluator, meta, meaning, state = _start(engine, checkpoints, load)
         first = int(state.step)
-        pending = first > 0 and processes.first_says(lambda: checkpoints.is_pending(first))
+        pending = first > 0 and processes.first_says(
+            lambda: checkpoints.is_pending(first)
+        )
         if stop() and (pending or first < training.steps):
-            raise Preempted(f"stopped before step {first + 1}: run the same command again to continue")
+            raise Preempted(
+                f"stopped before step {first + 1}: "
+                "run the same command again to continue"
+            )
         if first < training.steps:
             processes.first(ready)
         _announce(first, training.steps, trace)
         compiled = _Compilations(engine.step, len(batches.plan.shapes))
         learning = Learning(batches, training.steps)
         again = config.data.validation_split if pending else ""
-        writer = opened.enter_context(contextlib.closing(MetricsWriter(workdir, first, listeners, again)))
+        writer = opened.enter_context(
+            contextlib.closing(MetricsWriter(workdir, first, listeners, again))
+        )
         location = opened.enter_context(contextlib.closing(Location(workdir)))
         keeper = Keeper(checkpoints, location, config, meta, meaning, first)
         examiner = _Examiner(evaluator, writer, keeper, stop)
         if pending:
             examiner.make_up(first, state)
         metrics: Metrics = None
-        profile = opened.enter_context(contextlib.closing(profiling.Trace(workdir / "profile", trace)))
-        loaded = opened.enter_context(contextlib.closing(prefetch(_load(engine, batches, first))))
-        report = _Report(engine, batches, checkpoints, writer, compiled, first, first - engine.updates(state))
+        profile = opened.enter_context(
+            contextlib.closing(profiling.Trace(workdir / "profile", trace))
+        )
+        loaded = opened.enter_context(
+            contextlib.closing(prefetch(_load(engine, batches, first)))
+        )
+        report = _Report(
+            engine,
+            batches,
+            checkpoints,
+            writer,
+            compiled,
+            first,
+            first - engine.updates(state),
+        )
         opened.callback(report.close)
-        for step, (batch, work) in zip(range(first + 1, training.steps + 1), loaded, strict=True):
+        for step, (batch, work) in zip(
+            range(first + 1, training.steps + 1), loaded, strict=True
+        ):
             start = time.perf_counter()
             begun = profile.before(step, state)
             try:
@@ -133,28 +180,43 @@ def train(
 
 
 def _start(
-    engine: Engine, checkpoints: Checkpoints, load: Callable[[Mesh], Callable[[Params], Params]] | None
+    engine: Engine,
+    checkpoints: Checkpoints,
+    load: Callable[[Mesh], Callable[[Params], Params]] | None,
 ) -> tuple[Batches, Evaluator, dict[str, Any], dict[str, Any], TrainState]:
-    """Open the data while the first programs compile, and restore or create the initial state.
+    """Open the data while the first programs compile; restore or create the state.
 
-    Also return what is stored with every checkpoint: what the run depends on, and what its scores depend on.
+    Also return what is stored with every checkpoint: what the run depends on, and what
+    its scores depend on.
     """
     task, config = engine.task, engine.config
     newest = checkpoints.newest()
     now = settings.current()
     processes.agree("settings of JAX", lambda: settings.shared(now))
     if newest is not None:
-        settings.check(checkpoints.meta(newest).get("settings", {}), now, checkpoints.directory / str(newest))
+        settings.check(
+            checkpoints.meta(newest).get("settings", {}),
+            now,
+            checkpoints.directory / str(newest),
+        )
     change = load(engine.mesh) if load is not None and newest is None else None
-    with compiling_ahead() as compile_ahead, progress("preparing the training data and compiling"):
-        processes.first_then_others(lambda: task.fingerprint(training=False))  # the first process trains them
+    with (
+        compiling_ahead() as compile_ahead,
+        progress("preparing the training data and compiling"),
+    ):
+        # the first process trains them
+        processes.first_then_others(lambda: task.fingerprint(training=False))
         fingerprint = task.fingerprint(training=True)
         processes.agree("tokenizers or training data", lambda: fingerprint)
         if newest is not None:
             meta = checkpoints.meta(newest)
             missing = fingerprint.keys() - meta["fingerprint"].keys()
             unchanged = set(filter(task.unchanged, missing))
-            compared = {name: value for name, value in fingerprint.items() if name not in unchanged}
+            compared = {
+                name: value
+                for name, value in fingerprint.items()
+                if name not in unchanged
+            }
             check_fingerprint(compared, meta, checkpoints.directory)
         evaluator = Evaluator(task, engine.mesh)
         held_out = evaluator.open(config.data.validation_split)
@@ -165,11 +227,17 @@ def _start(
         key = jax.random.key(config.training.seed)
         init_compiled = compile_ahead(engine.init, key) if newest is None else None
         batches = task.batches(config.data.train_split, config.training.seed)
-        check_rows((rows for rows, *_ in batches.plan.shapes), engine.mesh, config.training.microbatches)
+        check_rows(
+            (rows for rows, *_ in batches.plan.shapes),
+            engine.mesh,
+            config.training.microbatches,
+        )
         if (first := newest or 0) < config.training.steps:
             arrays = batches.load(batches.plan.batch(first))
             log.info("%s", _compiling(arrays, 1, len(batches.plan.shapes)))
-            compile_ahead(engine.step, engine.abstract_state, abstract_batch(arrays, engine.mesh))
+            compile_ahead(
+                engine.step, engine.abstract_state, abstract_batch(arrays, engine.mesh)
+            )
             for line in task.preview(arrays):
                 log.info("%s", line)
         if init_compiled is not None:
@@ -190,18 +258,31 @@ def _announce(first: int, steps: int, trace: range) -> None:
     """Warn if there is nothing to train or nothing to trace."""
     if first >= steps:
         log.warning(
-            "nothing to train: the newest checkpoint is step %d, training.steps is %d. To continue, set a larger "
-            "--config.training.steps; to start over, set another --workdir",
+            "nothing to train: the newest checkpoint is step %d, training.steps is %d. "
+            "To continue, set a larger --config.training.steps; "
+            "to start over, set another --workdir",
             first,
             steps,
         )
     if trace and trace.start not in range(first + 1, steps + 1):
-        log.warning("no profile: step %d is not among the remaining steps, %d to %d", trace.start, first + 1, steps)
+        log.warning(
+            "no profile: step %d is not among the remaining steps, %d to %d",
+            trace.start,
+            first + 1,
+            steps,
+        )
 
 
-def _load(engine: Engine, batches: Batches, first: int) -> Iterator[tuple[Mapping[str, jax.Array], Work]]:
-    """Yield the placed batches from number `first` to the end of the run, each with the work of a step on it."""
-    for batch, arrays, placed in feed(batches, range(first, engine.config.training.steps), engine.mesh):
+def _load(
+    engine: Engine, batches: Batches, first: int
+) -> Iterator[tuple[Mapping[str, jax.Array], Work]]:
+    """Yield the placed batches from number `first` to the end of the run.
+
+    Each comes with the work of a step on it.
+    """
+    for batch, arrays, placed in feed(
+        batches, range(first, engine.config.training.steps), engine.mesh
+    ):
         work = engine.task.work(arrays)
         own = batch.indices[rows_here(batch_sharding(engine.mesh), len(batch.indices))]
         # The processes have about equal work.
@@ -210,7 +291,10 @@ def _load(engine: Engine, batches: Batches, first: int) -> Iterator[tuple[Mappin
 
 
 class _Report:
-    """Collects the metrics of the steps since the last row of metrics.jsonl, and shows the progress."""
+    """Collects the metrics of the steps since the last row of metrics.jsonl.
+
+    It also shows the progress.
+    """
 
     def __init__(
         self,
@@ -222,10 +306,15 @@ class _Report:
         first: int,
         skipped: int,
     ):
-        """`first` is the number of steps done before, and `skipped` the number of those that were skipped."""
+        """`first` is the number of steps done before.
+
+        `skipped` is the number of those that were skipped.
+        """
         steps = engine.config.training.steps
         self.pace, self._display = Pace(first, steps), Display(first, steps)
-        self._engine, self._writer, self._guard = engine, writer, _Guard(batches, checkpoints, skipped)
+        self._engine = engine
+        self._writer = writer
+        self._guard = _Guard(batches, checkpoints, skipped)
         self._first, self._last, self._compiled = first, steps, compiled
         self._peak: tuple[str, float] | None = None
         self._begin_row()
@@ -241,15 +330,26 @@ class _Report:
     def add(self, step: int, metrics: Mapping[str, jax.Array], work: Work) -> None:
         """Add a step's metrics, and wait until at most AHEAD steps are pending.
 
-        A few pending steps keep the devices busy. Without a limit, hundreds would queue up and delay a stop.
+        A few pending steps keep the devices busy. Without a limit, hundreds would queue
+        up and delay a stop.
         """
         self._pending.append(metrics)
-        self._work = Work(self._work.tokens + work.tokens, self._work.flops + work.flops)
+        self._work = Work(
+            self._work.tokens + work.tokens, self._work.flops + work.flops
+        )
         first = step == self._first + 1
-        jax.block_until_ready(self._pending[:-AHEAD][-1:] if not first else self._pending)
-        if (first or len(self._pending) > AHEAD) and step < self._last and self._display.is_due():
+        jax.block_until_ready(
+            self._pending[:-AHEAD][-1:] if not first else self._pending
+        )
+        if (
+            (first or len(self._pending) > AHEAD)
+            and step < self._last
+            and self._display.is_due()
+        ):
             done = jax.device_get(self._pending if first else self._pending[:-AHEAD])
-            self._show(step, _mean_loss(done), self._work, self.pace.seconds() - self._since)
+            self._show(
+                step, _mean_loss(done), self._work, self.pace.seconds() - self._since
+            )
 
     def write_rest(self, step: int) -> None:
         """Write a row, unless the last row was that of `step`."""
@@ -268,11 +368,17 @@ class _Report:
             self.pace.leave_out(start)
         utilization, peak = self._peak
         own = {} if steps[-1]["skipped"] else steps[-1]
-        values = {name: float(value) for name, value in own.items() if name not in ("weight", "skipped")}
+        values = {
+            name: float(value)
+            for name, value in own.items()
+            if name not in ("weight", "skipped")
+        }
         if finite:
             values["mean_loss"] = _mean_loss(finite)
         values |= {
-            "learning_rate": float(self._engine.schedule(step - 1 - self._guard.skipped)),
+            "learning_rate": float(
+                self._engine.schedule(step - 1 - self._guard.skipped)
+            ),
             "tokens_per_s": round(work.tokens / elapsed, 1),
             utilization: round(work.flops / elapsed / peak, 4),
             **profiling.device_memory(),
@@ -281,7 +387,10 @@ class _Report:
         self._begin_row()
 
     def _show(self, step: int, loss: float, work: Work, elapsed: float) -> None:
-        shown = [f"{self._engine.config.training.loss_label} {loss:.3f}", f"{work.tokens / elapsed:,.0f} tokens/s"]
+        shown = [
+            f"{self._engine.config.training.loss_label} {loss:.3f}",
+            f"{work.tokens / elapsed:,.0f} tokens/s",
+        ]
         if self._peak is not None:
             name, peak = self._peak
             shown.append(f"{name.replace('_', ' ')} {work.flops / elapsed / peak:.2f}")
@@ -296,65 +405,112 @@ class _Report:
 def _mean_loss(steps: Sequence[Mapping[str, Any]]) -> float:
     """Return the weighted mean loss over the steps that were not skipped.
 
-    It is less noisy than the loss of a single step, which varies with the length of its examples.
+    It is less noisy than the loss of a single step, which varies with the length of its
+    examples.
     """
     finite = [metrics for metrics in steps if not metrics["skipped"]]
     weights = np.array([metrics["weight"] for metrics in finite], np.float64)
-    return float(np.average([metrics["loss"] for metrics in finite], weights=weights)) if finite else math.nan
+    return (
+        float(np.average([metrics["loss"] for metrics in finite], weights=weights))
+        if finite
+        else math.nan
+    )
 
 
 class _Guard:
     """Logs skipped steps, and raises Diverged after too many in a row."""
 
     def __init__(self, batches: Batches, checkpoints: Checkpoints, skipped: int):
-        self._batches, self._checkpoints, self._in_a_row, self.skipped = batches, checkpoints, 0, skipped
+        self._batches = batches
+        self._checkpoints = checkpoints
+        self._in_a_row = 0
+        self.skipped = skipped
 
     def check(self, last: int, metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the metrics of the steps that were not skipped. `last` is the number of the last step."""
+        """Return the metrics of the steps that were not skipped.
+
+        `last` is the number of the last step.
+        """
         for step, values in enumerate(metrics, last - len(metrics) + 1):
             self._in_a_row = self._in_a_row + 1 if values["skipped"] else 0
             if values["skipped"]:
                 self.skipped += 1
                 epoch, batch = divmod(step - 1, len(self._batches.plan))
                 where = f"step {step} (epoch {epoch}, batch {batch}; both from 0)"
-                log.warning("%s skipped: loss %s, gradient norm %s", where, values["loss"], values["gradient_norm"])
+                log.warning(
+                    "%s skipped: loss %s, gradient norm %s",
+                    where,
+                    values["loss"],
+                    values["gradient_norm"],
+                )
             if self._in_a_row == MAX_SKIPPED:
                 raise Diverged(
-                    f"{where} is the {MAX_SKIPPED}th consecutive step with a loss or gradient that is not finite. "
-                    f"{remedy(self._checkpoints)}"
+                    f"{where} is the {MAX_SKIPPED}th consecutive step with a loss "
+                    f"or gradient that is not finite. {remedy(self._checkpoints)}"
                 )
         return [values for values in metrics if not values["skipped"]]
 
 
 class _Examiner:
-    """Evaluates the state on the validation split, writes the row and checks the loss."""
+    """Evaluates the state on the validation split.
 
-    def __init__(self, evaluator: Evaluator, writer: MetricsWriter, keeper: Keeper, stop: Stopping):
-        self._evaluator, self._writer, self._keeper, self._stop = evaluator, writer, keeper, stop
+    It writes the row and checks the loss.
+    """
 
-    def scores(self, step: int, state: TrainState, metrics: Metrics) -> dict[str, float] | None:
-        """Return the numbers among the scores, or None if the run should stop: then it is evaluated later."""
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        writer: MetricsWriter,
+        keeper: Keeper,
+        stop: Stopping,
+    ):
+        self._evaluator = evaluator
+        self._writer = writer
+        self._keeper = keeper
+        self._stop = stop
+
+    def scores(
+        self, step: int, state: TrainState, metrics: Metrics
+    ) -> dict[str, float] | None:
+        """Return the numbers among the scores.
+
+        None: the run should stop, and is evaluated later.
+        """
         task, start = self._evaluator.task, time.perf_counter()
         split = task.config.data.validation_split
         try:
-            scores = self._evaluator.evaluate(getattr(state, scoring.part(task)), split, greedy=True, stop=self._stop)
+            scores = self._evaluator.evaluate(
+                getattr(state, scoring.part(task)), split, greedy=True, stop=self._stop
+            )
         except Interrupted:
             return None
-        numbers = {name: value for name, value in scores.items() if not isinstance(value, str)}
+        numbers = {
+            name: value for name, value in scores.items() if not isinstance(value, str)
+        }
         self._keeper.check_place(step, state, metrics)
         self._writer.write(step, split, scores)
         labels = task.metrics
-        shown = "  ".join(f"{labels.get(name, name)} {value:.4g}" for name, value in numbers.items())
-        log.info("step %d  %s: %s  (%.1f s)", step, split, shown, time.perf_counter() - start)
+        shown = "  ".join(
+            f"{labels.get(name, name)} {value:.4g}" for name, value in numbers.items()
+        )
+        log.info(
+            "step %d  %s: %s  (%.1f s)", step, split, shown, time.perf_counter() - start
+        )
         check_loss(self._keeper.checkpoints, step, numbers)
         return numbers
 
     def make_up(self, step: int, state: TrainState) -> None:
-        """Evaluate a step that was saved before its evaluation, because the run was asked to stop."""
+        """Evaluate a step that was saved before its evaluation.
+
+        The run had been asked to stop.
+        """
         log.info("step %d is evaluated first: the run was stopped before", step)
         scores = self.scores(step, state, metrics=None)
         if scores is None:
-            raise Preempted(f"stopped before step {step} was evaluated: run the same command again to continue")
+            raise Preempted(
+                f"stopped before step {step} was evaluated: "
+                "run the same command again to continue"
+            )
         self._keeper.complete(step, scores)
 
 
@@ -368,18 +524,29 @@ def _compiling(batch: Mapping[str, Any], number: int, shapes: int) -> str:
 
 
 class _Compilations:
-    """Compiles the step before its first call with each batch shape, so that compilation can be timed separately.
+    """Compiles the step before its first call with each batch shape.
 
-    `shapes` is the number of batch shapes, and thus the expected maximum. The first one
-    was announced, and perhaps compiled, before.
+    So compilation can be timed separately. `shapes` is the number of batch shapes, and
+    thus the expected maximum. The first one was announced, and perhaps compiled,
+    before.
     """
 
     def __init__(self, step: Any, shapes: int):
-        self._step, self._shapes, self._compiled, self._count = step, shapes, set[tuple](), 0
+        self._step = step
+        self._shapes = shapes
+        self._compiled = set[tuple]()
+        self._count = 0
         self._seconds: list[float] = []  # of each compilation after the first
 
-    def compile(self, state: TrainState, batch: Mapping[str, jax.Array], stop: Stopping | None = None) -> bool:
-        """Compile the step for this batch. Return False if it was compiled for the shape before.
+    def compile(
+        self,
+        state: TrainState,
+        batch: Mapping[str, jax.Array],
+        stop: Stopping | None = None,
+    ) -> bool:
+        """Compile the step for this batch.
+
+        Return False if it was compiled for the shape before.
 
         Raises Interrupted if the run should stop meanwhile.
         """
@@ -405,5 +572,8 @@ class _Compilations:
         """Warn if the step was compiled more often than there are batch shapes."""
         count, self._count = self._count, self._step._cache_size()
         if self._count > max(count, self._shapes):
-            message = "compiled the step %d times for %d batch shapes: check what else changes"
+            message = (
+                "compiled the step %d times for %d batch shapes: "
+                "check what else changes"
+            )
             log.warning(message, self._count, self._shapes)

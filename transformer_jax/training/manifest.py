@@ -1,7 +1,10 @@
-"""The manifest of a checkpoint step: size and sha256 of each of its files. A step without a manifest is invalid.
+"""The manifest of a checkpoint step: size and sha256 of each of its files.
 
-With several processes, each hashes its share of the files, in parallel threads. So every process must call `write` and
-`damage` together with the others, and all get the same result.
+A step without a manifest is invalid.
+
+With several processes, each hashes its share of the files, in parallel threads. So
+every process must call `write` and `damage` together with the others, and all get the
+same result.
 """
 
 import contextlib
@@ -25,9 +28,12 @@ THREADS = 8  # files that a process hashes at the same time
 
 
 class Damage(NamedTuple):
-    """The reason why a step is invalid. If it is not `readable`, the disk may be at fault and the step intact.
+    """The reason why a step is invalid.
 
-    `lasting` is True if the user must act before it can be read, e.g. grant a permission.
+    If it is not `readable`, the disk may be at fault and the step intact.
+
+    `lasting` is True if the user must act before it can be read, e.g. grant a
+    permission.
     """
 
     reason: str
@@ -39,26 +45,46 @@ class Damage(NamedTuple):
 
 
 def exists(folder: epath.Path) -> bool:
-    """Return True if the step was saved completely. Raises OSError if this cannot be told."""
+    """Return True if the step was saved completely.
+
+    Raises OSError if this cannot be told.
+    """
     return files.exists(folder / NAME)
 
 
 def write(folder: epath.Path) -> None:
-    """Write the manifest of all files below `folder` atomically. Raises OSError if a file cannot be read or written."""
+    """Write the manifest of all files below `folder` atomically.
+
+    Raises OSError if a file cannot be read or written.
+    """
     sizes = processes.first_says(lambda: dict(_sizes(folder, folder)))
     sums, failures = _hash(folder, sizes)
     for name, failure in failures.items():
-        raise OSError(errno.EACCES if failure.lasting else errno.EIO, failure.reason, str(folder / name))
-    listing = {name: {"size": sizes[name], "sha256": sums[name]} for name in sorted(sizes)}
-    processes.first(lambda: _replace(folder / NAME, json.dumps({"files": listing}, indent=1)))
+        raise OSError(
+            errno.EACCES if failure.lasting else errno.EIO,
+            failure.reason,
+            str(folder / name),
+        )
+    listing = {
+        name: {"size": sizes[name], "sha256": sums[name]} for name in sorted(sizes)
+    }
+    processes.first(
+        lambda: _replace(folder / NAME, json.dumps({"files": listing}, indent=1))
+    )
 
 
 def add(folder: epath.Path, name: str, text: str) -> None:
-    """Write another file of a step, and list it in the manifest. Only the first process may call it."""
+    """Write another file of a step, and list it in the manifest.
+
+    Only the first process may call it.
+    """
     _replace(folder / name, text)
     listing = json.loads((folder / NAME).read_text())
     data = text.encode()
-    listing["files"][name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    listing["files"][name] = {
+        "size": len(data),
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }
     _replace(folder / NAME, json.dumps(listing, indent=1))
 
 
@@ -67,11 +93,15 @@ def damage(folder: epath.Path, alone: bool = False) -> Damage | None:
 
     Set `alone` if only this process calls the function. It then hashes all files.
     """
-    listing = _listing(folder) if alone else processes.first_says(lambda: _listing(folder))
+    listing = (
+        _listing(folder) if alone else processes.first_says(lambda: _listing(folder))
+    )
     if "files" not in listing:
         return Damage(**listing)
     listed = listing["files"]
-    sums, failures = _hash(folder, {name: file["size"] for name, file in listed.items()}, alone)
+    sums, failures = _hash(
+        folder, {name: file["size"] for name, file in listed.items()}, alone
+    )
     for name, file in listed.items():
         if name in failures:
             return failures[name]
@@ -81,12 +111,21 @@ def damage(folder: epath.Path, alone: bool = False) -> Damage | None:
 
 
 def stamp(folder: epath.Path) -> str:
-    """Return a text that changes if a file of the step is written: names, sizes and times of change."""
-    return json.dumps([(name, files.status(folder / name)) for name, _ in sorted(_sizes(folder, folder))])
+    """Return a text that changes if a file of the step is written: names, sizes and
+    times of change.
+    """
+    return json.dumps(
+        [
+            (name, files.status(folder / name))
+            for name, _ in sorted(_sizes(folder, folder))
+        ]
+    )
 
 
 def _listing(folder: epath.Path) -> dict[str, Any]:
-    """Return {"files": …} of the manifest if all of them have the right size, otherwise the fields of the damage."""
+    """Return {"files": …} of the manifest if all of them have the right size,
+    otherwise the fields of the damage.
+    """
     try:
         found = files.status(folder)
         if found is None or not found.is_folder:
@@ -113,7 +152,9 @@ def _wrong(folder: epath.Path, name: str, size: int, sha256: str) -> str:
     found = files.status(folder / name)
     if found is None or found.is_folder:
         return f"{name} is listed in {NAME} but missing"
-    return f"{name} has {found.size} bytes instead of {size}" if found.size != size else ""
+    return (
+        f"{name} has {found.size} bytes instead of {size}" if found.size != size else ""
+    )
 
 
 def _unreadable(error: OSError) -> Damage:
@@ -123,21 +164,37 @@ def _unreadable(error: OSError) -> Damage:
 def _hash(
     folder: epath.Path, sizes: Mapping[str, int], alone: bool = False
 ) -> tuple[dict[str, str], dict[str, Damage]]:
-    """Return the sha256 sums of files by name, and the reasons why others cannot be read."""
+    """Return the sha256 sums of files by name, and the reasons why others cannot be
+    read.
+    """
     count = 1 if alone else jax.process_count()
     mine = _shares(sizes, count)[0 if alone else jax.process_index()]
     with ThreadPoolExecutor(THREADS) as pool:
-        results = dict(zip(mine, pool.map(lambda name: _sha256_or_damage(folder / name), mine), strict=True))
+        results = dict(
+            zip(
+                mine,
+                pool.map(lambda name: _sha256_or_damage(folder / name), mine),
+                strict=True,
+            )
+        )
     sums: dict[str, str] = {}
     failures: dict[str, Damage] = {}
     for part in [results] if alone else processes.everyone(results):
-        sums |= {name: result for name, result in part.items() if isinstance(result, str)}
-        failures |= {name: Damage(*result) for name, result in part.items() if not isinstance(result, str)}
+        sums |= {
+            name: result for name, result in part.items() if isinstance(result, str)
+        }
+        failures |= {
+            name: Damage(*result)
+            for name, result in part.items()
+            if not isinstance(result, str)
+        }
     return sums, failures
 
 
 def _shares(sizes: Mapping[str, int], count: int) -> list[list[str]]:
-    """Divide files into `count` shares of about equal size: the largest file first, each to the smallest share."""
+    """Divide files into `count` shares of about equal size: the largest file first,
+    each to the smallest share.
+    """
     shares: list[list[str]] = [[] for _ in range(count)]
     totals = [0] * count
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
@@ -165,13 +222,16 @@ def _replace(path: epath.Path, text: str) -> None:
     with unfinished.open("w") as file:
         file.write(text)
         file.flush()
-        with contextlib.suppress(io.UnsupportedOperation):  # object stores: a file appears whole or not at all
+        # object stores: a file appears whole or not at all
+        with contextlib.suppress(io.UnsupportedOperation):
             os.fsync(file.fileno())
     unfinished.replace(path)
 
 
 def _sizes(folder: epath.Path, top: epath.Path) -> Iterator[tuple[str, int]]:
-    """Yield (name, size) of every file below `folder`. epath's `walk` drops the gs:// prefix of bucket paths."""
+    """Yield (name, size) of every file below `folder`. epath's `walk` drops the
+    gs:// prefix of bucket paths.
+    """
     for path in folder.iterdir():
         found = files.status(path)
         if found is not None and found.is_folder:

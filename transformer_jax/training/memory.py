@@ -12,15 +12,18 @@ from transformer_jax.training.task import Config
 
 GIB = 2**30
 REMEDY = (
-    "Use a smaller model (config.model.d_model, the number of layers), fewer tokens per batch "
-    "(config.data.batch_tokens), or divide the model among more devices (config.mesh.fsdp)"
+    "Use a smaller model (config.model.d_model, "
+    "the number of layers), fewer tokens per batch (config.data.batch_tokens), "
+    "or divide the model among more devices (config.mesh.fsdp)"
 )
 
 
 def check_fits(config: Config, state: TrainState) -> None:
-    """Raise UserError in all processes if `state` and a gradient are larger than the memory of a process's devices.
+    """Raise UserError in all processes if `state` and a gradient are larger than the
+    memory of a process's devices.
 
-    Activations come on top, so a run that passes may still be too large. `state` is abstract.
+    Activations come on top, so a run that passes may still be too large. `state` is
+    abstract.
     """
     needed = bytes_per_device(state) + bytes_per_device(state.params)
     device = jax.local_devices()[0]
@@ -32,32 +35,47 @@ def check_fits(config: Config, state: TrainState) -> None:
     message = ""
     if needed > limit:
         message = (
-            f"config.model.d_model = {config.model.d_model}: the model has {count:,} parameters. Training needs at "
-            f"least {needed / GIB:.1f} GiB for parameters, gradients and optimizer state, but only {limit / GIB:.1f} "
-            f"GiB are free ({device.device_kind}). {REMEDY}"
+            f"config.model.d_model = {config.model.d_model}: "
+            f"the model has {count:,} parameters. Training needs at least "
+            f"{needed / GIB:.1f} GiB for parameters, gradients and optimizer state, "
+            f"but only {limit / GIB:.1f} GiB are free ({device.device_kind}). {REMEDY}"
         )
     if message := processes.any_says(message):
         raise UserError(message)
 
 
 def exhausted(error: Exception) -> str:
-    """Return the message for an error of a library that could not allocate memory. Its first line has the size."""
+    """Return the message for an error of a library that could not allocate memory.
+
+    Its first line has the size.
+    """
     size = str(error).partition("\n")[0] or "no size is known"
     return f"out of memory ({size}). {REMEDY}"
 
 
 def _free_memory() -> float:
-    """Return the bytes that this process can still allocate: those of the machine, or of its control group."""
+    """Return the bytes that this process can still allocate: those of the machine,
+    or of its control group.
+    """
     groups = Path("/sys/fs/cgroup")
     return min(
         _free_on_machine(Path("/proc/meminfo")),
-        _free_in_group(groups / "memory.max", groups / "memory.current", groups / "memory.stat"),
-        _free_in_group(*(groups / "memory" / f"memory.{x}" for x in ("limit_in_bytes", "usage_in_bytes", "stat"))),
+        _free_in_group(
+            groups / "memory.max", groups / "memory.current", groups / "memory.stat"
+        ),
+        _free_in_group(
+            *(
+                groups / "memory" / f"memory.{x}"
+                for x in ("limit_in_bytes", "usage_in_bytes", "stat")
+            )
+        ),
     )
 
 
 def _free_on_machine(meminfo: Path) -> float:
-    """Return the free bytes of a machine that runs Linux, including its swap space, or infinity on another one."""
+    """Return the free bytes of a machine that runs Linux, including its swap space,
+    or infinity on another one.
+    """
     try:
         lines = meminfo.read_text().splitlines()
     except OSError:
@@ -67,7 +85,10 @@ def _free_on_machine(meminfo: Path) -> float:
 
 
 def _free_in_group(limit: Path, used: Path, details: Path) -> float:
-    """Return the free bytes of a control group of Linux, or infinity without one. Its file cache counts as free."""
+    """Return the free bytes of a control group of Linux, or infinity without one.
+
+    Its file cache counts as free.
+    """
     try:
         free = int(limit.read_text()) - int(used.read_text())
         stat = dict(line.split() for line in details.read_text().splitlines())

@@ -1,4 +1,5 @@
-"""Coordination of several processes: start-up, actions of the first process and agreement checks.
+"""Coordination of several processes: start-up, actions of the first process and
+agreement checks.
 
 Everything also works in a single process, where no coordination takes place.
 """
@@ -20,34 +21,62 @@ from transformer_jax import console
 from transformer_jax.errors import UserError
 from transformer_jax.training import signals
 
-LAST_WORDS = 2  # seconds the first process waits before exiting, which aborts the others, so they can print errors
-HEARTBEAT = 10  # seconds without a heartbeat until the others give up; JAX's default of 100 keeps dead jobs too long
+# seconds the first process waits before exiting, which aborts the others, so they can
+# print errors
+LAST_WORDS = 2
+# seconds without a heartbeat until the others give up; JAX's default of 100 keeps dead
+# jobs too long
+HEARTBEAT = 10
 
 
 def initialize(
-    coordinator_address: str | None = None, num_processes: int | None = None, process_id: int | None = None
+    coordinator_address: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
 ) -> None:
     """Connect to the other processes. Must run before any use of a device.
 
-    Without arguments, JAX detects the cluster on TPU pods, SLURM, Kubernetes and MPI; elsewhere, the process runs
-    alone. Raises ValueError if only some of the arguments are given.
+    Without arguments, JAX detects the cluster on TPU pods, SLURM, Kubernetes and MPI;
+    elsewhere, the process runs alone. Raises ValueError if only some of the arguments
+    are given.
     """
-    given = {"coordinator_address": coordinator_address, "num_processes": num_processes, "process_id": process_id}
+    given = {
+        "coordinator_address": coordinator_address,
+        "num_processes": num_processes,
+        "process_id": process_id,
+    }
     missing = [name for name, value in given.items() if value is None]
     if 0 < len(missing) < len(given):
-        raise UserError(f"--{missing[0]} is missing: set all of {', '.join(f'--{name}' for name in given)}, or none")
-    if coordinator_address is not None and not re.fullmatch(r".+:\d{1,5}", coordinator_address):
-        raise UserError(f"--coordinator_address={coordinator_address}: write it as HOST:PORT, e.g. 10.0.0.1:8476")
+        raise UserError(
+            f"--{missing[0]} is missing: "
+            f"set all of {', '.join(f'--{name}' for name in given)}, or none"
+        )
+    if coordinator_address is not None and not re.fullmatch(
+        r".+:\d{1,5}", coordinator_address
+    ):
+        raise UserError(
+            f"--coordinator_address={coordinator_address}: "
+            "write it as HOST:PORT, e.g. 10.0.0.1:8476"
+        )
     try:
-        jax.distributed.initialize(coordinator_address, num_processes, process_id, heartbeat_timeout_seconds=HEARTBEAT)
+        jax.distributed.initialize(
+            coordinator_address,
+            num_processes,
+            process_id,
+            heartbeat_timeout_seconds=HEARTBEAT,
+        )
     except ValueError as error:
-        if not missing or "coordinator_address" not in str(error):  # otherwise: no cluster detected
+        # otherwise: no cluster detected
+        if not missing or "coordinator_address" not in str(error):
             raise
     signals.keep_from_jax()
 
 
 def leave(code: int) -> NoReturn:
-    """Exit immediately after a failure. JAX's own shutdown would wait for processes that wait for this one."""
+    """Exit immediately after a failure.
+
+    JAX's own shutdown would wait for processes that wait for this one.
+    """
     console.end()
     if not jax.distributed.is_initialized():
         sys.exit(code)
@@ -58,16 +87,26 @@ def leave(code: int) -> NoReturn:
 
 
 PEER_DIED = (
-    "another process of this run has died or cannot be reached, so this one cannot go on. Start all processes again; "
-    "the launchers in scripts/launch do so. The messages of the other process say why it died."
+    "another process of this run has died or cannot be reached, so this one "
+    "cannot go on. Start all processes again; the launchers in scripts/launch do so. "
+    "The messages of the other process say why it died."
 )
 
 
 def peer_has_died(error: BaseException) -> bool:
     """Return True for the errors of JAX in a process that has lost another one."""
-    texts = "gloo|all-?reduce|coordination|heartbeat|barrier|connection (closed|reset)|socket closed|unavailable"
-    raised_by_jax = isinstance(error, jax.errors.JaxRuntimeError | ValueError | RuntimeError)
-    return jax.distributed.is_initialized() and raised_by_jax and bool(re.search(texts, str(error), re.IGNORECASE))
+    texts = (
+        "gloo|all-?reduce|coordination|heartbeat|barrier|connection "
+        "(closed|reset)|socket closed|unavailable"
+    )
+    raised_by_jax = isinstance(
+        error, jax.errors.JaxRuntimeError | ValueError | RuntimeError
+    )
+    return (
+        jax.distributed.is_initialized()
+        and raised_by_jax
+        and bool(re.search(texts, str(error), re.IGNORECASE))
+    )
 
 
 def is_first() -> bool:
@@ -78,8 +117,8 @@ def is_first() -> bool:
 def first(action: Callable[[], Any]) -> None:
     """Run `action` in the first process while the others wait.
 
-    If it fails, every process raises an error. In the other processes this is a UserError if it is one in the first
-    process, otherwise a RuntimeError.
+    If it fails, every process raises an error. In the other processes this is a
+    UserError if it is one in the first process, otherwise a RuntimeError.
     """
     failure: Exception | None = None
     if is_first():
@@ -105,7 +144,10 @@ def first_then_others(action: Callable[[], Any]) -> None:
 
 
 def everyone(value: Any) -> list[Any]:
-    """Return the values of all processes, in order. They are JSON values and may differ."""
+    """Return the values of all processes, in order.
+
+    They are JSON values and may differ.
+    """
     if jax.process_count() == 1:
         return [value]
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)
@@ -113,11 +155,17 @@ def everyone(value: Any) -> list[Any]:
     padded = np.zeros(lengths.max(), np.uint8)
     padded[: len(text)] = text
     texts = multihost_utils.process_allgather(padded)
-    return [json.loads(bytes(row[:length])) for row, length in zip(texts, lengths, strict=True)]
+    return [
+        json.loads(bytes(row[:length]))
+        for row, length in zip(texts, lengths, strict=True)
+    ]
 
 
 def first_says(find: Callable[[], Any]) -> Any:
-    """Run `find` in the first process and return its result, a JSON value, in all. Raises the errors of `first`."""
+    """Run `find` in the first process and return its result, a JSON value, in all.
+
+    Raises the errors of `first`.
+    """
     answers: list[Any] = [None]
 
     def ask() -> None:
@@ -128,9 +176,11 @@ def first_says(find: Callable[[], Any]) -> Any:
 
 
 def any_says(words: str) -> str:
-    """Return "" if `words` is empty in every process, otherwise a non-empty message in every process.
+    """Return "" if `words` is empty in every process, otherwise a non-empty message in
+    every process.
 
-    A process returns its own `words`, or "in process N" if they are empty, where N is the first process that has some.
+    A process returns its own `words`, or "in process N" if they are empty, where N is
+    the first process that has some.
     """
     if jax.process_count() == 1:
         return words
@@ -139,7 +189,9 @@ def any_says(words: str) -> str:
 
 
 def agree(what: str, value: Callable[[], Any]) -> None:
-    """Raise ValueError in all processes if `value()`, a JSON value, is not the same in all of them."""
+    """Raise ValueError in all processes if `value()`, a JSON value, is not the same
+    in all of them.
+    """
     if jax.process_count() == 1:
         return
     digest = hashlib.sha256(json.dumps(value(), sort_keys=True).encode()).digest()
@@ -147,6 +199,7 @@ def agree(what: str, value: Callable[[], Any]) -> None:
     others = [i for i, theirs in enumerate(everyone) if (theirs != everyone[0]).any()]
     if others:
         raise UserError(
-            f"process {', '.join(map(str, others))} of {len(everyone)} differs from process 0 in its {what}: start all "
-            "processes with the same command and the same files"
+            f"process {', '.join(map(str, others))} "
+            f"of {len(everyone)} differs from process 0 in its {what}: "
+            "start all processes with the same command and the same files"
         )

@@ -1,13 +1,16 @@
-"""The time of a program for TPUs or GPUs: the compiler's own estimate, and a lower bound, by part of the model.
+"""The time of a program for TPUs or GPUs: the compiler's own estimate, and a lower
+bound, by part of the model.
 
-The scheduled program for TPUs carries `estimated_cycles` for most instructions. Their sum is the estimate. It is about
-right for matrix products and up to six times too high for operations that are limited by memory. The lower bound
-therefore takes only products at the estimate, and all other operations at the bandwidth of the device's memory. The
-compiler has no estimate for kernels. Those of attention count in both times, with their products at the device's peak.
-In the estimate, those of `models.short` take the cycles of CYCLES instead, which is more.
-For GPUs there is only the bound, with products at the device's peak. It can be too high there, because it counts what
-an instruction finds in the L2 cache as if it came from memory. Neither time has communication, sorting, or other
-kernels that are custom calls.
+The scheduled program for TPUs carries `estimated_cycles` for most instructions. Their
+sum is the estimate. It is about right for matrix products and up to six times too high
+for operations that are limited by memory. The lower bound therefore takes only products
+at the estimate, and all other operations at the bandwidth of the device's memory. The
+compiler has no estimate for kernels. Those of attention count in both times, with their
+products at the device's peak. In the estimate, those of `models.short` take the cycles
+of CYCLES instead, which is more.
+For GPUs there is only the bound, with products at the device's peak. It can be too high
+there, because it counts what an instruction finds in the L2 cache as if it came from
+memory. Neither time has communication, sorting, or other kernels that are custom calls.
 """
 
 import collections
@@ -15,13 +18,23 @@ import dataclasses
 import math
 import re
 
-from transformer_jax.training.hlo import Computation, Instruction, Program, arrays, bytes_of, cycles_of
+from transformer_jax.training.hlo import (
+    Computation,
+    Instruction,
+    Program,
+    arrays,
+    bytes_of,
+    cycles_of,
+)
 from transformer_jax.training.topologies import Chip
 
-# The part of the model that an instruction belongs to: the first pattern found in its op_name. "buffers" are those in
-# which a loop over layers keeps its results, and whatever the compiler added itself, whose op_name is not a path.
+# The part of the model that an instruction belongs to: the first pattern found in its
+# op_name. "buffers" are those in which a loop over layers keeps its results, and
+# whatever the compiler added itself, whose op_name is not a path.
 PARTS = {
-    "buffers": r"^[^/]*$|dynamic_(update_)?index_in_dim|while/body/dynamic_(update_)?slice",
+    "buffers": (
+        r"^[^/]*$|dynamic_(update_)?index_in_dim|while/body/dynamic_(update_)?slice"
+    ),
     "norm and residual": r"norm|residual(?!s)",
     "attention": r"attention",
     "feed-forward": r"feed.forward",
@@ -38,7 +51,9 @@ UPDATES = {
 
 @dataclasses.dataclass(frozen=True)
 class Time:
-    """Seconds per step: the compiler's estimate, None if it gives none, and the lower bound."""
+    """Seconds per step: the compiler's estimate, None if it gives none, and the
+    lower bound.
+    """
 
     estimate: float | None
     bound: float
@@ -50,7 +65,8 @@ class Schedule:
 
     parts: by part of the model, longest first.
     flops: of the matrix products that the program computes, per device.
-    memory_s: the time for all bytes that are read from and written to main memory, also in the background.
+    memory_s: the time for all bytes that are read from and written to main memory, also
+        in the background.
     guessed: the number of loops with an unknown trip count.
     """
 
@@ -61,7 +77,9 @@ class Schedule:
 
     @property
     def estimate(self) -> float | None:
-        estimates = [time.estimate for time in self.parts.values() if time.estimate is not None]
+        estimates = [
+            time.estimate for time in self.parts.values() if time.estimate is not None
+        ]
         return sum(estimates) if len(estimates) == len(self.parts) else None
 
     @property
@@ -70,7 +88,10 @@ class Schedule:
 
 
 def read_schedule(program: Program, chip: Chip, turns: int = 1) -> Schedule:
-    """Return the times of a program. Loops of unknown length count as `turns` iterations."""
+    """Return the times of a program.
+
+    Loops of unknown length count as `turns` iterations.
+    """
     estimate: dict[str, float] = collections.defaultdict(float)
     bound: dict[str, float] = collections.defaultdict(float)
     flops = moved = guessed = 0
@@ -79,14 +100,20 @@ def read_schedule(program: Program, chip: Chip, turns: int = 1) -> Schedule:
         if instruction.kind in ("copy-start", "slice-start"):
             moved += times * _moved(instruction)
         elif products := kernel_flops(instruction):
-            size, part = _bytes(program, instruction, computation), part_of(instruction.op_name)
+            size, part = (
+                _bytes(program, instruction, computation),
+                part_of(instruction.op_name),
+            )
             least = max(products / chip.peak, size / chip.bandwidth)
             bound[part] += times * least
             cycles = chip.kernel_slowness * kernel_cycles(instruction)
             estimate[part] += times * max(least, cycles / (chip.clock or math.inf))
             flops, moved = flops + times * products, moved + times * size
         elif program.computes(instruction):
-            products, size = _flops(program, instruction, computation), _bytes(program, instruction, computation)
+            products, size = (
+                _flops(program, instruction, computation),
+                _bytes(program, instruction, computation),
+            )
             part, moving = part_of(instruction.op_name), size / chip.bandwidth
             if chip.clock:
                 taken = cycles_of(instruction) / chip.clock
@@ -102,18 +129,24 @@ def read_schedule(program: Program, chip: Chip, turns: int = 1) -> Schedule:
 
 def part_of(op_name: str) -> str:
     """Return the part of the model that an instruction with this op_name belongs to."""
-    return next((part for part, pattern in PARTS.items() if re.search(pattern, op_name)), OTHER)
+    return next(
+        (part for part, pattern in PARTS.items() if re.search(pattern, op_name)), OTHER
+    )
 
 
 def _moved(instruction: Instruction) -> int:
-    """Return the bytes that a copy in the background reads from and writes to main memory."""
+    """Return the bytes that a copy in the background reads from and writes to main
+    memory.
+    """
     first, second, *_ = arrays(instruction.shape)
     return min(first[1], second[1]) * (first[2] + second[2])
 
 
 def _flops(program: Program, instruction: Instruction, computation: Computation) -> int:
-    """Return the FLOPs of the matrix products in an instruction. TPU programs write all of them as convolutions,
-    GPU programs as dots or calls of cuBLAS.
+    """Return the FLOPs of the matrix products in an instruction.
+
+    TPU programs write all of them as convolutions, GPU programs as dots or calls of
+    cuBLAS.
     """
     if instruction.kind == "fusion":
         inside = program.computations[instruction.called[0]]
@@ -122,17 +155,21 @@ def _flops(program: Program, instruction: Instruction, computation: Computation)
         return product_flops(instruction, computation[instruction.operands[0]].shape)
     if instruction.kind != "convolution":
         return 0
-    return convolution_flops(instruction, *(computation[name].shape for name in instruction.operands[:2]))
+    return convolution_flops(
+        instruction, *(computation[name].shape for name in instruction.operands[:2])
+    )
 
 
-# The products of splash attention's kernels, as (those along H, those along H'): scores, output · scores, dP, dQ ·
-# scores, dP, dK, dV.
+# The products of splash attention's kernels, as (those along H, those along H'):
+# scores, output · scores, dP, dQ · scores, dP, dK, dV.
 KERNELS = {"fwd": (1, 1), "dq": (2, 1), "dkv": (2, 2)}
 
 
-# The cycles of our kernels for each 1,024 scores that they compute, as many as fit a register, are a + b / S, with S
-# keys in a block. (a, b) are fitted to libtpu's static profile of the kernel alone for v5e (the option
-# `--xla_jf_dump_static_llo_profile_to`), with S = 128, 512 and 1,024 and 16 heads of 64 in bfloat16.
+# The cycles of our kernels for each 1,024 scores that they compute, as many as fit a
+# register, are a + b / S, with S keys in a block. (a, b) are fitted to libtpu's static
+# profile of the kernel alone for v5e (the option
+# `--xla_jf_dump_static_llo_profile_to`), with S = 128, 512 and 1,024 and 16 heads of 64
+# in bfloat16.
 CYCLES = {
     "short_forward": (4.9, 330),
     "short_backward": (12.8, 30),
@@ -144,11 +181,14 @@ _OPERANDS = re.compile(r"operand_layout_constraints=\{(.*?\})\}")
 
 
 def kernel_cycles(instruction: Instruction) -> float:
-    """Return the estimated cycles of a kernel of `models.short` on a v5e, or 0 for another instruction.
+    """Return the estimated cycles of a kernel of `models.short` on a v5e, or 0 for
+    another instruction.
 
     The second operand has the keys of a block as its last axis.
     """
-    name = re.search(r"\b(short_(?:forward|backward)(?:_dropout)?)\b", instruction.op_name)
+    name = re.search(
+        r"\b(short_(?:forward|backward)(?:_dropout)?)\b", instruction.op_name
+    )
     cost, operands = _COST.search(instruction.text), _OPERANDS.search(instruction.text)
     if not (name and cost and operands):
         return 0
@@ -157,12 +197,14 @@ def kernel_cycles(instruction: Instruction) -> float:
 
 
 def kernel_flops(instruction: Instruction) -> int:
-    """Return the FLOPs of the matrix products of a kernel of attention, or 0 for another instruction.
+    """Return the FLOPs of the matrix products of a kernel of attention, or 0 for
+    another instruction.
 
-    Kernels of `models.short` state them. Those of splash attention do not. Their first operands of rank 4 are queries
-    (B, N, T, H), keys (B, K, S, H) and values (B, K, S, H'). The last two axes are swapped if the layout is 2. If the
-    mask is causal, the first operand (1, n, n) lists the n × n blocks of scores, of which those above the diagonal are
-    skipped.
+    Kernels of `models.short` state them. Those of splash attention do not. Their first
+    operands of rank 4 are queries (B, N, T, H), keys (B, K, S, H) and values (B, K, S,
+    H'). The last two axes are swapped if the layout is 2. If the mask is causal, the
+    first operand (1, n, n) lists the n × n blocks of scores, of which those above the
+    diagonal are skipped.
     """
     if kernel_cycles(instruction) and (cost := _COST.search(instruction.text)):
         return int(cost[1])
@@ -174,31 +216,49 @@ def kernel_flops(instruction: Instruction) -> int:
     layouts = (re.search(rf'{x}_layout\\": (\d)', instruction.text) for x in "qkv")
     (batch, heads, length, width), (_, _, key_length, _), (*_, value_width) = (
         [*size[:2], *size[:1:-1]] if layout and layout[1] == "2" else size
-        for size, layout in zip([x for x in sizes if len(x) == 4], layouts, strict=False)
+        for size, layout in zip(
+            [x for x in sizes if len(x) == 4], layouts, strict=False
+        )
     )
     along, across = KERNELS[found[1]]
-    flops = 2 * batch * heads * length * key_length * (along * width + across * value_width)
+    flops = (
+        2 * batch * heads * length * key_length * (along * width + across * value_width)
+    )
     blocks = sizes[0][1] if len(sizes[0]) == 3 else 0
     return flops * (blocks + 1) // (2 * blocks) if blocks else flops
 
 
 def convolution_flops(instruction: Instruction, left: str, right: str) -> int:
-    """Return 2 × the number of multiplications of a convolution whose operands have these shapes.
+    """Return 2 × the number of multiplications of a convolution whose operands have
+    these shapes.
 
-    Products with a batch axis are convolutions with padding and dilation. Products with padding do not count.
+    Products with a batch axis are convolutions with padding and dilation. Products with
+    padding do not count.
     """
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.text)
     if not labels:
-        raise ValueError(f"a convolution without dim_labels in XLA's output: {instruction.text.strip()[:300]}")
+        raise ValueError(
+            "a convolution without dim_labels in XLA's output: "
+            f"{instruction.text.strip()[:300]}"
+        )
     sizes = [arrays(shape)[0][0] for shape in (left, right, instruction.shape)]
-    a, b, out = (dict(zip(axes, size, strict=True)) for axes, size in zip(labels.groups(), sizes, strict=True))
+    a, b, out = (
+        dict(zip(axes, size, strict=True))
+        for axes, size in zip(labels.groups(), sizes, strict=True)
+    )
     window = (re.search(r"window=\{(.*?)\}", instruction.text) or ["", ""])[1]
     axes = sorted(axis for axis in out if axis.isdecimal())
 
     def values(key: str, default: str) -> list[int]:
-        """Return a number of the window for each of the axes. Of padding, only that before the values is returned."""
+        """Return a number of the window for each of the axes.
+
+        Of padding, only that before the values is returned.
+        """
         given = re.search(rf"\b{key}([\dx_\-]+)", window)
-        return [int(value.split("_")[0]) for value in (given[1].split("x") if given else [default] * len(axes))]
+        return [
+            int(value.split("_")[0])
+            for value in (given[1].split("x") if given else [default] * len(axes))
+        ]
 
     pairs = 1
     for axis, width, stride, before, spread, step in zip(
@@ -211,26 +271,45 @@ def convolution_flops(instruction: Instruction, left: str, right: str) -> int:
         strict=True,
     ):
         length = (a[axis] - 1) * spread + 1
-        places = (o * stride + k * step - before for o in range(out[axis]) for k in range(width))
+        places = (
+            o * stride + k * step - before
+            for o in range(out[axis])
+            for k in range(width)
+        )
         pairs *= sum(0 <= place < length and place % spread == 0 for place in places)
     return 2 * out["b"] * out["f"] * b["i"] * pairs
 
 
 def product_flops(instruction: Instruction, left: str) -> int:
-    """Return 2 × the number of multiplications of a product whose left operand has this shape.
+    """Return 2 × the number of multiplications of a product whose left operand has this
+    shape.
 
-    The instruction is a `dot` or a call of cuBLAS, of which the first array of the result is the product.
+    The instruction is a `dot` or a call of cuBLAS, of which the first array of the
+    result is the product.
     """
-    contracted = re.search(r'lhs_contracting_dim\w+"?[=:][{[]([\d,"]*)', instruction.text)
+    contracted = re.search(
+        r'lhs_contracting_dim\w+"?[=:][{[]([\d,"]*)', instruction.text
+    )
     if not contracted:
-        raise ValueError(f"a product without dimensions in XLA's output: {instruction.text.strip()[:300]}")
+        raise ValueError(
+            "a product without dimensions in XLA's output: "
+            f"{instruction.text.strip()[:300]}"
+        )
     (sizes, *_), (out, *_) = arrays(left)[0], arrays(instruction.shape)[0]
-    return 2 * math.prod(out) * math.prod(sizes[int(axis)] for axis in re.findall(r"\d+", contracted[1]))
+    return (
+        2
+        * math.prod(out)
+        * math.prod(sizes[int(axis)] for axis in re.findall(r"\d+", contracted[1]))
+    )
 
 
 def _bytes(program: Program, instruction: Instruction, computation: Computation) -> int:
-    """Return the bytes that an instruction reads from and writes to main memory, not to faster memory."""
-    operands = [computation[name] for name in instruction.operands if name in computation]
+    """Return the bytes that an instruction reads from and writes to main memory, not
+    to faster memory.
+    """
+    operands = [
+        computation[name] for name in instruction.operands if name in computation
+    ]
     if instruction.kind != "fusion":
         own = instruction.shape.partition(", s8[")[0]  # without the workspace of cuBLAS
         shapes = (own, *(operand.shape for operand in operands))
@@ -242,7 +321,9 @@ def _bytes(program: Program, instruction: Instruction, computation: Computation)
         if any(main for _, _, main in arrays(operand.shape)):
             moved += _read(program, inside, parameters[i])
     root = next(x for x in inside.values() if x.root)
-    written = [inside[name] for name in root.operands] if root.kind == "tuple" else [root]
+    written = (
+        [inside[name] for name in root.operands] if root.kind == "tuple" else [root]
+    )
     for result, (_, _, main) in zip(written, arrays(instruction.shape), strict=False):
         moved += main and _written(program, inside, result)
     return moved
@@ -250,11 +331,16 @@ def _bytes(program: Program, instruction: Instruction, computation: Computation)
 
 def _parameters(computation: Computation) -> list[Instruction]:
     found = [x for x in computation.values() if x.kind == "parameter"]
-    return sorted(found, key=lambda x: int((re.search(r"parameter\((\d+)\)", x.text) or ["", "0"])[1]))
+    return sorted(
+        found,
+        key=lambda x: int((re.search(r"parameter\((\d+)\)", x.text) or ["", "0"])[1]),
+    )
 
 
 def _read(program: Program, computation: Computation, value: Instruction) -> int:
-    """Return the bytes of `value` that the computation reads: only a slice of it, if it uses no more."""
+    """Return the bytes of `value` that the computation reads: only a slice of it, if
+    it uses no more.
+    """
     total, size = 0, bytes_of(value.shape)
     for user in computation.values():
         if value.name not in user.operands:
@@ -273,7 +359,9 @@ def _read(program: Program, computation: Computation, value: Instruction) -> int
 
 
 def _written(program: Program, computation: Computation, result: Instruction) -> int:
-    """Return the bytes of `result` that are written: only the update, if it is updated in place."""
+    """Return the bytes of `result` that are written: only the update, if it is
+    updated in place.
+    """
     if result.kind == "bitcast":
         return _written(program, computation, computation[result.operands[0]])
     if result.kind in UPDATES:

@@ -1,4 +1,6 @@
-"""What the validation scores of a run mean: scores are compared only if this is the same for them."""
+"""What the validation scores of a run mean: scores are compared only if this is the
+same for them.
+"""
 
 import dataclasses
 import hashlib
@@ -13,8 +15,10 @@ from transformer_jax.training.task import Task
 log = logging.getLogger(__name__)
 
 VALIDATION = "validation data"
-SECTIONS = ("evaluation", "decoding", "answers", "data")  # of a config; of "data", only sizes that may change in a run
-NOT_IN_TRAINING = ("checkpoint", "average_last", "batch_size")  # keys that evaluations during training do not use
+# of a config; of "data", only sizes that may change in a run
+SECTIONS = ("evaluation", "decoding", "answers", "data")
+# keys that evaluations during training do not use
+NOT_IN_TRAINING = ("checkpoint", "average_last", "batch_size")
 
 
 def part(task: Task) -> str:
@@ -23,16 +27,26 @@ def part(task: Task) -> str:
 
 
 def of(task: Task, held_out: Batches) -> dict[str, Any]:
-    """Return what the scores on the validation split depend on, besides the parameters: JSON values by key."""
+    """Return what the scores on the validation split depend on, besides the
+    parameters: JSON values by key.
+    """
     config = task.config
     data = [list(held_out.records), list(held_out.references)]
-    held = json.dumps(data, sort_keys=True, default=repr)  # a task may have other objects, e.g. of NumPy
-    found = {"scored": part(task), VALIDATION: hashlib.sha256(held.encode()).hexdigest()}
+    # a task may have other objects, e.g. of NumPy
+    held = json.dumps(data, sort_keys=True, default=repr)
+    found = {
+        "scored": part(task),
+        VALIDATION: hashlib.sha256(held.encode()).hexdigest(),
+    }
     for section in SECTIONS:
         values = getattr(config, section, None)
         for field in dataclasses.fields(values) if values is not None else ():
             relevant = section != "data" or {"free", "small"} <= field.metadata.keys()
-            if relevant and "how" not in field.metadata and field.name not in NOT_IN_TRAINING:
+            if (
+                relevant
+                and "how" not in field.metadata
+                and field.name not in NOT_IN_TRAINING
+            ):
                 found[f"{section}.{field.name}"] = getattr(values, field.name)
     return json.loads(json.dumps(found))
 
@@ -41,7 +55,8 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any], step: int) -> None:
     """Warn if the validation data are not those of the checkpoint at `step`."""
     if old.get(VALIDATION, new[VALIDATION]) != new[VALIDATION]:
         log.warning(
-            "the validation data have changed since step %d was saved: earlier and later scores do not mean the same, "
+            "the validation data have changed since step %d was saved: "
+            "earlier and later scores do not mean the same, "
             "and checkpoint.best_metric compares only those of the new data",
             step,
         )

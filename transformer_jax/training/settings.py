@@ -1,4 +1,7 @@
-"""Settings of JAX that change numbers. They are stored with each checkpoint and compared when a run continues."""
+"""Settings of JAX that change numbers.
+
+They are stored with each checkpoint and compared when a run continues.
+"""
 
 import logging
 import os
@@ -25,9 +28,14 @@ ROUNDING = ("jax_default_matmul_precision",)
 
 
 def current() -> dict[str, Any]:
-    """Return the settings of this process that change numbers, as JSON values by name."""
+    """Return the settings of this process that change numbers, as JSON values by
+    name.
+    """
     settings = {name: getattr(jax.config, name, None) for name in (*MEANING, *ROUNDING)}
-    plain = {name: x if isinstance(x, bool | int | None) else str(x) for name, x in settings.items()}
+    plain = {
+        name: x if isinstance(x, bool | int | None) else str(x)
+        for name, x in settings.items()
+    }
     return plain | {
         "XLA_FLAGS": " ".join(sorted(os.environ.get("XLA_FLAGS", "").split())),
         "jax": jax.__version__,
@@ -37,23 +45,34 @@ def current() -> dict[str, Any]:
 
 
 def shared(now: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that must be the same in all processes of a run. XLA_FLAGS may name files of a host."""
+    """Return the settings that must be the same in all processes of a run.
+
+    XLA_FLAGS may name files of a host.
+    """
     return {name: now[name] for name in (*MEANING, *ROUNDING, "jax", "jaxlib")}
 
 
 def check(stored: Mapping[str, Any], now: Mapping[str, Any], where: Any) -> None:
-    """Compare the settings of a run with those that it had when the checkpoint in `where` was saved.
+    """Compare the settings of a run with those that it had when the checkpoint in
+    `where` was saved.
 
-    Raises UserError if they give other random numbers or types. Logs those that only round differently. A setting that
-    was not stored, by an older version, is not compared.
+    Raises UserError if they give other random numbers or types. Logs those that only
+    round differently. A setting that was not stored, by an older version, is not
+    compared.
     """
     differing = [name for name in stored if name in now and stored[name] != now[name]]
-    told = {name: f"{name} = {now[name]!r}, but {stored[name]!r} when {where} was saved" for name in differing}
+    told = {
+        name: f"{name} = {now[name]!r}, but {stored[name]!r} when {where} was saved"
+        for name in differing
+    }
     if refused := [told[name] for name in differing if name in MEANING]:
         raise UserError(
             "\n".join(refused)
-            + "\nThe run would continue with other random numbers or types. Set the old values, e.g. by an environment "
-            f"variable such as {MEANING[0].upper()}, or choose another --workdir."
+            + "\nThe run would continue with other random numbers or types. Set the"
+            " old values, e.g. by an environment variable such as"
+            f" {MEANING[0].upper()}, or choose another --workdir."
         )
     for name in differing:
-        log.warning("%s: the run continues with other rounding, not bit for bit", told[name])
+        log.warning(
+            "%s: the run continues with other rounding, not bit for bit", told[name]
+        )

@@ -1,4 +1,6 @@
-"""Signals: they end a script within two seconds, or let a training run save its state first."""
+"""Signals: they end a script within two seconds, or let a training run save its
+state first.
+"""
 
 import ctypes
 import logging
@@ -15,7 +17,8 @@ from jax.experimental import multihost_utils
 
 log = logging.getLogger(__name__)
 
-# SIGHUP is that of a lost terminal, SIGUSR1 one that schedulers send before a time limit.
+# SIGHUP is that of a lost terminal, SIGUSR1 one that schedulers send before a time
+# limit.
 NAMES = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")
 STOPS = tuple(getattr(signal, name) for name in NAMES if hasattr(signal, name))
 PATIENCE = 1.5  # seconds from a signal until a process ends that is busy in a library
@@ -26,7 +29,10 @@ _trained = False  # True from the first step on: ending at once then loses steps
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal has ended the work, and there is nothing to save. `number` is the number of the signal."""
+    """A signal has ended the work, and there is nothing to save.
+
+    `number` is the number of the signal.
+    """
 
     def __init__(self, number: int):
         super().__init__(signal.Signals(number).name)
@@ -36,15 +42,18 @@ class Stopped(KeyboardInterrupt):
 def end_on_signals(end: Callable[[int], NoReturn]) -> None:
     """From now on, raise Stopped in the main thread when a signal arrives.
 
-    If the process is still alive PATIENCE seconds later, e.g. because it waits for a library, another thread calls
-    `end(number)`. Signals that the process was started to ignore stay ignored, e.g. by nohup.
+    If the process is still alive PATIENCE seconds later, e.g. because it waits for a
+    library, another thread calls `end(number)`. Signals that the process was started to
+    ignore stay ignored, e.g. by nohup.
     """
     for number in _heeded():
         signal.signal(number, _stop)
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    threading.Thread(target=_watch, args=(reader, end), name="signals", daemon=True).start()
+    threading.Thread(
+        target=_watch, args=(reader, end), name="signals", daemon=True
+    ).start()
 
 
 def _heeded() -> list[signal.Signals]:
@@ -70,28 +79,38 @@ def _watch(reader: int, end: Callable[[int], NoReturn]) -> None:
 
 
 def loses_steps() -> bool:
-    """Return True if this process has trained steps, which are lost if it ends at once."""
+    """Return True if this process has trained steps, which are lost if it ends at
+    once.
+    """
     return _trained
 
 
 def die(number: int) -> NoReturn:
-    """End this process and its workers by a signal, from any thread, so that its parent sees the signal."""
+    """End this process and its workers by a signal, from any thread, so that its
+    parent sees the signal.
+    """
     for worker in multiprocessing.active_children():
         worker.kill()
-    ctypes.CDLL(None).signal(number, 0)  # 0: the default action. Python allows this in the main thread only.
+    # 0: the default action. Python allows this in the main thread only.
+    ctypes.CDLL(None).signal(number, 0)
     os.kill(os.getpid(), number)
     time.sleep(1)
     os._exit(128 + number)
 
 
 def keep_from_jax() -> None:
-    """Make Python receive SIGTERM again after jax.distributed.initialize, whose own handler would swallow it."""
+    """Make Python receive SIGTERM again after jax.distributed.initialize, whose own
+    handler would swallow it.
+    """
     if threading.current_thread() is threading.main_thread():
         _handle(signal.SIGTERM, signal.getsignal(signal.SIGTERM) or signal.SIG_DFL)
 
 
 def _handle(number: int, handler: Any) -> Any:
-    """Set a handler and return the one before. If that is JAX's, which Python does not know, remember it."""
+    """Set a handler and return the one before.
+
+    If that is JAX's, which Python does not know, remember it.
+    """
     global _tell_jax
     address = _address(number)
     before = signal.signal(number, handler)
@@ -101,8 +120,11 @@ def _handle(number: int, handler: Any) -> Any:
 
 
 def _address(number: int) -> int:
-    """Return the address of the C function that handles a signal, 0 for the default action, 1 if it is ignored."""
-    action = (ctypes.c_void_p * 64)()  # a struct sigaction, which begins with the address
+    """Return the address of the C function that handles a signal, 0 for the default
+    action, 1 if it is ignored.
+    """
+    # a struct sigaction, which begins with the address
+    action = (ctypes.c_void_p * 64)()
     ctypes.CDLL(None).sigaction(number, None, action)
     return action[0] or 0
 
@@ -110,10 +132,11 @@ def _address(number: int) -> int:
 class StopRequest:
     """Turns a signal into a request to finish the current step, save it, and stop.
 
-    Until `reached` is called for the first time, there is nothing to save, and a signal raises Stopped. A second Ctrl-C
-    always does. With several processes, it is enough to signal one of them during training: they agree on a step
-    through JAX's preemption service. Outside the main thread, where Python cannot handle signals, the handlers are left
-    unchanged.
+    Until `reached` is called for the first time, there is nothing to save, and a signal
+    raises Stopped. A second Ctrl-C always does. With several processes, it is enough to
+    signal one of them during training: they agree on a step through JAX's preemption
+    service. Outside the main thread, where Python cannot handle signals, the handlers
+    are left unchanged.
     """
 
     def __init__(self) -> None:
@@ -141,7 +164,10 @@ class StopRequest:
             raise Stopped(number)
         if number == signal.SIGINT:
             signal.signal(number, _stop)
-            log.warning("saving the current step, then stopping; press Ctrl-C again to stop immediately without saving")
+            log.warning(
+                "saving the current step, then stopping; "
+                "press Ctrl-C again to stop immediately without saving"
+            )
         if self._by_jax and _tell_jax is not None:
             _tell_jax(signal.SIGTERM)
         self._received = True

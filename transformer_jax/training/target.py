@@ -1,4 +1,6 @@
-"""Compile a step for TPUs or GPUs that are not at hand, and describe the program: whether it fits and what it needs."""
+"""Compile a step for TPUs or GPUs that are not at hand, and describe the program:
+whether it fits and what it needs.
+"""
 
 import dataclasses
 import math
@@ -62,8 +64,9 @@ class Target:
 def lower(engine: Engine, batch: Arrays, step: str) -> jax.stages.Lowered:
     """Return the step, not yet compiled, for the devices of the engine's mesh.
 
-    step: "train"; "evaluate", an evaluation during training; or "predict", for which only the task's `input_arrays` of
-        the batch are used. Where predictions grow in pieces, "predict" is the program that adds a piece.
+    step: "train"; "evaluate", an evaluation during training; or "predict", for which
+        only the task's `input_arrays` of the batch are used. Where predictions grow in
+        pieces, "predict" is the program that adds a piece.
 
     Raises ValueError if the task does not name its input arrays.
     """
@@ -71,17 +74,26 @@ def lower(engine: Engine, batch: Arrays, step: str) -> jax.stages.Lowered:
     if step == "train":
         return engine.step.lower(state, abstract_batch(batch, engine.mesh))
     if step == "predict":
-        batch = {name: array for name, array in batch.items() if name in task.input_arrays}
+        batch = {
+            name: array for name, array in batch.items() if name in task.input_arrays
+        }
         if not batch:
             raise UserError(
-                f"--step=predict: {type(task).__name__} does not say which arrays of a batch are inputs: set its "
-                f"input_arrays, to a part of {', '.join(task.dummy_batch(1, 2))}"
+                f"--step=predict: {type(task).__name__} does "
+                "not say which arrays of a batch are inputs: set its input_arrays, "
+                f"to a part of {', '.join(task.dummy_batch(1, 2))}"
             )
-    return Evaluator(task, engine.mesh).lower(state.params, abstract_batch(batch, engine.mesh), step == "evaluate")
+    return Evaluator(task, engine.mesh).lower(
+        state.params, abstract_batch(batch, engine.mesh), step == "evaluate"
+    )
 
 
-def compile_for(topology: str, chip: Chip, engine: Engine, batch: Arrays, step: str, turns: int) -> tuple[Target, str]:
-    """Return the description of the compiled step, and its text. Loops of unknown length count as `turns` iterations.
+def compile_for(
+    topology: str, chip: Chip, engine: Engine, batch: Arrays, step: str, turns: int
+) -> tuple[Target, str]:
+    """Return the description of the compiled step, and its text.
+
+    Loops of unknown length count as `turns` iterations.
 
     Raises:
         DoesNotFit: The step needs more memory than the device has.
@@ -89,7 +101,9 @@ def compile_for(topology: str, chip: Chip, engine: Engine, batch: Arrays, step: 
     state = engine.abstract_state if step == "train" else engine.abstract_state.params
 
     def does_not_fit(size: float) -> DoesNotFit:
-        return DoesNotFit(too_large(size, topology, chip, bytes_per_device(state), step))
+        return DoesNotFit(
+            too_large(size, topology, chip, bytes_per_device(state), step)
+        )
 
     start = time.perf_counter()
     lowered = lower(engine, batch, step)
@@ -106,11 +120,15 @@ def compile_for(topology: str, chip: Chip, engine: Engine, batch: Arrays, step: 
         topology=topology,
         mesh=dict(engine.mesh.shape),
         step=step,
-        parameters=sum(math.prod(x.shape) for x in jax.tree.leaves(engine.abstract_state.params)),
+        parameters=sum(
+            math.prod(x.shape) for x in jax.tree.leaves(engine.abstract_state.params)
+        ),
         batch={name: array.shape for name, array in batch.items()},
         tokens=work.tokens,
         flops=work.flops if step == "train" else 0.0,
-        held=memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        held=memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        - memory.alias_size_in_bytes,
         temporary=memory.temp_size_in_bytes,
         code=memory.generated_code_size_in_bytes,
         memory=int(chip.memory),
@@ -119,34 +137,48 @@ def compile_for(topology: str, chip: Chip, engine: Engine, batch: Arrays, step: 
         collectives=read_collectives(text, turns)[0],
         turns=turns,
     )
-    if chip.specification and found.used > chip.memory:  # which the compiler of GPUs does not check
+    # which the compiler of GPUs does not check
+    if chip.specification and found.used > chip.memory:
         raise does_not_fit(found.used)
     return found, text
 
 
 def largest_size(error: str) -> float:
-    """Return the bytes of the largest size in a message of the compiler, e.g. "Used 38.30G of 15.75G hbm", or 0."""
+    """Return the bytes of the largest size in a message of the compiler, e.g. "Used
+    38.30G of 15.75G hbm", or 0.
+    """
     return max(
-        (float(number) * {"M": 2**20, "G": GIB, "T": 2**40}[unit] for number, unit in _SIZE.findall(error)), default=0
+        (
+            float(number) * {"M": 2**20, "G": GIB, "T": 2**40}[unit]
+            for number, unit in _SIZE.findall(error)
+        ),
+        default=0,
     )
 
 
 def too_large(size: float, topology: str, chip: Chip, held: int, step: str) -> str:
-    """Return the message for a step that needs `size` bytes, or an unknown number of bytes if `size` is smaller than
-    the memory. `held` is the size of the state.
+    """Return the message for a step that needs `size` bytes, or an unknown number of
+    bytes if `size` is smaller than the memory. `held` is the size of the state.
     """
     memory = chip.memory
     over = size - memory
     by = f"by {over / GIB:.2f} GiB" if over > 0 else "on the device"
     if held > memory / 2:
-        remedy = "a larger fsdp or tensor in --mesh, which divide parameters and optimizer state among more devices"
+        remedy = (
+            "a larger fsdp or tensor in --mesh, "
+            "which divide parameters and optimizer state among more devices"
+        )
     elif step == "train":
-        remedy = "a larger training.microbatches, a smaller data.batch_tokens, model.remat, or a larger topology"
+        remedy = (
+            "a larger training.microbatches, a smaller data.batch_tokens, "
+            "model.remat, or a larger topology"
+        )
     else:
         remedy = "a smaller evaluation.batch_size, or a larger topology"
     return (
-        f"--topology={topology}: the step does not fit {by}: a device has {memory / GIB:.2f} GiB, and the state alone "
-        f"takes {held / GIB:.2f} GiB. What helps: {remedy}"
+        f"--topology={topology}: the step does not fit {by}: "
+        f"a device has {memory / GIB:.2f} GiB, "
+        f"and the state alone takes {held / GIB:.2f} GiB. What helps: {remedy}"
     )
 
 
@@ -154,47 +186,86 @@ _SIZE = re.compile(r"([\d.]+)([MGT])\b")
 
 
 def table_rows(target: Target, chip: Chip, link: float) -> Iterator[tuple[str, str]]:
-    """Yield (name, value) pairs to display. `link` is the rate in bytes/s at which a device sends."""
+    """Yield (name, value) pairs to display.
+
+    `link` is the rate in bytes/s at which a device sends.
+    """
     t, devices = target, math.prod(target.mesh.values())
 
     def time(estimate: float | None, bound: float) -> str:
         least = f"at least {1000 * bound:.1f} ms"
         return least if estimate is None else f"{1000 * estimate:.1f} ms, {least}"
 
-    yield "compiled for", f"{t.topology}, mesh {' × '.join(f'{axis} {size}' for axis, size in t.mesh.items())}"
+    yield (
+        "compiled for",
+        (
+            f"{t.topology}, "
+            f"mesh {' × '.join(f'{axis} {size}' for axis, size in t.mesh.items())}"
+        ),
+    )
     yield "step", t.step
     yield "parameters", f"{t.parameters:,}"
     yield "batch", ", ".join(f"{name} {shape}" for name, shape in t.batch.items())
     if t.flops:
         yield "tokens per step", f"{t.tokens:,}"
         yield "FLOPs per step", f"{t.flops:.3g}, {t.flops / devices:.3g} per device"
-    yield "fits", f"yes: {t.used / GIB:.2f} of {t.memory / GIB:.2f} GiB per device ({t.used / t.memory:.0%})"
+    yield (
+        "fits",
+        (
+            f"yes: {t.used / GIB:.2f} of {t.memory / GIB:.2f} "
+            f"GiB per device ({t.used / t.memory:.0%})"
+        ),
+    )
     yield "bytes per device: state and batch", f"{t.held:,}"
     yield "  temporary", f"{t.temporary:,}"
     yield "  program", f"{t.code:,}"
     for c in t.collectives:
         yield (
             f"{c.kind} among {c.group} devices",
-            f"{c.count:,} per step, {c.overlapped:,} of them during computations; {c.bytes:,} bytes in "
-            f"total, {c.sent:,} bytes sent per device",
+            (
+                f"{c.count:,} per step, {c.overlapped:,} of them during computations; "
+                f"{c.bytes:,} bytes in total, {c.sent:,} bytes sent per device"
+            ),
         )
     sending = sum(c.sent for c in t.collectives) / link
     meanwhile = sum(c.meanwhile for c in t.collectives) / link
     if t.collectives:
         name = f"communication at {link / 1e9:g} GB/s (estimate)"
-        yield name, f"{1000 * sending:.3g} ms, {1000 * meanwhile:.3g} ms of it during computations"
+        yield (
+            name,
+            (
+                f"{1000 * sending:.3g} ms, "
+                f"{1000 * meanwhile:.3g} ms of it during computations"
+            ),
+        )
     without = "; the compiler gives no estimate" if t.schedule.estimate is None else ""
-    yield "time without communication (estimate)", time(t.schedule.estimate, t.schedule.bound) + without
+    yield (
+        "time without communication (estimate)",
+        time(t.schedule.estimate, t.schedule.bound) + without,
+    )
     for part, found in t.schedule.parts.items():
         yield f"  {part}", time(found.estimate, found.bound)
     if t.flops:
         ideal = t.flops / devices / chip.peak
-        mfu = "" if t.schedule.estimate is None else f"{ideal / t.schedule.estimate:.1%}, "
-        yield "MFU these times would mean (estimate)", f"{mfu}at most {ideal / t.schedule.bound:.1%}"
+        mfu = (
+            ""
+            if t.schedule.estimate is None
+            else f"{ideal / t.schedule.estimate:.1%}, "
+        )
+        yield (
+            "MFU these times would mean (estimate)",
+            f"{mfu}at most {ideal / t.schedule.bound:.1%}",
+        )
     if t.collectives:
         alone = sending - meanwhile
         estimate = None if t.schedule.estimate is None else t.schedule.estimate + alone
-        yield "time with communication (estimate)", time(estimate, t.schedule.bound + alone)
+        yield (
+            "time with communication (estimate)",
+            time(estimate, t.schedule.bound + alone),
+        )
     if t.schedule.guessed:
-        yield "loops of unknown length", f"{t.schedule.guessed}, counted as {t.turns} iterations each"
+        yield (
+            "loops of unknown length",
+            f"{t.schedule.guessed}, counted as {t.turns} iterations each",
+        )
     yield "compile time", f"{t.compile_s:.0f} s"

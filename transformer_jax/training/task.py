@@ -1,4 +1,6 @@
-"""The interface of a task, used for training, evaluation, prediction and description."""
+"""The interface of a task, used for training, evaluation, prediction and
+description.
+"""
 
 import dataclasses
 import types
@@ -20,19 +22,22 @@ from transformer_jax.training.sharding import MeshConfig
 Params = Any
 Arrays = dict[str, np.ndarray]
 Outputs = dict[str, Any]  # arrays, and possibly a state, see `Task.evaluate`
-Record = str | dict[str, Any]  # a line of text, or an object with the fields of the task's data
+# a line of text, or an object with the fields of the task's data
+Record = str | dict[str, Any]
 
 NOTHING: Parts = types.MappingProxyType({})
 CHECKPOINTS = ("latest", "best", "average", "ema")
 
 
 class Mean(NamedTuple):
-    """The mean sum / weight over the whole batch, independent of microbatches and devices.
+    """The mean sum / weight over the whole batch, independent of microbatches and
+    devices.
 
-    sum: sum of a value over the examples or tokens that have one; float32, differentiated.
+    sum: sum of a value over the examples or tokens that have one; float32,
+        differentiated.
     weight: the number of these examples or tokens; must not depend on the parameters.
-    scale: λ, the factor of this mean in the objective; 0 for a metric that is not part of the objective. The mean is
-        logged without this factor.
+    scale: λ, the factor of this mean in the objective; 0 for a metric that is not part
+        of the objective. The mean is logged without this factor.
     """
 
     sum: jax.Array
@@ -41,12 +46,16 @@ class Mean(NamedTuple):
 
 
 class Inherited(NamedTuple):
-    """The parameters that a run takes from the run `config.init_from`: by default, all that have the same path there.
+    """The parameters that a run takes from the run `config.init_from`: by default, all
+    that have the same path there.
 
     parts: the only parameters to take; all if there are none.
-    module: a module that the other run may have trained alone, e.g. "gpt". Its "path" there is then "gpt/path" here.
-    rows: tables of this module that are larger here than in such a run: their path here → the rows that are new.
-    outputs: module, e.g. "head" → the meaning of each of its outputs. They are taken by these names.
+    module: a module that the other run may have trained alone, e.g. "gpt". Its "path"
+        there is then "gpt/path" here.
+    rows: tables of this module that are larger here than in such a run: their path here
+        → the rows that are new.
+    outputs: module, e.g. "head" → the meaning of each of its outputs. They are taken by
+        these names.
     """
 
     parts: Parts = NOTHING
@@ -70,12 +79,17 @@ class TrainingConfig:
     log_every: int = free(100)
     evaluate_every: int = free(1000)
     seed: int = 0
-    microbatches: int = 1  # split each batch into this many parts and sum their gradients, to save memory
-    ema_decay: float = 0.0  # decay of the parameters' moving average, for evaluation.checkpoint = "ema"; 0: no average
+    # split each batch into this many parts and sum their gradients, to save memory
+    microbatches: int = 1
+    # decay of the parameters' moving average, for evaluation.checkpoint = "ema"; 0: no
+    # average
+    ema_decay: float = 0.0
 
     @property
     def loss_label(self) -> str:
-        """The name of the training loss where it is shown next to an evaluation loss."""
+        """The name of the training loss where it is shown next to an evaluation
+        loss.
+        """
         return "loss"
 
     def problems(self) -> Iterator[tuple[str, str]]:
@@ -93,9 +107,10 @@ class TrainingConfig:
 class EvaluationConfig:
     """The parameters to evaluate, and the batch size.
 
-    checkpoint: "latest"; "best" by checkpoint.best_metric; "average" of the last `average_last` checkpoints; or "ema",
-        the moving average of training.ema_decay in the latest checkpoint. Evaluations during training score the moving
-        average for "ema", and the parameters themselves for the other values.
+    checkpoint: "latest"; "best" by checkpoint.best_metric; "average" of the last
+        `average_last` checkpoints; or "ema", the moving average of training.ema_decay
+        in the latest checkpoint. Evaluations during training score the moving average
+        for "ema", and the parameters themselves for the other values.
     """
 
     checkpoint: str = "latest"
@@ -113,13 +128,18 @@ class EvaluationConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The validated sections of a config. Each task's subclass narrows some of the types and adds sections.
+    """The validated sections of a config.
 
-    Every `model` has the fields architecture, d_model and dtype. Every `data` is a `data.text.TextData`.
+    Each task's subclass narrows some of the types and adds sections.
+
+    Every `model` has the fields architecture, d_model and dtype. Every `data` is a
+    `data.text.TextData`.
     """
 
     task: str
-    init_from: str  # the workdir of another run, whose parameters and tokenizers a new run starts from; "": none
+    # the workdir of another run, whose parameters and tokenizers a new run starts from;
+    # "": none
+    init_from: str
     model: Any
     data: Any
     optimizer: OptimizerConfig
@@ -134,27 +154,41 @@ class Config:
         if rows % parts:
             yield (
                 "training.microbatches",
-                f"must divide data.rows_multiple = {rows}: set data.rows_multiple to a multiple of {parts}",
+                (
+                    f"must divide data.rows_multiple = {rows}: "
+                    f"set data.rows_multiple to a multiple of {parts}"
+                ),
             )
         every, checked = self.checkpoint.every, self.training.evaluate_every
         if self.checkpoint.keep_best and every % checked:
             yield (
                 "checkpoint.every",
-                f"must be a multiple of training.evaluate_every = {checked} to keep the best: change one of them, or "
-                "set checkpoint.keep_best to 0",
+                (
+                    "must be a multiple "
+                    f"of training.evaluate_every = {checked} to keep the best: "
+                    "change one of them, or set checkpoint.keep_best to 0"
+                ),
             )
         kept = self.checkpoint.keep_latest
-        if self.evaluation.checkpoint == "average" and self.evaluation.average_last > kept:
+        if (
+            self.evaluation.checkpoint == "average"
+            and self.evaluation.average_last > kept
+        ):
             yield (
                 "evaluation.average_last",
-                f"must not exceed checkpoint.keep_latest = {kept}, because older checkpoints are removed: set it to "
-                f"{kept}, or train with a larger checkpoint.keep_latest",
+                (
+                    f"must not exceed checkpoint.keep_latest = {kept}, "
+                    "because older checkpoints are removed: "
+                    f"set it to {kept}, or train with a larger checkpoint.keep_latest"
+                ),
             )
         if self.evaluation.checkpoint == "ema" and not self.training.ema_decay:
             yield (
                 "evaluation.checkpoint",
-                "training.ema_decay = 0.0 keeps no moving average: train with e.g. 0.999, or set this to 'latest', "
-                "'best' or 'average'",
+                (
+                    "training.ema_decay = 0.0 keeps no moving average: train "
+                    "with e.g. 0.999, or set this to 'latest', 'best' or 'average'"
+                ),
             )
 
     def advice(self) -> Iterator[str]:
@@ -162,95 +196,135 @@ class Config:
         end, steps = self.optimizer.decay_steps, self.training.steps
         if self.optimizer.schedule in DECAYING and 0 < end < steps:
             yield (
-                f"config.optimizer.decay_steps = {end}: after that step, the learning rate stays at "
-                f"{self.optimizer.end_fraction:g} of its peak until training.steps = {steps}; set it to 0 to decay "
-                "over all steps"
+                f"config.optimizer.decay_steps = {end}: after that step, the learning "
+                f"rate stays at {self.optimizer.end_fraction:g} of its peak "
+                f"until training.steps = {steps}; set it to 0 to decay over all steps"
             )
 
 
 class Task(ABC):
     """A task: model, batches, loss, metrics and predictions.
 
-    The methods that run on the device are pure; the engine compiles them and shards them over the mesh. All generic
-    code (training, evaluation, prediction, verification, description, benchmark, report) uses only these methods.
+    The methods that run on the device are pure; the engine compiles them and shards
+    them over the mesh. All generic code (training, evaluation, prediction,
+    verification, description, benchmark, report) uses only these methods.
     """
 
     Config: ClassVar[type[Config]]
-    # The numeric metrics of `score`, which are the choices for checkpoint.best_metric, and their labels in the training
-    # log, where predictions are the cheap ones. E.g. {"bleu": "bleu (greedy)"}.
+    # The numeric metrics of `score`, which are the choices for checkpoint.best_metric,
+    # and their labels in the training log, where predictions are the cheap ones. E.g.
+    # {"bleu": "bleu (greedy)"}.
     metrics: ClassVar[Mapping[str, str]]
-    columns: tuple[str, ...] = ("text",)  # the fields of a record; a plain line of text stands for the first field
-    inputs: int = 1  # the first `inputs` columns are needed for a prediction; the others are references
-    # The arrays of a batch that a prediction is made from, if the batch has them. Others are references, or only in
-    # batches of a split.
+    # the fields of a record; a plain line of text stands for the first field
+    columns: tuple[str, ...] = ("text",)
+    # the first `inputs` columns are needed for a prediction; the others are references
+    inputs: int = 1
+    # The arrays of a batch that a prediction is made from, if the batch has them.
+    # Others are references, or only in batches of a split.
     input_arrays: tuple[str, ...] = ()
     frozen: Parts = NOTHING  # parameters that training leaves as they are
     inherited: Inherited = Inherited()
-    piece: int = 1  # the number of steps of `resume` after which the host looks at the outputs
-    growing: str = ""  # the field of a prediction whose text grows in pieces, if there is one
+    # the number of steps of `resume` after which the host looks at the outputs
+    piece: int = 1
+    # the field of a prediction whose text grows in pieces, if there is one
+    growing: str = ""
 
     def __init__(self, config: Any, workdir: epath.PathLike):
-        """`config` is an instance of `Config`; `workdir` is the folder with the tokenizers."""
+        """`config` is an instance of `Config`; `workdir` is the folder with the
+        tokenizers.
+        """
         self.config = config
 
     @property
     def scorer(self) -> "Task":
-        """The task, with the same parameters, whose predictions are scores. By default, it is this one."""
+        """The task, with the same parameters, whose predictions are scores.
+
+        By default, it is this one.
+        """
         return self
 
     # Methods that run on the device.
 
     @abstractmethod
     def init(self, key: jax.Array) -> Params:
-        """Return new parameters, with leaves boxed with their logical axis names (Flax metadata)."""
-
-    @abstractmethod
-    def loss(
-        self, params: Params, batch: Mapping[str, jax.Array], key: jax.Array, step: jax.Array | int
-    ) -> dict[str, Mean]:
-        """Return the terms of the objective Σ scale · sum / weight, and metrics. `step` is the number of steps before.
-
-        When the training log averages the loss over steps, it weights each step by the weight of the first term.
+        """Return new parameters, with leaves boxed with their logical axis names
+        (Flax metadata).
         """
 
     @abstractmethod
-    def evaluate(self, params: Params, batch: Mapping[str, jax.Array], greedy: bool) -> tuple[dict[str, Mean], Outputs]:
-        """Return the means over a batch, without dropout, and the outputs for `decode`, with rows as the first axis.
+    def loss(
+        self,
+        params: Params,
+        batch: Mapping[str, jax.Array],
+        key: jax.Array,
+        step: jax.Array | int,
+    ) -> dict[str, Mean]:
+        """Return the terms of the objective Σ scale · sum / weight, and metrics.
 
-        Without references in the batch, there are no means. `greedy` requests cheap predictions, for evaluations during
-        training. Outputs that grow in pieces have a "state", which stays on the device and is passed to `resume`: any
-        pytree with rows as the first axis of every leaf.
+        `step` is the number of steps before.
+
+        When the training log averages the loss over steps, it weights each step by the
+        weight of the first term.
+        """
+
+    @abstractmethod
+    def evaluate(
+        self, params: Params, batch: Mapping[str, jax.Array], greedy: bool
+    ) -> tuple[dict[str, Mean], Outputs]:
+        """Return the means over a batch, without dropout, and the outputs for `decode`,
+        with rows as the first axis.
+
+        Without references in the batch, there are no means. `greedy` requests cheap
+        predictions, for evaluations during training. Outputs that grow in pieces have a
+        "state", which stays on the device and is passed to `resume`: any pytree with
+        rows as the first axis of every leaf.
         """
 
     # Methods that run on the host.
 
     @abstractmethod
     def batches(self, split: str, seed: int | None) -> Batches:
-        """Return batches of a split: shuffled for training if `seed` is given, otherwise each example exactly once."""
+        """Return batches of a split: shuffled for training if `seed` is given,
+        otherwise each example exactly once.
+        """
 
     @abstractmethod
     def batches_of(self, records: Sequence[Record]) -> Batches:
-        """Return the batches of records to predict from, with references if every record has all of `columns`."""
+        """Return the batches of records to predict from, with references if every
+        record has all of `columns`.
+        """
 
     @abstractmethod
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
-        """Return the prediction for each row as a JSON object. Predicted text is in the field "text"."""
+        """Return the prediction for each row as a JSON object.
+
+        Predicted text is in the field "text".
+        """
 
     @abstractmethod
     def score(
-        self, means: Mapping[str, float], predictions: Sequence[dict[str, Any]], references: Sequence[Any]
+        self,
+        means: Mapping[str, float],
+        predictions: Sequence[dict[str, Any]],
+        references: Sequence[Any],
     ) -> dict[str, float | str]:
-        """Return the metrics. `means` are those of `evaluate` (empty if only predictions are scored), `predictions` the
-        results of `decode`.
+        """Return the metrics.
+
+        `means` are those of `evaluate` (empty if only predictions are scored),
+        `predictions` the results of `decode`.
         """
 
     @abstractmethod
     def dummy_batch(self, rows: int, length: int, seed: int | None = None) -> Arrays:
-        """Return a synthetic batch. Examples have `length` tokens, or random lengths up to it with a `seed`."""
+        """Return a synthetic batch.
+
+        Examples have `length` tokens, or random lengths up to it with a `seed`.
+        """
 
     @abstractmethod
     def fingerprint(self, training: bool) -> dict[str, str]:
-        """Return the hashes of the tokenizers and, if `training`, of the data, which must match those of a checkpoint.
+        """Return the hashes of the tokenizers and, if `training`, of the data, which
+        must match those of a checkpoint.
 
         Trains the tokenizers that are missing in the workdir.
         """
@@ -258,17 +332,30 @@ class Task(ABC):
     # Optional methods.
 
     def unchanged(self, name: str) -> bool:
-        """Return True if a part of the fingerprint is as it was before checkpoints held a hash of it."""
+        """Return True if a part of the fingerprint is as it was before checkpoints
+        held a hash of it.
+        """
         return False
 
     def resume(
-        self, params: Params, batch: Mapping[str, jax.Array], state: Any, going_on: jax.Array, steps: int, greedy: bool
+        self,
+        params: Params,
+        batch: Mapping[str, jax.Array],
+        state: Any,
+        going_on: jax.Array,
+        steps: int,
+        greedy: bool,
     ) -> Outputs:
-        """Return the outputs after up to `steps` more steps, where `going_on` is True. Runs on the device."""
+        """Return the outputs after up to `steps` more steps, where `going_on` is True.
+
+        Runs on the device.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not implement resume()")
 
     def unfinished(self, outputs: Arrays, batch: Arrays) -> np.ndarray | None:
-        """Return where outputs are to grow further, with rows as the first axis, or None if all are complete."""
+        """Return where outputs are to grow further, with rows as the first axis, or
+        None if all are complete.
+        """
         return None
 
     def work(self, batch: Arrays) -> Work:
@@ -276,19 +363,32 @@ class Task(ABC):
         return Work(0, 0.0)
 
     def preview(self, arrays: Arrays) -> list[str]:
-        """Return lines that show the first batch, for the log. Raises ValueError if the batch is obviously wrong."""
+        """Return lines that show the first batch, for the log.
+
+        Raises ValueError if the batch is obviously wrong.
+        """
         return []
 
-    def checks(self, params: Params, batch: Mapping[str, jax.Array]) -> Mapping[str, float]:
-        """Return relative differences of results that must be equal, e.g. {"cached = uncached decoding": 1e-7}."""
+    def checks(
+        self, params: Params, batch: Mapping[str, jax.Array]
+    ) -> Mapping[str, float]:
+        """Return relative differences of results that must be equal, e.g. {"cached =
+        uncached decoding": 1e-7}.
+        """
         return {}
 
     def attention(
         self, params: Params, batch: Mapping[str, jax.Array]
-    ) -> tuple[dict[tuple[str, str, str], jax.Array], dict[str, tuple[jax.Array, jax.Array]]]:
-        """Return {(name, queries, keys): weights (B, L, N, T, S)} and {queries or keys: (ids (B, T), lengths (B,))}."""
+    ) -> tuple[
+        dict[tuple[str, str, str], jax.Array], dict[str, tuple[jax.Array, jax.Array]]
+    ]:
+        """Return {(name, queries, keys): weights (B, L, N, T, S)} and {queries or
+        keys: (ids (B, T), lengths (B,))}.
+        """
         return {}, {}
 
     def tokens(self, name: str, ids: np.ndarray) -> tuple[list[str], str]:
-        """Return the readable tokens of ids that `attention` returned under `name`, and their text."""
+        """Return the readable tokens of ids that `attention` returned under `name`,
+        and their text.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not implement tokens()")

@@ -1,4 +1,6 @@
-"""TPU slices and hosts of GPUs that programs can be compiled for on any machine, by the compilers of these devices."""
+"""TPU slices and hosts of GPUs that programs can be compiled for on any machine, by
+the compilers of these devices.
+"""
 
 import dataclasses
 import importlib.util
@@ -18,8 +20,8 @@ from transformer_jax.training.profiling import PEAKS
 INSTALL = "pip install -c constraints.txt -e '.[tpu]' in the folder of transformer_jax"
 INSTALL_GPU = INSTALL.replace("tpu", "gpu-compiler")
 
-# What libtpu would otherwise look for on a TPU host, with warnings if it is not on one. No TPU is opened, so several
-# processes can use libtpu at the same time.
+# What libtpu would otherwise look for on a TPU host, with warnings if it is not on one.
+# No TPU is opened, so several processes can use libtpu at the same time.
 SETTINGS = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
@@ -30,16 +32,19 @@ SETTINGS = {
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """A kind of TPU or GPU. All numbers are per JAX device, of which v4 and tpu7x have two per chip.
+    """A kind of TPU or GPU. All numbers are per JAX device, of which v4 and tpu7x have
+    two per chip.
 
-    memory: bytes that a program can use, as the compiler of TPUs reports them when a program needs more. Of GPUs, all.
+    memory: bytes that a program can use, as the compiler of TPUs reports them when a
+        program needs more. Of GPUs, all.
     peak: FLOP/s of bfloat16 products.
     bandwidth: bytes/s of the device's memory.
-    clock: cycles/s, the peak divided by the FLOPs per cycle of the device's matrix units. None for GPUs, whose compiler
-        estimates no cycles.
-    kernel_slowness: cycles of the kernels of `models.short`, relative to those on a v5e, by libtpu's static profile. 1
-        where there is no profile.
-    specification: what the compiler of GPUs needs to know about the device, "" for TPUs.
+    clock: cycles/s, the peak divided by the FLOPs per cycle of the device's matrix
+        units. None for GPUs, whose compiler estimates no cycles.
+    kernel_slowness: cycles of the kernels of `models.short`, relative to those on a
+        v5e, by libtpu's static profile. 1 where there is no profile.
+    specification: what the compiler of GPUs needs to know about the device, "" for
+        TPUs.
     options: of the compiler.
     """
 
@@ -64,15 +69,25 @@ def _chip(
     parts: int = 1,
     kernel_slowness: float = 1.0,
 ) -> Chip:
-    """Return a chip with `units` matrix units of width × width per device, and `parts` devices."""
+    """Return a chip with `units` matrix units of width × width per device, and
+    `parts` devices.
+    """
     peak = PEAKS[kind][0] * 1e12
     if kind == "TPU v4":  # listed per chip
         peak /= parts
     clock = peak / (2 * units * width**2)
-    return Chip(memory_gib * 2**30, peak, bandwidth / parts, clock, tuple(names.split()), kernel_slowness)
+    return Chip(
+        memory_gib * 2**30,
+        peak,
+        bandwidth / parts,
+        clock,
+        tuple(names.split()),
+        kernel_slowness,
+    )
 
 
-# A GpuTargetConfigProto of XLA, with places for what differs between GPUs. Limits of compute capability 9.0:
+# A GpuTargetConfigProto of XLA, with places for what differs between GPUs. Limits of
+# compute capability 9.0:
 # https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities
 _HOPPER = Template("""
 gpu_device_info {
@@ -102,84 +117,133 @@ device_description_str: "$kind"
 
 
 def _hopper(kind: str, memory: int, bandwidth: float) -> Chip:
-    """Return a GPU with compute capability 9.0. Layouts are hosts × 1 × GPUs per host."""
+    """Return a GPU with compute capability 9.0. Layouts are hosts × 1 × GPUs per
+    host.
+    """
     return Chip(
         memory=memory,
         peak=PEAKS[kind][0] * 1e12,
         bandwidth=bandwidth,
         clock=None,
         topologies=("1x1x1", "1x1x2", "1x1x4", "1x1x8", "2x1x8", "64x1x8"),
-        specification=_HOPPER.substitute(memory=memory, bandwidth=int(bandwidth), kind=kind),
-        options={"xla_gpu_autotune_level": 0},  # without a GPU, the compiler cannot time variants of a kernel
+        specification=_HOPPER.substitute(
+            memory=memory, bandwidth=int(bandwidth), kind=kind
+        ),
+        # without a GPU, the compiler cannot time variants of a kernel
+        options={"xla_gpu_autotune_level": 0},
     )
 
 
 _SQUARES, _CUBES = "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16", "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4"
-# Bandwidths: https://docs.cloud.google.com/tpu/docs/v4 and the corresponding pages of the other kinds.
+# Bandwidths: https://docs.cloud.google.com/tpu/docs/v4 and the corresponding pages of
+#     the other kinds.
 CHIPS = {
     "v4": _chip("TPU v4", 15.25, 1228e9, 4, 128, _CUBES, parts=2),
     "v5e": _chip("TPU v5e", 15.75, 819e9, 4, 128, _SQUARES),
-    "v5p": _chip("TPU v5p", 95.74, 2765e9, 8, 128, _CUBES + " 4x4x8 4x8x8 8x8x8", kernel_slowness=0.5),
+    "v5p": _chip(
+        "TPU v5p",
+        95.74,
+        2765e9,
+        8,
+        128,
+        _CUBES + " 4x4x8 4x8x8 8x8x8",
+        kernel_slowness=0.5,
+    ),
     "v6e": _chip("TPU v6e", 31.25, 1640e9, 4, 256, _SQUARES, kernel_slowness=0.8),
     "tpu7x": _chip("TPU7x", 94.75, 7380e9, 4, 256, _CUBES, parts=2),
-    # SXM: https://resources.nvidia.com/en-us-gpu-resources/h100-datasheet-24306, https://www.nvidia.com/en-us/data-center/h200
+    # SXM: https://resources.nvidia.com/en-us-gpu-resources/h100-datasheet-24306,
+    #     https://www.nvidia.com/en-us/data-center/h200
     "h100": _hopper("NVIDIA H100 80GB HBM3", 84942979072, 3350e9),
     "h200": _hopper("NVIDIA H200", 150754820096, 4800e9),
 }
 
 
 def chip_of(name: str) -> Chip:
-    """Return the kind of chip of a topology, e.g. "v5e:16x16". Raises ValueError if the topology is unknown."""
+    """Return the kind of chip of a topology, e.g. "v5e:16x16".
+
+    Raises ValueError if the topology is unknown.
+    """
     kind, _, layout = name.partition(":")
     chip = CHIPS.get(kind)
-    if not chip or not layout or (chip.specification and not re.fullmatch(r"[1-9]\d{0,2}x1x[1-8]", layout, re.ASCII)):
+    if (
+        not chip
+        or not layout
+        or (
+            chip.specification
+            and not re.fullmatch(r"[1-9]\d{0,2}x1x[1-8]", layout, re.ASCII)
+        )
+    ):
         raise UserError(f"--topology={name}: there is no such topology; {_known()}")
     return chip
 
 
 def _known() -> str:
-    listed = "; ".join(f"{kind}: {', '.join(chip.topologies)}" for kind, chip in CHIPS.items())
-    return f"write it as CHIP:LAYOUT, e.g. v5e:16x16. The chips and some of their layouts are {listed}"
+    listed = "; ".join(
+        f"{kind}: {', '.join(chip.topologies)}" for kind, chip in CHIPS.items()
+    )
+    return (
+        "write it as CHIP:LAYOUT, e.g. v5e:16x16. "
+        f"The chips and some of their layouts are {listed}"
+    )
 
 
 def devices_of(name: str) -> Sequence[jax.Device]:
     """Return the devices of a topology, for which programs can be compiled but not run.
 
     Raises:
-        ValueError: The topology is unknown, its compiler is not installed, or another process keeps it from loading.
+        ValueError: The topology is unknown, its compiler is not installed, or another
+            process keeps it from loading.
     """
     chip = chip_of(name)
     if chip.specification:
         return _gpus(name, chip)
     if importlib.util.find_spec("libtpu") is None:
-        raise UserError(f"--topology={name}: compiling for TPUs needs libtpu: {INSTALL}")
+        raise UserError(
+            f"--topology={name}: compiling for TPUs needs libtpu: {INSTALL}"
+        )
     for variable, value in SETTINGS.items():
         os.environ.setdefault(variable, value)
     single = {"chips_per_host_bounds": (1, 1, 1)} if name.endswith(":1x1") else {}
     try:
-        return topologies.get_topology_desc(platform="tpu", topology_name=name, **single).devices
+        return topologies.get_topology_desc(
+            platform="tpu", topology_name=name, **single
+        ).devices
     except jax.errors.JaxRuntimeError as error:
         if "lockfile" in str(error):
             raise UserError(
-                f"--topology={name}: another process has loaded libtpu (it holds /tmp/libtpu_lockfile): wait until it "
-                "ends, or set ALLOW_MULTIPLE_LIBTPU_LOAD=1, with which libtpu does not use the file"
+                f"--topology={name}: another process has loaded "
+                "libtpu (it holds /tmp/libtpu_lockfile): wait until it ends, or set "
+                "ALLOW_MULTIPLE_LIBTPU_LOAD=1, with which libtpu does not use the file"
             ) from error
-        raise UserError(f"--topology={name}: libtpu says {str(error).strip()!r}; {_known()}") from error
+        raise UserError(
+            f"--topology={name}: libtpu says {str(error).strip()!r}; {_known()}"
+        ) from error
 
 
 def _gpus(name: str, chip: Chip) -> Sequence[jax.Device]:
-    if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
-        raise UserError(f"--topology={name}: compiling for GPUs needs JAX's plugin for them: {INSTALL_GPU}")
+    if not any(
+        importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)
+    ):
+        raise UserError(
+            f"--topology={name}: compiling for GPUs needs JAX's plugin for them: "
+            f"{INSTALL_GPU}"
+        )
     kind, _, layout = name.partition(":")
     return topologies.get_topology_desc(
-        platform="cuda", topology_name=kind, topology=layout, target_config=chip.specification
+        platform="cuda",
+        topology_name=kind,
+        topology=layout,
+        target_config=chip.specification,
     ).devices
 
 
 def check_mesh(name: str, mesh: str, sizes: Sequence[int], devices: int) -> None:
-    """Raise ValueError if a mesh of these sizes does not have all devices of a topology. `mesh` is how it was given."""
+    """Raise ValueError if a mesh of these sizes does not have all devices of a
+    topology. `mesh` is how it was given.
+    """
     if math.prod(sizes) != devices:
         raise UserError(
-            f"--mesh={mesh}: its axes multiply to {math.prod(sizes)}, but {name} has {devices} devices: change the "
-            f"mesh, e.g. to data={devices}, or the topology"
+            f"--mesh={mesh}: its axes multiply to {math.prod(sizes)}, "
+            f"but {name} has {devices} devices: "
+            f"change the mesh, e.g. to data={devices}, or the topology"
         )

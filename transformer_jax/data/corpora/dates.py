@@ -1,17 +1,24 @@
-"""The built-in corpus: dates written in seven languages or in figures, and their ISO form `YYYY-MM-DD`.
+"""The built-in corpus: dates written in seven languages or in figures, and their ISO
+form `YYYY-MM-DD`.
 
-The corpus is generated from a seed, so nothing is downloaded. It is a tfds builder and is read like any other tfds data
-set. Every string has exactly one correct answer, by these conventions:
+The corpus is generated from a seed, so nothing is downloaded. It is a tfds builder and
+is read like any other tfds data set. Every string has exactly one correct answer, by
+these conventions:
 
-- The separator determines the order of figures: `/` is month/day/year (US), `.` is day.month.year, `-` is
-  day-month-year. A four-digit year in front means year, month, day, with any separator or none.
-- Two-digit years follow POSIX `%y`: 69–99 are 1969–1999, 00–68 are 2000–2068. Other years have four digits.
-- The name of a month means the same month in all languages ("mai", "mar", "set"); a test checks this.
+- The separator determines the order of figures: `/` is month/day/year (US), `.` is
+  day.month.year, `-` is day-month-year. A four-digit year in front means year, month,
+  day, with any separator or none.
+- Two-digit years follow POSIX `%y`: 69–99 are 1969–1999, 00–68 are 2000–2068. Other
+  years have four digits.
+- The name of a month means the same month in all languages ("mai", "mar", "set"); a
+  test checks this.
 - Weekdays are written in full and agree with the date.
 
-Week dates (2024-W01-1) and ordinal dates (2024-366) are left out, since they require calendar arithmetic.
+Week dates (2024-W01-1) and ordinal dates (2024-366) are left out, since they require
+calendar arithmetic.
 
-The splits have no *day* in common, and hence no string: no day of the test set is in the training set in any format.
+The splits have no *day* in common, and hence no string: no day of the test set is in
+the training set in any format.
 """
 
 import contextlib
@@ -30,19 +37,23 @@ from transformer_jax.errors import UserError
 FIRST_DAY, LAST_DAY = datetime.date(1900, 1, 1), datetime.date(2099, 12, 31)
 TWO_DIGIT_YEARS = range(1969, 2069)
 SIZES = {"train": 40_000, "validation": 1_000, "test": 1_000}
-HELD_OUT_DAYS = 3_650  # number of days for validation, and the same for test; together a tenth of all days
+# number of days for validation, and the same for test; together a tenth of all days
+HELD_OUT_DAYS = 3_650
 
 
 @dataclass(frozen=True)
 class Language:
-    """The patterns of one language, and the words that fill their fields (see `write`), separated by spaces."""
+    """The patterns of one language, and the words that fill their fields (see
+    `write`), separated by spaces.
+    """
 
     patterns: tuple[str, ...]
     months: str = ""
     short_months: str = ""
     weekdays: str = ""
     suffix: str = ""
-    suffixes: Mapping[int, str] = field(default_factory=dict)  # for days with another suffix than `suffix`
+    # for days with another suffix than `suffix`
+    suffixes: Mapping[int, str] = field(default_factory=dict)
 
 
 FIGURES = Language(
@@ -75,7 +86,10 @@ LANGUAGES = {
             "the {th} of {month} {y}",
             "{weekday}, {month} {th}, {y}",
         ),
-        months="January February March April May June July August September October November December",
+        months=(
+            "January February March April May June "
+            "July August September October November December"
+        ),
         short_months="Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec",
         weekdays="Monday Tuesday Wednesday Thursday Friday Saturday Sunday",
         suffix="th",
@@ -88,14 +102,25 @@ LANGUAGES = {
             "{th} {month} {yy}",
             "{weekday}, den {th} {month} {y}",
         ),
-        months="Januar Februar März April Mai Juni Juli August September Oktober November Dezember",
+        months=(
+            "Januar Februar März April Mai Juni "
+            "Juli August September Oktober November Dezember"
+        ),
         short_months="Jan. Feb. März Apr. Mai Juni Juli Aug. Sept. Okt. Nov. Dez.",
         weekdays="Montag Dienstag Mittwoch Donnerstag Freitag Samstag Sonntag",
         suffix=".",
     ),
     "French": Language(
-        patterns=("{th} {month} {y}", "le {th} {month} {y}", "{th} {mon} {y}", "{weekday} {th} {month} {y}"),
-        months="janvier février mars avril mai juin juillet août septembre octobre novembre décembre",
+        patterns=(
+            "{th} {month} {y}",
+            "le {th} {month} {y}",
+            "{th} {mon} {y}",
+            "{weekday} {th} {month} {y}",
+        ),
+        months=(
+            "janvier février mars avril mai juin "
+            "juillet août septembre octobre novembre décembre"
+        ),
         short_months="janv. févr. mars avr. mai juin juil. août sept. oct. nov. déc.",
         weekdays="lundi mardi mercredi jeudi vendredi samedi dimanche",
         suffixes={1: "er"},
@@ -107,20 +132,39 @@ LANGUAGES = {
             "{dd} {MON} {y}",
             "{weekday}, {d} de {month} de {y}",
         ),
-        months="enero febrero marzo abril mayo junio julio agosto septiembre octubre noviembre diciembre",
+        months=(
+            "enero febrero marzo abril mayo junio "
+            "julio agosto septiembre octubre noviembre diciembre"
+        ),
         short_months="ene feb mar abr may jun jul ago sept oct nov dic",
         weekdays="lunes martes miércoles jueves viernes sábado domingo",
     ),
     "Italian": Language(
-        patterns=("{th} {month} {y}", "{d} {mon} {y}", "{d} {mon} '{yy}", "{weekday} {th} {month} {y}"),
-        months=("gennaio febbraio marzo aprile maggio giugno luglio agosto settembre ottobre novembre dicembre"),
+        patterns=(
+            "{th} {month} {y}",
+            "{d} {mon} {y}",
+            "{d} {mon} '{yy}",
+            "{weekday} {th} {month} {y}",
+        ),
+        months=(
+            "gennaio febbraio marzo aprile maggio "
+            "giugno luglio agosto settembre ottobre novembre dicembre"
+        ),
         short_months="gen feb mar apr mag giu lug ago set ott nov dic",
         weekdays="lunedì martedì mercoledì giovedì venerdì sabato domenica",
         suffixes={1: "º"},
     ),
     "Dutch": Language(
-        patterns=("{d} {month} {y}", "{d} {mon} {y}", "{d} {mon} '{yy}", "{weekday} {d} {month} {y}"),
-        months="januari februari maart april mei juni juli augustus september oktober november december",
+        patterns=(
+            "{d} {month} {y}",
+            "{d} {mon} {y}",
+            "{d} {mon} '{yy}",
+            "{weekday} {d} {month} {y}",
+        ),
+        months=(
+            "januari februari maart april mei juni "
+            "juli augustus september oktober november december"
+        ),
         short_months="jan. feb. mrt. apr. mei jun. jul. aug. sep. okt. nov. dec.",
         weekdays="maandag dinsdag woensdag donderdag vrijdag zaterdag zondag",
     ),
@@ -131,15 +175,27 @@ LANGUAGES = {
             "{dd}/{mon}/{y}",
             "{weekday}, {th} de {month} de {y}",
         ),
-        months="janeiro fevereiro março abril maio junho julho agosto setembro outubro novembro dezembro",
+        months=(
+            "janeiro fevereiro março abril maio "
+            "junho julho agosto setembro outubro novembro dezembro"
+        ),
         short_months="jan fev mar abr mai jun jul ago set out nov dez",
-        weekdays="segunda-feira terça-feira quarta-feira quinta-feira sexta-feira sábado domingo",
+        weekdays=(
+            "segunda-feira terça-feira quarta-feira "
+            "quinta-feira sexta-feira sábado domingo"
+        ),
         suffixes={1: "º"},
     ),
 }
 
-FORMATS = [(language, pattern) for language in (FIGURES, *LANGUAGES.values()) for pattern in language.patterns]
-FOUR_DIGIT_FORMATS = [(language, pattern) for language, pattern in FORMATS if "{yy}" not in pattern]
+FORMATS = [
+    (language, pattern)
+    for language in (FIGURES, *LANGUAGES.values())
+    for pattern in language.patterns
+]
+FOUR_DIGIT_FORMATS = [
+    (language, pattern) for language, pattern in FORMATS if "{yy}" not in pattern
+]
 
 
 def formats(day: datetime.date) -> list[tuple[Language, str]]:
@@ -148,7 +204,9 @@ def formats(day: datetime.date) -> list[tuple[Language, str]]:
 
 
 def write(day: datetime.date, language: Language, pattern: str) -> str:
-    """Fill the fields of `pattern`: `d`, `m` and `y` have no leading zeros; `dd`, `mm` and `yy` have two digits."""
+    """Fill the fields of `pattern`: `d`, `m` and `y` have no leading zeros; `dd`,
+    `mm` and `yy` have two digits.
+    """
     fields = {
         "d": f"{day.day}",
         "dd": f"{day.day:02}",
@@ -169,13 +227,21 @@ def write(day: datetime.date, language: Language, pattern: str) -> str:
 
 
 def examples(split: str, count: int, seed: int = 0) -> Iterator[tuple[str, str]]:
-    """Yield `count` pairs (written, iso). The pairs for a smaller count are a prefix of those for a larger one.
+    """Yield `count` pairs (written, iso).
 
-    No day occurs twice before all days of the split have occurred once: 65,749 in `train`, 3,650 in each other split.
+    The pairs for a smaller count are a prefix of those for a larger one.
+
+    No day occurs twice before all days of the split have occurred once: 65,749 in
+    `train`, 3,650 in each other split.
     """
     if split not in SIZES:
-        raise UserError(f"{split=} is not a split of the dates; choose one of {', '.join(SIZES)}")
-    days = [FIRST_DAY + datetime.timedelta(i) for i in range((LAST_DAY - FIRST_DAY).days + 1)]
+        raise UserError(
+            f"{split=} is not a split of the dates; choose one of {', '.join(SIZES)}"
+        )
+    days = [
+        FIRST_DAY + datetime.timedelta(i)
+        for i in range((LAST_DAY - FIRST_DAY).days + 1)
+    ]
     random.Random(f"days {seed}").shuffle(days)
     start, stop = {
         "test": (0, HELD_OUT_DAYS),
@@ -188,7 +254,9 @@ def examples(split: str, count: int, seed: int = 0) -> Iterator[tuple[str, str]]
 
 
 class Dates(tfds.core.GeneratorBasedBuilder):
-    """Builder of a data set of `examples` with seed 0, in order, with the features `written` and `iso`."""
+    """Builder of a data set of `examples` with seed 0, in order, with the features
+    `written` and `iso`.
+    """
 
     VERSION = tfds.core.Version("1.0.0")
 
@@ -196,16 +264,21 @@ class Dates(tfds.core.GeneratorBasedBuilder):
         return tfds.core.DatasetInfo(
             builder=self,
             description=__doc__,
-            features=tfds.features.FeaturesDict({"written": tfds.features.Text(), "iso": tfds.features.Text()}),
+            features=tfds.features.FeaturesDict(
+                {"written": tfds.features.Text(), "iso": tfds.features.Text()}
+            ),
             supervised_keys=("written", "iso"),
             disable_shuffling=True,
         )
 
     def download_and_prepare(self, **kwargs: Any) -> None:
-        with contextlib.redirect_stdout(sys.stderr):  # tfds writes messages to stdout, which is for results
+        # tfds writes messages to stdout, which is for results
+        with contextlib.redirect_stdout(sys.stderr):
             super().download_and_prepare(**kwargs)
 
-    def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Iterator]:
+    def _split_generators(
+        self, dl_manager: tfds.download.DownloadManager
+    ) -> dict[str, Iterator]:
         return {split: self._generate_examples(split) for split in SIZES}
 
     def _generate_examples(self, split: str) -> Iterator[tuple[int, dict[str, str]]]:

@@ -1,7 +1,9 @@
-"""Prepare standard corpora for training: download their files or take them from a folder, and write array_record.
+"""Prepare standard corpora for training: download their files or take them from a
+folder, and write array_record.
 
-The builders of tfds define what to download and how to read it. The downloads of tfds itself need TensorFlow to unpack
-archives, and take minutes to fail without a network. `Downloads` replaces them.
+The builders of tfds define what to download and how to read it. The downloads of tfds
+itself need TensorFlow to unpack archives, and take minutes to fail without a network.
+`Downloads` replaces them.
 """
 
 import bz2
@@ -35,49 +37,72 @@ PATIENCE = 10, 60  # seconds to wait for a connection, and for the next bytes
 BLOCK = 2**20  # bytes
 LOG_EVERY = 10  # seconds between progress messages of a download
 
-BROKEN = (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
+BROKEN = (
+    OSError,
+    EOFError,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+)
 
 
-def prepare(name: str, directory: epath.PathLike, manual_dir: epath.PathLike | None = None) -> epath.Path:
+def prepare(
+    name: str, directory: epath.PathLike, manual_dir: epath.PathLike | None = None
+) -> epath.Path:
     """Prepare the tfds data set `name` in `directory`, and return its folder.
 
-    `directory` is the `data.directory` for training. Files in `manual_dir` (default: `directory`/downloads/manual) are
-    used if they have the same names as on their servers. The others are downloaded. The SHA-256 of every file is
-    checked if tfds knows it. A data set that is already prepared is left unchanged.
+    `directory` is the `data.directory` for training. Files in `manual_dir` (default:
+    `directory`/downloads/manual) are used if they have the same names as on their
+    servers. The others are downloaded. The SHA-256 of every file is checked if tfds
+    knows it. A data set that is already prepared is left unchanged.
 
     Raises:
-        DataError: the data set or folder does not exist; a file cannot be downloaded or is damaged; or the data set
-            already exists but is incomplete.
+        DataError: the data set or folder does not exist; a file cannot be downloaded or
+            is damaged; or the data set already exists but is incomplete.
     """
     directory = epath.Path(directory).expanduser()
     builder = tfds_builder(name, directory)
     if manual_dir is not None and not epath.Path(manual_dir).expanduser().is_dir():
-        raise DataError(f"There is no directory {manual_dir}: set --manual_dir to where the downloaded files are.")
+        raise DataError(
+            f"There is no directory {manual_dir}: "
+            "set --manual_dir to where the downloaded files are."
+        )
     if not builder.is_prepared():
         downloads = Downloads(directory / "downloads", manual_dir, known_files(builder))
         try:
-            with contextlib.redirect_stdout(io.StringIO()):  # tfds writes messages to stdout
+            # tfds writes messages to stdout
+            with contextlib.redirect_stdout(io.StringIO()):
                 _with_downloads(builder, downloads).download_and_prepare(
-                    download_config=tfds.download.DownloadConfig(manual_dir=manual_dir, try_download_gcs=False)
+                    download_config=tfds.download.DownloadConfig(
+                        manual_dir=manual_dir, try_download_gcs=False
+                    )
                 )
         except (DataError, OSError, AssertionError, UnicodeError, EOFError) as error:
             raise DataError(f"Cannot prepare {name} in {directory}: {error}") from error
         builder = tfds_builder(name, directory)
         if not builder.is_prepared():  # tfds does not touch an existing folder
             raise DataError(
-                f"Cannot prepare {name}: {builder.data_path} exists but is incomplete. Remove it and prepare it again."
+                f"Cannot prepare {name}: {builder.data_path} exists but is incomplete. "
+                "Remove it and prepare it again."
             )
-    counts = ", ".join(f"{split} {info.num_examples:,}" for split, info in builder.info.splits.items())
+    counts = ", ".join(
+        f"{split} {info.num_examples:,}" for split, info in builder.info.splits.items()
+    )
     log.info("%s in %s: %s", name, builder.data_path, counts)
     return builder.data_path
 
 
 def known_files(builder: tfds.core.DatasetBuilder) -> Mapping[str, Any]:
-    """Return what tfds knows about a builder's files: {url: object with `filename` (may be None) and `checksum`}."""
+    """Return what tfds knows about a builder's files: {url: object with `filename`
+    (may be None) and `checksum`}.
+    """
     return builder.url_infos or {}
 
 
-def _with_downloads(builder: tfds.core.DatasetBuilder, downloads: "Downloads") -> tfds.core.DatasetBuilder:
+def _with_downloads(
+    builder: tfds.core.DatasetBuilder, downloads: "Downloads"
+) -> tfds.core.DatasetBuilder:
     """Return a builder of the same data set that takes its files from `downloads`."""
     base: Any = type(builder)
 
@@ -85,7 +110,9 @@ def _with_downloads(builder: tfds.core.DatasetBuilder, downloads: "Downloads") -
         name = builder.name
 
         @functools.wraps(base._split_generators)  # tfds inspects the signature
-        def _split_generators(self, dl_manager: Any, *arguments: Any, **keywords: Any) -> Any:
+        def _split_generators(
+            self, dl_manager: Any, *arguments: Any, **keywords: Any
+        ) -> Any:
             return super()._split_generators(downloads, *arguments, **keywords)
 
     return WithDownloads(
@@ -99,20 +126,29 @@ def _with_downloads(builder: tfds.core.DatasetBuilder, downloads: "Downloads") -
 class Downloads:
     """Fetcher of the files of a tfds builder.
 
-    It has the methods of `tfds.download.DownloadManager` that builders call. URLs and paths may be nested in lists and
-    dicts; the result has the same structure.
+    It has the methods of `tfds.download.DownloadManager` that builders call. URLs and
+    paths may be nested in lists and dicts; the result has the same structure.
 
     Args:
-        directory: folder for downloaded files, at the host and path of their URL, and for unpacked archives.
-        manual_dir: folder of files that were fetched by hand. Default: `manual` in `directory`.
+        directory: folder for downloaded files, at the host and path of their URL, and
+            for unpacked archives.
+        manual_dir: folder of files that were fetched by hand. Default: `manual` in
+            `directory`.
         known: the file name and SHA-256 of URLs, as returned by `known_files`.
     """
 
     register_checksums = False
 
-    def __init__(self, directory: epath.Path, manual_dir: epath.PathLike | None, known: Mapping[str, Any]):
+    def __init__(
+        self,
+        directory: epath.Path,
+        manual_dir: epath.PathLike | None,
+        known: Mapping[str, Any],
+    ):
         self.download_dir = directory
-        self._manual = epath.Path(manual_dir).expanduser() if manual_dir else directory / "manual"
+        self._manual = (
+            epath.Path(manual_dir).expanduser() if manual_dir else directory / "manual"
+        )
         self._known = known
 
     @property
@@ -124,16 +160,22 @@ class Downloads:
         """
         if not self._manual.is_dir() or not any(self._manual.iterdir()):
             raise DataError(
-                f"There are no files in {self._manual}: set --manual_dir to where the downloaded files are."
+                f"There are no files in {self._manual}: "
+                "set --manual_dir to where the downloaded files are."
             )
         return self._manual
 
     def download(self, urls: Any) -> Any:
-        """Return the paths of the files at `urls`. Files are downloaded unless they already exist."""
+        """Return the paths of the files at `urls`.
+
+        Files are downloaded unless they already exist.
+        """
         return _map(self._download, urls)
 
     def extract(self, paths: Any) -> Any:
-        """Return folders with the contents of archives, decompressed files (.gz, .bz2, .xz), and other files as is."""
+        """Return folders with the contents of archives, decompressed files (.gz,
+        .bz2, .xz), and other files as is.
+        """
         return _map(self._extract, paths)
 
     def download_and_extract(self, urls: Any) -> Any:
@@ -141,20 +183,28 @@ class Downloads:
         return _map(lambda url: self._extract(self._download(url)), urls)
 
     def iter_archive(self, path: Any) -> Iterator[tuple[str, IO[bytes]]]:
-        """Yield the (name, content) of each file in an archive. Read each content before requesting the next."""
+        """Yield the (name, content) of each file in an archive.
+
+        Read each content before requesting the next.
+        """
         yield from _members(epath.Path(getattr(path, "path", path)))
 
     def _download(self, url: Any) -> epath.Path:
         url = getattr(url, "url", url)  # a tfds.download.Resource
         known, place = self._known.get(url), urllib.parse.urlsplit(url)
-        name = (known and known.filename) or PurePosixPath(place.path).name or "download"
+        name = (
+            (known and known.filename) or PurePosixPath(place.path).name or "download"
+        )
         for path in (self._manual / name, self._kept(place, name)):
             if path.is_file():
                 if known is None and path.parent == self._manual:
-                    log.warning("using %s for %s unchecked: its sha256 is not known", path, url)
+                    log.warning(
+                        "using %s for %s unchecked: its sha256 is not known", path, url
+                    )
                 elif known is not None and (found := _sha256(path)) != known.checksum:
                     raise DataError(
-                        f"{path}, for {url}, {_wrong(found, known.checksum)} Remove the file and fetch it again."
+                        f"{path}, for {url}, {_wrong(found, known.checksum)} "
+                        "Remove the file and fetch it again."
                     )
                 return path
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -162,7 +212,9 @@ class Downloads:
         try:
             found = self._fetch(url, name, temporary)
             if known is not None and found != known.checksum:
-                raise DataError(f"{url} {_wrong(found, known.checksum)} {_by_hand(name)}")
+                raise DataError(
+                    f"{url} {_wrong(found, known.checksum)} {_by_hand(name)}"
+                )
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -170,7 +222,11 @@ class Downloads:
 
     def _kept(self, place: urllib.parse.SplitResult, name: str) -> epath.Path:
         """Return the path of a downloaded file. Different URLs have different paths."""
-        folders = [part for part in (place.netloc, *place.path.split("/")[:-1]) if part not in ("", ".", "..")]
+        folders = [
+            part
+            for part in (place.netloc, *place.path.split("/")[:-1])
+            if part not in ("", ".", "..")
+        ]
         if place.query:
             folders.append(hashlib.sha256(place.query.encode()).hexdigest()[:8])
         return self.download_dir.joinpath(*folders, name)
@@ -178,15 +234,29 @@ class Downloads:
     def _fetch(self, url: str, name: str, path: epath.Path) -> str:
         """Download `url` to `path`, and return the SHA-256 of the content."""
         try:
-            # Without this header, a server may declare that an archive is the compressed encoding of its content.
-            response = requests.get(url, stream=True, timeout=PATIENCE, headers={"Accept-Encoding": "identity"})
+            # Without this header, a server may declare that an archive is the
+            # compressed encoding of its content.
+            response = requests.get(
+                url,
+                stream=True,
+                timeout=PATIENCE,
+                headers={"Accept-Encoding": "identity"},
+            )
         except requests.RequestException as error:
-            raise DataError(f"{url} cannot be reached ({type(error).__name__}). {_by_hand(name)}") from error
+            raise DataError(
+                f"{url} cannot be reached ({type(error).__name__}). {_by_hand(name)}"
+            ) from error
         digest, written, logged = hashlib.sha256(), 0, time.monotonic()
         with response, path.open("wb") as file:
             response.raise_for_status()
-            of = f" of {int(size):,}" if (size := response.headers.get("Content-Length", "")).isdigit() else ""
-            log.info("downloading %s%s", url, of and f": {of.removeprefix(' of ')} bytes")
+            of = (
+                f" of {int(size):,}"
+                if (size := response.headers.get("Content-Length", "")).isdigit()
+                else ""
+            )
+            log.info(
+                "downloading %s%s", url, of and f": {of.removeprefix(' of ')} bytes"
+            )
             try:
                 for block in response.iter_content(BLOCK):
                     file.write(block)
@@ -197,7 +267,8 @@ class Downloads:
                         log.info("%s: %s%s bytes", name, f"{written:,}", of)
             except requests.RequestException as error:
                 raise DataError(
-                    f"The download of {url} stopped after {written:,} bytes ({type(error).__name__}): start again."
+                    f"The download of {url} stopped "
+                    f"after {written:,} bytes ({type(error).__name__}): start again."
                 ) from error
         return digest.hexdigest()
 
@@ -218,7 +289,10 @@ class Downloads:
                     shutil.copyfileobj(content, copy, BLOCK)
             temporary.rename(target)
         except BROKEN as error:
-            raise DataError(f"Error while extracting {path}: {error}. Remove the file and fetch it again.") from error
+            raise DataError(
+                f"Error while extracting {path}: {error}. "
+                "Remove the file and fetch it again."
+            ) from error
         finally:
             if temporary.is_dir():
                 temporary.rmtree()
@@ -255,17 +329,23 @@ def _by_hand(name: str) -> str:
 
 
 def _is_archive(path: epath.Path) -> bool:
-    return path.name.endswith((".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz"))
+    return path.name.endswith(
+        (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
+    )
 
 
 def _opener(path: epath.Path) -> Callable[..., IO[bytes]] | None:
-    """Return the function that opens a single compressed file, or None for archives and other files."""
+    """Return the function that opens a single compressed file, or None for archives
+    and other files.
+    """
     openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
     return None if _is_archive(path) else openers.get(path.suffix)
 
 
 def _members(path: epath.Path) -> Iterator[tuple[str, IO[bytes]]]:
-    """Yield the (name, content) of each file in an archive. The name is "" for a single compressed file.
+    """Yield the (name, content) of each file in an archive.
+
+    The name is "" for a single compressed file.
 
     Raises:
         DataError: a name points outside the folder that the archive is extracted to.
@@ -283,17 +363,28 @@ def _members(path: epath.Path) -> Iterator[tuple[str, IO[bytes]]]:
             with tarfile.open(fileobj=file) as tar:
                 for member in tar:
                     try:
-                        found = tar.extractfile(member)  # for a link, the file in the archive that it points to
+                        # for a link, the file in the archive that it points to
+                        found = tar.extractfile(member)
                     except KeyError:
-                        log.warning("%s: skipping %s, a link to a file that is not in the archive", path, member.name)
+                        log.warning(
+                            "%s: "
+                            "skipping %s, a link to a file that is not in the archive",
+                            path,
+                            member.name,
+                        )
                         continue
                     if found and (name := _safe(member.name, path)):
                         yield name, found
 
 
 def _safe(name: str, archive: epath.Path) -> str | None:
-    """Return a member's name, or None if it should not be extracted (hidden files and backups)."""
+    """Return a member's name, or None if it should not be extracted (hidden files
+    and backups).
+    """
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts:
-        raise DataError(f"{archive} has a file {name}, a path outside of the archive: do not trust this archive.")
+        raise DataError(
+            f"{archive} has a file {name}, a path outside of the archive: "
+            "do not trust this archive."
+        )
     return None if path.name.startswith(".") or path.name.endswith("~") else str(path)
