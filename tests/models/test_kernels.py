@@ -279,7 +279,7 @@ def test_blocks_are_few_equal_and_at_most_512_positions():
     ("kernel", "share", "dropping"),
     [
         ("splash", "1x2x128x8", ""),
-        ("short", "1x128x128", ""),
+        pytest.param("short", "1x128x128", "", marks=pytest.mark.slow),
         ("short", "1x128x128", ", dropout_rate=0.4, dropout_key=jax.random.key(2)"),
     ],
 )

@@ -469,7 +469,7 @@ def foreign_task(tiny: ConfigDict, workdir, names: list[str]):
     [
         ("padding 1", (42, 41, 1)),
         ("no padding", (41, 40, None)),
-        ("GPT-2", (50_256, 50_256, None)),
+        pytest.param("GPT-2", (50_256, 50_256, None), marks=pytest.mark.slow),
     ],
 )
 def test_tokenizers_of_others_with_any_special_ids(

@@ -210,7 +210,7 @@ def row_values(workdir):
     return [{key: row.get(key) for key in kept} for row in rows(workdir)]
 
 
-@pytest.mark.parametrize("step", [4, 8])
+@pytest.mark.parametrize("step", [4, pytest.param(8, marks=pytest.mark.slow)])
 def test_a_run_asked_to_stop_during_an_evaluation_saves_first(
     finished, tmp_path, monkeypatch, step
 ):
@@ -347,7 +347,9 @@ def test_settings_of_jax_that_change_the_run_are_refused(
 
 
 @pytest.mark.usefixtures("interruptible")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_run_asked_to_stop_before_its_first_step_takes_none(
     tiny, tmp_path, monkeypatch, number
 ):

@@ -192,7 +192,14 @@ def test_rows_that_do_not_divide_are_refused():
         check_rows([8, 18], mesh, microbatches=4)
 
 
-@pytest.mark.parametrize("attention", ["additive", "scaled_dot", "multi_head"])
+@pytest.mark.parametrize(
+    "attention",
+    [
+        pytest.param("additive", marks=pytest.mark.slow),
+        pytest.param("scaled_dot", marks=pytest.mark.slow),
+        "multi_head",
+    ],
+)
 def test_recurrent_gradients_are_those_of_one_device(attention):
     """The mesh has two devices along each of data, fsdp and tensor."""
     config = shrink(get_config("rnn", attention), Path("none"))

@@ -166,6 +166,15 @@ def described(
     )
 
 
+FAMILIES = (
+    "sequence_to_sequence",
+    "sequence_to_sequence,recurrent",
+    "language_modeling",
+    "bert_pretraining",
+    "classification",
+)
+
+
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     path = tmp_path_factory.mktemp("recipe") / "tiny.py"
@@ -173,7 +182,14 @@ def tiny(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("task", [*TASKS, "sequence_to_sequence,recurrent"])
+@pytest.mark.parametrize(
+    "task",
+    [
+        # the tasks with one stack of encoder layers compile almost the same step
+        pytest.param(task, marks=[pytest.mark.slow] * (task not in FAMILIES))
+        for task in (*TASKS, "sequence_to_sequence,recurrent")
+    ],
+)
 @pytest.mark.parametrize(
     ("topology", "step"),
     [
@@ -458,9 +474,16 @@ def test_splash_attention_compiles_for_tpus(topology, tensor, devices):
 
 
 @needs_libtpu
-@pytest.mark.parametrize("rate", [0, 0.1])
 @pytest.mark.parametrize(
-    ("length", "topology"), [(64, "v5e:1x1"), (1024, "v5e:1x1"), (512, "v6e:1x1")]
+    ("length", "topology", "rate"),
+    [
+        (64, "v5e:1x1", 0),
+        (64, "v5e:1x1", 0.1),
+        pytest.param(1024, "v5e:1x1", 0, marks=pytest.mark.slow),
+        pytest.param(1024, "v5e:1x1", 0.1, marks=pytest.mark.slow),
+        pytest.param(512, "v6e:1x1", 0, marks=pytest.mark.slow),
+        (512, "v6e:1x1", 0.1),
+    ],
 )
 def test_short_attention_compiles_for_tpus(length, topology, rate):
     """1,024 is the longest.

@@ -18,6 +18,7 @@ every file matches it.
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import hashlib
 import json
@@ -120,6 +121,17 @@ def parameters_sha256(params: PyTree) -> str:
     return digest.hexdigest()
 
 
+def _check_merged(folder: epath.Path) -> None:
+    """Raise OSError unless Orbax has merged what the processes wrote of a step.
+
+    Orbax looks for their parts with a glob, which takes a folder that cannot be read
+    for an empty one. It then completes a step without arrays.
+    """
+    merged = folder / "state" / "manifest.ocdbt"
+    if processes.first_says(lambda: files.status(merged) is None):
+        raise OSError(errno.EIO, "Orbax has not written this file", str(merged))
+
+
 def check_fingerprint(
     fingerprint: Mapping[str, str], meta: Mapping[str, Any], where: Any
 ) -> None:
@@ -203,6 +215,7 @@ class Checkpoints:
             with _only_the_error():
                 # Without `force`, Orbax silently skips the save if a newer step exists.
                 self._manager.save(step, args=items, force=True)
+            _check_merged(folder)
             manifest.write(folder)
         # another process has died; the disk is fine, and a restart is enough
         except jax.errors.JaxRuntimeError:
