@@ -47,7 +47,6 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
         # JAX locks a cache of limited size only
         "jax_compilation_cache_max_size": 2**31,
         "jax_persistent_cache_min_compile_time_secs": 0.1,
-        "jax_traceback_in_locations_limit": 0,  # the tests take 5 % less time
     }
     for key, value in settings.items():
         os.environ[key.upper()] = str(value)
