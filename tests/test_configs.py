@@ -57,11 +57,8 @@ def test_an_attention_is_one_key(attention, size, cell):
 
 # Recipes that others cover almost entirely.
 SLOW = {
-    ("bert", "large,ltr"),
     ("finetune", "task=sick"),
-    ("finetune", "task=swag"),
     ("gpt", "gpt2-small"),
-    ("multi30k", "de-en,size=small,relative"),
     ("finetune", "model=gpt,task=swag"),
     ("gpt", "shakespeare-cpu-long"),
     ("multi30k", "annotated"),

@@ -166,6 +166,7 @@ def described(
     )
 
 
+# The tasks whose steps differ most. The others fine-tune the same encoder.
 FAMILIES = (
     "sequence_to_sequence",
     "sequence_to_sequence,recurrent",
@@ -185,7 +186,6 @@ def tiny(tmp_path_factory):
 @pytest.mark.parametrize(
     "task",
     [
-        # the tasks with one stack of encoder layers compile almost the same step
         pytest.param(task, marks=[pytest.mark.slow] * (task not in FAMILIES))
         for task in (*TASKS, "sequence_to_sequence,recurrent")
     ],
