@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+from jax.experimental import multihost_utils
 
 from transformer_jax.training import manifest
 from transformer_jax.training.checkpoint import (
@@ -378,6 +379,13 @@ def test_the_latest_are_not_filled_up_with_what_is_kept_for_its_score(opened, tm
     checkpoints = opened(**options)
     assert checkpoints.verified() == [10, 30, 40]
     assert (checkpoints.latest(1), checkpoints.latest(2)) == ([40], [30, 40])
+
+
+def test_a_save_leaves_the_counter_of_the_preemption_service_alone(opened, monkeypatch):
+    calls = []
+    monkeypatch.setattr(multihost_utils, "reached_preemption_sync_point", calls.append)
+    opened().save(10, make_state(), {}, {"loss": 1.0})
+    assert calls == []
 
 
 def test_the_newer_of_equal_scores_is_best(opened):

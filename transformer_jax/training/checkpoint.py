@@ -472,7 +472,7 @@ class Checkpoints:
 
     @functools.cached_property
     def _manager(self) -> "ocp.CheckpointManager":
-        return ocp.CheckpointManager(
+        manager = ocp.CheckpointManager(
             self.directory,
             item_handlers={
                 "state": ocp.PyTreeCheckpointHandler(),
@@ -480,6 +480,11 @@ class Checkpoints:
             },
             options=ocp.CheckpointManagerOptions(enable_async_checkpointing=False),
         )
+        # JAX's preemption service has one counter, and signals.StopRequest advances it.
+        # Orbax would set it to the step's number during a save, and the processes would
+        # miss the number at which they agreed to stop.
+        manager.reached_preemption = lambda step: False  # type: ignore[method-assign]
+        return manager
 
     def _folder(self, step: int) -> epath.Path:
         return self.directory / str(step)
