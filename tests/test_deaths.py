@@ -135,8 +135,9 @@ def test_the_survivor_of_a_dead_process_is_restarted(
 def test_a_signal_to_one_process_stops_both_after_the_same_step(
     recipe, tmp_path, number, victim
 ):
-    # a shell's background jobs ignore it
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # a shell's background jobs ignore SIGINT, and nohup's SIGHUP; children inherit it
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, signal.SIG_DFL)
     with Pair(recipe, tmp_path / "run") as pair:
         pair.wait_for("training")
         pair.processes[victim].send_signal(number)
