@@ -483,7 +483,7 @@ class Checkpoints:
         # JAX's preemption service has one counter, and signals.StopRequest advances it.
         # Orbax would set it to the step's number during a save, and the processes would
         # miss the number at which they agreed to stop.
-        manager.reached_preemption = lambda step: False  # type: ignore[method-assign]
+        manager.reached_preemption = lambda step: False
         return manager
 
     def _folder(self, step: int) -> epath.Path:
