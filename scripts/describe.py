@@ -64,7 +64,7 @@ from ml_collections import ConfigDict  # noqa: E402
 from transformer_jax import command_line, files  # noqa: E402
 from transformer_jax.config import make_task, parse  # noqa: E402
 from transformer_jax.data.batching import Arrays  # noqa: E402
-from transformer_jax.losses import chunk_size  # noqa: E402
+from transformer_jax.models.kernels.chunks import chunk_size  # noqa: E402
 from transformer_jax.training import description, target, topologies  # noqa: E402
 from transformer_jax.training.engine import Engine  # noqa: E402
 from transformer_jax.training.task import Config  # noqa: E402

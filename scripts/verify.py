@@ -19,7 +19,8 @@ import jax
 
 from transformer_jax import command_line
 from transformer_jax.config import parse
-from transformer_jax.models.kernel_checks import compare_kernels
+from transformer_jax.models.attention import dot_product_attention
+from transformer_jax.models.kernels.checks import compare_kernels
 from transformer_jax.verification import Row, verify
 
 CONFIG = command_line.define_recipe()
@@ -34,7 +35,8 @@ def main() -> None:
     parse(checked)  # check the original sizes: shrinking would hide an invalid one
     print(f"{'':<50}{'difference':>12}{'allowed':>10}")
     for row in itertools.chain(
-        map(Row._make, compare_kernels(config.model)), verify(config)
+        map(Row._make, compare_kernels(config.model, dot_product_attention)),
+        verify(config),
     ):
         failed += not row.held
         difference = "not run" if row.difference is None else f"{row.difference:.2g}"

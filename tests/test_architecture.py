@@ -23,16 +23,19 @@ from transformer_jax.training.task import EvaluationConfig, TrainingConfig
 PACKAGE = Path(transformer_jax.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-# room (module or folder of the package) → rooms that it may import. It may always
-# import itself, `console`, `errors`, `fields` and `files`.
+# room (module or folder of the package, or of one of its folders) → rooms that it may
+# import. It may always import itself, `console`, `errors`, `fields` and `files`.
 MAY_IMPORT = {
     "console": set(),
     "errors": set(),
     "fields": set(),
     "files": set(),
     "models": set(),
+    "models.kernels": {"models.masks", "models.checks"},
+    "models.masks": {"models.checks"},
+    "models.checks": set(),
     "data": set(),
-    "losses": {"models.numerics"},
+    "losses": {"models.kernels"},
     "metrics": set(),
     "spans": {"metrics"},
     "decoding": set(),
@@ -68,8 +71,16 @@ MAY_IMPORT = {
 }
 
 
+def module_name(path: Path) -> str:
+    """Return the dotted name below transformer_jax of a file."""
+    return str(path.relative_to(PACKAGE).with_suffix("")).replace("/", ".")
+
+
 def room(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    """Return the smallest room that a file is in."""
+    parts = module_name(path).split(".")
+    names = [".".join(parts[:i]) for i in range(len(parts), 0, -1)]
+    return next((name for name in names if name in MAY_IMPORT), parts[0])
 
 
 def imported(path: Path) -> set[str]:
@@ -82,7 +93,8 @@ def imported(path: Path) -> set[str]:
             "transformer_jax"
         ):
             module = node.module.removeprefix("transformer_jax").removeprefix(".")
-            names |= {module} if module else {alias.name for alias in node.names}
+            prefix = f"{module}." if module else ""
+            names |= {module} - {""} | {prefix + alias.name for alias in node.names}
         elif isinstance(node, ast.Import):
             names |= {
                 alias.name.removeprefix("transformer_jax.")
@@ -107,10 +119,7 @@ def test_modules_do_not_import_one_another_in_a_circle():
 
     This test excludes cycles between the modules of a room.
     """
-    modules = {
-        str(path.relative_to(PACKAGE).with_suffix("")).replace("/", "."): path
-        for path in FILES
-    }
+    modules = {module_name(path): path for path in FILES}
     below = {
         name: {i for i in imported(path) if i in modules and i != name}
         for name, path in modules.items()
@@ -122,6 +131,78 @@ def test_modules_do_not_import_one_another_in_a_circle():
             if name not in leaves
         }
     assert not below
+
+
+# What only kernels/ may know: devices, compilers and meshes, and how a search keeps its
+# caches.
+HOW = {"platform", "gpu", "tpu", "cpu", "xla", "barrier", "beam", "mesh"}
+# Modules of models that know some of it. Take a word off this list when the module no
+# longer needs it; add none.
+KNOWN = {
+    "models.checks": {"mesh"},  # refuses meshes with explicit axes
+    "models.layers": {"mesh"},  # names of axes, and the same check of parameters
+}
+MODELS = [
+    path
+    for path in FILES
+    if room(path).split(".")[0] == "models" and room(path) != "models.kernels"
+]
+
+
+def knows_how(source: str) -> set[str]:
+    """Return the words of HOW that are parts of identifiers or strings of code.
+
+    Docstrings and comments do not count. A part may be in the plural.
+    """
+    tree = ast.parse(source)
+    texts = []
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):  # of statements, which may be strings: docstrings
+            node.body = [
+                statement
+                for statement in body
+                if not isinstance(statement, ast.Expr)
+                or not isinstance(statement.value, ast.Constant)
+            ]
+    for node in ast.walk(tree):
+        for _, value in ast.iter_fields(node):
+            values = value if isinstance(value, list) else [value]
+            texts += [text for text in values if isinstance(text, str)]
+    parts = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", " ".join(texts))
+    words = {part.lower() for part in parts}
+    return (words | {word.removesuffix("s") for word in words}) & HOW
+
+
+@pytest.mark.parametrize("path", MODELS, ids=module_name)
+def test_models_name_no_device_outside_of_kernels(path):
+    assert knows_how(path.read_text()) == KNOWN.get(module_name(path), set())
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("if platforms.is_cpu(): pass", "cpu"),
+        ("from transformer_jax.models.kernels import platforms", "platform"),
+        ("from transformer_jax.models.kernels.platforms import current", "platform"),
+        ("x = jax.lax.optimization_barrier(x)", "barrier"),
+        ("ON = {'tpu': 1}", "tpu"),
+        ("GPUS = 1", "gpu"),
+        ("raise ValueError(f'{x}: XLA does not support it')", "xla"),
+        ("class BeamCache: pass", "beam"),
+        ("def f(beams=1): pass", "beam"),
+        ("f(beam_size=1)", "beam"),
+        ("x = jax.sharding.get_abstract_mesh()", "mesh"),
+    ],
+)
+def test_a_device_in_a_model_is_noticed(line, word):
+    assert word in knows_how(line)
+
+
+def test_outputs_and_docstrings_name_no_device():
+    assert not knows_how(
+        '"""On a TPU."""\ndef f():\n    """On CPUs."""\n    output = 1'
+    )
 
 
 def test_data_knows_no_jax():

@@ -8,8 +8,9 @@ import pytest
 from conftest import on_devices
 from jax.sharding import AbstractMesh, AxisType
 
-from transformer_jax import losses
-from transformer_jax.losses import cross_entropy, next_token, sum_in_chunks
+from transformer_jax.losses import cross_entropy, next_token
+from transformer_jax.models.kernels import platforms
+from transformer_jax.models.kernels.chunks import sum_in_chunks
 
 B, T, V = 3, 5, 7
 
@@ -34,7 +35,7 @@ WEIGHTS = {
 @pytest.fixture(params=["cpu", "tpu"])
 def every_platform(request, monkeypatch):
     """Compute as on this platform."""
-    monkeypatch.setattr(losses, "platform", lambda: request.param)
+    monkeypatch.setattr(platforms, "current", lambda: request.param)
 
 
 @pytest.mark.usefixtures("every_platform")
@@ -303,7 +304,8 @@ def test_chunks_on_eight_devices():
     program = """
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from transformer_jax.losses import cross_entropy, sum_in_chunks
+from transformer_jax.losses import cross_entropy
+from transformer_jax.models.kernels.chunks import sum_in_chunks
 draw = np.random.default_rng(0)
 B, T, D, V = 16, 6, 4, 24
 x = np.float32(draw.normal(size=(B, T, D)))

@@ -14,7 +14,7 @@ from parity import check_gradients, check_loads, flat, need_transformers, random
 from transformer_jax import decoding, losses
 from transformer_jax.decoding import DecodingConfig
 from transformer_jax.interop import huggingface
-from transformer_jax.models import transformer
+from transformer_jax.models.kernels import platforms
 from transformer_jax.models.stack import Block
 from transformer_jax.models.transformer import Transformer, shift_right
 
@@ -255,7 +255,7 @@ def check_tokens(ours, expected, begin):
 @pytest.mark.parametrize(("beams", "alpha", "stopping"), SEARCHES)
 def test_searches_are_those_of_generate(pair, beams, alpha, stopping, monkeypatch):
     # whose cache of a beam has less to do with theirs
-    monkeypatch.setattr(transformer, "platform", lambda: "tpu")
+    monkeypatch.setattr(platforms, "current", lambda: "tpu")
     theirs, found, params = pair
     source, _ = some_ids(found.model)
     begin = theirs.config.decoder_start_token_id

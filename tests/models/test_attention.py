@@ -1,5 +1,5 @@
-"""Masks against loops, attention against NumPy float64, the cache against attention
-to the whole sequence.
+"""Attention against NumPy float64, and the cache against attention to the whole
+sequence.
 """
 
 import functools
@@ -13,20 +13,18 @@ import numpy as np
 import oracle
 import pytest
 
-from transformer_jax.models import attention, kernels, layers
+from transformer_jax.models import layers
 from transformer_jax.models.attention import (
-    KeyValue,
     MultiHeadAttention,
     attention_weights,
-    causal_mask,
-    combine_masks,
     dot_product_attention,
-    library_attention,
-    padding_mask,
     scaled_dot_product_scores,
-    unsupported,
 )
-from transformer_jax.models.masks import CAUSAL
+from transformer_jax.models.caches import KeyValue
+from transformer_jax.models.kernels import accelerators, choose, platforms
+from transformer_jax.models.kernels.library import library_attention
+from transformer_jax.models.masks import CAUSAL, Mask, padding
+from transformer_jax.models.positions import make_places
 
 B, T, S, N, H, W, D = 2, 3, 5, 7, 11, 13, 17
 
@@ -48,45 +46,22 @@ def make(head_dim=H, value_dim=W, **kwargs):
     module = MultiHeadAttention(
         kwargs.pop("num_heads", N), D, head_dim, value_dim, **kwargs
     )
-    shapes = nn.unbox(
-        jax.eval_shape(module.init, jax.random.key(0), normal(B, T, D), normal(B, S, D))
-    )["params"]
+    x = normal(B, T, D)
+    shapes = nn.unbox(jax.eval_shape(module.init, jax.random.key(0), x, x))["params"]
     return module, {"params": oracle.randomized(shapes)}
 
 
-def test_padding_mask():
-    valid = some_mask(B, S)
-    mask = np.asarray(padding_mask(jnp.asarray(valid)))
-    assert mask.shape == (B, 1, 1, S)
-    assert mask.dtype == bool
-    for b, s in np.ndindex(B, S):
-        assert mask[b, 0, 0, s] == valid[b, s]
-    np.testing.assert_array_equal(padding_mask(jnp.asarray(valid, jnp.int32)), mask)
-
-
-@pytest.mark.parametrize(
-    ("length", "keys", "offset"),
-    [(5, None, 0), (3, 7, 0), (3, 7, 4), (1, 7, 6), (5, 2, 0)],
-)
-def test_causal_mask(length, keys, offset):
-    mask = np.asarray(causal_mask(length, keys, offset))
-    assert mask.shape == (1, 1, length, keys or length)
-    for t, s in np.ndindex(length, keys or length):
-        assert mask[0, 0, t, s] == (s <= offset + t)
-    np.testing.assert_array_equal(
-        jax.jit(lambda offset: causal_mask(length, keys, offset))(offset), mask
+def places_of(module, queries, room):
+    """Return the places of queries at these positions, and of a cache's keys."""
+    return make_places(
+        module.positions,
+        queries,
+        np.arange(room),
+        room,
+        head_dim=module.head_dim,
+        rotary_base=module.rotary_base,
+        max_distance=module.max_relative_distance,
     )
-
-
-def test_combine_masks():
-    a, b = some_mask(B, 1, 1, S), some_mask(1, 1, T, S, seed=1)
-    combined = np.asarray(combine_masks(None, jnp.asarray(a), None, jnp.asarray(b)))
-    assert combined.shape == (B, 1, T, S)
-    for row, t, s in np.ndindex(B, T, S):
-        assert combined[row, 0, t, s] == (a[row, 0, 0, s] and b[0, 0, t, s])
-    assert combine_masks() is None
-    assert combine_masks(None, None) is None
-    np.testing.assert_array_equal(combine_masks(None, jnp.asarray(a)), a)
 
 
 @pytest.mark.parametrize("mask_shape", [None, (B, N, T, S), (B, 1, 1, S), (1, 1, T, S)])
@@ -108,22 +83,29 @@ def test_attention_is_the_equation(mask_shape, bias_shape):
 
 
 @pytest.mark.parametrize("mask_shape", [None, (B, N, T, S), (B, 1, 1, S), (1, 1, T, S)])
-@pytest.mark.parametrize("bias_shape", [None, (B, N, T, S), (1, N, T, S)])
-def test_the_librarys_attention_is_the_equation(mask_shape, bias_shape):
+def test_the_librarys_attention_is_the_equation(mask_shape):
     q, k, _ = some_qkv()
     v = normal(*k.shape, seed=7)  # as wide as the keys
     mask = None if mask_shape is None else some_mask(*mask_shape)
-    bias = None if bias_shape is None else normal(*bias_shape)
     if mask is not None:
         mask[-1, 0, 0] = False
-    output = library_attention(q, k, v, mask=mask, bias=bias, dtype="float32")
-    assert oracle.relative(output, oracle.attention(q, k, v, mask, bias)[0]) <= 1e-5
+    output = library_attention(q, k, v, mask=mask, dtype="float32")
+    assert oracle.relative(output, oracle.attention(q, k, v, mask)[0]) <= 1e-5
     if mask is not None:
         assert (np.asarray(output)[-1, 0, 0] == 0).all() or mask.shape[2] == 1
-    assert (
-        library_attention(q, k, v, mask=mask, bias=bias, dtype="bfloat16").dtype
-        == jnp.float32
-    )
+    rounded = library_attention(q, k, v, mask=mask, dtype="bfloat16")
+    assert rounded.dtype == jnp.float32
+
+
+def test_the_librarys_attention_takes_rules():
+    q, k, _ = some_qkv()
+    v, valid = normal(*k.shape, seed=7), some_mask(B, S)
+    valid[-1] = np.arange(S) > 0  # the first query may attend to nothing
+    mask = CAUSAL & padding(valid) & Mask(allowed=some_mask(1, N, T, S))
+    whole = np.asarray(mask.whole(T, S))
+    output = library_attention(q, k, v, mask=mask)
+    assert oracle.relative(output, oracle.attention(q, k, v, whole)[0]) <= 1e-5
+    assert (output[-1, 0] == 0).all()
 
 
 @pytest.mark.parametrize(
@@ -198,9 +180,13 @@ def test_splash_in_bfloat16_does_not_compile_where_products_of_float32_are_preci
         with jax.default_matmul_precision(precision):
             assert [
                 name
-                for name, _ in unsupported("splash", 0.0, "none", "bfloat16", 64, 64)
+                for name, _ in choose.unsupported(
+                    "splash", 0.0, "none", "bfloat16", 64, 64
+                )
             ] == ["dtype"] * refused
-            assert not list(unsupported("splash", 0.0, "none", "float32", 64, 64))
+            assert not list(
+                choose.unsupported("splash", 0.0, "none", "float32", 64, 64)
+            )
 
 
 @pytest.mark.parametrize(
@@ -208,7 +194,7 @@ def test_splash_in_bfloat16_does_not_compile_where_products_of_float32_are_preci
     [("splash", "cpu"), ("splash", "gpu"), ("short", "gpu"), ("cudnn", "tpu")],
 )
 def test_kernels_are_refused_on_other_platforms(implementation, backend, monkeypatch):
-    monkeypatch.setattr(attention, "platform", lambda: backend)
+    monkeypatch.setattr(platforms, "current", lambda: backend)
     x = jnp.ones((1, 3, 8))
     module = MultiHeadAttention(
         2, 8, 8, 8, dtype="bfloat16", implementation=implementation
@@ -223,14 +209,16 @@ def test_kernels_are_refused_on_other_platforms(implementation, backend, monkeyp
 
 
 def test_short_attention_refuses_long_sequences(monkeypatch):
-    monkeypatch.setattr(attention, "platform", lambda: "tpu")
+    monkeypatch.setattr(platforms, "current", lambda: "tpu")
     module = MultiHeadAttention(2, 8, 8, 8, implementation="short")
     message = (
         "supports at most 256 positions, "
         "but there are 3 queries and 257 keys; use 'auto'"
     )
+    x, memory = jnp.ones((1, 3, 8)), jnp.ones((1, 257, 8))
+    variables = module.init(jax.random.key(0), x, memory)
     with pytest.raises(ValueError, match=message):
-        module.init(jax.random.key(0), jnp.ones((1, 3, 8)), jnp.ones((1, 257, 8)))
+        module.apply(variables, x, memory)
 
 
 def test_weights_sum_to_one_and_are_zero_where_masked():
@@ -457,7 +445,8 @@ def test_a_step_reads_shared_keys_and_values_without_copying_them(positions):
         KeyValue(normal(B, 2, 101, 4), normal(B, 2, 101, 4, seed=1)),
         normal(B, 1, D),
     )
-    mask, at = causal_mask(1, 101, 53), {"position": 53}
+    mask = CAUSAL.part(53, 1, 0, 101)
+    at = {"places": places_of(module, 53 + np.arange(1), 101)}
     step = jax.make_jaxpr(
         lambda variables: module.apply(variables, x, cache, mask=mask, **at)
     )(variables)
@@ -571,17 +560,13 @@ def test_dropout_of_multi_head_attention_needs_a_key_and_a_rate():
 def test_a_prompt_and_then_single_steps_give_what_the_whole_gives(prompt, kv_heads):
     module, variables = make(num_kv_heads=kv_heads)
     x, room = normal(B, S, D), S + 2
-    whole = module.apply(variables, x, x, mask=causal_mask(S))
+    whole = module.apply(variables, x, x, mask=CAUSAL)
 
     @jax.jit
     def step(cache, x, position):
-        cache = module.apply(variables, cache, x, position, method="extend")
-        return (
-            module.apply(
-                variables, x, cache, mask=causal_mask(x.shape[1], room, position)
-            ),
-            cache,
-        )
+        cache = cache.write(module.apply(variables, x, method="project"), position)
+        mask = CAUSAL.part(position, x.shape[1], 0, room)
+        return module.apply(variables, x, cache, mask=mask), cache
 
     cache = module.apply(variables, B, room, method="empty_cache")
     assert isinstance(cache, KeyValue)
@@ -628,12 +613,12 @@ def used(module, x, mask, **kwargs):
 
 
 def forget_choices():
-    attention.choose.cache_clear()
-    attention._log_choice.cache_clear()
+    choose.choose.cache_clear()
+    choose._log_choice.cache_clear()
 
 
 def test_long_sequences_are_attended_to_in_blocks(monkeypatch, caplog):
-    monkeypatch.setitem(attention.BLOCKED_FROM, "cpu", 136)
+    monkeypatch.setitem(choose.BLOCKED_FROM, "cpu", 136)
     forget_choices()
     short, long = normal(1, 135, D), normal(1, 136, D)
     auto = functools.partial(MultiHeadAttention, N, D, H, W)
@@ -645,7 +630,7 @@ def test_long_sequences_are_attended_to_in_blocks(monkeypatch, caplog):
     lines = [
         record.getMessage()
         for record in caplog.records
-        if record.name == attention.log.name
+        if record.name == choose.log.name
     ]
     # once, and none for einsum
     assert lines == ["attention: blocked, as there are at least 136 positions (cpu)"]
@@ -731,9 +716,9 @@ def test_auto_is_a_kernel_of_the_platform(
     backend, length, key_length, options, name, why, monkeypatch, caplog
 ):
     forget_choices()
-    monkeypatch.setattr(attention, "platform", lambda: backend.removeprefix("old "))
+    monkeypatch.setattr(platforms, "current", lambda: backend.removeprefix("old "))
     monkeypatch.setattr(
-        attention, "cudnn_runs_here", lambda: not backend.startswith("old")
+        choose, "cudnn_runs_here", lambda: not backend.startswith("old")
     )
     called, dropping = [], []
 
@@ -746,7 +731,7 @@ def test_auto_is_a_kernel_of_the_platform(
         return attend
 
     for called_name in ("short", "splash", "cudnn", "blocked"):
-        monkeypatch.setitem(attention.FUNCTIONS, called_name, kernel(called_name))
+        monkeypatch.setitem(choose.FUNCTIONS, called_name, kernel(called_name))
     module = MultiHeadAttention(
         2, 8, implementation="auto", **{"head_dim": 64, "value_dim": 64, **options}
     )
@@ -763,7 +748,7 @@ def test_auto_is_a_kernel_of_the_platform(
         for _ in range(2):
             run({"dropout": jax.random.key(1)})
     assert called == ([name] * 2 if name != "einsum" else [])
-    assert [r.getMessage() for r in caplog.records if r.name == attention.log.name] == [
+    assert [r.getMessage() for r in caplog.records if r.name == choose.log.name] == [
         f"attention: {name}, as there are {why.replace(' (', ' positions (', 1)}"
     ]
     rate = options.get("dropout_rate", 0)
@@ -787,15 +772,15 @@ def test_cudnn_needs_a_recent_nvidia_gpu(capability, runs, monkeypatch):
         else types.SimpleNamespace(compute_capability=capability)
     )
     monkeypatch.setattr(jax, "devices", lambda: [device])
-    assert kernels.cudnn_runs_here() == runs
+    assert accelerators.cudnn_runs_here() == runs
 
 
 @pytest.mark.parametrize("implementation", ["auto", "blocked"])
 def test_what_blocks_do_not_support_is_computed_without_them(
     implementation, monkeypatch
 ):
-    monkeypatch.setitem(attention.BLOCKED_FROM, "cpu", 136)
-    attention.choose.cache_clear()
+    monkeypatch.setitem(choose.BLOCKED_FROM, "cpu", 136)
+    choose.choose.cache_clear()
     x, mask = normal(1, 136, D), jnp.asarray(some_mask(1, 1, 136, 136))
     module = MultiHeadAttention(N, D, H, W, implementation=implementation)
     assert used(module, x, CAUSAL)
@@ -809,7 +794,7 @@ def test_what_blocks_do_not_support_is_computed_without_them(
         x,
         CAUSAL,
     )
-    attention.choose.cache_clear()
+    choose.choose.cache_clear()
 
 
 def test_dropout_of_long_sequences_is_that_of_the_reference():
@@ -826,22 +811,14 @@ def test_dropout_of_long_sequences_is_that_of_the_reference():
     assert oracle.relative(module.apply(variables, x, x, mask=CAUSAL), expected) > 1e-2
 
 
-def test_heads_that_share_a_projected_memory_drop_different_weights():
-    """Queries are zeros, so the weights are equal, and heads 0 and 1, which read the
-    same values, differ by dropout.
-    """
-    module = MultiHeadAttention(
-        4, 16, 4, 4, dropout_rate=0.5, num_kv_heads=2, use_bias=False
+@pytest.mark.parametrize("kv_heads", [N, 1])
+def test_a_projected_memory_has_no_dropout(kv_heads):
+    """Caches are for decoding."""
+    module, variables = make(num_kv_heads=kv_heads, dropout_rate=0.5)
+    x, memory = normal(B, T, D), normal(B, S, D)
+    projected = module.apply(variables, memory, method="project")
+    rngs = {"dropout": jax.random.key(1)}
+    np.testing.assert_array_equal(
+        module.apply(variables, x, projected, rngs=rngs),
+        module.apply(variables, x, projected),
     )
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 6, 16)), jnp.float32)
-    params = nn.unbox(module.init(jax.random.key(0), x, x))["params"]
-    params["query"]["kernel"] *= 0
-    # the output is that of the heads
-    params["output"]["kernel"] = jnp.eye(16).reshape(4, 4, 16)
-    memory = module.apply({"params": params}, x, method="project")
-    found = module.apply(
-        {"params": params}, x, memory, rngs={"dropout": jax.random.key(1)}
-    ).reshape(6, 4, 4)
-    assert (found[:, 0] != found[:, 1]).any()
-    plain = module.apply({"params": params}, x, memory).reshape(6, 4, 4)
-    np.testing.assert_allclose(plain[:, 0], plain[:, 1], rtol=1e-6)

@@ -18,10 +18,10 @@ from transformer_jax.models import checks, masks
 from transformer_jax.models.attention import (
     MultiHeadAttention,
     attention_weights,
-    combine_masks,
     dot_product_attention,
 )
-from transformer_jax.models.blocked import blocked_attention
+from transformer_jax.models.kernels.blocked import blocked_attention
+from transformer_jax.models.kernels.library import library_attention
 from transformer_jax.models.stack import Block, BlockConfig, Stack
 
 B, T, D = 2, 3, 8
@@ -48,8 +48,8 @@ LAYERS = {
         *[np.ones((B, T, 2, 4), np.float32)] * 3, mask=mask
     ),
     "attention_weights": lambda mask: attention_weights(jnp.ones((B, 2, T, T)), mask),
-    "library_attention": lambda mask: trace(
-        MultiHeadAttention(2, D, 4, 4, implementation="jax"), X, X, mask=mask
+    "library_attention": lambda mask: library_attention(
+        *[np.ones((B, T, 2, 4), np.float32)] * 3, mask=mask
     ),
     "Block": lambda mask: trace(Block(CONFIG), X, mask),
     "Stack": lambda mask: trace(Stack(CONFIG, 2), X, mask),
@@ -114,13 +114,20 @@ def test_a_padding_mask_of_another_length_is_refused():
 
 
 def test_kernels_take_no_arrays_as_masks():
-    with pytest.raises(UserError, match="only 'einsum' and 'jax' take arrays"):
+    message = (
+        r"mask: is an array of shape \(2, 1, 1, 3\), but .* needs rules; combine"
+        r" masks\.CAUSAL, .* or use 'einsum'"
+    )
+    with pytest.raises(UserError, match=message):
         blocked_attention(*[jnp.ones((B, T, 2, 4))] * 3, mask=VALID[:, None, None])
 
 
-def test_masks_of_floats_cannot_be_combined():
+@pytest.mark.parametrize("other", [masks.ALL, masks.CAUSAL, masks.Mask(allowed=VALID)])
+def test_masks_of_floats_cannot_be_combined(other):
     with pytest.raises(UserError, match="dtype float32"):
-        combine_masks(None, ADDITIVE)
+        masks.Mask(allowed=ADDITIVE) & other
+    with pytest.raises(UserError, match="but it contains -10000"):
+        other & masks.Mask(allowed=np.where(VALID, 0, -10000))
 
 
 def test_a_boolean_bias_is_refused():

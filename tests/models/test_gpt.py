@@ -222,7 +222,7 @@ def test_a_cache_gives_the_logits_of_the_whole(changes):
         cache = model.apply({"params": given}, B, 13, method="init_cache")
         assert all(len(leaf) == B for leaf in jax.tree.leaves(cache))
         heads = config.num_kv_heads or 5
-        assert [(layer.key.shape, layer.value.shape) for layer in cache] == [
+        assert [(layer.key.shape, layer.value.shape) for layer in cache.layers] == [
             ((B, heads, 13, 6), (B, heads, 13, 7))
         ] * 2
         one, cache = extend(cache, TOKENS[:, :prompt], 0)
@@ -246,7 +246,7 @@ def test_a_sequence_or_cache_beyond_the_positions_is_refused():
     cache = GPT(rotary).apply(
         {"params": parameters(rotary)}, B, 14, method="init_cache"
     )
-    assert cache[0].key.shape[2] == 14
+    assert cache.layers[0].room == 14
 
 
 @pytest.mark.parametrize("kv_heads", [0, 1])
@@ -333,10 +333,8 @@ def test_half_precision():
     found = logits(config, params, TOKENS)
     assert found.dtype == np.float32
     assert 1e-4 < oracle.relative(found, oracle.gpt(params, config, TOKENS)) <= 0.05
-    assert (
-        GPT(config).apply({"params": params}, B, T, method="init_cache")[0].key.dtype
-        == jnp.bfloat16
-    )
+    cache = GPT(config).apply({"params": params}, B, T, method="init_cache")
+    assert cache.layers[0].key.dtype == jnp.bfloat16
 
 
 def test_forward_mode():

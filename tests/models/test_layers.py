@@ -10,7 +10,8 @@ import oracle
 import pytest
 from jax.extend.core import jaxprs_in_params
 
-from transformer_jax.models import layers, numerics
+from transformer_jax.models.kernels import platforms
+from transformer_jax.models.kernels.products import product
 from transformer_jax.models.layers import (
     ACTIVATIONS,
     FEED_FORWARDS,
@@ -24,7 +25,6 @@ from transformer_jax.models.layers import (
     Residual,
     RMSNorm,
     dropout,
-    final_norm,
     mask_padding,
     padded_vocab_size,
 )
@@ -195,7 +195,7 @@ def test_accelerators_keep_the_statistics_of_a_norm(platform, norm_type, monkeyp
     module, x = NORM_TYPES[norm_type](1e-6), normal(B, T, D)
     variables = randomized(module, x)
     expected = module.apply(variables, x)
-    monkeypatch.setattr(layers, "platform", lambda: platform)
+    monkeypatch.setattr(platforms, "current", lambda: platform)
     found = jax.make_jaxpr(lambda x: module.apply(variables, x))(x)
     kept = sum(
         len(equation.invars)
@@ -212,14 +212,13 @@ def test_accelerators_keep_the_statistics_of_a_norm(platform, norm_type, monkeyp
 def test_accelerators_round_a_linear_map_before_the_bias_is_added(
     platform, monkeypatch
 ):
-    monkeypatch.setattr(numerics, "platform", lambda: platform)
-    module, x = (
-        Linear((33, 17), ("embed", "mlp"), dtype="bfloat16", output_dtype="bfloat16"),
-        normal(B, 65, 33),
-    )
+    monkeypatch.setattr(platforms, "current", lambda: platform)
+    dtypes = {"dtype": "bfloat16", "output_dtype": "bfloat16"}
+    module = Linear("BTD,DF->BTF", (33, 17), ("embed", "mlp"), **dtypes)
+    x = normal(B, 65, 33)
     variables = randomized(module, x)
     params = variables["params"]
-    exact = numerics.product("abi,ij->abj", x, params["kernel"], "bfloat16")
+    exact = product("abi,ij->abj", x, params["kernel"], "bfloat16")
     first = exact if platform == "cpu" else exact.astype(jnp.bfloat16)
     expected = (first + jnp.broadcast_to(params["bias"], first.shape)).astype(
         jnp.bfloat16
@@ -232,8 +231,9 @@ def test_accelerators_round_a_linear_map_before_the_bias_is_added(
     [("cpu", False), ("tpu", False), ("gpu", True), ("cuda", True)],
 )
 def test_gpus_round_the_gradient_of_a_linear_map(platform, rounded, monkeypatch):
-    monkeypatch.setattr(layers, "platform", lambda: platform)
-    module, x = Linear((D, F), ("embed", "mlp"), dtype="bfloat16"), normal(B, T, D)
+    monkeypatch.setattr(platforms, "current", lambda: platform)
+    module = Linear("BTD,DF->BTF", (D, F), ("embed", "mlp"), dtype="bfloat16")
+    x = normal(B, T, D)
     variables = randomized(module, x)
     found = jax.grad(lambda x: (module.apply(variables, x) * normal(B, T, F)).sum())(x)
     assert (found == found.astype(jnp.bfloat16).astype(jnp.float32)).all() == rounded
@@ -270,7 +270,7 @@ def test_residual_rounds_its_result_and_on_accelerators_its_sum(
     norm, platform, monkeypatch
 ):
     """tests/training/test_topologies.py tests that rounding the sum saves memory."""
-    monkeypatch.setattr(layers, "platform", lambda: platform)
+    monkeypatch.setattr(platforms, "current", lambda: platform)
     x, gain = normal(64, T, D), {"scale": 1 + normal(D), "bias": normal(D, seed=1)}
     variables = {"params": {"layer_norm": gain}}
     exact, rounded = (
@@ -305,13 +305,6 @@ def test_dropout_acts_on_the_sublayer_and_not_on_the_residual():
         variables["params"]["layer_norm"], x + np.where(zero, 0, 6), 1e-6
     )
     assert oracle.relative(post, expected) <= 1e-5
-
-
-def test_only_a_pre_norm_stack_ends_in_a_norm():
-    x = normal(B, T, D)
-    np.testing.assert_array_equal(final_norm("post", 1e-6)(x), x)
-    assert isinstance(final_norm("pre", 1e-6), LayerNorm)
-    assert isinstance(final_norm("pre", 1e-6, "rms_norm"), RMSNorm)
 
 
 @pytest.mark.parametrize(("multiple", "padded"), [(1, 11), (8, 16), (11, 11)])
@@ -379,7 +372,9 @@ def test_an_embedding_without_scale():
 def test_linear_maps_and_output_layers_that_start_small(
     initializer, deviation, largest
 ):
-    linear = Linear((53, 7, 61), ("a", "b", "c"), num_inputs=2, initializer=initializer)
+    linear = Linear(
+        "BNH,NHD->BD", (53, 7, 61), ("a", "b", "c"), initializer=initializer
+    )
     output = OutputLayer(101, 211, use_bias=False, initializer=initializer)
     kernel = nn.unbox(linear.init(jax.random.key(0), np.zeros((1, 53, 7), np.float32)))[
         "params"
@@ -393,13 +388,18 @@ def test_linear_maps_and_output_layers_that_start_small(
 
 
 @pytest.mark.parametrize(
-    ("shape", "num_inputs", "fan_in", "fan_out"),
-    [((53, 61), 1, 53, 61), ((61, 7, 11), 1, 61, 77), ((7, 11, 61), 2, 77, 61)],
+    ("spec", "shape", "num_inputs", "fan_in", "fan_out"),
+    [
+        ("BD,DE->BE", (53, 61), 1, 53, 61),
+        ("...D,DE->...E", (53, 61), 1, 53, 61),
+        ("BD,DNH->BNH", (61, 7, 11), 1, 61, 77),
+        ("BNH,NHD->BD", (7, 11, 61), 2, 77, 61),
+    ],
 )
 def test_linear_starts_as_xavier_uniform_of_the_whole_matrix(
-    shape, num_inputs, fan_in, fan_out
+    spec, shape, num_inputs, fan_in, fan_out
 ):
-    module = Linear(shape, ("a", "b", "c")[: len(shape)], num_inputs=num_inputs)
+    module = Linear(spec, shape, ("a", "b", "c")[: len(shape)])
     params = nn.unbox(
         module.init(jax.random.key(0), np.zeros((1, *shape[:num_inputs]), np.float32))
     )["params"]
@@ -414,13 +414,18 @@ def test_linear_starts_as_xavier_uniform_of_the_whole_matrix(
 
 
 @pytest.mark.parametrize(
-    ("shape", "num_inputs"), [((5, 7), 1), ((5, 7, 11), 1), ((5, 7, 11), 2)]
+    ("spec", "shape", "num_inputs"),
+    [
+        ("BTD,DE->BTE", (5, 7), 1),
+        ("...D,DE->...E", (5, 7), 1),
+        ("BTD,DNH->BTNH", (5, 7, 11), 1),
+        ("BTNH,NHD->BTD", (5, 7, 11), 2),
+        ("...NH,NHD->...D", (5, 7, 11), 2),
+    ],
 )
 @pytest.mark.parametrize("use_bias", [True, False])
-def test_linear_is_the_equation(shape, num_inputs, use_bias):
-    module = Linear(
-        shape, ("a", "b", "c")[: len(shape)], num_inputs=num_inputs, use_bias=use_bias
-    )
+def test_linear_is_the_equation(spec, shape, num_inputs, use_bias):
+    module = Linear(spec, shape, ("a", "b", "c")[: len(shape)], use_bias=use_bias)
     x = normal(B, T, *shape[:num_inputs])
     variables = randomized(module, x)
     p = oracle.float64(variables["params"])

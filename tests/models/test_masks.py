@@ -5,12 +5,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer_jax.models.masks import CAUSAL, Mask, padding, segments
+from transformer_jax.errors import UserError
+from transformer_jax.models.masks import (
+    CAUSAL,
+    Mask,
+    as_mask,
+    only_rules,
+    padding,
+    segments,
+)
 
-B, T, S = 2, 5, 7
+B, T, S, N = 2, 5, 7, 3
 QUERIES = np.array([[1, 1, 2, 2, 0], [3, 3, 3, 4, 4]], np.int32)
 KEYS = np.array([[1, 2, 2, 1, 0, 5, 0], [4, 4, 3, 3, 3, 0, 3]], np.int32)
 VALID = np.array([[1, 0, 1, 1, 1, 1, 1], [1, 1, 1, 0, 1, 1, 0]], bool)
+
+
+def some_mask(*shape):
+    return np.random.default_rng(shape).random(shape) < 0.6
 
 
 def within(b, t, s):
@@ -50,7 +62,60 @@ def test_parts(name, t0, queries, s0, keys):
     np.testing.assert_array_equal(np.broadcast_to(part, expected.shape), expected)
 
 
+@pytest.mark.parametrize(
+    ("t0", "queries", "s0", "keys"),
+    [
+        (0, 5, 0, 5),
+        (0, 3, 0, 7),
+        (4, 3, 0, 7),
+        (6, 1, 0, 7),
+        (0, 5, 0, 2),
+        (2, 3, 1, 4),
+    ],
+)
+def test_causal(t0, queries, s0, keys):
+    part = np.asarray(CAUSAL.part(t0, queries, s0, keys))
+    assert part.shape == (1, 1, queries, keys)
+    for t, s in np.ndindex(queries, keys):
+        assert part[0, 0, t, s] == (s0 + s <= t0 + t)
+
+
+@pytest.mark.parametrize("dtype", [bool, np.int32])
+def test_padding(dtype):
+    mask = np.asarray(padding(jnp.asarray(VALID, dtype)).whole(T, S))
+    assert mask.shape == (B, 1, 1, S)
+    assert mask.dtype == bool
+    np.testing.assert_array_equal(mask[:, 0, 0], VALID)
+
+
+def test_arrays_and_rules_are_combined():
+    a, b = some_mask(B, 1, 1, S), some_mask(1, N, T, S)
+    combined = Mask(allowed=a) & CAUSAL & Mask(allowed=b) & padding(jnp.asarray(VALID))
+    whole = np.asarray(combined.whole(T, S))
+    assert whole.shape == (B, N, T, S)
+    for row, n, t, s in np.ndindex(B, N, T, S):
+        expected = a[row, 0, 0, s] and s <= t and b[0, n, t, s] and VALID[row, s]
+        assert whole[row, n, t, s] == expected
+    np.testing.assert_array_equal((Mask() & Mask(allowed=a)).whole(T, S), a)
+    # a part does not know the array
+    np.testing.assert_array_equal(
+        combined.part(0, T, 0, S), (CAUSAL & padding(jnp.asarray(VALID))).whole(T, S)
+    )
+
+
+def test_what_is_a_mask():
+    allowed = some_mask(B, 1, 1, S)
+    assert as_mask(CAUSAL) is CAUSAL
+    assert as_mask(None).whole(T, S) is None
+    assert as_mask(allowed).whole(T, S) is allowed
+    assert only_rules(CAUSAL) is CAUSAL
+    for array in (allowed, Mask(allowed=allowed)):
+        with pytest.raises(UserError, match=r"is an array of shape \(2, 1, 1, 7\)"):
+            only_rules(array)
+
+
 def test_nothing_is_masked_by_default():
+    assert Mask().whole(T, S) is None
     assert Mask().part(0, T, 0, S) is None
     assert (Mask() & Mask()).part(0, T, 0, S) is None
 

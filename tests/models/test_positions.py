@@ -14,19 +14,20 @@ import pytest
 from sizes import ENCODER_DECODER
 
 from transformer_jax.models import transformer
-from transformer_jax.models.attention import (
-    MultiHeadAttention,
-    causal_mask,
-    dot_product_attention,
-)
+from transformer_jax.models.attention import MultiHeadAttention, dot_product_attention
+from transformer_jax.models.caches import SharedPast
 from transformer_jax.models.counting import forward_flops, num_parameters
+from transformer_jax.models.masks import CAUSAL
 from transformer_jax.models.positions import (
     IN_ATTENTION,
     POSITIONS,
     Positions,
     Relations,
+    clipped_distances,
+    make_places,
     relative_scores,
     relative_values,
+    rotary_waves,
     rotate,
     sinusoidal_positions,
 )
@@ -123,6 +124,21 @@ def some_mask(*shape, seed=0):
     return np.random.default_rng([seed, *shape]).random(shape) < 0.6
 
 
+def distances_from(position, length, k=K, room=S):
+    """Return the distances of queries at position … to keys at 0 … room - 1."""
+    return clipped_distances(position + jnp.arange(length), jnp.arange(room), k)
+
+
+def turn(x, position=0, room=None, base=10000.0):
+    """Rotate x (B, T, N, H), whose first vector is at `position`."""
+    length = x.shape[1]
+    if room is None:  # positions that are known while tracing
+        waves = rotary_waves(position + np.arange(length), length, x.shape[3], base)
+    else:
+        waves = rotary_waves(position + jnp.arange(length), room, x.shape[3], base)
+    return rotate(x, waves)
+
+
 # (k, length, position): k clips most distances, equals the largest, or exceeds it;
 # alone and after a prompt.
 CASES = [
@@ -154,7 +170,7 @@ def test_relative_attention_is_the_equation(k, length, position):
             value,
             mask=mask,
             bias=bias,
-            relations=Relations(*tables(k), position),
+            relations=Relations(*tables(k), distances_from(position, length, k)),
         )
 
     expected = oracle.relative_attention(
@@ -176,8 +192,9 @@ def test_relative_scores_and_values_are_the_loops(k, length, position):
         distance = max(-k, min(k, j - position - t))
         scores[b, n, t, j] = q[b, t, n] @ keys[distance + k] / np.sqrt(H)
         output[b, t, n] += weights[b, n, t, j] * values[distance + k]
-    assert oracle.relative(relative_scores(q, keys, S, position), scores) <= 1e-5
-    assert oracle.relative(relative_values(weights, values, position), output) <= 1e-5
+    rows = distances_from(position, length, k)
+    assert oracle.relative(relative_scores(q, keys, rows), scores) <= 1e-5
+    assert oracle.relative(relative_values(weights, values, rows), output) <= 1e-5
 
 
 def test_gradients_of_relative_attention_are_its_differences():
@@ -190,12 +207,14 @@ def test_gradients_of_relative_attention_are_its_differences():
         normal(B, S, N, W),
         *tables(),
     ]
-    mask, projected = np.asarray(causal_mask(S)), normal(B, S, N, W, seed=1)
+    mask, projected = np.tri(S, dtype=bool)[None, None], normal(B, S, N, W, seed=1)
 
     def total(q, key, value, keys, values):
         return (
             dot_product_attention(
-                q, key, value, mask=mask, relations=Relations(keys, values)
+                *(q, key, value),
+                mask=mask,
+                relations=Relations(keys, values, distances_from(0, S)),
             )
             * projected
         ).sum()
@@ -214,7 +233,8 @@ def test_gradients_of_relative_attention_are_its_differences():
 
 
 def test_tokens_farther_than_k_are_alike_and_nearer_ones_are_not():
-    scores = np.asarray(relative_scores(normal(B, S, N, H), tables()[0], S))
+    rows = distances_from(0, S)
+    scores = np.asarray(relative_scores(normal(B, S, N, H), tables()[0], rows))
     for t in range(S):
         for left in range(max(t - K, 0)):
             np.testing.assert_array_equal(
@@ -252,17 +272,17 @@ def test_keys_and_values_have_a_table_each_for_all_heads():
 @pytest.mark.parametrize("position", [0, 4])
 def test_rotation_is_the_matrix(position):
     x = normal(B, T, N, H)
-    found = jax.jit(lambda position: rotate(x, position, S))(position)
+    found = jax.jit(lambda position: turn(x, position, S))(position)
     assert found.dtype == np.float32
     assert oracle.relative(found, oracle.rotated(x, position)) <= 1e-6
+    np.testing.assert_allclose(turn(x, position), found, rtol=1e-6, atol=1e-7)
     if position == 0:
-        np.testing.assert_allclose(rotate(x), found, rtol=1e-6, atol=1e-7)
         np.testing.assert_array_equal(found[:, 0], x[:, 0])
 
 
 def test_rotation_computed_by_hand():
     """At width 4, θ_1 = 1 and θ_2 = 1/100. The vector is (1, 0, 1, 0) at position 2."""
-    found = rotate(
+    found = turn(
         jnp.ones((1, 3, 1, 4)) * jnp.asarray([1.0, 0, 1, 0]).reshape(1, 1, 1, 4)
     )[0, 2, 0]
     np.testing.assert_allclose(
@@ -273,14 +293,14 @@ def test_rotation_computed_by_hand():
 def test_the_product_of_rotated_vectors_depends_on_their_distance_alone():
     q = np.broadcast_to(normal(1, 1, N, H), (1, S, N, H))
     key = np.broadcast_to(normal(1, 1, N, H, seed=1), (1, S, N, H))
-    products = np.einsum("BTNH,BSNH->NTS", rotate(q), rotate(key))
+    products = np.einsum("BTNH,BSNH->NTS", turn(q), turn(key))
     for t, s in np.ndindex(S - 1, S - 1):
         np.testing.assert_allclose(
             products[:, t + 1, s + 1], products[:, t, s], rtol=1e-5, atol=1e-5
         )
     assert (np.abs(np.diff(products[:, 0], axis=-1)) > 1e-3).all()
     np.testing.assert_allclose(
-        (rotate(q) ** 2).sum(axis=-1), (q**2).sum(axis=-1), rtol=1e-5
+        (turn(q) ** 2).sum(axis=-1), (q**2).sum(axis=-1), rtol=1e-5
     )
 
 
@@ -291,8 +311,8 @@ def test_the_base_of_a_rotation(base):
     Keys and queries of attention have the same base.
     """
     x = normal(B, S, N, H)
-    assert oracle.relative(rotate(x, base=base), oracle.rotated(x, 0, base)) <= 1e-6
-    found = rotate(
+    assert oracle.relative(turn(x, base=base), oracle.rotated(x, 0, base)) <= 1e-6
+    found = turn(
         jnp.ones((1, 3, 1, 4)) * jnp.asarray([0, 0, 1.0, 0]).reshape(1, 1, 1, 4),
         base=base,
     )[0, 2, 0]
@@ -320,7 +340,7 @@ def test_a_rotation_needs_pairs():
         r" model\.head_dim"
     )
     with pytest.raises(ValueError, match=message):
-        rotate(normal(1, 1, 1, 7))
+        turn(normal(1, 1, 1, 7))
 
 
 def test_rotary_gradients_are_its_differences():
@@ -329,7 +349,7 @@ def test_rotary_gradients_are_its_differences():
         normal(B, T, N, H, seed=2),
         normal(B, T, N, H, seed=1),
     )
-    gradient = jax.grad(lambda x: (rotate(x) ** 2 * projected).sum())(x)
+    gradient = jax.grad(lambda x: (turn(x) ** 2 * projected).sum())(x)
 
     def moved(step):
         return (
@@ -350,14 +370,24 @@ def test_a_prompt_and_then_pieces_give_what_the_whole_gives(kind, prompt):
     shapes = nn.unbox(jax.eval_shape(module.init, jax.random.key(0), x, x))["params"]
     variables = {"params": oracle.randomized(shapes)}
     whole = oracle.multi_head(
-        variables["params"], x, x, np.asarray(causal_mask(S)), positions=kind
+        variables["params"], x, x, np.tri(S, dtype=bool)[None, None], positions=kind
     )
 
     @jax.jit
     def step(cache, x, position):
-        cache = module.apply(variables, cache, x, position, method="extend")
-        mask = causal_mask(x.shape[1], room, position)
-        return module.apply(variables, x, cache, mask=mask, position=position), cache
+        places = make_places(
+            kind,
+            position + jnp.arange(x.shape[1]),
+            jnp.arange(room),
+            room,
+            head_dim=H,
+            rotary_base=10000.0,
+            max_distance=K,
+        )
+        new = module.apply(variables, x, places, method="project")
+        cache = cache.write(new, position)
+        mask = CAUSAL.part(position, x.shape[1], 0, room)
+        return module.apply(variables, x, cache, mask=mask, places=places), cache
 
     output, cache = step(
         module.apply(variables, B, room, method="empty_cache"), x[:, :prompt], 0
@@ -440,7 +470,7 @@ def test_decoding_with_a_cache_gives_the_logits_of_the_whole(kind):
 def test_hypotheses_of_a_beam_have_the_logits_of_their_own_tokens(
     kind, num_kv_heads, monkeypatch
 ):
-    monkeypatch.setattr(transformer, "platform", lambda: "tpu")
+    monkeypatch.setattr(transformer, "shares_past", lambda: True)
     config = dataclasses.replace(
         SMALL, positions=kind, num_kv_heads=num_kv_heads, max_length=S
     )
@@ -449,19 +479,22 @@ def test_hypotheses_of_a_beam_have_the_logits_of_their_own_tokens(
         some_ids(),
     )
     apply = functools.partial(Transformer(config).apply, {"params": params})
-    beams, length, rows = 4, 6, np.arange(3)[:, None]
-    sources, valid = (np.repeat(x, beams, axis=0) for x in (source, SOURCE_VALID))
+    hypotheses, length, rows = 4, 6, np.arange(3)[:, None]
+    sources, valid = (np.repeat(x, hypotheses, axis=0) for x in (source, SOURCE_VALID))
     whole = jax.jit(apply)
     extend = jax.jit(functools.partial(apply, method="extend"))
-    cache = apply(source, SOURCE_VALID, length, beams, method="init_cache")
-    generator, tokens = np.random.default_rng(5), np.zeros((3, beams, length), np.int32)
+    cache = apply(source, SOURCE_VALID, length, hypotheses, method="init_cache")
+    assert isinstance(cache.past, SharedPast)
+    generator = np.random.default_rng(5)
+    tokens = np.zeros((3, hypotheses, length), np.int32)
     for t in range(length):
-        parents = generator.integers(beams, size=(3, beams))
+        parents = generator.integers(hypotheses, size=(3, hypotheses))
         cache, tokens = (
             cache._replace(past=cache.past.reorder(parents)),
             tokens[rows, parents],
         )
-        tokens[:, :, t] = generator.integers(config.target_vocab_size, size=(3, beams))
+        new = generator.integers(config.target_vocab_size, size=(3, hypotheses))
+        tokens[:, :, t] = new
         logits, cache = extend(cache, tokens[:, :, t].reshape(-1, 1), t)
         expected = whole(sources, tokens.reshape(-1, length), valid)[:, t]
         assert oracle.relative(logits[:, 0], expected) <= 1e-5

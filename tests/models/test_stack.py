@@ -12,14 +12,9 @@ import numpy as np
 import oracle
 import pytest
 
-from transformer_jax.models.attention import causal_mask, padding_mask
-from transformer_jax.models.stack import (
-    Block,
-    BlockConfig,
-    Stack,
-    unstack,
-    unstack_layers,
-)
+from transformer_jax.models.kernels.loop import unstack
+from transformer_jax.models.masks import CAUSAL, padding
+from transformer_jax.models.stack import Block, BlockConfig, Stack, unstack_layers
 
 B, T, S, D, L = 2, 5, 7, 17, 3
 CONFIG = BlockConfig(
@@ -164,13 +159,13 @@ def test_a_memory_is_read_by_every_layer():
         normal(B, S, D),
         np.tri(T, dtype=bool)[None, None],
     )
-    seen = padding_mask(VALID)
+    seen = padding(VALID)
     found = jax.jit(model.apply)({"params": params}, x, mask, memory, seen)
     expected = x
     for number in range(L):
         p = oracle.layer(oracle.float64(params)["layers"], number)
         expected = oracle.decoder_block(
-            p, expected, memory, mask, np.asarray(seen), CONFIG
+            p, expected, memory, mask, VALID[:, None, None], CONFIG
         )
     assert oracle.relative(found, oracle.finished(params, CONFIG, expected)) <= 1e-5
 
@@ -179,8 +174,8 @@ def test_a_memory_is_read_by_every_layer():
 def test_pieces_with_a_cache_give_the_causal_whole(cross):
     model, params = make(cross)
     x, memory = normal(B, T, D), normal(B, S, D) if cross else None
-    seen = padding_mask(VALID) if cross else None
-    whole = jax.jit(model.apply)({"params": params}, x, causal_mask(T), memory, seen)
+    seen = padding(VALID) if cross else None
+    whole = jax.jit(model.apply)({"params": params}, x, CAUSAL, memory, seen)
     given = unstack_layers({"stack": params}, "stack", L)["stack"]
     for p in (params, given):
         projected = (

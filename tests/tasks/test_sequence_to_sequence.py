@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 import transformer_jax
 from transformer_jax.config import make_task, parse
 from transformer_jax.data.tokenizers import TokenizerError
-from transformer_jax.models import transformer
+from transformer_jax.models.kernels import platforms
 from transformer_jax.models.transformer import shift_right
 from transformer_jax.training.evaluation import Evaluator
 from transformer_jax.training.sharding import make_mesh
@@ -228,7 +228,7 @@ def test_a_beam_finds_the_same_whether_its_cache_is_copied_or_masked(
     tiny, tmp_path, params, monkeypatch
 ):
     copied = predictions(tiny, tmp_path, params, LINES, beam_size=5, n_best=5)
-    monkeypatch.setattr(transformer, "platform", lambda: "tpu")
+    monkeypatch.setattr(platforms, "current", lambda: "tpu")
     masked = predictions(tiny, tmp_path, params, LINES, beam_size=5, n_best=5)
     for one, other in zip(copied, masked, strict=True):
         assert [best["text"] for best in one["hypotheses"]] == [

@@ -366,7 +366,7 @@ import json, sys
 import jax
 import jax.numpy as jnp
 from transformer_jax.models import masks
-from transformer_jax.models.kernels import KERNEL_attention
+from transformer_jax.models.kernels.accelerators import KERNEL_attention
 from transformer_jax.training import topologies
 from transformer_jax.training.hlo import parse
 from transformer_jax.training.schedule import kernel_flops
@@ -528,7 +528,13 @@ def array(shape, *axes):
     sharding = NamedSharding(mesh, PartitionSpec(*axes))
     return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
 
-linear = Linear((512, 256), ("mlp", "embed"), dtype="bfloat16", output_dtype="bfloat16")
+linear = Linear(
+    "BTF,FD->BTD",
+    (512, 256),
+    ("mlp", "embed"),
+    dtype="bfloat16",
+    output_dtype="bfloat16",
+)
 kernel = array((512, 256), "tensor", None)
 params = {"params": {"kernel": kernel, "bias": array((256,))}}
 x = array((8, 128, 512), None, None, "tensor")

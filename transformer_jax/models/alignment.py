@@ -7,7 +7,7 @@ state s · C width of the encoder's output h · A hidden units of the additive s
 heads · H head width.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -18,12 +18,12 @@ from transformer_jax.models.attention import (
     attention_weights,
     dot_scores,
     general_scores,
-    padding_mask,
     scaled_dot_product_scores,
 )
 from transformer_jax.models.checks import check_valid
+from transformer_jax.models.kernels.products import product
 from transformer_jax.models.layers import Linear, parameter
-from transformer_jax.models.numerics import product
+from transformer_jax.models.masks import padding
 
 Array = jax.Array
 
@@ -149,15 +149,16 @@ class Alignment(nn.Module):
                 scores[:, 0], center, self.local_window, valid[:, None]
             )[:, None]
         else:
-            weights = attention_weights(scores, padding_mask(valid))
-        return self.context(
-            product("BNTS,BNSH->BTNH", weights, memory.values, self.dtype)
-        ), weights
+            mask = padding(valid).whole(*scores.shape[2:])
+            weights = attention_weights(scores, mask)
+        heads = product("BNTS,BNSH->BTNH", weights, memory.values, self.dtype)
+        return self.context(heads), weights
 
     @nn.nowrap
     def linear(self, inputs: int, outputs: int) -> Linear:
+        axes = ("embed", "state")
         return Linear(
-            (inputs, outputs), ("embed", "state"), use_bias=False, dtype=self.dtype
+            "BTD,DA->BTA", (inputs, outputs), axes, use_bias=False, dtype=self.dtype
         )
 
 
@@ -214,22 +215,17 @@ class MultiHead(Alignment):
             ("embed", "state", "head_dim"),
             (self.num_heads, self.state_dim // self.num_heads),
         )
-        self.query = Linear(
-            (self.state_dim, *heads), names, use_bias=False, dtype=self.dtype
-        )
-        self.key = Linear(
-            (self.memory_dim, *heads), names, use_bias=False, dtype=self.dtype
-        )
-        self.value = Linear(
-            (self.memory_dim, *heads), names, use_bias=False, dtype=self.dtype
-        )
-        to_context = ("state", "head_dim", "embed")
+        options: dict[str, Any] = {"use_bias": False, "dtype": self.dtype}
+        of_state = (self.state_dim, *heads)
+        of_memory = (self.memory_dim, *heads)
+        self.query = Linear("BTD,DNH->BTNH", of_state, names, **options)
+        self.key = Linear("BSC,CNH->BSNH", of_memory, names, **options)
+        self.value = Linear("BSC,CNH->BSNH", of_memory, names, **options)
         self.output = Linear(
+            "BTNH,NHC->BTC",
             (*heads, self.memory_dim),
-            to_context,
-            num_inputs=2,
-            use_bias=False,
-            dtype=self.dtype,
+            ("state", "head_dim", "embed"),
+            **options,
         )
 
     def project(self, h: Array) -> tuple[Array, Array]:

@@ -131,6 +131,7 @@ class Bert(nn.Module):
         self.dropout = layers.Dropout(c.dropout_rate)
         self.encoder = Stack(c, c.num_layers)
         self.pooler = Linear(
+            "BD,DE->BE",
             (c.d_model, c.d_model),
             ("embed", "vector"),
             dtype=c.dtype,
@@ -226,6 +227,7 @@ class MaskedLMHead(nn.Module):
     def setup(self) -> None:
         c = self.config
         self.transform = Linear(
+            "BTD,DE->BTE",
             (c.d_model, c.d_model),
             ("embed", "vector"),
             dtype=c.dtype,
@@ -269,7 +271,11 @@ class Pretraining(_WithBert):
         self.bert = Bert(c)
         self.masked_lm = MaskedLMHead(c)
         self.next_sentence = Linear(
-            (c.d_model, 2), ("embed", "classes"), dtype=c.dtype, initializer=c.init
+            "BD,DC->BC",
+            (c.d_model, 2),
+            ("embed", "classes"),
+            dtype=c.dtype,
+            initializer=c.init,
         )
 
     def __call__(
@@ -316,7 +322,11 @@ class _Head(_WithBert):
         self.dropout = layers.Dropout(c.dropout_rate)
         shape = c.d_model * (self.feature_layers or 1), self.num_classes
         self.head = Linear(
-            shape, ("embed", "classes"), dtype=c.dtype, initializer=c.init
+            "...D,DC->...C",
+            shape,
+            ("embed", "classes"),
+            dtype=c.dtype,
+            initializer=c.init,
         )
 
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.models import layers, masks
-from transformer_jax.models.attention import KeyValue
+from transformer_jax.models.caches import Past
 from transformer_jax.models.checks import check_ids, check_valid
 from transformer_jax.models.layers import Embedding, Linear, LMHead, OutputLayer
 from transformer_jax.models.masks import CAUSAL, padding
@@ -211,7 +211,7 @@ class GPT(nn.Module):
             else self.output.lm_head()
         )
 
-    def init_cache(self, batch_size: int, length: int) -> tuple[KeyValue, ...]:
+    def init_cache(self, batch_size: int, length: int) -> Past:
         """Return an empty cache with room for `length` positions.
 
         The batch axis comes first in every leaf.
@@ -225,11 +225,11 @@ class GPT(nn.Module):
 
     def extend(
         self,
-        cache: tuple[KeyValue, ...],
+        cache: Past,
         tokens: Array,
         position: Array | int,
         start: Array | None = None,
-    ) -> tuple[Array, tuple[KeyValue, ...]]:
+    ) -> tuple[Array, Past]:
         """Read ids (B, T) from `position` on → logits (B, T, padded V), the new cache.
 
         There is no dropout. `start` (B,) is the place in the cache at which each row
@@ -300,7 +300,7 @@ class GPTClassifier(nn.Module):
             "dtype": c.dtype,
             "initializer": c.init,
         }
-        self.head = Linear(shape, ("embed", "classes"), **options)
+        self.head = Linear("...D,DC->...C", shape, ("embed", "classes"), **options)
 
     def __call__(self, tokens: Array, valid: Array) -> Array:
         """Map token ids (B, T) to float32 logits (B / views, num_classes).

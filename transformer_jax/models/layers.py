@@ -18,18 +18,16 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import export
-from jax.ad_checkpoint import checkpoint_name
 
 from transformer_jax.errors import UserError
 from transformer_jax.models.checks import check_ids, check_mesh, differ
-from transformer_jax.models.numerics import (
-    GPUS,
-    hashed_bits,
-    indices,
-    platform,
+from transformer_jax.models.kernels import bits
+from transformer_jax.models.kernels.products import (
+    keep,
+    linear,
     plus_bias,
     product,
-    stored,
+    round_stream,
 )
 
 Array = jax.Array
@@ -43,10 +41,8 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 NORMS = ("post", "pre")
 FEED_FORWARDS = ("plain", "gated")
 INITS = ("xavier_uniform", "normal", "truncated_normal")
-# standard deviation of "normal" and "truncated_normal", as in BERT and GPT
+# The standard deviation of "normal" and "truncated_normal", as in BERT and GPT.
 STDDEV = 0.02
-# checkpoint name of products with weights, for rematerialisation policies
-WEIGHT_PRODUCT = "weight_product"
 
 
 def dropout(x: Array, rate: float, key: Array) -> Array:
@@ -59,13 +55,7 @@ def dropout(x: Array, rate: float, key: Array) -> Array:
     """
     if not 0 <= rate < 1:
         raise UserError(f"{rate=}: must be in [0, 1); use 0 for no dropout")
-    cut = round(rate * 2**32)
-    if cut == 0:
-        return x
-    bits = hashed_bits(key, indices(x.shape))
-    return jnp.where(
-        bits >= jnp.uint32(cut), x * (2**32 / (2**32 - cut)), jnp.zeros_like(x)
-    )
+    return bits.drop(x, rate, key, bits.indices(x.shape))
 
 
 class Dropout(nn.Module):
@@ -165,20 +155,18 @@ def constrain(x: Array, *axes: str) -> Array:
 
 
 class Linear(nn.Module):
-    """y = x W + b over the last `num_inputs` axes of x.
+    """y = x W + b, e.g. with the spec "BTD,DNH->BTNH" for the projection to heads.
 
-    The kernel has the shape `shape`, e.g. (D, N, H) for the projection to heads; a
-    separate axis for heads allows them to be sharded. `axes` has a name for each axis
-    of the kernel. `initializer` is one of INITS; `init_scale` multiplies the initial
-    kernel. Biases start at zero. Products are computed in `dtype`; sums are float32,
-    except those over devices (see `product`), and the result is rounded to
-    `output_dtype`. On accelerators, it is rounded before and after the bias is added.
-    On GPUs, the gradient of x is rounded to `dtype`.
+    The kernel W has the shape `shape`, e.g. (D, N, H); a separate axis for heads allows
+    them to be sharded. `axes` has a name for each of its axes. "..." in a spec stands
+    for any number of axes. `initializer` is one of INITS; `init_scale` multiplies the
+    initial kernel. Biases start at zero. The product is computed in `dtype`, and y is
+    rounded to `output_dtype`.
     """
 
+    spec: str
     shape: tuple[int, ...]
     axes: tuple[str, ...]
-    num_inputs: int = 1
     use_bias: bool = True
     dtype: str = "float32"
     initializer: str = "xavier_uniform"
@@ -187,37 +175,33 @@ class Linear(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        inputs, outputs = (
-            range(self.num_inputs),
-            range(self.num_inputs, len(self.shape)),
-        )
-        if any(map(differ, x.shape[-self.num_inputs :], self.shape)):
+        num_inputs = self._num_inputs
+        if any(map(differ, x.shape[-num_inputs:], self.shape)):
             raise UserError(
                 f"input of shape {x.shape}: "
-                f"its last axes must be {self.shape[: self.num_inputs]}"
+                f"its last axes must be {self.shape[:num_inputs]}"
             )
-        init = make_initializer(self.initializer, inputs, outputs)
-        kernel = parameter(
-            self,
-            "kernel",
-            lambda *args: self.init_scale * init(*args),
-            self.shape,
-            self.axes,
-        )
-        rows, columns = "abcdefgh"[: x.ndim - self.num_inputs], "ijklmn"[: kernel.ndim]
-        ins, outs = columns[: self.num_inputs], columns[self.num_inputs :]
-        if platform() in GPUS:
-            # The product rounds x anyway. This rounds the gradient of x, too, so that
-            # less is written to memory. For TPUs, it lowers the bound of a step, but
-            # raises the compiler's estimate.
-            x = x.astype(self.dtype)
-        spec = f"{rows}{ins},{columns}->{rows}{outs}"
-        y = product(spec, x, kernel, self.dtype, output_dtype=stored(self.output_dtype))
+        kernel = parameter(self, "kernel", self._init, self.shape, self.axes)
+        bias = None
         if self.use_bias:
-            shape, axes = self.shape[self.num_inputs :], self.axes[self.num_inputs :]
+            shape, axes = self.shape[num_inputs:], self.axes[num_inputs:]
             bias = parameter(self, "bias", nn.initializers.zeros, shape, axes)
-            y = plus_bias(y, bias)
-        return checkpoint_name(y.astype(self.output_dtype), WEIGHT_PRODUCT)
+        return linear(self.spec, x, kernel, bias, self.dtype, self.output_dtype)
+
+    @property
+    def _num_inputs(self) -> int:
+        """The number of axes of x that are summed over."""
+        operands, output = self.spec.split("->")
+        kernel = operands.split(",")[1]
+        return sum(axis not in output for axis in kernel)
+
+    @nn.nowrap
+    def _init(self, *args: Any) -> Array:
+        """Return the initial kernel."""
+        inputs = range(self._num_inputs)
+        outputs = range(self._num_inputs, len(self.shape))
+        init = make_initializer(self.initializer, inputs, outputs)
+        return self.init_scale * init(*args)
 
 
 class LayerNorm(nn.Module):
@@ -231,15 +215,13 @@ class LayerNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        gain, bias = (
-            _row(self, "scale", nn.initializers.ones, x),
-            _row(self, "bias", nn.initializers.zeros, x),
-        )
+        gain = _row(self, "scale", nn.initializers.ones, x)
+        bias = _row(self, "bias", nn.initializers.zeros, x)
         x = x.astype(jnp.float32)
         mean = x.mean(axis=-1, keepdims=True)
-        # not E[x²] - E[x]²: inexact if the mean is large
+        # E[x²] - E[x]² would be inexact if the mean is large.
         variance = jnp.square(x - mean).mean(axis=-1, keepdims=True)
-        mean, factor = _written((mean, jax.lax.rsqrt(variance + self.epsilon)))
+        mean, factor = keep((mean, jax.lax.rsqrt(variance + self.epsilon)))
         return (x - mean) * (factor * gain) + bias
 
 
@@ -256,29 +238,15 @@ class RMSNorm(nn.Module):
     def __call__(self, x: Array) -> Array:
         gain = _row(self, "scale", nn.initializers.ones, x)
         x = x.astype(jnp.float32)
-        factor = _written(
-            jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + self.epsilon)
-        )
+        mean_square = jnp.square(x).mean(axis=-1, keepdims=True)
+        factor = keep(jax.lax.rsqrt(mean_square + self.epsilon))
         return x * (factor * gain)
 
 
 def _row(module: nn.Module, name: str, init: Callable[..., Array], x: Array) -> Array:
     """Create a parameter (D,) for the features of x (…, D), with as many axes as x."""
-    return jnp.expand_dims(
-        parameter(module, name, init, x.shape[-1:], ("embed",)), range(x.ndim - 1)
-    )
-
-
-def _written(statistics: Any) -> Any:
-    """Make accelerators keep the statistics of each position for the backward pass.
-
-    Otherwise, XLA on GPUs computes them again for the gradient of the gain. The kernel
-    that does so also writes every addend of that gradient to memory, in float32. On
-    TPUs, this makes no difference.
-    """
-    return (
-        statistics if platform() == "cpu" else jax.lax.optimization_barrier(statistics)
-    )
+    row = parameter(module, name, init, x.shape[-1:], ("embed",))
+    return jnp.expand_dims(row, range(x.ndim - 1))
 
 
 NORM_TYPES: dict[str, Callable[..., nn.Module]] = {
@@ -296,8 +264,7 @@ class Residual(nn.Module):
     "pre" (Xiong et al. 2020):                  y = x + dropout(f(norm(x)))
 
     Use it as `y = residual.after(x, f(residual.before(x)))`. `norm_type` is one of
-    NORM_TYPES. Sums and norms are computed in float32, and y is rounded to `dtype`. On
-    accelerators, the sum is rounded before the norm, too.
+    NORM_TYPES. Sums and norms are computed in float32, and y is rounded to `dtype`.
     """
 
     norm: str
@@ -315,27 +282,10 @@ class Residual(nn.Module):
 
     def after(self, x: Array, y: Array) -> Array:
         x = x.astype(jnp.float32) + self.dropout(y.astype(jnp.float32))
-        # on CPUs, this would take longer
-        if self.dtype != "float32" and platform() != "cpu":
-            # or XLA stores float32 for the backward pass
-            x = jax.lax.optimization_barrier(x.astype(self.dtype))
-        x = x if self.norm == "pre" else self.normalize(x)
+        x = round_stream(x, self.dtype)
+        if self.norm == "post":
+            x = self.normalize(x)
         return constrain(x.astype(self.dtype), "batch", "length", "features")
-
-
-def final_norm(
-    norm: str, epsilon: float, norm_type: str = "layer_norm"
-) -> Callable[[Array], Array]:
-    """Return what follows the last layer of a stack.
-
-    This is a norm of type `norm_type` for pre-LN, the identity for post-LN. The last
-    layer of a post-LN stack already ends in a norm.
-    """
-    return (
-        NORM_TYPES[norm_type](epsilon, name="final_norm")
-        if norm == "pre"
-        else lambda x: x
-    )
 
 
 class FeedForward(nn.Module):
@@ -370,21 +320,20 @@ class FeedForward(nn.Module):
             "output_dtype": self.dtype,
         }
 
-        def hidden(name: str) -> Array:
-            h = Linear(
-                (self.d_model, self.d_ff), ("embed", "mlp"), name=name, **options
-            )(x)
+        def inner(name: str) -> Array:
+            shape, axes = (self.d_model, self.d_ff), ("embed", "mlp")
+            h = Linear("BTD,DF->BTF", shape, axes, name=name, **options)(x)
             return constrain(h, "batch", "length", "mlp").astype(jnp.float32)
 
         activation = ACTIVATIONS[self.activation]
-        h = (
-            activation(hidden("gate")) * hidden("inner")
-            if self.kind == "gated"
-            else activation(hidden("inner"))
-        )
+        if self.kind == "gated":
+            h = activation(inner("gate")) * inner("inner")
+        else:
+            h = activation(inner("inner"))
+        h = Dropout(self.dropout_rate)(h)
         shape, axes = (self.d_ff, self.d_model), ("mlp", "embed")
-        outer = Linear(shape, axes, init_scale=self.init_scale, name="outer", **options)
-        return outer(Dropout(self.dropout_rate)(h))
+        options["init_scale"] = self.init_scale
+        return Linear("BTF,FD->BTD", shape, axes, name="outer", **options)(h)
 
 
 class Embedding(nn.Module):
@@ -428,9 +377,9 @@ class Embedding(nn.Module):
         """
         check_ids("ids", ids, self.vocab_size)
         x = jnp.take(self._gathered(), ids, axis=0)
-        return constrain(
-            x * self.d_model**0.5 if self.scale else x, "batch", "length", "features"
-        )
+        if self.scale:
+            x = x * self.d_model**0.5
+        return constrain(x, "batch", "length", "features")
 
     def lm_head(self) -> "LMHead":
         """Return the table as the map from vectors to logits."""

@@ -17,12 +17,12 @@ import numpy as np
 
 from transformer_jax.errors import UserError
 from transformer_jax.models.checks import check_ids, exceeds
+from transformer_jax.models.kernels.products import product
 from transformer_jax.models.layers import make_initializer, parameter
-from transformer_jax.models.numerics import product
 
 Array = jax.Array
 
-# act in attention, at any length; the others are added to embeddings
+# They act in attention, at any length. The others are added to embeddings.
 IN_ATTENTION = ("relative", "rotary")
 POSITIONS = ("sinusoidal", "sinusoidal_halves", "learned", *IN_ATTENTION, "none")
 
@@ -40,46 +40,59 @@ def sinusoidal_positions(
     With `halves`, all sines come first, then all cosines. This is the order in Hugging
     Face's Marian models.
     """
+    return _sinusoids(np.arange(length), d_model, base, halves)
+
+
+def _sinusoids(
+    positions: np.ndarray, d_model: int, base: float, halves: bool = False
+) -> np.ndarray:
+    """Return `sinusoidal_positions` at `positions` (T,): (T, d), float32."""
     pairs = np.arange((d_model + 1) // 2)
-    angles = np.arange(length)[:, None] / base ** (2 * pairs / d_model)[None]
-    waves = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(length, -1)
-    waves = waves[:, :d_model].astype(np.float32)
-    return np.concatenate([waves[:, 0::2], waves[:, 1::2]], axis=1) if halves else waves
+    angles = positions[:, None] / base ** (2 * pairs / d_model)[None]
+    waves = np.stack([np.sin(angles), np.cos(angles)], axis=-1)
+    waves = waves.reshape(len(positions), -1)[:, :d_model].astype(np.float32)
+    if halves:
+        return np.concatenate([waves[:, 0::2], waves[:, 1::2]], axis=1)
+    return waves
 
 
-def rotate(
-    x: Array,
-    position: Array | int = 0,
-    room: int | None = None,
-    base: float = 10000.0,
-    beams: int = 1,
+def rotary_waves(
+    positions: np.ndarray | Array, room: Any, width: int, base: float = 10000.0
 ) -> Array:
-    """Return R_m x_m for x (B, T, N, H) at positions m = position … position + T - 1.
+    """Return the sines and cosines that `rotate` needs at `positions` (T,): (1, T, H).
+
+    H is `width`. They are those of `sinusoidal_positions`, computed in float64, unless
+    `room`, which is above all positions, is a symbol of `jax.export`.
+    """
+    if isinstance(positions, np.ndarray):
+        return jnp.asarray(_sinusoids(positions, width, base))[None]
+    if isinstance(room, int):
+        table = jnp.asarray(sinusoidal_positions(room, width, base))
+        return jnp.take(table, positions, axis=0, mode="clip")[None]
+    frequencies = jnp.asarray(base ** (-np.arange(0, width, 2) / width), jnp.float32)
+    angles = positions.astype(jnp.float32)[:, None] * frequencies[None]
+    waves = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+    return waves.reshape(1, -1, width)
+
+
+def rotate(x: Array, waves: Array) -> Array:
+    """Return R_m x_m for x (B, T, N, H), where m are the positions of `waves`.
 
     Su et al. 2021 (RoFormer), eqs. 15 and 34: each pair (x_2i-1, x_2i), i = 1 … H/2, is
     rotated by the angle m θ_i, θ_i = base^(-2(i-1)/H). The product of a query at m and
-    a key at n then depends only on n - m (eq. 16). Sines and cosines come from
-    `sinusoidal_positions`; the rotation is computed in float32. All positions must be
-    below `room`, by default T. With `beams`, so many adjacent entries of x share a
-    position, which are T / `beams` positions.
+    a key at n then depends only on n - m (eq. 16). `waves` (1, T, H) has sin(m θ_i) and
+    cos(m θ_i), see `rotary_waves`. The rotation is computed in float32.
 
     Raises:
         ValueError: H is odd.
     """
-    length, width = x.shape[1] // beams, x.shape[3]
+    width = x.shape[3]
     if width % 2:
         raise UserError(
             f"head width {width}: must be even to rotate pairs of features; "
             "change model.head_dim"
         )
-    room = length if room is None else room
-    waves = (
-        jnp.asarray(sinusoidal_positions(room, width, base))
-        if isinstance(room, int)
-        else _waves(room, width, base)
-    )
-    waves = jax.lax.dynamic_slice_in_dim(waves, position, length)
-    waves = jnp.repeat(waves, beams, axis=0)[None, :, None]
+    waves = waves[:, :, None]
     sine, cosine = waves[..., 0::2], waves[..., 1::2]
     first, second = x[..., 0::2], x[..., 1::2]
     turned = jnp.stack(
@@ -88,98 +101,103 @@ def rotate(
     return turned.reshape(x.shape).astype(x.dtype)
 
 
-def _waves(length: Any, width: int, base: float) -> Array:
-    """Return `sinusoidal_positions`, computed in float32.
+def clipped_distances(queries: Array, keys: Array, k: int) -> Array:
+    """Return clip(j - i, -k, k) + k for query positions i and key positions j: (T, S).
 
-    `length` is a symbol of `jax.export`.
+    This is the row of a table (2k + 1, H) for each pair (Shaw et al. 2018, eq. 4).
     """
-    frequencies = base ** (-np.arange(0, width, 2) / width)
-    angles = (
-        jnp.arange(length, dtype=jnp.float32)[:, None]
-        * jnp.asarray(frequencies, jnp.float32)[None]
-    )
-    return jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1).reshape(length, width)
+    return jnp.clip(keys[None] - queries[:, None], -k, k) + k
 
 
 class Relations(NamedTuple):
-    """Vectors of relative positions, and where the queries and keys are.
+    """Vectors of relative positions for each distance, and the distances.
 
-    These are w^K (R, H) and w^V (R, H') for the distances -k … k, the position of the
-    first query, and the number of adjacent queries, and of adjacent keys, that share a
-    position.
+    key: w^K (R, H).
+    value: w^V (R, H').
+    distances: (T, S), the row of a table for each query and key.
     """
 
     key: Array
     value: Array
-    position: Array | int = 0
-    beams: int = 1
+    distances: Array
 
 
-def _to_keys(
-    by_distance: Array, length: int, position: Array | int, beams: int
-) -> Array:
-    """Look up the value for each pair's distance: (B, N, T, R) → (B, N, T, S).
-
-    The distance is clip(j - i, -k, k). Queries are at i = position … position + T - 1,
-    keys at j = 0 … S - 1; S is `length`. With `beams`, so many adjacent queries and
-    keys share a position.
-    """
-    queries, distances = by_distance.shape[2:]
-    k = distances // 2
-    index = (
-        jnp.arange(length)[None] // beams
-        - (position + jnp.arange(queries) // beams)[:, None]
-    )
-    index = (jnp.clip(index, -k, k) + k)[None, None]
+def _to_keys(by_distance: Array, distances: Array) -> Array:
+    """Look up the value for each pair's distance: (B, N, T, R) → (B, N, T, S)."""
+    index = distances[None, None]
     return jnp.take_along_axis(by_distance, index, axis=-1, mode="promise_in_bounds")
 
 
 def relative_scores(
-    query: Array,
-    table: Array,
-    length: int,
-    position: Array | int = 0,
-    dtype: str = "float32",
-    beams: int = 1,
+    query: Array, table: Array, distances: Array, dtype: str = "float32"
 ) -> Array:
     """Return x_i W_Q · a_ij^K / √d_k, (B, N, T, S), float32.
 
-    This is the second term of eq. 5 in Shaw et al. 2018; a_ij^K is the w^K of distance
-    clip(j - i, -k, k). query (B, T, N, H) is at positions i = position … position + T -
-    1, keys are at j = 0 … S - 1, S is `length`, and table (2k + 1, H) holds w^K. With
-    `beams`, so many adjacent queries and keys share a position.
+    This is the second term of eq. 5 in Shaw et al. 2018. query (B, T, N, H) is x W_Q.
+    a_ij^K is the row distances[i, j] of table (R, H), which holds w^K.
 
     As in Section 3.3, the a_ij are never stored. Here, there is one product of the
     queries with the table.
     """
     query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
-    return _to_keys(
-        product("BTNH,RH->BNTR", query, table, dtype), length, position, beams
-    )
+    return _to_keys(product("BTNH,RH->BNTR", query, table, dtype), distances)
 
 
 def relative_values(
-    weights: Array,
-    table: Array,
-    position: Array | int = 0,
-    dtype: str = "float32",
-    beams: int = 1,
+    weights: Array, table: Array, distances: Array, dtype: str = "float32"
 ) -> Array:
     """Return Σ_j α_ij a_ij^V, (B, T, N, H').
 
-    This is the second term of eq. 3 in Shaw et al. 2018; a_ij^V is the w^V of distance
-    clip(j - i, -k, k). weights α (B, N, T, S); table (2k + 1, H') holds w^V.
+    This is the second term of eq. 3 in Shaw et al. 2018. weights α (B, N, T, S). a_ij^V
+    is the row distances[i, j] of table (R, H'), which holds w^V.
 
     The weights at each distance are summed first; this is the transpose of looking up
     scores by distance. Then there is one product with the table, in `dtype`.
     """
 
     def look_up(by_distance: Array) -> Array:
-        return _to_keys(by_distance, weights.shape[3], position, beams)
+        return _to_keys(by_distance, distances)
 
     shape = jax.ShapeDtypeStruct((*weights.shape[:3], table.shape[0]), weights.dtype)
     (by_distance,) = jax.linear_transpose(look_up, shape)(weights)
     return product("BNTR,RH->BTNH", by_distance, table, dtype)
+
+
+class Places(NamedTuple):
+    """What all layers of a stack must know about positions in self-attention.
+
+    waves: (1, T, H), for "rotary" positions: see `rotate`.
+    distances: (T, S), for "relative" positions: see `clipped_distances`.
+    """
+
+    waves: Array | None = None
+    distances: Array | None = None
+
+
+NOWHERE = Places()
+
+
+def make_places(
+    kind: str,
+    queries: np.ndarray | Array,
+    keys: np.ndarray | Array,
+    room: Any,
+    *,
+    head_dim: int,
+    rotary_base: float,
+    max_distance: int,
+) -> Places:
+    """Return the `Places` of queries at positions (T,) and keys at positions (S,).
+
+    kind: one of POSITIONS. Those that do not act in attention have no places.
+    room: is above all positions of queries.
+    """
+    if kind == "rotary":
+        return Places(waves=rotary_waves(queries, room, head_dim, rotary_base))
+    if kind == "relative":
+        at, to = jnp.asarray(queries), jnp.asarray(keys)
+        return Places(distances=clipped_distances(at, to, max_distance))
+    return NOWHERE
 
 
 class RelativePositions(nn.Module):
@@ -197,7 +215,7 @@ class RelativePositions(nn.Module):
     value_dim: int
 
     @nn.compact
-    def __call__(self, position: Array | int = 0, beams: int = 1) -> Relations:
+    def __call__(self, distances: Array) -> Relations:
         def table(name: str, width: int) -> Array:
             shape, axes = (2 * self.max_distance + 1, width), ("distance", "head_dim")
             return parameter(self, name, nn.initializers.xavier_uniform(), shape, axes)
@@ -205,8 +223,7 @@ class RelativePositions(nn.Module):
         return Relations(
             table("key_table", self.head_dim),
             table("value_table", self.value_dim),
-            position,
-            beams,
+            distances,
         )
 
 

@@ -343,6 +343,7 @@ class Encoder(nn.Module):
             x, ends = jnp.concatenate([x_forward, x_backward], axis=-1), [carry, back]
             bridges = [
                 Linear(
+                    "BE,ED->BD",
                     (width, c.d_model),
                     ("embed", "state"),
                     dtype=c.dtype,
@@ -386,12 +387,13 @@ class Decoder(nn.Module):
             )
         if c.luong_decoder:  # W_c of Luong et al. 2015, eq. 5
             shape = c.encoder_dim + c.d_model, c.d_model
+            axes = ("embed", "state")
             self.combine = Linear(
-                shape, ("embed", "state"), use_bias=False, dtype=c.dtype
+                "BC,CD->BD", shape, axes, use_bias=False, dtype=c.dtype
             )
         elif c.readout == "maxout" and c.reads_context:
             shape = c.d_model + c.encoder_dim + c.embedding_dim, 2 * c.readout_dim
-            self.maxout = Linear(shape, ("embed", "state"), dtype=c.dtype)
+            self.maxout = Linear("BC,CF->BF", shape, ("embed", "state"), dtype=c.dtype)
 
     def init_memory(self, h: Array, summary: Array) -> Memory:
         """Return the memory for h (B, S, C) and summary (B, C).
@@ -562,11 +564,11 @@ class RecurrentSeq2Seq(nn.Module):
         return self.dropout(x), self.output.lm_head()
 
     def init_cache(
-        self, source: Array, source_valid: Array, length: int, beams: int = 1
+        self, source: Array, source_valid: Array, length: int, hypotheses: int = 1
     ) -> Cache:
         """Run the encoder once and return the cache.
 
-        `length` and `beams` are ignored; they exist for parity with `Transformer`.
+        `length` and `hypotheses` are ignored; they exist for parity with `Transformer`.
         """
         c = self.config
         check_ids("source", source, c.source_vocab_size)

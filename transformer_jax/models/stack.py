@@ -1,6 +1,5 @@
-"""Stacks of Transformer blocks, and their decoding cache.
-
-The blocks combine attention and feed-forward networks.
+"""Stacks of Transformer blocks: attention and feed-forward networks (Vaswani et al.
+2017, Figure 1).
 
 Shapes: B batch · T query positions · S key positions · D d_model · N heads · H head
 width · L layers. The parameters of all layers of a stack are stored in one array each,
@@ -9,37 +8,39 @@ with axis L first.
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from transformer_jax import fields
 from transformer_jax.errors import UserError
 from transformer_jax.models import layers
-from transformer_jax.models.attention import (
-    IMPLEMENTATIONS,
-    KeyValue,
-    MultiHeadAttention,
-    unsupported,
-)
+from transformer_jax.models.attention import MultiHeadAttention
+from transformer_jax.models.caches import KeyValue, Past, SelfAttentionCache, SharedPast
 from transformer_jax.models.checks import check_vectors
-from transformer_jax.models.layers import FeedForward, Residual, final_norm
-from transformer_jax.models.masks import CAUSAL, Mask, padding
-from transformer_jax.models.positions import IN_ATTENTION, POSITIONS
+from transformer_jax.models.kernels.choose import IMPLEMENTATIONS, unsupported
+from transformer_jax.models.kernels.loop import (
+    REMAT,
+    as_layers,
+    over_layers,
+    unstack,
+)
+from transformer_jax.models.layers import NORM_TYPES, FeedForward, Residual
+from transformer_jax.models.masks import Mask
+from transformer_jax.models.positions import (
+    IN_ATTENTION,
+    NOWHERE,
+    POSITIONS,
+    Places,
+    make_places,
+)
 
 Array = jax.Array
 
 DTYPES = ("float32", "bfloat16")
-# Rematerialisation (Chen et al. 2016): what the backward pass of a layer recomputes.
-# "none": nothing. "full": everything. "scores": everything except products with
-# weights, so that the (B, N, T, S) arrays of attention are not stored.
-REMAT: dict[str, Callable[..., bool] | None] = {
-    "none": None,
-    "scores": jax.checkpoint_policies.save_only_these_names(layers.WEIGHT_PRODUCT),
-    "full": jax.checkpoint_policies.nothing_saveable,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,25 +210,21 @@ class Block(nn.Module):
     def setup(self) -> None:
         c = self.config
         c.check()
-        self.self_attention, self.self_attention_residual = (
-            self._attention(True),
-            self._residual(),
-        )
+        self.self_attention = self._attention(True)
+        self.self_attention_residual = self._residual()
         if self.cross:
-            self.cross_attention, self.cross_attention_residual = (
-                self._attention(False),
-                self._residual(),
-            )
+            self.cross_attention = self._attention(False)
+            self.cross_attention_residual = self._residual()
         self.feed_forward = FeedForward(
-            c.d_model,
-            c.d_ff,
-            c.activation,
-            c.feed_forward_dropout_rate,
-            c.dtype,
-            c.init,
-            c.feed_forward,
-            c.feed_forward_bias,
-            self.init_scale,
+            d_model=c.d_model,
+            d_ff=c.d_ff,
+            activation=c.activation,
+            dropout_rate=c.feed_forward_dropout_rate,
+            dtype=c.dtype,
+            initializer=c.init,
+            kind=c.feed_forward,
+            use_bias=c.feed_forward_bias,
+            init_scale=self.init_scale,
         )
         self.feed_forward_residual = self._residual()
 
@@ -237,28 +234,28 @@ class Block(nn.Module):
         mask: Array | Mask | None = None,
         memory: Array | KeyValue | None = None,
         memory_mask: Array | Mask | None = None,
+        *,
+        places: Places | None = None,
         cache: KeyValue | None = None,
-        position: Array | int = 0,
-        beams: int = 1,
+        entry: Array | int = 0,
     ) -> tuple[Array, KeyValue | None]:
-        """Return the output (B, T, D) for x (B, T, D), and the new cache.
+        """Return the output (B, T, D) for x (B, T, D), and the cache with x in it.
 
-        x is written to the cache from `position` on. `mask` broadcasts to (B, N, T, T),
-        or to (B, N, T, S) with a cache of S entries. With `beams`, so many adjacent
-        entries of x, and of the cache, share a position. `memory` is (B, S, D) or its
-        projection. It may have fewer rows, B / K; each of its rows is then read once
-        for K adjacent rows of x.
+        `mask` broadcasts to (B, N, T, T), or to (B, N, T, S) with a cache of S entries.
+        x is written to the cache from `entry` on. `memory` is (B, S, D) or a cache of
+        its projection. It may have fewer rows, which adjacent rows of x then share.
 
         Raises:
             ValueError: The block has cross-attention, but there is no memory.
         """
         check_vectors("x", x, self.config.d_model)
         h = self.self_attention_residual.before(x)
-        if cache is not None:
-            cache = self.self_attention.extend(cache, h, position, beams)
-        y = self.self_attention(
-            h, h if cache is None else cache, mask=mask, position=position, beams=beams
-        )
+        if cache is None:
+            y = self.self_attention(h, h, mask=mask, places=places)
+        else:
+            new = self.self_attention.project(h, places or NOWHERE)
+            cache = cache.write(new, entry)
+            y = self.self_attention(h, cache, mask=mask, places=places)
         x = self.self_attention_residual.after(x, y)
         if self.cross:
             if memory is None:
@@ -267,7 +264,8 @@ class Block(nn.Module):
                     "pass one, or cross=False"
                 )
             h = self.cross_attention_residual.before(x)
-            shared = h.reshape(jax.tree.leaves(memory)[0].shape[0], -1, h.shape[-1])
+            rows = jax.tree.leaves(memory)[0].shape[0]
+            shared = h.reshape(rows, -1, h.shape[-1])
             y = self.cross_attention(shared, memory, mask=memory_mask)
             x = self.cross_attention_residual.after(x, y.reshape(x.shape))
         h = self.feed_forward_residual.before(x)
@@ -303,49 +301,11 @@ class Block(nn.Module):
         )
 
 
-class BeamCache(NamedTuple):
-    """The self-attention cache of a beam search with K hypotheses per row.
-
-    A row keeps what all its hypotheses have written, and a mask says which of it
-    belongs to which hypothesis. So beam search reorders only masks in each step, and no
-    keys or values.
-
-    layers: keys and values (B, N, T·K, H) of each layer. Entry t·K + j was written by
-        hypothesis j at position t.
-    owned: (B, K, T·K), True at the entries that belong to hypothesis k: one at each
-        position so far.
-    """
-
-    layers: tuple[KeyValue, ...]
-    owned: Array
-
-    def reorder(self, parents: Array) -> "BeamCache":
-        """Return the cache of hypotheses that continue those of `parents` (B, K).
-
-        Hypothesis k of a row continues hypothesis parents[row, k].
-        """
-        return self._replace(
-            owned=jnp.take_along_axis(self.owned, parents[:, :, None], axis=1)
-        )
-
-    def advance(self, position: Array | int) -> "BeamCache":
-        """Return the cache in which each hypothesis owns its next entry.
-
-        It is about to write this entry at `position`.
-        """
-        rows, beams, _ = self.owned.shape
-        new = jnp.broadcast_to(jnp.eye(beams, dtype=bool), (rows, beams, beams))
-        return self._replace(
-            owned=jax.lax.dynamic_update_slice_in_dim(
-                self.owned, new, position * beams, axis=2
-            )
-        )
-
-
 class Stack(nn.Module):
     """A stack of `num_layers` blocks, followed by a norm if it is pre-LN.
 
-    It is causal if the caller's mask is.
+    It is causal if the caller's mask is. The last layer of a post-LN stack already ends
+    in a norm.
     """
 
     config: BlockConfig
@@ -353,11 +313,12 @@ class Stack(nn.Module):
     cross: bool = False
 
     def setup(self) -> None:
-        c, residuals = self.config, self.num_layers * (2 + self.cross)
-        self.layers = Block(
-            c, self.cross, residuals**-0.5 if c.scale_residual_init else 1.0
-        )
-        self.norm = final_norm(c.norm, c.norm_epsilon, c.norm_type)
+        c = self.config
+        residuals = self.num_layers * (3 if self.cross else 2)
+        scale = residuals**-0.5 if c.scale_residual_init else 1.0
+        self.layers = Block(c, self.cross, scale)
+        if c.norm == "pre":
+            self.final_norm = NORM_TYPES[c.norm_type](c.norm_epsilon)
 
     def __call__(
         self,
@@ -370,145 +331,133 @@ class Stack(nn.Module):
 
         `mask` and `memory_mask` broadcast to (B, N, T, T) and (B, N, T, S).
         """
+        places = self._places(x.shape[1])
 
-        def body(block: Block, x: Array, _: None) -> tuple[Array, None]:
-            return block(x, mask, memory, memory_mask)[0], None
+        def body(block: Block, x: Array) -> tuple[Array, None]:
+            x, _ = block(x, mask, memory, memory_mask, places=places)
+            return x, None
 
-        return self.norm(self._run(body, self._start(x))[0])
+        x, _ = self._run(body, self._start(x))
+        return self._end(x)
 
     def outputs(self, x: Array, mask: Array | Mask | None = None) -> Array:
-        """Run x (B, T, D) through all layers → their outputs (B, L, T, D).
+        """Run x (B, T, D) through all layers, and return the output of each.
 
-        The last one is the result of `__call__`: only its norm is applied, if the stack
-        is pre-LN.
+        They are (B, L, T, D). The last one is the result of `__call__`: only its norm
+        is applied, if the stack is pre-LN.
         """
+        places = self._places(x.shape[1])
 
-        def body(block: Block, x: Array, _: None) -> tuple[Array, Array]:
-            x = block(x, mask)[0]
+        def body(block: Block, x: Array) -> tuple[Array, Array]:
+            x, _ = block(x, mask, places=places)
             return x, x
 
         last, every = self._run(body, self._start(x))
-        return every.at[:, -1].set(self.norm(last))
+        return every.at[:, -1].set(self._end(last))
 
-    def init_cache(self, batch_size: int, length: int) -> tuple[KeyValue, ...]:
-        """Return the self-attention cache of each layer.
+    def init_cache(self, batch_size: int, length: int, hypotheses: int = 1) -> Any:
+        """Return an empty cache of self-attention, with room for `length` positions.
 
-        It has room for `length` positions.
+        It is a `Past`, or with several hypotheses of each row, a `SharedPast`.
         """
-        return tuple(
-            self.layers.self_attention.empty_cache(batch_size, length)
-            for _ in range(self.num_layers)
-        )
-
-    def init_beam_cache(self, batch_size: int, length: int, beams: int) -> BeamCache:
-        """Return a cache for `beams` hypotheses per row.
-
-        It has room for `length` positions of each.
-        """
-        room = length * beams
-        return BeamCache(
-            self.init_cache(batch_size, room),
-            jnp.zeros((batch_size, beams, room), bool),
-        )
+        room = length * hypotheses
+        empty = self.layers.self_attention.empty_cache
+        each = tuple(empty(batch_size, room) for _ in range(self.num_layers))
+        if hypotheses == 1:
+            return Past(each)
+        return SharedPast(each, jnp.zeros((batch_size, hypotheses, room), bool))
 
     def project(self, memory: Array) -> tuple[KeyValue, ...]:
-        """Project memory (B, S, D) to each layer's cross-attention keys and values."""
+        """Return caches of memory (B, S, D) for the cross-attention of each layer."""
 
-        def body(block: Block, carry: None, _: None) -> tuple[None, KeyValue]:
+        def body(block: Block, carry: None) -> tuple[None, KeyValue]:
             projected = block.cross_attention.project(memory)
             return carry, jax.tree.map(lambda x: x.astype(self.config.dtype), projected)
 
-        return unstack(self._run(body, None)[1], self.num_layers, axis=1)
+        _, projected = self._run(body, None)
+        return unstack(projected, self.num_layers, axis=1)
 
     def extend(
         self,
         x: Array,
-        cache: tuple[KeyValue, ...],
+        cache: SelfAttentionCache,
         position: Array | int,
         memory: tuple[KeyValue, ...] | None = None,
         memory_mask: Array | Mask | None = None,
         start: Array | None = None,
-    ) -> tuple[Array, tuple[KeyValue, ...]]:
-        """Run x (B, T, D) through all layers → output (B, T, D), the new cache.
+    ) -> tuple[Array, Any]:
+        """Run x (B, T, D) through all layers → output (B, T, D), and the cache with x.
 
-        x is written to the cache. The positions of x are position … position + T - 1.
-        Attention is causal. `memory` comes from `project`. It may have fewer rows, B /
-        K; each of its rows is then shared by K adjacent rows of x. Positions of the
-        cache before `start` (B,) are padding. There is no dropout, and nothing is sown.
+        The positions of x are position … position + T - 1. Attention is causal.
+        `memory` comes from `project`. It may have fewer rows, which adjacent rows of x
+        then share. Positions of the cache before `start` (B,) are padding. There is no
+        dropout, and nothing is sown.
 
         The layers are unrolled and each has its own cache, because a loop would copy
         the whole cache at every step. Their parameters are unstacked here, unless
         `unstack_layers` has already done this.
         """
-        room = cache[0].key.shape[2]
-        mask = (
-            CAUSAL
-            if start is None
-            else CAUSAL & padding(jnp.arange(room)[None] >= start[:, None])
-        )
-        return self._extend(
-            x,
-            cache,
-            position,
-            mask.part(position, x.shape[1], 0, room),
-            memory,
-            memory_mask,
-        )
-
-    def extend_beams(
-        self,
-        x: Array,
-        cache: BeamCache,
-        position: Array | int,
-        memory: tuple[KeyValue, ...],
-        memory_mask: Array | Mask | None = None,
-    ) -> tuple[Array, BeamCache]:
-        """As `extend`, for x (B, K, D) of the K hypotheses of each row.
-
-        They are at the same `position`; `memory` has B rows.
-        """
-        cache, beams = cache.advance(position), x.shape[1]
-        x, layers = self._extend(
-            x, cache.layers, position, cache.owned[:, None], memory, memory_mask, beams
-        )
-        return x, cache._replace(layers=layers)
-
-    def _extend(
-        self,
-        x: Array,
-        cache: tuple[KeyValue, ...],
-        position: Array | int,
-        mask: Array | None,
-        memory: tuple[KeyValue, ...] | None,
-        memory_mask: Array | Mask | None,
-        beams: int = 1,
-    ) -> tuple[Array, tuple[KeyValue, ...]]:
+        shape = x.shape
+        x = self._start(cache.arrange(x))
+        cache = cache.advance(position)
+        count = x.shape[1]
+        keys = cache.keys()
+        queries = cache.queries(position, count)
+        places = self._places_of(queries, keys, keys.shape[0])
+        mask = cache.seen(position, count, start)
         block: Any = Block(self.config, self.cross, parent=None)
-        x, extended = self._start(x), list[KeyValue]()
-        for i, (own, past) in enumerate(zip(self._unstacked(), cache, strict=True)):
-            seen = None if memory is None else memory[i]
+        written = []
+        for i, (own, past) in enumerate(
+            zip(self._unstacked(), cache.layers, strict=True)
+        ):
             x, past = block.apply(
-                {"params": own}, x, mask, seen, memory_mask, past, position, beams
+                {"params": own},
+                x,
+                mask,
+                None if memory is None else memory[i],
+                memory_mask,
+                places=places,
+                cache=past,
+                entry=cache.entry(position),
             )
-            extended.append(past)
-        return self.norm(x), tuple(extended)
+            written.append(past)
+        return self._end(x).reshape(shape), cache.written(tuple(written))
 
     def _start(self, x: Array) -> Array:
         check_vectors("x", x, self.config.d_model)
         return x.astype(self.config.residual_dtype)
 
+    def _end(self, x: Array) -> Array:
+        return self.final_norm(x) if self.config.norm == "pre" else x
+
+    def _places(self, length: Any) -> Places:
+        """Return the places of queries and keys at 0 … length - 1."""
+        positions = np.arange(length) if isinstance(length, int) else jnp.arange(length)
+        return self._places_of(positions, positions, length)
+
+    def _places_of(self, queries: Any, keys: Any, room: Any) -> Places:
+        c = self.config
+        return make_places(
+            c.positions,
+            queries,
+            keys,
+            room,
+            head_dim=c.head_dim,
+            rotary_base=c.rotary_base,
+            max_distance=c.max_relative_distance,
+        )
+
     def _run(self, body: Callable, carry: Any) -> tuple[Any, Any]:
-        """Run body(block, carry, None) → (carry, output) for each layer.
+        """Run body(block, carry) → (carry, output) for each layer.
 
         Outputs are stacked along axis 1.
         """
-        c, length = self.config, self.num_layers
         if self.is_initializing() or self.is_mutable_collection("intermediates"):
             scan = nn.scan(
-                body,
+                lambda block, carry, _: body(block, carry),
                 {"params": 0, "intermediates": 0},
                 split_rngs={"params": True, "dropout": True},
-                length=length,
+                length=self.num_layers,
                 out_axes=1,
                 metadata_params={nn.PARTITION_NAME: "layers"},
             )
@@ -516,53 +465,28 @@ class Stack(nn.Module):
 
         def layer(carry: Any, own: tuple) -> tuple[Any, Any]:
             params, rngs = own
-            block = Block(c, self.cross, parent=None).bind(
-                {"params": params}, rngs=rngs
-            )
-            return body(block, carry, None)
+            block = Block(self.config, self.cross, parent=None)
+            return body(block.bind({"params": params}, rngs=rngs), carry)
 
-        if policy := REMAT[c.remat]:
-            # Common-subexpression elimination could undo rematerialisation in unrolled
-            # layers, but not in a plain loop.
-            layer = jax.checkpoint(layer, policy=policy, prevent_cse=c.unroll > 1)
         scope: Any = self.layers.scope
-        # new in each call
-        keys = {
-            name: jax.random.split(self.layers.make_rng(name), length)
+        keys = {  # new ones in each call
+            name: jax.random.split(self.layers.make_rng(name), self.num_layers)
             for name in scope.rngs
         }
-        if c.unroll < length:
-            stacked = nn.unbox(self.variables["params"]["layers"]), keys
-            carry, outputs = jax.lax.scan(layer, carry, stacked, unroll=c.unroll)
-            return carry, jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), outputs)
-        each = list[Any]()
-        for own in zip(self._unstacked(), unstack(keys, length), strict=True):
-            carry, output = layer(carry, own)
-            each.append(output)
-        return carry, jax.tree.map(lambda *outputs: jnp.stack(outputs, axis=1), *each)
+        return over_layers(
+            layer,
+            nn.unbox(self.variables["params"]["layers"]),
+            keys,
+            carry,
+            num_layers=self.num_layers,
+            unroll=self.config.unroll,
+            remat=self.config.remat,
+        )
 
     def _unstacked(self) -> tuple[Any, ...]:
-        """Return the parameters of each layer.
-
-        `unstack_layers` may have unstacked them already.
-        """
-        stacked: Any = self.variables["params"]["layers"]
-        return (
-            stacked
-            if isinstance(stacked, tuple)
-            else unstack(nn.unbox(stacked), self.num_layers)
-        )
-
-
-def unstack(stacked: Any, num_layers: int, axis: int = 0) -> tuple[Any, ...]:
-    """Split a tree whose leaves are stacked along `axis` into one tree per layer."""
-
-    def one(layer: int) -> Any:
-        return jax.tree.map(
-            lambda x: jax.lax.index_in_dim(x, layer, axis, keepdims=False), stacked
-        )
-
-    return tuple(map(one, range(num_layers)))
+        """Return the parameters of each layer."""
+        stacked: Any = nn.unbox(self.variables["params"]["layers"])
+        return as_layers(stacked, self.num_layers)
 
 
 def unstack_layers(params: Any, stack: str, num_layers: int) -> Any:
@@ -570,14 +494,13 @@ def unstack_layers(params: Any, stack: str, num_layers: int) -> Any:
 
     A loop over `extend` then need not do this at every step.
     """
-    return params | {
-        stack: params[stack] | {"layers": unstack(params[stack]["layers"], num_layers)}
-    }
+    layers = unstack(params[stack]["layers"], num_layers)
+    return params | {stack: params[stack] | {"layers": layers}}
 
 
 def sown_weights(sown: Any, sub_layer: str) -> Array:
     """Return the attention weights (B, L, N, T, S) of one sub-layer.
 
-    They are in `sown`, the "intermediates" of a stack.
+    `sown` has the "intermediates" of a stack.
     """
     return sown["layers"][sub_layer]["weights"][0].swapaxes(0, 1)

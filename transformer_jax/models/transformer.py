@@ -15,14 +15,14 @@ from jax import export
 
 from transformer_jax import fields
 from transformer_jax.models import layers
-from transformer_jax.models.attention import KeyValue, Valid, padding_mask
+from transformer_jax.models.attention import Valid
+from transformer_jax.models.caches import KeyValue, Past, SharedPast
 from transformer_jax.models.checks import check_ids, check_valid
+from transformer_jax.models.kernels.choose import shares_past
 from transformer_jax.models.layers import Embedding, LMHead, OutputLayer, parameter
 from transformer_jax.models.masks import CAUSAL, padding
-from transformer_jax.models.numerics import platform
 from transformer_jax.models.positions import Positions, check_length
 from transformer_jax.models.stack import (
-    BeamCache,
     BlockConfig,
     Stack,
     sown_weights,
@@ -94,14 +94,12 @@ class Cache(NamedTuple):
 
     The batch axis comes first in every leaf.
 
-    past: keys and values (B, N, T, H) of the target so far, for self-attention, one
-        pair per layer, or a `BeamCache`.
-    memory: keys and values (B, N, S, H) of the source, for cross-attention, one pair
-        per layer.
+    past: of self-attention to the target so far.
+    memory: of cross-attention to the source, for each layer.
     source_valid: (B, S), True at tokens and False at padding.
     """
 
-    past: tuple[KeyValue, ...] | BeamCache
+    past: Past | SharedPast
     memory: tuple[KeyValue, ...]
     source_valid: Array
 
@@ -225,13 +223,12 @@ class Transformer(nn.Module):
         )
 
     def init_cache(
-        self, source: Array, source_valid: Array, length: int, beams: int = 1
+        self, source: Array, source_valid: Array, length: int, hypotheses: int = 1
     ) -> Cache:
         """Run the encoder once, and return a cache for `length` target positions.
 
-        With `beams`, it is for a beam search with so many hypotheses per row. On
-        accelerators, `past` is then a `BeamCache`. On CPUs, copying keys and values
-        takes less time than attending to those of all hypotheses.
+        With several `hypotheses` of each row, the cache may be one that they share, see
+        `SharedPast`.
 
         Raises:
             ValueError: `length` exceeds `max_length`, and positions are neither
@@ -239,39 +236,26 @@ class Transformer(nn.Module):
         """
         check_length(self.config.positions, length, self.config.max_length)
         memory = self.decoder.project(self.encode(source, source_valid))
-        if beams == 1 or platform() == "cpu":
-            return Cache(
-                self.decoder.init_cache(source.shape[0], length), memory, source_valid
-            )
-        return Cache(
-            self.decoder.init_beam_cache(source.shape[0], length, beams),
-            memory,
-            source_valid,
-        )
+        if not shares_past():
+            hypotheses = 1
+        past = self.decoder.init_cache(source.shape[0], length, hypotheses)
+        return Cache(past, memory, source_valid)
 
     def extend(
         self, cache: Cache, target: Array, position: Array | int
     ) -> tuple[Array, Cache]:
-        """Read target ids (B, T) from `position` on → logits, the new cache.
+        """Read target ids (B, T) from `position` on → logits (B, T, padded V), cache.
 
-        The logits are (B, T, padded V). There is no dropout. With beams, `target` (B·K,
-        1) has the newest token of each hypothesis, and the logits are (B·K, 1, padded
-        V).
+        There is no dropout. If hypotheses share the cache, `target` (N, 1) has the
+        newest token of each of the N hypotheses.
         """
-        x = self.target_embedding(target) + self.target_positions(
-            target.shape[1], position
+        length = target.shape[1]
+        x = self.target_embedding(target) + self.target_positions(length, position)
+        x, past = self.decoder.extend(
+            x, cache.past, position, cache.memory, padding(cache.source_valid)
         )
-        memory, past = (cache.memory, padding_mask(cache.source_valid)), cache.past
-        if isinstance(past, BeamCache):
-            x, past = self.decoder.extend_beams(
-                x.reshape(*past.owned.shape[:2], -1), past, position, *memory
-            )
-            x = x.reshape(*target.shape, -1)
-        else:
-            x, past = self.decoder.extend(x, past, position, *memory)
-        return self.lm_head()(
-            x, self.config.target_vocab_size, self.config.dtype
-        ), cache._replace(past=past)
+        logits = self.lm_head()(x, self.config.target_vocab_size, self.config.dtype)
+        return logits, cache._replace(past=past)
 
     @nn.nowrap
     def attention_maps(self, sown: Any) -> dict[tuple[str, str, str], Array]:

@@ -6,7 +6,7 @@ sum is the estimate. It is about right for matrix products and up to six times t
 for operations that are limited by memory. The lower bound therefore takes only products
 at the estimate, and all other operations at the bandwidth of the device's memory. The
 compiler has no estimate for kernels. Those of attention count in both times, with their
-products at the device's peak. In the estimate, those of `models.short` take the cycles
+products at the device's peak. In the estimate, those of `kernels.short` take the cycles
 of CYCLES instead, which is more.
 For GPUs there is only the bound, with products at the device's peak. It can be too high
 there, because it counts what an instruction finds in the L2 cache as if it came from
@@ -181,7 +181,7 @@ _OPERANDS = re.compile(r"operand_layout_constraints=\{(.*?\})\}")
 
 
 def kernel_cycles(instruction: Instruction) -> float:
-    """Return the estimated cycles of a kernel of `models.short` on a v5e, or 0 for
+    """Return the estimated cycles of a kernel of `kernels.short` on a v5e, or 0 for
     another instruction.
 
     The second operand has the keys of a block as its last axis.
@@ -200,7 +200,7 @@ def kernel_flops(instruction: Instruction) -> int:
     """Return the FLOPs of the matrix products of a kernel of attention, or 0 for
     another instruction.
 
-    Kernels of `models.short` state them. Those of splash attention do not. Their first
+    Kernels of `kernels.short` state them. Those of splash attention do not. Their first
     operands of rank 4 are queries (B, N, T, H), keys (B, K, S, H) and values (B, K, S,
     H'). The last two axes are swapped if the layout is 2. If the mask is causal, the
     first operand (1, n, n) lists the n × n blocks of scores, of which those above the

@@ -41,7 +41,7 @@ class Chip:
     bandwidth: bytes/s of the device's memory.
     clock: cycles/s, the peak divided by the FLOPs per cycle of the device's matrix
         units. None for GPUs, whose compiler estimates no cycles.
-    kernel_slowness: cycles of the kernels of `models.short`, relative to those on a
+    kernel_slowness: cycles of the kernels of `kernels.short`, relative to those on a
         v5e, by libtpu's static profile. 1 where there is no profile.
     specification: what the compiler of GPUs needs to know about the device, "" for
         TPUs.

@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
-from transformer_jax.models import short
-from transformer_jax.models.masks import Mask, as_mask
+from transformer_jax.models.kernels import short
+from transformer_jax.models.masks import Mask, only_rules
 
 Array = jax.Array
 
@@ -74,7 +74,7 @@ def short_attention(
 
     rows, heads = query.shape[0], query.shape[2]
     numbers = jnp.arange(rows * heads, dtype=jnp.uint32).reshape(rows, heads)
-    return _on_devices(attend, query, key, value, as_mask(mask), numbers)
+    return _on_devices(attend, query, key, value, only_rules(mask), numbers)
 
 
 def splash_attention(
@@ -96,7 +96,7 @@ def splash_attention(
     `interpret` runs the kernel on CPUs, slowly, for tests.
     """
     attend = functools.partial(_splash, dtype=dtype, interpret=interpret)
-    return _on_devices(attend, query, key, value, as_mask(mask))
+    return _on_devices(attend, query, key, value, only_rules(mask))
 
 
 def cudnn_attention(
@@ -117,7 +117,7 @@ def cudnn_attention(
     be at the end. A query that may attend to nothing gets zeros.
     """
     return _on_devices(
-        functools.partial(_cudnn, dtype=dtype), query, key, value, as_mask(mask)
+        functools.partial(_cudnn, dtype=dtype), query, key, value, only_rules(mask)
     )
 
 

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from conftest import on_devices
 
-from transformer_jax.models import kernels, masks, short
+from transformer_jax.models import masks
 from transformer_jax.models.attention import dot_product_attention
-from transformer_jax.models.kernels import (
+from transformer_jax.models.kernels import accelerators, short
+from transformer_jax.models.kernels.accelerators import (
     cudnn_attention,
     short_attention,
     splash_attention,
@@ -272,7 +273,7 @@ def test_blocks_are_few_equal_and_at_most_512_positions():
         1408: 512,
         2048: 512,
     }
-    assert {length: kernels._block(length) for length in sizes} == sizes
+    assert {length: accelerators._block(length) for length in sizes} == sizes
 
 
 @pytest.mark.parametrize(
@@ -296,7 +297,7 @@ import json
 import jax
 import jax.numpy as jnp
 from transformer_jax.models import masks
-from transformer_jax.models.kernels import {kernel}_attention
+from transformer_jax.models.kernels.accelerators import {kernel}_attention
 from transformer_jax.training.sharding import MeshConfig, make_mesh, on_mesh, replicated
 
 mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))

@@ -24,8 +24,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from transformer_jax.models.kernels.bits import (
+    GOLDEN,
+    hash_words,
+    hashed,
+    scale,
+    threshold,
+)
 from transformer_jax.models.masks import Mask
-from transformer_jax.models.numerics import GOLDEN, hash_words, hashed
 
 Array = jax.Array
 
@@ -147,7 +153,7 @@ def attend(
         queries.append(jnp.arange(length))
         keys.append(jnp.arange(key_length))
     cut = 0
-    if dropout_key is not None and (cut := round(dropout_rate * 2**32)):
+    if dropout_key is not None and (cut := threshold(dropout_rate)):
         # The index of a weight is (number · T + t) S + s. Its hash begins with a
         # product and a sum, which are computed for queries, keys and heads apart.
         first, second = hash_words(dropout_key)
@@ -506,7 +512,7 @@ def _factor(pairs: _Pairs, head: int, options: _Options) -> Array | int:
     )
     # A selection of the weights themselves would become a masked product, in which
     # libtpu 0.0.42 fails.
-    return jnp.where(bits >= jnp.uint32(options.cut), 2**32 / (2**32 - options.cut), 0)
+    return jnp.where(bits >= jnp.uint32(options.cut), scale(options.cut), 0)
 
 
 def _product(a: Array, b: Array, axis_a: int, axis_b: int) -> Array:

@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer_jax.models.masks import Mask, as_mask
-from transformer_jax.models.numerics import hashed_bits, product
+from transformer_jax.models.kernels import bits
+from transformer_jax.models.kernels.products import product
+from transformer_jax.models.masks import Mask, only_rules
 
 Array = jax.Array
 
@@ -63,23 +64,30 @@ def blocked_attention(
 ) -> Array:
     """Compute `attention.dot_product_attention` in blocks of `block` queries and keys.
 
-    query (B, T, N, H), key (B, S, N, H), value (B, S, N, H') → (B, T, N, H'), float32.
-    Memory beyond inputs and outputs is that of a few blocks, (B, N, block, block). If
-    `mask` is causal, blocks above the diagonal are skipped. By default, a block has 512
-    positions, or if `mask` is causal, a quarter of T, at least 64 and at most 256. Only
-    reverse-mode differentiation works.
+    query (B, T, N, H), key (B, S, K, H), value (B, S, K, H') → (B, T, N, H'), float32.
+    Head n reads key-value head n // (N / K). Memory beyond inputs and outputs is that
+    of a few blocks, (B, N, block, block). If `mask` is causal, blocks above the
+    diagonal are skipped. By default, a block has 512 positions, or if `mask` is causal,
+    a quarter of T, at least 64 and at most 256. Only reverse-mode differentiation
+    works.
 
     Differs: The backward pass goes through pairs of blocks in the order of the forward
     pass, where the paper's outer loop is over keys.
     """
-    (length, key_length), mask = (query.shape[1], key.shape[1]), as_mask(mask)
+    length, heads = query.shape[1:3]
+    key_length, kv_heads = key.shape[1:3]
+    if heads != kv_heads:
+        key = jnp.repeat(key, heads // kv_heads, axis=2)
+        value = jnp.repeat(value, heads // kv_heads, axis=2)
+    mask = only_rules(mask)
     rate = 0.0 if dropout_key is None else dropout_rate
-    block = block or (
-        min(max(length // 4, CAUSAL_BLOCKS[0]), CAUSAL_BLOCKS[1])
-        if mask.causal
-        else BLOCK
-    )
-    rows, columns = _divided(length, block), _divided(key_length, block)
+    if block is None and mask.causal:
+        least, most = CAUSAL_BLOCKS
+        block = min(max(length // 4, least), most)
+    elif block is None:
+        block = BLOCK
+    rows = _divided(length, block)
+    columns = _divided(key_length, block)
     plan = _Plan(length, key_length, rows, columns, mask.causal, rate, dtype)
 
     def padded(x: Array, size: int) -> Array:
@@ -235,8 +243,7 @@ def _dropped(plan: _Plan, x: Array, dropout_key: Array | None, block: Array) -> 
 
     The bits are those of `layers.dropout`.
     """
-    cut = round(plan.dropout_rate * 2**32)
-    if dropout_key is None or not cut:
+    if dropout_key is None:
         return x
     index = jnp.uint32(0)  # of each element in the whole array of weights
     sizes = *x.shape[:2], plan.length, plan.key_length
@@ -246,8 +253,7 @@ def _dropped(plan: _Plan, x: Array, dropout_key: Array | None, block: Array) -> 
             + jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
             + jnp.uint32(first)
         )
-    bits = hashed_bits(dropout_key, index)
-    return jnp.where(bits >= jnp.uint32(cut), x * (2**32 / (2**32 - cut)), 0)
+    return bits.drop(x, plan.dropout_rate, dropout_key, index)
 
 
 def _part(x: Array, start: Array, size: int) -> Array:

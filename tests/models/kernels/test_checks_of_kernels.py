@@ -5,12 +5,17 @@ They run interpreted.
 
 import pytest
 
-from transformer_jax.models import attention
-from transformer_jax.models.kernel_checks import TOLERANCES, compare_kernels
+from transformer_jax.models.attention import dot_product_attention
+from transformer_jax.models.kernels import choose
+from transformer_jax.models.kernels.checks import TOLERANCES, compare_kernels
 
 
 def model(width):
     return {"attention_implementation": "auto", "head_dim": width, "value_dim": width}
+
+
+def compared(model):
+    return list(compare_kernels(model, dot_product_attention))
 
 
 @pytest.mark.parametrize("right", [True, False])
@@ -22,12 +27,10 @@ def test_kernels_of_the_platform_are_compared_with_the_reference(right, monkeypa
             *inputs, mask=mask if right else None, interpret=True, **options
         )
 
-    monkeypatch.setitem(attention.KERNELS, "cpu", attention.KERNELS["tpu"])
+    monkeypatch.setitem(choose.KERNELS, "cpu", choose.KERNELS["tpu"])
     for name in ("short", "splash"):
-        monkeypatch.setitem(
-            attention.FUNCTIONS, name, interpreted(attention.FUNCTIONS[name])
-        )
-    rows = list(compare_kernels(model(64)))
+        monkeypatch.setitem(choose.FUNCTIONS, name, interpreted(choose.FUNCTIONS[name]))
+    rows = compared(model(64))
     names = [
         f"attention: {name} vs. einsum, {dtype}"
         for name in ("short", "splash")
@@ -39,10 +42,10 @@ def test_kernels_of_the_platform_are_compared_with_the_reference(right, monkeypa
 
 def test_kernels_that_do_not_run_here_or_not_with_these_heads(monkeypatch):
     """cuDNN supports no float32, and this machine has no GPU. CPUs have no kernels."""
-    assert list(compare_kernels(model(64))) == []
-    monkeypatch.setitem(attention.KERNELS, "cpu", attention.KERNELS["gpu"])
-    assert list(compare_kernels(model(64))) == [
+    assert compared(model(64)) == []
+    monkeypatch.setitem(choose.KERNELS, "cpu", choose.KERNELS["gpu"])
+    assert compared(model(64)) == [
         ("attention: cudnn vs. einsum, bfloat16", None, 0.02)
     ]
-    assert list(compare_kernels(model(12))) == []
-    assert list(compare_kernels({"d_model": 64})) == []  # a recurrent model
+    assert compared(model(12)) == []
+    assert compared({"d_model": 64}) == []  # a recurrent model

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer_jax.models import blocked, masks
+from transformer_jax.models import masks
 from transformer_jax.models.attention import dot_product_attention
-from transformer_jax.models.blocked import blocked_attention
+from transformer_jax.models.kernels import blocked
+from transformer_jax.models.kernels.blocked import blocked_attention
 
 B, T, S, N, H, W = 2, 37, 53, 3, 5, 7
 # the second row has padding
@@ -43,24 +44,35 @@ MASKS = {
 }
 
 
+def reference(query, key, value, **options):
+    """Compute the reference, with key-value heads copied for the heads that share
+    them.
+    """
+    key, value = (
+        jnp.repeat(x, query.shape[2] // x.shape[2], axis=2) for x in (key, value)
+    )
+    return dot_product_attention(query, key, value, **options)
+
+
 @pytest.mark.parametrize("dropout_rate", [0.0, 0.3])
-@pytest.mark.parametrize("kind", MASKS)
-def test_equals_the_reference(kind, dropout_rate):
+@pytest.mark.parametrize(
+    ("kind", "heads", "kv_heads"),
+    [*((kind, N, N) for kind in MASKS), ("packed", 6, 2), ("padding", N, 1)],
+)
+def test_equals_the_reference(kind, heads, kv_heads, dropout_rate):
     keys, mask = MASKS[kind]
     q, k, v, cotangent = (
-        normal(B, T, N, H),
-        normal(B, keys, N, H, seed=1),
-        normal(B, keys, N, W),
-        normal(B, T, N, W),
+        normal(B, T, heads, H),
+        normal(B, keys, kv_heads, H, seed=1),
+        normal(B, keys, kv_heads, W),
+        normal(B, T, heads, W),
     )
     options = {
         "dropout_rate": dropout_rate,
         "dropout_key": jax.random.key(3) if dropout_rate else None,
     }
     dense = None if mask is None else mask.part(0, T, 0, keys)
-    expected, reference = jax.vjp(
-        lambda *x: dot_product_attention(*x, mask=dense, **options), q, k, v
-    )
+    expected, pull = jax.vjp(lambda *x: reference(*x, mask=dense, **options), q, k, v)
     output, gradients = jax.jit(
         lambda *x: (lambda out, vjp: (out, vjp(cotangent)))(
             *jax.vjp(
@@ -68,7 +80,7 @@ def test_equals_the_reference(kind, dropout_rate):
             )
         )
     )(q, k, v)
-    assert apart([expected, *reference(cotangent)], [output, *gradients]) < 2e-6
+    assert apart([expected, *pull(cotangent)], [output, *gradients]) < 2e-6
 
 
 def test_a_query_without_keys_gets_zeros_and_no_gradient():

@@ -1,31 +1,90 @@
-"""Numerical primitives of the models.
+"""Matrix products in mixed precision, and where their results are rounded and stored.
 
-These are matrix products in mixed precision, and random bits for dropout.
+`product` is einsum of two arrays. `linear` is y = x W + b. `keep` and `round_stream`
+return their argument: they tell the compilers of accelerators what to store.
 """
 
 import functools
 import math
 import string
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from transformer_jax.errors import UserError
+from transformer_jax.models.kernels import platforms
 
 Array = jax.Array
 
-GPUS = "gpu", "cuda"  # the names that `platform` may return for a GPU
+# The checkpoint name of products with weights, for rematerialisation policies.
+WEIGHT_PRODUCT = "weight_product"
 
 
-def platform() -> str:
-    """Return the platform that this trace is for, e.g. "tpu".
+def linear(
+    spec: str,
+    x: Array,
+    kernel: Array,
+    bias: Array | None,
+    dtype: str = "float32",
+    output_dtype: str = "float32",
+) -> Array:
+    """Return x W + b, where `spec` is that of x W, e.g. "BTD,DNH->BTNH".
 
-    It is that of the mesh in scope, or else JAX's default.
+    "..." at the beginning of x and of the result stands for any axes.
+
+    The product is computed in `dtype` and summed in float32, except for sums over
+    devices (see `product`), and the result is rounded to `output_dtype`. On
+    accelerators, it is rounded before and after the bias is added. On GPUs, the
+    gradient of x is rounded to `dtype`.
     """
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    return jax.default_backend() if device is None else device.platform
+    if platforms.is_gpu():
+        # The product rounds x anyway. This rounds the gradient of x, too, so that less
+        # is written to memory. For TPUs, it lowers the bound of a step, but raises the
+        # compiler's estimate.
+        x = x.astype(dtype)
+    if "..." in spec:
+        written_out = "abcdefgh"[: x.ndim - spec.index(",") + len("...")]
+        spec = spec.replace("...", written_out)
+    y = product(spec, x, kernel, dtype, output_dtype=stored(output_dtype))
+    if bias is not None:
+        y = plus_bias(y, bias)
+    return checkpoint_name(y.astype(output_dtype), WEIGHT_PRODUCT)
+
+
+def rounded_product(spec: str, a: Array, b: Array, dtype: str) -> Array:
+    """Return `product(spec, a, b, dtype)`, rounded to `dtype` on accelerators.
+
+    The type of the result is float32 nevertheless. Accelerators write less to memory.
+    """
+    result = product(spec, a, b, dtype, output_dtype=stored(dtype))
+    return result.astype(jnp.float32)
+
+
+def keep(statistics: Any) -> Any:
+    """Return the statistics of a norm, which accelerators keep for the backward pass.
+
+    Otherwise, XLA on GPUs computes them again for the gradient of the gain. The kernel
+    that does so also writes every addend of that gradient to memory, in float32. On
+    TPUs, this makes no difference.
+    """
+    if platforms.is_cpu():
+        return statistics
+    return jax.lax.optimization_barrier(statistics)
+
+
+def round_stream(x: Array, dtype: str) -> Array:
+    """Return the sum x of a residual connection, rounded to `dtype` on accelerators.
+
+    Without the barrier, XLA would store float32 for the backward pass. On CPUs,
+    rounding here would take longer.
+    """
+    if dtype == "float32" or platforms.is_cpu():
+        return x
+    return jax.lax.optimization_barrier(x.astype(dtype))
 
 
 def stored(dtype: str) -> str:
@@ -33,7 +92,7 @@ def stored(dtype: str) -> str:
 
     It is `dtype` on accelerators, which then write less to memory, and float32 on CPUs.
     """
-    return "float32" if platform() == "cpu" else dtype
+    return "float32" if platforms.is_cpu() else dtype
 
 
 def product(
@@ -295,57 +354,10 @@ def plus_bias(x: Array, bias: Array) -> Array:
     On CPUs, the bias is multiplied by ones, so that its gradient is also a product. As
     a sum over the other axes of x, it would take twenty times as long.
     """
-    if platform() != "cpu":
+    if not platforms.is_cpu():
         return x + jnp.broadcast_to(bias, x.shape)
     rows, columns = "abcdefgh"[: x.ndim - bias.ndim], "ijklmn"[: bias.ndim]
     ones = jnp.ones(x.shape[: len(rows)])
     return x + product(
         f"{rows},{columns}->{rows}{columns}", ones, bias, precision="highest"
     )
-
-
-GOLDEN = 0x9E3779B9  # 2³² / golden ratio, which spreads neighboring indices
-
-
-def hashed_bits(key: Array, index: Array) -> Array:
-    """Return random uint32 of the shape of `index`.
-
-    They are a hash of each uint32 in it and two words drawn from the key. On CPUs,
-    JAX's generators take as long as a matrix product of this size; this function takes
-    about as long as an addition. If the index is that in the whole array, from
-    `indices`, the bits are the same on every mesh, and in every block. They repeat
-    after 2³² elements.
-
-    Use this for dropout only. There is one round of a hash per word (lowbias32, from
-    Wellons 2018, "Prospecting for Hash Functions"). The bits pass the tests in
-    tests/models/test_numerics.py; their quality is not known beyond that.
-    """
-    first, second = hash_words(key)
-    return hashed(index * jnp.uint32(GOLDEN) + first, second)
-
-
-def hash_words(key: Array) -> Array:
-    """Return the two words (2,) of uint32 that `hashed_bits` draws from a key."""
-    return jax.random.bits(key, (2,), jnp.uint32)
-
-
-def hashed(spread: Array, second: Array) -> Array:
-    """Return the bits of `hashed_bits`.
-
-    `spread` is index · GOLDEN + the first word, and `second` the second word.
-    """
-
-    def mix(h: Array) -> Array:
-        h = (h ^ (h >> 16)) * jnp.uint32(0x7FEB352D)
-        h = (h ^ (h >> 15)) * jnp.uint32(0x846CA68B)
-        return h ^ (h >> 16)
-
-    return mix(mix(spread) ^ second)
-
-
-def indices(shape: tuple[int, ...]) -> Array:
-    """Return the index of each element of an array of `shape`, as uint32.
-
-    The order is row-major.
-    """
-    return jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)

@@ -1,0 +1,182 @@
+"""What decoding keeps between steps: projected keys and values of attention.
+
+A cache owns its layout. A stack asks it where its positions are and what a query may
+see, and hands it what to write.
+
+Shapes: B rows · T new positions · S positions with room · K key-value heads · H head
+width (d_k) · H' head width of values (d_v) · J hypotheses of a row.
+"""
+
+from typing import NamedTuple, Protocol, Self
+
+import jax
+import jax.numpy as jnp
+from jax import export
+
+from transformer_jax.models.masks import CAUSAL, Mask, padding
+
+Array = jax.Array
+
+
+class KeyValue(NamedTuple):
+    """Projected keys (B, K, S, H) and values (B, K, S, H') of one layer.
+
+    The head axis comes before the position axis because the products that read a cache
+    use this order. With any other order, every step would copy the cache.
+    """
+
+    key: Array
+    value: Array
+
+    @classmethod
+    def of_heads(cls, key: Array, value: Array) -> "KeyValue":
+        """Return a cache of keys (B, S, K, H) and values (B, S, K, H')."""
+        return cls(jnp.swapaxes(key, 1, 2), jnp.swapaxes(value, 1, 2))
+
+    def heads(self) -> tuple[Array, Array]:
+        """Return keys (B, S, K, H) and values (B, S, K, H')."""
+        return jnp.swapaxes(self.key, 1, 2), jnp.swapaxes(self.value, 1, 2)
+
+    @property
+    def room(self) -> int:
+        """S."""
+        return self.key.shape[2]
+
+    def write(self, new: "KeyValue", at: Array | int) -> "KeyValue":
+        """Return the cache with the entries of `new` from entry `at` on."""
+
+        def put(old: Array, new: Array) -> Array:
+            new = new.astype(old.dtype)
+            if old.shape[0] == 1:
+                # In the loop of a single row, XLA for CPUs would copy the cache if the
+                # axis of rows took part in the update.
+                row = jax.lax.dynamic_update_slice_in_dim(old[0], new[0], at, axis=1)
+                return row[None]
+            return jax.lax.dynamic_update_slice_in_dim(old, new, at, axis=2)
+
+        return jax.tree.map(put, self, new)
+
+
+class SelfAttentionCache(Protocol):
+    """The keys and values of a stack's self-attention."""
+
+    @property
+    def layers(self) -> tuple[KeyValue, ...]:
+        """The keys and values of each layer."""
+
+    def arrange(self, x: Array) -> Array:
+        """Return x (N, T, D), the new positions, with the rows of the cache first."""
+
+    def advance(self, position: Array | int) -> Self:
+        """Return the cache that is ready for entries at `position`."""
+
+    def entry(self, position: Array | int) -> Array | int:
+        """Return the entry at which what is at `position` is written."""
+
+    def queries(self, position: Array | int, count: int) -> Array:
+        """Return the positions of `count` new entries, the first of them `position`."""
+
+    def keys(self) -> Array:
+        """Return the position of each entry, (S,)."""
+
+    def seen(self, position: Array | int, count: int, start: Array | None) -> Mask:
+        """Return what the `count` new entries may attend to.
+
+        Positions before `start` (B,) are padding.
+        """
+
+    def written(self, layers: tuple[KeyValue, ...]) -> Self:
+        """Return the cache with these layers."""
+
+
+class Past(NamedTuple):
+    """The cache of rows that are one sequence each. Entry s is at position s."""
+
+    layers: tuple[KeyValue, ...]
+
+    def arrange(self, x: Array) -> Array:
+        return x
+
+    def advance(self, position: Array | int) -> Self:
+        return self
+
+    def entry(self, position: Array | int) -> Array | int:
+        return position
+
+    def queries(self, position: Array | int, count: int) -> Array:
+        return position + jnp.arange(count)
+
+    def keys(self) -> Array:
+        return jnp.arange(self.layers[0].room)
+
+    def seen(self, position: Array | int, count: int, start: Array | None) -> Mask:
+        room = self.layers[0].room
+        mask = CAUSAL
+        if start is not None:
+            mask &= padding(jnp.arange(room)[None] >= start[:, None])
+        return Mask(allowed=mask.part(position, count, 0, room))
+
+    def written(self, layers: tuple[KeyValue, ...]) -> Self:
+        return self._replace(layers=layers)
+
+
+class SharedPast(NamedTuple):
+    """The cache of rows with J hypotheses each, of which some are continued and others
+    given up after each step.
+
+    A row keeps what all its hypotheses have written, and a mask says which of it
+    belongs to which hypothesis. So a search reorders only masks in each step, and no
+    keys or values. Entry t·J + j was written by hypothesis j at position t.
+
+    layers: keys and values (B, K, T·J, H) of each layer.
+    owned: (B, J, T·J), True at the entries that belong to a hypothesis: one at each
+        position so far.
+    """
+
+    layers: tuple[KeyValue, ...]
+    owned: Array
+
+    def arrange(self, x: Array) -> Array:
+        """Return x (B·J, 1, D) as (B, J, D)."""
+        rows, hypotheses, _ = self.owned.shape
+        return x.reshape(rows, hypotheses, x.shape[-1])
+
+    def reorder(self, parents: Array) -> "SharedPast":
+        """Return the cache in which hypotheses continue others.
+
+        Hypothesis j of a row continues hypothesis parents[row, j]; `parents` is (B, J).
+        """
+        owned = jnp.take_along_axis(self.owned, parents[:, :, None], axis=1)
+        return self._replace(owned=owned)
+
+    def advance(self, position: Array | int) -> Self:
+        """Return the cache in which each hypothesis owns the entry it will write."""
+        rows, hypotheses, _ = self.owned.shape
+        each = jnp.eye(hypotheses, dtype=bool)
+        new = jnp.broadcast_to(each, (rows, hypotheses, hypotheses))
+        owned = jax.lax.dynamic_update_slice_in_dim(
+            self.owned, new, self.entry(position), axis=2
+        )
+        return self._replace(owned=owned)
+
+    def entry(self, position: Array | int) -> Array | int:
+        return position * self.owned.shape[1]
+
+    def queries(self, position: Array | int, count: int) -> Array:
+        """Return `position` for each hypothesis; `count` is J."""
+        return jnp.full(count, position)
+
+    def keys(self) -> Array:
+        return jnp.arange(self.layers[0].room) // self.owned.shape[1]
+
+    def seen(self, position: Array | int, count: int, start: Array | None) -> Mask:
+        return Mask(allowed=self.owned[:, None])
+
+    def written(self, layers: tuple[KeyValue, ...]) -> Self:
+        return self._replace(layers=layers)
+
+
+for _kind in (KeyValue, Past, SharedPast):
+    export.register_namedtuple_serialization(
+        _kind, serialized_name=f"transformer_jax.{_kind.__name__}"
+    )
