@@ -74,16 +74,16 @@ def kernel_for(
     """
     if how == "einsum":
         return None
+    if how == "jax":
+        return library_attention
     length, key_length = query.shape[1], key.shape[1]
     if not isinstance(length, int) or not isinstance(key_length, int):
         if how != "auto":
             raise UserError(
                 f"implementation = {how!r}: does not support the symbolic lengths "
-                f"{length} and {key_length} of jax.export; use 'auto' or 'einsum'"
+                f"{length} and {key_length} of jax.export; use 'auto', 'einsum' or 'jax'"
             )
         return None
-    if how == "jax":
-        return library_attention
     if mask.allowed is not None:
         return None
     head_dim, value_dim = query.shape[3], value.shape[3]
