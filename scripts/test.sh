@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Usage: scripts/test.sh [PYTEST ARGUMENTS]
+# Usage: scripts/test.sh [--quick] [PYTEST ARGUMENTS]
 # Installs everything into .venv, then runs the linter, the format check, the type checker and the tests. Needs Python
-# 3.11 or newer. EXTRAS=tpu also installs libtpu (700 MB), with which steps are compiled for TPUs.
+# 3.11 or newer. --quick runs the tests of mathematics, data and decoding and one tiny training of each task, and lists
+# what it leaves out. EXTRAS=tpu also installs libtpu (700 MB), with which steps are compiled for TPUs.
 set -euo pipefail
 source "$(dirname "$0")/environment.sh" ".[test${EXTRAS:+,$EXTRAS}]"
 ruff check .
 ruff format --check .
 mypy
-python -m pytest -n 3 "$@" # more processes than cores, since many tests wait
+# More processes than cores, since many tests wait. Neighbouring tests share a process, and so its fixtures.
+python -m pytest -n 3 --dist worksteal "$@"

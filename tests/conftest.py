@@ -3,6 +3,7 @@ seconds.
 """
 
 import atexit
+import gc
 import hashlib
 import importlib.util
 import json
@@ -21,6 +22,7 @@ from typing import Any
 import broken
 import jax
 import pytest
+from forked import script
 from ml_collections import ConfigDict
 
 from transformer_jax import experiment
@@ -29,6 +31,10 @@ from transformer_jax.config import shrink as make_small
 from transformer_jax.training import profiling
 from transformer_jax.training.initialization import TrainState
 
+pytest_plugins = ["quick"]
+# The collector would often look at all objects that JAX and the packages keep.
+gc.freeze()
+gc.set_threshold(50_000, 20, 20)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 if "PYTEST_XDIST_WORKER" not in os.environ:
     # Compiling takes most of the time of these tests. Workers and scripts inherit the
@@ -236,7 +242,7 @@ def tiny(corpus: Path) -> ConfigDict:
     return small("sequence_to_sequence", corpus)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def recipe(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("recipe")
     write_corpus(folder / "corpus")
@@ -245,12 +251,24 @@ def recipe(tmp_path_factory) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def trained(recipe, tmp_path_factory) -> Path:
+    """Workdir of a run of `recipe`, beside the file "stderr". Copy it before changing
+    it.
+    """
+    workdir = tmp_path_factory.mktemp("trained") / "run"
+    done = script("train", f"--config={recipe}", f"--workdir={workdir}")
+    assert done.returncode == 0, done.stderr.decode()
+    (workdir.parent / "stderr").write_bytes(done.stderr)
+    return workdir
+
+
 @pytest.fixture(scope="module")
-def place(recipe, tmp_path_factory) -> Path:
+def place(trained, tmp_path_factory) -> Path:
     """Folder with a trained run and files that a user may pass to a script by
     mistake.
     """
-    return broken.make(tmp_path_factory.mktemp("place"), recipe)
+    return broken.make(tmp_path_factory.mktemp("place"), trained)
 
 
 def other_than(value: Any) -> Any:

@@ -4,6 +4,7 @@ no model, every key is read.
 
 import ast
 import dataclasses
+import functools
 import re
 import subprocess
 import sys
@@ -401,6 +402,11 @@ def read_in(source: str) -> set[str]:
     return read
 
 
+@functools.cache
+def read_in_file(path: Path) -> set[str]:
+    return read_in(path.read_text())
+
+
 def readers(section: type) -> list[Path]:
     """Return the files that may read a section.
 
@@ -413,7 +419,7 @@ def readers(section: type) -> list[Path]:
 
 
 def unread(section: type) -> set[str]:
-    read = set().union(*(read_in(path.read_text()) for path in readers(section)))
+    read = set().union(*(read_in_file(path) for path in readers(section)))
     return names(section) - read - {"architecture"}  # config.py reads `architecture`
 
 

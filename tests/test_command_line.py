@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import pytest
 from abusing import refused, unharmed
-from conftest import ROOT, run, small, write_corpus
+from conftest import ROOT
 from forked import script
 
 import transformer_jax
@@ -184,11 +184,8 @@ def test_a_recipe_of_ours_from_another_folder(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def predictor(tmp_path_factory) -> Predictor:
-    folder = tmp_path_factory.mktemp("predictor")
-    write_corpus(folder / "corpus")
-    run(small("sequence_to_sequence", folder / "corpus"), folder / "run")
-    return transformer_jax.load(folder / "run")
+def predictor(trained) -> Predictor:
+    return transformer_jax.load(trained)
 
 
 @pytest.mark.parametrize(

@@ -55,13 +55,19 @@ def test_an_attention_is_one_key(attention, size, cell):
     assert parse(get_config("dates", attention)).model.attention == attention
 
 
-# Recipes that others cover almost entirely.
+# Recipes that others cover almost entirely: the data of all are the same files here.
 SLOW = {
-    ("finetune", "task=sick"),
-    ("gpt", "gpt2-small"),
+    ("bert", "large,ltr"),
+    ("dates", ""),  # docs/walkthroughs/attention_map.md trains it
     ("finetune", "model=gpt,task=swag"),
+    ("gpt", ""),
+    ("gpt", "gpt2-small"),
+    ("gpt", "mini"),
     ("gpt", "shakespeare-cpu-long"),
     ("multi30k", "annotated"),
+    ("multi30k", "de-en,size=small,relative"),
+    ("own_files", ""),
+    ("wmt14", "big,norm=pre,en-fr"),
 }
 RUNS = [
     pytest.param(name, arg, marks=pytest.mark.slow if (name, arg) in SLOW else ())

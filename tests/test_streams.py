@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import pytest
@@ -54,13 +53,6 @@ def with_streams(tmp_path):
             return running.end()
 
     return run
-
-
-@pytest.fixture(scope="module")
-def trained(recipe, tmp_path_factory) -> Path:
-    workdir = tmp_path_factory.mktemp("trained") / "run"
-    assert script("train", f"--config={recipe}", f"--workdir={workdir}").returncode == 0
-    return workdir
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ LENGTHS = "--lengths=1,2", "--values=bleu_tokenized", "--split=val"
 
 
 @pytest.fixture(scope="module")
-def place(recipe, tmp_path_factory) -> Path:
-    folder = broken.make(tmp_path_factory.mktemp("place"), recipe)
+def place(trained, tmp_path_factory) -> Path:
+    folder = broken.make(tmp_path_factory.mktemp("place"), trained)
     (folder / "torn" / "metrics.jsonl").write_text(
         '{"step": 1, "split": "train", "loss": 2.0}\nnonsense\n{"st'
     )

@@ -15,15 +15,6 @@ from abusing import refused, unharmed
 from conftest import ROOT, STORES_NO_PROGRAMS
 from forked import script
 
-
-@pytest.fixture(scope="module")
-def finished(recipe, tmp_path_factory) -> Path:
-    workdir = tmp_path_factory.mktemp("finished") / "run"
-    done = script("train", f"--config={recipe}", f"--workdir={workdir}")
-    assert done.returncode == 0, done.stderr.decode()
-    return workdir
-
-
 KEYS = [
     (
         "training.steps=99999999999999999999999",
@@ -89,9 +80,9 @@ KEYS = [
     [(key, words) for key, *words in KEYS],
     ids=[key for key, *_ in KEYS],
 )
-def test_a_value_that_cannot_be(recipe, finished, tmp_path, key, words):
+def test_a_value_that_cannot_be(recipe, trained, tmp_path, key, words):
     """Use a new workdir, which must not be created, and one that holds a run."""
-    for workdir in (tmp_path / "new", finished):
+    for workdir in (tmp_path / "new", trained):
         with unharmed(workdir):
             refused(
                 script(
@@ -252,9 +243,9 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_workdir_loses_no_more(recipe, finished, tmp_path, damage):
+def test_a_damaged_workdir_loses_no_more(recipe, trained, tmp_path, damage):
     workdir = tmp_path / "run"
-    shutil.copytree(finished, workdir)
+    shutil.copytree(trained, workdir)
     change, *words = DAMAGES[damage]
     change(workdir)
     events = [path.name for path in workdir.glob("events.*")]
@@ -274,10 +265,10 @@ def test_a_damaged_workdir_loses_no_more(recipe, finished, tmp_path, damage):
     "line", ['{"a": 1}', "3", '{"step": "two"}', "\xff", '{"step": 2, "spl']
 )
 def test_a_line_of_metrics_that_is_no_row_is_passed_over(
-    recipe, finished, tmp_path, line
+    recipe, trained, tmp_path, line
 ):
     workdir = tmp_path / "run"
-    shutil.copytree(finished, workdir)
+    shutil.copytree(trained, workdir)
     before = (workdir / "metrics.jsonl").read_text()
     (workdir / "metrics.jsonl").write_bytes(
         before.encode() + line.encode("latin-1") + b"\n"
@@ -289,13 +280,13 @@ def test_a_line_of_metrics_that_is_no_row_is_passed_over(
 
 
 @pytest.mark.parametrize("steps", [4, 3])
-def test_a_run_that_is_finished_says_so(recipe, finished, steps):
+def test_a_run_that_is_finished_says_so(recipe, trained, steps):
     """The run's config.json keeps the number of steps that it was trained with."""
-    with unharmed(finished):
+    with unharmed(trained):
         done = script(
             "train",
             f"--config={recipe}",
-            f"--workdir={finished}",
+            f"--workdir={trained}",
             f"--config.training.steps={steps}",
         )
         said = done.stderr.decode()
@@ -304,16 +295,16 @@ def test_a_run_that_is_finished_says_so(recipe, finished, steps):
         "nothing to train: the newest checkpoint is step 4, "
         f"training.steps is {steps}. To continue, set a" in said
     )
-    assert json.loads((finished / "config.json").read_text())["training"]["steps"] == 4
+    assert json.loads((trained / "config.json").read_text())["training"]["steps"] == 4
 
 
-def test_other_keys_in_a_workdir(recipe, finished):
-    with unharmed(finished):
+def test_other_keys_in_a_workdir(recipe, trained):
+    with unharmed(trained):
         refused(
             script(
                 "train",
                 f"--config={recipe}",
-                f"--workdir={finished}",
+                f"--workdir={trained}",
                 "--config.model.d_ff=48",
             ),
             "holds another experiment; choose another --workdir",

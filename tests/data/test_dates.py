@@ -299,21 +299,25 @@ def test_data_source_has_the_examples_in_order(builder, corpus, split):
     assert [(x["written"].decode(), x["iso"].decode()) for x in found] == expected
 
 
-def test_prepared_twice_without_network_or_stdout(
-    builder, tmp_path, monkeypatch, capsys
-):
+def test_prepared_twice_without_network_or_stdout(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(dates, "SIZES", dict.fromkeys(dates.SIZES, 500))
+
     def refuse(*args, **kwargs):
         raise AssertionError("the corpus asked for the network")
 
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     monkeypatch.setattr(socket.socket, "connect", refuse)
-    again = Dates(data_dir=tmp_path, file_format="array_record")
+    once, again = (
+        Dates(data_dir=tmp_path / name, file_format="array_record")
+        for name in ("once", "again")
+    )
+    once.download_and_prepare()
     again.download_and_prepare()
     assert capsys.readouterr().out == ""
     assert "tensorflow" not in sys.modules
     for split in dates.SIZES:
-        (one,), (other,) = (b.info.splits[split].filepaths for b in (builder, again))
+        (one,), (other,) = (b.info.splits[split].filepaths for b in (once, again))
         assert one.read_bytes() == other.read_bytes()
-    reopened = Dates(data_dir=tmp_path, file_format="array_record")
+    reopened = Dates(data_dir=tmp_path / "again", file_format="array_record")
     assert reopened.is_prepared()
-    assert reopened.info.splits["train"].num_examples == 40_000
+    assert reopened.info.splits["train"].num_examples == 500

@@ -485,6 +485,8 @@ def test_dates_are_prepared_and_read(dates, capfd):
 def test_processes_may_prepare_dates_at_once_and_say_nothing(tmp_path, capfd):
     code = (
         "import sys; from transformer_jax.data.sources import tfds_source; "
+        "from transformer_jax.data.corpora import dates; "
+        "dates.SIZES = dict.fromkeys(dates.SIZES, 2000); "
         "tfds_source('dates', sys.argv[1], 'test', ['iso'])"
     )
     workers = [
@@ -495,6 +497,7 @@ def test_processes_may_prepare_dates_at_once_and_say_nothing(tmp_path, capfd):
 
 
 def test_dates_that_another_process_prepared_meanwhile(tmp_path, monkeypatch):
+    monkeypatch.setattr(dates_module, "SIZES", dict.fromkeys(dates_module.SIZES, 500))
     prepare = dates_module.Dates.download_and_prepare
 
     def both(builder, *args, **kwargs):

@@ -199,7 +199,7 @@ def test_kernels_are_refused_on_other_platforms(implementation, backend, monkeyp
     module = MultiHeadAttention(
         2, 8, 8, 8, dtype="bfloat16", implementation=implementation
     )
-    variables = module.init(jax.random.key(0), x, x)
+    variables = jax.jit(module.init)(jax.random.key(0), x, x)
     message = (
         f"implementation = '{implementation}': "
         f"does not run on this platform, '{backend}'; use 'auto'"
@@ -216,7 +216,7 @@ def test_short_attention_refuses_long_sequences(monkeypatch):
         "but there are 3 queries and 257 keys; use 'auto'"
     )
     x, memory = jnp.ones((1, 3, 8)), jnp.ones((1, 257, 8))
-    variables = module.init(jax.random.key(0), x, memory)
+    variables = jax.jit(module.init)(jax.random.key(0), x, memory)
     with pytest.raises(ValueError, match=message):
         module.apply(variables, x, memory)
 
@@ -242,8 +242,8 @@ def test_a_row_with_nothing_to_attend_to_gives_zeros_and_finite_gradients():
     assert (weights[1, :, 2] == 0).all()
     assert (output[1, 1] != 0).all()
     projected = normal(B, T, N, W, seed=1)
-    gradients = jax.grad(
-        lambda *x: (attend(*x)[0] * projected).sum(), argnums=(0, 1, 2, 3)
+    gradients = jax.jit(
+        jax.grad(lambda *x: (attend(*x)[0] * projected).sum(), argnums=(0, 1, 2, 3))
     )(q, k, v, normal(B, N, T, S))
     assert all(np.isfinite(gradient).all() for gradient in gradients)
     assert (gradients[0][1, 2] == 0).all()
@@ -308,7 +308,8 @@ def test_the_scale_of_multi_head_attention_is_of_the_head_and_not_of_the_model()
         params[name]["kernel"][0] = 1.0
     x = normal(1, 2, D)
     x[0, :, 0] = 1.0, 2.0
-    _, state = module.apply({"params": params}, x, x, mutable=["intermediates"])
+    apply = functools.partial(module.apply, mutable=["intermediates"])
+    _, state = jax.jit(apply)({"params": params}, x, x)
     (weights,) = state["intermediates"]["weights"]
     expected = oracle.softmax(np.array([[1 * 4, 2 * 4], [2 * 4, 4 * 4]]) / 2.0)
     np.testing.assert_allclose(
@@ -325,9 +326,8 @@ def test_multi_head_attention_is_the_equation(use_bias):
         some_mask(B, N, T, S),
         normal(1, N, T, S),
     )
-    output, state = module.apply(
-        variables, x, memory, mask=mask, bias=bias, mutable=["intermediates"]
-    )
+    apply = functools.partial(module.apply, mutable=["intermediates"])
+    output, state = jax.jit(apply)(variables, x, memory, mask=mask, bias=bias)
     assert (
         oracle.relative(
             output, oracle.multi_head(variables["params"], x, memory, mask, bias)
@@ -456,13 +456,13 @@ def test_a_step_reads_shared_keys_and_values_without_copying_them(positions):
     assert largest == B * 2 * 101 * 4
     repeated = KeyValue(*(np.repeat(part, 3, axis=1) for part in cache))
     whole, _ = make(num_heads=6, head_dim=4, value_dim=4, positions=positions)
-    expected = whole.apply(
-        {"params": copied(variables["params"], 3)}, x, repeated, mask=mask, **at
+    expected = jax.jit(functools.partial(whole.apply, mask=mask, **at))(
+        {"params": copied(variables["params"], 3)}, x, repeated
     )
-    assert (
-        oracle.relative(module.apply(variables, x, cache, mask=mask, **at), expected)
-        <= 1e-5
+    found = jax.jit(functools.partial(module.apply, mask=mask, **at))(
+        variables, x, cache
     )
+    assert oracle.relative(found, expected) <= 1e-5
 
 
 def test_every_query_head_has_dropout_of_its_own():
@@ -480,7 +480,7 @@ def test_every_query_head_has_dropout_of_its_own():
     )
     x, memory, rngs = normal(B, T, D), normal(B, S, D), {"dropout": jax.random.key(1)}
     outputs = (
-        np.asarray(module.apply(variables, x, memory, rngs=rngs))
+        np.asarray(jax.jit(module.apply)(variables, x, memory, rngs=rngs))
         - params["output"]["bias"]
     )[..., :6]
     assert (
@@ -493,10 +493,13 @@ def test_queries_come_from_x_and_keys_and_values_from_memory():
     module, variables = make()
     x, memory = normal(B, T, D), normal(B, S, D)
 
+    @jax.jit
+    @jax.grad
+    def differentiated(variables, x, memory):
+        return (module.apply(variables, x, memory) * normal(B, T, D, seed=1)).sum()
+
     def touched(x, memory):
-        gradient = jax.grad(
-            lambda v: (module.apply(v, x, memory) * normal(B, T, D, seed=1)).sum()
-        )(variables)
+        gradient = differentiated(variables, x, memory)
         return {
             name: bool((gradient["params"][name]["kernel"] != 0).any())
             for name in ("query", "key", "value")
@@ -510,9 +513,7 @@ def test_queries_come_from_x_and_keys_and_values_from_memory():
     }
     left = np.where(np.arange(D) < 5, x, 0)  # the first 5 features only
     right = np.where(np.arange(D) < 5, 0, memory)
-    gradient = jax.grad(
-        lambda v: (module.apply(v, left, right) * normal(B, T, D, seed=1)).sum()
-    )(variables)["params"]
+    gradient = differentiated(variables, left, right)["params"]
     assert (gradient["query"]["kernel"][5:] == 0).all()
     assert (gradient["query"]["kernel"][:5] != 0).any()
     for name in ("key", "value"):
@@ -586,7 +587,8 @@ def test_a_prompt_and_then_single_steps_give_what_the_whole_gives(prompt, kv_hea
 def test_bfloat16_products_and_float32_weights():
     module, variables = make(dtype="bfloat16")
     x, memory = normal(B, T, D), normal(B, S, D)
-    output, state = module.apply(variables, x, memory, mutable=["intermediates"])
+    apply = functools.partial(module.apply, mutable=["intermediates"])
+    output, state = jax.jit(apply)(variables, x, memory)
     assert output.dtype == jnp.bfloat16
     assert state["intermediates"]["weights"][0].dtype == jnp.float32
     assert (

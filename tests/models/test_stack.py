@@ -74,10 +74,8 @@ def test_a_residual_stream_in_bfloat16(norm):
         )
         return y, *jax.tree.leaves(pull(normal(B, T, D, seed=1)))
 
-    found, expected = (
-        jax.jit(run, static_argnums=0)(rounded),
-        [np.float64(x) for x in run(exact)],
-    )
+    run = jax.jit(run, static_argnums=0)
+    found, expected = run(rounded), [np.float64(x) for x in run(exact)]
     distances = [
         oracle.relative(*pair)
         for pair in zip(found, expected, strict=True)
@@ -129,7 +127,7 @@ def test_the_last_map_of_a_sublayer_starts_smaller_in_a_deep_stack(cross):
     """
     plain, scaled = (
         nn.unbox(
-            Stack(config, L, cross).init(
+            jax.jit(Stack(config, L, cross).init)(
                 jax.random.key(0), normal(B, T, D), None, normal(B, S, D)
             )
         )["params"]
@@ -178,9 +176,8 @@ def test_pieces_with_a_cache_give_the_causal_whole(cross):
     whole = jax.jit(model.apply)({"params": params}, x, CAUSAL, memory, seen)
     given = unstack_layers({"stack": params}, "stack", L)["stack"]
     for p in (params, given):
-        projected = (
-            model.apply({"params": params}, memory, method="project") if cross else None
-        )
+        project = jax.jit(functools.partial(model.apply, method="project"))
+        projected = project({"params": params}, memory) if cross else None
         extend = jax.jit(functools.partial(model.apply, {"params": p}, method="extend"))
         cache, found = model.apply({"params": p}, B, T + 1, method="init_cache"), []
         for start, end in ((0, 2), (2, 3), (3, T)):
@@ -207,10 +204,11 @@ def test_each_call_draws_its_own_dropout(unroll):
         Twice(dataclasses.replace(CONFIG, dropout_rate=0.5, unroll=unroll)),
         normal(B, T, D),
     )
-    variables = model.init(jax.random.key(0), x)
-    first, second = model.apply(variables, x, rngs={"dropout": jax.random.key(1)})
+    variables = jax.jit(model.init)(jax.random.key(0), x)
+    apply = jax.jit(model.apply)
+    first, second = apply(variables, x, rngs={"dropout": jax.random.key(1)})
     assert (first != second).any()
-    first, second = model.apply(variables, x)
+    first, second = apply(variables, x)
     np.testing.assert_array_equal(first, second)
 
 

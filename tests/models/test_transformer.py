@@ -409,8 +409,9 @@ def test_rows_that_share_a_source_read_it_once():
         target,
         np.repeat(SOURCE_VALID, 3, axis=0),
     )
-    cache = Transformer(SMALL).apply(
-        {"params": params}, source, SOURCE_VALID, 4, method="init_cache"
+    start = functools.partial(Transformer(SMALL).apply, method="init_cache")
+    cache = jax.jit(start, static_argnums=3)(
+        {"params": params}, source, SOURCE_VALID, 4
     )
     wide = jax.tree.map(lambda x: jnp.repeat(x, 3, axis=0), cache.past)
     for given in (params, Transformer(SMALL).for_extend(params)):
@@ -828,14 +829,23 @@ def test_modes_of_differentiation_agree():
         )
         return apply({"params": params}, source, target, source_valid=source > 2)
 
-    y, pull = jax.vjp(jax.jit(run), params)
-    same, push = jax.linearize(jax.jit(run), params)
+    @jax.jit
+    def reverse(params, cotangent):
+        y, pull = jax.vjp(run, params)
+        return y, *pull(cotangent)
+
+    @jax.jit
+    def linearized(params, direction):
+        y, push = jax.linearize(run, params)
+        return y, push(direction)
+
+    cotangent = normal(*jax.eval_shape(run, params).shape)
+    y, gradient = reverse(params, cotangent)
+    same, pushed = linearized(params, direction)
     np.testing.assert_allclose(same, y, rtol=1e-5, atol=1e-5)
-    cotangent = normal(*y.shape)
-    (gradient,) = pull(cotangent)
     forward, backward = (
-        np.float64(push(direction)),
-        jax.tree.map(lambda g, d: (g * d).sum(), gradient, direction),
+        np.float64(pushed),
+        jax.tree.map(lambda g, d: np.sum(g * d), gradient, direction),
     )
     np.testing.assert_allclose(
         (forward * cotangent).sum(), sum(jax.tree.leaves(backward)), rtol=1e-4

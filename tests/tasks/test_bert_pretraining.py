@@ -25,7 +25,7 @@ def config(corpus):
 
 def task_and_params(config, workdir):
     task = make_task(parse(config), workdir)
-    return task, nn.unbox(task.init(jax.random.key(0)))
+    return task, nn.unbox(jax.jit(task.init)(jax.random.key(0)))
 
 
 def log_softmax(x):

@@ -63,7 +63,7 @@ def task_of(config, workdir):
 
 
 def evaluated(task, split):
-    params = nn.unbox(task.init(jax.random.key(0)))
+    params = nn.unbox(jax.jit(task.init)(jax.random.key(0)))
     return params, Evaluator(task, make_mesh(task.config.mesh)).evaluate(
         params, split, greedy=True
     )

@@ -209,7 +209,7 @@ def test_the_objective_is_the_equations(make, changes):
         np.mean(total),
         1e-5,
     )
-    evaluated, _ = task.evaluate(params, arrays, greedy=True)
+    evaluated, _ = jax.jit(lambda p: task.evaluate(p, arrays, greedy=True))(params)
     assert set(evaluated) == {"cross_entropy", "accuracy"}
     np.testing.assert_allclose(
         means["cross_entropy"].sum, evaluated["cross_entropy"].sum, rtol=1e-5

@@ -42,7 +42,7 @@ def task(name, corpus, tmp_path):
 
 @pytest.fixture
 def params(task):
-    return nn.unbox(task.init(jax.random.key(0)))
+    return nn.unbox(jax.jit(task.init)(jax.random.key(0)))
 
 
 def batch_of(task, split="val"):
@@ -109,16 +109,19 @@ def test_the_terms_of_the_loss_are_means(task, params):
     """
     batch = task.dummy_batch(6, 9, seed=1)
 
+    @jax.jit
     def loss(params, batch):
         return task.loss(params, batch, jax.random.key(1), 0)
 
     means = loss(params, batch)
     assert all(isinstance(mean, Mean) for mean in means.values())
     assert next(iter(means.values())).scale
-    weights = jax.jacrev(
-        lambda params: {
-            name: jnp.asarray(m.weight) for name, m in loss(params, batch).items()
-        }
+    weights = jax.jit(
+        jax.jacrev(
+            lambda params: {
+                name: jnp.asarray(m.weight) for name, m in loss(params, batch).items()
+            }
+        )
     )
     assert not any(jnp.any(x) for x in jax.tree.leaves(weights(params)))
 
@@ -139,7 +142,8 @@ def test_the_terms_of_the_loss_are_means(task, params):
     }
     # Use evaluation, which has no dropout: dropout would draw other bits for another
     # shape.
-    plain, more = (task.evaluate(params, b, True)[0] for b in (batch, filled))
+    evaluate = jax.jit(lambda params, batch: task.evaluate(params, batch, True)[0])
+    plain, more = (evaluate(params, b) for b in (batch, filled))
     assert plain
     for name, mean in plain.items():
         assert float(mean.weight) > 0

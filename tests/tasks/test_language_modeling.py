@@ -31,7 +31,7 @@ def config(corpus):
 def untrained(config, workdir, greedy=True):
     """Return a task, random parameters, and a function that predicts with them."""
     task = make_task(parse(config), workdir)
-    params = nn.unbox(task.init(jax.random.key(0)))
+    params = nn.unbox(jax.jit(task.init)(jax.random.key(0)))
     evaluator = Evaluator(task, make_mesh(task.config.mesh))
     return task, params, lambda prompts: evaluator.predict(params, prompts, greedy)
 
@@ -321,7 +321,7 @@ def test_losses_and_gradients_of_packed_documents_are_those_of_separate_ones(
     packed, tmp_path
 ):
     task = make_task(parse(packed), tmp_path / "run")
-    params = nn.unbox(task.init(jax.random.key(0)))
+    params = nn.unbox(jax.jit(task.init)(jax.random.key(0)))
 
     @jax.jit
     def run(params, batch):
@@ -371,7 +371,7 @@ for rows in SIZES:
     config = ConfigDict(CONFIG)
     config.evaluation.batch_size = rows
     task = make_task(parse(config), WORKDIR)
-    params = nn.unbox(task.init(jax.random.key(0)))
+    params = nn.unbox(jax.jit(task.init)(jax.random.key(0)))
     evaluator = Evaluator(task, make_mesh(task.config.mesh))
     found.append(evaluator.evaluate(params, "val", True))
 print(json.dumps(found))
@@ -400,7 +400,7 @@ def test_overlapping_windows_are_scored_with_more_context(packed, tmp_path):
     """
     packed.data.layout, packed.data.validation_stride = "windows", 20
     task, length = make_task(parse(packed), tmp_path / "run"), packed.data.max_length
-    params = nn.unbox(task.init(jax.random.key(0)))
+    params = nn.unbox(jax.jit(task.init)(jax.random.key(0)))
     ids = task.corpus.encode(
         "text", task.corpus.open("val").column("text"), end=False
     ).values.astype(int)

@@ -2,6 +2,8 @@
 rows that cannot be read.
 """
 
+import functools
+
 import flax.linen as nn
 import jax
 import numpy as np
@@ -68,11 +70,17 @@ def task(config, tmp_path):
 @pytest.fixture
 def params(task):
     """Return parameters that give the choices clearly different scores."""
-    return jax.tree.map(lambda x: 10 * x, nn.unbox(task.init(jax.random.key(1))))
+    initial = nn.unbox(jax.jit(task.init)(jax.random.key(1)))
+    return jax.tree.map(lambda x: 10 * x, initial)
 
 
 def records(examples):
     return [dict(zip(COLUMNS, example[:-1], strict=True)) for example in examples]
+
+
+@functools.cache
+def compiled(task):
+    return jax.jit(task.model.apply)
 
 
 def by_hand(task, params, example):
@@ -89,9 +97,9 @@ def by_hand(task, params, example):
         segments = (place >= len(first) + 2).astype(int)
         scores.append(
             float(
-                jax.jit(task.model.apply)(
-                    {"params": params}, padded, place < len(ids), segments
-                )[0, 0]
+                compiled(task)({"params": params}, padded, place < len(ids), segments)[
+                    0, 0
+                ]
             )
         )
     powers = np.exp(scores)
@@ -129,10 +137,8 @@ def test_the_training_loss_is_that_of_evaluation_without_dropout(
     task = make_task(parse(config), tmp_path / "run")
     batches = task.batches("val", None)
     batch = batches.load(batches.plan.batch(1))
-    means, (evaluated, _) = (
-        task.loss(params, batch, jax.random.key(0), 0),
-        task.evaluate(params, batch, True),
-    )
+    means = jax.jit(task.loss)(params, batch, jax.random.key(0), 0)
+    evaluated, _ = jax.jit(task.evaluate, static_argnums=2)(params, batch, True)
     assert (
         float(means["cross_entropy"].weight)
         == float(evaluated["cross_entropy"].weight)

@@ -36,7 +36,7 @@ def model(tmp_path_factory):
     )
     config.model.max_length = config.data.max_length = LIMIT
     task = make_task(parse(config), folder / "run")
-    params = nn.unbox(task.init(jax.random.key(0)))
+    params = nn.unbox(jax.jit(task.init)(jax.random.key(0)))
     params = jax.tree.map(lambda x: x * 3, params)  # probabilities that differ
     evaluator, apply = (
         Evaluator(task.scorer, make_mesh(task.config.mesh)),

@@ -248,7 +248,8 @@ def test_n_best_of_a_beam(tiny, tmp_path, params):
     task = make_task(parse(tiny), tmp_path / "run")
     batches = task.batches_of(["ek at"])
     arrays = batches.load(batches.plan.batch(0))
-    means, best = task.evaluate(params, arrays, False)
+    evaluate = jax.jit(task.evaluate, static_argnums=2)
+    means, best = evaluate(params, arrays, False)
     assert means == {}
     assert {name: value.shape[:2] for name, value in best.items()} == dict.fromkeys(
         best, (8, 3)
@@ -262,7 +263,8 @@ def test_n_best_of_a_beam(tiny, tmp_path, params):
     assert all(row["log_probability"] < row["score"] < 0 for row in found[0])
     assert found[1] == [{"text": "", "score": 0.0, "log_probability": 0.0}]
     assert len(set(map(tuple, best["tokens"][0].tolist()))) == 3
-    assert task.evaluate(params, arrays, True)[1]["tokens"].shape[:2] == (8, 1)
+    greedy = jax.eval_shape(lambda p: task.evaluate(p, arrays, True)[1], params)
+    assert greedy["tokens"].shape[:2] == (8, 1)
 
 
 def test_drawn_outputs_depend_on_seed_and_line_not_on_the_batch(tiny, tmp_path, params):

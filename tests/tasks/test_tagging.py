@@ -2,6 +2,7 @@
 break the rules.
 """
 
+import functools
 import itertools
 import json
 
@@ -71,14 +72,19 @@ def laid_out(task, words):
     return [tokenizer.bos_id, *itertools.chain(*pieces), tokenizer.eos_id], places
 
 
+@functools.cache
+def compiled(task):
+    return jax.jit(task.model.apply)
+
+
 def logits_of(task, params, words):
     """Return the logits (words, tags) of a sentence that is alone in its batch."""
     ids, places = laid_out(task, words)
     padded = np.array([ids + [0] * (31 - len(ids))])
     return np.asarray(
-        jax.jit(task.model.apply)(
-            {"params": params}, padded, np.arange(31)[None] < len(ids)
-        )[0, places],
+        compiled(task)({"params": params}, padded, np.arange(31)[None] < len(ids))[
+            0, places
+        ],
         np.float64,
     )
 
@@ -99,7 +105,7 @@ def by_row(batches):
 
 
 def test_the_loss_is_that_of_a_loop_over_words(task):
-    params = nn.unbox(task.init(jax.random.key(1)))
+    params = nn.unbox(jax.jit(task.init)(jax.random.key(1)))
     evaluate = jax.jit(task.evaluate, static_argnums=2)
     means = [
         evaluate(params, arrays, True)[0]
@@ -144,7 +150,7 @@ def test_a_long_sentence_is_divided_and_every_word_gets_a_tag(
     sentences = [SENTENCES[2], LONG, SENTENCES[0]]
     write(corpus / "val.conll", sentences)
     task = make_task(parse(config), tmp_path / "run")
-    params = nn.unbox(task.init(jax.random.key(2)))
+    params = nn.unbox(jax.jit(task.init)(jax.random.key(2)))
     evaluator, lines = (
         Evaluator(task, make_mesh(task.config.mesh)),
         [words for words, _ in sentences],

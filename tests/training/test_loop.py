@@ -165,7 +165,9 @@ def interruptible():
 
 
 @pytest.mark.usefixtures("interruptible")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_run_asked_to_stop_saves_and_goes_on(
     finished, tmp_path, monkeypatch, caplog, number
 ):

@@ -1,6 +1,7 @@
 """Schedules and Adam against NumPy float64; weight decay; clipping."""
 
 import dataclasses
+import functools
 
 import flax.linen as nn
 import jax
@@ -221,7 +222,9 @@ MODELS |= {
 }
 
 
-def boxed_parameters(model):
+@functools.cache
+def boxed_parameters(name):
+    model = MODELS[name]
     ids = np.zeros((1, 1), np.int32)
     of_bert = isinstance(model, Classifier | TokenClassifier | Pretraining)
     inputs = (
@@ -232,7 +235,7 @@ def boxed_parameters(model):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_parameter_decays_if_and_only_if_it_is_a_matrix(name):
-    boxed = boxed_parameters(MODELS[name])
+    boxed = boxed_parameters(name)
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(nn.unbox(boxed))]
     names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
     expected = {name: DECAYS[name.rpartition("/")[2]] for name in names}
@@ -245,18 +248,17 @@ def test_the_models_have_every_name():
     unnoticed.
     """
     found = set()
-    for model in MODELS.values():
+    for name in MODELS:
         for path, _ in jax.tree_util.tree_leaves_with_path(
-            nn.unbox(boxed_parameters(model))
+            nn.unbox(boxed_parameters(name))
         ):
             found.add(jax.tree_util.keystr(path[-1:], simple=True))
     assert found == DECAYS.keys()
 
 
 def test_decay_acts_on_boxed_and_unboxed_parameters_alike():
-    boxed = MODELS["transformer: learned, ties none, pre-LN"].init(
-        jax.random.key(0), *np.zeros((2, 1, 1), np.int32)
-    )
+    model = MODELS["transformer: learned, ties none, pre-LN"]
+    boxed = jax.jit(model.init)(jax.random.key(0), *np.zeros((2, 1, 1), np.int32))
     boxed = boxed["params"]
     config = OptimizerConfig(
         schedule="constant", learning_rate=1.0, warmup_steps=0, weight_decay=0.5
@@ -264,7 +266,7 @@ def test_decay_acts_on_boxed_and_unboxed_parameters_alike():
     marks = decays(boxed)
     optimizer = make_optimizer(config, schedule(config, 8, 1), marks)
     for params in (boxed, nn.unbox(boxed)):
-        updates, _ = optimizer.update(
+        updates, _ = jax.jit(optimizer.update)(
             jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params
         )
         assert jax.tree.structure(updates) == jax.tree.structure(params)
