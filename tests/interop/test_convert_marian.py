@@ -39,7 +39,12 @@ def one(folder, ties):
 
 
 @pytest.mark.parametrize(
-    ("tokenizers", "ties"), [(two, "all"), (two, "decoder"), (one, "all")]
+    ("tokenizers", "ties"),
+    [
+        pytest.param(two, "all", marks=pytest.mark.slow),
+        (two, "decoder"),
+        (one, "all"),
+    ],
 )
 def test_there_and_back(tmp_path, tokenizers, ties):
     shapes, changes = KINDS[ties]

@@ -140,12 +140,30 @@ def test_short_attention_is_the_reference(kind, heads, kv_heads, width):
     agrees(mask, heads, kv_heads, width, B, T, keys)
 
 
+SENTENCES = [
+    (5, 20, 33),
+    (3, 64, 50),
+    (7, 16, 16),
+    (1, 5, 130),
+    (1, 300, 170),
+    (1, 170, 300),
+]
+
+
+# Each size with both rules, and one size with each rule alone and with none.
 @pytest.mark.parametrize(
-    ("rows", "length", "keys"),
-    [(5, 20, 33), (3, 64, 50), (7, 16, 16), (1, 5, 130), (1, 300, 170), (1, 170, 300)],
+    ("rows", "length", "keys", "segmented", "causal"),
+    [
+        pytest.param(
+            *(*size, segmented, causal),
+            marks=[pytest.mark.slow]
+            * (size != SENTENCES[0] and not (segmented and causal)),
+        )
+        for size in SENTENCES
+        for segmented in (False, True)
+        for causal in (False, True)
+    ],
 )
-@pytest.mark.parametrize("segmented", [False, True])
-@pytest.mark.parametrize("causal", [False, True])
 def test_short_attention_keeps_sentences_of_a_block_apart(
     rows, length, keys, segmented, causal
 ):
@@ -163,7 +181,13 @@ def test_short_attention_keeps_sentences_of_a_block_apart(
     agrees(mask, 2, 2, 32, rows, length, keys)
 
 
-@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=[pytest.mark.slow] * (kind not in ("none", "packed")))
+        for kind in MASKS
+    ],
+)
 def test_short_attention_drops_the_weights_that_the_reference_drops(kind):
     keys, mask = MASKS[kind]
     agrees(mask, 3, 3, 64, B, T, keys, dropout_rate=0.3, dropout_key=jax.random.key(4))
