@@ -346,22 +346,33 @@ def real_data(name: str) -> Path:
     return folder
 
 
+ON_CPUS = """import warnings
+warnings.simplefilter("error")
+import jax
+jax.config.update("jax_platforms", "cpu")
+"""
+
+
 def on_devices(count: int, program: str) -> str:
     """Return the output of a Python program that runs on `count` simulated devices.
 
-    The program runs in a new process, because the number of devices is fixed when JAX
-    starts.
+    The program runs in a process forked from one that has not used JAX yet, because
+    the number of devices is fixed when JAX computes first.
     """
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={count}"
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": flags,
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": str(ROOT),
-    }
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "program"
+        path.with_suffix(".py").write_text(ON_CPUS + program)
+        done = script(str(path), environment={"XLA_FLAGS": flags})
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode()
+
+
+def in_a_new_process(program: str) -> str:
+    """Return the output of a Python program that runs on CPUs in a new process."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],
-        env=environment,
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,

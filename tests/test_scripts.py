@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, on_devices, write_corpus
+from conftest import ROOT, in_a_new_process, write_corpus
 from forked import script
 
 from transformer_jax import command_line
@@ -413,26 +413,25 @@ def test_compiled_programs_are_kept_in_the_users_cache(tmp_path, monkeypatch):
     def entries():
         return {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*-cache")}
 
-    first = on_devices(1, program)
+    first = in_a_new_process(program)
     kept = entries()
     assert kept
     assert all(
         p.parent.name.startswith("xla-") and p.parents[1].name == "transformer_jax"
         for p in kept
     )
-    assert on_devices(1, program) == first
+    assert in_a_new_process(program) == first
     assert entries() == kept
     # JAX would store no other program as long as this is there
     torn = next(iter(kept)).with_name("torn-cache")
     torn.write_bytes(b"half")
-    on_devices(1, program.replace("sin", "cos"))
+    in_a_new_process(program.replace("sin", "cos"))
     assert not torn.exists()
     assert len(entries()) > len(kept)
     for path in kept:
         path.write_bytes(path.read_bytes()[:20])
     assert (
-        on_devices(
-            1,
+        in_a_new_process(
             program.replace(
                 "import jax,",
                 "import warnings\nwarnings.simplefilter('ignore')\nimport jax,",
@@ -441,7 +440,7 @@ def test_compiled_programs_are_kept_in_the_users_cache(tmp_path, monkeypatch):
         == first
     )
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "own"))
-    on_devices(1, program)
+    in_a_new_process(program)
     assert (tmp_path / "own").exists()
 
 
@@ -466,7 +465,7 @@ given_back = after_an_array()
 keep_freed_memory()
 print(given_back, after_an_array())
 """
-    given_back, kept = map(int, on_devices(1, program).split())
+    given_back, kept = map(int, in_a_new_process(program).split())
     assert given_back < 2**25
     assert kept > 2**25
 
@@ -495,7 +494,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
     # One array has 2**15 pages of 4 KiB, so at most two of the eleven arrays need new
     # pages.
-    assert int(on_devices(1, program)) < 3 * 2**15
+    assert int(in_a_new_process(program)) < 3 * 2**15
 
 
 def test_prepare_makes_a_corpus_of_fetched_files_ready_and_says_so(tmp_path):

@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from conftest import on_devices
+from conftest import in_a_new_process
 
 from transformer_jax.data.annotated import documents_file
 from transformer_jax.data.masking import (
@@ -376,7 +376,7 @@ batches = document_batches(
 np.savez({str(tmp_path / "batch.npz")!r}, **batches.load(batches.plan.batch(11)))
 """
     (here,) = loaded(corpus, "train", 5, [11])
-    on_devices(1, program)
+    in_a_new_process(program)
     assert_same([dict(np.load(tmp_path / "batch.npz"))], [here])
 
 

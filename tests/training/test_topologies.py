@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, on_devices
+from conftest import ROOT, in_a_new_process
 
 from transformer_jax.tasks import TASKS
 from transformer_jax.training import target, topologies
@@ -257,8 +257,7 @@ def test_a_step_that_exceeds_the_memory_of_a_gpu(tiny):
     """The compiler does not mind, so the bytes of the program are compared with the
     memory of the chip.
     """
-    done = on_devices(
-        1,
+    done = in_a_new_process(
         f"""
 import dataclasses, sys
 sys.path.insert(0, {str(tiny.parent)!r})
