@@ -14,13 +14,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import broken
 import jax
+import jax.numpy as jnp
 import pytest
 from forked import script
 from ml_collections import ConfigDict
@@ -28,6 +29,7 @@ from ml_collections import ConfigDict
 from transformer_jax import experiment
 from transformer_jax.config import defaults
 from transformer_jax.config import shrink as make_small
+from transformer_jax.tasks.sequence_to_sequence import SequenceToSequence
 from transformer_jax.training import profiling
 from transformer_jax.training.initialization import TrainState
 
@@ -228,6 +230,27 @@ def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         profiling, "peak_flops", lambda dtype: ("matmul_utilization", 1e11)
     )
+
+
+@pytest.fixture
+def without_search() -> Iterator[None]:
+    """Translate nothing in evaluations. The program of a search takes long to
+    compile.
+    """
+
+    def evaluate(self, params, batch, greedy):
+        rows = len(batch["source"])
+        numbers = {
+            name: jnp.zeros((rows, 1)) for name in ("scores", "log_probabilities")
+        }
+        return {"loss": self._cross_entropy(params, batch)}, {
+            "tokens": jnp.full((rows, 1, 1), 2),
+            **numbers,
+        }
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SequenceToSequence, "evaluate", evaluate)
+        yield
 
 
 @pytest.fixture

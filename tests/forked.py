@@ -36,6 +36,13 @@ PRELOADED = (
     "tqdm.contrib.logging",
 )
 
+# Whenever JAX stores a program, it reads the sizes of all that are there. The limit of
+# the cache only serves to lock it and is never reached.
+with contextlib.suppress(ImportError):
+    from jax._src import lru_cache
+
+    lru_cache.LRUCache._evict_if_needed = lambda self, **_: None
+
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(list(PRELOADED))
 

@@ -38,6 +38,51 @@ def replaced(make):
     return change
 
 
+# Files whose messages tests/data/test_sources.py compares.
+UNREADABLE = [
+    (replaced(Path.mkdir), [], ["train.en is a folder"]),
+    (replaced(os.mkfifo), [], ["train.en is neither a file nor a folder"]),
+    (
+        replaced(lambda path: path.symlink_to("nowhere")),
+        [],
+        ["a broken link to nowhere ("],
+    ),
+    (
+        replaced(lambda path: path.symlink_to("train.en")),
+        [],
+        ["a broken link to train.en (Too many levels"],
+    ),
+    (zipped(b""), [], ["train.en.gz is truncated"]),
+    (zipped(b"ek at\n"), [], ["train.en.gz is not a gzip file"]),
+    (zipped(ZIPPED[:-8] + bytes(8)), [], ["train.en.gz is damaged: CRC"]),
+    (
+        zipped(gzip.compress(ZIPPED)),
+        [],
+        ["train.en.gz contains gzip data instead of text"],
+    ),
+    (
+        write("train.en", ZIPPED),
+        [],
+        ["train.en contains gzip data instead of text"],
+    ),
+    (
+        write("train.en", "ek\n".encode("utf-16") * 60),
+        [],
+        ["looks like UTF-16", "iconv"],
+    ),
+    (
+        write("train.en", b"ek\nol\xe9\n"),
+        [],
+        ["train.en:2 is not UTF-8: byte 0xe9 at offset 2"],
+    ),
+    (
+        write("train.en", b"ek\r" * 60),
+        [],
+        ["train.en is one line with carriage returns in it"],
+    ),
+]
+
+
 @pytest.mark.parametrize(
     ("change", "arguments", "words"),
     [
@@ -61,51 +106,12 @@ def replaced(make):
             [],
             ["train.en and ", "train.en.gz both exist, but their text differs"],
         ),
-        (replaced(Path.mkdir), [], ["train.en is a folder"]),
-        (replaced(os.mkfifo), [], ["train.en is neither a file nor a folder"]),
-        (
-            replaced(lambda path: path.symlink_to("nowhere")),
-            [],
-            ["a broken link to nowhere ("],
-        ),
-        (
-            replaced(lambda path: path.symlink_to("train.en")),
-            [],
-            ["a broken link to train.en (Too many levels"],
-        ),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in UNREADABLE),
         (zipped(ZIPPED[:-9]), [], ["train.en.gz is truncated"]),
-        (zipped(b""), [], ["train.en.gz is truncated"]),
-        (zipped(b"ek at\n"), [], ["train.en.gz is not a gzip file"]),
-        (zipped(ZIPPED[:-8] + bytes(8)), [], ["train.en.gz is damaged: CRC"]),
-        (
-            zipped(gzip.compress(ZIPPED)),
-            [],
-            ["train.en.gz contains gzip data instead of text"],
-        ),
-        (
-            write("train.en", ZIPPED),
-            [],
-            ["train.en contains gzip data instead of text"],
-        ),
-        (
-            write("train.en", "ek\n".encode("utf-16") * 60),
-            [],
-            ["looks like UTF-16", "iconv"],
-        ),
-        (
-            write("train.en", b"ek\nol\xe9\n"),
-            [],
-            ["train.en:2 is not UTF-8: byte 0xe9 at offset 2"],
-        ),
         (
             write("train.en", b"ek\n"),
             [],
             ["same number of lines", "train.en has 1", "train.de:2"],
-        ),
-        (
-            write("train.en", b"ek\r" * 60),
-            [],
-            ["train.en is one line with carriage returns in it"],
         ),
         (write("val.en", b""), [], ["val.en has 0"]),
         (

@@ -312,7 +312,9 @@ def test_other_keys_in_a_workdir(recipe, trained):
         )
 
 
-@pytest.mark.parametrize("limit", [20_000, 60_000])
+@pytest.mark.parametrize(
+    "limit", [20_000, pytest.param(60_000, marks=pytest.mark.slow)]
+)
 def test_a_disk_that_fills_before_the_first_save_is_one_message(
     recipe, tmp_path, limit
 ):

@@ -85,7 +85,10 @@ def test_a_residual_stream_in_bfloat16(norm):
     assert max(distances) < 0.2
 
 
-@pytest.mark.parametrize("remat", ["none", "full", "scores"])
+@pytest.mark.parametrize(
+    "remat",
+    ["none", *(pytest.param(x, marks=pytest.mark.slow) for x in ("full", "scores"))],
+)
 def test_layers_without_a_loop_are_those_of_a_loop(remat):
     """The outputs of all layers and the gradients are equal, also with dropout,
     which differs from layer to layer.

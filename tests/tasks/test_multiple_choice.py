@@ -245,6 +245,7 @@ def test_every_choice_has_its_attention_map(task, params):
         np.testing.assert_allclose(found.weights.sum(axis=-1), 1, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_model_learns_a_dozen_choices(config, corpus, tmp_path):
     """What is right depends on the text, and its place does not."""
     colours = ("Rot", "Blau", "Grün", "Rot", "Blau")

@@ -290,7 +290,9 @@ def test_drawn_outputs_depend_on_seed_and_line_not_on_the_batch(tiny, tmp_path, 
     assert all(a != b for a, b in zip(texts[::6], others[::6], strict=True))
 
 
-@pytest.mark.parametrize("implementation", ["einsum", "jax"])
+@pytest.mark.parametrize(
+    "implementation", [pytest.param("einsum", marks=pytest.mark.slow), "jax"]
+)
 def test_attention_is_that_of_the_given_target_or_of_the_models_own(
     tiny, tmp_path, params, implementation
 ):
@@ -469,7 +471,7 @@ def foreign_task(tiny: ConfigDict, workdir, names: list[str]):
 @pytest.mark.parametrize(
     ("kind", "special"),
     [
-        ("padding 1", (42, 41, 1)),
+        pytest.param("padding 1", (42, 41, 1), marks=pytest.mark.slow),
         ("no padding", (41, 40, None)),
         pytest.param("GPT-2", (50_256, 50_256, None), marks=pytest.mark.slow),
     ],

@@ -97,6 +97,7 @@ def test_resumed_run_is_bitwise_the_run_never_stopped(finished, tmp_path, caplog
     assert strip[0] == strip[1]
 
 
+@pytest.mark.usefixtures("without_search")
 def test_rows_have_the_steps_own_loss_and_the_mean_since_the_last(
     tiny, tmp_path, monkeypatch
 ):
@@ -137,6 +138,7 @@ def test_an_unknown_score_cannot_be_the_best(tiny, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.usefixtures("without_search")
 def test_ready_is_called_when_a_run_can_begin(tiny, tmp_path):
     told = []
     train(
@@ -249,6 +251,7 @@ def test_a_run_asked_to_stop_during_an_evaluation_saves_first(
     assert one.latest(9) == other.latest(9)
 
 
+@pytest.mark.usefixtures("without_search")
 def test_a_run_asked_to_stop_while_it_compiles_does_not_wait(
     tiny, tmp_path, monkeypatch
 ):
@@ -281,6 +284,7 @@ def test_a_run_asked_to_stop_while_it_compiles_does_not_wait(
     assert int(run(tiny, tmp_path / "run").step) == 4
 
 
+@pytest.mark.usefixtures("without_search")
 @pytest.mark.parametrize("removed", [False, True])
 def test_a_workdir_that_is_moved_while_it_trains(tiny, tmp_path, monkeypatch, removed):
     """A renamed one gets the last step; a removed one cannot."""
@@ -348,7 +352,7 @@ def test_settings_of_jax_that_change_the_run_are_refused(
         run(finished[0], copied)
 
 
-@pytest.mark.usefixtures("interruptible")
+@pytest.mark.usefixtures("interruptible", "without_search")
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 )
@@ -389,6 +393,7 @@ def test_the_second_ctrl_c_ends_at_once():
             signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.usefixtures("without_search")
 def test_a_run_that_diverges_is_stopped(tiny, tmp_path, caplog):
     (
         tiny.optimizer.schedule,
@@ -413,6 +418,7 @@ def test_a_run_that_diverges_is_stopped(tiny, tmp_path, caplog):
     assert "NaN" not in (tmp_path / "run" / "metrics.jsonl").read_text()
 
 
+@pytest.mark.usefixtures("without_search")
 def test_ruined_parameters_are_never_a_checkpoint(tiny, tmp_path):
     """The first update is finite, but ruins the parameters.
 
@@ -444,6 +450,7 @@ def test_ruined_parameters_are_never_a_checkpoint(tiny, tmp_path):
         transformer_jax.load(tmp_path / "run")
 
 
+@pytest.mark.usefixtures("without_search")
 def test_parameters_that_are_not_finite_are_not_saved(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(divergence, "not_finite", lambda params: "encoder/kernel")
     with pytest.raises(
@@ -470,6 +477,7 @@ def test_parameters_that_are_not_finite_predict_nothing(finished, monkeypatch):
         transformer_jax.load(finished[1])
 
 
+@pytest.mark.usefixtures("without_search")
 def test_the_rate_goes_by_the_steps_that_were_not_skipped(tiny, tmp_path, monkeypatch):
     loss = SequenceToSequence.loss
 
@@ -492,6 +500,7 @@ def test_the_rate_goes_by_the_steps_that_were_not_skipped(tiny, tmp_path, monkey
     assert rates[6] > rates[4]
 
 
+@pytest.mark.usefixtures("without_search")
 def test_a_profile_of_steps_that_do_not_come_is_announced_as_none(
     tiny, tmp_path, caplog
 ):

@@ -11,7 +11,6 @@ from conftest import rows, run
 
 import transformer_jax
 from transformer_jax.config import make_task, parse
-from transformer_jax.tasks.sequence_to_sequence import SequenceToSequence
 from transformer_jax.training.checkpoint import (
     CheckpointConfig,
     CheckpointError,
@@ -99,20 +98,8 @@ def test_off_there_is_no_array_of_it(tiny, tmp_path):
     assert state.ema == state.params  # equal shapes, dtypes and shardings
 
 
-def without_search(self, params, batch, greedy):
-    """Evaluate without the search, whose program takes long to compile."""
-    rows = len(batch["source"])
-    numbers = {name: jnp.zeros((rows, 1)) for name in ("scores", "log_probabilities")}
-    return {"loss": self._cross_entropy(params, batch)}, {
-        "tokens": jnp.full((rows, 1, 1), 2),
-        **numbers,
-    }
-
-
-def test_it_is_resumed_bitwise_and_evaluated_by_those_who_ask_for_it(
-    tiny, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(SequenceToSequence, "evaluate", without_search)
+@pytest.mark.usefixtures("without_search")
+def test_it_is_resumed_bitwise_and_evaluated_by_those_who_ask_for_it(tiny, tmp_path):
     tiny.training.ema_decay = 0.9
     whole = run(
         tiny, tmp_path / "whole", training__steps=4, evaluation__checkpoint="ema"
