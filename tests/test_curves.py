@@ -3,11 +3,10 @@
 import json
 import random
 import shutil
-import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from forked import script
 
 from transformer_jax.metrics import bleu
 from transformer_jax.report import curves
@@ -188,17 +187,11 @@ def test_the_script(run, tmp_path):
         reason="no matplotlib: pip install -c constraints.txt -e '.[plots]'",
     )
     other = shutil.copytree(run, tmp_path / "another")
-    script = [
-        sys.executable,
-        ROOT / "scripts" / "compare.py",
-        f"--workdirs={run},{other}",
-    ]
-    done = subprocess.run(
-        [*script, f"--output={tmp_path}/c.svg", "--values=loss,bleu"],
-        capture_output=True,
-        text=True,
+    workdirs = f"--workdirs={run},{other}"
+    done = script(
+        "compare", workdirs, f"--output={tmp_path}/c.svg", "--values=loss,bleu"
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stderr.decode()
     assert (tmp_path / "c.svg").exists()
     for arguments, words in {
         (
@@ -217,7 +210,8 @@ def test_the_script(run, tmp_path):
             "--lengths=3",
         ): "--values=loss: --lengths plots one",
     }.items():
-        wrong = subprocess.run([*script, *arguments], capture_output=True, text=True)
+        wrong = script("compare", workdirs, *arguments)
+        said = wrong.stderr.decode()
         assert wrong.returncode == 2
-        assert words in wrong.stderr
-        assert "Traceback" not in wrong.stderr
+        assert words in said
+        assert "Traceback" not in said

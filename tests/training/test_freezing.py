@@ -94,7 +94,9 @@ def trained(task, steps=3):
     "changes",
     [
         {},
-        {"model__norm": "pre", "model__positions": "rotary"},
+        pytest.param(
+            {"model__norm": "pre", "model__positions": "rotary"}, marks=pytest.mark.slow
+        ),
         {"training__microbatches": 2, "training__ema_decay": 0.5},
     ],
     ids=["post", "pre", "microbatches, average"],
