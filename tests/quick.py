@@ -16,7 +16,6 @@ CHOSEN = (
     "test_metrics.py",
     "test_spans.py",
     "data/test_*.py",
-    "test_buckets.py",
     "test_decoding.py",
     "test_generation.py",
     "test_rules.py",
