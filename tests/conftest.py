@@ -36,7 +36,7 @@ from transformer_jax.training.initialization import TrainState
 pytest_plugins = ["quick"]
 # The collector would often look at all objects that JAX and the packages keep.
 gc.freeze()
-gc.set_threshold(50_000, 20, 20)
+gc.set_threshold(10_000, 10, 10)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 if "PYTEST_XDIST_WORKER" not in os.environ:
     # Compiling takes most of the time of these tests. Workers and scripts inherit the

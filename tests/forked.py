@@ -125,7 +125,7 @@ def begun(
 
 def _run(argv: list[str], folder: str, cwd: str, environment: dict[str, str]) -> None:
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
+    gc.set_threshold(10_000, 10, 10)
     for number, mode in enumerate(
         (os.O_RDONLY, os.O_WRONLY | os.O_CREAT, os.O_WRONLY | os.O_CREAT)
     ):
