@@ -12,6 +12,7 @@ config of every run.
 
 import functools
 import sys
+from collections.abc import Mapping
 
 from absl import flags
 
@@ -21,6 +22,8 @@ from transformer_jax.errors import UserError
 from transformer_jax.predictor import Predictor
 from transformer_jax.report import curves
 from transformer_jax.tasks import task_class
+from transformer_jax.training.metric import Metric
+from transformer_jax.training.metric import label as label_of
 from transformer_jax.training.task import Config
 from transformer_jax.workdir import read
 
@@ -92,7 +95,7 @@ def label(run: str, split: str, value: str) -> str:
         return value
     if split == "train":
         return config.training.loss_label if value == "loss" else value
-    return task_class(config.task).metrics.get(value, value)
+    return label_of(task_class(config.task).metrics, value)
 
 
 @functools.cache
@@ -114,7 +117,7 @@ def by_length(edges: list[int], metric: str) -> dict[str, list[curves.LengthScor
     # report any config problem before the first run predicts
     for config in configs.values():
         override(config, OVERRIDES)
-        parse(config)
+        check_metric(task_class(parse(config).task).metrics, metric)
     scores = {}
     for run, config in configs.items():
         predictor = Predictor(run, config)
@@ -132,6 +135,16 @@ def by_length(edges: list[int], metric: str) -> dict[str, list[curves.LengthScor
                 f"\t{part.examples}\t{part.score:.4g}"
             )
     return scores
+
+
+def check_metric(metrics: Mapping[str, Metric], name: str) -> None:
+    """Raise ValueError unless predictions alone give this metric."""
+    choices = [choice for choice in metrics if metrics[choice].of_predictions]
+    if name not in choices:
+        raise UserError(
+            f"there is no metric {name!r}: those of predictions are "
+            f"{', '.join(choices) or 'none'}"
+        )
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ MAY_IMPORT = {
     "training": {"data"},
     "tasks": {
         "training.task",
+        "training.metric",
         "models",
         "data",
         "decoding",

@@ -19,7 +19,11 @@ from transformer_jax import experiment, transfer
 from transformer_jax import workdir as workdirs
 from transformer_jax.config import ConfigError, load_recipe, make_task, parse
 from transformer_jax.training import loop
-from transformer_jax.training.checkpoint import Checkpoints, parameters_sha256
+from transformer_jax.training.checkpoint import (
+    CheckpointError,
+    Checkpoints,
+    parameters_sha256,
+)
 from transformer_jax.training.engine import Engine
 from transformer_jax.training.sharding import make_mesh
 from transformer_jax.workdir import read, store
@@ -91,7 +95,7 @@ def saved(config, workdir):
         step=jnp.asarray(2), ema=jax.tree.map(lambda x: x + 1, state.params)
     )
     fingerprint = make_task(parse(config), workdir).fingerprint(training=True)
-    checkpoints = Checkpoints(workdir / "checkpoints", parse(config).checkpoint)
+    checkpoints = Checkpoints(workdir / "checkpoints", parse(config).checkpoint, {})
     checkpoints.save(
         2, state, {"fingerprint": fingerprint, "position": 2, "scored": "params"}
     )
@@ -156,6 +160,14 @@ def test_the_source_chooses_its_checkpoint_and_the_average_begins_there(
             jax.tree.leaves(state.ema), jax.tree.leaves(state.params), strict=True
         )
     )
+
+
+def test_a_run_without_scores_has_no_best_step(pretrained):
+    with pytest.raises(
+        CheckpointError,
+        match=r"checkpoint.best_metric = 'loss' \(step 2 has: none\)",
+    ):
+        transformer_jax.load(str(pretrained[0]), {"evaluation.checkpoint": "best"})
 
 
 def test_a_resumed_run_needs_the_source_no_more(data, pretrained, tmp_path):

@@ -13,7 +13,7 @@ import sys
 import traceback
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -251,20 +251,31 @@ def parse(config: ConfigDict | Mapping[str, Any]) -> Config:
             problems.append(
                 f"config.{key} = {getattr(parsed[section], field)!r}: {rule}"
             )
-        metrics, saved = task_class(raw["task"]).metrics, checked.checkpoint
-        if saved.keep_best and saved.best_metric not in metrics:
-            close = difflib.get_close_matches(saved.best_metric, metrics, 1)
-            hint = f" (did you mean {close[0]}?)" if close else ""
-            problems.append(
-                f"config.checkpoint.best_metric = {saved.best_metric!r}: "
-                f"must be one of the task's scores, {', '.join(metrics)}{hint}; "
-                "or set checkpoint.keep_best = 0"
-            )
+        problems += _check_best_metric(checked, task_class(raw["task"]).metrics)
     if problems:
         raise ConfigError("\n".join(problems))
     for advice in checked.advice():
         log.warning("%s", advice)
     return checked
+
+
+def _check_best_metric(config: Config, metrics: Iterable[str]) -> list[str]:
+    """Return the problem with checkpoint.best_metric, if a step is chosen by it."""
+    name = config.checkpoint.best_metric
+    if config.evaluation.checkpoint == "best":
+        remedy = "or set evaluation.checkpoint = 'latest'"
+    elif config.checkpoint.keep_best:
+        remedy = "or set checkpoint.keep_best = 0"
+    else:
+        return []
+    if name in metrics:
+        return []
+    close = difflib.get_close_matches(name, metrics, 1)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    return [
+        f"config.checkpoint.best_metric = {name!r}: must be one of the task's "
+        f"scores, {', '.join(metrics)}{hint}; {remedy}"
+    ]
 
 
 def _unknown(where: str, name: str, known: list[str]) -> str:

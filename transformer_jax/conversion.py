@@ -82,7 +82,9 @@ def to_workdir(config: ConfigDict, workdir: epath.PathLike) -> None:
         workdirs.claim(workdir, config)
         params = load(_initial(task, abstract_parameters(task, mesh)))
         state = TrainState(jnp.zeros((), jnp.int32), params, ())
-        checkpoints = Checkpoints(workdir / "checkpoints", task.config.checkpoint)
+        checkpoints = Checkpoints(
+            workdir / "checkpoints", task.config.checkpoint, task.metrics
+        )
         meta = {
             "fingerprint": task.fingerprint(training=False),
             "position": 0,

@@ -56,6 +56,6 @@ def run(
             task, workdir, trace=trace, listeners=listeners, ready=ready, load=load
         )
     checkpoints = Checkpoints(
-        epath.Path(workdir) / "checkpoints", task.config.checkpoint
+        epath.Path(workdir) / "checkpoints", task.config.checkpoint, task.metrics
     )
     return Run(task, state, checkpoints.scores(int(state.step)))

@@ -54,7 +54,9 @@ class Predictor:
         self.task = configs.make_task(self.config, workdir)
         mesh = make_mesh(self.config.mesh)
         checkpoints = Checkpoints(
-            epath.Path(workdir) / "checkpoints", self.config.checkpoint
+            epath.Path(workdir) / "checkpoints",
+            self.config.checkpoint,
+            self.task.metrics,
         )
         restored = restore_parameters(
             self.task, checkpoints, self.config.evaluation, mesh

@@ -216,7 +216,9 @@ def _of_run(task: Task, mesh: Mesh) -> Source:
     workdirs.check_same_model(name, theirs.model, task.config)
     _check_tokenizer_keys(name, theirs.data, task.config.data)
     other = make_task(theirs, epath.Path(name))
-    checkpoints = Checkpoints(epath.Path(name) / "checkpoints", theirs.checkpoint)
+    checkpoints = Checkpoints(
+        epath.Path(name) / "checkpoints", theirs.checkpoint, other.metrics
+    )
     try:
         step, restored = restore_parameters(other, checkpoints, theirs.evaluation, mesh)
     except ValueError as error:

@@ -164,7 +164,7 @@ def _resumed(run: _Run) -> float:
     whole, _ = run.train(run.engine.init(key), range(STEPS))
     half, _ = run.train(run.engine.init(key), range(STEPS // 2))
     with tempfile.TemporaryDirectory() as folder:
-        checkpoints = Checkpoints(epath.Path(folder), CheckpointConfig())
+        checkpoints = Checkpoints(epath.Path(folder), CheckpointConfig(), {})
         checkpoints.save(STEPS // 2, half, {})
         restored, _ = checkpoints.restore(STEPS // 2, run.engine.abstract_state)
         checkpoints.close()

@@ -206,7 +206,7 @@ def test_a_split_is_evaluated_in_one_pass_that_meets_every_example_once(
     assert {"loss", "examples"} <= set(scores[0])
     numbers = {key for key, value in scores[0].items() if not isinstance(value, str)}
     assert numbers == {*task.metrics, "examples"}
-    assert all(label.startswith(key) for key, label in task.metrics.items())
+    assert all(metric.label.startswith(key) for key, metric in task.metrics.items())
     split = task.batches("val", seed=None)
     numbers = np.concatenate(
         [split.plan.batch(i).indices for i in range(len(split.plan))]

@@ -20,6 +20,13 @@ from transformer_jax.training.checkpoint import (
     check_fingerprint,
     parameters_sha256,
 )
+from transformer_jax.training.metric import LOSS, Metric
+
+METRICS = {
+    "loss": LOSS,
+    "bleu": Metric("bleu", better="higher"),
+    "word_error_rate": Metric("word_error_rate", better="lower"),
+}
 
 
 def make_config(**changes) -> CheckpointConfig:
@@ -63,7 +70,7 @@ def opened(tmp_path):
     all_opened = []
 
     def open_checkpoints(directory=tmp_path / "checkpoints", **changes) -> Checkpoints:
-        all_opened.append(Checkpoints(directory, make_config(**changes)))
+        all_opened.append(Checkpoints(directory, make_config(**changes), METRICS))
         return all_opened[-1]
 
     yield open_checkpoints
@@ -75,7 +82,7 @@ def opened(tmp_path):
 def two_steps(tmp_path_factory) -> pathlib.Path:
     """Folder with steps 10 and 20. Copy it before changing it."""
     directory = tmp_path_factory.mktemp("two_steps")
-    checkpoints = Checkpoints(directory, make_config())
+    checkpoints = Checkpoints(directory, make_config(), METRICS)
     for step in (10, 20):
         checkpoints.save(step, make_state(step), {"position": step}, {"loss": 1 / step})
     checkpoints.close()
@@ -351,13 +358,15 @@ def test_discard_after_lets_the_steps_be_saved_again(damageable, opened, caplog)
     assert_same_bits(checkpoints.restore(30, abstract(state))[0], state)
 
 
-@pytest.mark.parametrize(("metric", "best"), [("loss", 20), ("bleu", 30)])
+@pytest.mark.parametrize(
+    ("metric", "best"), [("loss", 20), ("bleu", 30), ("word_error_rate", 10)]
+)
 def test_keeps_the_latest_and_the_best_across_restarts(opened, metric, best):
     scores = {
-        10: {"loss": 3.0, "bleu": 1.0},
-        20: {"loss": 1.0, "bleu": 2.0},
-        30: {"loss": 2.0, "bleu": 9.0},
-        40: {"loss": float("nan"), "bleu": float("nan")},
+        10: {"loss": 3.0, "bleu": 1.0, "word_error_rate": 0.2},
+        20: {"loss": 1.0, "bleu": 2.0, "word_error_rate": 0.9},
+        30: {"loss": 2.0, "bleu": 9.0, "word_error_rate": 0.3},
+        40: dict.fromkeys(METRICS, float("nan")),
         50: None,
         60: {"accuracy": 1.0},
     }

@@ -20,8 +20,10 @@ from transformer_jax.errors import UserError
 from transformer_jax.training import lock
 from transformer_jax.training.checkpoint import CheckpointConfig, Checkpoints
 from transformer_jax.training.logging import MetricsWriter, read_rows
+from transformer_jax.training.metric import LOSS
 
 CONFIG = CheckpointConfig(every=10, keep_latest=3, keep_best=1)
+METRICS = {"loss": LOSS}
 INTACT = (10, 20)
 
 
@@ -39,7 +41,7 @@ def start(workdir: pathlib.Path, config: ConfigDict) -> int | None:
     """
     with lock.held(workdir):
         workdirs.claim(workdir, config)
-        checkpoints = Checkpoints(workdir / "checkpoints", CONFIG)
+        checkpoints = Checkpoints(workdir / "checkpoints", CONFIG, METRICS)
         try:
             newest = checkpoints.newest()
             if newest is not None:
@@ -55,7 +57,7 @@ def start(workdir: pathlib.Path, config: ConfigDict) -> int | None:
 
 
 def save(workdir: pathlib.Path, config: ConfigDict) -> None:
-    checkpoints = Checkpoints(workdir / "checkpoints", CONFIG)
+    checkpoints = Checkpoints(workdir / "checkpoints", CONFIG, METRICS)
     try:
         checkpoints.save(30, state_at(30), {"position": 30}, {"loss": 3.0})
     finally:
@@ -63,7 +65,7 @@ def save(workdir: pathlib.Path, config: ConfigDict) -> None:
 
 
 def restore_best(workdir: pathlib.Path, config: ConfigDict) -> None:
-    checkpoints = Checkpoints(workdir / "checkpoints", CONFIG)
+    checkpoints = Checkpoints(workdir / "checkpoints", CONFIG, METRICS)
     try:
         best = checkpoints.best()
         assert best == 10, "a step whose score could not be read is not worse"
@@ -83,7 +85,7 @@ def original(tmp_path_factory) -> pathlib.Path:
     (workdir / "metrics.jsonl").write_text(
         "".join(f'{{"step": {i}, "split": "train"}}\n' for i in range(1, 21))
     )
-    checkpoints = Checkpoints(workdir / "checkpoints", CONFIG)
+    checkpoints = Checkpoints(workdir / "checkpoints", CONFIG, METRICS)
     for step in INTACT:
         checkpoints.save(
             step, state_at(step), {"position": step}, {"loss": float(step)}
@@ -95,7 +97,7 @@ def original(tmp_path_factory) -> pathlib.Path:
 
 
 def assert_nothing_lost(workdir: pathlib.Path, what: str) -> None:
-    checkpoints = Checkpoints(workdir / "checkpoints", CONFIG)
+    checkpoints = Checkpoints(workdir / "checkpoints", CONFIG, METRICS)
     assert set(INTACT) <= set(checkpoints.verified()), f"{what}: a checkpoint is lost"
     checkpoints.close()
     assert (workdir / "tokenizer.json").read_text() == "{}", (

@@ -161,7 +161,7 @@ def test_it_does_not_change_the_parameters():
 
 
 def test_checkpoints_from_before_it_restore_and_hold_none(tmp_path):
-    checkpoints = Checkpoints(tmp_path, CheckpointConfig())
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig(), {})
     state = {
         "step": jnp.asarray(3),
         "params": {"a": jnp.arange(5.0)},

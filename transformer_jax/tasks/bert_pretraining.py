@@ -24,6 +24,7 @@ from transformer_jax.data.masking import (
 from transformer_jax.data.text import TextData
 from transformer_jax.models.bert import BertConfig, Pretraining
 from transformer_jax.tasks.text import TextTask, TextTaskConfig, segmented
+from transformer_jax.training.metric import LOSS, PERPLEXITY, Metric
 from transformer_jax.training.task import Arrays, Mean, Outputs, Params, Record, Work
 
 # keys of masks, which a causal model does not have
@@ -98,8 +99,10 @@ class BertPretraining(TextTask):
     Config = PretrainingConfig
     input_arrays = (*TextTask.input_arrays, "positions", "masked")
     metrics: ClassVar = {
-        name: name
-        for name in ("loss", "perplexity", "masked_accuracy", "next_sentence_accuracy")
+        "loss": LOSS,
+        "perplexity": PERPLEXITY,
+        "masked_accuracy": Metric("masked_accuracy", better="higher"),
+        "next_sentence_accuracy": Metric("next_sentence_accuracy", better="higher"),
     }
 
     def __init__(self, config: PretrainingConfig, workdir: epath.PathLike | None):

@@ -22,6 +22,7 @@ from transformer_jax.tasks.fine_tuning import (
     LabelTask,
     LabelTaskConfig,
 )
+from transformer_jax.training.metric import ACCURACY, F1, LOSS, Metric
 from transformer_jax.training.task import Arrays, Mean
 
 
@@ -216,7 +217,12 @@ class Classification(TextOrPair):
     """Assignment of one of several labels, trained by cross-entropy."""
 
     Config = ClassificationConfig
-    metrics: ClassVar = {name: name for name in ("loss", "accuracy", "f1", "matthews")}
+    metrics: ClassVar = {
+        "loss": LOSS,
+        "accuracy": ACCURACY,
+        "f1": F1,
+        "matthews": Metric("matthews", better="higher"),
+    }
 
     def __init__(self, config: ClassificationConfig, workdir: epath.PathLike | None):
         self.labels = Labels(config.data.labels)
@@ -273,7 +279,11 @@ class Regression(TextOrPair):
     """
 
     Config = TextOrPairConfig
-    metrics: ClassVar = {name: name for name in ("loss", "pearson", "spearman")}
+    metrics: ClassVar = {
+        "loss": LOSS,
+        "pearson": Metric("pearson", better="higher"),
+        "spearman": Metric("spearman", better="higher"),
+    }
 
     def __init__(self, config: TextOrPairConfig, workdir: epath.PathLike | None):
         super().__init__(config, workdir, ("value",))

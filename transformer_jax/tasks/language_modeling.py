@@ -35,6 +35,7 @@ from transformer_jax.decoding.stopping import before_end, certain, cut_at
 from transformer_jax.models.gpt import GPT, GPTConfig
 from transformer_jax.models.recurrent_lm import RecurrentLM, RecurrentLMConfig
 from transformer_jax.tasks.text import TextTask, TextTaskConfig, cache_and_causality
+from transformer_jax.training.metric import BITS_PER_BYTE, LOSS, PERPLEXITY
 from transformer_jax.training.task import (
     Arrays,
     Mean,
@@ -106,7 +107,11 @@ class LanguageModeling(TextTask):
     """
 
     Config = LanguageModelingConfig
-    metrics: ClassVar = {name: name for name in ("loss", "perplexity", "bits_per_byte")}
+    metrics: ClassVar = {
+        "loss": LOSS,
+        "perplexity": PERPLEXITY,
+        "bits_per_byte": BITS_PER_BYTE,
+    }
 
     def __init__(self, config: LanguageModelingConfig, workdir: epath.PathLike | None):
         config = dataclasses.replace(config, decoding=config.fitted_decoding)

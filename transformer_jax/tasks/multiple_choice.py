@@ -18,6 +18,7 @@ from transformer_jax.data.examples import Labels, laid_out, records_of
 from transformer_jax.data.text import TextData, example_plan
 from transformer_jax.tasks.classification import label_means, probabilities
 from transformer_jax.tasks.fine_tuning import LabelTask, LabelTaskConfig
+from transformer_jax.training.metric import ACCURACY, LOSS
 from transformer_jax.training.task import Arrays, Mean, Params
 
 
@@ -81,7 +82,7 @@ class MultipleChoice(LabelTask):
     """
 
     Config = MultipleChoiceConfig
-    metrics: ClassVar = {name: name for name in ("loss", "accuracy")}
+    metrics: ClassVar = {"loss": LOSS, "accuracy": ACCURACY}
 
     def __init__(self, config: MultipleChoiceConfig, workdir: epath.PathLike | None):
         super().__init__(config, workdir, ("choice",))

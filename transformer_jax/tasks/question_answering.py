@@ -25,6 +25,7 @@ from transformer_jax.data.windows import (
 )
 from transformer_jax.models.bert import BertConfig, TokenClassifier
 from transformer_jax.tasks.fine_tuning import FineTuningTask, FineTuningTaskConfig
+from transformer_jax.training.metric import F1, LOSS, Metric
 from transformer_jax.training.task import Arrays, Mean, Outputs, Params
 
 
@@ -92,7 +93,11 @@ class QuestionAnswering(FineTuningTask):
     """
 
     Config = QuestionAnsweringConfig
-    metrics: ClassVar = {name: name for name in ("loss", "exact_match", "f1")}
+    metrics: ClassVar = {
+        "loss": LOSS,
+        "exact_match": Metric("exact_match", better="higher"),
+        "f1": F1,
+    }
     columns = ("question", "context", "answers")
     inputs = 2
 

@@ -42,6 +42,7 @@ from transformer_jax.tasks.text import (
     cache_and_causality,
     with_weights,
 )
+from transformer_jax.training.metric import LOSS, PERPLEXITY, Metric
 from transformer_jax.training.task import (
     Arrays,
     EvaluationConfig,
@@ -198,8 +199,12 @@ class SequenceToSequence(TextTask):
 
     Config = SequenceToSequenceConfig
     input_arrays = ("source", "source_length", "index")
-    metrics: ClassVar = {"loss": "loss", "perplexity": "perplexity"} | {
-        name: f"{name} (greedy)" for name in ("bleu", "bleu_tokenized", "exact_match")
+    metrics: ClassVar = {
+        "loss": LOSS,
+        "perplexity": PERPLEXITY,
+        "bleu": Metric("bleu (greedy)", better="higher"),
+        "bleu_tokenized": Metric("bleu_tokenized (greedy)", better="higher"),
+        "exact_match": Metric("exact_match (greedy)", better="higher"),
     }
 
     def __init__(

@@ -23,6 +23,7 @@ from transformer_jax.data.text import example_batches
 from transformer_jax.data.words import TaggingData, subwords, word_rows
 from transformer_jax.models.bert import BertConfig, TokenClassifier
 from transformer_jax.tasks.fine_tuning import FineTuningTask, FineTuningTaskConfig
+from transformer_jax.training.metric import ACCURACY, F1, LOSS, Metric
 from transformer_jax.training.task import Arrays, Mean, Outputs, Params
 
 log = logging.getLogger(__name__)
@@ -103,7 +104,11 @@ class Tagging(FineTuningTask):
 
     Config = TaggingConfig
     metrics: ClassVar = {
-        name: name for name in ("loss", "accuracy", "precision", "recall", "f1")
+        "loss": LOSS,
+        "accuracy": ACCURACY,
+        "precision": Metric("precision", better="higher"),
+        "recall": Metric("recall", better="higher"),
+        "f1": F1,
     }
     columns = ("words", "tags")
     input_arrays = ("text", "text_length", "first", "index")

@@ -41,6 +41,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.training import manifest, processes
 from transformer_jax.training.logging import absolute
 from transformer_jax.training.manifest import Damage
+from transformer_jax.training.metric import Metric
 
 # the import takes 0.3 s and is not needed before the first step
 with epy.lazy_imports():
@@ -67,7 +68,6 @@ _META = "meta.json"
 _SCORES = "scores.json"
 _SET_ASIDE = re.compile(r"(0|[1-9]\d*)\.set-aside.*")
 _STEP_FOLDER = re.compile(r"(0|[1-9]\d*)(\.orbax-checkpoint-tmp.*)?")
-_LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte")
 
 
 class CheckpointError(UserError):
@@ -164,9 +164,18 @@ class Checkpoints:
     is raised as it is, e.g. as OSError, so that a launcher tries again.
     """
 
-    def __init__(self, directory: epath.PathLike, config: CheckpointConfig):
+    def __init__(
+        self,
+        directory: epath.PathLike,
+        config: CheckpointConfig,
+        metrics: Mapping[str, Metric],
+    ):
+        """`metrics` are those of the task. Without `config.best_metric` among them, no
+        step is best.
+        """
         self.directory = absolute(directory)
         self.config = config
+        self.metrics = metrics
         # of the files of steps that match their manifests
         self._stamps: dict[int, str] = {}
 
@@ -564,17 +573,19 @@ class Checkpoints:
         step first. A step of an older version, which does not say what its score means,
         belongs to the newest.
         """
-        metric = self.config.best_metric
-        sign = -1 if metric in _LOWER_IS_BETTER else 1
+        name = self.config.best_metric
+        metric = self.metrics.get(name)
+        if metric is None:
+            return []
         facts = {step: self._facts(step) for step in self._complete()}
-        scores = {
-            step: sign * stored["metrics"].get(metric, math.nan)
+        merits = {
+            step: metric.merit(stored["metrics"].get(name, math.nan))
             for step, stored in facts.items()
         }
         meanings = {
             step: _meaning(stored["scoring"], metric) for step, stored in facts.items()
         }
-        left = [step for step, score in scores.items() if not math.isnan(score)]
+        left = [step for step, merit in merits.items() if not math.isnan(merit)]
         groups = []
         while left:
             newest = next(
@@ -582,7 +593,7 @@ class Checkpoints:
             )
             group = [step for step in left if meanings[step] in ({}, newest)]
             groups.append(
-                sorted(group, key=lambda step: (scores[step], step), reverse=True)
+                sorted(group, key=lambda step: (merits[step], step), reverse=True)
             )
             left = [step for step in left if step not in group]
         return groups
@@ -656,12 +667,9 @@ def different(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _meaning(scoring: Mapping[str, Any], metric: str) -> dict[str, Any]:
-    """Return the part of `scoring` that `metric` depends on.
-
-    A loss depends on the data and on the parameters only.
-    """
-    if metric not in _LOWER_IS_BETTER:
+def _meaning(scoring: Mapping[str, Any], metric: Metric) -> dict[str, Any]:
+    """Return the part of `scoring` that `metric` depends on."""
+    if metric.of_predictions:
         return dict(scoring)
     return {
         key: value

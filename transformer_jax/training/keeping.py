@@ -121,7 +121,9 @@ class Keeper:
             )
         if self._saved != step and (metrics is None or is_good(step, metrics)):
             there = Checkpoints(
-                epath.Path(moved) / "checkpoints", self._config.checkpoint
+                epath.Path(moved) / "checkpoints",
+                self._config.checkpoint,
+                self.checkpoints.metrics,
             )
             there.save(
                 step,

@@ -38,6 +38,7 @@ from transformer_jax.training.logging import (
     Pace,
     clock,
 )
+from transformer_jax.training.metric import label
 from transformer_jax.training.sharding import (
     abstract_batch,
     batch_sharding,
@@ -92,7 +93,7 @@ def train(
     config, workdir, engine = task.config, epath.Path(workdir), Engine(task)
     training = config.training
     memory.check_fits(config, engine.abstract_state)
-    checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint)
+    checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint, task.metrics)
     with signals.StopRequest() as request, contextlib.ExitStack() as opened:
         stop = Stopping(request)
         batches, evaluator, meta, meaning, state = _start(engine, checkpoints, load)
@@ -489,9 +490,9 @@ class _Examiner:
         }
         self._keeper.check_place(step, state, metrics)
         self._writer.write(step, split, scores)
-        labels = task.metrics
         shown = "  ".join(
-            f"{labels.get(name, name)} {value:.4g}" for name, value in numbers.items()
+            f"{label(task.metrics, name)} {value:.4g}"
+            for name, value in numbers.items()
         )
         log.info(
             "step %d  %s: %s  (%.1f s)", step, split, shown, time.perf_counter() - start

@@ -13,9 +13,11 @@ import numpy as np
 from etils import epath
 
 from transformer_jax.data.batching import Batches
+from transformer_jax.errors import UserError
 from transformer_jax.fields import free
 from transformer_jax.training.checkpoint import CheckpointConfig
 from transformer_jax.training.freezing import Parts
+from transformer_jax.training.metric import Metric
 from transformer_jax.training.optimizer import DECAYING, OptimizerConfig
 from transformer_jax.training.sharding import MeshConfig
 
@@ -211,10 +213,9 @@ class Task(ABC):
     """
 
     Config: ClassVar[type[Config]]
-    # The numeric metrics of `score`, which are the choices for checkpoint.best_metric,
-    # and their labels in the training log, where predictions are the cheap ones. E.g.
-    # {"bleu": "bleu (greedy)"}.
-    metrics: ClassVar[Mapping[str, str]]
+    # The numbers that `score` returns, which are the choices for
+    # checkpoint.best_metric, e.g. {"bleu": Metric("bleu (greedy)", better="higher")}.
+    metrics: ClassVar[Mapping[str, Metric]]
     # the fields of a record; a plain line of text stands for the first field
     columns: tuple[str, ...] = ("text",)
     # the first `inputs` columns are needed for a prediction; the others are references
@@ -228,6 +229,15 @@ class Task(ABC):
     piece: int = 1
     # the field of a prediction whose text grows in pieces, if there is one
     growing: str = ""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name, metric in getattr(cls, "metrics", {}).items():
+            if not isinstance(metric, Metric):
+                raise UserError(
+                    f"{cls.__qualname__}.metrics[{name!r}] = {metric!r}: must be a "
+                    f"Metric, e.g. Metric({name!r}, better='higher')"
+                )
 
     def __init__(self, config: Any, workdir: epath.PathLike):
         """`config` is an instance of `Config`; `workdir` is the folder with the
