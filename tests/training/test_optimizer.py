@@ -24,10 +24,10 @@ from transformer_jax.models.positions import POSITIONS
 from transformer_jax.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
 from transformer_jax.models.recurrent_lm import RecurrentLM, RecurrentLMConfig
 from transformer_jax.models.transformer import TIES
+from transformer_jax.training.matrices import Block, blocks
 from transformer_jax.training.optimizer import (
     DECAYING,
     OptimizerConfig,
-    decays,
     make_optimizer,
     schedule,
 )
@@ -239,7 +239,8 @@ def test_every_parameter_decays_if_and_only_if_it_is_a_matrix(name):
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(nn.unbox(boxed))]
     names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
     expected = {name: DECAYS[name.rpartition("/")[2]] for name in names}
-    assert dict(zip(names, decays(boxed), strict=True)) == expected
+    marks = [block.is_matrix for block in blocks(boxed)]
+    assert dict(zip(names, marks, strict=True)) == expected
     assert set(expected.values()) == {True, False}
 
 
@@ -256,33 +257,13 @@ def test_the_models_have_every_name():
     assert found == DECAYS.keys()
 
 
-def test_decay_acts_on_boxed_and_unboxed_parameters_alike():
-    model = MODELS["transformer: learned, ties none, pre-LN"]
-    boxed = jax.jit(model.init)(jax.random.key(0), *np.zeros((2, 1, 1), np.int32))
-    boxed = boxed["params"]
-    config = OptimizerConfig(
-        schedule="constant", learning_rate=1.0, warmup_steps=0, weight_decay=0.5
-    )
-    marks = decays(boxed)
-    optimizer = make_optimizer(config, schedule(config, 8, 1), marks)
-    for params in (boxed, nn.unbox(boxed)):
-        updates, _ = jax.jit(optimizer.update)(
-            jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params
-        )
-        assert jax.tree.structure(updates) == jax.tree.structure(params)
-        for update, param, mark in zip(
-            jax.tree.leaves(updates), jax.tree.leaves(params), marks, strict=True
-        ):
-            np.testing.assert_allclose(update, -0.5 * mark * param)
-
-
 PARAMS = {
     "kernel": np.float32(np.random.default_rng(0).normal(size=(3, 5))),
     "bias": np.float32(np.random.default_rng(1).normal(size=5)),
     "scale": np.float32(np.random.default_rng(2).normal(size=7)),
     "table": np.float32(np.random.default_rng(3).normal(size=(7, 3))),
 }
-DECAY = [DECAYS[name] for name in sorted(PARAMS)]
+BLOCKS = [Block((0,), (1,)) if DECAYS[name] else Block((0,)) for name in sorted(PARAMS)]
 
 
 def some_gradients(steps=4):
@@ -299,7 +280,7 @@ def some_gradients(steps=4):
 
 def updated(config, gradients):
     optimizer, params = (
-        make_optimizer(config, schedule(config, 512, 1), DECAY),
+        make_optimizer(config, schedule(config, 512, 1), BLOCKS),
         jax.tree.map(jnp.asarray, PARAMS),
     )
     state = optimizer.init(params)
@@ -354,7 +335,7 @@ def test_the_first_update_moves_every_parameter_by_the_learning_rate():
 
 
 def first_moment(config, gradient):
-    optimizer = make_optimizer(config, schedule(config, 512, 1), DECAY)
+    optimizer = make_optimizer(config, schedule(config, 512, 1), BLOCKS)
     _, state = optimizer.update(gradient, optimizer.init(PARAMS), PARAMS)
     (adam,) = [part for part in state if isinstance(part, optax.ScaleByAdamState)]
     return jax.tree.map(lambda m: np.asarray(m) / np.float32(1 - config.b1), adam.mu)
@@ -386,6 +367,16 @@ def test_only_the_learning_rate_and_the_decay_act_on_parameters_without_gradient
 @pytest.mark.parametrize(
     ("changes", "field", "rule"),
     [
+        (
+            {"name": "adm"},
+            "name",
+            "must be one of adamw, adam, sgd, adadelta, lion, adafactor, muon",
+        ),
+        (
+            {"name": "adam", "weight_decay": 0.1},
+            "weight_decay",
+            "must be 0 for adam: set optimizer.name = 'adamw'",
+        ),
         (
             {"schedule": "step"},
             "schedule",

@@ -26,9 +26,9 @@ from transformer_jax.models.transformer import (
 )
 from transformer_jax.training.engine import make_train_step
 from transformer_jax.training.initialization import init_state
+from transformer_jax.training.matrices import blocks
 from transformer_jax.training.optimizer import (
     OptimizerConfig,
-    decays,
     make_optimizer,
     schedule,
 )
@@ -296,7 +296,7 @@ def adam_step():
     optimizer = make_optimizer(
         config,
         schedule(config, CONFIG.d_model, 1),
-        decays(jax.eval_shape(task.init, jax.random.key(0))),
+        blocks(jax.eval_shape(task.init, jax.random.key(0))),
     )
 
     def fill(path, p):

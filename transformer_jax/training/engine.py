@@ -18,10 +18,12 @@ from transformer_jax.training.freezing import Parts, hold, without_updates
 from transformer_jax.training.initialization import (
     TrainState,
     abstract,
+    abstract_state,
     init_state,
     jit_init,
     trace_init,
 )
+from transformer_jax.training.matrices import blocks
 from transformer_jax.training.sharding import make_mesh, on_mesh, replicated
 from transformer_jax.training.task import Mean, Params, Task
 
@@ -234,14 +236,11 @@ class Engine:
         self.schedule = jax.jit(rate)
         init, boxed = trace_init(task)
         self.optimizer = optimizers.make_optimizer(
-            config.optimizer, rate, optimizers.decays(boxed)
+            config.optimizer, rate, blocks(boxed)
         )
         ema_decay = config.training.ema_decay
-        self.abstract_state = abstract(
-            jax.eval_shape(
-                lambda params: init_state(params, self.optimizer, ema_decay), boxed
-            ),
-            self.mesh,
+        self.abstract_state = abstract_state(
+            abstract(boxed, self.mesh), self.optimizer, ema_decay
         )
         placed = jax.tree.map(lambda x: x.sharding, self.abstract_state)
         self.init = jit_init(
@@ -270,7 +269,7 @@ class Engine:
 
         The learning rate depends on it.
         """
-        return int(optax.tree.get_all_with_path(state.opt_state, "count")[0][1])
+        return optimizers.count_updates(state.opt_state)
 
     def restore_or_init(
         self,

@@ -12,7 +12,7 @@ import optax
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh
 
-from transformer_jax.training.sharding import shardings
+from transformer_jax.training.sharding import replicated, shardings
 from transformer_jax.training.task import Params, Task
 
 
@@ -38,6 +38,32 @@ def abstract(boxed: Any, mesh: Mesh) -> Any:
         nn.unbox(boxed),
         shardings(boxed, mesh),
     )
+
+
+def abstract_state(
+    params: Params, optimizer: optax.GradientTransformation, ema_decay: float
+) -> TrainState:
+    """Return the shapes, dtypes and shardings of a state, given those of the
+    parameters.
+
+    Moments and averages are sharded like their parameters. Arrays of the optimizer
+    without the shape of a parameter, e.g. counts, are whole on every device.
+    """
+    state = jax.eval_shape(
+        lambda params: init_state(params, optimizer, ema_decay), params
+    )
+    known = dict(jax.tree_util.tree_leaves_with_path(params))
+    mesh = next(iter(known.values())).sharding.mesh
+
+    def placed(path: tuple, leaf: Any) -> Any:
+        sharding = replicated(mesh)
+        for start in range(len(path)):
+            param = known.get(path[start:])
+            if param is not None and param.shape == leaf.shape:
+                sharding = param.sharding
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    return jax.tree_util.tree_map_with_path(placed, state)
 
 
 def abstract_parameters(task: Task, mesh: Mesh) -> Params:
@@ -66,10 +92,7 @@ def trace_init(task: Task) -> tuple[Callable[[jax.Array], Params], Params]:
 def init_state(
     params: Params, optimizer: optax.GradientTransformation, ema_decay: float = 0.0
 ) -> TrainState:
-    """Return the state before the first update.
-
-    Leaves keep their logical axis names, if any.
-    """
+    """Return the state before the first update."""
     return TrainState(
         jnp.zeros((), jnp.int32),
         params,

@@ -1,19 +1,20 @@
-"""The optimizer: Adam with learning-rate schedules, weight decay and gradient
-clipping, built with optax.
+"""The optimizers, with learning-rate schedules, weight decay and gradient clipping,
+built with optax.
 """
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import PartitionSpec
 
 from transformer_jax import fields
+from transformer_jax.training.matrices import Block
+
+PyTree = Any
 
 SCHEDULES = ("noam", "inverse_sqrt", "cosine", "linear", "constant")
 DECAYING = ("cosine", "linear")
@@ -21,8 +22,11 @@ DECAYING = ("cosine", "linear")
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """Adam with the constants of Vaswani et al. 2017, Section 5.3."""
+    """An optimizer, by default Adam with the constants of Vaswani et al. 2017, Section
+    5.3.
+    """
 
+    name: str = "adamw"  # one of `OPTIMIZERS`, which say what they read
     schedule: str = "noam"
     learning_rate: float = 1.0  # the peak rate; for "noam", the factor in the formula
     warmup_steps: int = fields.size(4000, small=2)
@@ -34,12 +38,17 @@ class OptimizerConfig:
     b1: float = 0.9
     b2: float = 0.98
     epsilon: float = 1e-9
-    weight_decay: float = 0.0  # decoupled (Loshchilov and Hutter 2019); see `decays`
+    # of matrices, decoupled from the gradient (Loshchilov and Hutter 2019)
+    weight_decay: float = 0.0
     # the maximum global norm of the gradient; 0 disables clipping
     clip_norm: float = 0.0
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""
+        if self.name not in OPTIMIZERS:
+            yield "name", f"must be one of {', '.join(OPTIMIZERS)}"
+        if self.name == "adam" and self.weight_decay:
+            yield "weight_decay", "must be 0 for adam: set optimizer.name = 'adamw'"
         if self.schedule not in SCHEDULES:
             yield "schedule", f"must be one of {', '.join(SCHEDULES)}"
         for name in ("learning_rate", "epsilon"):
@@ -103,49 +112,153 @@ def schedule(config: OptimizerConfig, d_model: int, steps: int) -> optax.Schedul
     return rate
 
 
-def decays(boxed_params: Any) -> list[bool]:
-    """Return a flag for each parameter, in leaf order: True for matrices, to which
-    weight decay applies.
-
-    Matrices are recognized by their logical axes. The axis that stacks layers is
-    ignored, and heads × head_dim counts as one axis, the output of a projection.
-    Biases, norms and score vectors have one axis and do not decay.
+def adamw(
+    config: OptimizerConfig, params: Sequence[Block]
+) -> optax.GradientTransformation:
+    """Adam (Kingma and Ba 2015), here with decoupled weight decay (Loshchilov and
+    Hutter 2019).
     """
-    specs = nn.get_partition_spec(boxed_params)
+    return optax.scale_by_adam(config.b1, config.b2, config.epsilon)
 
-    def is_matrix(axes: PartitionSpec) -> bool:
-        stacked, split = (
-            "layers" in axes,
-            "head_dim" in axes and not {"heads", "kv_heads"}.isdisjoint(axes),
-        )
-        return len(axes) - stacked - split >= 2
 
-    return [
-        is_matrix(axes)
-        for axes in jax.tree.leaves(
-            specs, is_leaf=lambda x: isinstance(x, PartitionSpec)
-        )
-    ]
+def sgd(
+    config: OptimizerConfig, params: Sequence[Block]
+) -> optax.GradientTransformation:
+    """Gradient descent with momentum `b1` (Polyak 1964; Sutskever et al. 2013): m ← b1
+    · m + g. With b1 = 0, the gradient itself.
+    """
+    return optax.trace(config.b1)
+
+
+def adadelta(
+    config: OptimizerConfig, params: Sequence[Block]
+) -> optax.GradientTransformation:
+    """Adadelta (Zeiler 2012). Its ρ is `b2`; the paper has a learning rate of 1."""
+    return optax.scale_by_adadelta(config.b2, config.epsilon)
+
+
+def lion(
+    config: OptimizerConfig, params: Sequence[Block]
+) -> optax.GradientTransformation:
+    """Lion, the sign of a momentum (Chen et al. 2023, Algorithm 2)."""
+    return optax.scale_by_lion(config.b1, config.b2)
+
+
+def adafactor(
+    config: OptimizerConfig, params: Sequence[Block]
+) -> optax.GradientTransformation:
+    """Adafactor (Shazeer and Stern 2018, Algorithms 4 and 5).
+
+    It keeps the means of a matrix's rows and columns in place of second moments. The
+    learning rate is relative to the root mean square of each matrix or vector.
+
+    Differs: matrices with fewer than 128 rows or columns keep all second moments.
+    """
+    factored = optax.scale_by_factored_rms(decay_rate=0.8, epsilon=1e-30)
+
+    def flat(tree: PyTree) -> PyTree:
+        return _mapped(lambda b, x: b.flat(x) if b.is_matrix else x, params, tree)
+
+    def update(
+        gradient: PyTree, state: optax.OptState, weights: PyTree
+    ) -> tuple[PyTree, optax.OptState]:
+        directions, state = factored.update(flat(gradient), state, flat(weights))
+        return _mapped(_relative, params, directions, weights), state
+
+    return optax.GradientTransformation(lambda tree: factored.init(flat(tree)), update)
+
+
+def _relative(block: Block, direction: jax.Array, weight: jax.Array) -> jax.Array:
+    """Clip a direction at the root mean square 1, then scale it by the weight's."""
+    direction = direction.reshape(weight.shape)
+    clipped = direction / jnp.maximum(1.0, block.root_mean_square(direction))
+    return clipped * jnp.maximum(1e-3, block.root_mean_square(weight))
+
+
+def muon(
+    config: OptimizerConfig, params: Sequence[Block]
+) -> optax.GradientTransformation:
+    """Muon (Jordan et al. 2024): a momentum `b1` that is made orthogonal, for matrices
+    between vectors.
+
+    Tables, classifiers and vectors have Adam. Orthogonal matrices are scaled to the
+    root mean square of Adam's updates, 0.2, so that both have one learning rate and
+    weight decay (Liu et al. 2025, Section 2.2).
+    """
+
+    def is_hidden(block: Block) -> bool:
+        return block.is_matrix and not block.is_table
+
+    matrices = [block for block in params if is_hidden(block)]
+
+    def axes(tree: PyTree) -> PyTree:
+        numbers = [
+            optax.contrib.MuonDimensionNumbers(block.rows, block.columns)
+            for block in matrices
+        ]
+        return jax.tree.unflatten(jax.tree.structure(tree), numbers)
+
+    def scale(block: Block, x: jax.Array) -> jax.Array:
+        rows, columns = block.flat(x).shape[-2:]
+        return 0.2 * math.sqrt(max(rows, columns)) * x
+
+    orthogonal = optax.chain(
+        optax.contrib.scale_by_muon(beta=config.b1, weight_dimension_numbers=axes),
+        optax.stateless(lambda updates, _: _mapped(scale, matrices, updates)),
+    )
+    labels = ["muon" if is_hidden(block) else "adam" for block in params]
+    return optax.partition(
+        {"muon": orthogonal, "adam": adamw(config, params)},
+        lambda tree: jax.tree.unflatten(jax.tree.structure(tree), labels),
+    )
+
+
+def _mapped(function: Callable, params: Sequence[Block], *trees: PyTree) -> PyTree:
+    """Return the tree of function(block, *leaves)."""
+    leaves = map(jax.tree.leaves, trees)
+    results = [function(*each) for each in zip(params, *leaves, strict=True)]
+    return jax.tree.unflatten(jax.tree.structure(trees[0]), results)
+
+
+# The choices for `config.optimizer.name`: functions that return the direction of an
+# update, before weight decay and learning rate.
+OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
+    "adamw": adamw,
+    "adam": adamw,
+    "sgd": sgd,
+    "adadelta": adadelta,
+    "lion": lion,
+    "adafactor": adafactor,
+    "muon": muon,
+}
 
 
 def make_optimizer(
-    config: OptimizerConfig, rate: optax.Schedule, decay: Sequence[bool]
+    config: OptimizerConfig, rate: optax.Schedule, params: Sequence[Block]
 ) -> optax.GradientTransformation:
-    """Chain clipping, Adam, decoupled weight decay and the learning rate, in this
-    order.
+    """Chain clipping, the optimizer `config.name`, decoupled weight decay of matrices
+    and the learning rate, in this order.
 
-    `rate` is the result of `schedule`. `decay` is the result of `decays`; it applies to
-    boxed and unboxed parameters.
+    `rate` is the result of `schedule`, `params` that of `matrices.blocks`.
     """
 
-    def mask(params: Any) -> Any:
-        return jax.tree.unflatten(jax.tree.structure(params), decay)
+    def decayed(tree: PyTree) -> PyTree:
+        marks = [block.is_matrix for block in params]
+        return jax.tree.unflatten(jax.tree.structure(tree), marks)
 
     steps = []
     if config.clip_norm:
         steps.append(optax.clip_by_global_norm(config.clip_norm))
-    steps.append(optax.scale_by_adam(config.b1, config.b2, config.epsilon))
+    steps.append(OPTIMIZERS[config.name](config, params))
     if config.weight_decay:
-        steps.append(optax.add_decayed_weights(config.weight_decay, mask=mask))
+        steps.append(optax.add_decayed_weights(config.weight_decay, mask=decayed))
     steps.append(optax.scale_by_learning_rate(rate))
     return optax.chain(*steps)
+
+
+def count_updates(state: optax.OptState) -> int:
+    """Return the number of updates so far, on which the learning rate depends.
+
+    `state` is that of an optimizer of `make_optimizer`.
+    """
+    return int(optax.tree.get(state[-1], "count"))
