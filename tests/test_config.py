@@ -397,6 +397,10 @@ def test_overrides_are_read_as_the_type_they_replace(tiny):
             "--config.decoding.beam_size=7",
             "--config.model.norm=pre",
             "--config.data.lowercase=true",
+            "--config.optimizer.learning_rate",
+            "-1",
+            "--config.data.source_language",
+            "x: y=z",
         ],
     )
     assert (tiny.decoding.beam_size, tiny.model.norm, tiny.data.lowercase) == (
@@ -404,12 +408,13 @@ def test_overrides_are_read_as_the_type_they_replace(tiny):
         "pre",
         True,
     )
+    assert (tiny.optimizer.learning_rate, tiny.data.source_language) == (-1, "x: y=z")
     with pytest.raises(
         ConfigError,
         match=r"config.decoding.beam is not a key: did you mean decoding.beam_size",
     ):
         override(tiny, ["--config.decoding.beam=3"])
-    for wrong in ("many", "", "08", "4f"):
+    for wrong in ("many", "", "8.0", "4f"):
         with pytest.raises(
             ConfigError,
             match=rf"config.decoding.beam_size = '{wrong}': must be of type int",

@@ -495,13 +495,18 @@ def check_length(length: int, longest: int) -> None:
 
 
 def split_overrides() -> tuple[list[str], list[str]]:
-    """Split the command line into its `--config.a.b=v` arguments and the other
-    arguments.
+    """Split the command line into its `--config.a.b=v` or `--config.a.b v` arguments
+    and the others.
     """
-    overrides = [
-        argument for argument in sys.argv if re.match(r"--?config\.", argument)
-    ]
-    return overrides, [argument for argument in sys.argv if argument not in overrides]
+    overrides: list[str] = []
+    others: list[str] = []
+    lacks_value = False
+    for argument in sys.argv:
+        is_key = re.match(r"--?(no)?config\.", argument) is not None
+        is_value = lacks_value and not argument.startswith("--")
+        (overrides if is_key or is_value else others).append(argument)
+        lacks_value = is_key and "=" not in argument
+    return overrides, others
 
 
 def run_on_workdir(main: Callable[[ConfigDict], None]) -> None:

@@ -2,7 +2,6 @@
 problems at once.
 """
 
-import ast
 import dataclasses
 import difflib
 import logging
@@ -17,8 +16,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from absl import flags as absl_flags
 from etils import epath
-from ml_collections import ConfigDict, FieldReference
+from ml_collections import ConfigDict, FieldReference, config_flags
 
 from transformer_jax.errors import UserError
 from transformer_jax.tasks import task_class
@@ -335,56 +335,63 @@ def _fits(value: Any) -> bool:
 
 
 def override(config: ConfigDict, arguments: list[str]) -> None:
-    """Apply `--config.a.b=v` arguments to `config` in place.
+    """Apply `--config.a.b=v` or `--config.a.b v` arguments to `config` in place.
 
-    Each value is parsed as the type of the value that it replaces. Raises ConfigError
-    for unknown keys and for values of another type.
+    `ml_collections.config_flags` reads each value as the type of the value that it
+    replaces. Raises ConfigError for unknown keys and for values of another type.
     """
+    by_key: dict[str, list[str]] = {}
+    key = ""
     for argument in arguments:
-        key, equals, text = argument.lstrip("-").removeprefix("config.").partition("=")
-        if not equals or not key:
-            raise ConfigError(
-                f"{argument}: write it as --config.{key or 'SECTION.KEY'}=VALUE"
-            )
-        *path, last = key.split(".")
-        section: Any = config
-        for name in (*path, last):
-            if not isinstance(section, ConfigDict) or name not in section:
-                raise ConfigError(_no_such_key(key, config))
-            section, parent = section[name], section
-        if isinstance(section, ConfigDict):
-            raise ConfigError(
-                f"config.{key} is a section: "
-                f"set a key in it, e.g. config.{key}.{next(iter(section))}"
-            )
-        try:
-            parent[last] = _value(text, type(section))
-        # raised by literal_eval
-        except (
-            TypeError,
-            ValueError,
-            SyntaxError,
-            MemoryError,
-            RecursionError,
-        ) as error:
-            example = ", written as ('a', 'b')" if isinstance(section, tuple) else ""
-            raise ConfigError(
-                f"config.{key} = {text!r}: "
-                f"must be of type {type(section).__name__}{example}"
-            ) from error
+        if match := re.match(r"--?(?:no)?config\.([^=]*)", argument):
+            key = match[1]
+            _value_of(key, config)
+        by_key.setdefault(key, []).append(argument)
+    for key, group in by_key.items():
+        _apply(config, key, ["", *group])
 
 
-def _value(text: str, kind: type) -> Any:
-    """Parse `text` as a value of type `kind`.
+def _apply(config: ConfigDict, key: str, command_line: list[str]) -> None:
+    """Apply the arguments for one key."""
+    parsed = absl_flags.FlagValues()
+    config_flags.DEFINE_config_dict(
+        "config", config, flag_values=parsed, lock_config=False, sys_argv=command_line
+    )
+    try:
+        rest = parsed(command_line)[1:]
+    except absl_flags.IllegalFlagValueError as error:
+        value = re.sub(r"--?(no)?config\.[^=]*=", "", command_line[-1], count=1)
+        kind = type(_value_of(key, config)).__name__
+        example = ", written as ('a', 'b')" if kind == "tuple" else ""
+        raise ConfigError(
+            f"config.{key} = {value!r}: must be of type {kind}{example}"
+        ) from error
+    except absl_flags.Error:
+        rest = [""]
+    if rest:
+        raise ConfigError(
+            f"{' '.join(command_line[1:])}: write it as --config.{key}=VALUE"
+        )
 
-    If the result is of another type, the caller must reject it.
+
+def _value_of(key: str, config: ConfigDict) -> Any:
+    """Return the value of a dotted key.
+
+    Raises ConfigError if there is none.
     """
-    if kind is str:
-        return text
-    if kind is float:
-        return float(text)  # accepts "nan" and "inf", which `parse` rejects
-    value = ast.literal_eval(text.capitalize() if text in ("true", "false") else text)
-    return tuple(value) if kind is tuple and isinstance(value, list) else value
+    if not key:
+        raise ConfigError("--config.: write it as --config.SECTION.KEY=VALUE")
+    section: Any = config
+    for name in key.split("."):
+        if not isinstance(section, ConfigDict) or name not in section:
+            raise ConfigError(_no_such_key(key, config))
+        section = section[name]
+    if isinstance(section, ConfigDict):
+        raise ConfigError(
+            f"config.{key} is a section: "
+            f"set a key in it, e.g. config.{key}.{next(iter(section))}"
+        )
+    return section
 
 
 def _no_such_key(key: str, config: ConfigDict) -> str:
@@ -422,6 +429,8 @@ def load_recipe(text: str) -> ConfigDict:
     """Run a recipe, `configs/NAME.py[:ARG]`, and return the config from its function
     `get_config([ARG])`.
 
+    `ml_collections.config_flags` reads recipes too, but it names no line of a recipe
+    that fails, and takes the first colon of a path for the beginning of ARG.
     Raises ConfigError if there is no such file, or if the recipe fails.
     """
     name, colon, arg = _split_recipe(text)

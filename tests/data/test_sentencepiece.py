@@ -4,6 +4,7 @@ split, and what is refused.
 
 import json
 import struct
+import sys
 
 import pytest
 import tokenizers
@@ -11,12 +12,11 @@ from tokenizers import Regex, models, normalizers, pre_tokenizers
 
 from transformer_jax.data import sentencepiece, sources, tokenizer_files
 from transformer_jax.data.files import DataError
-from transformer_jax.data.sentencepiece import CONTROL, NORMAL, UNKNOWN
 from transformer_jax.data.text import Corpus, ParallelData, Stream
 from transformer_jax.data.tokenizer_training import train_tokenizer
 from transformer_jax.data.tokenizers import Tokenizer, TokenizerError
 
-USER_DEFINED = 4
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 PIECES = {
     "▁": -2.5,
     "▁ab": -1.5,
@@ -193,7 +193,7 @@ def test_a_vocabulary_of_the_target(folder):
         (model()[:100], "is not a model of SentencePiece, or is damaged: copy"),
         (b"\xff" * 30, "is not a model of SentencePiece, or is damaged"),
         # a number instead of a piece
-        (number(1, 7), "is not a model of SentencePiece, or is damaged"),
+        (number(1, 7), "it is not a unigram model"),
         # a piece without a text
         (text(1, number(3, NORMAL)), "is not a model of SentencePiece, or is damaged"),
         (text(1, number(1, 7)), "is not a model of SentencePiece, or is damaged"),
@@ -220,6 +220,14 @@ def test_a_vocabulary_of_the_target(folder):
 def test_other_models_are_refused(folder, content, rule):
     (folder / "source.spm").write_bytes(content)
     with pytest.raises(TokenizerError, match=rule):
+        sentencepiece.from_folder(folder, "source")
+
+
+def test_without_sentencepiece_its_extra_is_named(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentencepiece.sentencepiece_model_pb2", None)
+    with pytest.raises(
+        TokenizerError, match=r"need its package .*: pip install .*\[sentencepiece\]"
+    ):
         sentencepiece.from_folder(folder, "source")
 
 

@@ -148,31 +148,21 @@ def entry(**changes):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "its first 8 bytes announce a header of 0 bytes, and it has 0 bytes"),
-        (
-            b"\xff" * 8 + entry(),
-            "announce a header of 18,446,744,073,709,551,615 bytes, and it has",
-        ),
-        (entry()[:40], r"announce a header of \d+ bytes, and it has 40 bytes"),
-        (entry()[:-1], r"its header cannot be read \(data at 0 to 8 of 7 bytes\)"),
-        (header(b"{nonsense"), "its header cannot be read"),
-        (header(b"[1, 2]"), r"its header cannot be read \(it is not a JSON object\)"),
-        (
-            header(b'{"a": 3}'),
-            r"its header cannot be read \(a has no dtype, shape and data_offsets\)",
-        ),
-        (entry(shape="ab"), r"\(a has no dtype, shape and data_offsets\)"),
-        (entry(shape=[-1, -2]), r"\(a has no dtype, shape and data_offsets\)"),
-        (entry(data_offsets=[0, "8"]), r"\(a has no dtype, shape and data_offsets\)"),
-        (entry(data_offsets=[0]), r"\(a has no dtype, shape and data_offsets\)"),
-        (
-            entry(shape=[3]),
-            r"its header cannot be read \(8 bytes for the shape \(3,\) in F32\)",
-        ),
-        (
-            entry(data_offsets=[8, 0]),
-            r"its header cannot be read \(data at 8 to 0 of 8 bytes\)",
-        ),
+        (b"", "header too small"),
+        (b"\xff" * 8 + entry(), "header too large"),
+        (entry()[:40], "invalid header length"),
+        (entry()[:-1], "file not fully covered"),
+        (entry() + b"\0", "file not fully covered"),
+        (header(b"{nonsense"), "invalid JSON in header"),
+        (header(b"[1, 2]"), "invalid JSON in header"),
+        (header(b'{"a": 3}'), "invalid JSON in header"),
+        (entry(shape="ab"), "invalid JSON in header"),
+        (entry(shape=[-1, -2]), "invalid JSON in header"),
+        (entry(data_offsets=[0, "8"]), "invalid JSON in header"),
+        (entry(data_offsets=[0]), "invalid JSON in header"),
+        (entry(dtype="NO"), "invalid JSON in header"),
+        (entry(shape=[3]), "invalid shape, data type, or offset for tensor"),
+        (entry(data_offsets=[8, 0]), "invalid offset for tensor `a`"),
     ],
 )
 def test_damaged_files(tmp_path, content, message):
@@ -185,7 +175,7 @@ def test_damaged_files(tmp_path, content, message):
 
 
 def test_an_unknown_type_is_an_error_when_it_is_read(tmp_path):
-    (tmp_path / "model.safetensors").write_bytes(entry(dtype="F8_E4M3"))
+    (tmp_path / "model.safetensors").write_bytes(entry(dtype="F8_E4M3", shape=[8]))
     found = Tensors(tmp_path)
     with pytest.raises(
         InteropError,

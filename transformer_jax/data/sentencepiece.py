@@ -2,15 +2,15 @@
 Marian's translation models have them.
 
 A file is a protocol buffer, `ModelProto` of https://github.com/google/sentencepiece.
-Only the fields used are read and written.
+Its class comes with the package sentencepiece, in the extra "sentencepiece".
 """
 
 from __future__ import annotations
 
 import base64
+import importlib
 import json
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import tokenizers
@@ -18,15 +18,12 @@ from etils import epath
 from tokenizers import decoders, models
 
 from transformer_jax.data import files
-from transformer_jax.data.files import DataError
 from transformer_jax.data.tokenizers import Tokenizer, TokenizerError
 from transformer_jax.data.unigram import HIDDEN, CharacterMap
 from transformer_jax.files import exists, write_all
 
-NORMAL, UNKNOWN, CONTROL = 1, 2, 3  # kinds of pieces
-UNIGRAM = 1  # kind of model
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
 SPECIALS = {"pad_id": "<pad>", "eos_id": "</s>", "unk_id": "<unk>"}
+DAMAGED = "is not a model of SentencePiece, or is damaged: copy the file again"
 
 
 class Pieces(NamedTuple):
@@ -45,86 +42,66 @@ def read(path: epath.PathLike) -> Pieces:
 
     Raises:
         DataError: the file cannot be read.
-        TokenizerError: it is damaged, or a model of another kind.
+        TokenizerError: it is damaged, or a model of another kind; or sentencepiece is
+            not installed.
     """
+    content = bytes(files.read(epath.Path(path)))
     try:
-        pieces = _parse(bytes(files.read(epath.Path(path))))
+        pieces = _pieces(_model(content))
         CharacterMap.cached(pieces.character_map)
-    except DataError:
-        raise
     except TokenizerError as error:
         raise TokenizerError(f"{path}: {error}") from error
-    except (
-        IndexError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        struct.error,
-        ValueError,
-    ) as error:
-        raise TokenizerError(
-            f"{path} is not a model of SentencePiece, or is damaged: "
-            "copy the file again"
-        ) from error
+    except (IndexError, ValueError) as error:
+        raise TokenizerError(f"{path} {DAMAGED}") from error
     return pieces
 
 
-def _parse(content: bytes) -> Pieces:
-    scores, character_map, kind = dict[str, float](), b"", UNIGRAM
-    for field, value in _fields(content):
-        if field == 1:  # a piece: text, score, kind
-            piece = dict(_fields(value))
-            if piece.get(3, NORMAL) == NORMAL:
-                scores[piece[1].decode()] = struct.unpack("<f", piece.get(2, bytes(4)))[
-                    0
-                ]
-            elif piece[3] not in (UNKNOWN, CONTROL):
-                raise TokenizerError(
-                    f"the piece {piece[1].decode()!r} "
-                    "is neither text nor a control symbol"
-                )
-        elif field == 2:  # settings of the training
-            kind = dict(_fields(value)).get(3, UNIGRAM)
-        elif field == 3:  # normalization
-            settings = dict(_fields(value))
-            character_map = settings.get(2, b"")
-            if not (settings.get(3, 1) and settings.get(4, 1) and settings.get(5, 1)):
-                raise TokenizerError(
-                    "it does not add a space before the text, "
-                    "join spaces and write them as '▁'"
-                )
-    if kind != UNIGRAM or not scores:
+def _model(content: bytes = b"") -> Any:
+    """Return a ModelProto.
+
+    Raises:
+        TokenizerError: sentencepiece is not installed.
+        ValueError: `content` is not one.
+    """
+    try:
+        protocol = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
+    except Exception as error:  # protobuf has classes of its own for wrong versions
+        raise TokenizerError(
+            f"files of SentencePiece need its package ({error}): "
+            "pip install -c constraints.txt -e '.[sentencepiece]' in this repository"
+        ) from error
+    model = protocol.ModelProto()
+    try:
+        model.MergeFromString(content)
+    except Exception as error:  # google.protobuf.message.DecodeError
+        raise ValueError(str(error)) from error
+    return model
+
+
+def _pieces(model: Any) -> Pieces:
+    scores = {}
+    kinds = model.SentencePiece
+    for piece in model.pieces:
+        if not piece.piece:
+            raise ValueError("a piece without a text")
+        if piece.type == kinds.NORMAL:
+            scores[piece.piece] = piece.score
+        elif piece.type not in (kinds.UNKNOWN, kinds.CONTROL):
+            raise TokenizerError(
+                f"the piece {piece.piece!r} is neither text nor a control symbol"
+            )
+    normalizer = model.normalizer_spec
+    if not (
+        normalizer.add_dummy_prefix
+        and normalizer.remove_extra_whitespaces
+        and normalizer.escape_whitespaces
+    ):
+        raise TokenizerError(
+            "it does not add a space before the text, join spaces and write them as '▁'"
+        )
+    if model.trainer_spec.model_type != model.trainer_spec.UNIGRAM or not scores:
         raise TokenizerError("it is not a unigram model")
-    return Pieces(scores, character_map)
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield the number and the value of each field of a message."""
-    at = 0
-
-    def varint() -> int:
-        nonlocal at
-        value, shift = 0, 0
-        while True:
-            byte, at = message[at], at + 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-            shift += 7
-
-    while at < len(message):
-        key = varint()
-        kind = key & 7
-        if kind == VARINT:
-            yield key >> 3, varint()
-            continue
-        if kind not in (FIXED64, BYTES, FIXED32):
-            raise IndexError(f"wire type {kind}")
-        size = varint() if kind == BYTES else 8 if kind == FIXED64 else 4
-        if at + size > len(message):
-            raise IndexError("the message is cut off")
-        yield key >> 3, message[at : at + size]
-        at += size
+    return Pieces(scores, normalizer.precompiled_charsmap)
 
 
 def is_folder(folder: epath.PathLike) -> bool:
@@ -339,40 +316,17 @@ def _former_settings(content: dict[str, Any]) -> dict[str, Any] | None:
 
 def _written(pieces: Pieces) -> bytes:
     """Return the content of a file of SentencePiece."""
-    kinds = {"<unk>": UNKNOWN, "<s>": CONTROL, "</s>": CONTROL}
-    special = [
-        _message({1: token.encode(), 3: kind})
-        for token, kind in kinds.items()
-        if token not in pieces.scores
-    ]
-    normal = [
-        _message({1: token.encode(), 2: score})
-        for token, score in pieces.scores.items()
-    ]
-    normalization = _message({2: pieces.character_map, 3: 1, 4: 1, 5: 1})
-    content = [(1, piece) for piece in special + normal] + [
-        (2, _message({3: UNIGRAM})),
-        (3, normalization),
-    ]
-    return b"".join(_message({field: value}) for field, value in content)
-
-
-def _message(fields: Mapping[int, bytes | float | int]) -> bytes:
-    """Return a message, of which `_fields` yields the fields."""
-    parts = []
-    for field, value in fields.items():
-        if isinstance(value, float):
-            parts += [_varint(field << 3 | FIXED32), struct.pack("<f", value)]
-        elif isinstance(value, int):
-            parts += [_varint(field << 3 | VARINT), _varint(value)]
-        else:
-            parts += [_varint(field << 3 | BYTES), _varint(len(value)), value]
-    return b"".join(parts)
-
-
-def _varint(value: int) -> bytes:
-    groups = bytearray()
-    while value > 0x7F:
-        groups.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*groups, value])
+    model = _model()
+    kinds = model.SentencePiece
+    special = {"<unk>": kinds.UNKNOWN, "<s>": kinds.CONTROL, "</s>": kinds.CONTROL}
+    for token, kind in special.items():
+        if token not in pieces.scores:
+            model.pieces.add(piece=token, type=kind)
+    for token, score in pieces.scores.items():
+        model.pieces.add(piece=token, score=score)
+    model.trainer_spec.model_type = model.trainer_spec.UNIGRAM
+    model.normalizer_spec.precompiled_charsmap = pieces.character_map
+    model.normalizer_spec.add_dummy_prefix = True
+    model.normalizer_spec.remove_extra_whitespaces = True
+    model.normalizer_spec.escape_whitespaces = True
+    return model.SerializeToString()
