@@ -3,6 +3,11 @@
 WORKDIR/lock.json names its owner. The lock is valid as long as the owner's process is
 alive. On the same machine, the process is identified by its pid and start time; on
 another machine, by a heartbeat.
+
+Why not a lock of the library filelock: flock does not reach other hosts on some network
+disks, and does not notice that somebody removed the file. SoftFileLease has heartbeats
+too, but takes the copy of a workdir in use for the workdir itself, waits for a whole
+lease before it refuses, and does not say whom it waits for. Neither works on gs://.
 """
 
 import contextlib

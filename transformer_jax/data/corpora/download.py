@@ -3,7 +3,8 @@ folder, and write array_record.
 
 The builders of tfds define what to download and how to read it. The downloads of tfds
 itself need TensorFlow to unpack archives, and take minutes to fail without a network.
-`Downloads` replaces them.
+`Downloads` replaces them. Unlike the library pooch, it writes to gs:// too, and takes
+files that were fetched by hand.
 """
 
 import bz2
