@@ -362,7 +362,9 @@ def test_decoding_with_a_cache_gives_the_logits_of_the_whole(change):
     extend = jax.jit(functools.partial(apply, method="extend"))
     first = start(source, SOURCE_VALID, length + 2)
     assert all(len(leaf) == 3 for leaf in jax.tree.leaves(first))
-    assert [layer.key.shape for layer in first.past.layers] == [(3, 2, length + 2, 3)] * 2
+    assert [layer.key.shape for layer in first.past.layers] == [
+        (3, 2, length + 2, 3)
+    ] * 2
     assert [layer.value.shape for layer in first.memory] == [(3, 2, S, 3)] * 2
     for prompt in range(1, length + 1):
         found, cache = extend(first, target[:, :prompt], 0)

@@ -81,7 +81,8 @@ def kernel_for(
         if how != "auto":
             raise UserError(
                 f"implementation = {how!r}: does not support the symbolic lengths "
-                f"{length} and {key_length} of jax.export; use 'auto', 'einsum' or 'jax'"
+                f"{length} and {key_length} of jax.export; "
+                "use 'auto', 'einsum' or 'jax'"
             )
         return None
     if mask.allowed is not None:
