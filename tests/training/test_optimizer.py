@@ -257,6 +257,26 @@ def test_the_models_have_every_name():
     assert found == DECAYS.keys()
 
 
+def test_decay_acts_on_boxed_and_unboxed_parameters_alike():
+    model = MODELS["transformer: learned, ties none, pre-LN"]
+    boxed = jax.jit(model.init)(jax.random.key(0), *np.zeros((2, 1, 1), np.int32))
+    boxed = boxed["params"]
+    config = OptimizerConfig(
+        schedule="constant", learning_rate=1.0, warmup_steps=0, weight_decay=0.5
+    )
+    matrices = blocks(boxed)
+    optimizer = make_optimizer(config, schedule(config, 8, 1), matrices)
+    for params in (boxed, nn.unbox(boxed)):
+        updates, _ = jax.jit(optimizer.update)(
+            jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params
+        )
+        assert jax.tree.structure(updates) == jax.tree.structure(params)
+        for update, param, block in zip(
+            jax.tree.leaves(updates), jax.tree.leaves(params), matrices, strict=True
+        ):
+            np.testing.assert_allclose(update, -0.5 * block.is_matrix * param)
+
+
 PARAMS = {
     "kernel": np.float32(np.random.default_rng(0).normal(size=(3, 5))),
     "bias": np.float32(np.random.default_rng(1).normal(size=5)),
