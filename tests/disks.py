@@ -30,17 +30,31 @@ CALLS = {
 
 
 class Disk:
-    """Counts the calls on files below a folder, and lets one of them fail."""
+    """Counts the calls on files below a folder, and lets one of them fail.
 
-    def __init__(self, folder: pathlib.Path, number: int = errno.EIO, fail_at: int = 0):
+    With `path`, only calls on this path below the folder count.
+    """
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        number: int = errno.EIO,
+        fail_at: int = 0,
+        path: str = "",
+    ):
         self._folder, self._number, self._fail_at = str(folder), number, fail_at
+        self._path = path
         self.count, self.failed = 0, ""
+
+    def _counts(self, path: object) -> bool:
+        if not isinstance(path, str | os.PathLike):
+            return False
+        name = os.fspath(path)
+        return name.startswith(self._folder) and name.endswith(self._path)
 
     def _wrapped(self, name, call):
         def checked(path, *args, **kwargs):
-            if isinstance(path, str | os.PathLike) and os.fspath(path).startswith(
-                self._folder
-            ):
+            if self._counts(path):
                 self.count += 1
                 if self.count == self._fail_at:
                     self.failed = f"{name} {os.fspath(path).removeprefix(self._folder)}"

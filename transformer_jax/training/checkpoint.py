@@ -295,10 +295,13 @@ class Checkpoints:
     def verified(self, steps: Sequence[int] | None = None) -> list[int]:
         """Return those of `steps` (default: all) that match their manifest, ascending.
 
-        Logs the others.
+        Logs the others. Raises the errors of `newest` if one of the given `steps`
+        cannot be read.
         """
-        steps = processes.first_says(self._steps) if steps is None else steps
-        return sorted(self._verified(steps))
+        if steps is not None:
+            return sorted(x for x in steps if self._good(x, self._readable(x)))
+        steps = processes.first_says(self._steps)
+        return sorted(x for x in steps if self._good(x, self._damage(x)))
 
     def newest(self) -> int | None:
         """Return the newest valid step, or None if there is none.
@@ -310,14 +313,7 @@ class Checkpoints:
         step would set the newer one aside.
         """
         for step in reversed(processes.first_says(self._steps)):
-            damage = self._damage(step)
-            if damage is not None and not damage.readable:
-                raise (CheckpointError if damage.lasting else OSError)(
-                    f"{self._folder(step)}: {damage}. "
-                    "The step may be intact: check the disk and start again, "
-                    "or remove the folder to use an older step."
-                )
-            if self._good(step, damage):
+            if self._good(step, self._readable(step)):
                 return step
         return None
 
@@ -344,6 +340,8 @@ class Checkpoints:
 
         Only those steps are compared whose scores mean the same as those of the newest.
         Logs which others there are.
+
+        Raises the errors of `newest` if a better step cannot be read.
         """
         groups = processes.first_says(self._best_first)
         for others in groups[1:]:
@@ -358,7 +356,8 @@ class Checkpoints:
                     )
                 ),
             )
-        return next(self._verified(groups[0]), None) if groups else None
+        steps = groups[0] if groups else []
+        return next((x for x in steps if self._good(x, self._readable(x))), None)
 
     def scores(self, step: int) -> dict[str, float]:
         """Return the validation scores saved with the step."""
@@ -557,8 +556,19 @@ class Checkpoints:
             self._stamps[step] = processes.first_says(lambda: manifest.stamp(folder))
         return damage
 
-    def _verified(self, steps: Iterable[int]) -> Iterator[int]:
-        return (step for step in steps if self._good(step, self._damage(step)))
+    def _readable(self, step: int) -> Damage | None:
+        """Return what is wrong with a step that can be read.
+
+        Raises OSError or CheckpointError for another one, which may be intact.
+        """
+        damage = self._damage(step)
+        if damage is not None and not damage.readable:
+            raise (CheckpointError if damage.lasting else OSError)(
+                f"{self._folder(step)}: {damage}. "
+                "The step may be intact: check the disk and start again, "
+                "or remove the folder to use another step."
+            )
+        return damage
 
     def _good(self, step: int, damage: Damage | None) -> bool:
         if damage is not None:
