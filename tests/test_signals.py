@@ -55,12 +55,22 @@ with StopRequest() as request:
     ),
 }
 BEFORE_TRAINING = [work for work in WORK if work != "steps"]
+# One of several processes, after jax.distributed has installed its own handler.
+WORK["distributed"] = """
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+processes.initialize(f"127.0.0.1:{port}", 1, 0)
+ready()
+while True: time.sleep(0.01)
+"""
 PROGRAM = """
-import hashlib, signal, sys, time
+import hashlib, signal, socket, sys, time
 from pathlib import Path
 from types import SimpleNamespace
 from transformer_jax import command_line
 from transformer_jax.data.workers import workers
+from transformer_jax.training import processes
 from transformer_jax.training.engine import compiling_ahead
 from transformer_jax.training.signals import StopRequest
 
@@ -129,6 +139,13 @@ def test_a_script_dies_of_the_signal(tmp_path, number):
     with busy(tmp_path, "python") as running:
         done = ends_soon(running, number)
     assert (done.returncode, done.stderr) == (-number, b"cleaned up\n")
+
+
+def test_a_process_of_several_dies_of_it_too(tmp_path):
+    with busy(tmp_path, "distributed") as running:
+        done = ends_soon(running, signal.SIGTERM)
+    assert done.returncode == -signal.SIGTERM
+    assert b"cleaned up\n" in done.stderr
 
 
 @pytest.mark.parametrize("work", BEFORE_TRAINING)
