@@ -221,6 +221,25 @@ def test_a_continuation_ends_before_a_stop_string(config, tmp_path):
         assert [found["continuation"] for found in continued(prompts)] == expected
 
 
+def test_a_stop_string_may_begin_with_the_space_after_the_prompt(config, tmp_path):
+    """Decoded alone, a continuation in tokens with "▁" lacks its first space."""
+    config.data.tokenizer, config.decoding.max_extra = "bpe_metaspace", 20
+    config.decoding.stop_strings = (" ek",)
+    task = make_task(parse(config), tmp_path / "run")
+    prompt, whole = task.corpus.tokenizers["text"].encode_batch(["ak", "ak ek it"])
+    assert whole[: len(prompt)] == prompt
+    added = np.array([[whole[len(prompt) :]]])
+    outputs = {
+        "tokens": added,
+        "log_probabilities": np.zeros(added.shape),
+        "finished": np.zeros((1, 1), bool),
+        "written": np.full((1, 1), added.size),
+    }
+    batch = {"text": np.array([prompt]), "text_length": np.array([len(prompt)])}
+    assert not task.unfinished(outputs, batch).any()
+    assert task.decode(outputs, batch) == [{"continuation": ""}]
+
+
 def test_continuations_are_shown_while_they_are_written(config, tmp_path, monkeypatch):
     """With bytes as tokens, no character is split.
 
