@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, in_a_new_process, write_corpus
-from forked import script
+from forked import begun, script
 
 from transformer_jax import command_line
 
@@ -118,6 +118,32 @@ def test_predictions_that_nobody_reads_end_without_a_traceback(trained):
     assert process.returncode == 2, stderr
     assert b"error: stdout cannot be written: Broken pipe" in stderr
     assert b"Traceback" not in stderr
+
+
+# predict.py with a model that predicts characters that end a line for some readers.
+SEVERAL_LINES = """
+import runpy, sys
+from types import SimpleNamespace
+from transformer_jax.predictor import Predictor
+
+def start(predictor, workdir, config):
+    predictor.task = SimpleNamespace(columns=("text",), inputs=1, growing=False)
+
+Predictor.__init__ = start
+Predictor.predict = lambda self, records, scored: ["a\\rb\\u2028c"] * len(records)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_prediction_is_one_line_of_the_output(trained, tmp_path):
+    (tmp_path / "program.py").write_text(SEVERAL_LINES)
+    predict = str(ROOT / "scripts" / "predict.py")
+    with begun(
+        tmp_path / "program.py", predict, f"--workdir={trained}", stdin=b"ek\nat\n"
+    ) as running:
+        done = running.end()
+    assert done.stdout == b"a b c\n" * 2, done.stderr.decode()
 
 
 def test_two_processes_predict_and_score_as_one(trained):

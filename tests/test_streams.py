@@ -2,6 +2,7 @@
 whose locale is not UTF-8.
 """
 
+import errno
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from conftest import ROOT
 from forked import begun, script
 
 from transformer_jax import command_line
+from transformer_jax.errors import UserError
 
 # Close the streams with these numbers, or send them to a full disk, like a shell, and
 # run a script.
@@ -113,6 +115,13 @@ def test_a_user_without_home_and_name_can_train(with_streams, recipe, tmp_path):
     assert done.returncode == 0, done.stderr.decode()
 
 
+@pytest.mark.parametrize("name", ["evaluate", "predict"])
+def test_a_user_without_home_and_name_has_results(with_streams, trained, name):
+    done = with_streams("", "", name, f"--workdir={trained}")
+    assert done.returncode == 0, done.stderr.decode()
+    assert len(done.stdout.splitlines()) == 1
+
+
 def test_a_locale_without_utf8(tmp_path):
     environment = os.environ | {
         "LC_ALL": "C",
@@ -142,6 +151,28 @@ def test_commands_to_copy_are_quoted(recipe, tmp_path):
     )
 
 
+@pytest.fixture
+def ended_by(monkeypatch, capsys):
+    """Return a function that lets a script raise an error, and returns its exit code
+    and what it says.
+    """
+    monkeypatch.setattr(command_line.console, "prepare", lambda: None)
+    monkeypatch.setattr(command_line.signals, "end_on_signals", lambda end: None)
+    monkeypatch.setattr(command_line.processes, "leave", sys.exit)
+    before = signal.getsignal(signal.SIGTERM)
+
+    def run(error: Exception) -> tuple[int, str]:
+        def main() -> None:
+            raise error
+
+        with pytest.raises(SystemExit) as ended:
+            command_line.run(main, ["script"], distributed=False)
+        assert signal.getsignal(signal.SIGTERM) is before
+        return ended.value.code, capsys.readouterr().err
+
+    return run
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "code", "said"),
     [
@@ -166,17 +197,32 @@ def test_commands_to_copy_are_quoted(recipe, tmp_path):
     ],
 )
 def test_memory_that_runs_out_is_an_error_with_a_remedy(
-    monkeypatch, capsys, kind, text, code, said
+    ended_by, kind, text, code, said
 ):
-    def main() -> None:
-        raise kind(text)
+    found, stderr = ended_by(kind(text))
+    assert found == code
+    assert said in stderr
 
-    monkeypatch.setattr(command_line.console, "prepare", lambda: None)
-    monkeypatch.setattr(command_line.signals, "end_on_signals", lambda end: None)
-    monkeypatch.setattr(command_line.console, "end", lambda: None)
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit) as ended:
-        command_line.run(main, ["script"], distributed=False)
-    assert ended.value.code == code
-    assert said in capsys.readouterr().err
-    assert signal.getsignal(signal.SIGTERM) is before
+
+def test_an_error_of_the_disk_may_pass(ended_by):
+    code, stderr = ended_by(OSError(errno.ESTALE, "Stale file handle"))
+    assert code == 1
+    assert stderr.startswith("Traceback")
+    assert "Stale file handle" in stderr
+
+
+def test_an_error_for_the_user_is_a_message(ended_by):
+    assert ended_by(UserError("there is no such run")) == (
+        2,
+        "error: there is no such run\n",
+    )
+
+
+def test_the_survivor_of_a_dead_process_says_so(ended_by, monkeypatch):
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    code, stderr = ended_by(ValueError("Gloo all-reduce failed: Connection closed"))
+    assert code == 1
+    assert stderr.startswith(
+        "error: another process of this run has died or cannot be reached, so this one "
+        "cannot go on. Start all processes again"
+    )

@@ -517,6 +517,31 @@ def test_tags_follow_their_types(data, pretrained, tmp_path):
     )
 
 
+def test_tags_of_another_scheme_start_anew(data, pretrained, tmp_path, caplog):
+    """There are as many: O, and B and I of two types, or B, I, E and S of one."""
+    config = bert("tagging", data, pretrained[0], data__types=("LOC", "PER"))
+    source, old = saved(config, tmp_path / "source")
+    shutil.copytree(data, tmp_path / "corpus")
+    for path in (tmp_path / "corpus").glob("*.conll"):
+        path.write_text(path.read_text().replace("B-LOC", "S-LOC"))
+    config = bert("tagging", tmp_path / "corpus", source, data__scheme="bioes")
+    new = flat(first_state(config, tmp_path / "run").params)
+    assert new["head/kernel"].shape == old["head/kernel"].shape
+    assert (new["head/kernel"] != old["head/kernel"]).all()
+    assert "head is new, because its outputs are others: O, B-LOC" in caplog.text
+
+
+def test_the_score_of_a_choice_is_taken_for_other_choices(data, pretrained, tmp_path):
+    source, old = saved(
+        bert("multiple_choice", data, pretrained[0]), tmp_path / "source"
+    )
+    columns = ("label", "reversed", "value")
+    config = bert("multiple_choice", data, source, data__choice_columns=columns)
+    new = flat(first_state(config, tmp_path / "run").params)
+    for key in ("head/kernel", "head/bias"):
+        np.testing.assert_array_equal(new[key], old[key])
+
+
 def gpt(task, data, start="", **changes):
     config = small(task, data, "gpt")
     config.training.steps, config.init_from, config.model.vocab_size = (

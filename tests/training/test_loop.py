@@ -20,7 +20,7 @@ import transformer_jax
 from transformer_jax.config import ConfigError, make_task, parse
 from transformer_jax.errors import UserError
 from transformer_jax.tasks.sequence_to_sequence import SequenceToSequence
-from transformer_jax.training import divergence, loop, signals
+from transformer_jax.training import divergence, loop, settings, signals
 from transformer_jax.training.checkpoint import (
     CheckpointError,
     Checkpoints,
@@ -358,6 +358,21 @@ def test_settings_of_jax_that_change_the_run_are_refused(
         run(finished[0], copied)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("jax_enable_x64", True), ("jax_default_prng_impl", "rbg")]
+)
+def test_other_types_and_random_numbers_are_refused(name, value):
+    stored, before = settings.current(), getattr(jax.config, name)
+    settings.check(stored, settings.current(), "step 8")
+    jax.config.update(name, value)
+    try:
+        now = settings.current()
+    finally:
+        jax.config.update(name, before)
+    with pytest.raises(UserError, match=f"{name} = {value!r}, but {before!r} when"):
+        settings.check(stored, now, "step 8")
+
+
 @pytest.mark.usefixtures("interruptible", "without_search")
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
@@ -596,6 +611,15 @@ def test_a_renamed_checkpoint_is_refused(finished, copied):
     ):
         run(finished[0], copied, training__steps=50)
     assert sorted(path.name for path in steps.iterdir()) == ["2", "4", "44", "6"]
+
+
+def test_a_renamed_checkpoint_is_not_evaluated(finished, copied):
+    steps = copied / "checkpoints"
+    (steps / "8").rename(steps / "900")
+    with pytest.raises(
+        CheckpointError, match="900 holds step 8: rename the folder to 8"
+    ):
+        transformer_jax.load(copied)
 
 
 def test_evaluation_takes_latest_best_or_average(finished, caplog):

@@ -144,6 +144,28 @@ def test_a_compilation_is_announced_and_counts_in_the_estimate(caplog):
     ]
 
 
+@pytest.mark.parametrize(
+    ("task", "changes", "label"),
+    [
+        ("sequence_to_sequence", {}, "loss (with label smoothing)"),
+        ("sequence_to_sequence", {"label_smoothing": 0.0}, "loss"),
+        ("classification", {}, "loss"),
+    ],
+)
+def test_a_loss_with_label_smoothing_is_called_so(
+    tmp_path, caplog, task, changes, label
+):
+    caplog.set_level("INFO", "transformer_jax")
+    config = small(task, tmp_path)
+    config.training.update(changes)
+    engine = types.SimpleNamespace(config=parse(config))
+    compiled = types.SimpleNamespace(left=lambda: 0.0)
+    report = loop._Report(engine, None, None, None, compiled, 0, 0)
+    report._show(1, 2.5, Work(10, 1e3), 1.0)
+    report.close()
+    assert f"  {label} 2.500  " in caplog.text
+
+
 def test_no_more_than_a_few_steps_are_under_way(monkeypatch):
     """A run that is asked to stop must finish the steps under way before it can
     save.
