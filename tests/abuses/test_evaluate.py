@@ -93,7 +93,7 @@ RUN = "--workdir=@/run"
         ),
         pytest.param(
             (RUN, "--config.evaluation"),
-            ("write it as --config.evaluation=VALUE",),
+            ("config.evaluation is a section: set a key in it",),
             id="no value",
         ),
         pytest.param(

@@ -258,7 +258,7 @@ LINES, RUN = "--input=@/lines.txt", "--workdir=@/run"
         ),
         pytest.param(
             (RUN, LINES, "--config.=3"),
-            ("--config.=3: write it as --config.SECTION.KEY=VALUE",),
+            ("--config.: write it as --config.SECTION.KEY=VALUE",),
             id="a dot",
         ),
         pytest.param(

@@ -156,10 +156,18 @@ def test_parameters_of_a_type_without_values_are_refused(dtype, tmp_path):
     content = path.read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
     header, data = json.loads(content[8 : 8 + length]), content[8 + length :]
+    header.pop("__metadata__", None)
+    start, end = header[name]["data_offsets"]
     size = int(np.prod(header[name]["shape"])) * {"I32": 4}.get(dtype, 1)
-    header[name] |= {"dtype": dtype, "data_offsets": [len(data), len(data) + size]}
+    for entry in header.values():
+        entry["data_offsets"] = [
+            offset - (end - start - size) * (offset >= end)
+            for offset in entry["data_offsets"]
+        ]
+    header[name]["dtype"] = dtype
     text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data + bytes(size))
+    values = data[:start] + bytes(size) + data[end:]
+    path.write_bytes(struct.pack("<Q", len(text)) + text + values)
     with pytest.raises(InteropError, match=f"has {name} of type {dtype}: {QUANTIZED}"):
         huggingface.read(tmp_path)
 
