@@ -21,8 +21,8 @@ CHOSEN = (
     "test_rules.py",
     "test_sampling.py",
 )
-# What these files have beside it: downloads, programs for other libraries, and other
-# packages.
+# Chosen by the patterns, but not run: tests of downloads, of exported programs, and of
+# other packages.
 LEFT_OUT = (
     "data/test_download.py",
     "data/test_tokenizers_of_transformers.py",

@@ -33,7 +33,7 @@ Array = jax.Array
 )
 @dataclasses.dataclass(frozen=True)
 class Mask:
-    """Where attention is allowed: a query may attend to a key if all rules hold.
+    """Rules of attention: a query may attend to a key if all of them hold.
 
     A rule is left out if its field is None or False. Masks are combined with `&`.
 

@@ -164,7 +164,7 @@ def relative_values(
 
 
 class Places(NamedTuple):
-    """What all layers of a stack must know about positions in self-attention.
+    """Arrays that tell all layers of a stack about positions in self-attention.
 
     waves: (1, T, H), for "rotary" positions: see `rotate`.
     distances: (T, S), for "relative" positions: see `clipped_distances`.

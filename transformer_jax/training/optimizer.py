@@ -22,11 +22,10 @@ DECAYING = ("cosine", "linear")
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """An optimizer, by default Adam with the constants of Vaswani et al. 2017, Section
-    5.3.
-    """
+    """Config of an optimizer; by default Adam as in Vaswani et al. 2017, Section 5.3."""
 
-    name: str = "adamw"  # one of `OPTIMIZERS`, which say what they read
+    # one of `OPTIMIZERS`; the docstring of each says which keys it reads
+    name: str = "adamw"
     schedule: str = "noam"
     learning_rate: float = 1.0  # the peak rate; for "noam", the factor in the formula
     warmup_steps: int = fields.size(4000, small=2)
@@ -178,12 +177,12 @@ def _relative(block: Block, direction: jax.Array, weight: jax.Array) -> jax.Arra
 def muon(
     config: OptimizerConfig, params: Sequence[Block]
 ) -> optax.GradientTransformation:
-    """Muon (Jordan et al. 2024): a momentum `b1` that is made orthogonal, for matrices
-    between vectors.
+    """Muon (Jordan et al. 2024): the momentum of a matrix, made orthogonal.
 
-    Tables, classifiers and vectors have Adam. Orthogonal matrices are scaled to the
-    root mean square of Adam's updates, 0.2, so that both have one learning rate and
-    weight decay (Liu et al. 2025, Section 2.2).
+    It updates matrices that map features to features; `adamw` updates tables,
+    classifiers and vectors. Orthogonal matrices are scaled to a root mean square of
+    0.2, that of Adam's updates, so that one learning rate and weight decay serve both
+    (Liu et al. 2025, Section 2.2).
     """
 
     def is_hidden(block: Block) -> bool:
@@ -257,7 +256,7 @@ def make_optimizer(
 
 
 def count_updates(state: optax.OptState) -> int:
-    """Return the number of updates so far, on which the learning rate depends.
+    """Return the number of updates so far. The learning rate depends on it.
 
     `state` is that of an optimizer of `make_optimizer`.
     """
