@@ -22,7 +22,7 @@ DECAYING = ("cosine", "linear")
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """Config of an optimizer; by default Adam as in Vaswani et al. 2017, Section 5.3."""
+    """Config of an optimizer, by default Adam (Vaswani et al. 2017, Section 5.3)."""
 
     # one of `OPTIMIZERS`; the docstring of each says which keys it reads
     name: str = "adamw"

@@ -72,7 +72,7 @@ def short_attention(
             jnp.float32
         )
 
-    rows, heads = query.shape[0], query.shape[2]
+    rows, _, heads, _ = query.shape
     numbers = jnp.arange(rows * heads, dtype=jnp.uint32).reshape(rows, heads)
     return _on_devices(attend, query, key, value, only_rules(mask), numbers)
 

@@ -99,10 +99,8 @@ def _sum_in_chunks(
     chunk: int,
     shards: int,
 ) -> Array:
-    run, each = (
-        _Chunks(x, labels, weights, chunk, shards),
-        jax.vmap(loss, (None, 0, 0, 0)),
-    )
+    run = _Chunks(x, labels, weights, chunk, shards)
+    each = jax.vmap(loss, (None, 0, 0, 0))
     nothing = jnp.zeros(shards, jnp.float32)
     return jax.lax.fori_loop(
         0, run.count, lambda i, total: total + each(params, *run(i)), nothing
@@ -118,10 +116,8 @@ def _sum_and_gradient(
     chunk: int,
     shards: int,
 ) -> tuple[Array, tuple[Any, Array]]:
-    run, each = (
-        _Chunks(x, labels, weights, chunk, shards),
-        jax.vmap(jax.value_and_grad(loss, (0, 1)), (None, 0, 0, 0)),
-    )
+    run = _Chunks(x, labels, weights, chunk, shards)
+    each = jax.vmap(jax.value_and_grad(loss, (0, 1)), (None, 0, 0, 0))
 
     def add(i: Array, so_far: tuple) -> tuple:
         total, dparams, dx = so_far
