@@ -217,7 +217,8 @@ class RelativePositions(nn.Module):
     @nn.compact
     def __call__(self, distances: Array) -> Relations:
         def table(name: str, width: int) -> Array:
-            shape, axes = (2 * self.max_distance + 1, width), ("distance", "head_dim")
+            shape = (2 * self.max_distance + 1, width)
+            axes = ("distance", "head_dim")
             return parameter(self, name, nn.initializers.xavier_uniform(), shape, axes)
 
         return Relations(

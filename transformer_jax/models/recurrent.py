@@ -336,7 +336,8 @@ class Encoder(nn.Module):
             x = Dropout(c.dropout_rate)(x)
             carry, x_forward = read(x, f"forward_{layer}", c.reverse_source)
             if not c.bidirectional:
-                x, ends = x_forward, [carry]
+                x = x_forward
+                ends = [carry]
                 first.append(carry)
                 continue
             back, x_backward = read(x, f"backward_{layer}", True)
@@ -400,11 +401,9 @@ class Decoder(nn.Module):
 
         All steps read the same memory.
         """
-        keys, values = (
-            (h, h[:, :, None])
-            if self.config.attention == "none"
-            else self.alignment.project(h)
-        )
+        if self.config.attention == "none":
+            return Memory(h, h[:, :, None], summary)
+        keys, values = self.alignment.project(h)
         return Memory(keys, values, summary)
 
     def __call__(
@@ -424,7 +423,8 @@ class Decoder(nn.Module):
         input feeding. c_t is attended from s_t, and the output is h̃_t = tanh(W_c [c_t;
         s_t]) (Luong et al. 2015, eq. 5).
         """
-        c, rows = self.config, memory.summary.shape[0]
+        c = self.config
+        rows = memory.summary.shape[0]
 
         def look(s: Array) -> tuple[Array, Array]:
             context, weights = self.alignment(

@@ -139,10 +139,8 @@ class BertPretraining(TextTask):
         )
         means = {"masked_lm": Mean(*masked)}
         if self.config.masking.next_sentence:
-            paired, label = (
-                (batch["paired"] > 0) & (batch["text_length"] > 0),
-                batch["follows"],
-            )
+            paired = (batch["paired"] > 0) & (batch["text_length"] > 0)
+            label = batch["follows"]
             loss, pairs = losses.cross_entropy(follows, label, paired, vocab_size=2)
             right = (
                 ((follows.argmax(axis=-1) == label) & paired).sum().astype(jnp.float32)
@@ -174,11 +172,9 @@ class BertPretraining(TextTask):
         """Return the means with the accuracy, or for text to predict from, the most
         probable tokens (B, P, SHOWN).
         """
-        outputs, counted, model = (
-            self._forward(params, batch),
-            self._counted(batch),
-            self.config.model,
-        )
+        outputs = self._forward(params, batch)
+        counted = self._counted(batch)
+        model = self.config.model
         vectors, lm_head, _ = outputs
         if "label" not in batch:
             size = self.corpus.size("text")  # ids beyond it are no tokens
@@ -205,7 +201,8 @@ class BertPretraining(TextTask):
 
         Without a seed, segments and masks are the same every time.
         """
-        config, rows = self.config, self.config.evaluation.batch_size
+        config = self.config
+        rows = config.evaluation.batch_size
         return document_batches(
             self.corpus,
             split,
@@ -302,7 +299,8 @@ class BertPretraining(TextTask):
         position.
         """
         tokens, flops = super().work(batch)
-        d, v = self.config.model.d_model, self.config.model.vocab_size
+        d = self.config.model.d_model
+        v = self.config.model.vocab_size
         return Work(
             tokens, flops + 3 * 2 * float(batch["masked"].sum()) * (d * d + d * v)
         )

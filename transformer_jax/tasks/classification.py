@@ -146,7 +146,8 @@ class TextOrPair(LabelTask):
         texts = {"text": data.text_column} | (
             {"second": data.second_column} if data.second_column else {}
         )
-        self.inputs, self.columns = len(texts), (*texts.values(), data.label_column)
+        self.inputs = len(texts)
+        self.columns = (*texts.values(), data.label_column)
         self.corpus = self.make_corpus(
             texts, workdir, tables.tsv_file, (data.label_column,)
         )
@@ -156,14 +157,17 @@ class TextOrPair(LabelTask):
         raise NotImplementedError
 
     def _batches(self, columns: Sequence[Any], what: str, seed: int | None) -> Batches:
-        config, frame = self.config, self.backbone.frame(self.corpus)
+        config = self.config
+        frame = self.backbone.frame(self.corpus)
         *texts, labels = columns
         first, *more = (self.corpus.encode("text", text, end=False) for text in texts)
         second = more[0] if more else None
-        limit, key = config.data.max_length, "data.max_length"
+        limit = config.data.max_length
+        key = "data.max_length"
         # the order also means nothing where texts are cut
         if config.fine_tuning.both_orders and limit % 2 == 0:
-            limit, key = limit - 1, f"{key} - 1"
+            limit -= 1
+            key = "data.max_length - 1"
         rows, place = laid_out(
             first, second, limit=limit, frame=frame, what=what, key=key
         )
@@ -309,14 +313,12 @@ class Regression(TextOrPair):
         references: Sequence[Any],
     ) -> dict[str, float | str]:
         """Return the loss, and the correlations of Pearson and Spearman."""
-        found, right = (
-            [prediction["value"] for prediction in predictions],
-            list(map(float, references)),
-        )
+        predicted = [prediction["value"] for prediction in predictions]
+        right = list(map(float, references))
         loss: dict[str, float | str] = {"loss": means["squared_error"]} if means else {}
         return loss | {
-            "pearson": metrics.pearson(found, right),
-            "spearman": metrics.spearman(found, right),
+            "pearson": metrics.pearson(predicted, right),
+            "spearman": metrics.spearman(predicted, right),
         }
 
     def dummy_labels(self, draw: np.random.Generator, rows: int) -> np.ndarray:

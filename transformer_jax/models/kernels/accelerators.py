@@ -210,7 +210,8 @@ def _ids(mask: Mask, length: int) -> tuple[Array, Array]:
 
 
 def _cudnn(query: Array, key: Array, value: Array, mask: Mask, *, dtype: str) -> Array:
-    length, key_length = query.shape[1], key.shape[1]
+    length = query.shape[1]
+    key_length = key.shape[1]
     allowed: Any = None
     query, key, value = (x.astype(dtype) for x in (query, key, value))
     if mask.key_segments is not None:  # the gradient of a bias needs even lengths

@@ -76,7 +76,8 @@ def kernel_for(
         return None
     if how == "jax":
         return library_attention
-    length, key_length = query.shape[1], key.shape[1]
+    length = query.shape[1]
+    key_length = key.shape[1]
     if not isinstance(length, int) or not isinstance(key_length, int):
         if how != "auto":
             raise UserError(
@@ -87,7 +88,8 @@ def kernel_for(
         return None
     if mask.allowed is not None:
         return None
-    head_dim, value_dim = query.shape[3], value.shape[3]
+    head_dim = query.shape[3]
+    value_dim = value.shape[3]
     if how == "auto":
         how = _automatic(length, key_length, dropout_rate, dtype, head_dim, value_dim)
         return FUNCTIONS.get(how)

@@ -194,10 +194,8 @@ def _multiply_on_cpu(
     (in_a, in_b), out = _parse(spec)
     batch = [i for i in in_a if i in in_b and i in out]
     summed = [i for i in in_a if i in in_b and i not in out]
-    rows, columns = (
-        [i for i in in_a if i not in in_b],
-        [i for i in in_b if i not in in_a],
-    )
+    rows = [i for i in in_a if i not in in_b]
+    columns = [i for i in in_b if i not in in_a]
     # Matrix products accept transposed operands without a copy. In bfloat16, only the
     # second may be transposed.
     rounded = a.dtype != jnp.float32
@@ -356,7 +354,8 @@ def plus_bias(x: Array, bias: Array) -> Array:
     """
     if not platforms.is_cpu():
         return x + jnp.broadcast_to(bias, x.shape)
-    rows, columns = "abcdefgh"[: x.ndim - bias.ndim], "ijklmn"[: bias.ndim]
+    rows = "abcdefgh"[: x.ndim - bias.ndim]
+    columns = "ijklmn"[: bias.ndim]
     ones = jnp.ones(x.shape[: len(rows)])
     return x + product(
         f"{rows},{columns}->{rows}{columns}", ones, bias, precision="highest"

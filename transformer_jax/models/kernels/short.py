@@ -107,7 +107,8 @@ def attend(
     If `dropout_key` is given, weights are dropped as by `layers.dropout`; `numbers` (B,
     N) counts the matrices (T, S) of weights in the whole array.
     """
-    (batch, length, heads, width), key_length = query.shape, key.shape[1]
+    batch, length, heads, width = query.shape
+    key_length = key.shape[1]
     together = max(1, LANES // max(_up(length, SUBLANES), _up(key_length, SUBLANES)))
     empty = -batch % together, -heads % max(1, LANES // width)
 
@@ -140,7 +141,8 @@ def attend(
     # segment. If the mask is causal, the last of these is the position, and that of the
     # key may also be before that of the query.
     sequence = jnp.arange(batch)[:, None]
-    queries, keys = [sequence], [sequence]
+    queries = [sequence]
+    keys = [sequence]
     if mask.key_segments is not None:
         real = mask.key_segments > 0
         queries.append(
@@ -217,8 +219,10 @@ def _call(kernel: Any, inputs: tuple[Array, ...], options: _Options) -> list[Arr
 
     _, _, query, key, *_ = inputs
     outputs, products = (1, 2) if kernel is _forward else (3, 5)
-    columns, tile = query.shape[2], max(LANES, options.width)
-    longest, item = max(query.shape[1], key.shape[1]), query.dtype.itemsize
+    columns = query.shape[2]
+    tile = max(LANES, options.width)
+    longest = max(query.shape[1], key.shape[1])
+    item = query.dtype.itemsize
     chunks = list(_chunks(query.shape[1], key.shape[1], options))
     pairs = sum((rows.stop - rows.start) * keys for rows, keys, _ in chunks)
     scores = query.shape[0] * pairs * columns // options.width
@@ -276,11 +280,12 @@ def _chunks(
     skips = options.causal and options.single
     for start in reversed(range(0, length, LANES)):
         end = min(start + LANES, length)
-        keys, again = (
-            (min(end, key_length), min(start, key_length))
-            if skips
-            else (key_length, start and key_length)
-        )
+        if skips:
+            keys = min(end, key_length)
+            again = min(start, key_length)
+        else:
+            keys = key_length
+            again = start and key_length
         yield slice(start, end), keys, again
 
 
