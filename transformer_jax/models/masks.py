@@ -82,7 +82,7 @@ class Mask:
     def part(
         self, first_query: Array | int, queries: int, first_key: Array | int, keys: int
     ) -> Array | None:
-        """Return a block by the rules but `allowed`; None if everything is allowed.
+        """Return a block of the mask without `allowed`; None if it allows everything.
 
         It is (B, 1, queries, keys), or (1, 1, queries, keys).
         """

@@ -299,9 +299,11 @@ class Checkpoints:
         cannot be read.
         """
         if steps is not None:
-            return sorted(x for x in steps if self._good(x, self._readable(x)))
+            return sorted(
+                step for step in steps if self._good(step, self._readable(step))
+            )
         steps = processes.first_says(self._steps)
-        return sorted(x for x in steps if self._good(x, self._damage(x)))
+        return sorted(step for step in steps if self._good(step, self._damage(step)))
 
     def newest(self) -> int | None:
         """Return the newest valid step, or None if there is none.
@@ -357,7 +359,8 @@ class Checkpoints:
                 ),
             )
         steps = groups[0] if groups else []
-        return next((x for x in steps if self._good(x, self._readable(x))), None)
+        good = (step for step in steps if self._good(step, self._readable(step)))
+        return next(good, None)
 
     def scores(self, step: int) -> dict[str, float]:
         """Return the validation scores saved with the step."""
@@ -557,9 +560,9 @@ class Checkpoints:
         return damage
 
     def _readable(self, step: int) -> Damage | None:
-        """Return what is wrong with a step that can be read.
+        """Return what is wrong with a step, or None.
 
-        Raises OSError or CheckpointError for another one, which may be intact.
+        Raises OSError or CheckpointError if the step cannot be read: it may be intact.
         """
         damage = self._damage(step)
         if damage is not None and not damage.readable:

@@ -1,4 +1,4 @@
-"""The matrices and vectors among the parameters, told by the names of their axes.
+"""The matrices and vectors among the parameters, by the names of their axes.
 
 A stack keeps the parameters of its L layers in one array with a first axis "layers",
 and a projection to N heads of width H has a kernel (D, N, H). For an optimizer, these
@@ -43,7 +43,7 @@ class Block(NamedTuple):
         return x.reshape(shape)
 
     def root_mean_square(self, x: jax.Array) -> jax.Array:
-        """Return that of each block, in an array that can be multiplied with x."""
+        """Return the root mean square of each block; it broadcasts to x."""
         axes = self.rows + self.columns
         return jnp.sqrt(jnp.mean(jnp.square(x), axis=axes, keepdims=True))
 

@@ -33,7 +33,7 @@ class Metric:
             )
 
     def merit(self, value: float) -> float:
-        """Return a number that is the higher, the better `value` is."""
+        """Return `value`, or its negative if lower is better."""
         return value if self.better == "higher" else -value
 
 
@@ -45,5 +45,5 @@ F1 = Metric("f1", better="higher")
 
 
 def label(metrics: Mapping[str, Metric], name: str) -> str:
-    """Return the label of a logged value, which may be no metric."""
+    """Return the label of a logged value, or its name if it is no metric."""
     return metrics[name].label if name in metrics else name

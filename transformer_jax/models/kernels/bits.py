@@ -44,7 +44,7 @@ def drop(x: Array, rate: float, key: Array, index: Array) -> Array:
 
 
 def threshold(rate: float) -> int:
-    """Return the number of uint32 of which `rate` are below it."""
+    """Return the uint32 below which a share `rate` of all uint32 lies."""
     return round(rate * 2**32)
 
 

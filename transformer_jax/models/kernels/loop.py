@@ -1,9 +1,9 @@
 """A loop over the layers of a stack, whose parameters are stacked along axis 0.
 
-It computes what `flax.linen.scan` computes. It exists because of what is not in that
-function: the layers can be written out one after the other (see `BlockConfig.unroll`),
-their parameters can be unstacked once, before a loop over decoding steps, and the
-variables of the modules around the layers are not traced into the loop.
+It computes what `flax.linen.scan` computes, and differs from it in three ways. Layers
+can be written out one after the other (see `BlockConfig.unroll`). Their parameters can
+be unstacked once, before a loop over decoding steps. And the variables of the modules
+around the layers are not traced into the loop.
 """
 
 from collections.abc import Callable
