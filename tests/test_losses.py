@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh, AxisType
 from transformer_jax.losses import cross_entropy, next_token
 from transformer_jax.models.kernels import platforms
 from transformer_jax.models.kernels.chunks import sum_in_chunks
+from transformer_jax.models.layers import Head
 
 B, T, V = 3, 5, 7
 
@@ -267,10 +268,8 @@ def test_each_device_takes_chunks_of_its_rows(data, fsdp, shards):
 def test_the_next_tokens_loss_is_that_of_the_heads_logits(label_smoothing):
     table, x, labels, weights = positions(4, 5, 0.7)
     valid = weights > 0
-    head = jax.tree_util.Partial(
-        lambda table, x, vocab_size, dtype: x.astype(dtype) @ table.T, table
-    )
-    found = next_token(head, x, labels, valid, V, jnp.float32, label_smoothing)
+    head = Head(table, None, V)
+    found = next_token(head, x, labels, valid, label_smoothing)
     expected = cross_entropy(
         x @ table.T, labels, valid, vocab_size=V, label_smoothing=label_smoothing
     )

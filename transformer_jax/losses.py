@@ -6,14 +6,12 @@ microbatches.
 Shapes: B batch · T target positions · D d_model · V vocabulary.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
 from transformer_jax.errors import UserError
 from transformer_jax.models.kernels.chunks import expected_logit, sum_in_chunks
+from transformer_jax.models.layers import Head
 
 Array = jax.Array
 
@@ -51,32 +49,24 @@ def cross_entropy(
 
 
 def next_token(
-    lm_head: Callable[[Array, int, Any], Array],
-    x: Array,
-    labels: Array,
-    valid: Array,
-    vocab_size: int,
-    dtype: Any,
-    label_smoothing: float = 0.0,
+    head: Head, x: Array, labels: Array, valid: Array, label_smoothing: float = 0.0
 ) -> tuple[Array, Array]:
-    """Return the cross-entropy of the logits lm_head(x, vocab_size, dtype).
+    """Return the cross-entropy of the logits head(x): (sum, sum of `valid`).
 
-    The result is (sum, sum of `valid`). The logits are computed in chunks and are never
-    all in memory. x (B, T, D) is the output of the model's last layer, labels (B, T),
-    and valid (B, T) is True at the positions that count, or has their weights.
-    `lm_head` is a callable pytree, e.g. `LMHead`.
+    The logits are computed in chunks and are never all in memory. x (B, T, D) is the
+    output of the model's last layer, labels (B, T), and valid (B, T) is True at the
+    positions that count, or has their weights.
     """
 
-    def loss(lm_head: Any, x: Array, labels: Array, weights: Array) -> Array:
-        logits = lm_head(x, vocab_size, dtype)
-        return cross_entropy(
-            logits,
+    def loss(head: Head, x: Array, labels: Array, weights: Array) -> Array:
+        total, _ = cross_entropy(
+            head(x),
             labels,
             weights,
-            vocab_size=vocab_size,
+            vocab_size=head.vocab_size,
             label_smoothing=label_smoothing,
-        )[0]
+        )
+        return total
 
-    return sum_in_chunks(loss, lm_head, x, labels, valid), valid.sum().astype(
-        jnp.float32
-    )
+    total = sum_in_chunks(loss, head, x, labels, valid)
+    return total, valid.sum().astype(jnp.float32)

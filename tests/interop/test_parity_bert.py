@@ -104,9 +104,11 @@ def compiled_states(model):
 
     def states(params):
         variables = {"params": params}
-        first = Bert(model).apply(variables, TOKENS, VALID, SEGMENTS, method="_embed")
+        first = Bert(model).apply(
+            variables, TOKENS, VALID, SEGMENTS, method=Bert._embed
+        )
         rest = Bert(model).apply(
-            variables, TOKENS, VALID, SEGMENTS, L, method="features"
+            variables, TOKENS, VALID, SEGMENTS, L, method=Bert.features
         )
         return [first, *jnp.split(rest, L, axis=-1)]
 
@@ -129,10 +131,10 @@ def outputs_of(name, found, theirs):
             "start": (ours[..., 0], number(theirs.start_logits)),
             "end": (ours[..., 1], number(theirs.end_logits)),
         }
-    vectors, lm_head, follows = ours
+    vectors, head, follows = ours
     if name == "BertModel":
         return {}
-    tokens = lm_head(vectors, V)
+    tokens = head(vectors)
     if name == "BertForPreTraining":
         next_sentence = (follows[:, ::-1], number(theirs.seq_relationship_logits))
         return {
@@ -183,8 +185,8 @@ def test_loss_and_gradients(tmp_path, name):
     def loss(params):
         logits = found.module.apply({"params": params}, TOKENS, VALID, SEGMENTS)
         if isinstance(logits, tuple):
-            vectors, lm_head, _ = logits
-            logits = lm_head(vectors, V)
+            vectors, head, _ = logits
+            logits = head(vectors)
         sizes = (
             (logits[:, None], classes[:, None], real[:, None])
             if labels.ndim == 1
@@ -238,10 +240,9 @@ def loss_of(name, output):
         return sum(mean_cross_entropy(logits, places) for logits, places in pairs) / 2
     if name == "BertForMultipleChoice":
         return mean_cross_entropy(output[None, :, 0], TARGETS[name]["labels"])
-    vectors, lm_head, follows = output
-    return mean_cross_entropy(
-        lm_head(vectors, V), LABELS["BertForMaskedLM"]
-    ) + mean_cross_entropy(follows, 1 - NEXT)
+    vectors, head, follows = output
+    masked_lm = mean_cross_entropy(head(vectors), LABELS["BertForMaskedLM"])
+    return masked_lm + mean_cross_entropy(follows, 1 - NEXT)
 
 
 @pytest.mark.parametrize("name", TARGETS)

@@ -156,7 +156,7 @@ def continued(found, eos, **options):
     `eos`.
     """
     module, params = found.module, {"params": found.params()}
-    extend = functools.partial(module.apply, params, method="extend")
+    extend = functools.partial(module.apply, params, method=module.extend)
     writer = Writer(
         extend,
         GenerationConfig(max_extra=NEW, **options),
@@ -169,7 +169,7 @@ def continued(found, eos, **options):
 
     @jax.jit
     def write(tokens, lengths):
-        cache = module.apply(params, B, T + NEW, method="init_cache")
+        cache = module.apply(params, B, T + NEW, method=module.start)
         written = writer.begin(cache, tokens, lengths)
         return writer.proceed(written, T, lengths, jnp.arange(B), NEW).tokens
 

@@ -17,6 +17,7 @@ from transformer_jax.interop import huggingface
 from transformer_jax.models.kernels import platforms
 from transformer_jax.models.stack import Block
 from transformer_jax.models.transformer import Transformer, shift_right
+from transformer_jax.tasks.sequence_to_sequence import start, teacher_forced
 
 transformers, torch = need_transformers()
 
@@ -90,23 +91,18 @@ def compiled(model):
         return isinstance(module, Block) or module.path == ("dropout",)
 
     def loss(params, source, target, begin):
-        (x, lm_head), state = Transformer(model).apply(
+        (x, head), state = Transformer(model).apply(
             {"params": params},
             source,
-            shift_right(target, begin),
             SOURCE_VALID,
+            shift_right(target, begin),
             TARGET_VALID,
-            method="hidden",
+            method=teacher_forced,
             capture_intermediates=captured,
             mutable="intermediates",
         )
-        total, weight = losses.next_token(
-            lm_head, x, target, TARGET_VALID, model.target_vocab_size, "float32", 0.0
-        )
-        return total / weight, (
-            lm_head(x, model.target_vocab_size),
-            state["intermediates"],
-        )
+        total, weight = losses.next_token(head, x, target, TARGET_VALID)
+        return total / weight, (head(x), state["intermediates"])
 
     return jax.jit(jax.value_and_grad(loss, has_aux=True))
 
@@ -187,13 +183,13 @@ def searching(model, options, begin):
 
     def run(params, source):
         apply = functools.partial(model.apply, {"params": params})
-        cache = apply(source, SOURCE_VALID, T, options.beam_size, method="init_cache")
+        cache = apply(source, SOURCE_VALID, T, options.beam_size, method=start)
 
-        def step(past, tokens, position):
-            logits, extended = apply(
-                cache._replace(past=past), tokens[:, None], position, method="extend"
+        def step(cache, tokens, position):
+            logits, cache = apply(
+                cache, tokens[:, None], position, method=Transformer.extend
             )
-            return logits[:, 0], extended.past
+            return logits[:, 0], cache
 
         ids = {"bos_id": begin, "eos_id": EOS, "pad_id": begin}
         sizes = {
@@ -203,7 +199,7 @@ def searching(model, options, begin):
         }
         return decoding.search(
             step,
-            cache.past,
+            cache,
             options,
             only_greedy=False,
             row_ids=jnp.arange(B),

@@ -345,7 +345,7 @@ def test_multi_head_attention_is_the_equation(use_bias):
 def test_a_projected_memory_is_as_good_as_the_memory():
     module, variables = make()
     x, memory = normal(B, T, D), normal(B, S, D)
-    projected = module.apply(variables, memory, method="project")
+    projected = module.apply(variables, memory, method=MultiHeadAttention.project)
     assert projected.key.shape == (B, N, S, H)
     assert projected.value.shape == (B, N, S, W)
     np.testing.assert_array_equal(
@@ -390,7 +390,7 @@ def test_grouped_queries_are_heads_with_copied_keys_and_values(kv_heads, project
 
     def attend(module, params):
         read = (
-            module.apply({"params": params}, memory, method="project")
+            module.apply({"params": params}, memory, method=MultiHeadAttention.project)
             if projected
             else memory
         )
@@ -565,11 +565,13 @@ def test_a_prompt_and_then_single_steps_give_what_the_whole_gives(prompt, kv_hea
 
     @jax.jit
     def step(cache, x, position):
-        cache = cache.write(module.apply(variables, x, method="project"), position)
+        cache = cache.write(
+            module.apply(variables, x, method=MultiHeadAttention.project), position
+        )
         mask = CAUSAL.part(position, x.shape[1], 0, room)
         return module.apply(variables, x, cache, mask=mask), cache
 
-    cache = module.apply(variables, B, room, method="empty_cache")
+    cache = module.apply(variables, B, room, method=MultiHeadAttention.empty_cache)
     assert isinstance(cache, KeyValue)
     assert (cache.key.shape, cache.value.shape) == (
         (B, kv_heads, room, H),
@@ -818,7 +820,7 @@ def test_a_projected_memory_has_no_dropout(kv_heads):
     """Caches are for decoding."""
     module, variables = make(num_kv_heads=kv_heads, dropout_rate=0.5)
     x, memory = normal(B, T, D), normal(B, S, D)
-    projected = module.apply(variables, memory, method="project")
+    projected = module.apply(variables, memory, method=MultiHeadAttention.project)
     rngs = {"dropout": jax.random.key(1)}
     np.testing.assert_array_equal(
         module.apply(variables, x, projected, rngs=rngs),

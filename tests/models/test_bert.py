@@ -238,10 +238,10 @@ def test_heads_of_pretraining(name):
     x, pooled = oracle.bert(params["bert"], config, TOKENS, VALID, SEGMENTS)
     places = np.random.default_rng(2).integers(0, T, (B, 7))
     for positions in (places, None):
-        vectors, lm_head, follows = jax.jit(model.apply)(
+        vectors, head, follows = jax.jit(model.apply)(
             {"params": params}, TOKENS, VALID, SEGMENTS, positions
         )
-        logits = np.asarray(lm_head(vectors, V, config.dtype))
+        logits = np.asarray(head(vectors))
         chosen = (
             x if positions is None else np.stack([x[b, places[b]] for b in range(B)])
         )
@@ -264,8 +264,8 @@ def test_the_masked_lm_head_is_tied_to_the_embeddings():
     params = oracle.randomized(initial(model))
 
     def logit(params):
-        vectors, lm_head, _ = model.apply({"params": params}, TOKENS[:1] % 5, VALID[:1])
-        return lm_head(vectors, V)[0, 0, 23]
+        vectors, head, _ = model.apply({"params": params}, TOKENS[:1] % 5, VALID[:1])
+        return head(vectors)[0, 0, 23]
 
     gradient = jax.jit(jax.grad(logit))(params)
     rows = np.asarray((gradient["bert"]["embedding"]["table"] != 0).any(axis=-1))

@@ -83,7 +83,8 @@ def test_models(name):
 @pytest.mark.parametrize("name", ["Transformer", "RecurrentSeq2Seq"])
 def test_decoding_of_encoder_decoders(name):
     def decode(model, source, target, valid):
-        return model.extend(model.init_cache(source, valid, 16), target, 0)[0]
+        cache = model.start(model.encode(source, valid), 16)
+        return model.extend(cache, target, 0)[0]
 
     model = MODELS[name]
     params = initial(model, SOURCE, TARGET)
@@ -105,11 +106,11 @@ def test_decoding_of_encoder_decoders(name):
 @pytest.mark.parametrize("name", ["GPT", "RecurrentLM"])
 def test_decoding_of_language_models_with_a_cache_as_an_argument(name):
     def extend(params, cache, tokens, position):
-        return model.apply(params, cache, tokens, position, method=type(model).extend)
+        return model.apply(params, cache, tokens, position, method=model.extend)
 
     model = MODELS[name]
     params = initial(model, TARGET)
-    cache = model.apply(params, B, 16, method=type(model).init_cache)
+    cache = model.apply(params, B, 16, method=model.start)
     (b,) = export.symbolic_shape("b")
     free = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((b, *x.shape[1:]), x.dtype), cache

@@ -17,6 +17,7 @@ from sizes import SINGLE_STACK
 from transformer_jax.models.counting import forward_flops, num_parameters
 from transformer_jax.models.gpt import GPT, SIZES, GPTConfig
 from transformer_jax.models.positions import IN_ATTENTION, POSITIONS
+from transformer_jax.models.stack import unstack_layers
 
 B, T, V = 3, 11, 31
 LLAMA = {
@@ -182,9 +183,9 @@ def test_rows_of_a_cache_may_begin_at_different_places(kind):
     params, model, start = parameters(config), GPT(config), np.array([0, 6, 3, 7])
     tokens = np.random.default_rng(5).integers(0, V, (4, 9))
     extend = jax.jit(
-        functools.partial(model.apply, {"params": params}, method="extend")
+        functools.partial(model.apply, {"params": params}, method=GPT.extend)
     )
-    cache = model.apply({"params": params}, 4, 9, method="init_cache")
+    cache = model.apply({"params": params}, 4, 9, method=GPT.start)
     found, cache = extend(cache, tokens[:, :7], 0, start)
     for t in (7, 8):
         more, cache = extend(cache, tokens[:, t : t + 1], t, start)
@@ -213,13 +214,13 @@ def test_a_cache_gives_the_logits_of_the_whole(changes):
     whole = logits(config, params, TOKENS)
     for given, prompt in (
         (params, 1),
-        (model.for_extend(params), 4),
-        (model.for_extend(params), T),
+        (unstack_layers(params), 4),
+        (unstack_layers(params), T),
     ):
         extend = jax.jit(
-            functools.partial(model.apply, {"params": given}, method="extend")
+            functools.partial(model.apply, {"params": given}, method=GPT.extend)
         )
-        cache = model.apply({"params": given}, B, 13, method="init_cache")
+        cache = model.apply({"params": given}, B, 13, method=GPT.start)
         assert all(len(leaf) == B for leaf in jax.tree.leaves(cache))
         heads = config.num_kv_heads or 5
         assert [(layer.key.shape, layer.value.shape) for layer in cache.layers] == [
@@ -237,15 +238,13 @@ def test_a_cache_gives_the_logits_of_the_whole(changes):
 def test_a_sequence_or_cache_beyond_the_positions_is_refused():
     params = {"params": parameters(SMALL)}
     with pytest.raises(ValueError, match=r"length=14: must be at most max_length = 13"):
-        GPT(SMALL).apply(params, B, 14, method="init_cache")
+        GPT(SMALL).apply(params, B, 14, method=GPT.start)
     with pytest.raises(
         ValueError, match="a sequence of 14 positions is longer than max_length = 13"
     ):
         GPT(SMALL).apply(params, np.zeros((1, 14), int))
     rotary = dataclasses.replace(SMALL, positions="rotary")
-    cache = GPT(rotary).apply(
-        {"params": parameters(rotary)}, B, 14, method="init_cache"
-    )
+    cache = GPT(rotary).apply({"params": parameters(rotary)}, B, 14, method=GPT.start)
     assert cache.layers[0].room == 14
 
 
@@ -318,13 +317,9 @@ def test_dropout_acts_on_the_embeddings():
     # layers whose parameters are zero add nothing
     params["decoder"]["final_norm"]["scale"] += 1
     run = functools.partial(
-        GPT(config).apply, {"params": params}, TOKENS, method="hidden"
+        GPT(config).apply, {"params": params}, TOKENS, method=GPT.hidden
     )
-    assert (
-        ((run()[0] - run(rngs={"dropout": jax.random.key(0)})[0]) != 0)
-        .any(axis=-1)
-        .all()
-    )
+    assert ((run() - run(rngs={"dropout": jax.random.key(0)})) != 0).any(axis=-1).all()
 
 
 def test_half_precision():
@@ -333,7 +328,7 @@ def test_half_precision():
     found = logits(config, params, TOKENS)
     assert found.dtype == np.float32
     assert 1e-4 < oracle.relative(found, oracle.gpt(params, config, TOKENS)) <= 0.05
-    cache = GPT(config).apply({"params": params}, B, T, method="init_cache")
+    cache = GPT(config).apply({"params": params}, B, T, method=GPT.start)
     assert cache.layers[0].key.dtype == jnp.bfloat16
 
 

@@ -56,7 +56,7 @@ def test_logits_are_a_linear_map_of_the_last_tokens_vector(changes, rows):
     assert found.dtype == np.float32
     assert oracle.relative(found, expected) <= 1e-5
     logits, hidden, _ = jax.jit(
-        lambda p: model.apply({"params": p}, TOKENS, VALID, method="hidden")
+        lambda p: model.apply({"params": p}, TOKENS, VALID, method=GPTClassifier.hidden)
     )(params)
     assert oracle.relative(logits, expected) <= 1e-5
     assert oracle.relative(np.asarray(hidden)[VALID], x[VALID]) <= 1e-5

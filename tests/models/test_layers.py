@@ -19,6 +19,7 @@ from transformer_jax.models.layers import (
     Dropout,
     Embedding,
     FeedForward,
+    Head,
     LayerNorm,
     Linear,
     OutputLayer,
@@ -324,7 +325,7 @@ def test_embedding(multiple, padded):
     np.testing.assert_allclose(
         module.apply(variables, ids), table[ids] * np.sqrt(D), rtol=1e-6
     )
-    logits = module.apply(variables, method="lm_head")(x, V)
+    logits = module.apply(variables, method=Embedding.head)(x)
     assert logits.shape == (B, T, padded)
     assert oracle.relative(logits[..., :V], np.float64(x) @ table[:V].T) <= 1e-5
     probabilities = jax.nn.softmax(logits)
@@ -375,11 +376,11 @@ def test_linear_maps_and_output_layers_that_start_small(
     linear = Linear(
         "BNH,NHD->BD", (53, 7, 61), ("a", "b", "c"), initializer=initializer
     )
-    output = OutputLayer(101, 211, use_bias=False, initializer=initializer)
+    output = OutputLayer(211, 101, initializer=initializer)
     kernel = nn.unbox(linear.init(jax.random.key(0), np.zeros((1, 53, 7), np.float32)))[
         "params"
     ]["kernel"]
-    table = nn.unbox(output.init(jax.random.key(0), method="lm_head"))["params"][
+    table = nn.unbox(output.init(jax.random.key(0), method=OutputLayer.head))["params"][
         "table"
     ]
     for matrix in (kernel, table):
@@ -475,3 +476,17 @@ def test_bfloat16_products_stay_bfloat16_backward():
             jnp.bfloat16,
             jnp.float32,
         ]
+
+
+def test_a_head_is_a_tree_of_its_parameters():
+    """It can be an argument and a result of compiled functions, and be
+    differentiated.
+    """
+    head = Head(jnp.asarray(normal(8, D)), jnp.asarray(normal(8)), V)
+    x = normal(B, T, D)
+    same = jax.jit(lambda head: head)(head)
+    assert (same.vocab_size, same.dtype) == (V, "float32")
+    np.testing.assert_array_equal(same(x), head(x))
+    gradient = jax.grad(lambda head: (head(x)[..., :V] ** 2).sum())(head)
+    assert gradient.table.shape == (8, D)
+    assert (gradient.bias[V:] == 0).all()

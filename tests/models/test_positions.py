@@ -13,7 +13,7 @@ import oracle
 import pytest
 from sizes import ENCODER_DECODER
 
-from transformer_jax.models import transformer
+from transformer_jax.models import stack
 from transformer_jax.models.attention import MultiHeadAttention, dot_product_attention
 from transformer_jax.models.caches import SharedPast
 from transformer_jax.models.counting import forward_flops, num_parameters
@@ -32,10 +32,11 @@ from transformer_jax.models.positions import (
     sinusoidal_positions,
 )
 from transformer_jax.models.transformer import (
-    Cache,
+    Memory,
     Transformer,
     TransformerConfig,
 )
+from transformer_jax.tasks.sequence_to_sequence import start
 
 B, T, S, N, H, W, D = 2, 3, 11, 5, 6, 13, 17
 K = 2
@@ -384,17 +385,19 @@ def test_a_prompt_and_then_pieces_give_what_the_whole_gives(kind, prompt):
             rotary_base=10000.0,
             max_distance=K,
         )
-        new = module.apply(variables, x, places, method="project")
+        new = module.apply(variables, x, places, method=MultiHeadAttention.project)
         cache = cache.write(new, position)
         mask = CAUSAL.part(position, x.shape[1], 0, room)
         return module.apply(variables, x, cache, mask=mask, places=places), cache
 
     output, cache = step(
-        module.apply(variables, B, room, method="empty_cache"), x[:, :prompt], 0
+        module.apply(variables, B, room, method=MultiHeadAttention.empty_cache),
+        x[:, :prompt],
+        0,
     )
     outputs = [output]
-    for start in range(prompt, S, 3):
-        output, cache = step(cache, x[:, start : start + 3], start)
+    for t in range(prompt, S, 3):
+        output, cache = step(cache, x[:, t : t + 3], t)
         outputs.append(output)
     assert oracle.relative(np.concatenate(outputs, axis=1), whole) <= 1e-5
 
@@ -452,10 +455,10 @@ def test_decoding_with_a_cache_gives_the_logits_of_the_whole(kind):
     )
     apply = functools.partial(Transformer(config).apply, {"params": params})
     whole = jax.jit(apply)(source, target, SOURCE_VALID)
-    first = jax.jit(functools.partial(apply, method="init_cache"), static_argnums=2)(
+    first = jax.jit(functools.partial(apply, method=start), static_argnums=2)(
         source, SOURCE_VALID, 9
     )
-    extend = jax.jit(functools.partial(apply, method="extend"))
+    extend = jax.jit(functools.partial(apply, method=Transformer.extend))
     logits, cache = extend(first, target[:, :4], 0)
     found = [logits]
     for t in range(4, 7):
@@ -470,7 +473,7 @@ def test_decoding_with_a_cache_gives_the_logits_of_the_whole(kind):
 def test_hypotheses_of_a_beam_have_the_logits_of_their_own_tokens(
     kind, num_kv_heads, monkeypatch
 ):
-    monkeypatch.setattr(transformer, "shares_past", lambda: True)
+    monkeypatch.setattr(stack, "shares_past", lambda: True)
     config = dataclasses.replace(
         SMALL, positions=kind, num_kv_heads=num_kv_heads, max_length=S
     )
@@ -482,17 +485,15 @@ def test_hypotheses_of_a_beam_have_the_logits_of_their_own_tokens(
     hypotheses, length, rows = 4, 6, np.arange(3)[:, None]
     sources, valid = (np.repeat(x, hypotheses, axis=0) for x in (source, SOURCE_VALID))
     whole = jax.jit(apply)
-    extend = jax.jit(functools.partial(apply, method="extend"))
-    cache = apply(source, SOURCE_VALID, length, hypotheses, method="init_cache")
+    extend = jax.jit(functools.partial(apply, method=Transformer.extend))
+    cache = apply(source, SOURCE_VALID, length, hypotheses, method=start)
     assert isinstance(cache.past, SharedPast)
     generator = np.random.default_rng(5)
     tokens = np.zeros((3, hypotheses, length), np.int32)
     for t in range(length):
         parents = generator.integers(hypotheses, size=(3, hypotheses))
-        cache, tokens = (
-            cache._replace(past=cache.past.reorder(parents)),
-            tokens[rows, parents],
-        )
+        cache = cache.reorder(parents)
+        tokens = tokens[rows, parents]
         new = generator.integers(config.target_vocab_size, size=(3, hypotheses))
         tokens[:, :, t] = new
         logits, cache = extend(cache, tokens[:, :, t].reshape(-1, 1), t)
@@ -557,9 +558,7 @@ def test_attention_to_the_source_has_no_positions(kind):
     @jax.jit
     def decode(memory):
         def run(model):
-            cache = Cache(
-                model.decoder.init_cache(3, 7), model.decoder.project(memory), valid
-            )
+            cache = model.start(Memory(memory, valid), 7)
             return model.extend(cache, target, 0)[0]
 
         return nn.apply(run, Transformer(config))(

@@ -22,7 +22,9 @@ from transformer_jax.models.attention import (
     scaled_dot_product_scores,
 )
 from transformer_jax.models.counting import forward_flops, num_parameters
-from transformer_jax.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
+from transformer_jax.models.recurrent import RecurrentSeq2Seq
+from transformer_jax.models.recurrent_config import RecurrentConfig
+from transformer_jax.tasks.sequence_to_sequence import start, teacher_forced
 
 SOURCE = np.array([[3, 4, 5, 6, 7], [8, 9, 10, 0, 0]])
 TARGET = np.array([[1, 4, 5, 6], [1, 5, 6, 0]])
@@ -91,13 +93,15 @@ def test_model_is_its_equations(changes):
         logits, sown = model.apply(
             variables, SOURCE, TARGET, VALID, mutable="intermediates"
         )
-        cache, columns = (
-            model.apply(variables, SOURCE, VALID, 4, method="init_cache"),
-            [],
-        )
+        cache = model.apply(variables, SOURCE, VALID, 4, method=start)
+        columns = []
         for t in range(TARGET.shape[1]):
             column, cache = model.apply(
-                variables, cache, TARGET[:, t : t + 1], t, method="extend"
+                variables,
+                cache,
+                TARGET[:, t : t + 1],
+                t,
+                method=RecurrentSeq2Seq.extend,
             )
             columns.append(column)
         return (
@@ -229,13 +233,15 @@ def test_beams_share_their_source(changes):
     a source of their own.
     """
     model, variables = make(bidirectional=True, **changes)
-    extend = jax.jit(functools.partial(model.apply, method="extend"))
-    cache = jax.jit(
-        lambda variables: model.apply(variables, SOURCE, VALID, 4, method="init_cache")
-    )(variables)
-    twice = cache._replace(
-        past=jax.tree.map(lambda x: jnp.repeat(x, 2, axis=0), cache.past)
+    extend = jax.jit(functools.partial(model.apply, method=RecurrentSeq2Seq.extend))
+    started = jax.jit(
+        lambda variables, hypotheses: model.apply(
+            variables, SOURCE, VALID, 4, hypotheses, method=start
+        ),
+        static_argnums=1,
     )
+    cache = started(variables, 1)
+    twice = started(variables, 2)
     tokens = np.array([[4], [5], [6], [7]])
     found, extended = extend(variables, twice, tokens, 0)
     for beam in range(2):
@@ -274,10 +280,17 @@ def test_teacher_forcing():
 
     @jax.jit
     def logits(target, step, rngs=None):
-        x, project = model.apply(
-            variables, SOURCE, target, VALID, None, step, method="hidden", rngs=rngs
+        x, head = model.apply(
+            variables,
+            SOURCE,
+            VALID,
+            target,
+            None,
+            step,
+            method=teacher_forced,
+            rngs=rngs,
         )
-        return project(x, V)
+        return head(x)
 
     def reading(coins):
         """Return the logits if all rows read their most probable word wherever a

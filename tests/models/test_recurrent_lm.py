@@ -39,9 +39,9 @@ def test_the_model_is_its_equations(changes):
 
     @jax.jit
     def forward(variables):
-        extend = functools.partial(model.apply, variables, method="extend")
+        extend = functools.partial(model.apply, variables, method=RecurrentLM.extend)
         column, cache = extend(
-            model.apply(variables, B, T, method="init_cache"), TOKENS[:, :3], 0
+            model.apply(variables, B, T, method=RecurrentLM.start), TOKENS[:, :3], 0
         )
         columns = [column]
         for t in range(3, T):
@@ -74,8 +74,10 @@ def test_the_model_is_its_equations(changes):
 def test_rows_that_begin_later_ignore_what_comes_before():
     model, variables = make()
     start = np.array([0, 4])
-    extend = jax.jit(functools.partial(model.apply, variables, method="extend"))
-    cache = model.apply(variables, B, T, method="init_cache")
+    extend = jax.jit(
+        functools.partial(model.apply, variables, method=RecurrentLM.extend)
+    )
+    cache = model.apply(variables, B, T, method=RecurrentLM.start)
     assert all(len(leaf) == B for leaf in jax.tree.leaves(cache))
     first, cache = extend(cache, TOKENS[:, :3], 0, start)
     second, _ = extend(cache, TOKENS[:, 3:], 3, start)
@@ -109,7 +111,7 @@ def test_dropout_acts_between_layers_and_not_between_steps(monkeypatch):
     once.
     """
     model, variables = make(num_layers=3)
-    run = functools.partial(model.apply, variables, TOKENS, method="hidden")
+    run = functools.partial(model.apply, variables, TOKENS, method=RecurrentLM.hidden)
     drop, shapes = layers.dropout, []
     monkeypatch.setattr(
         layers,

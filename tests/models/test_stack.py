@@ -106,7 +106,8 @@ def test_layers_without_a_loop_are_those_of_a_loop(remat):
             {"dropout": jax.random.key(5)},
         )
         y, pull = jax.vjp(
-            lambda p: model.apply({"params": p}, x, rngs=rngs, method="outputs"), params
+            lambda p: model.apply({"params": p}, x, rngs=rngs, method=Stack.outputs),
+            params,
         )
         return y, *jax.tree.leaves(pull(g))
 
@@ -177,12 +178,14 @@ def test_pieces_with_a_cache_give_the_causal_whole(cross):
     x, memory = normal(B, T, D), normal(B, S, D) if cross else None
     seen = padding(VALID) if cross else None
     whole = jax.jit(model.apply)({"params": params}, x, CAUSAL, memory, seen)
-    given = unstack_layers({"stack": params}, "stack", L)["stack"]
-    for p in (params, given):
-        project = jax.jit(functools.partial(model.apply, method="project"))
+    for p in (params, unstack_layers(params)):
+        project = jax.jit(functools.partial(model.apply, method=Stack.project))
         projected = project({"params": params}, memory) if cross else None
-        extend = jax.jit(functools.partial(model.apply, {"params": p}, method="extend"))
-        cache, found = model.apply({"params": p}, B, T + 1, method="init_cache"), []
+        extend = jax.jit(
+            functools.partial(model.apply, {"params": p}, method=Stack.extend)
+        )
+        cache = model.apply({"params": p}, B, T + 1, method=Stack.init_cache)
+        found = []
         for start, end in ((0, 2), (2, 3), (3, T)):
             one, cache = extend(x[:, start:end], cache, start, projected, seen)
             found.append(one)

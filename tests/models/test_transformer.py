@@ -16,13 +16,14 @@ from sizes import ENCODER_DECODER
 
 from transformer_jax.models.counting import forward_flops, num_parameters
 from transformer_jax.models.layers import Dropout
-from transformer_jax.models.stack import Block, BlockConfig
+from transformer_jax.models.stack import Block, BlockConfig, unstack_layers
 from transformer_jax.models.transformer import (
     Transformer,
     TransformerConfig,
     annotated,
     shift_right,
 )
+from transformer_jax.tasks.sequence_to_sequence import start
 
 B, T, S = 5, 11, 13
 TINY = TransformerConfig(
@@ -217,7 +218,7 @@ def sensitivities(side, source_valid=None, target_valid=None, output="logits"):
     def run(table):
         variables = {"params": params | {f"{side}_positions": {"table": table}}}
         if output == "memory":
-            y = model.apply(variables, source, source_valid, method="encode")
+            y, _ = model.apply(variables, source, source_valid, method=model.encode)
         else:
             y = model.apply(variables, source, target, source_valid, target_valid)
         return y @ normal(y.shape[-1])
@@ -358,14 +359,14 @@ def test_decoding_with_a_cache_gives_the_logits_of_the_whole(change):
     apply = functools.partial(
         Transformer(config).apply, {"params": jax.tree.map(jnp.asarray, params)}
     )
-    start = jax.jit(functools.partial(apply, method="init_cache"), static_argnums=2)
-    extend = jax.jit(functools.partial(apply, method="extend"))
-    first = start(source, SOURCE_VALID, length + 2)
+    begin = jax.jit(functools.partial(apply, method=start), static_argnums=2)
+    extend = jax.jit(functools.partial(apply, method=Transformer.extend))
+    first = begin(source, SOURCE_VALID, length + 2)
     assert all(len(leaf) == 3 for leaf in jax.tree.leaves(first))
     assert [layer.key.shape for layer in first.past.layers] == [
         (3, 2, length + 2, 3)
     ] * 2
-    assert [layer.value.shape for layer in first.memory] == [(3, 2, S, 3)] * 2
+    assert [layer.value.shape for layer in first.memory.layers] == [(3, 2, S, 3)] * 2
     for prompt in range(1, length + 1):
         found, cache = extend(first, target[:, :prompt], 0)
         found = [found]
@@ -387,10 +388,10 @@ def test_a_cache_can_be_reordered_by_rows():
 
     @jax.jit
     def run(source, source_valid, target, order):
-        cache = apply(source, source_valid, 4, method="init_cache")
-        _, cache = apply(cache, target[:, :3], 0, method="extend")
+        cache = apply(source, source_valid, 4, method=start)
+        _, cache = apply(cache, target[:, :3], 0, method=Transformer.extend)
         cache = jax.tree.map(lambda leaf: leaf[order], cache)
-        return apply(cache, target[order, 3:], 3, method="extend")[0]
+        return apply(cache, target[order, 3:], 3, method=Transformer.extend)[0]
 
     assert (
         oracle.relative(run(source, SOURCE_VALID, target, order), whole[order, 3:])
@@ -411,20 +412,18 @@ def test_rows_that_share_a_source_read_it_once():
         target,
         np.repeat(SOURCE_VALID, 3, axis=0),
     )
-    start = functools.partial(Transformer(SMALL).apply, method="init_cache")
-    cache = jax.jit(start, static_argnums=3)(
-        {"params": params}, source, SOURCE_VALID, 4
-    )
-    wide = jax.tree.map(lambda x: jnp.repeat(x, 3, axis=0), cache.past)
-    for given in (params, Transformer(SMALL).for_extend(params)):
+    cache = jax.jit(
+        functools.partial(Transformer(SMALL).apply, method=start), static_argnums=3
+    )({"params": params}, source, SOURCE_VALID, 4)
+    for given in (params, unstack_layers(params)):
         extend = jax.jit(
             functools.partial(
-                Transformer(SMALL).apply, {"params": given}, method="extend"
+                Transformer(SMALL).apply, {"params": given}, method=Transformer.extend
             )
         )
-        found, extended = extend(cache._replace(past=wide), target, 0)
+        found, extended = extend(cache.repeat(3), target, 0)
         assert oracle.relative(found, whole) <= 1e-5
-    assert extended.memory[0].key.shape[0] == 3
+    assert extended.memory.layers[0].key.shape[0] == 3
 
 
 @pytest.mark.parametrize(
@@ -794,7 +793,7 @@ def test_a_cache_beyond_the_positions_is_refused():
     model = Transformer(dataclasses.replace(TINY, max_length=8))
     params = model.init(jax.random.key(0), token, token)
     with pytest.raises(ValueError, match=r"length=9: must be at most max_length = 8"):
-        model.apply(params, token, valid, 9, method="init_cache")
+        model.apply(params, token, valid, 9, method=start)
 
 
 def test_all_that_is_wrong_is_said_at_once():

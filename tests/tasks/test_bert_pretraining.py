@@ -42,11 +42,11 @@ def expected(task, params, batch, next_sentence):
 
     The logits of all positions come from the model without `positions`.
     """
-    vectors, lm_head, follows = jax.jit(task.model.apply)(
+    vectors, head, follows = jax.jit(task.model.apply)(
         {"params": params}, *task.arguments(batch)
     )
     vocabulary = task.config.model.vocab_size
-    logits = log_softmax(lm_head(vectors, vocabulary, "float32")[..., :vocabulary])
+    logits = log_softmax(head(vectors)[..., :vocabulary])
     masked, pairs = [], []
     for b in np.flatnonzero(batch["index"] >= 0):
         for position, label in list(
@@ -145,10 +145,8 @@ def test_masks_are_filled_with_the_most_probable_tokens(
                 else tokenizer.encode_batch([part])[0]
             )
         ids = np.array([[*ids, tokenizer.eos_id]])
-        vectors, lm_head, _ = jax.jit(task.model.apply)(
-            {"params": params}, ids, ids >= 0
-        )
-        logits = log_softmax(lm_head(vectors, config.model.vocab_size, "float32")[0])
+        vectors, head, _ = jax.jit(task.model.apply)({"params": params}, ids, ids >= 0)
+        logits = log_softmax(head(vectors)[0])
         for place, mask in zip(
             np.flatnonzero(ids[0] == tokenizer.mask_id) - causal,
             prediction["masks"],

@@ -14,6 +14,7 @@ import pytest
 from conftest import small
 
 from transformer_jax.config import ConfigError, make_task, parse
+from transformer_jax.models.layers import Head
 from transformer_jax.tasks.backbones import next_token_per_text
 from transformer_jax.training.engine import Engine, make_train_step
 from transformer_jax.training.evaluation import Evaluator
@@ -153,17 +154,12 @@ def test_the_language_modeling_loss_by_numpy():
             oracle.cross_entropy(logits, tokens[row, 1:n], np.ones(n - 1))[0] / (n - 1)
         )
 
-    def head(x, vocab_size, dtype):
-        return x @ jnp.float32(embeddings.T)
-
     valid = np.arange(7) < lengths[:, None]
     found = next_token_per_text(
-        jax.tree_util.Partial(head),
+        Head(jnp.float32(embeddings), None, 13),
         jnp.float32(x),
         tokens,
         jnp.array(valid),
-        13,
-        "float32",
     )
     assert float(found.weight) == 2
     np.testing.assert_allclose(found.sum, sum(each), rtol=1e-5)

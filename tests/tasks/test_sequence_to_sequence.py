@@ -150,10 +150,8 @@ def test_loss_does_not_leak_its_label(task, params, arrays):
     @jax.jit
     def predicted(batch):
         read = shift_right(batch["target"], BOS)
-        hidden, lm_head = task.model.apply(
-            {"params": params}, batch["source"], read, method="hidden"
-        )
-        return lm_head(hidden, task.config.model.target_vocab_size)[0]
+        logits = task.model.apply({"params": params}, batch["source"], read)
+        return logits[0]
 
     np.testing.assert_array_equal(predicted(pair)[: t + 1], predicted(changed)[: t + 1])
     assert not np.array_equal(predicted(pair)[t + 1], predicted(changed)[t + 1])

@@ -21,7 +21,8 @@ from transformer_jax.models.bert import (
 )
 from transformer_jax.models.gpt import GPT, GPTConfig
 from transformer_jax.models.positions import POSITIONS
-from transformer_jax.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
+from transformer_jax.models.recurrent import RecurrentSeq2Seq
+from transformer_jax.models.recurrent_config import RecurrentConfig
 from transformer_jax.models.recurrent_lm import RecurrentLM, RecurrentLMConfig
 from transformer_jax.models.transformer import TIES
 from transformer_jax.training.matrices import Block, blocks

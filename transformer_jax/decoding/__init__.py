@@ -9,8 +9,9 @@ axis.
 
 Greedy search has N = B rows. Beam search and sampling have N = B·K rows; the K beams or
 samples of a batch row are adjacent. `step` may close over values that these K rows
-share, e.g. the encoder's output. Leaving such values out of the cache makes reordering
-it cheaper. A cache may also reorder itself: see `beam_search`.
+share. Leaving such values out of the cache makes reordering it cheaper. A cache may
+also repeat and reorder its rows itself, as `models.caches.Cache` does, whose rows share
+the encoded source: see `beam_search` and `sample`.
 
 Shapes: B batch · K beams or samples · V vocabulary · T = `max_length`, the largest
 number of tokens in an output, including EOS but not BOS.

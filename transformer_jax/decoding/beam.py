@@ -20,6 +20,7 @@ from transformer_jax.decoding.steps import (
     take,
 )
 from transformer_jax.errors import UserError
+from transformer_jax.models.caches import reorder_rows, repeat_rows
 
 LENGTH_PENALTY_FORMS = ("wu", "power")
 # When the search for a row stops. In the rules of Hugging Face's `generate`, only a
@@ -63,18 +64,13 @@ def _join(a: _Beams, b: _Beams) -> _Beams:
 def _for_beams(cache: Cache, beam_size: int) -> Cache:
     if hasattr(cache, "reorder"):
         return cache
-    return jax.tree.map(lambda x: jnp.repeat(x, beam_size, axis=0), cache)
+    return repeat_rows(cache, beam_size)
 
 
 def _reordered(cache: Cache, parents: jax.Array) -> Cache:
     if hasattr(cache, "reorder"):
         return cache.reorder(parents)
-    return jax.tree.map(
-        lambda x: take(x.reshape(*parents.shape, *x.shape[1:]), parents).reshape(
-            x.shape
-        ),
-        cache,
-    )
+    return reorder_rows(cache, parents)
 
 
 def beam_search(
@@ -98,7 +94,7 @@ def beam_search(
 
     They are found by beam search (Wu et al. 2016, Section 7). K is `beam_size`. The B
     rows of `cache` are repeated K times, and reordered after each step. A cache with a
-    method `reorder` has room for K beams per row instead; the method gets the old beam
+    method `reorder` has K beams per row from the start; the method gets the old beam
     (B, K) that each new beam continues.
 
     Each step takes the 2K best continuations of a row. At most K of them end in EOS, so

@@ -24,6 +24,7 @@ from transformer_jax.decoding.steps import (
     take,
 )
 from transformer_jax.errors import UserError
+from transformer_jax.models.caches import repeat_rows
 
 LEAST_TEMPERATURE = 1e-6  # logits divided by a smaller temperature may overflow float32
 
@@ -173,7 +174,8 @@ def sample(
     The score of an output is its log-probability under the model's own distribution,
     before `change` and `truncate`.
 
-    `cache` has B rows; this function repeats each of them K times. `row_ids` (B,) are
+    `cache` has B rows; this function repeats each of them K times, with the method
+    `repeat` of a cache that has a method `reorder`. `row_ids` (B,) are
     integers that identify the rows. The draws of a row depend only on `key` and its id,
     not on the rest of the batch or on the row's place in it. Ids ≥ `vocab_size` are
     never drawn, although label smoothing gives them some probability. Tokens with a
@@ -199,7 +201,10 @@ def sample(
         )
         return token, log_probability(logits, token)
 
-    cache = jax.tree.map(lambda x: jnp.repeat(x, K, axis=0), cache)
+    if hasattr(cache, "reorder"):
+        cache = cache.repeat(K)
+    else:
+        cache = repeat_rows(cache, K)
     ids: dict[str, Any] = {
         "bos_id": bos_id,
         "eos_id": eos_id,

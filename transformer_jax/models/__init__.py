@@ -7,8 +7,10 @@ from transformer_jax.models.bert import (
     Pretraining,
     TokenClassifier,
 )
+from transformer_jax.models.encoder_decoder import EncoderDecoder
 from transformer_jax.models.gpt import GPT, GPTClassifier, GPTConfig
-from transformer_jax.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
+from transformer_jax.models.recurrent import RecurrentSeq2Seq
+from transformer_jax.models.recurrent_config import RecurrentConfig
 from transformer_jax.models.recurrent_lm import RecurrentLM, RecurrentLMConfig
 from transformer_jax.models.transformer import Transformer, TransformerConfig
 
@@ -17,6 +19,7 @@ __all__ = [
     "Bert",
     "BertConfig",
     "Classifier",
+    "EncoderDecoder",
     "GPTClassifier",
     "GPTConfig",
     "Pretraining",

@@ -31,13 +31,16 @@ Array = jax.Array
 class Memory(NamedTuple):
     """The encoded source, as the decoder reads it at every step.
 
-    keys: in the shape that the score function expects; values: (B, N, S, H); summary:
-        (B, C), see `recurrent.Encoder`.
+    keys: in the shape that the score function expects.
+    values: (B, N, S, H).
+    summary: (B, C), see `recurrent.Encoded`.
+    valid: (B, S), True at the source and False at its padding.
     """
 
     keys: Array
     values: Array
     summary: Array
+    valid: Array
 
 
 def damped_scores(scores: Array, damping: Array) -> Array:
@@ -61,9 +64,8 @@ def local_weights(scores: Array, center: Array, window: int, mask: Array) -> Arr
     scores (B, T, S), center p (B, T); `window` is D. `mask` is boolean and broadcasts
     to (B, T, S).
     """
-    distance = (
-        jnp.arange(scores.shape[-1], dtype=jnp.float32)[None, None] - center[..., None]
-    )
+    positions = jnp.arange(scores.shape[-1], dtype=jnp.float32)
+    distance = positions[None, None] - center[..., None]
     weights = attention_weights(scores, mask & (jnp.abs(distance) <= window))
     return weights * jnp.exp(-2 * (distance / window) ** 2)
 
@@ -91,17 +93,15 @@ class Alignment(nn.Module):
     dtype: str = "float32"
 
     def setup(self) -> None:
-        d = self.state_dim
         self.setup_score()
         if self.damping:
-            self.damping_rate = parameter(
-                self, "damping", nn.initializers.zeros, (), ()
-            )
+            zeros = nn.initializers.zeros
+            self.damping_rate = parameter(self, "damping", zeros, (), ())
         if self.local_window:
+            d = self.state_dim
             self.position = self.linear(d, d)
-            self.position_v = parameter(
-                self, "position_v", nn.initializers.normal(d**-0.5), (d,), ("state",)
-            )
+            init = nn.initializers.normal(d**-0.5)
+            self.position_v = parameter(self, "position_v", init, (d,), ("state",))
 
     def setup_score(self) -> None:
         """Create the score's parameters."""
@@ -117,48 +117,44 @@ class Alignment(nn.Module):
         """Return the scores (B, N, T, S) of states (B, T, D) against the keys."""
         raise NotImplementedError
 
-    def context(self, seen: Array) -> Array:
+    def context(self, heads: Array) -> Array:
         """Map the weighted sums of values (B, T, N, H) to contexts (B, T, C)."""
-        return seen[:, :, 0]
+        return heads[:, :, 0]
 
-    def __call__(
-        self, query: Array, memory: Memory, valid: Array
-    ) -> tuple[Array, Array]:
-        """Attend from states (B, T, D) to the memory.
-
-        Return contexts (B, T, C) and weights (B, N, T, S). `valid` (B, S) is True at
-        source tokens and False at padding.
-        """
-        check_valid("valid", valid)
+    def __call__(self, query: Array, memory: Memory) -> tuple[Array, Array]:
+        """Attend from states (B, T, D) → contexts (B, T, C), weights (B, N, T, S)."""
+        check_valid("valid", memory.valid)
         scores = self.scores(query, memory.keys)
         if self.damping:
             scores = damped_scores(scores, self.damping_rate)
-        # p = S · sigmoid(v_pᵀ tanh(W_p s)), S without padding (Luong et al. 2015, eq.
-        # 9)
         if self.local_window:
-            where = nn.sigmoid(
-                product(
-                    "BTD,D->BT",
-                    jnp.tanh(self.position(query)),
-                    self.position_v,
-                    self.dtype,
-                )
-            )
-            center = where * valid.sum(axis=1, keepdims=True)
-            weights = local_weights(
-                scores[:, 0], center, self.local_window, valid[:, None]
-            )[:, None]
+            weights = self._local_weights(scores, query, memory.valid)
         else:
-            mask = padding(valid).whole(*scores.shape[2:])
+            mask = padding(memory.valid).whole(*scores.shape[2:])
             weights = attention_weights(scores, mask)
         heads = product("BNTS,BNSH->BTNH", weights, memory.values, self.dtype)
         return self.context(heads), weights
 
+    def _local_weights(self, scores: Array, query: Array, valid: Array) -> Array:
+        """Return weights (B, 1, T, S) around p = S · sigmoid(v_pᵀ tanh(W_p s)).
+
+        Luong et al. 2015, eq. 9; S does not count padding.
+        """
+        hidden = jnp.tanh(self.position(query))
+        share = product("BTD,D->BT", hidden, self.position_v, self.dtype)
+        center = nn.sigmoid(share) * valid.sum(axis=1, keepdims=True)
+        one_head = scores[:, 0]
+        weights = local_weights(one_head, center, self.local_window, valid[:, None])
+        return weights[:, None]
+
     @nn.nowrap
     def linear(self, inputs: int, outputs: int) -> Linear:
-        axes = ("embed", "state")
         return Linear(
-            "BTD,DA->BTA", (inputs, outputs), axes, use_bias=False, dtype=self.dtype
+            "BTD,DA->BTA",
+            shape=(inputs, outputs),
+            axes=("embed", "state"),
+            use_bias=False,
+            dtype=self.dtype,
         )
 
 
@@ -171,11 +167,10 @@ class Additive(Alignment):
 
     def setup_score(self) -> None:
         a = self.hidden
-        self.query, self.key = (
-            self.linear(self.state_dim, a),
-            self.linear(self.memory_dim, a),
-        )
-        self.v = parameter(self, "v", nn.initializers.normal(a**-0.5), (a,), ("state",))
+        self.query = self.linear(self.state_dim, a)
+        self.key = self.linear(self.memory_dim, a)
+        init = nn.initializers.normal(a**-0.5)
+        self.v = parameter(self, "v", init, (a,), ("state",))
 
     def project(self, h: Array) -> tuple[Array, Array]:
         return self.key(h), h[:, None]
@@ -211,22 +206,17 @@ class MultiHead(Alignment):
     """
 
     def setup_score(self) -> None:
-        names, heads = (
-            ("embed", "state", "head_dim"),
-            (self.num_heads, self.state_dim // self.num_heads),
-        )
-        options: dict[str, Any] = {"use_bias": False, "dtype": self.dtype}
+        heads = (self.num_heads, self.state_dim // self.num_heads)
         of_state = (self.state_dim, *heads)
         of_memory = (self.memory_dim, *heads)
-        self.query = Linear("BTD,DNH->BTNH", of_state, names, **options)
-        self.key = Linear("BSC,CNH->BSNH", of_memory, names, **options)
-        self.value = Linear("BSC,CNH->BSNH", of_memory, names, **options)
-        self.output = Linear(
-            "BTNH,NHC->BTC",
-            (*heads, self.memory_dim),
-            ("state", "head_dim", "embed"),
-            **options,
-        )
+        to_memory = (*heads, self.memory_dim)
+        axes = ("embed", "state", "head_dim")
+        back = ("state", "head_dim", "embed")
+        options: dict[str, Any] = {"use_bias": False, "dtype": self.dtype}
+        self.query = Linear("BTD,DNH->BTNH", of_state, axes, **options)
+        self.key = Linear("BSC,CNH->BSNH", of_memory, axes, **options)
+        self.value = Linear("BSC,CNH->BSNH", of_memory, axes, **options)
+        self.output = Linear("BTNH,NHC->BTC", to_memory, back, **options)
 
     def project(self, h: Array) -> tuple[Array, Array]:
         return self.key(h), self.value(h).swapaxes(1, 2)
@@ -234,8 +224,8 @@ class MultiHead(Alignment):
     def scores(self, query: Array, keys: Array) -> Array:
         return scaled_dot_product_scores(self.query(query), keys, self.dtype)
 
-    def context(self, seen: Array) -> Array:
-        return self.output(seen)
+    def context(self, heads: Array) -> Array:
+        return self.output(heads)
 
 
 ALIGNMENTS: dict[str, type[Alignment]] = {
@@ -243,6 +233,6 @@ ALIGNMENTS: dict[str, type[Alignment]] = {
     "concat": Additive,
     "dot": Dot,
     "general": General,
-    "scaled_dot": MultiHead,  # `recurrent.Decoder` gives it one head
+    "scaled_dot": MultiHead,  # `decoders.make_alignment` gives it one head
     "multi_head": MultiHead,
 }

@@ -20,8 +20,8 @@ from transformer_jax.models.checks import check_ids, check_valid
 from transformer_jax.models.layers import (
     NORM_TYPES,
     Embedding,
+    Head,
     Linear,
-    LMHead,
     make_initializer,
     parameter,
 )
@@ -116,10 +116,9 @@ class Bert(nn.Module):
             c.embedding_init,
             c.embedding_scale,
         )
-        shape, axes = (c.num_segments, c.d_model), ("segment", "vector")
-        self.segments = parameter(
-            self, "segments", make_initializer(c.embedding_init), shape, axes
-        )
+        shape = (c.num_segments, c.d_model)
+        init = make_initializer(c.embedding_init)
+        self.segments = parameter(self, "segments", init, shape, ("segment", "vector"))
         if c.match_embedding:
             self.match = parameter(
                 self, "match", nn.initializers.zeros, (c.d_model,), ("vector",)
@@ -237,13 +236,14 @@ class MaskedLMHead(nn.Module):
         shape = (layers.padded_vocab_size(c.vocab_size, c.vocab_multiple),)
         self.bias = parameter(self, "bias", nn.initializers.zeros, shape, ("vocab",))
 
-    def __call__(self, x: Array, embeddings: LMHead) -> tuple[Array, LMHead]:
+    def __call__(self, x: Array, embedding: Embedding) -> tuple[Array, Head]:
         """Transform x (B, P, D).
 
         Return it and the map to logits, which a loss can apply in chunks.
         """
-        y = self.norm(layers.ACTIVATIONS[self.config.activation](self.transform(x)))
-        return y, LMHead(embeddings.table, self.bias)
+        activation = layers.ACTIVATIONS[self.config.activation]
+        y = self.norm(activation(self.transform(x)))
+        return y, embedding.head(self.config.dtype, self.bias)
 
 
 class _WithBert(nn.Module):
@@ -284,7 +284,7 @@ class Pretraining(_WithBert):
         valid: Array,
         segments: Array | None = None,
         positions: Array | None = None,
-    ) -> tuple[Array, LMHead, Array]:
+    ) -> tuple[Array, Head, Array]:
         """Return vectors, their map to logits, and next-sentence logits (B, 2).
 
         The vectors (B, P, D) are those at `positions` (B, P). The default of
@@ -295,8 +295,8 @@ class Pretraining(_WithBert):
         if positions is not None:
             check_ids("positions", positions, tokens.shape[1])
             x = jnp.take_along_axis(x, positions[..., None], axis=1)
-        vectors, lm_head = self.masked_lm(x, self.bert.embedding.lm_head())
-        return vectors, lm_head, self.next_sentence(pooled)
+        vectors, head = self.masked_lm(x, self.bert.embedding)
+        return vectors, head, self.next_sentence(pooled)
 
 
 class _Head(_WithBert):

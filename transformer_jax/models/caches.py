@@ -1,13 +1,14 @@
-"""What decoding keeps between steps: projected keys and values of attention.
+"""What decoding keeps between steps.
 
-A cache owns its layout. A stack asks it where its positions are and what a query may
-see, and hands it what to write.
+`Cache` is that of an encoder–decoder. The other classes keep projected keys and values
+of attention. They own their layout: a stack asks them where their positions are and
+what a query may see, and hands them what to write.
 
 Shapes: B rows · T new positions · S positions with room · K key-value heads · H head
 width (d_k) · H' head width of values (d_v) · J hypotheses of a row.
 """
 
-from typing import NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,52 @@ from jax import export
 from transformer_jax.models.masks import CAUSAL, Mask, padding
 
 Array = jax.Array
+
+
+def repeat_rows(tree: Any, count: int) -> Any:
+    """Return `tree` with every row of its leaves `count` times, next to each other."""
+    return jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), tree)
+
+
+def reorder_rows(tree: Any, parents: Array) -> Any:
+    """Return `tree` with rows (B·J, …) in another order within each group of J.
+
+    Row j of group b is the old row parents[b, j] of this group. `parents` is (B, J).
+    Groups do not mix, so they may be on different devices.
+    """
+    take = jax.vmap(lambda group, rows: group.at[rows].get(mode="promise_in_bounds"))
+
+    def reorder(x: Array) -> Array:
+        groups = x.reshape(*parents.shape, *x.shape[1:])
+        return take(groups, parents).reshape(x.shape)
+
+    return jax.tree.map(reorder, tree)
+
+
+class Cache(NamedTuple):
+    """What an encoder–decoder keeps between the steps of decoding.
+
+    The rows are the first axis of every leaf.
+
+    past: what the decoder has read, a row for each hypothesis. It has a method
+        `reorder`.
+    memory: what the decoder reads of the source, (B, …). The hypotheses of a row share
+        it.
+    """
+
+    past: Any
+    memory: Any
+
+    def repeat(self, count: int) -> Self:
+        """Return the cache with `count` hypotheses in the place of each one."""
+        return self._replace(past=repeat_rows(self.past, count))
+
+    def reorder(self, parents: Array) -> Self:
+        """Return the cache in which hypotheses continue others.
+
+        Hypothesis j of row b continues hypothesis parents[b, j]; `parents` is (B, J).
+        """
+        return self._replace(past=self.past.reorder(parents))
 
 
 class KeyValue(NamedTuple):
@@ -79,14 +126,17 @@ class SelfAttentionCache(Protocol):
     def keys(self) -> Array:
         """Return the position of each entry, (S,)."""
 
-    def seen(self, position: Array | int, count: int, start: Array | None) -> Mask:
+    def seen(self, position: Array | int, count: int, begins: Array | None) -> Mask:
         """Return what the `count` new entries may attend to.
 
-        Positions before `start` (B,) are padding.
+        Positions before `begins` (B,) are padding.
         """
 
     def written(self, layers: tuple[KeyValue, ...]) -> Self:
         """Return the cache with these layers."""
+
+    def reorder(self, parents: Array) -> Self:
+        """Return the cache in which hypotheses continue others: see `Cache.reorder`."""
 
 
 class Past(NamedTuple):
@@ -109,15 +159,18 @@ class Past(NamedTuple):
     def keys(self) -> Array:
         return jnp.arange(self.layers[0].room)
 
-    def seen(self, position: Array | int, count: int, start: Array | None) -> Mask:
+    def seen(self, position: Array | int, count: int, begins: Array | None) -> Mask:
         room = self.layers[0].room
         mask = CAUSAL
-        if start is not None:
-            mask &= padding(jnp.arange(room)[None] >= start[:, None])
+        if begins is not None:
+            mask &= padding(jnp.arange(room)[None] >= begins[:, None])
         return Mask(allowed=mask.part(position, count, 0, room))
 
     def written(self, layers: tuple[KeyValue, ...]) -> Self:
         return self._replace(layers=layers)
+
+    def reorder(self, parents: Array) -> Self:
+        return reorder_rows(self, parents)
 
 
 class SharedPast(NamedTuple):
@@ -141,11 +194,7 @@ class SharedPast(NamedTuple):
         rows, hypotheses, _ = self.owned.shape
         return x.reshape(rows, hypotheses, x.shape[-1])
 
-    def reorder(self, parents: Array) -> "SharedPast":
-        """Return the cache in which hypotheses continue others.
-
-        Hypothesis j of a row continues hypothesis parents[row, j]; `parents` is (B, J).
-        """
+    def reorder(self, parents: Array) -> Self:
         owned = jnp.take_along_axis(self.owned, parents[:, :, None], axis=1)
         return self._replace(owned=owned)
 
@@ -169,14 +218,14 @@ class SharedPast(NamedTuple):
     def keys(self) -> Array:
         return jnp.arange(self.layers[0].room) // self.owned.shape[1]
 
-    def seen(self, position: Array | int, count: int, start: Array | None) -> Mask:
+    def seen(self, position: Array | int, count: int, begins: Array | None) -> Mask:
         return Mask(allowed=self.owned[:, None])
 
     def written(self, layers: tuple[KeyValue, ...]) -> Self:
         return self._replace(layers=layers)
 
 
-for _kind in (KeyValue, Past, SharedPast):
+for _kind in (Cache, KeyValue, Past, SharedPast):
     export.register_namedtuple_serialization(
         _kind, serialized_name=f"transformer_jax.{_kind.__name__}"
     )

@@ -13,7 +13,7 @@ import numpy as np
 
 from transformer_jax.models.bert import BertConfig
 from transformer_jax.models.gpt import GPTConfig
-from transformer_jax.models.recurrent import RecurrentConfig
+from transformer_jax.models.recurrent_config import RecurrentConfig
 from transformer_jax.models.recurrent_lm import RecurrentLMConfig
 from transformer_jax.models.stack import BlockConfig
 from transformer_jax.models.transformer import TransformerConfig
@@ -289,7 +289,7 @@ def _recurrent_products(config: RecurrentConfig) -> _Products:
         """
         return gates * width * (first + width + (c.num_layers - 1) * (inputs + width))
 
-    if c.luong_decoder:
+    if c.decoder == "luong":
         more, readout = d * c.input_feeding, (e + d) * d
     else:
         more = e * c.reads_context

@@ -14,17 +14,12 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.models import layers, masks
-from transformer_jax.models.caches import Past
+from transformer_jax.models.caches import SelfAttentionCache
 from transformer_jax.models.checks import check_ids, check_valid
-from transformer_jax.models.layers import Embedding, Linear, LMHead, OutputLayer
+from transformer_jax.models.layers import Embedding, Head, Linear, OutputLayer
 from transformer_jax.models.masks import CAUSAL, padding
 from transformer_jax.models.positions import Positions, check_length
-from transformer_jax.models.stack import (
-    SingleStackConfig,
-    Stack,
-    sown_weights,
-    unstack_layers,
-)
+from transformer_jax.models.stack import SingleStackConfig, Stack, sown_weights
 
 Array = jax.Array
 
@@ -130,7 +125,7 @@ class GPT(nn.Module):
     """A decoder-only language model.
 
     `model.apply(params, tokens)` returns, at each position, the logits of the next
-    token. To generate text, call `init_cache` once, then `extend` with a prompt of any
+    token. To generate text, call `start` once, then `extend` with a prompt of any
     length, and again with each new token.
     """
 
@@ -152,9 +147,13 @@ class GPT(nn.Module):
         self.dropout = layers.Dropout(c.dropout_rate)
         self.decoder = Stack(c, c.num_layers)
         if not c.tie_embeddings:
-            padded = layers.padded_vocab_size(c.vocab_size, c.vocab_multiple)
             self.output = OutputLayer(
-                c.d_model, padded, use_bias=False, initializer=c.init
+                c.vocab_size,
+                c.d_model,
+                c.vocab_multiple,
+                use_bias=False,
+                initializer=c.init,
+                dtype=c.dtype,
             )
 
     def __call__(
@@ -168,8 +167,7 @@ class GPT(nn.Module):
 
         The arguments are of `hidden`.
         """
-        x, lm_head = self.hidden(tokens, valid, segments, positions)
-        return lm_head(x, self.config.vocab_size, self.config.dtype)
+        return self.head()(self.hidden(tokens, valid, segments, positions))
 
     def hidden(
         self,
@@ -177,10 +175,8 @@ class GPT(nn.Module):
         valid: Array | None = None,
         segments: Array | None = None,
         positions: Array | int = 0,
-    ) -> tuple[Array, LMHead]:
-        """Return the last layer's output (B, T, D) and its map to logits.
-
-        A loss can apply the map in chunks.
+    ) -> Array:
+        """Return the last layer's output (B, T, D). `head` maps it to logits.
 
         Args:
             tokens: ids (B, T).
@@ -198,53 +194,49 @@ class GPT(nn.Module):
         mask = CAUSAL if valid is None else CAUSAL & padding(valid)
         if segments is not None:
             mask &= masks.segments(segments, segments)
-        x = self.dropout(
-            self.embedding(tokens) + self.positions(tokens.shape[1], positions)
-        )
-        return self.decoder(x, mask), self.lm_head()
+        x = self.embedding(tokens) + self.positions(tokens.shape[1], positions)
+        return self.decoder(self.dropout(x), mask)
 
-    def lm_head(self) -> LMHead:
+    def head(self) -> Head:
         """Return the map from the last layer's output to logits."""
-        return (
-            self.embedding.lm_head()
-            if self.config.tie_embeddings
-            else self.output.lm_head()
-        )
+        if self.config.tie_embeddings:
+            return self.embedding.head(self.config.dtype)
+        return self.output.head()
 
-    def init_cache(self, batch_size: int, length: int) -> Past:
-        """Return an empty cache with room for `length` positions.
+    def start(self, rows: int, room: int) -> SelfAttentionCache:
+        """Return an empty cache for `rows` sequences of at most `room` tokens.
 
-        The batch axis comes first in every leaf.
+        The rows are the first axis of every leaf.
 
         Raises:
-            ValueError: `length` exceeds `max_length`, and positions are neither
-                relative nor rotary.
+            ValueError: `room` exceeds `max_length`, and positions are neither relative
+                nor rotary.
         """
-        check_length(self.config.positions, length, self.config.max_length)
-        return self.decoder.init_cache(batch_size, length)
+        check_length(self.config.positions, room, self.config.max_length)
+        return self.decoder.init_cache(rows, room)
 
     def extend(
         self,
-        cache: Past,
+        cache: SelfAttentionCache,
         tokens: Array,
         position: Array | int,
-        start: Array | None = None,
-    ) -> tuple[Array, Past]:
+        begins: Array | None = None,
+    ) -> tuple[Array, SelfAttentionCache]:
         """Read ids (B, T) from `position` on → logits (B, T, padded V), the new cache.
 
-        There is no dropout. `start` (B,) is the place in the cache at which each row
+        There is no dropout. `begins` (B,) is the place in the cache at which each row
         begins. Positions count from it, and what is read before it is padding. So the
         rows of a batch can end at the same place and grow together. None: all begin at
         0.
         """
-        length, places = tokens.shape[1], position
-        if start is not None:
-            places = jnp.maximum(
-                position + jnp.arange(length)[None] - start[:, None], 0
-            )
+        length = tokens.shape[1]
+        places = position
+        if begins is not None:
+            from_begin = position + jnp.arange(length)[None] - begins[:, None]
+            places = jnp.maximum(from_begin, 0)
         x = self.embedding(tokens) + self.positions(length, places)
-        x, cache = self.decoder.extend(x, cache, position, start=start)
-        return self.lm_head()(x, self.config.vocab_size, self.config.dtype), cache
+        x, cache = self.decoder.extend(x, cache, position, begins=begins)
+        return self.head()(x), cache
 
     @nn.nowrap
     def attention_maps(self, sown: Any) -> dict[tuple[str, str, str], Array]:
@@ -258,11 +250,6 @@ class GPT(nn.Module):
                 sown["decoder"], "self_attention"
             )
         }
-
-    @nn.nowrap
-    def for_extend(self, params: Any) -> Any:
-        """Return parameters in the form in which a loop over `extend` is fastest."""
-        return unstack_layers(params, "decoder", self.config.num_layers)
 
 
 class GPTClassifier(nn.Module):
@@ -288,12 +275,10 @@ class GPTClassifier(nn.Module):
     specials: bool = True
 
     def setup(self) -> None:
-        c, shape = self.config, (self.config.d_model, self.num_classes)
-        self.gpt = GPT(
-            dataclasses.replace(
-                c, vocab_size=c.vocab_size + len(SPECIALS) * self.specials
-            )
-        )
+        c = self.config
+        shape = (c.d_model, self.num_classes)
+        vocab_size = c.vocab_size + len(SPECIALS) * self.specials
+        self.gpt = GPT(dataclasses.replace(c, vocab_size=vocab_size))
         self.dropout = layers.Dropout(c.dropout_rate)
         options: dict[str, Any] = {
             "use_bias": self.specials,
@@ -309,18 +294,18 @@ class GPTClassifier(nn.Module):
         """
         return self.hidden(tokens, valid)[0]
 
-    def hidden(self, tokens: Array, valid: Array) -> tuple[Array, Array, LMHead]:
-        """Return the logits and the result of `GPT.hidden`.
+    def hidden(self, tokens: Array, valid: Array) -> tuple[Array, Array, Head]:
+        """Return the logits, `GPT.hidden` and its map to logits of tokens.
 
-        The latter is for the auxiliary language-modeling loss.
+        The last two are for the auxiliary language-modeling loss.
         """
         check_ids("tokens", tokens, self.gpt.config.vocab_size)
         check_valid("valid", valid, tokens.shape, at_end=True)
-        x, lm_head = self.gpt.hidden(tokens, valid)
+        x = self.gpt.hidden(tokens, valid)
         last = jnp.maximum(valid.sum(axis=1) - 1, 0)
         vectors = jnp.take_along_axis(x, last[:, None, None], axis=1)
         vectors = vectors.reshape(-1, self.views, x.shape[-1]).sum(axis=1)
-        return self.head(self.dropout(vectors)), x, lm_head
+        return self.head(self.dropout(vectors)), x, self.gpt.head()
 
     @nn.nowrap
     def attention_maps(self, sown: Any) -> dict[tuple[str, str, str], Array]:
@@ -337,11 +322,9 @@ def swapped(tokens: Array, second: Array, length: Array) -> Array:
     [START] a [DELIM] b [EXTRACT] becomes [START] b [DELIM] a [EXTRACT]. tokens (B, T);
     second (B,) is the place at which b starts, and length (B,) the number of tokens.
     """
-    place, second, length = (
-        jnp.arange(tokens.shape[1])[None],
-        second[:, None],
-        length[:, None],
-    )
+    place = jnp.arange(tokens.shape[1])[None]
+    second = second[:, None]
+    length = length[:, None]
     middle = length - second  # the new place of [DELIM]
     source = jnp.select(
         [place == 0, place < middle, place == middle, place < length - 1],

@@ -9,10 +9,11 @@ Dropout is active only if `apply` is given a "dropout" key. Use `model.apply(par
 ..., rngs={"dropout": key})` for training and `model.apply(params, ...)` for evaluation.
 """
 
+import dataclasses
 import functools
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -184,7 +185,8 @@ class Linear(nn.Module):
         kernel = parameter(self, "kernel", self._init, self.shape, self.axes)
         bias = None
         if self.use_bias:
-            shape, axes = self.shape[num_inputs:], self.axes[num_inputs:]
+            shape = self.shape[num_inputs:]
+            axes = self.axes[num_inputs:]
             bias = parameter(self, "bias", nn.initializers.zeros, shape, axes)
         return linear(self.spec, x, kernel, bias, self.dtype, self.output_dtype)
 
@@ -321,7 +323,8 @@ class FeedForward(nn.Module):
         }
 
         def inner(name: str) -> Array:
-            shape, axes = (self.d_model, self.d_ff), ("embed", "mlp")
+            shape = (self.d_model, self.d_ff)
+            axes = ("embed", "mlp")
             h = Linear("BTD,DF->BTF", shape, axes, name=name, **options)(x)
             return constrain(h, "batch", "length", "mlp").astype(jnp.float32)
 
@@ -331,9 +334,10 @@ class FeedForward(nn.Module):
         else:
             h = activation(inner("inner"))
         h = Dropout(self.dropout_rate)(h)
-        shape, axes = (self.d_ff, self.d_model), ("mlp", "embed")
+        shape = (self.d_ff, self.d_model)
         options["init_scale"] = self.init_scale
-        return Linear("BTF,FD->BTD", shape, axes, name="outer", **options)(h)
+        outer = Linear("BTF,FD->BTD", shape, ("mlp", "embed"), name="outer", **options)
+        return outer(h)
 
 
 class Embedding(nn.Module):
@@ -381,9 +385,9 @@ class Embedding(nn.Module):
             x = x * self.d_model**0.5
         return constrain(x, "batch", "length", "features")
 
-    def lm_head(self) -> "LMHead":
-        """Return the table as the map from vectors to logits."""
-        return LMHead(self._gathered(), None)
+    def head(self, dtype: str = "float32", bias: Array | None = None) -> "Head":
+        """Return the table as the map from vectors to logits. See `Head`."""
+        return Head(self._gathered(), bias, self.vocab_size, dtype)
 
     def _gathered(self) -> Array:
         """Gather the rows that FSDP distributes.
@@ -396,48 +400,66 @@ class Embedding(nn.Module):
 class OutputLayer(nn.Module):
     """A map from vectors to logits with its own table, not tied to an embedding.
 
-    `initializer` is one of INITS.
+    The table is padded to a multiple of `vocab_multiple` rows. `initializer` is one of
+    INITS. The product is computed in `dtype`.
     """
 
+    vocab_size: int
     d_model: int
-    padded_vocab_size: int
-    use_bias: bool
+    vocab_multiple: int = 1
+    use_bias: bool = False
     initializer: str = "xavier_uniform"
+    dtype: str = "float32"
 
     def setup(self) -> None:
-        shape = (self.padded_vocab_size, self.d_model)
+        rows = padded_vocab_size(self.vocab_size, self.vocab_multiple)
+        init = make_initializer(self.initializer)
         self.table = parameter(
-            self, "table", make_initializer(self.initializer), shape, ("vocab", "embed")
+            self, "table", init, (rows, self.d_model), ("vocab", "embed")
         )
         self.bias = None
         if self.use_bias:
-            self.bias = parameter(
-                self, "bias", nn.initializers.zeros, shape[:1], ("vocab",)
-            )
+            zeros = nn.initializers.zeros
+            self.bias = parameter(self, "bias", zeros, (rows,), ("vocab",))
 
-    def lm_head(self) -> "LMHead":
-        return LMHead(constrain(self.table, "logits", "vector"), self.bias)
+    def head(self) -> "Head":
+        """Return the map from vectors to logits."""
+        table = constrain(self.table, "logits", "vector")
+        return Head(table, self.bias, self.vocab_size, self.dtype)
 
 
-class LMHead(NamedTuple):
-    """A map from vectors to logits: table (padded V, D), bias (padded V,) or None."""
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """A map from vectors x to logits x Eᵀ + b over a vocabulary.
+
+    It is a pytree whose leaves are its parameters. So a loss can take it as an
+    argument, and apply it to a part of the positions at a time.
+
+    table: E (padded V, D).
+    bias: b (padded V,), or None.
+    vocab_size: V. Ids ≥ V pad the table; they have a probability of zero.
+    dtype: the type in which the product is computed.
+    """
 
     table: Array
     bias: Array | None
+    vocab_size: int = dataclasses.field(metadata={"static": True})
+    dtype: str = dataclasses.field(default="float32", metadata={"static": True})
 
-    def __call__(self, x: Array, vocab_size: int, dtype: str = "float32") -> Array:
-        """Map x (B, T, D) to float32 logits (B, T, padded V).
-
-        Ids ≥ `vocab_size` are masked.
-        """
-        logits = product("BTD,VD->BTV", x, self.table, dtype)
-        return mask_padding(
-            logits if self.bias is None else plus_bias(logits, self.bias), vocab_size
-        )
+    def __call__(self, x: Array) -> Array:
+        """Map x (B, T, D) to float32 logits (B, T, padded V)."""
+        logits = product("BTD,VD->BTV", x, self.table, self.dtype)
+        if self.bias is not None:
+            logits = plus_bias(logits, self.bias)
+        return mask_padding(logits, self.vocab_size)
 
 
-export.register_namedtuple_serialization(
-    LMHead, serialized_name="transformer_jax.LMHead"
+export.register_pytree_node_serialization(
+    Head,
+    serialized_name="transformer_jax.Head",
+    serialize_auxdata=lambda fields: json.dumps(fields).encode(),
+    deserialize_auxdata=lambda data: tuple(json.loads(data)),
 )
 
 

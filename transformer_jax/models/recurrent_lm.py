@@ -16,11 +16,10 @@ import jax.numpy as jnp
 
 from transformer_jax import fields
 from transformer_jax.errors import UserError
-from transformer_jax.models import layers
 from transformer_jax.models.attention import Valid
+from transformer_jax.models.cells import CELLS, Carry, make_cell
 from transformer_jax.models.checks import check_ids, check_valid
-from transformer_jax.models.layers import Dropout, Embedding, LMHead, OutputLayer
-from transformer_jax.models.recurrent import CELLS, Carry, make_cell
+from transformer_jax.models.layers import Dropout, Embedding, Head, OutputLayer
 
 Array = jax.Array
 
@@ -73,13 +72,13 @@ class RecurrentLMConfig:
 class RecurrentLM(nn.Module):
     """A stack of recurrent layers that predicts the next token.
 
-    It has the interface of `GPT`. Dropout acts between layers, and so before the first
+    It has the methods of `GPT`. Dropout acts between layers, and so before the first
     and after the last one, but not from step to step (Zaremba et al. 2014, Section
     3.1). The cache is the carry of each layer.
 
     Differs: The state is zero at the start of each row; Zaremba et al. continue with
-    the state of the batch before. The cells are those of Flax, in float32 and without
-    peepholes. Embeddings are multiplied by √D.
+    the state of the batch before. For the cells, see `cells`. Embeddings are multiplied
+    by √D.
     """
 
     config: RecurrentLMConfig
@@ -91,8 +90,9 @@ class RecurrentLM(nn.Module):
         self.cells = [make_cell(c.cell, c.d_model) for _ in range(c.num_layers)]
         self.dropout = Dropout(c.dropout_rate)
         if not c.tie_embeddings:
-            padded = layers.padded_vocab_size(c.vocab_size, c.vocab_multiple)
-            self.output = OutputLayer(c.d_model, padded, use_bias=True)
+            self.output = OutputLayer(
+                c.vocab_size, c.d_model, c.vocab_multiple, use_bias=True, dtype=c.dtype
+            )
 
     def __call__(
         self,
@@ -105,8 +105,7 @@ class RecurrentLM(nn.Module):
 
         The arguments are of `hidden`.
         """
-        x, lm_head = self.hidden(tokens, valid, segments, positions)
-        return lm_head(x, self.config.vocab_size, self.config.dtype)
+        return self.head()(self.hidden(tokens, valid, segments, positions))
 
     def hidden(
         self,
@@ -114,8 +113,8 @@ class RecurrentLM(nn.Module):
         valid: Valid = None,
         segments: Any = None,
         positions: Any = 0,
-    ) -> tuple[Array, LMHead]:
-        """Return the last layer's output (B, T, D) and its map to logits.
+    ) -> Array:
+        """Return the last layer's output (B, T, D). `head` maps it to logits.
 
         `segments` (B, T) are the numbers of the documents in a row; each document
         starts from a state of zero. `valid` and `positions` are ignored: a state
@@ -126,29 +125,26 @@ class RecurrentLM(nn.Module):
             check_valid("valid", valid, tokens.shape, at_end=True)
         if segments is not None:
             check_ids("segments", segments, 2**31, tokens.shape)
-        fresh = (
-            None
-            if segments is None
-            else segments != jnp.pad(segments[:, :-1], ((0, 0), (1, 0)))
-        )
-        return self._run(self.init_cache(*tokens.shape), tokens, fresh)[
-            0
-        ], self.lm_head()
+        fresh = None
+        if segments is not None:
+            before = jnp.pad(segments[:, :-1], ((0, 0), (1, 0)))
+            fresh = segments != before
+        rows, room = tokens.shape
+        x, _ = self._run(self.start(rows, room), tokens, fresh)
+        return x
 
-    def lm_head(self) -> LMHead:
+    def head(self) -> Head:
         """Return the map from the last layer's output to logits."""
-        return (
-            self.embedding.lm_head()
-            if self.config.tie_embeddings
-            else self.output.lm_head()
-        )
+        if self.config.tie_embeddings:
+            return self.embedding.head(self.config.dtype)
+        return self.output.head()
 
-    def init_cache(self, batch_size: int, length: int) -> tuple[Carry, ...]:
+    def start(self, rows: int, room: int) -> tuple[Carry, ...]:
         """Return a state of zero for each layer.
 
-        `length` is ignored; it exists for parity with `GPT`.
+        States do not grow, so `room` is ignored.
         """
-        shape = (batch_size, self.config.d_model)
+        shape = (rows, self.config.d_model)
         return tuple(
             cell.initialize_carry(jax.random.key(0), shape) for cell in self.cells
         )
@@ -158,30 +154,24 @@ class RecurrentLM(nn.Module):
         cache: tuple[Carry, ...],
         tokens: Array,
         position: Array | int,
-        start: Array | None = None,
+        begins: Array | None = None,
     ) -> tuple[Array, tuple[Carry, ...]]:
         """Read token ids (B, T) → logits (B, T, padded V), the new cache.
 
-        The ids follow those in the cache. `start` (B,) is the position at which each
+        The ids follow those in the cache. `begins` (B,) is the position at which each
         row begins; what is read before it is padding. None: all begin at 0.
         """
-        fresh = (
-            None
-            if start is None
-            else position + jnp.arange(tokens.shape[1])[None] <= start[:, None]
-        )
+        fresh = None
+        if begins is not None:
+            positions = position + jnp.arange(tokens.shape[1])[None]
+            fresh = positions <= begins[:, None]
         x, cache = self._run(cache, tokens, fresh)
-        return self.lm_head()(x, self.config.vocab_size, self.config.dtype), cache
+        return self.head()(x), cache
 
     @nn.nowrap
     def attention_maps(self, sown: Any) -> dict[tuple[str, str, str], Array]:
         """Return no maps, as there is no attention."""
         return {}
-
-    @nn.nowrap
-    def for_extend(self, params: Any) -> Any:
-        """Return the parameters unchanged. This method exists for parity with `GPT`."""
-        return params
 
     def _run(
         self, carries: tuple[Carry, ...], tokens: Array, fresh: Array | None
@@ -207,7 +197,8 @@ class RecurrentLM(nn.Module):
             in_axes=1,
             out_axes=1,
         )
-        x, after = self.dropout(self.embedding(tokens)), []
+        x = self.dropout(self.embedding(tokens))
+        after = []
         for cell, carry in zip(self.cells, carries, strict=True):
             carry, x = scan(cell, carry, (x, fresh))
             x = self.dropout(x)

@@ -7,7 +7,7 @@ with axis L first.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -21,7 +21,11 @@ from transformer_jax.models import layers
 from transformer_jax.models.attention import MultiHeadAttention
 from transformer_jax.models.caches import KeyValue, Past, SelfAttentionCache, SharedPast
 from transformer_jax.models.checks import check_vectors
-from transformer_jax.models.kernels.choose import IMPLEMENTATIONS, unsupported
+from transformer_jax.models.kernels.choose import (
+    IMPLEMENTATIONS,
+    shares_past,
+    unsupported,
+)
 from transformer_jax.models.kernels.loop import (
     REMAT,
     as_layers,
@@ -355,17 +359,21 @@ class Stack(nn.Module):
         last, every = self._run(body, self._start(x))
         return every.at[:, -1].set(self._end(last))
 
-    def init_cache(self, batch_size: int, length: int, hypotheses: int = 1) -> Any:
-        """Return an empty cache of self-attention, with room for `length` positions.
+    def init_cache(
+        self, rows: int, room: int, hypotheses: int = 1
+    ) -> SelfAttentionCache:
+        """Return an empty cache of self-attention, with room for `room` positions.
 
-        It is a `Past`, or with several hypotheses of each row, a `SharedPast`.
+        It is for `rows` · `hypotheses` sequences; the hypotheses of a row are adjacent.
+        They may share one cache, see `SharedPast`.
         """
-        room = length * hypotheses
         empty = self.layers.self_attention.empty_cache
-        each = tuple(empty(batch_size, room) for _ in range(self.num_layers))
-        if hypotheses == 1:
-            return Past(each)
-        return SharedPast(each, jnp.zeros((batch_size, hypotheses, room), bool))
+        if hypotheses == 1 or not shares_past():
+            sequences = rows * hypotheses
+            return Past(tuple(empty(sequences, room) for _ in range(self.num_layers)))
+        entries = room * hypotheses
+        layers = tuple(empty(rows, entries) for _ in range(self.num_layers))
+        return SharedPast(layers, jnp.zeros((rows, hypotheses, entries), bool))
 
     def project(self, memory: Array) -> tuple[KeyValue, ...]:
         """Return caches of memory (B, S, D) for the cross-attention of each layer."""
@@ -384,13 +392,13 @@ class Stack(nn.Module):
         position: Array | int,
         memory: tuple[KeyValue, ...] | None = None,
         memory_mask: Array | Mask | None = None,
-        start: Array | None = None,
+        begins: Array | None = None,
     ) -> tuple[Array, Any]:
         """Run x (B, T, D) through all layers → output (B, T, D), and the cache with x.
 
         The positions of x are position … position + T - 1. Attention is causal.
         `memory` comes from `project`. It may have fewer rows, which adjacent rows of x
-        then share. Positions of the cache before `start` (B,) are padding. There is no
+        then share. Positions of the cache before `begins` (B,) are padding. There is no
         dropout, and nothing is sown.
 
         The layers are unrolled and each has its own cache, because a loop would copy
@@ -404,7 +412,7 @@ class Stack(nn.Module):
         keys = cache.keys()
         queries = cache.queries(position, count)
         places = self._places_of(queries, keys, keys.shape[0])
-        mask = cache.seen(position, count, start)
+        mask = cache.seen(position, count, begins)
         block: Any = Block(self.config, self.cross, parent=None)
         written = []
         for i, (own, past) in enumerate(
@@ -489,13 +497,21 @@ class Stack(nn.Module):
         return as_layers(stacked, self.num_layers)
 
 
-def unstack_layers(params: Any, stack: str, num_layers: int) -> Any:
-    """Unstack the layers of the stack named `stack`.
+def unstack_layers(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of a model with the layers of each `Stack` apart.
 
-    A loop over `extend` then need not do this at every step.
+    A loop over steps that call `Stack.extend` need not take them apart in every step.
+    Parameters of models without stacks remain as they are.
     """
-    layers = unstack(params[stack]["layers"], num_layers)
-    return params | {stack: params[stack] | {"layers": layers}}
+    apart = dict(params)
+    for name, inside in params.items():
+        if not isinstance(inside, Mapping):
+            continue
+        if name == "layers":
+            apart[name] = unstack(inside, len(jax.tree.leaves(inside)[0]))
+        else:
+            apart[name] = unstack_layers(inside)
+    return apart
 
 
 def sown_weights(sown: Any, sub_layer: str) -> Array:

@@ -16,18 +16,12 @@ from jax import export
 from transformer_jax import fields
 from transformer_jax.models import layers
 from transformer_jax.models.attention import Valid
-from transformer_jax.models.caches import KeyValue, Past, SharedPast
-from transformer_jax.models.checks import check_ids, check_valid
-from transformer_jax.models.kernels.choose import shares_past
-from transformer_jax.models.layers import Embedding, LMHead, OutputLayer, parameter
+from transformer_jax.models.caches import Cache, KeyValue
+from transformer_jax.models.front_ends import Tokens
+from transformer_jax.models.layers import Embedding, Head, OutputLayer, parameter
 from transformer_jax.models.masks import CAUSAL, padding
-from transformer_jax.models.positions import Positions, check_length
-from transformer_jax.models.stack import (
-    BlockConfig,
-    Stack,
-    sown_weights,
-    unstack_layers,
-)
+from transformer_jax.models.positions import Positions
+from transformer_jax.models.stack import BlockConfig, Stack, sown_weights
 
 Array = jax.Array
 
@@ -89,24 +83,31 @@ class TransformerConfig(BlockConfig):
         return self.tie_embeddings == "all"
 
 
-class Cache(NamedTuple):
-    """Everything that decoding keeps between steps.
+class Memory(NamedTuple):
+    """What the decoder reads of the source.
 
-    The batch axis comes first in every leaf.
-
-    past: of self-attention to the target so far.
-    memory: of cross-attention to the source, for each layer.
-    source_valid: (B, S), True at tokens and False at padding.
+    vectors: the encoder's output, (B, S, D).
+    valid: (B, S), True at the source and False at its padding.
     """
 
-    past: Past | SharedPast
-    memory: tuple[KeyValue, ...]
-    source_valid: Array
+    vectors: Array
+    valid: Array
 
 
-export.register_namedtuple_serialization(
-    Cache, serialized_name="transformer_jax.transformer.Cache"
-)
+class ProjectedMemory(NamedTuple):
+    """The memory in a cache: its keys and values in the cross-attention of each layer.
+
+    valid: (B, S), see `Memory`.
+    """
+
+    layers: tuple[KeyValue, ...]
+    valid: Array
+
+
+for _kind in (Memory, ProjectedMemory):
+    export.register_namedtuple_serialization(
+        _kind, serialized_name=f"transformer_jax.transformer.{_kind.__name__}"
+    )
 
 
 class Transformer(nn.Module):
@@ -114,56 +115,48 @@ class Transformer(nn.Module):
 
     `model.apply(params, source, target)` returns, at each target position, the logits
     of the next token. `target` starts with the begin-of-sentence id (see
-    `shift_right`). To decode, call `init_cache` once, which runs the encoder, then
-    `extend` with a prompt of any length, and again with each new token.
+    `shift_right`). The other methods are those of `EncoderDecoder`.
+
+    front_end: maps what the encoder reads to vectors (B, S, D), see `front_ends`. None:
+        the source consists of tokens.
     """
 
     config: TransformerConfig
+    front_end: nn.Module | None = None
 
     def setup(self) -> None:
         c = self.config
         c.check()
-
-        def embedding(vocab_size: int) -> Embedding:
-            return Embedding(
-                vocab_size,
-                c.d_model,
-                c.vocab_multiple,
-                c.embedding_init,
-                c.embedding_scale,
-            )
-
-        self.target_embedding = embedding(c.target_vocab_size)
+        self.target_embedding = self._embedding(c.target_vocab_size)
         if c.tie_embeddings == "all":
             self.source_embedding = self.target_embedding
         else:
-            self.source_embedding = embedding(c.source_vocab_size)
-        padded = layers.padded_vocab_size(c.target_vocab_size, c.vocab_multiple)
-        if c.tie_embeddings == "none":
-            self.output = OutputLayer(c.d_model, padded, c.output_bias, c.init)
-        elif c.output_bias:
-            self.output_bias = parameter(
-                self, "output_bias", nn.initializers.zeros, (padded,), ("vocab",)
-            )
-        self.source_positions = Positions(
-            c.positions, c.max_length, c.d_model, c.embedding_init
-        )
-        self.target_positions = Positions(
-            c.positions, c.max_length, c.d_model, c.embedding_init
-        )
+            self.source_embedding = self._embedding(c.source_vocab_size)
+        self.source_positions = self._positions()
+        self.target_positions = self._positions()
         self.dropout = layers.Dropout(c.dropout_rate)
+        self.source = self.front_end or Tokens(
+            self.source_embedding, self.source_positions, self.dropout
+        )
+        self.target = Tokens(self.target_embedding, self.target_positions, self.dropout)
         self.encoder = Stack(c, c.num_encoder_layers)
         self.decoder = Stack(c, c.num_decoder_layers, cross=True)
-
-    def encode(self, source: Array, source_valid: Array) -> Array:
-        """Encode source ids (B, S) → memory (B, S, D).
-
-        `source_valid` (B, S) is True at tokens.
-        """
-        check_ids("source", source, self.config.source_vocab_size)
-        check_valid("source_valid", source_valid, source.shape)
-        x = self.source_embedding(source) + self.source_positions(source.shape[1])
-        return self.encoder(self.dropout(x), padding(source_valid))
+        self.output_bias = None
+        if c.tie_embeddings == "none":
+            self.output = OutputLayer(
+                c.target_vocab_size,
+                c.d_model,
+                c.vocab_multiple,
+                c.output_bias,
+                c.init,
+                c.dtype,
+            )
+        elif c.output_bias:
+            rows = layers.padded_vocab_size(c.target_vocab_size, c.vocab_multiple)
+            zeros = nn.initializers.zeros
+            self.output_bias = parameter(
+                self, "output_bias", zeros, (rows,), ("vocab",)
+            )
 
     def __call__(
         self,
@@ -174,98 +167,76 @@ class Transformer(nn.Module):
     ) -> Array:
         """Map source ids (B, S) and target ids (B, T) to logits of the next token.
 
-        The logits are float32 (B, T, padded V). See `hidden` for `source_valid` and
-        `target_valid`.
+        The logits are float32 (B, T, padded V). `source_valid` (B, S) and
+        `target_valid` (B, T) are True at tokens and False at padding, or None if there
+        is no padding.
         """
-        x, lm_head = self.hidden(source, target, source_valid, target_valid)
-        return lm_head(x, self.config.target_vocab_size, self.config.dtype)
+        memory = self.encode(source, source_valid)
+        return self.head()(self.hidden(memory, target, target_valid))
+
+    def encode(self, inputs: Array, valid: Valid = None) -> Memory:
+        """Encode the source, e.g. ids (B, S), of which `valid` (B, S) are tokens."""
+        x, valid = self.source(inputs, valid)
+        if valid is None:
+            valid = jnp.ones(x.shape[:2], bool)
+        return Memory(self.encoder(x, padding(valid)), valid)
 
     def hidden(
         self,
-        source: Array,
+        memory: Memory,
         target: Array,
-        source_valid: Valid = None,
         target_valid: Valid = None,
-        step: Any = 0,
-    ) -> tuple[Array, LMHead]:
-        """Return the decoder's output (B, T, D) and its map to logits.
+        step: Array | int = 0,
+    ) -> Array:
+        """Return the decoder's output (B, T, D) if it reads the ids `target` (B, T).
 
-        A loss can apply the map in chunks.
-
-        `source_valid` (B, S) and `target_valid` (B, T) are True at tokens and False at
-        padding, or None if there is no padding. `source_valid` masks encoder
-        self-attention and cross-attention. `target_valid` masks decoder self-attention,
-        together with the causal mask. `step` is ignored; it exists for parity with
-        `RecurrentSeq2Seq`.
+        Self-attention is causal, and does not see padding: `target_valid` (B, T) is
+        False there. Cross-attention does not see the padding of the source.
         """
-        if source_valid is None:
-            source_valid = jnp.ones(source.shape, bool)
-        memory = self.encode(source, source_valid)
-        check_ids("target", target, self.config.target_vocab_size)
+        x, target_valid = self.target(target, target_valid)
+        mask = CAUSAL
         if target_valid is not None:
-            check_valid("target_valid", target_valid, target.shape)
-        mask = CAUSAL if target_valid is None else CAUSAL & padding(target_valid)
-        x = self.dropout(
-            self.target_embedding(target) + self.target_positions(target.shape[1])
-        )
-        return self.decoder(x, mask, memory, padding(source_valid)), self.lm_head()
+            mask &= padding(target_valid)
+        return self.decoder(x, mask, memory.vectors, padding(memory.valid))
 
-    def lm_head(self) -> LMHead:
+    def head(self) -> Head:
         """Return the map from the decoder's output to logits.
 
         By default, it is the target embedding (Section 3.4).
         """
         if self.config.tie_embeddings == "none":
-            return self.output.lm_head()
-        return LMHead(
-            self.target_embedding.lm_head().table,
-            self.output_bias if self.config.output_bias else None,
-        )
+            return self.output.head()
+        return self.target_embedding.head(self.config.dtype, self.output_bias)
 
-    def init_cache(
-        self, source: Array, source_valid: Array, length: int, hypotheses: int = 1
-    ) -> Cache:
-        """Run the encoder once, and return a cache for `length` target positions.
-
-        With several `hypotheses` of each row, the cache may be one that they share, see
-        `SharedPast`.
+    def start(self, memory: Memory, room: int, hypotheses: int = 1) -> Cache:
+        """Return a cache with the projections of the memory in all layers, and room.
 
         Raises:
-            ValueError: `length` exceeds `max_length`, and positions are neither
-                relative nor rotary.
+            ValueError: `room` exceeds `max_length`, and positions are neither relative
+                nor rotary.
         """
-        check_length(self.config.positions, length, self.config.max_length)
-        memory = self.decoder.project(self.encode(source, source_valid))
-        if not shares_past():
-            hypotheses = 1
-        past = self.decoder.init_cache(source.shape[0], length, hypotheses)
-        return Cache(past, memory, source_valid)
+        self.target.check_room(room)
+        rows = memory.valid.shape[0]
+        past = self.decoder.init_cache(rows, room, hypotheses)
+        projected = self.decoder.project(memory.vectors)
+        return Cache(past, ProjectedMemory(projected, memory.valid))
 
     def extend(
-        self, cache: Cache, target: Array, position: Array | int
+        self, cache: Cache, ids: Array, position: Array | int
     ) -> tuple[Array, Cache]:
-        """Read target ids (B, T) from `position` on → logits (B, T, padded V), cache.
-
-        There is no dropout. If hypotheses share the cache, `target` (N, 1) has the
-        newest token of each of the N hypotheses.
-        """
-        length = target.shape[1]
-        x = self.target_embedding(target) + self.target_positions(length, position)
+        """Read ids (B, T) from `position` on → logits (B, T, padded V), cache."""
+        projected, valid = cache.memory
+        x = self.target.embed(ids, position)
         x, past = self.decoder.extend(
-            x, cache.past, position, cache.memory, padding(cache.source_valid)
+            x, cache.past, position, projected, padding(valid)
         )
-        logits = self.lm_head()(x, self.config.target_vocab_size, self.config.dtype)
-        return logits, cache._replace(past=past)
+        return self.head()(x), cache._replace(past=past)
 
     @nn.nowrap
     def attention_maps(self, sown: Any) -> dict[tuple[str, str, str], Array]:
-        """Return attention weights (B, L, N, T, S) from `sown`.
-
-        `sown` is the collection "intermediates". The key is (name, sequence of the
-        queries, sequence of the keys). The sequences are "source", "target" (the tokens
-        to predict) and "input" (the tokens that the decoder reads).
-        """
-        encoder, decoder = sown["encoder"], sown["decoder"]
+        """Return attention weights (B, L, N, T, S): see `EncoderDecoder`."""
+        encoder = sown["encoder"]
+        decoder = sown["decoder"]
         return {
             ("cross-attention", "target", "source"): sown_weights(
                 decoder, "cross_attention"
@@ -279,9 +250,20 @@ class Transformer(nn.Module):
         }
 
     @nn.nowrap
-    def for_extend(self, params: Any) -> Any:
-        """Return parameters in the form in which a loop over `extend` is fastest."""
-        return unstack_layers(params, "decoder", self.config.num_decoder_layers)
+    def _embedding(self, vocab_size: int) -> Embedding:
+        c = self.config
+        return Embedding(
+            vocab_size,
+            c.d_model,
+            c.vocab_multiple,
+            c.embedding_init,
+            c.embedding_scale,
+        )
+
+    @nn.nowrap
+    def _positions(self) -> Positions:
+        c = self.config
+        return Positions(c.positions, c.max_length, c.d_model, c.embedding_init)
 
 
 def shift_right(target: Any, bos_id: int) -> Any:

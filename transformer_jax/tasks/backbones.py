@@ -17,6 +17,7 @@ from transformer_jax.data.text import Corpus
 from transformer_jax.data.tokenizers import Tokenizer
 from transformer_jax.models import bert, gpt
 from transformer_jax.models.counting import forward_flops, stack_flops
+from transformer_jax.models.layers import Head
 from transformer_jax.tasks.text import segmented
 from transformer_jax.training.task import Inherited, Mean, Params
 
@@ -251,12 +252,14 @@ class GPTBackbone(Backbone):
             return super().training_output(model, params, arguments, key)
         apply: Any = model.apply
         tokens, valid = arguments
-        output, x, lm_head = apply(
-            {"params": params}, tokens, valid, rngs={"dropout": key}, method="hidden"
+        output, x, head = apply(
+            {"params": params},
+            tokens,
+            valid,
+            rngs={"dropout": key},
+            method=gpt.GPTClassifier.hidden,
         )
-        mean = next_token_per_text(
-            lm_head, x, tokens, valid, self._ids.stop, self.model.dtype
-        )
+        mean = next_token_per_text(head, x, tokens, valid)
         return output, {
             "language_modeling": mean._replace(scale=self.options.auxiliary_weight)
         }
@@ -272,12 +275,7 @@ class GPTBackbone(Backbone):
 
 
 def next_token_per_text(
-    lm_head: Any,
-    x: jax.Array,
-    tokens: jax.Array,
-    valid: jax.Array,
-    vocab_size: int,
-    dtype: str,
+    head: Head, x: jax.Array, tokens: jax.Array, valid: jax.Array
 ) -> Mean:
     """Return L1 of Radford et al. 2018 (eq. 1) as the authors' code averages it: over
     the tokens of each text, then over the texts.
@@ -288,14 +286,8 @@ def next_token_per_text(
     # True at the positions whose next token counts
     ahead = jnp.pad(valid[:, 1:], ((0, 0), (0, 1)))
     count = ahead.sum(axis=1, keepdims=True)
-    loss, _ = losses.next_token(
-        lm_head,
-        x,
-        jnp.roll(tokens, -1, axis=1),
-        ahead / jnp.maximum(count, 1),
-        vocab_size,
-        dtype,
-    )
+    next_tokens = jnp.roll(tokens, -1, axis=1)
+    loss, _ = losses.next_token(head, x, next_tokens, ahead / jnp.maximum(count, 1))
     return Mean(loss, (count > 0).sum().astype(jnp.float32))
 
 

@@ -23,6 +23,7 @@ from transformer_jax.data.masking import (
 )
 from transformer_jax.data.text import TextData
 from transformer_jax.models.bert import BertConfig, Pretraining
+from transformer_jax.models.layers import Head
 from transformer_jax.tasks.text import TextTask, TextTaskConfig, segmented
 from transformer_jax.training.metric import LOSS, PERPLEXITY, Metric
 from transformer_jax.training.task import Arrays, Mean, Outputs, Params, Record, Work
@@ -133,10 +134,8 @@ class BertPretraining(TextTask):
     def _means(
         self, outputs: Any, batch: Mapping[str, jax.Array], counted: jax.Array
     ) -> dict[str, Mean]:
-        (vectors, lm_head, follows), model = outputs, self.config.model
-        masked = losses.next_token(
-            lm_head, vectors, batch["label"], counted, model.vocab_size, model.dtype
-        )
+        vectors, head, follows = outputs
+        masked = losses.next_token(head, vectors, batch["label"], counted)
         means = {"masked_lm": Mean(*masked)}
         if self.config.masking.next_sentence:
             paired = (batch["paired"] > 0) & (batch["text_length"] > 0)
@@ -174,22 +173,21 @@ class BertPretraining(TextTask):
         """
         outputs = self._forward(params, batch)
         counted = self._counted(batch)
-        model = self.config.model
-        vectors, lm_head, _ = outputs
+        vectors, head, _ = outputs
         if "label" not in batch:
             size = self.corpus.size("text")  # ids beyond it are no tokens
-            logits = lm_head(vectors, model.vocab_size, model.dtype)[..., :size]
+            logits = head(vectors)[..., :size]
             probabilities, ids = jax.lax.top_k(jax.nn.softmax(logits), min(SHOWN, size))
             return {}, {"probabilities": probabilities, "ids": ids}
 
         def right(
-            lm_head: Any, x: jax.Array, labels: jax.Array, weights: jax.Array
+            head: Head, x: jax.Array, labels: jax.Array, weights: jax.Array
         ) -> jax.Array:
-            found = lm_head(x, model.vocab_size, model.dtype).argmax(axis=-1)
-            return ((found == labels) & weights).sum().astype(jnp.float32)
+            most_probable = head(x).argmax(axis=-1)
+            return ((most_probable == labels) & weights).sum().astype(jnp.float32)
 
         means = self._means(outputs, batch, counted)
-        found = losses.sum_in_chunks(right, lm_head, vectors, batch["label"], counted)
+        found = losses.sum_in_chunks(right, head, vectors, batch["label"], counted)
         return (
             means
             | {"masked_accuracy": Mean(found, means["masked_lm"].weight, scale=0)},

@@ -33,7 +33,9 @@ from transformer_jax.decoding import Continuations, GenerationConfig, Writer
 from transformer_jax.decoding.sampling import log_probability
 from transformer_jax.decoding.stopping import before_end, certain, cut_at
 from transformer_jax.models.gpt import GPT, GPTConfig
+from transformer_jax.models.layers import Head
 from transformer_jax.models.recurrent_lm import RecurrentLM, RecurrentLMConfig
+from transformer_jax.models.stack import unstack_layers
 from transformer_jax.tasks.text import TextTask, TextTaskConfig, cache_and_causality
 from transformer_jax.training.metric import BITS_PER_BYTE, LOSS, PERPLEXITY
 from transformer_jax.training.task import (
@@ -49,6 +51,14 @@ from transformer_jax.training.task import (
 ARCHITECTURES: dict[str, Any] = {"gpt": GPT, "recurrent_lm": RecurrentLM}
 TRAINING_IDS = "tokens of the training data"  # name in the fingerprint
 PIECE = 32  # tokens written between two searches for stop strings
+
+
+def hidden_and_head(model: Any, *args: Any, **options: Any) -> tuple[jax.Array, Head]:
+    """Return `hidden` of a language model, given its arguments, and `head`.
+
+    Pass it to `model.apply` as the method.
+    """
+    return model.hidden(*args, **options), model.head()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,27 +149,21 @@ class LanguageModeling(TextTask):
         key: jax.Array | None = None,
     ) -> Mean:
         """Return the mean over tokens of -log P(token | preceding tokens)."""
-        valid, model = self.valid(batch, "text"), self.config.model
-        rngs = None if key is None else {"dropout": key}
-        packing = (
-            {"segments": batch["segment"], "positions": batch["position"]}
-            if "segment" in batch
-            else {}
-        )
-        x, lm_head = self.model.apply(
+        valid = self.valid(batch, "text")
+        packing = {}
+        if "segment" in batch:
+            packing = {"segments": batch["segment"], "positions": batch["position"]}
+        x, head = self.model.apply(
             {"params": params},
             batch["text"],
             valid,
             **packing,
-            rngs=rngs,
-            method="hidden",
+            rngs=None if key is None else {"dropout": key},
+            method=hidden_and_head,
         )
         counted = valid & (batch["counted"] > 0) if "counted" in batch else valid
-        return Mean(
-            *losses.next_token(
-                lm_head, x, batch["target"], counted, model.vocab_size, model.dtype
-            )
-        )
+        total, weight = losses.next_token(head, x, batch["target"], counted)
+        return Mean(total, weight)
 
     def loss(
         self,
@@ -182,9 +186,11 @@ class LanguageModeling(TextTask):
         """
         if "target" in batch:
             return {"loss": self._cross_entropy(params, batch)}, {}
-        writer, prompts = self._writer(params, greedy), batch["text"]
-        rows, room = len(prompts), prompts.shape[1] + self.config.decoding.max_extra
-        cache = self.model.apply({"params": params}, rows, room, method="init_cache")
+        writer = self._writer(params, greedy)
+        prompts = batch["text"]
+        rows, width = prompts.shape
+        room = width + self.config.decoding.max_extra
+        cache = self._start(params, rows, room)
         return {}, _outputs(writer.begin(cache, prompts, batch["text_length"]), rows)
 
     def resume(
@@ -203,13 +209,22 @@ class LanguageModeling(TextTask):
             writer.proceed(state, width, lengths, batch["index"], steps), rows
         )
 
-    def _writer(self, params: Params, greedy: bool) -> Writer:
-        extend: Any = functools.partial(
-            self.model.apply, {"params": self.model.for_extend(params)}, method="extend"
+    def _start(self, params: Params, rows: int, room: int) -> Any:
+        method = self.model.start
+        return self.model.apply({"params": params}, rows, room, method=method)
+
+    def _extend(self, params: Params) -> Any:
+        """Return the model's function that reads tokens into a cache."""
+        return functools.partial(
+            self.model.apply,
+            {"params": unstack_layers(params)},
+            method=self.model.extend,
         )
+
+    def _writer(self, params: Params, greedy: bool) -> Writer:
         begin, end, pad = self.corpus.optional_ids("text")
         return Writer(
-            extend,
+            self._extend(params),
             self.config.decoding,
             greedy,
             self.corpus.size("text"),
@@ -455,11 +470,11 @@ class LanguageModeling(TextTask):
     def checks(
         self, params: Params, batch: Mapping[str, jax.Array]
     ) -> Mapping[str, float]:
-        apply: Any = functools.partial(self.model.apply, {"params": params})
-        cache = apply(*batch["text"].shape, method="init_cache")
-        extend = functools.partial(apply, method="extend")
+        text = batch["text"]
+        whole: Any = functools.partial(self.model.apply, {"params": params})
+        cache = self._start(params, *text.shape)
         return cache_and_causality(
-            apply, extend, cache, batch["text"], self.config.model.vocab_size
+            whole, self._extend(params), cache, text, self.config.model.vocab_size
         )
 
 
@@ -484,14 +499,14 @@ class TextScoring(LanguageModeling):
         """Return the log-likelihood of the tokens of each row that count (B,), and
         their number (B,).
         """
-        valid, model = self.valid(batch, "text"), self.config.model
-        x, lm_head = self.model.apply(
-            {"params": params}, batch["text"], valid, method="hidden"
+        valid = self.valid(batch, "text")
+        x, head = self.model.apply(
+            {"params": params}, batch["text"], valid, method=hidden_and_head
         )
 
         def one_place(of: tuple[jax.Array, jax.Array]) -> jax.Array:
-            logits = lm_head(of[0][:, None], model.vocab_size, model.dtype)[:, 0]
-            return log_probability(logits, of[1])
+            vector, token = of
+            return log_probability(head(vector[:, None])[:, 0], token)
 
         # One place at a time, so that the logits of all places are never in memory.
         found = jax.lax.map(one_place, (jnp.swapaxes(x, 0, 1), batch["target"].T)).T

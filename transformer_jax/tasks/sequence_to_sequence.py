@@ -29,8 +29,13 @@ from transformer_jax.decoding import DecodingConfig
 from transformer_jax.decoding.stopping import before_end
 from transformer_jax.errors import UserError
 from transformer_jax.files import one_line
+from transformer_jax.models.caches import Cache
 from transformer_jax.models.counting import forward_flops
-from transformer_jax.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
+from transformer_jax.models.encoder_decoder import EncoderDecoder
+from transformer_jax.models.layers import Head
+from transformer_jax.models.recurrent import RecurrentSeq2Seq
+from transformer_jax.models.recurrent_config import RecurrentConfig
+from transformer_jax.models.stack import unstack_layers
 from transformer_jax.models.transformer import (
     Transformer,
     TransformerConfig,
@@ -57,6 +62,7 @@ from transformer_jax.training.task import (
 log = logging.getLogger(__name__)
 
 WIDE_BEAM = 50  # larger beams cause a warning about their cost
+# Each is an `EncoderDecoder`.
 ARCHITECTURES: dict[str, Any] = {
     "transformer": Transformer,
     "recurrent": RecurrentSeq2Seq,
@@ -189,6 +195,37 @@ class SequenceToSequenceConfig(TextTaskConfig):
             )
 
 
+def teacher_forced(
+    model: EncoderDecoder,
+    source: jax.Array,
+    source_valid: jax.Array,
+    read: jax.Array,
+    target_valid: jax.Array | None = None,
+    step: jax.Array | int = 0,
+) -> tuple[jax.Array, Head]:
+    """Return the decoder's output (B, T, D) if it reads ids (B, T), and the head that
+    maps it to logits.
+
+    Pass it to `model.apply` as the method.
+    """
+    memory = model.encode(source, source_valid)
+    return model.hidden(memory, read, target_valid, step), model.head()
+
+
+def start(
+    model: EncoderDecoder,
+    source: jax.Array,
+    source_valid: jax.Array,
+    room: int,
+    hypotheses: int = 1,
+) -> Cache:
+    """Encode the source and return `EncoderDecoder.start` of its memory.
+
+    Pass it to `model.apply` as the method.
+    """
+    return model.start(model.encode(source, source_valid), room, hypotheses)
+
+
 class SequenceToSequence(TextTask):
     """Prediction of a target sequence from a source sequence.
 
@@ -236,7 +273,9 @@ class SequenceToSequence(TextTask):
 
     def init(self, key: jax.Array) -> Params:
         token = jnp.zeros((1, 1), jnp.int32)
-        return self.model.init(key, token, token)["params"]
+        valid = jnp.ones((1, 1), bool)
+        method: Any = teacher_forced
+        return self.model.init(key, token, valid, token, method=method)["params"]
 
     def _cross_entropy(
         self,
@@ -247,33 +286,22 @@ class SequenceToSequence(TextTask):
         label_smoothing: float = 0.0,
     ) -> Mean:
         """Return the mean cross-entropy over the target's tokens, including EOS."""
-        source, target = batch["source"], batch["target"]
-        source_valid, target_valid = (
-            self.valid(batch, "source"),
-            self.valid(batch, "target"),
-        )
-        hidden: Any = self.model.apply(
+        target = jnp.asarray(batch["target"])
+        target_valid = self.valid(batch, "target")
+        x, head = self.model.apply(
             {"params": params},
-            source,
-            shift_right(jnp.asarray(target), self.corpus.special_ids("target").begin),
-            source_valid=source_valid,
-            target_valid=target_valid,
-            step=step,
+            batch["source"],
+            self.valid(batch, "source"),
+            shift_right(target, self.corpus.special_ids("target").begin),
+            target_valid,
+            step,
             rngs=None if key is None else {"dropout": key},
-            method="hidden",
+            method=teacher_forced,
         )
-        (x, lm_head), model = hidden, self.config.model
-        return Mean(
-            *losses.next_token(
-                lm_head,
-                x,
-                target,
-                target_valid,
-                model.target_vocab_size,
-                model.dtype,
-                label_smoothing,
-            )
+        total, weight = losses.next_token(
+            head, x, target, target_valid, label_smoothing
         )
+        return Mean(total, weight)
 
     def loss(
         self,
@@ -306,22 +334,23 @@ class SequenceToSequence(TextTask):
     def _translate(
         self, params: Params, batch: Mapping[str, jax.Array], greedy: bool
     ) -> decoding.Hypotheses:
-        source, options, special = (
-            batch["source"],
-            self.config.decoding,
-            self.corpus.special_ids("target"),
-        )
+        source = batch["source"]
+        options = self.config.decoding
+        special = self.corpus.special_ids("target")
         rows, length = source.shape
         max_length = min(options.max_length(length), self.config.model.max_length)
-        apply: Any = functools.partial(self.model.apply, {"params": params})
-        beams = decoding.beams(options, greedy)
-        cache = apply(
-            source, self.valid(batch, "source"), max_length, beams, method="init_cache"
+        cache: Any = self.model.apply(
+            {"params": params},
+            source,
+            self.valid(batch, "source"),
+            max_length,
+            decoding.beams(options, greedy),
+            method=start,
         )
-        # All steps share the parameters and the source. The copies of a row read the
-        # source without duplicating it.
         extend: Any = functools.partial(
-            self.model.apply, {"params": self.model.for_extend(params)}, method="extend"
+            self.model.apply,
+            {"params": unstack_layers(params)},
+            method=self.model.extend,
         )
         # Empty lines and filler rows end at once.
         empty = jnp.repeat(
@@ -331,17 +360,15 @@ class SequenceToSequence(TextTask):
         )
 
         def step(
-            past: Any, token: jax.Array, position: jax.Array
-        ) -> tuple[jax.Array, Any]:
-            logits, extended = extend(
-                cache._replace(past=past), token[:, None], position
-            )
+            cache: Cache, token: jax.Array, position: jax.Array
+        ) -> tuple[jax.Array, Cache]:
+            logits, cache = extend(cache, token[:, None], position)
             end = decoding.certain(special.end, logits.shape[-1])[None]
-            return jnp.where(empty, end, logits[:, 0]), extended.past
+            return jnp.where(empty, end, logits[:, 0]), cache
 
         return decoding.search(
             step,
-            cache.past,
+            cache,
             options,
             only_greedy=greedy,
             row_ids=batch["index"],
@@ -379,10 +406,10 @@ class SequenceToSequence(TextTask):
         _, sown = model.apply(
             {"params": params},
             batch["source"],
+            self.valid(batch, "source"),
             read,
-            source_valid=self.valid(batch, "source"),
-            target_valid=self.valid(batch, "target"),
-            method="hidden",
+            self.valid(batch, "target"),
+            method=teacher_forced,
             mutable="intermediates",
         )
         length = batch["target_length"]
@@ -562,18 +589,18 @@ class SequenceToSequence(TextTask):
         """Compare cached with uncached decoding, and measure how much logits depend
         on later tokens of the target.
         """
-        source, valid = batch["source"], self.valid(batch, "source")
-        read = shift_right(
-            jnp.asarray(batch["target"]), self.corpus.special_ids("target").begin
-        )
+        source = batch["source"]
+        valid = self.valid(batch, "source")
+        begin = self.corpus.special_ids("target").begin
+        read = shift_right(jnp.asarray(batch["target"]), begin)
         apply: Any = functools.partial(self.model.apply, {"params": params})
+        cache = apply(source, valid, read.shape[1], method=start)
 
-        cache = apply(source, valid, read.shape[1], method="init_cache")
+        def whole(read: jax.Array) -> jax.Array:
+            x, head = apply(source, valid, read, method=teacher_forced)
+            return head(x)
 
-        def whole(read: jax.Array) -> Any:
-            return apply(source, read, source_valid=valid)
-
-        extend = functools.partial(apply, method="extend")
+        extend = functools.partial(apply, method=self.model.extend)
         return cache_and_causality(
             whole, extend, cache, read, self.config.model.target_vocab_size
         )

@@ -1,0 +1,78 @@
+"""The interface of encoder–decoders: methods, and caches of searches."""
+
+import functools
+import inspect
+
+import flax.linen as nn
+import jax
+import numpy as np
+import oracle
+import pytest
+from small_models import MODELS
+
+from transformer_jax.models import EncoderDecoder, Transformer
+from transformer_jax.models.stack import unstack_layers
+from transformer_jax.tasks.sequence_to_sequence import start, teacher_forced
+
+B, S, T, J, V = 2, 5, 4, 3, 11
+METHODS = [name for name in vars(EncoderDecoder) if not name.startswith("_")]
+SOURCE = np.random.default_rng(0).integers(0, V, (B, S)).astype(np.int32)
+VALID = np.arange(S)[None] < np.array([[5], [3]])
+
+
+def initial(model, *inputs):
+    variables = model.init(jax.random.key(0), *inputs, method=teacher_forced)
+    return oracle.randomized(nn.unbox(variables)["params"])
+
+
+@pytest.mark.parametrize("name", ["Transformer", "RecurrentSeq2Seq"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_model_takes_the_arguments_of_the_interface(name, method):
+    expected = inspect.signature(getattr(EncoderDecoder, method)).parameters.values()
+    found = inspect.signature(getattr(type(MODELS[name]), method)).parameters.values()
+    assert [(p.name, p.default) for p in found] == [
+        (p.name, p.default) for p in expected
+    ]
+
+
+@pytest.mark.parametrize("name", ["Transformer", "RecurrentSeq2Seq"])
+def test_hypotheses_that_continue_others_have_the_logits_of_their_own_tokens(name):
+    model = MODELS[name]
+    params = initial(model, SOURCE, VALID, SOURCE)
+    apply = functools.partial(model.apply, {"params": unstack_layers(params)})
+    extend = jax.jit(functools.partial(apply, method=model.extend))
+    cache = model.apply({"params": params}, SOURCE, VALID, T, J, method=start)
+    generator = np.random.default_rng(5)
+    read = np.zeros((B, J, T), np.int32)
+    for t in range(T):
+        parents = generator.integers(J, size=(B, J))
+        read = np.take_along_axis(read, parents[:, :, None], axis=1)
+        read[:, :, t] = generator.integers(V, size=(B, J))
+        cache = cache.reorder(parents)
+        logits, cache = extend(cache, read[:, :, t].reshape(-1, 1), t)
+    each = np.repeat(SOURCE, J, axis=0), np.repeat(VALID, J, axis=0)
+    x, head = model.apply(
+        {"params": params}, *each, read.reshape(-1, T), method=teacher_forced
+    )
+    assert oracle.relative(logits[:, 0], head(x)[:, -1]) <= 1e-5
+
+
+@pytest.mark.parametrize("name", ["Transformer", "RecurrentSeq2Seq"])
+def test_repeated_rows_share_what_the_decoder_reads_of_the_source(name):
+    model = MODELS[name]
+    params = initial(model, SOURCE, VALID, SOURCE)
+    cache = model.apply({"params": params}, SOURCE, VALID, T, method=start)
+    repeated = cache.repeat(J)
+    assert {len(leaf) for leaf in jax.tree.leaves(repeated.past)} == {B * J}
+    assert repeated.memory is cache.memory
+
+
+def test_the_memory_of_the_interface_can_be_kept():
+    """A source that is encoded once gives the logits of the whole."""
+    model = MODELS["Transformer"]
+    params = initial(model, SOURCE, VALID, SOURCE)
+    apply = functools.partial(model.apply, {"params": params})
+    memory = apply(SOURCE, VALID, method=Transformer.encode)
+    x = apply(memory, SOURCE, method=Transformer.hidden)
+    head = apply(method=Transformer.head)
+    np.testing.assert_allclose(head(x), apply(SOURCE, SOURCE, VALID), atol=1e-5)

@@ -1,0 +1,108 @@
+"""Front ends: tokens, and one of a user's own in the models that take front ends."""
+
+import flax.linen as nn
+import jax
+import numpy as np
+import oracle
+import pytest
+from small_models import MODELS
+
+from transformer_jax.models.front_ends import Tokens
+from transformer_jax.models.layers import Dropout, Embedding, Linear
+from transformer_jax.models.positions import Positions
+
+B, S, T, D, V = 2, 5, 4, 3, 11
+SOURCE = np.random.default_rng(0).integers(0, V, (B, S)).astype(np.int32)
+VALID = np.arange(S)[None] < np.array([[5], [3]])
+
+
+def initial(model, *inputs):
+    variables = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), *inputs))
+    return {"params": oracle.randomized(variables["params"])}
+
+
+def test_tokens_are_embeddings_and_positions():
+    front_end = Tokens(Embedding(V, D), Positions("learned", 7, D), Dropout(0.5))
+    variables = initial(front_end, SOURCE)
+    table = variables["params"]["embedding"]["table"][SOURCE] * np.sqrt(D)
+    positions = variables["params"]["positions"]["table"]
+    x, valid = front_end.apply(variables, SOURCE, VALID)
+    np.testing.assert_allclose(x, table + positions[:S], rtol=1e-6)
+    assert valid is VALID
+    later = front_end.apply(variables, SOURCE, 2, method=Tokens.embed)
+    np.testing.assert_allclose(later, table + positions[2 : 2 + S], rtol=1e-6)
+
+
+def test_dropout_acts_on_tokens_of_a_whole_sequence_only():
+    front_end = Tokens(Embedding(V, D), dropout=Dropout(0.5))
+    variables = initial(front_end, SOURCE)
+    rngs = {"dropout": jax.random.key(0)}
+    whole, _ = front_end.apply(variables, SOURCE, rngs=rngs)
+    step = front_end.apply(variables, SOURCE, rngs=rngs, method=Tokens.embed)
+    assert (np.asarray(whole) == 0).any()
+    assert (np.asarray(step) != 0).all()
+
+
+def test_tokens_without_positions_are_their_embeddings():
+    front_end = Tokens(Embedding(V, D))
+    variables = initial(front_end, SOURCE)
+    x, valid = front_end.apply(variables, SOURCE)
+    assert valid is None
+    table = variables["params"]["embedding"]["table"]
+    np.testing.assert_allclose(x, table[SOURCE] * np.sqrt(D), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "refused"), [("learned", True), ("sinusoidal", True), ("rotary", False)]
+)
+def test_tokens_know_for_how_many_there_are_positions(kind, refused):
+    front_end = Tokens(Embedding(V, D), Positions(kind, 7, D))
+    front_end.check_room(7)
+    if refused:
+        with pytest.raises(ValueError, match="length=8: must be at most max_length"):
+            front_end.check_room(8)
+    else:
+        front_end.check_room(8)
+
+
+def test_a_source_and_a_target_can_have_one_table():
+    target = SOURCE[:, :T]
+    params = initial(MODELS["Transformer"], SOURCE, target)["params"]
+    assert [name for name in params if "embedding" in name] == ["target_embedding"]
+
+
+class Halves(nn.Module):
+    """A front end that reads pairs of adjacent frames (B, S, 3)."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, frames, valid=None):
+        pairs = frames.reshape(frames.shape[0], -1, 6)
+        shape = (6, self.width)
+        x = Linear("BSC,CD->BSD", shape, ("frame", "embed"), name="map")(pairs)
+        return x, None if valid is None else valid[:, ::2]
+
+
+@pytest.mark.parametrize(
+    ("name", "width"), [("Transformer", 8), ("RecurrentSeq2Seq", 3)]
+)
+def test_a_front_end_replaces_tokens(name, width):
+    """Padding of the frames changes nothing."""
+    model = type(MODELS[name])(MODELS[name].config, Halves(width))
+    frames = np.random.default_rng(1).normal(size=(B, 6, 3)).astype(np.float32)
+    valid = np.arange(6)[None] < np.array([[6], [2]])
+    target = SOURCE[:, :T]
+    params = initial(model, frames, target)["params"]
+    assert params["front_end"]["map"]["kernel"].shape == (6, width)
+    assert "source_embedding" not in params
+
+    @jax.jit
+    def logits(frames):
+        return model.apply({"params": params}, frames, target, valid)
+
+    other = np.where(valid[:, :, None], frames, 7)
+    found = logits(frames)
+    assert found.shape == (B, T, V)
+    np.testing.assert_array_equal(found, logits(other))
+    assert not np.array_equal(found, logits(frames + 1))
