@@ -318,8 +318,8 @@ def test_how_a_model_is_computed_may_differ(data, pretrained, tmp_path):
         (
             shutil.rmtree,
             (
-                r"config.init_from=\S+: \S+/config.json: No such file .*; name the"
-                r" workdir of a run, or a Hugging F"
+                r"config.init_from=\S+: \S+/config.json cannot be read: No such file .*"
+                r"; name the workdir of a run, or a Hugging F"
             ),
         ),
         (
@@ -340,7 +340,7 @@ def test_how_a_model_is_computed_may_differ(data, pretrained, tmp_path):
         (
             lambda source: (source / "config.json").write_text("{"),
             (
-                r"config.init_from=\S+: \S+/config.json: it is not a JSON object"
+                r"config.init_from=\S+: \S+/config.json is not a JSON object"
                 r" \(Expecting .*\): copy it again; name the"
             ),
         ),

@@ -116,6 +116,31 @@ def explained(subject: str, remedy: str) -> Iterator[None]:
         raise UserError(f"{subject}: {reason}; {remedy}") from error
 
 
+def read_object(
+    path: epath.PathLike, error: type[UserError] = UserError
+) -> dict[str, Any]:
+    """Return the object in a JSON file.
+
+    Raises `error` if the file is missing or holds something else, and OSError if it
+    cannot be read for a reason that may pass.
+    """
+    try:
+        content = json.loads(epath.Path(path).read_bytes())
+    except OSError as problem:
+        if not is_for_user(problem):
+            raise
+        reason = problem.strerror or problem
+        raise error(f"{path} cannot be read: {reason}; copy it again") from problem
+    except (ValueError, RecursionError) as problem:
+        raise error(
+            f"{path} is not a JSON object ({problem}): copy it again"
+        ) from problem
+    if not isinstance(content, dict):
+        kind = type(content).__name__
+        raise error(f"{path} is not a JSON object ({kind}): copy it again")
+    return content
+
+
 @contextlib.contextmanager
 def replacing(path: epath.PathLike, follow: bool = True) -> Iterator[IO[bytes]]:
     """Context manager that opens a temporary file in the folder of `path`, and moves it

@@ -2,7 +2,6 @@
 (`config.init_from`).
 """
 
-import json
 import logging
 import math
 import os
@@ -21,6 +20,7 @@ from transformer_jax import workdir as workdirs
 from transformer_jax.config import ConfigError, make_task, parse
 from transformer_jax.config import fields as known_fields
 from transformer_jax.data import tokenizer_files
+from transformer_jax.errors import UserError
 from transformer_jax.interop import huggingface
 from transformer_jax.interop.layouts import Leaf, listing
 from transformer_jax.training.checkpoint import Checkpoints
@@ -103,24 +103,15 @@ def _is_pretrained(source: str, option: str) -> bool:
     """
     path = workdirs.place(source, option) / "config.json"
     try:
-        keys = set(json.loads(path.read_text()))
-        reason = (
-            ""
-            if keys & {"task", "model_type"}
-            else "it has neither a task nor a model_type"
-        )
-    except OSError as error:
-        if not files.is_for_user(error):
-            raise
-        reason = error.strerror or str(error)
-    except (ValueError, TypeError, RecursionError) as error:
-        reason = f"it is not a JSON object ({error}): copy it again"
-    if reason:
+        keys = files.read_object(path).keys()
+        if not keys & {"task", "model_type"}:
+            raise UserError(f"{path} has neither a task nor a model_type")
+    except UserError as error:
         raise ConfigError(
-            f"{option}={source}: {path}: {reason}; "
+            f"{option}={source}: {error}; "
             "name the workdir of a run, or a Hugging Face folder, "
             "which has config.json, model.safetensors and a tokenizer"
-        )
+        ) from error
     return "model_type" in keys
 
 

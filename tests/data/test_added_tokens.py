@@ -11,6 +11,7 @@ from tokenizers import AddedToken
 
 from transformer_jax.data import sentencepiece, tokenizer_files
 from transformer_jax.data.tokenizers import TokenizerError
+from transformer_jax.files import write_all
 
 WORDS = [
     "a new dog",
@@ -242,7 +243,7 @@ def test_tokens_that_marian_has_beyond_its_vocabulary_are_refused(tmp_path):
     tokenizer = sentencepiece.tokenizer(
         sentencepiece.Pieces({"▁a": -1.0}, b""), vocabulary
     )
-    sentencepiece.to_folder(tokenizer, tokenizer, tmp_path, 37)
+    write_all(tmp_path, sentencepiece.contents(tokenizer, tokenizer, 37))
     (tmp_path / "config.json").write_text("{}")
     change(
         tmp_path,

@@ -15,6 +15,7 @@ from transformer_jax.data.files import DataError
 from transformer_jax.data.text import Corpus, ParallelData, Stream
 from transformer_jax.data.tokenizer_training import train_tokenizer
 from transformer_jax.data.tokenizers import Tokenizer, TokenizerError
+from transformer_jax.files import write_all
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 PIECES = {
@@ -114,7 +115,9 @@ def test_a_piece_that_the_vocabulary_lacks_is_unknown(folder, tmp_path):
         [VOCABULARY[piece] for piece in pieces]
     ]
     assert tokenizer.size == len(VOCABULARY)
-    sentencepiece.to_folder(tokenizer, tokenizer, tmp_path / "new", max_length=37)
+    write_all(
+        tmp_path / "new", sentencepiece.contents(tokenizer, tokenizer, max_length=37)
+    )
     assert sentencepiece.read(tmp_path / "new" / "source.spm").scores == PIECES | {
         "qq": -1.0
     }
@@ -145,7 +148,7 @@ def test_tokenizers_of_earlier_versions_are_written(tmp_path):
     assert tokenizer.encode_batch(["ab d"]) == [
         [VOCABULARY["▁ab"], VOCABULARY["▁"], VOCABULARY["d"]]
     ]
-    sentencepiece.to_folder(tokenizer, tokenizer, tmp_path, max_length=37)
+    write_all(tmp_path, sentencepiece.contents(tokenizer, tokenizer, max_length=37))
     assert sentencepiece.read(tmp_path / "source.spm") == (PIECES, b"")
     assert json.loads((tmp_path / "vocab.json").read_text()) == VOCABULARY
 
@@ -257,7 +260,7 @@ def test_what_is_written_is_read_again(folder, tmp_path, own):
     new = tmp_path / "new"
     new.mkdir()
     both = [sentencepiece.from_folder(folder, side) for side in ("source", "target")]
-    sentencepiece.to_folder(*both, new, max_length=37)
+    write_all(new, sentencepiece.contents(*both, max_length=37))
     (new / "config.json").write_text((folder / "config.json").read_text())
     assert [
         sentencepiece.from_folder(new, side).sha256 for side in ("source", "target")
@@ -282,8 +285,11 @@ def test_other_tokenizers_are_not_written(folder, tmp_path, kind):
         TokenizerError,
         match="transformers has two tokenizers only as unigram models of SentencePiece",
     ):
-        sentencepiece.to_folder(
-            sentencepiece.from_folder(folder, "source"), other, tmp_path / "new", 37
+        write_all(
+            tmp_path / "new",
+            sentencepiece.contents(
+                sentencepiece.from_folder(folder, "source"), other, 37
+            ),
         )
     assert not (tmp_path / "new").exists()
 

@@ -334,12 +334,12 @@ def test_ids_need_not_be_used(tmp_path):
         ),
         (
             {"tokenizer": "{\n"},
-            (
-                r"tokenizer\.json:1, column 2 is not JSON: Expecting .*\. Copy the file"
-                r" again"
-            ),
+            (r"tokenizer\.json is not a JSON object \(Expecting .*\): copy it again"),
         ),
-        ({"tokenizer": "[1]"}, r"tokenizer\.json holds a list instead of an object"),
+        (
+            {"tokenizer": "[1]"},
+            r"tokenizer\.json is not a JSON object \(list\): copy it",
+        ),
         (
             {"tokenizer": {"model": {"type": "BPE"}}},
             r"tokenizer\.json: Not a tokenizer's JSON: .*\. Copy the folder",
@@ -435,5 +435,7 @@ def test_a_missing_folder(tmp_path):
 
 def test_a_file_that_is_not_utf_8(tmp_path):
     (tmp_path / "tokenizer.json").write_bytes(b"{}\n\xff")
-    with pytest.raises(ValueError, match=r"tokenizer\.json:2 is not UTF-8"):
+    with pytest.raises(
+        ValueError, match=r"tokenizer\.json is not a JSON object \(.utf-8"
+    ):
         tokenizer_files.from_folder(tmp_path)

@@ -235,7 +235,7 @@ def test_the_script_writes_a_folder(place):
         ),
         (
             ("--workdir=new", "--from_huggingface=half"),
-            "half/config.json cannot be read: Unterminated string",
+            "half/config.json is not a JSON object (Unterminated string",
         ),
         (("--workdir=none", "--to_huggingface=new"), "none is not the folder of a run"),
         (

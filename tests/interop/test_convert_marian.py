@@ -14,6 +14,7 @@ from marian_folders import CONFIG, KINDS, V, save
 from transformer_jax import transfer
 from transformer_jax.data import sentencepiece, tokenizer_files
 from transformer_jax.data.tokenizer_training import train_tokenizer
+from transformer_jax.files import write_all
 from transformer_jax.interop.tensors import Tensors
 from transformer_jax.workdir import read
 
@@ -30,12 +31,12 @@ def two(folder, ties):
         scores = {piece: -1.0 - i for i, piece in enumerate(pieces)}
         ids = {token: i for i, token in enumerate(tokens)}
         made.append(sentencepiece.tokenizer(sentencepiece.Pieces(scores, b""), ids))
-    sentencepiece.to_folder(*made, folder, 37)
+    write_all(folder, sentencepiece.contents(*made, 37))
 
 
 def one(folder, ties):
     tokenizer = train_tokenizer("bpe_metaspace", [" ".join(string.ascii_lowercase)], V)
-    tokenizer_files.to_folder(tokenizer, folder, end=True)
+    write_all(folder, tokenizer_files.contents(tokenizer, end=True))
 
 
 @pytest.mark.parametrize(

@@ -172,10 +172,10 @@ def test_other_keys_are_refused(data, folder, tmp_path, changes, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "No such file or directory"),
-        ("{", r"it is not a JSON object \(Expecting .*\): copy it again"),
-        ("3", r"it is not a JSON object \(.*\): copy it again"),
-        ('{"vocab_size": 3}', "it has neither a task nor a model_type"),
+        (None, "cannot be read: No such file or directory; copy it again"),
+        ("{", r"is not a JSON object \(Expecting .*\): copy it again"),
+        ("3", r"is not a JSON object \(int\): copy it again"),
+        ('{"vocab_size": 3}', "has neither a task nor a model_type"),
     ],
 )
 def test_what_is_neither_a_run_nor_a_hugging_face_folder(tmp_path, content, message):
@@ -187,7 +187,7 @@ def test_what_is_neither_a_run_nor_a_hugging_face_folder(tmp_path, content, mess
     )
     with pytest.raises(
         ConfigError,
-        match=rf"from={tmp_path}: {tmp_path}/config.json: {message}{remedy}",
+        match=rf"from={tmp_path}: {tmp_path}/config.json {message}{remedy}",
     ):
         transfer.keys_for(str(tmp_path))
 

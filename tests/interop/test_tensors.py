@@ -95,7 +95,7 @@ def test_shards(tmp_path):
         ),
         (
             lambda folder: (folder / "model.safetensors.index.json").write_text("{"),
-            "index.json cannot be read: Expecting property name",
+            r"index.json is not a JSON object \(Expecting property name",
         ),
         (
             lambda folder: (folder / "model.safetensors.index.json").unlink(),

@@ -20,7 +20,7 @@ from tokenizers import decoders, models
 from transformer_jax.data import files
 from transformer_jax.data.tokenizers import Tokenizer, TokenizerError
 from transformer_jax.data.unigram import HIDDEN, CharacterMap
-from transformer_jax.files import exists, write_all
+from transformer_jax.files import exists, read_object
 
 SPECIALS = {"pad_id": "<pad>", "eos_id": "</s>", "unk_id": "<unk>"}
 DAMAGED = "is not a model of SentencePiece, or is damaged: copy the file again"
@@ -126,7 +126,8 @@ def from_folder(folder: epath.PathLike, side: str) -> Tokenizer:
     folder = epath.Path(folder)
     own = folder / "target_vocab.json"
     path = own if side == "target" and exists(own) else folder / "vocab.json"
-    vocabulary, config = (_object(file) for file in (path, folder / "config.json"))
+    vocabulary = read_object(path, TokenizerError)
+    config = read_object(folder / "config.json", TokenizerError)
     _check_added(folder, vocabulary, path.name)
     try:
         pieces = read(folder / f"{side}.spm")
@@ -140,30 +141,14 @@ def _check_added(folder: epath.Path, vocabulary: Mapping[str, Any], name: str) -
     file `name`.
     """
     settings = folder / "tokenizer_config.json"
-    added = (
-        _object(settings).get("added_tokens_decoder", {}).values()
-        if exists(settings)
-        else ()
-    )
-    for token in added:
+    content = read_object(settings, TokenizerError) if exists(settings) else {}
+    for token in content.get("added_tokens_decoder", {}).values():
         if not token.get("special") and token["content"] not in vocabulary:
             raise TokenizerError(
                 f"{settings} adds the token {token['content']!r}, which {name} lacks: "
                 "a tokenizer of Marian has the tokens of its vocabulary only. "
                 "Copy all files from one model, or remove the token if no text has it."
             )
-
-
-def _object(path: epath.Path) -> dict[str, Any]:
-    try:
-        content = json.loads(bytes(files.read(path)))
-    except ValueError as error:
-        raise TokenizerError(
-            f"{path} cannot be read: {error}; copy the file again"
-        ) from error
-    if not isinstance(content, dict):
-        raise TokenizerError(f"{path} is not a JSON object: copy the file again")
-    return content
 
 
 def tokenizer(
@@ -227,18 +212,6 @@ def tokenizer(
     return Tokenizer(
         json.dumps(content, ensure_ascii=False), special_ids | {"bos_id": first}
     )
-
-
-def to_folder(
-    source: Tokenizer, target: Tokenizer, folder: epath.PathLike, max_length: int
-) -> None:
-    """Write `contents` to a folder, which is made if it is missing.
-
-    Raises:
-        TokenizerError: a tokenizer is not one that `from_folder` returns.
-        OutputError: a file cannot be written.
-    """
-    write_all(folder, contents(source, target, max_length))
 
 
 def contents(source: Tokenizer, target: Tokenizer, max_length: int) -> dict[str, bytes]:

@@ -26,7 +26,8 @@ from tokenizers import (
 from transformer_jax.data import files, sentencepiece, sources
 from transformer_jax.data.tokenizer_training import bert
 from transformer_jax.data.tokenizers import Tokenizer, TokenizerError, of_bert
-from transformer_jax.files import exists, is_for_user, write_all
+from transformer_jax.errors import UserError
+from transformer_jax.files import exists, read_object, write_all
 
 Settings = dict[str, Any]
 
@@ -64,13 +65,10 @@ def is_folder(path: epath.PathLike) -> bool:
     model.
     """
     try:
-        return "model_type" in json.loads(
-            (epath.Path(path).expanduser() / "config.json").read_text()
-        )
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        if isinstance(error, OSError) and not is_for_user(error):
-            raise
+        config = read_object(epath.Path(path).expanduser() / "config.json")
+    except UserError:
         return False
+    return "model_type" in config
 
 
 def from_vocabulary(path: epath.PathLike, lowercase: bool) -> Tokenizer:
@@ -353,7 +351,8 @@ def _settings(folder: epath.Path) -> Settings:
     settings: Settings = {}
     types = TYPES | dict.fromkeys(NORMALIZATION, bool) | dict.fromkeys(TOKENS, str)
     for path in (folder / name for name in SETTINGS):
-        for key, value in _object(path).items() if exists(path) else ():
+        content = read_object(path, TokenizerError) if exists(path) else {}
+        for key, value in content.items():
             if key in TOKENS and isinstance(value, dict):
                 value = value.get("content")
             if not isinstance(value, (types.get(key, object), type(None))):
@@ -366,21 +365,6 @@ def _settings(folder: epath.Path) -> Settings:
     return settings
 
 
-def _object(path: epath.Path) -> dict[str, Any]:
-    """Return the content of a JSON file, which must be an object."""
-    text = "\n".join(sources.decode_lines(files.read(path), str(path)))
-    try:
-        content = sources.parse_json(text, str(path))
-    except sources.DataError as error:
-        raise TokenizerError(str(error)) from error
-    if not isinstance(content, dict):
-        raise TokenizerError(
-            f"{path} holds a {type(content).__name__} instead of an object. "
-            "Copy the file again."
-        )
-    return content
-
-
 def _complete(folder: epath.Path, settings: Settings) -> str:
     """Read `tokenizer.json`.
 
@@ -388,7 +372,8 @@ def _complete(folder: epath.Path, settings: Settings) -> str:
 
     As in transformers, a generic class ignores "add_prefix_space".
     """
-    content = _object(folder / "tokenizer.json") | {"padding": None, "truncation": None}
+    content = read_object(folder / "tokenizer.json", TokenizerError)
+    content |= {"padding": None, "truncation": None}
     normalizer = content.get("normalizer")
     if isinstance(normalizer, dict) and normalizer.get("type") == "BertNormalizer":
         normalizer |= {
@@ -549,7 +534,8 @@ def _merges(folder: epath.Path) -> tuple[dict[str, int], list[tuple[str, str]]]:
     """Read `vocab.json`, an object of tokens and ids, and `merges.txt`, two tokens a
     line, of which a third is made.
     """
-    path, vocabulary = folder / "merges.txt", _object(folder / "vocab.json")
+    path = folder / "merges.txt"
+    vocabulary = read_object(folder / "vocab.json", TokenizerError)
     if not_ids := [
         token for token, i in vocabulary.items() if type(i) is not int or i < 0
     ]:
@@ -604,7 +590,9 @@ def _with_added(
                 str(token["content"] if isinstance(token, dict) else token)
                 for token in tokens
             }
-        for token, i in _object(folder / "added_tokens.json").items():
+        for token, i in read_object(
+            folder / "added_tokens.json", TokenizerError
+        ).items():
             added[i] = AddedToken(
                 token, normalized=token not in special, special=token in special
             )

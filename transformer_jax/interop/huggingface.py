@@ -19,7 +19,6 @@ import jax.numpy as jnp
 from flax import traverse_util
 
 from transformer_jax import files
-from transformer_jax.errors import UserError
 from transformer_jax.interop import (
     bert,
     generation,
@@ -166,17 +165,15 @@ def read_config(folder: os.PathLike | str) -> dict[str, Any]:
             f"{folder}: tensors are mapped from local files; "
             "copy the folder to this machine"
         )
-    config, other = (
-        _read_json(Path(folder) / "config.json"),
-        Path(folder) / "generation_config.json",
-    )
+    config = files.read_object(Path(folder) / "config.json", InteropError)
+    other = Path(folder) / "generation_config.json"
     if not files.exists(other):
         return config
     # Like transformers, which then ignores what an older config.json says about
     # `generate`.
     return {
         key: value for key, value in config.items() if key not in generation.NEUTRAL
-    } | _read_json(other)
+    } | files.read_object(other, InteropError)
 
 
 def _warn(folder: str, architecture: Architecture) -> None:
@@ -199,21 +196,6 @@ def _warn(folder: str, architecture: Architecture) -> None:
             folder,
             ", ".join(unknown),
         )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-        if not isinstance(content, dict):
-            raise UserError("it is not a JSON object")
-    except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, OSError) and not files.is_for_user(error):
-            raise
-        reason = getattr(error, "strerror", None) or error
-        raise InteropError(
-            f"{path} cannot be read: {reason}; copy the whole folder again"
-        ) from error
-    return content
 
 
 def write(

@@ -70,7 +70,7 @@ class Tensors(Mapping[str, np.ndarray]):
         self._places: dict[str, _Place] = {}
         for path, names in _listed(self.folder).items():
             found = _header(path)
-            if missing := sorted(set(names or ()) - found.keys()):
+            if missing := sorted(set(names) - found.keys()):
                 raise InteropError(
                     f"{path} has no tensor {missing[0]!r}, although {INDEX} says so: "
                     "copy the whole folder again"
@@ -104,12 +104,12 @@ class Tensors(Mapping[str, np.ndarray]):
         return self._places[name].dtype
 
 
-def _listed(folder: Path) -> dict[Path, list[str] | None]:
+def _listed(folder: Path) -> dict[Path, list[str]]:
     """Return the safetensors files of a folder, with the names that an index expects
-    in each, or None.
+    in each.
     """
     if files.exists(folder / FILE):
-        return {folder / FILE: None}
+        return {folder / FILE: []}
     index = folder / INDEX
     if not files.exists(index):
         others = [name for name in OTHER_FORMATS if (folder / name).exists()]
@@ -119,24 +119,21 @@ def _listed(folder: Path) -> dict[Path, list[str] | None]:
             else "; copy the whole folder"
         )
         raise InteropError(f"{folder} has neither {FILE} nor {INDEX}{remedy}")
-    try:
-        weights = json.loads(index.read_text())["weight_map"]
-        shards: dict[Path, list[str] | None] = {}
-        for name, file in weights.items():
-            shards.setdefault(folder / file, []).append(name)  # type: ignore[union-attr]
-    except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, OSError) and not files.is_for_user(error):
-            raise
-        raise InteropError(f"{index} cannot be read: {error}; copy it again") from error
-    except (KeyError, TypeError, AttributeError) as error:
+    weights = files.read_object(index, InteropError).get("weight_map")
+    if not isinstance(weights, dict) or not all(
+        isinstance(file, str) for file in weights.values()
+    ):
         raise InteropError(
             f"{index} has no weight_map of names and files; copy it again"
-        ) from error
-    if elsewhere := [file for file in weights.values() if not files.is_inside(file)]:
-        raise InteropError(
-            f"{index} names {elsewhere[0]}, which is not in this folder: "
-            "download the model anew"
         )
+    shards: dict[Path, list[str]] = {}
+    for name, file in weights.items():
+        if not files.is_inside(file):
+            raise InteropError(
+                f"{index} names {file}, which is not in this folder: "
+                "download the model anew"
+            )
+        shards.setdefault(folder / file, []).append(name)
     if missing := [path.name for path in shards if not path.is_file()]:
         raise InteropError(
             f"{folder} has no {', '.join(missing)}, although {INDEX} names it: "
