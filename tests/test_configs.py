@@ -9,12 +9,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from closed_forms import num_parameters
 from conftest import ROOT, get_config, other_than, rows, run, shrink, write_corpus
 from papers import GPT, TABLE_3
 
 import transformer_jax
 from transformer_jax.config import ConfigError, parse
-from transformer_jax.models.counting import num_parameters
 from transformer_jax.models.transformer import TransformerConfig
 from transformer_jax.tasks import task_class
 

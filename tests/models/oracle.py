@@ -466,42 +466,6 @@ def transformer(params, config, source, target, source_valid=None, target_valid=
     return logits[..., : config.target_vocab_size]
 
 
-def flops_of_products(jaxpr, times=1):
-    """Return the FLOPs of all matrix products in a program.
-
-    Products in a loop count once per iteration.
-
-    Products that sum over nothing, e.g. of a bias with ones, do not count.
-    """
-    total = 0
-    for equation in jaxpr.eqns:
-        shapes = [getattr(v.aval, "shape", ()) for v in equation.invars]
-        if equation.primitive.name == "dot_general":  # products in flax's cells
-            (summed, _), (shared, _) = equation.params["dimension_numbers"]
-            inner = math.prod(shapes[0][i] for i in (*summed, *shared))
-            total += times * 2 * math.prod(shapes[0]) * math.prod(shapes[1]) / inner
-        if equation.primitive.name == "product":
-            inputs, out = equation.params["spec"].split("->")
-            axes = inputs.replace(",", "")
-            if set(axes) > set(out):
-                total += (
-                    times
-                    * 2
-                    * math.prod(
-                        dict(zip(axes, shapes[0] + shapes[1], strict=True)).values()
-                    )
-                )
-        turns = (
-            times * equation.params["length"]
-            if equation.primitive.name == "scan"
-            else times
-        )
-        for value in equation.params.values():
-            if hasattr(inner := getattr(value, "jaxpr", value), "eqns"):
-                total += flops_of_products(inner, turns)
-    return total
-
-
 def smoothed(labels, vocab_size, label_smoothing):
     """Return q: ε / V for every token, plus 1 - ε for the label."""
     q = np.full((*labels.shape, vocab_size), label_smoothing / vocab_size)

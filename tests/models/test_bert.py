@@ -12,8 +12,10 @@ import numpy as np
 import oracle
 import papers
 import pytest
+from closed_forms import forward_flops, num_parameters
 from sizes import SINGLE_STACK
 
+from transformer_jax.models import counting
 from transformer_jax.models.bert import (
     Bert,
     BertConfig,
@@ -22,7 +24,6 @@ from transformer_jax.models.bert import (
     TokenClassifier,
     in_another_segment,
 )
-from transformer_jax.models.counting import forward_flops, num_parameters
 from transformer_jax.models.positions import IN_ATTENTION, POSITIONS
 
 B, T, V, CLASSES = 3, 11, 31, 5
@@ -418,9 +419,9 @@ def test_parameters_and_products_are_counted(name):
         num_parameters(config)
         == sum(leaf.size for leaf in jax.tree.leaves(shapes(config))) - padding
     )
-    run = functools.partial(Bert(config).apply, {"params": parameters(config)})
-    program = jax.make_jaxpr(run)(TOKENS[:1], VALID[:1])
-    assert forward_flops(config, T) == oracle.flops_of_products(program.jaxpr)
+    variables = {"params": parameters(config)}
+    counted = counting.flops(Bert(config).apply, variables, TOKENS[:1], VALID[:1])
+    assert forward_flops(config, T) == counted
     np.testing.assert_array_equal(
         forward_flops(config, np.array([0, T])), [0, forward_flops(config, T)]
     )

@@ -12,9 +12,10 @@ import numpy as np
 import oracle
 import papers
 import pytest
+from closed_forms import forward_flops, num_parameters
 from sizes import SINGLE_STACK
 
-from transformer_jax.models.counting import forward_flops, num_parameters
+from transformer_jax.models import counting
 from transformer_jax.models.gpt import GPT, SIZES, GPTConfig
 from transformer_jax.models.positions import IN_ATTENTION, POSITIONS
 from transformer_jax.models.stack import unstack_layers
@@ -368,10 +369,9 @@ def test_parameters_and_products_are_counted(name):
         == sum(leaf.size for leaf in jax.tree.leaves(shapes(config))) - padding
     )
     config = dataclasses.replace(config, vocab_multiple=1)
-    program = jax.make_jaxpr(lambda p: GPT(config).apply({"params": p}, TOKENS[:1]))(
-        parameters(config)
-    )
-    assert forward_flops(config, T) == oracle.flops_of_products(program.jaxpr)
+    variables = {"params": parameters(config)}
+    counted = counting.flops(GPT(config).apply, variables, TOKENS[:1])
+    assert forward_flops(config, T) == counted
     two = forward_flops(config, np.array([5, T]))
     np.testing.assert_array_equal(
         two, [forward_flops(config, 5), forward_flops(config, T)]

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+from closed_forms import forward_flops, num_parameters
 from sizes import ENCODER_DECODER
 
 from transformer_jax.models import stack
 from transformer_jax.models.attention import MultiHeadAttention, dot_product_attention
 from transformer_jax.models.caches import SharedPast
-from transformer_jax.models.counting import forward_flops, num_parameters
 from transformer_jax.models.masks import CAUSAL
 from transformer_jax.models.positions import (
     IN_ATTENTION,

@@ -14,6 +14,7 @@ import pytest
 from conftest import small
 
 from transformer_jax.config import ConfigError, make_task, parse
+from transformer_jax.models import counting
 from transformer_jax.models.layers import Head
 from transformer_jax.tasks.backbones import next_token_per_text
 from transformer_jax.training.engine import Engine, make_train_step
@@ -253,20 +254,16 @@ def test_without_lambda_the_step_is_that_of_the_classifier_alone(make, monkeypat
 
 
 def test_work_is_counted(make):
-    """Without λ, a step has three times the products of a forward pass.
-
-    The head is not counted; λ adds the logits.
-    """
+    """A step has three times the products of a forward pass. λ adds the logits."""
     off = {"fine_tuning.auxiliary_weight": 0.0}
     for changes, views in ({}, 1), ({"fine_tuning.both_orders": True}, 2):
         task, arrays = make(off | changes), make().dummy_batch(3, 11)
-        program = jax.make_jaxpr(task.logits)(initial(task), arrays)
         tokens, flops = task.work(arrays)
         assert tokens == 3 * 11 * views
-        assert flops == 3 * (oracle.flops_of_products(program.jaxpr) - 2 * 3 * 16 * 2)
+        assert flops == 3 * counting.flops(task.logits, initial(task), arrays)
         assert (
             make(changes).work(arrays).flops - flops
-            == 3 * views * 3 * 2 * 10 * 16 * 307
+            == 3 * views * 3 * 2 * 11 * 16 * 307
         )
 
 

@@ -16,7 +16,6 @@ from transformer_jax.data.examples import Frame
 from transformer_jax.data.text import Corpus
 from transformer_jax.data.tokenizers import Tokenizer
 from transformer_jax.models import bert, gpt
-from transformer_jax.models.counting import forward_flops, stack_flops
 from transformer_jax.models.layers import Head
 from transformer_jax.tasks.text import segmented
 from transformer_jax.training.task import Inherited, Mean, Params
@@ -61,10 +60,6 @@ class Backbone(abc.ABC):
         self, batch: Mapping[str, jax.Array], valid: jax.Array
     ) -> tuple[Any, ...]:
         """Return the arguments of the model. `valid` (B, T) is True at tokens."""
-
-    @abc.abstractmethod
-    def flops(self, lengths: np.ndarray) -> np.ndarray:
-        """Return the FLOPs of a forward pass in training for each text."""
 
     def bottom(self, count: int) -> dict[str, int | None]:
         """Return the embeddings and the first `count` layers."""
@@ -135,9 +130,6 @@ class BertBackbone(Backbone):
     ) -> tuple[Any, ...]:
         return segmented(batch, valid)
 
-    def flops(self, lengths: np.ndarray) -> np.ndarray:
-        return forward_flops(self.model, lengths)
-
     def frozen(self) -> dict[str, int | None]:
         return {self.module: None} if self.options.feature_layers else super().frozen()
 
@@ -201,18 +193,6 @@ class GPTBackbone(Backbone):
         return jnp.stack([text, other], axis=1).reshape(-1, text.shape[1]), jnp.repeat(
             valid, 2, axis=0
         )
-
-    def flops(self, lengths: np.ndarray) -> np.ndarray:
-        length, model = np.asarray(lengths, np.float64), self.model
-        layers = stack_flops(model, model.num_layers, length)
-        logits = (
-            2
-            * np.maximum(length - 1, 0)
-            * model.d_model
-            * self._ids.stop
-            * (self.options.auxiliary_weight > 0)
-        )
-        return self.views * (layers + logits)
 
     def frozen(self) -> dict[str, int | None]:
         """Return the parameters that keep their values. The new embeddings are

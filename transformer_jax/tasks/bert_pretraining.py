@@ -26,7 +26,7 @@ from transformer_jax.models.bert import BertConfig, Pretraining
 from transformer_jax.models.layers import Head
 from transformer_jax.tasks.text import TextTask, TextTaskConfig, segmented
 from transformer_jax.training.metric import LOSS, PERPLEXITY, Metric
-from transformer_jax.training.task import Arrays, Mean, Outputs, Params, Record, Work
+from transformer_jax.training.task import Arrays, Mean, Outputs, Params, Record
 
 # keys of masks, which a causal model does not have
 UNUSED = ("rate", "mask_share", "random_share", "whole_word")
@@ -291,17 +291,6 @@ class BertPretraining(TextTask):
             "index": np.arange(rows),
         }
         return {name: array.astype(np.int32) for name, array in arrays.items()}
-
-    def work(self, batch: Arrays) -> Work:
-        """Add the head of masked LM, a D × D and a D × V product at each predicted
-        position.
-        """
-        tokens, flops = super().work(batch)
-        d = self.config.model.d_model
-        v = self.config.model.vocab_size
-        return Work(
-            tokens, flops + 3 * 2 * float(batch["masked"].sum()) * (d * d + d * v)
-        )
 
     def preview(self, arrays: Arrays) -> list[str]:
         tokens, _ = self.tokens("text", arrays["text"][0, : arrays["text_length"][0]])

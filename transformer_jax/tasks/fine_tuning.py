@@ -209,11 +209,8 @@ class FineTuningTask(TextTask):
         return self.model.apply({"params": params}, *self.arguments(batch), rngs=rngs)
 
     def work(self, batch: Arrays) -> Work:
-        lengths = batch["text_length"]
-        return Work(
-            self.backbone.views * int(lengths.sum()),
-            3 * float(self.backbone.flops(lengths).sum()),
-        )
+        tokens, flops = super().work(batch)
+        return Work(self.backbone.views * tokens, flops)
 
     def tokens(self, name: str, ids: np.ndarray) -> tuple[list[str], str]:
         return self.backbone.readable(self.corpus.tokenizers[name], ids)

@@ -37,6 +37,7 @@ from transformer_jax.models.layers import Head
 from transformer_jax.models.recurrent_lm import RecurrentLM, RecurrentLMConfig
 from transformer_jax.models.stack import unstack_layers
 from transformer_jax.tasks.text import TextTask, TextTaskConfig, cache_and_causality
+from transformer_jax.tasks.work import training_work
 from transformer_jax.training.metric import BITS_PER_BYTE, LOSS, PERPLEXITY
 from transformer_jax.training.task import (
     Arrays,
@@ -450,14 +451,10 @@ class LanguageModeling(TextTask):
         return arrays
 
     def work(self, batch: Arrays) -> Work:
-        """Return the work on the documents of a batch, each of which sees only
-        itself.
-        """
-        if "segment" in batch:
-            segment = batch["segment"]
-            of = segment + (segment.shape[1] + 1) * np.arange(len(segment))[:, None]
-            batch = {"text_length": np.bincount(of[segment > 0])}
-        return super().work(batch)
+        if "segment" not in batch:
+            return super().work(batch)
+        tokens = int((batch["segment"] > 0).sum())
+        return training_work(self, batch, tokens, tokens / batch["text"].size)
 
     def preview(self, arrays: Arrays) -> list[str]:
         first = (

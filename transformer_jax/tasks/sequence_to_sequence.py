@@ -30,7 +30,6 @@ from transformer_jax.decoding.stopping import before_end
 from transformer_jax.errors import UserError
 from transformer_jax.files import one_line
 from transformer_jax.models.caches import Cache
-from transformer_jax.models.counting import forward_flops
 from transformer_jax.models.encoder_decoder import EncoderDecoder
 from transformer_jax.models.layers import Head
 from transformer_jax.models.recurrent import RecurrentSeq2Seq
@@ -47,6 +46,7 @@ from transformer_jax.tasks.text import (
     cache_and_causality,
     with_weights,
 )
+from transformer_jax.tasks.work import training_work
 from transformer_jax.training.metric import LOSS, PERPLEXITY, Metric
 from transformer_jax.training.task import (
     Arrays,
@@ -534,10 +534,10 @@ class SequenceToSequence(TextTask):
         return arrays
 
     def work(self, batch: Arrays) -> Work:
-        flops = forward_flops(
-            self.config.model, batch["source_length"], batch["target_length"]
-        )
-        return Work(int(batch["target_length"].sum()), 3 * float(flops.sum()))
+        source = int(batch["source_length"].sum())
+        target = int(batch["target_length"].sum())
+        positions = batch["source"].size + batch["target"].size
+        return training_work(self, batch, target, (source + target) / positions)
 
     def preview(self, arrays: Arrays) -> list[str]:
         """Return lines that show the first pair, token by token.

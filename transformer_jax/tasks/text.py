@@ -10,7 +10,7 @@ import numpy as np
 from etils import epath
 
 from transformer_jax.data.text import Corpus, Reader, Stream
-from transformer_jax.models.counting import forward_flops
+from transformer_jax.tasks.work import training_work
 from transformer_jax.training.task import Arrays, Config, Params, Task, Work
 
 
@@ -84,11 +84,8 @@ class TextTask(Task):
         return self.corpus.fingerprint(training)
 
     def work(self, batch: Arrays) -> Work:
-        lengths = batch["text_length"]
-        return Work(
-            int(lengths.sum()),
-            3 * float(forward_flops(self.config.model, lengths).sum()),
-        )
+        tokens = int(batch["text_length"].sum())
+        return training_work(self, batch, tokens, tokens / batch["text"].size)
 
     def attention(
         self, params: Params, batch: Mapping[str, jax.Array]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import jax
 
 from transformer_jax.errors import UserError
-from transformer_jax.models.kernels import platforms, short
+from transformer_jax.models.kernels import plain, platforms, short
 from transformer_jax.models.kernels.accelerators import (
     cudnn_attention,
     cudnn_runs_here,
@@ -72,7 +72,7 @@ def kernel_for(
     Raises:
         UserError: `how` does not support the lengths, or does not run on this platform.
     """
-    if how == "einsum":
+    if how == "einsum" or plain.is_on():
         return None
     if how == "jax":
         return library_attention

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from transformer_jax.models.kernels import platforms
+from transformer_jax.models.kernels import plain, platforms
 
 Array = jax.Array
 
@@ -71,6 +71,8 @@ def sum_in_chunks(
 
     Differentiable with respect to `params` and `x`, once and in reverse mode only.
     """
+    if plain.is_on():
+        return loss(params, x, labels, weights)
     mesh = jax.sharding.get_abstract_mesh()
     shards = math.prod(mesh.shape.get(axis, 1) for axis in ("data", "fsdp"))
     return _sum_in_chunks(

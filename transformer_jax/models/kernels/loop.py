@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from transformer_jax.models.kernels import plain
 from transformer_jax.models.kernels.products import WEIGHT_PRODUCT
 
 # Rematerialisation (Chen et al. 2016): what the backward pass of a layer recomputes.
@@ -43,6 +44,8 @@ def over_layers(
 
     Returns the last carry, and the outputs stacked along axis 1.
     """
+    if plain.is_on() and not isinstance(params, tuple):
+        unroll, remat = 1, "none"
     if policy := REMAT[remat]:
         # Common-subexpression elimination could undo rematerialisation in unrolled
         # layers, but not in a plain loop.
