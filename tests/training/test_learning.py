@@ -1,13 +1,14 @@
-"""A validation loss at the entropy of the training tokens is warned of."""
+"""A validation loss at the entropy of the training targets is warned of."""
 
 import logging
 import math
 
 import numpy as np
 import pytest
-from conftest import rows, run
+from conftest import rows, run, small
 
-from transformer_jax.data.batching import Batches, entropy
+from transformer_jax.config import make_task, parse
+from transformer_jax.data.batching import Batches, entropy, label_entropy
 from transformer_jax.training.learning import Learning
 
 
@@ -18,6 +19,24 @@ def test_entropy_of_token_frequencies():
     assert entropy(np.zeros(0, np.int32)) == 0.0
 
 
+def test_labels_have_an_entropy_and_numbers_have_none():
+    labels = label_entropy(np.array([1, 0, 1, 0], np.int32))
+    assert labels is not None
+    assert labels() == pytest.approx(math.log(2))
+    assert label_entropy(np.array([0.5, 2.0], np.float32)) is None
+    assert label_entropy(None) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture"), [("bert_pretraining", "bert"), ("classification", "bert")]
+)
+def test_masked_tokens_and_labels_have_a_baseline(name, architecture, corpus, tmp_path):
+    task = make_task(parse(small(name, corpus, architecture)), tmp_path)
+    baseline = task.batches("train", seed=0).baseline
+    assert baseline is not None
+    assert baseline() > 0
+
+
 @pytest.mark.parametrize(
     ("losses", "warned"),
     [
@@ -25,6 +44,7 @@ def test_entropy_of_token_frequencies():
         ({20: 6.0, 40: 6.0, 60: 5.0, 100: 3.0}, [20]),
         ({20: 6.0, 40: 6.0, 100: 5.99}, [20, 100]),
         ({20: 5.87, 100: 5.87}, []),
+        ({10: 7.0, 20: 5.0, 60: 6.5, 100: 8.0}, []),  # overfits after learning
     ],
 )
 def test_a_loss_at_the_entropy_is_warned_of_once_and_at_the_end(losses, warned, caplog):
@@ -41,7 +61,7 @@ def test_long_runs_are_judged_after_two_thousand_steps(caplog):
     learning.check(2000, {"loss": 6.0})
     assert (
         "step 2000: the validation loss 6 is not clearly below 6, "
-        "the entropy of the training tokens" in caplog.text
+        "the entropy of the training targets" in caplog.text
     )
 
 
@@ -61,7 +81,7 @@ def test_a_run_that_has_learned_nothing_says_so(tiny, tmp_path, caplog):
     messages = [
         message
         for message in caplog.messages
-        if "the entropy of the training tokens" in message
+        if "the entropy of the training targets" in message
     ]
     assert messages[-1].startswith(
         f"step 4: the validation loss {last['loss']:.3g} is not clearly below "

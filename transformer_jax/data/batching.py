@@ -9,6 +9,7 @@ batch, and batch i is the same after a restart and on any number of hosts and de
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -84,8 +85,8 @@ class Batches(NamedTuple):
     # of its rows to its prediction.
     owners: np.ndarray | None = None
     join: Callable[[int, Sequence[dict[str, Any]]], dict[str, Any]] | None = None
-    # In training, a function that returns the entropy of the target tokens in nats: the
-    # loss of a model that knows only how frequent each token is.
+    # In training, a function that returns the entropy of the targets (tokens or labels)
+    # in nats: the loss of a model that knows only how frequent each target is.
     baseline: Callable[[], float] | None = None
 
 
@@ -97,6 +98,16 @@ def entropy(values: np.ndarray) -> float:
         counts += np.bincount(values[start : start + 2**24], minlength=len(counts))
     shares = counts[counts > 0] / max(len(values), 1)
     return float(-(shares * np.log(shares)).sum())
+
+
+def label_entropy(labels: np.ndarray | None) -> Callable[[], float] | None:
+    """Return a function that returns the entropy of labels (n,), for `Batches`.
+
+    Return None if there are no labels, or if they are real numbers.
+    """
+    if labels is None or labels.dtype.kind != "i":
+        return None
+    return functools.partial(entropy, labels)
 
 
 class BatchPlan(Plan):

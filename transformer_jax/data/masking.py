@@ -10,6 +10,7 @@ Shapes: B rows · T positions · P masked positions.
 """
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from transformer_jax.data.batching import (
     Batch,
     Batches,
     BatchPlan,
+    entropy,
     ladder_lengths,
     padded_arrays,
 )
@@ -287,9 +289,9 @@ def document_batches(
             "index": batch.indices.astype(np.int32),
         }
 
-    return Batches(
-        plan, load, references=() if seed is not None else [corpus.sha256(split)]
-    )
+    if seed is None:
+        return Batches(plan, load, references=[corpus.sha256(split)])
+    return Batches(plan, load, baseline=functools.partial(entropy, sentences.values))
 
 
 def blank_batches(

@@ -14,7 +14,7 @@ from etils import epath
 
 from transformer_jax import fields, losses, metrics
 from transformer_jax.data import tables
-from transformer_jax.data.batching import Batches
+from transformer_jax.data.batching import Batches, label_entropy
 from transformer_jax.data.examples import Labels, encode_numbers, laid_out, records_of
 from transformer_jax.data.text import TextData, example_batches
 from transformer_jax.tasks.fine_tuning import (
@@ -180,6 +180,7 @@ class TextOrPair(LabelTask):
         return batches._replace(
             records=records_of(self.columns[: self.inputs], texts),
             references=labels or (),
+            baseline=label_entropy(others.get("label")),
         )
 
     def dummy_batch(self, rows: int, length: int, seed: int | None = None) -> Arrays:

@@ -13,7 +13,12 @@ from etils import epath
 
 from transformer_jax import fields, metrics
 from transformer_jax.data import tables
-from transformer_jax.data.batching import Batch, Batches, padded_arrays
+from transformer_jax.data.batching import (
+    Batch,
+    Batches,
+    label_entropy,
+    padded_arrays,
+)
 from transformer_jax.data.examples import Labels, laid_out, records_of
 from transformer_jax.data.text import TextData, example_plan
 from transformer_jax.tasks.classification import label_means, probabilities
@@ -155,6 +160,7 @@ class MultipleChoice(LabelTask):
             load,
             records=records_of(self.columns[: self.inputs], texts),
             references=labels or (),
+            baseline=label_entropy(others.get("label")),
         )
 
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
