@@ -347,9 +347,6 @@ class MultiHeadAttention(nn.Module):
         allowed = self._checked(x, memory, mask)
         if places is None:
             places = self._own_places(x, memory)
-        query = constrain(self.query(x), "batch", "length", "heads", "head_dim")
-        if places.waves is not None:
-            query = rotate(query, places.waves)
         relations = None
         if places.distances is not None:
             relations = self.relative(places.distances)
@@ -360,9 +357,12 @@ class MultiHeadAttention(nn.Module):
             "dtype": self.dtype,
         }
         if isinstance(memory, KeyValue):
+            query = self._queries(x, places)
             heads, weights = attend_to_cache(query, memory, **options)
         else:
+            # before the queries: in the other order, a step of BERT takes 4 % longer
             key, value = self.heads(memory, places)
+            query = self._queries(x, places)
             if self.dropout_rate and self.has_rng("dropout"):
                 options["dropout_rate"] = self.dropout_rate
                 options["dropout_key"] = self.make_rng("dropout")
@@ -370,6 +370,13 @@ class MultiHeadAttention(nn.Module):
         if weights is not None:
             self.sow("intermediates", "weights", weights)
         return self.output(heads)
+
+    def _queries(self, x: Array, places: Places) -> Array:
+        """Project x (B, T, D) to queries (B, T, N, H)."""
+        query = constrain(self.query(x), "batch", "length", "heads", "head_dim")
+        if places.waves is not None:
+            query = rotate(query, places.waves)
+        return query
 
     def heads(self, memory: Array, places: Places = NOWHERE) -> tuple[Array, Array]:
         """Project memory (B, S, D) to keys (B, S, K, H) and values (B, S, K, H')."""
