@@ -55,9 +55,9 @@ def main(config: ConfigDict) -> None:
         )
         lines = lines[: SENTENCES.value]
     predictor = Predictor(flags.FLAGS.workdir, config)
-    columns, inputs = predictor.task.columns, predictor.task.inputs
+    columns, needed = predictor.config.columns
     records = [
-        parse_record(line, f"input, line {n}", columns, inputs, len(columns))
+        parse_record(line, f"input, line {n}", columns, needed, len(columns))
         for n, line in lines
     ]
     maps = predictor.attention(records)

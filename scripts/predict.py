@@ -55,7 +55,7 @@ def main(config: ConfigDict) -> None:
     lines = command_line.read_lines(INPUT.value)
     predictor = Predictor(flags.FLAGS.workdir, config)
     watched = OUTPUT.value == "-" and not SCORE.value and sys.stdout.isatty()
-    if STREAM.value or (STREAM.value is None and watched and predictor.task.growing):
+    if STREAM.value or (STREAM.value is None and watched and predictor.streams):
         stream(predictor, lines)
     else:
         write(predictor, lines)
@@ -72,9 +72,9 @@ def stream(predictor: Predictor, lines: Sequence[str]) -> None:
 
 def write(predictor: Predictor, lines: Sequence[str]) -> None:
     """Write a line for each line."""
-    columns, inputs = predictor.task.columns, predictor.task.inputs
+    columns, needed = predictor.config.columns
     records = [
-        parse_record(line, f"input, line {n}", columns, inputs, inputs)
+        parse_record(line, f"input, line {n}", columns, needed, needed)
         for n, line in enumerate(lines, 1)
     ]
     found = predictor.predict(records, scored=SCORE.value)

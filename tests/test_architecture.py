@@ -18,8 +18,8 @@ from conftest import ROOT
 import transformer_jax
 from transformer_jax.config import _alternatives, sections
 from transformer_jax.data.text import TextData
-from transformer_jax.tasks import TASKS, task_class
-from transformer_jax.training.task import EvaluationConfig, TrainingConfig
+from transformer_jax.tasks import TASKS, config_class, find
+from transformer_jax.training.task import EvaluationConfig, Task, TrainingConfig
 
 PACKAGE = Path(transformer_jax.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -277,7 +277,7 @@ def test_test_modules_do_not_import_one_another(path):
 
 
 def models_of(task: str) -> list[type]:
-    return list(_alternatives(typing.get_type_hints(task_class(task).Config)["model"]))
+    return list(_alternatives(typing.get_type_hints(config_class(task))["model"]))
 
 
 def names(section: type) -> set[str]:
@@ -422,6 +422,19 @@ def readers(section: type) -> list[Path]:
 def unread(section: type) -> set[str]:
     read = set().union(*(read_in_file(path) for path in readers(section)))
     return names(section) - read - {"architecture"}  # config.py reads `architecture`
+
+
+def test_no_task_is_derived_from_another():
+    tasks = {find(name).task for name in TASKS}
+    ours = [cls for cls in Task.__subclasses__() if room_of(cls) == "tasks"]
+    assert tasks == {*ours}
+    assert not [cls for task in ours for cls in task.__subclasses__() if room_of(cls)]
+
+
+def room_of(cls: type) -> str:
+    """Return the folder of the package that a class is in, or ""."""
+    package, *inside = cls.__module__.split(".")
+    return inside[0] if package == PACKAGE.name else ""
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -276,6 +276,7 @@ def test_a_task_of_another_package_is_named_by_module_and_class(tiny):
         "transformer_jax.tasks.text:Corpus": (
             "is not a task: it must be a subclass of transformer_jax.training.task"
         ),
+        "transformer_jax.training.task:Task": "does not say what its config is: write",
     }.items():
         with pytest.raises(ValueError, match=f"config.task = '{wrong}' {message}"):
             parse({"task": wrong})

@@ -104,7 +104,7 @@ def test_recipe_runs(name, arg, tmp_path: Path):
     scores = predictor.evaluate()
     assert scores["examples"] > 0
     assert scores["step"] == 2
-    inputs = predictor.task.columns[: predictor.task.inputs]
+    inputs = predictor.config.columns.inputs
     predictions = predictor.predict(
         [dict.fromkeys(inputs, line) for line in ("ek", "")]
     )

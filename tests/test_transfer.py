@@ -272,7 +272,7 @@ def test_a_part_may_be_added_but_not_left_out(data, pretrained, tmp_path):
     assert (params.pop("bert/match") == 0).all()
     for key in params.keys() & pretrained[1].keys():
         np.testing.assert_array_equal(params[key], pretrained[1][key])
-    frozen = make_task(parse(config), workdir).frozen
+    frozen = parse(config).frozen
     assert "bert/segments" in frozen
     assert "bert/match" not in frozen
     with pytest.raises(

@@ -21,7 +21,7 @@ from etils import epath
 from ml_collections import ConfigDict, FieldReference, config_flags
 
 from transformer_jax.errors import UserError
-from transformer_jax.tasks import task_class
+from transformer_jax.tasks import config_class, task_class
 from transformer_jax.training.task import Config, Task
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ def sections(task: str, model: Mapping[str, Any]) -> dict[str, type]:
     Raises ConfigError if the task has no such architecture, or if the keys of `model`
     are those of another one.
     """
-    classes = typing.get_type_hints(task_class(task).Config)
+    classes = typing.get_type_hints(config_class(task))
     del classes["task"], classes["init_from"]
     known = {
         section.architecture: section for section in _alternatives(classes["model"])
@@ -95,8 +95,7 @@ def fields(task: str, model: Mapping[str, Any]) -> dict[str, dataclasses.Field]:
     Its metadata includes that of its section.
     """
     whole = {
-        field.name: field.metadata
-        for field in dataclasses.fields(task_class(task).Config)
+        field.name: field.metadata for field in dataclasses.fields(config_class(task))
     }
     found = {}
     for section, cls in sections(task, model).items():
@@ -220,7 +219,7 @@ def parse(config: ConfigDict | Mapping[str, Any]) -> Config:
         raise ConfigError(
             "config.task is missing: name a task, e.g. 'sequence_to_sequence'"
         )
-    cls = task_class(raw["task"]).Config
+    cls = config_class(raw["task"])
     classes = sections(raw["task"], raw.get("model", {}))
     names = ["task", "init_from", *classes]
     problems = [_unknown("config", name, names) for name in raw.keys() - {*names}]

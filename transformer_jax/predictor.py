@@ -18,7 +18,7 @@ from transformer_jax.training.evaluation import (
     restore_parameters,
 )
 from transformer_jax.training.sharding import make_mesh
-from transformer_jax.training.task import Params, Record, Task
+from transformer_jax.training.task import Columns, Growing, Params, Record, Task
 
 
 class Predictor:
@@ -69,18 +69,23 @@ class Predictor:
         """Return a prediction for every record, in order: a string if the task predicts
         text, otherwise a JSON object.
 
-        A record is an object with the fields `task.columns`, of which the first
-        `task.inputs` are needed. If only one is needed, a string may take its place.
+        A record is an object with the fields `config.columns`, not all of which are
+        needed. If only one is needed, a string may take its place.
         With `scored`, predicted text is returned in an object together with its score;
         a language model scores the text of the records instead of continuing it. Raises
         ValueError for other records, and for a single record that is not in a list.
         """
         evaluator = self._scorer if scored else self._evaluator
-        found = evaluator.predict(self.params, _checked(records, self.task))
+        found = evaluator.predict(self.params, _checked(records, self.config.columns))
         return [
             prediction if scored else prediction.get("text", prediction)
             for prediction in found
         ]
+
+    @property
+    def streams(self) -> str:
+        """The field of a prediction whose text `stream` yields, or "" if it cannot."""
+        return self.task.growing if isinstance(self.task, Growing) else ""
 
     def stream(self, record: Record, number: int = 0) -> Iterator[str]:
         """Yield the text that is predicted for a record in pieces, while it is written.
@@ -89,14 +94,15 @@ class Predictor:
         `number`, from 0, of its list. Raises ValueError if the predictions are not
         texts that grow.
         """
-        if not (field := self.task.growing):
+        if not self.streams:
             raise UserError(
                 "the predictions of this run are not single texts that grow in pieces: "
                 "use predict, or with a language model decoding.n_best = 1"
             )
-        (record,), shown = _checked([record], self.task), ""
+        (record,) = _checked([record], self.config.columns)
+        shown = ""
         for prediction in self._evaluator.stream(self.params, record, number):
-            text = prediction[field]
+            text = prediction[self.streams]
             # otherwise the decoder has changed what it had written
             if text.startswith(shown):
                 yield text[len(shown) :]
@@ -124,26 +130,23 @@ class Predictor:
         """Return the attention maps of every record, in order.
 
         A model that generates text is given its own output, or the reference if the
-        record has all of `task.columns`.
+        record has all of `config.columns`.
         """
-        records = _checked(records, self.task)
+        records = _checked(records, self.config.columns)
         return self._evaluator.attention(self.params, records) if records else []
 
     @functools.cached_property
     def _scorer(self) -> Evaluator:
-        scorer = self.task.scorer
-        return (
-            self._evaluator
-            if scorer is self.task
-            else Evaluator(scorer, self._evaluator.mesh)
-        )
+        if not isinstance(self.task, Growing):
+            return self._evaluator
+        return Evaluator(self.task.scorer(), self._evaluator.mesh)
 
     @functools.cached_property
     def parameters_sha256(self) -> str:
         return parameters_sha256(self.params)
 
 
-def _checked(records: Iterable[Record], task: Task) -> list[Record]:
+def _checked(records: Iterable[Record], columns: Columns) -> list[Record]:
     if isinstance(records, str | bytes | Mapping):
         raise UserError(
             f"{records!r:.80} is one record, not a list of records: "
@@ -152,7 +155,7 @@ def _checked(records: Iterable[Record], task: Task) -> list[Record]:
     if not isinstance(records, Iterable):
         raise UserError(f"{records!r:.80} is not a list of records: give a list")
     records = list(records)
-    needed = task.columns[: task.inputs]
+    needed = columns.inputs
     kinds = Mapping if len(needed) > 1 else str | Mapping
     for number, record in enumerate(records, 1):
         if not isinstance(record, kinds):

@@ -140,7 +140,7 @@ def load(task: Task, mesh: Mesh, *, as_is: bool = False) -> Callable[[Params], P
     that puts its parameters into new ones.
 
     The checkpoint of a run is the one that its evaluation.checkpoint selects.
-    Parameters correspond if they have the same path. `task.inherited` names a module
+    Parameters correspond if they have the same path. `config.inherited` names a module
     whose paths lack its name if the source has it alone: "gpt/decoder/…" is then
     "decoder/…" there. The outputs of a head are taken by their names, in any order; if
     the names differ, the head is new. With `as_is`, it is taken whatever its names. The
@@ -156,7 +156,7 @@ def load(task: Task, mesh: Mesh, *, as_is: bool = False) -> Callable[[Params], P
         if _is_pretrained(task.config.init_from, "config.init_from")
         else _of_run
     )(task, mesh)
-    old, module = dict(source.params), task.inherited.module
+    old, module = dict(source.params), task.config.inherited.module
     alone = bool(module) and not any(key.startswith(f"{module}/") for key in old)
     if alone:
         old = {f"{module}/{key}": leaf for key, leaf in old.items()}
@@ -166,18 +166,18 @@ def load(task: Task, mesh: Mesh, *, as_is: bool = False) -> Callable[[Params], P
         _check_tokenizers(
             source.name, source.tokenizers, task.fingerprint(training=False)
         )
-        orders = {} if as_is else _orders(source, task.inherited)
+        orders = {} if as_is else _orders(source, task.config.inherited)
         anew = tuple(f"{module}/" for module, order in orders.items() if order is None)
         common = {key for key in old.keys() & new.keys() if not key.startswith(anew)}
-        taken = _taken(common, task.inherited, alone)
+        taken = _taken(common, task.config.inherited, alone)
         _check_shapes(source.name, old, new, taken)
         sizes = {
             key: math.prod(_extent(old[key], count)) for key, count in taken.items()
         }
         log.info("initialized from %s, %s: %s", source.name, source.what, _parts(sizes))
-        if task.inherited.parts:
-            log.info("  taken: only %s", _named(task.inherited.parts))
-        for key, rows in task.inherited.rows.items() if alone else ():
+        if task.config.inherited.parts:
+            log.info("  taken: only %s", _named(task.config.inherited.parts))
+        for key, rows in task.config.inherited.rows.items() if alone else ():
             if key in taken:
                 log.info("  new: %d of %s rows of %s", len(rows), f"{rows.stop:,}", key)
         log.info("  new, not there: %s", _parts(_others(new, sizes, anew)))
@@ -220,10 +220,10 @@ def _of_run(task: Task, mesh: Mesh) -> Source:
         for key in workdirs.differing_outputs(theirs, task.config)
         if key.partition(".")[0] != "data"
     ]
-    outputs = dict(other.inherited.outputs)
+    outputs = dict(theirs.inherited.outputs)
     if others:
         outputs |= dict.fromkeys(
-            task.inherited.outputs, (f"others by {', '.join(others)}",)
+            task.config.inherited.outputs, (f"others by {', '.join(others)}",)
         )
     return Source(
         name,
@@ -248,7 +248,7 @@ def _of_folder(task: Task, mesh: Mesh) -> Source:
         raise ConfigError(f"config.init_from = {name!r}: {error}") from error
     workdirs.check_same_model(name, found.model, task.config)
     outputs = (
-        dict.fromkeys(task.inherited.outputs, found.outputs.present)
+        dict.fromkeys(task.config.inherited.outputs, found.outputs.present)
         if found.outputs.names
         else {}
     )

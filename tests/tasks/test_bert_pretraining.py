@@ -14,6 +14,7 @@ from forked import script
 
 import transformer_jax
 from transformer_jax.config import ConfigError, make_task, parse
+from transformer_jax.tasks.text import segmented, valid
 from transformer_jax.training.evaluation import Evaluator
 from transformer_jax.training.sharding import make_mesh
 
@@ -43,7 +44,7 @@ def expected(task, params, batch, next_sentence):
     The logits of all positions come from the model without `positions`.
     """
     vectors, head, follows = jax.jit(task.model.apply)(
-        {"params": params}, *task.arguments(batch)
+        {"params": params}, *segmented(batch, valid(batch))
     )
     vocabulary = task.config.model.vocab_size
     logits = log_softmax(head(vectors)[..., :vocabulary])

@@ -77,8 +77,7 @@ def test_a_pair_has_two_segments(config, corpus, tmp_path):
         ("su", "", "entailment"),
     )
     task = task_of(config, tmp_path / "run")
-    assert task.columns == ("premise", "hypothesis", "gold")
-    assert task.inputs == 2
+    assert task.config.columns == (("premise", "hypothesis", "gold"), 2)
     batches = task.batches("val", None)
     arrays = batches.load(batches.plan.batch(0))
     tokenizer = task.corpus.tokenizers["text"]
@@ -91,7 +90,7 @@ def test_a_pair_has_two_segments(config, corpus, tmp_path):
     ]
     assert arrays["second"][:2].tolist() == [4, 3]
     assert arrays["label"][:2].tolist() == [1, 2]
-    _, _, segments = task.arguments(arrays)
+    _, _, segments = task.network.arguments(arrays)
     assert np.array(segments)[0, :6].tolist() == [0, 0, 0, 0, 1, 1]
     assert batches.records == [
         {"premise": "ka ke", "hypothesis": "mo"},
@@ -132,8 +131,8 @@ def test_the_scores_are_those_of_the_predictions(config, tmp_path):
     params, scores = evaluated(task, "val")
     source = task.corpus.open("val")
     records = [
-        dict(zip(task.columns, row, strict=True))
-        for row in zip(*map(source.column, task.columns), strict=True)
+        dict(zip(HEADER, row, strict=True))
+        for row in zip(*map(source.column, HEADER), strict=True)
     ]
     found = Evaluator(task, make_mesh(task.config.mesh)).predict(params, records)
     probability = [

@@ -65,7 +65,7 @@ def whole(task, split="val"):
 
 
 def tokens_of(task, arrays, row):
-    return task.tokens("text", arrays["text"][row, : arrays["text_length"][row]])
+    return task.network.shown(arrays["text"][row, : arrays["text_length"][row]])
 
 
 def test_the_input_has_special_tokens_beyond_the_vocabulary(make):
@@ -108,9 +108,9 @@ def test_plain_text(make):
     as_output = params["gpt"] | {"output": {"table": params["head"]["kernel"].T}}
     config = dataclasses.replace(task.config.model, tie_embeddings=False, vocab_size=2)
     expected = oracle.gpt(as_output, config, np.array([[*one, *two]]))[0, -1]
-    found = task.logits(params, jax.tree.map(jnp.asarray, arrays))[2]
+    found = task.network.output(params, jax.tree.map(jnp.asarray, arrays))[2]
     np.testing.assert_allclose(found, expected, rtol=1e-4)
-    assert task.inherited.rows == {}
+    assert task.config.inherited.rows == {}
 
 
 def test_the_end_id_stands_for_an_empty_text(make):
@@ -189,7 +189,7 @@ def test_the_objective_is_the_equations(make, changes):
     config = dataclasses.replace(
         task.config.model, vocab_size=task.config.model.vocab_size + 3
     )
-    frame, total = task.backbone.frame(task.corpus), []
+    frame, total = task.config.backbone.frame(task.corpus), []
     for row, (one, two, _) in enumerate(PAIRS):
         texts = task.corpus.tokenizers["text"].encode_batch([one, two])
         for first, second in (texts, texts[::-1]) if changes else (texts,):
@@ -216,7 +216,9 @@ def test_the_objective_is_the_equations(make, changes):
 def stepped(task, arrays):
     """Return the parameters after a step with weight decay, and its metrics."""
     optimizer = optax.adamw(0.1, weight_decay=0.1)
-    step = make_train_step(task, optimizer, seed=0, microbatches=1, frozen=task.frozen)
+    step = make_train_step(
+        task, optimizer, seed=0, microbatches=1, frozen=task.config.frozen
+    )
     state, metrics = jax.jit(step)(init_state(initial(task), optimizer), arrays)
     return jax.tree.map(np.asarray, state.params), metrics
 
@@ -242,8 +244,8 @@ def test_without_lambda_the_step_is_that_of_the_classifier_alone(make, monkeypat
     monkeypatch.setattr(
         task,
         "loss",
-        lambda params, batch, key, step: task.means(
-            task.logits(params, batch, key), batch
+        lambda params, batch, key, step: task._means(
+            task.network.output(params, batch, key), batch
         ),
     )
     plain, _ = stepped(task, arrays)
@@ -260,7 +262,7 @@ def test_work_is_counted(make):
         task, arrays = make(off | changes), make().dummy_batch(3, 11)
         tokens, flops = task.work(arrays)
         assert tokens == 3 * 11 * views
-        assert flops == 3 * counting.flops(task.logits, initial(task), arrays)
+        assert flops == 3 * counting.flops(task.network.output, initial(task), arrays)
         assert (
             make(changes).work(arrays).flops - flops
             == 3 * views * 3 * 2 * 11 * 16 * 307
@@ -277,7 +279,10 @@ def test_the_order_of_a_pair_means_nothing_with_both_orders(make):
 
     def logits(task):
         task.fingerprint(training=False)
-        run, params = jax.jit(task.logits), jax.tree.map(lambda x: 3 * x, initial(task))
+        run, params = (
+            jax.jit(task.network.output),
+            jax.tree.map(lambda x: 3 * x, initial(task)),
+        )
         found = np.zeros((2, len(one), 2))
         for order in (0, 1):
             batches = task.batches_of([pair[order] for pair in records])

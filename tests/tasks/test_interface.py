@@ -3,6 +3,7 @@ task.
 """
 
 import inspect
+from abc import ABC
 from typing import Any
 
 import flax.linen as nn
@@ -14,11 +15,11 @@ from conftest import small
 
 from transformer_jax.config import fields, make_task, parse
 from transformer_jax.data.batching import Batches
-from transformer_jax.tasks import TASKS, task_class
+from transformer_jax.tasks import TASKS, config_class, task_class
 from transformer_jax.training import scoring
 from transformer_jax.training.evaluation import Evaluator
 from transformer_jax.training.sharding import make_mesh
-from transformer_jax.training.task import Mean, Task
+from transformer_jax.training.task import Config, Growing, Mean, Task
 
 # Tasks, and keys that change what a batch is or what the loss computes.
 GPT = {"fine_tuning.auxiliary_weight": 0.5}
@@ -45,6 +46,12 @@ def params(task):
     return nn.unbox(jax.jit(task.init)(jax.random.key(0)))
 
 
+def members(interface):
+    """Return the public members of a class, with the attributes that it declares."""
+    names = {*vars(interface), *vars(interface).get("__annotations__", {})}
+    return {name for name in names if not name.startswith("_")}
+
+
 def batch_of(task, split="val"):
     batches = task.batches(split, seed=None)
     return batches.load(batches.plan.batch(0))
@@ -54,23 +61,27 @@ def records_of(task, lines):
     """Return records that have the line as the text of every column that a
     prediction needs.
     """
-    return [dict.fromkeys(task.columns[: task.inputs], line) for line in lines]
+    return [dict.fromkeys(task.config.columns.inputs, line) for line in lines]
 
 
-def test_it_implements_the_interface_and_declares_nothing_else(name):
+def test_it_implements_the_interface_directly(name):
+    """Its classes are `Task`, possibly `Growing`, and the last one."""
     cls = task_class(VARIANTS[name][0])
-    assert issubclass(cls, Task)
     assert not inspect.isabstract(cls)
-    public = {
-        key
-        for key, value in vars(Task).items()
-        if not key.startswith("_") and callable(value)
-    } - {"Config"}
-    assert len(public) == 17
-    for method in public:
-        assert inspect.signature(getattr(cls, method)).parameters.keys() == (
-            inspect.signature(getattr(Task, method)).parameters.keys()
-        ), method
+    assert {*cls.__mro__[1:]} <= {Task, Growing, ABC, object}
+    for interface in cls.__bases__:
+        for member in members(interface) - {"metrics", "piece", "growing"}:
+            found, expected = (
+                inspect.signature(getattr(x, member)).parameters.keys()
+                for x in (cls, interface)
+            )
+            assert found == expected, member
+
+
+def test_its_config_inherits_at_most_two_deep(name):
+    config = config_class(VARIANTS[name][0])
+    assert issubclass(config, Config)
+    assert config.__mro__.index(Config) <= 2
 
 
 def test_parameters_name_their_axes(task):
@@ -156,14 +167,11 @@ def test_the_terms_of_the_loss_are_means(task, params):
         )
 
 
-def test_input_arrays_are_those_of_records_without_references(task):
+def test_a_dummy_batch_without_references_is_like_one_of_records(task):
     batches = task.batches_of(records_of(task, ["ek at", "it"]))
     real = batches.load(batches.plan.batch(0))
-    dummy = {
-        x: array
-        for x, array in task.dummy_batch(7, 11).items()
-        if x in task.input_arrays
-    }
+    dummy = task.dummy_batch(7, 11, references=False)
+    assert dummy.keys() < task.dummy_batch(7, 11).keys()
     assert {x: (array.dtype, array.ndim) for x, array in real.items()} == {
         x: (array.dtype, array.ndim) for x, array in dummy.items()
     }
@@ -230,7 +238,7 @@ def test_predictions_come_in_order_whatever_the_batch(task, params):
 
     assert together == [rounded(prediction) for prediction in alone]
     assert together[0] == rounded(together[3])
-    if task.inputs == 1:
+    if task.config.columns.needed == 1:
         assert evaluator.predict(params, lines, greedy=True) == together
 
 
@@ -247,9 +255,17 @@ def test_what_looks_at_what_has_a_token_for_every_weight(task, params):
 
 
 def test_a_preview_and_a_fingerprint(task):
-    lines = task.preview(batch_of(task, "train"))
+    arrays = batch_of(task, "train")
+    title, *lines = task.preview(arrays)
+    assert title.startswith("the ")
     assert any("▁e" in line or "e" in line for line in lines)
     assert not any("Ġ" in line for line in lines)
+    row = np.flatnonzero(arrays["index"] >= 0)[-1]
+    for name in ("segment", *(x for x in arrays if x.endswith("_length"))):
+        if name in arrays:
+            arrays[name][row] = 0
+    with pytest.raises(ValueError, match=f"row {row} of the first batch has no token"):
+        task.preview(arrays)
     assert set(task.fingerprint(training=False)) < set(task.fingerprint(training=True))
     assert all(len(value) == 64 for value in task.fingerprint(training=True).values())
 

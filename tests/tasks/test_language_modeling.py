@@ -13,8 +13,8 @@ import transformer_jax
 from transformer_jax.config import ConfigError, defaults, make_task, parse
 from transformer_jax.data.sources import DataError
 from transformer_jax.tasks import language_modeling
+from transformer_jax.tasks.continuations import ContinuedTexts
 from transformer_jax.tasks.language_modeling import LanguageModeling
-from transformer_jax.tasks.text import TextTask
 from transformer_jax.training import evaluation
 from transformer_jax.training.checkpoint import CheckpointError
 from transformer_jax.training.evaluation import Evaluator
@@ -160,7 +160,7 @@ def test_the_begin_id_may_precede_prompts_and_texts_to_score(config, tmp_path):
     limit = config.model.max_length - config.decoding.max_extra
     (long, _), _ = rows(task.batches_of(["at" + "ek" * limit, ""]))
     assert long == [begin, *([e, k] * limit)[1 - limit :]]
-    assert rows(task.scorer.batches_of(["ek", {"context": "ek", "text": "k"}])) == [
+    assert rows(task.scorer().batches_of(["ek", {"context": "ek", "text": "k"}])) == [
         ([begin, e], 2),
         ([begin, e, k], 1),
     ]
@@ -216,7 +216,7 @@ def test_a_continuation_ends_before_a_stop_string(config, tmp_path):
     assert expected != whole
     config.decoding.stop_strings = stop
     assert make_task(parse(config), tmp_path / "run").piece == language_modeling.PIECE
-    task.config = parse(config)
+    task.texts = ContinuedTexts(task.corpus, parse(config).decoding)
     for task.piece in (3, 32):
         assert [found["continuation"] for found in continued(prompts)] == expected
 
@@ -546,7 +546,11 @@ def test_a_run_on_text_that_was_encoded_line_by_line_goes_on_if_the_ids_are_the_
 ):
     """Its checkpoints do not have the hash of the ids."""
     config.data.tokenizer = kind
-    monkeypatch.setattr(LanguageModeling, "fingerprint", TextTask.fingerprint)
+    monkeypatch.setattr(
+        LanguageModeling,
+        "fingerprint",
+        lambda self, training, stored=None: self.corpus.fingerprint(training),
+    )
     run(config, tmp_path / "run", training__steps=2)
     monkeypatch.undo()
     if refused:

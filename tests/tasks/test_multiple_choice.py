@@ -216,12 +216,11 @@ def test_a_text_that_is_too_long_is_cut(config, tmp_path, caplog):
 def test_without_text_before_the_choices(config, tmp_path):
     config.data.second_column = ""
     task = make_task(parse(config), tmp_path / "run")
-    assert task.columns == ("text", "one", "two", "three", "right")
-    assert task.inputs == 4
+    assert task.config.columns == (("text", "one", "two", "three", "right"), 4)
     batches = task.batches("val", None)
     arrays = batches.load(batches.plan.batch(0))
     row = arrays["index"].tolist().index(2)
-    assert task.tokens("text", arrays["text"][row, 2][: arrays["text_length"][row, 2]])[
+    assert task.network.shown(arrays["text"][row, 2][: arrays["text_length"][row, 2]])[
         0
     ][-4:] == [
         "zu",

@@ -41,7 +41,7 @@ def model(tmp_path_factory):
     params = nn.unbox(jax.jit(task.init)(jax.random.key(0)))
     params = jax.tree.map(lambda x: x * 3, params)  # probabilities that differ
     evaluator, apply = (
-        Evaluator(task.scorer, make_mesh(task.config.mesh)),
+        Evaluator(task.scorer(), make_mesh(task.config.mesh)),
         jax.jit(task.model.apply),
     )
 

@@ -18,6 +18,7 @@ from transformer_jax.config import make_task, parse
 from transformer_jax.data.tokenizers import TokenizerError
 from transformer_jax.models.kernels import platforms
 from transformer_jax.models.transformer import shift_right
+from transformer_jax.tasks.text import shown_by
 from transformer_jax.training.evaluation import Evaluator
 from transformer_jax.training.sharding import make_mesh
 
@@ -310,7 +311,9 @@ def test_attention_is_that_of_the_given_target_or_of_the_models_own(
     ids = jax.jit(lambda batch: task.evaluate(params, batch, False)[1]["tokens"])(
         arrays
     )[0, 0].tolist()
-    said, _ = task.tokens("target", ids[: ids.index(EOS) + 1] if EOS in ids else ids)
+    said, _ = shown_by(task.corpus, "target")(
+        ids[: ids.index(EOS) + 1] if EOS in ids else ids
+    )
     queries, keys = next(
         (found.queries, found.keys)
         for found in own

@@ -5,13 +5,10 @@ read from XLA programs.
 import json
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT, on_devices, small
 
-from transformer_jax.config import make_task, parse
-from transformer_jax.training import target
 from transformer_jax.training.collectives import Collective, read_collectives
 from transformer_jax.training.description import Description, table_rows
 
@@ -214,14 +211,3 @@ def test_a_mesh_that_is_not_understood_is_refused(mesh, message):
     )
     assert wrong.returncode == 2
     assert message in wrong.stderr
-
-
-def test_a_task_without_input_arrays_has_no_prediction_to_describe(tiny, monkeypatch):
-    task = make_task(parse(tiny), None)
-    monkeypatch.setattr(task, "input_arrays", ())
-    engine = SimpleNamespace(task=task, abstract_state=None)
-    with pytest.raises(
-        ValueError,
-        match="set its input_arrays, to a part of index, source, source_length, target",
-    ):
-        target.lower(engine, task.dummy_batch(2, 5), "predict")

@@ -135,7 +135,9 @@ def products(task):
     params = nn.unbox(jax.eval_shape(task.init, jax.random.key(0)))
     optimizer, batch, key = optax.sgd(0.1), task.dummy_batch(8, 7), jax.random.key(0)
     state = jax.eval_shape(lambda params: init_state(params, optimizer), params)
-    step = make_train_step(task, optimizer, seed=0, microbatches=1, frozen=task.frozen)
+    step = make_train_step(
+        task, optimizer, seed=0, microbatches=1, frozen=task.config.frozen
+    )
     forward = counting.flops(task.loss, params, batch, key, 0)
     return forward, counting.flops(step, state, batch)
 
@@ -175,7 +177,9 @@ def test_the_gradient_norm_is_that_of_what_is_trained():
     moving = {key: g for key, g in gradient.items() if not key.startswith(BELOW)}
     moving = {key: g[2:] if "encoder/layers" in key else g for key, g in moving.items()}
     optimizer = optax.sgd(0.1)
-    step = make_train_step(task, optimizer, seed=0, microbatches=1, frozen=task.frozen)
+    step = make_train_step(
+        task, optimizer, seed=0, microbatches=1, frozen=task.config.frozen
+    )
     _, metrics = jax.jit(step)(init_state(params, optimizer), batch)
     np.testing.assert_allclose(metrics["gradient_norm"], norm(moving), rtol=1e-5)
     assert metrics["gradient_norm"] < 0.99 * norm(gradient)

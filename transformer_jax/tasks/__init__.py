@@ -1,16 +1,18 @@
 """Training objectives, one per file.
 
-`config.task` selects one of them, or a class of another package.
+`config.task` selects one of them, or one of another package.
 
-A name "module:Class" chooses code to run. It must therefore come from the user: from a
+A name "module:Name" chooses code to run. It must therefore come from the user: from a
 recipe, the command line or an argument. A file may only repeat such a name, see
 `is_known`.
 """
 
 import importlib
+import typing
+from typing import NamedTuple
 
 from transformer_jax.errors import UserError
-from transformer_jax.training.task import Task
+from transformer_jax.training.task import Config, Task
 
 TASKS = {
     "sequence_to_sequence": (
@@ -19,13 +21,23 @@ TASKS = {
     "language_modeling": "transformer_jax.tasks.language_modeling:LanguageModeling",
     "bert_pretraining": "transformer_jax.tasks.bert_pretraining:BertPretraining",
     "classification": "transformer_jax.tasks.classification:Classification",
-    "regression": "transformer_jax.tasks.classification:Regression",
+    "regression": "transformer_jax.tasks.regression:Regression",
     "multiple_choice": "transformer_jax.tasks.multiple_choice:MultipleChoice",
     "tagging": "transformer_jax.tasks.tagging:Tagging",
     "question_answering": "transformer_jax.tasks.question_answering:QuestionAnswering",
 }
 
-_named: set[str] = set()  # the names of classes that `task_class` has returned
+_named: set[str] = set()  # the names of tasks that `find` has returned
+
+
+class TaskType(NamedTuple):
+    """A task and its config.
+
+    Of a class, the config is the type of the argument `config` of its constructor.
+    """
+
+    config: type[Config]
+    task: type[Task]
 
 
 def is_known(name: object) -> bool:
@@ -35,12 +47,12 @@ def is_known(name: object) -> bool:
     return isinstance(name, str) and (name in TASKS or name in _named)
 
 
-def task_class(name: str) -> type[Task]:
-    """Return the class of a task: a name in TASKS, or "module:Class".
+def find(name: str) -> TaskType:
+    """Return a task: a name in TASKS, or "module:Name" of a class or of a `TaskType`.
 
     The module is imported.
 
-    Raises ValueError for an unknown name, and for a class that cannot be imported.
+    Raises ValueError for an unknown name, and for a task that cannot be imported.
     """
     module, colon, attribute = TASKS.get(str(name), str(name)).partition(":")
     if not colon:
@@ -49,24 +61,46 @@ def task_class(name: str) -> type[Task]:
             "or name a class of your own, module:Class"
         )
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        value = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise UserError(
             f"config.task = {name!r} cannot be imported: {error}. "
             f"Add the folder that holds {module.partition('.')[0]} to PYTHONPATH, "
             "or install what is missing"
         ) from error
-    if not (isinstance(found, type) and issubclass(found, Task)):
+    task = value if isinstance(value, TaskType) else _of_class(name, value)
+    _named.add(str(name))
+    return task
+
+
+def _of_class(name: str, value: object) -> TaskType:
+    if not (isinstance(value, type) and issubclass(value, Task)):
         raise UserError(
             f"config.task = {name!r} is not a task: "
             f"it must be a subclass of {Task.__module__}.Task"
         )
-    _named.add(str(name))
-    return found
+    config = typing.get_type_hints(value.__init__).get("config")
+    if not (isinstance(config, type) and issubclass(config, Config)):
+        raise UserError(
+            f"config.task = {name!r} does not say what its config is: write "
+            "def __init__(self, config: MyConfig, workdir), "
+            f"with a subclass of {Config.__module__}.Config"
+        )
+    return TaskType(config, value)
+
+
+def task_class(name: str) -> type[Task]:
+    """Return the class of a task. For names and errors, see `find`."""
+    return find(name).task
+
+
+def config_class(name: str) -> type[Config]:
+    """Return the class of the config of a task. For names and errors, see `find`."""
+    return find(name).config
 
 
 def allow(task: str | type[Task]) -> None:
-    """Let a file name this task, the user's own: "module:Class", or the class itself.
+    """Let a file name this task, the user's own: "module:Name", or the class itself.
 
     Raises ValueError if the class cannot be imported under its name.
     """

@@ -38,7 +38,9 @@ class Backbone(abc.ABC):
 
     def __init__(self, config: Any, views: int):
         """`config` is a `FineTuningTaskConfig`."""
-        self.model, self.options, self.views = config.model, config.fine_tuning, views
+        self.model = config.model
+        self.options = config.fine_tuning
+        self.views = views
 
     @staticmethod
     @abc.abstractmethod

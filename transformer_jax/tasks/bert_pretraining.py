@@ -3,7 +3,7 @@
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -24,9 +24,19 @@ from transformer_jax.data.masking import (
 from transformer_jax.data.text import TextData
 from transformer_jax.models.bert import BertConfig, Pretraining
 from transformer_jax.models.layers import Head
-from transformer_jax.tasks.text import TextTask, TextTaskConfig, segmented
+from transformer_jax.tasks import text
+from transformer_jax.tasks.work import training_work
 from transformer_jax.training.metric import LOSS, PERPLEXITY, Metric
-from transformer_jax.training.task import Arrays, Mean, Outputs, Params, Record
+from transformer_jax.training.task import (
+    Arrays,
+    Axis,
+    Mean,
+    Outputs,
+    Params,
+    Record,
+    Task,
+    Work,
+)
 
 # keys of masks, which a causal model does not have
 UNUSED = ("rate", "mask_share", "random_share", "whole_word")
@@ -57,7 +67,7 @@ class DocumentsData(TextData):
 
 
 @dataclasses.dataclass(frozen=True)
-class PretrainingConfig(TextTaskConfig):
+class PretrainingConfig(text.TextTaskConfig):
     """The config sections of pre-training."""
 
     model: BertConfig
@@ -78,18 +88,15 @@ class PretrainingConfig(TextTaskConfig):
                 ),
             )
         for field in dataclasses.fields(MaskingConfig):
-            if (
-                self.model.causal
-                and field.name in UNUSED
-                and getattr(self.masking, field.name) != field.default
-            ):
+            changed = getattr(self.masking, field.name) != field.default
+            if self.model.causal and field.name in UNUSED and changed:
                 yield (
                     f"masking.{field.name}",
                     f"has no effect with model.causal: set it to {field.default}",
                 )
 
 
-class BertPretraining(TextTask):
+class BertPretraining(Task):
     """Prediction of masked tokens, and of whether one segment follows another.
 
     A batch holds the arrays of `data.masking.document_batches`. A causal model predicts
@@ -97,8 +104,6 @@ class BertPretraining(TextTask):
     predict.
     """
 
-    Config = PretrainingConfig
-    input_arrays = (*TextTask.input_arrays, "positions", "masked")
     metrics: ClassVar = {
         "loss": LOSS,
         "perplexity": PERPLEXITY,
@@ -109,13 +114,14 @@ class BertPretraining(TextTask):
     def __init__(self, config: PretrainingConfig, workdir: epath.PathLike | None):
         super().__init__(config, workdir)
         self.model = Pretraining(config.model)
-        self.corpus = self.make_corpus(
-            {"text": "text"}, workdir, documents_file, ("document",)
+        self.corpus = text.make_corpus(
+            config, {"text": "text"}, workdir, documents_file, ("document",)
         )
+        self.shown = text.shown_by(self.corpus)
 
-    def arguments(self, batch: Mapping[str, jax.Array]) -> tuple[Any, ...]:
-        """Return token ids, validity and segments, each (B, T)."""
-        return segmented(batch, self.valid(batch, "text"))
+    def init(self, key: jax.Array) -> Params:
+        tokens = jnp.zeros((1, 1), jnp.int32)
+        return self.model.init(key, tokens, tokens == 0)["params"]
 
     def _forward(
         self,
@@ -126,9 +132,11 @@ class BertPretraining(TextTask):
         """Return the vectors of masked positions, their map to logits, and the
         next-sentence logits.
         """
-        rngs = None if key is None else {"dropout": key}
         return self.model.apply(
-            {"params": params}, *self.arguments(batch), batch["positions"], rngs=rngs
+            {"params": params},
+            *text.segmented(batch, text.valid(batch)),
+            batch["positions"],
+            rngs=None if key is None else {"dropout": key},
         )
 
     def _means(
@@ -187,12 +195,9 @@ class BertPretraining(TextTask):
             return ((most_probable == labels) & weights).sum().astype(jnp.float32)
 
         means = self._means(outputs, batch, counted)
-        found = losses.sum_in_chunks(right, head, vectors, batch["label"], counted)
-        return (
-            means
-            | {"masked_accuracy": Mean(found, means["masked_lm"].weight, scale=0)},
-            {},
-        )
+        total = losses.sum_in_chunks(right, head, vectors, batch["label"], counted)
+        weight = means["masked_lm"].weight
+        return means | {"masked_accuracy": Mean(total, weight, scale=0)}, {}
 
     def batches(self, split: str, seed: int | None) -> Batches:
         """Return one example per chunk.
@@ -200,25 +205,24 @@ class BertPretraining(TextTask):
         Without a seed, segments and masks are the same every time.
         """
         config = self.config
-        rows = config.evaluation.batch_size
         return document_batches(
             self.corpus,
             split,
             seed,
             config=config.masking,
             causal=config.model.causal,
-            rows=rows,
+            rows=config.evaluation.batch_size,
         )
 
     def batches_of(self, records: Sequence[Record]) -> Batches:
-        (lines,), model = columns_of(records, self.columns), self.config.model
-        rows = self.config.evaluation.batch_size
+        (lines,) = columns_of(records, *self.config.columns)
+        model = self.config.model
         return blank_batches(
             self.corpus,
             lines or (),
             causal=model.causal,
             limit=model.max_length,
-            rows=rows,
+            rows=self.config.evaluation.batch_size,
         )
 
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
@@ -228,7 +232,7 @@ class BertPretraining(TextTask):
         if "ids" not in outputs:
             return [{} for _ in batch["index"]]
         shown = self.corpus.tokenizers["text"].shown
-        found = zip(
+        rows = zip(
             outputs["ids"], outputs["probabilities"], batch["masked"], strict=True
         )
         return [
@@ -240,7 +244,7 @@ class BertPretraining(TextTask):
                     )
                 ]
             }
-            for ids, probabilities, count in found
+            for ids, probabilities, count in rows
         ]
 
     def score(
@@ -266,37 +270,50 @@ class BertPretraining(TextTask):
             **accuracies,
         }
 
-    def dummy_batch(self, rows: int, length: int, seed: int | None = None) -> Arrays:
-        draw, model = np.random.default_rng(seed or 0), self.config.model
-        lengths = (
-            np.full(rows, length)
-            if seed is None
-            else draw.integers(1, length + 1, rows)
-        )
-        most = (
-            length - 1
-            if model.causal
-            else most_masked(length, self.config.masking.rate)
-        )
-        count = np.minimum(lengths, most)
+    def dummy_batch(
+        self, rows: int, length: int, seed: int | None = None, references: bool = True
+    ) -> Arrays:
+        model = self.config.model
+        dummies = text.Dummies((rows,), length, seed)
+        random = dummies.random
+        most = most_masked(length, self.config.masking.rate)
+        if model.causal:
+            most = length - 1
         arrays = {
-            "text": draw.integers(0, model.vocab_size, (rows, length)),
-            "text_length": lengths,
-            "second": draw.integers(0, lengths + 1),
-            "paired": draw.integers(0, 2, rows),
-            "follows": draw.integers(0, 2, rows),
-            "positions": draw.integers(0, lengths[:, None], (rows, most)),
-            "label": draw.integers(0, model.vocab_size, (rows, most)),
-            "masked": count,
+            "text": random.integers(0, model.vocab_size, (rows, length)),
+            "text_length": dummies.lengths,
+            "second": dummies.positions(),
+            "paired": random.integers(0, 2, rows),
+            "follows": random.integers(0, 2, rows),
+            "positions": random.integers(0, dummies.lengths[:, None], (rows, most)),
+            "label": random.integers(0, model.vocab_size, (rows, most)),
+            "masked": np.minimum(dummies.lengths, most),
             "index": np.arange(rows),
         }
+        if not references:
+            for name in ("paired", "follows", "label"):
+                del arrays[name]
         return {name: array.astype(np.int32) for name, array in arrays.items()}
 
+    def fingerprint(
+        self, training: bool, stored: Collection[str] | None = None
+    ) -> dict[str, str]:
+        return self.corpus.fingerprint(training)
+
+    def work(self, batch: Arrays) -> Work:
+        return training_work(self, batch)
+
     def preview(self, arrays: Arrays) -> list[str]:
-        tokens, _ = self.tokens("text", arrays["text"][0, : arrays["text_length"][0]])
-        labels, _ = self.tokens("text", arrays["label"][0, : arrays["masked"][0]])
+        tokens = text.first_tokens(arrays, self.shown)
+        labels, _ = self.shown(arrays["label"][0, : arrays["masked"][0]])
         return [
             "the first example of the first batch:",
             f"  {' '.join(tokens)}",
             f"  to predict: {' '.join(labels)}",
         ]
+
+    def attention(
+        self, params: Params, batch: Mapping[str, jax.Array]
+    ) -> tuple[text.Maps, dict[str, Axis]]:
+        arguments = text.segmented(batch, text.valid(batch))
+        return text.attention(self.model, params, arguments, batch, self.shown)

@@ -1,10 +1,10 @@
-"""Fine-tuning for the label or the value of a text or of a pair of texts.
+"""Fine-tuning for the label of a text or of a pair of texts.
 
 Devlin et al. 2019, Section 4.1; Radford et al. 2018, Section 3.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -13,47 +13,28 @@ import numpy as np
 from etils import epath
 
 from transformer_jax import fields, losses, metrics
-from transformer_jax.data import tables
-from transformer_jax.data.batching import Batches, label_entropy
-from transformer_jax.data.examples import Labels, encode_numbers, laid_out, records_of
-from transformer_jax.data.text import TextData, example_batches
-from transformer_jax.tasks.fine_tuning import (
-    AuxiliaryConfig,
-    LabelTask,
-    LabelTaskConfig,
+from transformer_jax.data.batching import Batches
+from transformer_jax.data.examples import Labels
+from transformer_jax.tasks import labelled_texts, text
+from transformer_jax.tasks.fine_tuning import FineTuningTaskConfig, fine_tuned
+from transformer_jax.tasks.labelled_texts import (
+    LabelledData,
+    LabelledTexts,
+    PairConfig,
 )
+from transformer_jax.tasks.work import training_work
 from transformer_jax.training.metric import ACCURACY, F1, LOSS, Metric
-from transformer_jax.training.task import Arrays, Mean
-
-
-@dataclasses.dataclass(frozen=True)
-class LabelledData(TextData):
-    """Data from a table {split}.tsv with a header, and a text or a pair of texts and
-    a label per row.
-    """
-
-    text_column: str = "sentence"
-    second_column: str = ""  # the second text of a pair; "": there is one text
-    label_column: str = "label"
-
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield (field, rule and remedy) for every invalid value."""
-        yield from super().problems()
-        if self.second_column in (self.text_column, self.label_column):
-            yield (
-                "second_column",
-                "must be a column of its own, or '' if there is one text",
-            )
-        if self.text_column == self.label_column:
-            yield "label_column", "must differ from data.text_column"
-        if self.max_length < (least := 5 if self.second_column else 3):
-            yield (
-                "max_length",
-                (
-                    f"must be at least {least}: "
-                    "a token of each text, and the special tokens"
-                ),
-            )
+from transformer_jax.training.task import (
+    Arrays,
+    Axis,
+    Columns,
+    Mean,
+    Outputs,
+    Params,
+    Record,
+    Task,
+    Work,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,41 +57,26 @@ class ClassificationData(LabelledData):
 
 
 @dataclasses.dataclass(frozen=True)
-class PairConfig(AuxiliaryConfig):
-    """The keys of `AuxiliaryConfig`, and the order of pairs.
+class ClassificationConfig(FineTuningTaskConfig):
+    """The config sections of classification."""
 
-    both_orders: the model reads each pair in both orders, and the two vectors are added
-        (Radford et al. 2018, Section 3.3), as the order of e.g. paraphrases means
-        nothing; for GPT only.
-    """
-
-    both_orders: bool = fields.outputs(False)
-
-
-@dataclasses.dataclass(frozen=True)
-class TextOrPairConfig(LabelTaskConfig):
-    """The config sections of tasks on texts or pairs."""
-
-    data: LabelledData
+    data: ClassificationData
     fine_tuning: PairConfig
+
+    @property
+    def columns(self) -> Columns:
+        return self.data.columns
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        return self.data.labels
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (dotted key, rule and remedy) for values that are inconsistent with
         each other.
         """
         yield from super().problems()
-        if self.fine_tuning.both_orders and not self.data.second_column:
-            yield (
-                "fine_tuning.both_orders",
-                "needs pairs: set data.second_column, or this to False",
-            )
-
-
-@dataclasses.dataclass(frozen=True)
-class ClassificationConfig(TextOrPairConfig):
-    """The config sections of classification."""
-
-    data: ClassificationData
+        yield from labelled_texts.pair_problems(self)
 
 
 def label_means(
@@ -131,97 +97,12 @@ def probabilities(logits: np.ndarray) -> np.ndarray:
     return powers / powers.sum(axis=-1, keepdims=True)
 
 
-class TextOrPair(LabelTask):
-    """A task with one output per text or per pair of texts, see
-    `data.examples.Frame`.
+class Classification(Task):
+    """Assignment of one of several labels, trained by cross-entropy.
+
+    See `LabelledTexts` for its batches.
     """
 
-    def __init__(
-        self, config: Any, workdir: epath.PathLike | None, outputs: Sequence[str]
-    ):
-        super().__init__(
-            config, workdir, outputs, views=1 + config.fine_tuning.both_orders
-        )
-        data = config.data
-        texts = {"text": data.text_column} | (
-            {"second": data.second_column} if data.second_column else {}
-        )
-        self.inputs = len(texts)
-        self.columns = (*texts.values(), data.label_column)
-        self.corpus = self.make_corpus(
-            texts, workdir, tables.tsv_file, (data.label_column,)
-        )
-
-    def numbers(self, labels: Sequence[str], what: str) -> np.ndarray:
-        """Return the labels as numbers (n,). `what` is their source, for messages."""
-        raise NotImplementedError
-
-    def _batches(self, columns: Sequence[Any], what: str, seed: int | None) -> Batches:
-        config = self.config
-        frame = self.backbone.frame(self.corpus)
-        *texts, labels = columns
-        first, *more = (self.corpus.encode("text", text, end=False) for text in texts)
-        second = more[0] if more else None
-        limit = config.data.max_length
-        key = "data.max_length"
-        # the order also means nothing where texts are cut
-        if config.fine_tuning.both_orders and limit % 2 == 0:
-            limit -= 1
-            key = "data.max_length - 1"
-        rows, place = laid_out(
-            first, second, limit=limit, frame=frame, what=what, key=key
-        )
-        others = {} if labels is None else {"label": self.numbers(labels, what)}
-        others |= {"second": place} if second is not None else {}
-        size = config.evaluation.batch_size
-        batches = example_batches(
-            self.corpus, {"text": rows}, others, seed=seed, rows=size, limit=limit
-        )
-        return batches._replace(
-            records=records_of(self.columns[: self.inputs], texts),
-            references=labels or (),
-            baseline=label_entropy(others.get("label")),
-        )
-
-    def dummy_batch(self, rows: int, length: int, seed: int | None = None) -> Arrays:
-        draw, config = np.random.default_rng(seed or 0), self.config
-        lengths = (
-            np.full(rows, length)
-            if seed is None
-            else draw.integers(1, length + 1, rows)
-        )
-        arrays = {
-            "text": draw.integers(0, config.model.vocab_size, (rows, length), np.int32),
-            "text_length": lengths.astype(np.int32),
-            "label": self.dummy_labels(draw, rows),
-            "index": np.arange(rows, dtype=np.int32),
-        }
-        return arrays | (
-            {"second": draw.integers(0, lengths + 1).astype(np.int32)}
-            if self.inputs == 2
-            else {}
-        )
-
-    def dummy_labels(self, draw: np.random.Generator, rows: int) -> np.ndarray:
-        """Return random labels (rows,)."""
-        raise NotImplementedError
-
-    def preview(self, arrays: Arrays) -> list[str]:
-        tokens, _ = self.tokens("text", arrays["text"][0, : arrays["text_length"][0]])
-        return [
-            "the first text of the first batch:",
-            f"  {self.shown_label(arrays['label'][0])}: {' '.join(tokens)}",
-        ]
-
-    def shown_label(self, number: Any) -> str:
-        """Return the label with this number, for the log."""
-        return f"{number:g}"
-
-
-class Classification(TextOrPair):
-    """Assignment of one of several labels, trained by cross-entropy."""
-
-    Config = ClassificationConfig
     metrics: ClassVar = {
         "loss": LOSS,
         "accuracy": ACCURACY,
@@ -230,16 +111,45 @@ class Classification(TextOrPair):
     }
 
     def __init__(self, config: ClassificationConfig, workdir: epath.PathLike | None):
+        super().__init__(config, workdir)
         self.labels = Labels(config.data.labels)
-        super().__init__(config, workdir, self.labels.names)
+        self.corpus = labelled_texts.make_corpus(config, workdir)
+        self.network = fine_tuned(config, self.corpus)
+        frame = self.network.backbone.frame
+        self.reader = LabelledTexts(config, self.corpus, frame, self.labels.encode)
 
-    def numbers(self, labels: Sequence[str], what: str) -> np.ndarray:
-        return self.labels.encode(labels, what)
+    def init(self, key: jax.Array) -> Params:
+        return self.network.init(key)
 
-    def means(
+    def _means(
         self, logits: jax.Array, batch: Mapping[str, jax.Array]
     ) -> dict[str, Mean]:
         return label_means(logits, batch["label"], batch["text_length"] > 0)
+
+    def loss(
+        self,
+        params: Params,
+        batch: Mapping[str, jax.Array],
+        key: jax.Array,
+        step: jax.Array | int,
+    ) -> dict[str, Mean]:
+        """Return L2 of Radford et al. 2018, and L1 if it is part of the objective."""
+        logits, others = self.network.training_output(params, batch, key)
+        return self._means(logits, batch) | others
+
+    def evaluate(
+        self, params: Params, batch: Mapping[str, jax.Array], greedy: bool
+    ) -> tuple[dict[str, Mean], Outputs]:
+        """Return the means if there are labels, and the logits (B, labels)."""
+        logits = self.network.output(params, batch)
+        means = self._means(logits, batch) if "label" in batch else {}
+        return means, {"logits": logits}
+
+    def batches(self, split: str, seed: int | None) -> Batches:
+        return self.reader.batches(split, seed)
+
+    def batches_of(self, records: Sequence[Record]) -> Batches:
+        return self.reader.batches_of(records)
 
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
         """Return {"label": the most probable label, "probabilities": {label:
@@ -263,64 +173,38 @@ class Classification(TextOrPair):
         """Return the loss, accuracy, F1 (of the second of two labels, else the mean
         over labels) and Matthews' R.
         """
-        found = [prediction["label"] for prediction in predictions]
+        predicted = [prediction["label"] for prediction in predictions]
         loss: dict[str, float | str] = {"loss": means["cross_entropy"]} if means else {}
         return loss | {
-            "accuracy": metrics.exact_match(found, references),
-            "f1": metrics.f1(found, references, self.labels.names),
-            "matthews": metrics.matthews(found, references),
+            "accuracy": metrics.exact_match(predicted, references),
+            "f1": metrics.f1(predicted, references, self.labels.names),
+            "matthews": metrics.matthews(predicted, references),
         }
 
-    def dummy_labels(self, draw: np.random.Generator, rows: int) -> np.ndarray:
-        return draw.integers(0, len(self.labels.names), rows, np.int32)
+    def dummy_batch(
+        self, rows: int, length: int, seed: int | None = None, references: bool = True
+    ) -> Arrays:
+        def label(random: np.random.Generator) -> np.ndarray:
+            return random.integers(0, len(self.labels.names), rows, np.int32)
 
-    def shown_label(self, number: Any) -> str:
-        return self.labels.names[number]
+        return self.reader.dummy_batch(
+            rows, length, seed, label if references else None
+        )
 
+    def fingerprint(
+        self, training: bool, stored: Collection[str] | None = None
+    ) -> dict[str, str]:
+        return self.corpus.fingerprint(training)
 
-class Regression(TextOrPair):
-    """Prediction of a number, e.g. the similarity of two sentences, trained by the
-    squared error.
-    """
+    def work(self, batch: Arrays) -> Work:
+        return self.network.work(training_work(self, batch))
 
-    Config = TextOrPairConfig
-    metrics: ClassVar = {
-        "loss": LOSS,
-        "pearson": Metric("pearson", better="higher"),
-        "spearman": Metric("spearman", better="higher"),
-    }
+    def preview(self, arrays: Arrays) -> list[str]:
+        tokens = text.first_tokens(arrays, self.network.shown)
+        label = self.labels.names[arrays["label"][0]]
+        return ["the first text of the first batch:", f"  {label}: {' '.join(tokens)}"]
 
-    def __init__(self, config: TextOrPairConfig, workdir: epath.PathLike | None):
-        super().__init__(config, workdir, ("value",))
-
-    def numbers(self, labels: Sequence[str], what: str) -> np.ndarray:
-        return encode_numbers(labels, what)
-
-    def means(
-        self, logits: jax.Array, batch: Mapping[str, jax.Array]
-    ) -> dict[str, Mean]:
-        real = batch["text_length"] > 0
-        errors = jnp.where(real, jnp.square(logits[:, 0] - batch["label"]), 0.0)
-        return {"squared_error": Mean(errors.sum(), real.sum().astype(jnp.float32))}
-
-    def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
-        """Return {"value": the predicted number} for each row."""
-        return [{"value": float(value)} for value in outputs["logits"][:, 0]]
-
-    def score(
-        self,
-        means: Mapping[str, float],
-        predictions: Sequence[dict[str, Any]],
-        references: Sequence[Any],
-    ) -> dict[str, float | str]:
-        """Return the loss, and the correlations of Pearson and Spearman."""
-        predicted = [prediction["value"] for prediction in predictions]
-        right = list(map(float, references))
-        loss: dict[str, float | str] = {"loss": means["squared_error"]} if means else {}
-        return loss | {
-            "pearson": metrics.pearson(predicted, right),
-            "spearman": metrics.spearman(predicted, right),
-        }
-
-    def dummy_labels(self, draw: np.random.Generator, rows: int) -> np.ndarray:
-        return draw.uniform(0, 5, rows).astype(np.float32)
+    def attention(
+        self, params: Params, batch: Mapping[str, jax.Array]
+    ) -> tuple[text.Maps, dict[str, Axis]]:
+        return self.network.attention(params, batch)

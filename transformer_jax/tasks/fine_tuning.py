@@ -1,24 +1,24 @@
-"""Base classes of tasks that fine-tune a pre-trained model, and their config
-sections.
+"""What tasks share that fine-tune a pre-trained model: their config sections, and the
+model with a new head.
 """
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from etils import epath
 
 from transformer_jax import fields
-from transformer_jax.data.batching import Batches
-from transformer_jax.data.examples import columns_of
+from transformer_jax.data.text import Corpus
 from transformer_jax.models.bert import BertConfig
 from transformer_jax.models.gpt import GPTConfig
-from transformer_jax.tasks.backbones import BACKBONES
-from transformer_jax.tasks.text import TextTask, TextTaskConfig
-from transformer_jax.training.task import Arrays, Mean, Outputs, Params, Record, Work
+from transformer_jax.tasks import text
+from transformer_jax.tasks.backbones import BACKBONES, Backbone
+from transformer_jax.training.freezing import Parts
+from transformer_jax.training.task import Axis, Config, Inherited, Mean, Params, Work
 
 PARTS = ("frozen_layers", "feature_layers", "transferred_layers")
 
@@ -105,19 +105,44 @@ class AuxiliaryConfig(FineTuningConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class FineTuningTaskConfig(TextTaskConfig):
+class FineTuningTaskConfig(Config):
     """The config sections of a task that fine-tunes a pre-trained model."""
 
     model: BertConfig | GPTConfig
     fine_tuning: FineTuningConfig
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        """The meaning of each output of the head."""
+        raise NotImplementedError(f"{type(self).__name__} does not name its outputs")
+
+    @property
+    def backbone(self) -> Backbone:
+        """The pre-trained model.
+
+        It reads pairs twice if their order means nothing.
+        """
+        views = 1 + getattr(self.fine_tuning, "both_orders", False)
+        return BACKBONES[self.model.architecture](self, views)
+
+    @property
+    def frozen(self) -> Parts:
+        return self.backbone.frozen()
+
+    @property
+    def inherited(self) -> Inherited:
+        outputs = {"head": tuple(self.outputs)}
+        return self.backbone.inherited()._replace(outputs=outputs)
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (dotted key, rule and remedy) for values that are inconsistent with
         each other.
         """
         yield from super().problems()
+        yield from text.length_problems(self)
+        most = self.model.num_layers
         for name in PARTS:
-            if getattr(self.fine_tuning, name) > (most := self.model.num_layers):
+            if getattr(self.fine_tuning, name) > most:
                 yield (
                     f"fine_tuning.{name}",
                     f"must not exceed model.num_layers = {most}",
@@ -143,62 +168,22 @@ class FineTuningTaskConfig(TextTaskConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class LabelTaskConfig(FineTuningTaskConfig):
-    """The config sections of a `LabelTask`."""
+class FineTuned:
+    """A pre-trained model with a new head, applied to the stream "text" of a batch."""
 
-    fine_tuning: AuxiliaryConfig
-
-
-class FineTuningTask(TextTask):
-    """A task that fine-tunes a pre-trained model with a new head.
-
-    outputs: the meaning of each output of the head.
-    views: how often the model reads each text, see `backbones.Backbone`.
-    """
-
-    def __init__(
-        self,
-        config: Any,
-        workdir: epath.PathLike | None,
-        outputs: Sequence[str],
-        views: int = 1,
-    ):
-        super().__init__(config, workdir)
-        self.backbone = BACKBONES[config.model.architecture](config, views)
-        self.frozen = self.backbone.frozen()
-        self.inherited = self.backbone.inherited()._replace(
-            outputs={"head": tuple(outputs)}
-        )
+    backbone: Backbone
+    model: nn.Module
+    corpus: Corpus
 
     def init(self, key: jax.Array) -> Params:
         tokens = jnp.zeros((self.backbone.views, 1), jnp.int32)
         return self.model.init(key, tokens, tokens == 0)["params"]
 
-    def batches(self, split: str, seed: int | None) -> Batches:
-        table = self.corpus.open(split)
-        inside = (
-            f" (row 1 is line {table.first_line})"
-            if table.first_line not in (0, 2)
-            else ""
-        )
-        what = f"{table.where}, split {split}{inside}"
-        return self._batches([table.column(name) for name in self.columns], what, seed)
-
-    def batches_of(self, records: Sequence[Record]) -> Batches:
-        return self._batches(
-            columns_of(records, self.columns, self.inputs), "input", None
-        )
-
-    def _batches(self, columns: Sequence[Any], what: str, seed: int | None) -> Batches:
-        """Return the batches of examples given by their `columns`, None for a
-        missing one. `what` is their source.
-        """
-        raise NotImplementedError
-
     def arguments(self, batch: Mapping[str, jax.Array]) -> tuple[Any, ...]:
-        return self.backbone.arguments(batch, self.valid(batch, "text"))
+        """Return the arguments of the model."""
+        return self.backbone.arguments(batch, text.valid(batch))
 
-    def logits(
+    def output(
         self,
         params: Params,
         batch: Mapping[str, jax.Array],
@@ -208,61 +193,32 @@ class FineTuningTask(TextTask):
         rngs = None if key is None else {"dropout": key}
         return self.model.apply({"params": params}, *self.arguments(batch), rngs=rngs)
 
-    def work(self, batch: Arrays) -> Work:
-        tokens, flops = super().work(batch)
-        return Work(self.backbone.views * tokens, flops)
-
-    def tokens(self, name: str, ids: np.ndarray) -> tuple[list[str], str]:
-        return self.backbone.readable(self.corpus.tokenizers[name], ids)
-
-
-class LabelTask(FineTuningTask):
-    """A task whose model has outputs for whole texts, and whose examples have a label.
-
-    A batch holds "text", "text_length", "index" (B,) and, except in prediction, "label"
-    (B,). For pairs, it also holds "second", the place at which the second text starts.
-    """
-
-    def __init__(
-        self,
-        config: Any,
-        workdir: epath.PathLike | None,
-        outputs: Sequence[str],
-        views: int = 1,
-    ):
-        super().__init__(config, workdir, outputs, views)
-        self.model = self.backbone.classifier(len(outputs))
-
-    def means(
-        self, logits: jax.Array, batch: Mapping[str, jax.Array]
-    ) -> dict[str, Mean]:
-        """Return the loss L2 of the labels, and metrics, as means over the examples
-        of a batch.
+    def training_output(
+        self, params: Params, batch: Mapping[str, jax.Array], key: jax.Array
+    ) -> tuple[jax.Array, dict[str, Mean]]:
+        """Return the model's output with dropout, and further terms of the objective:
+        with fine_tuning.auxiliary_weight λ, the language-modeling loss L1, scaled by
+        λ.
         """
-        raise NotImplementedError
+        arguments = self.arguments(batch)
+        return self.backbone.training_output(self.model, params, arguments, key)
 
-    def shaped(self, logits: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
-        """Return the model's output with examples as its first axis."""
-        return logits
+    def work(self, work: Work) -> Work:
+        """Return the work with the tokens of each reading of the texts."""
+        return work._replace(tokens=self.backbone.views * work.tokens)
 
-    def loss(
-        self,
-        params: Params,
-        batch: Mapping[str, jax.Array],
-        key: jax.Array,
-        step: jax.Array | int,
-    ) -> dict[str, Mean]:
-        """Return L2, and with fine_tuning.auxiliary_weight λ the language-modeling
-        loss L1, scaled by λ.
-        """
-        logits, others = self.backbone.training_output(
-            self.model, params, self.arguments(batch), key
-        )
-        return self.means(self.shaped(logits, batch), batch) | others
+    def attention(
+        self, params: Params, batch: Mapping[str, jax.Array]
+    ) -> tuple[text.Maps, dict[str, Axis]]:
+        arguments = self.arguments(batch)
+        return text.attention(self.model, params, arguments, batch, self.shown)
 
-    def evaluate(
-        self, params: Params, batch: Mapping[str, jax.Array], greedy: bool
-    ) -> tuple[dict[str, Mean], Outputs]:
-        """Return the means if there are labels, and the logits."""
-        logits = self.shaped(self.logits(params, batch), batch)
-        return self.means(logits, batch) if "label" in batch else {}, {"logits": logits}
+    def shown(self, ids: np.ndarray) -> tuple[list[str], str]:
+        """Return the readable tokens of ids, and their text."""
+        return self.backbone.readable(self.corpus.tokenizers["text"], ids)
+
+
+def fine_tuned(config: Any, corpus: Corpus) -> FineTuned:
+    """Return the model of a task with an output, or outputs, for each whole text."""
+    backbone = config.backbone
+    return FineTuned(backbone, backbone.classifier(len(config.outputs)), corpus)

@@ -1,12 +1,11 @@
-"""Language modeling: predict the next token at every position of running text,
-continue prompts, and score texts.
+"""Language modeling: predict the next token at every position of running text, and
+continue prompts.
 """
 
-import bisect
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -17,8 +16,6 @@ from etils import epath
 from transformer_jax import losses, metrics
 from transformer_jax.data import sources
 from transformer_jax.data.batching import Batches
-from transformer_jax.data.continuations import Prompt
-from transformer_jax.data.examples import as_object
 from transformer_jax.data.running_text import (
     RunningTextData,
     ids_sha256,
@@ -26,24 +23,23 @@ from transformer_jax.data.running_text import (
     same_by_line,
     text_batches,
 )
-from transformer_jax.data.scoring import scored_batches
-from transformer_jax.data.sources import DataError
-from transformer_jax.data.text import ladder_batches
 from transformer_jax.decoding import Continuations, GenerationConfig, Writer
-from transformer_jax.decoding.sampling import log_probability
-from transformer_jax.decoding.stopping import before_end, certain, cut_at
 from transformer_jax.models.gpt import GPT, GPTConfig
-from transformer_jax.models.layers import Head
 from transformer_jax.models.recurrent_lm import RecurrentLM, RecurrentLMConfig
 from transformer_jax.models.stack import unstack_layers
-from transformer_jax.tasks.text import TextTask, TextTaskConfig, cache_and_causality
+from transformer_jax.tasks import text
+from transformer_jax.tasks.continuations import ContinuedTexts, prompt_batches
+from transformer_jax.tasks.text_scoring import TextScoring
 from transformer_jax.tasks.work import training_work
 from transformer_jax.training.metric import BITS_PER_BYTE, LOSS, PERPLEXITY
 from transformer_jax.training.task import (
     Arrays,
+    Axis,
+    Growing,
     Mean,
     Outputs,
     Params,
+    Piece,
     Record,
     Task,
     Work,
@@ -54,16 +50,8 @@ TRAINING_IDS = "tokens of the training data"  # name in the fingerprint
 PIECE = 32  # tokens written between two searches for stop strings
 
 
-def hidden_and_head(model: Any, *args: Any, **options: Any) -> tuple[jax.Array, Head]:
-    """Return `hidden` of a language model, given its arguments, and `head`.
-
-    Pass it to `model.apply` as the method.
-    """
-    return model.hidden(*args, **options), model.head()
-
-
 @dataclasses.dataclass(frozen=True)
-class LanguageModelingConfig(TextTaskConfig):
+class LanguageModelingConfig(text.TextTaskConfig):
     """The config sections of language modeling."""
 
     model: GPTConfig | RecurrentLMConfig
@@ -99,25 +87,21 @@ class LanguageModelingConfig(TextTaskConfig):
         return dataclasses.replace(self.decoding, max_extra=most)
 
 
-def _outputs(written: Continuations, rows: int) -> Outputs:
-    """Return the parts that the host reads, (B, K, …), and the whole as the state."""
-    read = {
-        name: getattr(written, name)
-        for name in ("tokens", "log_probabilities", "finished", "written")
-    }
-    return {name: x.reshape(rows, -1, *x.shape[1:]) for name, x in read.items()} | {
-        "state": written
-    }
+def _piece(written: Continuations, rows: int) -> Piece:
+    """Return the arrays that the host reads, (B, K, …), and the whole as the state."""
+    names = ("tokens", "log_probabilities", "finished", "written")
+    arrays = {name: getattr(written, name) for name in names}
+    outputs = {name: x.reshape(rows, -1, *x.shape[1:]) for name, x in arrays.items()}
+    return Piece(outputs, state=written)
 
 
-class LanguageModeling(TextTask):
+class LanguageModeling(Task, Growing):
     """Prediction of the next token.
 
     A batch holds the arrays of `data.running_text.text_batches`. One of prompts, which
     the model continues, has only "text" (B, T), "text_length" (B,) and "index" (B,).
     """
 
-    Config = LanguageModelingConfig
     metrics: ClassVar = {
         "loss": LOSS,
         "perplexity": PERPLEXITY,
@@ -128,20 +112,18 @@ class LanguageModeling(TextTask):
         config = dataclasses.replace(config, decoding=config.fitted_decoding)
         super().__init__(config, workdir)
         self.model = ARCHITECTURES[config.model.architecture](config.model)
-        self.corpus = self.make_corpus(
-            {"text": config.data.text_column}, workdir, sources.text_file
-        )
-        self.piece = (
-            PIECE if config.decoding.stop_strings else config.decoding.max_extra
-        )
-        self.growing = "continuation" if config.decoding.n_best == 1 else ""
-
-    @property
-    def scorer(self) -> Task:
-        return TextScoring(self.config, self.corpus.workdir)
+        streams = {"text": config.data.text_column}
+        self.corpus = text.make_corpus(config, streams, workdir, sources.text_file)
+        self.shown = text.shown_by(self.corpus)
+        self.texts = ContinuedTexts(self.corpus, config.decoding)
+        options = config.decoding
+        self.piece = PIECE if options.stop_strings else options.max_extra
+        self.growing = "continuation" if options.n_best == 1 else ""
 
     def init(self, key: jax.Array) -> Params:
         return self.model.init(key, jnp.zeros((1, 1), jnp.int32))["params"]
+
+    # Prediction of the next token of a text.
 
     def _cross_entropy(
         self,
@@ -150,7 +132,7 @@ class LanguageModeling(TextTask):
         key: jax.Array | None = None,
     ) -> Mean:
         """Return the mean over tokens of -log P(token | preceding tokens)."""
-        valid = self.valid(batch, "text")
+        valid = text.valid(batch)
         packing = {}
         if "segment" in batch:
             packing = {"segments": batch["segment"], "positions": batch["position"]}
@@ -160,7 +142,7 @@ class LanguageModeling(TextTask):
             valid,
             **packing,
             rngs=None if key is None else {"dropout": key},
-            method=hidden_and_head,
+            method=text.hidden_and_head,
         )
         counted = valid & (batch["counted"] > 0) if "counted" in batch else valid
         total, weight = losses.next_token(head, x, batch["target"], counted)
@@ -178,23 +160,22 @@ class LanguageModeling(TextTask):
 
     def evaluate(
         self, params: Params, batch: Mapping[str, jax.Array], greedy: bool
-    ) -> tuple[dict[str, Mean], Outputs]:
+    ) -> tuple[dict[str, Mean], Outputs | Piece]:
         """Return the loss of windows, or the beginning of the K continuations of each
-        prompt.
-
-        For E = `decoding.max_extra`, the outputs are tokens and log_probabilities (B,
-        K, E), finished (B, K), and the number of tokens written (B, K).
+        prompt, see `ContinuedTexts`.
         """
         if "target" in batch:
             return {"loss": self._cross_entropy(params, batch)}, {}
         writer = self._writer(params, greedy)
         prompts = batch["text"]
         rows, width = prompts.shape
-        room = width + self.config.decoding.max_extra
-        cache = self._start(params, rows, room)
-        return {}, _outputs(writer.begin(cache, prompts, batch["text_length"]), rows)
+        cache = self._start(params, rows, width + self.config.decoding.max_extra)
+        written = writer.begin(cache, prompts, batch["text_length"])
+        return {}, _piece(written, rows)
 
-    def resume(
+    # Continuations of a prompt, see `Growing`.
+
+    def grow(
         self,
         params: Params,
         batch: Mapping[str, jax.Array],
@@ -202,13 +183,19 @@ class LanguageModeling(TextTask):
         going_on: jax.Array,
         steps: int,
         greedy: bool,
-    ) -> Outputs:
-        state = state._replace(finished=state.finished | ~going_on.reshape(-1))
+    ) -> Piece:
         rows, width = batch["text"].shape
-        writer, lengths = self._writer(params, greedy), batch["text_length"]
-        return _outputs(
-            writer.proceed(state, width, lengths, batch["index"], steps), rows
+        state = state._replace(finished=state.finished | ~going_on.reshape(-1))
+        written = self._writer(params, greedy).proceed(
+            state, width, batch["text_length"], batch["index"], steps
         )
+        return _piece(written, rows)
+
+    def unfinished(self, outputs: Arrays, batch: Arrays) -> np.ndarray:
+        return self.texts.unfinished(outputs, batch)
+
+    def scorer(self) -> TextScoring:
+        return TextScoring(self.config, self.model, self.corpus)
 
     def _start(self, params: Params, rows: int, room: int) -> Any:
         method = self.model.start
@@ -234,171 +221,37 @@ class LanguageModeling(TextTask):
             pad,
         )
 
+    # On the host.
+
     def batches(self, split: str, seed: int | None) -> Batches:
-        data, begin = self.config.data, self.config.decoding.prepend_begin
-        options: Any = {
-            "layout": data.layout,
-            "stride": data.validation_stride,
-            "begin": begin,
-        }
+        data = self.config.data
         return text_batches(
             self.corpus,
             "text",
             split,
             seed,
-            **options,
+            layout=data.layout,
+            stride=data.validation_stride,
+            begin=self.config.decoding.prepend_begin,
             rows=self.config.evaluation.batch_size,
         )
 
-    def fingerprint(self, training: bool) -> dict[str, str]:
-        hashes = super().fingerprint(training)
-        if training:
-            data, begin = self.config.data, self.config.decoding.prepend_begin
-            text = read_text(
-                self.corpus, "text", data.train_split, data.layout, begin, sized=False
-            )
-            hashes[TRAINING_IDS] = ids_sha256(text)
-        return hashes
-
-    def unchanged(self, name: str) -> bool:
-        """See `Task.unchanged`.
-
-        Checkpoints without the hash of the tokens are of texts encoded line by line.
-        """
-        data = self.config.data
-        begins = self.config.decoding.prepend_begin
-        return (
-            name == TRAINING_IDS
-            and not begins
-            and same_by_line(self.corpus, "text", data.train_split, data.layout)
-        )
-
     def batches_of(self, records: Sequence[Record]) -> Batches:
-        """Return batches of prompts.
-
-        An empty prompt becomes a line break, unless the begin id precedes prompts. Long
-        prompts keep their last tokens, and their begin id.
-
-        A prompt is a text, an object {"text": text}, or {"turns": [text, …]}, in which
-        `decoding.turn_separator` follows every turn. A text may also be such an object
-        as JSON.
-        """
-        config, begin = self.config, self.config.decoding.prepend_begin
-        empty = "" if begin else "\n"
-        lines = {
-            "text": [
-                self._prompt(record, i) or empty for i, record in enumerate(records, 1)
-            ]
-        }
-        limit, key = (
-            config.model.max_length - config.decoding.max_extra,
-            "model.max_length - decoding.max_extra",
-        )
-        rows = config.evaluation.batch_size
-        options: Any = {
-            "what": "input",
-            "begin": begin,
-            "end": False,
-            "key": key,
-            "tail": True,
-        }
-        return ladder_batches(self.corpus, lines, rows=rows, limit=limit, **options)
-
-    def _prompt(self, record: Record, number: int) -> str:
-        match as_object(record, ("text", "turns"), number):
-            case {"text": str(text), **others} if not others:
-                return text
-            case {"turns": [*turns], **others} if (
-                not others and turns and all(isinstance(x, str) for x in turns)
-            ):
-                return "".join(
-                    turn + self.config.decoding.turn_separator for turn in turns
-                )
-        raise DataError(
-            f"record {number} is {record!r:.80}: a prompt is a line of text, "
-            '{"text": "…"} or {"turns": ["…", "…"]} with at least one turn'
-        )
-
-    def unfinished(self, outputs: Arrays, batch: Arrays) -> np.ndarray | None:
-        return self._going_on(outputs, batch) if "tokens" in outputs else None
-
-    def _going_on(self, outputs: Arrays, batch: Arrays) -> np.ndarray:
-        stop = self.config.decoding.stop_strings
-        going_on = ~outputs["finished"] & (
-            outputs["written"] < self.config.decoding.max_extra
-        )
-        for row, number in zip(*np.nonzero(going_on), strict=True) if stop else ():
-            text = self._prompt_of(batch, row).continuation(
-                outputs["tokens"][row, number]
-            )
-            going_on[row, number] = cut_at(text, stop) is None
-        return going_on
-
-    def _prompt_of(self, batch: Arrays, row: int) -> Prompt:
-        return Prompt(
-            self.corpus.tokenizers["text"],
-            batch["text"][row, : batch["text_length"][row]].tolist(),
+        """See `prompt_batches`."""
+        config = self.config
+        return prompt_batches(
+            records,
+            self.corpus,
+            config.decoding,
+            max_length=config.model.max_length,
+            rows=config.evaluation.batch_size,
         )
 
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
-        """Return {"continuation": text} for each prompt, or {"continuations": [text,
-        …]}, best first, if `n_best` > 1.
-
-        A continuation ends before the first stop string, and the best has the largest
-        log-probability up to there. One that is unfinished lacks what may still change.
-        That of a prompt without tokens is "". Windows give {}.
-        """
+        """Return what `ContinuedTexts.decode` returns, or {} for each window."""
         if "tokens" not in outputs:
             return [{} for _ in batch["index"]]
-        parts = (
-            outputs["tokens"],
-            outputs["log_probabilities"],
-            self._going_on(outputs, batch),
-        )
-        drawn = [
-            list(
-                map(
-                    functools.partial(self._text, self._prompt_of(batch, row)),
-                    *continuations,
-                )
-            )
-            for row, continuations in enumerate(zip(*parts, strict=True))
-        ]
-        rows = [
-            [text for text, _ in sorted(row, key=lambda found: -found[1])]
-            for row in drawn
-        ]
-        return [
-            {"continuation": row[0]} if len(row) == 1 else {"continuations": row}
-            for row in rows
-        ]
-
-    def _text(
-        self,
-        prompt: Prompt,
-        tokens: np.ndarray,
-        log_probabilities: np.ndarray,
-        unfinished: bool,
-    ) -> tuple[str, float]:
-        """Return the text of a continuation, and the log-probability of its tokens
-        up to the first stop string.
-        """
-        stop = self.config.decoding.stop_strings
-        tokens = before_end(tokens, self.config.decoding.end_ids)
-
-        def until_stop(length: int) -> str | None:
-            return cut_at(prompt.continuation(tokens[:length]), stop)
-
-        lengths = range(len(tokens) + 1)
-        if (text := until_stop(lengths[-1])) is not None:
-            end = bisect.bisect_left(
-                lengths, True, key=lambda length: until_stop(length) is not None
-            )
-            return text, float(log_probabilities[:end].sum())
-        text = prompt.continuation(tokens)
-        return certain(text, stop) if unfinished else text, float(
-            log_probabilities.sum()
-        )
+        return self.texts.decode(outputs, batch)
 
     def score(
         self,
@@ -413,113 +266,78 @@ class LanguageModeling(TextTask):
         has one token.
         """
         ((tokens, size, _),) = references
-        per_byte = (
-            {"bits_per_byte": means["loss"] * tokens / size / math.log(2)}
-            if means and size
-            else {}
-        )
-        return metrics.loss_and_perplexity(means) | per_byte
+        scores: dict[str, float | str] = {**metrics.loss_and_perplexity(means)}
+        if means and size:
+            bits = means["loss"] * tokens / size / math.log(2)
+            scores["bits_per_byte"] = bits
+        return scores
 
-    def dummy_batch(self, rows: int, length: int, seed: int | None = None) -> Arrays:
-        draw, index = np.random.default_rng(seed or 0), np.arange(rows, dtype=np.int32)
-        lengths = (
-            np.full(rows, length)
-            if seed is None
-            else draw.integers(1, length + 1, rows)
-        )
-        ids = draw.integers(
-            0, self.config.model.vocab_size, (rows, length + 1), np.int32
-        )
+    def fingerprint(
+        self, training: bool, stored: Collection[str] | None = None
+    ) -> dict[str, str]:
+        """See `Task.fingerprint`.
+
+        Checkpoints without the hash of the tokens are of texts encoded line by line.
+        """
+        hashes = self.corpus.fingerprint(training)
+        if not training:
+            return hashes
+        data = self.config.data
+        begin = self.config.decoding.prepend_begin
+        where = (self.corpus, "text", data.train_split, data.layout)
+        lacking = stored is not None and TRAINING_IDS not in stored
+        if lacking and not begin and same_by_line(*where):
+            return hashes
+        ids = read_text(*where, begin, sized=False)
+        return hashes | {TRAINING_IDS: ids_sha256(ids)}
+
+    def dummy_batch(
+        self, rows: int, length: int, seed: int | None = None, references: bool = True
+    ) -> Arrays:
+        dummies = text.Dummies((rows,), length, seed)
+        random = dummies.random
+        size = self.config.model.vocab_size
+        ids = random.integers(0, size, (rows, length + 1), np.int32)
         arrays = {
             "text": ids[:, :-1],
-            "target": ids[:, 1:],
-            "text_length": lengths.astype(np.int32),
-            "index": index,
+            "text_length": dummies.lengths.astype(np.int32),
+            "index": np.arange(rows, dtype=np.int32),
         }
+        if not references:
+            return arrays
+        arrays["target"] = ids[:, 1:]
         if self.config.data.layout == "documents":  # two in a row
-            place, second = (
-                np.arange(length, dtype=np.int32),
-                draw.integers(1, length + 1, (rows, 1), np.int32),
-            )
-            inside = place < lengths[:, None]
-            arrays["segment"] = np.where(inside, 1 + (place >= second), 0).astype(
-                np.int32
-            )
-            arrays["position"] = np.where(
-                inside, place - second * (place >= second), 0
-            ).astype(np.int32)
+            position = np.arange(length, dtype=np.int32)
+            second = random.integers(1, length + 1, (rows, 1), np.int32)
+            segment = 1 + (position >= second)
+            valid = position < dummies.lengths[:, None]
+            arrays["segment"] = np.where(valid, segment, 0).astype(np.int32)
+            inside = position - second * (position >= second)
+            arrays["position"] = np.where(valid, inside, 0).astype(np.int32)
         return arrays
 
     def work(self, batch: Arrays) -> Work:
-        if "segment" not in batch:
-            return super().work(batch)
-        tokens = int((batch["segment"] > 0).sum())
-        return training_work(self, batch, tokens, tokens / batch["text"].size)
+        return training_work(self, batch)
 
     def preview(self, arrays: Arrays) -> list[str]:
-        first = (
-            {"text_length": (arrays["segment"] == 1).sum(axis=1)}
-            if "segment" in arrays
-            else {}
-        )
-        return super().preview(arrays | first)
+        if "segment" in arrays:  # the first of the documents in a row
+            first = (arrays["segment"] == 1).sum(axis=1)
+            arrays = arrays | {"text_length": first}
+        tokens = text.first_tokens(arrays, self.shown)
+        return ["the first text of the first batch:", f"  {' '.join(tokens)}"]
 
     def checks(
         self, params: Params, batch: Mapping[str, jax.Array]
     ) -> Mapping[str, float]:
-        text = batch["text"]
+        ids = batch["text"]
         whole: Any = functools.partial(self.model.apply, {"params": params})
-        cache = self._start(params, *text.shape)
-        return cache_and_causality(
-            whole, self._extend(params), cache, text, self.config.model.vocab_size
+        cache = self._start(params, *ids.shape)
+        return text.cache_and_causality(
+            whole, self._extend(params), cache, ids, self.config.model.vocab_size
         )
 
-
-class TextScoring(LanguageModeling):
-    """The log-likelihood of given texts, with the parameters of a language model."""
-
-    @property
-    def scorer(self) -> Task:
-        return self
-
-    def batches_of(self, records: Sequence[Record]) -> Batches:
-        """See `scored_batches`."""
-        limit, rows = self.config.model.max_length, self.config.evaluation.batch_size
-        begin = self.config.decoding.prepend_begin
-        return scored_batches(
-            self.corpus, "text", records, limit=limit, rows=rows, begin=begin
-        )
-
-    def evaluate(
-        self, params: Params, batch: Mapping[str, jax.Array], greedy: bool
-    ) -> tuple[dict[str, Mean], Outputs]:
-        """Return the log-likelihood of the tokens of each row that count (B,), and
-        their number (B,).
-        """
-        valid = self.valid(batch, "text")
-        x, head = self.model.apply(
-            {"params": params}, batch["text"], valid, method=hidden_and_head
-        )
-
-        def one_place(of: tuple[jax.Array, jax.Array]) -> jax.Array:
-            vector, token = of
-            return log_probability(head(vector[:, None])[:, 0], token)
-
-        # One place at a time, so that the logits of all places are never in memory.
-        found = jax.lax.map(one_place, (jnp.swapaxes(x, 0, 1), batch["target"].T)).T
-        counted = valid & (batch["counted"] > 0)
-        return {}, {
-            "log_likelihood": jnp.where(counted, found, 0.0).sum(axis=1),
-            "count": counted.sum(axis=1),
-        }
-
-    def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
-        """Return {"log_likelihood", "tokens"} for each row.
-
-        `Batches.join` makes the scores of texts from them.
-        """
-        columns = outputs["log_likelihood"].tolist(), outputs["count"].tolist()
-        return [
-            {"log_likelihood": total, "tokens": count}
-            for total, count in zip(*columns, strict=True)
-        ]
+    def attention(
+        self, params: Params, batch: Mapping[str, jax.Array]
+    ) -> tuple[text.Maps, dict[str, Axis]]:
+        arguments = (batch["text"], text.valid(batch))
+        return text.attention(self.model, params, arguments, batch, self.shown)

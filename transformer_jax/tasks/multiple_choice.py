@@ -4,7 +4,7 @@ Devlin et al. 2019, Section 4.4; Radford et al. 2018, Section 3.3.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -19,12 +19,29 @@ from transformer_jax.data.batching import (
     label_entropy,
     padded_arrays,
 )
-from transformer_jax.data.examples import Labels, laid_out, records_of
+from transformer_jax.data.examples import Labels, columns_of, laid_out, records_of
 from transformer_jax.data.text import TextData, example_plan
+from transformer_jax.tasks import text
 from transformer_jax.tasks.classification import label_means, probabilities
-from transformer_jax.tasks.fine_tuning import LabelTask, LabelTaskConfig
+from transformer_jax.tasks.fine_tuning import (
+    AuxiliaryConfig,
+    FineTuningTaskConfig,
+    fine_tuned,
+)
+from transformer_jax.tasks.work import training_work
 from transformer_jax.training.metric import ACCURACY, LOSS
-from transformer_jax.training.task import Arrays, Mean, Params
+from transformer_jax.training.task import (
+    Arrays,
+    Axis,
+    Columns,
+    Mean,
+    Outputs,
+    Params,
+    Record,
+    Task,
+    Work,
+    check_rows,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,86 +87,132 @@ class MultipleChoiceData(TextData):
 
 
 @dataclasses.dataclass(frozen=True)
-class MultipleChoiceConfig(LabelTaskConfig):
+class MultipleChoiceConfig(FineTuningTaskConfig):
     """The config sections of multiple choice."""
 
     data: MultipleChoiceData
+    fine_tuning: AuxiliaryConfig
+
+    @property
+    def columns(self) -> Columns:
+        texts = self.data.texts
+        return Columns((*texts, self.data.label_column), len(texts))
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        return ("choice",)
 
 
-class MultipleChoice(LabelTask):
+def _flat(batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """Return the batch of the B · C texts of all choices."""
+    names = ("text", "text_length", "second")
+    return {name: batch[name].reshape(-1, *batch[name].shape[2:]) for name in names}
+
+
+class MultipleChoice(Task):
     """Prediction of the right choice by one score per choice, whose softmax is the
     probability.
 
     The score is the output for the pair of text and choice, see `data.examples.Frame`.
     For C choices, a batch holds "text" (B, C, T), "text_length" and "second" (B, C),
-    the place at which the choice starts, "index" (B,), and "label" (B,), the number of
-    the right choice, which is optional in prediction.
+    the position at which the choice starts, "index" (B,), and "label" (B,), the number
+    of the right choice, which is optional in prediction.
     """
 
-    Config = MultipleChoiceConfig
     metrics: ClassVar = {"loss": LOSS, "accuracy": ACCURACY}
 
     def __init__(self, config: MultipleChoiceConfig, workdir: epath.PathLike | None):
-        super().__init__(config, workdir, ("choice",))
-        data, names = config.data, config.data.texts
-        self.labels = Labels(
-            tuple(map(str, range(len(data.choice_columns)))), "data.choice_columns"
+        super().__init__(config, workdir)
+        data = config.data
+        numbers = tuple(map(str, range(len(data.choice_columns))))
+        self.labels = Labels(numbers, "data.choice_columns")
+        first, *others = data.texts
+        self.corpus = text.make_corpus(
+            config,
+            {"text": first, **{name: name for name in others}},
+            workdir,
+            tables.tsv_file,
+            (data.label_column,),
         )
-        self.inputs, self.columns = len(names), (*names, data.label_column)
-        streams = {"text": names[0], **{name: name for name in names[1:]}}
-        self.corpus = self.make_corpus(
-            streams, workdir, tables.tsv_file, (data.label_column,)
-        )
+        self.network = fine_tuned(config, self.corpus)
 
-    def arguments(self, batch: Mapping[str, jax.Array]) -> tuple[Any, ...]:
-        """Return the arguments of the model for B · C texts."""
-        each = {name: batch[name] for name in ("text", "text_length", "second")}
-        return super().arguments(
-            {name: x.reshape(-1, *x.shape[2:]) for name, x in each.items()}
-        )
+    def init(self, key: jax.Array) -> Params:
+        return self.network.init(key)
 
-    def shaped(self, logits: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
-        """Return the scores (B, C)."""
-        return logits.reshape(batch["text_length"].shape)
-
-    def means(
-        self, logits: jax.Array, batch: Mapping[str, jax.Array]
+    def _means(
+        self, scores: jax.Array, batch: Mapping[str, jax.Array]
     ) -> dict[str, Mean]:
-        return label_means(logits, batch["label"], batch["text_length"][:, 0] > 0)
+        """Return the means, given the scores (B, C)."""
+        return label_means(scores, batch["label"], batch["text_length"][:, 0] > 0)
 
-    def _batches(self, columns: Sequence[Any], what: str, seed: int | None) -> Batches:
-        config, corpus, (*texts, labels) = self.config, self.corpus, columns
-        limit, count = config.data.max_length, len(self.labels.names)
-        before = texts[1] if config.data.second_column else [""] * len(texts[0])
-        examples = zip(before, *texts[-count:], strict=True)
+    def loss(
+        self,
+        params: Params,
+        batch: Mapping[str, jax.Array],
+        key: jax.Array,
+        step: jax.Array | int,
+    ) -> dict[str, Mean]:
+        """Return L2 of Radford et al. 2018, and L1 if it is part of the objective."""
+        output, others = self.network.training_output(params, _flat(batch), key)
+        scores = output.reshape(batch["text_length"].shape)
+        return self._means(scores, batch) | others
+
+    def evaluate(
+        self, params: Params, batch: Mapping[str, jax.Array], greedy: bool
+    ) -> tuple[dict[str, Mean], Outputs]:
+        """Return the means if there are labels, and the scores (B, C)."""
+        output = self.network.output(params, _flat(batch))
+        scores = output.reshape(batch["text_length"].shape)
+        means = self._means(scores, batch) if "label" in batch else {}
+        return means, {"scores": scores}
+
+    def batches(self, split: str, seed: int | None) -> Batches:
+        names = self.config.columns.names
+        return self._arranged(*text.split_columns(self.corpus, split, names), seed)
+
+    def batches_of(self, records: Sequence[Record]) -> Batches:
+        columns = columns_of(records, *self.config.columns)
+        return self._arranged(columns, "input", None)
+
+    def _arranged(
+        self, columns: Sequence[Any], source: str, seed: int | None
+    ) -> Batches:
+        """Return the batches of texts, choices and labels, None for missing labels."""
+        data = self.config.data
+        *texts, labels = columns
+        count = len(data.choice_columns)
+        before = texts[1] if data.second_column else [""] * len(texts[0])
         lines = [
             f"{start} {choice}".strip()
-            for start, *choices in examples
+            for start, *choices in zip(before, *texts[-count:], strict=True)
             for choice in choices
         ]
-        first = corpus.encode("text", texts[0], end=False).take(
-            np.repeat(np.arange(len(texts[0])), count)
+        each = np.repeat(np.arange(len(texts[0])), count)
+        rows, second = laid_out(
+            self.corpus.encode("text", texts[0], end=False).take(each),
+            self.corpus.encode("text", lines, end=False),
+            limit=data.max_length,
+            frame=self.network.backbone.frame(self.corpus),
+            what=f"{source}, {count} choices per row",
+            key="data.max_length",
         )
-        second, frame = (
-            corpus.encode("text", lines, end=False),
-            self.backbone.frame(corpus),
-        )
-        each = f"{what}, {count} choices per row"
-        rows, place = laid_out(
-            first, second, limit=limit, frame=frame, what=each, key="data.max_length"
-        )
-        others = {} if labels is None else {"label": self.labels.encode(labels, what)}
-        longest = rows.lengths.reshape(-1, count).max(axis=1, keepdims=True)
+        others = {}
+        if labels is not None:
+            others["label"] = self.labels.encode(labels, source)
         plan = example_plan(
-            corpus, longest, seed=seed, rows=config.evaluation.batch_size, limit=limit
+            self.corpus,
+            rows.lengths.reshape(-1, count).max(axis=1, keepdims=True),
+            seed=seed,
+            rows=self.config.evaluation.batch_size,
+            limit=data.max_length,
         )
 
         def load(batch: Batch) -> Arrays:
             i = batch.indices[:, None]
-            each = batch._replace(
-                indices=np.where(i >= 0, i * count + np.arange(count), -1).ravel()
+            choices = np.where(i >= 0, i * count + np.arange(count), -1).ravel()
+            arrays = padded_arrays(
+                {"text": rows}, {"second": second}, batch._replace(indices=choices)
             )
-            arrays = padded_arrays({"text": rows}, {"second": place}, each)
             shaped = {
                 name: x.reshape(-1, count, *x.shape[1:]) for name, x in arrays.items()
             }
@@ -158,7 +221,7 @@ class MultipleChoice(LabelTask):
         return Batches(
             plan,
             load,
-            records=records_of(self.columns[: self.inputs], texts),
+            records=records_of(data.texts, texts),
             references=labels or (),
             baseline=label_entropy(others.get("label")),
         )
@@ -167,7 +230,7 @@ class MultipleChoice(LabelTask):
         """Return {"choice": number of the most probable choice, "probabilities":
         those of all choices} for each row.
         """
-        rows = probabilities(outputs["logits"])
+        rows = probabilities(outputs["scores"])
         return [
             {"choice": int(row.argmax()), "probabilities": row.tolist()} for row in rows
         ]
@@ -180,59 +243,51 @@ class MultipleChoice(LabelTask):
     ) -> dict[str, float | str]:
         """Return the loss and the accuracy."""
         loss: dict[str, float | str] = {"loss": means["cross_entropy"]} if means else {}
-        return loss | {
-            "accuracy": metrics.exact_match(
-                [str(found["choice"]) for found in predictions], references
-            )
-        }
+        chosen = [str(prediction["choice"]) for prediction in predictions]
+        return loss | {"accuracy": metrics.exact_match(chosen, references)}
 
-    def dummy_batch(self, rows: int, length: int, seed: int | None = None) -> Arrays:
-        draw, shape = np.random.default_rng(seed or 0), (rows, len(self.labels.names))
-        lengths = (
-            np.full(shape, length)
-            if seed is None
-            else draw.integers(1, length + 1, shape)
-        )
-        return {
-            "text": draw.integers(
-                0, self.config.model.vocab_size, (*shape, length), np.int32
-            ),
-            "text_length": lengths.astype(np.int32),
-            "second": draw.integers(0, lengths + 1).astype(np.int32),
-            "label": draw.integers(0, shape[1], rows, np.int32),
-            "index": np.arange(rows, dtype=np.int32),
-        }
+    def dummy_batch(
+        self, rows: int, length: int, seed: int | None = None, references: bool = True
+    ) -> Arrays:
+        count = len(self.labels.names)
+        dummies = text.Dummies((rows, count), length, seed)
+        batch = dummies.text(self.config.model.vocab_size)
+        batch["second"] = dummies.positions()
+        if references:
+            batch["label"] = dummies.random.integers(0, count, rows, np.int32)
+        return batch
+
+    def fingerprint(
+        self, training: bool, stored: Collection[str] | None = None
+    ) -> dict[str, str]:
+        return self.corpus.fingerprint(training)
+
+    def work(self, batch: Arrays) -> Work:
+        return training_work(self, batch)
 
     def preview(self, arrays: Arrays) -> list[str]:
+        check_rows(arrays)
+        right = arrays["label"][0]
         lines = ["the choices of the first row of the first batch:"]
-        for number, (ids, length) in enumerate(
-            zip(arrays["text"][0], arrays["text_length"][0], strict=True)
-        ):
-            tokens, _ = self.tokens("text", ids[:length])
-            lines.append(
-                f"  {number}{' (right)' if number == arrays['label'][0] else ''}: "
-                f"{' '.join(tokens)}"
-            )
+        for number, ids in enumerate(arrays["text"][0]):
+            tokens, _ = self.network.shown(ids[: arrays["text_length"][0, number]])
+            mark = " (right)" if number == right else ""
+            lines.append(f"  {number}{mark}: {' '.join(tokens)}")
         return lines
 
     def attention(
         self, params: Params, batch: Mapping[str, jax.Array]
-    ) -> tuple[
-        dict[tuple[str, str, str], jax.Array], dict[str, tuple[jax.Array, jax.Array]]
-    ]:
+    ) -> tuple[text.Maps, dict[str, Axis]]:
         """Return the maps of each choice."""
-        columns, (maps, _) = (
-            self.config.data.choice_columns,
-            super().attention(params, batch),
-        )
-        each = {
-            (f"{name}, choice {i}", column, column): weights.reshape(
-                *batch["second"].shape, *weights.shape[1:]
-            )[:, i]
-            for (name, *_), weights in maps.items()
-            for i, column in enumerate(columns)
-        }
-        return each, {
-            column: (batch["text"][:, i], batch["text_length"][:, i])
-            for i, column in enumerate(columns)
-        }
+        shape = batch["second"].shape
+        whole, _ = self.network.attention(params, _flat(batch))
+        maps = {}
+        tokens = {}
+        for i, column in enumerate(self.config.data.choice_columns):
+            ids = batch["text"][:, i]
+            lengths = batch["text_length"][:, i]
+            tokens[column] = Axis(ids, lengths, self.network.shown)
+            for (name, *_), weights in whole.items():
+                each = weights.reshape(*shape, *weights.shape[1:])[:, i]
+                maps[f"{name}, choice {i}", column, column] = each
+        return maps, tokens

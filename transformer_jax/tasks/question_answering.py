@@ -5,7 +5,7 @@ al. 2019, Sections 4.2 and 4.3).
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -16,7 +16,7 @@ from etils import epath
 from transformer_jax import losses, spans
 from transformer_jax.data import annotated
 from transformer_jax.data.batching import Batches
-from transformer_jax.data.examples import records_of, warn
+from transformer_jax.data.examples import columns_of, records_of, warn
 from transformer_jax.data.text import example_batches
 from transformer_jax.data.windows import (
     QuestionAnsweringData,
@@ -24,9 +24,23 @@ from transformer_jax.data.windows import (
     read_answers,
 )
 from transformer_jax.models.bert import BertConfig, TokenClassifier
-from transformer_jax.tasks.fine_tuning import FineTuningTask, FineTuningTaskConfig
+from transformer_jax.tasks import text
+from transformer_jax.tasks.fine_tuning import FineTuned, FineTuningTaskConfig
+from transformer_jax.tasks.work import training_work
 from transformer_jax.training.metric import F1, LOSS, Metric
-from transformer_jax.training.task import Arrays, Mean, Outputs, Params
+from transformer_jax.training.task import (
+    Arrays,
+    Axis,
+    Columns,
+    Mean,
+    Outputs,
+    Params,
+    Record,
+    Task,
+    Work,
+)
+
+SPAN = ("score", "start", "end", "null")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +71,14 @@ class QuestionAnsweringConfig(FineTuningTaskConfig):
     data: QuestionAnsweringData
     answers: AnswersConfig = dataclasses.field(metadata={"free": True})
 
+    @property
+    def columns(self) -> Columns:
+        return Columns(("question", "context", "answers"), needed=2)
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        return ("start", "end")
+
 
 def best_spans(
     start: jax.Array, end: jax.Array, inside: jax.Array, width: int
@@ -65,26 +87,28 @@ def best_spans(
     `width` (Section 4.2).
 
     `start` and `end` are (B, T). A span lies where `inside` (B, T) is True. If there is
-    no such place, its score is -∞.
+    no such span, its score is -∞.
     """
-    start, end = (jnp.where(inside, x, -jnp.inf) for x in (start, end))
+    start = jnp.where(inside, start, -jnp.inf)
+    end = jnp.where(inside, end, -jnp.inf)
     ahead = jax.lax.reduce_window(
         end, -jnp.inf, jax.lax.max, (1, width), (1, 1), ((0, 0), (0, width - 1))
     )
-    scores, place = start + ahead, jnp.arange(start.shape[1])[None]
+    scores = start + ahead
+    position = jnp.arange(start.shape[1])[None]
     first = scores.argmax(axis=1)
-    reached = (place >= first[:, None]) & (place < first[:, None] + width)
+    reached = (position >= first[:, None]) & (position < first[:, None] + width)
     return scores.max(axis=1), first, jnp.where(reached, end, -jnp.inf).argmax(axis=1)
 
 
-class QuestionAnswering(FineTuningTask):
+class QuestionAnswering(Task):
     """Prediction of the first and the last token of the answer.
 
     An example has a row for each window of its context, [CLS] question [SEP] window
-    [SEP]. A batch holds "text" (B, T), "text_length", "second", the place at which the
-    window starts, and "index" (B,). With references, it holds "start" and "end" (B,),
-    the places of the first answer's tokens, or 0, [CLS], if the window does not contain
-    them.
+    [SEP]. A batch holds "text" (B, T), "text_length", "second", the position at which
+    the window starts, and "index" (B,). With references, it holds "start" and "end"
+    (B,), the positions of the first answer's tokens, or 0, [CLS], if the window does
+    not contain them.
 
     Differs: The paper does not say how long texts are cut, or how answers of windows
     are compared. Windows are those of the authors' code, and the best score of all
@@ -92,39 +116,39 @@ class QuestionAnswering(FineTuningTask):
     context.
     """
 
-    Config = QuestionAnsweringConfig
     metrics: ClassVar = {
         "loss": LOSS,
         "exact_match": Metric("exact_match", better="higher"),
         "f1": F1,
     }
-    columns = ("question", "context", "answers")
-    inputs = 2
 
     def __init__(self, config: QuestionAnsweringConfig, workdir: epath.PathLike | None):
-        super().__init__(config, workdir, ("start", "end"))
-        self.model = TokenClassifier(config.model, 2, config.fine_tuning.feature_layers)
+        super().__init__(config, workdir)
         streams = {"question": "question", "text": "context"}
-        self.corpus = self.make_corpus(
-            streams, workdir, annotated.squad_file, ("answers",)
+        self.corpus = text.make_corpus(
+            config, streams, workdir, annotated.squad_file, ("answers",)
         )
+        model = TokenClassifier(config.model, 2, config.fine_tuning.feature_layers)
+        self.network = FineTuned(config.backbone, model, self.corpus)
 
-    def _span(
+    def init(self, key: jax.Array) -> Params:
+        return self.network.init(key)
+
+    def _means(
         self, logits: jax.Array, batch: Mapping[str, jax.Array]
     ) -> dict[str, Mean]:
         """Return the mean of -log P over starts and ends, given logits (B, T, 2).
 
-        P is a softmax over valid places.
+        P is a softmax over valid positions.
         """
-        valid = self.valid(batch, "text")[:, None]
+        valid = text.valid(batch)[:, None]
         logits = jnp.where(valid, logits.swapaxes(1, 2), jnp.finfo(logits.dtype).min)
         labels = jnp.stack([batch["start"], batch["end"]], axis=1)
         real = jnp.broadcast_to(batch["text_length"][:, None] > 0, labels.shape)
-        return {
-            "span": Mean(
-                *losses.cross_entropy(logits, labels, real, vocab_size=logits.shape[-1])
-            )
-        }
+        loss, count = losses.cross_entropy(
+            logits, labels, real, vocab_size=logits.shape[-1]
+        )
+        return {"span": Mean(loss, count)}
 
     def loss(
         self,
@@ -133,7 +157,7 @@ class QuestionAnswering(FineTuningTask):
         key: jax.Array,
         step: jax.Array | int,
     ) -> dict[str, Mean]:
-        return self._span(self.logits(params, batch, key), batch)
+        return self._means(self.network.output(params, batch, key), batch)
 
     def evaluate(
         self, params: Params, batch: Mapping[str, jax.Array], greedy: bool
@@ -142,49 +166,65 @@ class QuestionAnswering(FineTuningTask):
         "start" and "end" of the best span of the window, and "null", the score of "no
         answer", which is the span [CLS].
         """
-        options, logits = self.config.answers, self.logits(params, batch)
-        place = jnp.arange(logits.shape[1])[None]
-        inside = (place >= batch["second"][:, None]) & (
-            place < batch["text_length"][:, None] - 1
-        )
-        found = best_spans(logits[..., 0], logits[..., 1], inside, options.max_answer)
-        outputs = dict(zip(("score", "start", "end"), found, strict=True)) | {
-            "null": logits[:, 0].sum(axis=-1)
-        }
-        return self._span(logits, batch) if "start" in batch else {}, outputs
+        logits = self.network.output(params, batch)
+        position = jnp.arange(logits.shape[1])[None]
+        after = position >= batch["second"][:, None]
+        before = position < batch["text_length"][:, None] - 1
+        width = self.config.answers.max_answer
+        best = best_spans(logits[..., 0], logits[..., 1], after & before, width)
+        null = logits[:, 0].sum(axis=-1)
+        means = self._means(logits, batch) if "start" in batch else {}
+        return means, dict(zip(SPAN, (*best, null), strict=True))
 
-    def _batches(self, columns: Sequence[Any], what: str, seed: int | None) -> Batches:
-        config, corpus, (questions, contexts, answers) = (
-            self.config,
-            self.corpus,
-            columns,
+    def batches(self, split: str, seed: int | None) -> Batches:
+        names = self.config.columns.names
+        return self._arranged(*text.split_columns(self.corpus, split, names), seed)
+
+    def batches_of(self, records: Sequence[Record]) -> Batches:
+        columns = columns_of(records, *self.config.columns)
+        return self._arranged(columns, "input", None)
+
+    def _arranged(
+        self, columns: Sequence[Any], source: str, seed: int | None
+    ) -> Batches:
+        """Return the batches of questions, contexts and answers, None for missing
+        answers.
+        """
+        data = self.config.data
+        questions, contexts, answers = columns
+        windows = QuestionWindows(
+            self.corpus.encode("question", questions, end=False),
+            contexts,
+            self.corpus.tokenizers["text"],
+            data,
+            self.corpus.special_ids("text"),
+            source,
         )
-        asked, special = (
-            corpus.encode("question", questions, end=False),
-            corpus.special_ids("text"),
-        )
-        found = QuestionWindows(
-            asked, contexts, corpus.tokenizers["text"], config.data, special, what
-        )
-        others, golds = {"second": found.second}, []
+        others = {"second": windows.second}
+        references = []
         if answers is not None:
-            golds = read_answers(answers, contexts, what)
-            if not config.data.unanswerable:
+            references = read_answers(answers, contexts, source)
+            if not data.unanswerable:
                 warn(
-                    what,
-                    np.array([not g for g in golds]),
+                    source,
+                    np.array([not answer for answer in references]),
                     "have no answer, which requires data.unanswerable = True",
                 )
-            others |= found.targets([gold[0] if gold else None for gold in golds], what)
-        size, limit = config.evaluation.batch_size, config.data.max_length
+            first = [answer[0] if answer else None for answer in references]
+            others |= windows.targets(first, source)
         batches = example_batches(
-            corpus, {"text": found.rows}, others, seed=seed, rows=size, limit=limit
+            self.corpus,
+            {"text": windows.rows},
+            others,
+            seed=seed,
+            rows=self.config.evaluation.batch_size,
+            limit=data.max_length,
         )
         return batches._replace(
-            records=records_of(self.columns[: self.inputs], (questions, contexts)),
-            references=[[answer.text for answer in gold] for gold in golds],
-            owners=found.owners,
-            join=functools.partial(self._join, found, contexts),
+            records=records_of(self.config.columns.inputs, (questions, contexts)),
+            references=[[answer.text for answer in each] for each in references],
+            owners=windows.owners,
+            join=functools.partial(self._join, windows, contexts),
         )
 
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
@@ -192,11 +232,8 @@ class QuestionAnswering(FineTuningTask):
 
         `Batches.join` makes answers of them.
         """
-        columns = [outputs[name].tolist() for name in ("score", "start", "end", "null")]
-        return [
-            dict(zip(("score", "start", "end", "null"), row, strict=True))
-            for row in zip(*columns, strict=True)
-        ]
+        columns = [outputs[name].tolist() for name in SPAN]
+        return [dict(zip(SPAN, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def _join(
         self,
@@ -213,7 +250,8 @@ class QuestionAnswering(FineTuningTask):
         best span, and the answer is "", with start and end 0, if `null_threshold` is
         exceeded. A context without tokens has the answer "", and None as scores.
         """
-        options, unanswerable = self.config.answers, self.config.data.unanswerable
+        options = self.config.answers
+        unanswerable = self.config.data.unanswerable
         best = max(range(len(windows)), key=lambda i: windows[i]["score"])
         score, start, end = (windows[best][name] for name in ("score", "start", "end"))
         null = min(window["null"] for window in windows) - score
@@ -257,28 +295,28 @@ class QuestionAnswering(FineTuningTask):
             )
         return scores
 
-    def dummy_batch(self, rows: int, length: int, seed: int | None = None) -> Arrays:
-        draw = np.random.default_rng(seed or 0)
-        lengths = (
-            np.full(rows, length)
-            if seed is None
-            else draw.integers(1, length + 1, rows)
-        )
-        start, end = draw.integers(0, lengths, (2, rows))
-        others = {
-            "text_length": lengths,
-            "second": draw.integers(0, lengths + 1),
-            "start": start,
-            "end": end,
-        }
-        text = draw.integers(0, self.config.model.vocab_size, (rows, length), np.int32)
-        index = np.arange(rows, dtype=np.int32)
-        return {"text": text, "index": index} | {
-            name: values.astype(np.int32) for name, values in others.items()
-        }
+    def dummy_batch(
+        self, rows: int, length: int, seed: int | None = None, references: bool = True
+    ) -> Arrays:
+        dummies = text.Dummies((rows,), length, seed)
+        start, end = dummies.random.integers(0, dummies.lengths, (2, rows))
+        second = dummies.positions()
+        batch = dummies.text(self.config.model.vocab_size) | {"second": second}
+        if references:
+            batch["start"] = start.astype(np.int32)
+            batch["end"] = end.astype(np.int32)
+        return batch
+
+    def fingerprint(
+        self, training: bool, stored: Collection[str] | None = None
+    ) -> dict[str, str]:
+        return self.corpus.fingerprint(training)
+
+    def work(self, batch: Arrays) -> Work:
+        return training_work(self, batch)
 
     def preview(self, arrays: Arrays) -> list[str]:
-        tokens, _ = self.tokens("text", arrays["text"][0, : arrays["text_length"][0]])
+        tokens = text.first_tokens(arrays, self.network.shown)
         start, end = arrays["start"][0], arrays["end"][0]
         answer = " ".join(tokens[start : end + 1]) if start else "not in this window"
         return [
@@ -286,3 +324,8 @@ class QuestionAnswering(FineTuningTask):
             f"  {' '.join(tokens)}",
             f"  answer: {answer}",
         ]
+
+    def attention(
+        self, params: Params, batch: Mapping[str, jax.Array]
+    ) -> tuple[text.Maps, dict[str, Axis]]:
+        return self.network.attention(params, batch)

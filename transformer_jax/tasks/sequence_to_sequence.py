@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -41,22 +41,27 @@ from transformer_jax.models.transformer import (
     shift_right,
 )
 from transformer_jax.tasks.text import (
-    TextTask,
     TextTaskConfig,
     cache_and_causality,
+    shown_by,
+    valid,
     with_weights,
 )
 from transformer_jax.tasks.work import training_work
 from transformer_jax.training.metric import LOSS, PERPLEXITY, Metric
 from transformer_jax.training.task import (
     Arrays,
+    Axis,
+    Columns,
     EvaluationConfig,
     Mean,
     Outputs,
     Params,
     Record,
+    Task,
     TrainingConfig,
     Work,
+    check_rows,
 )
 
 log = logging.getLogger(__name__)
@@ -134,6 +139,10 @@ class SequenceToSequenceConfig(TextTaskConfig):
         metadata={"free": True}
     )
     decoding: DecodingConfig = dataclasses.field(metadata={"free": True})
+
+    @property
+    def columns(self) -> Columns:
+        return Columns((self.data.source_language, self.data.target_language))
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (dotted key, rule and remedy) for values that are inconsistent with
@@ -226,7 +235,7 @@ def start(
     return model.start(model.encode(source, source_valid), room, hypotheses)
 
 
-class SequenceToSequence(TextTask):
+class SequenceToSequence(Task):
     """Prediction of a target sequence from a source sequence.
 
     A batch holds the ids "source" (B, S) and "target" (B, T), each ending in EOS, their
@@ -234,8 +243,6 @@ class SequenceToSequence(TextTask):
     "index" (B,).
     """
 
-    Config = SequenceToSequenceConfig
-    input_arrays = ("source", "source_length", "index")
     metrics: ClassVar = {
         "loss": LOSS,
         "perplexity": PERPLEXITY,
@@ -250,7 +257,7 @@ class SequenceToSequence(TextTask):
         super().__init__(config, workdir)
         model, data = config.model, config.data
         self.model = ARCHITECTURES[model.architecture](model)
-        self.columns = data.source_language, data.target_language
+        columns = config.columns.names
         joint = data.joint_tokenizer
         self.streams = {
             side: Stream(
@@ -259,7 +266,7 @@ class SequenceToSequence(TextTask):
                 getattr(model, f"{side}_vocab_size"),
                 f"model.{side}_vocab_size",
             )
-            for side, column in zip(("source", "target"), self.columns, strict=True)
+            for side, column in zip(("source", "target"), columns, strict=True)
         }
         self.corpus = Corpus(
             data,
@@ -287,11 +294,11 @@ class SequenceToSequence(TextTask):
     ) -> Mean:
         """Return the mean cross-entropy over the target's tokens, including EOS."""
         target = jnp.asarray(batch["target"])
-        target_valid = self.valid(batch, "target")
+        target_valid = valid(batch, "target")
         x, head = self.model.apply(
             {"params": params},
             batch["source"],
-            self.valid(batch, "source"),
+            valid(batch, "source"),
             shift_right(target, self.corpus.special_ids("target").begin),
             target_valid,
             step,
@@ -342,7 +349,7 @@ class SequenceToSequence(TextTask):
         cache: Any = self.model.apply(
             {"params": params},
             source,
-            self.valid(batch, "source"),
+            valid(batch, "source"),
             max_length,
             decoding.beams(options, greedy),
             method=start,
@@ -382,9 +389,7 @@ class SequenceToSequence(TextTask):
 
     def attention(
         self, params: Params, batch: Mapping[str, jax.Array]
-    ) -> tuple[
-        dict[tuple[str, str, str], jax.Array], dict[str, tuple[jax.Array, jax.Array]]
-    ]:
+    ) -> tuple[dict[tuple[str, str, str], jax.Array], dict[str, Axis]]:
         """Return attention weights while the decoder reads the target, or the model's
         own output without a target.
 
@@ -406,28 +411,28 @@ class SequenceToSequence(TextTask):
         _, sown = model.apply(
             {"params": params},
             batch["source"],
-            self.valid(batch, "source"),
+            valid(batch, "source"),
             read,
-            self.valid(batch, "target"),
+            valid(batch, "target"),
             method=teacher_forced,
             mutable="intermediates",
         )
         length = batch["target_length"]
-        ids = {
-            "source": (batch["source"], batch["source_length"]),
-            "target": (batch["target"], length),
-            "input": (read, length),
+        source, target = (shown_by(self.corpus, side) for side in self.streams)
+        axes = {
+            "source": Axis(batch["source"], batch["source_length"], source),
+            "target": Axis(batch["target"], length, target),
+            "input": Axis(read, length, target),
         }
-        return model.attention_maps(sown["intermediates"]), ids
+        return model.attention_maps(sown["intermediates"]), axes
 
     # On the host.
 
-    def tokens(self, name: str, ids: np.ndarray) -> tuple[list[str], str]:
-        return super().tokens("source" if name == "source" else "target", ids)
-
     def batches(self, split: str, seed: int | None) -> Batches:
         text, data = self.corpus.open(split), self.config.data
-        texts = dict(zip(self.streams, map(text.column, self.columns), strict=True))
+        texts = dict(
+            zip(self.streams, map(text.column, self.config.columns.names), strict=True)
+        )
         if seed is None:
             return self._in_order(texts, split)
         if advice := data.size_advice(len(text)):
@@ -442,7 +447,7 @@ class SequenceToSequence(TextTask):
 
         A sampled translation also depends on the position of the record.
         """
-        source, target = columns_of(records, self.columns)
+        source, target = columns_of(records, *self.config.columns)
         texts = {"source": source or []} | (
             {} if target is None else {"target": target}
         )
@@ -515,7 +520,9 @@ class SequenceToSequence(TextTask):
             "exact_match": metrics.exact_match(lines, references),
         }
 
-    def dummy_batch(self, rows: int, length: int, seed: int | None = None) -> Arrays:
+    def dummy_batch(
+        self, rows: int, length: int, seed: int | None = None, references: bool = True
+    ) -> Arrays:
         draw = np.random.default_rng(seed or 0)
         arrays: Arrays = {"index": np.arange(rows, dtype=np.int32)}
         special = self.corpus.special_ids("target")
@@ -531,13 +538,19 @@ class SequenceToSequence(TextTask):
                 [place < n[:, None], place == n[:, None]], [ids, special.end], 0
             )
             arrays |= {side: ids.astype(np.int32), f"{side}_length": n.astype(np.int32)}
+        if not references:
+            del arrays["target"], arrays["target_length"]
         return arrays
 
+    def fingerprint(
+        self, training: bool, stored: Collection[str] | None = None
+    ) -> dict[str, str]:
+        return self.corpus.fingerprint(training)
+
     def work(self, batch: Arrays) -> Work:
-        source = int(batch["source_length"].sum())
-        target = int(batch["target_length"].sum())
-        positions = batch["source"].size + batch["target"].size
-        return training_work(self, batch, target, (source + target) / positions)
+        """Return the work. Its tokens are those of the target."""
+        tokens = int(batch["target_length"].sum())
+        return training_work(self, batch)._replace(tokens=tokens)
 
     def preview(self, arrays: Arrays) -> list[str]:
         """Return lines that show the first pair, token by token.
@@ -547,6 +560,7 @@ class SequenceToSequence(TextTask):
                 the decoder's input reveals more of the target than the preceding
                 tokens.
         """
+        check_rows(arrays)
         rows = np.flatnonzero(arrays["index"] >= 0)
         for side, stream in self.streams.items():
             ids, lengths = arrays[side][rows], arrays[f"{side}_length"][rows]
@@ -555,7 +569,6 @@ class SequenceToSequence(TextTask):
             ]
             valid = np.arange(ids.shape[1]) < lengths[:, None]
             wrong = {
-                "has no token": lengths < 1,
                 "does not end in EOS": ends != self.corpus.special_ids(side).end,
                 f"has ids beyond the vocabulary of {stream.vocab_size}": (
                     (valid & (ids >= stream.vocab_size)).any(1)
@@ -575,11 +588,12 @@ class SequenceToSequence(TextTask):
                 "it may reveal the labels"
             )
         first = rows[0]
-        shown = {"source": arrays["source"], "decoder input": read, "target": target}
+        parts = {"source": arrays["source"], "decoder input": read, "target": target}
         lines = ["the first pair of the first batch:"]
-        for name, ids in shown.items():
+        for name, ids in parts.items():
             side = "source" if name == "source" else "target"
-            tokens, _ = self.tokens(side, ids[first, : arrays[f"{side}_length"][first]])
+            shown = shown_by(self.corpus, side)
+            tokens, _ = shown(ids[first, : arrays[f"{side}_length"][first]])
             lines.append(f"  {name:<13}  {' '.join(tokens)}")
         return lines
 
@@ -590,14 +604,14 @@ class SequenceToSequence(TextTask):
         on later tokens of the target.
         """
         source = batch["source"]
-        valid = self.valid(batch, "source")
+        source_valid = valid(batch, "source")
         begin = self.corpus.special_ids("target").begin
         read = shift_right(jnp.asarray(batch["target"]), begin)
         apply: Any = functools.partial(self.model.apply, {"params": params})
-        cache = apply(source, valid, read.shape[1], method=start)
+        cache = apply(source, source_valid, read.shape[1], method=start)
 
         def whole(read: jax.Array) -> jax.Array:
-            x, head = apply(source, valid, read, method=teacher_forced)
+            x, head = apply(source, source_valid, read, method=teacher_forced)
             return head(x)
 
         extend = functools.partial(apply, method=self.model.extend)

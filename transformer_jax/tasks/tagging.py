@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -17,14 +17,27 @@ from etils import epath
 from transformer_jax import losses, metrics, spans
 from transformer_jax.data import annotated
 from transformer_jax.data.batching import Batches
+from transformer_jax.data.examples import columns_of
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.data.sources import DataError
 from transformer_jax.data.text import example_batches
 from transformer_jax.data.words import TaggingData, subwords, word_rows
 from transformer_jax.models.bert import BertConfig, TokenClassifier
-from transformer_jax.tasks.fine_tuning import FineTuningTask, FineTuningTaskConfig
+from transformer_jax.tasks import text
+from transformer_jax.tasks.fine_tuning import FineTuned, FineTuningTaskConfig
+from transformer_jax.tasks.work import training_work
 from transformer_jax.training.metric import ACCURACY, F1, LOSS, Metric
-from transformer_jax.training.task import Arrays, Mean, Outputs, Params
+from transformer_jax.training.task import (
+    Arrays,
+    Axis,
+    Columns,
+    Mean,
+    Outputs,
+    Params,
+    Record,
+    Task,
+    Work,
+)
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +48,14 @@ class TaggingConfig(FineTuningTaskConfig):
 
     model: BertConfig
     data: TaggingData
+
+    @property
+    def columns(self) -> Columns:
+        return Columns(("words", "tags"))
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        return self.data.tags
 
 
 def read_tags(
@@ -59,8 +80,10 @@ def read_tags(
         DataError: a sentence does not have one tag per word, a tag is unknown, or a
             sequence breaks the scheme "bioes".
     """
-    known, read, found = set(data.tags), list[str](), [line.split() for line in lines]
-    for i, (tags, count) in enumerate(zip(found, counts, strict=True)):
+    known = set(data.tags)
+    repaired = list[str]()
+    sentences = [line.split() for line in lines]
+    for i, (tags, count) in enumerate(zip(sentences, counts, strict=True)):
         if len(tags) != count:
             raise DataError(
                 f"{place(i, 0)}: the sentence has {count} words and {len(tags)} tags: "
@@ -79,18 +102,18 @@ def read_tags(
                     f"it in {data.scheme}, in {' '.join(tags[max(k - 1, 0) : k + 2])}: "
                     "correct it, or change data.scheme"
                 )
-            read.append(place(i, k))
+            repaired.append(place(i, k))
             tags[k] = f"B{tags[k][1:]}"
-    if read:
+    if repaired:
         log.warning(
             "%d tags I that continue no entity are read as B, e.g. %s",
-            len(read),
-            ", ".join(read[:3]),
+            len(repaired),
+            ", ".join(repaired[:3]),
         )
-    return found
+    return sentences
 
 
-class Tagging(FineTuningTask):
+class Tagging(Task):
     """Prediction of a tag for each word from the vector of its first subword.
 
     Differs: The paper adds as much context from the document as fits. Here, every
@@ -102,7 +125,6 @@ class Tagging(FineTuningTask):
     there.
     """
 
-    Config = TaggingConfig
     metrics: ClassVar = {
         "loss": LOSS,
         "accuracy": ACCURACY,
@@ -110,28 +132,27 @@ class Tagging(FineTuningTask):
         "recall": Metric("recall", better="higher"),
         "f1": F1,
     }
-    columns = ("words", "tags")
-    input_arrays = ("text", "text_length", "first", "index")
 
     def __init__(self, config: TaggingConfig, workdir: epath.PathLike | None):
-        super().__init__(config, workdir, config.data.tags)
+        super().__init__(config, workdir)
         self.tags = config.data.tags
-        self.model = TokenClassifier(
-            config.model, len(self.tags), config.fine_tuning.feature_layers
-        )
         others = ("tags", "line") if config.data.source == "files" else ("tags",)
-        self.corpus = self.make_corpus(
-            {"text": "words"}, workdir, annotated.conll_file, others
+        self.corpus = text.make_corpus(
+            config, {"text": "words"}, workdir, annotated.conll_file, others
         )
+        features = config.fine_tuning.feature_layers
+        model = TokenClassifier(config.model, len(self.tags), features)
+        self.network = FineTuned(config.backbone, model, self.corpus)
+
+    def init(self, key: jax.Array) -> Params:
+        return self.network.init(key)
 
     def _means(
         self, logits: jax.Array, batch: Mapping[str, jax.Array]
     ) -> dict[str, Mean]:
         """Return the means over the first subwords, given logits (B, T, tags)."""
-        counted, label = (
-            (batch["first"] > 0) & self.valid(batch, "text"),
-            batch["label"],
-        )
+        counted = (batch["first"] > 0) & text.valid(batch)
+        label = batch["label"]
         loss, count = losses.cross_entropy(
             logits, label, counted, vocab_size=len(self.tags)
         )
@@ -148,7 +169,7 @@ class Tagging(FineTuningTask):
         key: jax.Array,
         step: jax.Array | int,
     ) -> dict[str, Mean]:
-        return self._means(self.logits(params, batch, key), batch)
+        return self._means(self.network.output(params, batch, key), batch)
 
     def evaluate(
         self, params: Params, batch: Mapping[str, jax.Array], greedy: bool
@@ -156,69 +177,80 @@ class Tagging(FineTuningTask):
         """Return the means if there are labels, and the most probable tag at each
         token, "tags" (B, T).
         """
-        logits = self.logits(params, batch)
-        return self._means(logits, batch) if "label" in batch else {}, {
-            "tags": logits.argmax(axis=-1)
-        }
+        logits = self.network.output(params, batch)
+        means = self._means(logits, batch) if "label" in batch else {}
+        return means, {"tags": logits.argmax(axis=-1)}
 
     def batches(self, split: str, seed: int | None) -> Batches:
+        names = self.config.columns.names
+        columns, source = text.split_columns(self.corpus, split, names)
         if self.config.data.source != "files":
-            return super().batches(split, seed)
+            return self._arranged(columns, source, seed)
         table = self.corpus.open(split)
-        columns, lines = (
-            [table.column(name) for name in self.columns],
-            table.column("line"),
-        )
-        what = f"{table.where}, split {split}"
-        return self._batches(
-            columns, what, seed, lambda i, k: f"{table.where}:{int(lines[i]) + k}"
-        )
+        first = table.column("line")
 
-    def _batches(
+        def place(sentence: int, word: int) -> str:
+            return f"{table.where}:{int(first[sentence]) + word}"
+
+        return self._arranged(columns, source, seed, place)
+
+    def batches_of(self, records: Sequence[Record]) -> Batches:
+        columns = columns_of(records, *self.config.columns)
+        return self._arranged(columns, "input", None)
+
+    def _arranged(
         self,
         columns: Sequence[Any],
-        what: str,
+        source: str,
         seed: int | None,
         place: Callable[[int, int], str] | None = None,
     ) -> Batches:
-        """Return the batches. `place` names a word in messages, see `read_tags`."""
+        """Return the batches of sentences and tags, None for missing tags.
+
+        `place` names a word in messages, see `read_tags`.
+        """
+        data = self.config.data
         lines, tags = columns
-        place = place or (lambda i, k: f"{what}, sentence {i + 1}, word {k + 1}")
-        corpus, data, special = (
-            self.corpus,
-            self.config.data,
-            self.corpus.special_ids("text"),
-        )
-        tokenizer, sentences = (
-            corpus.tokenizers["text"],
-            [line.split() for line in lines],
-        )
+        sentences = [line.split() for line in lines]
         counts = [len(words) for words in sentences]
-        pieces = subwords(
-            tokenizer,
-            sentences,
-            special.end if tokenizer.unk_id is None else tokenizer.unk_id,
-        )
-        limit, size = data.max_length, self.config.evaluation.batch_size
+        special = self.corpus.special_ids("text")
+        tokenizer = self.corpus.tokenizers["text"]
+        unknown = special.end if tokenizer.unk_id is None else tokenizer.unk_id
         rows, first, owners = word_rows(
-            pieces, counts, limit=limit, begin=special.begin, end=special.end, what=what
+            subwords(tokenizer, sentences, unknown),
+            counts,
+            limit=data.max_length,
+            begin=special.begin,
+            end=special.end,
+            what=source,
         )
-        others, found = {"first": first}, list[list[str]]()
+        others = {"first": first}
+        references: list[list[str]] = []
         if tags is not None:
-            found, numbers = (
-                read_tags(tags, counts, data, place),
-                {tag: i for i, tag in enumerate(self.tags)},
-            )
-            others["label"] = label = Ragged(np.zeros_like(first.values), first.lengths)
+
+            def numbered(sentence: int, word: int) -> str:
+                return f"{source}, sentence {sentence + 1}, word {word + 1}"
+
+            references = read_tags(tags, counts, data, place or numbered)
+            numbers = {tag: i for i, tag in enumerate(self.tags)}
+            label = Ragged(np.zeros_like(first.values), first.lengths)
             label.values[first.values > 0] = [
-                numbers[tag] for tag in itertools.chain(*found)
+                numbers[tag] for tag in itertools.chain(*references)
             ]
+            others["label"] = label
         batches = example_batches(
-            corpus, {"text": rows}, others, seed=seed, rows=size, limit=limit
+            self.corpus,
+            {"text": rows},
+            others,
+            seed=seed,
+            rows=self.config.evaluation.batch_size,
+            limit=data.max_length,
         )
-        join = functools.partial(self._join, sentences)
         return batches._replace(
-            records=lines, references=found, owners=owners, join=join
+            records=lines,
+            references=references,
+            owners=owners,
+            join=functools.partial(self._join, sentences),
         )
 
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
@@ -243,7 +275,8 @@ class Tagging(FineTuningTask):
         The fields are "words", "tags" and "entities", each with "type", "text", and
         "start" and "end" in words.
         """
-        words, tags = sentences[number], [tag for row in rows for tag in row["tags"]]
+        words = sentences[number]
+        tags = [tag for row in rows for tag in row["tags"]]
         entities = [
             {
                 "type": kind,
@@ -264,36 +297,48 @@ class Tagging(FineTuningTask):
         """Return the loss, the accuracy of the tags, and precision, recall and F1 of
         the entities.
         """
-        found = [prediction["tags"] for prediction in predictions]
+        predicted = [prediction["tags"] for prediction in predictions]
         loss: dict[str, float | str] = {"loss": means["cross_entropy"]} if means else {}
         return loss | {
             "accuracy": metrics.exact_match(
-                list(itertools.chain(*found)), list(itertools.chain(*references))
+                list(itertools.chain(*predicted)), list(itertools.chain(*references))
             ),
-            **spans.entity_f1(found, references, self.config.data.scheme),
+            **spans.entity_f1(predicted, references, self.config.data.scheme),
         }
 
-    def dummy_batch(self, rows: int, length: int, seed: int | None = None) -> Arrays:
-        draw, shape = np.random.default_rng(seed or 0), (rows, length)
-        lengths = (
-            np.full(rows, length)
-            if seed is None
-            else draw.integers(1, length + 1, rows)
-        )
-        return {
-            "text": draw.integers(0, self.config.model.vocab_size, shape, np.int32),
-            "text_length": lengths.astype(np.int32),
-            "first": np.ones(shape, np.int32),
-            "label": draw.integers(0, len(self.tags), shape, np.int32),
-            "index": np.arange(rows, dtype=np.int32),
-        }
+    def dummy_batch(
+        self, rows: int, length: int, seed: int | None = None, references: bool = True
+    ) -> Arrays:
+        dummies = text.Dummies((rows,), length, seed)
+        batch = dummies.text(self.config.model.vocab_size)
+        batch["first"] = np.ones((rows, length), np.int32)
+        if references:
+            batch["label"] = dummies.random.integers(
+                0, len(self.tags), (rows, length), np.int32
+            )
+        return batch
+
+    def fingerprint(
+        self, training: bool, stored: Collection[str] | None = None
+    ) -> dict[str, str]:
+        return self.corpus.fingerprint(training)
+
+    def work(self, batch: Arrays) -> Work:
+        return training_work(self, batch)
 
     def preview(self, arrays: Arrays) -> list[str]:
-        tokens, _ = self.tokens("text", arrays["text"][0, : arrays["text_length"][0]])
-        shown = [
+        words = [
             f"{token}/{self.tags[label]}" if first else token
             for token, label, first in zip(
-                tokens, arrays["label"][0], arrays["first"][0], strict=False
+                text.first_tokens(arrays, self.network.shown),
+                arrays["label"][0],
+                arrays["first"][0],
+                strict=False,
             )
         ]
-        return ["the first sentence of the first batch:", f"  {' '.join(shown)}"]
+        return ["the first sentence of the first batch:", f"  {' '.join(words)}"]
+
+    def attention(
+        self, params: Params, batch: Mapping[str, jax.Array]
+    ) -> tuple[text.Maps, dict[str, Axis]]:
+        return self.network.attention(params, batch)

@@ -1,7 +1,9 @@
-"""Base classes of tasks on tokenized text."""
+"""What tasks on tokenized text share: the corpus, validity, synthetic batches, and
+what people see of a batch.
+"""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,8 +12,17 @@ import numpy as np
 from etils import epath
 
 from transformer_jax.data.text import Corpus, Reader, Stream
-from transformer_jax.tasks.work import training_work
-from transformer_jax.training.task import Arrays, Config, Params, Task, Work
+from transformer_jax.models.layers import Head
+from transformer_jax.training.task import (
+    Arrays,
+    Axis,
+    Config,
+    Params,
+    Shown,
+    check_rows,
+)
+
+Maps = dict[tuple[str, str, str], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,91 +34,55 @@ class TextTaskConfig(Config):
         each other.
         """
         yield from super().problems()
-        if self.data.max_length > self.model.max_length:
-            yield (
-                "data.max_length",
-                f"must not exceed model.max_length = {self.model.max_length}",
-            )
+        yield from length_problems(self)
 
 
-class TextTask(Task):
-    """A task whose batches hold padded ids (B, T) and their lengths (B,) for each
-    stream of its corpus.
-
-    `init`, `work` and `attention` are implemented for models of one stream, "text",
-    which take tokens and a validity mask.
+def length_problems(config: Any) -> Iterator[tuple[str, str]]:
+    """Yield (dotted key, rule and remedy) if the texts are longer than what the model
+    reads.
     """
-
-    input_arrays: tuple[str, ...] = ("text", "text_length", "second", "index")
-    corpus: Corpus
-    model: Any
-
-    def make_corpus(
-        self,
-        streams: Mapping[str, str],
-        workdir: epath.PathLike | None,
-        read: Reader,
-        others: tuple[str, ...] = (),
-    ) -> Corpus:
-        """Return the corpus.
-
-        `streams` maps names in a batch to columns, which share one tokenizer.
-        """
-        config = self.config
-        shared = {
-            name: Stream(
-                column, "tokenizer.json", config.model.vocab_size, "model.vocab_size"
-            )
-            for name, column in streams.items()
-        }
-        return Corpus(
-            config.data, shared, workdir, read, others, start=config.init_from or None
+    if config.data.max_length > config.model.max_length:
+        yield (
+            "data.max_length",
+            f"must not exceed model.max_length = {config.model.max_length}",
         )
 
-    @staticmethod
-    def valid(batch: Mapping[str, jax.Array], stream: str) -> jax.Array:
-        """Return (B, T), True at tokens and False at padding."""
-        return (
-            jnp.arange(batch[stream].shape[1])[None]
-            < batch[f"{stream}_length"][:, None]
-        )
 
-    def tokens(self, name: str, ids: np.ndarray) -> tuple[list[str], str]:
-        tokenizer = self.corpus.tokenizers[name]
-        return tokenizer.shown(ids), tokenizer.decode(ids)
+def make_corpus(
+    config: Any,
+    streams: Mapping[str, str],
+    workdir: epath.PathLike | None,
+    read: Reader,
+    others: tuple[str, ...] = (),
+) -> Corpus:
+    """Return the corpus of a task whose texts share one tokenizer.
 
-    def preview(self, arrays: Arrays) -> list[str]:
-        tokens, _ = self.tokens("text", arrays["text"][0, : arrays["text_length"][0]])
-        return ["the first text of the first batch:", f"  {' '.join(tokens)}"]
+    `streams` maps names in a batch to columns. `others` are further columns.
+    """
+    size = config.model.vocab_size
+    shared = {
+        name: Stream(column, "tokenizer.json", size, "model.vocab_size")
+        for name, column in streams.items()
+    }
+    start = config.init_from or None
+    return Corpus(config.data, shared, workdir, read, others, start=start)
 
-    def fingerprint(self, training: bool) -> dict[str, str]:
-        return self.corpus.fingerprint(training)
 
-    def work(self, batch: Arrays) -> Work:
-        tokens = int(batch["text_length"].sum())
-        return training_work(self, batch, tokens, tokens / batch["text"].size)
+def split_columns(
+    corpus: Corpus, split: str, names: Sequence[str]
+) -> tuple[list[Sequence[str]], str]:
+    """Return columns of a split of a table, and the source of its rows for messages."""
+    table = corpus.open(split)
+    source = f"{table.where}, split {split}"
+    if table.first_line not in (0, 2):
+        source += f" (row 1 is line {table.first_line})"
+    return [table.column(name) for name in names], source
 
-    def attention(
-        self, params: Params, batch: Mapping[str, jax.Array]
-    ) -> tuple[
-        dict[tuple[str, str, str], jax.Array], dict[str, tuple[jax.Array, jax.Array]]
-    ]:
-        model = self.model.clone(config=with_weights(self.config.model))
-        _, sown = model.apply(
-            {"params": params}, *self.arguments(batch), mutable="intermediates"
-        )
-        return model.attention_maps(sown.get("intermediates", {})), {
-            "text": (batch["text"], batch["text_length"])
-        }
 
-    def init(self, key: jax.Array) -> Params:
-        return self.model.init(
-            key, jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool)
-        )["params"]
-
-    def arguments(self, batch: Mapping[str, jax.Array]) -> tuple[Any, ...]:
-        """Return the arguments of the model."""
-        return batch["text"], self.valid(batch, "text")
+def valid(batch: Mapping[str, jax.Array], stream: str = "text") -> jax.Array:
+    """Return (B, T), True at tokens and False at padding."""
+    positions = jnp.arange(batch[stream].shape[1])[None]
+    return positions < batch[f"{stream}_length"][:, None]
 
 
 def segmented(
@@ -116,28 +91,112 @@ def segmented(
     """Return the arguments of BERT's encoder: token ids, validity and segments, each
     (B, T).
 
-    A batch may hold "second" (B,), the place at which the second segment starts.
+    A batch may hold "second" (B,), the position at which the second segment starts.
     Without it, there is one segment.
     """
     text = batch["text"]
     if "second" not in batch:
         return text, valid, None
-    return (
-        text,
-        valid,
-        (jnp.arange(text.shape[1])[None] >= batch["second"][:, None]).astype(jnp.int32),
-    )
+    positions = jnp.arange(text.shape[1])[None]
+    segments = (positions >= batch["second"][:, None]).astype(jnp.int32)
+    return text, valid, segments
+
+
+def hidden_and_head(model: Any, *args: Any, **options: Any) -> tuple[jax.Array, Head]:
+    """Return `hidden` of a language model, given its arguments, and `head`.
+
+    Pass it to `model.apply` as the method.
+    """
+    return model.hidden(*args, **options), model.head()
+
+
+# What people see of a batch.
+
+
+def shown_by(corpus: Corpus, stream: str = "text") -> Shown:
+    """Return the function from ids of a stream to their readable tokens and their
+    text.
+    """
+
+    def shown(ids: np.ndarray) -> tuple[list[str], str]:
+        tokenizer = corpus.tokenizers[stream]
+        return tokenizer.shown(ids), tokenizer.decode(ids)
+
+    return shown
+
+
+def first_tokens(arrays: Arrays, shown: Shown) -> list[str]:
+    """Return the readable tokens of the first text of a batch.
+
+    Raises:
+        ValueError: a row of the batch is empty.
+    """
+    check_rows(arrays)
+    tokens, _ = shown(arrays["text"][0, : arrays["text_length"][0]])
+    return tokens
+
+
+def attention(
+    model: Any,
+    params: Params,
+    arguments: tuple[Any, ...],
+    batch: Mapping[str, jax.Array],
+    shown: Shown,
+) -> tuple[Maps, dict[str, Axis]]:
+    """Return what `Task.attention` returns for a model that reads the stream "text".
+
+    `arguments` are those of the model.
+    """
+    model = model.clone(config=with_weights(model.config))
+    variables = {"params": params}
+    _, sown = model.apply(variables, *arguments, mutable="intermediates")
+    maps = model.attention_maps(sown.get("intermediates", {}))
+    return maps, {"text": Axis(batch["text"], batch["text_length"], shown)}
 
 
 def with_weights(config: Any) -> Any:
     """Return the config of a model with the one implementation of attention that
     returns weights, if it has several.
     """
-    if "attention_implementation" not in {
-        field.name for field in dataclasses.fields(config)
-    }:
+    names = {field.name for field in dataclasses.fields(config)}
+    if "attention_implementation" not in names:
         return config
     return dataclasses.replace(config, attention_implementation="einsum")
+
+
+# Synthetic batches.
+
+
+class Dummies:
+    """Random arrays of a synthetic batch.
+
+    Attributes:
+        random: the generator.
+        lengths: an array of `shape` with the number of tokens of each text: `length`,
+            or random numbers up to it with a `seed`.
+    """
+
+    def __init__(self, shape: tuple[int, ...], length: int, seed: int | None):
+        self.random = np.random.default_rng(seed or 0)
+        self._full = (*shape, length)
+        self.lengths = np.full(shape, length)
+        if seed is not None:
+            self.lengths = self.random.integers(1, length + 1, shape)
+
+    def text(self, vocab_size: int) -> Arrays:
+        """Return "text", "text_length", and "index" (rows,)."""
+        return {
+            "text": self.random.integers(0, vocab_size, self._full, np.int32),
+            "text_length": self.lengths.astype(np.int32),
+            "index": np.arange(len(self.lengths), dtype=np.int32),
+        }
+
+    def positions(self) -> np.ndarray:
+        """Return a position in each text, or its length."""
+        return self.random.integers(0, self.lengths + 1).astype(np.int32)
+
+
+# Checks.
 
 
 def cache_and_causality(
@@ -167,16 +226,17 @@ def cache_and_causality(
 
     @jax.jit
     def differences() -> tuple[jax.Array, jax.Array]:
-        logits, half = whole(read)[..., :vocab_size], read.shape[1] // 2
-        past, columns = cache, []
+        logits = whole(read)[..., :vocab_size]
+        half = read.shape[1] // 2
+        past = cache
+        columns = []
         for t in range(read.shape[1]):
             column, past = extend(past, read[:, t : t + 1], t)
             columns.append(column)
         apart = logits - jnp.concatenate(columns, axis=1)[..., :vocab_size]
         leak = logits - whole(read.at[:, half:].set(0))[..., :vocab_size]
-        return jnp.abs(apart).max() / jnp.abs(logits).max(), jnp.abs(
-            leak[:, :half]
-        ).max() / jnp.abs(logits).max()
+        largest = jnp.abs(logits).max()
+        return jnp.abs(apart).max() / largest, jnp.abs(leak[:, :half]).max() / largest
 
     apart, leak = differences()
     return {

@@ -8,20 +8,23 @@ import jax
 import numpy as np
 
 from transformer_jax.models import counting
-from transformer_jax.training.task import Arrays, Task, Work
+from transformer_jax.training.task import Arrays, Task, Work, streams
 
 Shapes = tuple[tuple[str, tuple[int, ...], np.dtype], ...]
 
 
-def training_work(task: Task, batch: Arrays, tokens: int, filled: float) -> Work:
-    """Return the work of a training step on a batch.
+def training_work(task: Task, batch: Arrays) -> Work:
+    """Return the work of a training step on a batch, whose tokens are those of all its
+    streams.
 
-    `filled` is the share of its positions that hold a token; so much of the FLOPs
-    counts. The backward pass counts twice the FLOPs of the forward pass, also for
-    products without a gradient, e.g. logits of words that a decoder feeds back to
-    itself. What is computed again to save memory does not count (Chowdhery et al. 2022,
-    Appendix B).
+    Of the FLOPs, the share of positions that hold a token counts. The backward pass
+    counts twice the FLOPs of the forward pass, also for products without a gradient,
+    e.g. logits of words that a decoder feeds back to itself. What is computed again to
+    save memory does not count (Chowdhery et al. 2022, Appendix B).
     """
+    names = streams(batch)
+    tokens = sum(int(batch[f"{name}_length"].sum()) for name in names)
+    filled = tokens / sum(batch[name].size for name in names)
     shapes = tuple((name, x.shape, x.dtype) for name, x in batch.items())
     return Work(tokens, 3 * filled * _of_loss(task, shapes))
 

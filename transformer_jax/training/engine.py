@@ -255,7 +255,7 @@ class Engine:
             seed=training.seed,
             microbatches=training.microbatches,
             ema_decay=ema_decay,
-            frozen=task.frozen,
+            frozen=config.frozen,
         )
         self.step = on_mesh(
             step,

@@ -2,6 +2,7 @@
 either.
 """
 
+import functools
 import itertools
 import logging
 import types
@@ -31,7 +32,16 @@ from transformer_jax.training.sharding import (
     place,
     replicated,
 )
-from transformer_jax.training.task import EvaluationConfig, Mean, Params, Record, Task
+from transformer_jax.training.task import (
+    EvaluationConfig,
+    Growing,
+    Mean,
+    Params,
+    Piece,
+    Predicting,
+    Record,
+    Task,
+)
 
 log = logging.getLogger(__name__)
 
@@ -55,22 +65,25 @@ class AttentionMap(NamedTuple):
 class Evaluator:
     """Runs a task's `evaluate` and `attention`, which are compiled once per batch
     shape.
+
+    Only `evaluate` and `attention` of this class need a whole `Task`.
     """
 
-    def __init__(self, task: Task, mesh: Mesh):
-        self.task, self.mesh = task, mesh
+    def __init__(self, task: Predicting, mesh: Mesh):
+        self.task: Any = task
+        self.mesh = mesh
+        self._growing = task if isinstance(task, Growing) else None
         whole, rows = replicated(mesh), batch_sharding(mesh)
         self._evaluate = on_mesh(
             self._start, mesh, out_shardings=(whole, whole, rows), static_argnums=2
         )
-        self._resume = on_mesh(
-            self._go_on,
+        self._grow = on_mesh(
+            self._add_piece,
             mesh,
             out_shardings=(whole, rows),
             static_argnums=5,
             donate_argnums=2,
         )
-        self._attention = on_mesh(task.attention, mesh, out_shardings=replicated(mesh))
         self._opened: dict[str, Batches] = {}
         self._compiled: set[tuple] = set()
 
@@ -78,17 +91,16 @@ class Evaluator:
         """Return the program for abstract arrays: the one that adds a piece, if
         predictions grow in pieces.
         """
-        started = jax.eval_shape(self._evaluate, params, batch, greedy)
-        if (state := started[2]) is None:
+        _, outputs, state = jax.eval_shape(self._evaluate, params, batch, greedy)
+        if self._growing is None or state is None:
             return self._evaluate.lower(params, batch, greedy)
         rows = batch_sharding(self.mesh)
-        state = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), state
+        state, going_on = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows),
+            (state, outputs["finished"]),
         )
-        finished = next(x for x in started[1].values() if x.dtype == bool)
-        going_on = jax.ShapeDtypeStruct(finished.shape, bool, sharding=rows)
-        return self._resume.lower(
-            params, batch, state, going_on, self.task.piece, greedy
+        return self._grow.lower(
+            params, batch, state, going_on, self._growing.piece, greedy
         )
 
     def open(self, split: str) -> Batches:
@@ -137,9 +149,11 @@ class Evaluator:
 
     def _start(self, params: Params, batch: Any, greedy: bool) -> tuple[Any, Any, Any]:
         means, outputs = self.task.evaluate(params, batch, greedy)
-        return means, outputs, outputs.pop("state", None)
+        if isinstance(outputs, Piece):
+            return means, outputs.outputs, outputs.state
+        return means, outputs, None
 
-    def _go_on(
+    def _add_piece(
         self,
         params: Params,
         batch: Any,
@@ -148,8 +162,8 @@ class Evaluator:
         steps: Any,
         greedy: bool,
     ) -> tuple[Any, Any]:
-        outputs = self.task.resume(params, batch, state, going_on, steps, greedy)
-        return outputs, outputs.pop("state")
+        outputs, state = self.task.grow(params, batch, state, going_on, steps, greedy)
+        return outputs, state
 
     def _pieces(
         self, params: Params, fed: Fed, greedy: bool, steps: int
@@ -161,10 +175,12 @@ class Evaluator:
         while True:
             found = jax.device_get(outputs)
             yield means, found
-            going_on = self.task.unfinished(found, fed.arrays)
-            if going_on is None or not going_on.any():
+            if self._growing is None or state is None:
                 return
-            outputs, state = self._resume(
+            going_on = self._growing.unfinished(found, fed.arrays)
+            if not going_on.any():
+                return
+            outputs, state = self._grow(
                 params, fed.placed, state, going_on, steps, greedy
             )
 
@@ -178,6 +194,7 @@ class Evaluator:
         totals: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))
         predictions: dict[int, dict[str, Any]] = {}
         plan = batches.plan
+        steps = 0 if self._growing is None else self._growing.piece
 
         def words() -> str:
             total = sum(
@@ -191,7 +208,7 @@ class Evaluator:
             for fed in self._feed(batches):
                 if stop is not None:
                     self._compile(params, fed, greedy, stop)
-                for piece in self._pieces(params, fed, greedy, self.task.piece):
+                for piece in self._pieces(params, fed, greedy, steps):
                     found, outputs = piece  # those of the last piece are complete
                     if stop is not None:
                         stop.check()
@@ -205,6 +222,11 @@ class Evaluator:
             for name, (total, weight) in totals.items()
         }
         return means, _joined([predictions[i] for i in sorted(predictions)], batches)
+
+    @functools.cached_property
+    def _attention(self) -> Any:
+        whole = replicated(self.mesh)
+        return on_mesh(self.task.attention, self.mesh, out_shardings=whole)
 
     def _divided(self, batches: Batches) -> Batches:
         """Return batches of as few rows as the mesh allows, to spend no memory on
@@ -235,9 +257,9 @@ class Evaluator:
         maps: list[list[AttentionMap]] = [[] for _ in records]
         # A batch has references only if all its records do, so records with and without
         # references are batched apart.
+        columns = set(self.task.config.columns.names)
         complete = [
-            not isinstance(record, str) and set(record) == set(self.task.columns)
-            for record in records
+            not isinstance(record, str) and set(record) == columns for record in records
         ]
         for chosen in filter(
             None,
@@ -249,11 +271,11 @@ class Evaluator:
             batches = self._divided(self.task.batches_of([records[i] for i in chosen]))
             rows: dict[int, list[AttentionMap]] = {}
             for fed in self._feed(batches):
-                weights, ids = jax.device_get(self._attention(params, fed.placed))
+                weights, axes = jax.device_get(self._attention(params, fed.placed))
                 for row in np.flatnonzero(fed.batch.indices >= 0).tolist():
                     tokens = {
-                        name: self.task.tokens(name, x[row, : n[row]])
-                        for name, (x, n) in ids.items()
+                        name: axis.shown(axis.ids[row, : axis.lengths[row]])
+                        for name, axis in axes.items()
                     }
                     rows[int(fed.batch.indices[row])] = [
                         AttentionMap(

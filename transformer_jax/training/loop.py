@@ -207,18 +207,12 @@ def _start(
     ):
         # the first process trains them
         processes.first_then_others(lambda: task.fingerprint(training=False))
-        fingerprint = task.fingerprint(training=True)
+        meta = None if newest is None else checkpoints.meta(newest)
+        stored = None if meta is None else meta["fingerprint"].keys()
+        fingerprint = task.fingerprint(training=True, stored=stored)
         processes.agree("tokenizers or training data", lambda: fingerprint)
-        if newest is not None:
-            meta = checkpoints.meta(newest)
-            missing = fingerprint.keys() - meta["fingerprint"].keys()
-            unchanged = set(filter(task.unchanged, missing))
-            compared = {
-                name: value
-                for name, value in fingerprint.items()
-                if name not in unchanged
-            }
-            check_fingerprint(compared, meta, checkpoints.directory)
+        if meta is not None:
+            check_fingerprint(fingerprint, meta, checkpoints.directory)
         evaluator = Evaluator(task, engine.mesh)
         held_out = evaluator.open(config.data.validation_split)
         meaning = scoring.of(task, held_out)

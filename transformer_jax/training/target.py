@@ -65,27 +65,22 @@ def lower(engine: Engine, batch: Arrays, step: str) -> jax.stages.Lowered:
     """Return the step, not yet compiled, for the devices of the engine's mesh.
 
     step: "train"; "evaluate", an evaluation during training; or "predict", for which
-        only the task's `input_arrays` of the batch are used. Where predictions grow in
-        pieces, "predict" is the program that adds a piece.
-
-    Raises ValueError if the task does not name its input arrays.
+        the references of the batch are left out. Where predictions grow in pieces,
+        "predict" is the program that adds a piece.
     """
-    task, state = engine.task, engine.abstract_state
-    if step == "train":
-        return engine.step.lower(state, abstract_batch(batch, engine.mesh))
-    if step == "predict":
-        batch = {
-            name: array for name, array in batch.items() if name in task.input_arrays
-        }
-        if not batch:
-            raise UserError(
-                f"--step=predict: {type(task).__name__} does "
-                "not say which arrays of a batch are inputs: set its input_arrays, "
-                f"to a part of {', '.join(task.dummy_batch(1, 2))}"
-            )
-    return Evaluator(task, engine.mesh).lower(
-        state.params, abstract_batch(batch, engine.mesh), step == "evaluate"
-    )
+    mesh = engine.mesh
+    params = engine.abstract_state.params
+    evaluator = Evaluator(engine.task, mesh)
+    match step:
+        case "train":
+            return engine.step.lower(engine.abstract_state, abstract_batch(batch, mesh))
+        case "evaluate":
+            return evaluator.lower(params, abstract_batch(batch, mesh), greedy=True)
+        case "predict":
+            names = engine.task.dummy_batch(1, 2, references=False)
+            inputs = abstract_batch({name: batch[name] for name in names}, mesh)
+            return evaluator.lower(params, inputs, greedy=False)
+    raise UserError(f"step = {step!r}: must be one of {', '.join(STEPS)}")
 
 
 def compile_for(

@@ -1,12 +1,17 @@
 """The interface of a task, used for training, evaluation, prediction and
 description.
+
+A batch is a dictionary of arrays with rows as the first axis. For each stream NAME of
+its data, it holds the padded positions NAME (B, …, T) and their number NAME_length
+(B, …); "index" (B,) is the number of each example, or -1 in rows that only fill the
+batch.
 """
 
 import dataclasses
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -23,9 +28,11 @@ from transformer_jax.training.sharding import MeshConfig
 
 Params = Any
 Arrays = dict[str, np.ndarray]
-Outputs = dict[str, Any]  # arrays, and possibly a state, see `Task.evaluate`
+Outputs = dict[str, Any]  # arrays
 # a line of text, or an object with the fields of the task's data
 Record = str | dict[str, Any]
+# ids (n,) → their readable tokens, and their text
+Shown = Callable[[np.ndarray], tuple[list[str], str]]
 
 NOTHING: Parts = types.MappingProxyType({})
 CHECKPOINTS = ("latest", "best", "average", "ema")
@@ -45,6 +52,23 @@ class Mean(NamedTuple):
     sum: jax.Array
     weight: jax.Array
     scale: float = 1.0
+
+
+class Columns(NamedTuple):
+    """The fields of a record.
+
+    names: their names; a plain line of text stands for the first one.
+    needed: the number of fields, from the first, that a prediction needs. The others
+        are references.
+    """
+
+    names: tuple[str, ...] = ("text",)
+    needed: int = 1
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The fields that a prediction needs."""
+        return self.names[: self.needed]
 
 
 class Inherited(NamedTuple):
@@ -71,6 +95,50 @@ class Work(NamedTuple):
 
     tokens: int
     flops: float  # matrix products only, forward and backward
+
+
+class Piece(NamedTuple):
+    """Outputs of a `Growing` task that may not be complete.
+
+    outputs: arrays for `Growing.unfinished` and `Task.decode`. One of them is
+        "finished" (B, …), True where nothing will be added.
+    state: what `Growing.grow` continues from; it stays on the device. A pytree with
+        rows as the first axis of every leaf.
+    """
+
+    outputs: Outputs
+    state: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """The tokens that an axis of attention weights stands for.
+
+    ids: (B, T).
+    lengths: (B,).
+    shown: a function of the host from ids to readable tokens and their text.
+    """
+
+    ids: jax.Array
+    lengths: jax.Array
+    shown: Shown = dataclasses.field(metadata={"static": True})
+
+
+def streams(batch: Mapping[str, Any]) -> list[str]:
+    """Return the names of the streams of a batch."""
+    return [name for name in batch if f"{name}_length" in batch]
+
+
+def check_rows(arrays: Arrays) -> None:
+    """Raise ValueError if a row of a batch that holds an example is empty."""
+    rows = np.flatnonzero(arrays["index"] >= 0)
+    for name in streams(arrays):
+        for row in rows[(arrays[f"{name}_length"][rows] < 1).nonzero()[0]][:1]:
+            raise UserError(
+                f"row {row} of the first batch has no token in its {name}: "
+                f"{arrays[name][row]}"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,6 +218,21 @@ class Config:
     checkpoint: CheckpointConfig = dataclasses.field(metadata={"free": True})
     mesh: MeshConfig = dataclasses.field(metadata={"free": True})
 
+    @property
+    def columns(self) -> Columns:
+        """The fields of a record."""
+        return Columns()
+
+    @property
+    def frozen(self) -> Parts:
+        """The parameters that training leaves as they are."""
+        return NOTHING
+
+    @property
+    def inherited(self) -> Inherited:
+        """What a run takes from the run that it starts from."""
+        return Inherited()
+
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (dotted key, rule and remedy) for incompatible values."""
         rows, parts = self.data.rows_multiple, self.training.microbatches
@@ -210,25 +293,14 @@ class Task(ABC):
     The methods that run on the device are pure; the engine compiles them and shards
     them over the mesh. All generic code (training, evaluation, prediction,
     verification, description, benchmark, report) uses only these methods.
+
+    A task is a class directly below this one, possibly with `Growing` beside it. The
+    type of the constructor's argument `config` is the class of the task's config.
     """
 
-    Config: ClassVar[type[Config]]
     # The numbers that `score` returns, which are the choices for
     # checkpoint.best_metric, e.g. {"bleu": Metric("bleu (greedy)", better="higher")}.
     metrics: ClassVar[Mapping[str, Metric]]
-    # the fields of a record; a plain line of text stands for the first field
-    columns: tuple[str, ...] = ("text",)
-    # the first `inputs` columns are needed for a prediction; the others are references
-    inputs: int = 1
-    # The arrays of a batch that a prediction is made from, if the batch has them.
-    # Others are references, or only in batches of a split.
-    input_arrays: tuple[str, ...] = ()
-    frozen: Parts = NOTHING  # parameters that training leaves as they are
-    inherited: Inherited = Inherited()
-    # the number of steps of `resume` after which the host looks at the outputs
-    piece: int = 1
-    # the field of a prediction whose text grows in pieces, if there is one
-    growing: str = ""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -239,19 +311,9 @@ class Task(ABC):
                     f"Metric, e.g. Metric({name!r}, better='higher')"
                 )
 
-    def __init__(self, config: Any, workdir: epath.PathLike):
-        """`config` is an instance of `Config`; `workdir` is the folder with the
-        tokenizers.
-        """
+    def __init__(self, config: Any, workdir: epath.PathLike | None):
+        """`workdir` is the folder with the tokenizers."""
         self.config = config
-
-    @property
-    def scorer(self) -> "Task":
-        """The task, with the same parameters, whose predictions are scores.
-
-        By default, it is this one.
-        """
-        return self
 
     # Methods that run on the device.
 
@@ -280,14 +342,13 @@ class Task(ABC):
     @abstractmethod
     def evaluate(
         self, params: Params, batch: Mapping[str, jax.Array], greedy: bool
-    ) -> tuple[dict[str, Mean], Outputs]:
+    ) -> tuple[dict[str, Mean], Outputs | Piece]:
         """Return the means over a batch, without dropout, and the outputs for `decode`,
         with rows as the first axis.
 
         Without references in the batch, there are no means. `greedy` requests cheap
-        predictions, for evaluations during training. Outputs that grow in pieces have a
-        "state", which stays on the device and is passed to `resume`: any pytree with
-        rows as the first axis of every leaf.
+        predictions, for evaluations during training. A `Growing` task may return a
+        `Piece` instead of outputs.
         """
 
     # Methods that run on the host.
@@ -301,7 +362,7 @@ class Task(ABC):
     @abstractmethod
     def batches_of(self, records: Sequence[Record]) -> Batches:
         """Return the batches of records to predict from, with references if every
-        record has all of `columns`.
+        record has all of `config.columns`.
         """
 
     @abstractmethod
@@ -325,48 +386,28 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def dummy_batch(self, rows: int, length: int, seed: int | None = None) -> Arrays:
+    def dummy_batch(
+        self, rows: int, length: int, seed: int | None = None, references: bool = True
+    ) -> Arrays:
         """Return a synthetic batch.
 
-        Examples have `length` tokens, or random lengths up to it with a `seed`.
+        Examples have `length` tokens, or random lengths up to it with a `seed`. Without
+        `references`, the batch is one of records to predict from.
         """
 
     @abstractmethod
-    def fingerprint(self, training: bool) -> dict[str, str]:
+    def fingerprint(
+        self, training: bool, stored: Collection[str] | None = None
+    ) -> dict[str, str]:
         """Return the hashes of the tokenizers and, if `training`, of the data, which
         must match those of a checkpoint.
 
-        Trains the tokenizers that are missing in the workdir.
+        Trains the tokenizers that are missing in the workdir. `stored` names the hashes
+        that a checkpoint holds. A part that older checkpoints lack is left out if it is
+        as it was when they were made.
         """
 
     # Optional methods.
-
-    def unchanged(self, name: str) -> bool:
-        """Return True if a part of the fingerprint is as it was before checkpoints
-        held a hash of it.
-        """
-        return False
-
-    def resume(
-        self,
-        params: Params,
-        batch: Mapping[str, jax.Array],
-        state: Any,
-        going_on: jax.Array,
-        steps: int,
-        greedy: bool,
-    ) -> Outputs:
-        """Return the outputs after up to `steps` more steps, where `going_on` is True.
-
-        Runs on the device.
-        """
-        raise NotImplementedError(f"{type(self).__name__} does not implement resume()")
-
-    def unfinished(self, outputs: Arrays, batch: Arrays) -> np.ndarray | None:
-        """Return where outputs are to grow further, with rows as the first axis, or
-        None if all are complete.
-        """
-        return None
 
     def work(self, batch: Arrays) -> Work:
         """Return the tokens and FLOPs of a training step on this batch."""
@@ -375,8 +416,9 @@ class Task(ABC):
     def preview(self, arrays: Arrays) -> list[str]:
         """Return lines that show the first batch, for the log.
 
-        Raises ValueError if the batch is obviously wrong.
+        Raises ValueError if the batch is obviously wrong, e.g. has an empty row.
         """
+        check_rows(arrays)
         return []
 
     def checks(
@@ -389,16 +431,58 @@ class Task(ABC):
 
     def attention(
         self, params: Params, batch: Mapping[str, jax.Array]
-    ) -> tuple[
-        dict[tuple[str, str, str], jax.Array], dict[str, tuple[jax.Array, jax.Array]]
-    ]:
-        """Return {(name, queries, keys): weights (B, L, N, T, S)} and {queries or
-        keys: (ids (B, T), lengths (B,))}.
+    ) -> tuple[dict[tuple[str, str, str], jax.Array], dict[str, Axis]]:
+        """Return {(name, queries, keys): weights (B, L, N, T, S)}, and the tokens of
+        each name of queries or keys.
+
+        Runs on the device.
         """
         return {}, {}
 
-    def tokens(self, name: str, ids: np.ndarray) -> tuple[list[str], str]:
-        """Return the readable tokens of ids that `attention` returned under `name`,
-        and their text.
+
+class Predicting(Protocol):
+    """The methods of a task that predictions need, see `Task`."""
+
+    def evaluate(
+        self, params: Params, batch: Mapping[str, jax.Array], greedy: bool
+    ) -> tuple[dict[str, Mean], Outputs | Piece]: ...
+
+    def batches_of(self, records: Sequence[Record]) -> Batches: ...
+
+    def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]: ...
+
+
+class Growing(ABC):
+    """What a task has beside `Task` if its predictions grow piece by piece, e.g.
+    generated text.
+
+    Attributes:
+        piece: the number of steps of `grow` after which the host looks at the outputs.
+        growing: the field of a prediction whose text grows, or "" if there is none.
+    """
+
+    piece: int
+    growing: str
+
+    @abstractmethod
+    def grow(
+        self,
+        params: Params,
+        batch: Mapping[str, jax.Array],
+        state: Any,
+        going_on: jax.Array,
+        steps: int,
+        greedy: bool,
+    ) -> Piece:
+        """Return the piece after up to `steps` more steps, where `going_on` is True.
+
+        `going_on` has the shape of the output "finished". Runs on the device.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not implement tokens()")
+
+    @abstractmethod
+    def unfinished(self, outputs: Arrays, batch: Arrays) -> np.ndarray:
+        """Return where outputs are to grow further, in the shape of "finished"."""
+
+    @abstractmethod
+    def scorer(self) -> Predicting:
+        """Return what scores given texts, with the same parameters."""

@@ -1,0 +1,166 @@
+"""Fine-tuning for a number that belongs to a text or a pair of texts, e.g. how similar
+two sentences are.
+
+Devlin et al. 2019, Section 4.1; Radford et al. 2018, Section 3.
+"""
+
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+
+from transformer_jax import metrics
+from transformer_jax.data.batching import Batches
+from transformer_jax.data.examples import encode_numbers
+from transformer_jax.tasks import labelled_texts, text
+from transformer_jax.tasks.fine_tuning import FineTuningTaskConfig, fine_tuned
+from transformer_jax.tasks.labelled_texts import (
+    LabelledData,
+    LabelledTexts,
+    PairConfig,
+)
+from transformer_jax.tasks.work import training_work
+from transformer_jax.training.metric import LOSS, Metric
+from transformer_jax.training.task import (
+    Arrays,
+    Axis,
+    Columns,
+    Mean,
+    Outputs,
+    Params,
+    Record,
+    Task,
+    Work,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class RegressionConfig(FineTuningTaskConfig):
+    """The config sections of regression."""
+
+    data: LabelledData
+    fine_tuning: PairConfig
+
+    @property
+    def columns(self) -> Columns:
+        return self.data.columns
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        return ("value",)
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (dotted key, rule and remedy) for values that are inconsistent with
+        each other.
+        """
+        yield from super().problems()
+        yield from labelled_texts.pair_problems(self)
+
+
+class Regression(Task):
+    """Prediction of a number, trained by the squared error.
+
+    See `LabelledTexts` for its batches.
+    """
+
+    metrics: ClassVar = {
+        "loss": LOSS,
+        "pearson": Metric("pearson", better="higher"),
+        "spearman": Metric("spearman", better="higher"),
+    }
+
+    def __init__(self, config: RegressionConfig, workdir: epath.PathLike | None):
+        super().__init__(config, workdir)
+        self.corpus = labelled_texts.make_corpus(config, workdir)
+        self.network = fine_tuned(config, self.corpus)
+        frame = self.network.backbone.frame
+        self.reader = LabelledTexts(config, self.corpus, frame, encode_numbers)
+
+    def init(self, key: jax.Array) -> Params:
+        return self.network.init(key)
+
+    def _means(
+        self, output: jax.Array, batch: Mapping[str, jax.Array]
+    ) -> dict[str, Mean]:
+        """Return the mean squared error, given the model's output (B, 1)."""
+        real = batch["text_length"] > 0
+        errors = jnp.where(real, jnp.square(output[:, 0] - batch["label"]), 0.0)
+        return {"squared_error": Mean(errors.sum(), real.sum().astype(jnp.float32))}
+
+    def loss(
+        self,
+        params: Params,
+        batch: Mapping[str, jax.Array],
+        key: jax.Array,
+        step: jax.Array | int,
+    ) -> dict[str, Mean]:
+        """Return the squared error, and L1 of Radford et al. 2018 if it is part of the
+        objective.
+        """
+        output, others = self.network.training_output(params, batch, key)
+        return self._means(output, batch) | others
+
+    def evaluate(
+        self, params: Params, batch: Mapping[str, jax.Array], greedy: bool
+    ) -> tuple[dict[str, Mean], Outputs]:
+        """Return the mean if there are labels, and the predicted numbers (B,)."""
+        output = self.network.output(params, batch)
+        means = self._means(output, batch) if "label" in batch else {}
+        return means, {"values": output[:, 0]}
+
+    def batches(self, split: str, seed: int | None) -> Batches:
+        return self.reader.batches(split, seed)
+
+    def batches_of(self, records: Sequence[Record]) -> Batches:
+        return self.reader.batches_of(records)
+
+    def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
+        """Return {"value": the predicted number} for each row."""
+        return [{"value": float(value)} for value in outputs["values"]]
+
+    def score(
+        self,
+        means: Mapping[str, float],
+        predictions: Sequence[dict[str, Any]],
+        references: Sequence[Any],
+    ) -> dict[str, float | str]:
+        """Return the loss, and the correlations of Pearson and Spearman."""
+        predicted = [prediction["value"] for prediction in predictions]
+        right = list(map(float, references))
+        loss: dict[str, float | str] = {"loss": means["squared_error"]} if means else {}
+        return loss | {
+            "pearson": metrics.pearson(predicted, right),
+            "spearman": metrics.spearman(predicted, right),
+        }
+
+    def dummy_batch(
+        self, rows: int, length: int, seed: int | None = None, references: bool = True
+    ) -> Arrays:
+        def label(random: np.random.Generator) -> np.ndarray:
+            return random.uniform(0, 5, rows).astype(np.float32)
+
+        return self.reader.dummy_batch(
+            rows, length, seed, label if references else None
+        )
+
+    def fingerprint(
+        self, training: bool, stored: Collection[str] | None = None
+    ) -> dict[str, str]:
+        return self.corpus.fingerprint(training)
+
+    def work(self, batch: Arrays) -> Work:
+        return self.network.work(training_work(self, batch))
+
+    def preview(self, arrays: Arrays) -> list[str]:
+        tokens = text.first_tokens(arrays, self.network.shown)
+        label = f"{arrays['label'][0]:g}"
+        return ["the first text of the first batch:", f"  {label}: {' '.join(tokens)}"]
+
+    def attention(
+        self, params: Params, batch: Mapping[str, jax.Array]
+    ) -> tuple[text.Maps, dict[str, Axis]]:
+        return self.network.attention(params, batch)
