@@ -3,7 +3,7 @@ each.
 """
 
 import abc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -18,7 +18,13 @@ from transformer_jax.data.tokenizers import Tokenizer
 from transformer_jax.models import bert, gpt
 from transformer_jax.models.layers import Head
 from transformer_jax.tasks.text import segmented
-from transformer_jax.training.task import Inherited, Mean, Params
+from transformer_jax.training.task import (
+    DeviceArrays,
+    Inherited,
+    Mean,
+    Means,
+    Params,
+)
 
 
 class Backbone(abc.ABC):
@@ -58,9 +64,7 @@ class Backbone(abc.ABC):
         """Return the ids around texts."""
 
     @abc.abstractmethod
-    def arguments(
-        self, batch: Mapping[str, jax.Array], valid: jax.Array
-    ) -> tuple[Any, ...]:
+    def arguments(self, batch: DeviceArrays, valid: jax.Array) -> tuple[Any, ...]:
         """Return the arguments of the model. `valid` (B, T) is True at tokens."""
 
     def bottom(self, count: int) -> dict[str, int | None]:
@@ -88,7 +92,7 @@ class Backbone(abc.ABC):
         params: Params,
         arguments: tuple[Any, ...],
         key: jax.Array,
-    ) -> tuple[jax.Array, dict[str, Mean]]:
+    ) -> tuple[jax.Array, Means]:
         """Return the output of `model` with dropout, and further terms of the
         objective.
         """
@@ -127,9 +131,7 @@ class BertBackbone(Backbone):
         special = corpus.special_ids("text")
         return Frame(special.begin, special.end, special.end)
 
-    def arguments(
-        self, batch: Mapping[str, jax.Array], valid: jax.Array
-    ) -> tuple[Any, ...]:
+    def arguments(self, batch: DeviceArrays, valid: jax.Array) -> tuple[Any, ...]:
         return segmented(batch, valid)
 
     def frozen(self) -> dict[str, int | None]:
@@ -181,9 +183,7 @@ class GPTBackbone(Backbone):
             return Frame(*self._ids)
         return Frame(None, None, None, empty=corpus.tokenizers["text"].eos_id)
 
-    def arguments(
-        self, batch: Mapping[str, jax.Array], valid: jax.Array
-    ) -> tuple[Any, ...]:
+    def arguments(self, batch: DeviceArrays, valid: jax.Array) -> tuple[Any, ...]:
         """Return token ids and validity, each (views · B, T).
 
         With two views, the orders of a pair are adjacent.
@@ -225,7 +225,7 @@ class GPTBackbone(Backbone):
         params: Params,
         arguments: tuple[Any, ...],
         key: jax.Array,
-    ) -> tuple[jax.Array, dict[str, Mean]]:
+    ) -> tuple[jax.Array, Means]:
         """Add L1, scaled by λ (Radford et al. 2018, eq. 5).
 
         Without λ, there are no logits of tokens.

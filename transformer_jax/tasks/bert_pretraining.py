@@ -29,11 +29,16 @@ from transformer_jax.tasks.work import training_work
 from transformer_jax.training.metric import LOSS, PERPLEXITY, Metric
 from transformer_jax.training.task import (
     Arrays,
-    Axis,
+    Attention,
+    DeviceArrays,
     Mean,
+    Means,
     Outputs,
     Params,
+    Predictions,
     Record,
+    Scores,
+    Step,
     Task,
     Work,
 )
@@ -124,10 +129,7 @@ class BertPretraining(Task):
         return self.model.init(key, tokens, tokens == 0)["params"]
 
     def _forward(
-        self,
-        params: Params,
-        batch: Mapping[str, jax.Array],
-        key: jax.Array | None = None,
+        self, params: Params, batch: DeviceArrays, key: jax.Array | None = None
     ) -> Any:
         """Return the vectors of masked positions, their map to logits, and the
         next-sentence logits.
@@ -139,9 +141,7 @@ class BertPretraining(Task):
             rngs=None if key is None else {"dropout": key},
         )
 
-    def _means(
-        self, outputs: Any, batch: Mapping[str, jax.Array], counted: jax.Array
-    ) -> dict[str, Mean]:
+    def _means(self, outputs: Any, batch: DeviceArrays, counted: jax.Array) -> Means:
         vectors, head, follows = outputs
         masked = losses.next_token(head, vectors, batch["label"], counted)
         means = {"masked_lm": Mean(*masked)}
@@ -157,25 +157,21 @@ class BertPretraining(Task):
         return means
 
     @staticmethod
-    def _counted(batch: Mapping[str, jax.Array]) -> jax.Array:
+    def _counted(batch: DeviceArrays) -> jax.Array:
         """Return (B, P), True at the positions to predict."""
         count = jnp.where(batch["text_length"] > 0, batch["masked"], 0)
         return jnp.arange(batch["positions"].shape[1])[None] < count[:, None]
 
     def loss(
-        self,
-        params: Params,
-        batch: Mapping[str, jax.Array],
-        key: jax.Array,
-        step: jax.Array | int,
-    ) -> dict[str, Mean]:
+        self, params: Params, batch: DeviceArrays, key: jax.Array, step: Step
+    ) -> Means:
         return self._means(
             self._forward(params, batch, key), batch, self._counted(batch)
         )
 
     def evaluate(
-        self, params: Params, batch: Mapping[str, jax.Array], greedy: bool
-    ) -> tuple[dict[str, Mean], Outputs]:
+        self, params: Params, batch: DeviceArrays, greedy: bool
+    ) -> tuple[Means, Outputs]:
         """Return the means with the accuracy, or for text to predict from, the most
         probable tokens (B, P, SHOWN).
         """
@@ -250,9 +246,9 @@ class BertPretraining(Task):
     def score(
         self,
         means: Mapping[str, float],
-        predictions: Sequence[dict[str, Any]],
+        predictions: Predictions,
         references: Sequence[Any],
-    ) -> dict[str, float | str]:
+    ) -> Scores:
         """Return the objective as "loss", the perplexity of masked tokens, and the
         accuracies.
         """
@@ -304,16 +300,10 @@ class BertPretraining(Task):
         return training_work(self, batch)
 
     def preview(self, arrays: Arrays) -> list[str]:
-        tokens = text.first_tokens(arrays, self.shown)
         labels, _ = self.shown(arrays["label"][0, : arrays["masked"][0]])
-        return [
-            "the first example of the first batch:",
-            f"  {' '.join(tokens)}",
-            f"  to predict: {' '.join(labels)}",
-        ]
+        lines = text.preview(arrays, self.shown, "example")
+        return [*lines, f"  to predict: {' '.join(labels)}"]
 
-    def attention(
-        self, params: Params, batch: Mapping[str, jax.Array]
-    ) -> tuple[text.Maps, dict[str, Axis]]:
+    def attention(self, params: Params, batch: DeviceArrays) -> Attention:
         arguments = text.segmented(batch, text.valid(batch))
         return text.attention(self.model, params, arguments, batch, self.shown)

@@ -26,12 +26,17 @@ from transformer_jax.tasks.work import training_work
 from transformer_jax.training.metric import ACCURACY, F1, LOSS, Metric
 from transformer_jax.training.task import (
     Arrays,
-    Axis,
+    Attention,
     Columns,
+    DeviceArrays,
     Mean,
+    Means,
     Outputs,
     Params,
+    Predictions,
     Record,
+    Scores,
+    Step,
     Task,
     Work,
 )
@@ -79,9 +84,7 @@ class ClassificationConfig(FineTuningTaskConfig):
         yield from labelled_texts.pair_problems(self)
 
 
-def label_means(
-    logits: jax.Array, label: jax.Array, real: jax.Array
-) -> dict[str, Mean]:
+def label_means(logits: jax.Array, label: jax.Array, real: jax.Array) -> Means:
     """Return cross-entropy and accuracy over the rows for which `real` (B,) is True,
     given logits (B, classes).
     """
@@ -121,25 +124,19 @@ class Classification(Task):
     def init(self, key: jax.Array) -> Params:
         return self.network.init(key)
 
-    def _means(
-        self, logits: jax.Array, batch: Mapping[str, jax.Array]
-    ) -> dict[str, Mean]:
+    def _means(self, logits: jax.Array, batch: DeviceArrays) -> Means:
         return label_means(logits, batch["label"], batch["text_length"] > 0)
 
     def loss(
-        self,
-        params: Params,
-        batch: Mapping[str, jax.Array],
-        key: jax.Array,
-        step: jax.Array | int,
-    ) -> dict[str, Mean]:
+        self, params: Params, batch: DeviceArrays, key: jax.Array, step: Step
+    ) -> Means:
         """Return L2 of Radford et al. 2018, and L1 if it is part of the objective."""
         logits, others = self.network.training_output(params, batch, key)
         return self._means(logits, batch) | others
 
     def evaluate(
-        self, params: Params, batch: Mapping[str, jax.Array], greedy: bool
-    ) -> tuple[dict[str, Mean], Outputs]:
+        self, params: Params, batch: DeviceArrays, greedy: bool
+    ) -> tuple[Means, Outputs]:
         """Return the means if there are labels, and the logits (B, labels)."""
         logits = self.network.output(params, batch)
         means = self._means(logits, batch) if "label" in batch else {}
@@ -167,14 +164,14 @@ class Classification(Task):
     def score(
         self,
         means: Mapping[str, float],
-        predictions: Sequence[dict[str, Any]],
+        predictions: Predictions,
         references: Sequence[Any],
-    ) -> dict[str, float | str]:
+    ) -> Scores:
         """Return the loss, accuracy, F1 (of the second of two labels, else the mean
         over labels) and Matthews' R.
         """
         predicted = [prediction["label"] for prediction in predictions]
-        loss: dict[str, float | str] = {"loss": means["cross_entropy"]} if means else {}
+        loss: Scores = {"loss": means["cross_entropy"]} if means else {}
         return loss | {
             "accuracy": metrics.exact_match(predicted, references),
             "f1": metrics.f1(predicted, references, self.labels.names),
@@ -200,11 +197,8 @@ class Classification(Task):
         return self.network.work(training_work(self, batch))
 
     def preview(self, arrays: Arrays) -> list[str]:
-        tokens = text.first_tokens(arrays, self.network.shown)
         label = self.labels.names[arrays["label"][0]]
-        return ["the first text of the first batch:", f"  {label}: {' '.join(tokens)}"]
+        return text.preview(arrays, self.network.shown, label=label)
 
-    def attention(
-        self, params: Params, batch: Mapping[str, jax.Array]
-    ) -> tuple[text.Maps, dict[str, Axis]]:
+    def attention(self, params: Params, batch: DeviceArrays) -> Attention:
         return self.network.attention(params, batch)

@@ -3,7 +3,7 @@ model with a new head.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -18,7 +18,15 @@ from transformer_jax.models.gpt import GPTConfig
 from transformer_jax.tasks import text
 from transformer_jax.tasks.backbones import BACKBONES, Backbone
 from transformer_jax.training.freezing import Parts
-from transformer_jax.training.task import Axis, Config, Inherited, Mean, Params, Work
+from transformer_jax.training.task import (
+    Attention,
+    Config,
+    DeviceArrays,
+    Inherited,
+    Means,
+    Params,
+    Work,
+)
 
 PARTS = ("frozen_layers", "feature_layers", "transferred_layers")
 
@@ -179,23 +187,20 @@ class FineTuned:
         tokens = jnp.zeros((self.backbone.views, 1), jnp.int32)
         return self.model.init(key, tokens, tokens == 0)["params"]
 
-    def arguments(self, batch: Mapping[str, jax.Array]) -> tuple[Any, ...]:
+    def arguments(self, batch: DeviceArrays) -> tuple[Any, ...]:
         """Return the arguments of the model."""
         return self.backbone.arguments(batch, text.valid(batch))
 
     def output(
-        self,
-        params: Params,
-        batch: Mapping[str, jax.Array],
-        key: jax.Array | None = None,
+        self, params: Params, batch: DeviceArrays, key: jax.Array | None = None
     ) -> Any:
         """Return the model's output, with dropout if there is a key."""
         rngs = None if key is None else {"dropout": key}
         return self.model.apply({"params": params}, *self.arguments(batch), rngs=rngs)
 
     def training_output(
-        self, params: Params, batch: Mapping[str, jax.Array], key: jax.Array
-    ) -> tuple[jax.Array, dict[str, Mean]]:
+        self, params: Params, batch: DeviceArrays, key: jax.Array
+    ) -> tuple[jax.Array, Means]:
         """Return the model's output with dropout, and further terms of the objective:
         with fine_tuning.auxiliary_weight λ, the language-modeling loss L1, scaled by
         λ.
@@ -207,9 +212,7 @@ class FineTuned:
         """Return the work with the tokens of each reading of the texts."""
         return work._replace(tokens=self.backbone.views * work.tokens)
 
-    def attention(
-        self, params: Params, batch: Mapping[str, jax.Array]
-    ) -> tuple[text.Maps, dict[str, Axis]]:
+    def attention(self, params: Params, batch: DeviceArrays) -> Attention:
         arguments = self.arguments(batch)
         return text.attention(self.model, params, arguments, batch, self.shown)
 

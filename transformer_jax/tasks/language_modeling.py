@@ -34,13 +34,18 @@ from transformer_jax.tasks.work import training_work
 from transformer_jax.training.metric import BITS_PER_BYTE, LOSS, PERPLEXITY
 from transformer_jax.training.task import (
     Arrays,
-    Axis,
+    Attention,
+    DeviceArrays,
     Growing,
     Mean,
+    Means,
     Outputs,
     Params,
     Piece,
+    Predictions,
     Record,
+    Scores,
+    Step,
     Task,
     Work,
 )
@@ -126,10 +131,7 @@ class LanguageModeling(Task, Growing):
     # Prediction of the next token of a text.
 
     def _cross_entropy(
-        self,
-        params: Params,
-        batch: Mapping[str, jax.Array],
-        key: jax.Array | None = None,
+        self, params: Params, batch: DeviceArrays, key: jax.Array | None = None
     ) -> Mean:
         """Return the mean over tokens of -log P(token | preceding tokens)."""
         valid = text.valid(batch)
@@ -149,18 +151,14 @@ class LanguageModeling(Task, Growing):
         return Mean(total, weight)
 
     def loss(
-        self,
-        params: Params,
-        batch: Mapping[str, jax.Array],
-        key: jax.Array,
-        step: jax.Array | int,
-    ) -> dict[str, Mean]:
+        self, params: Params, batch: DeviceArrays, key: jax.Array, step: Step
+    ) -> Means:
         """Return L1 of Radford et al. 2018, eq. 1, per token."""
         return {"loss": self._cross_entropy(params, batch, key)}
 
     def evaluate(
-        self, params: Params, batch: Mapping[str, jax.Array], greedy: bool
-    ) -> tuple[dict[str, Mean], Outputs | Piece]:
+        self, params: Params, batch: DeviceArrays, greedy: bool
+    ) -> tuple[Means, Outputs | Piece]:
         """Return the loss of windows, or the beginning of the K continuations of each
         prompt, see `ContinuedTexts`.
         """
@@ -178,7 +176,7 @@ class LanguageModeling(Task, Growing):
     def grow(
         self,
         params: Params,
-        batch: Mapping[str, jax.Array],
+        batch: DeviceArrays,
         state: Any,
         going_on: jax.Array,
         steps: int,
@@ -256,9 +254,9 @@ class LanguageModeling(Task, Growing):
     def score(
         self,
         means: Mapping[str, float],
-        predictions: Sequence[dict[str, Any]],
+        predictions: Predictions,
         references: Sequence[Any],
-    ) -> dict[str, float | str]:
+    ) -> Scores:
         """Return the loss in nats per token, the perplexity, and the bits per byte of
         the text.
 
@@ -266,7 +264,7 @@ class LanguageModeling(Task, Growing):
         has one token.
         """
         ((tokens, size, _),) = references
-        scores: dict[str, float | str] = {**metrics.loss_and_perplexity(means)}
+        scores: Scores = {**metrics.loss_and_perplexity(means)}
         if means and size:
             bits = means["loss"] * tokens / size / math.log(2)
             scores["bits_per_byte"] = bits
@@ -323,12 +321,9 @@ class LanguageModeling(Task, Growing):
         if "segment" in arrays:  # the first of the documents in a row
             first = (arrays["segment"] == 1).sum(axis=1)
             arrays = arrays | {"text_length": first}
-        tokens = text.first_tokens(arrays, self.shown)
-        return ["the first text of the first batch:", f"  {' '.join(tokens)}"]
+        return text.preview(arrays, self.shown)
 
-    def checks(
-        self, params: Params, batch: Mapping[str, jax.Array]
-    ) -> Mapping[str, float]:
+    def checks(self, params: Params, batch: DeviceArrays) -> Mapping[str, float]:
         ids = batch["text"]
         whole: Any = functools.partial(self.model.apply, {"params": params})
         cache = self._start(params, *ids.shape)
@@ -336,8 +331,6 @@ class LanguageModeling(Task, Growing):
             whole, self._extend(params), cache, ids, self.config.model.vocab_size
         )
 
-    def attention(
-        self, params: Params, batch: Mapping[str, jax.Array]
-    ) -> tuple[text.Maps, dict[str, Axis]]:
+    def attention(self, params: Params, batch: DeviceArrays) -> Attention:
         arguments = (batch["text"], text.valid(batch))
         return text.attention(self.model, params, arguments, batch, self.shown)

@@ -32,12 +32,17 @@ from transformer_jax.tasks.work import training_work
 from transformer_jax.training.metric import ACCURACY, LOSS
 from transformer_jax.training.task import (
     Arrays,
+    Attention,
     Axis,
     Columns,
-    Mean,
+    DeviceArrays,
+    Means,
     Outputs,
     Params,
+    Predictions,
     Record,
+    Scores,
+    Step,
     Task,
     Work,
     check_rows,
@@ -103,7 +108,7 @@ class MultipleChoiceConfig(FineTuningTaskConfig):
         return ("choice",)
 
 
-def _flat(batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+def _flat(batch: DeviceArrays) -> dict[str, jax.Array]:
     """Return the batch of the B · C texts of all choices."""
     names = ("text", "text_length", "second")
     return {name: batch[name].reshape(-1, *batch[name].shape[2:]) for name in names}
@@ -139,27 +144,21 @@ class MultipleChoice(Task):
     def init(self, key: jax.Array) -> Params:
         return self.network.init(key)
 
-    def _means(
-        self, scores: jax.Array, batch: Mapping[str, jax.Array]
-    ) -> dict[str, Mean]:
+    def _means(self, scores: jax.Array, batch: DeviceArrays) -> Means:
         """Return the means, given the scores (B, C)."""
         return label_means(scores, batch["label"], batch["text_length"][:, 0] > 0)
 
     def loss(
-        self,
-        params: Params,
-        batch: Mapping[str, jax.Array],
-        key: jax.Array,
-        step: jax.Array | int,
-    ) -> dict[str, Mean]:
+        self, params: Params, batch: DeviceArrays, key: jax.Array, step: Step
+    ) -> Means:
         """Return L2 of Radford et al. 2018, and L1 if it is part of the objective."""
         output, others = self.network.training_output(params, _flat(batch), key)
         scores = output.reshape(batch["text_length"].shape)
         return self._means(scores, batch) | others
 
     def evaluate(
-        self, params: Params, batch: Mapping[str, jax.Array], greedy: bool
-    ) -> tuple[dict[str, Mean], Outputs]:
+        self, params: Params, batch: DeviceArrays, greedy: bool
+    ) -> tuple[Means, Outputs]:
         """Return the means if there are labels, and the scores (B, C)."""
         output = self.network.output(params, _flat(batch))
         scores = output.reshape(batch["text_length"].shape)
@@ -238,11 +237,11 @@ class MultipleChoice(Task):
     def score(
         self,
         means: Mapping[str, float],
-        predictions: Sequence[dict[str, Any]],
+        predictions: Predictions,
         references: Sequence[Any],
-    ) -> dict[str, float | str]:
+    ) -> Scores:
         """Return the loss and the accuracy."""
-        loss: dict[str, float | str] = {"loss": means["cross_entropy"]} if means else {}
+        loss: Scores = {"loss": means["cross_entropy"]} if means else {}
         chosen = [str(prediction["choice"]) for prediction in predictions]
         return loss | {"accuracy": metrics.exact_match(chosen, references)}
 
@@ -275,9 +274,7 @@ class MultipleChoice(Task):
             lines.append(f"  {number}{mark}: {' '.join(tokens)}")
         return lines
 
-    def attention(
-        self, params: Params, batch: Mapping[str, jax.Array]
-    ) -> tuple[text.Maps, dict[str, Axis]]:
+    def attention(self, params: Params, batch: DeviceArrays) -> Attention:
         """Return the maps of each choice."""
         shape = batch["second"].shape
         whole, _ = self.network.attention(params, _flat(batch))

@@ -30,12 +30,17 @@ from transformer_jax.tasks.work import training_work
 from transformer_jax.training.metric import F1, LOSS, Metric
 from transformer_jax.training.task import (
     Arrays,
-    Axis,
+    Attention,
     Columns,
+    DeviceArrays,
     Mean,
+    Means,
     Outputs,
     Params,
+    Predictions,
     Record,
+    Scores,
+    Step,
     Task,
     Work,
 )
@@ -134,9 +139,7 @@ class QuestionAnswering(Task):
     def init(self, key: jax.Array) -> Params:
         return self.network.init(key)
 
-    def _means(
-        self, logits: jax.Array, batch: Mapping[str, jax.Array]
-    ) -> dict[str, Mean]:
+    def _means(self, logits: jax.Array, batch: DeviceArrays) -> Means:
         """Return the mean of -log P over starts and ends, given logits (B, T, 2).
 
         P is a softmax over valid positions.
@@ -151,17 +154,13 @@ class QuestionAnswering(Task):
         return {"span": Mean(loss, count)}
 
     def loss(
-        self,
-        params: Params,
-        batch: Mapping[str, jax.Array],
-        key: jax.Array,
-        step: jax.Array | int,
-    ) -> dict[str, Mean]:
+        self, params: Params, batch: DeviceArrays, key: jax.Array, step: Step
+    ) -> Means:
         return self._means(self.network.output(params, batch, key), batch)
 
     def evaluate(
-        self, params: Params, batch: Mapping[str, jax.Array], greedy: bool
-    ) -> tuple[dict[str, Mean], Outputs]:
+        self, params: Params, batch: DeviceArrays, greedy: bool
+    ) -> tuple[Means, Outputs]:
         """Return the loss if there are references, and of each row (B,): "score",
         "start" and "end" of the best span of the window, and "null", the score of "no
         answer", which is the span [CLS].
@@ -275,15 +274,15 @@ class QuestionAnswering(Task):
     def score(
         self,
         means: Mapping[str, float],
-        predictions: Sequence[dict[str, Any]],
+        predictions: Predictions,
         references: Sequence[Any],
-    ) -> dict[str, float | str]:
+    ) -> Scores:
         """Return the loss, and the exact match and F1 of SQuAD.
 
         With data.unanswerable, also return the best values that a null_threshold can
         reach, and these thresholds.
         """
-        loss: dict[str, float | str] = {"loss": means["span"]} if means else {}
+        loss: Scores = {"loss": means["span"]} if means else {}
         scores = loss | spans.squad(
             [prediction["answer"] for prediction in predictions], references
         )
@@ -325,7 +324,5 @@ class QuestionAnswering(Task):
             f"  answer: {answer}",
         ]
 
-    def attention(
-        self, params: Params, batch: Mapping[str, jax.Array]
-    ) -> tuple[text.Maps, dict[str, Axis]]:
+    def attention(self, params: Params, batch: DeviceArrays) -> Attention:
         return self.network.attention(params, batch)

@@ -27,12 +27,17 @@ from transformer_jax.tasks.work import training_work
 from transformer_jax.training.metric import LOSS, Metric
 from transformer_jax.training.task import (
     Arrays,
-    Axis,
+    Attention,
     Columns,
+    DeviceArrays,
     Mean,
+    Means,
     Outputs,
     Params,
+    Predictions,
     Record,
+    Scores,
+    Step,
     Task,
     Work,
 )
@@ -83,21 +88,15 @@ class Regression(Task):
     def init(self, key: jax.Array) -> Params:
         return self.network.init(key)
 
-    def _means(
-        self, output: jax.Array, batch: Mapping[str, jax.Array]
-    ) -> dict[str, Mean]:
+    def _means(self, output: jax.Array, batch: DeviceArrays) -> Means:
         """Return the mean squared error, given the model's output (B, 1)."""
         real = batch["text_length"] > 0
         errors = jnp.where(real, jnp.square(output[:, 0] - batch["label"]), 0.0)
         return {"squared_error": Mean(errors.sum(), real.sum().astype(jnp.float32))}
 
     def loss(
-        self,
-        params: Params,
-        batch: Mapping[str, jax.Array],
-        key: jax.Array,
-        step: jax.Array | int,
-    ) -> dict[str, Mean]:
+        self, params: Params, batch: DeviceArrays, key: jax.Array, step: Step
+    ) -> Means:
         """Return the squared error, and L1 of Radford et al. 2018 if it is part of the
         objective.
         """
@@ -105,8 +104,8 @@ class Regression(Task):
         return self._means(output, batch) | others
 
     def evaluate(
-        self, params: Params, batch: Mapping[str, jax.Array], greedy: bool
-    ) -> tuple[dict[str, Mean], Outputs]:
+        self, params: Params, batch: DeviceArrays, greedy: bool
+    ) -> tuple[Means, Outputs]:
         """Return the mean if there are labels, and the predicted numbers (B,)."""
         output = self.network.output(params, batch)
         means = self._means(output, batch) if "label" in batch else {}
@@ -125,13 +124,13 @@ class Regression(Task):
     def score(
         self,
         means: Mapping[str, float],
-        predictions: Sequence[dict[str, Any]],
+        predictions: Predictions,
         references: Sequence[Any],
-    ) -> dict[str, float | str]:
+    ) -> Scores:
         """Return the loss, and the correlations of Pearson and Spearman."""
         predicted = [prediction["value"] for prediction in predictions]
         right = list(map(float, references))
-        loss: dict[str, float | str] = {"loss": means["squared_error"]} if means else {}
+        loss: Scores = {"loss": means["squared_error"]} if means else {}
         return loss | {
             "pearson": metrics.pearson(predicted, right),
             "spearman": metrics.spearman(predicted, right),
@@ -156,11 +155,8 @@ class Regression(Task):
         return self.network.work(training_work(self, batch))
 
     def preview(self, arrays: Arrays) -> list[str]:
-        tokens = text.first_tokens(arrays, self.network.shown)
         label = f"{arrays['label'][0]:g}"
-        return ["the first text of the first batch:", f"  {label}: {' '.join(tokens)}"]
+        return text.preview(arrays, self.network.shown, label=label)
 
-    def attention(
-        self, params: Params, batch: Mapping[str, jax.Array]
-    ) -> tuple[text.Maps, dict[str, Axis]]:
+    def attention(self, params: Params, batch: DeviceArrays) -> Attention:
         return self.network.attention(params, batch)

@@ -29,12 +29,17 @@ from transformer_jax.tasks.work import training_work
 from transformer_jax.training.metric import ACCURACY, F1, LOSS, Metric
 from transformer_jax.training.task import (
     Arrays,
-    Axis,
+    Attention,
     Columns,
+    DeviceArrays,
     Mean,
+    Means,
     Outputs,
     Params,
+    Predictions,
     Record,
+    Scores,
+    Step,
     Task,
     Work,
 )
@@ -147,9 +152,7 @@ class Tagging(Task):
     def init(self, key: jax.Array) -> Params:
         return self.network.init(key)
 
-    def _means(
-        self, logits: jax.Array, batch: Mapping[str, jax.Array]
-    ) -> dict[str, Mean]:
+    def _means(self, logits: jax.Array, batch: DeviceArrays) -> Means:
         """Return the means over the first subwords, given logits (B, T, tags)."""
         counted = (batch["first"] > 0) & text.valid(batch)
         label = batch["label"]
@@ -163,17 +166,13 @@ class Tagging(Task):
         }
 
     def loss(
-        self,
-        params: Params,
-        batch: Mapping[str, jax.Array],
-        key: jax.Array,
-        step: jax.Array | int,
-    ) -> dict[str, Mean]:
+        self, params: Params, batch: DeviceArrays, key: jax.Array, step: Step
+    ) -> Means:
         return self._means(self.network.output(params, batch, key), batch)
 
     def evaluate(
-        self, params: Params, batch: Mapping[str, jax.Array], greedy: bool
-    ) -> tuple[dict[str, Mean], Outputs]:
+        self, params: Params, batch: DeviceArrays, greedy: bool
+    ) -> tuple[Means, Outputs]:
         """Return the means if there are labels, and the most probable tag at each
         token, "tags" (B, T).
         """
@@ -291,14 +290,14 @@ class Tagging(Task):
     def score(
         self,
         means: Mapping[str, float],
-        predictions: Sequence[dict[str, Any]],
+        predictions: Predictions,
         references: Sequence[Any],
-    ) -> dict[str, float | str]:
+    ) -> Scores:
         """Return the loss, the accuracy of the tags, and precision, recall and F1 of
         the entities.
         """
         predicted = [prediction["tags"] for prediction in predictions]
-        loss: dict[str, float | str] = {"loss": means["cross_entropy"]} if means else {}
+        loss: Scores = {"loss": means["cross_entropy"]} if means else {}
         return loss | {
             "accuracy": metrics.exact_match(
                 list(itertools.chain(*predicted)), list(itertools.chain(*references))
@@ -338,7 +337,5 @@ class Tagging(Task):
         ]
         return ["the first sentence of the first batch:", f"  {' '.join(words)}"]
 
-    def attention(
-        self, params: Params, batch: Mapping[str, jax.Array]
-    ) -> tuple[text.Maps, dict[str, Axis]]:
+    def attention(self, params: Params, batch: DeviceArrays) -> Attention:
         return self.network.attention(params, batch)

@@ -15,8 +15,10 @@ from transformer_jax.data.text import Corpus, Reader, Stream
 from transformer_jax.models.layers import Head
 from transformer_jax.training.task import (
     Arrays,
+    Attention,
     Axis,
     Config,
+    DeviceArrays,
     Params,
     Shown,
     check_rows,
@@ -79,14 +81,14 @@ def split_columns(
     return [table.column(name) for name in names], source
 
 
-def valid(batch: Mapping[str, jax.Array], stream: str = "text") -> jax.Array:
+def valid(batch: DeviceArrays, stream: str = "text") -> jax.Array:
     """Return (B, T), True at tokens and False at padding."""
     positions = jnp.arange(batch[stream].shape[1])[None]
     return positions < batch[f"{stream}_length"][:, None]
 
 
 def segmented(
-    batch: Mapping[str, jax.Array], valid: jax.Array
+    batch: DeviceArrays, valid: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """Return the arguments of BERT's encoder: token ids, validity and segments, each
     (B, T).
@@ -136,13 +138,26 @@ def first_tokens(arrays: Arrays, shown: Shown) -> list[str]:
     return tokens
 
 
+def preview(
+    arrays: Arrays, shown: Shown, what: str = "text", label: str = ""
+) -> list[str]:
+    """Return lines that show the first text of a batch, after its label if it has one.
+
+    Raises:
+        ValueError: a row of the batch is empty.
+    """
+    tokens = " ".join(first_tokens(arrays, shown))
+    line = f"  {label}: {tokens}" if label else f"  {tokens}"
+    return [f"the first {what} of the first batch:", line]
+
+
 def attention(
     model: Any,
     params: Params,
     arguments: tuple[Any, ...],
-    batch: Mapping[str, jax.Array],
+    batch: DeviceArrays,
     shown: Shown,
-) -> tuple[Maps, dict[str, Axis]]:
+) -> Attention:
     """Return what `Task.attention` returns for a model that reads the stream "text".
 
     `arguments` are those of the model.

@@ -1,7 +1,7 @@
 """The log-likelihood of given texts under a language model."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,14 @@ from transformer_jax.data.scoring import scored_batches
 from transformer_jax.data.text import Corpus
 from transformer_jax.decoding.sampling import log_probability
 from transformer_jax.tasks import text
-from transformer_jax.training.task import Arrays, Mean, Outputs, Params, Record
+from transformer_jax.training.task import (
+    Arrays,
+    DeviceArrays,
+    Means,
+    Outputs,
+    Params,
+    Record,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +46,8 @@ class TextScoring:
         )
 
     def evaluate(
-        self, params: Params, batch: Mapping[str, jax.Array], greedy: bool
-    ) -> tuple[dict[str, Mean], Outputs]:
+        self, params: Params, batch: DeviceArrays, greedy: bool
+    ) -> tuple[Means, Outputs]:
         """Return the log-likelihood of the tokens of each row that count (B,), and
         their number (B,).
         """

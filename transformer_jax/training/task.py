@@ -27,8 +27,12 @@ from transformer_jax.training.optimizer import DECAYING, OptimizerConfig
 from transformer_jax.training.sharding import MeshConfig
 
 Params = Any
-Arrays = dict[str, np.ndarray]
-Outputs = dict[str, Any]  # arrays
+Arrays = dict[str, np.ndarray]  # of the host
+DeviceArrays = Mapping[str, jax.Array]
+Outputs = dict[str, Any]  # arrays of the device, or of the host
+Step = jax.Array | int
+Scores = dict[str, float | str]
+Predictions = Sequence[dict[str, Any]]
 # a line of text, or an object with the fields of the task's data
 Record = str | dict[str, Any]
 # ids (n,) → their readable tokens, and their text
@@ -52,6 +56,9 @@ class Mean(NamedTuple):
     sum: jax.Array
     weight: jax.Array
     scale: float = 1.0
+
+
+Means = dict[str, Mean]
 
 
 class Columns(NamedTuple):
@@ -123,6 +130,10 @@ class Axis:
     ids: jax.Array
     lengths: jax.Array
     shown: Shown = dataclasses.field(metadata={"static": True})
+
+
+# (name, queries, keys) → weights (B, L, N, T, S), and the tokens of queries and keys
+Attention = tuple[dict[tuple[str, str, str], jax.Array], dict[str, Axis]]
 
 
 def streams(batch: Mapping[str, Any]) -> list[str]:
@@ -325,12 +336,8 @@ class Task(ABC):
 
     @abstractmethod
     def loss(
-        self,
-        params: Params,
-        batch: Mapping[str, jax.Array],
-        key: jax.Array,
-        step: jax.Array | int,
-    ) -> dict[str, Mean]:
+        self, params: Params, batch: DeviceArrays, key: jax.Array, step: Step
+    ) -> Means:
         """Return the terms of the objective Σ scale · sum / weight, and metrics.
 
         `step` is the number of steps before.
@@ -341,8 +348,8 @@ class Task(ABC):
 
     @abstractmethod
     def evaluate(
-        self, params: Params, batch: Mapping[str, jax.Array], greedy: bool
-    ) -> tuple[dict[str, Mean], Outputs | Piece]:
+        self, params: Params, batch: DeviceArrays, greedy: bool
+    ) -> tuple[Means, Outputs | Piece]:
         """Return the means over a batch, without dropout, and the outputs for `decode`,
         with rows as the first axis.
 
@@ -376,9 +383,9 @@ class Task(ABC):
     def score(
         self,
         means: Mapping[str, float],
-        predictions: Sequence[dict[str, Any]],
+        predictions: Predictions,
         references: Sequence[Any],
-    ) -> dict[str, float | str]:
+    ) -> Scores:
         """Return the metrics.
 
         `means` are those of `evaluate` (empty if only predictions are scored),
@@ -421,19 +428,14 @@ class Task(ABC):
         check_rows(arrays)
         return []
 
-    def checks(
-        self, params: Params, batch: Mapping[str, jax.Array]
-    ) -> Mapping[str, float]:
+    def checks(self, params: Params, batch: DeviceArrays) -> Mapping[str, float]:
         """Return relative differences of results that must be equal, e.g. {"cached =
         uncached decoding": 1e-7}.
         """
         return {}
 
-    def attention(
-        self, params: Params, batch: Mapping[str, jax.Array]
-    ) -> tuple[dict[tuple[str, str, str], jax.Array], dict[str, Axis]]:
-        """Return {(name, queries, keys): weights (B, L, N, T, S)}, and the tokens of
-        each name of queries or keys.
+    def attention(self, params: Params, batch: DeviceArrays) -> Attention:
+        """Return the attention weights of a batch.
 
         Runs on the device.
         """
@@ -444,8 +446,8 @@ class Predicting(Protocol):
     """The methods of a task that predictions need, see `Task`."""
 
     def evaluate(
-        self, params: Params, batch: Mapping[str, jax.Array], greedy: bool
-    ) -> tuple[dict[str, Mean], Outputs | Piece]: ...
+        self, params: Params, batch: DeviceArrays, greedy: bool
+    ) -> tuple[Means, Outputs | Piece]: ...
 
     def batches_of(self, records: Sequence[Record]) -> Batches: ...
 
@@ -468,7 +470,7 @@ class Growing(ABC):
     def grow(
         self,
         params: Params,
-        batch: Mapping[str, jax.Array],
+        batch: DeviceArrays,
         state: Any,
         going_on: jax.Array,
         steps: int,
