@@ -3,7 +3,7 @@ each.
 """
 
 import abc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -81,10 +81,16 @@ class Backbone(abc.ABC):
             else {}
         )
 
-    def inherited(self) -> Inherited:
-        """Return what is taken from a pre-trained model."""
+    def inherited(self, outputs: Sequence[str]) -> Inherited:
+        """Return what is taken from a pre-trained model.
+
+        `outputs` are the meanings of the outputs of the head.
+        """
+        head = {"head": tuple(outputs)}
         count = self.options.transferred_layers
-        return Inherited() if count < 0 else Inherited(self.bottom(count))
+        if count < 0:
+            return Inherited(outputs=head)
+        return Inherited(self.bottom(count), outputs=head)
 
     def training_output(
         self,
@@ -205,7 +211,7 @@ class GPTBackbone(Backbone):
             {**found, f"{self.module}/embedding": self._ids.start} if found else found
         )
 
-    def inherited(self) -> Inherited:
+    def inherited(self, outputs: Sequence[str]) -> Inherited:
         """Return what is taken from a language model, whose whole is the module, or
         from another fine-tuned model.
         """
@@ -217,7 +223,7 @@ class GPTBackbone(Backbone):
         rows = {
             f"{self.module}/{table}": self._ids for table in tables if self._specials
         }
-        return super().inherited()._replace(module=self.module, rows=rows)
+        return super().inherited(outputs)._replace(module=self.module, rows=rows)
 
     def training_output(
         self,

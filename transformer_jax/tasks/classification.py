@@ -16,7 +16,7 @@ from transformer_jax import fields, losses, metrics
 from transformer_jax.data.batching import Batches
 from transformer_jax.data.examples import Labels
 from transformer_jax.tasks import labelled_texts, text
-from transformer_jax.tasks.fine_tuning import FineTuningTaskConfig, fine_tuned
+from transformer_jax.tasks.fine_tuning import FineTuningTaskConfig, classifier
 from transformer_jax.tasks.labelled_texts import (
     LabelledData,
     LabelledTexts,
@@ -29,6 +29,7 @@ from transformer_jax.training.task import (
     Attention,
     Columns,
     DeviceArrays,
+    Inherited,
     Mean,
     Means,
     Outputs,
@@ -73,8 +74,8 @@ class ClassificationConfig(FineTuningTaskConfig):
         return self.data.columns
 
     @property
-    def outputs(self) -> Sequence[str]:
-        return self.data.labels
+    def inherited(self) -> Inherited:
+        return self.backbone.inherited(self.data.labels)
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (dotted key, rule and remedy) for values that are inconsistent with
@@ -117,7 +118,7 @@ class Classification(Task):
         super().__init__(config, workdir)
         self.labels = Labels(config.data.labels)
         self.corpus = labelled_texts.make_corpus(config, workdir)
-        self.network = fine_tuned(config, self.corpus)
+        self.network = classifier(config, self.corpus, len(self.labels.names))
         frame = self.network.backbone.frame
         self.reader = LabelledTexts(config, self.corpus, frame, self.labels.encode)
 

@@ -3,7 +3,7 @@ model with a new head.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import flax.linen as nn
@@ -22,7 +22,6 @@ from transformer_jax.training.task import (
     Attention,
     Config,
     DeviceArrays,
-    Inherited,
     Means,
     Params,
     Work,
@@ -120,11 +119,6 @@ class FineTuningTaskConfig(Config):
     fine_tuning: FineTuningConfig
 
     @property
-    def outputs(self) -> Sequence[str]:
-        """The meaning of each output of the head."""
-        raise NotImplementedError(f"{type(self).__name__} does not name its outputs")
-
-    @property
     def backbone(self) -> Backbone:
         """The pre-trained model.
 
@@ -136,11 +130,6 @@ class FineTuningTaskConfig(Config):
     @property
     def frozen(self) -> Parts:
         return self.backbone.frozen()
-
-    @property
-    def inherited(self) -> Inherited:
-        outputs = {"head": tuple(self.outputs)}
-        return self.backbone.inherited()._replace(outputs=outputs)
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (dotted key, rule and remedy) for values that are inconsistent with
@@ -221,7 +210,7 @@ class FineTuned:
         return self.backbone.readable(self.corpus.tokenizers["text"], ids)
 
 
-def fine_tuned(config: Any, corpus: Corpus) -> FineTuned:
-    """Return the model of a task with an output, or outputs, for each whole text."""
+def classifier(config: Any, corpus: Corpus, num_outputs: int) -> FineTuned:
+    """Return the model of a task with `num_outputs` outputs for each whole text."""
     backbone = config.backbone
-    return FineTuned(backbone, backbone.classifier(len(config.outputs)), corpus)
+    return FineTuned(backbone, backbone.classifier(num_outputs), corpus)

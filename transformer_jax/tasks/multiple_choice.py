@@ -26,7 +26,7 @@ from transformer_jax.tasks.classification import label_means, probabilities
 from transformer_jax.tasks.fine_tuning import (
     AuxiliaryConfig,
     FineTuningTaskConfig,
-    fine_tuned,
+    classifier,
 )
 from transformer_jax.tasks.work import training_work
 from transformer_jax.training.metric import ACCURACY, LOSS
@@ -36,6 +36,7 @@ from transformer_jax.training.task import (
     Axis,
     Columns,
     DeviceArrays,
+    Inherited,
     Means,
     Outputs,
     Params,
@@ -104,8 +105,8 @@ class MultipleChoiceConfig(FineTuningTaskConfig):
         return Columns((*texts, self.data.label_column), len(texts))
 
     @property
-    def outputs(self) -> Sequence[str]:
-        return ("choice",)
+    def inherited(self) -> Inherited:
+        return self.backbone.inherited(("choice",))
 
 
 def _flat(batch: DeviceArrays) -> dict[str, jax.Array]:
@@ -139,7 +140,7 @@ class MultipleChoice(Task):
             tables.tsv_file,
             (data.label_column,),
         )
-        self.network = fine_tuned(config, self.corpus)
+        self.network = classifier(config, self.corpus, 1)
 
     def init(self, key: jax.Array) -> Params:
         return self.network.init(key)

@@ -33,6 +33,7 @@ from transformer_jax.training.task import (
     Attention,
     Columns,
     DeviceArrays,
+    Inherited,
     Mean,
     Means,
     Outputs,
@@ -81,8 +82,8 @@ class QuestionAnsweringConfig(FineTuningTaskConfig):
         return Columns(("question", "context", "answers"), needed=2)
 
     @property
-    def outputs(self) -> Sequence[str]:
-        return ("start", "end")
+    def inherited(self) -> Inherited:
+        return self.backbone.inherited(("start", "end"))
 
 
 def best_spans(

@@ -17,7 +17,7 @@ from transformer_jax import metrics
 from transformer_jax.data.batching import Batches
 from transformer_jax.data.examples import encode_numbers
 from transformer_jax.tasks import labelled_texts, text
-from transformer_jax.tasks.fine_tuning import FineTuningTaskConfig, fine_tuned
+from transformer_jax.tasks.fine_tuning import FineTuningTaskConfig, classifier
 from transformer_jax.tasks.labelled_texts import (
     LabelledData,
     LabelledTexts,
@@ -30,6 +30,7 @@ from transformer_jax.training.task import (
     Attention,
     Columns,
     DeviceArrays,
+    Inherited,
     Mean,
     Means,
     Outputs,
@@ -55,8 +56,8 @@ class RegressionConfig(FineTuningTaskConfig):
         return self.data.columns
 
     @property
-    def outputs(self) -> Sequence[str]:
-        return ("value",)
+    def inherited(self) -> Inherited:
+        return self.backbone.inherited(("value",))
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (dotted key, rule and remedy) for values that are inconsistent with
@@ -81,7 +82,7 @@ class Regression(Task):
     def __init__(self, config: RegressionConfig, workdir: epath.PathLike | None):
         super().__init__(config, workdir)
         self.corpus = labelled_texts.make_corpus(config, workdir)
-        self.network = fine_tuned(config, self.corpus)
+        self.network = classifier(config, self.corpus, 1)
         frame = self.network.backbone.frame
         self.reader = LabelledTexts(config, self.corpus, frame, encode_numbers)
 

@@ -32,6 +32,7 @@ from transformer_jax.training.task import (
     Attention,
     Columns,
     DeviceArrays,
+    Inherited,
     Mean,
     Means,
     Outputs,
@@ -59,8 +60,8 @@ class TaggingConfig(FineTuningTaskConfig):
         return Columns(("words", "tags"))
 
     @property
-    def outputs(self) -> Sequence[str]:
-        return self.data.tags
+    def inherited(self) -> Inherited:
+        return self.backbone.inherited(self.data.tags)
 
 
 def read_tags(
