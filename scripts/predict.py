@@ -55,7 +55,7 @@ def main(config: ConfigDict) -> None:
     lines = command_line.read_lines(INPUT.value)
     predictor = Predictor(flags.FLAGS.workdir, config)
     watched = OUTPUT.value == "-" and not SCORE.value and sys.stdout.isatty()
-    if STREAM.value or (STREAM.value is None and watched and predictor.streams):
+    if STREAM.value or (STREAM.value is None and watched and predictor.streamed):
         stream(predictor, lines)
     else:
         write(predictor, lines)

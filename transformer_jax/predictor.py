@@ -83,7 +83,7 @@ class Predictor:
         ]
 
     @property
-    def streams(self) -> str:
+    def streamed(self) -> str:
         """The field of a prediction whose text `stream` yields, or "" if it cannot."""
         return self.task.growing if isinstance(self.task, Growing) else ""
 
@@ -94,7 +94,7 @@ class Predictor:
         `number`, from 0, of its list. Raises ValueError if the predictions are not
         texts that grow.
         """
-        if not self.streams:
+        if not self.streamed:
             raise UserError(
                 "the predictions of this run are not single texts that grow in pieces: "
                 "use predict, or with a language model decoding.n_best = 1"
@@ -102,7 +102,7 @@ class Predictor:
         (record,) = _checked([record], self.config.columns)
         shown = ""
         for prediction in self._evaluator.stream(self.params, record, number):
-            text = prediction[self.streams]
+            text = prediction[self.streamed]
             # otherwise the decoder has changed what it had written
             if text.startswith(shown):
                 yield text[len(shown) :]
