@@ -423,7 +423,7 @@ def test_separate_tokenizers(tiny, tmp_path):
     [
         (
             lambda a: {"target_length": a["target_length"] * 0},
-            "row 0 of the first batch has no token in its target",
+            "row 0 of the first batch has no position in its target",
         ),
         (
             lambda a: {"source_length": a["source_length"] - 1},

@@ -41,6 +41,6 @@ def test_an_empty_row_of_any_stream_is_refused_unless_it_only_fills_the_batch():
     check_rows(arrays)
     arrays["text_length"][1, 1] = 0
     with pytest.raises(
-        ValueError, match=r"^row 1 of the first batch has no token in its text: "
+        ValueError, match=r"^row 1 of the first batch has no position in its text: "
     ):
         check_rows(arrays)

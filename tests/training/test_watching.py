@@ -69,7 +69,10 @@ def taught(tmp_path_factory):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        ({"target_length": 0}, "row 2 of the first batch has no token in its target"),
+        (
+            {"target_length": 0},
+            "row 2 of the first batch has no position in its target",
+        ),
         (
             {"target": [5, 6, 7]},
             r"row 2 of the first batch does not end in EOS in its target: \[5 6 7\]",

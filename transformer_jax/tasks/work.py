@@ -1,6 +1,7 @@
 """The FLOPs of a training step, counted in the jaxpr of the task's loss."""
 
 import functools
+import math
 from typing import Any
 
 import flax.linen as nn
@@ -22,9 +23,12 @@ def training_work(task: Task, batch: Arrays) -> Work:
     e.g. logits of words that a decoder feeds back to itself. What is computed again to
     save memory does not count (Chowdhery et al. 2022, Appendix B).
     """
-    names = streams(batch)
-    tokens = sum(int(batch[f"{name}_length"].sum()) for name in names)
-    filled = tokens / sum(batch[name].size for name in names)
+    tokens = positions = 0
+    for name in streams(batch):
+        lengths = batch[f"{name}_length"]
+        tokens += int(lengths.sum())
+        positions += math.prod(batch[name].shape[: lengths.ndim + 1])
+    filled = tokens / positions
     shapes = tuple((name, x.shape, x.dtype) for name, x in batch.items())
     return Work(tokens, 3 * filled * _of_loss(task, shapes))
 

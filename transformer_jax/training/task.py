@@ -2,9 +2,9 @@
 description.
 
 A batch is a dictionary of arrays with rows as the first axis. For each stream NAME of
-its data, it holds the padded positions NAME (B, …, T) and their number NAME_length
-(B, …); "index" (B,) is the number of each example, or -1 in rows that only fill the
-batch.
+its data, it holds the padded positions NAME (B, …, T), which may be vectors, and their
+number NAME_length (B, …). "index" (B,) is the number of each example, or -1 in rows
+that only fill the batch.
 """
 
 import dataclasses
@@ -147,7 +147,7 @@ def check_rows(arrays: Arrays) -> None:
     for name in streams(arrays):
         for row in rows[(arrays[f"{name}_length"][rows] < 1).nonzero()[0]][:1]:
             raise UserError(
-                f"row {row} of the first batch has no token in its {name}: "
+                f"row {row} of the first batch has no position in its {name}: "
                 f"{arrays[name][row]}"
             )
 
