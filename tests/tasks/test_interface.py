@@ -264,9 +264,7 @@ def test_a_preview_and_a_fingerprint(task):
     for name in ("segment", *(x for x in arrays if x.endswith("_length"))):
         if name in arrays:
             arrays[name][row] = 0
-    with pytest.raises(
-        ValueError, match=f"row {row} of the first batch has no position"
-    ):
+    with pytest.raises(ValueError, match=f"row {row} of .* has no position"):
         task.preview(arrays)
     assert set(task.fingerprint(training=False)) < set(task.fingerprint(training=True))
     assert all(len(value) == 64 for value in task.fingerprint(training=True).values())
