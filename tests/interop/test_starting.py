@@ -309,8 +309,8 @@ def test_the_recipe_takes_everything_from_a_run(data, folder, tmp_path):
         (
             "from=nowhere",
             (
-                "from=nowhere: nowhere/config.json: "
-                "No such file or directory; name the workdir of a run,"
+                "from=nowhere: nowhere/config.json cannot be read: "
+                "No such file or directory; .* name the workdir of a run,"
             ),
         ),
     ],
