@@ -62,10 +62,10 @@ from absl import flags  # noqa: E402
 from ml_collections import ConfigDict  # noqa: E402
 
 from transformer_jax import command_line, files  # noqa: E402
+from transformer_jax.compilation import chips, description, target, topologies  # noqa: E402
 from transformer_jax.config import make_task, parse  # noqa: E402
 from transformer_jax.data.batching import Arrays  # noqa: E402
 from transformer_jax.models.kernels.chunks import chunk_size  # noqa: E402
-from transformer_jax.training import description, target, topologies  # noqa: E402
 from transformer_jax.training.engine import Engine  # noqa: E402
 from transformer_jax.training.task import Config  # noqa: E402
 
@@ -162,10 +162,8 @@ def describe_target(raw: ConfigDict) -> None:
     """Print the description of a step as compiled for the devices of --topology."""
     # JAX cannot read a program for devices that are not here
     jax.config.update("jax_enable_compilation_cache", False)
-    chip, devices = (
-        topologies.chip_of(TOPOLOGY.value),
-        topologies.devices_of(TOPOLOGY.value),
-    )
+    chip = chips.chip_of(TOPOLOGY.value)
+    devices = topologies.devices_of(TOPOLOGY.value)
     sizes = MESH_SIZES if MESH.value else MESH_SIZES | {"data": len(devices)}
     topologies.check_mesh(
         TOPOLOGY.value, MESH.value, list(sizes.values()), len(devices)
@@ -191,8 +189,8 @@ def describe_target(raw: ConfigDict) -> None:
     if SAVE.value:
         files.write(SAVE.value, text.encode())
     times = {
-        "estimate_s": described.schedule.estimate,
-        "bound_s": described.schedule.bound,
+        "estimate_s": described.step_time.estimate,
+        "bound_s": described.step_time.bound,
     }
     show(
         dataclasses.asdict(described) | times,

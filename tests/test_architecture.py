@@ -41,6 +41,7 @@ MAY_IMPORT = {
     "spans": {"metrics"},
     "decoding": {"models.caches"},
     "training": {"data"},
+    "compilation": {"data", "training"},
     "tasks": {
         "training.task",
         "training.metric",
@@ -320,6 +321,7 @@ GENERIC_CODE = [
         for path in (PACKAGE / "training").glob("*.py")
         if path.name != "sharding.py"
     ),
+    *(PACKAGE / "compilation").glob("*.py"),
     *(PACKAGE / f"{name}.py" for name in GENERIC_MODULES),
     *(PACKAGE / "report").glob("*.py"),
     *(ROOT / "scripts").glob("*.py"),

@@ -270,7 +270,7 @@ def test_residual_is_the_equation(norm, norm_type):
 def test_residual_rounds_its_result_and_on_accelerators_its_sum(
     norm, platform, monkeypatch
 ):
-    """tests/training/test_topologies.py tests that rounding the sum saves memory."""
+    """tests/compilation/test_topologies.py tests that rounding the sum saves memory."""
     monkeypatch.setattr(platforms, "current", lambda: platform)
     x, gain = normal(64, T, D), {"scale": 1 + normal(D), "bias": normal(D, seed=1)}
     variables = {"params": {"layer_norm": gain}}

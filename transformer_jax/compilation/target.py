@@ -11,16 +11,16 @@ from typing import Any
 
 import jax
 
+from transformer_jax.compilation.chips import Chip
+from transformer_jax.compilation.collectives import Collective, read_collectives
+from transformer_jax.compilation.hlo import parse
+from transformer_jax.compilation.step_time import StepTime, read_step_time
 from transformer_jax.data.batching import Arrays
 from transformer_jax.errors import UserError
-from transformer_jax.training.collectives import Collective, read_collectives
 from transformer_jax.training.engine import Engine
 from transformer_jax.training.evaluation import Evaluator
-from transformer_jax.training.hlo import parse
 from transformer_jax.training.initialization import bytes_per_device
-from transformer_jax.training.schedule import Schedule, read_schedule
 from transformer_jax.training.sharding import abstract_batch
-from transformer_jax.training.topologies import Chip
 
 STEPS = ("train", "evaluate", "predict")
 GIB = 2**30
@@ -52,7 +52,7 @@ class Target:
     code: int
     memory: int
     compile_s: float
-    schedule: Schedule
+    step_time: StepTime
     collectives: list[Collective]
     turns: int  # assumed for loops of unknown length
 
@@ -128,7 +128,7 @@ def compile_for(
         code=memory.generated_code_size_in_bytes,
         memory=int(chip.memory),
         compile_s=took,
-        schedule=read_schedule(parse(text), chip, turns),
+        step_time=read_step_time(parse(text), chip, turns),
         collectives=read_collectives(text, turns)[0],
         turns=turns,
     )
@@ -233,34 +233,36 @@ def table_rows(target: Target, chip: Chip, link: float) -> Iterator[tuple[str, s
                 f"{1000 * meanwhile:.3g} ms of it during computations"
             ),
         )
-    without = "; the compiler gives no estimate" if t.schedule.estimate is None else ""
+    without = "; the compiler gives no estimate" if t.step_time.estimate is None else ""
     yield (
         "time without communication (estimate)",
-        time(t.schedule.estimate, t.schedule.bound) + without,
+        time(t.step_time.estimate, t.step_time.bound) + without,
     )
-    for part, found in t.schedule.parts.items():
+    for part, found in t.step_time.parts.items():
         yield f"  {part}", time(found.estimate, found.bound)
     if t.flops:
         ideal = t.flops / devices / chip.peak
         mfu = (
             ""
-            if t.schedule.estimate is None
-            else f"{ideal / t.schedule.estimate:.1%}, "
+            if t.step_time.estimate is None
+            else f"{ideal / t.step_time.estimate:.1%}, "
         )
         yield (
             "MFU these times would mean (estimate)",
-            f"{mfu}at most {ideal / t.schedule.bound:.1%}",
+            f"{mfu}at most {ideal / t.step_time.bound:.1%}",
         )
     if t.collectives:
         alone = sending - meanwhile
-        estimate = None if t.schedule.estimate is None else t.schedule.estimate + alone
+        estimate = (
+            None if t.step_time.estimate is None else t.step_time.estimate + alone
+        )
         yield (
             "time with communication (estimate)",
-            time(estimate, t.schedule.bound + alone),
+            time(estimate, t.step_time.bound + alone),
         )
-    if t.schedule.guessed:
+    if t.step_time.guessed:
         yield (
             "loops of unknown length",
-            f"{t.schedule.guessed}, counted as {t.turns} iterations each",
+            f"{t.step_time.guessed}, counted as {t.turns} iterations each",
         )
     yield "compile time", f"{t.compile_s:.0f} s"

@@ -6,16 +6,16 @@ import dataclasses
 
 import pytest
 
-from transformer_jax.training.collectives import Collective, read_collectives
-from transformer_jax.training.hlo import parse
-from transformer_jax.training.schedule import (
+from transformer_jax.compilation.chips import Chip
+from transformer_jax.compilation.collectives import Collective, read_collectives
+from transformer_jax.compilation.hlo import parse
+from transformer_jax.compilation.step_time import (
     convolution_flops,
     kernel_flops,
     part_of,
     product_flops,
-    read_schedule,
+    read_step_time,
 )
-from transformer_jax.training.topologies import Chip
 
 # 1 FLOP/s, 1 byte/s and 1 cycle/s, so that seconds are FLOPs, bytes or cycles.
 UNIT = Chip(memory=1, peak=1, bandwidth=1, clock=1, topologies=())
@@ -79,7 +79,7 @@ backend_config={{"estimated_cycles":"7"}}
 
 
 def test_times_by_part_of_the_model():
-    found = read_schedule(parse(PROGRAM), UNIT, turns=5)
+    found = read_step_time(parse(PROGRAM), UNIT, turns=5)
     assert {
         name: (time.estimate, time.bound) for name, time in found.parts.items()
     } == {
@@ -97,7 +97,7 @@ def test_times_by_part_of_the_model():
     assert found.memory_s == synchronous + 4 * 13 + 4 * 17
     assert found.estimate == 6000 + 3900 + 200 + 7
     assert found.bound == 6000 + 1512 + 220 + 76 > found.memory_s
-    fast = read_schedule(
+    fast = read_step_time(
         parse(PROGRAM), dataclasses.replace(UNIT, clock=1000.0), turns=5
     )
     # the prefetches make all bytes take longer than the instructions one by one
@@ -184,7 +184,7 @@ def test_kernels_of_splash_attention_count(phase, products):
         .values()
     )
     assert kernel_flops(swapped) == flops
-    found = read_schedule(program, UNIT)
+    found = read_step_time(program, UNIT)
     assert (found.flops, list(found.parts)) == (flops, ["attention"])
     assert found.estimate == found.bound == flops
 
@@ -211,13 +211,15 @@ s32[7,1,100]{{2,1,0}}, bf16[7,64,128]{{2,1,0}}}}, metadata={{op_name=\
 "jit(train_step)/transpose(jvp(T))/self_attention/jit(short_attention)/{within}/pallas_call"}}, \
 backend_config={{"custom_call_config":{{"cost_estimate":{{"flops":"999","transcendentals":"3072","bytes_accessed":"7"}}}}}}
 }}"""
-    found = read_schedule(parse(text), UNIT)
+    found = read_step_time(parse(text), UNIT)
     assert (found.flops, list(found.parts), found.bound) == (999, ["attention"], 999)
     assert found.estimate == 999
     slow = dataclasses.replace(UNIT, clock=0.01)
-    assert read_schedule(parse(text), slow).estimate == pytest.approx(3 * cycles / 0.01)
+    assert read_step_time(parse(text), slow).estimate == pytest.approx(
+        3 * cycles / 0.01
+    )
     half = dataclasses.replace(slow, kernel_slowness=0.5)
-    assert read_schedule(parse(text), half).estimate == pytest.approx(
+    assert read_step_time(parse(text), half).estimate == pytest.approx(
         1.5 * cycles / 0.01
     )
 
@@ -428,7 +430,7 @@ metadata={op_name="jit(train_step)/transpose(jvp(GPT.hidden))/embedding/scatter-
 
 
 def test_gpu_programs_have_only_bounds():
-    found = read_schedule(parse(GPU), dataclasses.replace(UNIT, clock=None))
+    found = read_step_time(parse(GPU), dataclasses.replace(UNIT, clock=None))
     product = 2 * 3 * 5 * 7
     size = 2 * (15 + 35) + 4 * 21  # without the workspace of cuBLAS
     assert product > size

@@ -9,8 +9,8 @@ import sys
 import pytest
 from conftest import ROOT, on_devices, small
 
-from transformer_jax.training.collectives import Collective, read_collectives
-from transformer_jax.training.description import Description, table_rows
+from transformer_jax.compilation.collectives import Collective, read_collectives
+from transformer_jax.compilation.description import Description, table_rows
 
 HLO = """HloModule jit_step, is_scheduled=true
 
@@ -78,7 +78,7 @@ import dataclasses, json
 import jax
 from ml_collections import ConfigDict
 from transformer_jax.config import make_task, parse
-from transformer_jax.training.description import describe
+from transformer_jax.compilation.description import describe
 from transformer_jax.training.engine import Engine
 task = make_task(parse(ConfigDict({config.to_dict()!r})), None)
 engine = Engine(task)

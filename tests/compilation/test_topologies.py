@@ -13,11 +13,11 @@ import sys
 import pytest
 from conftest import ROOT, in_a_new_process
 
+from transformer_jax.compilation import target, topologies
+from transformer_jax.compilation.chips import CHIPS
+from transformer_jax.compilation.collectives import Collective
+from transformer_jax.compilation.step_time import StepTime, Time
 from transformer_jax.tasks import TASKS
-from transformer_jax.training import target, topologies
-from transformer_jax.training.collectives import Collective
-from transformer_jax.training.schedule import Schedule, Time
-from transformer_jax.training.topologies import CHIPS
 
 RECIPE = """
 from transformer_jax.config import defaults, shrink
@@ -243,7 +243,7 @@ def test_a_step_for_two_gpus(tiny):
     state = 3 * 4 * found["parameters"]
     assert state + batch / 2 <= found["held"] < state + batch / 2 + 1000
     assert found["estimate_s"] is None
-    assert found["schedule"]["flops"] == pytest.approx(found["flops"] / 2, rel=1e-3)
+    assert found["step_time"]["flops"] == pytest.approx(found["flops"] / 2, rel=1e-3)
     assert [(c["kind"], c["group"]) for c in found["collectives"]] == [
         ("all-reduce", 2)
     ]
@@ -262,12 +262,12 @@ import dataclasses, sys
 sys.path.insert(0, {str(tiny.parent)!r})
 from tiny import get_config
 from transformer_jax.config import make_task, parse
-from transformer_jax.training import target, topologies
+from transformer_jax.compilation import chips, target, topologies
 from transformer_jax.training.engine import Engine
 
 config = get_config("classification")
 name = "h100:1x1x1"
-chip = topologies.CHIPS["h100"]
+chip = chips.CHIPS["h100"]
 config.data.directory = "(none)"
 engine = Engine(make_task(parse(config), None), topologies.devices_of(name))
 batch = engine.task.dummy_batch(8192, 8)
@@ -301,7 +301,7 @@ def test_a_second_process_with_libtpu(tiny):
     If it may not, the message names the file and the remedy.
     """
     hold = (
-        "from transformer_jax.training.topologies import devices_of; "
+        "from transformer_jax.compilation.topologies import devices_of; "
         "devices_of('v5e:2x2'); print(); input()"
     )
     environment = os.environ | {
@@ -352,7 +352,7 @@ def test_axes_of_a_mesh_may_divide_the_sides_of_a_slice():
 
 MESH = """
 import json
-from transformer_jax.training import topologies
+from transformer_jax.compilation import topologies
 from transformer_jax.training.sharding import MeshConfig, make_mesh
 
 grid = make_mesh(MeshConfig(data=8, fsdp=8), topologies.devices_of("v5p:4x4x4")).devices
@@ -365,9 +365,9 @@ import jax
 import jax.numpy as jnp
 from transformer_jax.models import masks
 from transformer_jax.models.kernels.accelerators import KERNEL_attention
-from transformer_jax.training import topologies
-from transformer_jax.training.hlo import parse
-from transformer_jax.training.schedule import kernel_flops
+from transformer_jax.compilation import topologies
+from transformer_jax.compilation.hlo import parse
+from transformer_jax.compilation.step_time import kernel_flops
 from transformer_jax.training.sharding import (
     MeshConfig,
     batch_sharding,
@@ -444,7 +444,7 @@ def test_communication_that_does_not_overlap_adds_to_the_time(estimate, shown):
     ]
     found = target.Target(
         *("v5e:2x4", {"data": 8}, "train", 1, {}, 1, 8.0, 0, 0, 0, 1, 0.0),
-        schedule=Schedule({"loss": Time(estimate, 0.06)}, 0, 0.0, 0),
+        step_time=StepTime({"loss": Time(estimate, 0.06)}, 0, 0.0, 0),
         collectives=sent,
         turns=1,
     )
@@ -518,7 +518,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from transformer_jax.models.layers import Linear
-from transformer_jax.training import topologies
+from transformer_jax.compilation import topologies
 from transformer_jax.training.sharding import MeshConfig, make_mesh, on_mesh
 
 mesh = make_mesh(MeshConfig(data=1, tensor=4), topologies.devices_of("v5e:2x2"))
@@ -553,8 +553,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from transformer_jax.models.layers import FeedForward, Residual
-from transformer_jax.training import topologies
-from transformer_jax.training.hlo import parse
+from transformer_jax.compilation import topologies
+from transformer_jax.compilation.hlo import parse
 from transformer_jax.training.sharding import (
     MeshConfig,
     batch_sharding,

@@ -18,7 +18,8 @@ import dataclasses
 import math
 import re
 
-from transformer_jax.training.hlo import (
+from transformer_jax.compilation.chips import Chip
+from transformer_jax.compilation.hlo import (
     Computation,
     Instruction,
     Program,
@@ -26,7 +27,6 @@ from transformer_jax.training.hlo import (
     bytes_of,
     cycles_of,
 )
-from transformer_jax.training.topologies import Chip
 
 # The part of the model that an instruction belongs to: the first pattern found in its
 # op_name. "buffers" are those in which a loop over layers keeps its results, and
@@ -60,7 +60,7 @@ class Time:
 
 
 @dataclasses.dataclass(frozen=True)
-class Schedule:
+class StepTime:
     """The times of a step.
 
     parts: by part of the model, longest first.
@@ -87,7 +87,7 @@ class Schedule:
         return max(sum(time.bound for time in self.parts.values()), self.memory_s)
 
 
-def read_schedule(program: Program, chip: Chip, turns: int = 1) -> Schedule:
+def read_step_time(program: Program, chip: Chip, turns: int = 1) -> StepTime:
     """Return the times of a program.
 
     Loops of unknown length count as `turns` iterations.
@@ -124,7 +124,7 @@ def read_schedule(program: Program, chip: Chip, turns: int = 1) -> Schedule:
             flops, moved = flops + times * products, moved + times * size
     longest = sorted(bound, key=lambda part: -(estimate or bound)[part])
     parts = {part: Time(estimate.get(part), bound[part]) for part in longest}
-    return Schedule(parts, flops, moved / chip.bandwidth, guessed)
+    return StepTime(parts, flops, moved / chip.bandwidth, guessed)
 
 
 def part_of(op_name: str) -> str:

@@ -8,7 +8,7 @@ import re
 import types
 from collections.abc import Callable
 
-from transformer_jax.training.hlo import (
+from transformer_jax.compilation.hlo import (
     Computation,
     Instruction,
     Program,

@@ -14,8 +14,8 @@ from typing import Any
 
 import jax
 
+from transformer_jax.compilation.collectives import Collective, read_collectives
 from transformer_jax.data.batching import Arrays
-from transformer_jax.training.collectives import Collective, read_collectives
 from transformer_jax.training.engine import Engine
 from transformer_jax.training.initialization import bytes_per_device
 from transformer_jax.training.sharding import abstract_batch, shown
