@@ -30,7 +30,7 @@ from transformer_jax.decoding import (
     greedy,
     lp,
 )
-from transformer_jax.decoding.steps import k_largest
+from transformer_jax.decoding.distributions import k_largest
 
 FORMS = [
     ("wu", 0.0),

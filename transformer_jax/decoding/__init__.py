@@ -28,17 +28,17 @@ from transformer_jax.decoding.beam import (
     beam_search,
     lp,
 )
-from transformer_jax.decoding.generation import Continuations, Writer
+from transformer_jax.decoding.distributions import (
+    LEAST_TEMPERATURE,
+    penalize,
+    truncate,
+)
+from transformer_jax.decoding.generation import Writer
+from transformer_jax.decoding.loop import Continuations, greedy, sample
 from transformer_jax.decoding.options import (
     DecodingConfig,
     GenerationConfig,
     SamplingConfig,
-)
-from transformer_jax.decoding.sampling import (
-    LEAST_TEMPERATURE,
-    penalize,
-    sample,
-    truncate,
 )
 from transformer_jax.decoding.search import beams, copies, search
 from transformer_jax.decoding.steps import (
@@ -47,7 +47,6 @@ from transformer_jax.decoding.steps import (
     Hypotheses,
     Step,
     certain,
-    greedy,
     is_end,
 )
 

@@ -7,15 +7,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from transformer_jax.decoding.distributions import best_tokens, k_largest
 from transformer_jax.decoding.steps import (
     IMPOSSIBLE,
     Cache,
     Change,
     Hypotheses,
     Step,
-    best_tokens,
     is_end,
-    k_largest,
     never_chosen,
     take,
 )

@@ -8,40 +8,25 @@ Shapes: B prompts · K continuations of each · N = B·K rows · P width of the 
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from transformer_jax.decoding import loop
+from transformer_jax.decoding.distributions import draw, row_keys
+from transformer_jax.decoding.loop import Continuations
 from transformer_jax.decoding.options import GenerationConfig
-from transformer_jax.decoding.rules import Rules, rules
-from transformer_jax.decoding.sampling import draw, log_probability, row_keys
-from transformer_jax.decoding.steps import Cache, is_end, never_chosen
+from transformer_jax.decoding.rules import rules
+from transformer_jax.decoding.steps import Cache, never_chosen
+from transformer_jax.models.caches import repeat_rows
 
 # Maps (cache, tokens (N, T), their place in the cache, the places (N,) at which the
 # rows begin) to logits (N, T, V) and the cache with the tokens added.
 Extend = Callable[
     [Cache, jax.Array, jax.Array | int, jax.Array], tuple[jax.Array, Cache]
 ]
-
-
-class Continuations(NamedTuple):
-    """Continuations that may grow further.
-
-    The rows (N) are the first axis of every leaf.
-    """
-
-    cache: Cache  # everything but the newest token
-    newest: jax.Array  # (N,) int32
-    # (N, P + E) int32: prompt and continuation; other places hold ids ≥ V; None if
-    # unused
-    past: jax.Array | None
-    tokens: jax.Array  # (N, E) int32; filled up after the end, see `Writer.fill`
-    # (N, E) float32: of each token, by the model's own distribution; 0 after the end
-    log_probabilities: jax.Array
-    finished: jax.Array  # (N,) bool
-    written: jax.Array  # (N,) int32: the number of tokens so far, the same in all rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,29 +75,19 @@ class Writer:
 
         A prompt without tokens is finished.
         """
-        (B, P), K, E = prompts.shape, self.copies, self.options.max_extra
+        width = prompts.shape[1]
         # The prompts are moved to the right, so that all end at the same place.
-        places = jnp.arange(P)[None] - (P - lengths)[:, None]
+        places = jnp.arange(width)[None] - (width - lengths)[:, None]
         moved = jnp.take_along_axis(prompts, jnp.maximum(places, 0), axis=1)
-        if P > 1:
-            _, cache = self.extend(cache, moved[:, :-1], 0, P - lengths)
-        past = None
-        if self._rules(P) is not None:
-            nothing = jnp.iinfo(jnp.int32).max
-            prompt = jnp.where(places >= 0, moved, nothing)
-            past = jnp.pad(prompt, ((0, 0), (0, E)), constant_values=nothing)
-        cache, newest, past, finished = jax.tree.map(
-            lambda x: jnp.repeat(x, K, axis=0),
-            (cache, moved[:, -1], past, lengths == 0),
+        if width > 1:
+            _, cache = self.extend(cache, moved[:, :-1], 0, width - lengths)
+        no_token = jnp.iinfo(jnp.int32).max
+        prompt = jnp.where(places >= 0, moved, no_token)
+        cache, newest, prompt, finished = repeat_rows(
+            (cache, moved[:, -1], prompt, lengths == 0), self.copies
         )
-        tokens, log_probabilities = (
-            jnp.full((B * K, E), self.fill, jnp.int32),
-            jnp.zeros((B * K, E), jnp.float32),
-        )
-        written = jnp.zeros(B * K, jnp.int32)
-        return Continuations(
-            cache, newest, past, tokens, log_probabilities, finished, written
-        )
+        start = loop.begin(cache, newest, prompt, self.options.max_extra, self.fill)
+        return start._replace(finished=finished)
 
     def proceed(
         self,
@@ -128,111 +103,62 @@ class Writer:
         `width` is P, and the other arguments are as in `begin`. `row_ids` (B,) are
         integers that identify the prompts.
         """
-        K, options = self.copies, self.options
-        start, keys = (
-            jnp.repeat(width - lengths, K),
-            row_keys(jax.random.key(options.seed), row_ids, K),
-        )
-        first = written.written.max()
-        limit = jnp.minimum(first + steps, options.max_extra)
-
-        def unfinished(carry: tuple[jax.Array, Continuations]) -> jax.Array:
-            count, so_far = carry
-            return (count < limit) & ~so_far.finished.all()
-
-        def advance(
-            carry: tuple[jax.Array, Continuations],
-        ) -> tuple[jax.Array, Continuations]:
-            count, so_far = carry
-            position = width - 1 + count
-            cache = (
-                jax.tree.map(lambda x: x[None], so_far.cache)
-                if single
-                else so_far.cache
-            )
-            logits, cache = self.extend(cache, so_far.newest[:, None], position, start)
-            cache = jax.tree.map(lambda x: x[0], cache) if single else cache
-            token, added = self._choose(
-                logits[:, 0], so_far.past, keys, position, start, width
-            )
-            ended = so_far.finished
-            newest = jnp.where(ended, so_far.newest, token)
-            token, added = (
-                jnp.where(ended, self.fill, token),
-                jnp.where(ended, 0.0, added),
-            )
-            past = so_far.past
-            if past is not None:
-                past = past.at[:, position + 1].set(token)
-            tokens = so_far.tokens.at[:, count].set(token)
-            log_probabilities = so_far.log_probabilities.at[:, count].set(added)
-            if self._ends:
-                ended |= is_end(token, self._ends)
-            return count + 1, Continuations(
-                cache,
-                newest,
-                past,
-                tokens,
-                log_probabilities,
-                ended,
-                jnp.full_like(so_far.written, count + 1),
-            )
-
+        begins = jnp.repeat(width - lengths, self.copies)
         # Between steps, the cache of a single row has no axis for rows: with it, XLA
         # for CPUs would copy the cache four times at every step.
         single = len(written.newest) == 1
-        if single:
-            written = written._replace(
-                cache=jax.tree.map(lambda x: x[0], written.cache)
+
+        def with_rows(cache: Cache) -> Cache:
+            return jax.tree.map(lambda x: x[None], cache) if single else cache
+
+        def without_rows(cache: Cache) -> Cache:
+            return jax.tree.map(lambda x: x[0], cache) if single else cache
+
+        def step(
+            cache: Cache, newest: jax.Array, position: jax.Array
+        ) -> tuple[jax.Array, Cache]:
+            logits, cache = self.extend(
+                with_rows(cache), newest[:, None], position, begins
             )
-        written = jax.lax.while_loop(unfinished, advance, (first, written))[1]
-        return (
-            written._replace(cache=jax.tree.map(lambda x: x[None], written.cache))
-            if single
-            else written
+            return logits[:, 0], without_rows(cache)
+
+        written = loop.write(
+            step,
+            self._choose(width, begins, row_ids),
+            written._replace(cache=without_rows(written.cache)),
+            ends=self._ends,
+            fill=self.fill,
+            most=steps,
         )
+        return written._replace(cache=with_rows(written.cache))
 
     @property
     def _ends(self) -> tuple[int, ...]:
         """The ids that end a continuation."""
-        return (*(() if self.eos_id is None else (self.eos_id,)), *self.options.end_ids)
+        end = () if self.eos_id is None else (self.eos_id,)
+        return (*end, *self.options.end_ids)
 
-    @property
-    def _forbidden(self) -> list[int]:
-        return never_chosen(self.bos_id, self.pad_id, self._ends)
+    def _choose(self, width: int, begins: jax.Array, row_ids: jax.Array) -> loop.Choose:
+        """Return the function that chooses the next token of every row."""
+        options = self.options
+        keys = row_keys(jax.random.key(options.seed), row_ids, self.copies)
 
-    def _rules(self, width: int) -> Rules | None:
-        """Return what changes logits, given the width of the prompts."""
-        return rules(self.options, self._ends, self._forbidden, width)
-
-    def _choose(
-        self,
-        logits: jax.Array,
-        past: jax.Array | None,
-        keys: jax.Array,
-        position: jax.Array,
-        start: jax.Array,
-        width: int,
-    ) -> tuple[jax.Array, jax.Array]:
-        """Return the next token (N,) and its log-probability (N,), given logits (N,
-        V).
-        """
-        forbidden, options = jnp.array(self._forbidden, jnp.int32), self.options
-        allowed = (
-            logits.at[:, forbidden].set(-jnp.inf).at[:, self.vocab_size :].set(-jnp.inf)
-        )
-        change = self._rules(width)
-        if change is not None and past is not None:
-            allowed = change(allowed, past, position)
-        if self.greedy or not options.temperature:
-            token = allowed.argmax(axis=-1).astype(jnp.int32)
-        else:
-            token = draw(
+        def drawn(allowed: jax.Array, position: jax.Array) -> jax.Array:
+            return draw(
                 allowed,
                 keys,
-                position - start,
+                position - begins,
                 temperature=options.temperature,
                 top_k=options.top_k,
                 top_p=options.top_p,
             )
-        return token, log_probability(logits, token)
+
+        forbidden = never_chosen(self.bos_id, self.pad_id, self._ends)
+        draws = options.temperature and not self.greedy
+        return functools.partial(
+            loop.next_token,
+            forbidden=forbidden,
+            vocab_size=self.vocab_size,
+            change=rules(options, self._ends, forbidden, width),
+            draw=drawn if draws else None,
+        )

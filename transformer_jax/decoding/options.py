@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator
 
 from transformer_jax.decoding.beam import LENGTH_PENALTY_FORMS, STOPPING_RULES
-from transformer_jax.decoding.sampling import LEAST_TEMPERATURE
+from transformer_jax.decoding.distributions import LEAST_TEMPERATURE
 from transformer_jax.fields import size
 
 

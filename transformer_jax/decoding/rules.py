@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from transformer_jax.decoding.sampling import penalize
+from transformer_jax.decoding.distributions import penalize
 from transformer_jax.decoding.steps import IMPOSSIBLE, certain
 
 

@@ -6,15 +6,14 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.decoding.beam import beam_search
+from transformer_jax.decoding.loop import greedy, sample
 from transformer_jax.decoding.options import DecodingConfig, SamplingConfig
 from transformer_jax.decoding.rules import rules
-from transformer_jax.decoding.sampling import sample
 from transformer_jax.decoding.steps import (
     Cache,
     Hypotheses,
     Step,
     certain,
-    greedy,
     never_chosen,
 )
 

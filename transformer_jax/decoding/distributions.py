@@ -1,32 +1,71 @@
-"""Random draws from a model, and the distributions to draw from.
+"""Distributions of the next token: the best tokens, what to draw from, and draws.
 
 See the package for the shapes.
 """
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer_jax.decoding.steps import (
-    IMPOSSIBLE,
-    Cache,
-    Change,
-    Hypotheses,
-    Step,
-    k_largest,
-    log_probability,
-    never_chosen,
-    one_by_one,
-    take,
-)
+from transformer_jax.decoding.steps import IMPOSSIBLE
 from transformer_jax.errors import UserError
-from transformer_jax.models.caches import repeat_rows
 
 LEAST_TEMPERATURE = 1e-6  # logits divided by a smaller temperature may overflow float32
+
+
+def k_largest(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+    """Return `jax.lax.top_k(x, k)`, with the same order of ties, in about half the time
+    for a vocabulary on CPUs.
+
+    The last axis is split into groups of adjacent values. The k largest values are in
+    the k groups with the largest maxima, so only these groups are searched.
+    """
+    size = math.gcd(x.shape[-1], 16)
+    groups = x.reshape(*x.shape[:-1], -1, size)
+    if size == 1 or groups.shape[-2] <= k:
+        return jax.lax.top_k(x, k)
+    # sorted, so that ties are ordered as in x
+    chosen = jnp.sort(jax.lax.top_k(groups.max(axis=-1), k)[1], axis=-1)
+    members = jnp.take_along_axis(groups, chosen[..., None], axis=-2)
+    values, places = jax.lax.top_k(members.reshape(*x.shape[:-1], -1), k)
+    group = jnp.take_along_axis(chosen, places // size, axis=-1)
+    return values, group * size + places % size
+
+
+def log_probability(logits: jax.Array, token: jax.Array) -> jax.Array:
+    """Return the log-probability (N,) of a token (N,) by logits (N, V)."""
+    chosen = jnp.take_along_axis(logits, token[:, None], axis=-1)[:, 0]
+    return chosen - jax.nn.logsumexp(logits, axis=-1)
+
+
+def best_tokens(
+    logits: jax.Array, k: int, forbidden: list[int]
+) -> tuple[jax.Array, jax.Array]:
+    """Return log-probabilities and ids (N, C), C ≥ k if V ≥ k, of tokens that include
+    the k best allowed ones.
+
+    Forbidden tokens have the log-probability IMPOSSIBLE.
+    """
+    values, tokens = k_largest(logits, min(k + len(forbidden), logits.shape[-1]))
+    log_probabilities = values - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    barred = jnp.isin(tokens, jnp.array(forbidden, jnp.int32))
+    log_probabilities = jnp.maximum(log_probabilities, IMPOSSIBLE)
+    return jnp.where(barred, IMPOSSIBLE, log_probabilities), tokens
+
+
+def exclude(
+    logits: jax.Array, forbidden: Sequence[int], vocab_size: int | None
+) -> jax.Array:
+    """Return logits (N, V) that are minus infinity for the ids `forbidden` and for ids
+    ≥ `vocab_size`.
+    """
+    allowed = logits.at[:, jnp.array(forbidden, jnp.int32)].set(-jnp.inf)
+    if vocab_size is None:
+        return allowed
+    return allowed.at[:, vocab_size:].set(-jnp.inf)
 
 
 def _nucleus(probabilities: jax.Array, p: float) -> jax.Array:
@@ -124,9 +163,8 @@ def row_keys(key: jax.Array, row_ids: jax.Array, count: int) -> jax.Array:
     `row_ids` (B,) identify the rows.
     """
     fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
-    return jax.vmap(fold, in_axes=(0, None))(
-        fold(key, row_ids), jnp.arange(count)
-    ).reshape(-1)
+    keys = jax.vmap(fold, in_axes=(0, None))(fold(key, row_ids), jnp.arange(count))
+    return keys.reshape(-1)
 
 
 def draw(
@@ -143,74 +181,6 @@ def draw(
     `keys` (N,) are those of the rows, and `positions` (N,) count the draws of each.
     """
     likely, tokens = truncate(logits, temperature=temperature, top_k=top_k, top_p=top_p)
-    own = jax.vmap(jax.random.fold_in)(keys, positions)
-    place = jax.vmap(jax.random.categorical)(own, likely)
-    return jnp.take_along_axis(tokens, place[:, None], axis=-1)[:, 0]
-
-
-def sample(
-    step: Step,
-    cache: Cache,
-    *,
-    key: jax.Array,
-    row_ids: jax.Array,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    num_samples: int,
-    batch_size: int,
-    max_length: int,
-    bos_id: int,
-    eos_id: int,
-    pad_id: int | None,
-    end_ids: Sequence[int] = (),
-    vocab_size: int | None = None,
-    change: Change | None = None,
-) -> Hypotheses:
-    """Draw K = `num_samples` independent outputs for each row, ordered by score.
-
-    Outputs may be equal.
-
-    The score of an output is its log-probability under the model's own distribution,
-    before `change` and `truncate`.
-
-    `cache` has B rows; this function repeats each of them K times, with the method
-    `repeat` of a cache that has a method `reorder`. `row_ids` (B,) are
-    integers that identify the rows. The draws of a row depend only on `key` and its id,
-    not on the rest of the batch or on the row's place in it. Ids ≥ `vocab_size` are
-    never drawn, although label smoothing gives them some probability. Tokens with a
-    probability below about 1e-7 are hardly ever drawn, because of the limited range of
-    Gumbel noise in float32.
-
-    Raises ValueError if `temperature`, `top_k` or `top_p` is out of range, see
-    `truncate`.
-    """
-    B, K, T = batch_size, num_samples, max_length
-    forbidden = jnp.array(never_chosen(bos_id, pad_id, (eos_id, *end_ids)), jnp.int32)
-    keys = row_keys(key, row_ids, K)
-
-    def choose(logits, tokens, position):
-        allowed = logits.at[:, forbidden].set(-jnp.inf)
-        if vocab_size is not None:
-            allowed = allowed.at[:, vocab_size:].set(-jnp.inf)
-        if change is not None:
-            allowed = change(allowed, tokens, position)
-        positions = jnp.broadcast_to(position, keys.shape)
-        token = draw(
-            allowed, keys, positions, temperature=temperature, top_k=top_k, top_p=top_p
-        )
-        return token, log_probability(logits, token)
-
-    if hasattr(cache, "reorder"):
-        cache = cache.repeat(K)
-    else:
-        cache = repeat_rows(cache, K)
-    ids: dict[str, Any] = {
-        "bos_id": bos_id,
-        "eos_id": eos_id,
-        "pad_id": pad_id,
-        "end_ids": end_ids,
-    }
-    tokens, total = one_by_one(step, cache, choose, rows=B * K, max_length=T, **ids)
-    total, order = jax.lax.top_k(total.reshape(B, K), K)
-    return Hypotheses(take(tokens.reshape(B, K, T), order), total, total)
+    draw_keys = jax.vmap(jax.random.fold_in)(keys, positions)
+    chosen = jax.vmap(jax.random.categorical)(draw_keys, likely)
+    return jnp.take_along_axis(tokens, chosen[:, None], axis=-1)[:, 0]
