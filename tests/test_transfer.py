@@ -257,33 +257,6 @@ def test_another_model_is_refused_by_its_keys(
     assert str(error.value) == said
 
 
-def test_a_part_may_be_added_but_not_left_out(data, pretrained, tmp_path):
-    """The match embedding starts at zero, so the model begins as the one that was
-    pre-trained.
-    """
-    config = bert(
-        "classification",
-        data,
-        pretrained[0],
-        model__match_embedding=True,
-        fine_tuning__frozen_layers=1,
-    )
-    workdir, params = saved(config, tmp_path / "with")
-    assert (params.pop("bert/match") == 0).all()
-    for key in params.keys() & pretrained[1].keys():
-        np.testing.assert_array_equal(params[key], pretrained[1][key])
-    frozen = parse(config).frozen
-    assert "bert/segments" in frozen
-    assert "bert/match" not in frozen
-    with pytest.raises(
-        ConfigError,
-        match=(
-            r"set these keys to its values:\n  config.model.match_embedding: True there"
-        ),
-    ):
-        first_state(bert("classification", data, workdir), tmp_path / "without")
-
-
 def test_keys_of_another_tokenizer_are_refused(data, pretrained, tmp_path):
     changes = {
         "data__lowercase": True,
@@ -402,7 +375,7 @@ def test_other_tokens_and_other_parameters_are_refused(data, pretrained, tmp_pat
     """
     config = parse(bert("classification", data, pretrained[0]))
     task = make_task(config, pretrained[0])
-    change = transfer.load(task, make_mesh(config.mesh))
+    source = transfer.source_of(task, make_mesh(config.mesh))
     message = (
         r"it has bert \([\d,]+\), masked_lm \(\d+\), next_sentence \(34\), and this"
         r" model has encoder \(3\): they "
@@ -410,13 +383,14 @@ def test_other_tokens_and_other_parameters_are_refused(data, pretrained, tmp_pat
     with pytest.raises(
         ConfigError, match=message + "have nothing in common; name another run"
     ):
-        change({"encoder": {"bias": np.zeros(3)}})
+        transfer.merge(task, source, {"encoder": {"bias": np.zeros(3)}})
 
     other = make_task(
         parse(bert("classification", data, data__train_split="val")), tmp_path
     )
     other.fingerprint(training=False)  # trains a tokenizer
-    change = transfer.load(make_task(config, tmp_path), make_mesh(config.mesh))
+    task = make_task(config, tmp_path)
+    source = transfer.source_of(task, make_mesh(config.mesh))
     with pytest.raises(
         ConfigError,
         match=(
@@ -424,7 +398,7 @@ def test_other_tokens_and_other_parameters_are_refused(data, pretrained, tmp_pat
             r" belong to"
         ),
     ):
-        change({"bert": {"segments": jnp.zeros((2, 16))}})
+        transfer.merge(task, source, {"bert": {"segments": jnp.zeros((2, 16))}})
 
 
 def test_parameters_of_another_shape_are_named(data, pretrained):
@@ -432,9 +406,10 @@ def test_parameters_of_another_shape_are_named(data, pretrained):
     agree.
     """
     config = parse(bert("classification", data, pretrained[0]))
-    change = transfer.load(make_task(config, pretrained[0]), make_mesh(config.mesh))
+    task = make_task(config, pretrained[0])
+    source = transfer.source_of(task, make_mesh(config.mesh))
     with pytest.raises(ConfigError) as error:
-        change({"bert": {"segments": jnp.zeros((3, 16))}})
+        transfer.merge(task, source, {"bert": {"segments": jnp.zeros((3, 16))}})
     assert (
         str(error.value)
         == f"config.init_from = {str(pretrained[0])!r} has parameters of other shapes;"

@@ -416,3 +416,18 @@ def test_a_run_made_longer_keeps_its_warmup(tiny, tmp_path):
         ConfigError, match=r"config.optimizer.warmup_steps: 25 in the workdir, 30 now"
     ):
         claim(tmp_path, settled(tmp_path, tiny))
+
+
+@pytest.mark.parametrize("value", [False, True])
+def test_a_key_that_is_gone_is_read_if_the_model_is_the_same(tmp_path, value):
+    config = small("bert_pretraining")
+    store(tmp_path, config)
+    path = tmp_path / "config.json"
+    stored = json.loads(path.read_text())
+    stored["model"]["match_embedding"] = value
+    path.write_text(json.dumps(stored))
+    if not value:
+        assert read(tmp_path).to_dict() == config.to_dict()
+        return
+    with pytest.raises(ConfigError, match="this version has no such key; use the vers"):
+        read(tmp_path)

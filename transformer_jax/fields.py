@@ -35,14 +35,6 @@ def random(default: Any, off: Any) -> Any:
     return dataclasses.field(default=default, metadata={"off": off})
 
 
-def added(default: Any) -> Any:
-    """A key that, if it is true, adds a part to the model.
-
-    The parameters that a run starts from may lack this part.
-    """
-    return dataclasses.field(default=default, metadata={"added": True})
-
-
 def outputs(default: Any) -> Any:
     """A key outside the model section that defines the model's outputs, e.g. its
     classes.

@@ -204,8 +204,7 @@ def check_same_model(source: str, theirs: Any, ours: Config) -> None:
     of the model of `ours`.
 
     The message names the keys that differ. Keys that change only how the model is
-    computed, or only the randomness of training, may differ, and so may keys that add a
-    part which is not in `source`.
+    computed, or only the randomness of training, may differ.
     """
     known = fields(ours.task, {"architecture": ours.model.architecture})
     there, here = (
@@ -217,15 +216,8 @@ def check_same_model(source: str, theirs: Any, ours: Config) -> None:
             f"config.init_from = {source!r} holds another kind of model; "
             f"name another run:\n  {another}"
         )
-    added = {
-        key
-        for key, value in _flat(there).items()
-        if not value and "added" in known[key].metadata
-    }
     if refused := [
-        line
-        for key, line in differing.items()
-        if _defines_model(key, known) and key not in added
+        line for key, line in differing.items() if _defines_model(key, known)
     ]:
         raise ConfigError(
             "\n  ".join(
@@ -380,9 +372,29 @@ def _with_defaults(stored: dict[str, Any]) -> dict[str, Any]:
         if not section:
             config[name] = value
             continue
-        for key, item in value.items():  # JSON has no tuples
-            config[name][key] = tuple(item) if isinstance(item, list) else item
+        for key, item in value.items():
+            if not _is_retired(f"{name}.{key}", item):
+                # JSON has no tuples
+                config[name][key] = tuple(item) if isinstance(item, list) else item
     return config
+
+
+# Keys of earlier versions that an older config.json may have. With the value here, the
+# model is the same without the key.
+RETIRED = {"model.match_embedding": False}
+
+
+def _is_retired(key: str, value: Any) -> bool:
+    """Return True for a key of an earlier version that may be left out.
+
+    Raises ConfigError if it has a value that this version cannot follow.
+    """
+    if key in RETIRED and value != RETIRED[key]:
+        raise ConfigError(
+            f"config.{key} = {value!r}: this version has no such key; use the version "
+            "of transformer_jax that trained this run, or train another run"
+        )
+    return key in RETIRED
 
 
 def _check_task(name: Any) -> None:

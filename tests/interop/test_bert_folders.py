@@ -416,10 +416,6 @@ def test_a_missing_head_is_named(tmp_path, tensors):
             {"causal": True},
             "config.model.causal = True: transformers' model has only False",
         ),
-        (
-            {"match_embedding": True},
-            "config.model.match_embedding = True: transformers' model has only False",
-        ),
     ],
 )
 def test_models_that_transformers_does_not_have(tmp_path, tensors, change, message):

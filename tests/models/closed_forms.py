@@ -204,9 +204,7 @@ def _bert(config: BertConfig) -> int:
     + 5·D + V + 2.
     """
     pooler = config.d_model * config.d_model + config.d_model
-    tables = table_parameters(
-        config, config.vocab_size + config.num_segments + config.match_embedding
-    )
+    tables = table_parameters(config, config.vocab_size + config.num_segments)
     return stack_parameters(config, config.num_layers) + tables + _norm(config) + pooler
 
 

@@ -380,9 +380,6 @@ def bert_layers(params, config, tokens, valid, segments):
     """Return the output of every layer (B, T, D)."""
     params, (rows, length) = float64(params), tokens.shape
     x = embed(params, config, tokens) + params["segments"][segments]
-    for b, t in np.ndindex(rows, length) if config.match_embedding else ():
-        if tokens[b, t] in tokens[b, valid[b] & (segments[b] != segments[b, t])]:
-            x[b, t] += params["match"]
     mask = np.zeros((rows, 1, length, length), bool)
     for b, t in np.ndindex(rows, length):
         seen = t + 1 if config.causal else length

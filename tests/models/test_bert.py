@@ -22,7 +22,6 @@ from transformer_jax.models.bert import (
     Classifier,
     Pretraining,
     TokenClassifier,
-    in_another_segment,
 )
 from transformer_jax.models.positions import IN_ATTENTION, POSITIONS
 
@@ -73,7 +72,6 @@ CASES = {
     **{kind: {"positions": kind} for kind in POSITIONS},
     "pre": {"norm": "pre", "activation": "relu"},
     "causal": {"causal": True},
-    "match": {"match_embedding": True},
     "RMSNorm, gated": {
         "norm_type": "rms_norm",
         "feed_forward": "gated",
@@ -103,22 +101,16 @@ def test_without_segments_all_are_the_first():
     assert oracle.relative(other[0], expected[0]) > 0.01
 
 
-def test_tokens_that_the_other_segment_has():
-    """The first row is a pair, [CLS] a b a [SEP] c a [SEP].
-
-    The second is a single text. The third has padding, whose id is also that of a
-    token.
-    """
-    tokens = np.array(
-        [[1, 5, 6, 5, 2, 7, 5, 2], [1, 5, 6, 5, 2, 5, 5, 6], [0, 5, 2, 6, 2, 0, 0, 0]]
-    )
-    valid = np.array([8 * [True], 8 * [True], 5 * [True] + 3 * [False]])
-    segments = np.array([[0, 0, 0, 0, 0, 1, 1, 1], 8 * [0], [0, 0, 0, 1, 1, 1, 1, 1]])
-    found = np.asarray(in_another_segment(tokens, valid, segments))
-    np.testing.assert_array_equal(
-        found[:, :5], [[0, 1, 0, 1, 1], 5 * [0], [0, 0, 1, 0, 1]]
-    )
-    np.testing.assert_array_equal(found[:2, 5:], [[0, 1, 1], 3 * [0]])
+def test_what_is_added_to_the_embeddings():
+    """Adding the embeddings of the tokens once more doubles them."""
+    params = parameters(SMALL)
+    added = params["embedding"]["table"][TOKENS]
+    apply = jax.jit(Bert(SMALL).apply)
+    found = apply({"params": params}, TOKENS, VALID, SEGMENTS, added)
+    doubled = {**params, "embedding": {"table": 2 * params["embedding"]["table"]}}
+    expected = apply({"params": doubled}, TOKENS, VALID, SEGMENTS)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert oracle.relative(ours, theirs) <= 1e-5
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -434,7 +426,6 @@ def test_parameters_and_products_are_counted(name):
         ({"num_segments": 0}, "num_segments"),
         ({"embedding_init": "zeros"}, "embedding_init"),
         ({"init": "zeros"}, "init"),
-        ({"match_embedding": True, "causal": True}, "match_embedding"),
         ({"norm_epsilon": 0.0}, "norm_epsilon"),
         ({"positions": "rotary", "head_dim": 63}, "head_dim"),
     ],

@@ -55,7 +55,6 @@ CONFIG = ConfigMap(
     ours={
         "architecture": "bert",
         "causal": False,
-        "match_embedding": False,
         "num_kv_heads": 0,
         "feed_forward": "plain",
         "norm": "post",

@@ -45,8 +45,6 @@ class BertConfig(SingleStackConfig):
     # a position sees only itself and those before it: the paper's "LTR" model (Section
     # 5.1)
     causal: bool = False
-    # tells which tokens the other segment has too: see `Bert`
-    match_embedding: bool = fields.added(False)
     init: str = "truncated_normal"
     embedding_init: str = "truncated_normal"
     norm_epsilon: float = 1e-12
@@ -59,14 +57,6 @@ class BertConfig(SingleStackConfig):
         yield from super().problems()
         if self.num_segments == 1:
             yield "num_segments", "must be at least 2, for the two segments of a pair"
-        if self.match_embedding and self.causal:
-            yield (
-                "match_embedding",
-                (
-                    "must be False if model.causal is True: "
-                    "it depends on tokens that come later"
-                ),
-            )
 
 
 def sizes(num_layers: int, d_model: int, vocab_size: int = 30522) -> dict[str, int]:
@@ -92,16 +82,11 @@ SIZES = {"mini": sizes(4, 256, 8000), "base": sizes(12, 768), "large": sizes(24,
 class Bert(nn.Module):
     """Embeddings, a stack of bidirectional blocks, and a pooler.
 
-    The embeddings are those of tokens, segments and positions.
+    The embeddings are those of tokens, segments and positions. A model around this one
+    can add others.
 
-    With `match_embedding`, a vector is added to each token whose id also occurs in
-    another segment. This is the exact match of Chen et al. 2017 ("Reading Wikipedia to
-    Answer Open-Domain Questions", Section 3.2), learned like a segment embedding and
-    for both segments. It starts at zero, so that a pre-trained encoder can be
-    fine-tuned with it.
-
-    Differs: The paper has no pre-LN and no match embedding. With `norm = "pre"`, the
-    stack ends in a layer norm.
+    Differs: The paper has no pre-LN. With `norm = "pre"`, the stack ends in a layer
+    norm.
     """
 
     config: BertConfig
@@ -119,10 +104,6 @@ class Bert(nn.Module):
         shape = (c.num_segments, c.d_model)
         init = make_initializer(c.embedding_init)
         self.segments = parameter(self, "segments", init, shape, ("segment", "vector"))
-        if c.match_embedding:
-            self.match = parameter(
-                self, "match", nn.initializers.zeros, (c.d_model,), ("vector",)
-            )
         self.positions = Positions(
             c.positions, c.max_length, c.d_model, c.embedding_init
         )
@@ -138,22 +119,28 @@ class Bert(nn.Module):
         )
 
     def __call__(
-        self, tokens: Array, valid: Array, segments: Array | None = None
+        self,
+        tokens: Array,
+        valid: Array,
+        segments: Array | None = None,
+        added: Array | None = None,
     ) -> tuple[Array, Array]:
         """Encode token ids (B, T) → x (B, T, D), pooled (B, D).
 
         `valid` (B, T) is True at tokens and False at padding; no position attends to
         padding. `segments` (B, T) are ids below `num_segments`, by default all 0.
-        `pooled` is tanh(W x₀ + b), where x₀ belongs to the first token, [CLS]. If the
-        model is causal, [CLS] sees only itself, and the last token takes its place.
+        `added` (B, T, D) is added to the embeddings. `pooled` is tanh(W x₀ + b), where
+        x₀ belongs to the first token, [CLS]. If the model is causal, [CLS] sees only
+        itself, and the last token takes its place.
         """
-        x = self.encoder(self._embed(tokens, valid, segments), self._mask(valid))
-        if not self.config.causal:
-            return x, jnp.tanh(self.pooler(x[:, 0]))
-        last = jnp.where(valid, jnp.arange(valid.shape[1])[None], 0).max(axis=1)
-        return x, jnp.tanh(
-            self.pooler(jnp.take_along_axis(x, last[:, None, None], axis=1)[:, 0])
-        )
+        x = self._embed(tokens, valid, segments, added)
+        x = self.encoder(x, self._mask(valid))
+        if self.config.causal:
+            last = jnp.where(valid, jnp.arange(valid.shape[1])[None], 0).max(axis=1)
+            pooled = jnp.take_along_axis(x, last[:, None, None], axis=1)[:, 0]
+        else:
+            pooled = x[:, 0]
+        return x, jnp.tanh(self.pooler(pooled))
 
     def features(
         self, tokens: Array, valid: Array, segments: Array | None, last: int
@@ -170,7 +157,13 @@ class Bert(nn.Module):
             self.pooler(outputs[:, 0, 0])
         return jnp.concatenate([outputs[:, i] for i in range(-last, 0)], axis=-1)
 
-    def _embed(self, tokens: Array, valid: Array, segments: Array | None) -> Array:
+    def _embed(
+        self,
+        tokens: Array,
+        valid: Array,
+        segments: Array | None,
+        added: Array | None = None,
+    ) -> Array:
         check_ids("tokens", tokens, self.config.vocab_size)
         check_valid("valid", valid, tokens.shape)
         segments = jnp.zeros_like(tokens) if segments is None else segments
@@ -180,11 +173,8 @@ class Bert(nn.Module):
             + jnp.take(self.segments, segments, axis=0)
             + self.positions(tokens.shape[1])
         )
-        if self.config.match_embedding:
-            x += (
-                in_another_segment(tokens, valid, segments)[..., None]
-                * self.match[None, None]
-            )
+        if added is not None:
+            x += added
         return self.dropout(self.norm(x))
 
     def _mask(self, valid: Array) -> Mask:
@@ -202,15 +192,6 @@ class Bert(nn.Module):
                 sown["encoder"], "self_attention"
             )
         }
-
-
-def in_another_segment(tokens: Array, valid: Array, segments: Array) -> Array:
-    """Return which of the ids `tokens` (B, T) also occur in another segment.
-
-    The result (B, T) is True for these. Padding does not count.
-    """
-    same = (tokens[:, :, None] == tokens[:, None]) & valid[:, None]
-    return (same & (segments[:, :, None] != segments[:, None])).any(axis=-1)
 
 
 class MaskedLMHead(nn.Module):
