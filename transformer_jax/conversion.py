@@ -4,7 +4,6 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from etils import epath
 from ml_collections import ConfigDict
@@ -19,13 +18,8 @@ from transformer_jax.interop.architecture import Architecture
 from transformer_jax.predictor import Predictor
 from transformer_jax.training import lock
 from transformer_jax.training.checkpoint import Checkpoints
-from transformer_jax.training.initialization import (
-    TrainState,
-    abstract_parameters,
-    trace_init,
-)
+from transformer_jax.training.initialization import TrainState, initial_parameters
 from transformer_jax.training.sharding import make_mesh
-from transformer_jax.training.task import Params, Task
 
 log = logging.getLogger(__name__)
 
@@ -38,13 +32,13 @@ def config_for(folder: str) -> ConfigDict:
     Raises ValueError if the folder cannot be read, or holds a model that is not
     supported.
     """
-    if "model_type" not in huggingface.read_config(folder):
+    if not tokenizer_files.is_pretrained(huggingface.read_config(folder)):
         raise ConfigError(
             f"{folder} is not a Hugging Face folder: "
             "its config.json names no model_type; name "
             "a folder that was downloaded from Hugging Face, or written by transformers"
         )
-    architecture, outputs, fields = huggingface.describe(folder)
+    architecture, outputs, fields, described = huggingface.describe(folder)
     config = defaults(architecture.task, fields["architecture"])
     config.update_from_flattened_dict(
         {**transfer.keys_for(folder), **outputs.settings, "data.directory": "(none)"}
@@ -52,7 +46,7 @@ def config_for(folder: str) -> ConfigDict:
     config.data.max_length = min(
         config.data.max_length, fields.get("max_length", config.data.max_length)
     )
-    end = huggingface.read_config(folder).get("eos_token_id")
+    end = described.get("eos_token_id")
     if architecture.ends and tokenizer_files.is_other_end(folder, end):
         config.update_from_flattened_dict({architecture.ends: (end,)})
     if architecture.begins:
@@ -69,7 +63,7 @@ def to_workdir(config: ConfigDict, workdir: epath.PathLike) -> None:
     `config` comes from `config_for`. Parameters that the folder lacks, e.g. a head that
     its class does not have, have random values; the log names them.
 
-    Raises the errors of `config.parse` and `transfer.load`, and ConfigError if the
+    Raises the errors of `config.parse` and `transfer`, and ConfigError if the
     workdir has checkpoints.
     """
     workdir = workdirs.place(workdir)
@@ -78,9 +72,10 @@ def to_workdir(config: ConfigDict, workdir: epath.PathLike) -> None:
         if files.exists(workdir / "checkpoints"):
             raise ConfigError(f"{workdir} has checkpoints: choose another --workdir")
         mesh = make_mesh(task.config.mesh)
-        load = transfer.load(task, mesh, as_is=True)
+        source = transfer.source_of(task, mesh)
         workdirs.claim(workdir, config)
-        params = load(_initial(task, abstract_parameters(task, mesh)))
+        fresh = initial_parameters(task, mesh)
+        params = transfer.merge(task, source, fresh, as_is=True)
         state = TrainState(jnp.zeros((), jnp.int32), params, ())
         checkpoints = Checkpoints(
             workdir / "checkpoints", task.config.checkpoint, task.metrics
@@ -93,14 +88,6 @@ def to_workdir(config: ConfigDict, workdir: epath.PathLike) -> None:
         checkpoints.save(0, state, meta)
         checkpoints.close()
     log.info("%s is a workdir with the task %s", workdir, config.task)
-
-
-def _initial(task: Task, abstract: Params) -> Params:
-    init, _ = trace_init(task)
-    placed = jax.tree.map(lambda x: x.sharding, abstract)
-    return jax.jit(init, out_shardings=placed)(
-        jax.random.key(task.config.training.seed)
-    )
 
 
 def to_folder(workdir: epath.PathLike, config: ConfigDict, folder: str) -> None:

@@ -12,12 +12,13 @@ from ml_collections import ConfigDict
 from transformer_jax import transfer
 from transformer_jax import workdir as workdirs
 from transformer_jax.config import make_task, parse
-from transformer_jax.training import lock, processes
+from transformer_jax.training import lock, memory, processes
 from transformer_jax.training.checkpoint import Checkpoints
-from transformer_jax.training.initialization import TrainState
+from transformer_jax.training.engine import Engine
+from transformer_jax.training.initialization import TrainState, initial_parameters
 from transformer_jax.training.logging import Listener
 from transformer_jax.training.loop import train
-from transformer_jax.training.task import Task
+from transformer_jax.training.task import Params, Task
 
 
 class Run(NamedTuple):
@@ -42,7 +43,7 @@ def run(
 
     The profile of the steps in `trace` is written to `workdir`/profile. `listeners` are
     called with every row of metrics.jsonl. Raises the errors of `config.parse`,
-    `lock.held`, `workdir.claim`, `transfer.load` and `training.loop.train`.
+    `lock.held`, `workdir.claim`, `transfer` and `training.loop.train`.
     """
     workdir = workdirs.place(workdir)
     config = workdirs.settled(workdir, config)
@@ -50,12 +51,27 @@ def run(
     processes.agree("config", config.to_dict)
     with lock.held(workdir):
         processes.first(lambda: workdirs.claim(workdir, config))
-        load = functools.partial(transfer.load, task) if task.config.init_from else None
-        ready = functools.partial(workdirs.store, workdir, config)
-        state = train(
-            task, workdir, trace=trace, listeners=listeners, ready=ready, load=load
+        engine = Engine(task)
+        memory.check_fits(task.config, engine.abstract_state)
+        checkpoints = Checkpoints(
+            workdir / "checkpoints", task.config.checkpoint, task.metrics
         )
-    checkpoints = Checkpoints(
-        epath.Path(workdir) / "checkpoints", task.config.checkpoint, task.metrics
-    )
+        starts = bool(task.config.init_from) and checkpoints.newest() is None
+        state = train(
+            engine,
+            workdir,
+            initial=_initial(engine) if starts else None,
+            trace=trace,
+            listeners=listeners,
+            ready=functools.partial(workdirs.store, workdir, config),
+        )
     return Run(task, state, checkpoints.scores(int(state.step)))
+
+
+def _initial(engine: Engine) -> Params:
+    """Return the parameters of a new run that starts from `config.init_from`."""
+    task = engine.task
+    source = transfer.source_of(task, engine.mesh)
+    # the first process copies the tokenizers
+    processes.first_then_others(lambda: task.fingerprint(training=False))
+    return transfer.merge(task, source, initial_parameters(task, engine.mesh))

@@ -59,7 +59,7 @@ def keys_for(source: str) -> dict[str, Any]:
         }
     elif _is_pretrained(source, "from"):
         try:
-            _, _, fields = huggingface.describe(source)
+            fields = huggingface.describe(source).fields
             data = tokenizer_files.keys_of(source)
         except ValueError as error:
             raise ConfigError(f"the Hugging Face folder {source}: {error}") from error
@@ -103,8 +103,9 @@ def _is_pretrained(source: str, option: str) -> bool:
     """
     path = workdirs.place(source, option) / "config.json"
     try:
-        keys = files.read_object(path).keys()
-        if not keys & {"task", "model_type"}:
+        config = files.read_object(path)
+        pretrained = tokenizer_files.is_pretrained(config)
+        if not pretrained and "task" not in config:
             raise UserError(f"{path} has neither a task nor a model_type")
     except UserError as error:
         raise ConfigError(
@@ -112,7 +113,7 @@ def _is_pretrained(source: str, option: str) -> bool:
             "name the workdir of a run, or a Hugging Face folder, "
             "which has config.json, model.safetensors and a tokenizer"
         ) from error
-    return "model_type" in keys
+    return pretrained
 
 
 class Source(NamedTuple):
@@ -135,63 +136,59 @@ class Source(NamedTuple):
     outputs: Mapping[str, tuple[str, ...]]
 
 
-def load(task: Task, mesh: Mesh, *, as_is: bool = False) -> Callable[[Params], Params]:
-    """Open the run or the Hugging Face folder `config.init_from`, and return a function
-    that puts its parameters into new ones.
+def source_of(task: Task, mesh: Mesh) -> Source:
+    """Open the run or the Hugging Face folder `config.init_from`.
 
     The checkpoint of a run is the one that its evaluation.checkpoint selects.
+
+    Raises ValueError if it cannot be loaded, or has a model with other keys.
+    """
+    if _is_pretrained(task.config.init_from, "config.init_from"):
+        return _of_folder(task)
+    return _of_run(task, mesh)
+
+
+def merge(task: Task, source: Source, fresh: Params, *, as_is: bool = False) -> Params:
+    """Return the parameters of `source` where they are those of the task, and those of
+    `fresh` elsewhere.
+
     Parameters correspond if they have the same path. `config.inherited` names a module
     whose paths lack its name if the source has it alone: "gpt/decoder/…" is then
     "decoder/…" there. The outputs of a head are taken by their names, in any order; if
-    the names differ, the head is new. With `as_is`, it is taken whatever its names. The
-    function logs what was loaded, what is new and what was left out.
+    the names differ, the head is new. With `as_is`, it is taken whatever its names.
+    Logs what was loaded, what is new and what was left out.
 
-    Raises:
-        ValueError: the source cannot be loaded, or has a model with other keys. The
-            function raises it if the source has another tokenizer, no parameter in
-            common with this model, or one of another shape.
+    Raises ValueError if the source has another tokenizer, no parameter in common with
+    this model, or one of another shape.
     """
-    source = (
-        _of_folder
-        if _is_pretrained(task.config.init_from, "config.init_from")
-        else _of_run
-    )(task, mesh)
-    old, module = dict(source.params), task.config.inherited.module
+    inherited = task.config.inherited
+    module = inherited.module
+    old = dict(source.params)
     alone = bool(module) and not any(key.startswith(f"{module}/") for key in old)
     if alone:
         old = {f"{module}/{key}": leaf for key, leaf in old.items()}
-
-    def change(params: Params) -> Params:
-        new = traverse_util.flatten_dict(params, sep="/")
-        _check_tokenizers(
-            source.name, source.tokenizers, task.fingerprint(training=False)
-        )
-        orders = {} if as_is else _orders(source, task.config.inherited)
-        anew = tuple(f"{module}/" for module, order in orders.items() if order is None)
-        common = {key for key in old.keys() & new.keys() if not key.startswith(anew)}
-        taken = _taken(common, task.config.inherited, alone)
-        _check_shapes(source.name, old, new, taken)
-        sizes = {
-            key: math.prod(_extent(old[key], count)) for key, count in taken.items()
-        }
-        log.info("initialized from %s, %s: %s", source.name, source.what, _parts(sizes))
-        if task.config.inherited.parts:
-            log.info("  taken: only %s", _named(task.config.inherited.parts))
-        for key, rows in task.config.inherited.rows.items() if alone else ():
-            if key in taken:
-                log.info("  new: %d of %s rows of %s", len(rows), f"{rows.stop:,}", key)
-        log.info("  new, not there: %s", _parts(_others(new, sizes, anew)))
-        log.info("  left out, not in this model: %s", _parts(_others(old, sizes, anew)))
-        merged = {
-            key: _merged(source, old[key], leaf, taken[key]) if key in taken else leaf
-            for key, leaf in new.items()
-        }
-        for key in taken:
-            if order := orders.get(key.partition("/")[0]):
-                merged[key] = _reordered(merged[key], order)
-        return traverse_util.unflatten_dict(merged, sep="/")
-
-    return change
+    new = traverse_util.flatten_dict(fresh, sep="/")
+    _check_tokenizers(source.name, source.tokenizers, task.fingerprint(training=False))
+    orders = {} if as_is else _orders(source, inherited)
+    anew = tuple(f"{name}/" for name, order in orders.items() if order is None)
+    common = {key for key in old.keys() & new.keys() if not key.startswith(anew)}
+    taken = _taken(common, inherited, alone)
+    _check_shapes(source.name, old, new, taken)
+    sizes = {key: math.prod(_extent(old[key], count)) for key, count in taken.items()}
+    log.info("initialized from %s, %s: %s", source.name, source.what, _parts(sizes))
+    if inherited.parts:
+        log.info("  taken: only %s", _named(inherited.parts))
+    for key, rows in inherited.rows.items() if alone else ():
+        if key in taken:
+            log.info("  new: %d of %s rows of %s", len(rows), f"{rows.stop:,}", key)
+    log.info("  new, not there: %s", _parts(_others(new, sizes, anew)))
+    log.info("  left out, not in this model: %s", _parts(_others(old, sizes, anew)))
+    merged = dict(new)
+    for key, count in taken.items():
+        merged[key] = _merged(source, old[key], new[key], count)
+        if order := orders.get(key.partition("/")[0]):
+            merged[key] = _reordered(merged[key], order)
+    return traverse_util.unflatten_dict(merged, sep="/")
 
 
 def _of_run(task: Task, mesh: Mesh) -> Source:
@@ -235,7 +232,7 @@ def _of_run(task: Task, mesh: Mesh) -> Source:
     )
 
 
-def _of_folder(task: Task, mesh: Mesh) -> Source:
+def _of_folder(task: Task) -> Source:
     """Return the parameters in a Hugging Face folder.
 
     Its tokenizer is always the one that the task copies.

@@ -51,7 +51,8 @@ def first_parameters(config, workdir):
     fresh = jax.tree.map(
         lambda x: jnp.full(x.shape, 7.0), abstract_parameters(task, mesh)
     )
-    return flat(transfer.load(task, mesh)(fresh)), flat(fresh)
+    source = transfer.source_of(task, mesh)
+    return flat(transfer.merge(task, source, fresh)), flat(fresh)
 
 
 def test_a_run_starts_with_the_encoder_and_the_tokenizer(
@@ -165,7 +166,7 @@ def test_a_masked_language_model_lacks_parts(data, tmp_path, caplog):
 def test_other_keys_are_refused(data, folder, tmp_path, changes, message):
     config = parse(starting("classification", data, folder, **changes))
     with pytest.raises(ConfigError, match=message) as error:
-        transfer.load(make_task(config, tmp_path), make_mesh(config.mesh))
+        transfer.source_of(make_task(config, tmp_path), make_mesh(config.mesh))
     assert f"config.init_from = {str(folder)!r}" in str(error.value)
 
 

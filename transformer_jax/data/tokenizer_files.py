@@ -10,6 +10,7 @@ add settings and name the special tokens.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import tokenizers
@@ -60,15 +61,20 @@ NORMALIZATION = {
 }
 
 
-def is_folder(path: epath.PathLike) -> bool:
-    """Return True for a folder of Hugging Face: its config.json names the type of a
+def is_pretrained(config: Mapping[str, Any]) -> bool:
+    """Return True for the config.json of a Hugging Face folder: it names the type of a
     model.
     """
+    return "model_type" in config
+
+
+def is_folder(path: epath.PathLike) -> bool:
+    """Return True for a folder of Hugging Face."""
     try:
         config = read_object(epath.Path(path).expanduser() / "config.json")
     except UserError:
         return False
-    return "model_type" in config
+    return is_pretrained(config)
 
 
 def from_vocabulary(path: epath.PathLike, lowercase: bool) -> Tokenizer:

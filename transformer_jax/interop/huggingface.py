@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -84,6 +84,23 @@ class Pretrained:
         return traverse_util.unflatten_dict(zeros | placed, sep="/")
 
 
+class Description(NamedTuple):
+    """What config.json says of a model.
+
+    Attributes:
+        architecture: its class, and our task for it.
+        outputs: the outputs of its head.
+        fields: fields of our model config.
+        config: the content of config.json, and of generation_config.json if there is
+            one.
+    """
+
+    architecture: Architecture
+    outputs: Outputs
+    fields: dict[str, Any]
+    config: dict[str, Any]
+
+
 def read(folder: os.PathLike | str, like: Any = None) -> Pretrained:
     """Read a model from a folder.
 
@@ -97,7 +114,7 @@ def read(folder: os.PathLike | str, like: Any = None) -> Pretrained:
     Raises:
         InteropError: a file is missing or damaged, or the model is not supported.
     """
-    architecture, outputs, fields = describe(folder)
+    architecture, outputs, fields, config = describe(folder)
     kind = architecture.config.model
     try:
         model = kind(**(vars(like) if isinstance(like, kind) else {}) | fields)
@@ -111,13 +128,12 @@ def read(folder: os.PathLike | str, like: Any = None) -> Pretrained:
     leaves = layouts.read(
         table, found, names, lacks, architecture.unused, architecture.ties
     )
-    _warn(os.fspath(folder), architecture)
+    _warn(os.fspath(folder), architecture, config)
     return Pretrained(os.fspath(folder), architecture, model, outputs, table, leaves)
 
 
-def describe(folder: os.PathLike | str) -> tuple[Architecture, Outputs, dict[str, Any]]:
-    """Return what config.json says: the architecture, its outputs, and fields of our
-    model config.
+def describe(folder: os.PathLike | str) -> Description:
+    """Read config.json.
 
     Raises InteropError if config.json cannot be read, or describes a model that is not
     supported.
@@ -152,7 +168,7 @@ def describe(folder: os.PathLike | str) -> tuple[Architecture, Outputs, dict[str
             f"{config.get('problem_type')!r} and {len(config.get('id2label') or ())} "
             "labels is not supported, only one label of several, or one number"
         )
-    return *found[0], fields
+    return Description(*found[0], fields, config)
 
 
 def read_config(folder: os.PathLike | str) -> dict[str, Any]:
@@ -176,9 +192,8 @@ def read_config(folder: os.PathLike | str) -> dict[str, Any]:
     } | files.read_object(other, InteropError)
 
 
-def _warn(folder: str, architecture: Architecture) -> None:
+def _warn(folder: str, architecture: Architecture, config: Mapping[str, Any]) -> None:
     """Log the keys that are not read although they may have an effect."""
-    config = read_config(folder)
     if architecture.generates and (
         ignored := list(generation.ignored(config, set(architecture.generates)))
     ):

@@ -248,6 +248,13 @@ class Engine:
             self.mesh,
             placed,
         )
+        # the state with given parameters, whose memory it takes over
+        self.begin = jit_init(
+            lambda params: init_state(params, self.optimizer, ema_decay),
+            self.mesh,
+            placed,
+            donate=True,
+        )
         training = config.training
         step = make_train_step(
             task,
@@ -275,25 +282,23 @@ class Engine:
         self,
         checkpoints: Checkpoints,
         step: int | None,
-        change: Callable[[Params], Params] | None = None,
+        initial: Params | None = None,
     ) -> TrainState:
         """Return the state of the checkpoint at `step`, or a new one if it is None.
 
         Newer checkpoints are removed.
 
-        `change` replaces parameters of a new state, e.g. by those of another run.
+        A new state has the parameters `initial`, whose memory it takes over. None:
+        they are drawn.
 
         Raises CheckpointError if the checkpoint holds another step because its folder
         was renamed.
         """
         if step is None:
             checkpoints.discard_after(None)
-            state = self.init(jax.random.key(self.config.training.seed))
-            if change is None:
-                return state
-            params = change(state.params)
-            ema = None if state.ema is None else jax.tree.map(jnp.copy, params)
-            return state._replace(params=params, ema=ema)
+            if initial is not None:
+                return self.begin(initial)
+            return self.init(jax.random.key(self.config.training.seed))
         state, _ = checkpoints.restore(step, self.abstract_state)
         if (held := int(state.step)) != step:
             raise CheckpointError(

@@ -89,6 +89,13 @@ def trace_init(task: Task) -> tuple[Callable[[jax.Array], Params], Params]:
     return lambda key: jax.tree.unflatten(structure, jaxpr_as_fun(traced)(key)), boxed
 
 
+def initial_parameters(task: Task, mesh: Mesh) -> Params:
+    """Return the parameters that a run begins with if it starts from no other one."""
+    init, boxed = trace_init(task)
+    placed = jax.tree.map(lambda x: x.sharding, abstract(boxed, mesh))
+    return jit_init(init, mesh, placed)(jax.random.key(task.config.training.seed))
+
+
 def init_state(
     params: Params, optimizer: optax.GradientTransformation, ema_decay: float = 0.0
 ) -> TrainState:
@@ -115,14 +122,22 @@ def not_finite(params: Params) -> str:
 
 
 def jit_init(
-    make: Callable[[jax.Array], TrainState], mesh: Mesh, out: TrainState
+    make: Callable[..., Any], mesh: Mesh, out: Any, donate: bool = False
 ) -> Any:
     """Jit `make`, on CPUs without optimizations: it runs only once, and they take
     longer than they save.
+
+    `out` are the shardings of what it returns. With `donate`, the arrays that it is
+    given are used up.
     """
     options = (
         {"xla_backend_optimization_level": 0}
         if mesh.devices.flat[0].platform == "cpu"
         else None
     )
-    return jax.jit(make, out_shardings=out, compiler_options=options)
+    return jax.jit(
+        make,
+        out_shardings=out,
+        compiler_options=options,
+        donate_argnums=0 if donate else None,
+    )

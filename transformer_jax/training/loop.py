@@ -15,7 +15,6 @@ from jax.sharding import Mesh
 from transformer_jax.data.batching import Batches, prefetch
 from transformer_jax.data.progress import counted, progress
 from transformer_jax.training import (
-    memory,
     processes,
     profiling,
     scoring,
@@ -47,7 +46,7 @@ from transformer_jax.training.sharding import (
     rows_here,
     shown,
 )
-from transformer_jax.training.task import Params, Task, Work
+from transformer_jax.training.task import Params, Work
 
 log = logging.getLogger(__name__)
 
@@ -56,13 +55,13 @@ AHEAD = 2  # steps dispatched before the preceding ones are computed
 
 
 def train(
-    task: Task,
+    engine: Engine,
     workdir: epath.PathLike,
     *,
+    initial: Params | None = None,
     trace: range = range(0),
     listeners: Sequence[Listener] = (),
     ready: Callable[[], None] = lambda: None,
-    load: Callable[[Mesh], Callable[[Params], Params]] | None = None,
 ) -> TrainState:
     """Train to `training.steps`, from the newest valid checkpoint of `workdir` on.
 
@@ -70,14 +69,14 @@ def train(
     otherwise of the parameters.
 
     Args:
-        task: the task to train.
+        engine: the engine of the task to train.
         workdir: the folder of the run.
+        initial: the parameters that a new run begins with, whose memory it takes over.
+            None: they are drawn.
         trace: steps to profile; the profile is written to `workdir`/profile.
         listeners: called with every row of metrics.jsonl.
         ready: called in the first process before the first step, once mesh, data and
             checkpoints were checked.
-        load: called first in a new run; returns a function from its initial parameters
-            to those that it starts from.
 
     Raises:
         ValueError: the data, the mesh or a config key cannot be used.
@@ -90,13 +89,14 @@ def train(
         signals.Stopped: the run was stopped before its first step, when there was
             nothing to save.
     """
-    config, workdir, engine = task.config, epath.Path(workdir), Engine(task)
+    task = engine.task
+    config = task.config
     training = config.training
-    memory.check_fits(config, engine.abstract_state)
+    workdir = epath.Path(workdir)
     checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint, task.metrics)
     with signals.StopRequest() as request, contextlib.ExitStack() as opened:
         stop = Stopping(request)
-        batches, evaluator, meta, meaning, state = _start(engine, checkpoints, load)
+        batches, evaluator, meta, meaning, state = _start(engine, checkpoints, initial)
         first = int(state.step)
         pending = first > 0 and processes.first_says(
             lambda: checkpoints.is_pending(first)
@@ -183,7 +183,7 @@ def train(
 def _start(
     engine: Engine,
     checkpoints: Checkpoints,
-    load: Callable[[Mesh], Callable[[Params], Params]] | None,
+    initial: Params | None,
 ) -> tuple[Batches, Evaluator, dict[str, Any], dict[str, Any], TrainState]:
     """Open the data while the first programs compile; restore or create the state.
 
@@ -200,7 +200,6 @@ def _start(
             now,
             checkpoints.directory / str(newest),
         )
-    change = load(engine.mesh) if load is not None and newest is None else None
     with (
         compiling_ahead() as compile_ahead,
         progress("preparing the training data and compiling"),
@@ -220,7 +219,9 @@ def _start(
         if newest is not None:
             scoring.compare(checkpoints.scoring(newest), meaning, newest)
         key = jax.random.key(config.training.seed)
-        init_compiled = compile_ahead(engine.init, key) if newest is None else None
+        init_compiled = None
+        if newest is None and initial is None:
+            init_compiled = compile_ahead(engine.init, key)
         batches = task.batches(config.data.train_split, config.training.seed)
         check_rows(
             (rows for rows, *_ in batches.plan.shapes),
@@ -237,7 +238,7 @@ def _start(
                 log.info("%s", line)
         if init_compiled is not None:
             init_compiled.result()
-        state = engine.restore_or_init(checkpoints, newest, change)
+        state = engine.restore_or_init(checkpoints, newest, initial)
         count = sum(x.size for x in jax.tree.leaves(state.params))
         log.info("%s on %s", counted(count, "parameter"), _devices(engine.mesh))
     meta = {"fingerprint": fingerprint, "scored": scoring.part(task), "settings": now}
