@@ -13,7 +13,7 @@ from flax.nnx import bridge
 from small_models import MODELS
 
 from transformer_jax import models
-from transformer_jax.models.layers import Named
+from transformer_jax.models.kernels.placement import Named
 from transformer_jax.models.stack import BlockConfig, Stack
 
 STACK = Stack(

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from transformer_jax.models.layers import Named
+from transformer_jax.models.kernels.placement import Named
 from transformer_jax.training.matrices import Block, blocks
 
 

@@ -26,6 +26,7 @@ from transformer_jax.models.checks import (
     differ,
 )
 from transformer_jax.models.kernels.choose import kernel_for, unsupported
+from transformer_jax.models.kernels.heads import repeat_heads
 from transformer_jax.models.kernels.products import product, rounded_product
 from transformer_jax.models.layers import Linear, constrain, dropout
 from transformer_jax.models.masks import ALL, Mask, as_mask
@@ -191,19 +192,25 @@ def attend(
     if bias is not None or relations is not None:
         how = "einsum"
     kernel = kernel_for(
-        how, query, key, value, mask=mask, dropout_rate=rate, dtype=dtype
+        how,
+        query,
+        key,
+        value,
+        mask=mask,
+        dropout_rate=rate,
+        dtype=dtype,
+        equation=dot_product_attention,
     )
     if kernel is not None:
         dropping: dict[str, Any] = {}
         if dropout_key is not None:
             dropping = {"dropout_rate": dropout_rate, "dropout_key": dropout_key}
         return kernel(query, key, value, mask=mask, dtype=dtype, **dropping), None
-    groups = query.shape[2] // key.shape[2]
-    if groups > 1:
-        key = jnp.repeat(key, groups, axis=2)
-        value = jnp.repeat(value, groups, axis=2)
-    attention: Callable[..., Any] = functools.partial(
-        dot_product_attention,
+    equation: Callable[..., Any] = dot_product_attention
+    return equation(
+        query,
+        repeat_heads(key, query.shape[2]),
+        repeat_heads(value, query.shape[2]),
         mask=mask.whole(query.shape[1], key.shape[1]),
         bias=bias,
         relations=relations,
@@ -212,32 +219,19 @@ def attend(
         dtype=dtype,
         return_weights=True,
     )
-    return attention(query, key, value)
 
 
 def attend_to_cache(
-    query: Array,
-    cache: KeyValue,
-    *,
-    mask: Mask = ALL,
-    bias: Array | None = None,
-    relations: Relations | None = None,
-    dtype: str = "float32",
+    query: Array, cache: KeyValue, **options: Any
 ) -> tuple[Array, Array | None]:
-    """Return what `dot_product_attention` returns for the keys and values of a cache.
+    """Return what `attend` returns for the keys and values of a cache, by the equation
+    itself.
 
-    There is no dropout. If key-value heads are shared, they are not copied, and `mask`
-    and `bias` must be the same for all heads.
+    `options` are those of `attend` without dropout. If key-value heads are shared, they
+    are not copied, and `mask` and `bias` must be the same for all heads.
     """
     key, value = cache.heads()
-    attention: Callable[..., Any] = functools.partial(
-        dot_product_attention,
-        mask=mask.whole(query.shape[1], key.shape[1]),
-        bias=bias,
-        relations=relations,
-        dtype=dtype,
-        return_weights=True,
-    )
+    attention: Callable[..., Any] = functools.partial(attend, how="einsum", **options)
     if key.shape[2] == query.shape[2]:
         return attention(query, key, value)
     return over_groups(attention, query, key, value)

@@ -8,7 +8,7 @@ from typing import Any
 
 import flax.linen as nn
 
-from transformer_jax.models.layers import named
+from transformer_jax.models.kernels.placement import named
 
 Carry = Any  # the carry of a cell: h (B, D), or (c, h) for an LSTM
 

@@ -12,13 +12,12 @@ Shapes: B batch · T query positions or ids · S key positions · D width · N h
 
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType
 
 from transformer_jax.errors import UserError
+from transformer_jax.models.kernels.placement import check_placement
 
 MEANING = "True (or 1) = may attend, False (or 0) = may not"
 VALID = "True (or 1) = token, False (or 0) = padding"
@@ -52,28 +51,7 @@ def check_array(name: str, x: Any, rule: str) -> None:
             f"{name} is of type {type(x).__name__}: "
             f"must be a JAX or NumPy array, {rule}"
         )
-    check_mesh(name, x)
-
-
-def check_mesh(name: str, x: Any) -> None:
-    """Raise UserError if x belongs to a mesh with explicit axes.
-
-    The same holds for the logical axes in scope.
-    """
-    sharding: Any = jax.typeof(x).sharding
-    explicit = AxisType.Explicit in sharding.mesh.axis_types and any(
-        axes is not None for axes in sharding.spec
-    )
-    mesh = jax.sharding.get_abstract_mesh()
-    if nn.get_logical_axis_rules() and AxisType.Explicit in mesh.axis_types:
-        explicit, sharding = True, sharding.update(mesh=mesh)
-    if explicit:
-        axes = sharding.mesh.axis_names
-        raise UserError(
-            f"{name}: the mesh has explicit axes {axes}, the default of jax.make_mesh, "
-            "but these models need automatic ones; make it with jax.make_mesh(shape, "
-            f"{axes}, axis_types=(jax.sharding.AxisType.Auto,) * {len(axes)})"
-        )
+    check_placement(name, x)
 
 
 def check_vectors(name: str, x: Any, width: int) -> None:

@@ -21,8 +21,9 @@ import jax.numpy as jnp
 from jax import export
 
 from transformer_jax.errors import UserError
-from transformer_jax.models.checks import check_ids, check_mesh, differ
+from transformer_jax.models.checks import check_ids, differ
 from transformer_jax.models.kernels import bits
+from transformer_jax.models.kernels.placement import check_placement, named
 from transformer_jax.models.kernels.products import (
     keep,
     linear,
@@ -94,43 +95,6 @@ def make_initializer(
     )
 
 
-class Named(nn.LogicallyPartitioned):
-    """A box that holds a parameter and the names of its axes.
-
-    `nn.unbox` takes the parameter out.
-
-    Linen maps the names to a mesh with `nn.logical_axis_rules`. NNX would take them for
-    axes of a mesh that must be in scope. Here, `flax.nnx.bridge.ToNNX` shards the
-    parameter as linen does: not at all without a mesh.
-    """
-
-    def to_nnx_metadata(self) -> dict[str, Any]:
-        """Return the arguments of the `nnx.Variable` that takes this box's place."""
-        names = {
-            "out_sharding": self.names,
-            "sharding_rules": self.rules,
-            "mesh": self.mesh,
-        }
-        return {"value": self.unbox(), "eager_sharding": False, **names}
-
-
-export.register_pytree_node_serialization(
-    Named,
-    serialized_name="transformer_jax.Named",
-    # the names; mesh and rules are always None
-    serialize_auxdata=lambda fields: json.dumps(fields[0]).encode(),
-    deserialize_auxdata=lambda data: (tuple(json.loads(data)), None, None),
-)
-
-
-def named(init: Callable[..., Array], axes: tuple[str, ...]) -> Callable[..., Any]:
-    """Return the initializer `init` with its result in a `Named` box.
-
-    `axes` has a name for each axis.
-    """
-    return lambda *args: Named(init(*args), axes)
-
-
 def parameter(
     module: nn.Module,
     name: str,
@@ -143,7 +107,7 @@ def parameter(
     The names decide how it is sharded.
     """
     value = module.param(name, named(init, axes), shape, jnp.float32)
-    check_mesh(f"parameter {name}", value)
+    check_placement(f"parameter {name}", value)
     return value
 
 

@@ -3,11 +3,16 @@
 They run interpreted.
 """
 
+import functools
+
+import jax
+import numpy as np
 import pytest
 
-from transformer_jax.models.attention import dot_product_attention
+from transformer_jax.models.attention import attend, dot_product_attention
 from transformer_jax.models.kernels import choose
-from transformer_jax.models.kernels.checks import TOLERANCES, compare_kernels
+from transformer_jax.models.kernels.checks import compare_kernels
+from transformer_jax.models.kernels.difference import TOLERANCES
 
 
 def model(width):
@@ -49,3 +54,37 @@ def test_kernels_that_do_not_run_here_or_not_with_these_heads(monkeypatch):
     ]
     assert compared(model(12)) == []
     assert compared({"d_model": 64}) == []  # a recurrent model
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_auto_takes_the_short_kernel_only_if_its_check_passes(
+    right, monkeypatch, caplog
+):
+    """As if this were a TPU. The check runs while a program is traced."""
+    calls = []
+
+    def kernel(*inputs, mask, dtype, **dropping):
+        calls.append(mask)
+        output = dot_product_attention(
+            *inputs, mask=mask.whole(inputs[0].shape[1], inputs[1].shape[1]), **dropping
+        )
+        return output if right else output + 0.1
+
+    monkeypatch.setitem(
+        choose.KERNELS, "cpu", {"short": choose.KERNELS["tpu"]["short"]}
+    )
+    monkeypatch.setitem(choose.FUNCTIONS, "short", kernel)
+    choose.choose.cache_clear()
+    choose._is_right.cache_clear()
+    query = np.random.default_rng(0).normal(size=(1, 17, 2, 64)).astype(np.float32)
+    with caplog.at_level("WARNING"):
+        output, weights = jax.jit(functools.partial(attend, how="auto"))(
+            query, query, query
+        )
+    choose.choose.cache_clear()
+    choose._is_right.cache_clear()
+    assert (weights is None) == right
+    assert len(calls) == 1 + right  # the first is the check's
+    assert ("short is not used: it differs from the equation" in caplog.text) != right
+    expected = dot_product_attention(query, query, query)
+    np.testing.assert_allclose(output, expected, rtol=1e-5, atol=1e-6)

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
 from transformer_jax.models.kernels import short
+from transformer_jax.models.kernels.heads import heads_first, repeat_heads
 from transformer_jax.models.masks import Mask, only_rules
 
 Array = jax.Array
@@ -65,12 +66,16 @@ def short_attention(
     def attend(
         query: Array, key: Array, value: Array, mask: Mask, numbers: Array
     ) -> Array:
-        key, value = (
-            jnp.repeat(x, query.shape[2] // x.shape[2], axis=2) for x in (key, value)
+        heads = query.shape[2]
+        output = short.attend(
+            query,
+            repeat_heads(key, heads),
+            repeat_heads(value, heads),
+            mask,
+            numbers,
+            **dropping,
         )
-        return short.attend(query, key, value, mask, numbers, **dropping).astype(
-            jnp.float32
-        )
+        return output.astype(jnp.float32)
 
     rows, _, heads, _ = query.shape
     numbers = jnp.arange(rows * heads, dtype=jnp.uint32).reshape(rows, heads)
@@ -139,17 +144,15 @@ def _splash(
     # Imported here, because this part of JAX is experimental and only TPUs need it.
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
-    (batch, length, heads, width), key_length = query.shape, key.shape[1]
-    rows, columns = _block(length), _block(key_length)
+    batch, length, heads, width = query.shape
+    key_length = key.shape[1]
+    rows = _block(length)
+    columns = _block(key_length)
 
-    def padded(x: Array, size: int) -> Array:
-        return jnp.pad(
-            x.astype(dtype).swapaxes(1, 2),
-            ((0, 0), (0, 0), (0, -x.shape[1] % size), (0, 0)),
-        )
-
-    query = padded(query * jnp.asarray(width**-0.5, query.dtype), rows)
-    key, value = padded(key, columns), padded(value, columns)
+    query = query * jnp.asarray(width**-0.5, query.dtype)
+    query = heads_first(query.astype(dtype), rows)
+    key = heads_first(key.astype(dtype), columns)
+    value = heads_first(value.astype(dtype), columns)
     # forward; gradients of k and v; of q
     blocks = rows, columns, columns, rows, columns, columns, rows, columns
     shape = query.shape[2], key.shape[2]
@@ -275,15 +278,12 @@ def _on_devices(
         devices = math.prod(mesh.shape[name] for name in names)
         return (None, 1) if size % devices else (axes, devices)
 
-    (rows, _), (heads, devices) = (
-        share("batch", query.shape[0]),
-        share("heads", query.shape[2]),
-    )
+    rows, _ = share("batch", query.shape[0])
+    heads, devices = share("heads", query.shape[2])
     # a device would not have the key-value heads of its heads
     if key.shape[2] % devices:
-        key, value = (
-            jnp.repeat(x, query.shape[2] // key.shape[2], axis=2) for x in (key, value)
-        )
+        key = repeat_heads(key, query.shape[2])
+        value = repeat_heads(value, query.shape[2])
     spec = PartitionSpec(rows, None, heads)
     specs = (
         spec,

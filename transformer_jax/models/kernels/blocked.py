@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.models.kernels import bits
+from transformer_jax.models.kernels.heads import heads_first, repeat_heads
 from transformer_jax.models.kernels.products import product
 from transformer_jax.models.masks import Mask, only_rules
 
@@ -75,10 +76,7 @@ def blocked_attention(
     pass, where the paper's outer loop is over keys.
     """
     length, heads = query.shape[1:3]
-    key_length, kv_heads = key.shape[1:3]
-    if heads != kv_heads:
-        key = jnp.repeat(key, heads // kv_heads, axis=2)
-        value = jnp.repeat(value, heads // kv_heads, axis=2)
+    key_length = key.shape[1]
     mask = only_rules(mask)
     rate = 0.0 if dropout_key is None else dropout_rate
     if block is None and mask.causal:
@@ -90,17 +88,12 @@ def blocked_attention(
     columns = _divided(key_length, block)
     plan = _Plan(length, key_length, rows, columns, mask.causal, rate, dtype)
 
-    def padded(x: Array, size: int) -> Array:
-        return jnp.pad(
-            x.swapaxes(1, 2), ((0, 0), (0, 0), (0, -x.shape[1] % size), (0, 0))
-        )
-
     query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
     output = _attention(
         plan,
-        padded(query, rows),
-        padded(key, columns),
-        padded(value, columns),
+        heads_first(query, rows),
+        heads_first(repeat_heads(key, heads), columns),
+        heads_first(repeat_heads(value, heads), columns),
         mask.padded(rows, columns),
         dropout_key,
     )

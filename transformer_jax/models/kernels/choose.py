@@ -11,6 +11,8 @@ import functools
 import logging
 import math
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import jax
 
@@ -23,6 +25,7 @@ from transformer_jax.models.kernels.accelerators import (
     splash_attention,
 )
 from transformer_jax.models.kernels.blocked import blocked_attention
+from transformer_jax.models.kernels.difference import DROPPED, TOLERANCES, difference
 from transformer_jax.models.kernels.library import library_attention
 from transformer_jax.models.masks import Mask
 
@@ -63,11 +66,13 @@ def kernel_for(
     mask: Mask,
     dropout_rate: float,
     dtype: str,
+    equation: Callable[..., Any],
 ) -> Kernel | None:
     """Return the kernel that `how` stands for, or None for the equation itself.
 
     The arguments are those of the kernel: query (B, T, N, H), key (B, S, K, H), value
-    (B, S, K, H'). `dropout_rate` is 0 where there is no dropout.
+    (B, S, K, H'). `dropout_rate` is 0 where there is no dropout. `equation` is
+    `attention.dot_product_attention`, to check a kernel with.
 
     Raises:
         UserError: `how` does not support the lengths, or does not run on this platform.
@@ -91,12 +96,14 @@ def kernel_for(
     head_dim = query.shape[3]
     value_dim = value.shape[3]
     if how == "auto":
-        how = _automatic(length, key_length, dropout_rate, dtype, head_dim, value_dim)
+        how = _automatic(
+            length, key_length, dropout_rate, dtype, head_dim, value_dim, equation
+        )
         return FUNCTIONS.get(how)
-    longest = short.longest(head_dim, dtype) if how == "short" else math.inf
-    if max(length, key_length) > longest:
+    most = longest(how, head_dim, dtype)
+    if max(length, key_length) > most:
         raise UserError(
-            f"implementation = 'short': supports at most {longest} positions, but "
+            f"implementation = 'short': supports at most {most} positions, but "
             f"there are {length} queries and {key_length} keys; use 'auto'"
         )
     platform = platforms.current()
@@ -157,6 +164,7 @@ def _automatic(
     dtype: str,
     head_dim: int,
     value_dim: int,
+    equation: Callable[..., Any],
 ) -> str:
     """Return the implementation that "auto" stands for."""
     platform = platforms.current()
@@ -171,11 +179,58 @@ def _automatic(
         if kernel == "cudnn" and not cudnn_runs_here():
             missing.append("this device")
         if kernel == "short" and not missing:
-            longest = short.longest(head_dim, dtype)
-            if longest < max(length, key_length) <= short.LONGEST:
-                missing.append(f"more than {longest} positions with this head_dim")
+            most = longest(kernel, head_dim, dtype)
+            if most < max(length, key_length) <= short.LONGEST:
+                missing.append(f"more than {most} positions with this head_dim")
+            elif not _is_right(kernel, equation, bool(dropout_rate), dtype, head_dim):
+                missing.append("this chip, on which it failed its check")
         obstacles.append(" or ".join(missing))
     return choose(length, key_length, platform, tuple(obstacles))
+
+
+def longest(kernel: str, head_dim: int, dtype: str) -> float:
+    """Return the most positions that a kernel supports."""
+    return short.longest(head_dim, dtype) if kernel == "short" else math.inf
+
+
+@functools.cache
+def _is_right(
+    kernel: str, equation: Callable[..., Any], drops: bool, dtype: str, head_dim: int
+) -> bool:
+    """Return True if a kernel computes the equation on this machine's accelerator.
+
+    A warning says so if it does not. A kernel that is compiled for another machine
+    cannot be checked, and is taken. The check runs in a thread of its own, because the
+    caller is tracing a program.
+    """
+    if jax.default_backend() != platforms.current():
+        return True
+    with ThreadPoolExecutor(1) as pool:
+        checked = pool.submit(
+            difference,
+            FUNCTIONS[kernel],
+            equation,
+            length=longest(kernel, head_dim, dtype),
+            dropout_rate=DROPPED if drops else 0.0,
+            dtype=dtype,
+            head_dim=head_dim,
+            value_dim=head_dim,
+        )
+    try:
+        apart = checked.result()
+    except Exception as error:
+        log.warning("attention: %s does not run here: %s", kernel, error)
+        return False
+    if apart <= TOLERANCES[dtype]:
+        return True
+    log.warning(
+        "attention: %s is not used: it differs from the equation by %.1g here, and may "
+        "differ by %.1g; please report this with the output of scripts/verify.py",
+        kernel,
+        apart,
+        TOLERANCES[dtype],
+    )
+    return False
 
 
 @functools.cache
