@@ -49,7 +49,11 @@ def cross_entropy(
 
 
 def next_token(
-    head: Head, x: Array, labels: Array, valid: Array, label_smoothing: float = 0.0
+    head: Head,
+    x: Array,
+    labels: Array,
+    valid: Array,
+    label_smoothing: float = 0.0,
 ) -> tuple[Array, Array]:
     """Return the cross-entropy of the logits head(x): (sum, sum of `valid`).
 
@@ -58,7 +62,12 @@ def next_token(
     positions that count, or has their weights.
     """
 
-    def loss(head: Head, x: Array, labels: Array, weights: Array) -> Array:
+    def loss(
+        head: Head,
+        x: Array,
+        labels: Array,
+        weights: Array,
+    ) -> Array:
         total, _ = cross_entropy(
             head(x),
             labels,

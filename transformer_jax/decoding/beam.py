@@ -1,5 +1,6 @@
 """Beam search. See the package for the shapes."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -30,7 +31,11 @@ LENGTH_PENALTY_FORMS = ("wu", "power")
 STOPPING_RULES = ("exact", "hf_never", "hf_false", "hf_true")
 
 
-def lp(length: jax.Array | int, alpha: float, form: str) -> jax.Array:
+def lp(
+    length: jax.Array | int,
+    alpha: float,
+    form: str,
+) -> jax.Array:
     """Return the length penalty lp(Y) for |Y| = `length` tokens, including EOS.
 
     form: "wu" is ((5 + |Y|) / 6)^α (Wu et al. 2016, eq. 14); "power" is |Y|^α. α is
@@ -56,20 +61,98 @@ class _Beams(NamedTuple):
     scores: jax.Array  # (B, K)
 
 
-def _join(a: _Beams, b: _Beams) -> _Beams:
+class _State(NamedTuple):
+    """What the search knows after the step at `position` - 1."""
+
+    position: jax.Array
+    alive: _Beams  # not ended; the scores are the log-probabilities
+    finished: _Beams
+    done: jax.Array  # (B,), True where the search has stopped
+    cache: Cache
+
+
+def _join(
+    a: _Beams,
+    b: _Beams,
+) -> _Beams:
     return jax.tree.map(lambda x, y: jnp.concatenate([x, y], axis=1), a, b)
 
 
-def _for_beams(cache: Cache, beam_size: int) -> Cache:
+def _for_beams(
+    cache: Cache,
+    beam_size: int,
+) -> Cache:
     if hasattr(cache, "reorder"):
         return cache
     return repeat_rows(cache, beam_size)
 
 
-def _reordered(cache: Cache, parents: jax.Array) -> Cache:
+def _reordered(
+    cache: Cache,
+    parents: jax.Array,
+) -> Cache:
     if hasattr(cache, "reorder"):
         return cache.reorder(parents)
     return reorder_rows(cache, parents)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ranking:
+    """How hypotheses are ranked, and when a search stops.
+
+    max_length: T.
+    beam_size: K.
+    n_best: the number of finished hypotheses that the caller uses.
+    """
+
+    length_penalty: float
+    length_penalty_form: str
+    stopping_rule: str
+    max_length: int
+    beam_size: int
+    n_best: int
+
+    def __post_init__(self) -> None:
+        if self.stopping_rule not in STOPPING_RULES:
+            raise UserError(
+                f"stopping_rule={self.stopping_rule!r}: must be one of "
+                f"{STOPPING_RULES}; use 'exact' if in doubt"
+            )
+
+    def score(
+        self,
+        log_probabilities: jax.Array,
+        length: jax.Array | int,
+    ) -> jax.Array:
+        """Return log P / lp for hypotheses of `length` tokens."""
+        penalty = lp(length, self.length_penalty, self.length_penalty_form)
+        penalized = log_probabilities / penalty
+        return jnp.where(log_probabilities > IMPOSSIBLE, penalized, IMPOSSIBLE)
+
+    def may_end(self, ended: jax.Array) -> jax.Array:
+        """Return which of the best continuations (B, C), best first, may end."""
+        if self.stopping_rule == "exact":
+            return ended
+        rank = jnp.arange(ended.shape[1])[None]
+        return ended & (rank < self.beam_size)
+
+    def stops(
+        self,
+        alive: _Beams,
+        finished: _Beams,
+        length: jax.Array,
+    ) -> jax.Array:
+        """Return the rows (B,) in which hypotheses of `length` tokens cannot win."""
+        last = self.beam_size
+        if self.stopping_rule == "exact":
+            last = min(self.n_best, last)
+        worst = finished.scores[:, last - 1]
+        if self.stopping_rule == "hf_true":
+            return worst > IMPOSSIBLE
+        if self.stopping_rule != "hf_false":
+            length = jnp.int32(self.max_length)
+        best = self.score(alive.log_probabilities[:, 0], length)
+        return best <= worst
 
 
 def beam_search(
@@ -117,97 +200,129 @@ def beam_search(
     Raises ValueError if `length_penalty` or `length_penalty_form` is invalid, see `lp`,
     or `stopping_rule` is unknown.
     """
-    if stopping_rule not in STOPPING_RULES:
-        raise UserError(
-            f"{stopping_rule=}: must be one of {STOPPING_RULES}; "
-            "use 'exact' if in doubt"
-        )
-    B, K, T = batch_size, beam_size, max_length
-    fill, exact = eos_id if pad_id is None else pad_id, stopping_rule == "exact"
-    wanted = min(n_best or K, K) if exact else K
+    fill = eos_id if pad_id is None else pad_id
     ends = (eos_id, *end_ids)
     forbidden = never_chosen(bos_id, pad_id, ends)
-    kept_in_step = (1 + len(ends)) * K
+    count = (1 + len(ends)) * beam_size
+    ranking = _Ranking(
+        length_penalty,
+        length_penalty_form,
+        stopping_rule,
+        max_length,
+        beam_size,
+        n_best or beam_size,
+    )
 
-    def score(log_probabilities, length):
-        penalized = log_probabilities / lp(length, length_penalty, length_penalty_form)
-        return jnp.where(log_probabilities > IMPOSSIBLE, penalized, IMPOSSIBLE)
+    def unfinished(state: _State) -> jax.Array:
+        return (state.position < max_length) & ~state.done.all()
 
-    def unfinished(state):
-        position, _, _, done, _ = state
-        return (position < T) & ~done.all()
-
-    def advance(state):
-        position, alive, finished, done, cache = state
-        logits, cache = step(
-            cache, alive.tokens[:, :, position].reshape(B * K), position
-        )
-
-        # Each of the 2K best of a row is among the 2K best of its beam. This is cheaper
-        # than searching all K·V.
+    def advance(state: _State) -> _State:
+        position = state.position
+        alive = state.alive
+        newest = alive.tokens[:, :, position].reshape(-1)
+        logits, cache = step(state.cache, newest, position)
         if change is None:
-            best_of_each = best_tokens(logits, kept_in_step, forbidden)
+            added, tokens = best_tokens(logits, count, forbidden)
         else:
-            changed = change(
-                jax.nn.log_softmax(logits), alive.tokens.reshape(B * K, -1), position
-            )
-            best_of_each = k_largest(changed, min(kept_in_step, changed.shape[-1]))
-        added, tokens = (x.reshape(B, K, -1) for x in best_of_each)
-        totals = jnp.maximum(alive.log_probabilities[:, :, None] + added, IMPOSSIBLE)
-        totals, chosen = jax.lax.top_k(totals.reshape(B, -1), kept_in_step)
-        parents, token = chosen // added.shape[-1], take(tokens.reshape(B, -1), chosen)
-        continued = take(alive.tokens, parents).at[:, :, position + 1].set(token)
+            texts = alive.tokens.reshape(len(newest), -1)
+            changed = change(jax.nn.log_softmax(logits), texts, position)
+            added, tokens = k_largest(changed, min(count, changed.shape[-1]))
+        totals, parents, token = _best(alive, added, tokens, count)
+        continued = take(alive.tokens, parents)
+        continued = continued.at[:, :, position + 1].set(token)
         ended = is_end(token, ends)
 
-        going_on, kept = jax.lax.top_k(jnp.where(ended, IMPOSSIBLE, totals), K)
+        going_on = jnp.where(ended, IMPOSSIBLE, totals)
+        going_on, kept = jax.lax.top_k(going_on, beam_size)
         alive = _Beams(take(continued, kept), going_on, going_on)
-        parents = take(parents, kept)
-        cache = _reordered(cache, parents)
+        cache = _reordered(cache, take(parents, kept))
 
-        may_end = ended if exact else ended & (jnp.arange(kept_in_step)[None] < K)
-        # rounding could exceed the bound in done rows
-        new = jnp.where(may_end & ~done[:, None], totals, IMPOSSIBLE)
-        finished = _join(finished, _Beams(continued, new, score(new, position + 1)))
-        finished = take(finished, jax.lax.top_k(finished.scores, K)[1])
-        best = score(
-            alive.log_probabilities[:, 0],
-            position + 1 if stopping_rule == "hf_false" else T,
-        )
-        worst = finished.scores[:, wanted - 1]
-        done |= worst > IMPOSSIBLE if stopping_rule == "hf_true" else best <= worst
-        return position + 1, alive, finished, done, cache
+        # rounding could exceed the bound in rows that are done
+        may_end = ranking.may_end(ended) & ~state.done[:, None]
+        new = jnp.where(may_end, totals, IMPOSSIBLE)
+        new_scores = ranking.score(new, position + 1)
+        finished = _join(state.finished, _Beams(continued, new, new_scores))
+        finished = _best_beams(finished, beam_size)
+        done = state.done | ranking.stops(alive, finished, position + 1)
+        return _State(position + 1, alive, finished, done, cache)
 
-    tokens = jnp.full((B, K, 1 + T), fill, jnp.int32).at[:, :, 0].set(bos_id)
-    none = jnp.full((B, K), IMPOSSIBLE, jnp.float32)
+    start = _start(batch_size, beam_size, max_length, bos_id, fill)
+    state = start._replace(cache=_for_beams(cache, beam_size))
+    state = jax.lax.while_loop(unfinished, advance, state)
+    scores = ranking.score(state.alive.log_probabilities, max_length)
+    return _outputs(state.finished, state.alive._replace(scores=scores), fill)
+
+
+def _start(
+    batch_size: int,
+    beam_size: int,
+    max_length: int,
+    bos_id: int,
+    fill: int,
+) -> _State:
+    """Return the state before the first step, without a cache."""
+    shape = (batch_size, beam_size)
+    tokens = jnp.full((*shape, 1 + max_length), fill, jnp.int32)
+    tokens = tokens.at[:, :, 0].set(bos_id)
+    none = jnp.full(shape, IMPOSSIBLE, jnp.float32)
     # start with one beam, because K equal beams would find the same hypotheses
     first = none.at[:, 0].set(0.0)
-    beams, found = _Beams(tokens, first, first), _Beams(tokens, none, none)
-    state = (jnp.int32(0), beams, found, jnp.zeros(B, bool), _for_beams(cache, K))
-    _, alive, finished, _, _ = jax.lax.while_loop(unfinished, advance, state)
-    return _outputs(
-        finished, alive._replace(scores=score(alive.log_probabilities, T)), fill
+    return _State(
+        position=jnp.int32(0),
+        alive=_Beams(tokens, first, first),
+        finished=_Beams(tokens, none, none),
+        done=jnp.zeros(batch_size, bool),
+        cache=None,
     )
 
 
-def _outputs(finished: _Beams, cut_off: _Beams, fill: int) -> Hypotheses:
+def _best(
+    alive: _Beams,
+    added: jax.Array,
+    tokens: jax.Array,
+    count: int,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return log P, the old beam and the new token of the `count` best continuations of
+    each row, each (B, `count`).
+
+    `added` and `tokens` (B·K, C) are the best of each beam: their log-probabilities and
+    ids. Each of the best of a row is among the best of its beam, so this is cheaper
+    than searching all K·V.
+    """
+    rows, beams = alive.log_probabilities.shape
+    added = added.reshape(rows, beams, -1)
+    totals = alive.log_probabilities[:, :, None] + added
+    totals = jnp.maximum(totals, IMPOSSIBLE)
+    totals, chosen = jax.lax.top_k(totals.reshape(rows, -1), count)
+    parents = chosen // added.shape[-1]
+    return totals, parents, take(tokens.reshape(rows, -1), chosen)
+
+
+def _best_beams(
+    beams: _Beams,
+    count: int,
+) -> _Beams:
+    _, chosen = jax.lax.top_k(beams.scores, count)
+    return take(beams, chosen)
+
+
+def _outputs(
+    finished: _Beams,
+    cut_off: _Beams,
+    fill: int,
+) -> Hypotheses:
     """Return the K finished hypotheses.
 
     Their empty places have those that were cut off.
     """
-    K = finished.scores.shape[1]
-    place, count = (
-        jnp.arange(K)[None],
-        (finished.scores > IMPOSSIBLE).sum(axis=1, keepdims=True),
-    )
-    best = take(
-        _join(finished, cut_off), jnp.where(place < count, place, K + place - count)
-    )
+    beams = finished.scores.shape[1]
+    place = jnp.arange(beams)[None]
+    count = (finished.scores > IMPOSSIBLE).sum(axis=1, keepdims=True)
+    source = jnp.where(place < count, place, beams + place - count)
+    best = take(_join(finished, cut_off), source)
     exists = best.scores > IMPOSSIBLE
-    scores, log_probabilities = (
-        jnp.where(exists, x, -jnp.inf) for x in (best.scores, best.log_probabilities)
-    )
     return Hypotheses(
-        jnp.where(exists[:, :, None], best.tokens[:, :, 1:], fill),
-        scores,
-        log_probabilities,
+        tokens=jnp.where(exists[:, :, None], best.tokens[:, :, 1:], fill),
+        scores=jnp.where(exists, best.scores, -jnp.inf),
+        log_probabilities=jnp.where(exists, best.log_probabilities, -jnp.inf),
     )

@@ -56,7 +56,11 @@ class Continuations(NamedTuple):
 
 
 def begin(
-    cache: Cache, newest: jax.Array, given: jax.Array, max_length: int, fill: int
+    cache: Cache,
+    newest: jax.Array,
+    given: jax.Array,
+    max_length: int,
+    fill: int,
 ) -> Continuations:
     """Return continuations of `given` (N, G) without a token so far, and with room for
     T = `max_length` tokens.
@@ -196,7 +200,9 @@ def greedy(
     forbidden = never_chosen(bos_id, pad_id, ends)
 
     def best(
-        logits: jax.Array, text: jax.Array, position: jax.Array
+        logits: jax.Array,
+        text: jax.Array,
+        position: jax.Array,
     ) -> tuple[jax.Array, jax.Array]:
         """Return what `next_token` would; on CPUs, this is faster."""
         log_probabilities, tokens = best_tokens(logits, 1, forbidden)
@@ -205,7 +211,9 @@ def greedy(
         return token, log_probabilities.max(axis=-1)
 
     def changed(
-        logits: jax.Array, text: jax.Array, position: jax.Array
+        logits: jax.Array,
+        text: jax.Array,
+        position: jax.Array,
     ) -> tuple[jax.Array, jax.Array]:
         return next_token(
             logits,
@@ -281,7 +289,9 @@ def sample(
         )
 
     def choose(
-        logits: jax.Array, text: jax.Array, position: jax.Array
+        logits: jax.Array,
+        text: jax.Array,
+        position: jax.Array,
     ) -> tuple[jax.Array, jax.Array]:
         return next_token(
             logits,

@@ -47,7 +47,9 @@ Valid = Array | None
 
 
 def scaled_dot_product_scores(
-    query: Array, key: Array, dtype: str = "float32"
+    query: Array,
+    key: Array,
+    dtype: str = "float32",
 ) -> Array:
     """Return Q Kᵀ / √d_k, the argument of the softmax in Vaswani et al. 2017, eq. 1.
 
@@ -63,7 +65,11 @@ def scaled_dot_product_scores(
 # is the number of hidden units.
 
 
-def additive_scores(query: Array, key: Array, v: Array) -> Array:
+def additive_scores(
+    query: Array,
+    key: Array,
+    v: Array,
+) -> Array:
     """Return vᵀ tanh(W_a s + U_a h), the additive score of Bahdanau et al. 2015.
 
     This is the e of their eq. 6, in the form of Section A.1.2. query = W_a s (B, T, A),
@@ -74,7 +80,11 @@ def additive_scores(query: Array, key: Array, v: Array) -> Array:
     return product("BTSA,A->BTS", hidden, v)
 
 
-def dot_scores(query: Array, key: Array, dtype: str = "float32") -> Array:
+def dot_scores(
+    query: Array,
+    key: Array,
+    dtype: str = "float32",
+) -> Array:
     """Return sᵀ h, the dot score of Luong et al. 2015, Section 3.1, under eq. 7.
 
     query s (B, T, D), key h (B, S, D) → (B, T, S). `scaled_dot_product_scores` also
@@ -83,7 +93,12 @@ def dot_scores(query: Array, key: Array, dtype: str = "float32") -> Array:
     return product("BTD,BSD->BTS", query, key, dtype)
 
 
-def general_scores(query: Array, key: Array, w: Array, dtype: str = "float32") -> Array:
+def general_scores(
+    query: Array,
+    key: Array,
+    w: Array,
+    dtype: str = "float32",
+) -> Array:
     """Return sᵀ W h, the general score of Luong et al. 2015, Section 3.1, under eq. 7.
 
     query s (B, T, D), key h (B, S, C), w (D, C) → (B, T, S).
@@ -151,7 +166,10 @@ def dot_product_attention(
 
 
 def over_groups(
-    attention: Callable[..., Any], query: Array, key: Array, value: Array
+    attention: Callable[..., Any],
+    query: Array,
+    key: Array,
+    value: Array,
 ) -> tuple[Array, Array]:
     """Let G = N / K query heads share each key-value head, without copying it.
 
@@ -438,7 +456,10 @@ class MultiHeadAttention(nn.Module):
         return self.implementation
 
     def _checked(
-        self, x: Array, memory: Array | KeyValue, mask: Array | Mask | None
+        self,
+        x: Array,
+        memory: Array | KeyValue,
+        mask: Array | Mask | None,
     ) -> Mask:
         """Return the mask. Raise UserError if an argument has a wrong shape or type."""
         check_vectors("x", x, self.d_model)

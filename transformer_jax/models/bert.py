@@ -59,7 +59,11 @@ class BertConfig(SingleStackConfig):
             yield "num_segments", "must be at least 2, for the two segments of a pair"
 
 
-def sizes(num_layers: int, d_model: int, vocab_size: int = 30522) -> dict[str, int]:
+def sizes(
+    num_layers: int,
+    d_model: int,
+    vocab_size: int = 30522,
+) -> dict[str, int]:
     """Return fields of `BertConfig` for a model of this size.
 
     Heads have width 64, and d_ff = 4 d_model.
@@ -103,9 +107,18 @@ class Bert(nn.Module):
         )
         shape = (c.num_segments, c.d_model)
         init = make_initializer(c.embedding_init)
-        self.segments = parameter(self, "segments", init, shape, ("segment", "vector"))
+        self.segments = parameter(
+            self,
+            "segments",
+            init,
+            shape,
+            ("segment", "vector"),
+        )
         self.positions = Positions(
-            c.positions, c.max_length, c.d_model, c.embedding_init
+            c.positions,
+            c.max_length,
+            c.d_model,
+            c.embedding_init,
         )
         self.norm = NORM_TYPES[c.norm_type](c.norm_epsilon)
         self.dropout = layers.Dropout(c.dropout_rate)
@@ -143,7 +156,11 @@ class Bert(nn.Module):
         return x, jnp.tanh(self.pooler(pooled))
 
     def features(
-        self, tokens: Array, valid: Array, segments: Array | None, last: int
+        self,
+        tokens: Array,
+        valid: Array,
+        segments: Array | None,
+        last: int,
     ) -> Array:
         """Return the concatenated outputs of the `last` layers, (B, T, last · D).
 
@@ -215,7 +232,13 @@ class MaskedLMHead(nn.Module):
         )
         self.norm = NORM_TYPES[c.norm_type](c.norm_epsilon)
         shape = (layers.padded_vocab_size(c.vocab_size, c.vocab_multiple),)
-        self.bias = parameter(self, "bias", nn.initializers.zeros, shape, ("vocab",))
+        self.bias = parameter(
+            self,
+            "bias",
+            nn.initializers.zeros,
+            shape,
+            ("vocab",),
+        )
 
     def __call__(self, x: Array, embedding: Embedding) -> tuple[Array, Head]:
         """Transform x (B, P, D).
@@ -322,7 +345,10 @@ class Classifier(_Head):
     """
 
     def __call__(
-        self, tokens: Array, valid: Array, segments: Array | None = None
+        self,
+        tokens: Array,
+        valid: Array,
+        segments: Array | None = None,
     ) -> Array:
         """Map token ids (B, T) to float32 logits (B, num_classes).
 
@@ -346,7 +372,10 @@ class TokenClassifier(_Head):
     """
 
     def __call__(
-        self, tokens: Array, valid: Array, segments: Array | None = None
+        self,
+        tokens: Array,
+        valid: Array,
+        segments: Array | None = None,
     ) -> Array:
         """Map token ids (B, T) to float32 logits (B, T, num_classes).
 

@@ -19,22 +19,35 @@ from transformer_jax.models.masks import CAUSAL, Mask, padding
 Array = jax.Array
 
 
-def repeat_rows(tree: Any, count: int) -> Any:
+def repeat_rows(
+    tree: Any,
+    count: int,
+) -> Any:
     """Return `tree` with every row of its leaves `count` times, next to each other."""
-    return jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), tree)
+
+    def repeat(x: Array) -> Array:
+        return jnp.repeat(x, count, axis=0)
+
+    return jax.tree.map(repeat, tree)
 
 
-def reorder_rows(tree: Any, parents: Array) -> Any:
+def reorder_rows(
+    tree: Any,
+    parents: Array,
+) -> Any:
     """Return `tree` with rows (B·J, …) in another order within each group of J.
 
     Row j of group b is the old row parents[b, j] of this group. `parents` is (B, J).
     Groups do not mix, so they may be on different devices.
     """
-    take = jax.vmap(lambda group, rows: group.at[rows].get(mode="promise_in_bounds"))
+
+    def take(group: Array, rows: Array) -> Array:
+        return group.at[rows].get(mode="promise_in_bounds")
 
     def reorder(x: Array) -> Array:
         groups = x.reshape(*parents.shape, *x.shape[1:])
-        return take(groups, parents).reshape(x.shape)
+        groups = jax.vmap(take)(groups, parents)
+        return groups.reshape(x.shape)
 
     return jax.tree.map(reorder, tree)
 
@@ -55,14 +68,16 @@ class Cache(NamedTuple):
 
     def repeat(self, count: int) -> Self:
         """Return the cache with `count` hypotheses in the place of each one."""
-        return self._replace(past=repeat_rows(self.past, count))
+        past = repeat_rows(self.past, count)
+        return self._replace(past=past)
 
     def reorder(self, parents: Array) -> Self:
         """Return the cache in which hypotheses continue others.
 
         Hypothesis j of row b continues hypothesis parents[b, j]; `parents` is (B, J).
         """
-        return self._replace(past=self.past.reorder(parents))
+        past = self.past.reorder(parents)
+        return self._replace(past=past)
 
 
 class KeyValue(NamedTuple):
@@ -76,30 +91,49 @@ class KeyValue(NamedTuple):
     value: Array
 
     @classmethod
-    def of_heads(cls, key: Array, value: Array) -> "KeyValue":
+    def of_heads(
+        cls,
+        key: Array,
+        value: Array,
+    ) -> "KeyValue":
         """Return a cache of keys (B, S, K, H) and values (B, S, K, H')."""
-        return cls(jnp.swapaxes(key, 1, 2), jnp.swapaxes(value, 1, 2))
+        return cls(
+            jnp.swapaxes(key, 1, 2),
+            jnp.swapaxes(value, 1, 2),
+        )
 
     def heads(self) -> tuple[Array, Array]:
         """Return keys (B, S, K, H) and values (B, S, K, H')."""
-        return jnp.swapaxes(self.key, 1, 2), jnp.swapaxes(self.value, 1, 2)
+        return (
+            jnp.swapaxes(self.key, 1, 2),
+            jnp.swapaxes(self.value, 1, 2),
+        )
 
     @property
     def room(self) -> int:
         """S."""
         return self.key.shape[2]
 
-    def write(self, new: "KeyValue", at: Array | int) -> "KeyValue":
+    def write(
+        self,
+        new: "KeyValue",
+        at: Array | int,
+    ) -> "KeyValue":
         """Return the cache with the entries of `new` from entry `at` on."""
 
-        def put(old: Array, new: Array) -> Array:
+        update = jax.lax.dynamic_update_slice_in_dim
+
+        def put(
+            old: Array,
+            new: Array,
+        ) -> Array:
             new = new.astype(old.dtype)
             if old.shape[0] == 1:
                 # In the loop of a single row, XLA for CPUs would copy the cache if the
                 # axis of rows took part in the update.
-                row = jax.lax.dynamic_update_slice_in_dim(old[0], new[0], at, axis=1)
+                row = update(old[0], new[0], at, axis=1)
                 return row[None]
-            return jax.lax.dynamic_update_slice_in_dim(old, new, at, axis=2)
+            return update(old, new, at, axis=2)
 
         return jax.tree.map(put, self, new)
 
@@ -120,13 +154,22 @@ class SelfAttentionCache(Protocol):
     def entry(self, position: Array | int) -> Array | int:
         """Return the entry at which what is at `position` is written."""
 
-    def queries(self, position: Array | int, count: int) -> Array:
+    def queries(
+        self,
+        position: Array | int,
+        count: int,
+    ) -> Array:
         """Return the positions of `count` new entries, the first of them `position`."""
 
     def keys(self) -> Array:
         """Return the position of each entry, (S,)."""
 
-    def seen(self, position: Array | int, count: int, begins: Array | None) -> Mask:
+    def seen(
+        self,
+        position: Array | int,
+        count: int,
+        begins: Array | None,
+    ) -> Mask:
         """Return what the `count` new entries may attend to.
 
         Positions before `begins` (B,) are padding.
@@ -153,18 +196,29 @@ class Past(NamedTuple):
     def entry(self, position: Array | int) -> Array | int:
         return position
 
-    def queries(self, position: Array | int, count: int) -> Array:
+    def queries(
+        self,
+        position: Array | int,
+        count: int,
+    ) -> Array:
         return position + jnp.arange(count)
 
     def keys(self) -> Array:
         return jnp.arange(self.layers[0].room)
 
-    def seen(self, position: Array | int, count: int, begins: Array | None) -> Mask:
+    def seen(
+        self,
+        position: Array | int,
+        count: int,
+        begins: Array | None,
+    ) -> Mask:
         room = self.layers[0].room
         mask = CAUSAL
         if begins is not None:
-            mask &= padding(jnp.arange(room)[None] >= begins[:, None])
-        return Mask(allowed=mask.part(position, count, 0, room))
+            positions = jnp.arange(room)[None]
+            mask &= padding(positions >= begins[:, None])
+        allowed = mask.part(position, count, 0, room)
+        return Mask(allowed=allowed)
 
     def written(self, layers: tuple[KeyValue, ...]) -> Self:
         return self._replace(layers=layers)
@@ -195,7 +249,8 @@ class SharedPast(NamedTuple):
         return x.reshape(rows, hypotheses, x.shape[-1])
 
     def reorder(self, parents: Array) -> Self:
-        owned = jnp.take_along_axis(self.owned, parents[:, :, None], axis=1)
+        index = parents[:, :, None]
+        owned = jnp.take_along_axis(self.owned, index, axis=1)
         return self._replace(owned=owned)
 
     def advance(self, position: Array | int) -> Self:
@@ -203,22 +258,36 @@ class SharedPast(NamedTuple):
         rows, hypotheses, _ = self.owned.shape
         each = jnp.eye(hypotheses, dtype=bool)
         new = jnp.broadcast_to(each, (rows, hypotheses, hypotheses))
+        entry = self.entry(position)
         owned = jax.lax.dynamic_update_slice_in_dim(
-            self.owned, new, self.entry(position), axis=2
+            self.owned,
+            new,
+            entry,
+            axis=2,
         )
         return self._replace(owned=owned)
 
     def entry(self, position: Array | int) -> Array | int:
         return position * self.owned.shape[1]
 
-    def queries(self, position: Array | int, count: int) -> Array:
+    def queries(
+        self,
+        position: Array | int,
+        count: int,
+    ) -> Array:
         """Return `position` for each hypothesis; `count` is J."""
         return jnp.full(count, position)
 
     def keys(self) -> Array:
-        return jnp.arange(self.layers[0].room) // self.owned.shape[1]
+        entries = jnp.arange(self.layers[0].room)
+        return entries // self.owned.shape[1]
 
-    def seen(self, position: Array | int, count: int, begins: Array | None) -> Mask:
+    def seen(
+        self,
+        position: Array | int,
+        count: int,
+        begins: Array | None,
+    ) -> Mask:
         return Mask(allowed=self.owned[:, None])
 
     def written(self, layers: tuple[KeyValue, ...]) -> Self:

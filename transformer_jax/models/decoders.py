@@ -89,7 +89,12 @@ class Decoder(nn.Module):
             width = c.d_model + c.encoder_dim + c.embedding_dim
             self.maxout = self._linear(width, 2 * c.readout_dim)
 
-    def project(self, h: Array, summary: Array, valid: Array) -> Memory:
+    def project(
+        self,
+        h: Array,
+        summary: Array,
+        valid: Array,
+    ) -> Memory:
         """Return what all steps read of the source.
 
         h (B, S, C), summary (B, C) and `valid` (B, S) are those of `Encoded`.
@@ -98,13 +103,23 @@ class Decoder(nn.Module):
         values = h[:, None]
         if self.config.attention != "none":
             keys, values = self.alignment.project(h)
-        return Memory(keys, values, summary, valid)
+        return Memory(
+            keys,
+            values,
+            summary,
+            valid,
+        )
 
     def first(self, carries: tuple[Carry, ...]) -> State:
         """Return the state before the first step."""
         return State(carries)
 
-    def __call__(self, state: State, y: Array, memory: Memory) -> Step:
+    def __call__(
+        self,
+        state: State,
+        y: Array,
+        memory: Memory,
+    ) -> Step:
         """Read the word y (B, E).
 
         The memory may have fewer rows, B / K. Then K adjacent rows of y share each row
@@ -131,7 +146,12 @@ class Decoder(nn.Module):
         weights = weights.swapaxes(1, 2).reshape(rows, -1, positions)
         return context.reshape(rows, -1), weights
 
-    def read_out(self, s: Array, context: Array, y: Array) -> Array:
+    def read_out(
+        self,
+        s: Array,
+        context: Array,
+        y: Array,
+    ) -> Array:
         """Combine state, context and word to the output.
 
         It is [s; c; y], or a maxout layer of that (Goodfellow et al. 2013): the larger
@@ -144,7 +164,12 @@ class Decoder(nn.Module):
         pairs = pairs.reshape(y.shape[0], self.config.readout_dim, 2)
         return pairs.max(axis=-1)
 
-    def _linear(self, inputs: int, outputs: int, use_bias: bool = True) -> Linear:
+    def _linear(
+        self,
+        inputs: int,
+        outputs: int,
+        use_bias: bool = True,
+    ) -> Linear:
         return Linear(
             "BC,CO->BO",
             shape=(inputs, outputs),
@@ -160,7 +185,12 @@ class Plain(Decoder):
     The source is seen only by the first state.
     """
 
-    def __call__(self, state: State, y: Array, memory: Memory) -> Step:
+    def __call__(
+        self,
+        state: State,
+        y: Array,
+        memory: Memory,
+    ) -> Step:
         state = self.recur(state, y)
         return Step(state, state.top, no_weights(y, memory))
 
@@ -172,7 +202,12 @@ class Cho(Decoder):
     2.2).
     """
 
-    def __call__(self, state: State, y: Array, memory: Memory) -> Step:
+    def __call__(
+        self,
+        state: State,
+        y: Array,
+        memory: Memory,
+    ) -> Step:
         sharing = y.shape[0] // memory.summary.shape[0]
         context = jnp.repeat(memory.summary, sharing, axis=0)
         state = self.recur(state, concat(y, context))
@@ -186,7 +221,12 @@ class Bahdanau(Decoder):
     c_t is attended from s_{t-1} (Bahdanau et al. 2015, Section A.2.2).
     """
 
-    def __call__(self, state: State, y: Array, memory: Memory) -> Step:
+    def __call__(
+        self,
+        state: State,
+        y: Array,
+        memory: Memory,
+    ) -> Step:
         context, weights = self.attend(state.top, memory)
         state = self.recur(state, concat(y, context))
         output = self.read_out(state.top, context, y)
@@ -210,7 +250,12 @@ class Luong(Decoder):
         state = State(carries)
         return self._feed(state, jnp.zeros(state.top.shape))
 
-    def __call__(self, state: State, y: Array, memory: Memory) -> Step:
+    def __call__(
+        self,
+        state: State,
+        y: Array,
+        memory: Memory,
+    ) -> Step:
         if state.fed is not None:
             y = concat(y, state.fed)
         state = self.recur(state, y)

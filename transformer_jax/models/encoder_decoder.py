@@ -58,7 +58,12 @@ class EncoderDecoder(Protocol):
     def head(self) -> Head:
         """Return the map from the decoder's output to logits."""
 
-    def start(self, memory: Any, room: int, hypotheses: int = 1) -> Cache:
+    def start(
+        self,
+        memory: Any,
+        room: int,
+        hypotheses: int = 1,
+    ) -> Cache:
         """Return a cache of B · J sequences that have no token yet.
 
         `room` is the largest number of tokens that `extend` will read; models whose
@@ -70,7 +75,10 @@ class EncoderDecoder(Protocol):
         """
 
     def extend(
-        self, cache: Cache, ids: Array, position: Array | int
+        self,
+        cache: Cache,
+        ids: Array,
+        position: Array | int,
     ) -> tuple[Array, Cache]:
         """Read ids (B · J, T) → logits (B · J, T, padded V), the cache with them.
 

@@ -32,7 +32,11 @@ class Tokens(nn.Module):
     positions: Positions | None = None
     dropout: Dropout | None = None
 
-    def __call__(self, ids: Array, valid: Valid = None) -> tuple[Array, Valid]:
+    def __call__(
+        self,
+        ids: Array,
+        valid: Valid = None,
+    ) -> tuple[Array, Valid]:
         """Map ids (B, S) to vectors (B, S, D), with dropout, and return `valid` too.
 
         `valid` (B, S) is True at tokens and False at padding. None: there is no
@@ -45,7 +49,11 @@ class Tokens(nn.Module):
             x = self.dropout(x)
         return x, valid
 
-    def embed(self, ids: Array, position: Array | int = 0) -> Array:
+    def embed(
+        self,
+        ids: Array,
+        position: Array | int = 0,
+    ) -> Array:
         """Map ids (B, T) from `position` on to vectors (B, T, D), without dropout."""
         check_ids(str(self.name), ids, self.embedding.vocab_size)
         x = self.embedding(ids)

@@ -47,7 +47,11 @@ class GPTConfig(SingleStackConfig):
 
 
 def sizes(
-    num_layers: int, d_model: int, d_ff: int, num_heads: int, num_kv_heads: int = 0
+    num_layers: int,
+    d_model: int,
+    d_ff: int,
+    num_heads: int,
+    num_kv_heads: int = 0,
 ) -> dict[str, Any]:
     """Return fields of `GPTConfig` for a model of this size.
 
@@ -142,7 +146,10 @@ class GPT(nn.Module):
             c.embedding_scale,
         )
         self.positions = Positions(
-            c.positions, c.max_length, c.d_model, c.embedding_init
+            c.positions,
+            c.max_length,
+            c.d_model,
+            c.embedding_init,
         )
         self.dropout = layers.Dropout(c.dropout_rate)
         self.decoder = Stack(c, c.num_layers)
@@ -285,7 +292,12 @@ class GPTClassifier(nn.Module):
             "dtype": c.dtype,
             "initializer": c.init,
         }
-        self.head = Linear("...D,DC->...C", shape, ("embed", "classes"), **options)
+        self.head = Linear(
+            "...D,DC->...C",
+            shape,
+            ("embed", "classes"),
+            **options,
+        )
 
     def __call__(self, tokens: Array, valid: Array) -> Array:
         """Map token ids (B, T) to float32 logits (B / views, num_classes).
@@ -316,7 +328,11 @@ class GPTClassifier(nn.Module):
         }
 
 
-def swapped(tokens: Array, second: Array, length: Array) -> Array:
+def swapped(
+    tokens: Array,
+    second: Array,
+    length: Array,
+) -> Array:
     """Swap the texts of pairs.
 
     [START] a [DELIM] b [EXTRACT] becomes [START] b [DELIM] a [EXTRACT]. tokens (B, T);

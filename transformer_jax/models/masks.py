@@ -80,7 +80,11 @@ class Mask:
         )
 
     def part(
-        self, first_query: Array | int, queries: int, first_key: Array | int, keys: int
+        self,
+        first_query: Array | int,
+        queries: int,
+        first_key: Array | int,
+        keys: int,
     ) -> Array | None:
         """Return a block of the mask without `allowed`; None if it allows everything.
 
@@ -111,7 +115,14 @@ class Mask:
         """
         return _both(self.part(0, queries, 0, keys), self.allowed)
 
-    def check(self, name: str, rows: Any, heads: Any, queries: Any, keys: Any) -> None:
+    def check(
+        self,
+        name: str,
+        rows: Any,
+        heads: Any,
+        queries: Any,
+        keys: Any,
+    ) -> None:
         """Raise UserError unless the mask is one of (rows, heads, queries, keys)."""
         check_segments(
             f"the queries' side of {name}", self.query_segments, rows, queries

@@ -28,7 +28,10 @@ POSITIONS = ("sinusoidal", "sinusoidal_halves", "learned", *IN_ATTENTION, "none"
 
 
 def sinusoidal_positions(
-    length: int, d_model: int, base: float = 10000.0, halves: bool = False
+    length: int,
+    d_model: int,
+    base: float = 10000.0,
+    halves: bool = False,
 ) -> np.ndarray:
     """Return the sinusoidal positions (length, d) in float32.
 
@@ -44,7 +47,10 @@ def sinusoidal_positions(
 
 
 def _sinusoids(
-    positions: np.ndarray, d_model: int, base: float, halves: bool = False
+    positions: np.ndarray,
+    d_model: int,
+    base: float,
+    halves: bool = False,
 ) -> np.ndarray:
     """Return `sinusoidal_positions` at `positions` (T,): (T, d), float32."""
     pairs = np.arange((d_model + 1) // 2)
@@ -57,7 +63,10 @@ def _sinusoids(
 
 
 def rotary_waves(
-    positions: np.ndarray | Array, room: Any, width: int, base: float = 10000.0
+    positions: np.ndarray | Array,
+    room: Any,
+    width: int,
+    base: float = 10000.0,
 ) -> Array:
     """Return the sines and cosines that `rotate` needs at `positions` (T,): (1, T, H).
 
@@ -75,7 +84,10 @@ def rotary_waves(
     return waves.reshape(1, -1, width)
 
 
-def rotate(x: Array, waves: Array) -> Array:
+def rotate(
+    x: Array,
+    waves: Array,
+) -> Array:
     """Return R_m x_m for x (B, T, N, H), where m are the positions of `waves`.
 
     Su et al. 2021 (RoFormer), eqs. 15 and 34: each pair (x_2i-1, x_2i), i = 1 … H/2, is
@@ -101,7 +113,11 @@ def rotate(x: Array, waves: Array) -> Array:
     return turned.reshape(x.shape).astype(x.dtype)
 
 
-def clipped_distances(queries: Array, keys: Array, k: int) -> Array:
+def clipped_distances(
+    queries: Array,
+    keys: Array,
+    k: int,
+) -> Array:
     """Return clip(j - i, -k, k) + k for query positions i and key positions j: (T, S).
 
     This is the row of a table (2k + 1, H) for each pair (Shaw et al. 2018, eq. 4).
@@ -122,14 +138,20 @@ class Relations(NamedTuple):
     distances: Array
 
 
-def _to_keys(by_distance: Array, distances: Array) -> Array:
+def _to_keys(
+    by_distance: Array,
+    distances: Array,
+) -> Array:
     """Look up the value for each pair's distance: (B, N, T, R) → (B, N, T, S)."""
     index = distances[None, None]
     return jnp.take_along_axis(by_distance, index, axis=-1, mode="promise_in_bounds")
 
 
 def relative_scores(
-    query: Array, table: Array, distances: Array, dtype: str = "float32"
+    query: Array,
+    table: Array,
+    distances: Array,
+    dtype: str = "float32",
 ) -> Array:
     """Return x_i W_Q · a_ij^K / √d_k, (B, N, T, S), float32.
 
@@ -144,7 +166,10 @@ def relative_scores(
 
 
 def relative_values(
-    weights: Array, table: Array, distances: Array, dtype: str = "float32"
+    weights: Array,
+    table: Array,
+    distances: Array,
+    dtype: str = "float32",
 ) -> Array:
     """Return Σ_j α_ij a_ij^V, (B, T, N, H').
 
@@ -216,10 +241,19 @@ class RelativePositions(nn.Module):
 
     @nn.compact
     def __call__(self, distances: Array) -> Relations:
-        def table(name: str, width: int) -> Array:
+        def table(
+            name: str,
+            width: int,
+        ) -> Array:
             shape = (2 * self.max_distance + 1, width)
             axes = ("distance", "head_dim")
-            return parameter(self, name, nn.initializers.xavier_uniform(), shape, axes)
+            return parameter(
+                self,
+                name,
+                nn.initializers.xavier_uniform(),
+                shape,
+                axes,
+            )
 
         return Relations(
             table("key_table", self.head_dim),
@@ -252,7 +286,11 @@ class Positions(nn.Module):
     initializer: str = "normal"
 
     @nn.compact
-    def __call__(self, length: int, offset: Array | int = 0) -> Array:
+    def __call__(
+        self,
+        length: int,
+        offset: Array | int = 0,
+    ) -> Array:
         last = length + offset if isinstance(offset, int) else length
         if self.kind not in IN_ATTENTION and exceeds(last, self.max_length):
             raise UserError(
@@ -281,7 +319,11 @@ class Positions(nn.Module):
         return jax.lax.dynamic_slice_in_dim(table, offset, length)[None]
 
 
-def check_length(kind: str, length: int, max_length: int) -> None:
+def check_length(
+    kind: str,
+    length: int,
+    max_length: int,
+) -> None:
     """Raise ValueError if a cache of `length` positions exceeds `max_length`.
 
     Positions that act in attention have no such limit.

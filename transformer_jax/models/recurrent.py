@@ -94,7 +94,12 @@ class Encoder(nn.Module):
                 carries.append(end)
         last_states = [jax.tree.leaves(end)[-1] for end in ends]
         summary = jnp.concatenate(last_states, axis=-1)
-        return Encoded(x, summary, tuple(carries), valid)
+        return Encoded(
+            x,
+            summary,
+            tuple(carries),
+            valid,
+        )
 
     def _bridge(self, carry: Carry, layer: int) -> Carry:
         """Map a carry of half the encoder's width to a carry of the decoder."""
@@ -115,13 +120,21 @@ class Encoder(nn.Module):
 
 
 def run_cell(
-    cell: Any, x: Array, lengths: Array, backwards: bool
+    cell: Any,
+    x: Array,
+    lengths: Array,
+    backwards: bool,
 ) -> tuple[Carry, Array]:
     """Run a cell over x (B, S, E) → the last carry, outputs (B, S, C).
 
     `lengths` (B,) are those of the rows without padding.
     """
-    rnn = nn.RNN(cell, return_carry=True, reverse=backwards, keep_order=True)
+    rnn = nn.RNN(
+        cell,
+        return_carry=True,
+        reverse=backwards,
+        keep_order=True,
+    )
     return rnn(x, seq_lengths=lengths)
 
 
@@ -237,7 +250,12 @@ class RecurrentSeq2Seq(nn.Module):
         """Return the map from the decoder's output to logits."""
         return self.output.head()
 
-    def start(self, memory: Encoded, room: int, hypotheses: int = 1) -> Cache:
+    def start(
+        self,
+        memory: Encoded,
+        room: int,
+        hypotheses: int = 1,
+    ) -> Cache:
         """Return a cache with the decoder's first state.
 
         States do not grow, so `room` is ignored.
@@ -249,7 +267,10 @@ class RecurrentSeq2Seq(nn.Module):
         return Cache(state, shared)
 
     def extend(
-        self, cache: Cache, ids: Array, position: Array | int
+        self,
+        cache: Cache,
+        ids: Array,
+        position: Array | int,
     ) -> tuple[Array, Cache]:
         """Read ids (B, T) → logits (B, T, padded V), the cache with them.
 
@@ -266,7 +287,10 @@ class RecurrentSeq2Seq(nn.Module):
         return {("alignment", "target", "source"): sown["weights"][0][:, None]}
 
     def _read(
-        self, cache: Cache, target: Array, forced: Array | None = None
+        self,
+        cache: Cache,
+        target: Array,
+        forced: Array | None = None,
     ) -> tuple[State, Array, Array]:
         """Read target ids (B, T) → the last state, outputs, weights (B, N, T, S).
 

@@ -91,7 +91,11 @@ class RecurrentLM(nn.Module):
         self.dropout = Dropout(c.dropout_rate)
         if not c.tie_embeddings:
             self.output = OutputLayer(
-                c.vocab_size, c.d_model, c.vocab_multiple, use_bias=True, dtype=c.dtype
+                c.vocab_size,
+                c.d_model,
+                c.vocab_multiple,
+                use_bias=True,
+                dtype=c.dtype,
             )
 
     def __call__(
@@ -139,7 +143,11 @@ class RecurrentLM(nn.Module):
             return self.embedding.head(self.config.dtype)
         return self.output.head()
 
-    def start(self, rows: int, room: int) -> tuple[Carry, ...]:
+    def start(
+        self,
+        rows: int,
+        room: int,
+    ) -> tuple[Carry, ...]:
         """Return a state of zero for each layer.
 
         States do not grow, so `room` is ignored.
@@ -174,7 +182,10 @@ class RecurrentLM(nn.Module):
         return {}
 
     def _run(
-        self, carries: tuple[Carry, ...], tokens: Array, fresh: Array | None
+        self,
+        carries: tuple[Carry, ...],
+        tokens: Array,
+        fresh: Array | None,
     ) -> tuple[Array, tuple[Carry, ...]]:
         """Read token ids (B, T) → the last layer's output, the next carries.
 
@@ -183,7 +194,9 @@ class RecurrentLM(nn.Module):
         """
 
         def step(
-            cell: Any, carry: Carry, inputs: tuple[Array, Array | None]
+            cell: Any,
+            carry: Carry,
+            inputs: tuple[Array, Array | None],
         ) -> tuple[Carry, Array]:
             x, reset = inputs
             if reset is not None:

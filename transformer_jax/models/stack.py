@@ -301,7 +301,11 @@ class Block(nn.Module):
     def _residual(self) -> Residual:
         c = self.config
         return Residual(
-            c.norm, c.dropout_rate, c.norm_epsilon, c.norm_type, c.residual_dtype
+            c.norm,
+            c.dropout_rate,
+            c.norm_epsilon,
+            c.norm_type,
+            c.residual_dtype,
         )
 
 
@@ -360,7 +364,10 @@ class Stack(nn.Module):
         return every.at[:, -1].set(self._end(last))
 
     def init_cache(
-        self, rows: int, room: int, hypotheses: int = 1
+        self,
+        rows: int,
+        room: int,
+        hypotheses: int = 1,
     ) -> SelfAttentionCache:
         """Return an empty cache of self-attention, with room for `room` positions.
 
@@ -443,7 +450,12 @@ class Stack(nn.Module):
         positions = np.arange(length) if isinstance(length, int) else jnp.arange(length)
         return self._places_of(positions, positions, length)
 
-    def _places_of(self, queries: Any, keys: Any, room: Any) -> Places:
+    def _places_of(
+        self,
+        queries: Any,
+        keys: Any,
+        room: Any,
+    ) -> Places:
         c = self.config
         return make_places(
             c.positions,

@@ -155,7 +155,11 @@ class Transformer(nn.Module):
             rows = layers.padded_vocab_size(c.target_vocab_size, c.vocab_multiple)
             zeros = nn.initializers.zeros
             self.output_bias = parameter(
-                self, "output_bias", zeros, (rows,), ("vocab",)
+                self,
+                "output_bias",
+                zeros,
+                (rows,),
+                ("vocab",),
             )
 
     def __call__(
@@ -208,7 +212,12 @@ class Transformer(nn.Module):
             return self.output.head()
         return self.target_embedding.head(self.config.dtype, self.output_bias)
 
-    def start(self, memory: Memory, room: int, hypotheses: int = 1) -> Cache:
+    def start(
+        self,
+        memory: Memory,
+        room: int,
+        hypotheses: int = 1,
+    ) -> Cache:
         """Return a cache with the projections of the memory in all layers, and room.
 
         Raises:
@@ -222,7 +231,10 @@ class Transformer(nn.Module):
         return Cache(past, ProjectedMemory(projected, memory.valid))
 
     def extend(
-        self, cache: Cache, ids: Array, position: Array | int
+        self,
+        cache: Cache,
+        ids: Array,
+        position: Array | int,
     ) -> tuple[Array, Cache]:
         """Read ids (B, T) from `position` on → logits (B, T, padded V), cache."""
         projected, valid = cache.memory
@@ -263,7 +275,12 @@ class Transformer(nn.Module):
     @nn.nowrap
     def _positions(self) -> Positions:
         c = self.config
-        return Positions(c.positions, c.max_length, c.d_model, c.embedding_init)
+        return Positions(
+            c.positions,
+            c.max_length,
+            c.d_model,
+            c.embedding_init,
+        )
 
 
 def shift_right(target: Any, bos_id: int) -> Any:

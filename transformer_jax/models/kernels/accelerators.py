@@ -64,7 +64,11 @@ def short_attention(
     }
 
     def attend(
-        query: Array, key: Array, value: Array, mask: Mask, numbers: Array
+        query: Array,
+        key: Array,
+        value: Array,
+        mask: Mask,
+        numbers: Array,
     ) -> Array:
         heads = query.shape[2]
         output = short.attend(
@@ -139,7 +143,13 @@ def cudnn_runs_here() -> bool:
 
 
 def _splash(
-    query: Array, key: Array, value: Array, mask: Mask, *, dtype: str, interpret: bool
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Mask,
+    *,
+    dtype: str,
+    interpret: bool,
 ) -> Array:
     # Imported here, because this part of JAX is experimental and only TPUs need it.
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
@@ -212,7 +222,14 @@ def _ids(mask: Mask, length: int) -> tuple[Array, Array]:
     return mask.query_segments, jnp.where(keys > 0, keys, -1)
 
 
-def _cudnn(query: Array, key: Array, value: Array, mask: Mask, *, dtype: str) -> Array:
+def _cudnn(
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Mask,
+    *,
+    dtype: str,
+) -> Array:
     length = query.shape[1]
     key_length = key.shape[1]
     allowed: Any = None
@@ -232,7 +249,11 @@ def _cudnn(query: Array, key: Array, value: Array, mask: Mask, *, dtype: str) ->
     return _or_zeros(output[:, :length], mask, key_length)
 
 
-def _or_zeros(output: Array, mask: Mask, key_length: int) -> Array:
+def _or_zeros(
+    output: Array,
+    mask: Mask,
+    key_length: int,
+) -> Array:
     """Return output (B, T, N, H'), with zeros where a query may attend to nothing.
 
     The result is float32. For such queries, the kernels return some average of the
@@ -293,6 +314,10 @@ def _on_devices(
         *[PartitionSpec(rows, heads)] * len(of_heads),
     )
     divided = jax.shard_map(
-        attend, mesh=mesh, in_specs=specs, out_specs=spec, check_vma=False
+        attend,
+        mesh=mesh,
+        in_specs=specs,
+        out_specs=spec,
+        check_vma=False,
     )
     return divided(query, key, value, mask, *of_heads)

@@ -15,7 +15,10 @@ Array = jax.Array
 GOLDEN = 0x9E3779B9  # 2³² / golden ratio, which spreads neighboring indices
 
 
-def hashed_bits(key: Array, index: Array) -> Array:
+def hashed_bits(
+    key: Array,
+    index: Array,
+) -> Array:
     """Return random uint32 of the shape of `index`.
 
     They are a hash of each uint32 in it and two words drawn from the key. The index
@@ -27,10 +30,16 @@ def hashed_bits(key: Array, index: Array) -> Array:
     tests/models/kernels/test_bits.py; their quality is not known beyond that.
     """
     first, second = hash_words(key)
-    return hashed(index * jnp.uint32(GOLDEN) + first, second)
+    spread = index * jnp.uint32(GOLDEN) + first
+    return hashed(spread, second)
 
 
-def drop(x: Array, rate: float, key: Array, index: Array) -> Array:
+def drop(
+    x: Array,
+    rate: float,
+    key: Array,
+    index: Array,
+) -> Array:
     """Set each element of x to zero with probability `rate`, and scale the others.
 
     `index` (uint32) is the place of each element in the whole array. `rate` is rounded
@@ -40,7 +49,9 @@ def drop(x: Array, rate: float, key: Array, index: Array) -> Array:
     if cut == 0:
         return x
     bits = hashed_bits(key, index)
-    return jnp.where(bits >= jnp.uint32(cut), x * scale(cut), jnp.zeros_like(x))
+    kept = bits >= jnp.uint32(cut)
+    scaled = x * scale(cut)
+    return jnp.where(kept, scaled, jnp.zeros_like(x))
 
 
 def threshold(rate: float) -> int:
@@ -58,15 +69,20 @@ def hash_words(key: Array) -> Array:
     return jax.random.bits(key, (2,), jnp.uint32)
 
 
-def hashed(spread: Array, second: Array) -> Array:
+def hashed(
+    spread: Array,
+    second: Array,
+) -> Array:
     """Return the bits of `hashed_bits`.
 
     `spread` is index · GOLDEN + the first word, and `second` the second word.
     """
 
     def mix(h: Array) -> Array:
-        h = (h ^ (h >> 16)) * jnp.uint32(0x7FEB352D)
-        h = (h ^ (h >> 15)) * jnp.uint32(0x846CA68B)
+        h = h ^ (h >> 16)
+        h = h * jnp.uint32(0x7FEB352D)
+        h = h ^ (h >> 15)
+        h = h * jnp.uint32(0x846CA68B)
         return h ^ (h >> 16)
 
     return mix(mix(spread) ^ second)
@@ -77,4 +93,5 @@ def indices(shape: tuple[int, ...]) -> Array:
 
     The order is row-major.
     """
-    return jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
+    flat = jax.lax.iota(jnp.uint32, math.prod(shape))
+    return flat.reshape(shape)

@@ -44,12 +44,12 @@ class _Plan(NamedTuple):
 
     def blocks(self) -> np.ndarray:
         """Return the first query and key of each block of scores, (P, 2)."""
-        every = itertools.product(
-            range(0, self.length, self.rows), range(0, self.key_length, self.columns)
-        )
-        return np.array(
-            [(t, s) for t, s in every if not self.causal or s < t + self.rows], np.int32
-        )
+        queries = range(0, self.length, self.rows)
+        keys = range(0, self.key_length, self.columns)
+        blocks = list(itertools.product(queries, keys))
+        if self.causal:
+            blocks = [(t, s) for t, s in blocks if s < t + self.rows]
+        return np.array(blocks, np.int32)
 
 
 def blocked_attention(
@@ -86,9 +86,18 @@ def blocked_attention(
         block = BLOCK
     rows = _divided(length, block)
     columns = _divided(key_length, block)
-    plan = _Plan(length, key_length, rows, columns, mask.causal, rate, dtype)
+    plan = _Plan(
+        length,
+        key_length,
+        rows,
+        columns,
+        mask.causal,
+        rate,
+        dtype,
+    )
 
-    query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
+    scale = query.shape[-1] ** -0.5
+    query = query * jnp.asarray(scale, query.dtype)
     output = _attention(
         plan,
         heads_first(query, rows),
@@ -100,12 +109,16 @@ def blocked_attention(
     return output[:, :, :length].swapaxes(1, 2)
 
 
-def _divided(length: int, block: int) -> int:
+def _divided(
+    length: int,
+    block: int,
+) -> int:
     """Return the size of the fewest equal blocks of at most `block` positions.
 
     It is a multiple of 8.
     """
-    return -(-length // (8 * -(-length // block))) * 8
+    count = -(-length // block)
+    return -(-length // (8 * count)) * 8
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -117,7 +130,14 @@ def _attention(
     mask: Mask,
     dropout_key: Array | None,
 ) -> Array:
-    return _forward(plan, query, key, value, mask, dropout_key)[0]
+    return _forward(
+        plan,
+        query,
+        key,
+        value,
+        mask,
+        dropout_key,
+    )[0]
 
 
 def _forward(
@@ -133,20 +153,32 @@ def _forward(
     Algorithm 2 of Dao et al. 2022.
     """
 
-    def body(carry: Any, block: Array) -> tuple[Any, None]:
+    def body(
+        carry: Any,
+        block: Array,
+    ) -> tuple[Any, None]:
         t, s = block
-        output, largest, total = (_part(x, t, plan.rows) for x in carry)
-        scores, allowed = _scores(plan, query, key, mask, block)
-        new = jnp.maximum(largest, scores.max(axis=-1, keepdims=True))
-        weights, scale = _where(allowed, jnp.exp(scores - new)), jnp.exp(largest - new)
-        total = total * scale + weights.sum(axis=-1, keepdims=True)
-        kept = _dropped(plan, weights, dropout_key, block)
-        output = output * scale + product(
-            "BNTS,BNSH->BNTH", kept, _part(value, s, plan.columns), plan.dtype
+        rows = functools.partial(_part, start=t, size=plan.rows)
+        output, largest, total = map(rows, carry)
+        scores, allowed = _scores(
+            plan,
+            query,
+            key,
+            mask,
+            block,
         )
-        return tuple(
-            map(functools.partial(_write, t), carry, (output, new, total))
-        ), None
+        here = scores.max(axis=-1, keepdims=True)
+        new = jnp.maximum(largest, here)
+        weights = _where(allowed, jnp.exp(scores - new))
+        scale = jnp.exp(largest - new)
+        total = total * scale
+        total = total + weights.sum(axis=-1, keepdims=True)
+        kept = _dropped(plan, weights, dropout_key, block)
+        output = output * scale
+        values = _part(value, s, plan.columns)
+        output = output + product("BNTS,BNSH->BNTH", kept, values, plan.dtype)
+        write = functools.partial(_write, t)
+        return tuple(map(write, carry, (output, new, total))), None
 
     shape = query.shape[:3]
     start = (
@@ -154,15 +186,19 @@ def _forward(
         jnp.full((*shape, 1), LOWEST),
         jnp.zeros((*shape, 1)),
     )
-    (output, largest, total), _ = jax.lax.scan(body, start, jnp.asarray(plan.blocks()))
+    blocks = jnp.asarray(plan.blocks())
+    (output, largest, total), _ = jax.lax.scan(body, start, blocks)
     # a query that may attend to nothing gets zeros
     output = output / jnp.where(total > 0, total, 1)
-    log_total = largest + jnp.log(jnp.where(total > 0, total, 1))
+    log_total = jnp.log(jnp.where(total > 0, total, 1))
+    log_total = largest + log_total
     return output, (query, key, value, mask, dropout_key, output, log_total)
 
 
 def _backward(
-    plan: _Plan, saved: tuple, cotangent: Array
+    plan: _Plan,
+    saved: tuple,
+    cotangent: Array,
 ) -> tuple[Array, Array, Array, None, None]:
     """Return the gradients of queries, keys and values.
 
@@ -172,36 +208,47 @@ def _backward(
     # D of the paper: Σ_s P_ts dP_ts
     mean = (cotangent * output).sum(axis=-1, keepdims=True)
 
-    def body(carry: Any, block: Array) -> tuple[Any, None]:
+    def body(
+        carry: Any,
+        block: Array,
+    ) -> tuple[Any, None]:
         t, s = block
-        scores, allowed = _scores(plan, query, key, mask, block)
-        weights = _where(allowed, jnp.exp(scores - _part(log_total, t, plan.rows)))
-        above = _part(cotangent, t, plan.rows)
+        scores, allowed = _scores(
+            plan,
+            query,
+            key,
+            mask,
+            block,
+        )
+        rows = functools.partial(_part, start=t, size=plan.rows)
+        columns = functools.partial(_part, start=s, size=plan.columns)
+        weights = _where(allowed, jnp.exp(scores - rows(log_total)))
+        above = rows(cotangent)
         kept = _dropped(plan, weights, dropout_key, block)
         d_value = product("BNTS,BNTH->BNSH", kept, above, plan.dtype)
-        d_kept = product(
-            "BNTH,BNSH->BNTS", above, _part(value, s, plan.columns), plan.dtype
-        )
+        d_kept = product("BNTH,BNSH->BNTS", above, columns(value), plan.dtype)
         d_weights = _dropped(plan, d_kept, dropout_key, block)
-        d_scores = weights * (d_weights - _part(mean, t, plan.rows))
-        d_query = product(
-            "BNTS,BNSH->BNTH", d_scores, _part(key, s, plan.columns), plan.dtype
-        )
-        d_key = product(
-            "BNTS,BNTH->BNSH", d_scores, _part(query, t, plan.rows), plan.dtype
-        )
-        steps = zip(carry, (t, s, s), (d_query, d_key, d_value), strict=True)
-        return tuple(
-            _write(at, x, _part(x, at, dx.shape[2]) + dx) for x, at, dx in steps
+        d_scores = weights * (d_weights - rows(mean))
+        d_query = product("BNTS,BNSH->BNTH", d_scores, columns(key), plan.dtype)
+        d_key = product("BNTS,BNTH->BNSH", d_scores, rows(query), plan.dtype)
+        so_far_query, so_far_key, so_far_value = carry
+        return (
+            _add(t, so_far_query, d_query),
+            _add(s, so_far_key, d_key),
+            _add(s, so_far_value, d_value),
         ), None
 
-    start: Any = tuple(jnp.zeros(x.shape) for x in (query, key, value))
-    (d_query, d_key, d_value), _ = jax.lax.scan(body, start, jnp.asarray(plan.blocks()))
+    start = (
+        jnp.zeros(query.shape),
+        jnp.zeros(key.shape),
+        jnp.zeros(value.shape),
+    )
+    blocks = jnp.asarray(plan.blocks())
+    (d_query, d_key, d_value), _ = jax.lax.scan(body, start, blocks)
     return (
-        *(
-            dx.astype(x.dtype)
-            for dx, x in ((d_query, query), (d_key, key), (d_value, value))
-        ),
+        d_query.astype(query.dtype),
+        d_key.astype(key.dtype),
+        d_value.astype(value.dtype),
         None,
         None,
     )
@@ -211,7 +258,11 @@ _attention.defvjp(_forward, _backward)
 
 
 def _scores(
-    plan: _Plan, query: Array, key: Array, mask: Mask, block: Array
+    plan: _Plan,
+    query: Array,
+    key: Array,
+    mask: Mask,
+    block: Array,
 ) -> tuple[Array, Array | None]:
     """Return the scores of a pair of blocks, and where attention is allowed.
 
@@ -226,37 +277,67 @@ def _scores(
     )
     allowed = mask.part(t, plan.rows, s, plan.columns)
     if plan.key_length % plan.columns:
-        real = (s + jnp.arange(plan.columns) < plan.key_length)[None, None, None]
+        positions = s + jnp.arange(plan.columns)
+        real = (positions < plan.key_length)[None, None, None]
         allowed = real if allowed is None else allowed & real
-    return scores if allowed is None else jnp.where(allowed, scores, LOWEST), allowed
+    if allowed is None:
+        return scores, None
+    return jnp.where(allowed, scores, LOWEST), allowed
 
 
-def _dropped(plan: _Plan, x: Array, dropout_key: Array | None, block: Array) -> Array:
+def _dropped(
+    plan: _Plan,
+    x: Array,
+    dropout_key: Array | None,
+    block: Array,
+) -> Array:
     """Apply dropout to a block of weights, or to its cotangent.
 
     The bits are those of `layers.dropout`.
     """
     if dropout_key is None:
         return x
+    t, s = block
     index = jnp.uint32(0)  # of each element in the whole array of weights
-    sizes = *x.shape[:2], plan.length, plan.key_length
-    for axis, (size, first) in enumerate(zip(sizes, (0, 0, *block), strict=True)):
-        index = (
-            index * size
-            + jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
-            + jnp.uint32(first)
-        )
+    axes = (
+        (x.shape[0], 0),
+        (x.shape[1], 0),
+        (plan.length, t),
+        (plan.key_length, s),
+    )
+    for axis, (size, first) in enumerate(axes):
+        here = jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
+        index = index * size + here + jnp.uint32(first)
     return bits.drop(x, plan.dropout_rate, dropout_key, index)
 
 
-def _part(x: Array, start: Array, size: int) -> Array:
+def _part(
+    x: Array,
+    start: Array,
+    size: int,
+) -> Array:
     """Return positions start … start + size - 1 of x (B, N, T, H)."""
     return jax.lax.dynamic_slice_in_dim(x, start, size, axis=2)
 
 
-def _write(start: Array, x: Array, part: Array) -> Array:
+def _add(start: Array, x: Array, part: Array) -> Array:
+    """Add `part` to the positions of x from `start` on."""
+    size = part.shape[2]
+    return _write(start, x, _part(x, start, size) + part)
+
+
+def _write(
+    start: Array,
+    x: Array,
+    part: Array,
+) -> Array:
     return jax.lax.dynamic_update_slice_in_dim(x, part, start, axis=2)
 
 
-def _where(allowed: Array | None, x: Array) -> Array:
-    return x if allowed is None else jnp.where(allowed, x, 0)
+def _where(
+    allowed: Array | None,
+    x: Array,
+) -> Array:
+    if allowed is None:
+        return x
+    return jnp.where(allowed, x, 0)

@@ -23,7 +23,10 @@ CHUNK_ELSEWHERE = 2048
 
 
 def expected_logit(
-    logits: Array, labels: Array, vocab_size: int, label_smoothing: float
+    logits: Array,
+    labels: Array,
+    vocab_size: int,
+    label_smoothing: float,
 ) -> Array:
     """Return Σ q · logits over the vocabulary.
 
@@ -32,16 +35,20 @@ def expected_logit(
     scatter there. On CPUs, the sum takes longer.
     """
     if platforms.is_cpu():
-        found = (1 - label_smoothing) * jnp.take_along_axis(
-            logits, labels[..., None], axis=-1
-        )[..., 0]
+        index = labels[..., None]
+        correct = jnp.take_along_axis(logits, index, axis=-1)[..., 0]
+        expected = (1 - label_smoothing) * correct
         if label_smoothing:
-            found += label_smoothing * logits[..., :vocab_size].mean(axis=-1)
-        return found
-    ids = jnp.expand_dims(jnp.arange(logits.shape[-1]), range(labels.ndim))
-    q = jnp.where(ids == labels[..., None], 1 - label_smoothing, 0.0)
+            every = logits[..., :vocab_size]
+            expected += label_smoothing * every.mean(axis=-1)
+        return expected
+    ids = jnp.arange(logits.shape[-1])
+    ids = jnp.expand_dims(ids, range(labels.ndim))
+    is_label = ids == labels[..., None]
+    q = jnp.where(is_label, 1 - label_smoothing, 0.0)
     if label_smoothing:
-        q += jnp.where(ids < vocab_size, label_smoothing / vocab_size, 0.0)
+        share = label_smoothing / vocab_size
+        q += jnp.where(ids < vocab_size, share, 0.0)
     return (q * logits).sum(axis=-1)
 
 
@@ -74,7 +81,8 @@ def sum_in_chunks(
     if plain.is_on():
         return loss(params, x, labels, weights)
     mesh = jax.sharding.get_abstract_mesh()
-    shards = math.prod(mesh.shape.get(axis, 1) for axis in ("data", "fsdp"))
+    sizes = [mesh.shape.get(axis, 1) for axis in ("data", "fsdp")]
+    shards = math.prod(sizes)
     return _sum_in_chunks(
         loss,
         params,
@@ -101,12 +109,21 @@ def _sum_in_chunks(
     chunk: int,
     shards: int,
 ) -> Array:
-    run = _Chunks(x, labels, weights, chunk, shards)
+    run = _Chunks(
+        x,
+        labels,
+        weights,
+        chunk,
+        shards,
+    )
     each = jax.vmap(loss, (None, 0, 0, 0))
+
+    def add(i: Array, total: Array) -> Array:
+        return total + each(params, *run(i))
+
     nothing = jnp.zeros(shards, jnp.float32)
-    return jax.lax.fori_loop(
-        0, run.count, lambda i, total: total + each(params, *run(i)), nothing
-    ).sum()
+    total = jax.lax.fori_loop(0, run.count, add, nothing)
+    return total.sum()
 
 
 def _sum_and_gradient(
@@ -118,28 +135,62 @@ def _sum_and_gradient(
     chunk: int,
     shards: int,
 ) -> tuple[Array, tuple[Any, Array]]:
-    run = _Chunks(x, labels, weights, chunk, shards)
-    each = jax.vmap(jax.value_and_grad(loss, (0, 1)), (None, 0, 0, 0))
+    run = _Chunks(
+        x,
+        labels,
+        weights,
+        chunk,
+        shards,
+    )
+    with_gradient = jax.value_and_grad(loss, (0, 1))
+    each = jax.vmap(with_gradient, (None, 0, 0, 0))
 
-    def add(i: Array, so_far: tuple) -> tuple:
+    def add(
+        i: Array,
+        so_far: tuple,
+    ) -> tuple:
         total, dparams, dx = so_far
-        value, (dp, dxi) = each(params, *run(i))
-        dx = jax.lax.dynamic_update_slice_in_dim(dx, dxi[:, 0], i * run.width, axis=1)
-        return total + value, jax.tree.map(jnp.add, dparams, dp), dx
+        value, (dparams_here, dx_here) = each(params, *run(i))
+        dx = run.write(i, dx, dx_here)
+        total = total + value
+        dparams = jax.tree.map(jnp.add, dparams, dparams_here)
+        return total, dparams, dx
 
-    zeros = jax.tree.map(lambda p: jnp.zeros((shards, *p.shape), p.dtype), params)
-    nothing = jnp.zeros(shards, jnp.float32), zeros, jnp.zeros_like(run.x)
-    total, dparams, dx = jax.lax.fori_loop(0, run.count, add, nothing)
-    return total.sum(), (dparams, run.back(dx).reshape(x.shape))
+    def zeros(p: Array) -> Array:
+        return jnp.zeros((shards, *p.shape), p.dtype)
+
+    dparams = jax.tree.map(zeros, params)
+    nothing = (
+        jnp.zeros(shards, jnp.float32),
+        dparams,
+        jnp.zeros_like(run.x),
+    )
+    total, dparams, dx = jax.lax.fori_loop(
+        0,
+        run.count,
+        add,
+        nothing,
+    )
+    total = total.sum()
+    dx = run.back(dx).reshape(x.shape)
+    return total, (dparams, dx)
 
 
 def _scale_gradient(
-    loss: Callable, chunk: int, shards: int, gradient: tuple, cotangent: Array
+    loss: Callable,
+    chunk: int,
+    shards: int,
+    gradient: tuple,
+    cotangent: Array,
 ) -> tuple:
-    dparams, dx = jax.tree.map(lambda g: (g * cotangent).astype(g.dtype), gradient)
+    def scaled(g: Array) -> Array:
+        return (g * cotangent).astype(g.dtype)
+
+    dparams, dx = jax.tree.map(scaled, gradient)
     # The sum over devices comes last, so that XLA adds the gradient of a tied table to
     # those of its look-ups before it.
-    return jax.tree.map(lambda d: d.sum(axis=0), dparams), dx, None, None
+    dparams = jax.tree.map(lambda d: d.sum(axis=0), dparams)
+    return dparams, dx, None, None
 
 
 _sum_in_chunks.defvjp(_sum_and_gradient, _scale_gradient)
@@ -152,43 +203,72 @@ class _Chunks:
     """
 
     def __init__(
-        self, x: Array, labels: Array, weights: Array, chunk: int, shards: int
+        self,
+        x: Array,
+        labels: Array,
+        weights: Array,
+        chunk: int,
+        shards: int,
     ):
         def cut(a: Array) -> Array:
             return a.reshape(shards, -1, *a.shape[2:])
 
-        x, labels, weights = cut(x), cut(labels), cut(weights)
-        size = x.shape[1]
+        x = cut(x)
+        labels = cut(labels)
+        weights = cut(weights)
+        self._size = x.shape[1]
         # chunks of equal size need the least padding
-        self.width = math.ceil(size / math.ceil(size / chunk))
-        self._order = jnp.argsort(weights == 0, axis=1, stable=True)
-        self._size, padding = size, -size % self.width
+        count = math.ceil(self._size / chunk)
+        self.width = math.ceil(self._size / count)
+        padding = -self._size % self.width
+        is_padding = weights == 0
+        self._order = jnp.argsort(is_padding, axis=1, stable=True)
 
         def sort(a: Array) -> Array:
-            order = jnp.expand_dims(self._order, tuple(range(2, a.ndim)))
+            features = tuple(range(2, a.ndim))
+            order = jnp.expand_dims(self._order, features)
             a = jnp.take_along_axis(a, order, axis=1)
-            return jnp.pad(a, ((0, 0), (0, padding), *((0, 0),) * (a.ndim - 2)))
+            widths = [(0, 0)] * a.ndim
+            widths[1] = (0, padding)
+            return jnp.pad(a, widths)
 
-        self.x, self._labels, self._weights = sort(x), sort(labels), sort(weights)
-        self.count = -(-(weights != 0).sum(axis=1).max() // self.width)
+        self.x = sort(x)
+        self._labels = sort(labels)
+        self._weights = sort(weights)
+        counted = (weights != 0).sum(axis=1)
+        most = counted.max()
+        self.count = -(-most // self.width)
 
     def __call__(self, i: Array) -> tuple[Array, Array, Array]:
         """Return chunk i of x, labels and weights: (shards, 1, width, …)."""
 
         def take(a: Array) -> Array:
-            return jax.lax.dynamic_slice_in_dim(a, i * self.width, self.width, axis=1)[
-                :, None
-            ]
+            start = i * self.width
+            part = jax.lax.dynamic_slice_in_dim(a, start, self.width, axis=1)
+            return part[:, None]
 
-        return take(self.x), take(self._labels), take(self._weights)
+        return (
+            take(self.x),
+            take(self._labels),
+            take(self._weights),
+        )
+
+    def write(
+        self,
+        i: Array,
+        whole: Array,
+        chunk: Array,
+    ) -> Array:
+        """Return `whole`, of the shape of x, with chunk i (shards, 1, width, D)."""
+        part = chunk[:, 0]
+        start = i * self.width
+        return jax.lax.dynamic_update_slice_in_dim(whole, part, start, axis=1)
 
     def back(self, sorted_x: Array) -> Array:
         """Undo sorting and padding.
 
         (shards, size + padding, D) → (shards, size, D), in the original order.
         """
-        return jnp.take_along_axis(
-            sorted_x[:, : self._size],
-            jnp.argsort(self._order, axis=1)[..., None],
-            axis=1,
-        )
+        x = sorted_x[:, : self._size]
+        order = jnp.argsort(self._order, axis=1)
+        return jnp.take_along_axis(x, order[..., None], axis=1)

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 from transformer_jax.models.kernels import plain
 from transformer_jax.models.kernels.products import WEIGHT_PRODUCT
 
+Array = jax.Array
+
 # Rematerialisation (Chen et al. 2016): what the backward pass of a layer recomputes.
 # "none": nothing. "full": everything. "scores": everything except products with
 # weights, so that the (B, N, T, S) arrays of attention are not stored.
@@ -45,34 +47,56 @@ def over_layers(
     Returns the last carry, and the outputs stacked along axis 1.
     """
     if plain.is_on() and not isinstance(params, tuple):
-        unroll, remat = 1, "none"
+        unroll = 1
+        remat = "none"
     if policy := REMAT[remat]:
         # Common-subexpression elimination could undo rematerialisation in unrolled
         # layers, but not in a plain loop.
         layer = jax.checkpoint(layer, policy=policy, prevent_cse=unroll > 1)
     if unroll < num_layers:
-        carry, outputs = jax.lax.scan(layer, carry, (params, keys), unroll=unroll)
-        return carry, jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), outputs)
-    each = []
-    for own in zip(
-        as_layers(params, num_layers), unstack(keys, num_layers), strict=True
+        inputs = (params, keys)
+        carry, outputs = jax.lax.scan(layer, carry, inputs, unroll=unroll)
+
+        def second(x: Array) -> Array:
+            return jnp.moveaxis(x, 0, 1)
+
+        return carry, jax.tree.map(second, outputs)
+    by_layer = []
+    for inputs in zip(
+        as_layers(params, num_layers),
+        unstack(keys, num_layers),
+        strict=True,
     ):
-        carry, output = layer(carry, own)
-        each.append(output)
-    return carry, jax.tree.map(lambda *outputs: jnp.stack(outputs, axis=1), *each)
+        carry, output = layer(carry, inputs)
+        by_layer.append(output)
+
+    def stack(*outputs: Array) -> Array:
+        return jnp.stack(outputs, axis=1)
+
+    return carry, jax.tree.map(stack, *by_layer)
 
 
-def as_layers(params: Any, num_layers: int) -> tuple[Any, ...]:
+def as_layers(
+    params: Any,
+    num_layers: int,
+) -> tuple[Any, ...]:
     """Return the parameters of each layer, which may have been unstacked already."""
-    return params if isinstance(params, tuple) else unstack(params, num_layers)
+    if isinstance(params, tuple):
+        return params
+    return unstack(params, num_layers)
 
 
-def unstack(stacked: Any, num_layers: int, axis: int = 0) -> tuple[Any, ...]:
+def unstack(
+    stacked: Any,
+    num_layers: int,
+    axis: int = 0,
+) -> tuple[Any, ...]:
     """Split a tree whose leaves are stacked along `axis` into one tree per layer."""
 
     def one(layer: int) -> Any:
-        return jax.tree.map(
-            lambda x: jax.lax.index_in_dim(x, layer, axis, keepdims=False), stacked
-        )
+        def take(x: Array) -> Array:
+            return jax.lax.index_in_dim(x, layer, axis, keepdims=False)
+
+        return jax.tree.map(take, stacked)
 
     return tuple(map(one, range(num_layers)))

@@ -55,7 +55,12 @@ def linear(
     return checkpoint_name(y.astype(output_dtype), WEIGHT_PRODUCT)
 
 
-def rounded_product(spec: str, a: Array, b: Array, dtype: str) -> Array:
+def rounded_product(
+    spec: str,
+    a: Array,
+    b: Array,
+    dtype: str,
+) -> Array:
     """Return `product(spec, a, b, dtype)`, rounded to `dtype` on accelerators.
 
     The type of the result is float32 nevertheless. Accelerators write less to memory.
@@ -146,7 +151,11 @@ def _parse(spec: str) -> tuple[list[str], str]:
     return operands.split(","), out
 
 
-def _sizes(spec: str, a: Array, b: Array) -> dict[str, int]:
+def _sizes(
+    spec: str,
+    a: Array,
+    b: Array,
+) -> dict[str, int]:
     (in_a, in_b), _ = _parse(spec)
     sizes: dict[str, int] = {}
     if (len(in_a), len(in_b)) != (a.ndim, b.ndim) or any(
@@ -176,7 +185,12 @@ def _gradient_specs(spec: str) -> tuple[str, str, bool]:
 
 
 def _multiply(
-    a: Array, b: Array, *, spec: str, precision: str | None, output_dtype: str
+    a: Array,
+    b: Array,
+    *,
+    spec: str,
+    precision: str | None,
+    output_dtype: str,
 ) -> Array:
     """Multiply on accelerators, where the compiler chooses the layout of arrays."""
     return jnp.einsum(
@@ -185,7 +199,12 @@ def _multiply(
 
 
 def _multiply_on_cpu(
-    a: Array, b: Array, *, spec: str, precision: str | None, output_dtype: str
+    a: Array,
+    b: Array,
+    *,
+    spec: str,
+    precision: str | None,
+    output_dtype: str,
 ) -> Array:
     """Multiply both operands as (batches of) matrices.
 
@@ -315,13 +334,21 @@ batching.primitive_batchers[_product_p] = _vectorize
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3, 4))
 def _rounded_product(
-    spec: str, a: Array, b: Array, dtype: str, output_dtype: str
+    spec: str,
+    a: Array,
+    b: Array,
+    dtype: str,
+    output_dtype: str,
 ) -> Array:
     return _bind(spec, a.astype(dtype), b.astype(dtype), output_dtype=output_dtype)
 
 
 def _rounded_forward(
-    spec: str, a: Array, b: Array, dtype: str, output_dtype: str
+    spec: str,
+    a: Array,
+    b: Array,
+    dtype: str,
+    output_dtype: str,
 ) -> tuple[Array, tuple]:
     like = jnp.zeros(0, a.dtype), jnp.zeros(0, b.dtype)
     a, b = a.astype(dtype), b.astype(dtype)
@@ -329,7 +356,11 @@ def _rounded_forward(
 
 
 def _rounded_backward(
-    spec: str, dtype: str, _: str, saved: tuple, cotangent: Array
+    spec: str,
+    dtype: str,
+    _: str,
+    saved: tuple,
+    cotangent: Array,
 ) -> tuple[Array, Array]:
     a, b, like_a, like_b = saved
     spec_a, spec_b, a_first = _gradient_specs(spec)

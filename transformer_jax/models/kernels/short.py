@@ -137,23 +137,7 @@ def attend(
             len(properties), (batch + empty[0]) // together, -1
         ).swapaxes(0, 1)
 
-    # A query may attend to a key with the same properties: the sequence and perhaps the
-    # segment. If the mask is causal, the last of these is the position, and that of the
-    # key may also be before that of the query.
-    sequence = jnp.arange(batch)[:, None]
-    queries = [sequence]
-    keys = [sequence]
-    if mask.key_segments is not None:
-        real = mask.key_segments > 0
-        queries.append(
-            jnp.ones(()) if mask.query_segments is None else mask.query_segments
-        )
-        keys.append(
-            jnp.where(real, 1 if mask.query_segments is None else mask.key_segments, -2)
-        )
-    if mask.causal:
-        queries.append(jnp.arange(length))
-        keys.append(jnp.arange(key_length))
+    queries, keys = _properties(mask, batch, length, key_length)
     cut = 0
     if dropout_key is not None and (cut := threshold(dropout_rate)):
         # The index of a weight is (number · T + t) S + s. Its hash begins with a
@@ -176,6 +160,35 @@ def attend(
     return output.reshape(batch + empty[0], -1, heads + empty[1], width)[
         :batch, :length, :heads
     ]
+
+
+def _properties(
+    mask: Mask,
+    batch: int,
+    length: int,
+    key_length: int,
+) -> tuple[list[Array], list[Array]]:
+    """Return properties of queries and keys that broadcast to (B, T) and (B, S).
+
+    A query may attend to a key with the same ones: the sequence and perhaps the
+    segment. If the mask is causal, the last of them is the position, and that of the
+    key may also be before that of the query.
+    """
+    sequence = jnp.arange(batch)[:, None]
+    queries = [sequence]
+    keys = [sequence]
+    if mask.key_segments is not None:
+        real = mask.key_segments > 0
+        if mask.query_segments is None:
+            queries.append(jnp.ones(()))
+            keys.append(jnp.where(real, 1, -2))
+        else:
+            queries.append(mask.query_segments)
+            keys.append(jnp.where(real, mask.key_segments, -2))
+    if mask.causal:
+        queries.append(jnp.arange(length))
+        keys.append(jnp.arange(key_length))
+    return queries, keys
 
 
 def _up(length: int, multiple: int) -> int:
@@ -206,7 +219,11 @@ def _kernels(options: _Options) -> Any:
     return compute
 
 
-def _call(kernel: Any, inputs: tuple[Array, ...], options: _Options) -> list[Array]:
+def _call(
+    kernel: Any,
+    inputs: tuple[Array, ...],
+    options: _Options,
+) -> list[Array]:
     """Run `_forward` or `_backward` for each block of sequences.
 
     Where sequences are long, it is run for each block of heads, too. The first two
@@ -270,7 +287,9 @@ def _call(kernel: Any, inputs: tuple[Array, ...], options: _Options) -> list[Arr
 
 
 def _chunks(
-    length: int, key_length: int, options: _Options
+    length: int,
+    key_length: int,
+    options: _Options,
 ) -> Iterator[tuple[slice, int, int]]:
     """Yield chunks of queries, from the end of the sequence to its beginning.
 
@@ -395,7 +414,12 @@ def _backward(
 
 
 def _add(
-    total: Array, so_far: Any, gradient: Any, columns: slice, again: int, last: bool
+    total: Array,
+    so_far: Any,
+    gradient: Any,
+    columns: slice,
+    again: int,
+    last: bool,
 ) -> None:
     """Add what a chunk of queries gives to the gradients of keys or values.
 
@@ -430,7 +454,12 @@ class _Pairs(NamedTuple):
     second: Array | None = None
 
 
-def _pairs(queries: Array, keys: Array, first: Any, options: _Options) -> _Pairs:
+def _pairs(
+    queries: Array,
+    keys: Array,
+    first: Any,
+    options: _Options,
+) -> _Pairs:
     """Return the properties of pairs of queries and keys.
 
     Given are the places of queries (P, queries) and of keys (P, keys), and the number
@@ -464,7 +493,11 @@ def _pairs(queries: Array, keys: Array, first: Any, options: _Options) -> _Pairs
     )
 
 
-def _groups(columns: int, keys: int, width: int) -> Iterator[list[slice]]:
+def _groups(
+    columns: int,
+    keys: int,
+    width: int,
+) -> Iterator[list[slice]]:
     """Yield the columns of groups of heads, whose chunks of queries read so many keys.
 
     A slice has the columns that are computed together: those of one head, or of the
@@ -476,7 +509,11 @@ def _groups(columns: int, keys: int, width: int) -> Iterator[list[slice]]:
     return (tiles[i : i + size] for i in range(0, len(tiles), size))
 
 
-def _heads(x: Array, width: int, factor: float = 1.0) -> list[Array]:
+def _heads(
+    x: Array,
+    width: int,
+    factor: float = 1.0,
+) -> list[Array]:
     """Return factor · x (length, columns) once for each head.
 
     The columns of other heads are zeros.
@@ -492,7 +529,11 @@ def _heads(x: Array, width: int, factor: float = 1.0) -> list[Array]:
     return [jnp.where(here, scaled, 0).astype(x.dtype) for here in own]
 
 
-def _weights(key: Array, query: Array, bias: Array) -> Array:
+def _weights(
+    key: Array,
+    query: Array,
+    bias: Array,
+) -> Array:
     """Return the softmax (keys, queries) over the keys.
 
     It is zeros for a query that may attend to none of them. The query is divided by √H.
@@ -505,7 +546,11 @@ def _weights(key: Array, query: Array, bias: Array) -> Array:
     )
 
 
-def _factor(pairs: _Pairs, head: int, options: _Options) -> Array | int:
+def _factor(
+    pairs: _Pairs,
+    head: int,
+    options: _Options,
+) -> Array | int:
     """Return what dropout multiplies the weights (keys, queries) of a head by.
 
     It multiplies their gradients, too.
@@ -520,7 +565,12 @@ def _factor(pairs: _Pairs, head: int, options: _Options) -> Array | int:
     return jnp.where(bits >= jnp.uint32(options.cut), scale(options.cut), 0)
 
 
-def _product(a: Array, b: Array, axis_a: int, axis_b: int) -> Array:
+def _product(
+    a: Array,
+    b: Array,
+    axis_a: int,
+    axis_b: int,
+) -> Array:
     """Return the product of matrices over an axis of each, in float32."""
     # The compiler of Pallas refuses "highest", which jax_default_matmul_precision may
     # be, for bfloat16.
