@@ -53,10 +53,9 @@ def run(
         processes.first(lambda: workdirs.claim(workdir, config))
         engine = Engine(task)
         memory.check_fits(task.config, engine.abstract_state)
-        checkpoints = Checkpoints(
-            workdir / "checkpoints", task.config.checkpoint, task.metrics
-        )
-        starts = bool(task.config.init_from) and checkpoints.newest() is None
+        starts = bool(task.config.init_from)
+        if starts and _checkpoints(task, workdir).newest() is not None:
+            starts = False  # it goes on
         state = train(
             engine,
             workdir,
@@ -65,7 +64,12 @@ def run(
             listeners=listeners,
             ready=functools.partial(workdirs.store, workdir, config),
         )
-    return Run(task, state, checkpoints.scores(int(state.step)))
+    scores = _checkpoints(task, workdir).scores(int(state.step))
+    return Run(task, state, scores)
+
+
+def _checkpoints(task: Task, workdir: epath.Path) -> Checkpoints:
+    return Checkpoints(workdir / "checkpoints", task.config.checkpoint, task.metrics)
 
 
 def _initial(engine: Engine) -> Params:
