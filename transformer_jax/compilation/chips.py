@@ -114,7 +114,8 @@ def _hopper(kind: str, memory: int, bandwidth: float) -> Chip:
     )
 
 
-_SQUARES, _CUBES = "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16", "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4"
+_SQUARES = "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16"
+_CUBES = "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4"
 # Bandwidths: https://docs.cloud.google.com/tpu/docs/v4 and the corresponding pages of
 #     the other kinds.
 CHIPS = {

@@ -62,7 +62,8 @@ def describe(engine: Engine, batch: Arrays, turns: int = 1) -> Description:
 
     Loops with a data-dependent length count as `turns` iterations.
     """
-    state, work = engine.abstract_state, engine.task.work(batch)
+    state = engine.abstract_state
+    work = engine.task.work(batch)
     compiled = engine.step.lower(state, abstract_batch(batch, engine.mesh)).compile()
     collectives, guessed = read_collectives(compiled.as_text(), turns)
     parameter_bytes = bytes_per_device(state.params)
@@ -107,7 +108,8 @@ def table_rows(
     `link` is in bytes/s and `peak` in FLOP/s, both per device. Without a peak, there
     are no times.
     """
-    d, devices = description, math.prod(description.mesh.values())
+    d = description
+    devices = math.prod(description.mesh.values())
     yield "mesh", shown(d.mesh)
     yield "parameters", f"{d.parameters:,}"
     yield "batch", ", ".join(f"{name} {shape}" for name, shape in d.batch.items())

@@ -149,7 +149,8 @@ class Program:
 def parse(text: str) -> Program:
     """Return the program of an HLO text."""
     computations: dict[str, dict[str, Instruction]] = {}
-    entry, current = "", None
+    entry = ""
+    current = None
     for line in _METADATA.sub(
         lambda found: found[0].replace("\n", ""), text
     ).splitlines():

@@ -100,28 +100,27 @@ def read_step_time(program: Program, chip: Chip, turns: int = 1) -> StepTime:
         if instruction.kind in ("copy-start", "slice-start"):
             moved += times * _moved(instruction)
         elif products := kernel_flops(instruction):
-            size, part = (
-                _bytes(program, instruction, computation),
-                part_of(instruction.op_name),
-            )
+            size = _bytes(program, instruction, computation)
+            part = part_of(instruction.op_name)
             least = max(products / chip.peak, size / chip.bandwidth)
             bound[part] += times * least
             cycles = chip.kernel_slowness * kernel_cycles(instruction)
             estimate[part] += times * max(least, cycles / (chip.clock or math.inf))
-            flops, moved = flops + times * products, moved + times * size
+            flops = flops + times * products
+            moved = moved + times * size
         elif program.computes(instruction):
-            products, size = (
-                _flops(program, instruction, computation),
-                _bytes(program, instruction, computation),
-            )
-            part, moving = part_of(instruction.op_name), size / chip.bandwidth
+            products = _flops(program, instruction, computation)
+            size = _bytes(program, instruction, computation)
+            part = part_of(instruction.op_name)
+            moving = size / chip.bandwidth
             if chip.clock:
                 taken = cycles_of(instruction) / chip.clock
                 estimate[part] += times * taken
                 bound[part] += times * (taken if products else moving)
             else:
                 bound[part] += times * max(products / chip.peak, moving)
-            flops, moved = flops + times * products, moved + times * size
+            flops = flops + times * products
+            moved = moved + times * size
     longest = sorted(bound, key=lambda part: -(estimate or bound)[part])
     parts = {part: Time(estimate.get(part), bound[part]) for part in longest}
     return StepTime(parts, flops, moved / chip.bandwidth, guessed)
@@ -189,7 +188,8 @@ def kernel_cycles(instruction: Instruction) -> float:
     name = re.search(
         r"\b(short_(?:forward|backward)(?:_dropout)?)\b", instruction.op_name
     )
-    cost, operands = _COST.search(instruction.text), _OPERANDS.search(instruction.text)
+    cost = _COST.search(instruction.text)
+    operands = _OPERANDS.search(instruction.text)
     if not (name and cost and operands):
         return 0
     each, per_block = CYCLES[name[1]]
@@ -341,7 +341,8 @@ def _read(program: Program, computation: Computation, value: Instruction) -> int
     """Return the bytes of `value` that the computation reads: only a slice of it, if
     it uses no more.
     """
-    total, size = 0, bytes_of(value.shape)
+    total = 0
+    size = bytes_of(value.shape)
     for user in computation.values():
         if value.name not in user.operands:
             continue

@@ -110,7 +110,8 @@ def compile_for(
         raise does_not_fit(largest_size(str(error))) from error
     took = time.perf_counter() - start
     memory: Any = compiled.memory_analysis()
-    work, text = engine.task.work(batch), compiled.as_text() or ""
+    work = engine.task.work(batch)
+    text = compiled.as_text() or ""
     found = Target(
         topology=topology,
         mesh=dict(engine.mesh.shape),
@@ -185,7 +186,8 @@ def table_rows(target: Target, chip: Chip, link: float) -> Iterator[tuple[str, s
 
     `link` is the rate in bytes/s at which a device sends.
     """
-    t, devices = target, math.prod(target.mesh.values())
+    t = target
+    devices = math.prod(target.mesh.values())
 
     def time(estimate: float | None, bound: float) -> str:
         least = f"at least {1000 * bound:.1f} ms"

@@ -64,9 +64,11 @@ class Mask:
                 "both masks have query_segments: "
                 "number the segments so that one mask holds them"
             )
-        ids, padding = self, other
+        ids = self
+        padding = other
         if other.query_segments is not None:
-            ids, padding = other, self
+            ids = other
+            padding = self
         keys = ids.key_segments
         if keys is None:
             keys = padding.key_segments

@@ -105,8 +105,10 @@ def rotate(
             "change model.head_dim"
         )
     waves = waves[:, :, None]
-    sine, cosine = waves[..., 0::2], waves[..., 1::2]
-    first, second = x[..., 0::2], x[..., 1::2]
+    sine = waves[..., 0::2]
+    cosine = waves[..., 1::2]
+    first = x[..., 0::2]
+    second = x[..., 1::2]
     turned = jnp.stack(
         [first * cosine - second * sine, second * cosine + first * sine], axis=-1
     )
@@ -220,7 +222,8 @@ def make_places(
     if kind == "rotary":
         return Places(waves=rotary_waves(queries, room, head_dim, rotary_base))
     if kind == "relative":
-        at, to = jnp.asarray(queries), jnp.asarray(keys)
+        at = jnp.asarray(queries)
+        to = jnp.asarray(keys)
         return Places(distances=clipped_distances(at, to, max_distance))
     return NOWHERE
 

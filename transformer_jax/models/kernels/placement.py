@@ -64,7 +64,8 @@ def check_placement(name: str, x: Any) -> None:
     )
     mesh = jax.sharding.get_abstract_mesh()
     if nn.get_logical_axis_rules() and AxisType.Explicit in mesh.axis_types:
-        explicit, sharding = True, sharding.update(mesh=mesh)
+        explicit = True
+        sharding = sharding.update(mesh=mesh)
     if explicit:
         axes = sharding.mesh.axis_names
         raise UserError(

@@ -129,7 +129,8 @@ def product(
     """
     _sizes(spec, a, b)
     if dtype == "float32":
-        a, b = jnp.asarray(a, jnp.float32), jnp.asarray(b, jnp.float32)
+        a = jnp.asarray(a, jnp.float32)
+        b = jnp.asarray(b, jnp.float32)
         return _bind(spec, a, b, precision).astype(output_dtype)
     return _rounded_product(spec, a, b, dtype, output_dtype)
 
@@ -351,7 +352,8 @@ def _rounded_forward(
     output_dtype: str,
 ) -> tuple[Array, tuple]:
     like = jnp.zeros(0, a.dtype), jnp.zeros(0, b.dtype)
-    a, b = a.astype(dtype), b.astype(dtype)
+    a = a.astype(dtype)
+    b = b.astype(dtype)
     return _rounded_product(spec, a, b, dtype, output_dtype), (a, b, *like)
 
 

@@ -396,11 +396,13 @@ def _backward(
                     parts, columns.start // width
                 ):
                     factor = _factor(pairs, head, options)
-                    kept, slope = weights * factor, slope * factor
+                    kept = weights * factor
+                    slope = slope * factor
                     ds = weights * (
                         slope - jnp.sum(weights * slope, axis=0, keepdims=True)
                     )
-                    kept, ds = kept.astype(q.dtype), ds.astype(q.dtype)
+                    kept = kept.astype(q.dtype)
+                    ds = ds.astype(q.dtype)
                     added = (
                         _product(ds, key, 0, 0),
                         _product(ds, query, 1, 0),
@@ -427,7 +429,8 @@ def _add(
     chunk of the sequence is computed first. The chunk before reads `again` of these
     keys; the gradients of the others are complete.
     """
-    keys, complete = len(total), gradient.shape[1]
+    keys = len(total)
+    complete = gradient.shape[1]
     if not last:
         total = total + so_far[:keys, columns]
     elif keys < complete:  # no query reads the other keys
@@ -471,7 +474,8 @@ def _pairs(
         row = jnp.broadcast_to(keys[i : i + 1], shape[::-1])
         return jnp.transpose(row), jnp.broadcast_to(queries[i : i + 1], shape)
 
-    bias, properties = jnp.zeros(shape, jnp.float32), len(keys) - bool(options.cut)
+    bias = jnp.zeros(shape, jnp.float32)
+    properties = len(keys) - bool(options.cut)
     for i in range(properties):
         key, query = pair(i)
         bias = jnp.where(
