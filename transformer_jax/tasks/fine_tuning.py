@@ -17,13 +17,13 @@ from transformer_jax.models.bert import BertConfig
 from transformer_jax.models.gpt import GPTConfig
 from transformer_jax.tasks import text
 from transformer_jax.tasks.backbones import BACKBONES, Backbone
-from transformer_jax.training.freezing import Parts
 from transformer_jax.training.task import (
     Attention,
     Config,
     DeviceArrays,
     Means,
     Params,
+    Parts,
     Work,
 )
 
