@@ -260,7 +260,7 @@ def test_a_preview_and_a_fingerprint(task):
     assert title.startswith("the ")
     assert not any("Ġ" in line for line in lines)
     rolled = [
-        task.preview({name: np.roll(x, k, axis=0) for name, x in arrays.items()})
+        task.preview({name: np.roll(x, -k, axis=0) for name, x in arrays.items()})
         for k in range(1, 4)
     ]
     assert any(lines != others[1:] for others in rolled)
