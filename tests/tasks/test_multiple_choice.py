@@ -80,7 +80,7 @@ def records(examples):
 
 @functools.cache
 def compiled(task):
-    return jax.jit(task.model.apply)
+    return jax.jit(task.network.model.apply)
 
 
 def by_hand(task, params, example):

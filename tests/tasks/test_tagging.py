@@ -74,7 +74,7 @@ def laid_out(task, words):
 
 @functools.cache
 def compiled(task):
-    return jax.jit(task.model.apply)
+    return jax.jit(task.network.model.apply)
 
 
 def logits_of(task, params, words):
