@@ -8,6 +8,7 @@ import math
 import shutil
 from pathlib import Path
 
+import modalities
 import pytest
 from closed_forms import num_parameters
 from conftest import ROOT, get_config, other_than, rows, run, shrink, write_corpus
@@ -25,6 +26,7 @@ ARGUMENTS = {
         *("model=gpt,task=stsb", "model=gpt,task=swag"),
     ],
     "dates": [""],
+    "digits": ["transformer"],
     "gpt": ["", "shakespeare-cpu-long", "llama-tiny", "lstm", "mini", "gpt2-small"],
     "multi30k": [
         "de-en,size=small,relative",
@@ -89,6 +91,11 @@ def test_recipe_runs(name, arg, tmp_path: Path):
         ),
     )
     shutil.copy(corpus / "train.txt", corpus / "input.txt")
+    modality = config.input.modality if "input" in config else "tokens"
+    lines = ["ek", ""]
+    if modality != "tokens":
+        modalities.write(modality, corpus)
+        lines = modalities.entries(modality, corpus)
     if name == "finetune":
         data.train_split, data.validation_split, data.test_split = (
             "train",
@@ -105,9 +112,7 @@ def test_recipe_runs(name, arg, tmp_path: Path):
     assert scores["examples"] > 0
     assert scores["step"] == 2
     inputs = predictor.config.columns.inputs
-    predictions = predictor.predict(
-        [dict.fromkeys(inputs, line) for line in ("ek", "")]
-    )
+    predictions = predictor.predict([dict.fromkeys(inputs, line) for line in lines])
     assert len(predictions) == 2
     EXPECTED[config.task](written, scores, predictions)
 

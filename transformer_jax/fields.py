@@ -42,6 +42,11 @@ def outputs(default: Any) -> Any:
     return dataclasses.field(default=default, metadata={"model": True})
 
 
+def inputs(default: Any) -> Any:
+    """A key outside the model section that defines what the model reads."""
+    return dataclasses.field(default=default, metadata={"model": True})
+
+
 def free(default: Any) -> Any:
     """A key that may change when a run is resumed."""
     return dataclasses.field(default=default, metadata={"free": True})

@@ -357,7 +357,7 @@ def _check_tokenizers(
                 f"config.init_from = {source!r}: {name}: "
                 f"sha256 {old[name][:12]}… there, {new[name][:12]}… here: "
                 "the parameters belong to other tokens; "
-                "let the task copy them, by data.text.Corpus(…, start=init_from)"
+                "let the task copy them, by data.corpus.Corpus(…, start=init_from)"
             )
 
 

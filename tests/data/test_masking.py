@@ -10,6 +10,7 @@ import pytest
 from conftest import in_a_new_process
 
 from transformer_jax.data.annotated import documents_file
+from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.masking import (
     MaskingConfig,
     Specials,
@@ -22,7 +23,8 @@ from transformer_jax.data.masking import (
     next_tokens,
 )
 from transformer_jax.data.segments import Segments
-from transformer_jax.data.text import Corpus, Stream, TextData
+from transformer_jax.data.streams import Tokens
+from transformer_jax.data.text import TextData
 from transformer_jax.data.tokenizer_training import train_tokenizer
 from transformer_jax.data.tokenizers import TokenizerError
 
@@ -221,7 +223,7 @@ def corpus(tmp_path):
         rows_multiple=4,
         max_buckets=2,
     )
-    stream = {"text": Stream("text", "tokenizer.json", 128, "model.vocab_size")}
+    stream = {"text": Tokens("text", "tokenizer.json", 128, "model.vocab_size")}
     return Corpus(data, stream, tmp_path / "run", documents_file, ("document",))
 
 
@@ -358,7 +360,9 @@ def test_a_new_process_draws_the_same(corpus, tmp_path):
 import numpy as np
 from transformer_jax.data.annotated import documents_file
 from transformer_jax.data.masking import MaskingConfig, document_batches
-from transformer_jax.data.text import Corpus, Stream, TextData
+from transformer_jax.data.corpus import Corpus
+from transformer_jax.data.streams import Tokens
+from transformer_jax.data.text import TextData
 
 data = TextData(
     directory={str(tmp_path)!r},
@@ -368,7 +372,7 @@ data = TextData(
     rows_multiple=4,
     max_buckets=2,
 )
-stream = {{"text": Stream("text", "tokenizer.json", 128, "model.vocab_size")}}
+stream = {{"text": Tokens("text", "tokenizer.json", 128, "model.vocab_size")}}
 corpus = Corpus(data, stream, {str(tmp_path / "run")!r}, documents_file, ("document",))
 batches = document_batches(
     corpus, "train", 5, config=MaskingConfig(), causal=False, rows=4

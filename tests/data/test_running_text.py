@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from transformer_jax.data import sources
+from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.running_text import (
     RunningTextData,
     read_text,
@@ -13,7 +14,7 @@ from transformer_jax.data.running_text import (
     text_batches,
 )
 from transformer_jax.data.sources import DataError, Source
-from transformer_jax.data.text import Corpus, Stream
+from transformer_jax.data.streams import Tokens
 
 QUESTION = "To bé, or not to be, that is the question, again"  # 48 characters, 49 bytes
 # of 1, 14, 2, 4 and 21 characters
@@ -37,7 +38,7 @@ def corpus_of(tmp_path, text=None, records=None, vocab_size=60, **data):
     config = RunningTextData(directory=str(tmp_path / "text"), **options)
     return Corpus(
         config,
-        {"text": Stream("text", "tokenizer.json", vocab_size, "model.vocab_size")},
+        {"text": Tokens("text", "tokenizer.json", vocab_size, "model.vocab_size")},
         tmp_path,
         read,
     )

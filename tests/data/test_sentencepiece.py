@@ -11,8 +11,10 @@ import tokenizers
 from tokenizers import Regex, models, normalizers, pre_tokenizers
 
 from transformer_jax.data import sentencepiece, sources, tokenizer_files
+from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.files import DataError
-from transformer_jax.data.text import Corpus, ParallelData, Stream
+from transformer_jax.data.streams import Tokens
+from transformer_jax.data.text import ParallelData
 from transformer_jax.data.tokenizer_training import train_tokenizer
 from transformer_jax.data.tokenizers import Tokenizer, TokenizerError
 from transformer_jax.files import write_all
@@ -312,7 +314,7 @@ def test_a_folder_of_two_tokenizers(folder):
 def test_a_run_starts_with_the_tokenizers_of_a_folder(folder, tmp_path):
     sides = ("source", "target")
     streams = {
-        side: Stream("text", f"tokenizer.{side}.json", 16, f"model.{side}_vocab_size")
+        side: Tokens("text", f"tokenizer.{side}.json", 16, f"model.{side}_vocab_size")
         for side in sides
     }
     corpus = Corpus(

@@ -7,18 +7,12 @@ import json
 import numpy as np
 import pytest
 
+from transformer_jax.data.corpus import Corpus
+from transformer_jax.data.corpus_batches import bucket_batches, cut, ladder_batches
 from transformer_jax.data.sources import DataError, parallel_files, text_file
+from transformer_jax.data.streams import TRAINED_HERE, Tokens
 from transformer_jax.data.tables import tsv_file
-from transformer_jax.data.text import (
-    TRAINED_HERE,
-    Corpus,
-    ParallelData,
-    Stream,
-    TextData,
-    bucket_batches,
-    cut,
-    ladder_batches,
-)
+from transformer_jax.data.text import ParallelData, TextData
 from transformer_jax.data.tokenizers import TokenizerError
 
 WORDS = ("ek", "at", "ut", "im")
@@ -42,7 +36,7 @@ def pairs(tmp_path, *, joint=True, vocab_size=300, **data):
     )
     name = (lambda side: "tokenizer.json") if joint else "tokenizer.{}.json".format
     streams = {
-        side: Stream(column, name(side), vocab_size, f"model.{side}_vocab_size")
+        side: Tokens(column, name(side), vocab_size, f"model.{side}_vocab_size")
         for side, column in (("source", "en"), ("target", "de"))
     }
     return Corpus(config, streams, tmp_path / "run", parallel_files)
@@ -384,7 +378,7 @@ def test_a_tokenizer_may_come_from_another_run(text, tmp_path, caplog):
 
     def second(vocab_size):
         streams = {
-            name: stream._replace(vocab_size=vocab_size)
+            name: dataclasses.replace(stream, vocab_size=vocab_size)
             for name, stream in first.streams.items()
         }
         return Corpus(
@@ -490,7 +484,7 @@ def test_tables_and_their_labels(tmp_path):
         train_split="train[:2]",
         max_length=8,
     )
-    streams = {"text": Stream("sentence", "tokenizer.json", 20, "model.vocab_size")}
+    streams = {"text": Tokens("sentence", "tokenizer.json", 20, "model.vocab_size")}
     corpus = Corpus(config, streams, tmp_path / "run", tsv_file, others=["label"])
     assert corpus.open("train[:2]").column("label") == ["A", "B"]
     assert corpus.open("train") is corpus.open("train")
@@ -513,7 +507,7 @@ def test_a_text_is_one_stream_of_characters(tmp_path):
     config = TextData(
         directory=str(directory), tokenizer="characters", train_split="play[:50%]"
     )
-    streams = {"text": Stream("text", "tokenizer.json", 40, "model.vocab_size")}
+    streams = {"text": Tokens("text", "tokenizer.json", 40, "model.vocab_size")}
     corpus = Corpus(config, streams, tmp_path / "run", text_file)
     ids = corpus.encode(
         "text", corpus.open("play[:50%]").column("text"), end=False

@@ -9,7 +9,7 @@ from conftest import real_data
 
 from transformer_jax.data.annotated import squad_file
 from transformer_jax.data.sources import DataError
-from transformer_jax.data.text import SpecialIds
+from transformer_jax.data.streams import SpecialIds
 from transformer_jax.data.tokenizer_training import train_tokenizer
 from transformer_jax.data.windows import (
     Answer,

@@ -12,10 +12,11 @@ import tokenizers as hugging_face
 from conftest import small, write_corpus
 
 from transformer_jax.config import make_task, parse
+from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.running_text import RunningTextData
 from transformer_jax.data.scoring import score, scored_batches
 from transformer_jax.data.sources import DataError
-from transformer_jax.data.text import Corpus, Stream
+from transformer_jax.data.streams import Tokens
 from transformer_jax.data.tokenizers import Tokenizer
 from transformer_jax.training.evaluation import Evaluator
 from transformer_jax.training.sharding import make_mesh
@@ -182,7 +183,7 @@ def corpus_of(
     )
     Tokenizer(tokenizer.to_str()).save(folder / "tokenizer.json")
     data = RunningTextData(directory=str(folder), max_length=length, batch_tokens=64)
-    stream = Stream(
+    stream = Tokens(
         "text", "tokenizer.json", tokenizer.get_vocab_size(), "model.vocab_size"
     )
     return Corpus(data, {"text": stream}, folder, None)

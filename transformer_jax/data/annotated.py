@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from transformer_jax.data import files, sources
+from transformer_jax.data import files
 from transformer_jax.data.sources import (
     DataError,
     Source,
@@ -58,7 +58,7 @@ def squad_paragraphs(path: epath.Path) -> Iterator[Paragraph]:
             context is blank.
     """
     text = "\n".join(decode_lines(files.read(path), str(path)))
-    content = sources.parse_json(text, str(path))
+    content = files.parse_json(text, str(path))
     for i, article in enumerate(_value(content, "data", list, str(path)), 1):
         where = f"{path}, article {i}"
         for j, paragraph in enumerate(_value(article, "paragraphs", list, where), 1):
@@ -195,7 +195,7 @@ def _filled(record: Any, key: str, where: str) -> str:
     text = _value(record, key, str, where)
     if not text.strip():
         raise DataError(f"{where} has a blank {key}: write the text, or remove it.")
-    sources.check_characters(text, key, where)
+    files.check_characters(text, key, where)
     return text
 
 

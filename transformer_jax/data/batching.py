@@ -194,7 +194,11 @@ class BatchPlan(Plan):
 
     @classmethod
     def ladder(
-        cls, lengths: np.ndarray, boundaries: Sequence[int], rows: int
+        cls,
+        lengths: np.ndarray,
+        boundaries: Sequence[int],
+        rows: int,
+        limits: Sequence[int] | None = None,
     ) -> BatchPlan:
         """Return a plan for evaluation and prediction, with padded lengths taken from
         `boundaries`.
@@ -209,6 +213,7 @@ class BatchPlan(Plan):
                 stream.
             boundaries: padded lengths, ascending, e.g. from `ladder_lengths`.
             rows: number of rows of every batch.
+            limits: (k,) most positions of each stream. No stream is padded to more.
 
         Raises:
             ValueError: there is nothing to batch, or an example exceeds the last
@@ -230,6 +235,8 @@ class BatchPlan(Plan):
         tops = np.zeros((len(used), lengths.shape[1]), np.int64)
         np.maximum.at(tops, bucket, lengths)
         shapes = np.asarray(boundaries)[np.searchsorted(boundaries, tops)]
+        if limits is not None:
+            shapes = np.minimum(shapes, limits)
         plan = cls.__new__(cls)
         plan._arrange(
             lengths,
@@ -380,8 +387,9 @@ def _bucket_ends(
 
 
 def pad(rows: Ragged, indices: np.ndarray, length: int) -> np.ndarray:
-    """Return (len(indices), length) int32, rows[i] padded with zeros for each index i;
-    all zeros where i is -1.
+    """Return rows[i] for each index i, padded with zeros: (len(indices), length, …).
+
+    Where i is -1, all entries are zeros. The type is that of `device_dtype`.
 
     Raises:
         ValueError: a row is longer than `length`.
@@ -393,11 +401,17 @@ def pad(rows: Ragged, indices: np.ndarray, length: int) -> np.ndarray:
             f"Example {example} has {longest} tokens, "
             f"but its batch has length {length}: truncate it."
         )
-    padded = np.zeros((len(indices), length), np.int32)
+    shape = (len(indices), length, *rows.values.shape[1:])
+    padded = np.zeros(shape, device_dtype(rows.values))
     padded[np.arange(length) < lengths[:, None]] = rows.take(
         indices[indices >= 0]
     ).values
     return padded
+
+
+def device_dtype(values: np.ndarray) -> np.typing.DTypeLike:
+    """Return the type in which values go to a device: float32 or int32."""
+    return np.float32 if np.issubdtype(values.dtype, np.floating) else np.int32
 
 
 def lengths_of(rows: Ragged, indices: np.ndarray) -> np.ndarray:
@@ -415,10 +429,10 @@ def padded_arrays(
     others: Mapping[str, np.ndarray | Ragged],
     batch: Batch,
 ) -> Arrays:
-    """Return the arrays of a batch: int32, or float32 for `others` of floats.
+    """Return the arrays of a batch: int32, or float32 for floats.
 
-    - For stream i, called `name`: the tokens {name} (B, batch.shape[i]) and their
-      number {name}_length (B,).
+    - For stream i, called `name`: the rows {name} (B, batch.shape[i], …) and their
+      lengths {name}_length (B,).
     - For each of `others`: the values of the rows, 0 in filler rows. They are (B,), or
       (B, batch.shape[0]) if there is one per token of the first stream.
     - "index" (B,): the example in each row, -1 in filler rows.
@@ -431,9 +445,8 @@ def padded_arrays(
         if isinstance(values, Ragged):
             arrays[name] = pad(values, batch.indices, batch.shape[0])
             continue
-        dtype = np.float32 if np.issubdtype(values.dtype, np.floating) else np.int32
         arrays[name] = np.where(batch.indices >= 0, values[batch.indices], 0).astype(
-            dtype
+            device_dtype(values)
         )
     return arrays | {"index": batch.indices.astype(np.int32)}
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from transformer_jax.data.files import DataError, check_characters
 from transformer_jax.data.ragged import Ragged
-from transformer_jax.data.sources import DataError, check_characters
 
 log = logging.getLogger(__name__)
 
@@ -95,12 +95,16 @@ def as_object(
 
 
 def columns_of(
-    records: Sequence[str | Mapping[str, Any]], columns: Sequence[str], inputs: int = 1
-) -> list[list[str] | None]:
-    """Return the texts of each column, or None for a column that some record lacks.
+    records: Sequence[str | Mapping[str, Any]],
+    columns: Sequence[str],
+    inputs: int = 1,
+    arrays: Sequence[str] = (),
+) -> list[list[Any] | None]:
+    """Return the entries of each column, or None for a column that some record lacks.
 
-    A record is an object whose fields are columns, or a string, which is the text of
-    the first column. Every record must have the first `inputs` columns.
+    A record is an object whose fields are columns, or a string, which is the entry of
+    the first column. Every record must have the first `inputs` columns. Entries are
+    texts, but those of the columns `arrays` may also be arrays or lists.
 
     Raises:
         DataError: a record has an unknown field, lacks a needed column, or has a value
@@ -111,7 +115,7 @@ def columns_of(
         for record in records
     ]
     for number, record in enumerate(objects, 1):
-        _check(record, f"record {number}", columns, inputs)
+        _check(record, f"record {number}", columns, inputs, arrays)
     complete = [all(name in record for record in objects) for name in columns]
     return [
         [record[name] for record in objects] if there else None
@@ -120,7 +124,11 @@ def columns_of(
 
 
 def _check(
-    record: Mapping[str, Any], where: str, columns: Sequence[str], inputs: int
+    record: Mapping[str, Any],
+    where: str,
+    columns: Sequence[str],
+    inputs: int,
+    arrays: Sequence[str] = (),
 ) -> None:
     """Raise DataError, which names the record by `where`, if its fields or values
     are wrong.
@@ -132,9 +140,10 @@ def _check(
             f"{' and '.join(needed)}, and may have {', '.join(optional) or 'no other'}"
         )
     for name, value in record.items():
-        if not isinstance(value, str):
+        if isinstance(value, str):
+            check_characters(value, name, where)
+        elif name not in arrays:
             raise DataError(f"{where} has {name} = {value!r}: it must be text")
-        check_characters(value, name, where)
 
 
 def _short(line: str) -> str:

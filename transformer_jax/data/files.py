@@ -5,8 +5,10 @@ buckets.
 from __future__ import annotations
 
 import gzip
+import json
 import mmap
 import os
+import re
 import zlib
 from collections import defaultdict
 from typing import IO, Any
@@ -17,6 +19,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.files import Status, explained, is_for_user, is_lasting, status
 
 BLOCK = 2**20  # bytes compared at a time
+SURROGATE = re.compile("[\ud800-\udfff]")
 GZIP_MARK = b"\x1f\x8b"
 NOT_GZIP = (OSError, EOFError, zlib.error)
 
@@ -26,6 +29,37 @@ class DataError(UserError):
 
     The message names the file (and line), the rule and the remedy.
     """
+
+
+def parse_json(text: str, path: str) -> Any:
+    """Return the content of a JSON file.
+
+    Raises DataError, which names `path`, if it is not JSON.
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{path}:{error.lineno}, column {error.colno} is not JSON: "
+            f"{error.msg}. Copy the file again, or correct it."
+        ) from error
+    # numbers that are too long, and lists that are too deep
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{path} cannot be read as JSON: {error}. "
+            "Copy the file again, or correct it."
+        ) from error
+
+
+def check_characters(text: str, key: str, where: str) -> None:
+    """Raise DataError if a text from JSON, the value of `key`, has characters that
+    UTF-8 cannot encode.
+    """
+    if SURROGATE.search(text):
+        raise DataError(
+            f"{where} has half of a surrogate pair "
+            f"(\\ud800 to \\udfff) in its {key}: correct it."
+        )
 
 
 def find(directory: epath.PathLike, name: str) -> epath.Path:

@@ -27,9 +27,10 @@ from transformer_jax.data.batching import (
     ladder_lengths,
     padded_arrays,
 )
+from transformer_jax.data.corpus import Corpus
+from transformer_jax.data.corpus_batches import cut
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.data.segments import Documents, Segments
-from transformer_jax.data.text import Corpus, cut
 from transformer_jax.data.tokenizers import Tokenizer, TokenizerError
 
 log = logging.getLogger(__name__)

@@ -1,5 +1,7 @@
-"""Ragged arrays: rows of unequal length, stored in one flat array without a Python
-object per row.
+"""Ragged arrays: rows of unequal length, stored in one array without a Python object
+per row.
+
+An entry of a row is a number, or an array, e.g. a vector.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ class Ragged:
     """Rows of unequal length. Row i is `values[offsets[i] : offsets[i + 1]]`.
 
     Attributes:
-        values: the rows, one after another.
+        values: (total, …) the entries of the rows, one row after another.
         lengths: (rows,) length of each row.
         offsets: (rows + 1,) start of each row in `values`, and the end of the last one.
     """
@@ -67,6 +69,13 @@ class Ragged:
         rows = list(rows)
         values = np.fromiter(itertools.chain.from_iterable(rows), dtype)
         return cls(values, np.fromiter(map(len, rows), np.int32, len(rows)))
+
+    @classmethod
+    def stacked(cls, rows: Sequence[np.ndarray], features: int) -> Ragged:
+        """Return rows of vectors, each (length, features), as float32."""
+        none = np.zeros((0, features), np.float32)
+        lengths = np.fromiter(map(len, rows), np.int32, len(rows))
+        return cls(np.concatenate([none, *rows], dtype=np.float32), lengths)
 
     @classmethod
     def join(cls, parts: Sequence[Ragged]) -> Ragged:

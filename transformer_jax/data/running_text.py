@@ -14,11 +14,12 @@ import numpy as np
 
 from transformer_jax import fields
 from transformer_jax.data.batching import Arrays, Batch, Batches, entropy
+from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.packing import PackedPlan, WindowPlan
 from transformer_jax.data.progress import counted
 from transformer_jax.data.ragged import Ragged, Windows
 from transformer_jax.data.sources import DataError, Pieces
-from transformer_jax.data.text import Corpus, TextData
+from transformer_jax.data.text import TextData
 from transformer_jax.data.tokenizers import Tokenizer
 from transformer_jax.data.whole_texts import Encoded, encode_texts
 

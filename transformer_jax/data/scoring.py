@@ -19,10 +19,10 @@ from transformer_jax.data.batching import (
     padded_arrays,
 )
 from transformer_jax.data.continuations import encode_pairs
+from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.examples import as_object
 from transformer_jax.data.ragged import Ragged, Windows
 from transformer_jax.data.sources import DataError
-from transformer_jax.data.text import Corpus
 
 FIELDS = ("text", "context", "choices")
 

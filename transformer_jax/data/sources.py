@@ -1,16 +1,18 @@
-"""Read text from local files or tfds.
+"""Read columns from local files or tfds.
 
-Every reader returns a `Source`: random-access records of named columns.
+Every reader returns a `Source`: random-access records of named columns, each of which
+holds lines of text or arrays.
 
 The text stays on disk, even if it has millions of lines, and is decoded on access.
 Plain files are memory-mapped. The text of tfds records is first copied to temporary
 files, since decoding a record takes 0.1 ms. Files on `gs://`, `.gz` files and `.tsv`
 files cannot be mapped; their bytes are held in memory.
 
-The files of a split are called `{split}.{language}`, `{split}.tsv` or `{split}.txt`,
-optionally followed by `.gz`. A split may be a part of one, as in tfds: "train[:90%]",
-"train[5000:]", "train[-100:]". Parts are counted in lines, or in characters for `.txt`
-files. Percentages are rounded down, so "train[90%:]" starts where "train[:90%]" ends.
+The files of a split are called `{split}.{column}`, `{split}.tsv` or `{split}.txt`,
+optionally followed by `.gz`, or `{split}.{column}.npy`. A split may be a part of one,
+as in tfds: "train[:90%]", "train[5000:]", "train[-100:]". Parts are counted in lines,
+or in characters for `.txt` files. Percentages are rounded down, so "train[90%:]" starts
+where "train[:90%]" ends.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-import json
 import logging
 import mmap
 import operator
@@ -26,12 +27,14 @@ import re
 import shlex
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from etils import epath
 
 from transformer_jax.data import features, files
+from transformer_jax.data.arrays import array_file, is_array_file
+from transformer_jax.data.columns import Column
 from transformer_jax.data.files import DataError
 from transformer_jax.data.progress import progress
 from transformer_jax.files import is_for_user
@@ -41,10 +44,9 @@ BLOCK = 2**24  # bytes scanned at a time
 
 # A split or a part of one, e.g. "train[:90%]".
 SPLIT = re.compile(r"([^\[\]]+)(?:\[(-?\d+%?)?:(-?\d+%?)?\])?")
-SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-class Lines(Sequence[str]):
+class Lines(Column):
     """Lines of UTF-8 text, decoded on access. A slice is a list.
 
     Args:
@@ -105,7 +107,7 @@ class Lines(Sequence[str]):
             return [self._line(i) for i in range(start, stop)]
         return lines
 
-    def part(self, start: int, stop: int) -> Lines:
+    def part(self, start: int, stop: int) -> Self:
         return type(self)(self._content, self._offsets[start : stop + 1])
 
 
@@ -150,15 +152,15 @@ def _starts_character(block: bytes) -> np.ndarray:
     return np.frombuffer(block, np.uint8) & 0b11000000 != 0b10000000
 
 
-class Source(Sequence[dict[str, str]]):
-    """Random-access records of text: source[i] is {column: line i}. All columns have
-    the same length.
+class Source(Sequence[dict[str, Any]]):
+    """Random-access records: source[i] is {column: entry i}. All columns have the same
+    length.
 
     `where` names the files of the records in messages. `first_line` is the line of the
     first record, if each record is a line of a file, or else 0.
     """
 
-    def __init__(self, columns: Mapping[str, Lines], where: str, first_line: int = 0):
+    def __init__(self, columns: Mapping[str, Column], where: str, first_line: int = 0):
         self._columns, self.where, self.first_line = columns, where, first_line
 
     def __len__(self) -> int:
@@ -167,16 +169,17 @@ class Source(Sequence[dict[str, str]]):
     def __getitem__(self, i):  # no slices: slice a column instead
         return {name: column[i] for name, column in self._columns.items()}
 
-    def column(self, name: str) -> Lines:
+    def column(self, name: str) -> Column:
         return self._columns[name]
 
 
 def parallel_files(
-    directory: epath.PathLike, split: str, languages: Sequence[str]
+    directory: epath.PathLike, split: str, columns: Sequence[str]
 ) -> Source:
-    """Read `{split}.{language}[.gz]`, in UTF-8.
+    """Read `{split}.{column}.npy` if there is such a file (see `arrays`), otherwise
+    `{split}.{column}[.gz]`, in UTF-8.
 
-    Line i of one file belongs to line i of the others.
+    Entry i of one file belongs to entry i of the others.
 
     Lines end at "\\n" or "\\r\\n" and nowhere else (e.g. not at U+2028). A byte order
     mark is dropped.
@@ -185,35 +188,39 @@ def parallel_files(
         DataError: a directory or file is missing or unreadable, a line is not UTF-8,
             the files differ in their number of lines, or they have none.
     """
-    paths = [
-        files.find(directory, f"{file_name(split)}.{language}")
-        for language in languages
-    ]
-    columns = [parse_lines(files.read(path), str(path)) for path in paths]
-    for path, column in zip(paths, columns, strict=True):
-        check_endings(column, path)
-    counts = [len(column) for column in columns]
+    names = [f"{file_name(split)}.{column}" for column in columns]
+    read = [_column_file(directory, name) for name in names]
+    counts = [len(column) for _, column in read]
     if min(counts) != max(counts):
-        first, longest = min(counts), counts.index(max(counts))
-        raise DataError(
-            "Files of parallel text must have the same number of lines, but "
-            + ", ".join(
-                f"{path} has {count}" for path, count in zip(paths, counts, strict=True)
-            )
-            + f". The first line without a counterpart is {paths[longest]}:{first + 1}:"
-            f" {columns[longest][first][:80]!r}. Shorten the longer file, or find an"
-            " earlier line where they diverge."
-        )
-    where = " and ".join(map(str, paths))
+        _refuse_unequal(read)
+    where = " and ".join(str(path) for path, _ in read)
     if not counts[0]:
         raise DataError(f"{where} have no lines: a corpus needs at least one.")
     part = bounds(split, counts[0], "lines", where)
-    return Source(
-        {
-            language: column.part(*part)
-            for language, column in zip(languages, columns, strict=True)
-        },
-        where,
+    parts = [column.part(*part) for _, column in read]
+    return Source(dict(zip(columns, parts, strict=True)), where)
+
+
+def _column_file(directory: epath.PathLike, name: str) -> tuple[epath.Path, Column]:
+    """Return the path and the content of a file of arrays or of lines."""
+    if is_array_file(directory, name):
+        return array_file(directory, name)
+    path = files.find(directory, name)
+    lines = parse_lines(files.read(path), str(path))
+    check_endings(lines, path)
+    return path, lines
+
+
+def _refuse_unequal(read: Sequence[tuple[epath.Path, Column]]) -> None:
+    counts = [len(column) for _, column in read]
+    shortest = min(counts)
+    path, longest = read[counts.index(max(counts))]
+    raise DataError(
+        "Files of parallel text must have the same number of lines, but "
+        + ", ".join(f"{path} has {len(column)}" for path, column in read)
+        + f". The first line without a counterpart is {path}:{shortest + 1}:"
+        f" {longest[shortest][:80]!r}. Shorten the longer file, or find an"
+        " earlier line where they diverge."
     )
 
 
@@ -251,37 +258,6 @@ def check_endings(lines: Lines, path: epath.Path) -> None:
         raise DataError(
             f"{path} is one line with carriage returns in it. "
             "End lines with \\n (mac2unix, dos2unix)."
-        )
-
-
-def parse_json(text: str, path: str) -> Any:
-    """Return the content of a JSON file.
-
-    Raises DataError, which names `path`, if it is not JSON.
-    """
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DataError(
-            f"{path}:{error.lineno}, column {error.colno} is not JSON: "
-            f"{error.msg}. Copy the file again, or correct it."
-        ) from error
-    # numbers that are too long, and lists that are too deep
-    except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"{path} cannot be read as JSON: {error}. "
-            "Copy the file again, or correct it."
-        ) from error
-
-
-def check_characters(text: str, key: str, where: str) -> None:
-    """Raise DataError if a text from JSON, the value of `key`, has characters that
-    UTF-8 cannot encode.
-    """
-    if SURROGATE.search(text):
-        raise DataError(
-            f"{where} has half of a surrogate pair "
-            f"(\\ud800 to \\udfff) in its {key}: correct it."
         )
 
 

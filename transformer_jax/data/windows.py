@@ -17,7 +17,8 @@ from transformer_jax import fields
 from transformer_jax.data.examples import warn
 from transformer_jax.data.ragged import Ragged, Windows
 from transformer_jax.data.sources import DataError
-from transformer_jax.data.text import SpecialIds, TextData
+from transformer_jax.data.streams import SpecialIds
+from transformer_jax.data.text import TextData
 from transformer_jax.data.tokenizers import Tokenizer
 
 JOINER = "\u200d"  # makes one symbol of the two beside it

@@ -5,17 +5,26 @@ and their validity (B, S'). S' may be smaller than S. The validity is None if th
 no padding. A front end owns the limit on S. It faces a stream of the data, which turns
 what files contain into the inputs.
 
-Shapes: B batch · S source positions · T target positions · D width of the vectors.
+Shapes: B batch · S source positions · T target positions · C features of a frame or a
+cell · D width of the vectors.
 """
 
 from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
+from transformer_jax.errors import UserError
 from transformer_jax.models.attention import Valid
-from transformer_jax.models.checks import check_ids, check_valid
-from transformer_jax.models.layers import Dropout, Embedding
+from transformer_jax.models.checks import check_ids, check_valid, exceeds
+from transformer_jax.models.layers import (
+    Dropout,
+    Embedding,
+    Linear,
+    make_initializer,
+    parameter,
+)
 from transformer_jax.models.positions import Positions, check_length
 
 Array = jax.Array
@@ -65,3 +74,70 @@ class Tokens(nn.Module):
         """Raise ValueError if there are fewer than `room` positions."""
         if self.positions is not None:
             check_length(self.positions.kind, room, self.positions.max_length)
+
+
+class Frames(nn.Module):
+    """A linear map of each frame, plus positions (Dong et al. 2018).
+
+    Differs: There are no convolutions before the linear map.
+    """
+
+    features: int
+    width: int
+    positions: Positions | None = None
+    dropout_rate: float = 0.0
+    dtype: str = "float32"
+
+    @nn.compact
+    def __call__(self, frames: Array, valid: Valid = None) -> tuple[Array, Valid]:
+        """Map frames (B, S, C) to vectors (B, S, D), and return `valid` (B, S) too."""
+        x = _projected(self, frames, valid)
+        if self.positions is not None:
+            x = x + self.positions(frames.shape[1])
+        return Dropout(self.dropout_rate)(x), valid
+
+
+class Grid(nn.Module):
+    """A linear map of each cell of an image (Dosovitskiy et al. 2021, eq. 1), plus a
+    learned vector for its row and one for its column.
+
+    Differs: The paper has one learned vector for each cell.
+
+    columns: the number of cells in a row. Cells come in reading order.
+    """
+
+    features: int
+    width: int
+    rows: int
+    columns: int
+    dropout_rate: float = 0.0
+    dtype: str = "float32"
+
+    @nn.compact
+    def __call__(self, cells: Array, valid: Valid = None) -> tuple[Array, Valid]:
+        """Map cells (B, S, C) to vectors (B, S, D), and return `valid` (B, S) too."""
+        length = cells.shape[1]
+        if exceeds(length, self.rows * self.columns):
+            raise UserError(
+                f"{length} cells are more than {self.rows} rows of {self.columns}: "
+                "cut the grid or raise input.grid_shape"
+            )
+        x = _projected(self, cells, valid)
+        row, column = jnp.divmod(jnp.arange(length), self.columns)
+        x = x + self._table("rows", self.rows)[row][None]
+        x = x + self._table("columns", self.columns)[column][None]
+        return Dropout(self.dropout_rate)(x), valid
+
+    def _table(self, name: str, size: int) -> Array:
+        axes = ("position", "embed")
+        init = make_initializer("normal")
+        return parameter(self, name, init, (size, self.width), axes)
+
+
+def _projected(module: Frames | Grid, inputs: Array, valid: Valid) -> Array:
+    """Map inputs (B, S, C) to (B, S, D) by a linear map of the module."""
+    if valid is not None:
+        check_valid(f"{module.name}_valid", valid, inputs.shape[:2])
+    shape = (module.features, module.width)
+    axes = ("features", "embed")
+    return Linear("BSC,CD->BSD", shape, axes, dtype=module.dtype, name="map")(inputs)

@@ -218,6 +218,21 @@ class RecurrentConfig:
         return False
 
     @property
+    def source_width(self) -> int:
+        """The width of the vectors that the encoder reads."""
+        return self.embedding_dim
+
+    @property
+    def source_dropout_rate(self) -> float:
+        """The dropout of front ends. It is 0, because the encoder has its own."""
+        return 0.0
+
+    @property
+    def source_positions(self) -> str:
+        """The kind of positions that front ends add: none."""
+        return "none"
+
+    @property
     def needs_warmup(self) -> bool:
         """Always False: the learning rate needs no warm-up."""
         return False

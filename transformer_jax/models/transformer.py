@@ -82,6 +82,21 @@ class TransformerConfig(BlockConfig):
         """True if source and target share one embedding."""
         return self.tie_embeddings == "all"
 
+    @property
+    def source_width(self) -> int:
+        """The width of the vectors that the encoder reads."""
+        return self.d_model
+
+    @property
+    def source_dropout_rate(self) -> float:
+        """The dropout of front ends."""
+        return self.dropout_rate
+
+    @property
+    def source_positions(self) -> str:
+        """The kind of positions that front ends add."""
+        return self.positions
+
 
 class Memory(NamedTuple):
     """What the decoder reads of the source.

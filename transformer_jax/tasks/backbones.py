@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax import losses
+from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.examples import Frame
-from transformer_jax.data.text import Corpus
 from transformer_jax.data.tokenizers import Tokenizer
 from transformer_jax.models import bert, gpt
 from transformer_jax.models.layers import Head

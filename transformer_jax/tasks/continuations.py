@@ -12,9 +12,10 @@ import numpy as np
 
 from transformer_jax.data.batching import Batches
 from transformer_jax.data.continuations import Prompt
+from transformer_jax.data.corpus import Corpus
+from transformer_jax.data.corpus_batches import ladder_batches
 from transformer_jax.data.examples import as_object
 from transformer_jax.data.sources import DataError
-from transformer_jax.data.text import Corpus, ladder_batches
 from transformer_jax.decoding import GenerationConfig
 from transformer_jax.decoding.stopping import before_end, certain, cut_at
 from transformer_jax.training.task import Arrays, Record

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax import fields
-from transformer_jax.data.text import Corpus
+from transformer_jax.data.corpus import Corpus
 from transformer_jax.models.bert import BertConfig
 from transformer_jax.models.gpt import GPTConfig
 from transformer_jax.tasks import text

@@ -12,8 +12,10 @@ from etils import epath
 from transformer_jax import fields
 from transformer_jax.data import tables
 from transformer_jax.data.batching import Batches, label_entropy
+from transformer_jax.data.corpus import Corpus
+from transformer_jax.data.corpus_batches import example_batches
 from transformer_jax.data.examples import Frame, columns_of, laid_out, records_of
-from transformer_jax.data.text import Corpus, TextData, example_batches
+from transformer_jax.data.text import TextData
 from transformer_jax.tasks import text
 from transformer_jax.tasks.fine_tuning import AuxiliaryConfig
 from transformer_jax.training.task import Arrays, Columns, Record

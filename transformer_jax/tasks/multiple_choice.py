@@ -19,8 +19,9 @@ from transformer_jax.data.batching import (
     label_entropy,
     padded_arrays,
 )
+from transformer_jax.data.corpus_batches import example_plan
 from transformer_jax.data.examples import Labels, columns_of, laid_out, records_of
-from transformer_jax.data.text import TextData, example_plan
+from transformer_jax.data.text import TextData
 from transformer_jax.tasks import text
 from transformer_jax.tasks.classification import label_means, probabilities
 from transformer_jax.tasks.fine_tuning import (

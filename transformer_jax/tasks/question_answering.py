@@ -16,8 +16,8 @@ from etils import epath
 from transformer_jax import losses, spans
 from transformer_jax.data import annotated
 from transformer_jax.data.batching import Batches
+from transformer_jax.data.corpus_batches import example_batches
 from transformer_jax.data.examples import columns_of, records_of, warn
-from transformer_jax.data.text import example_batches
 from transformer_jax.data.windows import (
     QuestionAnsweringData,
     QuestionWindows,

@@ -1,5 +1,6 @@
-"""Sequence to sequence, e.g. translation: parallel text, label-smoothed
-cross-entropy, beam search, BLEU.
+"""Sequence to sequence: from a text, a sound or an image to a text.
+
+Label-smoothed cross-entropy, beam search, BLEU. An example is translation.
 """
 
 import dataclasses
@@ -15,16 +16,13 @@ import numpy as np
 from etils import epath
 
 from transformer_jax import decoding, losses, metrics
-from transformer_jax.data import sources
 from transformer_jax.data.batching import Batches
+from transformer_jax.data.columns import ArrayRecords
+from transformer_jax.data.corpus import Corpus
+from transformer_jax.data.corpus_batches import bucket_batches, ladder_batches
 from transformer_jax.data.examples import columns_of
-from transformer_jax.data.text import (
-    Corpus,
-    ParallelData,
-    Stream,
-    bucket_batches,
-    ladder_batches,
-)
+from transformer_jax.data.streams import Stream, Tokens
+from transformer_jax.data.text import ParallelData
 from transformer_jax.decoding import DecodingConfig
 from transformer_jax.decoding.stopping import before_end
 from transformer_jax.errors import UserError
@@ -40,10 +38,10 @@ from transformer_jax.models.transformer import (
     TransformerConfig,
     shift_right,
 )
+from transformer_jax.tasks.inputs import InputConfig
 from transformer_jax.tasks.text import (
     TextTaskConfig,
     cache_and_causality,
-    shown_by,
     valid,
     with_weights,
 )
@@ -134,6 +132,7 @@ class SequenceToSequenceConfig(TextTaskConfig):
 
     model: TransformerConfig | RecurrentConfig
     data: ParallelData
+    input: InputConfig
     training: SequenceToSequenceTraining
     evaluation: SequenceToSequenceEvaluation = dataclasses.field(
         metadata={"free": True}
@@ -150,7 +149,11 @@ class SequenceToSequenceConfig(TextTaskConfig):
         """
         yield from super().problems()
         model, data = self.model, self.data
-        if data.joint_tokenizer and model.source_vocab_size != model.target_vocab_size:
+        if self.input.modality != "tokens":
+            yield from self._problems_of_vectors()
+        elif (
+            data.joint_tokenizer and model.source_vocab_size != model.target_vocab_size
+        ):
             yield (
                 "data.joint_tokenizer",
                 (
@@ -186,6 +189,18 @@ class SequenceToSequenceConfig(TextTaskConfig):
                     "otherwise set it to 'decoder'"
                 ),
             )
+
+    def _problems_of_vectors(self) -> Iterator[tuple[str, str]]:
+        """Yield problems of a source that is not text."""
+        needs = f"with input.modality = {self.input.modality!r}"
+        if self.data.joint_tokenizer:
+            yield "data.joint_tokenizer", f"must be False {needs}"
+        if self.data.max_ratio:
+            yield "data.max_ratio", f"must be 0 {needs}"
+        if self.data.source != "files":
+            yield "data.source", f"must be 'files' {needs}"
+        if self.model.shares_tables:
+            yield "model.tie_embeddings", f"must be 'decoder' or 'none' {needs}"
 
     def advice(self) -> Iterator[str]:
         """Yield warnings about settings that are allowed but unwise."""
@@ -236,11 +251,11 @@ def start(
 
 
 class SequenceToSequence(Task):
-    """Prediction of a target sequence from a source sequence.
+    """Prediction of a target text from a source.
 
     A batch holds the ids "source" (B, S) and "target" (B, T), each ending in EOS, their
     lengths "source_length" and "target_length" (B,), and the number of each example,
-    "index" (B,).
+    "index" (B,). A source that is not text is an array of vectors (B, S, C).
     """
 
     metrics: ClassVar = {
@@ -255,34 +270,45 @@ class SequenceToSequence(Task):
         self, config: SequenceToSequenceConfig, workdir: epath.PathLike | None
     ):
         super().__init__(config, workdir)
-        model, data = config.model, config.data
-        self.model = ARCHITECTURES[model.architecture](model)
-        columns = config.columns.names
-        joint = data.joint_tokenizer
-        self.streams = {
-            side: Stream(
-                column,
-                "tokenizer.json" if joint else f"tokenizer.{side}.json",
-                getattr(model, f"{side}_vocab_size"),
-                f"model.{side}_vocab_size",
-            )
-            for side, column in zip(("source", "target"), columns, strict=True)
+        data = config.data
+        source = config.input.stream(data.source_language)
+        streams: dict[str, Stream] = {
+            "source": source or self._tokens("source", data.source_language),
+            "target": self._tokens("target", data.target_language),
         }
+        front_end = config.input.front_end(streams["source"], config.model)
+        architecture = ARCHITECTURES[config.model.architecture]
+        self.model = architecture(config.model, front_end)
         self.corpus = Corpus(
             data,
-            self.streams,
+            streams,
             workdir,
-            sources.parallel_files,
+            config.input.reader(),
             start=config.init_from or None,
+        )
+        self.streams = self.corpus.streams
+        self.reads_text = source is None
+
+    def _tokens(self, side: str, column: str) -> Tokens:
+        joint = self.config.data.joint_tokenizer
+        key = f"{side}_vocab_size"
+        return Tokens(
+            column,
+            "tokenizer.json" if joint else f"tokenizer.{side}.json",
+            getattr(self.config.model, key),
+            f"model.{key}",
         )
 
     # On the device.
 
     def init(self, key: jax.Array) -> Params:
-        token = jnp.zeros((1, 1), jnp.int32)
+        source, target = (
+            jnp.zeros((1, 1, *stream.trailing), stream.dtype)
+            for stream in self.streams.values()
+        )
         valid = jnp.ones((1, 1), bool)
         method: Any = teacher_forced
-        return self.model.init(key, token, valid, token, method=method)["params"]
+        return self.model.init(key, source, valid, target, method=method)["params"]
 
     def _cross_entropy(
         self,
@@ -344,7 +370,7 @@ class SequenceToSequence(Task):
         source = batch["source"]
         options = self.config.decoding
         special = self.corpus.special_ids("target")
-        rows, length = source.shape
+        rows, length = source.shape[:2]
         max_length = min(options.max_length(length), self.config.model.max_length)
         cache: Any = self.model.apply(
             {"params": params},
@@ -360,11 +386,9 @@ class SequenceToSequence(Task):
             method=self.model.extend,
         )
         # Empty lines and filler rows end at once.
-        empty = jnp.repeat(
-            batch["source_length"][:, None] <= 1,
-            decoding.copies(options, greedy),
-            axis=0,
-        )
+        added = self.streams["source"].added(begin=False, end=True)
+        empty = batch["source_length"][:, None] <= added
+        empty = jnp.repeat(empty, decoding.copies(options, greedy), axis=0)
 
         def step(
             cache: Cache, token: jax.Array, position: jax.Array
@@ -418,7 +442,7 @@ class SequenceToSequence(Task):
             mutable="intermediates",
         )
         length = batch["target_length"]
-        source, target = (shown_by(self.corpus, side) for side in self.streams)
+        source, target = (stream.shown for stream in self.streams.values())
         axes = {
             "source": Axis(batch["source"], batch["source_length"], source),
             "target": Axis(batch["target"], length, target),
@@ -429,16 +453,15 @@ class SequenceToSequence(Task):
     # On the host.
 
     def batches(self, split: str, seed: int | None) -> Batches:
-        text, data = self.corpus.open(split), self.config.data
-        texts = dict(
-            zip(self.streams, map(text.column, self.config.columns.names), strict=True)
-        )
+        source, data = self.corpus.open(split), self.config.data
+        names = self.config.columns.names
+        columns = dict(zip(self.streams, map(source.column, names), strict=True))
         if seed is None:
-            return self._in_order(texts, split)
-        if advice := data.size_advice(len(text)):
+            return self._in_order(columns, split)
+        if advice := data.size_advice(len(source)):
             log.warning("%s", advice)
         return bucket_batches(
-            self.corpus, texts, split=split, seed=seed, max_ratio=data.max_ratio
+            self.corpus, columns, split=split, seed=seed, max_ratio=data.max_ratio
         )
 
     def batches_of(self, records: Sequence[Record]) -> Batches:
@@ -447,24 +470,34 @@ class SequenceToSequence(Task):
 
         A sampled translation also depends on the position of the record.
         """
-        source, target = columns_of(records, *self.config.columns)
-        texts = {"source": source or []} | (
-            {} if target is None else {"target": target}
-        )
-        return self._in_order(texts, "input")
+        names, needed = self.config.columns
+        arrays = () if self.reads_text else names[:1]
+        source, target = columns_of(records, names, needed, arrays)
+        columns = {"source": source or []}
+        if target is not None:
+            columns["target"] = target
+        return self._in_order(columns, "input")
 
-    def _in_order(self, texts: Mapping[str, Sequence[str]], what: str) -> Batches:
+    def _in_order(self, columns: Mapping[str, Sequence[Any]], what: str) -> Batches:
         """Return batches for evaluation.
 
         A blank source counts as empty, whatever the tokenizer makes of spaces.
         """
         model, rows = self.config.model, self.config.evaluation.batch_size
-        cleaned = {
-            **texts,
-            "source": [line if line.strip() else "" for line in texts["source"]],
-        }
-        return ladder_batches(
-            self.corpus, cleaned, rows=rows, limit=model.max_length, what=what
+        source = columns["source"]
+        if self.reads_text:
+            source = [line if line.strip() else "" for line in source]
+        batches = ladder_batches(
+            self.corpus,
+            {**columns, "source": source},
+            rows=rows,
+            limit=model.max_length,
+            what=what,
+        )
+        if self.reads_text:
+            return batches
+        return batches._replace(
+            records=ArrayRecords(self.config.columns.names[0], source)
         )
 
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
@@ -525,21 +558,15 @@ class SequenceToSequence(Task):
     ) -> Arrays:
         draw = np.random.default_rng(seed or 0)
         arrays: Arrays = {"index": np.arange(rows, dtype=np.int32)}
-        special = self.corpus.special_ids("target")
         for side, stream in self.streams.items():
-            n = (
-                np.full(rows, length)
-                if seed is None
-                else draw.integers(1, length + 1, rows)
-            )
-            ids = draw.integers(4, stream.vocab_size, (rows, length), np.int32)
-            place = np.arange(1, length + 1)[None]
-            ids = np.select(
-                [place < n[:, None], place == n[:, None]], [ids, special.end], 0
-            )
-            arrays |= {side: ids.astype(np.int32), f"{side}_length": n.astype(np.int32)}
-        if not references:
-            del arrays["target"], arrays["target_length"]
+            if side == "target" and not references:
+                continue
+            longest = min(length, stream.limit or length)
+            lengths = np.full(rows, longest)
+            if seed is not None:
+                lengths = draw.integers(1, longest + 1, rows)
+            arrays[side] = stream.dummy(draw, lengths, longest)
+            arrays[f"{side}_length"] = lengths.astype(np.int32)
         return arrays
 
     def fingerprint(
@@ -563,22 +590,12 @@ class SequenceToSequence(Task):
         check_rows(arrays)
         rows = np.flatnonzero(arrays["index"] >= 0)
         for side, stream in self.streams.items():
-            ids, lengths = arrays[side][rows], arrays[f"{side}_length"][rows]
-            ends = np.take_along_axis(ids, np.maximum(lengths - 1, 0)[:, None], axis=1)[
-                :, 0
-            ]
-            valid = np.arange(ids.shape[1]) < lengths[:, None]
-            wrong = {
-                "does not end in EOS": ends != self.corpus.special_ids(side).end,
-                f"has ids beyond the vocabulary of {stream.vocab_size}": (
-                    (valid & (ids >= stream.vocab_size)).any(1)
-                ),
-            }
-            for what, where in wrong.items():
-                for i in np.flatnonzero(where)[:1]:
+            lengths = arrays[f"{side}_length"][rows]
+            for fault, where in stream.faults(arrays[side][rows], lengths).items():
+                for row in rows[where][:1]:
                     raise UserError(
-                        f"row {rows[i]} of the first batch "
-                        f"{what} in its {side}: {ids[i]}"
+                        f"row {row} of the first batch "
+                        f"{fault} in its {side}: {arrays[side][row]}"
                     )
         begin, target = self.corpus.special_ids("target").begin, arrays["target"]
         read = shift_right(target, begin)
@@ -592,7 +609,7 @@ class SequenceToSequence(Task):
         lines = ["the first pair of the first batch:"]
         for name, ids in parts.items():
             side = "source" if name == "source" else "target"
-            shown = shown_by(self.corpus, side)
+            shown = self.streams[side].shown
             tokens, _ = shown(ids[first, : arrays[f"{side}_length"][first]])
             lines.append(f"  {name:<13}  {' '.join(tokens)}")
         return lines

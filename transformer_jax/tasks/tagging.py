@@ -17,10 +17,10 @@ from etils import epath
 from transformer_jax import losses, metrics, spans
 from transformer_jax.data import annotated
 from transformer_jax.data.batching import Batches
+from transformer_jax.data.corpus_batches import example_batches
 from transformer_jax.data.examples import columns_of
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.data.sources import DataError
-from transformer_jax.data.text import example_batches
 from transformer_jax.data.words import TaggingData, subwords, word_rows
 from transformer_jax.models.bert import BertConfig, TokenClassifier
 from transformer_jax.tasks import text

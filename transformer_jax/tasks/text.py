@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from transformer_jax.data.text import Corpus, Reader, Stream
+from transformer_jax.data.corpus import Corpus, Reader
+from transformer_jax.data.streams import Tokens
 from transformer_jax.models.layers import Head
 from transformer_jax.training.task import (
     Arrays,
@@ -63,7 +64,7 @@ def make_corpus(
     """
     size = config.model.vocab_size
     shared = {
-        name: Stream(column, "tokenizer.json", size, "model.vocab_size")
+        name: Tokens(column, "tokenizer.json", size, "model.vocab_size")
         for name, column in streams.items()
     }
     start = config.init_from or None

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.data.batching import Batches
+from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.scoring import scored_batches
-from transformer_jax.data.text import Corpus
 from transformer_jax.decoding.distributions import log_probability
 from transformer_jax.tasks import text
 from transformer_jax.training.task import (

@@ -214,7 +214,7 @@ class Config:
     Each task's subclass narrows some of the types and adds sections.
 
     Every `model` has the fields architecture, d_model and dtype. Every `data` is a
-    `data.text.TextData`.
+    `data.splits.SplitData`.
     """
 
     task: str

@@ -1,0 +1,90 @@
+"""Streams whose positions are vectors: frames of sound and cells of images."""
+
+import json
+
+import numpy as np
+import pytest
+
+from transformer_jax.data.batching import Batch, padded_arrays
+from transformer_jax.data.files import DataError
+from transformer_jax.data.sound import log_mel
+from transformer_jax.data.streams import Frames, Grid
+
+GRID = Grid("image", (4, 6, 1), cell=2)
+IMAGE = np.arange(24, dtype=np.uint8).reshape(4, 6)
+
+
+def test_cells_come_in_reading_order_and_pixels_as_shares_of_255():
+    rows = GRID.encode([IMAGE])
+    cells = rows[0] * 255
+    assert cells.dtype == np.float32
+    expected = [[0, 1, 6, 7], [2, 3, 8, 9], [4, 5, 10, 11], [12, 13, 18, 19]]
+    np.testing.assert_allclose(cells[:4], expected, rtol=1e-6)
+    assert GRID.limit == rows.lengths[0] == len(cells) == 6
+    labels, text = GRID.shown(rows[0])
+    assert labels == ["1,1", "1,2", "1,3", "2,1", "2,2", "2,3"]
+    assert text == ""
+
+
+def test_channels_of_a_cell_stay_together():
+    grid = np.random.default_rng(0).normal(size=(2, 3, 5))
+    rows = Grid("features", (2, 3, 5), cell=1).encode([grid])
+    np.testing.assert_allclose(rows[0], grid.reshape(6, 5), rtol=1e-6)
+
+
+def test_an_image_may_be_an_array_a_list_json_or_a_file(tmp_path):
+    np.save(tmp_path / "image.npy", IMAGE)
+    whole = GRID.encode([IMAGE.astype(float)])
+    for entry in (IMAGE.tolist(), json.dumps(IMAGE.tolist())):
+        np.testing.assert_array_equal(GRID.encode([entry]).values, whole.values)
+    file = GRID.encode([str(tmp_path / "image.npy")])
+    np.testing.assert_array_equal(file.values, GRID.encode([IMAGE]).values)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (IMAGE.T, r"image 2: has the shape \(6, 4\): must be input.grid_shape = \(4, "),
+        ("[[1, 2], [3]]", "image 2: "),
+        ("[[1, 2", "image 2: "),
+        ("[" * 100_000, "image 2: "),
+        ("no such file", "image 2: .*No such file"),
+        ([["a"] * 6] * 4, "image 2: could not convert"),
+    ],
+)
+def test_what_is_no_image_is_refused_with_its_number(entry, message):
+    with pytest.raises(DataError, match=message):
+        GRID.encode([IMAGE, entry])
+
+
+def test_frames_are_stacked_windows():
+    frames = Frames("file", rate=8000, bands=5, stacked=3, limit=64)
+    samples = np.random.default_rng(0).normal(size=800)
+    windows = log_mel(samples, 8000, 5)
+    assert len(windows) == 8
+    rows = frames.encode([samples, samples[:200]])
+    assert rows.lengths.tolist() == [3, 1]
+    stacked = np.concatenate([windows, np.zeros((1, 5))]).reshape(3, 15)
+    np.testing.assert_array_equal(rows[0], stacked.astype(np.float32))
+    assert frames.shown(rows[0]) == (["0.00 s", "0.03 s", "0.06 s"], "")
+
+
+def test_vectors_are_padded_with_zeros():
+    rows = GRID.encode([IMAGE, IMAGE + 1])
+    batch = Batch(0, np.array([1, -1, 0]), (8,))
+    arrays = padded_arrays({"source": rows}, {}, batch)
+    assert arrays["source"].shape == (3, 8, 4)
+    assert arrays["source"].dtype == np.float32
+    assert arrays["source_length"].tolist() == [6, 0, 6]
+    np.testing.assert_array_equal(arrays["source"][0, :6], rows[1])
+    assert not arrays["source"][0, 6:].any()
+    assert not arrays["source"][1].any()
+
+
+@pytest.mark.parametrize("stream", [GRID, Frames("file", 8000, 5, 3, 64)])
+def test_a_dummy_batch_has_the_features_of_a_real_one(stream):
+    dummy = stream.dummy(np.random.default_rng(0), np.array([2, 5]), 5)
+    assert dummy.shape == (2, 5, stream.features)
+    assert dummy.dtype == np.float32
+    assert not dummy[0, 2:].any()
+    assert dummy[0, :2].all()

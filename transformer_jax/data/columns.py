@@ -1,0 +1,35 @@
+"""A column: one kind of content of the examples of a data set."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
+
+
+class Column(Sequence[Any]):
+    """Entries of a column, e.g. lines of text or arrays, read on access."""
+
+    @abstractmethod
+    def blocks(self) -> Iterator[bytes]:
+        """Yield the content as bytes, for a hash of it."""
+
+    @abstractmethod
+    def part(self, start: int, stop: int) -> Self:
+        """Return the entries `start` to `stop` - 1."""
+
+
+class ArrayRecords(Sequence[dict[str, Any]]):
+    """The entries of a column of arrays as records, {column: list of numbers}."""
+
+    def __init__(self, name: str, column: Sequence[Any]):
+        self._name = name
+        self._column = column
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, slice):
+            return [self[j] for j in range(*i.indices(len(self)))]
+        return {self._name: self._column[i].tolist()}

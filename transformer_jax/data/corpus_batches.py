@@ -1,0 +1,244 @@
+"""Batches of the examples of a corpus: in buckets for training, in order otherwise."""
+
+import functools
+import logging
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from transformer_jax.data.batching import (
+    Batches,
+    BatchPlan,
+    entropy,
+    ladder_lengths,
+    padded_arrays,
+)
+from transformer_jax.data.corpus import Corpus
+from transformer_jax.data.progress import counted
+from transformer_jax.data.ragged import Ragged
+from transformer_jax.errors import UserError
+
+log = logging.getLogger(__name__)
+
+
+def cut(
+    rows: Ragged,
+    limit: int,
+    what: str,
+    key: str = "model.max_length",
+    begin: bool = False,
+    end: bool = True,
+    tail: bool = False,
+) -> Ragged:
+    """Truncate rows to at most `limit` tokens, and log a warning for each row that is
+    truncated.
+
+    Args:
+        rows: the tokens of each line.
+        limit: most tokens per row.
+        what: source of the lines, for the warning.
+        key: config key of `limit`, for the warning.
+        begin: keep the first token of a row, its begin id.
+        end: keep the last token of a row, its end id.
+        tail: keep the last tokens of a row instead of the first.
+    """
+    for i in np.flatnonzero(rows.lengths > limit):
+        log.warning(
+            "%s, line %d: %d tokens, cut to %s = %d",
+            what,
+            i + 1,
+            rows.lengths[i],
+            key,
+            limit,
+        )
+    return rows.cut(limit, begin, end, tail)
+
+
+def ladder_batches(
+    corpus: Corpus,
+    columns: Mapping[str, Sequence[Any]],
+    *,
+    rows: int,
+    limit: int,
+    what: str,
+    begin: bool = False,
+    end: bool = True,
+    key: str = "model.max_length",
+    tail: bool = False,
+    others: Mapping[str, np.ndarray] = types.MappingProxyType({}),
+) -> Batches:
+    """Return batches for evaluation and prediction: each example once, truncated to
+    `limit` positions, `rows` per batch.
+
+    The padded length of an example in the first stream depends only on its own length.
+    So results computed from the first stream alone do not depend on the other examples.
+
+    Args:
+        corpus: corpus whose streams encode the columns.
+        columns: a column for each of one or more streams, keyed by stream; entry i of
+            one belongs to entry i of the others.
+        rows: number of rows of every batch.
+        limit: most positions of an example, in streams without a limit of their own.
+        what: source of the columns, for warnings.
+        begin: add the tokenizer's begin id before each text.
+        end: add the tokenizer's end id after each text.
+        key: config key of `limit`, for warnings.
+        tail: keep the last tokens of a longer text instead of the first.
+        others: further arrays (examples,), e.g. labels.
+
+    Returns:
+        Batches with arrays as in `padded_arrays`. `records` are the entries of the
+        first column, `references` those of the second.
+    """
+    streams = {}
+    limits = []
+    for name, column in columns.items():
+        stream = corpus.streams[name]
+        encoded = stream.encode(column, begin, end)
+        most = stream.limit or limit
+        limit_key = stream.limit_key if stream.limit else key
+        kept = begin and stream.added(True, False) > 0
+        ended = end and stream.added(False, True) > 0
+        streams[name] = cut(encoded, most, what, limit_key, kept, ended, tail)
+        limits.append(most)
+    first, *more = columns
+    added = corpus.streams[first].added(begin, end)
+    _warn_of_empty(streams[first].lengths == added, what)
+    lengths = np.stack([encoded.lengths for encoded in streams.values()], axis=1)
+    plan = BatchPlan.ladder(lengths, ladder_lengths(max(limits)), rows, limits)
+    load = functools.partial(padded_arrays, streams, others)
+    references = columns[more[0]] if more else ()
+    return Batches(plan, load, columns[first], references)
+
+
+def _warn_of_empty(is_empty: np.ndarray, what: str) -> None:
+    empty = np.flatnonzero(is_empty) + 1
+    if not empty.size:
+        return
+    shown = ", ".join(map(str, empty[:5])) + (", …" if len(empty) > 5 else "")
+    if len(empty) == 1:
+        log.warning("%s: line %s is empty", what, shown)
+    else:
+        log.warning("%s: %s lines are empty: lines %s", what, f"{len(empty):,}", shown)
+
+
+def bucket_batches(
+    corpus: Corpus,
+    columns: Mapping[str, Sequence[Any]],
+    *,
+    split: str,
+    seed: int,
+    max_ratio: float = 0.0,
+    begin: bool = False,
+    end: bool = True,
+    others: Mapping[str, np.ndarray] = types.MappingProxyType({}),
+) -> Batches:
+    """Return batches for training, with examples of similar length together.
+
+    Arguments are as in `ladder_batches`.
+
+    An example is left out if one of its entries is empty or has more positions than the
+    limit of its stream, by default `data.max_length`, or if one has more than
+    `max_ratio` times as many as another (0: no limit).
+
+    Raises:
+        ValueError: no example is left to train on.
+    """
+    data = corpus.config
+    streams = {
+        name: corpus.encode(name, column, begin, end)
+        for name, column in columns.items()
+    }
+    added = [corpus.streams[name].added(begin, end) for name in streams]
+    limits = [corpus.streams[name].limit or data.max_length for name in streams]
+    lengths = np.stack([encoded.lengths for encoded in streams.values()], axis=1)
+    bare = lengths - added
+    shorter = bare.min(axis=1)
+    longer = bare.max(axis=1)
+    empty = shorter == 0
+    allowed = max_ratio * shorter
+    fits = (lengths <= limits).all(axis=1)
+    uneven = (allowed > 0) & (longer > allowed) & fits
+    # the plan drops them together with those that are too long
+    lengths[empty | uneven] = max(limits) + 1
+    too_long = _too_long(corpus, streams)
+    if (lengths > limits).any(axis=1).all():
+        raise UserError(
+            f"{split}: none of {len(lengths)} examples is left to train on: "
+            f"{empty.sum()} have an empty side, {uneven.sum()} "
+            f"exceed data.max_ratio = {max_ratio:g}, and the others are "
+            f"{too_long}: check the files, or raise the limits"
+        )
+    plan = corpus.plan(lengths, seed, max_lengths=limits)
+    reasons = {
+        too_long: plan.dropped - empty.sum() - uneven.sum(),
+        "with an empty side": empty.sum(),
+        f"above data.max_ratio = {max_ratio:g}": uneven.sum(),
+    }
+    left_out = ", ".join(
+        f"{count:,} {reason}" for reason, count in reasons.items() if count
+    )
+    log.info(
+        "%s: %s in %s of %s; %.0f %% of the %s positions are filled; left out: %s",
+        split,
+        counted(len(plan.kept), "example"),
+        counted(len(plan), "batch", "batches"),
+        counted(len(plan.shapes), "shape"),
+        100 * plan.fill[-1],
+        list(streams)[-1],
+        left_out or "none",
+    )
+    target = list(streams.values())[-1].values
+    load = functools.partial(padded_arrays, streams, others)
+    return Batches(plan, load, baseline=functools.partial(entropy, target))
+
+
+def _too_long(corpus: Corpus, names: Iterable[str]) -> str:
+    """Return what is said of an example that exceeds the limit of a stream."""
+    limits = {}
+    for stream in map(corpus.streams.__getitem__, names):
+        if stream.limit:
+            limits[stream.limit_key] = stream.limit
+        else:
+            limits["data.max_length"] = corpus.config.max_length
+    return "longer than " + " or ".join(f"{key} = {n}" for key, n in limits.items())
+
+
+def example_batches(
+    corpus: Corpus,
+    streams: Mapping[str, Ragged],
+    others: Mapping[str, np.ndarray | Ragged],
+    *,
+    seed: int | None,
+    rows: int,
+    limit: int,
+) -> Batches:
+    """Return batches of encoded examples: shuffled with a `seed` for training, each
+    example once and in order without.
+
+    Args:
+        corpus: corpus of the examples, whose config has the options of training
+            batches.
+        streams: the ids of each example in each stream, with special tokens.
+        others: further arrays (examples,), e.g. labels, or one value per token of the
+            first stream.
+        seed: seed of the shuffle, or None.
+        rows: number of rows of a batch without a seed.
+        limit: most tokens of an example.
+    """
+    lengths = np.stack([ids.lengths for ids in streams.values()], axis=1)
+    plan = example_plan(corpus, lengths, seed=seed, rows=rows, limit=limit)
+    return Batches(plan, functools.partial(padded_arrays, streams, others))
+
+
+def example_plan(
+    corpus: Corpus, lengths: np.ndarray, *, seed: int | None, rows: int, limit: int
+) -> BatchPlan:
+    """Return the plan of `example_batches` for examples of `lengths` (n, k)."""
+    return (
+        BatchPlan.ladder(lengths, ladder_lengths(limit), rows)
+        if seed is None
+        else corpus.plan(lengths, seed)
+    )

@@ -1,0 +1,352 @@
+"""Streams: what a column holds becomes rows of numbers.
+
+A column is a sequence of e.g. lines or images, one for each example. A stream turns it
+into a `Ragged`: for each example, a row of ids or of vectors. It faces a front end of
+the models, which maps such rows to vectors of the model's width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from transformer_jax.data import sound
+from transformer_jax.data.files import DataError
+from transformer_jax.data.ragged import Ragged
+from transformer_jax.data.tokenizers import Tokenizer, TokenizerError
+from transformer_jax.errors import UserError
+
+
+class SpecialIds(NamedTuple):
+    """Ids that begin, end and pad a sequence.
+
+    If a vocabulary has no begin id, its end id takes that role (GPT-2).
+    """
+
+    begin: int
+    end: int
+    pad: int | None
+
+
+TRAINED_HERE = SpecialIds(begin=1, end=2, pad=0)  # positions in `tokenizers.SPECIALS`
+
+
+class Stream(ABC):
+    """A column, and its encoding as rows of numbers.
+
+    Attributes:
+        column: name of the column.
+        limit: most positions of a row that the model can read. None: `max_length` of
+            the config.
+        limit_key: config key of `limit`, for messages.
+        trailing: shape of a position: () for a number, (C,) for a vector.
+        dtype: type of a padded batch of rows.
+    """
+
+    column: str
+    limit: int | None
+    limit_key: str
+    trailing: tuple[int, ...] = ()
+    dtype: type = np.float32
+
+    @abstractmethod
+    def encode(
+        self, column: Sequence[Any], begin: bool = False, end: bool = True
+    ) -> Ragged:
+        """Return a row for each entry of a column.
+
+        `begin` and `end` ask for special ids around a text. Only texts have them.
+
+        Raises:
+            DataError: an entry cannot be encoded.
+        """
+
+    @abstractmethod
+    def shown(self, row: np.ndarray) -> tuple[list[str], str]:
+        """Return a readable label for each position of a row, and the row as text.
+
+        The text is "" if the row is no text.
+        """
+
+    @abstractmethod
+    def dummy(
+        self, draw: np.random.Generator, lengths: np.ndarray, width: int
+    ) -> np.ndarray:
+        """Return random rows of `lengths` (B,), padded to `width` positions."""
+
+    def added(self, begin: bool, end: bool) -> int:
+        """Return the number of positions that `encode` adds to a row."""
+        return 0
+
+    def faults(self, rows: np.ndarray, lengths: np.ndarray) -> dict[str, np.ndarray]:
+        """Return {what may be wrong with a padded row: (B,), True where it is}."""
+        return {}
+
+    def fingerprint(self) -> dict[str, str]:
+        """Return hashes of what the encoding depends on, besides the config."""
+        return {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokens(Stream):
+    """Text as ids of a tokenizer.
+
+    Attributes:
+        file: name of the tokenizer's file in the workdir. Streams with the same file
+            share one tokenizer.
+        vocab_size: size of the model's vocabulary.
+        key: config key of `vocab_size`, for messages, e.g. "model.source_vocab_size".
+        load: function that returns the tokenizer, given by the corpus. None: there is
+            no workdir, and special ids are those of tokenizers trained by this package.
+    """
+
+    column: str
+    file: str
+    vocab_size: int
+    key: str
+    load: Callable[[], Tokenizer] | None = None
+    limit: int | None = None
+    limit_key: str = "model.max_length"
+    dtype: type = np.int32
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer.
+
+        Raises:
+            ValueError: there is no workdir, or see `TokenizerStore.tokenizer`.
+        """
+        if self.load is None:
+            raise UserError("without a workdir there are no tokenizers: pass a workdir")
+        return self.load()
+
+    @property
+    def size(self) -> int:
+        """The number of ids: of the tokenizer, or of the model's embedding if there is
+        no tokenizer.
+        """
+        return self.vocab_size if self.load is None else self.tokenizer.size
+
+    def encode(
+        self, column: Sequence[Any], begin: bool = False, end: bool = True
+    ) -> Ragged:
+        """Return the ids of each line, with the tokenizer's begin id before it and its
+        end id after it if requested.
+
+        Raises:
+            TokenizerError: the tokenizer has no id for what is requested.
+        """
+        tokenizer = self.tokenizer
+        added = {
+            "begin": tokenizer.bos_id if begin else None,
+            "end": tokenizer.eos_id if end else None,
+        }
+        for name, wanted in (("begin", begin), ("end", end)):
+            if wanted and added[name] is None:
+                raise TokenizerError(
+                    f"{self.file} has no special id for the {name} of a line: "
+                    "use a tokenizer that has one"
+                )
+        return tokenizer.encode(column, **added)
+
+    def shown(self, row: np.ndarray) -> tuple[list[str], str]:
+        return self.tokenizer.shown(row), self.tokenizer.decode(row)
+
+    def dummy(
+        self, draw: np.random.Generator, lengths: np.ndarray, width: int
+    ) -> np.ndarray:
+        """Return random ids, each row with the end id as its last."""
+        ids = draw.integers(4, self.vocab_size, (len(lengths), width), np.int32)
+        position = np.arange(1, width + 1)[None]
+        last = lengths[:, None]
+        ids = np.select(
+            [position < last, position == last], [ids, self.special_ids.end], 0
+        )
+        return ids.astype(np.int32)
+
+    def added(self, begin: bool, end: bool) -> int:
+        return int(begin) + int(end)
+
+    def faults(self, rows: np.ndarray, lengths: np.ndarray) -> dict[str, np.ndarray]:
+        last = np.maximum(lengths - 1, 0)[:, None]
+        ends = np.take_along_axis(rows, last, axis=1)[:, 0]
+        valid = np.arange(rows.shape[1]) < lengths[:, None]
+        beyond = (valid & (rows >= self.vocab_size)).any(axis=1)
+        return {
+            "does not end in EOS": ends != self.special_ids.end,
+            f"has ids beyond the vocabulary of {self.vocab_size}": beyond,
+        }
+
+    def fingerprint(self) -> dict[str, str]:
+        return {"tokenizer": self.tokenizer.sha256}
+
+    @property
+    def optional_ids(self) -> tuple[int | None, int | None, int | None]:
+        """The ids of begin, end and padding. None: the tokenizer has no such id."""
+        if self.load is None:
+            return TRAINED_HERE
+        return self.tokenizer.bos_id, self.tokenizer.eos_id, self.tokenizer.pad_id
+
+    @property
+    def special_ids(self) -> SpecialIds:
+        """The ids that begin, end and pad a sequence.
+
+        Raises:
+            TokenizerError: the tokenizer has no end id.
+        """
+        begin, end, pad = self.optional_ids
+        if end is None:
+            raise TokenizerError(
+                f"{self.file} has no special id for the end of a text: "
+                "use a tokenizer that has one"
+            )
+        return SpecialIds(end if begin is None else begin, end, pad)
+
+
+class Frames(Stream):
+    """Sound as log-mel vectors (S, C), see `sound.log_mel`.
+
+    Args:
+        column: name of the column. An entry is an array of samples (n,), or the name of
+            a WAV file.
+        rate: samples per second.
+        bands: number of mel bands.
+        stacked: number of adjacent windows that form one position (Sak et al. 2015), so
+            C = stacked · bands.
+        limit: see `Stream`.
+    """
+
+    limit: int
+    limit_key = "input.max_positions"
+
+    def __init__(self, column: str, rate: int, bands: int, stacked: int, limit: int):
+        self.column = column
+        self.rate = rate
+        self.bands = bands
+        self.stacked = stacked
+        self.limit = limit
+        self.features = stacked * bands
+        self.trailing = (self.features,)
+
+    def vectors(self, entry: Any) -> np.ndarray:
+        """Return the vectors (S, C) of one sound.
+
+        Raises:
+            ValueError: the file cannot be read or has another rate.
+        """
+        if isinstance(entry, str):
+            entry = sound.read_wave(Path(entry), self.rate)
+        frames = sound.log_mel(np.asarray(entry, np.float64), self.rate, self.bands)
+        frames = np.pad(frames, ((0, -len(frames) % self.stacked), (0, 0)))
+        return frames.reshape(-1, self.features)
+
+    def encode(
+        self, column: Sequence[Any], begin: bool = False, end: bool = True
+    ) -> Ragged:
+        return _stacked(self.vectors, column, self.column, self.features)
+
+    def shown(self, row: np.ndarray) -> tuple[list[str], str]:
+        """Return the time in seconds at which each position starts."""
+        seconds = np.arange(len(row)) * self.stacked * sound.HOP
+        return [f"{time:.2f} s" for time in seconds], ""
+
+    def dummy(
+        self, draw: np.random.Generator, lengths: np.ndarray, width: int
+    ) -> np.ndarray:
+        return _dummy_vectors(draw, lengths, width, self.features)
+
+
+class Grid(Stream):
+    """An image, or a grid of features, as its cells (S, C) in reading order.
+
+    Args:
+        column: name of the column. An entry is an array (rows, columns) or (rows,
+            columns, channels), as such or as JSON, or the name of a .npy file. Unsigned
+            bytes are divided by 255.
+        shape: (rows, columns, channels) of every entry.
+        cell: height and width of a cell, so C = cell² · channels.
+    """
+
+    limit: int
+    limit_key = "input.grid_shape"
+
+    def __init__(self, column: str, shape: tuple[int, ...], cell: int):
+        rows, columns, channels = shape
+        self.column = column
+        self.shape = (rows, columns, channels)
+        self.cell = cell
+        self.columns = columns // cell
+        self.limit = rows // cell * self.columns
+        self.features = cell * cell * channels
+        self.trailing = (self.features,)
+
+    def vectors(self, entry: Any) -> np.ndarray:
+        """Return the cells (S, C) of one grid.
+
+        Raises:
+            ValueError: it has another shape, or is no array.
+        """
+        if isinstance(entry, str):
+            is_json = entry.lstrip().startswith("[")
+            entry = json.loads(entry) if is_json else np.load(entry)
+        grid = np.asarray(entry)
+        scale = 255 if grid.dtype == np.uint8 else 1
+        rows, columns, channels = self.shape
+        if grid.shape not in ((rows, columns), (rows, columns, channels)):
+            raise UserError(
+                f"has the shape {grid.shape}: must be input.grid_shape = {self.shape}"
+            )
+        cells = grid.reshape(-1, self.cell, self.columns, self.cell, channels)
+        cells = cells.transpose(0, 2, 1, 3, 4).reshape(-1, self.features)
+        return cells.astype(np.float32) / scale
+
+    def encode(
+        self, column: Sequence[Any], begin: bool = False, end: bool = True
+    ) -> Ragged:
+        return _stacked(self.vectors, column, self.column, self.features)
+
+    def shown(self, row: np.ndarray) -> tuple[list[str], str]:
+        """Return the row and the column of each cell, from 1."""
+        places = (divmod(i, self.columns) for i in range(len(row)))
+        return [f"{y + 1},{x + 1}" for y, x in places], ""
+
+    def dummy(
+        self, draw: np.random.Generator, lengths: np.ndarray, width: int
+    ) -> np.ndarray:
+        return _dummy_vectors(draw, lengths, width, self.features)
+
+
+def _stacked(
+    vectors: Callable[[Any], np.ndarray],
+    column: Sequence[Any],
+    name: str,
+    features: int,
+) -> Ragged:
+    """Return the vectors of each entry of a column.
+
+    Raises:
+        DataError: an entry cannot be encoded. The message gives its number.
+    """
+    rows = []
+    for number, entry in enumerate(column, 1):
+        try:
+            rows.append(vectors(entry))
+        except (OSError, ValueError, RecursionError) as error:
+            raise DataError(f"{name} {number}: {error}") from error
+    return Ragged.stacked(rows, features)
+
+
+def _dummy_vectors(
+    draw: np.random.Generator, lengths: np.ndarray, width: int, features: int
+) -> np.ndarray:
+    """Return normal numbers (B, width, features), 0 beyond `lengths` (B,)."""
+    vectors = draw.normal(size=(len(lengths), width, features))
+    valid = np.arange(width) < lengths[:, None]
+    return np.where(valid[:, :, None], vectors, 0).astype(np.float32)

@@ -1,0 +1,95 @@
+"""What a model reads: the config keys, the stream of the data, and the front end."""
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import flax.linen as nn
+
+from transformer_jax import fields
+from transformer_jax.data import sources
+from transformer_jax.data.corpus import Reader
+from transformer_jax.data.sound import sounds_table
+from transformer_jax.data.streams import Frames, Grid, Stream
+from transformer_jax.models import front_ends
+from transformer_jax.models.positions import Positions
+
+MODALITIES = ("tokens", "frames", "grid")
+
+
+@dataclasses.dataclass(frozen=True)
+class InputConfig:
+    """The kind of a source, and how it becomes a sequence of vectors.
+
+    For another kind, override the methods in a subclass.
+
+    modality: "tokens" for text, "frames" for sound, or "grid" for images and grids of
+        features.
+    """
+
+    modality: str = fields.inputs("tokens")
+    # frames: most positions of a sound
+    max_positions: int = fields.size(256, 32)
+    sample_rate: int = fields.inputs(8000)  # frames: samples per second
+    mel_bands: int = fields.inputs(40)  # frames: features of a window of 25 ms
+    # frames: windows, 10 ms apart, that form one position
+    stacked_windows: int = fields.inputs(4)
+    # grid: (rows, columns, channels) of every image
+    grid_shape: tuple[int, ...] = fields.inputs((8, 8, 1))
+    cell_size: int = fields.inputs(1)  # grid: height and width of a position
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (field, rule and remedy) for every invalid value."""
+        if self.modality not in MODALITIES:
+            yield "modality", f"must be one of {', '.join(MODALITIES)}"
+        for name in ("max_positions", "mel_bands", "stacked_windows", "cell_size"):
+            if getattr(self, name) < 1:
+                yield name, "must be at least 1"
+        if self.sample_rate < 1000:
+            yield "sample_rate", "must be at least 1000, e.g. 16000"
+        if len(self.grid_shape) != 3 or min(self.grid_shape) < 1:
+            yield "grid_shape", "must be (rows, columns, channels), each at least 1"
+        elif self.cell_size >= 1 and any(
+            size % self.cell_size for size in self.grid_shape[:2]
+        ):
+            yield "cell_size", f"must divide the rows and columns of {self.grid_shape}"
+
+    def stream(self, column: str) -> Frames | Grid | None:
+        """Return the stream of a column. None: it is text."""
+        if self.modality == "frames":
+            return Frames(
+                column,
+                self.sample_rate,
+                self.mel_bands,
+                self.stacked_windows,
+                self.max_positions,
+            )
+        if self.modality == "grid":
+            return Grid(column, self.grid_shape, self.cell_size)
+        return None
+
+    def reader(self) -> Reader:
+        """Return the function that reads the files of a split."""
+        if self.modality == "frames":
+            return functools.partial(sounds_table, rate=self.sample_rate)
+        return sources.parallel_files
+
+    def front_end(self, stream: Stream, model: Any) -> nn.Module | None:
+        """Return the front end that faces a stream, given the config of the model.
+
+        None: the model embeds ids.
+        """
+        width = model.source_width
+        rate = model.source_dropout_rate
+        if isinstance(stream, Frames):
+            positions = Positions(model.source_positions, stream.limit, width)
+            return front_ends.Frames(
+                stream.features, width, positions, rate, model.dtype
+            )
+        if isinstance(stream, Grid):
+            rows = stream.limit // stream.columns
+            return front_ends.Grid(
+                stream.features, width, rows, stream.columns, rate, model.dtype
+            )
+        return None
