@@ -93,7 +93,7 @@ def test_every_position_of_a_source_matters(task, params):
 def test_predictions_do_not_depend_on_how_a_record_names_its_source(
     task, params, tmp_path
 ):
-    column = task.columns[0]
+    column = task.config.columns.names[0]
     source = task.corpus.open("test").column(column)
     files = modalities.entries(task.config.input.modality, tmp_path / "corpus")
     records = [
