@@ -144,7 +144,7 @@ def batches_of_data(engine: Engine) -> list[list[Timed]]:
 def random_batch(engine: Engine, length: int) -> Timed:
     """Return a batch of data.batch_tokens random tokens in sentences of `length`."""
     config, mesh = engine.task.config, engine.mesh
-    command_line.check_length(length, config.data.max_length)
+    command_line.check_length(length, *config.longest)
     parts = mesh.shape["data"] * mesh.shape["fsdp"] * config.training.microbatches
     rows = max(config.data.batch_tokens // length // parts, 1) * parts
     arrays, here = (

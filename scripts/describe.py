@@ -201,7 +201,7 @@ def describe_target(raw: ConfigDict) -> None:
 def checked(raw: ConfigDict) -> Config:
     """Return the config. Raises an error if --length is too long for it."""
     config = parse(raw)
-    command_line.check_length(LENGTH.value, config.data.max_length)
+    command_line.check_length(LENGTH.value, *config.longest)
     return config
 
 

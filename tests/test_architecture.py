@@ -17,7 +17,7 @@ from conftest import ROOT
 
 import transformer_jax
 from transformer_jax.config import _alternatives, sections
-from transformer_jax.data.text import TextData
+from transformer_jax.data.splits import SplitData
 from transformer_jax.tasks import TASKS, config_class, find
 from transformer_jax.training.task import EvaluationConfig, Task, TrainingConfig
 
@@ -337,10 +337,10 @@ def names(section: type) -> set[str]:
     return {field.name for field in dataclasses.fields(section)}
 
 
-# Keys that generic code may use: those of every model, of every text and of the engine.
+# Keys that generic code may use: those of every model, every data set and the engine.
 GENERAL = (
     {"architecture", "d_model", "dtype"}
-    | names(TextData)
+    | names(SplitData)
     | names(TrainingConfig)
     | names(EvaluationConfig)
 )

@@ -484,14 +484,10 @@ def define_task() -> None:
     flags.DEFINE(_TaskParser(), "task", None, words)
 
 
-def check_length(length: int, longest: int) -> None:
-    """Raise an error if --length is more than `longest`, the value of
-    data.max_length.
-    """
+def check_length(length: int, key: str, longest: int) -> None:
+    """Raise an error if --length is more than `longest`, the value of a config key."""
     if length > longest:
-        raise flags.Error(
-            f"--length={length}: must be at most data.max_length = {longest}"
-        )
+        raise flags.Error(f"--length={length}: must be at most {key} = {longest}")
 
 
 def split_overrides() -> tuple[list[str], list[str]]:

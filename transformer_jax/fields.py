@@ -47,14 +47,28 @@ def inputs(default: Any) -> Any:
     return dataclasses.field(default=default, metadata={"model": True})
 
 
+def tokenizer(default: Any, compared: bool = True) -> Any:
+    """A key that says how text becomes tokens.
+
+    A run that starts from another run has its tokenizers. It takes this key from there,
+    and if `compared`, the two must have the same value.
+    """
+    return dataclasses.field(default=default, metadata={"tokenizer": compared})
+
+
 def free(default: Any) -> Any:
     """A key that may change when a run is resumed."""
     return dataclasses.field(default=default, metadata={"free": True})
 
 
-def path(default: Any) -> Any:
+def path(default: Any, makes_tokenizer: bool = False) -> Any:
     """A file or folder.
 
     The key may change when a run is resumed. A run stores the absolute path.
+    `makes_tokenizer`: a tokenizer is made from the file, so a run that starts from
+    another run has no such file.
     """
-    return dataclasses.field(default=default, metadata={"free": True, "path": True})
+    metadata = {"free": True, "path": True}
+    if makes_tokenizer:
+        metadata["makes_tokenizer"] = True
+    return dataclasses.field(default=default, metadata=metadata)

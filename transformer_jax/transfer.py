@@ -2,6 +2,7 @@
 (`config.init_from`).
 """
 
+import dataclasses
 import logging
 import math
 import os
@@ -79,8 +80,9 @@ def keys_for(source: str) -> dict[str, Any]:
             if "how" not in known[f"model.{name}"].metadata
         }
         data = {
-            name: stored["data"][name]
-            for name in ("tokenizer", "lowercase", "min_count")
+            name: value
+            for name, value in stored["data"].items()
+            if f"data.{name}" in known and "tokenizer" in known[f"data.{name}"].metadata
         }
     keys = {f"model.{name}": value for name, value in fields.items()}
     return {
@@ -326,14 +328,19 @@ def _check_tokenizer_keys(source: str, theirs: Any, ours: Any) -> None:
 
     That of the other run is copied.
     """
+    known = {field.name: field.metadata for field in dataclasses.fields(ours)}
     wrong = [
         f"config.data.{name}: "
-        f"{getattr(theirs, name)!r} there, {getattr(ours, name)!r} here"
-        for name in ("tokenizer", "lowercase")
-        if getattr(theirs, name) != getattr(ours, name)
+        f"{getattr(theirs, name, None)!r} there, {getattr(ours, name)!r} here"
+        for name, metadata in known.items()
+        if metadata.get("tokenizer")
+        and getattr(theirs, name, None) != getattr(ours, name)
     ]
-    if ours.vocabulary:
-        wrong.append(f"config.data.vocabulary = {ours.vocabulary!r}: must be empty")
+    wrong += [
+        f"config.data.{name} = {getattr(ours, name)!r}: must be empty"
+        for name, metadata in known.items()
+        if "makes_tokenizer" in metadata and getattr(ours, name)
+    ]
     if wrong:
         raise ConfigError(
             "\n  ".join(

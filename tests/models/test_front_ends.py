@@ -7,7 +7,7 @@ import oracle
 import pytest
 from small_models import MODELS
 
-from transformer_jax.models.front_ends import Tokens
+from transformer_jax.models.front_ends import Frames, Grid, Tokens
 from transformer_jax.models.layers import Dropout, Embedding, Linear
 from transformer_jax.models.positions import Positions
 
@@ -69,6 +69,44 @@ def test_a_source_and_a_target_can_have_one_table():
     target = SOURCE[:, :T]
     params = initial(MODELS["Transformer"], SOURCE, target)["params"]
     assert [name for name in params if "embedding" in name] == ["target_embedding"]
+
+
+FRAMES = np.random.default_rng(2).normal(size=(B, S, 7)).astype(np.float32)
+
+
+def mapped(variables, inputs):
+    """Return the linear map of each position, in float64."""
+    parameters = variables["params"]["map"]
+    return inputs.astype(float) @ parameters["kernel"] + parameters["bias"]
+
+
+def test_frames_are_a_linear_map_and_positions():
+    front_end = Frames(7, D, Positions("learned", 11, D))
+    variables = initial(front_end, FRAMES)
+    table = variables["params"]["positions"]["table"]
+    x, valid = front_end.apply(variables, FRAMES, VALID)
+    expected = mapped(variables, FRAMES) + table[:S]
+    np.testing.assert_allclose(x, expected, rtol=1e-5, atol=1e-6)
+    assert valid is VALID
+    plain, _ = Frames(7, D).apply(
+        {"params": {"map": variables["params"]["map"]}}, FRAMES
+    )
+    np.testing.assert_allclose(plain, mapped(variables, FRAMES), rtol=1e-5, atol=1e-6)
+
+
+def test_cells_are_a_linear_map_a_row_and_a_column():
+    """The grid has two rows of three cells, and the last cell is left out."""
+    front_end = Grid(7, D, rows=2, columns=3)
+    variables = initial(front_end, FRAMES)
+    rows, columns = variables["params"]["rows"], variables["params"]["columns"]
+    assert (rows.shape, columns.shape) == ((2, D), (3, D))
+    x, _ = front_end.apply(variables, FRAMES)
+    expected = mapped(variables, FRAMES)
+    for s, (row, column) in enumerate([(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]):
+        expected[:, s] += rows[row] + columns[column]
+    np.testing.assert_allclose(x, expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match="5 cells are more than 2 rows of 2"):
+        Grid(7, D, rows=2, columns=2).apply(variables, FRAMES)
 
 
 class Halves(nn.Module):

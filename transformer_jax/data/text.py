@@ -14,15 +14,15 @@ from transformer_jax.data.tokenizer_training import KINDS
 class TextData(SplitData):
     """Location, tokenization and batching of text."""
 
-    tokenizer: str = "bpe_bytes"
+    tokenizer: str = fields.tokenizer("bpe_bytes")
     # lines to train it on, spread evenly over the training split; 0: all, in memory
     tokenizer_lines: int = 500_000
     # a vocab.txt of BERT to use instead of training a tokenizer of kind "bert"
-    vocabulary: str = fields.path("")
-    lowercase: bool = False
+    vocabulary: str = fields.path("", makes_tokenizer=True)
+    lowercase: bool = fields.tokenizer(False)
     # minimum count of words and characters in a vocabulary, and of BPE and WordPiece
     # merges
-    min_count: int = 1
+    min_count: int = fields.tokenizer(1, compared=False)
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""

@@ -55,6 +55,20 @@ class InputConfig:
         ):
             yield "cell_size", f"must divide the rows and columns of {self.grid_shape}"
 
+    def conflicts(self, model: Any, data: Any) -> Iterator[tuple[str, str]]:
+        """Yield (dotted key, rule and remedy) for what only a source of text has."""
+        if self.modality == "tokens":
+            return
+        needs = f"with input.modality = {self.modality!r}"
+        if data.joint_tokenizer:
+            yield "data.joint_tokenizer", f"must be False {needs}"
+        if data.max_ratio:
+            yield "data.max_ratio", f"must be 0 {needs}"
+        if data.source != "files":
+            yield "data.source", f"must be 'files' {needs}"
+        if model.shares_tables:
+            yield "model.tie_embeddings", f"must be 'decoder' or 'none' {needs}"
+
     def stream(self, column: str) -> Frames | Grid | None:
         """Return the stream of a column. None: it is text."""
         if self.modality == "frames":

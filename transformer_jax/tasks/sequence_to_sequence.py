@@ -143,16 +143,24 @@ class SequenceToSequenceConfig(TextTaskConfig):
     def columns(self) -> Columns:
         return Columns((self.data.source_language, self.data.target_language))
 
+    @property
+    def longest(self) -> tuple[str, int]:
+        source = self.input.stream(self.data.source_language)
+        if source is None or source.limit < self.data.max_length:
+            return super().longest
+        return source.limit_key, source.limit
+
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (dotted key, rule and remedy) for values that are inconsistent with
         each other.
         """
         yield from super().problems()
         model, data = self.model, self.data
-        if self.input.modality != "tokens":
-            yield from self._problems_of_vectors()
-        elif (
-            data.joint_tokenizer and model.source_vocab_size != model.target_vocab_size
+        yield from self.input.conflicts(model, data)
+        if (
+            self.input.modality == "tokens"
+            and data.joint_tokenizer
+            and model.source_vocab_size != model.target_vocab_size
         ):
             yield (
                 "data.joint_tokenizer",
@@ -189,18 +197,6 @@ class SequenceToSequenceConfig(TextTaskConfig):
                     "otherwise set it to 'decoder'"
                 ),
             )
-
-    def _problems_of_vectors(self) -> Iterator[tuple[str, str]]:
-        """Yield problems of a source that is not text."""
-        needs = f"with input.modality = {self.input.modality!r}"
-        if self.data.joint_tokenizer:
-            yield "data.joint_tokenizer", f"must be False {needs}"
-        if self.data.max_ratio:
-            yield "data.max_ratio", f"must be 0 {needs}"
-        if self.data.source != "files":
-            yield "data.source", f"must be 'files' {needs}"
-        if self.model.shares_tables:
-            yield "model.tie_embeddings", f"must be 'decoder' or 'none' {needs}"
 
     def advice(self) -> Iterator[str]:
         """Yield warnings about settings that are allowed but unwise."""
@@ -561,7 +557,8 @@ class SequenceToSequence(Task):
         for side, stream in self.streams.items():
             if side == "target" and not references:
                 continue
-            longest = min(length, stream.limit or length)
+            most = self.config.data.max_length if not self.reads_text else length
+            longest = min(length, stream.limit or most)
             lengths = np.full(rows, longest)
             if seed is not None:
                 lengths = draw.integers(1, longest + 1, rows)

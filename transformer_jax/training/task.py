@@ -235,6 +235,11 @@ class Config:
         return Columns()
 
     @property
+    def longest(self) -> tuple[str, int]:
+        """The config key of the longest stream, and its most positions."""
+        return "data.max_length", self.data.max_length
+
+    @property
     def frozen(self) -> Parts:
         """The parameters that training leaves as they are."""
         return NOTHING
