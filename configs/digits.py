@@ -56,7 +56,6 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.optimizer.warmup_steps = share(config, 20)
 
     config.training.steps = 2000
-    config.training.log_every = 100
     config.training.evaluate_every = share(config, 4)
     config.training.label_smoothing = 0.0
 

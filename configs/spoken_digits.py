@@ -22,9 +22,6 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config = defaults("sequence_to_sequence")
 
     config.input.modality = "frames"
-    config.input.sample_rate = 8000
-    config.input.mel_bands = 40
-    config.input.stacked_windows = 4
     config.input.max_positions = 64  # 2.5 s
 
     config.data.source_language = "file"
@@ -51,7 +48,6 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.optimizer.warmup_steps = share(config, 20)
 
     config.training.steps = 2000
-    config.training.log_every = 100
     config.training.evaluate_every = share(config, 4)
 
     config.checkpoint.every = share(config, 4)

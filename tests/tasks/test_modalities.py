@@ -170,7 +170,7 @@ def test_eight_devices_train_as_one(config, tmp_path):
     program = PROGRAM.replace("CONFIG", repr(config.to_dict()))
     program = program.replace("WORKDIR", repr(str(tmp_path / "run")))
     (one,) = json.loads(on_devices(1, program.replace("MESHES", "[(1, 1, 1)]")))
-    meshes = "[(8, 1, 1), (2, 2, 2)]"
+    meshes = "[(2, 2, 2)]"
     for eight in json.loads(on_devices(8, program.replace("MESHES", meshes))):
         np.testing.assert_allclose(eight, one, rtol=1e-5)
 
