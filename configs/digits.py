@@ -8,8 +8,9 @@ cells of an image as in Xu et al. 2015; `attention=transformer` selects the Tran
 of Vaswani et al. 2017 instead.
 Data: python -m transformer_jax.data.corpora.digits --directory=runs/data/digits
 Command: python scripts/train.py --config=configs/digits.py --workdir=runs/digits
-Cost: COST
-Expected: EXPECTED
+Cost: the recurrent model takes four minutes on two CPU cores.
+Expected: 89.5 % of unseen images exactly right with the recurrent model. See
+docs/results/images_and_sounds.md.
 """
 
 from ml_collections import ConfigDict

@@ -8,8 +8,9 @@ Data: the Free Spoken Digit Dataset, as WAV files and tables `{split}.tsv` with 
 columns file and text; docs/data.md shows their layout.
 Command: python scripts/train.py --config=configs/spoken_digits.py \
     --workdir=runs/spoken --config.data.directory=DIR
-Cost: COST
-Expected: EXPECTED
+Cost: less than an hour on two busy CPU cores.
+Expected: all 300 words of the test set right, spoken by speakers of the training set. See
+docs/results/images_and_sounds.md.
 """
 
 from ml_collections import ConfigDict

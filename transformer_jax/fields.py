@@ -53,7 +53,7 @@ def tokenizer(default: Any, compared: bool = True) -> Any:
     A run that starts from another run has its tokenizers. It takes this key from there,
     and if `compared`, the two must have the same value.
     """
-    return dataclasses.field(default=default, metadata={"tokenizer": compared})
+    return dataclasses.field(default=default, metadata={"makes_tokens": compared})
 
 
 def free(default: Any) -> Any:

@@ -82,7 +82,8 @@ def keys_for(source: str) -> dict[str, Any]:
         data = {
             name: value
             for name, value in stored["data"].items()
-            if f"data.{name}" in known and "tokenizer" in known[f"data.{name}"].metadata
+            if f"data.{name}" in known
+            and "makes_tokens" in known[f"data.{name}"].metadata
         }
     keys = {f"model.{name}": value for name, value in fields.items()}
     return {
@@ -333,7 +334,7 @@ def _check_tokenizer_keys(source: str, theirs: Any, ours: Any) -> None:
         f"config.data.{name}: "
         f"{getattr(theirs, name, None)!r} there, {getattr(ours, name)!r} here"
         for name, metadata in known.items()
-        if metadata.get("tokenizer")
+        if metadata.get("makes_tokens")
         and getattr(theirs, name, None) != getattr(ours, name)
     ]
     wrong += [
