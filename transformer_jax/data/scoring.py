@@ -7,7 +7,7 @@ JSON.
 
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -101,69 +101,105 @@ def scored_batches(
         DataError: see `read_given`; a choice has no tokens.
     """
     given = [read_given(record, number) for number, record in enumerate(records, 1)]
-    texts = [text for each in given for text in each.texts]
-    sizes = [len(each.texts) for each in given]
-    owners = np.repeat(np.arange(len(given)), sizes)
-    empty = "" if begin else "\n"
-    contexts = [each.context or empty for each in given for _ in each.texts]
-    written, first = encode_pairs(corpus.tokenizers[stream], contexts, texts)
-    for owner, without in zip(
-        owners.tolist(), (written.lengths == first).tolist(), strict=True
-    ):
-        if without and given[owner].choice:
-            raise DataError(
-                f"record {owner + 1} has a choice without tokens: "
-                "there is nothing to score; leave it out"
-            )
-    begun = np.full(len(texts), True) if begin else first == 0
-    begin_id = 0
-    if begun.any():
-        begin_id = (
-            corpus.begin_id(stream) if begin else corpus.special_ids(stream).begin
-        )
-    ids = Ragged.beside(
-        [Ragged.repeated(begin_id, len(texts)).first(begun.astype(int)), written]
-    )
-    before = begun + first
-
-    stride = max(1, limit // 2)
-    windows = Windows.over(ids.lengths - 1, np.full(len(texts), limit), stride)
-    last = np.diff(windows.owners, append=len(texts)) > 0
-    windows = windows.take(
-        np.flatnonzero(last | (windows.stops >= before[windows.owners]))
-    )
+    ids, context = _encoded(corpus, stream, given, begin)
+    windows = _windows(ids, context, limit)
     read = ids.parts(windows)
-    of = np.repeat(np.arange(len(windows.owners)), windows.lengths)
-    place = np.arange(len(of)) - read.offsets[of]
-    new = (place >= limit - stride) | (windows.starts[of] == 0)
-    counted = new & (windows.starts[of] + place + 1 >= before[windows.owners[of]])
     others = {
         "target": ids.parts(windows.shifted(1)),
-        "counted": Ragged(counted.astype(np.int32), read.lengths),
+        "counted": Ragged(_counted(windows, context, limit), read.lengths),
     }
-    rows_before = np.searchsorted(windows.owners, np.arange(len(texts) + 1)).tolist()
-    texts_before = [0, *itertools.accumulate(sizes)]
-
-    def join(number: int, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        mine = range(texts_before[number], texts_before[number + 1])
-        start = rows_before[mine.start]
-        scores = [
-            score(
-                found[rows_before[i] - start : rows_before[i + 1] - start],
-                len(texts[i].encode()),
-            )
-            for i in mine
-        ]
-        if not given[number].choice:
-            return scores[0]
-        return {
-            "choice": int(np.argmax([each["per_token"] for each in scores])),
-            "scores": scores,
-        }
-
+    owners = np.repeat(np.arange(len(given)), [len(each.texts) for each in given])
     plan = BatchPlan.ladder(read.lengths, ladder_lengths(limit), rows)
     load = functools.partial(padded_arrays, {stream: read}, others)
-    return Batches(plan, load, records, owners=owners[windows.owners], join=join)
+    return Batches(
+        plan,
+        load,
+        records,
+        owners=owners[windows.owners],
+        join=_joined(given, windows),
+    )
+
+
+def _encoded(
+    corpus: Corpus, stream: str, given: Sequence[Given], begin: bool
+) -> tuple[Ragged, np.ndarray]:
+    """Return the ids of each text and its context, and how many of them precede the
+    text (texts,).
+
+    Raises:
+        DataError: a choice has no tokens.
+    """
+    texts = [text for each in given for text in each.texts]
+    owners = [each for each in given for _ in each.texts]
+    empty = "" if begin else "\n"
+    contexts = [each.context or empty for each in owners]
+    written, context = encode_pairs(corpus.tokenizers[stream], contexts, texts)
+    for i in np.flatnonzero(written.lengths == context):
+        if owners[i].choice:
+            raise DataError(
+                f"record {given.index(owners[i]) + 1} has a choice without tokens: "
+                "there is nothing to score; leave it out"
+            )
+    has_begin = np.full(len(texts), True) if begin else context == 0
+    begin_id = 0
+    if begin:
+        begin_id = corpus.begin_id(stream)
+    elif has_begin.any():
+        begin_id = corpus.special_ids(stream).begin
+    begins = Ragged.repeated(begin_id, len(texts)).first(has_begin.astype(int))
+    return Ragged.beside([begins, written]), has_begin + context
+
+
+def _stride(limit: int) -> int:
+    """Return the distance between the starts of windows of `limit` tokens."""
+    return max(1, limit // 2)
+
+
+def _windows(ids: Ragged, context: np.ndarray, limit: int) -> Windows:
+    """Return the windows that predict a token of a text, and the last one of each."""
+    limits = np.full(len(context), limit)
+    windows = Windows.over(ids.lengths - 1, limits, _stride(limit))
+    is_last = np.diff(windows.owners, append=len(context)) > 0
+    predicts = windows.stops >= context[windows.owners]
+    return windows.take(np.flatnonzero(is_last | predicts))
+
+
+def _counted(windows: Windows, context: np.ndarray, limit: int) -> np.ndarray:
+    """Return 1 for each position (n,) whose next token belongs to a text and is not in
+    an earlier window.
+    """
+    window = np.repeat(np.arange(len(windows.owners)), windows.lengths)
+    first = np.cumsum(windows.lengths) - windows.lengths
+    position = np.arange(len(window)) - first[window]
+    start = windows.starts[window]
+    is_new = (position >= limit - _stride(limit)) | (start == 0)
+    is_text = start + position + 1 >= context[windows.owners[window]]
+    return (is_new & is_text).astype(np.int32)
+
+
+def _joined(
+    given: Sequence[Given], windows: Windows
+) -> Callable[[int, Sequence[dict[str, Any]]], dict[str, Any]]:
+    """Return `join` of `Batches`."""
+    texts = [text for each in given for text in each.texts]
+    sizes = [len(each.texts) for each in given]
+    first_text = [0, *itertools.accumulate(sizes)]
+    numbers = np.arange(len(texts) + 1)
+    first_window = np.searchsorted(windows.owners, numbers).tolist()
+
+    def join(number: int, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        mine = range(first_text[number], first_text[number + 1])
+        before = first_window[mine.start]
+        scores = []
+        for i in mine:
+            of_text = parts[first_window[i] - before : first_window[i + 1] - before]
+            scores.append(score(of_text, len(texts[i].encode())))
+        if not given[number].choice:
+            return scores[0]
+        best = int(np.argmax([each["per_token"] for each in scores]))
+        return {"choice": best, "scores": scores}
+
+    return join
 
 
 def score(parts: Sequence[Mapping[str, Any]], size: int) -> dict[str, Any]:
@@ -174,10 +210,8 @@ def score(parts: Sequence[Mapping[str, Any]], size: int) -> dict[str, Any]:
     number; "per_token" and "per_byte", the log-likelihood divided by either, or 0 for a
     text without tokens.
     """
-    total, tokens = (
-        float(sum(part["log_likelihood"] for part in parts)),
-        sum(part["tokens"] for part in parts),
-    )
+    total = float(sum(part["log_likelihood"] for part in parts))
+    tokens = sum(part["tokens"] for part in parts)
     return {
         "log_likelihood": total,
         "tokens": tokens,
