@@ -124,8 +124,10 @@ class Grid(nn.Module):
             )
         x = _projected(self, cells, valid)
         row, column = jnp.divmod(jnp.arange(length), self.columns)
-        x = x + self._table("rows", self.rows)[row][None]
-        x = x + self._table("columns", self.columns)[column][None]
+        of_rows = self._table("rows", self.rows)
+        of_columns = self._table("columns", self.columns)
+        x = x + of_rows[row][None]
+        x = x + of_columns[column][None]
         return Dropout(self.dropout_rate)(x), valid
 
     def _table(self, name: str, size: int) -> Array:
@@ -140,4 +142,5 @@ def _projected(module: Frames | Grid, inputs: Array, valid: Valid) -> Array:
         check_valid(f"{module.name}_valid", valid, inputs.shape[:2])
     shape = (module.features, module.width)
     axes = ("features", "embed")
-    return Linear("BSC,CD->BSD", shape, axes, dtype=module.dtype, name="map")(inputs)
+    linear = Linear("BSC,CD->BSD", shape, axes, dtype=module.dtype, name="map")
+    return linear(inputs)
