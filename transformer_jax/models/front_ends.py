@@ -89,7 +89,11 @@ class Frames(nn.Module):
     dtype: str = "float32"
 
     @nn.compact
-    def __call__(self, frames: Array, valid: Valid = None) -> tuple[Array, Valid]:
+    def __call__(
+        self,
+        frames: Array,
+        valid: Valid = None,
+    ) -> tuple[Array, Valid]:
         """Map frames (B, S, C) to vectors (B, S, D), and return `valid` (B, S) too."""
         x = _projected(self, frames, valid)
         if self.positions is not None:
@@ -114,7 +118,11 @@ class Grid(nn.Module):
     dtype: str = "float32"
 
     @nn.compact
-    def __call__(self, cells: Array, valid: Valid = None) -> tuple[Array, Valid]:
+    def __call__(
+        self,
+        cells: Array,
+        valid: Valid = None,
+    ) -> tuple[Array, Valid]:
         """Map cells (B, S, C) to vectors (B, S, D), and return `valid` (B, S) too."""
         length = cells.shape[1]
         if exceeds(length, self.rows * self.columns):
