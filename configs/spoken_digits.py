@@ -9,13 +9,8 @@ columns file and text; docs/data.md shows their layout.
 Command: python scripts/train.py --config=configs/spoken_digits.py \
     --workdir=runs/spoken --config.data.directory=DIR
 Cost: less than an hour on two busy CPU cores.
-<<<<<<< HEAD
-Expected: all 300 words of the test set right, spoken by speakers of the training set.
-See docs/results/images_and_sounds.md.
-=======
 Expected: all 300 words of the test set right; its speakers are those of the training
 set. See docs/results/images_and_sounds.md.
->>>>>>> seam
 """
 
 from ml_collections import ConfigDict
