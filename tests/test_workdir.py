@@ -420,7 +420,7 @@ def test_a_run_made_longer_keeps_its_warmup(tiny, tmp_path):
 
 @pytest.mark.parametrize("value", [False, True])
 def test_a_key_that_is_gone_is_read_if_the_model_is_the_same(tmp_path, value):
-    config = small("bert_pretraining")
+    config = small("bert_pretraining", "data")
     store(tmp_path, config)
     path = tmp_path / "config.json"
     stored = json.loads(path.read_text())
