@@ -20,16 +20,25 @@ import transformer_jax
 from transformer_jax.config import ConfigError, make_task, parse
 from transformer_jax.errors import UserError
 from transformer_jax.tasks.sequence_to_sequence import SequenceToSequence
-from transformer_jax.training import divergence, loop, settings, signals
+from transformer_jax.training import (
+    compilations,
+    divergence,
+    loop,
+    reporting,
+    settings,
+    signals,
+)
 from transformer_jax.training.checkpoint import (
     CheckpointError,
     Checkpoints,
     parameters_sha256,
 )
+from transformer_jax.training.divergence import Diverged
 from transformer_jax.training.engine import Engine
 from transformer_jax.training.evaluation import Evaluator
+from transformer_jax.training.keeping import Preempted
 from transformer_jax.training.location import Moved
-from transformer_jax.training.loop import Diverged, Preempted, train
+from transformer_jax.training.loop import train
 from transformer_jax.training.optimizer import schedule as make_schedule
 from transformer_jax.training.sharding import MeshConfig, feed, make_mesh
 from transformer_jax.training.task import Mean
@@ -263,7 +272,7 @@ def test_a_run_asked_to_stop_while_it_compiles_does_not_wait(
 
     Its compilation takes long, and the step before is saved meanwhile.
     """
-    compile_unless, ended, waited = loop.compile_unless, threading.Event(), []
+    compile_unless, ended, waited = compilations.compile_unless, threading.Event(), []
 
     def slow(stop, lowered):
         signal.raise_signal(signal.SIGTERM)
@@ -271,15 +280,15 @@ def test_a_run_asked_to_stop_while_it_compiles_does_not_wait(
             stop, types.SimpleNamespace(compile=lambda: waited.append(ended.wait(300)))
         )
 
-    take = loop._Compilations.compile
+    take = compilations.Compilations.compile
 
     def always_new(compilations, state, batch, stop):
         if int(state.step) == 3:
-            monkeypatch.setattr(loop, "compile_unless", slow)
+            monkeypatch.setattr(compilations, "compile_unless", slow)
             compilations._compiled.clear()
         return take(compilations, state, batch, stop)
 
-    monkeypatch.setattr(loop._Compilations, "compile", always_new)
+    monkeypatch.setattr(compilations.Compilations, "compile", always_new)
     with pytest.raises(Preempted, match="stopped after step 3, which is saved"):
         run(tiny, tmp_path / "run")
     assert not waited
@@ -292,7 +301,7 @@ def test_a_run_asked_to_stop_while_it_compiles_does_not_wait(
 @pytest.mark.parametrize("removed", [False, True])
 def test_a_workdir_that_is_moved_while_it_trains(tiny, tmp_path, monkeypatch, removed):
     """A renamed one gets the last step; a removed one cannot."""
-    add = loop._Report.add
+    add = reporting.Report.add
 
     def move(report, step, metrics, work):
         add(report, step, metrics, work)
@@ -307,7 +316,7 @@ def test_a_workdir_that_is_moved_while_it_trains(tiny, tmp_path, monkeypatch, re
         else "renamed to .*Step 4 is saved"
     )
     with monkeypatch.context() as patch:
-        patch.setattr(loop._Report, "add", move)
+        patch.setattr(reporting.Report, "add", move)
         with pytest.raises(Moved, match=message):
             run(tiny, tmp_path / "run", training__steps=8)
     assert not (tmp_path / "run").exists()

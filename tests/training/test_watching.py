@@ -9,7 +9,7 @@ import pytest
 from conftest import rows, run, small, write_corpus
 
 from transformer_jax.config import make_task, parse
-from transformer_jax.training import loop, profiling
+from transformer_jax.training import compilations, profiling, reporting
 from transformer_jax.training.task import Work
 
 
@@ -19,7 +19,7 @@ def test_a_run_shows_its_first_batch_and_its_utilization(
     """Utilization is the number of useful FLOPs, divided by time and peak rate."""
     monkeypatch.setattr(profiling, "peak_flops", lambda dtype: ("mfu", 1e6))
     seconds = itertools.chain([0.0], itertools.repeat(4.0))
-    monkeypatch.setattr(loop.Pace, "seconds", lambda self: next(seconds))
+    monkeypatch.setattr(reporting.Pace, "seconds", lambda self: next(seconds))
     monkeypatch.setattr(profiling, "device_memory", lambda: {"device_memory_gb": 7.0})
     run(tiny, tmp_path / "run", training__steps=2)
     task = make_task(parse(tiny), tmp_path / "run")
@@ -115,7 +115,7 @@ def test_labels_that_could_be_read_off_are_refused(taught, monkeypatch):
 def test_more_compilations_than_shapes_are_warned_of(caplog):
     caplog.set_level("INFO", "transformer_jax")
     step = jax.jit(lambda state, batch: state + batch["x"].sum())
-    compiled = loop._Compilations(step, shapes=1)
+    compiled = compilations.Compilations(step, shapes=1)
     batch = {"x": np.zeros((2, 3))}
     assert compiled.compile(0.0, batch)
     step(0.0, batch)
@@ -135,7 +135,7 @@ def test_more_compilations_than_shapes_are_warned_of(caplog):
 def test_a_compilation_is_announced_and_counts_in_the_estimate(caplog):
     caplog.set_level("INFO", "transformer_jax")
     step = jax.jit(lambda state, batch: state + batch["x"].sum())
-    compiled = loop._Compilations(step, shapes=4)
+    compiled = compilations.Compilations(step, shapes=4)
     compiled.compile(0.0, {"x": np.zeros((2, 3))})
     assert compiled.left() is None  # the first was compiled ahead
     compiled.compile(0.0, {"x": np.zeros((2, 5))})
@@ -163,7 +163,7 @@ def test_a_loss_with_label_smoothing_is_called_so(
     config.training.update(changes)
     engine = types.SimpleNamespace(config=parse(config))
     compiled = types.SimpleNamespace(left=lambda: 0.0)
-    report = loop._Report(engine, None, None, None, compiled, 0, 0)
+    report = reporting.Report(engine, None, None, None, compiled, 0, 0)
     report._show(1, 2.5, Work(10, 1e3), 1.0)
     report.close()
     assert f"  {label} 2.500  " in caplog.text
@@ -173,10 +173,10 @@ def test_no_more_than_a_few_steps_are_under_way(monkeypatch):
     """A run that is asked to stop must finish the steps under way before it can
     save.
     """
-    report, waited = object.__new__(loop._Report), []
+    report, waited = object.__new__(reporting.Report), []
     report._pending, report._work, report._first, report._last = [], Work(0, 0.0), -1, 9
     report._display = types.SimpleNamespace(is_due=lambda: False)
-    monkeypatch.setattr(loop.jax, "block_until_ready", waited.append)
+    monkeypatch.setattr(reporting.jax, "block_until_ready", waited.append)
     for i in range(1, 5):
         report.add(i, {"loss": i}, Work(2, 3.0))
     assert waited == [[], [], [{"loss": 1}], [{"loss": 2}]]

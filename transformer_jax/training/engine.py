@@ -69,6 +69,37 @@ def make_train_step(
     1. `frozen` parameters do not change.
     """
 
+    gradient = _make_gradient(task, microbatches, frozen)
+
+    def train_step(
+        state: TrainState, batch: Mapping[str, jax.Array]
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+        key = jax.random.fold_in(jax.random.key(seed), state.step)
+        slope, loss, shares, weight = gradient(state.params, batch, key, state.step)
+        updates, opt_state = optimizer.update(slope, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, without_updates(updates, frozen))
+        metrics = {**shares, "loss": loss, "weight": weight}
+        metrics["gradient_norm"] = optax.tree.norm(slope)
+        ema = None
+        if ema_decay:
+            ema = moving_average(state.ema, params, state.step + 1, ema_decay)
+        done = TrainState(state.step + 1, params, opt_state, ema)
+        skipped = state._replace(step=state.step + 1)
+        finite = jnp.isfinite(loss) & jnp.isfinite(metrics["gradient_norm"])
+        metrics["skipped"] = (~finite).astype(jnp.float32)
+        after = jax.tree.map(
+            lambda new, old: jnp.where(finite, new, old), done, skipped
+        )
+        return after, metrics
+
+    return train_step
+
+
+def _make_gradient(task: Task, microbatches: int, frozen: Parts) -> Callable:
+    """Return the function gradient(params, batch, key, step) → (gradient, loss, means,
+    weight of the first mean).
+    """
+
     def terms(
         params: Params, batch: Any, key: jax.Array, step: jax.Array, weights: Any = None
     ) -> tuple:
@@ -80,85 +111,70 @@ def make_train_step(
         """
         means = task.loss(hold(params, frozen), batch, key, step)
         _check_names(means)
-        own = {
+        of_part = {
             name: jax.lax.stop_gradient(jnp.asarray(mean.weight, jnp.float32))
             for name, mean in means.items()
         }
-        weights = own if weights is None else weights
+        weights = of_part if weights is None else weights
         shares = {
             name: mean.sum / _nonzero(weights[name]) for name, mean in means.items()
         }
         # pytrees lose the order of names
-        return _objective(means, shares), (shares, own, next(iter(own.values())))
+        first = next(iter(of_part.values()))
+        return _objective(means, shares), (shares, of_part, first)
 
     differentiate = jax.value_and_grad(terms, has_aux=True)
 
-    def gradient(params: Params, batch: Any, key: jax.Array, step: jax.Array) -> tuple:
-        """Return the gradient, the loss, the means, and the first mean's weight."""
-        if microbatches == 1:
-            (loss, (shares, _, weight)), found = differentiate(params, batch, key, step)
-            return found, loss, shares, weight
-        # A microbatch takes every m-th row, so that every microbatch is spread over all
-        # devices.
-        parts = jax.tree.map(
-            lambda x: x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1), batch
-        )
-        numbered = jnp.arange(microbatches), parts
+    def of_whole(params: Params, batch: Any, key: jax.Array, step: jax.Array) -> tuple:
+        (loss, (shares, _, weight)), slope = differentiate(params, batch, key, step)
+        return slope, loss, shares, weight
 
-        def over_parts(part_of: Callable[[Any, jax.Array], Any]) -> Any:
-            def add(so_far: Any, part: tuple) -> tuple[Any, None]:
-                number, rows = part
-                return (
-                    jax.tree.map(
-                        jnp.add, so_far, part_of(rows, jax.random.fold_in(key, number))
-                    ),
-                    None,
-                )
-
-            shapes = jax.eval_shape(part_of, jax.tree.map(lambda x: x[0], parts), key)
-            zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-            return jax.lax.scan(add, zeros, numbered)[0]
-
+    def of_parts(params: Params, batch: Any, key: jax.Array, step: jax.Array) -> tuple:
         # Weights do not depend on the parameters, so XLA reduces this pass to the code
         # that counts them.
-        weights, weight = over_parts(
-            lambda rows, key: terms(params, rows, key, step)[1][1:]
+        weights, weight = _over_parts(
+            lambda rows, key: terms(params, rows, key, step)[1][1:],
+            batch,
+            key,
+            microbatches,
         )
 
         def share(rows: Any, key: jax.Array) -> tuple[Params, jax.Array, dict]:
-            (loss, (shares, *_)), found = differentiate(
+            (loss, (shares, *_)), slope = differentiate(
                 params, rows, key, step, weights
             )
-            return found, loss, shares
+            return slope, loss, shares
 
-        return *over_parts(share), weight
+        slope, loss, shares = _over_parts(share, batch, key, microbatches)
+        return slope, loss, shares, weight
 
-    def train_step(
-        state: TrainState, batch: Mapping[str, jax.Array]
-    ) -> tuple[TrainState, dict[str, jax.Array]]:
-        key = jax.random.fold_in(jax.random.key(seed), state.step)
-        found, loss, shares, weight = gradient(state.params, batch, key, state.step)
-        updates, opt_state = optimizer.update(found, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, without_updates(updates, frozen))
-        metrics = {**shares, "loss": loss, "weight": weight}
-        metrics["gradient_norm"] = optax.tree.norm(found)
-        ema = (
-            moving_average(state.ema, params, state.step + 1, ema_decay)
-            if ema_decay
-            else None
-        )
-        after, skipped = (
-            TrainState(state.step + 1, params, opt_state, ema),
-            state._replace(step=state.step + 1),
-        )
-        finite = jnp.isfinite(loss) & jnp.isfinite(metrics["gradient_norm"])
-        metrics["skipped"] = (~finite).astype(jnp.float32)
-        return (
-            jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, skipped),
-            metrics,
-        )
+    return of_whole if microbatches == 1 else of_parts
 
-    return train_step
+
+def _over_parts(
+    part_of: Callable[[Any, jax.Array], Any],
+    batch: Any,
+    key: jax.Array,
+    microbatches: int,
+) -> Any:
+    """Return the sum of `part_of`(rows, key) over the microbatches of a batch.
+
+    A microbatch takes every m-th row, so that every microbatch is spread over all
+    devices. Its key is folded from `key` and its number.
+    """
+    parts = jax.tree.map(
+        lambda x: x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1), batch
+    )
+
+    def add(so_far: Any, part: tuple) -> tuple[Any, None]:
+        number, rows = part
+        of_part = part_of(rows, jax.random.fold_in(key, number))
+        return jax.tree.map(jnp.add, so_far, of_part), None
+
+    shapes = jax.eval_shape(part_of, jax.tree.map(lambda x: x[0], parts), key)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    total, _ = jax.lax.scan(add, zeros, (jnp.arange(microbatches), parts))
+    return total
 
 
 def _check_names(means: Mapping[str, Mean]) -> None:
