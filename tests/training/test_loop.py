@@ -282,11 +282,11 @@ def test_a_run_asked_to_stop_while_it_compiles_does_not_wait(
 
     take = compilations.Compilations.compile
 
-    def always_new(compilations, state, batch, stop):
+    def always_new(compiled, state, batch, stop):
         if int(state.step) == 3:
             monkeypatch.setattr(compilations, "compile_unless", slow)
-            compilations._compiled.clear()
-        return take(compilations, state, batch, stop)
+            compiled._compiled.clear()
+        return take(compiled, state, batch, stop)
 
     monkeypatch.setattr(compilations.Compilations, "compile", always_new)
     with pytest.raises(Preempted, match="stopped after step 3, which is saved"):
