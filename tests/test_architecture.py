@@ -310,11 +310,18 @@ def code_lines(path: Path) -> set[int]:
     return lines
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_a_page_beside_a_paper_is_not_dense(name):
-    """It has at most 7.5 names, numbers and operators per line of code, on average."""
-    path = PACKAGE / (name.replace(".", "/") + ".py")
-    assert len(tokens_by_line(path)) / len(code_lines(path)) <= 7.5
+def test_pages_beside_a_paper_are_not_dense():
+    """Their lines of code have at most 7.5 names, numbers and operators on average, and
+    those of the densest page 9.
+    """
+    tokens = []
+    lines = []
+    for name in PAGES:
+        path = PACKAGE / (name.replace(".", "/") + ".py")
+        tokens.append(len(tokens_by_line(path)))
+        lines.append(len(code_lines(path)))
+        assert tokens[-1] / lines[-1] <= 9, name
+    assert sum(tokens) / sum(lines) <= 7.5
 
 
 @pytest.mark.parametrize(

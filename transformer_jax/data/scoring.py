@@ -112,11 +112,7 @@ def scored_batches(
     plan = BatchPlan.ladder(read.lengths, ladder_lengths(limit), rows)
     load = functools.partial(padded_arrays, {stream: read}, others)
     return Batches(
-        plan,
-        load,
-        records,
-        owners=owners[windows.owners],
-        join=_joined(given, windows),
+        plan, load, records, owners=owners[windows.owners], join=_joined(given, windows)
     )
 
 

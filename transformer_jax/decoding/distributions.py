@@ -108,10 +108,7 @@ def _nucleus(
 
     low = jnp.zeros_like(bits[:, :1])
     least, _ = jax.lax.fori_loop(
-        0,
-        31,
-        halve,
-        (low, jnp.full_like(low, np.float32(2.0).view(np.int32))),
+        0, 31, halve, (low, jnp.full_like(low, np.float32(2.0).view(np.int32)))
     )
     equal = bits == least
     before = mass(bits > least) + (jnp.cumsum(equal, axis=-1) - 1) * probabilities

@@ -101,24 +101,12 @@ class Alignment(nn.Module):
         self.setup_score()
         if self.damping:
             zeros = nn.initializers.zeros
-            self.damping_rate = parameter(
-                self,
-                "damping",
-                zeros,
-                (),
-                (),
-            )
+            self.damping_rate = parameter(self, "damping", zeros, (), ())
         if self.local_window:
             d = self.state_dim
             self.position = self.linear(d, d)
             init = nn.initializers.normal(d**-0.5)
-            self.position_v = parameter(
-                self,
-                "position_v",
-                init,
-                (d,),
-                ("state",),
-            )
+            self.position_v = parameter(self, "position_v", init, (d,), ("state",))
 
     def setup_score(self) -> None:
         """Create the score's parameters."""
@@ -192,13 +180,7 @@ class Additive(Alignment):
         self.query = self.linear(self.state_dim, a)
         self.key = self.linear(self.memory_dim, a)
         init = nn.initializers.normal(a**-0.5)
-        self.v = parameter(
-            self,
-            "v",
-            init,
-            (a,),
-            ("state",),
-        )
+        self.v = parameter(self, "v", init, (a,), ("state",))
 
     def project(self, h: Array) -> tuple[Array, Array]:
         return self.key(h), h[:, None]
@@ -220,11 +202,7 @@ class General(Alignment):
     def setup_score(self) -> None:
         shape = self.state_dim, self.memory_dim
         self.w = parameter(
-            self,
-            "w",
-            nn.initializers.xavier_uniform(),
-            shape,
-            ("embed", "state"),
+            self, "w", nn.initializers.xavier_uniform(), shape, ("embed", "state")
         )
 
     def scores(self, query: Array, keys: Array) -> Array:
@@ -245,30 +223,10 @@ class MultiHead(Alignment):
         axes = ("embed", "state", "head_dim")
         back = ("state", "head_dim", "embed")
         options: dict[str, Any] = {"use_bias": False, "dtype": self.dtype}
-        self.query = Linear(
-            "BTD,DNH->BTNH",
-            of_state,
-            axes,
-            **options,
-        )
-        self.key = Linear(
-            "BSC,CNH->BSNH",
-            of_memory,
-            axes,
-            **options,
-        )
-        self.value = Linear(
-            "BSC,CNH->BSNH",
-            of_memory,
-            axes,
-            **options,
-        )
-        self.output = Linear(
-            "BTNH,NHC->BTC",
-            to_memory,
-            back,
-            **options,
-        )
+        self.query = Linear("BTD,DNH->BTNH", of_state, axes, **options)
+        self.key = Linear("BSC,CNH->BSNH", of_memory, axes, **options)
+        self.value = Linear("BSC,CNH->BSNH", of_memory, axes, **options)
+        self.output = Linear("BTNH,NHC->BTC", to_memory, back, **options)
 
     def project(self, h: Array) -> tuple[Array, Array]:
         return self.key(h), self.value(h).swapaxes(1, 2)

@@ -107,18 +107,9 @@ class Bert(nn.Module):
         )
         shape = (c.num_segments, c.d_model)
         init = make_initializer(c.embedding_init)
-        self.segments = parameter(
-            self,
-            "segments",
-            init,
-            shape,
-            ("segment", "vector"),
-        )
+        self.segments = parameter(self, "segments", init, shape, ("segment", "vector"))
         self.positions = Positions(
-            c.positions,
-            c.max_length,
-            c.d_model,
-            c.embedding_init,
+            c.positions, c.max_length, c.d_model, c.embedding_init
         )
         self.norm = NORM_TYPES[c.norm_type](c.norm_epsilon)
         self.dropout = layers.Dropout(c.dropout_rate)
@@ -232,13 +223,7 @@ class MaskedLMHead(nn.Module):
         )
         self.norm = NORM_TYPES[c.norm_type](c.norm_epsilon)
         shape = (layers.padded_vocab_size(c.vocab_size, c.vocab_multiple),)
-        self.bias = parameter(
-            self,
-            "bias",
-            nn.initializers.zeros,
-            shape,
-            ("vocab",),
-        )
+        self.bias = parameter(self, "bias", nn.initializers.zeros, shape, ("vocab",))
 
     def __call__(self, x: Array, embedding: Embedding) -> tuple[Array, Head]:
         """Transform x (B, P, D).

@@ -97,10 +97,7 @@ class KeyValue(NamedTuple):
         value: Array,
     ) -> "KeyValue":
         """Return a cache of keys (B, S, K, H) and values (B, S, K, H')."""
-        return cls(
-            jnp.swapaxes(key, 1, 2),
-            jnp.swapaxes(value, 1, 2),
-        )
+        return cls(jnp.swapaxes(key, 1, 2), jnp.swapaxes(value, 1, 2))
 
     def heads(self) -> tuple[Array, Array]:
         """Return keys (B, S, K, H) and values (B, S, K, H')."""
@@ -259,12 +256,7 @@ class SharedPast(NamedTuple):
         each = jnp.eye(hypotheses, dtype=bool)
         new = jnp.broadcast_to(each, (rows, hypotheses, hypotheses))
         entry = self.entry(position)
-        owned = jax.lax.dynamic_update_slice_in_dim(
-            self.owned,
-            new,
-            entry,
-            axis=2,
-        )
+        owned = jax.lax.dynamic_update_slice_in_dim(self.owned, new, entry, axis=2)
         return self._replace(owned=owned)
 
     def entry(self, position: Array | int) -> Array | int:

@@ -103,12 +103,7 @@ class Decoder(nn.Module):
         values = h[:, None]
         if self.config.attention != "none":
             keys, values = self.alignment.project(h)
-        return Memory(
-            keys,
-            values,
-            summary,
-            valid,
-        )
+        return Memory(keys, values, summary, valid)
 
     def first(self, carries: tuple[Carry, ...]) -> State:
         """Return the state before the first step."""

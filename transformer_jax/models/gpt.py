@@ -146,10 +146,7 @@ class GPT(nn.Module):
             c.embedding_scale,
         )
         self.positions = Positions(
-            c.positions,
-            c.max_length,
-            c.d_model,
-            c.embedding_init,
+            c.positions, c.max_length, c.d_model, c.embedding_init
         )
         self.dropout = layers.Dropout(c.dropout_rate)
         self.decoder = Stack(c, c.num_layers)
@@ -292,12 +289,7 @@ class GPTClassifier(nn.Module):
             "dtype": c.dtype,
             "initializer": c.init,
         }
-        self.head = Linear(
-            "...D,DC->...C",
-            shape,
-            ("embed", "classes"),
-            **options,
-        )
+        self.head = Linear("...D,DC->...C", shape, ("embed", "classes"), **options)
 
     def __call__(self, tokens: Array, valid: Array) -> Array:
         """Map token ids (B, T) to float32 logits (B / views, num_classes).

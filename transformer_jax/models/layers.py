@@ -152,24 +152,12 @@ class Linear(nn.Module):
                 f"input of shape {x.shape}: "
                 f"its last axes must be {self.shape[:num_inputs]}"
             )
-        kernel = parameter(
-            self,
-            "kernel",
-            self._init,
-            self.shape,
-            self.axes,
-        )
+        kernel = parameter(self, "kernel", self._init, self.shape, self.axes)
         bias = None
         if self.use_bias:
             shape = self.shape[num_inputs:]
             axes = self.axes[num_inputs:]
-            bias = parameter(
-                self,
-                "bias",
-                nn.initializers.zeros,
-                shape,
-                axes,
-            )
+            bias = parameter(self, "bias", nn.initializers.zeros, shape, axes)
         return linear(self.spec, x, kernel, bias, self.dtype, self.output_dtype)
 
     @property
@@ -234,13 +222,7 @@ def _row(
     x: Array,
 ) -> Array:
     """Create a parameter (D,) for the features of x (…, D), with as many axes as x."""
-    row = parameter(
-        module,
-        name,
-        init,
-        x.shape[-1:],
-        ("embed",),
-    )
+    row = parameter(module, name, init, x.shape[-1:], ("embed",))
     return jnp.expand_dims(row, range(x.ndim - 1))
 
 
@@ -318,13 +300,7 @@ class FeedForward(nn.Module):
         def inner(name: str) -> Array:
             shape = (self.d_model, self.d_ff)
             axes = ("embed", "mlp")
-            h = Linear(
-                "BTD,DF->BTF",
-                shape,
-                axes,
-                name=name,
-                **options,
-            )(x)
+            h = Linear("BTD,DF->BTF", shape, axes, name=name, **options)(x)
             return constrain(h, "batch", "length", "mlp").astype(jnp.float32)
 
         activation = ACTIVATIONS[self.activation]
@@ -335,13 +311,7 @@ class FeedForward(nn.Module):
         h = Dropout(self.dropout_rate)(h)
         shape = (self.d_ff, self.d_model)
         options["init_scale"] = self.init_scale
-        outer = Linear(
-            "BTF,FD->BTD",
-            shape,
-            ("mlp", "embed"),
-            name="outer",
-            **options,
-        )
+        outer = Linear("BTF,FD->BTD", shape, ("mlp", "embed"), name="outer", **options)
         return outer(h)
 
 
@@ -379,13 +349,7 @@ class Embedding(nn.Module):
             return jnp.pad(table, ((0, shape[0] - self.vocab_size), (0, 0)))
 
         shape = (padded_vocab_size(self.vocab_size, self.vocab_multiple), self.d_model)
-        self.table = parameter(
-            self,
-            "table",
-            table_init,
-            shape,
-            ("vocab", "vector"),
-        )
+        self.table = parameter(self, "table", table_init, shape, ("vocab", "vector"))
 
     def __call__(self, ids: Array) -> Array:
         """Look up ids (B, T) → (B, T, D), float32.
@@ -402,12 +366,7 @@ class Embedding(nn.Module):
 
     def head(self, dtype: str = "float32", bias: Array | None = None) -> "Head":
         """Return the table as the map from vectors to logits. See `Head`."""
-        return Head(
-            self._gathered(),
-            bias,
-            self.vocab_size,
-            dtype,
-        )
+        return Head(self._gathered(), bias, self.vocab_size, dtype)
 
     def _gathered(self) -> Array:
         """Gather the rows that FSDP distributes.
@@ -435,32 +394,17 @@ class OutputLayer(nn.Module):
         rows = padded_vocab_size(self.vocab_size, self.vocab_multiple)
         init = make_initializer(self.initializer)
         self.table = parameter(
-            self,
-            "table",
-            init,
-            (rows, self.d_model),
-            ("vocab", "embed"),
+            self, "table", init, (rows, self.d_model), ("vocab", "embed")
         )
         self.bias = None
         if self.use_bias:
             zeros = nn.initializers.zeros
-            self.bias = parameter(
-                self,
-                "bias",
-                zeros,
-                (rows,),
-                ("vocab",),
-            )
+            self.bias = parameter(self, "bias", zeros, (rows,), ("vocab",))
 
     def head(self) -> "Head":
         """Return the map from vectors to logits."""
         table = constrain(self.table, "logits", "vector")
-        return Head(
-            table,
-            self.bias,
-            self.vocab_size,
-            self.dtype,
-        )
+        return Head(table, self.bias, self.vocab_size, self.dtype)
 
 
 @jax.tree_util.register_dataclass

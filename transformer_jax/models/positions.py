@@ -250,13 +250,7 @@ class RelativePositions(nn.Module):
         ) -> Array:
             shape = (2 * self.max_distance + 1, width)
             axes = ("distance", "head_dim")
-            return parameter(
-                self,
-                name,
-                nn.initializers.xavier_uniform(),
-                shape,
-                axes,
-            )
+            return parameter(self, name, nn.initializers.xavier_uniform(), shape, axes)
 
         return Relations(
             table("key_table", self.head_dim),

@@ -94,12 +94,7 @@ class Encoder(nn.Module):
                 carries.append(end)
         last_states = [jax.tree.leaves(end)[-1] for end in ends]
         summary = jnp.concatenate(last_states, axis=-1)
-        return Encoded(
-            x,
-            summary,
-            tuple(carries),
-            valid,
-        )
+        return Encoded(x, summary, tuple(carries), valid)
 
     def _bridge(self, carry: Carry, layer: int) -> Carry:
         """Map a carry of half the encoder's width to a carry of the decoder."""
@@ -129,12 +124,7 @@ def run_cell(
 
     `lengths` (B,) are those of the rows without padding.
     """
-    rnn = nn.RNN(
-        cell,
-        return_carry=True,
-        reverse=backwards,
-        keep_order=True,
-    )
+    rnn = nn.RNN(cell, return_carry=True, reverse=backwards, keep_order=True)
     return rnn(x, seq_lengths=lengths)
 
 

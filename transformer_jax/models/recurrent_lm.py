@@ -91,11 +91,7 @@ class RecurrentLM(nn.Module):
         self.dropout = Dropout(c.dropout_rate)
         if not c.tie_embeddings:
             self.output = OutputLayer(
-                c.vocab_size,
-                c.d_model,
-                c.vocab_multiple,
-                use_bias=True,
-                dtype=c.dtype,
+                c.vocab_size, c.d_model, c.vocab_multiple, use_bias=True, dtype=c.dtype
             )
 
     def __call__(

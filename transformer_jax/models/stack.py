@@ -301,11 +301,7 @@ class Block(nn.Module):
     def _residual(self) -> Residual:
         c = self.config
         return Residual(
-            c.norm,
-            c.dropout_rate,
-            c.norm_epsilon,
-            c.norm_type,
-            c.residual_dtype,
+            c.norm, c.dropout_rate, c.norm_epsilon, c.norm_type, c.residual_dtype
         )
 
 

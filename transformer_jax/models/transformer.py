@@ -170,11 +170,7 @@ class Transformer(nn.Module):
             rows = layers.padded_vocab_size(c.target_vocab_size, c.vocab_multiple)
             zeros = nn.initializers.zeros
             self.output_bias = parameter(
-                self,
-                "output_bias",
-                zeros,
-                (rows,),
-                ("vocab",),
+                self, "output_bias", zeros, (rows,), ("vocab",)
             )
 
     def __call__(
@@ -280,22 +276,13 @@ class Transformer(nn.Module):
     def _embedding(self, vocab_size: int) -> Embedding:
         c = self.config
         return Embedding(
-            vocab_size,
-            c.d_model,
-            c.vocab_multiple,
-            c.embedding_init,
-            c.embedding_scale,
+            vocab_size, c.d_model, c.vocab_multiple, c.embedding_init, c.embedding_scale
         )
 
     @nn.nowrap
     def _positions(self) -> Positions:
         c = self.config
-        return Positions(
-            c.positions,
-            c.max_length,
-            c.d_model,
-            c.embedding_init,
-        )
+        return Positions(c.positions, c.max_length, c.d_model, c.embedding_init)
 
 
 def shift_right(target: Any, bos_id: int) -> Any:

@@ -314,10 +314,6 @@ def _on_devices(
         *[PartitionSpec(rows, heads)] * len(of_heads),
     )
     divided = jax.shard_map(
-        attend,
-        mesh=mesh,
-        in_specs=specs,
-        out_specs=spec,
-        check_vma=False,
+        attend, mesh=mesh, in_specs=specs, out_specs=spec, check_vma=False
     )
     return divided(query, key, value, mask, *of_heads)

@@ -86,15 +86,7 @@ def blocked_attention(
         block = BLOCK
     rows = _divided(length, block)
     columns = _divided(key_length, block)
-    plan = _Plan(
-        length,
-        key_length,
-        rows,
-        columns,
-        mask.causal,
-        rate,
-        dtype,
-    )
+    plan = _Plan(length, key_length, rows, columns, mask.causal, rate, dtype)
 
     scale = query.shape[-1] ** -0.5
     query = query * jnp.asarray(scale, query.dtype)
@@ -130,14 +122,7 @@ def _attention(
     mask: Mask,
     dropout_key: Array | None,
 ) -> Array:
-    return _forward(
-        plan,
-        query,
-        key,
-        value,
-        mask,
-        dropout_key,
-    )[0]
+    return _forward(plan, query, key, value, mask, dropout_key)[0]
 
 
 def _forward(
@@ -160,13 +145,7 @@ def _forward(
         t, s = block
         rows = functools.partial(_part, start=t, size=plan.rows)
         output, largest, total = map(rows, carry)
-        scores, allowed = _scores(
-            plan,
-            query,
-            key,
-            mask,
-            block,
-        )
+        scores, allowed = _scores(plan, query, key, mask, block)
         here = scores.max(axis=-1, keepdims=True)
         new = jnp.maximum(largest, here)
         weights = _where(allowed, jnp.exp(scores - new))
@@ -213,13 +192,7 @@ def _backward(
         block: Array,
     ) -> tuple[Any, None]:
         t, s = block
-        scores, allowed = _scores(
-            plan,
-            query,
-            key,
-            mask,
-            block,
-        )
+        scores, allowed = _scores(plan, query, key, mask, block)
         rows = functools.partial(_part, start=t, size=plan.rows)
         columns = functools.partial(_part, start=s, size=plan.columns)
         weights = _where(allowed, jnp.exp(scores - rows(log_total)))

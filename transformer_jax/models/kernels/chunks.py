@@ -109,13 +109,7 @@ def _sum_in_chunks(
     chunk: int,
     shards: int,
 ) -> Array:
-    run = _Chunks(
-        x,
-        labels,
-        weights,
-        chunk,
-        shards,
-    )
+    run = _Chunks(x, labels, weights, chunk, shards)
     each = jax.vmap(loss, (None, 0, 0, 0))
 
     def add(i: Array, total: Array) -> Array:
@@ -135,13 +129,7 @@ def _sum_and_gradient(
     chunk: int,
     shards: int,
 ) -> tuple[Array, tuple[Any, Array]]:
-    run = _Chunks(
-        x,
-        labels,
-        weights,
-        chunk,
-        shards,
-    )
+    run = _Chunks(x, labels, weights, chunk, shards)
     with_gradient = jax.value_and_grad(loss, (0, 1))
     each = jax.vmap(with_gradient, (None, 0, 0, 0))
 
@@ -165,12 +153,7 @@ def _sum_and_gradient(
         dparams,
         jnp.zeros_like(run.x),
     )
-    total, dparams, dx = jax.lax.fori_loop(
-        0,
-        run.count,
-        add,
-        nothing,
-    )
+    total, dparams, dx = jax.lax.fori_loop(0, run.count, add, nothing)
     total = total.sum()
     dx = run.back(dx).reshape(x.shape)
     return total, (dparams, dx)

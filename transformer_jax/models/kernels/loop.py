@@ -63,9 +63,7 @@ def over_layers(
         return carry, jax.tree.map(second, outputs)
     by_layer = []
     for inputs in zip(
-        as_layers(params, num_layers),
-        unstack(keys, num_layers),
-        strict=True,
+        as_layers(params, num_layers), unstack(keys, num_layers), strict=True
     ):
         carry, output = layer(carry, inputs)
         by_layer.append(output)
