@@ -216,7 +216,8 @@ def document_batches(
     Returns:
         Batches of {"text": (B, T), "text_length", "second": where the second segment
         starts, "paired" and "follows": 0 or 1, "positions" and "label": (B, P),
-        "masked": the number of predictions, "index"}, (B,) where unsaid, int32.
+        "masked": the number of predictions, "index"}. Arrays without a shape here
+        are (B,). All are int32.
     """
     limit, tokenizer, table = (
         corpus.config.max_length,
@@ -378,8 +379,9 @@ def assemble(
 
 
 def next_tokens(text: np.ndarray, lengths: np.ndarray) -> Masked:
-    """Return text (B, T), of which each row has `lengths` (B,) tokens, with every
-    next token as what is predicted.
+    """Return inputs and labels that predict each next token of `text` (B, T).
+
+    Row b of `text` has lengths[b] tokens.
     """
     places = np.arange(text.shape[1] - 1, dtype=np.int32)
     counts = np.maximum(lengths - 1, 0)

@@ -537,8 +537,9 @@ def _vocabulary(path: epath.Path) -> dict[str, int]:
 
 
 def _merges(folder: epath.Path) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Read `vocab.json`, an object of tokens and ids, and `merges.txt`, two tokens a
-    line, of which a third is made.
+    """Read `vocab.json`, an object of tokens and ids, and `merges.txt`.
+
+    Each line of `merges.txt` names two tokens to merge.
     """
     path = folder / "merges.txt"
     vocabulary = read_object(folder / "vocab.json", TokenizerError)

@@ -65,7 +65,7 @@ class _Part(NamedTuple):
 
 
 def encode_texts(tokenizer: Tokenizer, texts: Iterable[Iterable[str]]) -> Encoded:
-    """Return the ids of each text, which are those that the tokenizer gives the whole.
+    """Return the ids that the tokenizer gives to each whole text.
 
     A text is an iterable of strings that follow one another, e.g. lines with their
     line endings.

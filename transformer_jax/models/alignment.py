@@ -243,6 +243,6 @@ ALIGNMENTS: dict[str, type[Alignment]] = {
     "concat": Additive,
     "dot": Dot,
     "general": General,
-    "scaled_dot": MultiHead,  # `decoders.make_alignment` gives it one head
+    "scaled_dot": MultiHead,  # with one head, see `decoders`
     "multi_head": MultiHead,
 }

@@ -372,7 +372,7 @@ class MultiHeadAttention(nn.Module):
             query = self._queries(x, places)
             heads, weights = attend_to_cache(query, memory, **options)
         else:
-            # before the queries: in the other order, a step of BERT takes 4 % longer
+            # before the queries: see docs/results/speed.md, "Order of the projections"
             key, value = self.heads(memory, places)
             query = self._queries(x, places)
             if self.dropout_rate and self.has_rng("dropout"):

@@ -169,7 +169,7 @@ class GPT(nn.Module):
     ) -> Array:
         """Map token ids (B, T) to float32 logits (B, T, padded V) of the next token.
 
-        The arguments are of `hidden`.
+        For the arguments, see `hidden`.
         """
         return self.head()(self.hidden(tokens, valid, segments, positions))
 

@@ -212,8 +212,8 @@ class GPTBackbone(Backbone):
         )
 
     def inherited(self, outputs: Sequence[str]) -> Inherited:
-        """Return what is taken from a language model, whose whole is the module, or
-        from another fine-tuned model.
+        """Return what is taken from a language model, which becomes the module, or from
+        another fine-tuned model.
         """
         tables = (
             ("embedding/table",)

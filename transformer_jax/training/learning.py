@@ -48,7 +48,8 @@ class Learning:
             "step %d: the validation loss %.3g is not clearly below %.3g, "
             "the entropy of the training targets: so far, the model knows "
             "only how frequent each of them is. If this lasts, train for more steps, "
-            "lower optimizer.learning_rate, or use pre-LN (model.norm = 'pre')",
+            "lower optimizer.learning_rate, or use pre-LN (model.norm = 'pre') "
+            "if the model has that key",
             step,
             scores["loss"],
             entropy,

@@ -85,10 +85,10 @@ class Inherited(NamedTuple):
     parts: the only parameters to take; all if there are none.
     module: a module that the other run may have trained alone, e.g. "gpt". Its "path"
         there is then "gpt/path" here.
-    rows: tables of this module that are larger here than in such a run: their path here
-        → the rows that are new.
-    outputs: module, e.g. "head" → the meaning of each of its outputs. They are taken by
-        these names.
+    rows: for each table of this module that gains rows, its path and the range of the
+        new rows.
+    outputs: for each module whose outputs have meanings, e.g. "head", the meaning of
+        each output. Outputs are taken by these names.
     """
 
     parts: Parts = NOTHING

@@ -26,7 +26,7 @@ from transformer_jax.models.masks import Mask, only_rules
 
 Array = jax.Array
 
-LANES = 128  # Splash attention works on blocks of multiples of so many positions.
+LANES = 128  # The block sizes of splash attention are multiples of this.
 # The most positions of a block, of queries and of keys, forward and backward: the
 # default of MaxText, Google's training code for TPUs. A block of scores is then 1 MiB
 # of the 16 MiB or more of on-chip memory that a kernel gets. Larger blocks could be

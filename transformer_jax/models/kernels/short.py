@@ -502,7 +502,7 @@ def _groups(
     keys: int,
     width: int,
 ) -> Iterator[list[slice]]:
-    """Yield the columns of groups of heads, whose chunks of queries read so many keys.
+    """Yield the columns of groups of heads, if each chunk of queries reads `keys` keys.
 
     A slice has the columns that are computed together: those of one head, or of the
     heads that share 128 lanes.
