@@ -110,38 +110,51 @@ def mask(
         continues: (ids,) True for pieces that continue a word. If given, whole words
             are chosen.
     """
-    available = candidates.sum(axis=1)
-    count = np.where(
-        available > 0, np.maximum(np.rint(config.rate * available), 1), 0
-    ).astype(np.int32)
-    order = np.stack([draw.random(text.shape[1]) for draw in draws])
-    if continues is not None:
-        # a segment may begin within a word
-        inside = np.pad(candidates[:, :-1], ((0, 0), (1, 0))) & continues[text]
-        order, count = _by_word(order, candidates, candidates & ~inside, count)
-    places = np.argsort(np.where(candidates, order, 2), axis=1)[
-        :, : most_masked(text.shape[1], config.rate)
-    ]
-    chosen = np.arange(places.shape[1]) < count[:, None]
-    positions = np.where(
-        chosen, np.sort(np.where(chosen, places, text.shape[1]), axis=1), 0
-    )
-    labels = np.where(chosen, np.take_along_axis(text, positions, axis=1), 0)
-    fate = np.stack([draw.random(places.shape[1]) for draw in draws])
-    others = replacements[
+    positions, labels, count = _choose(text, candidates, draws, config.rate, continues)
+    chosen = np.arange(labels.shape[1]) < count[:, None]
+    shares = np.stack([draw.random(labels.shape[1]) for draw in draws])
+    random_tokens = replacements[
         np.stack(
-            [draw.integers(len(replacements), size=places.shape[1]) for draw in draws]
+            [draw.integers(len(replacements), size=labels.shape[1]) for draw in draws]
         )
     ]
-    new = np.where(
-        fate < config.mask_share,
-        mask_id,
-        np.where(fate < config.mask_share + config.random_share, others, labels),
-    )
+    becomes_mask = shares < config.mask_share
+    becomes_random = shares < config.mask_share + config.random_share
+    new = np.where(becomes_random, random_tokens, labels)
+    new = np.where(becomes_mask, mask_id, new)
     masked = text.copy()
-    rows = np.broadcast_to(np.arange(len(text))[:, None], places.shape)
+    rows = np.broadcast_to(np.arange(len(text))[:, None], labels.shape)
     masked[rows[chosen], positions[chosen]] = new[chosen]
     return Masked(masked, positions.astype(np.int32), labels.astype(np.int32), count)
+
+
+def _choose(
+    text: np.ndarray,
+    candidates: np.ndarray,
+    draws: Sequence[np.random.Generator],
+    rate: float,
+    continues: np.ndarray | None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Choose the tokens to predict → their positions (B, P), ascending, the tokens (B,
+    P), and their number in each row (B,). Positions and tokens are 0 beyond the number.
+    """
+    length = text.shape[1]
+    available = candidates.sum(axis=1)
+    wanted = np.maximum(np.rint(rate * available), 1)
+    count = np.where(available > 0, wanted, 0).astype(np.int32)
+    order = np.stack([draw.random(length) for draw in draws])
+    if continues is not None:
+        # a segment may begin within a word
+        after_candidate = np.pad(candidates[:, :-1], ((0, 0), (1, 0)))
+        inside = after_candidate & continues[text]
+        order, count = _by_word(order, candidates, candidates & ~inside, count)
+    ranked = np.argsort(np.where(candidates, order, 2), axis=1)
+    ranked = ranked[:, : most_masked(length, rate)]
+    chosen = np.arange(ranked.shape[1]) < count[:, None]
+    ascending = np.sort(np.where(chosen, ranked, length), axis=1)
+    positions = np.where(chosen, ascending, 0)
+    labels = np.where(chosen, np.take_along_axis(text, positions, axis=1), 0)
+    return positions, labels, count
 
 
 def _by_word(
@@ -150,19 +163,18 @@ def _by_word(
     """Return an order in which the tokens of chosen words come first, and their
     number in each row.
     """
-    chosen_first, found = np.full_like(order, 1.5), np.zeros_like(count)
+    by_word = np.full_like(order, 1.5)
+    taken = np.zeros_like(count)
     for row, limit in enumerate(count):
-        places = np.flatnonzero(candidates[row])
-        words = (
-            np.split(places, np.flatnonzero(starts[row, places])[1:])
-            if len(places)
-            else []
-        )
+        positions = np.flatnonzero(candidates[row])
+        words = []
+        if len(positions):
+            words = np.split(positions, np.flatnonzero(starts[row, positions])[1:])
         for i in np.argsort(order[row, : len(words)]):
-            if found[row] + len(words[i]) <= limit:
-                chosen_first[row, words[i]] = found[row] / (1 + limit)
-                found[row] += len(words[i])
-    return chosen_first, found
+            if taken[row] + len(words[i]) <= limit:
+                by_word[row, words[i]] = taken[row] / (1 + limit)
+                taken[row] += len(words[i])
+    return by_word, taken
 
 
 class Specials(NamedTuple):
@@ -179,10 +191,10 @@ class Specials(NamedTuple):
         """
         begin, end, mask = tokenizer.bos_id, tokenizer.eos_id, tokenizer.mask_id
         if begin is None or end is None or mask is None:
-            found = zip(("[CLS]", "[SEP]", MASK), (begin, end, mask), strict=True)
+            ids = {"[CLS]": begin, "[SEP]": end, MASK: mask}
+            missing = [name for name, i in ids.items() if i is None]
             raise TokenizerError(
-                "the tokenizer "
-                f"has no {' and no '.join(name for name, i in found if i is None)}, "
+                f"the tokenizer has no {' and no '.join(missing)}, "
                 "and masked language modelling needs it: "
                 "set data.tokenizer = 'bert', or use another tokenizer in a new workdir"
             )
@@ -219,16 +231,13 @@ def document_batches(
         "masked": the number of predictions, "index"}. Arrays without a shape here
         are (B,). All are int32.
     """
-    limit, tokenizer, table = (
-        corpus.config.max_length,
-        corpus.tokenizers["text"],
-        corpus.open(split),
-    )
-    ids, room = Specials.of(tokenizer), limit - 3
-    sentences, numbers = (
-        tokenizer.encode(table.column("text")),
-        np.array(list(map(int, table.column("document")))),
-    )
+    limit = corpus.config.max_length
+    tokenizer = corpus.tokenizers["text"]
+    table = corpus.open(split)
+    ids = Specials.of(tokenizer)
+    room = limit - len(ids)
+    sentences = tokenizer.encode(table.column("text"))
+    numbers = np.array([int(number) for number in table.column("document")])
     if long := int((sentences.lengths > room).sum()):
         log.warning(
             "%s: %d of %d sentences cut to %d tokens", split, long, len(sentences), room
@@ -237,11 +246,10 @@ def document_batches(
         sentences, numbers, room, config.next_sentence, config.short_rate
     )
     sizes = (documents.sizes + 2 + documents.paired)[:, None]
-    plan = (
-        BatchPlan.ladder(sizes, ladder_lengths(limit), rows)
-        if seed is None
-        else corpus.plan(sizes, seed)
-    )
+    if seed is None:
+        plan = BatchPlan.ladder(sizes, ladder_lengths(limit), rows)
+    else:
+        plan = corpus.plan(sizes, seed)
     paired = documents.paired.sum()
     log.info(
         "%s: %d documents, %d chunks, %d with pairs",

@@ -33,6 +33,7 @@ from transformer_jax.training.sharding import (
     replicated,
 )
 from transformer_jax.training.task import (
+    Axis,
     EvaluationConfig,
     Growing,
     Mean,
@@ -261,44 +262,44 @@ class Evaluator:
         complete = [
             not isinstance(record, str) and set(record) == columns for record in records
         ]
-        for chosen in filter(
-            None,
-            (
-                [i for i, c in enumerate(complete) if c == kind]
-                for kind in (False, True)
-            ),
-        ):
+        for is_complete in (False, True):
+            chosen = [i for i, each in enumerate(complete) if each == is_complete]
+            if not chosen:
+                continue
             batches = self._divided(self.task.batches_of([records[i] for i in chosen]))
             rows: dict[int, list[AttentionMap]] = {}
             for fed in self._feed(batches):
                 weights, axes = jax.device_get(self._attention(params, fed.placed))
                 for row in np.flatnonzero(fed.batch.indices >= 0).tolist():
-                    tokens = {
-                        name: axis.shown(axis.ids[row, : axis.lengths[row]])
-                        for name, axis in axes.items()
-                    }
-                    rows[int(fed.batch.indices[row])] = [
-                        AttentionMap(
-                            name,
-                            queries,
-                            keys,
-                            w[row, :, :, : len(queries), : len(keys)],
-                            texts,
-                        )
-                        for (name, q, k), w in weights.items()
-                        for queries, keys, texts in [
-                            (
-                                tokens[q][0],
-                                tokens[k][0],
-                                {n: tokens[n][1] for n in (k, q)},
-                            )
-                        ]
-                    ]
+                    rows[int(fed.batch.indices[row])] = _maps_of(row, weights, axes)
             for number in sorted(rows):
-                maps[
-                    chosen[number if batches.owners is None else batches.owners[number]]
-                ] += rows[number]
+                owner = number if batches.owners is None else batches.owners[number]
+                maps[chosen[owner]] += rows[number]
         return maps
+
+
+def _maps_of(
+    row: int,
+    weights: Mapping[tuple[str, str, str], np.ndarray],
+    axes: Mapping[str, Axis],
+) -> list[AttentionMap]:
+    """Return the attention maps of a row of a batch.
+
+    `weights` maps (name, sequence of the queries, sequence of the keys) to weights (B,
+    L, N, T, S). `axes` are the sequences.
+    """
+    shown = {
+        name: axis.shown(axis.ids[row, : axis.lengths[row]])
+        for name, axis in axes.items()
+    }
+    maps = []
+    for (name, query_axis, key_axis), all_rows in weights.items():
+        queries, _ = shown[query_axis]
+        keys, _ = shown[key_axis]
+        texts = {axis: shown[axis][1] for axis in (key_axis, query_axis)}
+        of_row = all_rows[row, :, :, : len(queries), : len(keys)]
+        maps.append(AttentionMap(name, queries, keys, of_row, texts))
+    return maps
 
 
 def _joined(
