@@ -289,7 +289,7 @@ def _maps_of(
     L, N, T, S). `axes` are the sequences.
     """
     shown = {
-        name: axis.shown(axis.ids[row, : axis.lengths[row]])
+        name: axis.shown(np.asarray(axis.ids)[row, : axis.lengths[row]])
         for name, axis in axes.items()
     }
     maps = []
