@@ -4,6 +4,7 @@ questions without an answer.
 
 import json
 import math
+from types import SimpleNamespace
 
 import flax.linen as nn
 import jax
@@ -122,7 +123,8 @@ def test_the_loss_and_the_outputs_are_those_of_loops_over_rows(task, monkeypatch
 
     Here, the parameters are the logits.
     """
-    monkeypatch.setattr(task, "logits", lambda params, batch, key=None: params)
+    network = SimpleNamespace(output=lambda params, batch, key=None: params)
+    monkeypatch.setattr(task, "network", network)
     batches = task.batches("val", None)
     batch = batches.load(batches.plan.batch(len(batches.plan) - 1))
     logits = np.random.default_rng(0).normal(size=(*batch["text"].shape, 2))
