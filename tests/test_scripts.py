@@ -125,11 +125,13 @@ SEVERAL_LINES = """
 import runpy, sys
 from types import SimpleNamespace
 from transformer_jax.predictor import Predictor
+from transformer_jax.training.task import Columns
 
 def start(predictor, workdir, config):
-    predictor.task = SimpleNamespace(columns=("text",), inputs=1, growing=False)
+    predictor.config = SimpleNamespace(columns=Columns(("text",), 1))
 
 Predictor.__init__ = start
+Predictor.streamed = False
 Predictor.predict = lambda self, records, scored: ["a\\rb\\u2028c"] * len(records)
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")

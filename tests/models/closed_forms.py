@@ -287,7 +287,7 @@ def _recurrent_products(config: RecurrentConfig) -> _Products:
         """
         return gates * width * (first + width + (c.num_layers - 1) * (inputs + width))
 
-    if c.luong_decoder:
+    if c.decoder == "luong":
         more, readout = d * c.input_feeding, (e + d) * d
     else:
         more = e * c.reads_context

@@ -150,14 +150,13 @@ def test_an_unknown_score_cannot_be_the_best(tiny, tmp_path):
 @pytest.mark.usefixtures("without_search")
 def test_ready_is_called_when_a_run_can_begin(tiny, tmp_path):
     told = []
-    train(
-        make_task(parse(tiny), tmp_path), tmp_path, ready=lambda: told.append("ready")
-    )
+    engine = Engine(make_task(parse(tiny), tmp_path))
+    train(engine, tmp_path, ready=lambda: told.append("ready"))
     assert told == ["ready"]
     tiny.data.directory = str(tmp_path / "none")
     with pytest.raises(ValueError, match="There is no directory"):
         train(
-            make_task(parse(tiny), tmp_path),
+            Engine(make_task(parse(tiny), tmp_path)),
             tmp_path,
             ready=lambda: told.append("again"),
         )
@@ -534,9 +533,8 @@ def test_the_rate_goes_by_the_steps_that_were_not_skipped(tiny, tmp_path, monkey
 def test_a_profile_of_steps_that_do_not_come_is_announced_as_none(
     tiny, tmp_path, caplog
 ):
-    train(
-        make_task(parse(tiny), tmp_path / "run"), tmp_path / "run", trace=range(9, 11)
-    )
+    engine = Engine(make_task(parse(tiny), tmp_path / "run"))
+    train(engine, tmp_path / "run", trace=range(9, 11))
     assert "no profile: step 9 is not among the remaining steps, 1 to 4" in caplog.text
 
 

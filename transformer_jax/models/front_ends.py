@@ -51,9 +51,9 @@ class Tokens(nn.Module):
         `valid` (B, S) is True at tokens and False at padding. None: there is no
         padding.
         """
+        x = self.embed(ids)
         if valid is not None:
             check_valid(f"{self.name}_valid", valid, ids.shape)
-        x = self.embed(ids)
         if self.dropout is not None:
             x = self.dropout(x)
         return x, valid

@@ -25,14 +25,6 @@ SPLITS = {
     "test": (1000, slice(1497, 1797)),
 }
 
-DIRECTORY = flags.DEFINE_string(
-    "directory", None, "folder for the files: data.directory in training", required=True
-)
-
-
-def main(_: list[str]) -> None:
-    write(Path(DIRECTORY.value).expanduser())
-
 
 def write(directory: Path, seed: int = 0) -> None:
     """Write all files to a folder.
@@ -83,4 +75,10 @@ def compose(
 
 
 if __name__ == "__main__":
-    app.run(main)
+    DIRECTORY = flags.DEFINE_string(
+        "directory",
+        None,
+        "folder for the files: data.directory in training",
+        required=True,
+    )
+    app.run(lambda _: write(Path(DIRECTORY.value).expanduser()))
