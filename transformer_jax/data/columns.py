@@ -20,7 +20,7 @@ class Column(Sequence[Any]):
 
 
 class ArrayRecords(Sequence[dict[str, Any]]):
-    """The entries of a column of arrays as records, {column: list of numbers}."""
+    """The entries of a column of arrays as records, {column: array}."""
 
     def __init__(self, name: str, column: Any):
         self._name = name
@@ -36,4 +36,4 @@ class ArrayRecords(Sequence[dict[str, Any]]):
     def __getitem__(self, i: Any) -> Any:
         if isinstance(i, slice):
             return [self[j] for j in range(*i.indices(len(self)))]
-        return {self._name: self._column[i].tolist()}
+        return {self._name: self._column[i]}

@@ -90,7 +90,8 @@ def ladder_batches(
 
     Returns:
         Batches with arrays as in `padded_arrays`. `records` are the entries of the
-        first column, `references` those of the second.
+        first column, `references` those of the second. `positions` are given for
+        vectors.
     """
     streams = {}
     limits = []
@@ -110,7 +111,8 @@ def ladder_batches(
     plan = BatchPlan.ladder(lengths, ladder_lengths(max(limits)), rows, limits)
     load = functools.partial(padded_arrays, streams, others)
     references = columns[more[0]] if more else ()
-    return Batches(plan, load, columns[first], references)
+    positions = lengths[:, 0] if corpus.streams[first].trailing else None
+    return Batches(plan, load, columns[first], references, positions=positions)
 
 
 def _warn_of_empty(is_empty: np.ndarray, what: str) -> None:
