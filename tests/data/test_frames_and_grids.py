@@ -8,7 +8,7 @@ import pytest
 from transformer_jax.data.batching import Batch, padded_arrays
 from transformer_jax.data.files import DataError
 from transformer_jax.data.sound import log_mel
-from transformer_jax.data.streams import Frames, Grid
+from transformer_jax.data.streams import Frames, Grid, Tokens
 
 GRID = Grid("image", (4, 6, 1), cell=2)
 IMAGE = np.arange(24, dtype=np.uint8).reshape(4, 6)
@@ -88,3 +88,11 @@ def test_a_dummy_batch_has_the_features_of_a_real_one(stream):
     assert dummy.dtype == np.float32
     assert not dummy[0, 2:].any()
     assert dummy[0, :2].all()
+
+
+@pytest.mark.parametrize("vocab_size", [3, 4, 5, 100])
+def test_dummy_ids_are_in_the_vocabulary(vocab_size):
+    stream = Tokens("text", "tokenizer.json", vocab_size, "model.vocab_size")
+    dummy = stream.dummy(np.random.default_rng(0), np.array([2, 50]), 50)
+    assert dummy.max() < vocab_size
+    assert dummy[0, :3].tolist() == [dummy[0, 0], 2, 0]

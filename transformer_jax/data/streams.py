@@ -163,7 +163,8 @@ class Tokens(Stream):
         self, draw: np.random.Generator, lengths: np.ndarray, width: int
     ) -> np.ndarray:
         """Return random ids, each row with the end id as its last."""
-        ids = draw.integers(4, self.vocab_size, (len(lengths), width), np.int32)
+        lowest = min(4, self.vocab_size - 1)  # no special id, if there are others
+        ids = draw.integers(lowest, self.vocab_size, (len(lengths), width), np.int32)
         position = np.arange(1, width + 1)[None]
         last = lengths[:, None]
         ids = np.select(
