@@ -58,6 +58,7 @@ os.environ["XLA_FLAGS"] = (
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax  # noqa: E402
+import numpy as np  # noqa: E402
 from absl import flags  # noqa: E402
 from ml_collections import ConfigDict  # noqa: E402
 
@@ -224,10 +225,13 @@ def training_rows(config: Config, shards: int) -> int:
 def chunks(batch: Arrays, shards: int, platform: str = "cpu") -> int:
     """Return the number of chunks in which the loss of a shard's positions is
     computed on this platform.
+
+    The loss predicts ids. They are integers, unlike vectors of a sound or an image.
     """
-    return -(
-        -max(array.size for array in batch.values()) // (shards * chunk_size(platform))
+    positions = max(
+        array.size for array in batch.values() if np.issubdtype(array.dtype, np.integer)
     )
+    return -(-positions // (shards * chunk_size(platform)))
 
 
 def show(fields: dict[str, Any], rows: Iterator[tuple[str, str]]) -> None:

@@ -192,6 +192,39 @@ def test_the_script_prints_json_without_data():
     assert "to train on this mesh, set --config.data.rows_multiple=16" in done.stderr
 
 
+def test_the_loss_of_a_sound_has_the_positions_of_its_text():
+    assert run_described("spoken_digits", "[describe.chunks(batch(64), 1)]") == [1]
+
+
+def run_described(recipe, expression):
+    """Return the value of an expression in describe.py, a JSON value.
+
+    `config` is that of the recipe, and batch(length) returns a dummy batch.
+    """
+    program = f"""
+import json, sys
+sys.path.insert(0, "scripts")
+import describe
+from absl import flags
+from transformer_jax.config import load_recipe, make_task, parse
+flags.FLAGS.mark_as_parsed()
+raw = load_recipe("configs/{recipe}.py")
+raw.data.directory = "(none)"
+config = parse(raw)
+batch = lambda length: make_task(config, None).dummy_batch(16, length)
+print(json.dumps({expression}))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
 @pytest.mark.parametrize(
     ("mesh", "message"),
     [
