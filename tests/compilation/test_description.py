@@ -196,8 +196,18 @@ def test_the_loss_of_a_sound_has_the_positions_of_its_text():
     assert run_described("spoken_digits", "[describe.chunks(batch(64), 1)]") == [1]
 
 
-def run_described(recipe, expression):
+def test_the_longest_stream_decides_the_length_and_the_size_of_a_batch():
+    length = "describe.length_of(config)"
+    rows = f"describe.training_rows(config, 32, {length})"
+    assert run_described("digits", f"[{length}, {rows}]") == [24, 64]
+    message = "rows_multiple=32; that needs --config.data.batch_tokens=2048"
+    assert run_described("spoken_digits", f"[{length}, {rows}]", message) == [64, 32]
+
+
+def run_described(recipe, expression, message=""):
     """Return the value of an expression in describe.py, a JSON value.
+
+    The `message` is on stderr.
 
     `config` is that of the recipe, and batch(length) returns a dummy batch.
     """
@@ -222,6 +232,7 @@ print(json.dumps({expression}))
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    assert message in done.stderr
     return json.loads(done.stdout)
 
 

@@ -21,6 +21,8 @@ def test_cells_come_in_reading_order_and_pixels_as_shares_of_255():
     expected = [[0, 1, 6, 7], [2, 3, 8, 9], [4, 5, 10, 11], [12, 13, 18, 19]]
     np.testing.assert_allclose(cells[:4], expected, rtol=1e-6)
     assert GRID.limit == rows.lengths[0] == len(cells) == 6
+    words = "6 cells, from input.grid_shape = (4, 6, 1) and input.cell_size = 2"
+    assert GRID.limit_words == words
     labels, text = GRID.shown(rows[0])
     assert labels == ["1,1", "1,2", "1,3", "2,1", "2,2", "2,3"]
     assert text == ""

@@ -27,31 +27,33 @@ def cut(
     rows: Ragged,
     limit: int,
     what: str,
-    key: str = "model.max_length",
+    limit_words: str = "",
     begin: bool = False,
     end: bool = True,
     tail: bool = False,
 ) -> Ragged:
-    """Truncate rows to at most `limit` tokens, and log a warning for each row that is
-    truncated.
+    """Truncate rows to at most `limit` positions, and log a warning for each row that
+    is truncated.
 
     Args:
-        rows: the tokens of each line.
-        limit: most tokens per row.
+        rows: the tokens of each line, or the vectors.
+        limit: most positions per row.
         what: source of the lines, for the warning.
-        key: config key of `limit`, for the warning.
+        limit_words: the limit in words, for the warning: by default
+            "model.max_length = {limit}".
         begin: keep the first token of a row, its begin id.
         end: keep the last token of a row, its end id.
         tail: keep the last tokens of a row instead of the first.
     """
+    unit = "tokens" if rows.values.ndim == 1 else "positions"
     for i in np.flatnonzero(rows.lengths > limit):
         log.warning(
-            "%s, line %d: %d tokens, cut to %s = %d",
+            "%s, line %d: %d %s, cut to %s",
             what,
             i + 1,
             rows.lengths[i],
-            key,
-            limit,
+            unit,
+            limit_words or f"model.max_length = {limit}",
         )
     return rows.cut(limit, begin, end, tail)
 
@@ -99,10 +101,10 @@ def ladder_batches(
         stream = corpus.streams[name]
         encoded = stream.encode(column, begin, end)
         most = stream.limit or limit
-        limit_key = stream.limit_key if stream.limit else key
+        words = stream.limit_words if stream.limit else f"{key} = {limit}"
         kept = begin and stream.added(True, False) > 0
         ended = end and stream.added(False, True) > 0
-        streams[name] = cut(encoded, most, what, limit_key, kept, ended, tail)
+        streams[name] = cut(encoded, most, what, words, kept, ended, tail)
         limits.append(most)
     first, *more = columns
     added = corpus.streams[first].added(begin, end)
@@ -199,13 +201,10 @@ def bucket_batches(
 
 def _too_long(corpus: Corpus, names: Iterable[str]) -> str:
     """Return what is said of an example that exceeds the limit of a stream."""
-    limits = {}
-    for stream in map(corpus.streams.__getitem__, names):
-        if stream.limit:
-            limits[stream.limit_key] = stream.limit
-        else:
-            limits["data.max_length"] = corpus.config.max_length
-    return "longer than " + " or ".join(f"{key} = {n}" for key, n in limits.items())
+    general = f"data.max_length = {corpus.config.max_length}"
+    streams = map(corpus.streams.__getitem__, names)
+    limits = [stream.limit_words if stream.limit else general for stream in streams]
+    return "longer than " + " or ".join(dict.fromkeys(limits))
 
 
 def example_batches(

@@ -45,14 +45,14 @@ class Stream(ABC):
         column: name of the column.
         limit: most positions of a row that the model can read. None: `max_length` of
             the config.
-        limit_key: config key of `limit`, for messages.
+        limit_words: the limit in words, for messages, e.g. "model.max_length = 256".
         trailing: shape of a position: () for a number, (C,) for a vector.
         dtype: type of a padded batch of rows.
     """
 
     column: str
     limit: int | None
-    limit_key: str
+    limit_words: str
     trailing: tuple[int, ...] = ()
     dtype: type = np.float32
 
@@ -113,7 +113,7 @@ class Tokens(Stream):
     key: str
     load: Callable[[], Tokenizer] | None = None
     limit: int | None = None
-    limit_key: str = "model.max_length"
+    limit_words: str = ""
     dtype: type = np.int32
 
     @functools.cached_property
@@ -225,7 +225,6 @@ class Frames(Stream):
     """
 
     limit: int
-    limit_key = "input.max_positions"
 
     def __init__(self, column: str, rate: int, bands: int, stacked: int, limit: int):
         self.column = column
@@ -233,6 +232,7 @@ class Frames(Stream):
         self.bands = bands
         self.stacked = stacked
         self.limit = limit
+        self.limit_words = f"input.max_positions = {limit}"
         self.features = stacked * bands
         self.trailing = (self.features,)
 
@@ -276,7 +276,6 @@ class Grid(Stream):
     """
 
     limit: int
-    limit_key = "input.grid_shape"
 
     def __init__(self, column: str, shape: tuple[int, ...], cell: int):
         rows, columns, channels = shape
@@ -285,6 +284,10 @@ class Grid(Stream):
         self.cell = cell
         self.columns = columns // cell
         self.limit = rows // cell * self.columns
+        self.limit_words = (
+            f"{self.limit} cells, from input.grid_shape = {self.shape} "
+            f"and input.cell_size = {cell}"
+        )
         self.features = cell * cell * channels
         self.trailing = (self.features,)
 
