@@ -7,7 +7,7 @@ import pytest
 
 from transformer_jax.data.batching import Batch, padded_arrays
 from transformer_jax.data.files import DataError
-from transformer_jax.data.sound import log_mel
+from transformer_jax.data.sound import Sounds, log_mel
 from transformer_jax.data.streams import Frames, Grid, Tokens
 
 GRID = Grid("image", (4, 6, 1), cell=2)
@@ -98,3 +98,10 @@ def test_dummy_ids_are_in_the_vocabulary(vocab_size):
     dummy = stream.dummy(np.random.default_rng(0), np.array([2, 50]), 50)
     assert dummy.max() < vocab_size
     assert dummy[0, :3].tolist() == [dummy[0, 0], 2, 0]
+
+
+def test_a_sound_of_a_table_that_cannot_be_read_is_refused_with_its_number(tmp_path):
+    (tmp_path / "a.wav").write_bytes(b"RIFF")
+    column = Sounds(["a.wav"], tmp_path, 8000)
+    with pytest.raises(DataError, match=r"file 1: .*a\.wav cannot be read as WAV"):
+        Frames("file", 8000, 5, 3, 64).encode(column)

@@ -336,14 +336,14 @@ def _stacked(
     """Return the vectors of each entry of a column.
 
     Raises:
-        DataError: an entry cannot be encoded. The message gives its number.
+        DataError: an entry cannot be read or encoded. The message gives its number.
     """
     rows = []
-    for number, entry in enumerate(column, 1):
+    for i in range(len(column)):
         try:
-            rows.append(vectors(entry))
-        except (OSError, ValueError, RecursionError) as error:
-            raise DataError(f"{name} {number}: {error}") from error
+            rows.append(vectors(column[i]))
+        except (OSError, EOFError, ValueError, RecursionError) as error:
+            raise DataError(f"{name} {i + 1}: {error}") from error
     return Ragged.stacked(rows, features)
 
 
