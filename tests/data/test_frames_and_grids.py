@@ -51,6 +51,8 @@ def test_an_image_may_be_an_array_a_list_json_or_a_file(tmp_path):
         ("[[1, 2", "image 2: "),
         ("[" * 100_000, "image 2: "),
         ("no such file", "image 2: .*No such file"),
+        ("", r"image 2: .* cannot be read as \.npy"),
+        ("/dev/null", r"image 2: .* cannot be read as \.npy"),
         ([["a"] * 6] * 4, "image 2: could not convert"),
     ],
 )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 
 from transformer_jax.data import sound
 from transformer_jax.data.files import DataError
+from transformer_jax.data.images import grid_of
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.data.tokenizers import Tokenizer, TokenizerError
 from transformer_jax.errors import UserError
@@ -216,7 +216,7 @@ class Frames(Stream):
 
     Args:
         column: name of the column. An entry is an array of samples (n,), or the name of
-            a WAV file.
+            a WAV file, relative to the working directory.
         rate: samples per second.
         bands: number of mel bands.
         stacked: number of adjacent windows that form one position (Sak et al. 2015), so
@@ -269,8 +269,8 @@ class Grid(Stream):
 
     Args:
         column: name of the column. An entry is an array (rows, columns) or (rows,
-            columns, channels), as such or as JSON, or the name of a .npy file. Unsigned
-            bytes are divided by 255.
+            columns, channels), as such or as JSON, or the name of a .npy file, relative
+            to the working directory. Unsigned bytes are divided by 255.
         shape: (rows, columns, channels) of every entry.
         cell: height and width of a cell, so C = cell² · channels.
     """
@@ -297,10 +297,7 @@ class Grid(Stream):
         Raises:
             ValueError: it has another shape, or is no array.
         """
-        if isinstance(entry, str):
-            is_json = entry.lstrip().startswith("[")
-            entry = json.loads(entry) if is_json else np.load(entry)
-        grid = np.asarray(entry)
+        grid = np.asarray(grid_of(entry) if isinstance(entry, str) else entry)
         scale = 255 if grid.dtype == np.uint8 else 1
         rows, columns, channels = self.shape
         if grid.shape not in ((rows, columns), (rows, columns, channels)):
@@ -342,7 +339,7 @@ def _stacked(
     for i in range(len(column)):
         try:
             rows.append(vectors(column[i]))
-        except (OSError, EOFError, ValueError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{name} {i + 1}: {error}") from error
     return Ragged.stacked(rows, features)
 
