@@ -1,6 +1,7 @@
 """Streams whose positions are vectors: frames of sound and cells of images."""
 
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -83,6 +84,27 @@ def test_vectors_are_padded_with_zeros():
     np.testing.assert_array_equal(arrays["source"][0, :6], rows[1])
     assert not arrays["source"][0, 6:].any()
     assert not arrays["source"][1].any()
+
+
+def test_rows_of_a_column_do_not_lie_in_memory_twice():
+    drawn = np.random.default_rng(0).normal(size=(4, 6))
+
+    class Images:
+        def __len__(self):
+            return 4000
+
+        def __getitem__(self, i):
+            return drawn + i
+
+    tracemalloc.start()
+    rows = GRID.encode(Images())
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1.3 * rows.values.nbytes
+    assert rows.values.shape == (4000 * 6, 4)
+    assert rows.lengths.tolist() == [6] * 4000
+    for i in (0, 1, 1999, 3999):
+        np.testing.assert_array_equal(rows[i], GRID.encode([drawn + i]).values)
 
 
 @pytest.mark.parametrize("stream", [GRID, Frames("file", 8000, 5, 3, 64)])

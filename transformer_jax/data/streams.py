@@ -332,16 +332,28 @@ def _stacked(
 ) -> Ragged:
     """Return the vectors of each entry of a column.
 
+    They are written to one array, which grows by an eighth when it is full. So memory
+    need not hold them twice.
+
     Raises:
         DataError: an entry cannot be read or encoded. The message gives its number.
     """
-    rows = []
+    values = np.empty((0, features), np.float32)
+    lengths = np.zeros(len(column), np.int32)
+    filled = 0
     for i in range(len(column)):
         try:
-            rows.append(vectors(column[i]))
+            rows = vectors(column[i])
         except (ValueError, RecursionError) as error:
             raise DataError(f"{name} {i + 1}: {error}") from error
-    return Ragged.stacked(rows, features)
+        end = filled + len(rows)
+        if end > len(values):
+            values.resize((end + end // 8, features), refcheck=False)
+        values[filled:end] = rows
+        lengths[i] = len(rows)
+        filled = end
+    values.resize((filled, features), refcheck=False)
+    return Ragged(values, lengths)
 
 
 def _dummy_vectors(
