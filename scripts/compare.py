@@ -83,8 +83,8 @@ def main() -> None:
         )
     else:
         metric = VALUES.value[0]
-        scores, unit = by_length(curves.check_edges(LENGTHS.value), metric)
-        curves.draw_by_length(OUTPUT.value, scores, metric, unit)
+        scores, axis_label = by_length(curves.check_edges(LENGTHS.value), metric)
+        curves.draw_by_length(OUTPUT.value, scores, metric, axis_label)
     print(f"wrote {OUTPUT.value}", file=sys.stderr)
 
 
@@ -116,7 +116,7 @@ def by_length(
 ) -> tuple[dict[str, list[curves.LengthScore]], str]:
     """Predict the split with every run and print the table.
 
-    Return the scores per run, and the unit of the lengths.
+    Return the scores per run, and a label for the lengths.
     """
     configs = {run: read(run) for run in WORKDIRS.value}
     # report any config problem before the first run predicts
@@ -124,7 +124,7 @@ def by_length(
         override(config, OVERRIDES)
         check_metric(task_class(parse(config).task).metrics, metric)
     scores = {}
-    units = set()
+    labels = set()
     for run, config in configs.items():
         predictor = Predictor(run, config)
         task = predictor.task
@@ -138,16 +138,17 @@ def by_length(
             edges,
             metric,
             score,
-            batches.positions,
+            batches.lengths,
         )
-        units.add("words" if batches.positions is None else "positions")
+        is_text = batches.lengths is None
+        labels.add("source length (words)" if is_text else "source length (positions)")
     for run, parts in scores.items():
         for part in parts:
             print(
                 f"{run}\t{part.shortest}-{part.longest}"
                 f"\t{part.examples}\t{part.score:.4g}"
             )
-    return scores, " or ".join(sorted(units))
+    return scores, " or ".join(sorted(labels))
 
 
 def check_metric(metrics: Mapping[str, Metric], name: str) -> None:

@@ -122,7 +122,7 @@ def test_the_records_of_a_split_are_its_source(task, params):
     task.fingerprint(training=True)
     batches = task.batches("val", seed=None)
     again = task.batches_of(batches.records)
-    np.testing.assert_array_equal(again.positions, batches.positions)
+    np.testing.assert_array_equal(again.lengths, batches.lengths)
     for number in range(len(batches.plan)):
         expected = batches.load(batches.plan.batch(number))
         found = again.load(again.plan.batch(number))
@@ -148,7 +148,7 @@ def test_it_trains_and_its_attention_is_drawn(config, tmp_path):
         [9],
         "exact_match",
         functools.partial(predictor.task.score, {}),
-        batches.positions,
+        batches.lengths,
     )
     right = sum(part.examples * part.score for part in by_length)
     assert right == pytest.approx(7 * scores["exact_match"])

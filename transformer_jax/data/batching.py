@@ -92,8 +92,8 @@ class Batches(NamedTuple):
     # In training, a function that returns the entropy of the targets (tokens or labels)
     # in nats: the loss of a model that knows only how frequent each target is.
     baseline: Callable[[], float] | None = None
-    # the number of positions of each record, if it is no text
-    positions: np.ndarray | None = None
+    # the length of each record in positions, if it is no text
+    lengths: np.ndarray | None = None
 
     def sha256(self) -> str:
         """Return the SHA-256 of the records and the references.

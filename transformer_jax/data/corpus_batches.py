@@ -92,7 +92,7 @@ def ladder_batches(
 
     Returns:
         Batches with arrays as in `padded_arrays`. `records` are the entries of the
-        first column, `references` those of the second. `positions` are given for
+        first column, `references` those of the second. `lengths` are given for
         vectors.
     """
     streams = {}
@@ -113,8 +113,8 @@ def ladder_batches(
     plan = BatchPlan.ladder(lengths, ladder_lengths(max(limits)), rows, limits)
     load = functools.partial(padded_arrays, streams, others)
     references = columns[more[0]] if more else ()
-    positions = lengths[:, 0] if corpus.streams[first].trailing else None
-    return Batches(plan, load, columns[first], references, positions=positions)
+    of_first = lengths[:, 0] if corpus.streams[first].trailing else None
+    return Batches(plan, load, columns[first], references, lengths=of_first)
 
 
 def _warn_of_empty(is_empty: np.ndarray, what: str) -> None:

@@ -192,10 +192,10 @@ def draw_by_length(
     path: epath.PathLike,
     runs: Mapping[str, Sequence[LengthScore]],
     metric: str,
-    unit: str = "words",
+    axis_label: str = "source length (words)",
 ) -> None:
     """Plot `runs`, {run: scores}, each score at the middle of its group's lengths,
-    which are counted in `unit`.
+    which are on the axis with `axis_label`.
     """
     figure, axes = _figure(1)
     for color, (run, scores) in zip(_colors(len(runs)), runs.items(), strict=True):
@@ -203,7 +203,7 @@ def draw_by_length(
         axes[0].plot(
             middles, [part.score for part in scores], "o-", color=color, label=run
         )
-    axes[0].set(xlabel=f"source length ({unit})", ylabel=metric, ylim=(0, None))
+    axes[0].set(xlabel=axis_label, ylabel=metric, ylim=(0, None))
     _save(figure, axes, path)
 
 
