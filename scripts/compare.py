@@ -6,8 +6,9 @@ r"""Plot runs: logged values over training steps, or a metric over source length
         --lengths=10,20,30 --values=bleu --split=val
 
 With --lengths, each run predicts the split, and a table goes to stdout: run, lengths,
-number of examples and score, separated by tabs. `--config.a.b=v` then changes the
-config of every run.
+number of examples and score, separated by tabs. A length is a number of words or, if
+the source is no text, of positions. `--config.a.b=v` then changes the config of every
+run.
 """
 
 import functools
@@ -41,7 +42,7 @@ VALUES = flags.DEFINE_list(
 LENGTHS = flags.DEFINE_list(
     "lengths",
     None,
-    "plot by source length: upper limits of the length groups, in words",
+    "plot by source length: upper limits of the length groups, in words or positions",
 )
 SPLIT = flags.DEFINE_string(
     "split", None, "split to predict with --lengths (default: config.data.test_split)"
@@ -81,8 +82,9 @@ def main() -> None:
             "--lengths plots one metric, e.g. --values=bleu"
         )
     else:
-        scores = by_length(curves.check_edges(LENGTHS.value), VALUES.value[0])
-        curves.draw_by_length(OUTPUT.value, scores, VALUES.value[0])
+        metric = VALUES.value[0]
+        scores, axis_label = by_length(curves.check_edges(LENGTHS.value), metric)
+        curves.draw_by_length(OUTPUT.value, scores, metric, axis_label)
     print(f"wrote {OUTPUT.value}", file=sys.stderr)
 
 
@@ -109,9 +111,12 @@ def parsed(run: str) -> Config | None:
         return None
 
 
-def by_length(edges: list[int], metric: str) -> dict[str, list[curves.LengthScore]]:
-    """Predict the split with every run, print the table, and return the scores per
-    run.
+def by_length(
+    edges: list[int], metric: str
+) -> tuple[dict[str, list[curves.LengthScore]], str]:
+    """Predict the split with every run and print the table.
+
+    Return the scores per run, and a label for the lengths.
     """
     configs = {run: read(run) for run in WORKDIRS.value}
     # report any config problem before the first run predicts
@@ -119,6 +124,7 @@ def by_length(edges: list[int], metric: str) -> dict[str, list[curves.LengthScor
         override(config, OVERRIDES)
         check_metric(task_class(parse(config).task).metrics, metric)
     scores = {}
+    labels = set()
     for run, config in configs.items():
         predictor = Predictor(run, config)
         task = predictor.task
@@ -126,15 +132,23 @@ def by_length(edges: list[int], metric: str) -> dict[str, list[curves.LengthScor
         predictions = predictor.predict(batches.records, scored=True)
         score = functools.partial(task.score, {})
         scores[run] = curves.score_by_length(
-            batches.records, predictions, batches.references, edges, metric, score
+            batches.records,
+            predictions,
+            batches.references,
+            edges,
+            metric,
+            score,
+            batches.lengths,
         )
+        is_text = batches.lengths is None
+        labels.add("source length (words)" if is_text else "source length (positions)")
     for run, parts in scores.items():
         for part in parts:
             print(
                 f"{run}\t{part.shortest}-{part.longest}"
                 f"\t{part.examples}\t{part.score:.4g}"
             )
-    return scores
+    return scores, " or ".join(sorted(labels))
 
 
 def check_metric(metrics: Mapping[str, Metric], name: str) -> None:

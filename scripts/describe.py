@@ -58,6 +58,7 @@ os.environ["XLA_FLAGS"] = (
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax  # noqa: E402
+import numpy as np  # noqa: E402
 from absl import flags  # noqa: E402
 from ml_collections import ConfigDict  # noqa: E402
 
@@ -85,7 +86,11 @@ SAVE = flags.DEFINE_string(
     "save", "", "file for the text of the program compiled with --topology"
 )
 LENGTH = flags.DEFINE_integer(
-    "length", 64, "tokens per sentence of the described batch", lower_bound=2
+    "length",
+    None,
+    "tokens per sentence of the described batch "
+    "(default: 64, or as many as the recipe allows if they are fewer)",
+    lower_bound=2,
 )
 LINK = flags.DEFINE_float(
     "link_gb_s", 100.0, "send bandwidth of a device, in GB/s", lower_bound=1e-3
@@ -141,10 +146,11 @@ def describe_simulated(raw: ConfigDict) -> None:
     devices.
     """
     raw.mesh.update(MESH_SIZES)
-    config = checked(raw)
+    config = parse(raw)
+    length = length_of(config)
     shards = MESH_SIZES["data"] * MESH_SIZES["fsdp"] * config.training.microbatches
     task = make_task(config, None)
-    batch = task.dummy_batch(training_rows(config, shards), LENGTH.value)
+    batch = task.dummy_batch(training_rows(config, shards, length), length)
     described = description.describe(Engine(task), batch, chunks(batch, shards))
     link, peak = LINK.value * 1e9, PEAK.value * 1e12
     times = dict(
@@ -169,19 +175,18 @@ def describe_target(raw: ConfigDict) -> None:
         TOPOLOGY.value, MESH.value, list(sizes.values()), len(devices)
     )
     raw.mesh.update(sizes)
-    config = checked(raw)
+    config = parse(raw)
+    length = length_of(config)
     shards = sizes["data"] * sizes["fsdp"]
     if STEP.value == "train":
         parts = shards * config.training.microbatches
-        rows = training_rows(config, parts)
+        rows = training_rows(config, parts, length)
     else:
         parts, rows = shards, -(-config.evaluation.batch_size // shards) * shards
     engine = Engine(make_task(config, None), devices)
-    batch = engine.task.dummy_batch(rows, LENGTH.value)
+    batch = engine.task.dummy_batch(rows, length)
     turns = (
-        LENGTH.value
-        if STEP.value == "predict"
-        else chunks(batch, parts, devices[0].platform)
+        length if STEP.value == "predict" else chunks(batch, parts, devices[0].platform)
     )
     described, text = target.compile_for(
         TOPOLOGY.value, chip, engine, batch, STEP.value, turns
@@ -198,36 +203,45 @@ def describe_target(raw: ConfigDict) -> None:
     )
 
 
-def checked(raw: ConfigDict) -> Config:
-    """Return the config. Raises an error if --length is too long for it."""
-    config = parse(raw)
-    command_line.check_length(LENGTH.value, *config.longest)
-    return config
+def length_of(config: Config) -> int:
+    """Return the length of the described batch.
+
+    Raises an error if --length is too long for the config.
+    """
+    words, longest = config.longest
+    if LENGTH.value is None:
+        return min(64, longest)
+    command_line.check_length(LENGTH.value, words, longest)
+    return LENGTH.value
 
 
-def training_rows(config: Config, shards: int) -> int:
-    """Return the rows of a batch, a multiple of `shards`.
+def training_rows(config: Config, shards: int, length: int) -> int:
+    """Return the rows of a batch of examples of `length`, a multiple of `shards`.
 
     Name the keys with which training on this mesh would work.
     """
     if config.data.rows_multiple % shards:
-        least = config.data.max_length * shards
+        _, longest = config.longest
+        least = longest * shards
         print(
             f"to train on this mesh, set --config.data.rows_multiple={shards}; that "
             f"needs --config.data.batch_tokens={max(config.data.batch_tokens, least)}, "
-            "or a smaller data.max_length",
+            "or shorter examples",
             file=sys.stderr,
         )
-    return max(config.data.batch_tokens // LENGTH.value // shards, 1) * shards
+    return max(config.data.batch_tokens // length // shards, 1) * shards
 
 
 def chunks(batch: Arrays, shards: int, platform: str = "cpu") -> int:
     """Return the number of chunks in which the loss of a shard's positions is
     computed on this platform.
+
+    The loss predicts ids. They are integers, unlike vectors of a sound or an image.
     """
-    return -(
-        -max(array.size for array in batch.values()) // (shards * chunk_size(platform))
+    positions = max(
+        array.size for array in batch.values() if np.issubdtype(array.dtype, np.integer)
     )
+    return -(-positions // (shards * chunk_size(platform)))
 
 
 def show(fields: dict[str, Any], rows: Iterator[tuple[str, str]]) -> None:

@@ -484,10 +484,10 @@ def define_task() -> None:
     flags.DEFINE(_TaskParser(), "task", None, words)
 
 
-def check_length(length: int, key: str, longest: int) -> None:
-    """Raise an error if --length is more than `longest`, the value of a config key."""
+def check_length(length: int, words: str, longest: int) -> None:
+    """Raise an error, with this limit in words, if --length is more than `longest`."""
     if length > longest:
-        raise flags.Error(f"--length={length}: must be at most {key} = {longest}")
+        raise flags.Error(f"--length={length}: must be at most {words}")
 
 
 def split_overrides() -> tuple[list[str], list[str]]:

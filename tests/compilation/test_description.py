@@ -192,6 +192,50 @@ def test_the_script_prints_json_without_data():
     assert "to train on this mesh, set --config.data.rows_multiple=16" in done.stderr
 
 
+def test_the_loss_of_a_sound_has_the_positions_of_its_text():
+    assert run_described("spoken_digits", "[describe.chunks(batch(64), 1)]") == [1]
+
+
+def test_the_longest_stream_decides_the_length_and_the_size_of_a_batch():
+    length = "describe.length_of(config)"
+    rows = f"describe.training_rows(config, 32, {length})"
+    assert run_described("digits", f"[{length}, {rows}]") == [24, 64]
+    message = "rows_multiple=32; that needs --config.data.batch_tokens=2048"
+    assert run_described("spoken_digits", f"[{length}, {rows}]", message) == [64, 32]
+
+
+def run_described(recipe, expression, message=""):
+    """Return the value of an expression in describe.py, a JSON value.
+
+    The `message` is on stderr.
+
+    `config` is that of the recipe, and batch(length) returns a dummy batch.
+    """
+    program = f"""
+import json, sys
+sys.path.insert(0, "scripts")
+import describe
+from absl import flags
+from transformer_jax.config import load_recipe, make_task, parse
+flags.FLAGS.mark_as_parsed()
+raw = load_recipe("configs/{recipe}.py")
+raw.data.directory = "(none)"
+config = parse(raw)
+batch = lambda length: make_task(config, None).dummy_batch(16, length)
+print(json.dumps({expression}))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert message in done.stderr
+    return json.loads(done.stdout)
+
+
 @pytest.mark.parametrize(
     ("mesh", "message"),
     [

@@ -2,14 +2,18 @@
 number; padding; prefetching.
 """
 
+import hashlib
 import itertools
+import json
 import threading
 
 import numpy as np
 import pytest
 
+from transformer_jax.data.arrays import Arrays
 from transformer_jax.data.batching import (
     Batch,
+    Batches,
     BatchPlan,
     Divided,
     ladder_lengths,
@@ -18,6 +22,7 @@ from transformer_jax.data.batching import (
     padded_arrays,
     prefetch,
 )
+from transformer_jax.data.columns import ArrayRecords
 from transformer_jax.data.ragged import Ragged
 
 
@@ -350,3 +355,36 @@ def test_prefetch_can_be_closed_and_computes_no_more_than_asked():
     assert not [
         thread for thread in threading.enumerate() if thread.name.startswith("prefetch")
     ]
+
+
+@pytest.mark.parametrize(
+    ("records", "references"),
+    [
+        ((), ()),
+        (["ek", "ü \u2028"], ["one", "two"]),
+        ([{"b": "1", "a": "2"}], [np.int64(3), {"of": [1.5, None]}]),
+    ],
+)
+def test_the_hash_of_texts_and_objects_is_that_of_their_json(records, references):
+    """Checkpoints store it."""
+    content = json.dumps(
+        [list(records), list(references)], sort_keys=True, default=repr
+    )
+    expected = hashlib.sha256(content.encode()).hexdigest()
+    assert Batches(None, None, records, references).sha256() == expected
+
+
+def test_the_hash_of_arrays_needs_no_records():
+    class Content(Arrays):
+        def __getitem__(self, i):
+            raise AssertionError("an entry is read")
+
+    images = np.arange(24).reshape(2, 3, 4)
+
+    def sha256(values, references=("a", "b")):
+        records = ArrayRecords("image", Content(values))
+        return Batches(None, None, records, references).sha256()
+
+    seen = {sha256(images), sha256(images + 1), sha256(images, ("a", "c"))}
+    assert sha256(images) in seen
+    assert len(seen) == 3

@@ -1,14 +1,15 @@
 """Streams whose positions are vectors: frames of sound and cells of images."""
 
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
 
 from transformer_jax.data.batching import Batch, padded_arrays
 from transformer_jax.data.files import DataError
-from transformer_jax.data.sound import log_mel
-from transformer_jax.data.streams import Frames, Grid
+from transformer_jax.data.sound import Sounds, log_mel
+from transformer_jax.data.streams import Frames, Grid, Tokens
 
 GRID = Grid("image", (4, 6, 1), cell=2)
 IMAGE = np.arange(24, dtype=np.uint8).reshape(4, 6)
@@ -21,6 +22,8 @@ def test_cells_come_in_reading_order_and_pixels_as_shares_of_255():
     expected = [[0, 1, 6, 7], [2, 3, 8, 9], [4, 5, 10, 11], [12, 13, 18, 19]]
     np.testing.assert_allclose(cells[:4], expected, rtol=1e-6)
     assert GRID.limit == rows.lengths[0] == len(cells) == 6
+    words = "6 cells, from input.grid_shape = (4, 6, 1) and input.cell_size = 2"
+    assert GRID.limit_words == words
     labels, text = GRID.shown(rows[0])
     assert labels == ["1,1", "1,2", "1,3", "2,1", "2,2", "2,3"]
     assert text == ""
@@ -49,6 +52,8 @@ def test_an_image_may_be_an_array_a_list_json_or_a_file(tmp_path):
         ("[[1, 2", "image 2: "),
         ("[" * 100_000, "image 2: "),
         ("no such file", "image 2: .*No such file"),
+        ("", r"image 2: .* cannot be read as \.npy"),
+        ("/dev/null", r"image 2: .* cannot be read as \.npy"),
         ([["a"] * 6] * 4, "image 2: could not convert"),
     ],
 )
@@ -81,6 +86,27 @@ def test_vectors_are_padded_with_zeros():
     assert not arrays["source"][1].any()
 
 
+def test_rows_of_a_column_do_not_lie_in_memory_twice():
+    drawn = np.random.default_rng(0).normal(size=(4, 6))
+
+    class Images:
+        def __len__(self):
+            return 4000
+
+        def __getitem__(self, i):
+            return drawn + i
+
+    tracemalloc.start()
+    rows = GRID.encode(Images())
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1.3 * rows.values.nbytes
+    assert rows.values.shape == (4000 * 6, 4)
+    assert rows.lengths.tolist() == [6] * 4000
+    for i in (0, 1, 1999, 3999):
+        np.testing.assert_array_equal(rows[i], GRID.encode([drawn + i]).values)
+
+
 @pytest.mark.parametrize("stream", [GRID, Frames("file", 8000, 5, 3, 64)])
 def test_a_dummy_batch_has_the_features_of_a_real_one(stream):
     dummy = stream.dummy(np.random.default_rng(0), np.array([2, 5]), 5)
@@ -88,3 +114,18 @@ def test_a_dummy_batch_has_the_features_of_a_real_one(stream):
     assert dummy.dtype == np.float32
     assert not dummy[0, 2:].any()
     assert dummy[0, :2].all()
+
+
+@pytest.mark.parametrize("vocab_size", [3, 4, 5, 100])
+def test_dummy_ids_are_in_the_vocabulary(vocab_size):
+    stream = Tokens("text", "tokenizer.json", vocab_size, "model.vocab_size")
+    dummy = stream.dummy(np.random.default_rng(0), np.array([2, 50]), 50)
+    assert dummy.max() < vocab_size
+    assert dummy[0, :3].tolist() == [dummy[0, 0], 2, 0]
+
+
+def test_a_sound_of_a_table_that_cannot_be_read_is_refused_with_its_number(tmp_path):
+    (tmp_path / "a.wav").write_bytes(b"RIFF")
+    column = Sounds(["a.wav"], tmp_path, 8000)
+    with pytest.raises(DataError, match=r"file 1: .*a\.wav cannot be read as WAV"):
+        Frames("file", 8000, 5, 3, 64).encode(column)

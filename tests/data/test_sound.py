@@ -21,9 +21,9 @@ def tone(frequency, seconds=0.3):
     return np.sin(2 * np.pi * frequency * np.arange(seconds * RATE) / RATE)
 
 
-def write_wave(path, samples, rate=RATE, channels=1):
+def write_wave(path, samples, rate=RATE, channels=1, width=2):
     with wave.open(str(path), "wb") as file:
-        file.setparams((channels, 2, rate, 0, "NONE", ""))
+        file.setparams((channels, width, rate, 0, "NONE", ""))
         file.writeframes(np.round(30_000 * samples).astype("<i2").tobytes())
 
 
@@ -67,15 +67,33 @@ def test_a_wav_file_is_read_exactly(tmp_path):
 def test_other_wav_files_are_refused(tmp_path):
     write_wave(tmp_path / "fast.wav", tone(500), rate=16_000)
     write_wave(tmp_path / "stereo.wav", tone(500), channels=2)
+    write_wave(tmp_path / "bytes.wav", tone(500), width=1)
+    write_wave(tmp_path / "wide.wav", tone(500), width=4)
     (tmp_path / "text.wav").write_text("no sound")
+    (tmp_path / "empty.wav").write_bytes(b"")
+    (tmp_path / "folder.wav").mkdir()
     for name, message in {
         "fast": r"has .* 16 bits at 16000 Hz: must be one channel .* at .* = 8000 Hz",
         "stereo": r"has 2 channel\(s\) of 16 bits",
+        "bytes": r"has 1 channel\(s\) of 8 bits",
+        "wide": r"has 1 channel\(s\) of 32 bits",
         "text": "cannot be read as WAV",
+        "empty": "cannot be read as WAV: it ends within its header",
+        "folder": "cannot be read as WAV",
         "none": "cannot be read as WAV",
     }.items():
         with pytest.raises(DataError, match=rf"{name}\.wav {message}"):
             read_wave(tmp_path / f"{name}.wav", RATE)
+
+
+@pytest.mark.parametrize("missing", [1, 2, 101, 4000])
+def test_a_wav_file_that_is_cut_off_is_refused(tmp_path, missing):
+    write_wave(tmp_path / "a.wav", tone(500))
+    content = (tmp_path / "a.wav").read_bytes()
+    (tmp_path / "a.wav").write_bytes(content[:-missing])
+    message = rf"a\.wav has {4800 - missing} bytes of sound, but its header says 4800"
+    with pytest.raises(DataError, match=message):
+        read_wave(tmp_path / "a.wav", RATE)
 
 
 def test_a_table_names_sounds(tmp_path):

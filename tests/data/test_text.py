@@ -287,7 +287,7 @@ def test_cut_says_what_it_cuts(text, tmp_path, caplog):
         tokenizer.bos_id,
         tokenizer.eos_id,
     )
-    kept = cut(rows, 4, "here", key="data.max_length")
+    kept = cut(rows, 4, "here", "data.max_length = 4")
     assert [kept[i].tolist() for i in range(3)] == [
         [bos, ek, at, eos],
         [bos, ek, eos],

@@ -1,5 +1,6 @@
 """Sources that are not text, from files to scores and attention maps."""
 
+import functools
 import json
 
 import flax.linen as nn
@@ -13,6 +14,7 @@ from conftest import on_devices, run
 import transformer_jax
 from transformer_jax.config import ConfigError, make_task, parse
 from transformer_jax.report.attention import Sentence, write_report
+from transformer_jax.report.curves import score_by_length
 from transformer_jax.training.evaluation import Evaluator
 from transformer_jax.training.sharding import make_mesh
 
@@ -115,6 +117,18 @@ def test_predictions_do_not_depend_on_how_a_record_names_its_source(
     assert found[0]["score"] == pytest.approx(alone[0]["score"], rel=1e-5)
 
 
+def test_the_records_of_a_split_are_its_source(task, params):
+    """Predictions from them are those of an evaluation."""
+    task.fingerprint(training=True)
+    batches = task.batches("val", seed=None)
+    again = task.batches_of(batches.records)
+    np.testing.assert_array_equal(again.lengths, batches.lengths)
+    for number in range(len(batches.plan)):
+        expected = batches.load(batches.plan.batch(number))
+        found = again.load(again.plan.batch(number))
+        np.testing.assert_array_equal(found["source"], expected["source"])
+
+
 def test_cached_decoding_is_exact_and_causal(task, params):
     for name, difference in task.checks(params, task.dummy_batch(3, 6, seed=1)).items():
         assert difference < 1e-5, name
@@ -125,6 +139,20 @@ def test_it_trains_and_its_attention_is_drawn(config, tmp_path):
     predictor = transformer_jax.load(str(tmp_path / "run"))
     scores = predictor.evaluate("test")
     assert scores["examples"] == 7
+    batches = predictor.task.batches("test", None)
+    found = predictor.predict(batches.records, scored=True)
+    by_length = score_by_length(
+        batches.records,
+        found,
+        batches.references,
+        [9],
+        "exact_match",
+        functools.partial(predictor.task.score, {}),
+        batches.lengths,
+    )
+    right = sum(part.examples * part.score for part in by_length)
+    assert right == pytest.approx(7 * scores["exact_match"])
+    assert sum(part.examples for part in by_length) == 7
     files = modalities.entries(config.input.modality, tmp_path / "corpus")
     (maps, _) = predictor.attention([files[0], files[1]])
     for found in maps:

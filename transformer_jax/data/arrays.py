@@ -76,12 +76,12 @@ def array_file(directory: epath.PathLike, name: str) -> tuple[epath.Path, Arrays
     """
     folder = epath.Path(directory).expanduser()
     path = folder / f"{name}.npy"
-    values = _load(path)
+    values = read_array(path)
     if not values.ndim:
         raise DataError(f"{path} has no axes: its first axis must count the entries.")
     if not is_array_file(directory, f"{name}.offsets"):
         return path, Arrays(values)
-    offsets = np.asarray(_load(folder / f"{name}.offsets.npy"))
+    offsets = np.asarray(read_array(folder / f"{name}.offsets.npy"))
     if (
         offsets.ndim != 1
         or not np.issubdtype(offsets.dtype, np.integer)
@@ -98,15 +98,23 @@ def array_file(directory: epath.PathLike, name: str) -> tuple[epath.Path, Arrays
     return path, Arrays(values, offsets)
 
 
-def _load(path: epath.Path) -> np.ndarray:
-    """Return the array of a .npy file, memory-mapped if it is local."""
+def read_array(path: epath.Path) -> np.ndarray:
+    """Return the array of a .npy file, memory-mapped if it is local.
+
+    Raises:
+        DataError: the file cannot be read, holds Python objects, or is another kind.
+    """
     try:
         if "://" in str(path):
-            return np.load(io.BytesIO(path.read_bytes()))
-        return np.load(path, mmap_mode="r")
+            values = np.load(io.BytesIO(path.read_bytes()), allow_pickle=False)
+        else:
+            values = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         if isinstance(error, OSError) and not is_for_user(error):
             raise
         raise DataError(
             f"{path} cannot be read as .npy: {error}. Copy it again."
         ) from error
+    if not isinstance(values, np.ndarray):  # an archive of several
+        raise DataError(f"{path} is no .npy file of one array: write it with np.save.")
+    return values

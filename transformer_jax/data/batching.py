@@ -10,6 +10,9 @@ batch, and batch i is the same after a restart and on any number of hosts and de
 from __future__ import annotations
 
 import functools
+import hashlib
+import itertools
+import json
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -18,6 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from transformer_jax.data.columns import ArrayRecords
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.errors import UserError
 
@@ -88,6 +92,33 @@ class Batches(NamedTuple):
     # In training, a function that returns the entropy of the targets (tokens or labels)
     # in nats: the loss of a model that knows only how frequent each target is.
     baseline: Callable[[], float] | None = None
+    # the length of each record in positions, if it is no text
+    lengths: np.ndarray | None = None
+
+    def sha256(self) -> str:
+        """Return the SHA-256 of the records and the references.
+
+        It is that of their JSON. Records of arrays are hashed as bytes, see
+        `ArrayRecords`.
+        """
+        digest = hashlib.sha256()
+        parts = [
+            part.blocks() if isinstance(part, ArrayRecords) else _json(part)
+            for part in (self.records, self.references)
+        ]
+        for block in itertools.chain([b"["], parts[0], [b", "], parts[1], [b"]"]):
+            digest.update(block)
+        return digest.hexdigest()
+
+
+def _json(values: Sequence[Any]) -> Iterator[bytes]:
+    """Yield the JSON of a list, an entry at a time."""
+    # a task may have other objects, e.g. of NumPy
+    encoder = json.JSONEncoder(sort_keys=True, default=repr)
+    yield b"["
+    for number, value in enumerate(values):
+        yield f"{', ' if number else ''}{encoder.encode(value)}".encode()
+    yield b"]"
 
 
 def entropy(values: np.ndarray) -> float:

@@ -20,16 +20,20 @@ class Column(Sequence[Any]):
 
 
 class ArrayRecords(Sequence[dict[str, Any]]):
-    """The entries of a column of arrays as records, {column: list of numbers}."""
+    """The entries of a column of arrays as records, {column: array}."""
 
-    def __init__(self, name: str, column: Sequence[Any]):
+    def __init__(self, name: str, column: Any):
         self._name = name
         self._column = column
 
     def __len__(self) -> int:
         return len(self._column)
 
+    def blocks(self) -> Iterator[bytes]:
+        """Yield the content of a column that is read from files, for a hash of it."""
+        yield from self._column.blocks()
+
     def __getitem__(self, i: Any) -> Any:
         if isinstance(i, slice):
             return [self[j] for j in range(*i.indices(len(self)))]
-        return {self._name: self._column[i].tolist()}
+        return {self._name: self._column[i]}

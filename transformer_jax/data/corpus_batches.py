@@ -27,31 +27,33 @@ def cut(
     rows: Ragged,
     limit: int,
     what: str,
-    key: str = "model.max_length",
+    limit_words: str = "",
     begin: bool = False,
     end: bool = True,
     tail: bool = False,
 ) -> Ragged:
-    """Truncate rows to at most `limit` tokens, and log a warning for each row that is
-    truncated.
+    """Truncate rows to at most `limit` positions, and log a warning for each row that
+    is truncated.
 
     Args:
-        rows: the tokens of each line.
-        limit: most tokens per row.
+        rows: the tokens of each line, or the vectors.
+        limit: most positions per row.
         what: source of the lines, for the warning.
-        key: config key of `limit`, for the warning.
+        limit_words: the limit in words, for the warning: by default
+            "model.max_length = {limit}".
         begin: keep the first token of a row, its begin id.
         end: keep the last token of a row, its end id.
         tail: keep the last tokens of a row instead of the first.
     """
+    unit = "tokens" if rows.values.ndim == 1 else "positions"
     for i in np.flatnonzero(rows.lengths > limit):
         log.warning(
-            "%s, line %d: %d tokens, cut to %s = %d",
+            "%s, line %d: %d %s, cut to %s",
             what,
             i + 1,
             rows.lengths[i],
-            key,
-            limit,
+            unit,
+            limit_words or f"model.max_length = {limit}",
         )
     return rows.cut(limit, begin, end, tail)
 
@@ -90,7 +92,8 @@ def ladder_batches(
 
     Returns:
         Batches with arrays as in `padded_arrays`. `records` are the entries of the
-        first column, `references` those of the second.
+        first column, `references` those of the second. `lengths` are given for
+        vectors.
     """
     streams = {}
     limits = []
@@ -98,10 +101,10 @@ def ladder_batches(
         stream = corpus.streams[name]
         encoded = stream.encode(column, begin, end)
         most = stream.limit or limit
-        limit_key = stream.limit_key if stream.limit else key
+        words = stream.limit_words if stream.limit else f"{key} = {limit}"
         kept = begin and stream.added(True, False) > 0
         ended = end and stream.added(False, True) > 0
-        streams[name] = cut(encoded, most, what, limit_key, kept, ended, tail)
+        streams[name] = cut(encoded, most, what, words, kept, ended, tail)
         limits.append(most)
     first, *more = columns
     added = corpus.streams[first].added(begin, end)
@@ -110,7 +113,8 @@ def ladder_batches(
     plan = BatchPlan.ladder(lengths, ladder_lengths(max(limits)), rows, limits)
     load = functools.partial(padded_arrays, streams, others)
     references = columns[more[0]] if more else ()
-    return Batches(plan, load, columns[first], references)
+    of_first = lengths[:, 0] if corpus.streams[first].trailing else None
+    return Batches(plan, load, columns[first], references, lengths=of_first)
 
 
 def _warn_of_empty(is_empty: np.ndarray, what: str) -> None:
@@ -197,13 +201,10 @@ def bucket_batches(
 
 def _too_long(corpus: Corpus, names: Iterable[str]) -> str:
     """Return what is said of an example that exceeds the limit of a stream."""
-    limits = {}
-    for stream in map(corpus.streams.__getitem__, names):
-        if stream.limit:
-            limits[stream.limit_key] = stream.limit
-        else:
-            limits["data.max_length"] = corpus.config.max_length
-    return "longer than " + " or ".join(f"{key} = {n}" for key, n in limits.items())
+    general = f"data.max_length = {corpus.config.max_length}"
+    streams = map(corpus.streams.__getitem__, names)
+    limits = [stream.limit_words if stream.limit else general for stream in streams]
+    return "longer than " + " or ".join(dict.fromkeys(limits))
 
 
 def example_batches(

@@ -71,13 +71,6 @@ class Ragged:
         return cls(values, np.fromiter(map(len, rows), np.int32, len(rows)))
 
     @classmethod
-    def stacked(cls, rows: Sequence[np.ndarray], features: int) -> Ragged:
-        """Return rows of vectors, each (length, features), as float32."""
-        none = np.zeros((0, features), np.float32)
-        lengths = np.fromiter(map(len, rows), np.int32, len(rows))
-        return cls(np.concatenate([none, *rows], dtype=np.float32), lengths)
-
-    @classmethod
     def join(cls, parts: Sequence[Ragged]) -> Ragged:
         """Concatenate: the rows of all parts, one part after another."""
         return cls(

@@ -17,6 +17,7 @@ from transformer_jax.data.columns import Column
 from transformer_jax.data.files import DataError
 from transformer_jax.data.sources import Source
 from transformer_jax.data.tables import tsv_file
+from transformer_jax.files import is_for_user
 
 WINDOW = 0.025  # seconds
 HOP = 0.010  # seconds between the starts of two windows
@@ -27,21 +28,31 @@ def read_wave(path: Any, rate: int) -> np.ndarray:
     """Return the samples (n,) int16 of a WAV file with one channel of 16 bits.
 
     Raises:
-        DataError: the file cannot be read, or has another format or rate.
+        DataError: the file cannot be read, has another format or rate, or ends before
+            the last sample.
     """
     try:
         with path.open("rb") as file, wave.open(file) as content:
             kind = (content.getnchannels(), content.getsampwidth())
             found = content.getframerate()
-            samples = content.readframes(content.getnframes())
+            count = content.getnframes()
+            samples = content.readframes(count)
     except (OSError, EOFError, wave.Error) as error:
+        if isinstance(error, OSError) and not is_for_user(error):
+            raise
+        reason = str(error) or "it ends within its header"
         raise DataError(
-            f"{path} cannot be read as WAV: {error}. Replace it."
+            f"{path} cannot be read as WAV: {reason}. Replace it."
         ) from error
     if kind != (1, 2) or found != rate:
         raise DataError(
             f"{path} has {kind[0]} channel(s) of {8 * kind[1]} bits at {found} Hz: "
             f"must be one channel of 16 bits at input.sample_rate = {rate} Hz"
+        )
+    if len(samples) != 2 * count:
+        raise DataError(
+            f"{path} has {len(samples)} bytes of sound, but its header says "
+            f"{2 * count}: the file is cut off. Copy it again."
         )
     return np.frombuffer(samples, "<i2")
 

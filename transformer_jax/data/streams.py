@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 
 from transformer_jax.data import sound
 from transformer_jax.data.files import DataError
+from transformer_jax.data.images import grid_of
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.data.tokenizers import Tokenizer, TokenizerError
 from transformer_jax.errors import UserError
@@ -45,14 +45,14 @@ class Stream(ABC):
         column: name of the column.
         limit: most positions of a row that the model can read. None: `max_length` of
             the config.
-        limit_key: config key of `limit`, for messages.
+        limit_words: the limit in words, for messages, e.g. "model.max_length = 256".
         trailing: shape of a position: () for a number, (C,) for a vector.
         dtype: type of a padded batch of rows.
     """
 
     column: str
     limit: int | None
-    limit_key: str
+    limit_words: str
     trailing: tuple[int, ...] = ()
     dtype: type = np.float32
 
@@ -113,7 +113,7 @@ class Tokens(Stream):
     key: str
     load: Callable[[], Tokenizer] | None = None
     limit: int | None = None
-    limit_key: str = "model.max_length"
+    limit_words: str = ""
     dtype: type = np.int32
 
     @functools.cached_property
@@ -163,7 +163,8 @@ class Tokens(Stream):
         self, draw: np.random.Generator, lengths: np.ndarray, width: int
     ) -> np.ndarray:
         """Return random ids, each row with the end id as its last."""
-        ids = draw.integers(4, self.vocab_size, (len(lengths), width), np.int32)
+        lowest = min(4, self.vocab_size - 1)  # no special id, if there are others
+        ids = draw.integers(lowest, self.vocab_size, (len(lengths), width), np.int32)
         position = np.arange(1, width + 1)[None]
         last = lengths[:, None]
         ids = np.select(
@@ -215,7 +216,7 @@ class Frames(Stream):
 
     Args:
         column: name of the column. An entry is an array of samples (n,), or the name of
-            a WAV file.
+            a WAV file, relative to the working directory.
         rate: samples per second.
         bands: number of mel bands.
         stacked: number of adjacent windows that form one position (Sak et al. 2015), so
@@ -224,7 +225,6 @@ class Frames(Stream):
     """
 
     limit: int
-    limit_key = "input.max_positions"
 
     def __init__(self, column: str, rate: int, bands: int, stacked: int, limit: int):
         self.column = column
@@ -232,6 +232,7 @@ class Frames(Stream):
         self.bands = bands
         self.stacked = stacked
         self.limit = limit
+        self.limit_words = f"input.max_positions = {limit}"
         self.features = stacked * bands
         self.trailing = (self.features,)
 
@@ -268,14 +269,13 @@ class Grid(Stream):
 
     Args:
         column: name of the column. An entry is an array (rows, columns) or (rows,
-            columns, channels), as such or as JSON, or the name of a .npy file. Unsigned
-            bytes are divided by 255.
+            columns, channels), as such or as JSON, or the name of a .npy file, relative
+            to the working directory. Unsigned bytes are divided by 255.
         shape: (rows, columns, channels) of every entry.
         cell: height and width of a cell, so C = cell² · channels.
     """
 
     limit: int
-    limit_key = "input.grid_shape"
 
     def __init__(self, column: str, shape: tuple[int, ...], cell: int):
         rows, columns, channels = shape
@@ -284,6 +284,10 @@ class Grid(Stream):
         self.cell = cell
         self.columns = columns // cell
         self.limit = rows // cell * self.columns
+        self.limit_words = (
+            f"{self.limit} cells, from input.grid_shape = {self.shape} "
+            f"and input.cell_size = {cell}"
+        )
         self.features = cell * cell * channels
         self.trailing = (self.features,)
 
@@ -293,10 +297,7 @@ class Grid(Stream):
         Raises:
             ValueError: it has another shape, or is no array.
         """
-        if isinstance(entry, str):
-            is_json = entry.lstrip().startswith("[")
-            entry = json.loads(entry) if is_json else np.load(entry)
-        grid = np.asarray(entry)
+        grid = np.asarray(grid_of(entry) if isinstance(entry, str) else entry)
         scale = 255 if grid.dtype == np.uint8 else 1
         rows, columns, channels = self.shape
         if grid.shape not in ((rows, columns), (rows, columns, channels)):
@@ -331,16 +332,28 @@ def _stacked(
 ) -> Ragged:
     """Return the vectors of each entry of a column.
 
+    They are written to one array, which grows by an eighth when it is full. So memory
+    need not hold them twice.
+
     Raises:
-        DataError: an entry cannot be encoded. The message gives its number.
+        DataError: an entry cannot be read or encoded. The message gives its number.
     """
-    rows = []
-    for number, entry in enumerate(column, 1):
+    values = np.empty((0, features), np.float32)
+    lengths = np.zeros(len(column), np.int32)
+    filled = 0
+    for i in range(len(column)):
         try:
-            rows.append(vectors(entry))
-        except (OSError, ValueError, RecursionError) as error:
-            raise DataError(f"{name} {number}: {error}") from error
-    return Ragged.stacked(rows, features)
+            rows = vectors(column[i])
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{name} {i + 1}: {error}") from error
+        end = filled + len(rows)
+        if end > len(values):
+            values.resize((end + end // 8, features), refcheck=False)
+        values[filled:end] = rows
+        lengths[i] = len(rows)
+        filled = end
+    values.resize((filled, features), refcheck=False)
+    return Ragged(values, lengths)
 
 
 def _dummy_vectors(

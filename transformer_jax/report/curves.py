@@ -20,8 +20,8 @@ class Curve(NamedTuple):
 
 
 class LengthScore(NamedTuple):
-    """Score over the examples with `shortest` to `longest` source words, and the
-    number of these examples.
+    """Score over the examples with `shortest` to `longest` source words or positions,
+    and the number of these examples.
     """
 
     shortest: int
@@ -74,14 +74,16 @@ def score_by_length(
     edges: Sequence[int],
     metric: str,
     score: Callable[[Sequence[Any], Sequence[Any]], Mapping[str, Any]],
+    positions: Sequence[int] | None = None,
 ) -> list[LengthScore]:
     """Return `metric` for groups of examples by source length, as in Bahdanau et al.
     2015, Figure 2.
 
     The first group has sources of up to edges[0] words, the next of up to edges[1]
     words, and so on; the last has all longer ones. Empty groups are left out. Words are
-    separated by whitespace; those of all texts of a record count. `score(predictions,
-    references)` returns metrics by name.
+    separated by whitespace; those of all texts of a record count. If the records are
+    no texts, `positions` are their lengths. `score(predictions, references)` returns
+    metrics by name.
 
     Raises ValueError if `edges` are not increasing integers from 1, if there are no
     records, or if `score` does not return `metric`.
@@ -89,10 +91,7 @@ def score_by_length(
     edges = check_edges(edges)
     if not records:
         raise UserError("scores by length need records of text, and this task has none")
-    texts = (
-        [record] if isinstance(record, str) else record.values() for record in records
-    )
-    lengths = [sum(len(text.split()) for text in record) for record in texts]
+    lengths = _words(records) if positions is None else list(positions)
     scores = []
     for shortest, longest in zip(
         [-1, *edges], [*edges, max([*lengths, edges[-1] + 1])], strict=True
@@ -113,6 +112,14 @@ def score_by_length(
                 LengthScore(shortest + 1, longest, len(here), float(found[metric]))
             )
     return scores
+
+
+def _words(records: Sequence[Any]) -> list[int]:
+    """Return the number of words of each record, a text or an object of texts."""
+    texts = (
+        [record] if isinstance(record, str) else record.values() for record in records
+    )
+    return [sum(len(text.split()) for text in record) for record in texts]
 
 
 def check_edges(edges: Sequence[int] | Sequence[str]) -> list[int]:
@@ -182,16 +189,21 @@ def draw_curves(
 
 
 def draw_by_length(
-    path: epath.PathLike, runs: Mapping[str, Sequence[LengthScore]], metric: str
+    path: epath.PathLike,
+    runs: Mapping[str, Sequence[LengthScore]],
+    metric: str,
+    axis_label: str = "source length (words)",
 ) -> None:
-    """Plot `runs`, {run: scores}, each score at the middle of its group's lengths."""
+    """Plot `runs`, {run: scores}, each score at the middle of its group's lengths,
+    which are on the axis with `axis_label`.
+    """
     figure, axes = _figure(1)
     for color, (run, scores) in zip(_colors(len(runs)), runs.items(), strict=True):
         middles = [(part.shortest + part.longest) / 2 for part in scores]
         axes[0].plot(
             middles, [part.score for part in scores], "o-", color=color, label=run
         )
-    axes[0].set(xlabel="source length (words)", ylabel=metric, ylim=(0, None))
+    axes[0].set(xlabel=axis_label, ylabel=metric, ylim=(0, None))
     _save(figure, axes, path)
 
 

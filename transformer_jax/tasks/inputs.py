@@ -10,6 +10,7 @@ import flax.linen as nn
 from transformer_jax import fields
 from transformer_jax.data import sources
 from transformer_jax.data.corpus import Reader
+from transformer_jax.data.images import grid_files
 from transformer_jax.data.sound import sounds_table
 from transformer_jax.data.streams import Frames, Grid, Stream
 from transformer_jax.models import front_ends
@@ -87,6 +88,8 @@ class InputConfig:
         """Return the function that reads the files of a split."""
         if self.modality == "frames":
             return functools.partial(sounds_table, rate=self.sample_rate)
+        if self.modality == "grid":
+            return grid_files
         return sources.parallel_files
 
     def front_end(self, stream: Stream, model: Any) -> nn.Module | None:

@@ -148,7 +148,7 @@ class SequenceToSequenceConfig(TextTaskConfig):
         source = self.input.stream(self.data.source_language)
         if source is None or source.limit < self.data.max_length:
             return super().longest
-        return source.limit_key, source.limit
+        return source.limit_words, source.limit
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (dotted key, rule and remedy) for values that are inconsistent with

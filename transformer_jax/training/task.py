@@ -236,8 +236,8 @@ class Config:
 
     @property
     def longest(self) -> tuple[str, int]:
-        """The config key of the longest stream, and its most positions."""
-        return "data.max_length", self.data.max_length
+        """The most positions of the longest stream: in words, and their number."""
+        return f"data.max_length = {self.data.max_length}", self.data.max_length
 
     @property
     def frozen(self) -> Parts:
