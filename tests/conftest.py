@@ -47,6 +47,9 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     if jax.version.__version_info__ < (0, 11):
         flags.append("--xla_cpu_use_fusion_emitters=false")
     os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags])
+    # Threads of NumPy and PyTorch that wait for a core, which another worker uses, keep
+    # theirs busy: a product of 0.3 s took 9 s.
+    os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1")
     PROGRAMS = tempfile.mkdtemp(prefix="transformer_jax-programs-")
     atexit.register(shutil.rmtree, PROGRAMS, ignore_errors=True)
     settings: dict[str, Any] = {

@@ -2,12 +2,13 @@
 training of each task.
 """
 
+from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
-# Patterns of test files, and of single tests, below this folder.
+# Patterns of test files below this folder.
 CHOSEN = (
     "models/test_*.py",
     "models/kernels/test_b*.py",
@@ -21,13 +22,50 @@ CHOSEN = (
     "test_rules.py",
     "test_sampling.py",
 )
-# Chosen by the patterns, but not run: tests of downloads, of exported programs, and of
-# other packages.
+# Chosen by the patterns, but not run: tests of downloads, of the corpus of dates, of
+# exported programs, and of other packages.
 LEFT_OUT = (
+    "data/test_dates.py",
     "data/test_download.py",
     "data/test_tokenizers_of_transformers.py",
     "models/test_export.py",
     "models/test_nnx.py",
+)
+# The most expensive tests of the chosen files, which are not run: tests on eight
+# devices, and of derivatives of derivatives.
+LEFT_OUT_TESTS = (
+    "models/kernels/test_bits.py::test_hashed_bits_do_not_depend_on_the_mesh",
+    "models/test_checks.py::test_a_mesh_with_explicit_axes_is_refused_with_the_call_that_works",
+    "models/test_transformer.py::test_modes_of_differentiation_agree",
+    "test_losses.py::test_chunks_on_eight_devices",
+)
+# Of these tests, the first and the last case are run. Each case compiles programs of
+# its own, and other tests compare the same variants with their equations.
+TWO_CASES = (
+    "models/kernels/test_blocked.py::test_equals_the_reference",
+    "models/kernels/test_products.py::test_bfloat16_products_rounds_operands_and_cotangents_and_nothing_else",
+    "models/kernels/test_products.py::test_products_and_their_gradients_have_the_types_that_are_asked_for",
+    "models/kernels/test_products.py::test_tangents_and_second_derivatives",
+    "models/test_attention.py::test_a_prompt_and_then_single_steps_give_what_the_whole_gives",
+    "models/test_attention.py::test_grouped_queries_are_heads_with_copied_keys_and_values",
+    "models/test_bert.py::test_classifiers_of_tokens_and_of_features",
+    "models/test_bert.py::test_dropout_acts_when_given_a_key",
+    "models/test_bert.py::test_what_sees_what",
+    "models/test_checks.py::test_wrong_ids_are_refused",
+    "models/test_checks.py::test_wrong_validity_is_refused",
+    "models/test_gpt.py::test_a_cache_gives_the_logits_of_the_whole",
+    "models/test_gpt.py::test_other_ways_to_the_same",
+    "models/test_gpt.py::test_rows_of_a_cache_may_begin_at_different_places",
+    "models/test_positions.py::test_a_prompt_and_then_pieces_give_what_the_whole_gives",
+    "models/test_positions.py::test_hypotheses_of_a_beam_have_the_logits_of_their_own_tokens",
+    "models/test_recurrent.py::test_beams_share_their_source",
+    "models/test_recurrent.py::test_bfloat16",
+    "models/test_recurrent.py::test_forward_flops",
+    "models/test_recurrent.py::test_gradients",
+    "models/test_transformer.py::test_dropout_acts_when_given_a_key_wherever_it_has_a_rate",
+    "models/test_transformer.py::test_other_ways_to_the_same",
+    "test_losses.py::test_chunks_give_the_value_and_the_gradient_of_the_plain_form",
+    "test_losses.py::test_each_device_takes_chunks_of_its_rows",
 )
 # The recipe that trains each task in test_configs.py.
 TRAINED = {
@@ -55,6 +93,21 @@ def left_out() -> list[str]:
     return sorted(file for file in files if not is_chosen(file) and file != TRAININGS)
 
 
+def name_of(item: pytest.Item) -> str:
+    """Return the file, relative to this folder, and the name without the case."""
+    return f"{item.path.relative_to(FOLDER)}::{item.name.partition('[')[0]}"
+
+
+def cases_to_run(test: str, cases: Sequence[pytest.Item]) -> Sequence[pytest.Item]:
+    """Return the cases of `test` that are run."""
+    if test.startswith(TRAININGS):
+        names = {f"test_recipe_runs[{recipe}]" for recipe in TRAINED.values()}
+        return [case for case in cases if case.name in names]
+    if test in LEFT_OUT_TESTS:
+        return []
+    return [cases[0], cases[-1]] if test in TWO_CASES else cases
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--quick",
@@ -76,10 +129,12 @@ def pytest_collection_modifyitems(
 ) -> None:
     if not config.getoption("quick"):
         return
-    names = {f"test_recipe_runs[{recipe}]" for recipe in TRAINED.values()}
-    others = [i for i in items if i.path.name == TRAININGS and i.name not in names]
-    config.hook.pytest_deselected(items=others)
-    items[:] = [item for item in items if item not in others]
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        cases.setdefault(name_of(item), []).append(item)
+    chosen = {case for test in cases for case in cases_to_run(test, cases[test])}
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = [item for item in items if item in chosen]
 
 
 def pytest_terminal_summary(
@@ -91,4 +146,8 @@ def pytest_terminal_summary(
         terminalreporter.write_line(
             f"and of {TRAININGS} all but one training of each task: "
             + " ".join(TRAINED.values())
+        )
+        terminalreporter.write_line("and " + " ".join(LEFT_OUT_TESTS))
+        terminalreporter.write_line(
+            "and all but two cases of each of " + " ".join(TWO_CASES)
         )

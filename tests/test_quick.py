@@ -18,6 +18,25 @@ def test_every_pattern_has_a_file(pattern):
     assert any(fnmatch(file, pattern) for file in FILES)
 
 
+@pytest.mark.parametrize("test", [*quick.LEFT_OUT_TESTS, *quick.TWO_CASES])
+def test_every_test_that_is_not_run_whole_is_one_of_a_chosen_file(test):
+    file, name = test.split("::")
+    assert quick.is_chosen(file)
+    assert f"def {name}(" in (quick.FOLDER / file).read_text()
+
+
+@pytest.mark.parametrize(
+    ("test", "run"),
+    [
+        (quick.TWO_CASES[0], ["a", "c"]),
+        (quick.LEFT_OUT_TESTS[0], []),
+        ("test_metrics.py::test_bleu", ["a", "b", "c"]),
+    ],
+)
+def test_cases_that_are_run(test, run):
+    assert quick.cases_to_run(test, ["a", "b", "c"]) == run
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_the_training_of_a_task_is_one_of_it(task):
     name, _, argument = quick.TRAINED[task].partition("-")

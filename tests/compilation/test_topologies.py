@@ -481,7 +481,7 @@ def test_splash_attention_compiles_for_tpus(topology, tensor, devices):
         pytest.param(1024, "v5e:1x1", 0, marks=pytest.mark.slow),
         pytest.param(1024, "v5e:1x1", 0.1, marks=pytest.mark.slow),
         pytest.param(512, "v6e:1x1", 0, marks=pytest.mark.slow),
-        (512, "v6e:1x1", 0.1),
+        pytest.param(512, "v6e:1x1", 0.1, marks=pytest.mark.slow),
     ],
 )
 def test_short_attention_compiles_for_tpus(length, topology, rate):

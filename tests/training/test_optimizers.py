@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import on_devices, rows, run, small, write_corpus
+from conftest import on_devices, small, write_corpus
 from ml_collections import ConfigDict
 
 from transformer_jax.config import make_task, parse
+from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.engine import Engine
 from transformer_jax.training.matrices import Block
 from transformer_jax.training.optimizer import (
@@ -18,6 +19,7 @@ from transformer_jax.training.optimizer import (
     OptimizerConfig,
     make_optimizer,
 )
+from transformer_jax.training.sharding import feed
 
 # At these rates, the loss falls within 8 steps.
 RATES = {"sgd": 0.1, "adadelta": 1.0, "lion": 1e-3, "adafactor": 1e-2}
@@ -35,15 +37,26 @@ def config_of(name: str, directory: Path) -> ConfigDict:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_it_learns_and_continues_bitwise(name, corpus, tmp_path):
-    config = config_of(name, corpus)
-    whole = run(config, tmp_path / "whole", training__steps=8)
-    losses = [
-        row["mean_loss"] for row in rows(tmp_path / "whole") if row["split"] == "train"
-    ]
-    assert losses[-1] < losses[0] - 0.01
-    run(config, tmp_path / "parts", training__steps=4)
-    parts = run(config, tmp_path / "parts", training__steps=8)
-    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
+    task = make_task(parse(config_of(name, corpus)), tmp_path)
+    engine, batches = Engine(task), task.batches("train", 0)
+    checkpoints = Checkpoints(
+        tmp_path / "checkpoints", task.config.checkpoint, task.metrics
+    )
+
+    def train(state, steps):
+        losses = []
+        for fed in feed(batches, steps, engine.mesh):
+            state, metrics = engine.step(state, fed.placed)
+            losses.append(float(metrics["loss"]))
+        return state, losses
+
+    half, first = train(engine.init(jax.random.key(0)), range(4))
+    checkpoints.save(4, half, {})
+    whole, last = train(half, range(4, 8))
+    assert np.mean(last[2:]) < np.mean(first[:2]) - 0.01
+    continued, _ = train(engine.restore_or_init(checkpoints, 4), range(4, 8))
+    checkpoints.close()
+    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(continued), strict=True):
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
