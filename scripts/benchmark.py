@@ -90,7 +90,10 @@ def main() -> None:
         for same in by_shape:
             state, _ = jax.block_until_ready(engine.step(state, same[0].place()))
         compile_s = time.perf_counter() - start
-        times, data_times, tokens, flops = [], [], 0.0, 0.0
+        times = []
+        data_times = []
+        tokens = 0.0
+        flops = 0.0
         for batch in itertools.chain.from_iterable([chosen] * ROUNDS.value):
             start = time.perf_counter()
             placed = jax.block_until_ready(batch.place())
@@ -99,7 +102,8 @@ def main() -> None:
             state, _ = jax.block_until_ready(engine.step(state, placed))
             times.append(time.perf_counter() - start)
             work = engine.task.work(batch.load())
-            tokens, flops = tokens + work.tokens, flops + work.flops
+            tokens = tokens + work.tokens
+            flops = flops + work.flops
         utilization, peak = peak_flops(config.model.dtype)
         memory = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
     if processes.is_first():
@@ -143,14 +147,13 @@ def batches_of_data(engine: Engine) -> list[list[Timed]]:
 
 def random_batch(engine: Engine, length: int) -> Timed:
     """Return a batch of data.batch_tokens random tokens in sentences of `length`."""
-    config, mesh = engine.task.config, engine.mesh
+    config = engine.task.config
+    mesh = engine.mesh
     command_line.check_length(length, *config.longest)
     parts = mesh.shape["data"] * mesh.shape["fsdp"] * config.training.microbatches
     rows = max(config.data.batch_tokens // length // parts, 1) * parts
-    arrays, here = (
-        engine.task.dummy_batch(rows, length),
-        rows_here(batch_sharding(mesh), rows),
-    )
+    arrays = engine.task.dummy_batch(rows, length)
+    here = rows_here(batch_sharding(mesh), rows)
     held = {name: array[here] for name, array in arrays.items()}
     return Timed(lambda: place(held, mesh, rows, here.start), lambda: arrays)
 

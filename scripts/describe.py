@@ -152,7 +152,8 @@ def describe_simulated(raw: ConfigDict) -> None:
     task = make_task(config, None)
     batch = task.dummy_batch(training_rows(config, shards, length), length)
     described = description.describe(Engine(task), batch, chunks(batch, shards))
-    link, peak = LINK.value * 1e9, PEAK.value * 1e12
+    link = LINK.value * 1e9
+    peak = PEAK.value * 1e12
     times = dict(
         zip(("computing_s", "sending_s"), described.times(link, peak), strict=True)
     )
@@ -182,7 +183,8 @@ def describe_target(raw: ConfigDict) -> None:
         parts = shards * config.training.microbatches
         rows = training_rows(config, parts, length)
     else:
-        parts, rows = shards, -(-config.evaluation.batch_size // shards) * shards
+        parts = shards
+        rows = -(-config.evaluation.batch_size // shards) * shards
     engine = Engine(make_task(config, None), devices)
     batch = engine.task.dummy_batch(rows, length)
     turns = (

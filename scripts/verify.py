@@ -29,7 +29,8 @@ CONFIG = command_line.define_recipe()
 def main() -> None:
     command_line.check_output("-")
     jax.config.update("jax_default_matmul_precision", "highest")
-    failed, config = 0, CONFIG.value
+    failed = 0
+    config = CONFIG.value
     checked = copy.deepcopy(config)
     checked.data.directory = checked.data.directory or "(none)"
     parse(checked)  # check the original sizes: shrinking would hide an invalid one

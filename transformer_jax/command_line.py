@@ -305,7 +305,10 @@ def keep_freed_memory() -> None:
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
-        trim_threshold, mmap_max, arena_max = -1, -4, -8  # malloc.h
+        # the numbers that malloc.h gives to these options
+        trim_threshold = -1
+        mmap_max = -4
+        arena_max = -8
         for option, value in ((trim_threshold, -1), (mmap_max, 0), (arena_max, 3)):
             libc.mallopt(option, value)
     jax.config.update("jax_cpu_enable_async_dispatch", False)

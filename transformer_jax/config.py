@@ -101,7 +101,8 @@ def fields(task: str, model: Mapping[str, Any]) -> dict[str, dataclasses.Field]:
     for section, cls in sections(task, model).items():
         for field in dataclasses.fields(cls):
             added = dataclasses.field(metadata={**whole[section], **field.metadata})
-            added.name, added.default = field.name, field.default
+            added.name = field.name
+            added.default = field.default
             found[f"{section}.{field.name}"] = added
     return found
 
@@ -129,7 +130,8 @@ def parse_arg(
             given[part] = True
             continue
         if not equals and part in owner:
-            key, value = owner[part], part
+            key = owner[part]
+            value = part
         elif not equals or not (
             value in words.get(key, ()) or (value and words.get(key) == ())
         ):

@@ -106,7 +106,8 @@ def to_folder(workdir: epath.PathLike, config: ConfigDict, folder: str) -> None:
     special_ids = {
         name: getattr(tokenizers[-1], name) for name in ("pad_id", "bos_id", "eos_id")
     }
-    settings, model = _flat(config.to_dict()), predictor.config.model
+    settings = _flat(config.to_dict())
+    model = predictor.config.model
     max_length = settings["model.max_length"]
 
     def beside(written: Architecture) -> Mapping[str, bytes]:

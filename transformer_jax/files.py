@@ -1,4 +1,4 @@
-"""What is at a path, and atomic file writes: a file is written completely or not at
+"""The state of a path, and atomic file writes: a file is written completely or not at
 all. Predictions as lines.
 """
 

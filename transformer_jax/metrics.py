@@ -163,7 +163,8 @@ def pearson(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
         return math.nan
     if not (np.ptp(a) and np.ptp(b)):
         return 0.0
-    a, b = a - a.mean(), b - b.mean()
+    a = a - a.mean()
+    b = b - b.mean()
     return float(np.clip(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)), -1, 1))
 
 

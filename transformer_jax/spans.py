@@ -244,15 +244,11 @@ def entity_f1(
                 f"predicted tags for {len(reference)} tokens: "
                 "it must have one for each; predict O for tokens that were cut off"
             )
-        guesses, answers = (
-            set(entities(guess, scheme)),
-            set(entities(reference, scheme)),
-        )
-        found, present, right = (
-            found + len(guesses),
-            present + len(answers),
-            right + len(guesses & answers),
-        )
+        guesses = set(entities(guess, scheme))
+        answers = set(entities(reference, scheme))
+        found = found + len(guesses)
+        present = present + len(answers)
+        right = right + len(guesses & answers)
     return {
         "precision": right / max(found, 1),
         "recall": right / max(present, 1),

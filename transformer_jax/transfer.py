@@ -240,7 +240,8 @@ def _of_folder(task: Task) -> Source:
 
     Its tokenizer is always the one that the task copies.
     """
-    name, data = task.config.init_from, task.config.data
+    name = task.config.init_from
+    data = task.config.data
     _check_tokenizer_keys(name, data, data)
     try:
         found = huggingface.read(name, task.config.model)
@@ -266,7 +267,8 @@ def _orders(source: Source, inherited: Inherited) -> dict[str, tuple[int, ...] |
     """
     orders: dict[str, tuple[int, ...] | None] = {}
     for module in source.outputs.keys() & inherited.outputs.keys():
-        theirs, ours = source.outputs[module], inherited.outputs[module]
+        theirs = source.outputs[module]
+        ours = inherited.outputs[module]
         if theirs == ours:
             continue
         same = sorted(theirs) == sorted(ours)

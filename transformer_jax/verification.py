@@ -19,7 +19,8 @@ from transformer_jax.training.sharding import on_mesh, place
 from transformer_jax.training.task import Arrays
 
 ROUNDING = 1e-5  # relative tolerance in float32, as the order of summation may differ
-STEPS, LENGTH = 4, 12
+STEPS = 4
+LENGTH = 12
 
 
 class Row(NamedTuple):
@@ -48,8 +49,11 @@ def verify(recipe: ConfigDict) -> Iterator[Row]:
     recipe = recipe.copy_and_resolve_references()
     shrink(recipe)
     recipe.data.directory = recipe.data.directory or "(none)"
-    recipe.data.rows_multiple, recipe.training.microbatches = 8, 1
-    recipe.mesh.data, recipe.mesh.fsdp, recipe.mesh.tensor = -1, 1, 1
+    recipe.data.rows_multiple = 8
+    recipe.training.microbatches = 1
+    recipe.mesh.data = -1
+    recipe.mesh.fsdp = 1
+    recipe.mesh.tensor = 1
     known = fields(recipe.task, recipe.model)
     ways = {key: field for key, field in known.items() if "how" in field.metadata}
     recipe.update_from_flattened_dict(
@@ -181,7 +185,8 @@ def _rows(run: _Run) -> float:
 
     Each row is repeated to fill a batch of the same shape.
     """
-    engine, batch = run.engine, run.batch(0)
+    engine = run.engine
+    batch = run.batch(0)
     params = engine.init(jax.random.key(0)).params
     step = on_mesh(
         lambda params, batch: engine.task.loss(params, batch, jax.random.key(0), 0),

@@ -58,7 +58,8 @@ def settled(workdir: epath.PathLike, config: ConfigDict) -> ConfigDict:
     """
     if not isinstance(config, ConfigDict) or "task" not in config:
         return config
-    copy, known = config.to_dict(), fields(config.task, config.get("model", {}))
+    copy = config.to_dict()
+    known = fields(config.task, config.get("model", {}))
     for name, field in known.items():
         section, key = name.split(".")
         if "path" in field.metadata and key in copy.get(section, {}):
@@ -262,7 +263,8 @@ def _differing(
     new: dict[str, Any],
     where: tuple[str, str] = ("in the workdir", "now"),
 ) -> dict[str, str]:
-    there, now = _flat(old), _flat(new)
+    there = _flat(old)
+    now = _flat(new)
     return {
         key: f"config.{key}: {there.get(key)!r} {where[0]}, {now.get(key)!r} {where[1]}"
         for key in sorted(there.keys() | now.keys())

@@ -29,7 +29,9 @@ from pathlib import Path
 from etils import epath
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
-FINISHED, ERROR, RUN_AGAIN = 0, 2, 75
+FINISHED = 0
+ERROR = 2
+RUN_AGAIN = 75
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 PR_SET_PDEATHSIG = 1
 POLL = 0.05  # seconds between checks of the processes
@@ -133,7 +135,8 @@ def supervise(
     for number in STOPS:
         if signal.getsignal(number) != signal.SIG_IGN:  # e.g. by nohup
             signal.signal(number, lambda number, _: stopping.append(number))
-    failures, before = 0, newest_checkpoint(workdir)
+    failures = 0
+    before = newest_checkpoint(workdir)
     while True:
         job = Job(count, arguments)
         told: float | None = None
@@ -150,7 +153,8 @@ def supervise(
         if stopping:
             return RUN_AGAIN if job.stopped() else _exit_code(code)
         after = newest_checkpoint(workdir)
-        failures, before = 1 if after > before else failures + 1, after
+        failures = 1 if after > before else failures + 1
+        before = after
         if failures > tries:
             print(
                 f"giving up after {tries} restarts without a newer checkpoint",

@@ -1,4 +1,4 @@
-"""What the devices of a mesh send to one another, read from a compiled program."""
+"""Messages between the devices of a mesh, read from a compiled program."""
 
 import collections
 import dataclasses

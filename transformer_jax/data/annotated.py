@@ -91,7 +91,9 @@ def squad_file(
             or a column is unknown.
     """
     path = _find(directory, f"{file_name(split)}.json", columns, SQUAD_COLUMNS)
-    rows, moved, dropped = dict[str, dict[str, str]](), list[str](), list[str]()
+    rows = dict[str, dict[str, str]]()
+    moved = list[str]()
+    dropped = list[str]()
     for paragraph in squad_paragraphs(path):
         for i, question in enumerate(paragraph.questions, 1):
             identifier = _filled(question, "id", f"{paragraph.where}, question {i}")
@@ -129,10 +131,8 @@ def _answers(
     question: Any, context: str, where: str, moved: list[str], dropped: list[str]
 ) -> list[dict[str, str | int]]:
     """Return the answers to a question, and note those that are moved or dropped."""
-    given, impossible = (
-        _value(question, "answers", list, where),
-        question.get("is_impossible", False),
-    )
+    given = _value(question, "answers", list, where)
+    impossible = question.get("is_impossible", False)
     if not isinstance(impossible, bool):
         raise DataError(
             f"{where} has is_impossible = {impossible!r}: "
@@ -143,10 +143,8 @@ def _answers(
     answers = list[dict[str, str | int]]()
     for i, answer in enumerate(given, 1):
         place = f"{where}, answer {i}"
-        text, start = (
-            _filled(answer, "text", place),
-            _value(answer, "answer_start", int, place),
-        )
+        text = _filled(answer, "text", place)
+        start = _value(answer, "answer_start", int, place)
         if start < 0 or not context.startswith(text, start):
             places = [
                 match.start()

@@ -289,12 +289,16 @@ class BatchPlan(Plan):
         """Lay out an epoch from the bucket (m,) of each kept example and the shapes
         (buckets, 1 + k).
         """
-        self.kept, self.dropped, self._seed = kept, len(lengths) - len(kept), seed
+        self.kept = kept
+        self.dropped = len(lengths) - len(kept)
+        self._seed = seed
         self.shapes: list[tuple[int, ...]] = [tuple(shape) for shape in shapes.tolist()]
         # NumPy sorts 16-bit integers in linear time
         self._bucket = bucket.astype(np.int16)
-        rows, counts = shapes[:, 0], np.bincount(bucket)
-        batches, ends = -(-counts // rows), np.cumsum(counts)
+        rows = shapes[:, 0]
+        counts = np.bincount(bucket)
+        batches = -(-counts // rows)
+        ends = np.cumsum(counts)
         self._batch_bucket = of = np.repeat(np.arange(len(shapes)), batches)
         # within its bucket
         nth = np.arange(len(of)) - np.repeat(np.cumsum(batches) - batches, batches)
@@ -325,13 +329,12 @@ class BatchPlan(Plan):
         """
         latest = self._latest
         if latest is None or latest[0] != epoch:
-            examples, batches = np.arange(len(self.kept)), np.arange(len(self))
+            examples = np.arange(len(self.kept))
+            batches = np.arange(len(self))
             if self._seed is not None:
                 generator = np.random.default_rng((self._seed, epoch))
-                examples, batches = (
-                    generator.permutation(examples),
-                    generator.permutation(batches),
-                )
+                examples = generator.permutation(examples)
+                batches = generator.permutation(batches)
             examples = examples[np.argsort(self._bucket[examples], kind="stable")]
             latest = self._latest = epoch, self.kept[examples], batches
         return latest[1], latest[2]
@@ -392,7 +395,8 @@ def _bucket_ends(
         rows: (w,) number of rows of a batch of each width.
         max_buckets: most buckets.
     """
-    w, before = len(counts), np.cumsum(counts) - counts
+    w = len(counts)
+    before = np.cumsum(counts) - counts
     # [i, j]: padded positions of a bucket of widths i … j-1
     cost = np.full((w + 1, w + 1), np.inf)
     for j in range(1, w + 1):

@@ -18,7 +18,8 @@ from transformer_jax.data.annotated import squad_paragraphs
 from transformer_jax.data.sources import DataError, decode_lines
 from transformer_jax.files import replacing
 
-OPENING, CLOSING = "\"'“‘«([", "\"'”’»)]"
+OPENING = "\"'“‘«(["
+CLOSING = "\"'”’»)]"
 END = re.compile(rf"[.!?…][{re.escape(CLOSING)}]*$")
 INITIALS = re.compile(r"([^\W\d_]\.)+")  # J. or U.S.
 ABBREVIATIONS = re.compile(

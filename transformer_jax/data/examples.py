@@ -41,10 +41,8 @@ def parse_record(
     """
     if most == 1:
         return line
-    needed, example = (
-        columns[:inputs],
-        json.dumps(dict.fromkeys(columns[:inputs], "…"), ensure_ascii=False),
-    )
+    needed = columns[:inputs]
+    example = json.dumps(dict.fromkeys(columns[:inputs], "…"), ensure_ascii=False)
     if inputs > 1 and line.lstrip().startswith("{"):
         try:
             record = json.loads(line)
@@ -133,7 +131,8 @@ def _check(
     """Raise DataError, which names the record by `where`, if its fields or values
     are wrong.
     """
-    needed, optional = columns[:inputs], columns[inputs:]
+    needed = columns[:inputs]
+    optional = columns[inputs:]
     if not set(needed) <= set(record) <= set(columns):
         raise DataError(
             f"{where} has the fields {', '.join(record) or '(none)'}: it must have "
@@ -165,7 +164,8 @@ class Labels:
     """
 
     def __init__(self, names: Sequence[str], key: str = "data.labels"):
-        self.names, self._key = tuple(names), key
+        self.names = tuple(names)
+        self._key = key
         self._numbers = {name: number for number, name in enumerate(self.names)}
 
     def encode(self, labels: Sequence[str], what: str) -> np.ndarray:
@@ -211,7 +211,8 @@ def longest_first(lengths: np.ndarray, limit: int) -> np.ndarray:
 
     `lengths` and result are (n, 2).
     """
-    first, second = lengths[:, 0], lengths[:, 1]
+    first = lengths[:, 0]
+    second = lengths[:, 1]
     kept = np.minimum(first, np.maximum(limit - second, limit - limit // 2))
     return np.stack([kept, np.minimum(second, limit - kept)], axis=1)
 

@@ -76,7 +76,8 @@ def find(directory: epath.PathLike, name: str) -> epath.Path:
             f"There is no directory {directory}: "
             "set data.directory to where the files are."
         )
-    plain, zipped = directory / name, directory / f"{name}.gz"
+    plain = directory / name
+    zipped = directory / f"{name}.gz"
     there = [path for path in (plain, zipped) if _is_file(path)]
     if len(there) == 2 and not _same(plain, zipped):
         raise DataError(

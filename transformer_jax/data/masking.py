@@ -189,7 +189,9 @@ class Specials(NamedTuple):
         """Return the ids of a tokenizer. Raises TokenizerError if it lacks one of
         them.
         """
-        begin, end, mask = tokenizer.bos_id, tokenizer.eos_id, tokenizer.mask_id
+        begin = tokenizer.bos_id
+        end = tokenizer.eos_id
+        mask = tokenizer.mask_id
         if begin is None or end is None or mask is None:
             ids = {"[CLS]": begin, "[SEP]": end, MASK: mask}
             missing = [name for name, i in ids.items() if i is None]
@@ -321,10 +323,8 @@ def blank_batches(
     def load(batch: Batch) -> Arrays:
         arrays = padded_arrays({"text": text}, {}, batch)
         masked = arrays["text"] == ids.mask
-        counts, order = (
-            masked.sum(axis=1, dtype=np.int32),
-            np.argsort(~masked, axis=1, kind="stable")[:, :most],
-        )
+        counts = masked.sum(axis=1, dtype=np.int32)
+        order = np.argsort(~masked, axis=1, kind="stable")[:, :most]
         places = np.pad(order, ((0, 0), (0, most - order.shape[1]))) - causal
         positions = np.where(np.arange(most) < counts[:, None], places, 0).astype(
             np.int32
@@ -343,7 +343,8 @@ def encode_blanks(lines: Sequence[str], tokenizer: Tokenizer) -> Ragged:
 
     Unlike elsewhere, [MASK] in a line becomes the id of that token.
     """
-    ids, parts = Specials.of(tokenizer), [line.split(MASK) for line in lines]
+    ids = Specials.of(tokenizer)
+    parts = [line.split(MASK) for line in lines]
     pieces = iter(tokenizer.encode_batch([part for line in parts for part in line]))
     rows = []
     for _, *more in parts:
@@ -367,7 +368,8 @@ def assemble(
         length) for masking.
     """
     text = np.zeros((len(rows), length), np.int32)
-    sizes, seconds = np.zeros(len(rows), np.int32), np.zeros(len(rows), np.int32)
+    sizes = np.zeros(len(rows), np.int32)
+    seconds = np.zeros(len(rows), np.int32)
     candidates = np.zeros((len(rows), length), bool)
     for i, row in enumerate(rows):
         if row is None:

@@ -32,12 +32,10 @@ class RowPlan(Plan, Generic[Contents]):
     def __init__(
         self, count: int, length: int, rows: int, seed: int | None, fill: float = 1.0
     ):
-        self.count, self.shapes, self.fill, self._seed = (
-            count,
-            [(rows, length)],
-            fill,
-            seed,
-        )
+        self.count = count
+        self.shapes = [(rows, length)]
+        self.fill = fill
+        self._seed = seed
         self._latest: tuple[int, np.ndarray, Contents] | None = None
 
     def __len__(self) -> int:
@@ -99,7 +97,8 @@ class WindowPlan(RowPlan[int]):
                 f"{positions} positions are too few for a window of {length}: "
                 "choose shorter windows."
             )
-        self._positions, self._length = positions, length
+        self._positions = positions
+        self._length = length
         # the same at every offset
         super().__init__(max(1, (positions - length + 1) // length), length, rows, seed)
 
@@ -136,14 +135,13 @@ class PackedPlan(RowPlan[Ragged]):
     """
 
     def __init__(self, windows: Windows, length: int, rows: int, seed: int | None):
-        self._windows, lengths = windows, windows.lengths
+        self._windows = windows
+        lengths = windows.lengths
         # NumPy sorts small integers in linear time
         self._key = (length - lengths).astype(np.min_scalar_type(length))
         row_of = best_fit_decreasing(np.bincount(lengths, minlength=length + 1))
-        self._places, self._sizes = (
-            np.argsort(row_of, kind="stable"),
-            np.bincount(row_of),
-        )
+        self._places = np.argsort(row_of, kind="stable")
+        self._sizes = np.bincount(row_of)
         count = len(self._sizes)
         super().__init__(
             count, length, rows, seed, fill=float(lengths.sum() / (count * length))
@@ -151,15 +149,18 @@ class PackedPlan(RowPlan[Ragged]):
 
     def _draw(self, generator: np.random.Generator) -> tuple[np.ndarray, Ragged]:
         """Return the order of the rows, and the windows in each row."""
-        windows, rows = np.arange(len(self._key)), np.arange(self.count)
+        windows = np.arange(len(self._key))
+        rows = np.arange(self.count)
         if self._seed is not None:
-            windows, rows = generator.permutation(windows), generator.permutation(rows)
+            windows = generator.permutation(windows)
+            rows = generator.permutation(rows)
         longest_first = windows[np.argsort(self._key[windows], kind="stable")]
         return rows, Ragged(longest_first[self._places], self._sizes)
 
     def windows(self, batch: Batch) -> tuple[Windows, np.ndarray]:
         _, contents = self._epoch(batch.number // len(self))
-        there, counts = batch.indices >= 0, np.zeros(len(batch.indices), np.int32)
+        there = batch.indices >= 0
+        counts = np.zeros(len(batch.indices), np.int32)
         found = contents.take(batch.indices[there])
         counts[there] = found.lengths
         return self._windows.take(found.values), counts
@@ -179,7 +180,9 @@ def best_fit_decreasing(counts: np.ndarray) -> np.ndarray:
     Returns:
         The row (items,) of each item, in the order of descending length.
     """
-    room, opened, placed = len(counts) - 1, 0, [np.zeros(0, np.int64)]
+    room = len(counts) - 1
+    opened = 0
+    placed = [np.zeros(0, np.int64)]
     free: dict[int, np.ndarray] = {}  # the rows that have this much room left
     sizes: list[int] = []  # the keys of `free`, ascending
 
@@ -197,7 +200,8 @@ def best_fit_decreasing(counts: np.ndarray) -> np.ndarray:
                 size = sizes.pop(i)
                 rows = free.pop(size)
             else:
-                size, rows = room, opened + np.arange(-(-left // (room // length)))
+                size = room
+                rows = opened + np.arange(-(-left // (room // length)))
                 opened += len(rows)
             each = size // length
             items = np.repeat(rows, each)[:left]

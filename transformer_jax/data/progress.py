@@ -18,7 +18,8 @@ def telling(words: Callable[[], str]) -> Iterator[None]:
     """Log `words()` while the block runs, first after 5 seconds, then less and less
     often.
     """
-    ended, me = threading.Event(), object()
+    ended = threading.Event()
+    me = object()
 
     def tell() -> None:
         wait, longest = EVERY
@@ -52,7 +53,8 @@ def progress(
     Yields:
         A function to call with the number of further units that are done.
     """
-    start, done = time.monotonic(), 0
+    start = time.monotonic()
+    done = 0
 
     def advance(count: int) -> None:
         nonlocal done

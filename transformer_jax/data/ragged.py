@@ -59,7 +59,8 @@ class Ragged:
     """
 
     def __init__(self, values: np.ndarray, lengths: np.ndarray):
-        self.values, self.lengths = values, lengths
+        self.values = values
+        self.lengths = lengths
         self.offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
     @classmethod

@@ -99,10 +99,8 @@ def read_text(
     each document. Without `sized`, the size may be 0, which is faster. The latest texts
     are cached.
     """
-    column, tokenizer = (
-        corpus.open(split).column(corpus.streams[stream].column),
-        corpus.tokenizers[stream],
-    )
+    column = corpus.open(split).column(corpus.streams[stream].column)
+    tokenizer = corpus.tokenizers[stream]
     if not isinstance(column, Pieces):
         encoded = _of_records(column, tokenizer, sized)
     elif layout == "documents":
@@ -115,7 +113,8 @@ def read_text(
         rows = rows.framed(end=corpus.special_ids(stream).end)
     heads = encoded.heads[filled]
     if layout == "windows":
-        rows, heads = Ragged(rows.values, np.array([len(rows.values)])), heads[:1]
+        rows = Ragged(rows.values, np.array([len(rows.values)]))
+        heads = heads[:1]
     size = int(encoded.sizes[filled].sum())
     if begin:
         return Text(rows.framed(begin=corpus.begin_id(stream)), size)
@@ -213,16 +212,12 @@ def text_batches(
     Raises:
         DataError: there is no token to predict, or too few for a window in training.
     """
-    data, source, tokenizer = (
-        corpus.config,
-        corpus.open(split),
-        corpus.tokenizers[stream],
-    )
-    where, length, packed = (
-        f"{source.where}, split {split}",
-        data.max_length,
-        layout == "documents",
-    )
+    data = corpus.config
+    source = corpus.open(split)
+    tokenizer = corpus.tokenizers[stream]
+    where = f"{source.where}, split {split}"
+    length = data.max_length
+    packed = layout == "documents"
     text = read_text(corpus, stream, split, layout, begin, sized=seed is None)
     positions = text.documents.lengths - 1  # a token is predicted at each of these
     if (total := int(positions.sum())) < 1:
@@ -231,10 +226,8 @@ def text_batches(
             "so there must be two; use a longer text"
         )
     if seed is not None:
-        rows, stride = (
-            data.batch_tokens // length // data.rows_multiple * data.rows_multiple,
-            0,
-        )
+        rows = data.batch_tokens // length // data.rows_multiple * data.rows_multiple
+        stride = 0
     stride = stride or length
     plan: PackedPlan | WindowPlan
     if seed is None or packed:
@@ -257,7 +250,8 @@ def text_batches(
     batches = counted(len(plan), "batch", "batches")
     log.info("%s: %s in %s of %d tokens, %s", split, tokens, rows_of, length, batches)
     if packed:
-        padding, cut = 100 - 100 * plan.fill, int((positions > length).sum())
+        padding = 100 - 100 * plan.fill
+        cut = int((positions > length).sum())
         documents = counted(len(positions), "document")
         log.info(
             "%s: %s, %d of them cut; %.1f %% padding", split, documents, cut, padding

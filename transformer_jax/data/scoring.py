@@ -42,7 +42,8 @@ def read_given(record: str | Mapping[str, Any], number: int) -> Given:
         DataError: it is none of the objects above.
     """
     found = as_object(record, FIELDS, number)
-    kind, context = set(found) - {"context"}, found.get("context", "")
+    kind = set(found) - {"context"}
+    context = found.get("context", "")
     texts = (
         [found["text"]]
         if kind == {"text"}

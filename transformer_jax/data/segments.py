@@ -66,11 +66,10 @@ class Documents:
         short_rate: float,
     ):
         there = np.flatnonzero(sentences.lengths)
-        self._room, self._short_rate = room, short_rate
-        self._sentences, self._documents = (
-            sentences.take(there).cut(room, end=False),
-            np.asarray(documents)[there],
-        )
+        self._room = room
+        self._short_rate = short_rate
+        self._sentences = sentences.take(there).cut(room, end=False)
+        self._documents = np.asarray(documents)[there]
         # of each sentence's document
         ends = np.searchsorted(self._documents, self._documents, side="right")
         self._starts, self._stops = _chunks(self._sentences.offsets, ends, room)
@@ -96,7 +95,8 @@ class Documents:
 
     def draw(self, chunk: int, draw: np.random.Generator) -> Segments:
         """Draw an example from a chunk."""
-        start, stop = self._starts[chunk], self._stops[chunk]
+        start = self._starts[chunk]
+        stop = self._stops[chunk]
         short = draw.random() < self._short_rate
         target = int(draw.integers(2, self._room + 1)) if short else self._room
         if not self.paired[chunk]:
@@ -105,11 +105,9 @@ class Documents:
                 _trimmed(tokens, min(target, len(tokens)), draw), None, False
             )
         middle = draw.integers(start + 1, stop)
-        first, second, follows = (
-            self._tokens(start, middle),
-            self._tokens(middle, stop),
-            bool(draw.random() < 0.5),
-        )
+        first = self._tokens(start, middle)
+        second = self._tokens(middle, stop)
+        follows = bool(draw.random() < 0.5)
         if not follows:
             second = self._from_elsewhere(self._documents[start], len(second), draw)
         sizes = longest_first(np.array([[len(first), len(second)]]), target)[0]
@@ -131,7 +129,8 @@ class Documents:
 
         If there are few of them, the next shorter ones are included.
         """
-        lengths, tails = self._tails.lengths, self._tails
+        lengths = self._tails.lengths
+        tails = self._tails
         # at least 1, as there is a tail of `size` tokens
         right = int(np.searchsorted(lengths, size, side="right"))
         left = max(min(int(np.searchsorted(lengths, size)), right - CLOSE), 0)
@@ -184,7 +183,8 @@ class _Tails(NamedTuple):
         )
         lengths = offsets[stops[chunk]] - offsets[first]
         order = np.argsort(lengths, kind="stable")
-        first, chunk = first[order], chunk[order]
+        first = first[order]
+        chunk = chunk[order]
         return cls(
             first, stops[chunk], lengths[order], documents[first], 1 / counts[chunk]
         )
@@ -199,7 +199,9 @@ def _chunks(
     `offsets` (sentences + 1,) are the places of the sentences in the text; `ends`
     (sentences,) is the end of each sentence's document.
     """
-    starts, stops, start = [], [], 0
+    starts = []
+    stops = []
+    start = 0
     full = np.searchsorted(offsets, offsets[:-1] + room, side="right") - 1
     limits = np.minimum(np.maximum(full, np.arange(len(ends)) + 1), ends).tolist()
     while start < len(limits):

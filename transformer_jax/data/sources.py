@@ -57,7 +57,8 @@ class Lines(Column):
     """
 
     def __init__(self, content: bytes | mmap.mmap, offsets: np.ndarray):
-        self._content, self._offsets = content, offsets
+        self._content = content
+        self._offsets = offsets
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
@@ -129,7 +130,8 @@ class Pieces(Lines):
 
     def characters(self, split: str, path: str) -> Pieces:
         """Return the part of the text that `split` names, counted in characters."""
-        first, last = int(self._offsets[0]), int(self._offsets[-1])
+        first = int(self._offsets[0])
+        last = int(self._offsets[-1])
         count = sum(
             int(_starts_character(self._content[i : i + BLOCK]).sum())
             for i in range(first, last, BLOCK)
@@ -161,7 +163,9 @@ class Source(Sequence[dict[str, Any]]):
     """
 
     def __init__(self, columns: Mapping[str, Column], where: str, first_line: int = 0):
-        self._columns, self.where, self.first_line = columns, where, first_line
+        self._columns = columns
+        self.where = where
+        self.first_line = first_line
 
     def __len__(self) -> int:
         return len(next(iter(self._columns.values())))
@@ -275,10 +279,8 @@ def bounds(split: str, count: int, what: str, path: str) -> tuple[int, int]:
     lines of `path`.
     """
     match = _parsed(split)
-    start, stop = (
-        0 if match[2] is None else _bound(match[2], count),
-        count if match[3] is None else _bound(match[3], count),
-    )
+    start = 0 if match[2] is None else _bound(match[2], count)
+    stop = count if match[3] is None else _bound(match[3], count)
     if not count:
         raise DataError(f"{path} has no {what}: it needs at least one.")
     if not 0 <= start < stop <= count:
@@ -382,7 +384,8 @@ def parse_lines(content: bytes | mmap.mmap, path: str) -> Lines:
             f"Convert the file (iconv -f {encoding} -t UTF-8)."
         )
     first = 3 if content[:3] == b"\xef\xbb\xbf" else 0
-    offsets, start = [np.array([first])], first
+    offsets = [np.array([first])]
+    start = first
     with progress(f"reading {path}", len(content), "bytes") as advance:
         while start < len(content):
             stop = min(start + BLOCK, len(content))
@@ -392,10 +395,8 @@ def parse_lines(content: bytes | mmap.mmap, path: str) -> Lines:
             try:
                 block.decode()
             except UnicodeDecodeError as error:
-                at, line = (
-                    start + error.start,
-                    sum(map(len, offsets)) + block.count(b"\n", 0, error.start),
-                )
+                at = start + error.start
+                line = sum(map(len, offsets)) + block.count(b"\n", 0, error.start)
                 begin = max(content.rfind(b"\n", 0, at) + 1, first)
                 raise DataError(
                     f"{path}:{line} is not UTF-8: "
@@ -429,7 +430,8 @@ def _other_encoding(start: bytes) -> str | None:
     for mark, name in marks.items():
         if start.startswith(mark):
             return name
-    even, odd = start[::2], start[1::2]
+    even = start[::2]
+    odd = start[1::2]
     if len(start) < 4 or len(start) % 2 or any(even) == any(odd):
         return None
     if all(even) or all(odd):

@@ -208,7 +208,8 @@ def begins(path: epath.PathLike) -> bool:
     add_bos_token. Raises the errors of `from_folder`.
     """
     folder = epath.Path(path).expanduser()
-    settings, first = _settings(folder), from_folder(folder).bos_id
+    settings = _settings(folder)
+    first = from_folder(folder).bos_id
     if (
         first is None
         or "add_bos_token" in settings
@@ -225,7 +226,8 @@ def kind_of(tokenizer: Tokenizer) -> tuple[str, bool]:
     and True if it lower-cases.
     """
     content = json.loads(tokenizer.to_json())
-    model, normalizer = content["model"]["type"], json.dumps(content.get("normalizer"))
+    model = content["model"]["type"]
+    normalizer = json.dumps(content.get("normalizer"))
     kinds = {
         "Unigram": "unigram",
         "WordLevel": "words",
@@ -618,7 +620,8 @@ def _special_ids(tokenizer: Tokenizer, settings: Settings) -> dict[str, int]:
     their names.
     """
     # the second: of an encoder–decoder
-    special, begins = {}, {"bos_id": settings.get("decoder_start_token_id")}
+    special = {}
+    begins = {"bos_id": settings.get("decoder_start_token_id")}
     for what, keys in NAMED.items():
         named = [tokenizer.id_of(settings[key]) for key in keys if key in settings]
         listed = settings.get(f"{keys[0]}_id")  # an id, or several

@@ -133,10 +133,8 @@ def _train(
         raise TokenizerError(
             f"No text to train the tokenizer on: all {len(lines)} lines are empty."
         )
-    tokenizer, specials = (
-        _untrained(kind, lowercase),
-        BERT_SPECIALS if kind == "bert" else SPECIALS,
-    )
+    tokenizer = _untrained(kind, lowercase)
+    specials = BERT_SPECIALS if kind == "bert" else SPECIALS
     if kind.startswith("bpe"):
         _train_bpe(
             tokenizer, lines, vocab_size, min_count, by_bytes=kind == "bpe_bytes"
@@ -331,10 +329,8 @@ def _untrained(kind: str, lowercase: bool) -> tokenizers.Tokenizer:
     if kind == "bpe_bytes":
         # The pattern of ByteLevel separates "<", letters and ">", so no merge can
         # produce a special token.
-        pieces, decoder = (
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-            decoders.ByteLevel(),
-        )
+        pieces = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        decoder = decoders.ByteLevel()
     elif kind in ("bpe_metaspace", "unigram"):
         # Put one "▁" before every line, even before a space; decoding removes one
         # space. The prepending of Metaspace itself would lose a leading space.

@@ -375,10 +375,8 @@ def _characters(content: Mapping[str, Any]) -> np.ndarray | None:
     """Return the id of every code point, or None if the tokenizer normalizes text or
     has ids for other pieces.
     """
-    model, normalizer = (
-        content["model"],
-        content.get("normalizer") or {"normalizers": []},
-    )
+    model = content["model"]
+    normalizer = content.get("normalizer") or {"normalizers": []}
     plain = normalizer.get("normalizers") == [] and all(
         token["special"] for token in content["added_tokens"]
     )
@@ -463,7 +461,8 @@ def _encode_in_processes(
 
     Only a few chunks are in flight.
     """
-    count, waiting = min(_cores(), MAX_PROCESSES), deque[Future[Ragged]]()
+    count = min(_cores(), MAX_PROCESSES)
+    waiting = deque[Future[Ragged]]()
     with workers(count, _start_process, tokenizer.to_json(), end) as submit:
         for chunk in _chunks(lines):
             waiting.append(submit(_encode_chunk, list(chunk)))
@@ -577,7 +576,8 @@ class _Words:
             )
         else:
             words, places = _split(text.replace("\n", " \n "), " ")
-        numbers, known = self._number(words)[places], self._ids
+        numbers = self._number(words)[places]
+        known = self._ids
         ends = np.flatnonzero(numbers == 0)
         whole = np.unique(np.searchsorted(ends, np.flatnonzero(self._odd[numbers])))
         if len(whole):

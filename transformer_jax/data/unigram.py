@@ -63,7 +63,8 @@ class CharacterMap:
         """Return the nodes one character below `nodes`, and the code point that
         leads to each.
         """
-        starts, codes = [nodes[:0]], [nodes[:0]]
+        starts = [nodes[:0]]
+        codes = [nodes[:0]]
         points = np.zeros(len(nodes), np.int64)
         for place in range(4):
             children = (nodes ^ _offset(self._units[nodes]).astype(np.int64))[
@@ -73,22 +74,28 @@ class CharacterMap:
             rows, columns = np.nonzero(
                 (self._units[inside] & LABEL) == np.arange(1, 256)
             )
-            nodes, values = inside[rows, columns], columns + 1
+            nodes = inside[rows, columns]
+            values = columns + 1
             if place == 0:  # the first byte of a character says how many follow
                 more = np.searchsorted([0xC0, 0xE0, 0xF0], values, "right")
                 points = values & np.array([0x7F, 0x1F, 0x0F, 0x07])[more]
             else:
-                more, points = more[rows] - 1, points[rows] << 6 | values & 0x3F
+                more = more[rows] - 1
+                points = points[rows] << 6 | values & 0x3F
             starts.append(nodes[more == 0])
             codes.append(points[more == 0])
-            nodes, points, more = nodes[more > 0], points[more > 0], more[more > 0]
+            nodes = nodes[more > 0]
+            points = points[more > 0]
+            more = more[more > 0]
         return np.concatenate(starts), np.concatenate(codes)
 
     def longest(self, text: str, start: int) -> tuple[int, str] | None:
         """Return the end and the replacement of the longest string at `start` that
         is replaced, or None.
         """
-        units, node, best = self._list, _offset(self._list[0]), None
+        units = self._list
+        node = _offset(self._list[0])
+        best = None
         for end in range(start, len(text)):
             for byte in text[end].encode():
                 node ^= byte
@@ -131,7 +138,8 @@ class Normalizer:
         """Return the normalized text, and for each of its characters the part
         [start, end) of `text` it stands for.
         """
-        characters, places = [SPACE], [(0, 0)]
+        characters = [SPACE]
+        places = [(0, 0)]
         spaced = True
         for part, start, end in self._parts(text):
             whole = end - start == len(part)
@@ -148,7 +156,8 @@ class Normalizer:
         """Yield parts of the result, and the start and end of the text that each
         stands for.
         """
-        text, done = text.replace(HIDDEN, NO_TEXT), 0
+        text = text.replace(HIDDEN, NO_TEXT)
+        done = 0
         starts = self._map.starts
         start = len(text) if starts.isdisjoint(text) else 0
         while start < len(text):
@@ -188,7 +197,9 @@ class Encoder:
     def __init__(
         self, library: tokenizers.Tokenizer, settings: Mapping[str, Any], unknown: int
     ):
-        self._library, self._unknown, self.size = library, unknown, settings["size"]
+        self._library = library
+        self._unknown = unknown
+        self.size = settings["size"]
         self._normalizer = Normalizer(base64.b64decode(settings["character_map"]))
 
     def id_of(self, token: str) -> int | None:

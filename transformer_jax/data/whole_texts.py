@@ -100,13 +100,15 @@ def _by_character(
             size += len(part.text.encode())
             if part.last:
                 yield _Row(np.concatenate(before), size, head)
-                before, size = [], 0
+                before = []
+                size = 0
 
 
 def _by_part(tokenizer: Tokenizer, texts: Iterable[Iterable[str]]) -> Iterator[_Row]:
     """Yield the row of each text, whose parts are encoded and joined."""
     parts = _encoded(tokenizer, itertools.chain.from_iterable(map(_parts, texts)))
-    joints, dtype = _Joints(tokenizer), dtype_of(tokenizer)
+    joints = _Joints(tokenizer)
+    dtype = dtype_of(tokenizer)
 
     def ids(part: _Part, start: int, stop: int | None) -> np.ndarray:
         return np.array(part.encoding.ids[start:stop], dtype)
@@ -127,7 +129,8 @@ def _by_part(tokenizer: Tokenizer, texts: Iterable[Iterable[str]]) -> Iterator[_
                 ids(part, first, _tokens_before_end(part.encoding, shift + place))
             )
             size += part.size
-            part, begin = following, place
+            part = following
+            begin = place
         head = head if rows else _head(part)
         rows.append(ids(part, _tokens_before(part.encoding, begin), None))
         yield _Row(np.concatenate(rows), size + part.size, head)
@@ -224,7 +227,8 @@ class _Joints:
 
         `shift` is the place in the text of `left` at which that of `right` starts.
         """
-        start, stop = EDGE, OVERLAP - EDGE
+        start = EDGE
+        stop = OVERLAP - EDGE
         first, last = (_tokens_before_end(left, shift + x) for x in (start, stop))
         tokens = self._tokens(left, first, last, shift)
         first, last = (_tokens_before(right, x) for x in (start, stop))

@@ -152,7 +152,8 @@ class QuestionWindows:
         )
         self._texts = list(numbers)
         ids, self._starts, self._ends = tokenizer.spans(self._texts)
-        lengths, most = ids.lengths[self._context], config.max_question
+        lengths = ids.lengths[self._context]
+        most = config.max_question
         warn(
             what,
             questions.lengths > most,
@@ -166,7 +167,8 @@ class QuestionWindows:
         windows = Windows.over(
             lengths, config.max_length - SPECIALS - asked.lengths, config.stride
         )
-        self._windows, self.owners = windows, windows.owners
+        self._windows = windows
+        self.owners = windows.owners
         part = ids.parts(windows._replace(owners=self._context[windows.owners]))
         begins, ends = (
             Ragged.repeated(i, len(self.owners)) for i in (special.begin, special.end)
@@ -219,15 +221,11 @@ class QuestionWindows:
         before them, even if the tokenizer drops them, as accents. `window` counts the
         rows of the question.
         """
-        row, number = (
-            np.searchsorted(self.owners, question) + window,
-            self._context[question],
-        )
+        row = np.searchsorted(self.owners, question) + window
+        number = self._context[question]
         shift = self._windows.starts[row] - self.second[row]
-        start, end = (
-            int(self._starts[number][first + shift]),
-            int(self._ends[number][last + shift]),
-        )
+        start = int(self._starts[number][first + shift])
+        end = int(self._ends[number][last + shift])
         start, end = whole_letters(self._texts[number], start, end)
         text = self._texts[number][start:end]
         start += len(text) - len(text.lstrip())

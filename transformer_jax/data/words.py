@@ -83,7 +83,8 @@ def subwords(
     # the space after each word; it belongs to the next word
     gaps = np.cumsum([len(word) + 1 for word in words]) - 1
     counts = np.bincount(np.searchsorted(gaps, last, "right"), minlength=len(words))
-    pieces, empty = Ragged(ids.values, counts), np.flatnonzero(counts == 0)
+    pieces = Ragged(ids.values, counts)
+    empty = np.flatnonzero(counts == 0)
     return Ragged(
         np.insert(pieces.values, pieces.offsets[empty], unknown), np.maximum(counts, 1)
     )
@@ -100,7 +101,8 @@ def whole_words(sizes: Ragged, room: int) -> tuple[np.ndarray, np.ndarray]:
         (rows,) the number of words of each row, and (rows,) its sentence, ascending. A
         sentence has at least one row.
     """
-    counts, owners = list[int](), list[int]()
+    counts = list[int]()
+    owners = list[int]()
     for number in range(len(sizes)):
         count = total = 0
         for size in sizes[number].tolist():
@@ -108,7 +110,8 @@ def whole_words(sizes: Ragged, room: int) -> tuple[np.ndarray, np.ndarray]:
                 counts.append(count)
                 owners.append(number)
                 count = total = 0
-            count, total = count + 1, total + size
+            count = count + 1
+            total = total + size
         counts.append(count)
         owners.append(number)
     return np.array(counts, np.int64), np.array(owners, np.int64)

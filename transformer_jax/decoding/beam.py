@@ -62,7 +62,7 @@ class _Beams(NamedTuple):
 
 
 class _State(NamedTuple):
-    """What the search knows after the step at `position` - 1."""
+    """The state of the search after the step at `position` - 1."""
 
     position: jax.Array
     alive: _Beams  # not ended; the scores are the log-probabilities
@@ -98,7 +98,7 @@ def _reordered(
 
 @dataclasses.dataclass(frozen=True)
 class _Ranking:
-    """How hypotheses are ranked, and when a search stops.
+    """Rules that rank hypotheses and stop a search.
 
     max_length: T.
     beam_size: K.

@@ -1,4 +1,4 @@
-"""What all searches share: steps of a model, outputs, and their ends.
+"""Parts that all searches share: steps of a model, outputs, and their ends.
 
 See the package for the shapes.
 """

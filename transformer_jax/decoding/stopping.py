@@ -1,4 +1,4 @@
-"""Where a text ends that is still being written."""
+"""The end of a text that is still being written."""
 
 from collections.abc import Sequence
 

@@ -29,14 +29,17 @@ class FieldError(InteropError):
 
     def __init__(self, field: str, value: Any, rule: str):
         super().__init__(f"config.model.{field} = {value!r}: {rule}")
-        self.field, self.value, self.rule = field, value, rule
+        self.field = field
+        self.value = value
+        self.rule = rule
 
 
 def widths(fields: Mapping[str, Any]) -> dict[str, int]:
     """Return the widths of heads that share d_model. Raises FieldError if they
     cannot.
     """
-    width, heads = fields["d_model"], fields["num_heads"]
+    width = fields["d_model"]
+    heads = fields["num_heads"]
     if heads < 1:
         raise FieldError("num_heads", heads, "must be at least 1")
     if width % heads:

@@ -70,7 +70,8 @@ CONFIG = ConfigMap(
 
 def encoder(model: bert.BertConfig) -> list[Entry]:
     """Return the entries of `Bert`."""
-    layer, ours = "bert.encoder.layer.{}", "bert/encoder/layers"
+    layer = "bert.encoder.layer.{}"
+    ours = "bert/encoder/layers"
     return [
         Entry(
             "bert/embedding/table",

@@ -60,10 +60,8 @@ class GPTMap(ConfigMap):
     """The keys of GPT and GPT-2, which have two rates of dropout where we have one."""
 
     def fields(self, config: Json) -> dict[str, Any]:
-        embeddings, others = (
-            config.get("embd_pdrop", 0.1),
-            config.get("resid_pdrop", 0.1),
-        )
+        embeddings = config.get("embd_pdrop", 0.1)
+        others = config.get("resid_pdrop", 0.1)
         if embeddings != others:
             raise InteropError(
                 f"config.json: embd_pdrop = {embeddings} and resid_pdrop = {others} "
@@ -216,7 +214,8 @@ def with_conv1d(
 
     Our names start with `ours`.
     """
-    layer, theirs = f"{ours}decoder/layers", "transformer.h.{}"
+    layer = f"{ours}decoder/layers"
+    theirs = "transformer.h.{}"
     projections = [
         linear(
             f"{layer}/self_attention/{name}",
@@ -252,7 +251,8 @@ def llama(model: gpt.GPTConfig, outputs: Outputs) -> list[Entry]:
 
     Its rotary positions turn the first half of a head's features with the second.
     """
-    layer, theirs = "decoder/layers", "model.layers.{}"
+    layer = "decoder/layers"
+    theirs = "model.layers.{}"
     turned = Layout(1, transposed=True, halves=True)
     maps = {
         f"{layer}/self_attention/query": (

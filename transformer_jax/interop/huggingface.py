@@ -85,7 +85,7 @@ class Pretrained:
 
 
 class Description(NamedTuple):
-    """What config.json says of a model.
+    """A model as its config.json describes it.
 
     Attributes:
         architecture: its class, and our task for it.
@@ -333,10 +333,8 @@ def _suitable(
 
 def slots(architecture: Architecture, model: Any, outputs: Outputs) -> list[Slot]:
     """Return the table of a model, with the sizes of each of our parameters."""
-    module, tokens = (
-        architecture.module(model, outputs.size),
-        jnp.zeros((1, 1), jnp.int32),
-    )
+    module = architecture.module(model, outputs.size)
+    tokens = jnp.zeros((1, 1), jnp.int32)
     boxed = jax.eval_shape(
         module.init, jax.random.key(0), *architecture.example(tokens)
     )["params"]

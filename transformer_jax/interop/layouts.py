@@ -164,7 +164,9 @@ class Slot:
     """
 
     def __init__(self, entry: Entry, shape: Shape):
-        self.path, self.shape, self._layout = entry.ours, shape, entry.layout
+        self.path = entry.ours
+        self.shape = shape
+        self._layout = entry.layout
         held = shape if entry.rows is None else (entry.rows, *shape[1:])
         self._stacked = "{}" in entry.theirs
         self.names = [
@@ -212,8 +214,10 @@ class Leaf:
 
     def __init__(self, slot: Slot, tensor: Callable[[str], np.ndarray]):
         """`tensor` returns a tensor of `slot` by its name."""
-        self.shape, self.size = slot.shape, math.prod(slot.shape)
-        self._slot, self._tensor = slot, tensor
+        self.shape = slot.shape
+        self.size = math.prod(slot.shape)
+        self._slot = slot
+        self._tensor = tensor
 
     def __getitem__(self, index: slice | tuple[slice, ...]) -> np.ndarray:
         """Read a block, given by slices for the first axes or for all."""

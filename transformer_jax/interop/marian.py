@@ -151,7 +151,8 @@ CONFIG = _MarianMap(
 
 def table(model: TransformerConfig, outputs: Outputs) -> list[Entry]:
     """Return the entries of `Transformer`."""
-    source, target = model.source_vocab_size, model.target_vocab_size
+    source = model.source_vocab_size
+    target = model.target_vocab_size
     untied = model.tie_embeddings == "none"
     bias = Entry(
         "output/bias" if untied else "output_bias",
@@ -186,7 +187,8 @@ def _embeddings(model: TransformerConfig, source: int, target: int) -> list[Entr
 
 
 def _stack(name: str) -> list[Entry]:
-    ours, theirs = f"{name}/layers", f"model.{name}.layers.{{}}"
+    ours = f"{name}/layers"
+    theirs = f"model.{name}.layers.{{}}"
     attentions = {"self_attention": "self_attn"} | (
         {"cross_attention": "encoder_attn"} if name == "decoder" else {}
     )
@@ -263,15 +265,11 @@ class Translation(Head):
         of Hugging Face.
         """
         ours = {key.removeprefix("decoding."): value for key, value in settings.items()}
-        keys, rule = (
-            _special_ids(special_ids),
-            {rule: value for value, rule in STOPPING.items()},
-        )
-        begin, end, pad = (
-            keys["decoder_start_token_id"],
-            keys["eos_token_id"],
-            keys["pad_token_id"],
-        )
+        keys = _special_ids(special_ids)
+        rule = {rule: value for value, rule in STOPPING.items()}
+        begin = keys["decoder_start_token_id"]
+        end = keys["eos_token_id"]
+        pad = keys["pad_token_id"]
         content = keys | {
             "bad_words_ids": [[i] for i in sorted({begin, pad} - {end})],
             "forced_eos_token_id": end if ours.get("at_limit") == "end" else None,

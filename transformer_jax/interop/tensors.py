@@ -178,9 +178,12 @@ def write(
 
     Raises OutputError if the file cannot be written.
     """
-    tensors, header, end = list(tensors), dict[str, Any](), 0
+    tensors = list(tensors)
+    header = dict[str, Any]()
+    end = 0
     for name, shape, _ in tensors:
-        begin, end = end, end + 4 * math.prod(shape)
+        begin = end
+        end = end + 4 * math.prod(shape)
         header[name] = {
             "dtype": "F32",
             "shape": list(shape),

@@ -1,4 +1,4 @@
-"""What decoding keeps between steps.
+"""Caches: the state of decoding between steps.
 
 `Cache` is that of an encoder–decoder. The other classes keep projected keys and values
 of attention. They own their layout: a stack asks them where their positions are and
@@ -53,7 +53,7 @@ def reorder_rows(
 
 
 class Cache(NamedTuple):
-    """What an encoder–decoder keeps between the steps of decoding.
+    """The state of an encoder–decoder between the steps of decoding.
 
     The rows are the first axis of every leaf.
 

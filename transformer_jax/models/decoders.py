@@ -45,7 +45,7 @@ class State(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a step leads to.
+    """The result of a step.
 
     state: the next state.
     output: (B, O).

@@ -99,7 +99,7 @@ class TransformerConfig(BlockConfig):
 
 
 class Memory(NamedTuple):
-    """What the decoder reads of the source.
+    """The encoded source that the decoder reads.
 
     vectors: the encoder's output, (B, S, D).
     valid: (B, S), True at the source and False at its padding.

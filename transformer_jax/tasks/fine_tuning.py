@@ -1,5 +1,5 @@
-"""What tasks share that fine-tune a pre-trained model: their config sections, and the
-model with a new head.
+"""Shared parts of tasks that fine-tune a pre-trained model: their config sections, and
+the model with a new head.
 """
 
 import dataclasses

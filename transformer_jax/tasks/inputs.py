@@ -1,4 +1,4 @@
-"""What a model reads: the config keys, the stream of the data, and the front end."""
+"""The input of a model: the config keys, the stream of the data, and the front end."""
 
 import dataclasses
 import functools

@@ -317,7 +317,8 @@ class QuestionAnswering(Task):
 
     def preview(self, arrays: Arrays) -> list[str]:
         tokens = text.first_tokens(arrays, self.network.shown)
-        start, end = arrays["start"][0], arrays["end"][0]
+        start = arrays["start"][0]
+        end = arrays["end"][0]
         answer = " ".join(tokens[start : end + 1]) if start else "not in this window"
         return [
             "the first window of the first batch:",

@@ -155,7 +155,8 @@ class SequenceToSequenceConfig(TextTaskConfig):
         each other.
         """
         yield from super().problems()
-        model, data = self.model, self.data
+        model = self.model
+        data = self.data
         yield from self.input.conflicts(model, data)
         if (
             self.input.modality == "tokens"
@@ -449,7 +450,8 @@ class SequenceToSequence(Task):
     # On the host.
 
     def batches(self, split: str, seed: int | None) -> Batches:
-        source, data = self.corpus.open(split), self.config.data
+        source = self.corpus.open(split)
+        data = self.config.data
         names = self.config.columns.names
         columns = dict(zip(self.streams, map(source.column, names), strict=True))
         if seed is None:
@@ -479,7 +481,8 @@ class SequenceToSequence(Task):
 
         A blank source counts as empty, whatever the tokenizer makes of spaces.
         """
-        model, rows = self.config.model, self.config.evaluation.batch_size
+        model = self.config.model
+        rows = self.config.evaluation.batch_size
         source = columns["source"]
         if self.reads_text:
             source = [line if line.strip() else "" for line in source]
@@ -506,10 +509,8 @@ class SequenceToSequence(Task):
         "log_probability"}, …]}, best first. There are fewer than `n_best` if the search
         finds no more, e.g. for an empty source.
         """
-        decode, ends = (
-            self.corpus.tokenizers["target"].decode,
-            self.config.decoding.end_ids,
-        )
+        decode = self.corpus.tokenizers["target"].decode
+        ends = self.config.decoding.end_ids
         rows = [
             [
                 {
@@ -594,7 +595,8 @@ class SequenceToSequence(Task):
                         f"row {row} of the first batch "
                         f"{fault} in its {side}: {arrays[side][row]}"
                     )
-        begin, target = self.corpus.special_ids("target").begin, arrays["target"]
+        begin = self.corpus.special_ids("target").begin
+        target = arrays["target"]
         read = shift_right(target, begin)
         if (read[:, 0] != begin).any() or (read[:, 1:] != target[:, :-1]).any():
             raise UserError(

@@ -1,4 +1,4 @@
-"""What tasks on tokenized text share: the corpus, validity, synthetic batches, and
+"""Shared parts of tasks on tokenized text: the corpus, validity, synthetic batches, and
 what people see of a batch.
 """
 

@@ -731,7 +731,8 @@ def _only_the_error() -> Iterator[None]:
     They arrive after the save has raised its own error. So after an error, they stay
     silenced.
     """
-    asyncio, hook = logging.getLogger("asyncio"), sys.unraisablehook
+    asyncio = logging.getLogger("asyncio")
+    hook = sys.unraisablehook
     level = asyncio.level
 
     def show(unraisable: Any) -> None:

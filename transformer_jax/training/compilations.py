@@ -70,7 +70,8 @@ class Compilations:
 
     def check(self) -> None:
         """Warn if the step was compiled more often than there are batch shapes."""
-        count, self._count = self._count, self._step._cache_size()
+        count = self._count
+        self._count = self._step._cache_size()
         if self._count > max(count, self._shapes):
             message = (
                 "compiled the step %d times for %d batch shapes: "

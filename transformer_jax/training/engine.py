@@ -243,7 +243,8 @@ class Engine:
     """
 
     def __init__(self, task: Task, devices: Sequence[jax.Device] | None = None):
-        self.task, self.config = task, task.config
+        self.task = task
+        self.config = task.config
         config = self.config
         self.mesh = make_mesh(config.mesh, devices)
         rate = optimizers.schedule(

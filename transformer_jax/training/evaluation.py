@@ -74,7 +74,8 @@ class Evaluator:
         self.task: Any = task
         self.mesh = mesh
         self._growing = task if isinstance(task, Growing) else None
-        whole, rows = replicated(mesh), batch_sharding(mesh)
+        whole = replicated(mesh)
+        rows = batch_sharding(mesh)
         self._evaluate = on_mesh(
             self._start, mesh, out_shardings=(whole, whole, rows), static_argnums=2
         )
@@ -360,7 +361,8 @@ def restore_parameters(
 
 
 def _nothing_found(checkpoints: Checkpoints, config: EvaluationConfig) -> str:
-    newest, where = checkpoints.newest(), checkpoints.directory
+    newest = checkpoints.newest()
+    where = checkpoints.directory
     if newest is None:
         damaged = where.exists() and any(where.glob("[0-9]*"))
         remedy = (

@@ -39,7 +39,9 @@ class Stopping:
     """
 
     def __init__(self, request: Request):
-        self._request, self._numbers, self._stop = request, itertools.count(1), False
+        self._request = request
+        self._numbers = itertools.count(1)
+        self._stop = False
 
     def __call__(self) -> bool:
         self._stop = self._stop or self._request.reached(next(self._numbers))

@@ -1,4 +1,4 @@
-"""Where the folder of a run is while it trains: somebody may rename or remove it."""
+"""The path of the folder of a run while it trains: somebody may rename or remove it."""
 
 import os
 

@@ -120,12 +120,12 @@ class _Lock:
     """
 
     def __init__(self, workdir: epath.Path):
-        self._workdir, self._path, self._remote = (
-            workdir,
-            workdir / NAME,
-            "://" in str(workdir),
-        )
-        self._ended, self._beats, self._contested = threading.Event(), 0, False
+        self._workdir = workdir
+        self._path = workdir / NAME
+        self._remote = "://" in str(workdir)
+        self._ended = threading.Event()
+        self._beats = 0
+        self._contested = False
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
         self._owner = {
             "host": platform.node(),
@@ -257,7 +257,8 @@ class _Lock:
             EXPIRY,
             _name(owner),
         )
-        touched, until = self._touched(), time.monotonic() + EXPIRY
+        touched = self._touched()
+        until = time.monotonic() + EXPIRY
         while time.monotonic() < until:
             time.sleep(LOOK)
             # before `_touched`: opening a file on NFS refreshes its cached times
@@ -286,7 +287,8 @@ class _Lock:
                 # renamed or removed: the loop ends the run
                 if identity(self._workdir) != self._owner["folder"]:
                     continue
-                text, self._beats = self._read(), self._beats + 1
+                text = self._read()
+                self._beats = self._beats + 1
                 if (
                     _parse(text).get("token", self._owner["token"])
                     != self._owner["token"]

@@ -41,7 +41,9 @@ class MetricsWriter:
         again: str = "",
     ):
         """`again` is a split whose row of `step` will be written again."""
-        self._workdir, self._step, self._listeners = str(workdir), step, listeners
+        self._workdir = str(workdir)
+        self._step = step
+        self._listeners = listeners
         if processes.is_first():
             self._path = epath.Path(workdir) / "metrics.jsonl"
             self._kept = [
@@ -151,7 +153,9 @@ class Pace:
     """
 
     def __init__(self, step: int, steps: int):
-        self._first, self._steps, self._start = step, steps, time.perf_counter()
+        self._first = step
+        self._steps = steps
+        self._start = time.perf_counter()
         self._between = 0.0
 
     def leave_out(self, since: float, recurring: bool = False) -> None:
@@ -182,8 +186,11 @@ class Display:
     """
 
     def __init__(self, first: int, steps: int):
-        self._steps, self._start, self._next = steps, time.monotonic(), 0.0
-        self._bar, self._open = None, contextlib.ExitStack()
+        self._steps = steps
+        self._start = time.monotonic()
+        self._next = 0.0
+        self._bar = None
+        self._open = contextlib.ExitStack()
         if sys.stderr.isatty() and log.isEnabledFor(logging.INFO):
             from tqdm import tqdm
             from tqdm.contrib.logging import logging_redirect_tqdm

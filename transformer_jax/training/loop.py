@@ -223,7 +223,8 @@ def _start(
     Also return what is stored with every checkpoint: what the run depends on, and what
     its scores depend on.
     """
-    task, config = engine.task, engine.config
+    task = engine.task
+    config = engine.config
     newest = checkpoints.newest()
     now = settings.current()
     processes.agree("settings of JAX", lambda: settings.shared(now))
@@ -344,7 +345,8 @@ class _Examiner:
 
         None: the run should stop, and is evaluated later.
         """
-        task, start = self._evaluator.task, time.perf_counter()
+        task = self._evaluator.task
+        start = time.perf_counter()
         split = task.config.data.validation_split
         try:
             scores = self._evaluator.evaluate(

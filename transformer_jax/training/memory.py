@@ -28,7 +28,8 @@ def check_fits(config: Config, state: TrainState) -> None:
     needed = bytes_per_device(state) + bytes_per_device(state.params)
     device = jax.local_devices()[0]
     if device.platform == "cpu":  # all devices share the memory of the machine
-        needed, limit = needed * jax.local_device_count(), _free_memory()
+        needed = needed * jax.local_device_count()
+        limit = _free_memory()
     else:
         limit = (device.memory_stats() or {}).get("bytes_limit", math.inf)
     count = sum(math.prod(x.shape) for x in jax.tree.leaves(state.params))

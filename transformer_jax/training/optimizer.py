@@ -87,7 +87,8 @@ def schedule(config: OptimizerConfig, d_model: int, steps: int) -> optax.Schedul
     linear: like cosine, but a straight line (Devlin et al. 2019, Appendix A.2).
     constant: linear warm-up to the peak, then the peak.
     """
-    peak, warmup = config.learning_rate, max(config.warmup_steps, 1)
+    peak = config.learning_rate
+    warmup = max(config.warmup_steps, 1)
     # a run may end during the warm-up
     end = max(config.decay_steps or steps, warmup + 1)
 

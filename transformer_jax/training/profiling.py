@@ -61,7 +61,8 @@ def matrix_rate(dtype: str, n: int, chain: int) -> float:
     """Return the FLOP/s of n × n matrix products on one device: the best of five
     calls with `chain` products each.
     """
-    x, a = jnp.ones((n, n), dtype), jnp.full((n, n), 1 / n, dtype)  # x a = x
+    x = jnp.ones((n, n), dtype)
+    a = jnp.full((n, n), 1 / n, dtype)  # x a = x
     products = jax.jit(lambda x, a: jax.lax.fori_loop(0, chain, lambda _, x: x @ a, x))
     products(x, a).block_until_ready()
 
@@ -102,7 +103,8 @@ class Trace:
     """
 
     def __init__(self, directory: epath.PathLike, steps: range):
-        self._directory, self._running = str(directory), False
+        self._directory = str(directory)
+        self._running = False
         self._steps = steps if processes.is_first() else range(0)
 
     def before(self, step: int, state: object) -> bool:

@@ -1,4 +1,4 @@
-"""What the log says of training steps: rows of metrics.jsonl, and the progress."""
+"""Reports of training steps: rows of metrics.jsonl, and the progress."""
 
 import logging
 import math
@@ -45,11 +45,14 @@ class Report:
         `skipped` is the number of those that were skipped.
         """
         steps = engine.config.training.steps
-        self.pace, self._display = Pace(first, steps), Display(first, steps)
+        self.pace = Pace(first, steps)
+        self._display = Display(first, steps)
         self._engine = engine
         self._writer = writer
         self._guard = Guard(batches, checkpoints, skipped)
-        self._first, self._last, self._compiled = first, steps, compiled
+        self._first = first
+        self._last = steps
+        self._compiled = compiled
         self._peak: tuple[str, float] | None = None
         self._begin_row()
 
@@ -93,7 +96,8 @@ class Report:
     def write(self, step: int) -> None:
         steps = jax.device_get(self._pending)
         finite = self._guard.check(step, steps)
-        work, elapsed = self._work, self.pace.seconds() - self._since
+        work = self._work
+        elapsed = self.pace.seconds() - self._since
         if step == self._last:
             self._show(step, _mean_loss(steps), work, elapsed)
         if self._peak is None:

@@ -1,5 +1,6 @@
-"""What the validation scores of a run mean: scores are compared only if this is the
-same for them.
+"""The meaning of the validation scores of a run.
+
+Scores are compared only if they have the same meaning.
 """
 
 import dataclasses

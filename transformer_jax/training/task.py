@@ -246,12 +246,13 @@ class Config:
 
     @property
     def inherited(self) -> Inherited:
-        """What a run takes from the run that it starts from."""
+        """The parameters that a run takes from the run that it starts from."""
         return Inherited()
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (dotted key, rule and remedy) for incompatible values."""
-        rows, parts = self.data.rows_multiple, self.training.microbatches
+        rows = self.data.rows_multiple
+        parts = self.training.microbatches
         if rows % parts:
             yield (
                 "training.microbatches",
@@ -260,7 +261,8 @@ class Config:
                     f"set data.rows_multiple to a multiple of {parts}"
                 ),
             )
-        every, checked = self.checkpoint.every, self.training.evaluate_every
+        every = self.checkpoint.every
+        checked = self.training.evaluate_every
         if self.checkpoint.keep_best and every % checked:
             yield (
                 "checkpoint.every",
@@ -294,7 +296,8 @@ class Config:
 
     def advice(self) -> Iterator[str]:
         """Yield warnings about values that are valid but probably unintended."""
-        end, steps = self.optimizer.decay_steps, self.training.steps
+        end = self.optimizer.decay_steps
+        steps = self.training.steps
         if self.optimizer.schedule in DECAYING and 0 < end < steps:
             yield (
                 f"config.optimizer.decay_steps = {end}: after that step, the learning "
@@ -460,8 +463,8 @@ class Predicting(Protocol):
 
 
 class Growing(ABC):
-    """What a task has beside `Task` if its predictions grow piece by piece, e.g.
-    generated text.
+    """Further members of a task whose predictions grow piece by piece, e.g. generated
+    text.
 
     Attributes:
         piece: the number of steps of `grow` after which the host looks at the outputs.

@@ -34,7 +34,8 @@ import tensorflow_datasets as tfds
 
 from transformer_jax.errors import UserError
 
-FIRST_DAY, LAST_DAY = datetime.date(1900, 1, 1), datetime.date(2099, 12, 31)
+FIRST_DAY = datetime.date(1900, 1, 1)
+LAST_DAY = datetime.date(2099, 12, 31)
 TWO_DIGIT_YEARS = range(1969, 2069)
 SIZES = {"train": 40_000, "validation": 1_000, "test": 1_000}
 # number of days for validation, and the same for test; together a tenth of all days

@@ -16,7 +16,9 @@ from absl import app, flags
 
 from transformer_jax.errors import UserError
 
-ROWS, COLUMNS, PIXELS = 2, 3, 8
+ROWS = 2
+COLUMNS = 3
+PIXELS = 8
 EMPTY = 0.25  # the share of places without a digit
 # split → number of images, and its digits in a shuffled order
 SPLITS = {

@@ -192,7 +192,8 @@ class Downloads:
 
     def _download(self, url: Any) -> epath.Path:
         url = getattr(url, "url", url)  # a tfds.download.Resource
-        known, place = self._known.get(url), urllib.parse.urlsplit(url)
+        known = self._known.get(url)
+        place = urllib.parse.urlsplit(url)
         name = (
             (known and known.filename) or PurePosixPath(place.path).name or "download"
         )
@@ -247,7 +248,9 @@ class Downloads:
             raise DataError(
                 f"{url} cannot be reached ({type(error).__name__}). {_by_hand(name)}"
             ) from error
-        digest, written, logged = hashlib.sha256(), 0, time.monotonic()
+        digest = hashlib.sha256()
+        written = 0
+        logged = time.monotonic()
         with response, path.open("wb") as file:
             response.raise_for_status()
             of = (

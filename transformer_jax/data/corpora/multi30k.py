@@ -76,7 +76,8 @@ class Multi30k(tfds.core.GeneratorBasedBuilder):
                 if list(folder.glob(f"{split}.{name}*"))
             }
         if not there:
-            folder, there = self._download(dl_manager, languages), set(SPLITS)
+            folder = self._download(dl_manager, languages)
+            there = set(SPLITS)
         splits = [
             split for split in SPLITS if split in there or split in ("train", "val")
         ]

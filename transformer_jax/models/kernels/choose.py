@@ -1,4 +1,4 @@
-"""Which implementation computes attention.
+"""The choice of the implementation that computes attention.
 
 The implementations: "einsum" is the equation itself, `attention.dot_product_attention`.
 "blocked" is `blocked_attention`, whose memory does not grow with T × S. "short" and

@@ -1,4 +1,4 @@
-"""How far a kernel of attention is from the equation, on the accelerator at hand."""
+"""The distance between an attention kernel and the equation, on this accelerator."""
 
 import functools
 from collections.abc import Callable

@@ -1,5 +1,5 @@
-"""Where parameters and arrays are: the names of their axes, and meshes that the models
-do not support.
+"""The placement of parameters and arrays: axis names, and meshes that the
+models do not support.
 """
 
 import json
