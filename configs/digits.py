@@ -9,8 +9,8 @@ of Vaswani et al. 2017 instead.
 Data: python -m transformer_jax.data.corpora.digits --directory=runs/data/digits
 Command: python scripts/train.py --config=configs/digits.py --workdir=runs/digits
 Cost: the recurrent model takes four minutes on two CPU cores.
-Expected: 89.5 % of unseen images exactly right with the recurrent model. See
-docs/results/images_and_sounds.md.
+Expected: 89.5 % of unseen images exactly right with the recurrent model, and 93.2 %
+with the Transformer. See docs/results/images_and_sounds.md.
 """
 
 from ml_collections import ConfigDict
