@@ -31,25 +31,29 @@ def cut(
     begin: bool = False,
     end: bool = True,
     tail: bool = False,
+    entry: str = "line",
+    unit: str = "tokens",
 ) -> Ragged:
     """Truncate rows to at most `limit` positions, and log a warning for each row that
     is truncated.
 
     Args:
-        rows: the tokens of each line, or the vectors.
+        rows: the ids or vectors of each entry of a column.
         limit: most positions per row.
-        what: source of the lines, for the warning.
+        what: source of the column, for the warning.
         limit_words: the limit in words, for the warning: by default
             "model.max_length = {limit}".
-        begin: keep the first token of a row, its begin id.
-        end: keep the last token of a row, its end id.
-        tail: keep the last tokens of a row instead of the first.
+        begin: keep the first position of a row, its begin id.
+        end: keep the last position of a row, its end id.
+        tail: keep the last positions of a row instead of the first.
+        entry: what an entry of the column is called in the warning.
+        unit: what its positions are called.
     """
-    unit = "tokens" if rows.values.ndim == 1 else "positions"
     for i in np.flatnonzero(rows.lengths > limit):
         log.warning(
-            "%s, line %d: %d %s, cut to %s",
+            "%s, %s %d: %d %s, cut to %s",
             what,
+            entry,
             i + 1,
             rows.lengths[i],
             unit,
@@ -87,7 +91,7 @@ def ladder_batches(
         begin: add the tokenizer's begin id before each text.
         end: add the tokenizer's end id after each text.
         key: config key of `limit`, for warnings.
-        tail: keep the last tokens of a longer text instead of the first.
+        tail: keep the last positions of a longer example instead of the first.
         others: further arrays (examples,), e.g. labels.
 
     Returns:
@@ -104,28 +108,41 @@ def ladder_batches(
         words = stream.limit_words if stream.limit else f"{key} = {limit}"
         kept = begin and stream.added(True, False) > 0
         ended = end and stream.added(False, True) > 0
-        streams[name] = cut(encoded, most, what, words, kept, ended, tail)
+        streams[name] = cut(
+            encoded,
+            most,
+            what,
+            words,
+            kept,
+            ended,
+            tail,
+            entry=stream.entry,
+            unit=stream.unit,
+        )
         limits.append(most)
     first, *more = columns
-    added = corpus.streams[first].added(begin, end)
-    _warn_of_empty(streams[first].lengths == added, what)
+    source = corpus.streams[first]
+    _warn_of_empty(
+        streams[first].lengths == source.added(begin, end), what, source.entry
+    )
     lengths = np.stack([encoded.lengths for encoded in streams.values()], axis=1)
     plan = BatchPlan.ladder(lengths, ladder_lengths(max(limits)), rows, limits)
     load = functools.partial(padded_arrays, streams, others)
     references = columns[more[0]] if more else ()
-    of_first = lengths[:, 0] if corpus.streams[first].trailing else None
+    of_first = lengths[:, 0] if source.trailing else None
     return Batches(plan, load, columns[first], references, lengths=of_first)
 
 
-def _warn_of_empty(is_empty: np.ndarray, what: str) -> None:
+def _warn_of_empty(is_empty: np.ndarray, what: str, entry: str) -> None:
     empty = np.flatnonzero(is_empty) + 1
     if not empty.size:
         return
     shown = ", ".join(map(str, empty[:5])) + (", …" if len(empty) > 5 else "")
     if len(empty) == 1:
-        log.warning("%s: line %s is empty", what, shown)
+        log.warning("%s: %s %s is empty", what, entry, shown)
     else:
-        log.warning("%s: %s lines are empty: lines %s", what, f"{len(empty):,}", shown)
+        count = f"{len(empty):,}"
+        log.warning("%s: %s %ss are empty: %ss %s", what, count, entry, entry, shown)
 
 
 def bucket_batches(
@@ -222,12 +239,12 @@ def example_batches(
     Args:
         corpus: corpus of the examples, whose config has the options of training
             batches.
-        streams: the ids of each example in each stream, with special tokens.
-        others: further arrays (examples,), e.g. labels, or one value per token of the
-            first stream.
+        streams: the ids or vectors of each example in each stream, with special ids.
+        others: further arrays (examples,), e.g. labels, or one value per position of
+            the first stream.
         seed: seed of the shuffle, or None.
         rows: number of rows of a batch without a seed.
-        limit: most tokens of an example.
+        limit: most positions of an example.
     """
     lengths = np.stack([ids.lengths for ids in streams.values()], axis=1)
     plan = example_plan(corpus, lengths, seed=seed, rows=rows, limit=limit)

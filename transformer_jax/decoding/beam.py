@@ -157,8 +157,8 @@ def beam_search(
     """Return the K hypotheses with the largest log P(Y|X) / lp(Y).
 
     They are found by beam search (Wu et al. 2016, Section 7). K is `beam_size`. The B
-    rows of `cache` are repeated K times, and reordered after each step. A
-    `caches.Arranged` cache has K beams per row from the start.
+    rows of `cache` are repeated K times, and reordered after each step. A cache that is
+    `Arranged` has K beams per row from the start (see `decoding.caches`).
 
     Each step takes the 2K best continuations of a row. At most K of them end in EOS, so
     K others stay in the beam. Those that end compete for the K places of finished
