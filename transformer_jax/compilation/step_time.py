@@ -213,13 +213,14 @@ def kernel_flops(instruction: Instruction) -> int:
     if instruction.kind != "custom-call" or not kernel or not operands:
         return 0
     sizes = [size for size, _, _ in arrays(operands[1])]
-    layouts = (re.search(rf'{x}_layout\\": (\d)', instruction.text) for x in "qkv")
-    (batch, heads, length, width), (_, _, key_length, _), (*_, value_width) = (
-        [*size[:2], *size[:1:-1]] if layout and layout[1] == "2" else size
-        for size, layout in zip(
-            [x for x in sizes if len(x) == 4], layouts, strict=False
-        )
-    )
+    tensors = []
+    for name, size in zip("qkv", [x for x in sizes if len(x) == 4], strict=False):
+        layout = re.search(rf'{name}_layout\\": (\d)', instruction.text)
+        if layout and layout[1] == "2":
+            first, second, third, fourth = size
+            size = [first, second, fourth, third]
+        tensors.append(size)
+    (batch, heads, length, width), (_, _, key_length, _), (*_, value_width) = tensors
     along, across = KERNELS[kernel[1]]
     flops = (
         2 * batch * heads * length * key_length * (along * width + across * value_width)
@@ -255,10 +256,8 @@ def convolution_flops(instruction: Instruction, left: str, right: str) -> int:
         Of padding, only that before the values is returned.
         """
         given = re.search(rf"\b{key}([\dx_\-]+)", window)
-        return [
-            int(value.split("_")[0])
-            for value in (given[1].split("x") if given else [default] * len(axes))
-        ]
+        texts = given[1].split("x") if given else [default] * len(axes)
+        return [int(text.split("_")[0]) for text in texts]
 
     pairs = 1
     for axis, width, stride, before, spread, step in zip(

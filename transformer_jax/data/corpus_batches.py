@@ -38,7 +38,7 @@ def cut(
     Args:
         rows: the tokens of each line, or the vectors.
         limit: most positions per row.
-        source: source of the lines, for the warning.
+        source: name of the source of the lines, for the warning.
         limit_words: the limit in words, for the warning: by default
             "model.max_length = {limit}".
         begin: keep the first token of a row, its begin id.

@@ -126,10 +126,10 @@ def from_folder(path: epath.PathLike, file: str = "tokenizer.json") -> Tokenizer
         ("vocab.txt",): _word_pieces,
         ("vocab.json", "merges.txt"): _byte_pairs,
     }
-    names = next(
-        (names for names in readers if all(exists(folder / name) for name in names)),
-        None,
-    )
+    complete = [
+        names for names in readers if all(exists(folder / name) for name in names)
+    ]
+    names = complete[0] if complete else None
     if names is None and sentencepiece.is_folder(folder):
         side = file.removeprefix("tokenizer.").removesuffix(".json")
         if side not in ("source", "target"):
@@ -455,9 +455,9 @@ def _put_prefix(content: dict[str, Any], prefix: bool) -> None:
 def _steps(content: dict[str, Any], part: str, name: str) -> list[dict[str, Any]]:
     """Return the steps of a part of a `tokenizer.json`."""
     whole = content.get(part)
-    return (
-        [] if whole is None else whole[name] if whole["type"] == "Sequence" else [whole]
-    )
+    if whole is None:
+        return []
+    return whole[name] if whole["type"] == "Sequence" else [whole]
 
 
 def _word_pieces(folder: epath.Path, settings: Settings) -> str:

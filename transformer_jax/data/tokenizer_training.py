@@ -148,13 +148,12 @@ def _train(
         alphabet = sorted(tokenizer.get_vocab().keys() - set(SPECIALS))
         minimum = len(specials) + len(alphabet) * (1 if kind == "unigram" else 2)
         if vocab_size >= minimum:
-            model = (
-                _unigram(tokenizer, lines, alphabet, vocab_size)
-                if kind == "unigram"
-                else _wordpiece(
+            if kind == "unigram":
+                model = _unigram(tokenizer, lines, alphabet, vocab_size)
+            else:
+                model = _wordpiece(
                     tokenizer, lines, alphabet, specials, vocab_size, min_count
                 )
-            )
             # the trainers leave special tokens of their own, e.g. "##a"
             tokenizer = _untrained(kind, lowercase)
             tokenizer.model = model

@@ -84,7 +84,7 @@ def read_answers(
     Args:
         column: the JSON lists.
         contexts: the context of each question.
-        source: source of the questions, for messages.
+        source: name of the source of the questions, for messages.
 
     Raises:
         DataError: a value is not such a list, or an answer is blank or not at its start
@@ -133,7 +133,7 @@ class QuestionWindows:
         tokenizer: tokenizer of the contexts.
         config: sizes of windows and questions.
         special: ids of [CLS] and [SEP].
-        source: source of the questions, for messages.
+        source: name of the source of the questions, for messages.
 
     Attributes:
         rows: the tokens of each row.

@@ -255,10 +255,11 @@ def write(
     outputs = architecture.head.read(keys)
     if outputs is None:
         raise InteropError(f"{architecture.name} cannot be written with {keys}")
+    left_out = tuple(f"{module}/" for module in architecture.lacks)
     flat = {
         path: leaf
         for path, leaf in traverse_util.flatten_dict(params, sep="/").items()
-        if not path.startswith(tuple(f"{module}/" for module in architecture.lacks))
+        if not path.startswith(left_out)
     }
     table = slots(architecture, model, outputs)
     layouts.check(table, {path: leaf.shape for path, leaf in flat.items()})
@@ -276,9 +277,8 @@ def write(
         **architecture.special_ids(special_ids),
     }
     generation = architecture.head.generation(settings, special_ids)
-    objects = ({"generation_config.json": generation} if generation else {}) | {
-        "config.json": config
-    }
+    objects = {"generation_config.json": generation} if generation else {}
+    objects["config.json"] = config
     texts = {
         name: json.dumps(content, indent=2) + "\n" for name, content in objects.items()
     }

@@ -127,7 +127,9 @@ def first(action: Callable[[], Any]) -> None:
         except Exception as error:
             failure = error
     outcomes = (None, UserError, RuntimeError)
-    outcome = 0 if failure is None else 1 if isinstance(failure, UserError) else 2
+    outcome = 0
+    if failure is not None:
+        outcome = 1 if isinstance(failure, UserError) else 2
     if jax.process_count() > 1:
         outcome = int(multihost_utils.broadcast_one_to_all(np.int32(outcome)))
     if failure is not None:
