@@ -145,7 +145,9 @@ class SequenceToSequenceConfig(TextTaskConfig):
     @property
     def longest(self) -> tuple[str, int]:
         source = self.input.stream(self.data.source_language)
-        if source is None or source.limit < self.data.max_length:
+        if source is None or source.limit is None:
+            return super().longest
+        if source.limit < self.data.max_length:
             return super().longest
         return source.limit_words, source.limit
 

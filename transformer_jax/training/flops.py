@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from transformer_jax.models import counting
+from transformer_jax.models.counting import flops
 
 Shapes = tuple[tuple[str, tuple[int, ...], np.dtype], ...]
 
@@ -32,7 +32,7 @@ def _counted(
     init: Callable[[jax.Array], Any], loss: Callable[..., Any], shapes: Shapes
 ) -> float:
     batch = {name: jax.ShapeDtypeStruct(shape, kind) for name, shape, kind in shapes}
-    return counting.flops(loss, _parameters(init), batch, jax.random.key(0), 0)
+    return flops(loss, _parameters(init), batch, jax.random.key(0), 0)
 
 
 @functools.lru_cache(maxsize=8)
