@@ -152,13 +152,15 @@ def bucket_batches(
     split: str,
     seed: int,
     max_ratio: float = 0.0,
+    predicted: str = "",
     begin: bool = False,
     end: bool = True,
     others: Mapping[str, np.ndarray] = types.MappingProxyType({}),
 ) -> Batches:
     """Return batches for training, with examples of similar length together.
 
-    Arguments are as in `ladder_batches`.
+    Arguments are as in `ladder_batches`. `predicted` is the stream whose ids the model
+    predicts, if there is one: `Batches.baseline` is the entropy of these ids.
 
     An example is left out if one of its entries is empty or has more positions than the
     limit of its stream, by default `data.max_length`, or if one has more than
@@ -211,9 +213,11 @@ def bucket_batches(
         list(streams)[-1],
         left_out or "none",
     )
-    target = list(streams.values())[-1].values
+    baseline = None
+    if predicted:
+        baseline = functools.partial(entropy, streams[predicted].values)
     load = functools.partial(padded_arrays, streams, others)
-    return Batches(plan, load, baseline=functools.partial(entropy, target))
+    return Batches(plan, load, baseline=baseline)
 
 
 def _too_long(corpus: Corpus, names: Iterable[str]) -> str:

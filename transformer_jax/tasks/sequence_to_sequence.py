@@ -461,7 +461,12 @@ class SequenceToSequence(Task):
         if advice := data.size_advice(len(source)):
             log.warning("%s", advice)
         return bucket_batches(
-            self.corpus, columns, split=split, seed=seed, max_ratio=data.max_ratio
+            self.corpus,
+            columns,
+            split=split,
+            seed=seed,
+            max_ratio=data.max_ratio,
+            predicted="target",
         )
 
     def batches_of(self, records: Sequence[Record]) -> Batches:
