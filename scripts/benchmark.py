@@ -5,7 +5,7 @@ r"""Time a recipe's training step, and print the result as one JSON line.
     python scripts/benchmark.py --config=configs/wmt14.py:big --length=64
 
 The step is timed on the recipe's data or, with --length and without data, on random
-sentences of this length, without padding.
+examples of this length, without padding.
 
 `mfu` (model FLOPs utilization) is the fraction of the chip's published peak FLOP/s that
 is spent on matrix products over tokens; products over padding do not count. On CPUs and
@@ -50,7 +50,7 @@ ROUNDS = flags.DEFINE_integer(
 LENGTH = flags.DEFINE_integer(
     "length",
     None,
-    "time random sentences of this length instead of the data",
+    "time random examples of this length instead of the data",
     lower_bound=2,
 )
 
@@ -146,7 +146,7 @@ def batches_of_data(engine: Engine) -> list[list[Timed]]:
 
 
 def random_batch(engine: Engine, length: int) -> Timed:
-    """Return a batch of data.batch_tokens random tokens in sentences of `length`."""
+    """Return a batch of data.batch_tokens random positions in examples of `length`."""
     config = engine.task.config
     mesh = engine.mesh
     command_line.check_length(length, *config.longest)

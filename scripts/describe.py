@@ -88,7 +88,7 @@ SAVE = flags.DEFINE_string(
 LENGTH = flags.DEFINE_integer(
     "length",
     None,
-    "tokens per sentence of the described batch "
+    "positions per example of the described batch "
     "(default: 64, or as many as the recipe allows if they are fewer)",
     lower_bound=2,
 )

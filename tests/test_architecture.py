@@ -42,6 +42,7 @@ MAY_IMPORT = {
     "spans": {"metrics"},
     "decoding": {"models.caches"},
     "training": {"data"},
+    "training.flops": {"models.counting"},
     "compilation": {"data", "training"},
     "tasks": {
         "training.task",

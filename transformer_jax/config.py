@@ -33,7 +33,8 @@ class ConfigError(UserError):
 
 def make_task(config: Config, workdir: epath.PathLike) -> Task:
     """Return an instance of the task `config.task`."""
-    return task_class(config.task)(config, workdir)
+    task: Any = task_class(config.task)
+    return task(config, workdir)
 
 
 def defaults(task: str, architecture: str | None = None) -> ConfigDict:

@@ -152,7 +152,7 @@ def test_the_longest_example_must_fit_the_budget():
     lengths = np.array([[3, 4], [5, 17]])
     with pytest.raises(
         ValueError,
-        match=r"data.batch_tokens=33 .* 2 row\(s\) .* 17 tokens: set 34 or more",
+        match=r"data.batch_tokens=33 .* 2 row\(s\) .* 17 positions: set 34 or more",
     ):
         BatchPlan(lengths, max_lengths=None, tokens=33, rows_multiple=2, seed=0)
     assert (
@@ -222,7 +222,7 @@ def test_ladder_of_several_streams_goes_by_the_first_alone():
     assert plan.fill == pytest.approx(
         ((5 + 20 + 8 + 1 + 9) / 128, (30 + 1 + 9 + 17 + 0) / 160)
     )
-    with pytest.raises(ValueError, match="Example 1 has 17 tokens, the limit is 16"):
+    with pytest.raises(ValueError, match="Example 1 has 17 positions, the limit is 16"):
         BatchPlan.ladder(np.array([[3, 3], [4, 17]]), boundaries=(8, 16), rows=3)
 
 
@@ -253,7 +253,7 @@ def test_lengths_of_a_ladder():
 
 
 def test_ladder_refuses_what_it_cannot_hold():
-    with pytest.raises(ValueError, match="Example 1 has 17 tokens, the limit is 16"):
+    with pytest.raises(ValueError, match="Example 1 has 17 positions, the limit is 16"):
         BatchPlan.ladder(np.array([3, 17]), boundaries=(8, 16), rows=3)
     with pytest.raises(ValueError, match="no examples"):
         BatchPlan.ladder(np.array([], int), boundaries=(8, 16), rows=3)
@@ -301,7 +301,7 @@ def test_padding_is_zero_and_lengths_say_what_is_valid():
     assert lengths.tolist() == [5, 0, 3, 0, 5]
     assert pad(rows, np.array([-1, 1]), length=2).tolist() == [[0, 0], [0, 0]]
     with pytest.raises(
-        ValueError, match="Example 3 has 5 tokens, but its batch has length 4"
+        ValueError, match="Example 3 has 5 positions, but its batch has length 4"
     ):
         pad(rows, np.array([0, -1, 3]), length=4)
 

@@ -88,8 +88,8 @@ class Batches(NamedTuple):
     # of its rows to its prediction.
     owners: np.ndarray | None = None
     join: Callable[[int, Sequence[dict[str, Any]]], dict[str, Any]] | None = None
-    # In training, a function that returns the entropy of the targets (tokens or labels)
-    # in nats: the loss of a model that knows only how frequent each target is.
+    # In training, a function that returns the entropy of the targets, e.g. tokens or
+    # labels, in nats: the loss of a model that knows only how frequent each target is.
     baseline: Callable[[], float] | None = None
     # the length of each record in positions, if it is no text
     lengths: np.ndarray | None = None
@@ -213,7 +213,7 @@ class BatchPlan(Plan):
         if tokens < least:
             raise UserError(
                 f"data.batch_tokens={tokens} is too small for {rows_multiple} row(s) "
-                f"of the longest example, {widths[-1]} tokens: set {least} or more."
+                f"of the longest example, {widths[-1]} positions: set {least} or more."
             )
         # for each width, the longest of each stream
         longest = np.ones((len(widths), lengths.shape[1]), np.int64)
@@ -263,7 +263,7 @@ class BatchPlan(Plan):
         if longest > boundaries[-1]:
             example = lengths.max(axis=1).argmax()
             raise UserError(
-                f"Example {example} has {longest} tokens, "
+                f"Example {example} has {longest} positions, "
                 f"the limit is {boundaries[-1]}: truncate it."
             )
         rungs = np.searchsorted(boundaries, lengths[:, 0])
@@ -439,7 +439,7 @@ def pad(rows: Ragged, indices: np.ndarray, length: int) -> np.ndarray:
     if len(lengths) and (longest := lengths.max()) > length:
         example = indices[lengths.argmax()]
         raise UserError(
-            f"Example {example} has {longest} tokens, "
+            f"Example {example} has {longest} positions, "
             f"but its batch has length {length}: truncate it."
         )
     shape = (len(indices), length, *rows.values.shape[1:])
@@ -474,7 +474,7 @@ def padded_arrays(
     - For stream i, called `name`: the rows {name} (B, batch.shape[i], …) and their
       lengths {name}_length (B,).
     - For each of `more_arrays`: the values of the rows, 0 in filler rows. They are
-      (B,), or (B, batch.shape[0]) if there is one per token of the first stream.
+      (B,), or (B, batch.shape[0]) if there is one per position of the first stream.
     - "index" (B,): the example in each row, -1 in filler rows.
     """
     arrays: Arrays = {}

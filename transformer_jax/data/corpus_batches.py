@@ -31,25 +31,29 @@ def cut(
     begin: bool = False,
     end: bool = True,
     tail: bool = False,
+    entry: str = "line",
+    unit: str = "tokens",
 ) -> Ragged:
     """Truncate rows to at most `limit` positions, and log a warning for each row that
     is truncated.
 
     Args:
-        rows: the tokens of each line, or the vectors.
+        rows: the ids or vectors of each entry of a column.
         limit: most positions per row.
-        source: name of the source of the lines, for the warning.
+        source: name of the source of the column, for the warning.
         limit_words: the limit in words, for the warning: by default
             "model.max_length = {limit}".
-        begin: keep the first token of a row, its begin id.
-        end: keep the last token of a row, its end id.
-        tail: keep the last tokens of a row instead of the first.
+        begin: keep the first position of a row, its begin id.
+        end: keep the last position of a row, its end id.
+        tail: keep the last positions of a row instead of the first.
+        entry: what an entry of the column is called in the warning.
+        unit: what its positions are called.
     """
-    unit = "tokens" if rows.values.ndim == 1 else "positions"
     for i in np.flatnonzero(rows.lengths > limit):
         log.warning(
-            "%s, line %d: %d %s, cut to %s",
+            "%s, %s %d: %d %s, cut to %s",
             source,
+            entry,
             i + 1,
             rows.lengths[i],
             unit,
@@ -87,7 +91,7 @@ def ladder_batches(
         begin: add the tokenizer's begin id before each text.
         end: add the tokenizer's end id after each text.
         key: config key of `limit`, for warnings.
-        tail: keep the last tokens of a longer text instead of the first.
+        tail: keep the last positions of a longer example instead of the first.
         more_arrays: further arrays (examples,), e.g. labels.
 
     Returns:
@@ -104,30 +108,40 @@ def ladder_batches(
         words = stream.limit_words if stream.limit else f"{key} = {limit}"
         has_begin = begin and stream.added(True, False) > 0
         has_end = end and stream.added(False, True) > 0
-        streams[name] = cut(encoded, most, what, words, has_begin, has_end, tail)
+        streams[name] = cut(
+            encoded,
+            most,
+            what,
+            words,
+            has_begin,
+            has_end,
+            tail,
+            entry=stream.entry,
+            unit=stream.unit,
+        )
         limits.append(most)
     first, *further = columns
-    added = corpus.streams[first].added(begin, end)
-    _warn_of_empty(streams[first].lengths == added, what)
+    first_stream = corpus.streams[first]
+    is_empty = streams[first].lengths == first_stream.added(begin, end)
+    _warn_of_empty(is_empty, what, first_stream.entry)
     lengths = np.stack([encoded.lengths for encoded in streams.values()], axis=1)
     plan = BatchPlan.ladder(lengths, ladder_lengths(max(limits)), rows, limits)
     load = functools.partial(padded_arrays, streams, more_arrays)
     references = columns[further[0]] if further else ()
-    first_lengths = lengths[:, 0] if corpus.streams[first].trailing else None
+    first_lengths = lengths[:, 0] if first_stream.trailing else None
     return Batches(plan, load, columns[first], references, lengths=first_lengths)
 
 
-def _warn_of_empty(is_empty: np.ndarray, source: str) -> None:
+def _warn_of_empty(is_empty: np.ndarray, source: str, entry: str) -> None:
     empty = np.flatnonzero(is_empty) + 1
     if not empty.size:
         return
     shown = ", ".join(map(str, empty[:5])) + (", …" if len(empty) > 5 else "")
     if len(empty) == 1:
-        log.warning("%s: line %s is empty", source, shown)
+        log.warning("%s: %s %s is empty", source, entry, shown)
     else:
-        log.warning(
-            "%s: %s lines are empty: lines %s", source, f"{len(empty):,}", shown
-        )
+        count = f"{len(empty):,}"
+        log.warning("%s: %s %ss are empty: %ss %s", source, count, entry, entry, shown)
 
 
 def bucket_batches(
@@ -137,13 +151,15 @@ def bucket_batches(
     split: str,
     seed: int,
     max_ratio: float = 0.0,
+    predicted: str = "",
     begin: bool = False,
     end: bool = True,
     more_arrays: Mapping[str, np.ndarray] = types.MappingProxyType({}),
 ) -> Batches:
     """Return batches for training, with examples of similar length together.
 
-    Arguments are as in `ladder_batches`.
+    Arguments are as in `ladder_batches`. `predicted` is the stream whose ids the model
+    predicts, if there is one: `Batches.baseline` is the entropy of these ids.
 
     An example is left out if one of its entries is empty or has more positions than the
     limit of its stream, by default `data.max_length`, or if one has more than
@@ -196,9 +212,11 @@ def bucket_batches(
         list(streams)[-1],
         left_out or "none",
     )
-    target = list(streams.values())[-1].values
+    baseline = None
+    if predicted:
+        baseline = functools.partial(entropy, streams[predicted].values)
     load = functools.partial(padded_arrays, streams, more_arrays)
-    return Batches(plan, load, baseline=functools.partial(entropy, target))
+    return Batches(plan, load, baseline=baseline)
 
 
 def _too_long(corpus: Corpus, names: Iterable[str]) -> str:
@@ -224,12 +242,12 @@ def example_batches(
     Args:
         corpus: corpus of the examples, whose config has the options of training
             batches.
-        streams: the ids of each example in each stream, with special tokens.
-        more_arrays: further arrays (examples,), e.g. labels, or one value per token of
-            the first stream.
+        streams: the ids or vectors of each example in each stream, with special ids.
+        more_arrays: further arrays (examples,), e.g. labels, or one value per position
+            of the first stream.
         seed: seed of the shuffle, or None.
         rows: number of rows of a batch without a seed.
-        limit: most tokens of an example.
+        limit: most positions of an example.
     """
     lengths = np.stack([ids.lengths for ids in streams.values()], axis=1)
     plan = example_plan(corpus, lengths, seed=seed, rows=rows, limit=limit)

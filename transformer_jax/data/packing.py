@@ -26,7 +26,7 @@ class RowPlan(Plan, Generic[Contents]):
 
     Attributes:
         count: number of rows per epoch, without filler rows.
-        fill: fraction of the positions in these rows that hold tokens.
+        fill: fraction of the positions in these rows that are filled.
     """
 
     def __init__(

@@ -48,6 +48,8 @@ class Stream(ABC):
         limit_words: the limit in words, for messages, e.g. "model.max_length = 256".
         trailing: shape of a position: () for a number, (C,) for a vector.
         dtype: type of a padded batch of rows.
+        entry: what an entry of the column is called in messages.
+        unit: what its positions are called.
     """
 
     column: str
@@ -55,6 +57,8 @@ class Stream(ABC):
     limit_words: str
     trailing: tuple[int, ...] = ()
     dtype: type = np.float32
+    entry = "example"
+    unit = "positions"
 
     @abstractmethod
     def encode(
@@ -70,9 +74,8 @@ class Stream(ABC):
 
     @abstractmethod
     def shown(self, row: np.ndarray) -> tuple[list[str], str]:
-        """Return a readable label for each position of a row, and the row as text.
-
-        The text is "" if the row is no text.
+        """Return a readable label for each position of a row, and the row as text, or
+        "" if it is no text.
         """
 
     @abstractmethod
@@ -115,6 +118,8 @@ class Tokens(Stream):
     limit: int | None = None
     limit_words: str = ""
     dtype: type = np.int32
+    entry = "line"
+    unit = "tokens"
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:

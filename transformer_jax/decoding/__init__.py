@@ -11,7 +11,7 @@ Greedy search has N = B rows. Beam search and sampling have N = B·K rows; the K
 samples of a batch row are adjacent. `step` may close over values that these K rows
 share. Leaving such values out of the cache makes reordering it cheaper. A cache may
 also repeat and reorder its rows itself, as `models.caches.Cache` does, whose rows share
-the encoded source: see `beam_search` and `sample`.
+the encoded source: see `decoding.caches`.
 
 Shapes: B batch · K beams or samples · V vocabulary · T = `max_length`, the largest
 number of tokens in an output, including EOS but not BOS.

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from transformer_jax.decoding import caches
 from transformer_jax.decoding.distributions import best_tokens, k_largest
 from transformer_jax.decoding.steps import (
     IMPOSSIBLE,
@@ -20,7 +21,6 @@ from transformer_jax.decoding.steps import (
     take,
 )
 from transformer_jax.errors import UserError
-from transformer_jax.models.caches import reorder_rows, repeat_rows
 
 LENGTH_PENALTY_FORMS = ("wu", "power")
 # When the search for a row stops. In the rules of Hugging Face's `generate`, only a
@@ -76,24 +76,6 @@ def _join(
     b: _Beams,
 ) -> _Beams:
     return jax.tree.map(lambda x, y: jnp.concatenate([x, y], axis=1), a, b)
-
-
-def _for_beams(
-    cache: Cache,
-    beam_size: int,
-) -> Cache:
-    if hasattr(cache, "reorder"):
-        return cache
-    return repeat_rows(cache, beam_size)
-
-
-def _reordered(
-    cache: Cache,
-    parents: jax.Array,
-) -> Cache:
-    if hasattr(cache, "reorder"):
-        return cache.reorder(parents)
-    return reorder_rows(cache, parents)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,9 +157,8 @@ def beam_search(
     """Return the K hypotheses with the largest log P(Y|X) / lp(Y).
 
     They are found by beam search (Wu et al. 2016, Section 7). K is `beam_size`. The B
-    rows of `cache` are repeated K times, and reordered after each step. A cache with a
-    method `reorder` has K beams per row from the start; the method gets the old beam
-    (B, K) that each new beam continues.
+    rows of `cache` are repeated K times, and reordered after each step. A cache that is
+    `Arranged` has K beams per row from the start (see `decoding.caches`).
 
     Each step takes the 2K best continuations of a row. At most K of them end in EOS, so
     K others stay in the beam. Those that end compete for the K places of finished
@@ -235,7 +216,7 @@ def beam_search(
         going_on = jnp.where(ended, IMPOSSIBLE, totals)
         going_on, kept = jax.lax.top_k(going_on, beam_size)
         alive = _Beams(take(continued, kept), going_on, going_on)
-        cache = _reordered(cache, take(parents, kept))
+        cache = caches.reorder(cache, take(parents, kept))
 
         # rounding could exceed the bound in rows that are done
         may_end = ranking.may_end(ended) & ~state.done[:, None]
@@ -247,7 +228,7 @@ def beam_search(
         return _State(position + 1, alive, finished, done, cache)
 
     start = _start(batch_size, beam_size, max_length, bos_id, fill)
-    state = start._replace(cache=_for_beams(cache, beam_size))
+    state = start._replace(cache=caches.for_beams(cache, beam_size))
     state = jax.lax.while_loop(unfinished, advance, state)
     scores = ranking.score(state.alive.log_probabilities, max_length)
     return _outputs(state.finished, state.alive._replace(scores=scores), fill)

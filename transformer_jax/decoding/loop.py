@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from transformer_jax.decoding import caches
 from transformer_jax.decoding.distributions import (
     best_tokens,
     draw,
@@ -27,7 +28,6 @@ from transformer_jax.decoding.steps import (
     never_chosen,
     take,
 )
-from transformer_jax.models.caches import repeat_rows
 
 # Maps logits (N, V), the text so far (N, G + T) and the position of the newest token to
 # the next token of each row and its log-probability, both (N,).
@@ -264,8 +264,7 @@ def sample(
     The score of an output is its log-probability under the model's own distribution,
     before `change` and `truncate`.
 
-    `cache` has B rows; this function repeats each of them K times, with the method
-    `repeat` of a cache that has a method `reorder`. `row_ids` (B,) are
+    `cache` has B rows; this function repeats each of them K times. `row_ids` (B,) are
     integers that identify the rows. The draws of a row depend only on `key` and its id,
     not on the rest of the batch or on the row's place in it. Ids ≥ `vocab_size` are
     never drawn, although label smoothing gives them some probability. Tokens with a
@@ -303,10 +302,7 @@ def sample(
             draw=drawn,
         )
 
-    if hasattr(cache, "reorder"):
-        cache = cache.repeat(num_samples)
-    else:
-        cache = repeat_rows(cache, num_samples)
+    cache = caches.repeat(cache, num_samples)
     tokens, total = _outputs(
         step,
         cache,

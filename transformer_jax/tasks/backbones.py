@@ -17,13 +17,14 @@ from transformer_jax.data.examples import Frame
 from transformer_jax.data.tokenizers import Tokenizer
 from transformer_jax.models import bert, gpt
 from transformer_jax.models.layers import Head
-from transformer_jax.tasks.text import segmented
+from transformer_jax.tasks.text import Network, segmented
 from transformer_jax.training.task import (
     DeviceArrays,
     Inherited,
     Mean,
     Means,
     Params,
+    Work,
 )
 
 
@@ -93,17 +94,16 @@ class Backbone(abc.ABC):
         return Inherited(self.bottom(count), outputs=head)
 
     def training_output(
-        self,
-        model: nn.Module,
-        params: Params,
-        arguments: tuple[Any, ...],
-        key: jax.Array,
+        self, network: Network, params: Params, batch: DeviceArrays, key: jax.Array
     ) -> tuple[jax.Array, Means]:
-        """Return the output of `model` with dropout, and further terms of the
+        """Return the output of the network with dropout, and further terms of the
         objective.
         """
-        apply: Any = model.apply
-        return apply({"params": params}, *arguments, rngs={"dropout": key}), {}
+        return network.output(params, batch, key), {}
+
+    def work(self, work: Work) -> Work:
+        """Return the work with the tokens of each reading of the texts."""
+        return work._replace(tokens=self.views * work.tokens)
 
     def readable(self, tokenizer: Tokenizer, ids: np.ndarray) -> tuple[list[str], str]:
         """Return the readable tokens of ids, and their text."""
@@ -226,26 +226,17 @@ class GPTBackbone(Backbone):
         return super().inherited(outputs)._replace(module=self.module, rows=rows)
 
     def training_output(
-        self,
-        model: nn.Module,
-        params: Params,
-        arguments: tuple[Any, ...],
-        key: jax.Array,
+        self, network: Network, params: Params, batch: DeviceArrays, key: jax.Array
     ) -> tuple[jax.Array, Means]:
         """Add L1, scaled by λ (Radford et al. 2018, eq. 5).
 
         Without λ, there are no logits of tokens.
         """
         if not self.options.auxiliary_weight:
-            return super().training_output(model, params, arguments, key)
-        apply: Any = model.apply
-        tokens, valid = arguments
-        output, x, head = apply(
-            {"params": params},
-            tokens,
-            valid,
-            rngs={"dropout": key},
-            method=gpt.GPTClassifier.hidden,
+            return super().training_output(network, params, batch, key)
+        tokens, valid = network.arguments(batch)
+        output, x, head = network.output(
+            params, batch, key, method=gpt.GPTClassifier.hidden
         )
         mean = next_token_per_text(head, x, tokens, valid)
         return output, {

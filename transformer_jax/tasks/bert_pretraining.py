@@ -3,7 +3,7 @@
 """
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -25,11 +25,9 @@ from transformer_jax.data.text import TextData
 from transformer_jax.models.bert import BertConfig, Pretraining
 from transformer_jax.models.layers import Head
 from transformer_jax.tasks import text
-from transformer_jax.tasks.work import training_work
 from transformer_jax.training.metric import LOSS, PERPLEXITY, Metric
 from transformer_jax.training.task import (
     Arrays,
-    Attention,
     DeviceArrays,
     Mean,
     Means,
@@ -40,7 +38,6 @@ from transformer_jax.training.task import (
     Scores,
     Step,
     Task,
-    Work,
 )
 
 # keys of masks, which a causal model does not have
@@ -117,16 +114,12 @@ class BertPretraining(Task):
     }
 
     def __init__(self, config: PretrainingConfig, workdir: epath.PathLike | None):
-        super().__init__(config, workdir)
-        self.model = Pretraining(config.model)
-        self.corpus = text.make_corpus(
+        corpus = text.make_corpus(
             config, {"text": "text"}, workdir, documents_file, ("document",)
         )
-        self.shown = text.shown_by(self.corpus)
-
-    def init(self, key: jax.Array) -> Params:
-        tokens = jnp.zeros((1, 1), jnp.int32)
-        return self.model.init(key, tokens, tokens == 0)["params"]
+        self.model = Pretraining(config.model)
+        self.shown = text.shown_by(corpus)
+        super().__init__(config, corpus, text.Network(self.model, self.shown))
 
     def _forward(
         self, params: Params, batch: DeviceArrays, key: jax.Array | None = None
@@ -136,7 +129,7 @@ class BertPretraining(Task):
         """
         return self.model.apply(
             {"params": params},
-            *text.segmented(batch, text.valid(batch)),
+            *self.network.arguments(batch),
             batch["positions"],
             rngs=None if key is None else {"dropout": key},
         )
@@ -291,19 +284,7 @@ class BertPretraining(Task):
                 del arrays[name]
         return {name: array.astype(np.int32) for name, array in arrays.items()}
 
-    def fingerprint(
-        self, training: bool, stored: Collection[str] | None = None
-    ) -> dict[str, str]:
-        return self.corpus.fingerprint(training)
-
-    def work(self, batch: Arrays) -> Work:
-        return training_work(self, batch)
-
     def preview(self, arrays: Arrays) -> list[str]:
         labels, _ = self.shown(arrays["label"][0, : arrays["masked"][0]])
         lines = text.preview(arrays, self.shown, "example")
         return [*lines, f"  to predict: {' '.join(labels)}"]
-
-    def attention(self, params: Params, batch: DeviceArrays) -> Attention:
-        arguments = text.segmented(batch, text.valid(batch))
-        return text.attention(self.model, params, arguments, batch, self.shown)

@@ -4,7 +4,7 @@ Devlin et al. 2019, Section 4.1; Radford et al. 2018, Section 3.
 """
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -22,11 +22,9 @@ from transformer_jax.tasks.labelled_texts import (
     LabelledTexts,
     PairConfig,
 )
-from transformer_jax.tasks.work import training_work
 from transformer_jax.training.metric import ACCURACY, F1, LOSS, Metric
 from transformer_jax.training.task import (
     Arrays,
-    Attention,
     Columns,
     DeviceArrays,
     Inherited,
@@ -115,15 +113,14 @@ class Classification(Task):
     }
 
     def __init__(self, config: ClassificationConfig, workdir: epath.PathLike | None):
-        super().__init__(config, workdir)
-        self.labels = Labels(config.data.labels)
-        self.corpus = labelled_texts.make_corpus(config, workdir)
-        self.network = classifier(config, self.corpus, len(self.labels.names))
-        frame = self.network.backbone.frame
-        self.reader = LabelledTexts(config, self.corpus, frame, self.labels.encode)
-
-    def init(self, key: jax.Array) -> Params:
-        return self.network.init(key)
+        backbone = config.backbone
+        corpus = labelled_texts.make_corpus(config, workdir)
+        labels = Labels(config.data.labels)
+        network = classifier(backbone, corpus, len(labels.names))
+        super().__init__(config, corpus, network)
+        self.backbone = backbone
+        self.labels = labels
+        self.reader = LabelledTexts(config, corpus, backbone.frame, labels.encode)
 
     def _means(self, logits: jax.Array, batch: DeviceArrays) -> Means:
         return label_means(logits, batch["label"], batch["text_length"] > 0)
@@ -132,7 +129,7 @@ class Classification(Task):
         self, params: Params, batch: DeviceArrays, key: jax.Array, step: Step
     ) -> Means:
         """Return L2 of Radford et al. 2018, and L1 if it is part of the objective."""
-        logits, others = self.network.training_output(params, batch, key)
+        logits, others = self.backbone.training_output(self.network, params, batch, key)
         return self._means(logits, batch) | others
 
     def evaluate(
@@ -189,17 +186,9 @@ class Classification(Task):
             rows, length, seed, label if references else None
         )
 
-    def fingerprint(
-        self, training: bool, stored: Collection[str] | None = None
-    ) -> dict[str, str]:
-        return self.corpus.fingerprint(training)
-
     def work(self, batch: Arrays) -> Work:
-        return self.network.work(training_work(self, batch))
+        return self.backbone.work(super().work(batch))
 
     def preview(self, arrays: Arrays) -> list[str]:
         label = self.labels.names[arrays["label"][0]]
         return text.preview(arrays, self.network.shown, label=label)
-
-    def attention(self, params: Params, batch: DeviceArrays) -> Attention:
-        return self.network.attention(params, batch)

@@ -4,11 +4,8 @@ the model with a new head.
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 import flax.linen as nn
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax import fields
@@ -17,15 +14,7 @@ from transformer_jax.models.bert import BertConfig
 from transformer_jax.models.gpt import GPTConfig
 from transformer_jax.tasks import text
 from transformer_jax.tasks.backbones import BACKBONES, Backbone
-from transformer_jax.training.task import (
-    Attention,
-    Config,
-    DeviceArrays,
-    Means,
-    Params,
-    Parts,
-    Work,
-)
+from transformer_jax.training.task import Config, Parts
 
 PARTS = ("frozen_layers", "feature_layers", "transferred_layers")
 
@@ -164,53 +153,15 @@ class FineTuningTaskConfig(Config):
             )
 
 
-@dataclasses.dataclass(frozen=True)
-class FineTuned:
-    """A pre-trained model with a new head, applied to the stream "text" of a batch."""
+def fine_tuned(backbone: Backbone, model: nn.Module, corpus: Corpus) -> text.Network:
+    """Return how a task calls `model`, the pre-trained model with a new head."""
 
-    backbone: Backbone
-    model: nn.Module
-    corpus: Corpus
+    def shown(ids: np.ndarray) -> tuple[list[str], str]:
+        return backbone.readable(corpus.tokenizers["text"], ids)
 
-    def init(self, key: jax.Array) -> Params:
-        tokens = jnp.zeros((self.backbone.views, 1), jnp.int32)
-        return self.model.init(key, tokens, tokens == 0)["params"]
-
-    def arguments(self, batch: DeviceArrays) -> tuple[Any, ...]:
-        """Return the arguments of the model."""
-        return self.backbone.arguments(batch, text.valid(batch))
-
-    def output(
-        self, params: Params, batch: DeviceArrays, key: jax.Array | None = None
-    ) -> Any:
-        """Return the model's output, with dropout if there is a key."""
-        rngs = None if key is None else {"dropout": key}
-        return self.model.apply({"params": params}, *self.arguments(batch), rngs=rngs)
-
-    def training_output(
-        self, params: Params, batch: DeviceArrays, key: jax.Array
-    ) -> tuple[jax.Array, Means]:
-        """Return the model's output with dropout, and further terms of the objective:
-        with fine_tuning.auxiliary_weight λ, the language-modeling loss L1, scaled by
-        λ.
-        """
-        arguments = self.arguments(batch)
-        return self.backbone.training_output(self.model, params, arguments, key)
-
-    def work(self, work: Work) -> Work:
-        """Return the work with the tokens of each reading of the texts."""
-        return work._replace(tokens=self.backbone.views * work.tokens)
-
-    def attention(self, params: Params, batch: DeviceArrays) -> Attention:
-        arguments = self.arguments(batch)
-        return text.attention(self.model, params, arguments, batch, self.shown)
-
-    def shown(self, ids: np.ndarray) -> tuple[list[str], str]:
-        """Return the readable tokens of ids, and their text."""
-        return self.backbone.readable(self.corpus.tokenizers["text"], ids)
+    return text.Network(model, shown, backbone.arguments, backbone.views)
 
 
-def classifier(config: Any, corpus: Corpus, num_outputs: int) -> FineTuned:
-    """Return the model of a task with `num_outputs` outputs for each whole text."""
-    backbone = config.backbone
-    return FineTuned(backbone, backbone.classifier(num_outputs), corpus)
+def classifier(backbone: Backbone, corpus: Corpus, num_outputs: int) -> text.Network:
+    """Return the model with `num_outputs` outputs for each whole text."""
+    return fine_tuned(backbone, backbone.classifier(num_outputs), corpus)

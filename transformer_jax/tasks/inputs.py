@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 
@@ -16,18 +16,19 @@ from transformer_jax.data.streams import Frames, Grid, Stream
 from transformer_jax.models import front_ends
 from transformer_jax.models.positions import Positions
 
-MODALITIES = ("tokens", "frames", "grid")
-
 
 @dataclasses.dataclass(frozen=True)
 class InputConfig:
     """The kind of a source, and how it becomes a sequence of vectors.
 
-    For another kind, override the methods in a subclass.
+    For another kind, name it in `modalities` of a subclass and override `stream`,
+    `front_end` and, if its files are read in another way, `reader`.
 
     modality: "tokens" for text, "frames" for sound, or "grid" for images and grids of
         features.
     """
+
+    modalities: ClassVar[tuple[str, ...]] = ("tokens", "frames", "grid")
 
     modality: str = fields.inputs("tokens")
     # frames: most positions of a sound
@@ -42,8 +43,8 @@ class InputConfig:
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""
-        if self.modality not in MODALITIES:
-            yield "modality", f"must be one of {', '.join(MODALITIES)}"
+        if self.modality not in self.modalities:
+            yield "modality", f"must be one of {', '.join(self.modalities)}"
         for name in ("max_positions", "mel_bands", "stacked_windows", "cell_size"):
             if getattr(self, name) < 1:
                 yield name, "must be at least 1"
@@ -70,7 +71,7 @@ class InputConfig:
         if model.shares_tables:
             yield "model.tie_embeddings", f"must be 'decoder' or 'none' {needs}"
 
-    def stream(self, column: str) -> Frames | Grid | None:
+    def stream(self, column: str) -> Stream | None:
         """Return the stream of a column. None: it is text."""
         if self.modality == "frames":
             return Frames(

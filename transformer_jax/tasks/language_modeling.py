@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
@@ -30,11 +29,9 @@ from transformer_jax.models.stack import unstack_layers
 from transformer_jax.tasks import text
 from transformer_jax.tasks.continuations import ContinuedTexts, prompt_batches
 from transformer_jax.tasks.text_scoring import TextScoring
-from transformer_jax.tasks.work import training_work
 from transformer_jax.training.metric import BITS_PER_BYTE, LOSS, PERPLEXITY
 from transformer_jax.training.task import (
     Arrays,
-    Attention,
     DeviceArrays,
     Growing,
     Mean,
@@ -47,7 +44,6 @@ from transformer_jax.training.task import (
     Scores,
     Step,
     Task,
-    Work,
 )
 
 ARCHITECTURES: dict[str, Any] = {"gpt": GPT, "recurrent_lm": RecurrentLM}
@@ -115,18 +111,15 @@ class LanguageModeling(Task, Growing):
 
     def __init__(self, config: LanguageModelingConfig, workdir: epath.PathLike | None):
         config = dataclasses.replace(config, decoding=config.fitted_decoding)
-        super().__init__(config, workdir)
-        self.model = ARCHITECTURES[config.model.architecture](config.model)
-        streams = {"text": config.data.text_column}
-        self.corpus = text.make_corpus(config, streams, workdir, sources.text_file)
-        self.shown = text.shown_by(self.corpus)
-        self.texts = ContinuedTexts(self.corpus, config.decoding)
         options = config.decoding
+        streams = {"text": config.data.text_column}
+        corpus = text.make_corpus(config, streams, workdir, sources.text_file)
+        self.model = ARCHITECTURES[config.model.architecture](config.model)
+        self.shown = text.shown_by(corpus)
+        super().__init__(config, corpus, text.Network(self.model, self.shown))
+        self.texts = ContinuedTexts(corpus, options)
         self.piece = PIECE if options.stop_strings else options.max_extra
         self.growing = "continuation" if options.n_best == 1 else ""
-
-    def init(self, key: jax.Array) -> Params:
-        return self.model.init(key, jnp.zeros((1, 1), jnp.int32))["params"]
 
     # Prediction of the next token of a text.
 
@@ -314,9 +307,6 @@ class LanguageModeling(Task, Growing):
             arrays["position"] = np.where(valid, inside, 0).astype(np.int32)
         return arrays
 
-    def work(self, batch: Arrays) -> Work:
-        return training_work(self, batch)
-
     def preview(self, arrays: Arrays) -> list[str]:
         if "segment" in arrays:  # the first of the documents in a row
             first = (arrays["segment"] == 1).sum(axis=1)
@@ -330,7 +320,3 @@ class LanguageModeling(Task, Growing):
         return text.cache_and_causality(
             whole, self._extend(params), cache, ids, self.config.model.vocab_size
         )
-
-    def attention(self, params: Params, batch: DeviceArrays) -> Attention:
-        arguments = (batch["text"], text.valid(batch))
-        return text.attention(self.model, params, arguments, batch, self.shown)

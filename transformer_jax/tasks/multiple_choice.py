@@ -4,7 +4,7 @@ Devlin et al. 2019, Section 4.4; Radford et al. 2018, Section 3.3.
 """
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -29,7 +29,6 @@ from transformer_jax.tasks.fine_tuning import (
     FineTuningTaskConfig,
     classifier,
 )
-from transformer_jax.tasks.work import training_work
 from transformer_jax.training.metric import ACCURACY, LOSS
 from transformer_jax.training.task import (
     Arrays,
@@ -46,7 +45,6 @@ from transformer_jax.training.task import (
     Scores,
     Step,
     Task,
-    Work,
     check_rows,
 )
 
@@ -129,22 +127,20 @@ class MultipleChoice(Task):
     metrics: ClassVar = {"loss": LOSS, "accuracy": ACCURACY}
 
     def __init__(self, config: MultipleChoiceConfig, workdir: epath.PathLike | None):
-        super().__init__(config, workdir)
         data = config.data
-        numbers = tuple(map(str, range(len(data.choice_columns))))
-        self.labels = Labels(numbers, "data.choice_columns")
         first, *others = data.texts
-        self.corpus = text.make_corpus(
+        corpus = text.make_corpus(
             config,
             {"text": first, **{name: name for name in others}},
             workdir,
             tables.tsv_file,
             (data.label_column,),
         )
-        self.network = classifier(config, self.corpus, 1)
-
-    def init(self, key: jax.Array) -> Params:
-        return self.network.init(key)
+        backbone = config.backbone
+        super().__init__(config, corpus, classifier(backbone, corpus, 1))
+        self.backbone = backbone
+        numbers = tuple(map(str, range(len(data.choice_columns))))
+        self.labels = Labels(numbers, "data.choice_columns")
 
     def _means(self, scores: jax.Array, batch: DeviceArrays) -> Means:
         """Return the means, given the scores (B, C)."""
@@ -154,7 +150,9 @@ class MultipleChoice(Task):
         self, params: Params, batch: DeviceArrays, key: jax.Array, step: Step
     ) -> Means:
         """Return L2 of Radford et al. 2018, and L1 if it is part of the objective."""
-        output, others = self.network.training_output(params, _flat(batch), key)
+        output, others = self.backbone.training_output(
+            self.network, params, _flat(batch), key
+        )
         scores = output.reshape(batch["text_length"].shape)
         return self._means(scores, batch) | others
 
@@ -193,7 +191,7 @@ class MultipleChoice(Task):
             self.corpus.encode("text", texts[0], end=False).take(each),
             self.corpus.encode("text", lines, end=False),
             limit=data.max_length,
-            frame=self.network.backbone.frame(self.corpus),
+            frame=self.backbone.frame(self.corpus),
             what=f"{source}, {count} choices per row",
             key="data.max_length",
         )
@@ -257,14 +255,6 @@ class MultipleChoice(Task):
         if references:
             batch["label"] = dummies.random.integers(0, count, rows, np.int32)
         return batch
-
-    def fingerprint(
-        self, training: bool, stored: Collection[str] | None = None
-    ) -> dict[str, str]:
-        return self.corpus.fingerprint(training)
-
-    def work(self, batch: Arrays) -> Work:
-        return training_work(self, batch)
 
     def preview(self, arrays: Arrays) -> list[str]:
         check_rows(arrays)

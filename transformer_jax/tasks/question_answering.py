@@ -5,7 +5,7 @@ al. 2019, Sections 4.2 and 4.3).
 import dataclasses
 import functools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -25,12 +25,10 @@ from transformer_jax.data.windows import (
 )
 from transformer_jax.models.bert import BertConfig, TokenClassifier
 from transformer_jax.tasks import text
-from transformer_jax.tasks.fine_tuning import FineTuned, FineTuningTaskConfig
-from transformer_jax.tasks.work import training_work
+from transformer_jax.tasks.fine_tuning import FineTuningTaskConfig, fine_tuned
 from transformer_jax.training.metric import F1, LOSS, Metric
 from transformer_jax.training.task import (
     Arrays,
-    Attention,
     Columns,
     DeviceArrays,
     Inherited,
@@ -43,7 +41,6 @@ from transformer_jax.training.task import (
     Scores,
     Step,
     Task,
-    Work,
 )
 
 SPAN = ("score", "start", "end", "null")
@@ -129,16 +126,12 @@ class QuestionAnswering(Task):
     }
 
     def __init__(self, config: QuestionAnsweringConfig, workdir: epath.PathLike | None):
-        super().__init__(config, workdir)
         streams = {"question": "question", "text": "context"}
-        self.corpus = text.make_corpus(
+        corpus = text.make_corpus(
             config, streams, workdir, annotated.squad_file, ("answers",)
         )
         model = TokenClassifier(config.model, 2, config.fine_tuning.feature_layers)
-        self.network = FineTuned(config.backbone, model, self.corpus)
-
-    def init(self, key: jax.Array) -> Params:
-        return self.network.init(key)
+        super().__init__(config, corpus, fine_tuned(config.backbone, model, corpus))
 
     def _means(self, logits: jax.Array, batch: DeviceArrays) -> Means:
         """Return the mean of -log P over starts and ends, given logits (B, T, 2).
@@ -307,14 +300,6 @@ class QuestionAnswering(Task):
             batch["end"] = end.astype(np.int32)
         return batch
 
-    def fingerprint(
-        self, training: bool, stored: Collection[str] | None = None
-    ) -> dict[str, str]:
-        return self.corpus.fingerprint(training)
-
-    def work(self, batch: Arrays) -> Work:
-        return training_work(self, batch)
-
     def preview(self, arrays: Arrays) -> list[str]:
         tokens = text.first_tokens(arrays, self.network.shown)
         start = arrays["start"][0]
@@ -325,6 +310,3 @@ class QuestionAnswering(Task):
             f"  {' '.join(tokens)}",
             f"  answer: {answer}",
         ]
-
-    def attention(self, params: Params, batch: DeviceArrays) -> Attention:
-        return self.network.attention(params, batch)

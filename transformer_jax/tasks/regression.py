@@ -5,7 +5,7 @@ Devlin et al. 2019, Section 4.1; Radford et al. 2018, Section 3.
 """
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -23,11 +23,9 @@ from transformer_jax.tasks.labelled_texts import (
     LabelledTexts,
     PairConfig,
 )
-from transformer_jax.tasks.work import training_work
 from transformer_jax.training.metric import LOSS, Metric
 from transformer_jax.training.task import (
     Arrays,
-    Attention,
     Columns,
     DeviceArrays,
     Inherited,
@@ -80,14 +78,11 @@ class Regression(Task):
     }
 
     def __init__(self, config: RegressionConfig, workdir: epath.PathLike | None):
-        super().__init__(config, workdir)
-        self.corpus = labelled_texts.make_corpus(config, workdir)
-        self.network = classifier(config, self.corpus, 1)
-        frame = self.network.backbone.frame
-        self.reader = LabelledTexts(config, self.corpus, frame, encode_numbers)
-
-    def init(self, key: jax.Array) -> Params:
-        return self.network.init(key)
+        backbone = config.backbone
+        corpus = labelled_texts.make_corpus(config, workdir)
+        super().__init__(config, corpus, classifier(backbone, corpus, 1))
+        self.backbone = backbone
+        self.reader = LabelledTexts(config, corpus, backbone.frame, encode_numbers)
 
     def _means(self, output: jax.Array, batch: DeviceArrays) -> Means:
         """Return the mean squared error, given the model's output (B, 1)."""
@@ -101,7 +96,7 @@ class Regression(Task):
         """Return the squared error, and L1 of Radford et al. 2018 if it is part of the
         objective.
         """
-        output, others = self.network.training_output(params, batch, key)
+        output, others = self.backbone.training_output(self.network, params, batch, key)
         return self._means(output, batch) | others
 
     def evaluate(
@@ -147,17 +142,9 @@ class Regression(Task):
             rows, length, seed, label if references else None
         )
 
-    def fingerprint(
-        self, training: bool, stored: Collection[str] | None = None
-    ) -> dict[str, str]:
-        return self.corpus.fingerprint(training)
-
     def work(self, batch: Arrays) -> Work:
-        return self.network.work(training_work(self, batch))
+        return self.backbone.work(super().work(batch))
 
     def preview(self, arrays: Arrays) -> list[str]:
         label = f"{arrays['label'][0]:g}"
         return text.preview(arrays, self.network.shown, label=label)
-
-    def attention(self, params: Params, batch: DeviceArrays) -> Attention:
-        return self.network.attention(params, batch)

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -45,7 +45,6 @@ from transformer_jax.tasks.text import (
     valid,
     with_weights,
 )
-from transformer_jax.tasks.work import training_work
 from transformer_jax.training.metric import LOSS, PERPLEXITY, Metric
 from transformer_jax.training.task import (
     Arrays,
@@ -146,7 +145,9 @@ class SequenceToSequenceConfig(TextTaskConfig):
     @property
     def longest(self) -> tuple[str, int]:
         source = self.input.stream(self.data.source_language)
-        if source is None or source.limit < self.data.max_length:
+        if source is None or source.limit is None:
+            return super().longest
+        if source.limit < self.data.max_length:
             return super().longest
         return source.limit_words, source.limit
 
@@ -247,6 +248,17 @@ def start(
     return model.start(model.encode(source, source_valid), room, hypotheses)
 
 
+def _tokens(config: SequenceToSequenceConfig, side: str, column: str) -> Tokens:
+    joint = config.data.joint_tokenizer
+    key = f"{side}_vocab_size"
+    return Tokens(
+        column,
+        "tokenizer.json" if joint else f"tokenizer.{side}.json",
+        getattr(config.model, key),
+        f"model.{key}",
+    )
+
+
 class SequenceToSequence(Task):
     """Prediction of a target text from a source.
 
@@ -266,35 +278,25 @@ class SequenceToSequence(Task):
     def __init__(
         self, config: SequenceToSequenceConfig, workdir: epath.PathLike | None
     ):
-        super().__init__(config, workdir)
         data = config.data
         source = config.input.stream(data.source_language)
         streams: dict[str, Stream] = {
-            "source": source or self._tokens("source", data.source_language),
-            "target": self._tokens("target", data.target_language),
+            "source": source or _tokens(config, "source", data.source_language),
+            "target": _tokens(config, "target", data.target_language),
         }
         front_end = config.input.front_end(streams["source"], config.model)
         architecture = ARCHITECTURES[config.model.architecture]
         self.model = architecture(config.model, front_end)
-        self.corpus = Corpus(
+        corpus = Corpus(
             data,
             streams,
             workdir,
             config.input.reader(),
             start=config.init_from or None,
         )
-        self.streams = self.corpus.streams
+        super().__init__(config, corpus)
+        self.streams = corpus.streams
         self.reads_text = source is None
-
-    def _tokens(self, side: str, column: str) -> Tokens:
-        joint = self.config.data.joint_tokenizer
-        key = f"{side}_vocab_size"
-        return Tokens(
-            column,
-            "tokenizer.json" if joint else f"tokenizer.{side}.json",
-            getattr(self.config.model, key),
-            f"model.{key}",
-        )
 
     # On the device.
 
@@ -459,7 +461,12 @@ class SequenceToSequence(Task):
         if advice := data.size_advice(len(source)):
             log.warning("%s", advice)
         return bucket_batches(
-            self.corpus, columns, split=split, seed=seed, max_ratio=data.max_ratio
+            self.corpus,
+            columns,
+            split=split,
+            seed=seed,
+            max_ratio=data.max_ratio,
+            predicted="target",
         )
 
     def batches_of(self, records: Sequence[Record]) -> Batches:
@@ -550,32 +557,10 @@ class SequenceToSequence(Task):
             "exact_match": metrics.exact_match(lines, references),
         }
 
-    def dummy_batch(
-        self, rows: int, length: int, seed: int | None = None, references: bool = True
-    ) -> Arrays:
-        draw = np.random.default_rng(seed or 0)
-        arrays: Arrays = {"index": np.arange(rows, dtype=np.int32)}
-        for side, stream in self.streams.items():
-            if side == "target" and not references:
-                continue
-            most = self.config.data.max_length if not self.reads_text else length
-            longest = min(length, stream.limit or most)
-            lengths = np.full(rows, longest)
-            if seed is not None:
-                lengths = draw.integers(1, longest + 1, rows)
-            arrays[side] = stream.dummy(draw, lengths, longest)
-            arrays[f"{side}_length"] = lengths.astype(np.int32)
-        return arrays
-
-    def fingerprint(
-        self, training: bool, stored: Collection[str] | None = None
-    ) -> dict[str, str]:
-        return self.corpus.fingerprint(training)
-
     def work(self, batch: Arrays) -> Work:
         """Return the work. Its tokens are those of the target."""
         tokens = int(batch["target_length"].sum())
-        return training_work(self, batch)._replace(tokens=tokens)
+        return super().work(batch)._replace(tokens=tokens)
 
     def preview(self, arrays: Arrays) -> list[str]:
         """Return lines that show the first pair, token by token.

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -24,12 +24,10 @@ from transformer_jax.data.sources import DataError
 from transformer_jax.data.words import TaggingData, subwords, word_rows
 from transformer_jax.models.bert import BertConfig, TokenClassifier
 from transformer_jax.tasks import text
-from transformer_jax.tasks.fine_tuning import FineTuned, FineTuningTaskConfig
-from transformer_jax.tasks.work import training_work
+from transformer_jax.tasks.fine_tuning import FineTuningTaskConfig, fine_tuned
 from transformer_jax.training.metric import ACCURACY, F1, LOSS, Metric
 from transformer_jax.training.task import (
     Arrays,
-    Attention,
     Columns,
     DeviceArrays,
     Inherited,
@@ -42,7 +40,6 @@ from transformer_jax.training.task import (
     Scores,
     Step,
     Task,
-    Work,
 )
 
 log = logging.getLogger(__name__)
@@ -140,18 +137,15 @@ class Tagging(Task):
     }
 
     def __init__(self, config: TaggingConfig, workdir: epath.PathLike | None):
-        super().__init__(config, workdir)
-        self.tags = config.data.tags
+        tags = config.data.tags
         others = ("tags", "line") if config.data.source == "files" else ("tags",)
-        self.corpus = text.make_corpus(
+        corpus = text.make_corpus(
             config, {"text": "words"}, workdir, annotated.conll_file, others
         )
         features = config.fine_tuning.feature_layers
-        model = TokenClassifier(config.model, len(self.tags), features)
-        self.network = FineTuned(config.backbone, model, self.corpus)
-
-    def init(self, key: jax.Array) -> Params:
-        return self.network.init(key)
+        model = TokenClassifier(config.model, len(tags), features)
+        super().__init__(config, corpus, fine_tuned(config.backbone, model, corpus))
+        self.tags = tags
 
     def _means(self, logits: jax.Array, batch: DeviceArrays) -> Means:
         """Return the means over the first subwords, given logits (B, T, tags)."""
@@ -318,14 +312,6 @@ class Tagging(Task):
             )
         return batch
 
-    def fingerprint(
-        self, training: bool, stored: Collection[str] | None = None
-    ) -> dict[str, str]:
-        return self.corpus.fingerprint(training)
-
-    def work(self, batch: Arrays) -> Work:
-        return training_work(self, batch)
-
     def preview(self, arrays: Arrays) -> list[str]:
         words = [
             f"{token}/{self.tags[label]}" if first else token
@@ -337,6 +323,3 @@ class Tagging(Task):
             )
         ]
         return ["the first sentence of the first batch:", f"  {' '.join(words)}"]
-
-    def attention(self, params: Params, batch: DeviceArrays) -> Attention:
-        return self.network.attention(params, batch)

@@ -1,11 +1,12 @@
-"""Shared parts of tasks on tokenized text: the corpus, validity, synthetic batches, and
-what people see of a batch.
+"""Shared parts of tasks on tokenized text: the corpus, validity, the model, synthetic
+batches, and what people see of a batch.
 """
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -91,11 +92,11 @@ def valid(batch: DeviceArrays, stream: str = "text") -> jax.Array:
 def segmented(
     batch: DeviceArrays, valid: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Return the arguments of BERT's encoder: token ids, validity and segments, each
-    (B, T).
+    """Return the arguments of an encoder of texts: token ids, validity and segments,
+    each (B, T).
 
     A batch may hold "second" (B,), the position at which the second segment starts.
-    Without it, there is one segment.
+    Without it, there is one segment, and the third argument is None.
     """
     text = batch["text"]
     if "second" not in batch:
@@ -111,6 +112,58 @@ def hidden_and_head(model: Any, *args: Any, **options: Any) -> tuple[jax.Array, 
     Pass it to `model.apply` as the method.
     """
     return model.hidden(*args, **options), model.head()
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """A model that reads the stream "text" of a batch, see `training.task.Network`.
+
+    model: the Flax module. Its first arguments are ids and their validity, both (B, T).
+    shown: the function from ids to their readable tokens and their text.
+    arrange: the function from a batch and its validity (B, T) to the arguments of the
+        model.
+    views: the number of rows that the model reads for each row of a batch.
+    """
+
+    model: nn.Module
+    shown: Shown
+    arrange: Callable[[DeviceArrays, jax.Array], tuple[Any, ...]] = segmented
+    views: int = 1
+
+    def init(self, key: jax.Array) -> Params:
+        """Return new parameters."""
+        tokens = jnp.zeros((self.views, 1), jnp.int32)
+        return self.model.init(key, tokens, tokens == 0)["params"]
+
+    def arguments(self, batch: DeviceArrays) -> tuple[Any, ...]:
+        """Return the arguments of the model."""
+        return self.arrange(batch, valid(batch))
+
+    def output(
+        self,
+        params: Params,
+        batch: DeviceArrays,
+        key: jax.Array | None = None,
+        method: Callable[..., Any] | None = None,
+    ) -> Any:
+        """Return what the model returns, or `method` of it, with dropout if there is a
+        key.
+        """
+        rngs = None if key is None else {"dropout": key}
+        arguments = self.arguments(batch)
+        return self.model.apply(
+            {"params": params}, *arguments, rngs=rngs, method=method
+        )
+
+    def attention(self, params: Params, batch: DeviceArrays) -> Attention:
+        """Return what `Task.attention` returns."""
+        model: Any = self.model.clone(config=with_weights(self.model.config))
+        _, sown = model.apply(
+            {"params": params}, *self.arguments(batch), mutable="intermediates"
+        )
+        maps = model.attention_maps(sown.get("intermediates", {}))
+        axis = Axis(batch["text"], batch["text_length"], self.shown)
+        return maps, {"text": axis}
 
 
 # What people see of a batch.
@@ -150,24 +203,6 @@ def preview(
     tokens = " ".join(first_tokens(arrays, shown))
     line = f"  {label}: {tokens}" if label else f"  {tokens}"
     return [f"the first {what} of the first batch:", line]
-
-
-def attention(
-    model: Any,
-    params: Params,
-    arguments: tuple[Any, ...],
-    batch: DeviceArrays,
-    shown: Shown,
-) -> Attention:
-    """Return what `Task.attention` returns for a model that reads the stream "text".
-
-    `arguments` are those of the model.
-    """
-    model = model.clone(config=with_weights(model.config))
-    variables = {"params": params}
-    _, sown = model.apply(variables, *arguments, mutable="intermediates")
-    maps = model.attention_maps(sown.get("intermediates", {}))
-    return maps, {"text": Axis(batch["text"], batch["text_length"], shown)}
 
 
 def with_weights(config: Any) -> Any:

@@ -52,14 +52,14 @@ STREAMED = 8  # steps between two looks at an output that somebody watches grow
 
 class AttentionMap(NamedTuple):
     """The attention weights of one record, of shape (layers, heads, queries, keys),
-    and its tokens.
+    and the labels of its positions.
     """
 
     name: str
     queries: Sequence[str]
     keys: Sequence[str]
     weights: np.ndarray
-    # of queries and keys by name, e.g. "source"
+    # of queries and keys by name, e.g. "source"; "" for what is no text
     texts: Mapping[str, str] = types.MappingProxyType({})
 
 

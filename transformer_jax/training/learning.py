@@ -14,7 +14,7 @@ MARGIN = 0.98  # a loss above this part of the baseline is no better than the ba
 
 class Learning:
     """Compares validation losses with a model that knows only how frequent each target
-    (token or label) is.
+    is, e.g. each token or label.
 
     Args:
         batches: the training batches. Their `baseline` is the entropy of their targets.

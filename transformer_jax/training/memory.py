@@ -13,7 +13,7 @@ from transformer_jax.training.task import Config
 GIB = 2**30
 REMEDY = (
     "Use a smaller model (config.model.d_model, "
-    "the number of layers), fewer tokens per batch (config.data.batch_tokens), "
+    "the number of layers), fewer positions per batch (config.data.batch_tokens), "
     "or divide the model among more devices (config.mesh.fsdp)"
 )
 

@@ -8,6 +8,7 @@ that only fill the batch.
 """
 
 import dataclasses
+import math
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -15,11 +16,12 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import numpy as np
-from etils import epath
 
 from transformer_jax.data.batching import Batches
+from transformer_jax.data.corpus import Corpus
 from transformer_jax.errors import UserError
 from transformer_jax.fields import free
+from transformer_jax.training import flops
 from transformer_jax.training.checkpoint import CheckpointConfig
 from transformer_jax.training.freezing import Parts
 from transformer_jax.training.metric import Metric
@@ -33,9 +35,9 @@ Outputs = dict[str, Any]  # arrays of the device, or of the host
 Step = jax.Array | int
 Scores = dict[str, float | str]
 Predictions = Sequence[dict[str, Any]]
-# a line of text, or an object with the fields of the task's data
+# an entry of the only column that is needed, or an object with the fields of the data
 Record = str | dict[str, Any]
-# ids (n,) → their readable tokens, and their text
+# a row → a readable label for each position, and the row as text, see `Stream.shown`
 Shown = Callable[[np.ndarray], tuple[list[str], str]]
 
 NOTHING: Parts = types.MappingProxyType({})
@@ -46,9 +48,10 @@ class Mean(NamedTuple):
     """The mean sum / weight over the whole batch, independent of microbatches and
     devices.
 
-    sum: sum of a value over the examples or tokens that have one; float32,
+    sum: sum of a value over the examples or positions that have one; float32,
         differentiated.
-    weight: the number of these examples or tokens; must not depend on the parameters.
+    weight: the number of these examples or positions; must not depend on the
+        parameters.
     scale: λ, the factor of this mean in the objective; 0 for a metric that is not part
         of the objective. The mean is logged without this factor.
     """
@@ -64,7 +67,7 @@ Means = dict[str, Mean]
 class Columns(NamedTuple):
     """The fields of a record.
 
-    names: their names; a plain line of text stands for the first one.
+    names: their names; a record that is no object stands for the first one.
     needed: the number of fields, from the first, that a prediction needs. The others
         are references.
     """
@@ -98,9 +101,9 @@ class Inherited(NamedTuple):
 
 
 class Work(NamedTuple):
-    """The tokens and FLOPs of one training step on a batch, without padding."""
+    """The positions and FLOPs of one training step on a batch, without padding."""
 
-    tokens: int
+    tokens: int  # positions, e.g. tokens or frames
     flops: float  # matrix products only, forward and backward
 
 
@@ -120,11 +123,11 @@ class Piece(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """The tokens that an axis of attention weights stands for.
+    """The positions that an axis of attention weights stands for.
 
-    ids: (B, T).
+    ids: (B, T), or vectors (B, T, C).
     lengths: (B,).
-    shown: a function of the host from ids to readable tokens and their text.
+    shown: a function of the host from a row to readable labels and the text.
     """
 
     ids: jax.Array
@@ -132,8 +135,18 @@ class Axis:
     shown: Shown = dataclasses.field(metadata={"static": True})
 
 
-# (name, queries, keys) → weights (B, L, N, T, S), and the tokens of queries and keys
+# (name, queries, keys) → weights (B, L, N, T, S), and the axes of queries and keys
 Attention = tuple[dict[tuple[str, str, str], jax.Array], dict[str, Axis]]
+
+
+class Network(Protocol):
+    """A model, and how it is called: what `Task.init` and `Task.attention` return by
+    default.
+    """
+
+    def init(self, key: jax.Array) -> Params: ...
+
+    def attention(self, params: Params, batch: DeviceArrays) -> Attention: ...
 
 
 def streams(batch: Mapping[str, Any]) -> list[str]:
@@ -313,8 +326,15 @@ class Task(ABC):
     them over the mesh. All generic code (training, evaluation, prediction,
     verification, description, benchmark, report) uses only these methods.
 
-    A task is a class directly below this one, possibly with `Growing` beside it. The
-    type of the constructor's argument `config` is the class of the task's config.
+    A task is a class directly below this one, possibly with `Growing` beside it. Its
+    constructor takes `config`, whose type is the class of the task's config, and
+    `workdir`, the folder with the tokenizers, or None.
+
+    Attributes:
+        config: the config.
+        corpus: the columns of the data, and the streams that encode them.
+        network: the model, see `Network`. None: the task has `init` and `attention`
+            itself.
     """
 
     # The numbers that `score` returns, which are the choices for
@@ -330,17 +350,13 @@ class Task(ABC):
                     f"Metric, e.g. Metric({name!r}, better='higher')"
                 )
 
-    def __init__(self, config: Any, workdir: epath.PathLike | None):
-        """`workdir` is the folder with the tokenizers."""
+    def __init__(self, config: Any, corpus: Corpus, network: Network | None = None):
+        """Set the attributes. The constructor of a task calls this one."""
         self.config = config
+        self.corpus = corpus
+        self.network: Any = network
 
     # Methods that run on the device.
-
-    @abstractmethod
-    def init(self, key: jax.Array) -> Params:
-        """Return new parameters, with leaves boxed with their logical axis names
-        (Flax metadata).
-        """
 
     @abstractmethod
     def loss(
@@ -400,17 +416,66 @@ class Task(ABC):
         `predictions` the results of `decode`.
         """
 
-    @abstractmethod
+    # Methods with defaults, on the device.
+
+    def init(self, key: jax.Array) -> Params:
+        """Return new parameters, with leaves boxed with their logical axis names
+        (Flax metadata).
+
+        The default asks the network.
+        """
+        return self.network.init(key)
+
+    def attention(self, params: Params, batch: DeviceArrays) -> Attention:
+        """Return the attention weights of a batch.
+
+        The default asks the network. Without one, there are no weights.
+        """
+        if self.network is None:
+            return {}, {}
+        return self.network.attention(params, batch)
+
+    # Methods with defaults, on the host.
+
     def dummy_batch(
         self, rows: int, length: int, seed: int | None = None, references: bool = True
     ) -> Arrays:
         """Return a synthetic batch.
 
-        Examples have `length` tokens, or random lengths up to it with a `seed`. Without
-        `references`, the batch is one of records to predict from.
-        """
+        Examples have `length` positions, or random lengths up to it with a `seed`.
+        Without `references`, the batch is one of records to predict from.
 
-    @abstractmethod
+        The default has the streams of the corpus, without `references` only those of
+        `config.columns.inputs`. No row is longer than the limit of its stream.
+        """
+        draw = np.random.default_rng(seed or 0)
+        arrays: Arrays = {"index": np.arange(rows, dtype=np.int32)}
+        for name, stream in self.corpus.streams.items():
+            if not references and stream.column not in self.config.columns.inputs:
+                continue
+            longest = min(length, stream.limit or self.config.data.max_length)
+            lengths = np.full(rows, longest)
+            if seed is not None:
+                lengths = draw.integers(1, longest + 1, rows)
+            arrays[name] = stream.dummy(draw, lengths, longest)
+            arrays[f"{name}_length"] = lengths.astype(np.int32)
+        return arrays
+
+    def preview(self, arrays: Arrays) -> list[str]:
+        """Return lines that show the first batch, for the log.
+
+        The default shows the first row of each stream, position by position.
+
+        Raises ValueError if the batch is obviously wrong, e.g. has an empty row.
+        """
+        check_rows(arrays)
+        lines = ["the first example of the first batch:"]
+        for name in streams(arrays):
+            row = arrays[name][0, : arrays[f"{name}_length"][0]]
+            labels, _ = self.corpus.streams[name].shown(row)
+            lines.append(f"  {name}: {' '.join(labels)}")
+        return lines
+
     def fingerprint(
         self, training: bool, stored: Collection[str] | None = None
     ) -> dict[str, str]:
@@ -420,34 +485,36 @@ class Task(ABC):
         Trains the tokenizers that are missing in the workdir. `stored` names the hashes
         that a checkpoint holds. A part that older checkpoints lack is left out if it is
         as it was when they were made.
-        """
 
-    # Optional methods.
+        The default returns those of the corpus.
+        """
+        return self.corpus.fingerprint(training)
 
     def work(self, batch: Arrays) -> Work:
-        """Return the tokens and FLOPs of a training step on this batch."""
-        return Work(0, 0.0)
+        """Return the positions and FLOPs of a training step on this batch.
 
-    def preview(self, arrays: Arrays) -> list[str]:
-        """Return lines that show the first batch, for the log.
-
-        Raises ValueError if the batch is obviously wrong, e.g. has an empty row.
+        The default counts the positions of all streams, and the matrix products in the
+        program of `loss`, of which the share of positions that are not padding counts.
+        The backward pass counts twice the FLOPs of the forward pass, also for products
+        without a gradient, e.g. logits of words that a decoder feeds back to itself.
+        What is computed again to save memory does not count (Chowdhery et al. 2022,
+        Appendix B).
         """
-        check_rows(arrays)
-        return []
+        filled = positions = 0
+        for name in streams(batch):
+            lengths = batch[f"{name}_length"]
+            filled += int(lengths.sum())
+            positions += math.prod(batch[name].shape[: lengths.ndim + 1])
+        forward = flops.of_loss(self.init, self.loss, batch)
+        return Work(filled, 3 * (filled / positions) * forward)
 
     def checks(self, params: Params, batch: DeviceArrays) -> Mapping[str, float]:
         """Return relative differences of results that must be equal, e.g. {"cached =
         uncached decoding": 1e-7}.
+
+        By default, there are none.
         """
         return {}
-
-    def attention(self, params: Params, batch: DeviceArrays) -> Attention:
-        """Return the attention weights of a batch.
-
-        Runs on the device.
-        """
-        return {}, {}
 
 
 class Predicting(Protocol):
