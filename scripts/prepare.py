@@ -13,7 +13,7 @@ from absl import flags
 
 from transformer_jax import command_line
 from transformer_jax.data.corpora.download import prepare
-from transformer_jax.workdir import place
+from transformer_jax.workdir import path_of
 
 NAME = flags.DEFINE_string(
     "name",
@@ -31,8 +31,8 @@ MANUAL_DIR = flags.DEFINE_string(
 
 
 def main() -> None:
-    directory = place(DIRECTORY.value, "--directory")
-    manual_dir = place(MANUAL_DIR.value, "--manual_dir") if MANUAL_DIR.value else None
+    directory = path_of(DIRECTORY.value, "--directory")
+    manual_dir = path_of(MANUAL_DIR.value, "--manual_dir") if MANUAL_DIR.value else None
     prepare(NAME.value, directory, manual_dir)
 
 

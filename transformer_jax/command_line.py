@@ -384,11 +384,12 @@ def check_output(
         )
     # A regular file is replaced by a new one, for which its folder must be writable. A
     # device or a pipe is written to.
-    replaced = [target.parent] if os.path.isfile(target) or not target.exists() else []
-    if not all(
-        os.access(place, os.W_OK)
-        for place in [*replaced, *([target] if target.exists() else [])]
-    ):
+    must_be_writable = []
+    if os.path.isfile(target) or not target.exists():
+        must_be_writable.append(target.parent)
+    if target.exists():
+        must_be_writable.append(target)
+    if not all(os.access(path, os.W_OK) for path in must_be_writable):
         raise UserError(
             f"--output={path}: no permission to write there; name a file elsewhere"
         )
@@ -495,17 +496,17 @@ def check_length(length: int, words: str, longest: int) -> None:
 
 def split_overrides() -> tuple[list[str], list[str]]:
     """Split the command line into its `--config.a.b=v` or `--config.a.b v` arguments
-    and the others.
+    and the rest.
     """
     overrides: list[str] = []
-    others: list[str] = []
+    rest: list[str] = []
     lacks_value = False
     for argument in sys.argv:
         is_key = re.match(r"--?(no)?config\.", argument) is not None
         is_value = lacks_value and not argument.startswith("--")
-        (overrides if is_key or is_value else others).append(argument)
+        (overrides if is_key or is_value else rest).append(argument)
         lacks_value = is_key and "=" not in argument
-    return overrides, others
+    return overrides, rest
 
 
 def run_on_workdir(main: Callable[[ConfigDict], None]) -> None:

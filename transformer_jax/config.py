@@ -65,25 +65,24 @@ def sections(task: str, model: Mapping[str, Any]) -> dict[str, type]:
     """
     classes = typing.get_type_hints(config_class(task))
     del classes["task"], classes["init_from"]
-    known = {
+    models = {
         section.architecture: section for section in _alternatives(classes["model"])
     }
-    name = model.get("architecture", next(iter(known)))
-    if not isinstance(name, str) or name not in known:
+    name = model.get("architecture", next(iter(models)))
+    if not isinstance(name, str) or name not in models:
         raise ConfigError(
             f"config.model.architecture = {name!r}: "
-            f"must be one of {', '.join(known)} for config.task = {task!r}"
+            f"must be one of {', '.join(models)} for config.task = {task!r}"
         )
-    for other, section in known.items():
-        if other != name and model.keys() == {
-            field.name for field in dataclasses.fields(section)
-        }:
+    for other, section in models.items():
+        keys = {field.name for field in dataclasses.fields(section)}
+        if other != name and model.keys() == keys:
             raise ConfigError(
                 f"config.model.architecture = {name!r}: "
                 f"config.model has the keys of {other!r}; set the architecture "
                 "in the recipe instead, by config.defaults(task, architecture)"
             )
-    return {**classes, "model": known[name]}
+    return {**classes, "model": models[name]}
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:
@@ -95,17 +94,18 @@ def fields(task: str, model: Mapping[str, Any]) -> dict[str, dataclasses.Field]:
 
     Its metadata includes that of its section.
     """
-    whole = {
+    of_section = {
         field.name: field.metadata for field in dataclasses.fields(config_class(task))
     }
-    found = {}
+    by_key = {}
     for section, cls in sections(task, model).items():
         for field in dataclasses.fields(cls):
-            added = dataclasses.field(metadata={**whole[section], **field.metadata})
-            added.name = field.name
-            added.default = field.default
-            found[f"{section}.{field.name}"] = added
-    return found
+            metadata = {**of_section[section], **field.metadata}
+            copy = dataclasses.field(metadata=metadata)
+            copy.name = field.name
+            copy.default = field.default
+            by_key[f"{section}.{field.name}"] = copy
+    return by_key
 
 
 def parse_arg(
@@ -119,10 +119,10 @@ def parse_arg(
     value of every key and flag. Raises ConfigError for an unknown item, and for two
     values of one key.
     """
-    found: dict[str, Any] = {
+    standard: dict[str, Any] = {
         key: values[0] if values else "" for key, values in words.items()
     }
-    found |= dict.fromkeys(flags, False)
+    standard |= dict.fromkeys(flags, False)
     owner = {value: key for key, values in words.items() for value in values}
     given: dict[str, Any] = {}
     for part in filter(None, (arg or "").split(",")):
@@ -155,7 +155,7 @@ def parse_arg(
                 f"config argument {arg!r} has two values for {key}, "
                 f"{given[key]!r} and {value!r}: keep one"
             )
-    return found | given
+    return standard | given
 
 
 class Share(FieldReference):
@@ -235,17 +235,16 @@ def parse(config: ConfigDict | Mapping[str, Any]) -> Config:
         start = ""
     parsed = {}
     for name, section_class in classes.items():
-        found = _check_section(name, section_class, raw.get(name, {}))
-        problems += found
-        if not found:
+        of_section = _check_section(name, section_class, raw.get(name, {}))
+        if not of_section:
             section = section_class(**raw[name])
-            found = [
+            of_section = [
                 f"config.{name}.{key} = {raw[name][key]!r}: {rule}"
                 for key, rule in section.problems()
             ]
-            problems += found
-        if not found:
+        if not of_section:
             parsed[name] = section
+        problems += of_section
     if len(parsed) == len(classes):
         checked = cls(task=raw["task"], init_from=os.path.expanduser(start), **parsed)
         for key, rule in checked.problems():
@@ -280,53 +279,47 @@ def _check_best_metric(config: Config, metrics: Iterable[str]) -> list[str]:
     ]
 
 
-def _unknown(where: str, name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, 1)
-    hint = f"did you mean {close[0]}?" if close else f"the keys are {', '.join(known)}"
-    return f"{where}.{name} is not a key: {hint}"
+def _unknown(section: str, name: str, keys: list[str]) -> str:
+    close = difflib.get_close_matches(name, keys, 1)
+    hint = f"did you mean {close[0]}?" if close else f"the keys are {', '.join(keys)}"
+    return f"{section}.{name} is not a key: {hint}"
 
 
 def _check_section(name: str, cls: type, values: Mapping[str, Any]) -> list[str]:
     hints = typing.get_type_hints(cls)
-    known = [field.name for field in dataclasses.fields(cls)]
+    keys = [field.name for field in dataclasses.fields(cls)]
     problems = [
-        _unknown(f"config.{name}", key, known) for key in values if key not in known
+        _unknown(f"config.{name}", key, keys) for key in values if key not in keys
     ]
-    for key in known:
-        expected = typing.get_origin(hints[key]) or hints[key]
+    for key in keys:
         if key not in values:
+            kind = typing.get_origin(hints[key]) or hints[key]
             problems.append(
                 f"config.{name}.{key} is missing: "
-                f"set it to a value of type {expected.__name__}"
+                f"set it to a value of type {kind.__name__}"
             )
-        elif type(values[key]) is not expected and not (
-            expected is float and type(values[key]) is int
-        ):
-            problems.append(
-                f"config.{name}.{key} = {values[key]!r}: "
-                f"must be of type {expected.__name__}"
-            )
-        elif expected is float and not math.isfinite(values[key]):
-            problems.append(
-                f"config.{name}.{key} = {values[key]!r}: "
-                "must be finite; set it to a number"
-            )
-        elif expected is tuple and not all(
-            isinstance(value, typing.get_args(hints[key])[0]) for value in values[key]
-        ):
-            item = typing.get_args(hints[key])[0].__name__
-            problems.append(
-                f"config.{name}.{key} = {values[key]!r}: "
-                f"its values must be of type {item}"
-            )
-        elif not all(
-            _fits(value)
-            for value in (values[key] if expected is tuple else [values[key]])
-        ):
-            problems.append(
-                f"config.{name}.{key} = {values[key]!r}: must be less than 2³¹"
-            )
+        elif rule := _broken_rule(values[key], hints[key]):
+            problems.append(f"config.{name}.{key} = {values[key]!r}: {rule}")
     return problems
+
+
+def _broken_rule(value: Any, hint: Any) -> str:
+    """Return the rule that a value of a field breaks, given the field's type, or ""."""
+    kind = typing.get_origin(hint) or hint
+    is_integer_for_float = kind is float and type(value) is int
+    if type(value) is not kind and not is_integer_for_float:
+        return f"must be of type {kind.__name__}"
+    if kind is float and not math.isfinite(value):
+        return "must be finite; set it to a number"
+    entries = [value]
+    if kind is tuple:
+        entries = value
+        entry_type = typing.get_args(hint)[0]
+        if not all(isinstance(entry, entry_type) for entry in entries):
+            return f"its values must be of type {entry_type.__name__}"
+    if not all(map(_fits, entries)):
+        return "must be less than 2³¹"
+    return ""
 
 
 def _fits(value: Any) -> bool:
@@ -407,19 +400,16 @@ def _no_such_key(key: str, config: ConfigDict) -> str:
         if isinstance(values, ConfigDict)
         for k in values
     ]
-    here = [k.rpartition(".")[2] for k in keys if k.startswith(f"{section}.")]
-    close = [f"{section}.{k}" for k in difflib.get_close_matches(name, here, 1)]
-    close = (
-        close
-        or [k for k in keys if k.endswith(f".{name}")]
-        or difflib.get_close_matches(key, keys, 1, 0.8)
-    )
-    if close:
-        return f"config.{key} is not a key: did you mean {close[0]}?"
-    if here:
+    names = [k.rpartition(".")[2] for k in keys if k.startswith(f"{section}.")]
+    close = [f"{section}.{k}" for k in difflib.get_close_matches(name, names, 1)]
+    same_name = [k for k in keys if k.endswith(f".{name}")]
+    suggestions = close or same_name or difflib.get_close_matches(key, keys, 1, 0.8)
+    if suggestions:
+        return f"config.{key} is not a key: did you mean {suggestions[0]}?"
+    if names:
         return (
             f"config.{key} is not a key: "
-            f"the keys of config.{section} are {', '.join(here)}"
+            f"the keys of config.{section} are {', '.join(names)}"
         )
     return (
         f"config.{key} is not a key: "
@@ -495,12 +485,12 @@ def shrink(config: ConfigDict) -> None:
     Keys that are not sizes, and sizes of 0, keep their values.
     """
     before = config.to_dict()
-    known = fields(config.task, before["model"])
-    for key, field in known.items():
+    field_of = fields(config.task, before["model"])
+    for key, field in field_of.items():
         section, name = key.split(".")
         value = before[section][name]
         if "small" in field.metadata and type(value) is int and value:
             like = field.metadata["like"]
-            same = like and value == before[section][like]
-            metadata = known[f"{section}.{like}"].metadata if same else field.metadata
-            config[section][name] = metadata["small"]
+            if like and value == before[section][like]:
+                field = field_of[f"{section}.{like}"]
+            config[section][name] = field.metadata["small"]

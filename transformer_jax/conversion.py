@@ -66,7 +66,7 @@ def to_workdir(config: ConfigDict, workdir: epath.PathLike) -> None:
     Raises the errors of `config.parse` and `transfer`, and ConfigError if the
     workdir has checkpoints.
     """
-    workdir = workdirs.place(workdir)
+    workdir = workdirs.path_of(workdir)
     task = make_task(parse(config), workdir)
     with lock.held(workdir):
         if files.exists(workdir / "checkpoints"):

@@ -45,7 +45,7 @@ def run(
     called with every row of metrics.jsonl. Raises the errors of `config.parse`,
     `lock.held`, `workdir.claim`, `transfer` and `training.loop.train`.
     """
-    workdir = workdirs.place(workdir)
+    workdir = workdirs.path_of(workdir)
     config = workdirs.settled(workdir, config)
     task = make_task(parse(config), workdir)
     processes.agree("config", config.to_dict)

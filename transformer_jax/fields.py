@@ -15,16 +15,18 @@ def size(default: Any, small: Any, like: str = "", free: bool = False) -> Any:
     For a dimension that a mesh shards, `small` is divisible by eight devices. `free`
     means what `fields.free` does.
     """
-    metadata = {"small": small, "like": like} | ({"free": True} if free else {})
+    metadata = {"small": small, "like": like}
+    if free:
+        metadata["free"] = True
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def how(default: Any, *others: Any) -> Any:
+def how(default: Any, *alternatives: Any) -> Any:
     """A key that changes how a result is computed, but not the result.
 
-    Verification compares the values `others` with the default.
+    Verification compares the values `alternatives` with the default.
     """
-    return dataclasses.field(default=default, metadata={"how": others})
+    return dataclasses.field(default=default, metadata={"how": alternatives})
 
 
 def random(default: Any, off: Any) -> Any:

@@ -181,13 +181,11 @@ def replacing(path: epath.PathLike, follow: bool = True) -> Iterator[IO[bytes]]:
     except OSError as error:
         if not is_for_user(error):
             raise
-        kept = (
-            "; the existing file is unchanged"
-            if replaceable and target.exists()
-            else ""
-        )
+        consequence = ""
+        if replaceable and target.exists():
+            consequence = "; the existing file is unchanged"
         raise OutputError(
-            f"{name} cannot be written: {error.strerror or error}{kept}. "
+            f"{name} cannot be written: {error.strerror or error}{consequence}. "
             "Free some space, or name a file elsewhere."
         ) from error
 
@@ -267,8 +265,8 @@ def _made(folder: epath.Path) -> dict[str, str]:
 def ensure_folder(path: epath.PathLike) -> None:
     """Make a folder and those above it, unless they exist. Raises OSError."""
     # `mkdir` would call a folder that the disk fails to show a file
-    found = status(path)
-    if found is not None and found.is_folder:
+    present = status(path)
+    if present is not None and present.is_folder:
         return
     try:
         epath.Path(path).mkdir(parents=True, exist_ok=True)

@@ -76,11 +76,11 @@ class Predictor:
         ValueError for other records, and for a single record that is not in a list.
         """
         evaluator = self._scorer if scored else self._evaluator
-        found = evaluator.predict(self.params, _checked(records, self.config.columns))
-        return [
-            prediction if scored else prediction.get("text", prediction)
-            for prediction in found
-        ]
+        checked = _checked(records, self.config.columns)
+        predictions = evaluator.predict(self.params, checked)
+        if scored:
+            return list(predictions)
+        return [prediction.get("text", prediction) for prediction in predictions]
 
     @property
     def streamed(self) -> str:

@@ -160,7 +160,7 @@ def entities(tags: Sequence[str], scheme: str) -> list[tuple[str, int, int]]:
     Raises:
         ValueError: The scheme is unknown, or a tag is not one of the scheme.
     """
-    found: list[tuple[str, int, int]] = []
+    spans: list[tuple[str, int, int]] = []
     before = OUTSIDE
     for position, part in enumerate(_parts(tags, scheme)):
         prefix, kind = part
@@ -170,11 +170,12 @@ def entities(tags: Sequence[str], scheme: str) -> list[tuple[str, int, int]]:
                 f"{SCHEMES[scheme].pattern}; correct the tag, or choose another scheme"
             )
         if _continues(before, part):
-            found[-1] = (kind, found[-1][1], position + 1)
+            _, start, _ = spans[-1]
+            spans[-1] = (kind, start, position + 1)
         elif part != OUTSIDE:
-            found.append((kind, position, position + 1))
+            spans.append((kind, position, position + 1))
         before = part
-    return found
+    return spans
 
 
 def malformed(tags: Sequence[str], scheme: str) -> list[int]:
@@ -234,7 +235,9 @@ def entity_f1(
             prediction per tag, or a tag is not one of the scheme.
     """
     check_pairs(predicted, references)
-    found = present = right = 0
+    guess_count = 0
+    answer_count = 0
+    right_count = 0
     for number, (guess, reference) in enumerate(
         zip(predicted, references, strict=True)
     ):
@@ -246,11 +249,11 @@ def entity_f1(
             )
         guesses = set(entities(guess, scheme))
         answers = set(entities(reference, scheme))
-        found = found + len(guesses)
-        present = present + len(answers)
-        right = right + len(guesses & answers)
+        guess_count += len(guesses)
+        answer_count += len(answers)
+        right_count += len(guesses & answers)
     return {
-        "precision": right / max(found, 1),
-        "recall": right / max(present, 1),
-        "f1": 2 * right / max(found + present, 1),
+        "precision": right_count / max(guess_count, 1),
+        "recall": right_count / max(answer_count, 1),
+        "f1": 2 * right_count / max(guess_count + answer_count, 1),
     }

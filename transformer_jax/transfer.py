@@ -26,7 +26,7 @@ from transformer_jax.interop import huggingface
 from transformer_jax.interop.layouts import Leaf, listing
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.evaluation import restore_parameters
-from transformer_jax.training.freezing import Parts, part_of
+from transformer_jax.training.freezing import Parts, part_with
 from transformer_jax.training.task import Inherited, Params, Task
 
 log = logging.getLogger(__name__)
@@ -41,59 +41,73 @@ def keys_for(source: str) -> dict[str, Any]:
     of that run. Raises ConfigError if `source` cannot be read.
     """
     source = os.path.expanduser(source)
-    if not _is_there(source) and (kept := workdirs.continued_from(source)) is not None:
+    continued = None if _exists(source) else workdirs.continued_from(source)
+    if continued is not None:
         log.warning(
             "%s is gone, but this run holds everything that it needs: "
             "it continues with its own keys",
             source,
         )
-        known = known_fields(kept["task"], kept["model"])
-        fields = {
-            name: x
-            for name, x in kept["model"].items()
-            if "how" not in known[f"model.{name}"].metadata
-        }
-        data = {
-            name: kept["data"][name]
-            for name in tokenizer_files.KEYS
-            if name in kept["data"]
-        }
+        keys = _keys_of_continued_run(continued)
     elif _is_pretrained(source, "from"):
-        try:
-            fields = huggingface.describe(source).fields
-            data = tokenizer_files.keys_of(source)
-        except ValueError as error:
-            raise ConfigError(f"the Hugging Face folder {source}: {error}") from error
+        keys = _keys_of_folder(source)
     else:
-        stored = workdirs.read(source, "from").to_dict()
-        known = known_fields(stored["task"], stored["model"])
-        if unknown := [
-            name for name in stored["model"] if f"model.{name}" not in known
-        ]:
-            raise ConfigError(
-                f"from={source}, config.json: config.model.{unknown[0]} is not a key: "
-                "restore the file"
-            )
-        fields = {
-            name: x
-            for name, x in stored["model"].items()
-            if "how" not in known[f"model.{name}"].metadata
-        }
-        data = {
-            name: value
-            for name, value in stored["data"].items()
-            if f"data.{name}" in known
-            and "makes_tokens" in known[f"data.{name}"].metadata
-        }
-    keys = {f"model.{name}": value for name, value in fields.items()}
+        keys = _keys_of_run(source)
+    return {"init_from": source, **keys}
+
+
+def _keys_of_continued_run(config: dict[str, Any]) -> dict[str, Any]:
+    data = {
+        name: value
+        for name, value in config["data"].items()
+        if name in tokenizer_files.KEYS
+    }
+    return _model_keys(config) | _dotted("data", data)
+
+
+def _keys_of_folder(source: str) -> dict[str, Any]:
+    try:
+        model = huggingface.describe(source).fields
+        data = tokenizer_files.keys_of(source)
+    except ValueError as error:
+        raise ConfigError(f"the Hugging Face folder {source}: {error}") from error
+    return _dotted("model", model) | _dotted("data", data)
+
+
+def _keys_of_run(source: str) -> dict[str, Any]:
+    config = workdirs.read(source, "from").to_dict()
+    fields = known_fields(config["task"], config["model"])
+    unknown = [name for name in config["model"] if f"model.{name}" not in fields]
+    if unknown:
+        raise ConfigError(
+            f"from={source}, config.json: config.model.{unknown[0]} is not a key: "
+            "restore the file"
+        )
+    data = {
+        key: value
+        for key, value in _dotted("data", config["data"]).items()
+        if key in fields and "makes_tokens" in fields[key].metadata
+    }
+    return _model_keys(config) | data
+
+
+def _model_keys(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the dotted keys of a config that define its model, and not only how it is
+    computed.
+    """
+    fields = known_fields(config["task"], config["model"])
     return {
-        "init_from": source,
-        **keys,
-        **{f"data.{name}": value for name, value in data.items()},
+        key: value
+        for key, value in _dotted("model", config["model"]).items()
+        if "how" not in fields[key].metadata
     }
 
 
-def _is_there(source: str) -> bool:
+def _dotted(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{section}.{name}": value for name, value in values.items()}
+
+
+def _exists(source: str) -> bool:
     return files.exists(epath.Path(source) / "config.json")
 
 
@@ -104,7 +118,7 @@ def _is_pretrained(source: str, option: str) -> bool:
 
     Raises ConfigError if it is neither.
     """
-    path = workdirs.place(source, option) / "config.json"
+    path = workdirs.path_of(source, option) / "config.json"
     try:
         config = files.read_object(path)
         pretrained = tokenizer_files.is_pretrained(config)
@@ -122,17 +136,18 @@ def _is_pretrained(source: str, option: str) -> bool:
 class Source(NamedTuple):
     """Parameters that a run starts from.
 
-    name, what: the value of config.init_from, and what was found there, e.g. "step 2".
+    name: the value of config.init_from.
+    origin: the part of it that has the parameters, e.g. "step 2".
     params: parameters by path, e.g. "bert/encoder/…". They have a shape and a size, and
         slices of them are arrays.
-    place: puts one of them on devices, given its sharding here.
+    place: puts one of them on devices, given its sharding in this run.
     tokenizers: hashes of its tokenizers by name.
     outputs: module → the meaning of each of its outputs, as in `Inherited`. Other
         modules are taken as they are.
     """
 
     name: str
-    what: str
+    origin: str
     params: Mapping[str, Any]
     place: Callable[[Any, jax.sharding.Sharding], jax.Array]
     tokenizers: Mapping[str, str]
@@ -156,42 +171,57 @@ def merge(task: Task, source: Source, fresh: Params, *, as_is: bool = False) -> 
     `fresh` elsewhere.
 
     Parameters correspond if they have the same path. `config.inherited` names a module
-    whose paths lack its name if the source has it alone: "gpt/decoder/…" is then
-    "decoder/…" there. The outputs of a head are taken by their names, in any order; if
-    the names differ, the head is new. With `as_is`, it is taken whatever its names.
-    Logs what was loaded, what is new and what was left out.
+    that the source may have trained alone: "decoder/…" there is then "gpt/decoder/…"
+    here. The outputs of a head are taken by their names, in any order; if the names
+    differ, the head is new. With `as_is`, it is taken whatever its names. Logs what was
+    loaded, what is new and what was left out.
 
     Raises ValueError if the source has another tokenizer, no parameter in common with
     this model, or one of another shape.
     """
     inherited = task.config.inherited
-    module = inherited.module
-    old = dict(source.params)
-    alone = bool(module) and not any(key.startswith(f"{module}/") for key in old)
-    if alone:
-        old = {f"{module}/{key}": leaf for key, leaf in old.items()}
-    new = traverse_util.flatten_dict(fresh, sep="/")
+    ours = traverse_util.flatten_dict(fresh, sep="/")
+    theirs = dict(source.params)
+    new_rows: Mapping[str, range] = {}
+    if _lacks_module(theirs, inherited.module):
+        theirs = {f"{inherited.module}/{path}": x for path, x in theirs.items()}
+        new_rows = inherited.rows
+
     _check_tokenizers(source.name, source.tokenizers, task.fingerprint(training=False))
     orders = {} if as_is else _orders(source, inherited)
-    anew = tuple(f"{name}/" for name, order in orders.items() if order is None)
-    common = {key for key in old.keys() & new.keys() if not key.startswith(anew)}
-    taken = _taken(common, inherited, alone)
-    _check_shapes(source.name, old, new, taken)
-    sizes = {key: math.prod(_extent(old[key], count)) for key, count in taken.items()}
-    log.info("initialized from %s, %s: %s", source.name, source.what, _parts(sizes))
+    new_heads = tuple(f"{head}/" for head, order in orders.items() if order is None)
+    common = {
+        path for path in theirs.keys() & ours.keys() if not path.startswith(new_heads)
+    }
+    counts = _counts(common, inherited.parts, new_rows)
+    _check_shapes(source.name, theirs, ours, counts)
+
+    sizes = {
+        path: math.prod(_extent(theirs[path], count)) for path, count in counts.items()
+    }
+    log.info("initialized from %s, %s: %s", source.name, source.origin, _totals(sizes))
     if inherited.parts:
         log.info("  taken: only %s", _named(inherited.parts))
-    for key, rows in inherited.rows.items() if alone else ():
-        if key in taken:
-            log.info("  new: %d of %s rows of %s", len(rows), f"{rows.stop:,}", key)
-    log.info("  new, not there: %s", _parts(_others(new, sizes, anew)))
-    log.info("  left out, not in this model: %s", _parts(_others(old, sizes, anew)))
-    merged = dict(new)
-    for key, count in taken.items():
-        merged[key] = _merged(source, old[key], new[key], count)
-        if order := orders.get(key.partition("/")[0]):
-            merged[key] = _reordered(merged[key], order)
+    for path, rows in new_rows.items():
+        if path in counts:
+            log.info("  new: %d of %s rows of %s", len(rows), f"{rows.stop:,}", path)
+    fresh_sizes = _remaining(ours, sizes, new_heads)
+    unused_sizes = _remaining(theirs, sizes, new_heads)
+    log.info("  new, not there: %s", _totals(fresh_sizes))
+    log.info("  left out, not in this model: %s", _totals(unused_sizes))
+
+    merged = dict(ours)
+    for path, count in counts.items():
+        value = _loaded(source, theirs[path], ours[path], count)
+        head, _, _ = path.partition("/")
+        order = orders.get(head)
+        merged[path] = _reordered(value, order) if order else value
     return traverse_util.unflatten_dict(merged, sep="/")
+
+
+def _lacks_module(params: Mapping[str, Any], module: str) -> bool:
+    """Return True if no parameter is in `module`, the name of a module or ""."""
+    return bool(module) and not any(path.startswith(f"{module}/") for path in params)
 
 
 def _of_run(task: Task, mesh: Mesh) -> Source:
@@ -215,24 +245,17 @@ def _of_run(task: Task, mesh: Mesh) -> Source:
     except ValueError as error:
         raise ConfigError(f"config.init_from = {name!r}: {error}") from error
     params = traverse_util.flatten_dict(restored, sep="/")
-    others = [
+    differing_keys = [
         key
         for key in workdirs.differing_outputs(theirs, task.config)
-        if key.partition(".")[0] != "data"
+        if not key.startswith("data.")
     ]
     outputs = dict(theirs.inherited.outputs)
-    if others:
-        outputs |= dict.fromkeys(
-            task.config.inherited.outputs, (f"others by {', '.join(others)}",)
-        )
-    return Source(
-        name,
-        f"step {step}",
-        params,
-        jax.device_put,
-        other.fingerprint(training=False),
-        outputs,
-    )
+    if differing_keys:
+        other_outputs = (f"others by {', '.join(differing_keys)}",)
+        outputs |= dict.fromkeys(task.config.inherited.outputs, other_outputs)
+    tokenizers = other.fingerprint(training=False)
+    return Source(name, f"step {step}", params, jax.device_put, tokenizers, outputs)
 
 
 def _of_folder(task: Task) -> Source:
@@ -244,22 +267,21 @@ def _of_folder(task: Task) -> Source:
     data = task.config.data
     _check_tokenizer_keys(name, data, data)
     try:
-        found = huggingface.read(name, task.config.model)
+        pretrained = huggingface.read(name, task.config.model)
     except ValueError as error:
         raise ConfigError(f"config.init_from = {name!r}: {error}") from error
-    workdirs.check_same_model(name, found.model, task.config)
-    outputs = (
-        dict.fromkeys(task.config.inherited.outputs, found.outputs.present)
-        if found.outputs.names
-        else {}
-    )
-    return Source(
-        name, found.architecture.name, found.parameters, Leaf.place, {}, outputs
-    )
+    workdirs.check_same_model(name, pretrained.model, task.config)
+    outputs: dict[str, tuple[str, ...]] = {}
+    if pretrained.outputs.names:
+        outputs = dict.fromkeys(
+            task.config.inherited.outputs, pretrained.outputs.present
+        )
+    architecture = pretrained.architecture.name
+    return Source(name, architecture, pretrained.parameters, Leaf.place, {}, outputs)
 
 
 def _orders(source: Source, inherited: Inherited) -> dict[str, tuple[int, ...] | None]:
-    """Return the place in the source of each output of a module, or None if the source
+    """Return the index in the source of each output of a module, or None if the source
     has other outputs.
 
     Modules with the same outputs in the same order are left out, and the others are
@@ -271,59 +293,70 @@ def _orders(source: Source, inherited: Inherited) -> dict[str, tuple[int, ...] |
         ours = inherited.outputs[module]
         if theirs == ours:
             continue
-        same = sorted(theirs) == sorted(ours)
-        orders[module] = tuple(map(theirs.index, ours)) if same else None
-        what = (
-            "taken in another order" if same else "new, because its outputs are others"
-        )
+        if sorted(theirs) == sorted(ours):
+            orders[module] = tuple(map(theirs.index, ours))
+            state = "taken in another order"
+        else:
+            orders[module] = None
+            state = "new, because its outputs are others"
         log.info(
             "  %s is %s: %s there, %s here",
             module,
-            what,
+            state,
             ", ".join(theirs),
             ", ".join(ours),
         )
     return orders
 
 
-def _reordered(leaf: jax.Array, order: tuple[int, ...]) -> jax.Array:
-    """Return the entries `order` of the last axis."""
-    return jax.jit(lambda x: x[..., jnp.array(order)], out_shardings=leaf.sharding)(
-        leaf
-    )
-
-
-def _taken(
-    common: Set[str], inherited: Inherited, alone: bool
+def _counts(
+    paths: Set[str], parts: Parts, new_rows: Mapping[str, range]
 ) -> dict[str, int | None]:
-    """Return the parameters to take from the other run → None: all of it; k: the
-    first k entries of its first axis.
+    """Return the parameters to take from the source, with the number of entries of the
+    first axis that are taken. None: all of them.
+
+    They are those `paths` that are in `parts`, or all if there are no parts. `new_rows`
+    are rows that the source does not have, see `Inherited`.
     """
-    taken = {}
-    for key in common:
-        for count in part_of(key, inherited.parts) if inherited.parts else (None,):
-            taken[key] = (
-                inherited.rows[key].start if alone and key in inherited.rows else count
-            )
-    return taken
+    counts: dict[str, int | None] = {}
+    for path in paths:
+        part = part_with(path, parts)
+        if parts and part is None:
+            continue
+        if path in new_rows:
+            counts[path] = new_rows[path].start
+        else:
+            counts[path] = None if part is None else parts[part]
+    return counts
 
 
-def _extent(leaf: Any, count: int | None) -> tuple[int, ...]:
+def _extent(value: Any, count: int | None) -> tuple[int, ...]:
     """Return the shape of the first `count` entries."""
-    return leaf.shape if count is None else (min(count, leaf.shape[0]), *leaf.shape[1:])
+    if count is None:
+        return value.shape
+    length, *trailing = value.shape
+    return min(count, length), *trailing
 
 
-def _merged(source: Source, old: Any, new: jax.Array, count: int | None) -> jax.Array:
-    """Return `old`, or the first `count` entries of `old` and the further ones of
-    `new`, where `new` is.
+def _loaded(
+    source: Source, theirs: Any, ours: jax.Array, count: int | None
+) -> jax.Array:
+    """Return `theirs`, or the first `count` entries of `theirs` and the further ones of
+    `ours`, on the devices of `ours`.
     """
     if count is None:
-        return source.place(old, new.sharding)
-    first = old[:count]
-    return jax.jit(
-        lambda first, new: jnp.concatenate([first, new[count:]]),
-        out_shardings=new.sharding,
-    )(first, new)
+        return source.place(theirs, ours.sharding)
+    join = jax.jit(
+        lambda first, ours: jnp.concatenate([first, ours[count:]]),
+        out_shardings=ours.sharding,
+    )
+    return join(theirs[:count], ours)
+
+
+def _reordered(value: jax.Array, order: tuple[int, ...]) -> jax.Array:
+    """Return the entries `order` of the last axis."""
+    pick = jax.jit(lambda x: x[..., jnp.array(order)], out_shardings=value.sharding)
+    return pick(value)
 
 
 def _check_tokenizer_keys(source: str, theirs: Any, ours: Any) -> None:
@@ -331,41 +364,32 @@ def _check_tokenizer_keys(source: str, theirs: Any, ours: Any) -> None:
 
     That of the other run is copied.
     """
-    known = {field.name: field.metadata for field in dataclasses.fields(ours)}
-    wrong = [
-        f"config.data.{name}: "
-        f"{getattr(theirs, name, None)!r} there, {getattr(ours, name)!r} here"
-        for name, metadata in known.items()
-        if metadata.get("makes_tokens")
-        and getattr(theirs, name, None) != getattr(ours, name)
-    ]
-    wrong += [
-        f"config.data.{name} = {getattr(ours, name)!r}: must be empty"
-        for name, metadata in known.items()
-        if "makes_tokenizer" in metadata and getattr(ours, name)
-    ]
-    if wrong:
-        raise ConfigError(
-            "\n  ".join(
-                [
-                    (
-                        f"config.init_from = {source!r}: "
-                        "its tokenizer is used; set these keys accordingly:"
-                    ),
-                    *wrong,
-                ]
-            )
+    wrong = []
+    unwanted = []
+    for field in dataclasses.fields(ours):
+        key = f"config.data.{field.name}"
+        our_value = getattr(ours, field.name)
+        their_value = getattr(theirs, field.name, None)
+        if field.metadata.get("makes_tokens") and their_value != our_value:
+            wrong.append(f"{key}: {their_value!r} there, {our_value!r} here")
+        if "makes_tokenizer" in field.metadata and our_value:
+            unwanted.append(f"{key} = {our_value!r}: must be empty")
+    if wrong or unwanted:
+        title = (
+            f"config.init_from = {source!r}: "
+            "its tokenizer is used; set these keys accordingly:"
         )
+        raise ConfigError("\n  ".join([title, *wrong, *unwanted]))
 
 
 def _check_tokenizers(
-    source: str, old: Mapping[str, str], new: Mapping[str, str]
+    source: str, theirs: Mapping[str, str], ours: Mapping[str, str]
 ) -> None:
-    for name in sorted(old.keys() & new.keys()):
-        if old[name] != new[name]:
+    for name in sorted(theirs.keys() & ours.keys()):
+        if theirs[name] != ours[name]:
             raise ConfigError(
                 f"config.init_from = {source!r}: {name}: "
-                f"sha256 {old[name][:12]}… there, {new[name][:12]}… here: "
+                f"sha256 {theirs[name][:12]}… there, {ours[name][:12]}… here: "
                 "the parameters belong to other tokens; "
                 "let the task copy them, by data.corpus.Corpus(…, start=init_from)"
             )
@@ -373,63 +397,55 @@ def _check_tokenizers(
 
 def _check_shapes(
     source: str,
-    old: Mapping[str, Any],
-    new: Mapping[str, Any],
-    taken: Mapping[str, int | None],
+    theirs: Mapping[str, Any],
+    ours: Mapping[str, Any],
+    counts: Mapping[str, int | None],
 ) -> None:
-    if not taken:
-        there, here = (
-            _parts({key: leaf.size for key, leaf in params.items()})
-            for params in (old, new)
-        )
+    if not counts:
+        their_totals = _totals({path: x.size for path, x in theirs.items()})
+        our_totals = _totals({path: x.size for path, x in ours.items()})
         raise ConfigError(
-            f"config.init_from = {source!r}: it has {there}, "
-            f"and this model has {here}: they have nothing in common; name another run"
+            f"config.init_from = {source!r}: it has {their_totals}, and this model "
+            f"has {our_totals}: they have nothing in common; name another run"
         )
-    if wrong := [
-        key
-        for key, count in sorted(taken.items())
-        if _extent(old[key], count) != _extent(new[key], count)
-    ]:
-        what = (
+    wrong = [
+        f"{path}: {theirs[path].shape} there, {ours[path].shape} here"
+        for path, count in sorted(counts.items())
+        if _extent(theirs[path], count) != _extent(ours[path], count)
+    ]
+    if wrong:
+        title = (
             f"config.init_from = {source!r} has parameters of other shapes; "
             "name a run with the same outputs, or the one that it was started from:"
         )
-        raise ConfigError(
-            listing(
-                what,
-                [
-                    f"{key}: {old[key].shape} there, {new[key].shape} here"
-                    for key in wrong
-                ],
-            )
-        )
+        raise ConfigError(listing(title, wrong))
 
 
-def _others(
-    params: Mapping[str, Any], sizes: Mapping[str, int], anew: tuple[str, ...]
+def _remaining(
+    params: Mapping[str, Any], taken: Mapping[str, int], new_heads: tuple[str, ...]
 ) -> dict[str, int]:
-    """Return the number of values of each parameter beyond those in `sizes`, except
-    for paths that begin as `anew`.
+    """Return the number of values of each parameter beyond those in `taken`.
+
+    Parameters without such values, and those of `new_heads`, are left out.
     """
-    return {
-        key: more
-        for key, leaf in params.items()
-        if (more := leaf.size - sizes.get(key, 0)) and not key.startswith(anew)
+    sizes = {
+        path: value.size - taken.get(path, 0)
+        for path, value in params.items()
+        if not path.startswith(new_heads)
     }
+    return {path: size for path, size in sizes.items() if size}
 
 
-def _parts(sizes: Mapping[str, int]) -> str:
+def _totals(sizes: Mapping[str, int]) -> str:
     """Return the top-level modules of parameters and their numbers of values, e.g.
     "bert (1,234)".
     """
     totals: Counter[str] = Counter()
-    for key, size in sizes.items():
-        totals[key.partition("/")[0]] += size
-    return (
-        ", ".join(f"{name} ({size:,})" for name, size in sorted(totals.items()))
-        or "nothing"
-    )
+    for path, size in sizes.items():
+        module, _, _ = path.partition("/")
+        totals[module] += size
+    parts = [f"{module} ({size:,})" for module, size in sorted(totals.items())]
+    return ", ".join(parts) or "nothing"
 
 
 def _named(parts: Parts) -> str:

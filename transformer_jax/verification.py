@@ -54,8 +54,8 @@ def verify(recipe: ConfigDict) -> Iterator[Row]:
     recipe.mesh.data = -1
     recipe.mesh.fsdp = 1
     recipe.mesh.tensor = 1
-    known = fields(recipe.task, recipe.model)
-    ways = {key: field for key, field in known.items() if "how" in field.metadata}
+    field_of = fields(recipe.task, recipe.model)
+    ways = {key: field for key, field in field_of.items() if "how" in field.metadata}
     recipe.update_from_flattened_dict(
         {key: field.default for key, field in ways.items()}
     )
@@ -67,7 +67,7 @@ def verify(recipe: ConfigDict) -> Iterator[Row]:
     # off.
     off = {
         key: field.metadata["off"]
-        for key, field in known.items()
+        for key, field in field_of.items()
         if "off" in field.metadata
     }
     recipe.update_from_flattened_dict(off)
@@ -124,13 +124,13 @@ class _Run:
         return self.engine.task.dummy_batch(self.rows, LENGTH, seed=step + 1)
 
     def train(self, state: TrainState, steps: range) -> tuple[TrainState, list[float]]:
-        found = []
+        losses = []
         for step in steps:
             state, metrics = self.engine.step(
                 state, place(self.batch(step), self.engine.mesh, self.rows)
             )
-            found += [float(metrics["loss"]), float(metrics["gradient_norm"])]
-        return state, found
+            losses += [float(metrics["loss"]), float(metrics["gradient_norm"])]
+        return state, losses
 
     def losses(self) -> list[float]:
         """Return the loss and the gradient norm of each step, in one flat list."""
@@ -148,16 +148,16 @@ class _Run:
                 ema_decay=training.ema_decay,
             )
         )
-        found = []
+        losses = []
         for i in range(STEPS):
             state, metrics = step(state, self.batch(i))
-            found += [float(metrics["loss"]), float(metrics["gradient_norm"])]
-        return found
+            losses += [float(metrics["loss"]), float(metrics["gradient_norm"])]
+        return losses
 
 
-def _apart(found: list[float], expected: list[float]) -> float:
+def _apart(actual: list[float], expected: list[float]) -> float:
     """Return the maximum relative difference."""
-    return float(np.max(np.abs(np.array(found) - expected) / np.abs(expected)))
+    return float(np.max(np.abs(np.array(actual) - expected) / np.abs(expected)))
 
 
 def _resumed(run: _Run) -> float:

@@ -20,7 +20,7 @@ from transformer_jax.training.task import Config, Task
 log = logging.getLogger(__name__)
 
 
-def place(workdir: epath.PathLike, option: str = "--workdir") -> epath.Path:
+def path_of(workdir: epath.PathLike, option: str = "--workdir") -> epath.Path:
     """Return the path of a workdir.
 
     Raises UserError if the name, given by `option`, cannot be used for a folder.
@@ -59,8 +59,8 @@ def settled(workdir: epath.PathLike, config: ConfigDict) -> ConfigDict:
     if not isinstance(config, ConfigDict) or "task" not in config:
         return config
     copy = config.to_dict()
-    known = fields(config.task, config.get("model", {}))
-    for name, field in known.items():
+    field_of = fields(config.task, config.get("model", {}))
+    for name, field in field_of.items():
         section, key = name.split(".")
         if "path" in field.metadata and key in copy.get(section, {}):
             copy[section][key] = _absolute(copy[section][key])
@@ -72,7 +72,7 @@ def settled(workdir: epath.PathLike, config: ConfigDict) -> ConfigDict:
             copy["init_from"] = stored.init_from
         for name in shares(config):
             section, key = name.split(".")
-            if not known[name].metadata.get("free"):
+            if not field_of[name].metadata.get("free"):
                 copy[section][key] = stored[section][key]
     return ConfigDict(copy)
 
@@ -101,7 +101,7 @@ def continued_from(source: str) -> dict[str, Any] | None:
     started from `source`.
     """
     for name in _named:
-        workdir = place(os.path.expanduser(name))
+        workdir = path_of(os.path.expanduser(name))
         if files.exists(workdir / "checkpoints") and files.exists(
             workdir / "config.json"
         ):
@@ -185,19 +185,16 @@ def check_model(workdir: epath.PathLike, config: ConfigDict) -> None:
     The message names the keys that differ. Keys that change only how the model is
     computed, or only the randomness of training, may differ.
     """
-    known = fields(config.task, config.model)
-    differing = _differing(read(workdir, task=config.task).to_dict(), config.to_dict())
-    if refused := [
-        line for key, line in differing.items() if _defines_model(key, known)
-    ]:
-        raise ConfigError(
-            "\n  ".join(
-                [
-                    f"{workdir} holds parameters of another model; do not change:",
-                    *refused,
-                ]
-            )
-        )
+    field_of = fields(config.task, config.model)
+    stored = read(workdir, task=config.task).to_dict()
+    refused = [
+        line
+        for key, line in _differing(stored, config.to_dict()).items()
+        if _defines_model(key, field_of)
+    ]
+    if refused:
+        title = f"{workdir} holds parameters of another model; do not change:"
+        raise ConfigError("\n  ".join([title, *refused]))
 
 
 def check_same_model(source: str, theirs: Any, ours: Config) -> None:
@@ -207,30 +204,24 @@ def check_same_model(source: str, theirs: Any, ours: Config) -> None:
     The message names the keys that differ. Keys that change only how the model is
     computed, or only the randomness of training, may differ.
     """
-    known = fields(ours.task, {"architecture": ours.model.architecture})
-    there, here = (
-        {"model": dataclasses.asdict(model)} for model in (theirs, ours.model)
+    field_of = fields(ours.task, {"architecture": ours.model.architecture})
+    differing = _differing(
+        {"model": dataclasses.asdict(theirs)},
+        {"model": dataclasses.asdict(ours.model)},
+        ("there", "here"),
     )
-    differing = _differing(there, here, ("there", "here"))
     if another := differing.get("model.architecture"):
         raise ConfigError(
             f"config.init_from = {source!r} holds another kind of model; "
             f"name another run:\n  {another}"
         )
-    if refused := [
-        line for key, line in differing.items() if _defines_model(key, known)
-    ]:
-        raise ConfigError(
-            "\n  ".join(
-                [
-                    (
-                        f"config.init_from = {source!r} holds another model; "
-                        "set these keys to its values:"
-                    ),
-                    *refused,
-                ]
-            )
+    refused = [line for key, line in differing.items() if _defines_model(key, field_of)]
+    if refused:
+        title = (
+            f"config.init_from = {source!r} holds another model; "
+            "set these keys to its values:"
         )
+        raise ConfigError("\n  ".join([title, *refused]))
 
 
 def differing_outputs(theirs: Config, ours: Config) -> list[str]:
@@ -239,23 +230,25 @@ def differing_outputs(theirs: Config, ours: Config) -> list[str]:
 
     Tasks of different kinds have none in common.
     """
-    known = fields(ours.task, {"architecture": ours.model.architecture})
     if theirs.task != ours.task:
         return []
+    field_of = fields(ours.task, {"architecture": ours.model.architecture})
     differing = _differing(dataclasses.asdict(theirs), dataclasses.asdict(ours))
     return [
-        key for key in differing if key in known and known[key].metadata.get("model")
+        key
+        for key in differing
+        if key in field_of and field_of[key].metadata.get("model")
     ]
 
 
-def _defines_model(key: str, known: Mapping[str, dataclasses.Field]) -> bool:
+def _defines_model(key: str, field_of: Mapping[str, dataclasses.Field]) -> bool:
     """Return True for a key that defines the model or its outputs, and not only how
     they are computed or trained.
     """
-    metadata = known[key].metadata.keys() if key in known else set()
-    return (
-        key.startswith(("task", "model.")) or "model" in metadata
-    ) and not metadata & {"how", "off"}
+    metadata = field_of[key].metadata.keys() if key in field_of else set()
+    if "how" in metadata or "off" in metadata:
+        return False
+    return key.startswith(("task", "model.")) or "model" in metadata
 
 
 def _differing(
@@ -263,32 +256,30 @@ def _differing(
     new: dict[str, Any],
     where: tuple[str, str] = ("in the workdir", "now"),
 ) -> dict[str, str]:
-    there = _flat(old)
-    now = _flat(new)
-    return {
-        key: f"config.{key}: {there.get(key)!r} {where[0]}, {now.get(key)!r} {where[1]}"
-        for key in sorted(there.keys() | now.keys())
-        if there.get(key) != now.get(key)
-    }
+    """Return a line for each key that has different values in two configs."""
+    where_old, where_new = where
+    old_values = _flat(old)
+    new_values = _flat(new)
+    lines = {}
+    for key in sorted(old_values.keys() | new_values.keys()):
+        before = old_values.get(key)
+        now = new_values.get(key)
+        if before != now:
+            lines[key] = f"config.{key}: {before!r} {where_old}, {now!r} {where_new}"
+    return lines
 
 
 def _compare(workdir: epath.Path, old: dict[str, Any], new: dict[str, Any]) -> None:
     differing = _differing(old, new)
-    known = fields(new["task"], new["model"])
+    field_of = fields(new["task"], new["model"])
     refused = [
         line
         for key, line in differing.items()
-        if not (key in known and known[key].metadata.get("free"))
+        if key not in field_of or not field_of[key].metadata.get("free")
     ]
     if refused:
-        raise ConfigError(
-            "\n  ".join(
-                [
-                    f"{workdir} holds another experiment; choose another --workdir:",
-                    *refused,
-                ]
-            )
-        )
+        title = f"{workdir} holds another experiment; choose another --workdir:"
+        raise ConfigError("\n  ".join([title, *refused]))
     for line in differing.values():
         log.info("changed since the workdir was created: %s", line)
 
@@ -296,11 +287,10 @@ def _compare(workdir: epath.Path, old: dict[str, Any], new: dict[str, Any]) -> N
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in tree.items():
-        flat |= (
-            {f"{name}.{key}": v for key, v in value.items()}
-            if isinstance(value, dict)
-            else {name: value}
-        )
+        if isinstance(value, dict):
+            flat |= {f"{name}.{key}": v for key, v in value.items()}
+        else:
+            flat[name] = value
     return flat
 
 
@@ -317,7 +307,7 @@ def read(
     Raises ConfigError if there is no readable config.json, or if it names another task.
     The message says that `option` named the workdir.
     """
-    path = place(workdir, option)
+    path = path_of(workdir, option)
     if task is not None:
         allow(task)
     try:
@@ -410,11 +400,13 @@ def _check_task(name: Any) -> None:
             f"If you trust {name.partition(':')[0]}, name the task yourself: "
             f"--task={name}, or in Python transformer_jax.load(…, task={name!r})"
         )
-    older = (
-        ". Version 0.1 had 'translation', with other config keys; "
-        "use that version for its runs"
-    )
+    remedy = ""
+    if name == "translation":
+        remedy = (
+            ". Version 0.1 had 'translation', with other config keys; "
+            "use that version for its runs"
+        )
     raise ConfigError(
-        f"config.task = {name!r} is not a task: choose one of {', '.join(TASKS)}"
-        f"{older if name == 'translation' else ''}"
+        f"config.task = {name!r} is not a task: "
+        f"choose one of {', '.join(TASKS)}{remedy}"
     )

@@ -240,7 +240,10 @@ def test_begin_and_end_count_but_do_not_make_a_line_uneven(tmp_path, caplog):
     )
     corpus = pairs(tmp_path, tokenizer="words", max_length=6, batch_tokens=48)
     batches = shuffled(
-        corpus, max_ratio=2.0, begin=True, others={"label": np.array([7, 8, 9, 10])}
+        corpus,
+        max_ratio=2.0,
+        begin=True,
+        more_arrays={"label": np.array([7, 8, 9, 10])},
     )
     assert batches.plan.kept.tolist() == [0]
     assert (
@@ -268,7 +271,7 @@ def test_other_values_stand_beside_each_line(text, tmp_path):
         rows=3,
         limit=32,
         what="val",
-        others={"label": np.arange(100, 111)},
+        more_arrays={"label": np.arange(100, 111)},
     )
     found = {
         int(i): int(x)
@@ -485,7 +488,9 @@ def test_tables_and_their_labels(tmp_path):
         max_length=8,
     )
     streams = {"text": Tokens("sentence", "tokenizer.json", 20, "model.vocab_size")}
-    corpus = Corpus(config, streams, tmp_path / "run", tsv_file, others=["label"])
+    corpus = Corpus(
+        config, streams, tmp_path / "run", tsv_file, extra_columns=["label"]
+    )
     assert corpus.open("train[:2]").column("label") == ["A", "B"]
     assert corpus.open("train") is corpus.open("train")
     assert corpus.tokenizers["text"].tokens(range(4, 8)) == ["at", "ek", "ut", ""]

@@ -61,12 +61,14 @@ def read_collectives(text: str, turns: int = 1) -> tuple[list[Collective], int]:
         """Add a collective. `covered`: the device computes something while it runs."""
         group = _group_size(x.text)
         size = _size(x, group)
-        share = {"all-reduce": 2 * (group - 1), "collective-permute": group}.get(
-            kind, group - 1
-        ) / group
-        for i, value in enumerate(
-            (1, size, size * share, covered, size * share * covered)
-        ):
+        parts = group - 1  # of `group` parts of the arrays, sent by each device
+        if kind == "all-reduce":
+            parts = 2 * (group - 1)
+        elif kind == "collective-permute":
+            parts = group
+        sent = size * (parts / group)
+        numbers = (1, size, sent, covered, sent * covered)
+        for i, value in enumerate(numbers):
             totals[kind, group][i] += round(times * value)
 
     def visit(
@@ -80,39 +82,31 @@ def read_collectives(text: str, turns: int = 1) -> tuple[list[Collective], int]:
         Return True if it has any.
         """
         nonlocal guessed
-        found = False
-        for x in (computation := program.computations[name]).values():
+        has_collectives = False
+        computation = program.computations[name]
+        for x in computation.values():
             if match := _KIND.fullmatch(x.kind):
-                found = True
+                has_collectives = True
+                kind = match[1]
                 chain = _CHAIN.search(x.text)
                 if not chain or caller is None:
-                    kind = (
-                        "reduce-scatter"
-                        if name.startswith("all-reduce-scatter")
-                        else match[1]
+                    if name.startswith("all-reduce-scatter"):
+                        kind = "reduce-scatter"
+                    in_background = bool(match[2])
+                    covered = in_background and _covered(
+                        program, computation, x, _waits_for(x)
                     )
-                    add(
-                        x,
-                        kind,
-                        times,
-                        bool(match[2])
-                        and _covered(program, computation, x, _waits_for(x)),
-                    )
+                    add(x, kind, times, covered)
                 elif caller.name.startswith("async-collective-start"):
-                    add(
-                        x,
-                        match[1],
-                        times,
-                        _covered(program, around, caller, _ends(program, chain[0])),
-                    )
+                    ends = _ends(program, chain[0])
+                    add(x, kind, times, _covered(program, around, caller, ends))
             trips = program.trips(x) if x.kind == "while" else 1
+            calls = times * (turns if trips is None else trips)
             for called in x.called:
-                inside = visit(
-                    called, times * (turns if trips is None else trips), x, computation
-                )
-                guessed += inside and trips is None
-                found |= inside
-        return found
+                called_has_collectives = visit(called, calls, x, computation)
+                guessed += called_has_collectives and trips is None
+                has_collectives |= called_has_collectives
+        return has_collectives
 
     visit(program.entry, 1)
     listed = [
@@ -161,12 +155,8 @@ def _covered(
     instruction for which `ends` is True.
     """
     after = itertools.dropwhile(lambda x: x is not start, computation.values())
-    return any(
-        map(
-            program.computes,
-            itertools.takewhile(lambda x: x is start or not ends(x), after),
-        )
-    )
+    meanwhile = itertools.takewhile(lambda x: x is start or not ends(x), after)
+    return any(map(program.computes, meanwhile))
 
 
 def _size(instruction: Instruction, group: int) -> int:
@@ -175,14 +165,13 @@ def _size(instruction: Instruction, group: int) -> int:
     If it runs in the background, its shape has its operands, its results and, on TPUs,
     numbers in this order, except for an all-reduce.
     """
-    found = arrays(instruction.shape)
+    listed = arrays(instruction.shape)
     if instruction.kind.endswith("-start") and instruction.kind != "all-reduce-start":
-        sizes = [size for axes, size, _ in found if axes]
+        sizes = [size for axes, size, _ in listed if axes]
         half = len(sizes) // 2
         return max(sum(sizes[:half]), sum(sizes[half:]))
-    return sum(size for _, size, _ in found) * (
-        group if instruction.kind == "reduce-scatter" else 1
-    )
+    size = sum(size for _, size, _ in listed)
+    return size * group if instruction.kind == "reduce-scatter" else size
 
 
 def _group_size(line: str) -> int:

@@ -89,12 +89,12 @@ def _by_sharding(params: Any) -> dict[str, int]:
     """
     totals: collections.Counter[str] = collections.Counter()
     for x in jax.tree.leaves(params):
-        named = {
-            axis
-            for axes in x.sharding.spec
-            if axes
-            for axis in ([axes] if isinstance(axes, str) else axes)
-        }
+        named: set[str] = set()
+        for axes in x.sharding.spec:
+            if isinstance(axes, str):
+                named.add(axes)
+            elif axes:
+                named.update(axes)
         along = sorted(axis for axis in named if x.sharding.mesh.shape[axis] > 1)
         totals[", ".join(along) or WHOLE] += math.prod(x.shape) * x.dtype.itemsize
     return dict(totals.most_common())

@@ -54,18 +54,19 @@ class Instruction:
     @functools.cached_property
     def operands(self) -> list[str]:
         """The names of the operands, without their shapes."""
-        inside = self.text.partition(f" {self.kind}(")[2].partition(")")[0]
-        return re.findall(r"%([\w.\-]+)", inside)
+        _, _, rest = self.text.partition(f" {self.kind}(")
+        arguments, _, _ = rest.partition(")")
+        return re.findall(r"%([\w.\-]+)", arguments)
 
     @functools.cached_property
     def called(self) -> list[str]:
         """The computations that the instruction calls, including all branches of a
         conditional.
         """
-        branches = _BRANCHES.search(self.text)
-        return _CALLS.findall(self.text) + (
-            [b.strip(" %") for b in branches[1].split(",")] if branches else []
-        )
+        called = _CALLS.findall(self.text)
+        if branches := _BRANCHES.search(self.text):
+            called += [name.strip(" %") for name in branches[1].split(",")]
+        return called
 
     @functools.cached_property
     def op_name(self) -> str:
@@ -108,16 +109,18 @@ class Program:
         The TPU compiler does not write it down. It is the only constant in the
         condition then.
         """
-        if known := _TRIPS.search(loop.text):
-            return int(known[1])
+        if written := _TRIPS.search(loop.text):
+            return int(written[1])
         condition = re.search(r"condition=%?([\w.\-]+)", loop.text)
-        constants = [
-            match[1]
-            for x in (self.computations[condition[1]].values() if condition else ())
-            if x.kind == "constant"
-            and (match := re.search(r"constant\((\d+)\)", x.text))
-        ]
-        return int(constants[0]) if len(constants) == 1 else None
+        if not condition:
+            return None
+        constants = []
+        for x in self.computations[condition[1]].values():
+            if x.kind != "constant":
+                continue
+            if number := re.search(r"constant\((\d+)\)", x.text):
+                constants.append(int(number[1]))
+        return constants[0] if len(constants) == 1 else None
 
     def walk(self, turns: int = 1) -> Iterator[tuple[Instruction, Computation, int]]:
         """Yield (instruction, its computation, how often it runs) for all instructions
@@ -151,16 +154,15 @@ def parse(text: str) -> Program:
     computations: dict[str, dict[str, Instruction]] = {}
     entry = ""
     current = None
-    for line in _METADATA.sub(
-        lambda found: found[0].replace("\n", ""), text
-    ).splitlines():
-        if match := re.match(r"(ENTRY )?%?([\w.\-]+) .*\{$", line):
-            current = computations[match[2]] = {}
-            entry = match[2] if match[1] else entry
-        elif current is not None and (found := _INSTRUCTION.match(line)):
-            name = found["name"]
+    text_in_lines = _METADATA.sub(lambda match: match[0].replace("\n", ""), text)
+    for line in text_in_lines.splitlines():
+        if head := re.match(r"(ENTRY )?%?([\w.\-]+) .*\{$", line):
+            current = computations[head[2]] = {}
+            entry = head[2] if head[1] else entry
+        elif current is not None and (match := _INSTRUCTION.match(line)):
+            name = match["name"]
             current[name] = Instruction(
-                name, found["shape"], found["kind"], bool(found["root"]), line
+                name, match["shape"], match["kind"], bool(match["root"]), line
             )
     return Program(computations, entry, '"estimated_cycles"' in text)
 
@@ -169,13 +171,13 @@ def arrays(shape: str) -> list[tuple[list[int], int, bool]]:
     """Return (sizes, bytes, True if it is in the device's main memory) of each array
     of a shape or tuple of shapes.
     """
-    found = []
-    for kind, listed, layout in _ARRAY.findall(shape):
-        sizes = [int(size) for size in listed.split(",") if size]
-        found.append(
-            (sizes, ITEM_BYTES.get(kind, 1) * math.prod(sizes), "S(" not in layout)
-        )
-    return found
+    listed = []
+    for kind, axes, layout in _ARRAY.findall(shape):
+        sizes = [int(size) for size in axes.split(",") if size]
+        total = ITEM_BYTES.get(kind, 1) * math.prod(sizes)
+        in_main_memory = "S(" not in layout
+        listed.append((sizes, total, in_main_memory))
+    return listed
 
 
 def cycles_of(instruction: Instruction) -> int:

@@ -148,8 +148,8 @@ def _flops(program: Program, instruction: Instruction, computation: Computation)
     cuBLAS.
     """
     if instruction.kind == "fusion":
-        inside = program.computations[instruction.called[0]]
-        return sum(_flops(program, x, inside) for x in inside.values())
+        fused = program.computations[instruction.called[0]]
+        return sum(_flops(program, x, fused) for x in fused.values())
     if instruction.kind == "dot" or 'custom_call_target="__cublas$' in instruction.text:
         return product_flops(instruction, computation[instruction.operands[0]].shape)
     if instruction.kind != "convolution":
@@ -208,19 +208,20 @@ def kernel_flops(instruction: Instruction) -> int:
     """
     if kernel_cycles(instruction) and (cost := _COST.search(instruction.text)):
         return int(cost[1])
-    found = re.search(r"/splash_mha_(\w+?)_[^/]*/pallas_call", instruction.op_name)
+    kernel = re.search(r"/splash_mha_(\w+?)_[^/]*/pallas_call", instruction.op_name)
     operands = _OPERANDS.search(instruction.text)
-    if instruction.kind != "custom-call" or not found or not operands:
+    if instruction.kind != "custom-call" or not kernel or not operands:
         return 0
     sizes = [size for size, _, _ in arrays(operands[1])]
-    layouts = (re.search(rf'{x}_layout\\": (\d)', instruction.text) for x in "qkv")
-    (batch, heads, length, width), (_, _, key_length, _), (*_, value_width) = (
-        [*size[:2], *size[:1:-1]] if layout and layout[1] == "2" else size
-        for size, layout in zip(
-            [x for x in sizes if len(x) == 4], layouts, strict=False
-        )
-    )
-    along, across = KERNELS[found[1]]
+    tensors = []
+    for name, size in zip("qkv", [x for x in sizes if len(x) == 4], strict=False):
+        layout = re.search(rf'{name}_layout\\": (\d)', instruction.text)
+        if layout and layout[1] == "2":
+            first, second, third, fourth = size
+            size = [first, second, fourth, third]
+        tensors.append(size)
+    (batch, heads, length, width), (_, _, key_length, _), (*_, value_width) = tensors
+    along, across = KERNELS[kernel[1]]
     flops = (
         2 * batch * heads * length * key_length * (along * width + across * value_width)
     )
@@ -255,10 +256,8 @@ def convolution_flops(instruction: Instruction, left: str, right: str) -> int:
         Of padding, only that before the values is returned.
         """
         given = re.search(rf"\b{key}([\dx_\-]+)", window)
-        return [
-            int(value.split("_")[0])
-            for value in (given[1].split("x") if given else [default] * len(axes))
-        ]
+        texts = given[1].split("x") if given else [default] * len(axes)
+        return [int(text.split("_")[0]) for text in texts]
 
     pairs = 1
     for axis, width, stride, before, spread, step in zip(
@@ -271,12 +270,12 @@ def convolution_flops(instruction: Instruction, left: str, right: str) -> int:
         strict=True,
     ):
         length = (a[axis] - 1) * spread + 1
-        places = (
+        positions = (
             o * stride + k * step - before
             for o in range(out[axis])
             for k in range(width)
         )
-        pairs *= sum(0 <= place < length and place % spread == 0 for place in places)
+        pairs *= sum(0 <= x < length and x % spread == 0 for x in positions)
     return 2 * out["b"] * out["f"] * b["i"] * pairs
 
 
@@ -311,30 +310,35 @@ def _bytes(program: Program, instruction: Instruction, computation: Computation)
         computation[name] for name in instruction.operands if name in computation
     ]
     if instruction.kind != "fusion":
-        own = instruction.shape.partition(", s8[")[0]  # without the workspace of cuBLAS
-        shapes = (own, *(operand.shape for operand in operands))
+        # without the workspace of cuBLAS
+        result_shape = instruction.shape.partition(", s8[")[0]
+        shapes = (result_shape, *(operand.shape for operand in operands))
         return sum(size for shape in shapes for _, size, main in arrays(shape) if main)
-    inside = program.computations[instruction.called[0]]
-    parameters = _parameters(inside)
+    fused = program.computations[instruction.called[0]]
+    parameters = _parameters(fused)
     moved = 0
     for i, operand in enumerate(operands):
         if any(main for _, _, main in arrays(operand.shape)):
-            moved += _read(program, inside, parameters[i])
-    root = next(x for x in inside.values() if x.root)
-    written = (
-        [inside[name] for name in root.operands] if root.kind == "tuple" else [root]
-    )
-    for result, (_, _, main) in zip(written, arrays(instruction.shape), strict=False):
-        moved += main and _written(program, inside, result)
+            moved += _read(program, fused, parameters[i])
+    root = next(x for x in fused.values() if x.root)
+    results = [root]
+    if root.kind == "tuple":
+        results = [fused[name] for name in root.operands]
+    for result, (_, _, main) in zip(results, arrays(instruction.shape), strict=False):
+        if main:
+            moved += _written(program, fused, result)
     return moved
 
 
 def _parameters(computation: Computation) -> list[Instruction]:
-    found = [x for x in computation.values() if x.kind == "parameter"]
-    return sorted(
-        found,
-        key=lambda x: int((re.search(r"parameter\((\d+)\)", x.text) or ["", "0"])[1]),
-    )
+    """Return the parameters of a computation in the order of their numbers."""
+
+    def number(parameter: Instruction) -> int:
+        match = re.search(r"parameter\((\d+)\)", parameter.text)
+        return int(match[1]) if match else 0
+
+    parameters = [x for x in computation.values() if x.kind == "parameter"]
+    return sorted(parameters, key=number)
 
 
 def _read(program: Program, computation: Computation, value: Instruction) -> int:
@@ -346,15 +350,15 @@ def _read(program: Program, computation: Computation, value: Instruction) -> int
     for user in computation.values():
         if value.name not in user.operands:
             continue
-        place = user.operands.index(value.name)
-        if user.kind in ("dynamic-slice", "slice", "gather") and place == 0:
+        number = user.operands.index(value.name)
+        if user.kind in ("dynamic-slice", "slice", "gather") and number == 0:
             total += bytes_of(user.shape)
         elif user.kind == "bitcast":
             total += _read(program, computation, user)
         elif user.kind == "fusion":
-            inside = program.computations[user.called[0]]
-            total += _read(program, inside, _parameters(inside)[place])
-        elif not (user.kind in UPDATES and place == 0):
+            fused = program.computations[user.called[0]]
+            total += _read(program, fused, _parameters(fused)[number])
+        elif user.kind not in UPDATES or number != 0:
             total += size
     return min(total, size)
 
@@ -368,8 +372,8 @@ def _written(program: Program, computation: Computation, result: Instruction) ->
     if result.kind in UPDATES:
         return bytes_of(computation[result.operands[UPDATES[result.kind]]].shape)
     if result.kind == "fusion":
-        inside = program.computations[result.called[0]]
-        root = next(x for x in inside.values() if x.root)
+        fused = program.computations[result.called[0]]
+        root = next(x for x in fused.values() if x.root)
         if root.kind != "tuple":
-            return _written(program, inside, root)
+            return _written(program, fused, root)
     return bytes_of(result.shape)

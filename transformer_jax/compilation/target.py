@@ -112,7 +112,7 @@ def compile_for(
     memory: Any = compiled.memory_analysis()
     work = engine.task.work(batch)
     text = compiled.as_text() or ""
-    found = Target(
+    target = Target(
         topology=topology,
         mesh=dict(engine.mesh.shape),
         step=step,
@@ -134,9 +134,9 @@ def compile_for(
         turns=turns,
     )
     # which the compiler of GPUs does not check
-    if chip.specification and found.used > chip.memory:
-        raise does_not_fit(found.used)
-    return found, text
+    if chip.specification and target.used > chip.memory:
+        raise does_not_fit(target.used)
+    return target, text
 
 
 def largest_size(error: str) -> float:
@@ -240,24 +240,22 @@ def table_rows(target: Target, chip: Chip, link: float) -> Iterator[tuple[str, s
         "time without communication (estimate)",
         time(t.step_time.estimate, t.step_time.bound) + without,
     )
-    for part, found in t.step_time.parts.items():
-        yield f"  {part}", time(found.estimate, found.bound)
+    for part, step_time in t.step_time.parts.items():
+        yield f"  {part}", time(step_time.estimate, step_time.bound)
     if t.flops:
         ideal = t.flops / devices / chip.peak
-        mfu = (
-            ""
-            if t.step_time.estimate is None
-            else f"{ideal / t.step_time.estimate:.1%}, "
-        )
+        mfu = ""
+        if t.step_time.estimate is not None:
+            mfu = f"{ideal / t.step_time.estimate:.1%}, "
         yield (
             "MFU these times would mean (estimate)",
             f"{mfu}at most {ideal / t.step_time.bound:.1%}",
         )
     if t.collectives:
         alone = sending - meanwhile
-        estimate = (
-            None if t.step_time.estimate is None else t.step_time.estimate + alone
-        )
+        estimate = None
+        if t.step_time.estimate is not None:
+            estimate = t.step_time.estimate + alone
         yield (
             "time with communication (estimate)",
             time(estimate, t.step_time.bound + alone),

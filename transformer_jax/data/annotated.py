@@ -62,12 +62,12 @@ def squad_paragraphs(path: epath.Path) -> Iterator[Paragraph]:
     for i, article in enumerate(_value(content, "data", list, str(path)), 1):
         where = f"{path}, article {i}"
         for j, paragraph in enumerate(_value(article, "paragraphs", list, where), 1):
-            place = f"{where}, paragraph {j}"
+            paragraph_name = f"{where}, paragraph {j}"
             yield Paragraph(
-                place,
+                paragraph_name,
                 _value(article, "title", str, where),
-                _filled(paragraph, "context", place),
-                _value(paragraph, "qas", list, place),
+                _filled(paragraph, "context", paragraph_name),
+                _value(paragraph, "qas", list, paragraph_name),
             )
 
 
@@ -112,19 +112,21 @@ def squad_file(
             if "answers" in columns:
                 answers = _answers(question, paragraph.context, where, moved, dropped)
                 rows[identifier]["answers"] = json.dumps(answers, ensure_ascii=False)
-    for names, what in (
-        (moved, "are not at their answer_start, and the nearest occurrence is used"),
-        (dropped, "do not occur in their contexts, and are left out"),
-    ):
-        if names:
-            log.warning(
-                "%s: answers that %s: %d, e.g. %s",
-                path,
-                what,
-                len(names),
-                ", ".join(names[:3]),
-            )
+    _warn_of_answers(
+        path,
+        moved,
+        "are not at their answer_start, and the nearest occurrence is used",
+    )
+    _warn_of_answers(path, dropped, "do not occur in their contexts, and are left out")
     return _part(split, list(rows.values()), columns, "questions", path)
+
+
+def _warn_of_answers(path: epath.Path, names: list[str], fault: str) -> None:
+    if names:
+        examples = ", ".join(names[:3])
+        log.warning(
+            "%s: answers that %s: %d, e.g. %s", path, fault, len(names), examples
+        )
 
 
 def _answers(
@@ -142,30 +144,29 @@ def _answers(
         return []
     answers = list[dict[str, str | int]]()
     for i, answer in enumerate(given, 1):
-        place = f"{where}, answer {i}"
-        text = _filled(answer, "text", place)
-        start = _value(answer, "answer_start", int, place)
+        answer_name = f"{where}, answer {i}"
+        text = _filled(answer, "text", answer_name)
+        start = _value(answer, "answer_start", int, answer_name)
         if start < 0 or not context.startswith(text, start):
-            places = [
-                match.start()
-                for match in re.finditer(f"(?={re.escape(text)})", context)
-            ]
-            (moved if places else dropped).append(f"{text[:40]!r} of {question['id']}")
-            if not places:
+            occurrence = _nearest_occurrence(text, context, start)
+            shown = f"{text[:40]!r} of {question['id']}"
+            if occurrence is None:
+                dropped.append(shown)
                 continue
-            start = min(places, key=lambda place: abs(place - start))
+            moved.append(shown)
+            start = occurrence
         answers.append({"text": text, "start": start})
     if not answers:
         text = given[0]["text"]
-        composed = unicodedata.normalize("NFC", text) in unicodedata.normalize(
-            "NFC", context
-        )
-        remedy = (
-            "It does in another Unicode form: "
-            "write both in the same one, e.g. with unicodedata.normalize('NFC', text)."
-            if composed
-            else "Correct the answer, or remove the question."
-        )
+        composed_text = unicodedata.normalize("NFC", text)
+        composed_context = unicodedata.normalize("NFC", context)
+        if composed_text in composed_context:
+            remedy = (
+                "It does in another Unicode form: write both in the same one, "
+                "e.g. with unicodedata.normalize('NFC', text)."
+            )
+        else:
+            remedy = "Correct the answer, or remove the question."
         raise DataError(
             f"{where}: the answer {text[:80]!r} does not occur in the context, "
             f"so that the question has no answer. {remedy}"
@@ -173,11 +174,20 @@ def _answers(
     return answers
 
 
+def _nearest_occurrence(text: str, context: str, start: int) -> int | None:
+    """Return the start of the occurrence of a text in its context that is nearest to
+    `start`, or None if there is none.
+    """
+    matches = re.finditer(f"(?={re.escape(text)})", context)
+    starts = [match.start() for match in matches]
+    return min(starts, key=lambda x: abs(x - start), default=None)
+
+
 def _value(record: Any, key: str, kind: type, where: str) -> Any:
     """Return record[key].
 
-    Raises DataError, with the place, if the key is missing or its value is of another
-    type.
+    Raises DataError, which names the record by `where`, if the key is missing or its
+    value is of another type.
     """
     value = record.get(key) if isinstance(record, dict) else None
     if not isinstance(value, kind):
@@ -221,8 +231,8 @@ def conll_file(
         (number, _fields(line))
         for number, line in enumerate(parse_lines(files.read(path), str(path)), 1)
     )
-    for inside, lines in itertools.groupby(fields, lambda line: bool(line[1])):
-        if not inside:
+    for in_sentence, lines in itertools.groupby(fields, lambda line: bool(line[1])):
+        if not in_sentence:
             continue
         sentence = list(lines)
         for number, line in sentence:
@@ -237,10 +247,10 @@ def conll_file(
                     f"{line[-1]!r}, of which one is empty or has white space: "
                     "separate columns by single tabs, and replace other white space."
                 )
-        words, tags = (
-            " ".join(line[place] for _, line in sentence) for place in (0, -1)
-        )
-        rows.append({"words": words, "tags": tags, "line": str(sentence[0][0])})
+        first_line, _ = sentence[0]
+        words = " ".join(line[0] for _, line in sentence)
+        tags = " ".join(line[-1] for _, line in sentence)
+        rows.append({"words": words, "tags": tags, "line": str(first_line)})
     return _part(split, rows, columns, "sentences", path)
 
 
@@ -271,7 +281,7 @@ def documents_file(
     path = _find(directory, f"{file_name(split)}.txt", columns, DOCUMENT_COLUMNS)
     lines = map(str.strip, parse_lines(files.read(path), str(path)))
     documents = [
-        list(group) for inside, group in itertools.groupby(lines, bool) if inside
+        list(group) for is_text, group in itertools.groupby(lines, bool) if is_text
     ]
     start, stop = bounds(split, len(documents), "documents", str(path))
     numbered = enumerate(documents[start:stop], start + 1)
@@ -283,13 +293,13 @@ def documents_file(
 
 
 def _find(
-    directory: epath.PathLike, name: str, columns: Sequence[str], known: Sequence[str]
+    directory: epath.PathLike, name: str, columns: Sequence[str], choices: Sequence[str]
 ) -> epath.Path:
     path = files.find(directory, name)
-    if unknown := [column for column in columns if column not in known]:
+    if unknown := [column for column in columns if column not in choices]:
         raise DataError(
             f"{path} has no column {', '.join(unknown)}: "
-            f"choose from {', '.join(known)}."
+            f"choose from {', '.join(choices)}."
         )
     return path
 
@@ -298,14 +308,14 @@ def _part(
     split: str,
     rows: Sequence[Mapping[str, str]],
     columns: Sequence[str],
-    what: str,
+    noun: str,
     path: epath.Path,
 ) -> Source:
     """Return columns of the rows that `split` names.
 
-    `what` is the name of rows in messages.
+    `noun` is what the rows are called in messages, e.g. "sentences".
     """
-    start, stop = bounds(split, len(rows), what, str(path))
+    start, stop = bounds(split, len(rows), noun, str(path))
     return Source(
         {name: held(row[name] for row in rows[start:stop]) for name in columns},
         str(path),

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import json
 from abc import ABC, abstractmethod
 from collections import deque
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from transformer_jax.data.columns import ArrayRecords
-from transformer_jax.data.ragged import Ragged
+from transformer_jax.data.ragged import Ragged, ranges
 from transformer_jax.errors import UserError
 
 Item = TypeVar("Item")
@@ -101,23 +100,28 @@ class Batches(NamedTuple):
         It is that of their JSON. Records of arrays are hashed as bytes, see
         `ArrayRecords`.
         """
-        digest = hashlib.sha256()
-        parts = [
-            part.blocks() if isinstance(part, ArrayRecords) else _json(part)
-            for part in (self.records, self.references)
-        ]
-        for block in itertools.chain([b"["], parts[0], [b", "], parts[1], [b"]"]):
+        digest = hashlib.sha256(b"[")
+        for block in _blocks(self.records):
             digest.update(block)
+        digest.update(b", ")
+        for block in _blocks(self.references):
+            digest.update(block)
+        digest.update(b"]")
         return digest.hexdigest()
 
 
-def _json(values: Sequence[Any]) -> Iterator[bytes]:
-    """Yield the JSON of a list, an entry at a time."""
+def _blocks(values: Sequence[Any]) -> Iterator[bytes]:
+    """Yield the bytes of records, or the JSON of a list, an entry at a time."""
+    if isinstance(values, ArrayRecords):
+        yield from values.blocks()
+        return
     # a task may have other objects, e.g. of NumPy
     encoder = json.JSONEncoder(sort_keys=True, default=repr)
     yield b"["
-    for number, value in enumerate(values):
-        yield f"{', ' if number else ''}{encoder.encode(value)}".encode()
+    separator = ""
+    for value in values:
+        yield f"{separator}{encoder.encode(value)}".encode()
+        separator = ", "
     yield b"]"
 
 
@@ -126,7 +130,8 @@ def entropy(values: np.ndarray) -> float:
     counts = np.zeros(int(values.max(initial=0)) + 1, np.int64)
     # bincount makes a copy of 8 bytes for each
     for start in range(0, len(values), 2**24):
-        counts += np.bincount(values[start : start + 2**24], minlength=len(counts))
+        block = values[start : start + 2**24]
+        counts += np.bincount(block, minlength=len(counts))
     shares = counts[counts > 0] / max(len(values), 1)
     return float(-(shares * np.log(shares)).sum())
 
@@ -202,25 +207,26 @@ class BatchPlan(Plan):
         width = np.maximum(lengths[kept].max(axis=1), 1)
         # the search for buckets needs memory quadratic in the number of widths
         step = -(-width.max() // MAX_WIDTHS)
-        widths, kind = np.unique(
-            np.minimum(-(-width // step) * step, width.max()), return_inverse=True
-        )
-        if tokens < (least := widths[-1] * rows_multiple):
+        rounded = np.minimum(-(-width // step) * step, width.max())
+        widths, width_index = np.unique(rounded, return_inverse=True)
+        least = widths[-1] * rows_multiple
+        if tokens < least:
             raise UserError(
                 f"data.batch_tokens={tokens} is too small for {rows_multiple} row(s) "
                 f"of the longest example, {widths[-1]} positions: set {least} or more."
             )
         # for each width, the longest of each stream
-        tops = np.ones((len(widths), lengths.shape[1]), np.int64)
-        for stream, top in enumerate(tops.T):
-            np.maximum.at(top, kind, lengths[kept, stream])
+        longest = np.ones((len(widths), lengths.shape[1]), np.int64)
+        for stream, longest_of_stream in enumerate(longest.T):
+            np.maximum.at(longest_of_stream, width_index, lengths[kept, stream])
         rows = tokens // widths // rows_multiple * rows_multiple
-        ends = _bucket_ends(np.bincount(kind), tops, rows, max_buckets)
-        heights = np.maximum.reduceat(tops, np.concatenate([[0], ends[:-1]]))
-        shapes = np.column_stack([rows[ends - 1], heights])
-        self._arrange(
-            lengths, kept, np.searchsorted(ends, kind, side="right"), shapes, seed
-        )
+        counts = np.bincount(width_index)
+        ends = _bucket_ends(counts, longest, rows, max_buckets)
+        starts = np.concatenate([[0], ends[:-1]])
+        padded = np.maximum.reduceat(longest, starts)
+        shapes = np.column_stack([rows[ends - 1], padded])
+        bucket = np.searchsorted(ends, width_index, side="right")
+        self._arrange(lengths, kept, bucket, shapes, seed)
 
     @classmethod
     def ladder(
@@ -253,28 +259,23 @@ class BatchPlan(Plan):
         if not lengths.size:
             raise UserError("There are no examples: a plan needs at least 1.")
         lengths = lengths.reshape(len(lengths), -1)
-        if (longest := lengths.max()) > (last := boundaries[-1]):
+        longest = lengths.max()
+        if longest > boundaries[-1]:
             example = lengths.max(axis=1).argmax()
             raise UserError(
-                f"Example {example} has {longest} positions, the limit is {last}: "
-                "truncate it."
+                f"Example {example} has {longest} positions, "
+                f"the limit is {boundaries[-1]}: truncate it."
             )
-        used, bucket = np.unique(
-            np.searchsorted(boundaries, lengths[:, 0]), return_inverse=True
-        )
-        tops = np.zeros((len(used), lengths.shape[1]), np.int64)
-        np.maximum.at(tops, bucket, lengths)
-        shapes = np.asarray(boundaries)[np.searchsorted(boundaries, tops)]
+        rungs = np.searchsorted(boundaries, lengths[:, 0])
+        used_rungs, bucket = np.unique(rungs, return_inverse=True)
+        longest_in_bucket = np.zeros((len(used_rungs), lengths.shape[1]), np.int64)
+        np.maximum.at(longest_in_bucket, bucket, lengths)
+        padded = np.asarray(boundaries)[np.searchsorted(boundaries, longest_in_bucket)]
         if limits is not None:
-            shapes = np.minimum(shapes, limits)
+            padded = np.minimum(padded, limits)
+        shapes = np.insert(padded, 0, rows, axis=1)
         plan = cls.__new__(cls)
-        plan._arrange(
-            lengths,
-            np.arange(len(lengths)),
-            bucket,
-            np.insert(shapes, 0, rows, axis=1),
-            None,
-        )
+        plan._arrange(lengths, np.arange(len(lengths)), bucket, shapes, None)
         return plan
 
     def _arrange(
@@ -298,14 +299,16 @@ class BatchPlan(Plan):
         counts = np.bincount(bucket)
         batches = -(-counts // rows)
         ends = np.cumsum(counts)
-        self._batch_bucket = of = np.repeat(np.arange(len(shapes)), batches)
-        # within its bucket
-        nth = np.arange(len(of)) - np.repeat(np.cumsum(batches) - batches, batches)
-        self._starts = (ends - counts)[of] + nth * rows[of]
-        self._stops = np.minimum(self._starts + rows[of], ends[of])
-        self.fill = tuple(
-            (lengths[kept].sum(axis=0) / ((batches * rows) @ shapes[:, 1:])).tolist()
-        )
+        bucket_of_batch = np.repeat(np.arange(len(shapes)), batches)
+        number_in_bucket = ranges(0, batches)
+        rows_of_batch = rows[bucket_of_batch]
+        first_of_bucket = (ends - counts)[bucket_of_batch]
+        self._batch_bucket = bucket_of_batch
+        self._starts = first_of_bucket + number_in_bucket * rows_of_batch
+        self._stops = np.minimum(self._starts + rows_of_batch, ends[bucket_of_batch])
+        filled = lengths[kept].sum(axis=0)
+        padded = (batches * rows) @ shapes[:, 1:]
+        self.fill = tuple((filled / padded).tolist())
         self._latest: tuple[int, np.ndarray, np.ndarray] | None = None
 
     def __len__(self) -> int:
@@ -315,11 +318,10 @@ class BatchPlan(Plan):
         self, epoch: int, position: int
     ) -> tuple[np.ndarray, tuple[int, ...]]:
         examples, order = self._order(0 if self._seed is None else epoch)
-        which = order[position]
-        rows, *shape = self.shapes[self._batch_bucket[which]]
-        return filled_up(
-            examples[self._starts[which] : self._stops[which]], rows
-        ), tuple(shape)
+        batch = order[position]
+        rows, *shape = self.shapes[self._batch_bucket[batch]]
+        indices = examples[self._starts[batch] : self._stops[batch]]
+        return filled_up(indices, rows), tuple(shape)
 
     def _order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the kept examples, sorted by bucket, and the order of the batches.
@@ -334,9 +336,11 @@ class BatchPlan(Plan):
                 generator = np.random.default_rng((self._seed, epoch))
                 examples = generator.permutation(examples)
                 batches = generator.permutation(batches)
-            examples = examples[np.argsort(self._bucket[examples], kind="stable")]
-            latest = self._latest = epoch, self.kept[examples], batches
-        return latest[1], latest[2]
+            by_bucket = np.argsort(self._bucket[examples], kind="stable")
+            latest = (epoch, self.kept[examples[by_bucket]], batches)
+            self._latest = latest
+        _, examples, batches = latest
+        return examples, batches
 
 
 class Divided(Plan):
@@ -355,9 +359,8 @@ class Divided(Plan):
             for start in range(0, len(examples), rows):
                 part = filled_up(examples[start : start + rows], rows)
                 self._parts.append((part, whole.shape))
-        self.shapes = [
-            (rows, *shape) for shape in dict.fromkeys(shape for _, shape in self._parts)
-        ]
+        shapes = dict.fromkeys(shape for _, shape in self._parts)
+        self.shapes = [(rows, *shape) for shape in shapes]
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -372,8 +375,10 @@ def ladder_lengths(limit: int) -> list[int]:
     """Return the padded lengths 8, 12, 16, 24, 32, 48, … below `limit`, followed by
     `limit`.
     """
-    steps = [2**n * half // 2 for n in range(3, 32) for half in (2, 3)]
-    return [*(step for step in steps if step < limit), limit]
+    lengths = []
+    for exponent in range(3, 32):
+        lengths += [2**exponent, 2**exponent * 3 // 2]
+    return [*(length for length in lengths if length < limit), limit]
 
 
 def filled_up(indices: np.ndarray, rows: int) -> np.ndarray:
@@ -382,7 +387,7 @@ def filled_up(indices: np.ndarray, rows: int) -> np.ndarray:
 
 
 def _bucket_ends(
-    counts: np.ndarray, tops: np.ndarray, rows: np.ndarray, max_buckets: int
+    counts: np.ndarray, longest: np.ndarray, rows: np.ndarray, max_buckets: int
 ) -> np.ndarray:
     """Divide w widths into at most `max_buckets` buckets by dynamic programming.
 
@@ -390,21 +395,21 @@ def _bucket_ends(
 
     Args:
         counts: (w,) number of examples of each width.
-        tops: (w, k) length of the longest of these examples in each stream.
+        longest: (w, k) length of the longest of these examples in each stream.
         rows: (w,) number of rows of a batch of each width.
         max_buckets: most buckets.
     """
     w = len(counts)
-    before = np.cumsum(counts) - counts
+    # [i]: examples of the widths before width i
+    before = np.concatenate([[0], np.cumsum(counts)])
     # [i, j]: padded positions of a bucket of widths i … j-1
     cost = np.full((w + 1, w + 1), np.inf)
     for j in range(1, w + 1):
-        batches = -(-(before[j - 1] + counts[j - 1] - before[:j]) // rows[j - 1])
-        cost[:j, j] = (
-            batches
-            * rows[j - 1]
-            * np.maximum.accumulate(tops[:j][::-1])[::-1].sum(axis=1)
-        )
+        rows_of_batch = rows[j - 1]
+        batches = -(-(before[j] - before[:j]) // rows_of_batch)
+        # [i]: padded lengths of widths i … j-1
+        padded = np.maximum.accumulate(longest[:j][::-1])[::-1]
+        cost[:j, j] = batches * rows_of_batch * padded.sum(axis=1)
     # best[j]: least cost of the first j widths, with the number of buckets allowed so
     # far
     best = cost[0]
@@ -415,9 +420,11 @@ def _bucket_ends(
         cuts.append(total.argmin(axis=0))
         best = total.min(axis=0)
     ends = [w]
-    while (start := cuts.pop()[ends[-1]]) > 0:
+    while True:
+        start = cuts.pop()[ends[-1]]
+        if start == 0:
+            return np.array(ends[::-1])
         ends.append(start)
-    return np.array(ends[::-1])
 
 
 def pad(rows: Ragged, indices: np.ndarray, length: int) -> np.ndarray:
@@ -437,9 +444,8 @@ def pad(rows: Ragged, indices: np.ndarray, length: int) -> np.ndarray:
         )
     shape = (len(indices), length, *rows.values.shape[1:])
     padded = np.zeros(shape, device_dtype(rows.values))
-    padded[np.arange(length) < lengths[:, None]] = rows.take(
-        indices[indices >= 0]
-    ).values
+    filled = np.arange(length) < lengths[:, None]
+    padded[filled] = rows.take(indices[indices >= 0]).values
     return padded
 
 
@@ -460,29 +466,30 @@ def lengths_of(rows: Ragged, indices: np.ndarray) -> np.ndarray:
 
 def padded_arrays(
     streams: Mapping[str, Ragged],
-    others: Mapping[str, np.ndarray | Ragged],
+    more_arrays: Mapping[str, np.ndarray | Ragged],
     batch: Batch,
 ) -> Arrays:
     """Return the arrays of a batch: int32, or float32 for floats.
 
     - For stream i, called `name`: the rows {name} (B, batch.shape[i], …) and their
       lengths {name}_length (B,).
-    - For each of `others`: the values of the rows, 0 in filler rows. They are (B,), or
-      (B, batch.shape[0]) if there is one per position of the first stream.
+    - For each of `more_arrays`: the values of the rows, 0 in filler rows. They are
+      (B,), or (B, batch.shape[0]) if there is one per position of the first stream.
     - "index" (B,): the example in each row, -1 in filler rows.
     """
     arrays: Arrays = {}
     for (name, rows), length in zip(streams.items(), batch.shape, strict=True):
         arrays[name] = pad(rows, batch.indices, length)
         arrays[f"{name}_length"] = lengths_of(rows, batch.indices)
-    for name, values in others.items():
+    is_filled = batch.indices >= 0
+    for name, values in more_arrays.items():
         if isinstance(values, Ragged):
             arrays[name] = pad(values, batch.indices, batch.shape[0])
             continue
-        arrays[name] = np.where(batch.indices >= 0, values[batch.indices], 0).astype(
-            device_dtype(values)
-        )
-    return arrays | {"index": batch.indices.astype(np.int32)}
+        column = np.where(is_filled, values[batch.indices], 0)
+        arrays[name] = column.astype(device_dtype(values))
+    arrays["index"] = batch.indices.astype(np.int32)
+    return arrays
 
 
 def prefetch(iterator: Iterator[Item], size: int = 2) -> Generator[Item]:

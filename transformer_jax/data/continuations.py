@@ -3,10 +3,9 @@ context.
 
 A tokenizer is given the whole, since the whole is not the sum of its parts. It may put
 a space before a text and leave it out when it decodes, join marks to the words before
-them, and have pieces that span the place where one text ends and the other begins.
+them, and have pieces that span the end of one text and the start of the next.
 """
 
-import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -35,14 +34,14 @@ class Prompt:
         whole = self._tokenizer.decode([*self._ids, *ids])
         if whole.startswith(self._text):
             return whole[len(self._text) :]
-        same = itertools.takewhile(
-            lambda pair: pair[0] == pair[1], zip(self._text, whole, strict=False)
-        )
-        return whole[sum(1 for _ in same) :]
+        for i, (old, new) in enumerate(zip(self._text, whole, strict=False)):
+            if old != new:
+                return whole[i:]
+        return ""
 
 
 class Pairs(NamedTuple):
-    """The ids of each context and text together, and (n,) the place of the first id
+    """The ids of each context and text together, and (n,) the position of the first id
     of the text.
     """
 
@@ -55,7 +54,7 @@ def encode_pairs(
 ) -> Pairs:
     """Encode each context and the text after it as one.
 
-    A token that spans the place between them belongs to the context, with two
+    A token that spans the border between them belongs to the context, with two
     exceptions: if only white space of the context is in it, or if it is all that the
     text has, it belongs to the text.
     """
@@ -75,11 +74,12 @@ def _encode_pairs(
     sizes = np.fromiter(map(len, contexts), np.int64, len(contexts))
     first = np.zeros(len(texts), np.int64)
     rows = np.repeat(np.arange(len(texts)), ids.lengths)
-    before = starts.values < sizes[rows]
-    np.add.at(first, rows, before)
-    for token in np.flatnonzero(before & (ends.values > sizes[rows])).tolist():
+    starts_before = starts.values < sizes[rows]
+    ends_after = ends.values > sizes[rows]
+    np.add.at(first, rows, starts_before)
+    for token in np.flatnonzero(starts_before & ends_after).tolist():
         row = rows[token]
-        seen = wholes[row][starts.values[token] : sizes[row]]
-        if seen.isspace() or first[row] == ids.lengths[row]:
+        part_of_context = wholes[row][starts.values[token] : sizes[row]]
+        if part_of_context.isspace() or first[row] == ids.lengths[row]:
             first[row] = min(first[row], token - ids.offsets[row])
     return Pairs(ids, first)

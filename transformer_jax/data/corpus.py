@@ -33,7 +33,7 @@ class Corpus:
             tokenizers trained by this package.
         read: function that reads the files of a split, e.g. `sources.parallel_files`.
             Not used for tfds.
-        others: further columns to read, e.g. labels.
+        extra_columns: further columns to read, e.g. labels.
         start: folder from which missing tokenizers are copied instead of trained: the
             workdir of another run, or a Hugging Face folder.
     """
@@ -44,7 +44,7 @@ class Corpus:
         streams: Mapping[str, Stream],
         workdir: epath.PathLike | None,
         read: Reader,
-        others: Sequence[str] = (),
+        extra_columns: Sequence[str] = (),
         start: epath.PathLike | None = None,
     ):
         self.config = config
@@ -53,7 +53,7 @@ class Corpus:
         self._opened: dict[str, sources.Source] = {}
         self._hashes: dict[str, str] = {}
         columns = [stream.column for stream in streams.values()]
-        self._columns = list(dict.fromkeys([*columns, *others]))
+        self._columns = list(dict.fromkeys([*columns, *extra_columns]))
         store = None
         if self.workdir is not None:
             store = TokenizerStore(config, self.workdir, self.open, start)

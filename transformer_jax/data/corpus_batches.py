@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 def cut(
     rows: Ragged,
     limit: int,
-    what: str,
+    source: str,
     limit_words: str = "",
     begin: bool = False,
     end: bool = True,
@@ -40,7 +40,7 @@ def cut(
     Args:
         rows: the ids or vectors of each entry of a column.
         limit: most positions per row.
-        what: source of the column, for the warning.
+        source: name of the source of the column, for the warning.
         limit_words: the limit in words, for the warning: by default
             "model.max_length = {limit}".
         begin: keep the first position of a row, its begin id.
@@ -52,7 +52,7 @@ def cut(
     for i in np.flatnonzero(rows.lengths > limit):
         log.warning(
             "%s, %s %d: %d %s, cut to %s",
-            what,
+            source,
             entry,
             i + 1,
             rows.lengths[i],
@@ -73,7 +73,7 @@ def ladder_batches(
     end: bool = True,
     key: str = "model.max_length",
     tail: bool = False,
-    others: Mapping[str, np.ndarray] = types.MappingProxyType({}),
+    more_arrays: Mapping[str, np.ndarray] = types.MappingProxyType({}),
 ) -> Batches:
     """Return batches for evaluation and prediction: each example once, truncated to
     `limit` positions, `rows` per batch.
@@ -92,7 +92,7 @@ def ladder_batches(
         end: add the tokenizer's end id after each text.
         key: config key of `limit`, for warnings.
         tail: keep the last positions of a longer example instead of the first.
-        others: further arrays (examples,), e.g. labels.
+        more_arrays: further arrays (examples,), e.g. labels.
 
     Returns:
         Batches with arrays as in `padded_arrays`. `records` are the entries of the
@@ -106,43 +106,42 @@ def ladder_batches(
         encoded = stream.encode(column, begin, end)
         most = stream.limit or limit
         words = stream.limit_words if stream.limit else f"{key} = {limit}"
-        kept = begin and stream.added(True, False) > 0
-        ended = end and stream.added(False, True) > 0
+        has_begin = begin and stream.added(True, False) > 0
+        has_end = end and stream.added(False, True) > 0
         streams[name] = cut(
             encoded,
             most,
             what,
             words,
-            kept,
-            ended,
+            has_begin,
+            has_end,
             tail,
             entry=stream.entry,
             unit=stream.unit,
         )
         limits.append(most)
-    first, *more = columns
-    source = corpus.streams[first]
-    _warn_of_empty(
-        streams[first].lengths == source.added(begin, end), what, source.entry
-    )
+    first, *further = columns
+    first_stream = corpus.streams[first]
+    is_empty = streams[first].lengths == first_stream.added(begin, end)
+    _warn_of_empty(is_empty, what, first_stream.entry)
     lengths = np.stack([encoded.lengths for encoded in streams.values()], axis=1)
     plan = BatchPlan.ladder(lengths, ladder_lengths(max(limits)), rows, limits)
-    load = functools.partial(padded_arrays, streams, others)
-    references = columns[more[0]] if more else ()
-    of_first = lengths[:, 0] if source.trailing else None
-    return Batches(plan, load, columns[first], references, lengths=of_first)
+    load = functools.partial(padded_arrays, streams, more_arrays)
+    references = columns[further[0]] if further else ()
+    first_lengths = lengths[:, 0] if first_stream.trailing else None
+    return Batches(plan, load, columns[first], references, lengths=first_lengths)
 
 
-def _warn_of_empty(is_empty: np.ndarray, what: str, entry: str) -> None:
+def _warn_of_empty(is_empty: np.ndarray, source: str, entry: str) -> None:
     empty = np.flatnonzero(is_empty) + 1
     if not empty.size:
         return
     shown = ", ".join(map(str, empty[:5])) + (", …" if len(empty) > 5 else "")
     if len(empty) == 1:
-        log.warning("%s: %s %s is empty", what, entry, shown)
+        log.warning("%s: %s %s is empty", source, entry, shown)
     else:
         count = f"{len(empty):,}"
-        log.warning("%s: %s %ss are empty: %ss %s", what, count, entry, entry, shown)
+        log.warning("%s: %s %ss are empty: %ss %s", source, count, entry, entry, shown)
 
 
 def bucket_batches(
@@ -155,7 +154,7 @@ def bucket_batches(
     predicted: str = "",
     begin: bool = False,
     end: bool = True,
-    others: Mapping[str, np.ndarray] = types.MappingProxyType({}),
+    more_arrays: Mapping[str, np.ndarray] = types.MappingProxyType({}),
 ) -> Batches:
     """Return batches for training, with examples of similar length together.
 
@@ -216,12 +215,12 @@ def bucket_batches(
     baseline = None
     if predicted:
         baseline = functools.partial(entropy, streams[predicted].values)
-    load = functools.partial(padded_arrays, streams, others)
+    load = functools.partial(padded_arrays, streams, more_arrays)
     return Batches(plan, load, baseline=baseline)
 
 
 def _too_long(corpus: Corpus, names: Iterable[str]) -> str:
-    """Return what is said of an example that exceeds the limit of a stream."""
+    """Return the phrase for examples that exceed the limit of a stream."""
     general = f"data.max_length = {corpus.config.max_length}"
     streams = map(corpus.streams.__getitem__, names)
     limits = [stream.limit_words if stream.limit else general for stream in streams]
@@ -231,7 +230,7 @@ def _too_long(corpus: Corpus, names: Iterable[str]) -> str:
 def example_batches(
     corpus: Corpus,
     streams: Mapping[str, Ragged],
-    others: Mapping[str, np.ndarray | Ragged],
+    more_arrays: Mapping[str, np.ndarray | Ragged],
     *,
     seed: int | None,
     rows: int,
@@ -244,23 +243,21 @@ def example_batches(
         corpus: corpus of the examples, whose config has the options of training
             batches.
         streams: the ids or vectors of each example in each stream, with special ids.
-        others: further arrays (examples,), e.g. labels, or one value per position of
-            the first stream.
+        more_arrays: further arrays (examples,), e.g. labels, or one value per position
+            of the first stream.
         seed: seed of the shuffle, or None.
         rows: number of rows of a batch without a seed.
         limit: most positions of an example.
     """
     lengths = np.stack([ids.lengths for ids in streams.values()], axis=1)
     plan = example_plan(corpus, lengths, seed=seed, rows=rows, limit=limit)
-    return Batches(plan, functools.partial(padded_arrays, streams, others))
+    return Batches(plan, functools.partial(padded_arrays, streams, more_arrays))
 
 
 def example_plan(
     corpus: Corpus, lengths: np.ndarray, *, seed: int | None, rows: int, limit: int
 ) -> BatchPlan:
     """Return the plan of `example_batches` for examples of `lengths` (n, k)."""
-    return (
-        BatchPlan.ladder(lengths, ladder_lengths(limit), rows)
-        if seed is None
-        else corpus.plan(lengths, seed)
-    )
+    if seed is None:
+        return BatchPlan.ladder(lengths, ladder_lengths(limit), rows)
+    return corpus.plan(lengths, seed)

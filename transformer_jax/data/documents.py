@@ -138,15 +138,20 @@ def _find(inputs: Sequence[str], outputs: Sequence[str]) -> list[epath.Path]:
     for path in named:
         if not (path.exists() or path.with_name(f"{path.name}.gz").exists()):
             raise DataError(f"there is no file {path}: correct the inputs")
-    found = [files.find(path.parent, path.name) for path in named]
-    places = [os.path.realpath(os.path.expanduser(path)) for path in (*found, *outputs)]
-    for path, place in zip(outputs, places[len(found) :], strict=True):
-        if places.count(place) > 1:
+    paths = [files.find(path.parent, path.name) for path in named]
+    real_inputs = [_real_path(path) for path in paths]
+    real_outputs = [_real_path(path) for path in outputs]
+    for path, real_path in zip(outputs, real_outputs, strict=True):
+        if [*real_inputs, *real_outputs].count(real_path) > 1:
             raise DataError(
                 f"{path} is named twice, and its text would be lost: "
                 "choose another file for the output"
             )
-    return found
+    return paths
+
+
+def _real_path(path: epath.PathLike) -> str:
+    return os.path.realpath(os.path.expanduser(path))
 
 
 def _documents(paths: Sequence[epath.Path]) -> Iterator[list[str]]:

@@ -57,9 +57,9 @@ def parse_record(
     if not inputs <= len(texts) <= most:
         also = "" if inputs == 1 else f", or write a JSON object, {example}"
         up_to = "" if inputs == most else f", up to {columns[most - 1]}"
-        found = "1 column" if len(texts) == 1 else f"{len(texts)} columns"
+        count = "1 column" if len(texts) == 1 else f"{len(texts)} columns"
         raise DataError(
-            f"{where} is {_short(line)}, {found}: "
+            f"{where} is {_short(line)}, {count}: "
             f"separate {', '.join(needed)}{up_to} by single tabs{also}"
         )
     return dict(zip(columns, texts, strict=False))
@@ -77,19 +77,21 @@ def as_object(
         DataError: a text in the object, which is record `number`, has characters that
             UTF-8 cannot encode.
     """
-    found: Any = record
+    values: Any = record
     if isinstance(record, str):
-        found = None
+        values = None
         if record.lstrip().startswith("{"):
             with contextlib.suppress(ValueError, RecursionError):
-                found = json.loads(record)
-        if not found or not set(found) <= set(fields):
+                values = json.loads(record)
+        if not values or not set(values) <= set(fields):
             return {fields[0]: record}
-    for name, value in found.items() if isinstance(found, Mapping) else ():
-        for text in value if isinstance(value, list) else [value]:
-            if isinstance(text, str):
-                check_characters(text, name, f"record {number}")
-    return found
+    if isinstance(values, Mapping):
+        for name, value in values.items():
+            texts = value if isinstance(value, list) else [value]
+            for text in texts:
+                if isinstance(text, str):
+                    check_characters(text, name, f"record {number}")
+    return values
 
 
 def columns_of(
@@ -114,11 +116,13 @@ def columns_of(
     ]
     for number, record in enumerate(objects, 1):
         _check(record, f"record {number}", columns, inputs, arrays)
-    complete = [all(name in record for record in objects) for name in columns]
-    return [
-        [record[name] for record in objects] if there else None
-        for name, there in zip(columns, complete, strict=True)
-    ]
+    entries: list[list[Any] | None] = []
+    for name in columns:
+        if all(name in record for record in objects):
+            entries.append([record[name] for record in objects])
+        else:
+            entries.append(None)
+    return entries
 
 
 def _check(
@@ -168,10 +172,10 @@ class Labels:
         self._key = key
         self._numbers = {name: number for number, name in enumerate(self.names)}
 
-    def encode(self, labels: Sequence[str], what: str) -> np.ndarray:
+    def encode(self, labels: Sequence[str], source: str) -> np.ndarray:
         """Return the number of each label, (n,) int32.
 
-        Error messages name `what` as their source.
+        Error messages name `source` as the source of the labels.
 
         Raises:
             DataError: a label is not one of the names.
@@ -179,16 +183,16 @@ class Labels:
         for row, label in enumerate(labels, 1):
             if label not in self._numbers:
                 raise DataError(
-                    f"{what}, row {row}: the label {label!r} is not one of "
+                    f"{source}, row {row}: the label {label!r} is not one of "
                     f"{', '.join(self.names)}: correct the file, or change {self._key}"
                 )
         return np.array([self._numbers[label] for label in labels], np.int32)
 
 
-def encode_numbers(texts: Sequence[str], what: str) -> np.ndarray:
+def encode_numbers(texts: Sequence[str], source: str) -> np.ndarray:
     """Return the number that each text is, (n,) float32.
 
-    Error messages name `what` as their source.
+    Error messages name `source` as the source of the texts.
 
     Raises:
         DataError: a text is not a finite number.
@@ -199,7 +203,7 @@ def encode_numbers(texts: Sequence[str], what: str) -> np.ndarray:
         number = float(text) if NUMBER.fullmatch(text.strip()) else math.nan
         if not abs(number) <= float(np.finfo(np.float32).max):
             raise DataError(
-                f"{what}, row {row}: the label {text!r} is not a finite number: "
+                f"{source}, row {row}: the label {text!r} is not a finite number: "
                 "correct the file"
             )
         numbers[row - 1] = number
@@ -213,8 +217,10 @@ def longest_first(lengths: np.ndarray, limit: int) -> np.ndarray:
     """
     first = lengths[:, 0]
     second = lengths[:, 1]
-    kept = np.minimum(first, np.maximum(limit - second, limit - limit // 2))
-    return np.stack([kept, np.minimum(second, limit - kept)], axis=1)
+    left_by_second = np.maximum(limit - second, limit - limit // 2)
+    first_size = np.minimum(first, left_by_second)
+    second_size = np.minimum(second, limit - first_size)
+    return np.stack([first_size, second_size], axis=1)
 
 
 class Frame(NamedTuple):
@@ -222,7 +228,7 @@ class Frame(NamedTuple):
     second `end`.
 
     BERT: [CLS], [SEP], [SEP] (Devlin et al. 2019, Figure 4). GPT: [START], [DELIM],
-    [EXTRACT] (Radford et al. 2018, Section 3.3). None: no id at this place.
+    [EXTRACT] (Radford et al. 2018, Section 3.3). None: no id.
 
     empty: the id that stands for a row without any other, if there is one.
     """
@@ -257,8 +263,8 @@ def laid_out(
         key: config key of `limit`, for the warning.
 
     Returns:
-        The rows, and (n,) the place at which the second text starts: the row's length
-        if there is none.
+        The rows, and (n,) the position at which the second text starts: the row's
+        length if there is none.
 
     Raises:
         DataError: a row would have no id, and `frame.empty` is None.
@@ -267,51 +273,54 @@ def laid_out(
     begin, separator, end = (
         [] if i is None else [Ragged.repeated(i, n)] for i in frame[:3]
     )
-    room = limit - len(begin) - len(end) - (0 if second is None else len(separator))
-    lengths = np.stack(
-        [
-            first.lengths,
-            np.zeros_like(first.lengths) if second is None else second.lengths,
-        ],
-        axis=1,
-    )
-    kept = longest_first(lengths, room)
-    cut = kept.sum(axis=1) < lengths.sum(axis=1)
-    empty = lengths[:, : 1 if second is None else 2].min(axis=1) == 0
-    warn(what, cut, f"are cut to {key} = {limit} tokens")
-    warn(what, empty, "have an empty text")
-    more = [] if second is None else [*separator, second.first(kept[:, 1])]
-    rows = Ragged.beside([*begin, first.first(kept[:, 0]), *more, *end])
-    return _filled(rows, frame, what), kept[:, 0] + len(begin) + len(
-        separator if second is not None else end
-    )
+    if second is None:
+        room = limit - len(begin) - len(end)
+        cut_first = first.first(room)
+        is_cut = cut_first.lengths < first.lengths
+        is_empty = first.lengths == 0
+        parts = [*begin, cut_first, *end]
+        after_first = end
+    else:
+        room = limit - len(begin) - len(separator) - len(end)
+        lengths = np.stack([first.lengths, second.lengths], axis=1)
+        sizes = longest_first(lengths, room)
+        cut_first = first.first(sizes[:, 0])
+        cut_second = second.first(sizes[:, 1])
+        is_cut = sizes.sum(axis=1) < lengths.sum(axis=1)
+        is_empty = lengths.min(axis=1) == 0
+        parts = [*begin, cut_first, *separator, cut_second, *end]
+        after_first = separator
+    warn(what, is_cut, f"are cut to {key} = {limit} tokens")
+    warn(what, is_empty, "have an empty text")
+    rows = _filled(Ragged.beside(parts), frame, what)
+    return rows, len(begin) + cut_first.lengths + len(after_first)
 
 
-def _filled(rows: Ragged, frame: Frame, what: str) -> Ragged:
+def _filled(rows: Ragged, frame: Frame, source: str) -> Ragged:
     """Return the rows with `frame.empty` in those that are empty."""
-    without = rows.lengths == 0
-    if not without.any():
+    is_empty = rows.lengths == 0
+    if not is_empty.any():
         return rows
     if frame.empty is None:
         raise DataError(
-            f"{what}: row {without.argmax() + 1} has no text, and the tokenizer "
+            f"{source}: row {is_empty.argmax() + 1} has no text, and the tokenizer "
             "has no end id that could stand for it: fill it in or remove it"
         )
-    return Ragged.beside(
-        [rows, Ragged.repeated(frame.empty, len(rows)).first(without.astype(int))]
-    )
+    fillers = Ragged.repeated(frame.empty, len(rows)).first(is_empty.astype(int))
+    return Ragged.beside([rows, fillers])
 
 
-def warn(what: str, found: np.ndarray, words: str) -> None:
-    """Log a warning with the number of examples for which `found` (n,) is True, if
-    there are any, and the first one.
+def warn(source: str, is_affected: np.ndarray, words: str) -> None:
+    """Log a warning with the number of examples that are affected, and the first one.
+
+    `is_affected` (n,) is True for these. `words` say what happens to them.
     """
-    if found.any():
+    if is_affected.any():
         log.warning(
             "%s: %d of %d examples %s; the first is row %d",
-            what,
-            found.sum(),
-            len(found),
+            source,
+            is_affected.sum(),
+            len(is_affected),
             words,
-            found.argmax() + 1,
+            is_affected.argmax() + 1,
         )

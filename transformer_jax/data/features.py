@@ -37,12 +37,13 @@ def readers(features: Mapping[str, Any]) -> dict[str, Reader]:
     The functions raise UnicodeDecodeError if a text is not UTF-8, and ValueError if a
     text in a sequence is empty or contains white space.
     """
-    found = {
+    by_key = {
         key: reader
         for key, feature in features.items()
         if (reader := _reader(key, feature))
     }
-    return {name: found[key] for name, key in SYNONYMS.items() if key in found} | found
+    by_synonym = {name: by_key[key] for name, key in SYNONYMS.items() if key in by_key}
+    return by_synonym | by_key
 
 
 def _reader(key: str, feature: Any) -> Reader | None:

@@ -78,30 +78,32 @@ def find(directory: epath.PathLike, name: str) -> epath.Path:
         )
     plain = directory / name
     zipped = directory / f"{name}.gz"
-    there = [path for path in (plain, zipped) if _is_file(path)]
-    if len(there) == 2 and not _same(plain, zipped):
+    paths = [path for path in (plain, zipped) if _is_file(path)]
+    if len(paths) == 2 and not _same(plain, zipped):
         raise DataError(
             f"{plain} and {zipped} both exist, but their text differs. "
             "Remove or rename one of them."
         )
-    if there:
-        return there[0]
-    held = defaultdict(list)
+    if paths:
+        return paths[0]
+    raise DataError(
+        f"There is neither {name} nor {name}.gz in {directory}. "
+        f"The folder contains {_listing(directory)}. "
+        "Set data.directory, and the keys for splits and languages, to match."
+    )
+
+
+def _listing(directory: epath.Path) -> str:
+    """Return the names of the files in a folder, e.g. "train (en, de); val (en)"."""
+    endings = defaultdict(list)
     with explained(f"{directory} cannot be listed", "check its permissions"):
         paths = sorted(directory.iterdir())
     for path in paths:
-        stem, _, end = path.name.removesuffix(".gz").rpartition(".")
+        stem, _, ending = path.name.removesuffix(".gz").rpartition(".")
         if stem and path.is_file():
-            held[stem].append(end)
-    listing = (
-        "; ".join(f"{stem} ({', '.join(ends)})" for stem, ends in held.items())
-        or "no text files"
-    )
-    raise DataError(
-        f"There is neither {name} nor {name}.gz in {directory}. "
-        f"The folder contains {listing}. "
-        "Set data.directory, and the keys for splits and languages, to match."
-    )
+            endings[stem].append(ending)
+    names = [f"{stem} ({', '.join(several)})" for stem, several in endings.items()]
+    return "; ".join(names) or "no text files"
 
 
 def _status(path: epath.Path) -> Status | None:
@@ -126,29 +128,33 @@ def _is_file(path: epath.Path) -> bool:
     Raises DataError if `path` exists but is not a file.
     """
     try:
-        found = _status(path)
+        status_of_path = _status(path)
     except DataError:
         if not os.path.islink(path):
             raise
-        found = None  # e.g. a link to itself
-    if found is not None and ("://" in str(path) or os.path.isfile(path)):
-        return not found.is_folder
-    if found is None and ("://" in str(path) or not os.path.lexists(path)):
+        status_of_path = None  # e.g. a link to itself
+    is_remote = "://" in str(path)
+    if status_of_path is not None and (is_remote or os.path.isfile(path)):
+        return not status_of_path.is_folder
+    if status_of_path is None and (is_remote or not os.path.lexists(path)):
         return False
-    if not os.path.islink(path):
-        what = "a folder" if os.path.isdir(path) else "neither a file nor a folder"
-    elif os.path.exists(path):
-        what = f"a link to {os.path.realpath(path)}, which is not a file"
-    else:
-        try:
-            os.stat(path)
-            what = "a link"  # repaired in the meantime
-        except OSError as error:
-            what = f"a broken link to {os.readlink(path)} ({error.strerror})"
     raise DataError(
-        f"{path} is {what}: must be a text file. "
+        f"{path} is {_kind(path)}: must be a text file. "
         "Put the file there, or set data.directory."
     )
+
+
+def _kind(path: epath.Path) -> str:
+    """Return a description of what is at `path` instead of a file."""
+    if not os.path.islink(path):
+        return "a folder" if os.path.isdir(path) else "neither a file nor a folder"
+    if os.path.exists(path):
+        return f"a link to {os.path.realpath(path)}, which is not a file"
+    try:
+        os.stat(path)
+    except OSError as error:
+        return f"a broken link to {os.readlink(path)} ({error.strerror})"
+    return "a link"  # repaired in the meantime
 
 
 def _same(plain: epath.Path, zipped: epath.Path) -> bool:

@@ -146,8 +146,8 @@ def _choose(
     if continues is not None:
         # a segment may begin within a word
         after_candidate = np.pad(candidates[:, :-1], ((0, 0), (1, 0)))
-        inside = after_candidate & continues[text]
-        order, count = _by_word(order, candidates, candidates & ~inside, count)
+        begins_word = candidates & ~(after_candidate & continues[text])
+        order, count = _by_word(order, candidates, begins_word, count)
     ranked = np.argsort(np.where(candidates, order, 2), axis=1)
     ranked = ranked[:, : most_masked(length, rate)]
     chosen = np.arange(ranked.shape[1]) < count[:, None]
@@ -279,13 +279,13 @@ def document_batches(
             segments, batch.shape[0], ids.begin, ids.end
         )
         if causal:
-            found = next_tokens(text, lengths)
+            prediction = next_tokens(text, lengths)
         else:
-            found = mask(
+            prediction = mask(
                 text, candidates, draws, config, ids.mask, replacements, continues
             )
         return {
-            "text": found.text,
+            "text": prediction.text,
             "text_length": lengths,
             "second": second,
             "paired": np.array(
@@ -295,9 +295,9 @@ def document_batches(
             "follows": np.array(
                 [row is not None and row.follows for row in segments], np.int32
             ),
-            "positions": found.positions,
-            "label": found.labels,
-            "masked": found.counts,
+            "positions": prediction.positions,
+            "label": prediction.labels,
+            "masked": prediction.counts,
             "index": batch.indices.astype(np.int32),
         }
 

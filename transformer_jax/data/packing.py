@@ -45,9 +45,9 @@ class RowPlan(Plan, Generic[Contents]):
         self, epoch: int, position: int
     ) -> tuple[np.ndarray, tuple[int, ...]]:
         ((rows, length),) = self.shapes
-        return filled_up(
-            self._epoch(epoch)[0][position * rows : (position + 1) * rows], rows
-        ), (length,)
+        order, _ = self._epoch(epoch)
+        indices = order[position * rows : (position + 1) * rows]
+        return filled_up(indices, rows), (length,)
 
     def _epoch(self, epoch: int) -> tuple[np.ndarray, Contents]:
         """Return the order of the rows, and what they hold. The latest epoch is
@@ -56,11 +56,12 @@ class RowPlan(Plan, Generic[Contents]):
         epoch = 0 if self._seed is None else epoch
         latest = self._latest
         if latest is None or latest[0] != epoch:
-            latest = self._latest = (
-                epoch,
-                *self._draw(np.random.default_rng((self._seed or 0, epoch))),
-            )
-        return latest[1], latest[2]
+            generator = np.random.default_rng((self._seed or 0, epoch))
+            order, contents = self._draw(generator)
+            latest = (epoch, order, contents)
+            self._latest = latest
+        _, order, contents = latest
+        return order, contents
 
     @abstractmethod
     def _draw(self, generator: np.random.Generator) -> tuple[np.ndarray, Contents]:
@@ -100,7 +101,8 @@ class WindowPlan(RowPlan[int]):
         self._positions = positions
         self._length = length
         # the same at every offset
-        super().__init__(max(1, (positions - length + 1) // length), length, rows, seed)
+        count = max(1, (positions - length + 1) // length)
+        super().__init__(count, length, rows, seed)
 
     def _draw(self, generator: np.random.Generator) -> tuple[np.ndarray, int]:
         """Return the order of the windows, and the offset of the first one."""
@@ -110,10 +112,11 @@ class WindowPlan(RowPlan[int]):
 
     def windows(self, batch: Batch) -> tuple[Windows, np.ndarray]:
         _, offset = self._epoch(batch.number // len(self))
-        starts = offset + batch.indices[batch.indices >= 0] * self._length
-        return Windows(np.zeros_like(starts), starts, starts + self._length), (
-            batch.indices >= 0
-        ).astype(np.int32)
+        is_filled = batch.indices >= 0
+        starts = offset + batch.indices[is_filled] * self._length
+        owners = np.zeros_like(starts)
+        windows = Windows(owners, starts, starts + self._length)
+        return windows, is_filled.astype(np.int32)
 
 
 class PackedPlan(RowPlan[Ragged]):
@@ -140,12 +143,11 @@ class PackedPlan(RowPlan[Ragged]):
         # NumPy sorts small integers in linear time
         self._key = (length - lengths).astype(np.min_scalar_type(length))
         row_of = best_fit_decreasing(np.bincount(lengths, minlength=length + 1))
-        self._places = np.argsort(row_of, kind="stable")
+        self._by_row = np.argsort(row_of, kind="stable")
         self._sizes = np.bincount(row_of)
         count = len(self._sizes)
-        super().__init__(
-            count, length, rows, seed, fill=float(lengths.sum() / (count * length))
-        )
+        fill = float(lengths.sum() / (count * length))
+        super().__init__(count, length, rows, seed, fill=fill)
 
     def _draw(self, generator: np.random.Generator) -> tuple[np.ndarray, Ragged]:
         """Return the order of the rows, and the windows in each row."""
@@ -154,16 +156,17 @@ class PackedPlan(RowPlan[Ragged]):
         if self._seed is not None:
             windows = generator.permutation(windows)
             rows = generator.permutation(rows)
-        longest_first = windows[np.argsort(self._key[windows], kind="stable")]
-        return rows, Ragged(longest_first[self._places], self._sizes)
+        by_length = np.argsort(self._key[windows], kind="stable")
+        longest_first = windows[by_length]
+        return rows, Ragged(longest_first[self._by_row], self._sizes)
 
     def windows(self, batch: Batch) -> tuple[Windows, np.ndarray]:
         _, contents = self._epoch(batch.number // len(self))
-        there = batch.indices >= 0
+        is_filled = batch.indices >= 0
+        rows = contents.take(batch.indices[is_filled])
         counts = np.zeros(len(batch.indices), np.int32)
-        found = contents.take(batch.indices[there])
-        counts[there] = found.lengths
-        return self._windows.take(found.values), counts
+        counts[is_filled] = rows.lengths
+        return self._windows.take(rows.values), counts
 
 
 def best_fit_decreasing(counts: np.ndarray) -> np.ndarray:
@@ -189,20 +192,24 @@ def best_fit_decreasing(counts: np.ndarray) -> np.ndarray:
     def put(size: int, rows: np.ndarray) -> None:
         if not size or not len(rows):
             return
-        if size not in free:
+        if size in free:
+            free[size] = np.concatenate([free[size], rows])
+        else:
             bisect.insort(sizes, size)
-        free[size] = np.concatenate([free[size], rows]) if size in free else rows
+            free[size] = rows
 
     for length in range(room, 0, -1):
         left = int(counts[length])
         while left:
-            if (i := bisect.bisect_left(sizes, length)) < len(sizes):
-                size = sizes.pop(i)
+            tightest = bisect.bisect_left(sizes, length)
+            if tightest < len(sizes):
+                size = sizes.pop(tightest)
                 rows = free.pop(size)
             else:
                 size = room
-                rows = opened + np.arange(-(-left // (room // length)))
-                opened += len(rows)
+                needed = -(-left // (room // length))
+                rows = opened + np.arange(needed)
+                opened += needed
             each = size // length
             items = np.repeat(rows, each)[:left]
             full, rest = divmod(len(items), each)

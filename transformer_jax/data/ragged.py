@@ -31,10 +31,9 @@ class Windows(NamedTuple):
         """
         counts = 1 - np.minimum(rooms - lengths, 0) // stride
         owners = np.repeat(np.arange(len(lengths)), counts)
-        starts = stride * (
-            np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
-        )
-        return cls(owners, starts, np.minimum(starts + rooms[owners], lengths[owners]))
+        starts = stride * ranges(0, counts)
+        stops = np.minimum(starts + rooms[owners], lengths[owners])
+        return cls(owners, starts, stops)
 
     @property
     def lengths(self) -> np.ndarray:
@@ -47,6 +46,16 @@ class Windows(NamedTuple):
     def shifted(self, by: int) -> Windows:
         """Return the windows that start and stop `by` values later."""
         return Windows(self.owners, self.starts + by, self.stops + by)
+
+
+def ranges(starts: np.ndarray | int, lengths: np.ndarray) -> np.ndarray:
+    """Return `lengths[i]` successive integers from `starts[i]`, for one i after
+    another.
+
+    `starts` may be one number.
+    """
+    before = np.cumsum(lengths, dtype=np.int64) - lengths
+    return np.arange(lengths.sum()) + np.repeat(starts - before, lengths)
 
 
 class Ragged:
@@ -88,15 +97,11 @@ class Ragged:
     def beside(cls, parts: Sequence[Ragged]) -> Ragged:
         """Concatenate row by row: row i is row i of each part, one after another."""
         lengths = sum((part.lengths for part in parts[1:]), parts[0].lengths)
-        values = np.empty(
-            lengths.sum(), np.result_type(*(part.values for part in parts))
-        )
-        starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])[:-1]
+        dtype = np.result_type(*(part.values for part in parts))
+        values = np.empty(lengths.sum(), dtype)
+        starts = np.cumsum(lengths, dtype=np.int64) - lengths
         for part in parts:
-            values[
-                np.repeat(starts - part.offsets[:-1], part.lengths)
-                + np.arange(len(part.values))
-            ] = part.values
+            values[ranges(starts, part.lengths)] = part.values
             starts = starts + part.lengths
         return cls(values, lengths)
 
@@ -105,18 +110,28 @@ class Ragged:
 
         `counts` may be one number.
         """
-        place = np.arange(len(self.values)) - np.repeat(self.offsets[:-1], self.lengths)
         lengths = np.minimum(self.lengths, counts)
-        return Ragged(self.values[place < np.repeat(lengths, self.lengths)], lengths)
+        is_first = ranges(0, self.lengths) < np.repeat(lengths, self.lengths)
+        return Ragged(self.values[is_first], lengths)
+
+    def _last(self, count: int) -> Ragged:
+        """Return the last `count` values of each row, or all of a shorter row."""
+        is_last = ranges(-self.lengths, self.lengths) >= -count
+        return Ragged(self.values[is_last], np.minimum(self.lengths, count))
 
     def framed(self, begin: int | None = None, end: int | None = None) -> Ragged:
         """Put `begin` before each row and `end` after it, unless they are None."""
         rows = self
-        for value, places in ((end, slice(1, None)), (begin, slice(-1))):
-            if value is not None:
-                values = np.insert(rows.values, rows.offsets[places], value)
-                rows = Ragged(values, rows.lengths + np.int32(1))
+        if end is not None:
+            rows = rows._inserted(end, rows.offsets[1:])
+        if begin is not None:
+            rows = rows._inserted(begin, rows.offsets[:-1])
         return rows
+
+    def _inserted(self, value: int, offsets: np.ndarray) -> Ragged:
+        """Return the rows with one more value each, at `offsets` in `values`."""
+        values = np.insert(self.values, offsets, value)
+        return Ragged(values, self.lengths + np.int32(1))
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -130,23 +145,15 @@ class Ragged:
         An index may occur several times.
         """
         lengths = self.lengths[indices]
-        ends = np.cumsum(lengths, dtype=np.int64)
-        at = np.arange(ends[-1] if len(ends) else 0) + np.repeat(
-            self.offsets[indices] - (ends - lengths), lengths
-        )
-        return Ragged(self.values[at], lengths)
+        sources = ranges(self.offsets[indices], lengths)
+        return Ragged(self.values[sources], lengths)
 
     def parts(self, windows: Windows) -> Ragged:
         """Return the values of each window."""
         lengths = windows.lengths
-        shifts = (
-            self.offsets[windows.owners]
-            + windows.starts
-            - (np.cumsum(lengths) - lengths)
-        )
-        return Ragged(
-            self.values[np.arange(lengths.sum()) + np.repeat(shifts, lengths)], lengths
-        )
+        starts = self.offsets[windows.owners] + windows.starts
+        sources = ranges(starts, lengths)
+        return Ragged(self.values[sources], lengths)
 
     def cut(
         self, limit: int, begin: bool = False, end: bool = True, tail: bool = False
@@ -158,22 +165,17 @@ class Ragged:
         `tail`, it keeps its last values. With `begin`, the first of these is replaced
         by the first value of the full row.
         """
-        too_long = self.lengths > limit
-        if not too_long.any():
+        too_long = np.flatnonzero(self.lengths > limit)
+        if not len(too_long):
             return self
         if tail:
-            left = np.repeat(self.offsets[1:], self.lengths) - np.arange(
-                len(self.values)
-            )
-            rows = Ragged(self.values[left <= limit], np.minimum(self.lengths, limit))
+            rows = self._last(limit)
             if begin:
-                rows.values[rows.offsets[:-1][too_long]] = self.values[
-                    self.offsets[:-1][too_long]
-                ]
+                firsts = self.values[self.offsets[too_long]]
+                rows.values[rows.offsets[too_long]] = firsts
             return rows
         rows = self.first(limit)
         if end:
-            rows.values[rows.offsets[1:][too_long] - 1] = self.values[
-                self.offsets[1:][too_long] - 1
-            ]
+            lasts = self.values[self.offsets[too_long + 1] - 1]
+            rows.values[rows.offsets[too_long + 1] - 1] = lasts
         return rows

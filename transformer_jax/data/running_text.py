@@ -17,7 +17,7 @@ from transformer_jax.data.batching import Arrays, Batch, Batches, entropy
 from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.packing import PackedPlan, WindowPlan
 from transformer_jax.data.progress import counted
-from transformer_jax.data.ragged import Ragged, Windows
+from transformer_jax.data.ragged import Ragged, Windows, ranges
 from transformer_jax.data.sources import DataError, Pieces
 from transformer_jax.data.text import TextData
 from transformer_jax.data.tokenizers import Tokenizer
@@ -152,13 +152,13 @@ def _of_records(records: Sequence[str], tokenizer: Tokenizer, sized: bool) -> En
             tokenizer, ([record] for record in records if record.strip())
         )
     ids = tokenizer.encode(records)
-    inside = np.fromiter(
+    is_text = np.fromiter(
         (bool(record.strip()) for record in records), bool, len(records)
     )
-    nothing = np.zeros(inside.sum(), np.int64)
-    return Encoded(
-        ids if inside.all() else ids.take(np.flatnonzero(inside)), nothing, nothing
-    )
+    if not is_text.all():
+        ids = ids.take(np.flatnonzero(is_text))
+    no_sizes = np.zeros(len(ids), np.int64)
+    return Encoded(ids, no_sizes, no_sizes)
 
 
 def _between_blank_lines(lines: Iterable[str]) -> Iterator[list[str]]:
@@ -203,7 +203,7 @@ def text_batches(
     Returns:
         Batches of {stream: (B, T), "target": (B, T), {stream}_length: (B,), "index":
         (B,)}, int32. Packed rows also have "segment" (B, T), the number of each token's
-        document in its row, from 1, and "position" (B, T), the place of each token in
+        document in its row, from 1, and "position" (B, T), the index of each token in
         it; both are 0 at padding. The pieces of a document that is longer than a row
         count as documents here. Where windows overlap, "counted" (B, T) is 1 at the
         tokens whose prediction counts. `references` has one item: (number of predicted
@@ -296,9 +296,7 @@ def _arrays(
     The first `context` tokens of a window that is not a document's first are seen.
     """
     windows, counts = plan.windows(batch)
-    # the window of each token
-    of = np.repeat(np.arange(len(windows.starts)), windows.lengths)
-    place = np.arange(len(of)) - (np.cumsum(windows.lengths) - windows.lengths)[of]
+    position = ranges(0, windows.lengths)
     row = np.repeat(np.arange(len(counts)), counts)
     sizes = np.bincount(row, windows.lengths, len(counts)).astype(np.int32)
     filled = np.arange(batch.shape[0]) < sizes[:, None]
@@ -315,9 +313,10 @@ def _arrays(
         "index": batch.indices.astype(np.int32),
     }
     if packed:
-        # of each window in its row
-        number = np.arange(len(row)) - (np.cumsum(counts) - counts)[row] + 1
-        arrays |= {"segment": laid_out(number[of]), "position": laid_out(place)}
+        number_in_row = ranges(1, counts)
+        arrays["segment"] = laid_out(np.repeat(number_in_row, windows.lengths))
+        arrays["position"] = laid_out(position)
     if context:
-        arrays["counted"] = laid_out((place >= context) | (windows.starts[of] == 0))
+        is_first = np.repeat(windows.starts == 0, windows.lengths)
+        arrays["counted"] = laid_out((position >= context) | is_first)
     return arrays

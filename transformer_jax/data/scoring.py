@@ -21,7 +21,7 @@ from transformer_jax.data.batching import (
 from transformer_jax.data.continuations import encode_pairs
 from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.examples import as_object
-from transformer_jax.data.ragged import Ragged, Windows
+from transformer_jax.data.ragged import Ragged, Windows, ranges
 from transformer_jax.data.sources import DataError
 
 FIELDS = ("text", "context", "choices")
@@ -41,27 +41,24 @@ def read_given(record: str | Mapping[str, Any], number: int) -> Given:
     Raises:
         DataError: it is none of the objects above.
     """
-    found = as_object(record, FIELDS, number)
-    kind = set(found) - {"context"}
-    context = found.get("context", "")
-    texts = (
-        [found["text"]]
-        if kind == {"text"}
-        else found["choices"]
-        if kind == {"choices"}
-        else None
-    )
-    if not (
-        isinstance(texts, list)
-        and texts
-        and all(isinstance(text, str) for text in (context, *texts))
-    ):
+    values = dict(as_object(record, FIELDS, number))
+    context = values.pop("context", "")
+    texts = None
+    if values.keys() == {"text"}:
+        texts = [values["text"]]
+    elif values.keys() == {"choices"}:
+        texts = values["choices"]
+    if not isinstance(texts, list) or not texts or not _all_texts([context, *texts]):
         raise DataError(
             f'record {number} is {record!r:.80}: a text to score is a line, {{"text":'
             ' "…"} or {"choices": ["…", "…"]}, both of them also with'
             ' "context": "…"'
         )
-    return Given(context, texts, choice=kind == {"choices"})
+    return Given(context, texts, choice="choices" in values)
+
+
+def _all_texts(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)
 
 
 def scored_batches(
@@ -105,16 +102,16 @@ def scored_batches(
     ids, context = _encoded(corpus, stream, given, begin)
     windows = _windows(ids, context, limit)
     read = ids.parts(windows)
-    others = {
+    per_token = {
         "target": ids.parts(windows.shifted(1)),
         "counted": Ragged(_counted(windows, context, limit), read.lengths),
     }
-    owners = np.repeat(np.arange(len(given)), [len(each.texts) for each in given])
+    text_counts = [len(each.texts) for each in given]
+    owners = np.repeat(np.arange(len(given)), text_counts)
     plan = BatchPlan.ladder(read.lengths, ladder_lengths(limit), rows)
-    load = functools.partial(padded_arrays, {stream: read}, others)
-    return Batches(
-        plan, load, records, owners=owners[windows.owners], join=_joined(given, windows)
-    )
+    load = functools.partial(padded_arrays, {stream: read}, per_token)
+    join = _joined(given, windows)
+    return Batches(plan, load, records, owners=owners[windows.owners], join=join)
 
 
 def _encoded(
@@ -166,8 +163,7 @@ def _counted(windows: Windows, context: np.ndarray, limit: int) -> np.ndarray:
     an earlier window.
     """
     window = np.repeat(np.arange(len(windows.owners)), windows.lengths)
-    first = np.cumsum(windows.lengths) - windows.lengths
-    position = np.arange(len(window)) - first[window]
+    position = ranges(0, windows.lengths)
     start = windows.starts[window]
     is_new = (position >= limit - _stride(limit)) | (start == 0)
     is_text = start + position + 1 >= context[windows.owners[window]]
@@ -185,12 +181,12 @@ def _joined(
     first_window = np.searchsorted(windows.owners, numbers).tolist()
 
     def join(number: int, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        mine = range(first_text[number], first_text[number + 1])
-        before = first_window[mine.start]
         scores = []
-        for i in mine:
-            of_text = parts[first_window[i] - before : first_window[i + 1] - before]
-            scores.append(score(of_text, len(texts[i].encode())))
+        parts_of_record = iter(parts)
+        for i in range(first_text[number], first_text[number + 1]):
+            window_count = first_window[i + 1] - first_window[i]
+            parts_of_text = list(itertools.islice(parts_of_record, window_count))
+            scores.append(score(parts_of_text, len(texts[i].encode())))
         if not given[number].choice:
             return scores[0]
         best = int(np.argmax([each["per_token"] for each in scores]))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from transformer_jax.data.examples import longest_first
-from transformer_jax.data.ragged import Ragged
+from transformer_jax.data.ragged import Ragged, ranges
 from transformer_jax.errors import UserError
 
 CLOSE = 20  # fewest segments from which one that does not follow is drawn
@@ -65,20 +65,19 @@ class Documents:
         pairs: bool,
         short_rate: float,
     ):
-        there = np.flatnonzero(sentences.lengths)
+        filled = np.flatnonzero(sentences.lengths)
         self._room = room
         self._short_rate = short_rate
-        self._sentences = sentences.take(there).cut(room, end=False)
-        self._documents = np.asarray(documents)[there]
+        self._sentences = sentences.take(filled).cut(room, end=False)
+        self._documents = np.asarray(documents)[filled]
         # of each sentence's document
         ends = np.searchsorted(self._documents, self._documents, side="right")
         self._starts, self._stops = _chunks(self._sentences.offsets, ends, room)
-        self.sizes = (
-            self._sentences.offsets[self._stops] - self._sentences.offsets[self._starts]
-        )
+        offsets = self._sentences.offsets
+        self.sizes = offsets[self._stops] - offsets[self._starts]
         self.paired = (self._stops - self._starts > 1) & pairs
         self._tails = _Tails.of(
-            self._sentences.offsets,
+            offsets,
             self._documents,
             self._starts[self.paired],
             self._stops[self.paired],
@@ -101,20 +100,18 @@ class Documents:
         target = int(draw.integers(2, self._room + 1)) if short else self._room
         if not self.paired[chunk]:
             tokens = self._tokens(start, stop)
-            return Segments(
-                _trimmed(tokens, min(target, len(tokens)), draw), None, False
-            )
+            tokens = _trimmed(tokens, min(target, len(tokens)), draw)
+            return Segments(tokens, None, False)
         middle = draw.integers(start + 1, stop)
         first = self._tokens(start, middle)
         second = self._tokens(middle, stop)
         follows = bool(draw.random() < 0.5)
         if not follows:
             second = self._from_elsewhere(self._documents[start], len(second), draw)
-        sizes = longest_first(np.array([[len(first), len(second)]]), target)[0]
-        first, second = (
-            _trimmed(part, size, draw)
-            for part, size in zip((first, second), sizes, strict=True)
-        )
+        lengths = np.array([[len(first), len(second)]])
+        first_size, second_size = longest_first(lengths, target)[0]
+        first = _trimmed(first, first_size, draw)
+        second = _trimmed(second, second_size, draw)
         return Segments(first, second, follows)
 
     def _tokens(self, start: int, stop: int) -> np.ndarray:
@@ -129,26 +126,22 @@ class Documents:
 
         If there are few of them, the next shorter ones are included.
         """
-        lengths = self._tails.lengths
         tails = self._tails
         # at least 1, as there is a tail of `size` tokens
-        right = int(np.searchsorted(lengths, size, side="right"))
-        left = max(min(int(np.searchsorted(lengths, size)), right - CLOSE), 0)
-        weights = np.cumsum(
-            np.where(
-                tails.documents[left:right] != document, tails.weights[left:right], 0
-            )
-        )
-        if weights[-1]:
-            tail = left + min(
-                int(
-                    np.searchsorted(weights, draw.random() * weights[-1], side="right")
-                ),
-                len(weights) - 1,
-            )
+        right = int(np.searchsorted(tails.lengths, size, side="right"))
+        left = int(np.searchsorted(tails.lengths, size))
+        left = max(min(left, right - CLOSE), 0)
+        is_elsewhere = tails.documents != document
+        weights = np.where(is_elsewhere[left:right], tails.weights[left:right], 0)
+        cumulated = np.cumsum(weights)
+        if cumulated[-1]:
+            drawn = draw.random() * cumulated[-1]
+            number = int(np.searchsorted(cumulated, drawn, side="right"))
+            tail = left + min(number, len(cumulated) - 1)
         else:  # in a small corpus: the longest that fits, or else the shortest
-            others = np.flatnonzero(tails.documents != document)
-            tail = others[max(int(np.searchsorted(others, right)) - 1, 0)]
+            elsewhere = np.flatnonzero(is_elsewhere)
+            longest = int(np.searchsorted(elsewhere, right)) - 1
+            tail = elsewhere[max(longest, 0)]
         return self._tokens(tails.starts[tail], tails.stops[tail])[:size]
 
 
@@ -175,12 +168,7 @@ class _Tails(NamedTuple):
         """Return the tails of the chunks [start, stop)."""
         counts = stops - starts - 1
         chunk = np.repeat(np.arange(len(starts)), counts)
-        first = (
-            np.arange(counts.sum())
-            - np.repeat(np.cumsum(counts) - counts, counts)
-            + starts[chunk]
-            + 1
-        )
+        first = ranges(starts + 1, counts)
         lengths = offsets[stops[chunk]] - offsets[first]
         order = np.argsort(lengths, kind="stable")
         first = first[order]
@@ -196,7 +184,7 @@ def _chunks(
     """Cut documents into chunks [start, stop) of as many sentences as fit into `room`
     tokens.
 
-    `offsets` (sentences + 1,) are the places of the sentences in the text; `ends`
+    `offsets` (sentences + 1,) are the starts of the sentences in the text; `ends`
     (sentences,) is the end of each sentence's document.
     """
     starts = []

@@ -124,8 +124,9 @@ def from_folder(folder: epath.PathLike, side: str) -> Tokenizer:
         TokenizerError: a file is damaged, or does not belong to the others.
     """
     folder = epath.Path(folder)
-    own = folder / "target_vocab.json"
-    path = own if side == "target" and exists(own) else folder / "vocab.json"
+    path = folder / "vocab.json"
+    if side == "target" and exists(folder / "target_vocab.json"):
+        path = folder / "target_vocab.json"
     vocabulary = read_object(path, TokenizerError)
     config = read_object(folder / "config.json", TokenizerError)
     _check_added(folder, vocabulary, path.name)
@@ -185,22 +186,16 @@ def tokenizer(
     tokens = sorted(vocabulary, key=vocabulary.__getitem__)
     special_ids = {name: vocabulary[token] for name, token in SPECIALS.items()}
     lowest = min(pieces.scores.values())
-    known = [
-        (
-            (token, pieces.scores[token])
-            if token in pieces.scores
-            else (HIDDEN + token, lowest)
-        )
-        for token in tokens
-    ]
-    more = [
-        (piece, score)
-        for piece, score in pieces.scores.items()
-        if piece not in vocabulary
-    ]
-    made = tokenizers.Tokenizer(
-        models.Unigram(known + more, unk_id=special_ids["unk_id"])
-    )
+    scored: list[tuple[str, float]] = []
+    for token in tokens:
+        if token in pieces.scores:
+            scored.append((token, pieces.scores[token]))
+        else:
+            scored.append((HIDDEN + token, lowest))
+    for piece, score in pieces.scores.items():
+        if piece not in vocabulary:
+            scored.append((piece, score))
+    made = tokenizers.Tokenizer(models.Unigram(scored, unk_id=special_ids["unk_id"]))
     made.decoder = decoders.Sequence(
         [decoders.Replace(HIDDEN, ""), decoders.Metaspace()]
     )
@@ -222,25 +217,28 @@ def contents(source: Tokenizer, target: Tokenizer, max_length: int) -> dict[str,
     TokenizerError if a tokenizer is not one that `from_folder` returns, or returned in
     earlier versions.
     """
-    (pieces, vocabulary), (others, own) = map(_parts, (source, target))
-    settings = {
+    source_pieces, source_vocabulary = _parts(source)
+    target_pieces, target_vocabulary = _parts(target)
+    separate = target_vocabulary != source_vocabulary
+    settings: dict[str, Any] = {
         f"{name.removesuffix('_id')}_token": token for name, token in SPECIALS.items()
-    } | {
+    }
+    settings |= {
         "tokenizer_class": "MarianTokenizer",
-        "separate_vocabs": own != vocabulary,
+        "separate_vocabs": separate,
         "model_max_length": max_length,
     }
-    objects = {"vocab.json": vocabulary, "tokenizer_config.json": settings}
-    objects |= {"target_vocab.json": own} if own != vocabulary else {}
-    texts = {
-        name: json.dumps(content, ensure_ascii=False, indent=2) + "\n"
-        for name, content in objects.items()
+    objects = {"vocab.json": source_vocabulary, "tokenizer_config.json": settings}
+    if separate:
+        objects["target_vocab.json"] = target_vocabulary
+    contents = {
+        "source.spm": _written(source_pieces),
+        "target.spm": _written(target_pieces),
     }
-    return {
-        "source.spm": _written(pieces),
-        "target.spm": _written(others),
-        **{name: text.encode() for name, text in texts.items()},
-    }
+    for name, content in objects.items():
+        text = json.dumps(content, ensure_ascii=False, indent=2) + "\n"
+        contents[name] = text.encode()
+    return contents
 
 
 def _parts(made: Tokenizer) -> tuple[Pieces, dict[str, int]]:
@@ -275,14 +273,15 @@ def _former_settings(content: dict[str, Any]) -> dict[str, Any] | None:
         return None
     tokens = content["model"]["vocab"]
     named = {token["content"] for token in content["added_tokens"]}
-    lowest, *others = sorted(
-        {score for token, score in tokens if token not in named and token[0] != HIDDEN}
-    )
+    scores = {
+        score for token, score in tokens if token not in named and token[0] != HIDDEN
+    }
+    lowest, *higher = sorted(scores)
+    has_characters = bool(higher) and lowest + 10.0 == higher[0]
     for entry in tokens:
-        if entry[0] in named or (
-            others and lowest + 10.0 == others[0] and entry[1] == lowest
-        ):
-            entry[0] = HIDDEN + entry[0]
+        token, score = entry
+        if token in named or (has_characters and score == lowest):
+            entry[0] = HIDDEN + token
     first = content["normalizer"]["normalizers"][0]
     return {"character_map": first.get("precompiled_charsmap", ""), "size": len(tokens)}
 

@@ -33,8 +33,9 @@ def read_wave(path: Any, rate: int) -> np.ndarray:
     """
     try:
         with path.open("rb") as file, wave.open(file) as content:
-            kind = (content.getnchannels(), content.getsampwidth())
-            found = content.getframerate()
+            channels = content.getnchannels()
+            width = content.getsampwidth()
+            file_rate = content.getframerate()
             count = content.getnframes()
             samples = content.readframes(count)
     except (OSError, EOFError, wave.Error) as error:
@@ -44,9 +45,9 @@ def read_wave(path: Any, rate: int) -> np.ndarray:
         raise DataError(
             f"{path} cannot be read as WAV: {reason}. Replace it."
         ) from error
-    if kind != (1, 2) or found != rate:
+    if channels != 1 or width != 2 or file_rate != rate:
         raise DataError(
-            f"{path} has {kind[0]} channel(s) of {8 * kind[1]} bits at {found} Hz: "
+            f"{path} has {channels} channel(s) of {8 * width} bits at {file_rate} Hz: "
             f"must be one channel of 16 bits at input.sample_rate = {rate} Hz"
         )
     if len(samples) != 2 * count:
@@ -65,14 +66,17 @@ def log_mel(samples: np.ndarray, rate: int, bands: int) -> np.ndarray:
     """
     size = round(WINDOW * rate)
     hop = round(HOP * rate)
-    samples = np.pad(samples, (0, max(size - len(samples), 0)))
+    missing = max(size - len(samples), 0)
+    samples = np.pad(samples, (0, missing))
     windows = np.lib.stride_tricks.sliding_window_view(samples, size)[::hop]
-    spectrum = np.fft.rfft(windows * np.hanning(size + 1)[:-1], axis=1)
+    hann = np.hanning(size + 1)[:-1]
+    spectrum = np.fft.rfft(windows * hann, axis=1)
     energy = np.abs(spectrum) ** 2 @ mel_filters(rate, size, bands)
     floor = FLOOR * energy.max() + np.finfo(np.float64).tiny
     features = np.log(np.maximum(energy, floor))
     features -= features.mean()
-    return (features / max(features.std(), 1e-6)).astype(np.float32)
+    scale = max(features.std(), 1e-6)
+    return (features / scale).astype(np.float32)
 
 
 @functools.cache
@@ -83,10 +87,14 @@ def mel_filters(rate: int, size: int, bands: int) -> np.ndarray:
     (O'Shaughnessy 1987), from 0 to half the sampling rate. Each is 1 at its peak.
     """
     highest = 2595 * np.log10(1 + rate / 2 / 700)
-    edges = 700 * (10 ** (np.linspace(0, highest, bands + 2) / 2595) - 1)
+    mels = np.linspace(0, highest, bands + 2)
+    edges = 700 * (10 ** (mels / 2595) - 1)
+    starts = edges[:-2]
+    peaks = edges[1:-1]
+    ends = edges[2:]
     frequencies = np.fft.rfftfreq(size, 1 / rate)[:, None]
-    rising = (frequencies - edges[:-2]) / (edges[1:-1] - edges[:-2])
-    falling = (edges[2:] - frequencies) / (edges[2:] - edges[1:-1])
+    rising = (frequencies - starts) / (peaks - starts)
+    falling = (ends - frequencies) / (ends - peaks)
     return np.maximum(np.minimum(rising, falling), 0)
 
 
@@ -127,6 +135,7 @@ def sounds_table(
     For what else a table must be, see `tsv_file`.
     """
     table = tsv_file(directory, split, columns)
-    read = {name: table.column(name) for name in columns}
-    read[columns[0]] = Sounds(read[columns[0]], directory, rate)
-    return Source(read, table.where, table.first_line)
+    values = {name: table.column(name) for name in columns}
+    sound_column = columns[0]
+    values[sound_column] = Sounds(values[sound_column], directory, rate)
+    return Source(values, table.where, table.first_line)

@@ -136,17 +136,20 @@ class Pieces(Lines):
             int(_starts_character(self._content[i : i + BLOCK]).sum())
             for i in range(first, last, BLOCK)
         )
-        start, stop = (self._place(n) for n in bounds(split, count, "characters", path))
-        inside = self._offsets[(self._offsets > start) & (self._offsets < stop)]
-        return Pieces(self._content, np.concatenate([[start], inside, [stop]]))
+        first_character, last_character = bounds(split, count, "characters", path)
+        start = self._offset_of(first_character)
+        stop = self._offset_of(last_character)
+        between = (self._offsets > start) & (self._offsets < stop)
+        offsets = np.concatenate([[start], self._offsets[between], [stop]])
+        return Pieces(self._content, offsets)
 
-    def _place(self, character: int) -> int:
+    def _offset_of(self, character: int) -> int:
         """Return the byte offset of character number `character`."""
         for i in range(int(self._offsets[0]), int(self._offsets[-1]), BLOCK):
-            places = np.flatnonzero(_starts_character(self._content[i : i + BLOCK]))
-            if character < len(places):
-                return i + int(places[character])
-            character -= len(places)
+            starts = np.flatnonzero(_starts_character(self._content[i : i + BLOCK]))
+            if character < len(starts):
+                return i + int(starts[character])
+            character -= len(starts)
         return int(self._offsets[-1])
 
 
@@ -271,21 +274,21 @@ def held(lines: Iterable[str]) -> Lines:
     return Lines(b"".join(encoded), np.cumsum([0, *map(len, encoded)]))
 
 
-def bounds(split: str, count: int, what: str, path: str) -> tuple[int, int]:
-    """Return the start and stop of the part of `count` lines (rows, characters) that
-    `split` names.
+def bounds(split: str, count: int, noun: str, path: str) -> tuple[int, int]:
+    """Return the start and stop of the part of `count` lines that `split` names.
 
-    Raises DataError, which calls the lines `what`, if the part is empty or exceeds the
-    lines of `path`.
+    `noun` is what the lines are called in messages, e.g. "rows".
+
+    Raises DataError if the part is empty or exceeds the lines of `path`.
     """
     match = _parsed(split)
     start = 0 if match[2] is None else _bound(match[2], count)
     stop = count if match[3] is None else _bound(match[3], count)
     if not count:
-        raise DataError(f"{path} has no {what}: it needs at least one.")
+        raise DataError(f"{path} has no {noun}: it needs at least one.")
     if not 0 <= start < stop <= count:
         raise DataError(
-            f"{split} is the part {start} to {stop} of the {count} {what} of {path}: "
+            f"{split} is the part {start} to {stop} of the {count} {noun} of {path}: "
             "it must not be empty, and must lie within the file."
         )
     return start, stop

@@ -149,12 +149,13 @@ class Tokens(Stream):
             TokenizerError: the tokenizer has no id for what is requested.
         """
         tokenizer = self.tokenizer
-        added = {
-            "begin": tokenizer.bos_id if begin else None,
-            "end": tokenizer.eos_id if end else None,
-        }
-        for name, wanted in (("begin", begin), ("end", end)):
-            if wanted and added[name] is None:
+        added: dict[str, int | None] = {}
+        if begin:
+            added["begin"] = tokenizer.bos_id
+        if end:
+            added["end"] = tokenizer.eos_id
+        for name, special_id in added.items():
+            if special_id is None:
                 raise TokenizerError(
                     f"{self.file} has no special id for the {name} of a line: "
                     "use a tokenizer that has one"
@@ -170,11 +171,10 @@ class Tokens(Stream):
         """Return random ids, each row with the end id as its last."""
         lowest = min(4, self.vocab_size - 1)  # no special id, if there are others
         ids = draw.integers(lowest, self.vocab_size, (len(lengths), width), np.int32)
-        position = np.arange(1, width + 1)[None]
-        last = lengths[:, None]
-        ids = np.select(
-            [position < last, position == last], [ids, self.special_ids.end], 0
-        )
+        position = np.arange(width)
+        last = lengths[:, None] - 1
+        ids = np.where(position < last, ids, 0)
+        ids = np.where(position == last, self.special_ids.end, ids)
         return ids.astype(np.int32)
 
     def added(self, begin: bool, end: bool) -> int:
@@ -250,7 +250,8 @@ class Frames(Stream):
         if isinstance(entry, str):
             entry = sound.read_wave(Path(entry), self.rate)
         frames = sound.log_mel(np.asarray(entry, np.float64), self.rate, self.bands)
-        frames = np.pad(frames, ((0, -len(frames) % self.stacked), (0, 0)))
+        missing = -len(frames) % self.stacked
+        frames = np.pad(frames, ((0, missing), (0, 0)))
         return frames.reshape(-1, self.features)
 
     def encode(
@@ -302,15 +303,17 @@ class Grid(Stream):
         Raises:
             ValueError: it has another shape, or is no array.
         """
-        grid = np.asarray(grid_of(entry) if isinstance(entry, str) else entry)
+        if isinstance(entry, str):
+            entry = grid_of(entry)
+        grid = np.asarray(entry)
         scale = 255 if grid.dtype == np.uint8 else 1
         rows, columns, channels = self.shape
         if grid.shape not in ((rows, columns), (rows, columns, channels)):
             raise UserError(
                 f"has the shape {grid.shape}: must be input.grid_shape = {self.shape}"
             )
-        cells = grid.reshape(-1, self.cell, self.columns, self.cell, channels)
-        cells = cells.transpose(0, 2, 1, 3, 4).reshape(-1, self.features)
+        lines = grid.reshape(-1, self.cell, self.columns, self.cell, channels)
+        cells = lines.swapaxes(1, 2).reshape(-1, self.features)
         return cells.astype(np.float32) / scale
 
     def encode(
@@ -320,8 +323,11 @@ class Grid(Stream):
 
     def shown(self, row: np.ndarray) -> tuple[list[str], str]:
         """Return the row and the column of each cell, from 1."""
-        places = (divmod(i, self.columns) for i in range(len(row)))
-        return [f"{y + 1},{x + 1}" for y, x in places], ""
+        labels = []
+        for cell in range(len(row)):
+            y, x = divmod(cell, self.columns)
+            labels.append(f"{y + 1},{x + 1}")
+        return labels, ""
 
     def dummy(
         self, draw: np.random.Generator, lengths: np.ndarray, width: int

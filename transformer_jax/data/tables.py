@@ -79,11 +79,10 @@ def tsv_file(directory: epath.PathLike, split: str, columns: Sequence[str]) -> S
         )
     whole = len(rows) == len(content) - above
     start, stop = bounds(split, len(rows), "rows", str(path))
-    places = {name: header.index(named[name]) for name in columns}
-    values = {
-        name: held(row[place] for row in rows[start:stop])
-        for name, place in places.items()
-    }
+    values = {}
+    for name in columns:
+        index = header.index(named[name])
+        values[name] = held(row[index] for row in rows[start:stop])
     return Source(values, str(path), first_line=start + above + 1 if whole else 0)
 
 

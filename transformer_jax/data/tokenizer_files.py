@@ -126,10 +126,10 @@ def from_folder(path: epath.PathLike, file: str = "tokenizer.json") -> Tokenizer
         ("vocab.txt",): _word_pieces,
         ("vocab.json", "merges.txt"): _byte_pairs,
     }
-    names = next(
-        (names for names in readers if all(exists(folder / name) for name in names)),
-        None,
-    )
+    complete = [
+        names for names in readers if all(exists(folder / name) for name in names)
+    ]
+    names = complete[0] if complete else None
     if names is None and sentencepiece.is_folder(folder):
         side = file.removeprefix("tokenizer.").removesuffix(".json")
         if side not in ("source", "target"):
@@ -139,12 +139,11 @@ def from_folder(path: epath.PathLike, file: str = "tokenizer.json") -> Tokenizer
             )
         return sentencepiece.from_folder(folder, side)
     if names is None:
-        there = (
-            sorted(file.name for file in folder.iterdir()) if folder.is_dir() else []
-        )
+        paths = folder.iterdir() if folder.is_dir() else []
+        listing = ", ".join(sorted(path.name for path in paths)) or "nothing"
         raise TokenizerError(
             f"{folder} has no tokenizer, i.e. tokenizer.json, vocab.txt, or vocab.json "
-            f"and merges.txt. The folder contains {', '.join(there) or 'nothing'}. "
+            f"and merges.txt. The folder contains {listing}. "
             "Copy the missing files, or let transformers write them: "
             "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)."
         )
@@ -299,14 +298,13 @@ def contents(
         "model_max_length": max_length,
         "clean_up_tokenization_spaces": False,
     }
-    for what, keys in (NAMED | {"unk_id": ("unk_token",)}).items():
-        i = (
-            pad_id
-            if what == "pad_id" and pad_id is not None
-            else getattr(tokenizer, what)
-        )
-        if i is not None:
-            settings[keys[-1 if wordpiece else 0]] = tokenizer.tokens([i])[0]
+    for name, keys in (NAMED | {"unk_id": ("unk_token",)}).items():
+        special_id = getattr(tokenizer, name)
+        if name == "pad_id" and pad_id is not None:
+            special_id = pad_id
+        if special_id is not None:
+            key = keys[-1] if wordpiece else keys[0]
+            settings[key] = tokenizer.tokens([special_id])[0]
     texts = {"tokenizer.json": library.to_str(pretty=True)}
     if wordpiece:
         settings |= {
@@ -326,28 +324,26 @@ def _template(
     """Return the post-processor that puts special ids around a text, and around both
     texts of a pair.
     """
-    wanted = {
-        "begin": tokenizer.bos_id if begin else None,
-        "end": tokenizer.eos_id if end else None,
-    }
-    if missing := [
-        what
-        for what, asked in (("begin", begin), ("end", end))
-        if asked and wanted[what] is None
-    ]:
-        raise TokenizerError(
-            f"The tokenizer has no {missing[0]} id to put around a text: "
-            f"use one that has it, or {missing[0]}=False."
-        )
-    names = {
-        what: tokenizer.tokens([i])[0] for what, i in wanted.items() if i is not None
-    }
-    first, last = ([names[what]] if what in names else [] for what in wanted)
+    special_ids: dict[str, int | None] = {}
+    if begin:
+        special_ids["begin"] = tokenizer.bos_id
+    if end:
+        special_ids["end"] = tokenizer.eos_id
+    special_tokens: dict[str, tuple[str, int]] = {}
+    for name, special_id in special_ids.items():
+        if special_id is None:
+            raise TokenizerError(
+                f"The tokenizer has no {name} id to put around a text: "
+                f"use one that has it, or {name}=False."
+            )
+        special_tokens[name] = (tokenizer.tokens([special_id])[0], special_id)
+    first = [special_tokens["begin"][0]] if begin else []
+    last = [special_tokens["end"][0]] if end else []
     single = [f"{piece}:0" for piece in (*first, "$A", *last)]
     return processors.TemplateProcessing(
         single=single,
         pair=single + [f"{piece}:1" for piece in ("$B", *last)],
-        special_tokens=[(names[what], wanted[what]) for what in names],
+        special_tokens=list(special_tokens.values()),
     )
 
 
@@ -459,9 +455,9 @@ def _put_prefix(content: dict[str, Any], prefix: bool) -> None:
 def _steps(content: dict[str, Any], part: str, name: str) -> list[dict[str, Any]]:
     """Return the steps of a part of a `tokenizer.json`."""
     whole = content.get(part)
-    return (
-        [] if whole is None else whole[name] if whole["type"] == "Sequence" else [whole]
-    )
+    if whole is None:
+        return []
+    return whole[name] if whole["type"] == "Sequence" else [whole]
 
 
 def _word_pieces(folder: epath.Path, settings: Settings) -> str:
@@ -599,18 +595,18 @@ def _with_added(
                 str(token["content"] if isinstance(token, dict) else token)
                 for token in tokens
             }
-        for token, i in read_object(
-            folder / "added_tokens.json", TokenizerError
-        ).items():
+        more = read_object(folder / "added_tokens.json", TokenizerError)
+        for token, i in more.items():
             added[i] = AddedToken(
                 token, normalized=token not in special, special=token in special
             )
     for i, token in sorted(added.items()):
         tokenizer.add_tokens([token])
-        if (known := tokenizer.token_to_id(token.content)) != i:
+        actual = tokenizer.token_to_id(token.content)
+        if actual != i:
             raise TokenizerError(
-                f"{folder} gives the added token {token.content!r} the id {i}, but "
-                f"in the vocabulary it has {known}. Copy all files from the same model."
+                f"{folder} gives the added token {token.content!r} the id {i}, but in "
+                f"the vocabulary it has {actual}. Copy all files from the same model."
             )
     return tokenizer
 
@@ -619,19 +615,17 @@ def _special_ids(tokenizer: Tokenizer, settings: Settings) -> dict[str, int]:
     """Return the special ids that differ from those that the tokenizer finds by
     their names.
     """
-    # the second: of an encoder–decoder
     special = {}
-    begins = {"bos_id": settings.get("decoder_start_token_id")}
-    for what, keys in NAMED.items():
-        named = [tokenizer.id_of(settings[key]) for key in keys if key in settings]
-        listed = settings.get(f"{keys[0]}_id")  # an id, or several
-        choices = [
-            begins.get(what),
-            *named,
-            getattr(tokenizer, what),
-            *(listed if isinstance(listed, list) else [listed]),
-        ]
+    for name, keys in NAMED.items():
+        default = getattr(tokenizer, name)
+        choices: list[Any] = []
+        if name == "bos_id":
+            choices.append(settings.get("decoder_start_token_id"))
+        choices += [tokenizer.id_of(settings[key]) for key in keys if key in settings]
+        choices.append(default)
+        configured = settings.get(f"{keys[0]}_id")  # an id, or several
+        choices += configured if isinstance(configured, list) else [configured]
         chosen = next((i for i in choices if i in range(tokenizer.size)), None)
-        if chosen is not None and chosen != getattr(tokenizer, what):
-            special[what] = chosen
+        if chosen is not None and chosen != default:
+            special[name] = chosen
     return special

@@ -148,13 +148,12 @@ def _train(
         alphabet = sorted(tokenizer.get_vocab().keys() - set(SPECIALS))
         minimum = len(specials) + len(alphabet) * (1 if kind == "unigram" else 2)
         if vocab_size >= minimum:
-            model = (
-                _unigram(tokenizer, lines, alphabet, vocab_size)
-                if kind == "unigram"
-                else _wordpiece(
+            if kind == "unigram":
+                model = _unigram(tokenizer, lines, alphabet, vocab_size)
+            else:
+                model = _wordpiece(
                     tokenizer, lines, alphabet, specials, vocab_size, min_count
                 )
-            )
             # the trainers leave special tokens of their own, e.g. "##a"
             tokenizer = _untrained(kind, lowercase)
             tokenizer.model = model
@@ -259,21 +258,28 @@ def _unigram(
     learned = json.loads(tokenizer.to_str())["model"]["vocab"][len(SPECIALS) :]
     least = min(score for _, score in learned)
     near = least + 1e-4 * len(alphabet)
-    scores = [
-        (piece, round(least if len(piece) == 1 and s < near else s, 3))
-        for piece, s in learned
-    ]
-    scores.sort(key=lambda item: (-item[1], item[0]))
+    characters = []
+    longer = []
+    for piece, score in learned:
+        if len(piece) > 1:
+            longer.append((piece, round(score, 3)))
+        else:
+            characters.append((piece, round(least if score < near else score, 3)))
+    longer.sort(key=_likeliest_first)
     # Near the smallest possible size, the trainer keeps more pieces than requested:
     # drop the least likely.
-    room = vocab_size - len(SPECIALS) - sum(len(piece) == 1 for piece, _ in scores)
-    kept = {piece for piece, _ in [item for item in scores if len(item[0]) > 1][:room]}
-    scores = [item for item in scores if len(item[0]) == 1 or item[0] in kept]
+    room = vocab_size - len(SPECIALS) - len(characters)
+    scores = sorted(characters + longer[:room], key=_likeliest_first)
     # The 0 of the special tokens is the best score, but text is never encoded as one:
     # "<" is always a separate piece.
     return models.Unigram(
         [*((special, 0.0) for special in SPECIALS), *scores], unk_id=SPECIALS.index(UNK)
     )
+
+
+def _likeliest_first(scored_piece: tuple[str, float]) -> tuple[float, str]:
+    piece, score = scored_piece
+    return -score, piece
 
 
 def _frequent(normalizer: Any, lines: Sequence[str], min_count: int) -> list[str]:
@@ -285,13 +291,13 @@ def _frequent(normalizer: Any, lines: Sequence[str], min_count: int) -> list[str
     rare = {
         ord(character): " " for character, count in counts.items() if count < min_count
     }
-    kept = [line.translate(rare) for line in lines] if rare else lines
-    if not any(map(str.strip, kept)):
+    frequent = [line.translate(rare) for line in lines] if rare else lines
+    if not any(map(str.strip, frequent)):
         raise TokenizerError(
             f"No character occurs min_count={min_count} "
             f"times in {len(lines)} lines: lower it."
         )
-    return kept
+    return frequent
 
 
 def _count(

@@ -120,37 +120,34 @@ class Tokenizer:
             )
         except Exception as error:  # the Rust library raises bare Exception
             raise TokenizerError(f"Not a tokenizer's JSON: {error}") from error
-        self._encoder = (
-            self._tokenizer
-            if marian is None
-            else unigram.Encoder(self._tokenizer, marian, given["unk_id"])
-        )
+        self._encoder: Any = self._tokenizer
+        if marian is not None:
+            self._encoder = unigram.Encoder(self._tokenizer, marian, given["unk_id"])
         specials = {
             token["content"]: token["id"]
             for token in content["added_tokens"]
             if token["special"]
         }
-        found = {
-            what: next((specials[n] for n in names if n in specials), None)
-            for what, names in NAMES.items()
-        }
+        ids = {}
+        for name, tokens in NAMES.items():
+            ids[name] = next((specials[t] for t in tokens if t in specials), None)
         if unknown := set(given) - set(NAMES):
             raise TokenizerError(
                 f"special_ids has {', '.join(sorted(unknown))}: "
                 f"choose from {', '.join(NAMES)}."
             )
-        for what, i in (found | given).items():
+        for name, i in (ids | given).items():
             if i is not None and self._tokenizer.id_to_token(i) is None:
                 raise TokenizerError(
-                    f"{what} = {i}, but the tokenizer has no such id: "
+                    f"{name} = {i}, but the tokenizer has no such id: "
                     f"choose one below {self.size}."
                 )
-            setattr(self, what, i)
-        stored = (
-            content
-            | ({"special_ids": given} if given else {})
-            | ({"sentencepiece": marian} if marian else {})
-        )
+            setattr(self, name, i)
+        stored = dict(content)
+        if given:
+            stored["special_ids"] = given
+        if marian:
+            stored["sentencepiece"] = marian
         self._json = json.dumps(stored, ensure_ascii=False, sort_keys=True)
         self._characters = _characters(content)
         self._byte_level = '"ByteLevel"' in json.dumps(content.get("decoder"))
@@ -269,12 +266,9 @@ class Tokenizer:
         """
         encodings = self.encodings(lines)
         ids = Ragged.of((encoding.ids for encoding in encodings), dtype_of(self))
-        pairs = itertools.chain.from_iterable(
-            encoding.offsets for encoding in encodings
-        )
-        starts, ends = (
-            np.fromiter(itertools.chain.from_iterable(pairs), np.int32).reshape(-1, 2).T
-        )
+        flatten = itertools.chain.from_iterable
+        offsets = flatten(flatten(encoding.offsets for encoding in encodings))
+        starts, ends = np.fromiter(offsets, np.int32).reshape(-1, 2).T
         return ids, Ragged(starts, ids.lengths), Ragged(ends, ids.lengths)
 
     def encode(
@@ -313,17 +307,14 @@ class Tokenizer:
                     len(lines),
                 )
                 parts = map(_Words(self, end).encode, _chunks(lines))
-        return Ragged.join(
-            [
-                Ragged.of([], dtype_of(self)),
-                *(part.framed(begin=begin) for part in parts),
-            ]
-        )
+        nothing = Ragged.of([], dtype_of(self))
+        return Ragged.join([nothing, *(part.framed(begin=begin) for part in parts)])
 
     def _look_up(self, lines: Sequence[str], table: np.ndarray) -> Ragged:
         """Return the id of each character of each line."""
         points = np.frombuffer("".join(lines).encode("utf-32-le"), np.uint32)
-        return Ragged(table[points], np.fromiter(map(len, lines), np.int32, len(lines)))
+        lengths = np.fromiter(map(len, lines), np.int32, len(lines))
+        return Ragged(table[points], lengths)
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """Return the piece of each id as the vocabulary stores it, e.g. "▁the",
@@ -349,9 +340,8 @@ class Tokenizer:
             and token not in self._added
             and all(character in BYTES for character in token)
         ):
-            token = bytes(BYTES[character] for character in token).decode(
-                errors="backslashreplace"
-            )
+            content = bytes(BYTES[character] for character in token)
+            token = content.decode(errors="backslashreplace")
         return "".join(
             VISIBLE.get(c, c if c.isprintable() else ascii(c)[1:-1]) for c in token
         )
@@ -362,13 +352,13 @@ class Tokenizer:
         Padding and begin ids are dropped, and ids ≥ `size` are skipped. An unknown id
         becomes "<unk>", or the tokenizer's own name for it.
         """
-        kept = []
+        ids_of_text = []
         for i in map(int, ids):
             if i == self.eos_id:
                 break
             if i not in (self.pad_id, self.bos_id):
-                kept.append(i)
-        return self._tokenizer.decode(kept, skip_special_tokens=False)
+                ids_of_text.append(i)
+        return self._tokenizer.decode(ids_of_text, skip_special_tokens=False)
 
 
 def _characters(content: Mapping[str, Any]) -> np.ndarray | None:
@@ -509,13 +499,12 @@ class _Words:
 
         The words that occurred early are mostly the frequent ones.
         """
-        kept = REMEMBERED * 3 // 4
-        while next(reversed(self._numbers.values())) >= kept:
+        count = REMEMBERED * 3 // 4
+        while next(reversed(self._numbers.values())) >= count:
             self._numbers.popitem()
-        self._ids = Ragged(
-            self._ids.values[: self._ids.offsets[kept]], self._ids.lengths[:kept]
-        )
-        self._odd = self._odd[:kept]
+        end = self._ids.offsets[count]
+        self._ids = Ragged(self._ids.values[:end], self._ids.lengths[:count])
+        self._odd = self._odd[:count]
 
     def _number(self, words: np.ndarray) -> np.ndarray:
         """Return the numbers of distinct words, and encode the new ones."""
@@ -526,9 +515,8 @@ class _Words:
         numbers[numbers < 0] = len(self._ids) + np.arange(len(new))
         self._numbers.update(zip(new, itertools.count(len(self._ids))))
         odd = np.array([word.split() != [word.removeprefix(" ")] for word in new], bool)
-        pieces = self._pieces(
-            [word for word, whole in zip(new, odd, strict=True) if not whole]
-        )
+        single = [word for word, is_odd in zip(new, odd, strict=True) if not is_odd]
+        pieces = self._pieces(single)
         lengths = np.zeros(len(new), np.int32)
         lengths[~odd] = pieces.lengths
         self._ids = Ragged.join([self._ids, Ragged(pieces.values, lengths)])
@@ -550,50 +538,49 @@ class _Words:
             gap.join(words[start:end])
             for start, end in itertools.pairwise([*first, len(words)])
         ]
-        ids, places, _ = self._tokenizer.spans(lines)
+        ids, token_starts, _ = self._tokenizer.spans(lines)
         # Count the gap before a word as part of it, even for the first word of a line,
         # which has none.
         ends = np.cumsum([len(word) + len(gap) for word in words], dtype=np.int64)
         starts = np.concatenate([[0], ends[:-1]]) if len(words) else ends
-        where = places.values + np.repeat(starts[first] + len(gap), places.lengths)
-        return Ragged(
-            ids.values,
-            np.bincount(np.searchsorted(ends, where, "right"), minlength=len(words)),
-        )
+        line_starts = np.repeat(starts[first] + len(gap), token_starts.lengths)
+        positions = line_starts + token_starts.values
+        word_of = np.searchsorted(ends, positions, "right")
+        return Ragged(ids.values, np.bincount(word_of, minlength=len(words)))
 
     def encode(self, lines: Sequence[str]) -> Ragged:
         if len(self._ids) > REMEMBERED:
             self._forget()
-        text = (
-            "\n".join(
-                ["\t" if "\0" in line or "\n" in line else line for line in lines]
-            )
-            + "\n"
-        )
+        # "\t" stands for lines with the characters that separate words and lines here
+        safe = ["\t" if "\0" in line or "\n" in line else line for line in lines]
+        text = "\n".join(safe) + "\n"
         if self._spaced:
-            words, places = _split(
-                text.replace(" ", "\0 ").replace("\n", "\0\n\0"), "\0"
-            )
+            text = text.replace(" ", "\0 ").replace("\n", "\0\n\0")
+            words, indices = _split(text, "\0")
         else:
-            words, places = _split(text.replace("\n", " \n "), " ")
-        numbers = self._number(words)[places]
-        known = self._ids
+            words, indices = _split(text.replace("\n", " \n "), " ")
+        numbers = self._number(words)[indices]
+        ids_by_number = self._ids
         ends = np.flatnonzero(numbers == 0)
-        whole = np.unique(np.searchsorted(ends, np.flatnonzero(self._odd[numbers])))
-        if len(whole):
+        odd_words = np.flatnonzero(self._odd[numbers])
+        odd_lines = np.unique(np.searchsorted(ends, odd_words))
+        if len(odd_lines):
+            # The whole line takes the number of its first word; the other words go.
+            rows = self._tokenizer.encode_batch([lines[i] for i in odd_lines])
+            rows_of_ids = Ragged.of(rows, ids_by_number.values.dtype)
             sizes = np.diff(ends, prepend=-1)
-            kept = np.repeat(~np.isin(np.arange(len(lines)), whole), sizes)
-            first = (ends - sizes + 1)[whole]
-            kept[first] = kept[ends] = True
-            numbers[first] = len(known) + np.arange(len(whole))
-            rows = self._tokenizer.encode_batch([lines[i] for i in whole])
-            known = Ragged.join([known, Ragged.of(rows, known.values.dtype)])
-            numbers = numbers[kept]
+            first = (ends - sizes + 1)[odd_lines]
+            numbers[first] = len(ids_by_number) + np.arange(len(odd_lines))
+            is_odd_line = np.isin(np.arange(len(lines)), odd_lines)
+            remains = np.repeat(~is_odd_line, sizes)
+            remains[first] = True
+            remains[ends] = True
+            numbers = numbers[remains]
             ends = np.flatnonzero(numbers == 0)
-        ids = known.take(numbers)
-        return Ragged(
-            ids.values, np.diff(ids.offsets[ends + 1], prepend=0).astype(np.int32)
-        )
+            ids_by_number = Ragged.join([ids_by_number, rows_of_ids])
+        ids = ids_by_number.take(numbers)
+        lengths = np.diff(ids.offsets[ends + 1], prepend=0)
+        return Ragged(ids.values, lengths.astype(np.int32))
 
 
 def _split(text: str, gap: str) -> tuple[np.ndarray, np.ndarray]:

@@ -66,17 +66,16 @@ class CharacterMap:
         starts = [nodes[:0]]
         codes = [nodes[:0]]
         points = np.zeros(len(nodes), np.int64)
-        for place in range(4):
-            children = (nodes ^ _offset(self._units[nodes]).astype(np.int64))[
-                :, None
-            ] ^ np.arange(1, 256)
-            inside = np.where(children < len(self._units), children, 0)
-            rows, columns = np.nonzero(
-                (self._units[inside] & LABEL) == np.arange(1, 256)
-            )
-            nodes = inside[rows, columns]
-            values = columns + 1
-            if place == 0:  # the first byte of a character says how many follow
+        byte_values = np.arange(1, 256)
+        for byte_number in range(4):
+            bases = nodes ^ _offset(self._units[nodes]).astype(np.int64)
+            children = bases[:, None] ^ byte_values
+            children = np.where(children < len(self._units), children, 0)
+            exists = (self._units[children] & LABEL) == byte_values
+            rows, columns = np.nonzero(exists)
+            nodes = children[rows, columns]
+            values = byte_values[columns]
+            if byte_number == 0:  # the first byte of a character says how many follow
                 more = np.searchsorted([0xC0, 0xE0, 0xF0], values, "right")
                 points = values & np.array([0x7F, 0x1F, 0x0F, 0x07])[more]
             else:
@@ -119,8 +118,8 @@ class Normalizer:
     """Normalization of text by a compiled character map, with "▁" before the text and
     for single spaces in it.
 
-    At each place of the text, the longest rule that matches is applied; then spaces at
-    both ends are removed and those in a row joined.
+    At each position of the text, the longest rule that matches is applied; then spaces
+    at both ends are removed and those in a row joined.
 
     Args:
         character_map: the compiled rules; b"" for none.

@@ -4,11 +4,11 @@ The ids of a text are not those of its lines, one after another: a tokenizer may
 space before a text, and may have pieces that span line breaks. So a long text is
 encoded in parts that overlap, several at a time in parallel threads.
 
-Two parts are joined at a place that no token can span: between two of the words into
+Two parts are joined at a position that no token can span: between two of the words into
 which the tokenizer divides a text, or, if it does not divide texts, between two
 characters that no piece of its vocabulary holds side by side. In the middle of their
 overlap, both must have the same tokens in the same words. This shows that the cut ends
-of the parts change nothing there. Parts without such a place are encoded as one.
+of the parts change nothing there. Parts without such a position are encoded as one.
 """
 
 import functools
@@ -61,7 +61,8 @@ class _Part(NamedTuple):
     @property
     def size(self) -> int:
         """Bytes of the text up to where the next part starts."""
-        return len((self.text if self.last else self.text[:-OVERLAP]).encode())
+        text = self.text if self.last else self.text[:-OVERLAP]
+        return len(text.encode())
 
 
 def encode_texts(tokenizer: Tokenizer, texts: Iterable[Iterable[str]]) -> Encoded:
@@ -119,20 +120,20 @@ def _by_part(tokenizer: Tokenizer, texts: Iterable[Iterable[str]]) -> Iterator[_
         while not part.last:
             following = next(parts)
             shift = len(part.text) - OVERLAP
-            place = joints.place(part.encoding, following.encoding, shift)
-            if place is None:
+            joint = joints.find(part.encoding, following.encoding, shift)
+            if joint is None:
                 part = _fused(tokenizer, part, following, parts)
                 continue
             head = head if rows else _head(part)
             first = _tokens_before(part.encoding, begin)
-            rows.append(
-                ids(part, first, _tokens_before_end(part.encoding, shift + place))
-            )
+            stop = _tokens_before_end(part.encoding, shift + joint)
+            rows.append(ids(part, first, stop))
             size += part.size
             part = following
-            begin = place
+            begin = joint
         head = head if rows else _head(part)
-        rows.append(ids(part, _tokens_before(part.encoding, begin), None))
+        first = _tokens_before(part.encoding, begin)
+        rows.append(ids(part, first, None))
         yield _Row(np.concatenate(rows), size + part.size, head)
 
 
@@ -183,29 +184,35 @@ def _fused(
 
 def _head(part: _Part) -> int:
     """Return the bytes of the text before the second token."""
-    several = len(part.encoding) > 1
-    return len(
-        (part.text[: _start(part.encoding, 1)] if several else part.text).encode()
-    )
+    text = part.text
+    if len(part.encoding) > 1:
+        text = text[: _start(part.encoding, 1)]
+    return len(text.encode())
 
 
 def _start(encoding: Any, token: int) -> int:
-    """Return the place of the first character that a token stands for."""
+    """Return the position of the first character that a token stands for."""
     return encoding.token_to_chars(token)[0]
 
 
-def _tokens_before(encoding: Any, place: int) -> int:
-    """Return the number of tokens that start before `place`, counted from the first."""
+def _tokens_before(encoding: Any, position: int) -> int:
+    """Return the number of tokens that start before the character at `position`.
+
+    The search begins at the first token.
+    """
     count = 0
-    while count < len(encoding) and _start(encoding, count) < place:
+    while count < len(encoding) and _start(encoding, count) < position:
         count += 1
     return count
 
 
-def _tokens_before_end(encoding: Any, place: int) -> int:
-    """Return what `_tokens_before` does, counted from the last token."""
+def _tokens_before_end(encoding: Any, position: int) -> int:
+    """Return the number of tokens that start before the character at `position`.
+
+    The search begins at the last token.
+    """
     count = len(encoding)
-    while count > 0 and _start(encoding, count - 1) >= place:
+    while count > 0 and _start(encoding, count - 1) >= position:
         count -= 1
     return count
 
@@ -217,60 +224,75 @@ class _Token(NamedTuple):
 
 
 class _Joints:
-    """The places at which the parts of a text can be joined."""
+    """The positions at which the parts of a text can be joined."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
 
-    def place(self, left: Any, right: Any, shift: int) -> int | None:
-        """Return a place in the text of `right` at which it continues `left`, or None.
+    def find(self, left: Any, right: Any, shift: int) -> int | None:
+        """Return the position in the text of `right` at which it continues `left`, or
+        None if there is none.
 
-        `shift` is the place in the text of `left` at which that of `right` starts.
+        Of several, it is the one nearest to the middle of the overlap. `shift` is the
+        position in the text of `left` at which that of `right` starts.
         """
         start = EDGE
         stop = OVERLAP - EDGE
-        first, last = (_tokens_before_end(left, shift + x) for x in (start, stop))
-        tokens = self._tokens(left, first, last, shift)
-        first, last = (_tokens_before(right, x) for x in (start, stop))
-        if tokens != self._tokens(right, first, last, 0):
+        left_tokens = self._tokens(
+            left,
+            _tokens_before_end(left, shift + start),
+            _tokens_before_end(left, shift + stop),
+            shift,
+        )
+        right_tokens = self._tokens(
+            right, _tokens_before(right, start), _tokens_before(right, stop), 0
+        )
+        if left_tokens != right_tokens:
             return None
-        places = [
+        joints = [
             token.start
-            for before, token in itertools.pairwise(tokens)
-            if token.start > before.start
-            and (token.begins_word or self._apart(before.id, token.id))
+            for before, token in itertools.pairwise(right_tokens)
+            if self._can_be_cut(before, token)
         ]
-        return min(places, key=lambda x: abs(x - OVERLAP // 2), default=None)
+        return min(joints, key=lambda x: abs(x - OVERLAP // 2), default=None)
+
+    def _can_be_cut(self, before: _Token, token: _Token) -> bool:
+        """Return True if two parts can be joined between adjacent tokens."""
+        if token.start <= before.start:
+            return False
+        return token.begins_word or self._apart(before.id, token.id)
 
     @staticmethod
     def _tokens(encoding: Any, first: int, stop: int, shift: int) -> list[_Token]:
         """Return the tokens `first` to `stop` - 1, whose starts count from `shift`."""
         ids = encoding.ids
-        words = [encoding.token_to_word(i) for i in range(max(first - 1, 0), stop)]
-        words = [None] * (stop - first + 1 - len(words)) + words
-        changes = (before != word for before, word in itertools.pairwise(words))
-        return [
-            _Token(_start(encoding, i) - shift, ids[i], change)
-            for i, change in zip(range(first, stop), changes, strict=True)
-        ]
+        tokens = []
+        word = encoding.token_to_word(first - 1) if first > 0 else None
+        for i in range(first, stop):
+            word_before = word
+            word = encoding.token_to_word(i)
+            start = _start(encoding, i) - shift
+            tokens.append(_Token(start, ids[i], begins_word=word != word_before))
+        return tokens
 
     def _apart(self, left: int, right: int) -> bool:
         """Return True if no piece holds the end of `left` and the start of `right`.
 
         Texts are then cut between them, whatever surrounds them: no pieces merge into
-        one that spans the place, and no path of likely pieces passes over it.
+        one that spans the cut, and no path of likely pieces passes over it.
         """
         if self._pairs is None:
             return False
-        one, other = self._tokenizer.tokens([left, right])
-        unknown = [token_id == self._tokenizer.unk_id for token_id in (left, right)]
-        if all(unknown):  # may be one
+        unknown_id = self._tokenizer.unk_id
+        left_piece, right_piece = self._tokenizer.tokens([left, right])
+        if left == right == unknown_id:  # may be one
             return False
-        if self._likely and (
-            any(unknown) or BYTE.fullmatch(one) or BYTE.fullmatch(other)
-        ):
-            return False  # these hide the characters that they stand for
-        return one[-1:] + other[:1] not in self._pairs
+        if self._likely:
+            hidden = unknown_id in (left, right)
+            hidden |= any(map(BYTE.fullmatch, (left_piece, right_piece)))
+            if hidden:  # the pieces do not show the characters that they stand for
+                return False
+        return left_piece[-1:] + right_piece[:1] not in self._pairs
 
     @functools.cached_property
     def _likely(self) -> bool:
@@ -287,7 +309,8 @@ class _Joints:
         marks = ("continuing_subword_prefix", "end_of_word_suffix")
         if model["type"] not in ("BPE", "Unigram") or any(map(model.get, marks)):
             return None
-        pieces = (
-            piece if isinstance(piece, str) else piece[0] for piece in model["vocab"]
-        )
-        return {a + b for piece in pieces for a, b in itertools.pairwise(piece)}
+        pairs: set[str] = set()
+        for entry in model["vocab"]:
+            piece = entry if isinstance(entry, str) else entry[0]
+            pairs.update(a + b for a, b in itertools.pairwise(piece))
+        return pairs

@@ -69,14 +69,14 @@ class QuestionAnsweringData(TextData):
 
 
 class Answer(NamedTuple):
-    """A part of a context, and the place of its first character."""
+    """A part of a context, and the position of its first character."""
 
     text: str
     start: int
 
 
 def read_answers(
-    column: Sequence[str], contexts: Sequence[str], what: str
+    column: Sequence[str], contexts: Sequence[str], source: str
 ) -> list[list[Answer]]:
     """Read answers as `annotated.squad_file` writes them: per question, a JSON list of
     objects with text and start.
@@ -84,36 +84,40 @@ def read_answers(
     Args:
         column: the JSON lists.
         contexts: the context of each question.
-        what: source of the questions, for messages.
+        source: name of the source of the questions, for messages.
 
     Raises:
         DataError: a value is not such a list, or an answer is blank or not at its start
             in the context.
     """
-    found = []
+    answers_of_questions = []
     for row, (text, context) in enumerate(zip(column, contexts, strict=True), 1):
         try:
             answers = [
                 Answer(answer["text"], answer["start"]) for answer in json.loads(text)
             ]
-            wrong = [
-                a
-                for a in answers
-                if not a.text.strip() or a.start < 0 or not context.startswith(*a)
-            ]
+            wrong = [answer for answer in answers if not _is_in(context, answer)]
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DataError(
-                f"{what}, row {row}: the answers {text[:80]!r} are not a JSON list of"
+                f"{source}, row {row}: the answers {text[:80]!r} are not a JSON list of"
                 ' objects with text and start: write e.g. [{"text": "Paris", "start":'
                 " 12}], or [] if there is no answer"
             ) from error
         for answer, start in wrong:
             raise DataError(
-                f"{what}, row {row}: the answer {answer[:80]!r} is not in the context "
-                f"at start = {start}: correct it; start counts characters from 0"
+                f"{source}, row {row}: the answer {answer[:80]!r} is not in the "
+                f"context at start = {start}: correct it; "
+                "start counts characters from 0"
             )
-        found.append(answers)
-    return found
+        answers_of_questions.append(answers)
+    return answers_of_questions
+
+
+def _is_in(context: str, answer: Answer) -> bool:
+    """Return True if an answer is not blank and stands at its start in the context."""
+    if not answer.text.strip() or answer.start < 0:
+        return False
+    return context.startswith(answer.text, answer.start)
 
 
 class QuestionWindows:
@@ -129,12 +133,12 @@ class QuestionWindows:
         tokenizer: tokenizer of the contexts.
         config: sizes of windows and questions.
         special: ids of [CLS] and [SEP].
-        what: source of the questions, for messages.
+        source: name of the source of the questions, for messages.
 
     Attributes:
         rows: the tokens of each row.
         owners: (rows,) the question of each row, ascending.
-        second: (rows,) place of the first token of the window.
+        second: (rows,) position of the first token of the window.
     """
 
     def __init__(
@@ -144,7 +148,7 @@ class QuestionWindows:
         tokenizer: Tokenizer,
         config: QuestionAnsweringData,
         special: SpecialIds,
-        what: str,
+        source: str,
     ):
         numbers: dict[str, int] = {}
         self._context = np.array(
@@ -155,60 +159,68 @@ class QuestionWindows:
         lengths = ids.lengths[self._context]
         most = config.max_question
         warn(
-            what,
+            source,
             questions.lengths > most,
             f"have a question that is cut to data.max_question = {most} tokens",
         )
-        warn(what, questions.lengths == 0, "have a question without tokens")
+        warn(source, questions.lengths == 0, "have a question without tokens")
         warn(
-            what, lengths == 0, "have a context without tokens, and are answered by ''"
+            source,
+            lengths == 0,
+            "have a context without tokens, and are answered by ''",
         )
         asked = questions.first(most)
-        windows = Windows.over(
-            lengths, config.max_length - SPECIALS - asked.lengths, config.stride
-        )
+        rooms = config.max_length - SPECIALS - asked.lengths
+        windows = Windows.over(lengths, rooms, config.stride)
         self._windows = windows
         self.owners = windows.owners
         part = ids.parts(windows._replace(owners=self._context[windows.owners]))
-        begins, ends = (
-            Ragged.repeated(i, len(self.owners)) for i in (special.begin, special.end)
-        )
+        begins = Ragged.repeated(special.begin, len(self.owners))
+        ends = Ragged.repeated(special.end, len(self.owners))
         self.rows = Ragged.beside([begins, asked.take(self.owners), ends, part, ends])
         self.second = asked.lengths[self.owners] + 2
 
     def targets(
-        self, answers: Sequence[Answer | None], what: str
+        self, answers: Sequence[Answer | None], source: str
     ) -> dict[str, np.ndarray]:
-        """Return {"start", "end"}: the places (rows,) of the first and the last token
-        that overlap the answer.
+        """Return {"start", "end"}: the positions (rows,) of the first and the last
+        token that overlap the answer.
 
-        They are 0, the place of [CLS], if the window does not contain all of these
+        They are 0, the position of [CLS], if the window does not contain all of these
         tokens, or if there is no answer. A warning gives the number of questions whose
-        answer is in none of the windows.
+        answer is in none of the windows, which `source` names.
         """
-        spans = np.full((len(answers), 2), -1)
-        for i, answer in enumerate(answers):
-            if answer is not None:
-                starts, ends = (
-                    places[self._context[i]] for places in (self._starts, self._ends)
-                )
-                inside = np.flatnonzero(
-                    (ends > answer.start) & (starts < answer.start + len(answer.text))
-                )
-                spans[i] = inside[[0, -1]] if inside.size else -1
-        windows, (first, last) = self._windows, spans[self.owners].T
-        whole = (first >= windows.starts) & (last < windows.stops)
-        kept = np.bincount(self.owners[whole], minlength=len(answers)) > 0
-        given = np.array([answer is not None for answer in answers])
+        first_token = np.full(len(answers), -1)
+        last_token = np.full(len(answers), -1)
+        for question, answer in enumerate(answers):
+            if answer is None:
+                continue
+            starts = self._starts[self._context[question]]
+            ends = self._ends[self._context[question]]
+            overlaps = (ends > answer.start) & (
+                starts < answer.start + len(answer.text)
+            )
+            tokens = np.flatnonzero(overlaps)
+            if tokens.size:
+                first_token[question] = tokens[0]
+                last_token[question] = tokens[-1]
+        windows = self._windows
+        first = first_token[self.owners]
+        last = last_token[self.owners]
+        contains_answer = (first >= windows.starts) & (last < windows.stops)
+        window_counts = np.bincount(
+            self.owners[contains_answer], minlength=len(answers)
+        )
+        has_answer = np.array([answer is not None for answer in answers])
         warn(
-            what,
-            given & ~kept,
+            source,
+            has_answer & (window_counts == 0),
             "have an answer that no window contains; its target is [CLS]",
         )
         shift = self.second - windows.starts
         return {
-            "start": np.where(whole, first + shift, 0),
-            "end": np.where(whole, last + shift, 0),
+            "start": np.where(contains_answer, first + shift, 0),
+            "end": np.where(contains_answer, last + shift, 0),
         }
 
     def answer(
@@ -248,10 +260,10 @@ def whole_letters(text: str, start: int, end: int) -> tuple[int, int]:
     return start, end
 
 
-def _continues(text: str, place: int) -> bool:
+def _continues(text: str, position: int) -> bool:
     """Return True if a character belongs to the letter or symbol before it."""
-    character = text[place]
-    joined = text[place - 1] == JOINER and not character.isspace()
+    character = text[position]
+    joined = text[position - 1] == JOINER and not character.isspace()
     return (
         joined
         or character == JOINER

@@ -72,22 +72,19 @@ def subwords(
     every word has a first subword.
     """
     words = [word for sentence in sentences for word in sentence]
-    ids, _, ends = tokenizer.spans(
-        [" ".join(sentence) for sentence in sentences if sentence]
-    )
-    lines = [
-        sum(len(word) + 1 for word in sentence) for sentence in sentences if sentence
-    ]
-    # last character of each subword
-    last = ends.values - 1 + np.repeat(np.cumsum([0, *lines])[:-1], ends.lengths)
+    lines = [" ".join(sentence) for sentence in sentences if sentence]
+    ids, _, ends = tokenizer.spans(lines)
+    # positions in all lines, one after another, each with a space at its end
+    line_starts = np.cumsum([0, *(len(line) + 1 for line in lines)])[:-1]
+    last_characters = np.repeat(line_starts, ends.lengths) + ends.values - 1
     # the space after each word; it belongs to the next word
     gaps = np.cumsum([len(word) + 1 for word in words]) - 1
-    counts = np.bincount(np.searchsorted(gaps, last, "right"), minlength=len(words))
+    word_of = np.searchsorted(gaps, last_characters, "right")
+    counts = np.bincount(word_of, minlength=len(words))
     pieces = Ragged(ids.values, counts)
     empty = np.flatnonzero(counts == 0)
-    return Ragged(
-        np.insert(pieces.values, pieces.offsets[empty], unknown), np.maximum(counts, 1)
-    )
+    values = np.insert(pieces.values, pieces.offsets[empty], unknown)
+    return Ragged(values, np.maximum(counts, 1))
 
 
 def whole_words(sizes: Ragged, room: int) -> tuple[np.ndarray, np.ndarray]:
@@ -143,11 +140,13 @@ def word_rows(
         The rows; 1 for the first subword of each word and 0 for other tokens, in the
         same layout; and (rows,) the sentence of each row.
     """
-    pieces = pieces.first(limit - 2)
-    words, owners = whole_words(
-        Ragged(pieces.lengths, np.asarray(counts, np.int64)), limit - 2
-    )
-    if split := np.unique(owners[1:][np.diff(owners) == 0]).tolist():
+    room = limit - 2
+    pieces = pieces.first(room)
+    sizes = Ragged(pieces.lengths, np.asarray(counts, np.int64))
+    words, owners = whole_words(sizes, room)
+    is_continued = np.diff(owners) == 0
+    split = np.unique(owners[1:][is_continued])
+    if len(split):
         log.warning(
             "%s: %d of %d sentences divided into rows of data.max_length = %d tokens, "
             "the first is sentence %d",
@@ -157,18 +156,15 @@ def word_rows(
             limit,
             split[0] + 1,
         )
-    lengths = np.diff(pieces.offsets[np.cumsum([0, *words])]).astype(np.int32)
+    row_offsets = pieces.offsets[np.cumsum([0, *words])]
+    lengths = np.diff(row_offsets).astype(np.int32)
     first = np.zeros_like(pieces.values)
     first[pieces.offsets[:-1]] = 1
 
     def framed(values: np.ndarray, before: int, after: int) -> Ragged:
         n = len(lengths)
-        return Ragged.beside(
-            [
-                Ragged.repeated(before, n),
-                Ragged(values, lengths),
-                Ragged.repeated(after, n),
-            ]
-        )
+        befores = Ragged.repeated(before, n)
+        afters = Ragged.repeated(after, n)
+        return Ragged.beside([befores, Ragged(values, lengths), afters])
 
     return framed(pieces.values, begin, end), framed(first, 0, 0), owners

@@ -30,12 +30,14 @@ def k_largest(
     groups = x.reshape(*x.shape[:-1], -1, size)
     if size == 1 or groups.shape[-2] <= k:
         return jax.lax.top_k(x, k)
+    _, best_groups = jax.lax.top_k(groups.max(axis=-1), k)
     # sorted, so that ties are ordered as in x
-    chosen = jnp.sort(jax.lax.top_k(groups.max(axis=-1), k)[1], axis=-1)
+    chosen = jnp.sort(best_groups, axis=-1)
     members = jnp.take_along_axis(groups, chosen[..., None], axis=-2)
-    values, places = jax.lax.top_k(members.reshape(*x.shape[:-1], -1), k)
-    group = jnp.take_along_axis(chosen, places // size, axis=-1)
-    return values, group * size + places % size
+    members = members.reshape(*x.shape[:-1], -1)
+    values, indices = jax.lax.top_k(members, k)
+    group = jnp.take_along_axis(chosen, indices // size, axis=-1)
+    return values, group * size + indices % size
 
 
 def log_probability(
@@ -57,7 +59,8 @@ def best_tokens(
 
     Forbidden tokens have the log-probability IMPOSSIBLE.
     """
-    values, tokens = k_largest(logits, min(k + len(forbidden), logits.shape[-1]))
+    count = min(k + len(forbidden), logits.shape[-1])
+    values, tokens = k_largest(logits, count)
     log_probabilities = values - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     barred = jnp.isin(tokens, jnp.array(forbidden, jnp.int32))
     log_probabilities = jnp.maximum(log_probabilities, IMPOSSIBLE)
@@ -94,22 +97,18 @@ def _nucleus(
     # a smaller p would be rounded to 0 in float32, and the set would be empty
     p = max(p, 1e-30)
 
-    def mass(kept):
-        return jnp.where(kept, probabilities, 0.0).sum(axis=-1, keepdims=True)
+    def mass(included):
+        return jnp.where(included, probabilities, 0.0).sum(axis=-1, keepdims=True)
 
-    def halve(
-        _,
-        bounds,
-    ):
+    def halve(_, bounds):
         low, high = bounds
         middle = low + (high - low) // 2
         enough = mass(bits >= middle) >= p
         return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
 
     low = jnp.zeros_like(bits[:, :1])
-    least, _ = jax.lax.fori_loop(
-        0, 31, halve, (low, jnp.full_like(low, np.float32(2.0).view(np.int32)))
-    )
+    high = jnp.full_like(low, np.float32(2.0).view(np.int32))
+    least, _ = jax.lax.fori_loop(0, 31, halve, (low, high))
     equal = bits == least
     before = mass(bits > least) + (jnp.cumsum(equal, axis=-1) - 1) * probabilities
     return (bits > least) | (equal & (before < p))
@@ -137,9 +136,8 @@ def truncate(
 
     Raises ValueError if `temperature`, `top_k` or `top_p` is out of range.
     """
-    if not (
-        LEAST_TEMPERATURE <= temperature < math.inf and top_k >= 0 and 0 < top_p <= 1
-    ):
+    is_temperature = LEAST_TEMPERATURE <= temperature < math.inf
+    if not is_temperature or top_k < 0 or not 0 < top_p <= 1:
         raise UserError(
             f"{temperature=}, {top_k=}, {top_p=}: temperature must be at least "
             f"{LEAST_TEMPERATURE}, top_k at least 0, and top_p in (0, 1]; "
@@ -148,13 +146,17 @@ def truncate(
     # IMPOSSIBLE becomes minus infinity at any temperature. The largest logit becomes 0,
     # so it cannot overflow.
     largest = logits.max(axis=-1, keepdims=True)
-    logits = jnp.where(logits <= IMPOSSIBLE, -jnp.inf, (logits - largest) / temperature)
-    if 0 < top_k < logits.shape[-1]:
+    is_impossible = logits <= IMPOSSIBLE
+    scaled = (logits - largest) / temperature
+    logits = jnp.where(is_impossible, -jnp.inf, scaled)
+    vocab_size = logits.shape[-1]
+    if 0 < top_k < vocab_size:
         logits, tokens = k_largest(logits, top_k)
     else:
-        tokens = jnp.broadcast_to(jnp.arange(logits.shape[-1])[None], logits.shape)
+        tokens = jnp.broadcast_to(jnp.arange(vocab_size)[None], logits.shape)
     if top_p < 1:
-        logits = jnp.where(_nucleus(jax.nn.softmax(logits), top_p), logits, -jnp.inf)
+        nucleus = _nucleus(jax.nn.softmax(logits), top_p)
+        logits = jnp.where(nucleus, logits, -jnp.inf)
     return logits, tokens
 
 
@@ -175,10 +177,9 @@ def penalize(
     there, a token is penalized once however often it occurred.
     """
     size = seen.shape[-1]
-    known = logits[:, :size]
-    return logits.at[:, :size].set(
-        jnp.where(seen, jnp.where(known > 0, known / penalty, known * penalty), known)
-    )
+    unchanged = logits[:, :size]
+    penalized = jnp.where(unchanged > 0, unchanged / penalty, unchanged * penalty)
+    return logits.at[:, :size].set(jnp.where(seen, penalized, unchanged))
 
 
 def row_keys(
@@ -190,8 +191,9 @@ def row_keys(
 
     `row_ids` (B,) identify the rows.
     """
-    fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
-    keys = jax.vmap(fold, in_axes=(0, None))(fold(key, row_ids), jnp.arange(count))
+    fold_all = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
+    keys_of_rows = fold_all(key, row_ids)
+    keys = jax.vmap(fold_all, in_axes=(0, None))(keys_of_rows, jnp.arange(count))
     return keys.reshape(-1)
 
 

@@ -44,27 +44,33 @@ class Rules:
                 possible is not changed.
             tokens: (N, S), the tokens before and including `position`, and anything
                 after it. Ids ≥ V stand for no token.
-            position: the place of the newest token, a scalar.
+            position: the index of the newest token, a scalar.
         """
         size = scores.shape[-1]
-        known = jnp.where(jnp.arange(tokens.shape[1]) <= position, tokens, size)
+        is_written = jnp.arange(tokens.shape[1]) <= position
+        written = jnp.where(is_written, tokens, size)
         changed = scores
         if self.repetition_penalty != 1:
-            changed = penalize(changed, _marked(known, size), self.repetition_penalty)
-        barred = jnp.isin(jnp.arange(size), jnp.array(self.forbidden, jnp.int32))[None]
+            seen = _marked(written, size)
+            changed = penalize(changed, seen, self.repetition_penalty)
+        ids = jnp.arange(size)
+        barred = jnp.isin(ids, jnp.array(self.forbidden, jnp.int32))[None]
         if self.no_repeat_ngram:
-            repeating = _completing(known, position, self.no_repeat_ngram)
+            repeating = _completing(written, position, self.no_repeat_ngram)
             barred |= _marked(repeating, size)
         if self.min_tokens:
-            early = position + 2 - self.given < self.min_tokens
-            barred |= early & jnp.isin(jnp.arange(size), jnp.array(self.ends))[None]
+            is_early = position + 2 - self.given < self.min_tokens
+            is_end = jnp.isin(jnp.arange(size), jnp.array(self.ends))[None]
+            barred |= is_early & is_end
         changed = jnp.where(barred, IMPOSSIBLE, changed)
         if self.first_id >= 0:
             first = certain(self.first_id, size)[None]
             changed = jnp.where(position + 1 == self.given, first, changed)
         decided = (scores > IMPOSSIBLE).sum(axis=-1, keepdims=True) == 1
         changed = jnp.where(decided, scores, changed)
-        return jax.nn.log_softmax(changed) if self.renormalize else changed
+        if self.renormalize:
+            return jax.nn.log_softmax(changed)
+        return changed
 
 
 def rules(
@@ -77,10 +83,10 @@ def rules(
     """
     names = {field.name for field in dataclasses.fields(Rules)}
     chosen = {name: getattr(options, name) for name in names if hasattr(options, name)}
-    made = Rules(
-        tuple(ends), (*forbidden, *options.forbidden_ids), given=given, **chosen
-    )
-    return None if made == Rules(tuple(ends), tuple(forbidden), given=given) else made
+    all_forbidden = (*forbidden, *options.forbidden_ids)
+    requested = Rules(tuple(ends), all_forbidden, given=given, **chosen)
+    default = Rules(tuple(ends), tuple(forbidden), given=given)
+    return None if requested == default else requested
 
 
 def _marked(ids: jax.Array, size: int) -> jax.Array:
@@ -92,18 +98,20 @@ def _marked(ids: jax.Array, size: int) -> jax.Array:
     return jnp.zeros((len(ids), size), bool).at[rows, ids].set(True, mode="drop")
 
 
-def _completing(known: jax.Array, position: jax.Array, n: int) -> jax.Array:
-    """Return the tokens (N, S) that would complete an n-gram for the second time.
+def _completing(written: jax.Array, position: jax.Array, n: int) -> jax.Array:
+    """Return the tokens (N, S - n + 1) that would complete an n-gram for the second
+    time.
 
-    `known` (N, S) are the tokens up to `position`. Places without such a token have an
-    id that no token has.
+    Entry i is the last token of the n-gram that starts at i, or an id that no token has
+    if the other tokens of this n-gram are not the newest ones. `written` (N, S) are the
+    tokens up to `position`.
     """
     nothing = jnp.iinfo(jnp.int32).max
-    if known.shape[1] < n:
-        return jnp.full((len(known), 1), nothing, jnp.int32)
-    suffix = jax.lax.dynamic_slice_in_dim(known, position - n + 2, n - 1, axis=1)
-    count = known.shape[1] - n + 1
+    if written.shape[1] < n:
+        return jnp.full((len(written), 1), nothing, jnp.int32)
+    newest = jax.lax.dynamic_slice_in_dim(written, position - n + 2, n - 1, axis=1)
+    count = written.shape[1] - n + 1
     matches = jnp.arange(count)[None] + n - 1 <= position
-    for place in range(n - 1):
-        matches &= known[:, place : place + count] == suffix[:, place, None]
-    return jnp.where(matches, known[:, n - 1 :], nothing)
+    for i in range(n - 1):
+        matches &= written[:, i : i + count] == newest[:, i, None]
+    return jnp.where(matches, written[:, n - 1 :], nothing)

@@ -78,7 +78,7 @@ class ConfigMap:
     more: Collection[str] = ()
 
     @property
-    def known(self) -> set[str]:
+    def supported(self) -> set[str]:
         """The keys of theirs that are read."""
         return {*self.names, *self.choices, *self.theirs, *self.aliases, *self.more}
 
@@ -87,15 +87,15 @@ class ConfigMap:
 
         Raises InteropError if a key and its alias have different values.
         """
-        found = dict(config)
+        renamed = dict(config)
         for alias, key in self.aliases.items():
-            value = found.pop(alias, None)
-            if value is not None and found.setdefault(key, value) != value:
+            value = renamed.pop(alias, None)
+            if value is not None and renamed.setdefault(key, value) != value:
                 raise InteropError(
                     f"config.json: {alias} = {value!r} "
-                    f"and {key} = {found[key]!r} mean the same and differ: remove one"
+                    f"and {key} = {renamed[key]!r} mean the same and differ: remove one"
                 )
-        return found
+        return renamed
 
     def read(self, config: Json) -> dict[str, Any]:
         """Return fields of our model config.
@@ -317,17 +317,11 @@ class Tags(Head):
         )
 
     def write(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        prefixes = PREFIXES[settings["data.scheme"]]
-        return label_keys(
-            [
-                "O",
-                *(
-                    f"{prefix}-{kind}"
-                    for kind in settings["data.types"]
-                    for prefix in prefixes
-                ),
-            ]
-        )
+        tags = ["O"]
+        for kind in settings["data.types"]:
+            for prefix in PREFIXES[settings["data.scheme"]]:
+                tags.append(f"{prefix}-{kind}")
+        return label_keys(tags)
 
 
 def labels_of(config: Json) -> tuple[str, ...]:
@@ -335,15 +329,16 @@ def labels_of(config: Json) -> tuple[str, ...]:
 
     Raises InteropError if their numbers are not 0, 1, 2, …
     """
-    found = config.get("id2label") or {
-        i: f"LABEL_{i}" for i in range(typed(config, "num_labels", 2, int))
-    }
-    if not isinstance(found, Mapping):
+    labels = config.get("id2label")
+    if not labels:
+        count = typed(config, "num_labels", 2, int)
+        labels = {i: f"LABEL_{i}" for i in range(count)}
+    if not isinstance(labels, Mapping):
         raise InteropError(
             "config.json: "
-            f"id2label = {found!r:.80} must be an object of numbers and labels"
+            f"id2label = {labels!r:.80} must be an object of numbers and labels"
         )
-    numbers = {str(number): str(label) for number, label in found.items()}
+    numbers = {str(number): str(label) for number, label in labels.items()}
     if numbers.keys() != set(map(str, range(len(numbers)))):
         raise InteropError(
             f"config.json: id2label has the numbers {', '.join(numbers)}: "
@@ -428,8 +423,9 @@ class Architecture:
         headless = not any(name.startswith(self.prefix) for name in unwrapped.values())
         names = {}
         for name, inner in unwrapped.items():
-            known = f"{self.prefix}{inner}" if headless else inner
+            name_in_table = f"{self.prefix}{inner}" if headless else inner
             for old, new in self.renamed:
-                known = known.removesuffix(old) + new if known.endswith(old) else known
-            names[known] = name
+                if name_in_table.endswith(old):
+                    name_in_table = name_in_table.removesuffix(old) + new
+            names[name_in_table] = name
         return names

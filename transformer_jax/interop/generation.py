@@ -97,31 +97,30 @@ def rules(config: Json) -> dict[str, Any]:
     """
     given = {key: value for key, value in config.items() if value is not None}
     ends = _ids(given, "eos_token_id")
-    excluded = {
-        given.get(name) for name in ("decoder_start_token_id", "pad_token_id")
-    } | set(ends)
-    barred = [ids[0] for ids in _sequences(given) if len(ids) == 1]
-    found = {
-        "end_ids": ends if len(ends) > 1 else (),
-        "forbidden_ids": tuple(
-            dict.fromkeys(
-                [
-                    *(i for i in barred if i not in excluded),
-                    *_ids(given, "suppress_tokens"),
-                ]
-            )
-        ),
-        "min_tokens": (
-            _number(given, "min_new_tokens", 0) + 1
-            if given.get("min_new_tokens")
-            else 0
-        ),
-        "no_repeat_ngram": _number(given, "no_repeat_ngram_size", 0),
-        "repetition_penalty": float(
-            _number(given, "repetition_penalty", 1.0, (int, float))
-        ),
+    excluded_anyway = {
+        *ends,
+        given.get("decoder_start_token_id"),
+        given.get("pad_token_id"),
     }
-    return _changed(found)
+    forbidden = [
+        ids[0]
+        for ids in _sequences(given)
+        if len(ids) == 1 and ids[0] not in excluded_anyway
+    ]
+    forbidden += _ids(given, "suppress_tokens")
+    min_tokens = 0
+    if given.get("min_new_tokens"):
+        min_tokens = _number(given, "min_new_tokens", 0) + 1
+    penalty = _number(given, "repetition_penalty", 1.0, (int, float))
+    return _changed(
+        {
+            "end_ids": ends if len(ends) > 1 else (),
+            "forbidden_ids": tuple(dict.fromkeys(forbidden)),
+            "min_tokens": min_tokens,
+            "no_repeat_ngram": _number(given, "no_repeat_ngram_size", 0),
+            "repetition_penalty": float(penalty),
+        }
+    )
 
 
 def rules_of_decoders(config: Json) -> dict[str, Any]:
@@ -129,14 +128,14 @@ def rules_of_decoders(config: Json) -> dict[str, Any]:
     has.
     """
     given = {key: value for key, value in config.items() if value is not None}
-    found = rules(given)
-    least = max(_number(given, "min_length", 0), found.get("min_tokens", 0))
-    more = {
+    common = rules(given)
+    least = max(_number(given, "min_length", 0), common.get("min_tokens", 0))
+    of_decoders = {
         "min_tokens": least if least > 1 else 0,
         "first_id": _number(given, "forced_bos_token_id", -1),
         "renormalize": _number(given, "renormalize_logits", False, (bool,)),
     }
-    return found | _changed(more)
+    return common | _changed(of_decoders)
 
 
 def keys_of(settings: Mapping[str, Any], end: int | None) -> dict[str, Any]:
@@ -155,9 +154,8 @@ def keys_of(settings: Mapping[str, Any], end: int | None) -> dict[str, Any]:
     if ours.get("min_tokens", 0) > 1:
         content["min_new_tokens"] = ours["min_tokens"] - 1
     if "end_ids" in ours:
-        content["eos_token_id"] = list(
-            dict.fromkeys([*([] if end is None else [end]), *ours["end_ids"]])
-        )
+        ends = [] if end is None else [end]
+        content["eos_token_id"] = list(dict.fromkeys([*ends, *ours["end_ids"]]))
     return content
 
 
@@ -183,23 +181,28 @@ def ignored(config: Json, supported: set[str]) -> Iterator[str]:
 
 def _sequences(config: Json) -> list[list[int]]:
     """Return bad_words_ids, a list of lists of ids."""
-    found = config.get("bad_words_ids") or []
-    valid = isinstance(found, list) and all(
-        isinstance(ids, list) and ids and all(type(i) is int for i in ids)
-        for ids in found
-    )
-    if not valid:
+    sequences = config.get("bad_words_ids") or []
+    if not isinstance(sequences, list) or not all(map(_is_ids, sequences)):
         raise InteropError(
-            f"{WHERE}: bad_words_ids = {found!r:.80} must be a list of lists of ids: "
-            "copy the file again"
+            f"{WHERE}: bad_words_ids = {sequences!r:.80} must be a list of lists of "
+            "ids: copy the file again"
         )
-    return found
+    return sequences
+
+
+def _is_ids(value: Any) -> bool:
+    """Return True for a list of ids that is not empty."""
+    if not isinstance(value, list) or not value:
+        return False
+    return all(type(i) is int for i in value)
 
 
 def _ids(config: Json, key: str) -> tuple[int, ...]:
     """Return one id, or a list of ids, as a tuple."""
     value = config.get(key)
-    listed = value if isinstance(value, list) else [] if value is None else [value]
+    if value is None:
+        return ()
+    listed = value if isinstance(value, list) else [value]
     if not all(type(i) is int and i >= 0 for i in listed):
         raise InteropError(
             f"{WHERE}: {key} = {value!r:.80} must be an id or a list of ids: "

@@ -61,10 +61,10 @@ class GPTMap(ConfigMap):
 
     def fields(self, config: Json) -> dict[str, Any]:
         embeddings = config.get("embd_pdrop", 0.1)
-        others = config.get("resid_pdrop", 0.1)
-        if embeddings != others:
+        residuals = config.get("resid_pdrop", 0.1)
+        if embeddings != residuals:
             raise InteropError(
-                f"config.json: embd_pdrop = {embeddings} and resid_pdrop = {others} "
+                f"config.json: embd_pdrop = {embeddings} and resid_pdrop = {residuals} "
                 "are not supported: set both to one value, which only training uses"
             )
         return super().fields(config)

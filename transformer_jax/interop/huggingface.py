@@ -116,17 +116,18 @@ def read(folder: os.PathLike | str, like: Any = None) -> Pretrained:
     """
     architecture, outputs, fields, config = describe(folder)
     kind = architecture.config.model
+    undetermined = vars(like) if isinstance(like, kind) else {}
     try:
-        model = kind(**(vars(like) if isinstance(like, kind) else {}) | fields)
+        model = kind(**undetermined | fields)
         model.check()
     except ValueError as error:
         raise InteropError(f"{folder}: {error}") from error
-    found = Tensors(folder)
+    tensors = Tensors(folder)
     table = slots(architecture, model, outputs)
-    names = architecture.names(list(found))
+    names = architecture.names(list(tensors))
     lacks = architecture.lacks + architecture.optional
     leaves = layouts.read(
-        table, found, names, lacks, architecture.unused, architecture.ties
+        table, tensors, names, lacks, architecture.unused, architecture.ties
     )
     _warn(os.fspath(folder), architecture, config)
     return Pretrained(os.fspath(folder), architecture, model, outputs, table, leaves)
@@ -145,30 +146,25 @@ def describe(folder: os.PathLike | str) -> Description:
         architecture for architecture in ARCHITECTURES if architecture.name == name
     ]
     if not named:
-        known = ", ".join(
-            dict.fromkeys(architecture.name for architecture in ARCHITECTURES)
-        )
+        choices = dict.fromkeys(architecture.name for architecture in ARCHITECTURES)
         raise InteropError(
             f"{folder}/config.json: architectures = {listed!r} is not supported: "
-            f"the first must be one of {known}"
+            f"the first must be one of {', '.join(choices)}"
         )
     try:
         keys.refuse(config)
         fields = named[0].config.read(config)
-        found = [
-            (architecture, outputs)
-            for architecture in named
-            if (outputs := architecture.head.read(config))
-        ]
+        heads = [architecture.head.read(config) for architecture in named]
     except ValueError as error:
         raise InteropError(f"{folder}: {error}") from error
-    if not found:
-        raise InteropError(
-            f"{folder}/config.json: {name} with problem_type = "
-            f"{config.get('problem_type')!r} and {len(config.get('id2label') or ())} "
-            "labels is not supported, only one label of several, or one number"
-        )
-    return Description(*found[0], fields, config)
+    for architecture, outputs in zip(named, heads, strict=True):
+        if outputs:
+            return Description(architecture, outputs, fields, config)
+    raise InteropError(
+        f"{folder}/config.json: {name} with problem_type = "
+        f"{config.get('problem_type')!r} and {len(config.get('id2label') or ())} "
+        "labels is not supported, only one label of several, or one number"
+    )
 
 
 def read_config(folder: os.PathLike | str) -> dict[str, Any]:
@@ -203,8 +199,8 @@ def _warn(folder: str, architecture: Architecture, config: Mapping[str, Any]) ->
             folder,
             ", ".join(ignored),
         )
-    known = architecture.config.known | set(architecture.more)
-    if unknown := list(keys.unknown(config, known)):
+    supported = architecture.config.supported | set(architecture.more)
+    if unknown := list(keys.unknown(config, supported)):
         log.warning(
             "%s: config.json has keys that are unknown here, and have no effect: "
             "%s; compare predictions with those of the original if they may matter",
@@ -259,10 +255,11 @@ def write(
     outputs = architecture.head.read(keys)
     if outputs is None:
         raise InteropError(f"{architecture.name} cannot be written with {keys}")
+    left_out = tuple(f"{module}/" for module in architecture.lacks)
     flat = {
         path: leaf
         for path, leaf in traverse_util.flatten_dict(params, sep="/").items()
-        if not path.startswith(tuple(f"{module}/" for module in architecture.lacks))
+        if not path.startswith(left_out)
     }
     table = slots(architecture, model, outputs)
     layouts.check(table, {path: leaf.shape for path, leaf in flat.items()})
@@ -280,9 +277,8 @@ def write(
         **architecture.special_ids(special_ids),
     }
     generation = architecture.head.generation(settings, special_ids)
-    objects = ({"generation_config.json": generation} if generation else {}) | {
-        "config.json": config
-    }
+    objects = {"generation_config.json": generation} if generation else {}
+    objects["config.json"] = config
     texts = {
         name: json.dumps(content, indent=2) + "\n" for name, content in objects.items()
     }
@@ -321,13 +317,12 @@ def _suitable(
         )
     if reasons:
         raise InteropError(*reasons.values())
-    known = ", ".join(
-        dict.fromkeys(architecture.task for architecture in ARCHITECTURES)
-    )
+    tasks = dict.fromkeys(architecture.task for architecture in ARCHITECTURES)
     called = name and f" called {name}"
     raise InteropError(
         f"{task} with a {type(model).__name__} has "
-        f"no counterpart in transformers{called}: the tasks that have one are {known}"
+        f"no counterpart in transformers{called}: "
+        f"the tasks that have one are {', '.join(tasks)}"
     )
 
 

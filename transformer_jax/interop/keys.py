@@ -172,16 +172,20 @@ def _method(settings: Any) -> str:
         return repr(settings)
     method = settings.get("quant_method", "unknown")
     bits = settings.get("bits", settings.get("w_bit"))
-    for count, key in ((4, "load_in_4bit"), (8, "load_in_8bit")):
-        bits = count if settings.get(key) else bits
+    if settings.get("load_in_4bit"):
+        bits = 4
+    if settings.get("load_in_8bit"):
+        bits = 8
     return f"{method}, {bits} bits" if bits else str(method)
 
 
-def unknown(config: Json, known: Collection[str]) -> Iterator[str]:
-    """Yield "key = value" for each key that is not in `known`, nor in the tables
+def unknown(config: Json, supported: Collection[str]) -> Iterator[str]:
+    """Yield "key = value" for each key that is not in `supported`, nor in the tables
     here, and has a value.
     """
     for key, value in config.items():
-        listed = key in known or key in HARMLESS or key in EFFECTIVE or key in NEUTRAL
+        listed = (
+            key in supported or key in HARMLESS or key in EFFECTIVE or key in NEUTRAL
+        )
         if not listed and value not in (None, False, 0, "", [], {}):
             yield f"{key} = {value!r:.80}"

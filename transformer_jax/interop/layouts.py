@@ -222,9 +222,8 @@ class Leaf:
     def __getitem__(self, index: slice | tuple[slice, ...]) -> np.ndarray:
         """Read a block, given by slices for the first axes or for all."""
         given = index if isinstance(index, tuple) else (index,)
-        return self._slot.read(
-            given + (slice(None),) * (len(self.shape) - len(given)), self._tensor
-        )
+        whole_axes = (slice(None),) * (len(self.shape) - len(given))
+        return self._slot.read(given + whole_axes, self._tensor)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return self[()].astype(dtype or np.float32, copy=False)
@@ -274,53 +273,37 @@ def read(
     expected = {name: slot.tensor_shape for slot in slots for name in slot.names}
     names = dict(names)
     for other, name in ties.items():
-        if (
-            name in expected
-            and name not in names
-            and other in names
-            and other not in expected
-        ):
+        is_tied = name in expected and other not in expected
+        if is_tied and name not in names and other in names:
             names[name] = names.pop(other)
     _refuse_codes(tensors, names, expected)
-    lacking = [
-        slot
-        for slot in slots
-        if slot.path.startswith(tuple(f"{module}/" for module in lacks))
-    ]
-    may_lack = {
-        name
-        for slot in lacking
-        if names.keys().isdisjoint(slot.names)
-        for name in slot.names
-    }
+    optional = tuple(f"{module}/" for module in lacks)
+    may_lack: set[str] = set()
+    for slot in slots:
+        if slot.path.startswith(optional) and names.keys().isdisjoint(slot.names):
+            may_lack.update(slot.names)
     where = (
         f"{tensors.folder}: config.json is of another model; "
         "copy all files of one. These tensors"
     )
     if missing := sorted(expected.keys() - names.keys() - may_lack):
         raise InteropError(listing(f"{where} are missing:", missing))
-    if unknown := sorted(
-        name
-        for name in names.keys() - expected.keys()
+    unknown = [
+        names[name]
+        for name in sorted(names.keys() - expected.keys())
         if not re.fullmatch(unused, name)
-    ):
-        raise InteropError(
-            listing(
-                f"{where} have no place in config.json:",
-                [names[name] for name in unknown],
+    ]
+    if unknown:
+        raise InteropError(listing(f"{where} have no place in config.json:", unknown))
+    wrong = []
+    for name in sorted(expected.keys() & names.keys()):
+        shape = tensors.shape(names[name])
+        if shape != expected[name]:
+            wrong.append(
+                f"{names[name]}: {shape} in the file, {expected[name]} by config.json"
             )
-        )
-    found = {
-        name: tensors.shape(names[name]) for name in expected.keys() & names.keys()
-    }
-    if wrong := sorted(
-        name for name, shape in found.items() if shape != expected[name]
-    ):
-        lines = [
-            f"{names[name]}: {found[name]} in the file, {expected[name]} by config.json"
-            for name in wrong
-        ]
-        raise InteropError(listing(f"{where} have other shapes:", lines))
+    if wrong:
+        raise InteropError(listing(f"{where} have other shapes:", wrong))
     return {
         slot.path: Leaf(slot, lambda n: tensors[names[n]])
         for slot in slots
@@ -334,15 +317,18 @@ def _refuse_codes(
     """Raise InteropError if the tensors are those of a quantized model, or of
     adapters that are not merged.
     """
-    codes = [name for name in names if re.search(CODES, name)]
-    integers = [
+    codes = {name for name in names if re.search(CODES, name)}
+    integers = {
         name
         for name in names.keys() & expected
         if tensors.dtype(names[name]) not in VALUES
-    ]
-    if found := sorted(codes + integers):
-        example = f"{names[found[0]]} of type {tensors.dtype(names[found[0]])}"
-        raise InteropError(f"{tensors.folder} has {example}: {QUANTIZED}")
+    }
+    if codes or integers:
+        example = names[min(codes | integers)]
+        raise InteropError(
+            f"{tensors.folder} has {example} of type {tensors.dtype(example)}: "
+            f"{QUANTIZED}"
+        )
     if adapters := sorted(name for name in names if re.search(ADAPTERS, name)):
         raise InteropError(
             f"{tensors.folder} has {names[adapters[0]]}: "
@@ -355,12 +341,13 @@ def check(slots: Sequence[Slot], shapes: Mapping[str, Shape]) -> None:
     """Raise InteropError if parameters of ours, given by the shapes of their paths,
     do not fit into `slots`.
     """
-    places = {slot.path: slot.shape for slot in slots}
-    if wrong := [
+    expected = {slot.path: slot.shape for slot in slots}
+    wrong = [
         f"{path}: {shape}"
         for path, shape in sorted(shapes.items())
-        if places.get(path) != shape
-    ]:
+        if expected.get(path) != shape
+    ]
+    if wrong:
         raise InteropError(
             listing(
                 "these parameters have no place in a model of transformers, "
@@ -380,8 +367,9 @@ def tensors_of(
     """
     holders: dict[str, list[Slot]] = {}
     for slot in slots:
-        for name in slot.names if slot.path in params else ():
-            holders.setdefault(name, []).append(slot)
+        if slot.path in params:
+            for name in slot.names:
+                holders.setdefault(name, []).append(slot)
 
     def make(name: str) -> np.ndarray:
         tensor = np.zeros(holders[name][0].tensor_shape, np.float32)
@@ -393,7 +381,9 @@ def tensors_of(
         yield name, slot.tensor_shape, functools.partial(make, name)
 
 
-def listing(what: str, lines: Sequence[str]) -> str:
-    """Return a message that lists at most SHOWN lines."""
-    more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
-    return "\n  ".join([what, *lines[:SHOWN], *more])
+def listing(title: str, lines: Sequence[str]) -> str:
+    """Return a message of a title and at most SHOWN lines."""
+    shown = [title, *lines[:SHOWN]]
+    if len(lines) > SHOWN:
+        shown.append(f"and {len(lines) - SHOWN} more")
+    return "\n  ".join(shown)

@@ -54,10 +54,8 @@ class _MarianMap(ConfigMap):
                     f"config.json: {keys[0]} = {encoder} "
                     f"and {keys[1]} = {decoder} are unsupported: they must be equal"
                 )
-        sharing = tuple(
-            config.get(key, True)
-            for key in ("share_encoder_decoder_embeddings", "tie_word_embeddings")
-        )
+        shares_embeddings = config.get("share_encoder_decoder_embeddings", True)
+        sharing = (shares_embeddings, config.get("tie_word_embeddings", True))
         if sharing not in TIES:
             raise InteropError(
                 "config.json: tie_word_embeddings = False "
@@ -65,13 +63,13 @@ class _MarianMap(ConfigMap):
             )
         fields = super().fields(config)
         source = fields["source_vocab_size"]
-        own = fields["target_vocab_size"] or source
-        if sharing[0] and own != source:
+        target = fields["target_vocab_size"] or source
+        if shares_embeddings and target != source:
             raise InteropError(
-                f"config.json: decoder_vocab_size = {own}: must be vocab_size = "
+                f"config.json: decoder_vocab_size = {target}: must be vocab_size = "
                 f"{source}, or set share_encoder_decoder_embeddings to False"
             )
-        return fields | {"target_vocab_size": own, "tie_embeddings": TIES[sharing]}
+        return fields | {"target_vocab_size": target, "tie_embeddings": TIES[sharing]}
 
     def write(self, model: TransformerConfig) -> dict[str, Any]:
         sharing = next(
@@ -171,27 +169,23 @@ def table(model: TransformerConfig, outputs: Outputs) -> list[Entry]:
 def _embeddings(model: TransformerConfig, source: int, target: int) -> list[Entry]:
     if model.tie_embeddings == "all":
         return [Entry("target_embedding/table", "model.shared.weight", rows=target)]
-    own = [
-        Entry(
-            "source_embedding/table", "model.encoder.embed_tokens.weight", rows=source
-        ),
-        Entry(
-            "target_embedding/table", "model.decoder.embed_tokens.weight", rows=target
-        ),
+    encoder = "model.encoder.embed_tokens.weight"
+    decoder = "model.decoder.embed_tokens.weight"
+    entries = [
+        Entry("source_embedding/table", encoder, rows=source),
+        Entry("target_embedding/table", decoder, rows=target),
     ]
-    return own + (
-        [Entry("output/table", "lm_head.weight", rows=target)]
-        if model.tie_embeddings == "none"
-        else []
-    )
+    if model.tie_embeddings == "none":
+        entries.append(Entry("output/table", "lm_head.weight", rows=target))
+    return entries
 
 
 def _stack(name: str) -> list[Entry]:
     ours = f"{name}/layers"
     theirs = f"model.{name}.layers.{{}}"
-    attentions = {"self_attention": "self_attn"} | (
-        {"cross_attention": "encoder_attn"} if name == "decoder" else {}
-    )
+    attentions = {"self_attention": "self_attn"}
+    if name == "decoder":
+        attentions["cross_attention"] = "encoder_attn"
     entries = [
         *linear(f"{ours}/feed_forward/inner", f"{theirs}.fc1"),
         *linear(f"{ours}/feed_forward/outer", f"{theirs}.fc2"),
@@ -226,16 +220,14 @@ class Translation(Head):
                     f"{where}: {key} = {given[key]}: must be at least {least}"
                 )
         stopping = given.get("early_stopping", False)
-        limit = (
-            given["max_new_tokens"] + 1
-            if "max_new_tokens" in given
-            else given.get("max_length")
-        )
+        limit = given.get("max_length")
+        if "max_new_tokens" in given:
+            limit = given["max_new_tokens"] + 1
         if stopping not in list(STOPPING):
-            known = ", ".join(map(repr, STOPPING))
+            choices = ", ".join(map(repr, STOPPING))
             raise InteropError(
                 f"config.json: early_stopping = {stopping!r} is not supported: "
-                f"choose from {known}"
+                f"choose from {choices}"
             )
         ours = {
             "beam_size": given.get("num_beams", 1),

@@ -45,8 +45,11 @@ class InteropError(UserError):
     """Raised for a folder, a config or a model that cannot be converted."""
 
 
-class _Place(NamedTuple):
-    """The place of a tensor: `offset` is in bytes from the start of the file."""
+class _Region(NamedTuple):
+    """The part of a file that holds a tensor.
+
+    `offset` is in bytes from the start of the file.
+    """
 
     path: Path
     dtype: str
@@ -67,41 +70,41 @@ class Tensors(Mapping[str, np.ndarray]):
 
     def __init__(self, folder: os.PathLike | str):
         self.folder = Path(folder)
-        self._places: dict[str, _Place] = {}
+        self._regions: dict[str, _Region] = {}
         for path, names in _listed(self.folder).items():
-            found = _header(path)
-            if missing := sorted(set(names) - found.keys()):
+            regions = _header(path)
+            if missing := sorted(set(names) - regions.keys()):
                 raise InteropError(
                     f"{path} has no tensor {missing[0]!r}, although {INDEX} says so: "
                     "copy the whole folder again"
                 )
-            self._places |= found
+            self._regions |= regions
 
     def __getitem__(self, name: str) -> np.ndarray:
-        place = self._places[name]
-        if place.dtype not in DTYPES:
+        region = self._regions[name]
+        if region.dtype not in DTYPES:
             raise InteropError(
-                f"{place.path}: {name} is of type {place.dtype}: "
+                f"{region.path}: {name} is of type {region.dtype}: "
                 f"supported are {', '.join(DTYPES)}"
             )
-        if 0 in place.shape:
-            return np.zeros(place.shape, DTYPES[place.dtype])
+        if 0 in region.shape:
+            return np.zeros(region.shape, DTYPES[region.dtype])
         return np.memmap(
-            place.path, DTYPES[place.dtype], "r", place.offset, place.shape
+            region.path, DTYPES[region.dtype], "r", region.offset, region.shape
         )
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._regions)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._regions)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._places[name].shape
+        return self._regions[name].shape
 
     def dtype(self, name: str) -> str:
         """Return the type of a tensor as the file names it, e.g. "F32"."""
-        return self._places[name].dtype
+        return self._regions[name].dtype
 
 
 def _listed(folder: Path) -> dict[Path, list[str]]:
@@ -112,12 +115,11 @@ def _listed(folder: Path) -> dict[Path, list[str]]:
         return {folder / FILE: []}
     index = folder / INDEX
     if not files.exists(index):
-        others = [name for name in OTHER_FORMATS if (folder / name).exists()]
-        remedy = (
-            f"; convert {others[0]} with transformers' save_pretrained"
-            if others
-            else "; copy the whole folder"
-        )
+        remedy = "; copy the whole folder"
+        for name in OTHER_FORMATS:
+            if (folder / name).exists():
+                remedy = f"; convert {name} with transformers' save_pretrained"
+                break
         raise InteropError(f"{folder} has neither {FILE} nor {INDEX}{remedy}")
     weights = files.read_object(index, InteropError).get("weight_map")
     if not isinstance(weights, dict) or not all(
@@ -142,8 +144,8 @@ def _listed(folder: Path) -> dict[Path, list[str]]:
     return shards
 
 
-def _header(path: Path) -> dict[str, _Place]:
-    """Return the places of the tensors in a file."""
+def _header(path: Path) -> dict[str, _Region]:
+    """Return the part of a file that holds each of its tensors."""
     with path.open("rb") as file:
         start = file.read(8)
         if start == b"version ":
@@ -161,12 +163,12 @@ def _header(path: Path) -> dict[str, _Place]:
         length = int.from_bytes(start, "little")
         content = json.loads(file.read(length))
     content.pop("__metadata__", None)
-    places = {}
+    regions = {}
     for name, entry in content.items():
         begin, _ = entry["data_offsets"]
         shape = tuple(entry["shape"])
-        places[name] = _Place(path, entry["dtype"], shape, 8 + length + begin)
-    return places
+        regions[name] = _Region(path, entry["dtype"], shape, 8 + length + begin)
+    return regions
 
 
 def write(

@@ -54,16 +54,14 @@ def read_curves(workdir: epath.PathLike, name: str) -> dict[str, Curve]:
             curve.steps.append(row["step"])
             curve.values.append(value)
     if not curves:
-        known = sorted(
-            {
-                key
-                for row in rows
-                for key, value in row.items()
-                if isinstance(value, int | float)
-            }
-            - {"step"}
-        )
-        raise UserError(f"{path} has no {name!r}: choose from {', '.join(known)}")
+        numbers = {
+            key
+            for row in rows
+            for key, value in row.items()
+            if isinstance(value, int | float)
+        }
+        choices = ", ".join(sorted(numbers - {"step"}))
+        raise UserError(f"{path} has no {name!r}: choose from {choices}")
     return curves
 
 
@@ -93,24 +91,21 @@ def score_by_length(
         raise UserError("scores by length need records of text, and this task has none")
     lengths = _words(records) if positions is None else list(positions)
     scores = []
-    for shortest, longest in zip(
-        [-1, *edges], [*edges, max([*lengths, edges[-1] + 1])], strict=True
-    ):
-        here = [i for i, length in enumerate(lengths) if shortest < length <= longest]
-        if here:
-            found = score([predictions[i] for i in here], [references[i] for i in here])
-            if not isinstance(found.get(metric), int | float):
-                numbers = [
-                    name
-                    for name, value in found.items()
-                    if isinstance(value, int | float)
-                ]
-                raise UserError(
-                    f"there is no metric {metric!r}: choose from {', '.join(numbers)}"
-                )
-            scores.append(
-                LengthScore(shortest + 1, longest, len(here), float(found[metric]))
+    last = max([*lengths, edges[-1] + 1])
+    for shortest, longest in zip([-1, *edges], [*edges, last], strict=True):
+        group = [i for i, length in enumerate(lengths) if shortest < length <= longest]
+        if not group:
+            continue
+        values = score([predictions[i] for i in group], [references[i] for i in group])
+        if not isinstance(values.get(metric), int | float):
+            choices = [
+                name for name, value in values.items() if isinstance(value, int | float)
+            ]
+            raise UserError(
+                f"there is no metric {metric!r}: choose from {', '.join(choices)}"
             )
+        value = float(values[metric])
+        scores.append(LengthScore(shortest + 1, longest, len(group), value))
     return scores
 
 
@@ -146,10 +141,11 @@ def check_picture(path: epath.PathLike) -> str:
     """
     figure, _ = _figure(1)
     ending = epath.Path(path).suffix.lstrip(".")
-    if ending not in (known := figure.canvas.get_supported_filetypes()):
+    formats = figure.canvas.get_supported_filetypes()
+    if ending not in formats:
         raise UserError(
             f"the image file {path} must end in one "
-            f"of {', '.join('.' + name for name in sorted(known))}"
+            f"of {', '.join('.' + name for name in sorted(formats))}"
         )
     return ending
 
@@ -171,8 +167,8 @@ def draw_curves(
     for axis, value in zip(axes, values, strict=True):
         labels = {
             (run, split): label(run, split, value)
-            for run, found in runs.items()
-            for split in found.get(value, {})
+            for run, curves in runs.items()
+            for split in curves.get(value, {})
         }
         same = len(set(labels.values())) == 1
         for color, (run, curves) in zip(_colors(len(runs)), runs.items(), strict=True):

@@ -346,17 +346,16 @@ class Checkpoints:
         Raises the errors of `newest` if a better step cannot be read.
         """
         groups = processes.first_says(self._best_first)
-        for others in groups[1:]:
+        for older_group in groups[1:]:
+            old_scoring = self._facts(older_group[0])["scoring"]
+            scoring = self._facts(max(groups[0]))["scoring"]
             log.warning(
                 "checkpoint.best_metric = %r compares steps %s. "
                 "Left out: %s, whose scores do not mean the same (%s)",
-                *(self.config.best_metric, _list(groups[0]), _list(others)),
-                "; ".join(
-                    different(
-                        self._facts(others[0])["scoring"],
-                        self._facts(max(groups[0]))["scoring"],
-                    )
-                ),
+                self.config.best_metric,
+                _list(groups[0]),
+                _list(older_group),
+                "; ".join(different(old_scoring, scoring)),
             )
         steps = groups[0] if groups else []
         good = (step for step in steps if self._good(step, self._readable(step)))
@@ -505,17 +504,20 @@ class Checkpoints:
 
         Other files in the directory are ignored.
         """
-        found = ((_STEP_FOLDER.fullmatch(path.name), path) for path in self._paths())
-        return [(int(match[1]), path) for match, path in found if match]
+        entries = []
+        for path in self._paths():
+            if match := _STEP_FOLDER.fullmatch(path.name):
+                entries.append((int(match[1]), path))
+        return entries
 
     def _paths(self) -> list[epath.Path]:
         with files.explained(
             f"{self.directory} is not a folder of checkpoints",
             "restore it, or choose another workdir",
         ):
-            return (
-                list(self.directory.iterdir()) if files.exists(self.directory) else []
-            )
+            if not files.exists(self.directory):
+                return []
+            return list(self.directory.iterdir())
 
     def _steps(self) -> list[int]:
         return sorted(
@@ -618,10 +620,10 @@ class Checkpoints:
         return self.regular(self._complete())[-count:]
 
     def _surplus(self) -> list[int]:
-        kept = self._latest(self.config.keep_latest)
+        needed = self._latest(self.config.keep_latest)
         for group in self._best_first():
-            kept += group[: self.config.keep_best]
-        return [step for step in self._complete() if step not in kept]
+            needed += group[: self.config.keep_best]
+        return [step for step in self._complete() if step not in needed]
 
     def _restore(self, step: int, abstract: PyTree, prefix: str) -> PyTree:
         """Return the part of the stored state that `abstract` describes, whose array

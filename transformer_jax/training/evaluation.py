@@ -175,11 +175,11 @@ class Evaluator:
         """
         means, outputs, state = self._evaluate(params, fed.placed, greedy)
         while True:
-            found = jax.device_get(outputs)
-            yield means, found
+            on_host = jax.device_get(outputs)
+            yield means, on_host
             if self._growing is None or state is None:
                 return
-            going_on = self._growing.unfinished(found, fed.arrays)
+            going_on = self._growing.unfinished(on_host, fed.arrays)
             if not going_on.any():
                 return
             outputs, state = self._grow(
@@ -199,9 +199,9 @@ class Evaluator:
         steps = 0 if self._growing is None else self._growing.piece
 
         def words() -> str:
-            total = sum(
-                int((plan.batch(i).indices >= 0).sum()) for i in range(len(plan))
-            )
+            total = 0
+            for i in range(len(plan)):
+                total += int((plan.batch(i).indices >= 0).sum())
             done = len(predictions) - (-1 in predictions)
             first = "" if done else "; compiling for the first batch"
             return f"{done:,} of {counted(total, 'example')} done{first}"
@@ -211,10 +211,10 @@ class Evaluator:
                 if stop is not None:
                     self._compile(params, fed, greedy, stop)
                 for piece in self._pieces(params, fed, greedy, steps):
-                    found, outputs = piece  # those of the last piece are complete
+                    batch_means, outputs = piece  # those of the last one are complete
                     if stop is not None:
                         stop.check()
-                for name, mean in found.items():
+                for name, mean in batch_means.items():
                     totals[name] += np.array([mean.sum, mean.weight], np.float64)
                 rows = self.task.decode(outputs, fed.arrays)
                 predictions.update(zip(fed.batch.indices.tolist(), rows, strict=True))
@@ -330,10 +330,11 @@ def restore_parameters(
         # no older replacement if one is damaged
         steps = checkpoints.verified(checkpoints.latest(config.average_last))
     else:
-        found = (
-            checkpoints.best() if config.checkpoint == "best" else checkpoints.newest()
-        )
-        steps = [] if found is None else [found]
+        if config.checkpoint == "best":
+            selected = checkpoints.best()
+        else:
+            selected = checkpoints.newest()
+        steps = [] if selected is None else [selected]
     if not steps:
         raise CheckpointError(_nothing_found(checkpoints, config))
     processes.agree("checkpoints", lambda: steps)

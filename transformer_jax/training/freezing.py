@@ -12,13 +12,12 @@ import jax.numpy as jnp
 Parts = Mapping[str, int | None]
 
 
-def part_of(name: str, parts: Parts) -> tuple[int | None, ...]:
-    """Return what `parts` says of the parameter `name`, as a tuple of one; () if it
-    says nothing.
-    """
-    return tuple(
-        count for path, count in parts.items() if f"{name}/".startswith(f"{path}/")
-    )[:1]
+def part_with(name: str, parts: Parts) -> str | None:
+    """Return the first path in `parts` that holds the parameter `name`, or None."""
+    for path in parts:
+        if f"{name}/".startswith(f"{path}/"):
+            return path
+    return None
 
 
 def hold(params: Any, frozen: Parts) -> Any:
@@ -27,7 +26,8 @@ def hold(params: Any, frozen: Parts) -> Any:
     def stop(leaf: jax.Array, count: int | None) -> jax.Array:
         if count is None:
             return jax.lax.stop_gradient(leaf)
-        return jnp.concatenate([jax.lax.stop_gradient(leaf[:count]), leaf[count:]])
+        frozen_entries = jax.lax.stop_gradient(leaf[:count])
+        return jnp.concatenate([frozen_entries, leaf[count:]])
 
     return _on_frozen(stop, params, frozen)
 
@@ -39,14 +39,24 @@ def without_updates(updates: Any, frozen: Parts) -> Any:
     """
 
     def clear(leaf: jax.Array, count: int | None) -> jax.Array:
-        return jnp.zeros_like(leaf) if count is None else leaf.at[:count].set(0)
+        if count is None:
+            return jnp.zeros_like(leaf)
+        return leaf.at[:count].set(0)
 
     return _on_frozen(clear, updates, frozen)
 
 
 def _on_frozen(change: Any, tree: Any, frozen: Parts) -> Any:
-    def of(path: Any, leaf: jax.Array) -> jax.Array:
-        found = part_of(jax.tree_util.keystr(path, simple=True, separator="/"), frozen)
-        return change(leaf, *found) if found else leaf
+    """Return a tree of parameters with `change(leaf, count)` for each frozen leaf.
 
-    return jax.tree_util.tree_map_with_path(of, tree) if frozen else tree
+    `count` is the number of its frozen entries, see `Parts`.
+    """
+    if not frozen:
+        return tree
+
+    def changed(path: Any, leaf: jax.Array) -> jax.Array:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        part = part_with(name, frozen)
+        return leaf if part is None else change(leaf, frozen[part])
+
+    return jax.tree_util.tree_map_with_path(changed, tree)

@@ -52,13 +52,13 @@ def abstract_state(
     state = jax.eval_shape(
         lambda params: init_state(params, optimizer, ema_decay), params
     )
-    known = dict(jax.tree_util.tree_leaves_with_path(params))
-    mesh = next(iter(known.values())).sharding.mesh
+    params_by_path = dict(jax.tree_util.tree_leaves_with_path(params))
+    mesh = next(iter(params_by_path.values())).sharding.mesh
 
     def placed(path: tuple, leaf: Any) -> Any:
         sharding = replicated(mesh)
         for start in range(len(path)):
-            param = known.get(path[start:])
+            param = params_by_path.get(path[start:])
             if param is not None and param.shape == leaf.shape:
                 sharding = param.sharding
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)

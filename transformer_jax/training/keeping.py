@@ -120,19 +120,19 @@ class Keeper:
                 f"step {step} is not saved. Start again, and leave the folder in place"
             )
         if self._saved != step and (metrics is None or is_good(step, metrics)):
-            there = Checkpoints(
+            checkpoints = Checkpoints(
                 epath.Path(moved) / "checkpoints",
                 self._config.checkpoint,
                 self.checkpoints.metrics,
             )
-            there.save(
+            checkpoints.save(
                 step,
                 state,
                 self._meta | {"position": step},
                 preemption=True,
                 scoring=self._scoring,
             )
-            there.close()
+            checkpoints.close()
             self._saved = step
         raise Moved(
             f"--workdir={workdir} was renamed to {moved} while the run trained. Step "

@@ -20,10 +20,10 @@ def identity(folder: epath.PathLike) -> list[int] | None:
     if "://" in os.fspath(folder):
         return None
     try:
-        found = os.stat(folder)
+        status = os.stat(folder)
     except OSError:
         return None
-    return [found.st_dev, found.st_ino]
+    return [status.st_dev, status.st_ino]
 
 
 class Location:
@@ -34,11 +34,9 @@ class Location:
     def __init__(self, folder: epath.PathLike):
         self._path = os.fspath(folder)
         self._identity = identity(folder)
-        self._open = (
-            None
-            if self._identity is None
-            else os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
-        )
+        self._open: int | None = None
+        if self._identity is not None:
+            self._open = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
 
     def moved(self) -> str | None:
         """Return None if the folder is in place, its new path if it was renamed, and ""
@@ -50,13 +48,13 @@ class Location:
         if self._open is None:
             return None
         try:
-            found = os.stat(self._path)
+            status = os.stat(self._path)
         except (FileNotFoundError, NotADirectoryError):
             pass
         except OSError:  # the disk fails: nothing is known
             return None
         else:
-            if [found.st_dev, found.st_ino] == self._identity:
+            if [status.st_dev, status.st_ino] == self._identity:
                 return None
         try:
             path = os.readlink(f"/proc/self/fd/{self._open}")

@@ -88,12 +88,13 @@ def _check_shared(workdir: epath.Path, token: str) -> None:
     while not (seen := _sees(workdir, token)) and time.monotonic() < until:
         time.sleep(LOOK)
     hosts = processes.everyone([seen, platform.node()])
-    if others := [
+    blind = [
         f"process {i} on {host}" for i, (seen, host) in enumerate(hosts) if not seen
-    ]:
+    ]
+    if blind:
         raise NotShared(
             f"--workdir={workdir} is not the same folder for all processes: "
-            f"{', '.join(others)} cannot read the {NAME} "
+            f"{', '.join(blind)} cannot read the {NAME} "
             f"that process 0 on {hosts[0][1]} wrote there. "
             "Choose a folder on a disk that all hosts share, or gs://BUCKET/FOLDER"
         )
@@ -220,10 +221,13 @@ class _Lock:
             time.sleep(LOOK)
             return
         owner = _parse(text)
-        here = owner.get("machine") == self._owner["machine"]
-        copied = here and owner.get("folder") not in (None, self._owner["folder"])
+        on_this_machine = owner.get("machine") == self._owner["machine"]
+        copied = on_this_machine and owner.get("folder") not in (
+            None,
+            self._owner["folder"],
+        )
         lives: bool | None
-        if here:
+        if on_this_machine:
             lives = not copied and _lives(owner["pid"], owner.get("process_born"))
         else:
             lives = self._watch(owner, text)

@@ -225,7 +225,7 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
-def _kept_id(path: epath.Path) -> dict[str, Any]:
+def _stored_id(path: epath.Path) -> dict[str, Any]:
     """Return the content of wandb.json, or {} if there is none.
 
     Raises UserError if it is damaged.
@@ -259,13 +259,13 @@ def wandb_listener(
             "run pip install wandb, or omit the option"
         ) from error
     path = epath.Path(workdir) / "wandb.json"
-    kept = _kept_id(path)
-    if kept and kept.get("folder") != identity(workdir):
+    stored = _stored_id(path)
+    if stored and stored.get("folder") != identity(workdir):
         log.info(
             "%s was copied from another workdir: this run gets an id of its own", path
         )
-        kept = {}
-    run_id = kept.get("id") or secrets.token_hex(8)
+        stored = {}
+    run_id = stored.get("id") or secrets.token_hex(8)
     run = wandb.init(
         project=project,
         id=run_id,
@@ -275,9 +275,9 @@ def wandb_listener(
     )
 
     def tell(step: int, split: str, values: Mapping[str, float | str]) -> None:
-        if not kept:
-            kept.update(id=run_id, folder=identity(workdir))
-            files.write(path, json_line(kept).encode())
+        if not stored:
+            stored.update(id=run_id, folder=identity(workdir))
+            files.write(path, json_line(stored).encode())
         run.log({f"{split}/{key}": value for key, value in values.items()}, step=step)
 
     return tell

@@ -310,13 +310,14 @@ def _load(
 
     Each comes with the work of a step on it.
     """
-    for batch, arrays, placed in feed(
-        batches, range(first, engine.config.training.steps), engine.mesh
-    ):
+    numbers = range(first, engine.config.training.steps)
+    for batch, arrays, placed in feed(batches, numbers, engine.mesh):
         work = engine.task.work(arrays)
-        own = batch.indices[rows_here(batch_sharding(engine.mesh), len(batch.indices))]
+        rows = rows_here(batch_sharding(engine.mesh), len(batch.indices))
+        examples = int((batch.indices >= 0).sum())
+        examples_here = int((batch.indices[rows] >= 0).sum())
         # The processes have about equal work.
-        share = int((batch.indices >= 0).sum()) / max(int((own >= 0).sum()), 1)
+        share = examples / max(examples_here, 1)
         yield placed, Work(round(work.tokens * share), work.flops * share)
 
 

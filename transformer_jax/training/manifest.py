@@ -114,12 +114,8 @@ def stamp(folder: epath.Path) -> str:
     """Return a text that changes if a file of the step is written: names, sizes and
     times of change.
     """
-    return json.dumps(
-        [
-            (name, files.status(folder / name))
-            for name, _ in sorted(_sizes(folder, folder))
-        ]
-    )
+    names = [name for name, _ in sorted(_sizes(folder, folder))]
+    return json.dumps([(name, files.status(folder / name)) for name in names])
 
 
 def _listing(folder: epath.Path) -> dict[str, Any]:
@@ -127,8 +123,8 @@ def _listing(folder: epath.Path) -> dict[str, Any]:
     otherwise the fields of the damage.
     """
     try:
-        found = files.status(folder)
-        if found is None or not found.is_folder:
+        status = files.status(folder)
+        if status is None or not status.is_folder:
             return {"reason": "there is no such step"}
         if not exists(folder):
             return {"reason": f"{NAME} is missing: the step was not saved completely"}
@@ -149,12 +145,12 @@ def _wrong(folder: epath.Path, name: str, size: int, sha256: str) -> str:
         return f"{NAME} lists {name}: {name} is not in the folder"
     if not isinstance(sha256, str):
         return f"{NAME} is damaged (the sha256 of {name} is no text)"
-    found = files.status(folder / name)
-    if found is None or found.is_folder:
+    status = files.status(folder / name)
+    if status is None or status.is_folder:
         return f"{name} is listed in {NAME} but missing"
-    return (
-        f"{name} has {found.size} bytes instead of {size}" if found.size != size else ""
-    )
+    if status.size != size:
+        return f"{name} has {status.size} bytes instead of {size}"
+    return ""
 
 
 def _unreadable(error: OSError) -> Damage:
@@ -233,8 +229,8 @@ def _sizes(folder: epath.Path, top: epath.Path) -> Iterator[tuple[str, int]]:
     gs:// prefix of bucket paths.
     """
     for path in folder.iterdir():
-        found = files.status(path)
-        if found is not None and found.is_folder:
+        status = files.status(path)
+        if status is not None and status.is_folder:
             yield from _sizes(path, top)
-        elif found is not None:
-            yield str(path.relative_to(top)), found.size
+        elif status is not None:
+            yield str(path.relative_to(top)), status.size

@@ -127,7 +127,9 @@ def first(action: Callable[[], Any]) -> None:
         except Exception as error:
             failure = error
     outcomes = (None, UserError, RuntimeError)
-    outcome = 0 if failure is None else 1 if isinstance(failure, UserError) else 2
+    outcome = 0
+    if failure is not None:
+        outcome = 1 if isinstance(failure, UserError) else 2
     if jax.process_count() > 1:
         outcome = int(multihost_utils.broadcast_one_to_all(np.int32(outcome)))
     if failure is not None:
@@ -188,18 +190,20 @@ def any_says(words: str) -> str:
     return (words or f"in process {int(whose.argmax())}") if whose.any() else ""
 
 
-def agree(what: str, value: Callable[[], Any]) -> None:
+def agree(name: str, value: Callable[[], Any]) -> None:
     """Raise ValueError in all processes if `value()`, a JSON value, is not the same
     in all of them.
+
+    `name` says in the message what the value is, e.g. "checkpoints".
     """
     if jax.process_count() == 1:
         return
     digest = hashlib.sha256(json.dumps(value(), sort_keys=True).encode()).digest()
     everyone = multihost_utils.process_allgather(np.frombuffer(digest, np.uint8))
-    others = [i for i, theirs in enumerate(everyone) if (theirs != everyone[0]).any()]
-    if others:
+    differing = [i for i, each in enumerate(everyone) if (each != everyone[0]).any()]
+    if differing:
         raise UserError(
-            f"process {', '.join(map(str, others))} "
-            f"of {len(everyone)} differs from process 0 in its {what}: "
+            f"process {', '.join(map(str, differing))} "
+            f"of {len(everyone)} differs from process 0 in its {name}: "
             "start all processes with the same command and the same files"
         )

@@ -105,10 +105,10 @@ class Report:
             self._peak = profiling.peak_flops(self._engine.config.model.dtype)
             self.pace.leave_out(start)
         utilization, peak = self._peak
-        own = {} if steps[-1]["skipped"] else steps[-1]
+        last = {} if steps[-1]["skipped"] else steps[-1]
         values = {
             name: float(value)
-            for name, value in own.items()
+            for name, value in last.items()
             if name not in ("weight", "skipped")
         }
         if finite:

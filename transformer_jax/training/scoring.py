@@ -31,18 +31,17 @@ def of(task: Task, held_out: Batches) -> dict[str, Any]:
     parameters: JSON values by key.
     """
     config = task.config
-    found = {"scored": part(task), VALIDATION: held_out.sha256()}
+    facts = {"scored": part(task), VALIDATION: held_out.sha256()}
     for section in SECTIONS:
         values = getattr(config, section, None)
-        for field in dataclasses.fields(values) if values is not None else ():
-            relevant = section != "data" or {"free", "small"} <= field.metadata.keys()
-            if (
-                relevant
-                and "how" not in field.metadata
-                and field.name not in NOT_IN_TRAINING
-            ):
-                found[f"{section}.{field.name}"] = getattr(values, field.name)
-    return json.loads(json.dumps(found))
+        if values is None:
+            continue
+        for field in dataclasses.fields(values):
+            if "how" in field.metadata or field.name in NOT_IN_TRAINING:
+                continue
+            if section != "data" or {"free", "small"} <= field.metadata.keys():
+                facts[f"{section}.{field.name}"] = getattr(values, field.name)
+    return json.loads(json.dumps(facts))
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any], step: int) -> None:

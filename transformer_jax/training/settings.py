@@ -61,11 +61,11 @@ def check(stored: Mapping[str, Any], now: Mapping[str, Any], where: Any) -> None
     compared.
     """
     differing = [name for name in stored if name in now and stored[name] != now[name]]
-    told = {
+    messages = {
         name: f"{name} = {now[name]!r}, but {stored[name]!r} when {where} was saved"
         for name in differing
     }
-    if refused := [told[name] for name in differing if name in MEANING]:
+    if refused := [messages[name] for name in differing if name in MEANING]:
         raise UserError(
             "\n".join(refused)
             + "\nThe run would continue with other random numbers or types. Set the"
@@ -74,5 +74,5 @@ def check(stored: Mapping[str, Any], now: Mapping[str, Any], where: Any) -> None
         )
     for name in differing:
         log.warning(
-            "%s: the run continues with other rounding, not bit for bit", told[name]
+            "%s: the run continues with other rounding, not bit for bit", messages[name]
         )

@@ -273,17 +273,14 @@ def feed(
     multiple = mesh.shape["data"] * mesh.shape["fsdp"]
     for number in numbers:
         batch = batches.plan.batch(number)
-        indices = np.pad(
-            batch.indices, (0, -len(batch.indices) % multiple), constant_values=-1
-        )
+        missing = -len(batch.indices) % multiple
+        indices = np.pad(batch.indices, (0, missing), constant_values=-1)
         batch = batch._replace(indices=indices)
-        here = (
-            slice(0, len(indices))
-            if whole
-            else rows_here(batch_sharding(mesh), len(indices))
-        )
-        arrays = batches.load(batch._replace(indices=indices[here]))
-        yield Fed(batch, arrays, place(arrays, mesh, len(indices), here.start))
+        rows = slice(0, len(indices))
+        if not whole:
+            rows = rows_here(batch_sharding(mesh), len(indices))
+        arrays = batches.load(batch._replace(indices=indices[rows]))
+        yield Fed(batch, arrays, place(arrays, mesh, len(indices), rows.start))
 
 
 def rows_here(sharding: NamedSharding, rows: int) -> slice:
@@ -292,8 +289,10 @@ def rows_here(sharding: NamedSharding, rows: int) -> slice:
     The batch has `rows` rows.
     """
     indices: Any = sharding.addressable_devices_indices_map((rows,))
-    held = [index[0].indices(rows) for index in indices.values()]
-    return slice(min(start for start, _, _ in held), max(stop for _, stop, _ in held))
+    slices = [index[0].indices(rows) for index in indices.values()]
+    first = min(start for start, _, _ in slices)
+    last = max(stop for _, stop, _ in slices)
+    return slice(first, last)
 
 
 def place(

@@ -54,8 +54,8 @@ def load() -> tuple[np.ndarray, np.ndarray]:
             "-e '.[digits]' in the folder of transformer_jax"
         ) from error
     images, labels = load_digits(return_X_y=True)
-    images = np.round(images * 255 / 16).astype(np.uint8)  # they are from 0 to 16
-    return images.reshape(-1, PIXELS, PIXELS), labels
+    images = images.reshape(-1, PIXELS, PIXELS)  # from 0 to 16
+    return np.round(images * 255 / 16).astype(np.uint8), labels
 
 
 def compose(
@@ -65,15 +65,18 @@ def compose(
     places = ROWS * COLUMNS
     chosen = draw.integers(len(digits), size=(count, places))
     filled = draw.random((count, places)) >= EMPTY
-    filled[np.arange(count), draw.integers(places, size=count)] = True
-    images = np.where(filled[:, :, None, None], digits[chosen], 0)
-    images = images.reshape(count, ROWS, COLUMNS, PIXELS, PIXELS)
-    images = images.transpose(0, 1, 3, 2, 4)
-    texts = [
-        " ".join(map(str, row[is_filled]))
-        for row, is_filled in zip(labels[chosen], filled, strict=True)
-    ]
-    return images.reshape(count, ROWS * PIXELS, COLUMNS * PIXELS), texts
+    always_filled = draw.integers(places, size=count)
+    filled[np.arange(count), always_filled] = True
+
+    cells = np.where(filled[:, :, None, None], digits[chosen], 0)
+    cells = cells.reshape(count, ROWS, COLUMNS, PIXELS, PIXELS)
+    lines = cells.swapaxes(2, 3)
+    images = lines.reshape(count, ROWS * PIXELS, COLUMNS * PIXELS)
+
+    texts = []
+    for image_labels, image_filled in zip(labels[chosen], filled, strict=True):
+        texts.append(" ".join(map(str, image_labels[image_filled])))
+    return images, texts
 
 
 if __name__ == "__main__":

@@ -135,7 +135,7 @@ class Downloads:
             for unpacked archives.
         manual_dir: folder of files that were fetched by hand. Default: `manual` in
             `directory`.
-        known: the file name and SHA-256 of URLs, as returned by `known_files`.
+        checksums: the file name and SHA-256 of URLs, as returned by `known_files`.
     """
 
     register_checksums = False
@@ -144,13 +144,13 @@ class Downloads:
         self,
         directory: epath.Path,
         manual_dir: epath.PathLike | None,
-        known: Mapping[str, Any],
+        checksums: Mapping[str, Any],
     ):
         self.download_dir = directory
         self._manual = (
             epath.Path(manual_dir).expanduser() if manual_dir else directory / "manual"
         )
-        self._known = known
+        self._checksums = checksums
 
     @property
     def manual_dir(self) -> epath.Path:
@@ -192,45 +192,47 @@ class Downloads:
 
     def _download(self, url: Any) -> epath.Path:
         url = getattr(url, "url", url)  # a tfds.download.Resource
-        known = self._known.get(url)
-        place = urllib.parse.urlsplit(url)
-        name = (
-            (known and known.filename) or PurePosixPath(place.path).name or "download"
-        )
-        for path in (self._manual / name, self._kept(place, name)):
-            if path.is_file():
-                if known is None and path.parent == self._manual:
-                    log.warning(
-                        "using %s for %s unchecked: its sha256 is not known", path, url
-                    )
-                elif known is not None and (found := _sha256(path)) != known.checksum:
-                    raise DataError(
-                        f"{path}, for {url}, {_wrong(found, known.checksum)} "
-                        "Remove the file and fetch it again."
-                    )
-                return path
+        expected = self._checksums.get(url)
+        parts = urllib.parse.urlsplit(url)
+        name = PurePosixPath(parts.path).name or "download"
+        if expected is not None and expected.filename:
+            name = expected.filename
+        by_hand = self._manual / name
+        path = self._path_of(parts, name)
+        if by_hand.is_file():
+            if expected is None:
+                log.warning(
+                    "using %s for %s unchecked: its sha256 is not known", by_hand, url
+                )
+            else:
+                _check_file(by_hand, url, expected.checksum)
+            return by_hand
+        if path.is_file():
+            if expected is not None:
+                _check_file(path, url, expected.checksum)
+            return path
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         try:
-            found = self._fetch(url, name, temporary)
-            if known is not None and found != known.checksum:
+            sha256 = self._fetch(url, name, temporary)
+            if expected is not None and sha256 != expected.checksum:
                 raise DataError(
-                    f"{url} {_wrong(found, known.checksum)} {_by_hand(name)}"
+                    f"{url} {_wrong(sha256, expected.checksum)} {_by_hand(name)}"
                 )
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
         return path
 
-    def _kept(self, place: urllib.parse.SplitResult, name: str) -> epath.Path:
+    def _path_of(self, url: urllib.parse.SplitResult, name: str) -> epath.Path:
         """Return the path of a downloaded file. Different URLs have different paths."""
         folders = [
             part
-            for part in (place.netloc, *place.path.split("/")[:-1])
+            for part in (url.netloc, *url.path.split("/")[:-1])
             if part not in ("", ".", "..")
         ]
-        if place.query:
-            folders.append(hashlib.sha256(place.query.encode()).hexdigest()[:8])
+        if url.query:
+            folders.append(hashlib.sha256(url.query.encode()).hexdigest()[:8])
         return self.download_dir.joinpath(*folders, name)
 
     def _fetch(self, url: str, name: str, path: epath.Path) -> str:
@@ -321,8 +323,18 @@ def _sha256(path: epath.Path) -> str:
     return digest.hexdigest()
 
 
-def _wrong(found: str, expected: str) -> str:
-    return f"has the wrong checksum: its sha256 is {found}, not {expected}."
+def _check_file(path: epath.Path, url: str, expected: str) -> None:
+    """Raise DataError if a file does not have the expected SHA-256."""
+    sha256 = _sha256(path)
+    if sha256 != expected:
+        raise DataError(
+            f"{path}, for {url}, {_wrong(sha256, expected)} "
+            "Remove the file and fetch it again."
+        )
+
+
+def _wrong(sha256: str, expected: str) -> str:
+    return f"has the wrong checksum: its sha256 is {sha256}, not {expected}."
 
 
 def _by_hand(name: str) -> str:
@@ -368,7 +380,7 @@ def _members(path: epath.Path) -> Iterator[tuple[str, IO[bytes]]]:
                 for member in tar:
                     try:
                         # for a link, the file in the archive that it points to
-                        found = tar.extractfile(member)
+                        extracted = tar.extractfile(member)
                     except KeyError:
                         log.warning(
                             "%s: "
@@ -377,8 +389,8 @@ def _members(path: epath.Path) -> Iterator[tuple[str, IO[bytes]]]:
                             member.name,
                         )
                         continue
-                    if found and (name := _safe(member.name, path)):
-                        yield name, found
+                    if extracted and (name := _safe(member.name, path)):
+                        yield name, extracted
 
 
 def _safe(name: str, archive: epath.Path) -> str | None:

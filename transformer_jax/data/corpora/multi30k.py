@@ -67,22 +67,22 @@ class Multi30k(tfds.core.GeneratorBasedBuilder):
         try:
             folder = dl_manager.manual_dir
         except (AssertionError, DataError):  # missing or empty
-            there = set()
+            existing = set()
         else:
-            there = {
+            existing = {
                 split
                 for split in SPLITS
                 for name in languages
                 if list(folder.glob(f"{split}.{name}*"))
             }
-        if not there:
+        if not existing:
             folder = self._download(dl_manager, languages)
-            there = set(SPLITS)
-        splits = [
-            split for split in SPLITS if split in there or split in ("train", "val")
-        ]
+            existing = set(SPLITS)
+        needed = {"train", "val"}
         return {
-            split: self._generate_examples(folder, split, languages) for split in splits
+            split: self._generate_examples(folder, split, languages)
+            for split in SPLITS
+            if split in existing | needed
         }
 
     def _download(

@@ -40,20 +40,19 @@ def difference(
         dropping = {"dropout_rate": dropout_rate, "dropout_key": jax.random.key(1)}
     keys = jax.random.split(jax.random.key(0), 4)
     widths = (head_dim, head_dim, value_dim, value_dim)
-    query, key, value, cotangent = (
-        jax.random.normal(draw, (2, positions, 2, width))
-        for draw, width in zip(keys, widths, strict=True)
-    )
+    shapes = [(2, positions, 2, width) for width in widths]
+    query, key, value, cotangent = map(jax.random.normal, keys, shapes)
 
     def outputs(attend: Callable[..., Any], **options: Any) -> list[jax.Array]:
         attend = functools.partial(attend, **options, **dropping)
         output, gradients = jax.vjp(attend, query, key, value)
         return [output, *gradients(cotangent)]
 
-    ours = jax.jit(lambda: outputs(kernel, mask=mask, dtype=dtype))()
     allowed = mask.whole(positions, positions)
+    actual = jax.jit(lambda: outputs(kernel, mask=mask, dtype=dtype))()
     expected = jax.jit(lambda: outputs(reference, mask=allowed))()
-    return max(
-        float(abs(a - b).max() / abs(b).max())
-        for a, b in zip(ours, expected, strict=True)
-    )
+    return max(map(_relative, actual, expected))
+
+
+def _relative(actual: jax.Array, expected: jax.Array) -> float:
+    return float(abs(actual - expected).max() / abs(expected).max())

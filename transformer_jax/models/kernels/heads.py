@@ -15,7 +15,9 @@ def repeat_heads(x: Array, heads: int) -> Array:
     Each key-value head is copied for its N / K query heads; N is `heads`.
     """
     shared = heads // x.shape[2]
-    return x if shared == 1 else jnp.repeat(x, shared, axis=2)
+    if shared == 1:
+        return x
+    return jnp.repeat(x, shared, axis=2)
 
 
 def heads_first(x: Array, block: int) -> Array:
@@ -23,4 +25,5 @@ def heads_first(x: Array, block: int) -> Array:
     positions with zeros.
     """
     x = x.swapaxes(1, 2)
-    return jnp.pad(x, ((0, 0), (0, 0), (0, -x.shape[2] % block), (0, 0)))
+    missing = -x.shape[2] % block
+    return jnp.pad(x, ((0, 0), (0, 0), (0, missing), (0, 0)))
