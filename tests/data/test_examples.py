@@ -206,7 +206,7 @@ FIRST, SECOND = (
     Ragged.of([[11, 12, 13, 14, 15], [], [16], [17, 18]]),
     Ragged.of([[21, 22], [23], [], [24] * 7]),
 )
-LAYOUT = {"frame": Frame(2, 4, 3), "what": "val", "key": "data.max_length"}
+LAYOUT = {"frame": Frame(2, 4, 3), "source": "val", "key": "data.max_length"}
 
 
 def test_layout_of_texts(caplog):

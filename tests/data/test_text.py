@@ -174,7 +174,9 @@ def test_evaluation_takes_every_pair_once_cut_to_the_models_length(
     lines[0], lines[1] = "", "dk " * 40
     write(text, "val", de=lines)
     corpus = pairs(tmp_path)
-    batches = ladder_batches(corpus, texts(corpus, "val"), rows=3, limit=32, what="val")
+    batches = ladder_batches(
+        corpus, texts(corpus, "val"), rows=3, limit=32, source="val"
+    )
     source, target = {}, {}
     for arrays in epoch(batches):
         assert len(arrays["source"]) == 3
@@ -198,11 +200,11 @@ def test_evaluation_takes_every_pair_once_cut_to_the_models_length(
 def test_the_shape_of_the_first_stream_depends_on_its_own_length_alone(text, tmp_path):
     corpus = pairs(tmp_path, tokenizer="words")
     lines = {"source": ["ek", "ek " * 10, "at"], "target": ["EK " * 14, "AT", "UT"]}
-    batches = ladder_batches(corpus, lines, rows=2, limit=20, what="lines")
+    batches = ladder_batches(corpus, lines, rows=2, limit=20, source="lines")
     assert batches.plan.shapes == [(2, 8, 16), (2, 12, 8)]
     assert (batches.records, batches.references) == (lines["source"], lines["target"])
     alone = ladder_batches(
-        corpus, {"source": lines["source"]}, rows=2, limit=20, what="lines"
+        corpus, {"source": lines["source"]}, rows=2, limit=20, source="lines"
     )
     assert alone.plan.shapes == [(2, 8), (2, 12)]
     assert alone.references == ()
@@ -215,14 +217,14 @@ def test_empty_lines_are_named(text, tmp_path, caplog):
     """A line of spaces is not empty, because it has a token."""
     corpus, lines = pairs(tmp_path), ["ek", "", "  ", "at", "", "", "", "", ""]
     (arrays,) = epoch(
-        ladder_batches(corpus, {"source": lines}, rows=9, limit=20, what="input")
+        ladder_batches(corpus, {"source": lines}, rows=9, limit=20, source="input")
     )
     lengths = arrays["source_length"]
     assert [i for i in range(9) if lengths[i] == 1] == [1, 4, 5, 6, 7, 8]
     assert "input: 6 lines are empty: lines 2, 5, 6, 7, 8, …" in caplog.text
     (arrays,) = epoch(
         ladder_batches(
-            corpus, {"source": lines}, rows=9, limit=20, what="bare", end=False
+            corpus, {"source": lines}, rows=9, limit=20, source="bare", end=False
         )
     )
     np.testing.assert_array_equal(arrays["source_length"], lengths - 1)
@@ -270,7 +272,7 @@ def test_other_values_stand_beside_each_line(text, tmp_path):
         lines,
         rows=3,
         limit=32,
-        what="val",
+        source="val",
         more_arrays={"label": np.arange(100, 111)},
     )
     found = {

@@ -122,7 +122,7 @@ def test_rows_by_hand(tokenizer, caplog):
         limit=5,
         begin=2,
         end=3,
-        what="val",
+        source="val",
     )
     assert shown(rows) == [
         ["[CLS]", "jim", "hen", "##son", "[SEP]"],

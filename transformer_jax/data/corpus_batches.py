@@ -68,7 +68,7 @@ def ladder_batches(
     *,
     rows: int,
     limit: int,
-    what: str,
+    source: str,
     begin: bool = False,
     end: bool = True,
     key: str = "model.max_length",
@@ -87,7 +87,7 @@ def ladder_batches(
             one belongs to entry i of the others.
         rows: number of rows of every batch.
         limit: most positions of an example, in streams without a limit of their own.
-        what: source of the columns, for warnings.
+        source: name of the source of the columns, for warnings.
         begin: add the tokenizer's begin id before each text.
         end: add the tokenizer's end id after each text.
         key: config key of `limit`, for warnings.
@@ -111,7 +111,7 @@ def ladder_batches(
         streams[name] = cut(
             encoded,
             most,
-            what,
+            source,
             words,
             has_begin,
             has_end,
@@ -123,7 +123,7 @@ def ladder_batches(
     first, *further = columns
     first_stream = corpus.streams[first]
     is_empty = streams[first].lengths == first_stream.added(begin, end)
-    _warn_of_empty(is_empty, what, first_stream.entry)
+    _warn_of_empty(is_empty, source, first_stream.entry)
     lengths = np.stack([encoded.lengths for encoded in streams.values()], axis=1)
     plan = BatchPlan.ladder(lengths, ladder_lengths(max(limits)), rows, limits)
     load = functools.partial(padded_arrays, streams, more_arrays)

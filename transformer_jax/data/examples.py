@@ -245,7 +245,7 @@ def laid_out(
     *,
     limit: int,
     frame: Frame,
-    what: str,
+    source: str,
     key: str,
 ) -> tuple[Ragged, np.ndarray]:
     """Lay out texts or pairs in a `frame`.
@@ -259,7 +259,7 @@ def laid_out(
         second: the tokens of the second texts.
         limit: most tokens of a row, including those of the frame.
         frame: the ids around texts.
-        what: source of the texts, for the warnings.
+        source: name of the source of the texts, for the warnings.
         key: config key of `limit`, for the warning.
 
     Returns:
@@ -290,9 +290,9 @@ def laid_out(
         is_empty = lengths.min(axis=1) == 0
         parts = [*begin, cut_first, *separator, cut_second, *end]
         after_first = separator
-    warn(what, is_cut, f"are cut to {key} = {limit} tokens")
-    warn(what, is_empty, "have an empty text")
-    rows = _filled(Ragged.beside(parts), frame, what)
+    warn(source, is_cut, f"are cut to {key} = {limit} tokens")
+    warn(source, is_empty, "have an empty text")
+    rows = _filled(Ragged.beside(parts), frame, source)
     return rows, len(begin) + cut_first.lengths + len(after_first)
 
 

@@ -121,7 +121,7 @@ def word_rows(
     limit: int,
     begin: int,
     end: int,
-    what: str,
+    source: str,
 ) -> tuple[Ragged, Ragged, np.ndarray]:
     """Lay out sentences as [CLS] subwords [SEP] (Devlin et al. 2019, Section 5.3).
 
@@ -134,7 +134,7 @@ def word_rows(
         limit: most tokens of a row, including special tokens; at least 3.
         begin: id of [CLS].
         end: id of [SEP].
-        what: source of the sentences, for the warning.
+        source: name of the source of the sentences, for the warning.
 
     Returns:
         The rows; 1 for the first subword of each word and 0 for other tokens, in the
@@ -150,7 +150,7 @@ def word_rows(
         log.warning(
             "%s: %d of %d sentences divided into rows of data.max_length = %d tokens, "
             "the first is sentence %d",
-            what,
+            source,
             len(split),
             len(counts),
             limit,

@@ -57,7 +57,7 @@ def search(
         )
     if beams(options, only_greedy) == 1 or not isinstance(options, DecodingConfig):
         return greedy(step, cache, **common)
-    found = beam_search(
+    hypotheses = beam_search(
         step,
         cache,
         beam_size=options.most_found,
@@ -67,7 +67,7 @@ def search(
         stopping_rule=options.stopping_rule,
         **common,
     )
-    return jax.tree.map(lambda x: x[:, : options.n_best], found)
+    return jax.tree.map(lambda x: x[:, : options.n_best], hypotheses)
 
 
 def _ended(step: Step, last: int, eos_id: int) -> Step:

@@ -18,8 +18,8 @@ def cut_at(text: str, stop: Sequence[str]) -> str | None:
 
 def before_end(tokens: np.ndarray, ends: Sequence[int]) -> np.ndarray:
     """Return the tokens (T,) before the first of the ids `ends`."""
-    found = np.flatnonzero(np.isin(tokens, np.array(ends, np.int64)))
-    return tokens[: found[0]] if len(found) else tokens
+    at_end = np.flatnonzero(np.isin(tokens, np.array(ends, np.int64)))
+    return tokens[: at_end[0]] if len(at_end) else tokens
 
 
 def certain(text: str, stop: Sequence[str]) -> str:

@@ -198,18 +198,17 @@ class GPTBackbone(Backbone):
         if self.views == 1:
             return text, valid
         other = gpt.swapped(text, batch["second"], batch["text_length"])
-        return jnp.stack([text, other], axis=1).reshape(-1, text.shape[1]), jnp.repeat(
-            valid, 2, axis=0
-        )
+        both = jnp.stack([text, other], axis=1).reshape(-1, text.shape[1])
+        return both, jnp.repeat(valid, 2, axis=0)
 
     def frozen(self) -> dict[str, int | None]:
         """Return the parameters that keep their values. The new embeddings are
         trained.
         """
-        found = super().frozen()
-        return (
-            {**found, f"{self.module}/embedding": self._ids.start} if found else found
-        )
+        frozen = super().frozen()
+        if frozen:
+            frozen = {**frozen, f"{self.module}/embedding": self._ids.start}
+        return frozen
 
     def inherited(self, outputs: Sequence[str]) -> Inherited:
         """Return what is taken from a language model, which becomes the module, or from

@@ -66,7 +66,7 @@ def prompt_batches(
         {"text": [line or empty for line in lines]},
         rows=rows,
         limit=max_length - options.max_extra,
-        what="input",
+        source="input",
         begin=begin,
         end=False,
         key="model.max_length - decoding.max_extra",

@@ -136,7 +136,7 @@ class LabelledTexts:
             more[0] if more else None,
             limit=limit,
             frame=self.frame(self.corpus),
-            what=source,
+            source=source,
             key=key,
         )
         others = {}

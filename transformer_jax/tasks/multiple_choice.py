@@ -192,7 +192,7 @@ class MultipleChoice(Task):
             self.corpus.encode("text", lines, end=False),
             limit=data.max_length,
             frame=self.backbone.frame(self.corpus),
-            what=f"{source}, {count} choices per row",
+            source=f"{source}, {count} choices per row",
             key="data.max_length",
         )
         others = {}

@@ -498,7 +498,7 @@ class SequenceToSequence(Task):
             {**columns, "source": source},
             rows=rows,
             limit=model.max_length,
-            what=what,
+            source=what,
         )
         if self.reads_text:
             return batches

@@ -216,7 +216,7 @@ class Tagging(Task):
             limit=data.max_length,
             begin=special.begin,
             end=special.end,
-            what=source,
+            source=source,
         )
         others = {"first": first}
         references: list[list[str]] = []
