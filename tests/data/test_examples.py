@@ -251,7 +251,7 @@ def test_a_row_without_any_id():
     """
     nothing, options = (
         Frame(None, None, None, empty=9),
-        {"what": "val.tsv", "key": "data.max_length"},
+        {"source": "val.tsv", "key": "data.max_length"},
     )
     rows, place = laid_out(FIRST, None, limit=6, frame=nothing, **options)
     assert [rows[i].tolist() for i in range(4)] == [
