@@ -3,9 +3,9 @@ the input.
 """
 
 import pytest
-from conftest import get_config, run
 
 import transformer_jax
+from helpers.runs import get_config, run
 from transformer_jax.data.corpora.dates import SIZES, examples
 
 

@@ -13,9 +13,9 @@ import typing
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 
 import transformer_jax
+from helpers import ROOT
 from transformer_jax.config import _alternatives, sections
 from transformer_jax.data.splits import SplitData
 from transformer_jax.tasks import TASKS, config_class, find

@@ -7,8 +7,11 @@ import subprocess
 import sys
 
 import pytest
-from bucket import served
-from conftest import RECIPE, ROOT, write_corpus
+
+from helpers import ROOT
+from helpers.bucket import served
+from helpers.corpus import write_corpus
+from helpers.runs import RECIPE
 
 
 @pytest.fixture

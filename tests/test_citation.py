@@ -5,7 +5,8 @@ pyproject.toml.
 import tomllib
 
 import pytest
-from conftest import ROOT
+
+from helpers import ROOT
 
 yaml = pytest.importorskip("yaml")
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import jax
 import pytest
-from abusing import refused, unharmed
-from conftest import ROOT
-from forked import script
 
 import transformer_jax
+from helpers import ROOT
+from helpers.abusing import refused, unharmed
+from helpers.forked import script
 from transformer_jax import command_line
 from transformer_jax.config import ConfigError, load_recipe
 from transformer_jax.data import progress

@@ -4,8 +4,8 @@ import dataclasses
 import importlib
 
 import pytest
-from conftest import small
 
+from helpers.runs import small
 from transformer_jax.config import (
     ConfigError,
     defaults,

@@ -8,13 +8,14 @@ import math
 import shutil
 from pathlib import Path
 
-import modalities
 import pytest
-from closed_forms import num_parameters
-from conftest import ROOT, get_config, other_than, rows, run, shrink, write_corpus
-from papers import GPT, TABLE_3
 
 import transformer_jax
+from helpers import ROOT, modalities
+from helpers.closed_forms import num_parameters
+from helpers.corpus import write_corpus
+from helpers.papers import GPT, TABLE_3
+from helpers.runs import get_config, other_than, rows, run, shrink
 from transformer_jax.config import ConfigError, parse
 from transformer_jax.models.transformer import TransformerConfig
 from transformer_jax.tasks import task_class

@@ -6,8 +6,8 @@ import shutil
 import sys
 
 import pytest
-from forked import script
 
+from helpers.forked import script
 from transformer_jax.metrics import bleu
 from transformer_jax.report import curves
 from transformer_jax.report.curves import (

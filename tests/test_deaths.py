@@ -12,7 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, STORES_NO_PROGRAMS
+
+from helpers import ROOT
+from helpers.processes import STORES_NO_PROGRAMS
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from searching import (
+
+from helpers.searching import (
     BOS,
     EOS,
     IDS,
@@ -20,7 +21,6 @@ from searching import (
     random_logits,
     search,
 )
-
 from transformer_jax import decoding
 from transformer_jax.decoding import (
     DecodingConfig,

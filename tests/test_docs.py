@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from conftest import ROOT
-from folders import PRETRAINING, drawn, save
-from forked import script
+
+from helpers import ROOT
+from helpers.bert_folders import PRETRAINING, drawn, save
+from helpers.forked import script
 
 PAGES = sorted(
     str(path.relative_to(ROOT))

@@ -9,14 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from abusing import refused
-from conftest import run, small, write_corpus
 from etils import epath
-from folders import PRETRAINING, drawn, save
-from forked import script
-from parity import write_file
 
 import transformer_jax
+from helpers.abusing import refused
+from helpers.bert_folders import PRETRAINING, drawn, save
+from helpers.corpus import write_corpus
+from helpers.forked import script
+from helpers.parity import write_file
+from helpers.runs import run, small
 from transformer_jax import conversion, experiment, tasks, transfer
 from transformer_jax.config import ConfigError, defaults
 from transformer_jax.data.sources import DataError, tfds_source

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from searching import BOS, EOS, IDS, PAD, log_softmax, random_logits
 
+from helpers.searching import BOS, EOS, IDS, PAD, log_softmax, random_logits
 from transformer_jax.decoding import GenerationConfig, Writer, penalize
 from transformer_jax.decoding.stopping import certain, cut_at
 

@@ -6,7 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+
+from helpers import ROOT
 
 
 @pytest.mark.parametrize("command", ["scripts/demo.sh", "scripts/test.sh"])

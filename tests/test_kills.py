@@ -14,7 +14,10 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, STORES_NO_PROGRAMS, real_data
+
+from helpers import ROOT
+from helpers.corpus import real_data
+from helpers.processes import STORES_NO_PROGRAMS
 
 pytestmark = pytest.mark.slow
 EVERY = 10  # steps between checkpoints of the runs in a single process

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT
+
+from helpers import ROOT
 
 LAUNCH = ROOT / "scripts" / "launch"
 

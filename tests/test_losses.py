@@ -3,11 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracle
 import pytest
-from conftest import on_devices
 from jax.sharding import AbstractMesh, AxisType
 
+from helpers import oracle
+from helpers.processes import on_devices
 from transformer_jax.losses import cross_entropy, next_token
 from transformer_jax.models.kernels import platforms
 from transformer_jax.models.kernels.chunks import sum_in_chunks

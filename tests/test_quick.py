@@ -3,9 +3,9 @@
 from fnmatch import fnmatch
 
 import pytest
-import quick
-from conftest import get_config
 
+from helpers import quick
+from helpers.runs import get_config
 from transformer_jax.tasks import TASKS
 
 FILES = [

@@ -10,8 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from searching import BOS, EOS, IDS, PAD, log_softmax, markov_step, random_logits
 
+from helpers.searching import (
+    BOS,
+    EOS,
+    IDS,
+    PAD,
+    log_softmax,
+    markov_step,
+    random_logits,
+)
 from transformer_jax import decoding
 from transformer_jax.decoding import DecodingConfig, GenerationConfig, Writer
 from transformer_jax.decoding.stopping import before_end

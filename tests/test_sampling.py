@@ -10,8 +10,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from searching import BOS, EOS, IDS, PAD, log_softmax, markov, random_logits, search
 
+from helpers.searching import (
+    BOS,
+    EOS,
+    IDS,
+    PAD,
+    log_softmax,
+    markov,
+    random_logits,
+    search,
+)
 from transformer_jax.decoding import IMPOSSIBLE, sample, truncate
 
 SETTINGS = [

@@ -13,9 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, in_a_new_process, write_corpus
-from forked import begun, script
 
+from helpers import ROOT
+from helpers.corpus import write_corpus
+from helpers.forked import begun, script
+from helpers.processes import in_a_new_process
 from transformer_jax import command_line
 
 

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from forked import Running, begun
+
+from helpers.forked import Running, begun
 
 IGNORED = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 STOPS = [

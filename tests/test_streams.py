@@ -11,9 +11,9 @@ import sys
 
 import jax
 import pytest
-from conftest import ROOT
-from forked import begun, script
 
+from helpers import ROOT
+from helpers.forked import begun, script
 from transformer_jax import command_line
 from transformer_jax.errors import UserError
 

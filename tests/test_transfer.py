@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import small, write_corpus
 from flax import traverse_util
 from ml_collections import ConfigDict
 
 import transformer_jax
+from helpers.corpus import write_corpus
+from helpers.runs import small
 from transformer_jax import experiment, transfer
 from transformer_jax import workdir as workdirs
 from transformer_jax.config import ConfigError, load_recipe, make_task, parse

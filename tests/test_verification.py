@@ -8,8 +8,8 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
-from conftest import ROOT
 
+from helpers import ROOT
 from transformer_jax import verification
 from transformer_jax.models import stack, transformer
 from transformer_jax.models.masks import Mask

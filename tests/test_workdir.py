@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import other_than, small
 from ml_collections import ConfigDict
 
 import transformer_jax
+from helpers.runs import other_than, small
 from transformer_jax import files
 from transformer_jax.config import ConfigError, fields, share
 from transformer_jax.tasks import TASKS

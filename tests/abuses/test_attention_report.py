@@ -4,8 +4,9 @@ Each ends with one error message and leaves all files unchanged.
 """
 
 import pytest
-from abusing import refused, unharmed
-from forked import script
+
+from helpers.abusing import refused, unharmed
+from helpers.forked import script
 
 LINES, RUN, OUTPUT = "--input=@/lines.txt", "--workdir=@/run", "--output=@/new.html"
 

@@ -3,8 +3,9 @@ file.
 """
 
 import pytest
-from abusing import refused, unharmed
-from forked import script
+
+from helpers.abusing import refused, unharmed
+from helpers.forked import script
 
 ROWS = [
     (["--rounds=0"], "--rounds=0"),

@@ -5,10 +5,11 @@ Each ends with one error message and leaves all files unchanged.
 
 from pathlib import Path
 
-import broken
 import pytest
-from abusing import refused, unharmed
-from forked import script
+
+from helpers import broken
+from helpers.abusing import refused, unharmed
+from helpers.forked import script
 
 pytest.importorskip(
     "matplotlib", reason="no matplotlib: pip install -c constraints.txt -e '.[plots]'"

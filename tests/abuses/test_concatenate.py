@@ -7,9 +7,9 @@ import resource
 from pathlib import Path
 
 import pytest
-from abusing import refused, unharmed
-from forked import script
 
+from helpers.abusing import refused, unharmed
+from helpers.forked import script
 from transformer_jax.data.concatenation import concatenate
 from transformer_jax.files import OutputError
 

@@ -8,8 +8,9 @@ import os
 from pathlib import Path
 
 import pytest
-from abusing import refused, unharmed
-from forked import script
+
+from helpers.abusing import refused, unharmed
+from helpers.forked import script
 
 ZIPPED = gzip.compress(b"ek at\n" * 60)
 

@@ -4,8 +4,9 @@ Each ends with one error message and leaves all files unchanged.
 """
 
 import pytest
-from abusing import refused, unharmed
-from forked import script
+
+from helpers.abusing import refused, unharmed
+from helpers.forked import script
 
 ROWS = [
     (["--mesh=x"], "--mesh=x: write it as data=64,fsdp=8,tensor=1"),

@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from abusing import refused, unharmed
-from conftest import ROOT, STORES_NO_PROGRAMS
-from forked import script
+
+from helpers import ROOT
+from helpers.abusing import refused, unharmed
+from helpers.forked import script
+from helpers.processes import STORES_NO_PROGRAMS
 
 LINES, RUN = "--input=@/lines.txt", "--workdir=@/run"
 

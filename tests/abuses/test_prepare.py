@@ -6,8 +6,9 @@ Each ends with one error message and leaves its folders unchanged.
 from pathlib import Path
 
 import pytest
-from abusing import refused, unharmed
-from forked import script
+
+from helpers.abusing import refused, unharmed
+from helpers.forked import script
 
 
 @pytest.fixture

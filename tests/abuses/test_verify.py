@@ -4,8 +4,9 @@ Each is refused before the table is printed, so nothing is on stdout.
 """
 
 import pytest
-from abusing import refused, unharmed
-from forked import script
+
+from helpers.abusing import refused, unharmed
+from helpers.forked import script
 
 ROWS = [
     (["--config.model.num_heads=0"], "config.model.num_heads = 0: must be at least 1"),

@@ -8,8 +8,9 @@ import json
 from pathlib import Path
 
 import pytest
-from abusing import refused, unharmed
-from forked import script
+
+from helpers.abusing import refused, unharmed
+from helpers.forked import script
 
 
 @pytest.fixture

@@ -7,8 +7,10 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, on_devices, small
 
+from helpers import ROOT
+from helpers.processes import on_devices
+from helpers.runs import small
 from transformer_jax.compilation.collectives import Collective, read_collectives
 from transformer_jax.compilation.description import Description, table_rows
 

@@ -11,8 +11,9 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, in_a_new_process
 
+from helpers import ROOT
+from helpers.processes import in_a_new_process
 from transformer_jax.compilation import target, topologies
 from transformer_jax.compilation.chips import CHIPS
 from transformer_jax.compilation.collectives import Collective

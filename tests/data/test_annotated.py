@@ -6,8 +6,8 @@ import json
 import re
 
 import pytest
-from conftest import real_data
 
+from helpers.corpus import real_data
 from transformer_jax.data.annotated import conll_file, documents_file, squad_file
 from transformer_jax.data.sources import DataError
 

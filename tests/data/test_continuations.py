@@ -1,8 +1,8 @@
 """Text after a prompt, and ids of a text after its context."""
 
 import pytest
-from layouts import LAYOUTS, SENTENCE
 
+from helpers.layouts import LAYOUTS, SENTENCE
 from transformer_jax.data.continuations import Prompt, encode_pairs
 from transformer_jax.data.tokenizer_training import KINDS, train_tokenizer
 

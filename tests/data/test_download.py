@@ -17,9 +17,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import real_data
 from etils import epath
 
+from helpers.corpus import real_data
 from transformer_jax.data.corpora import download, multi30k
 from transformer_jax.data.corpora.download import Downloads, prepare
 from transformer_jax.data.sources import DataError, parallel_files, tfds_source

@@ -7,8 +7,8 @@ import re
 
 import numpy as np
 import pytest
-from conftest import in_a_new_process
 
+from helpers.processes import in_a_new_process
 from transformer_jax.data.annotated import documents_file
 from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.masking import (

@@ -8,8 +8,8 @@ import sys
 import time
 
 import pytest
-from conftest import real_data
 
+from helpers.corpus import real_data
 from transformer_jax.data import sources
 from transformer_jax.data.corpora import dates as dates_module
 from transformer_jax.data.sources import (

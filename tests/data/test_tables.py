@@ -1,8 +1,8 @@
 """Files of GLUE are read as they are published."""
 
 import pytest
-from conftest import get_config
 
+from helpers.runs import get_config
 from transformer_jax.data.files import DataError
 from transformer_jax.data.tables import tsv_file
 

@@ -6,9 +6,9 @@ import sys
 import numpy as np
 import pytest
 import tokenizers as hugging_face
-from conftest import real_data
 
 import transformer_jax.data.tokenizers as module
+from helpers.corpus import real_data
 from transformer_jax.data import workers
 from transformer_jax.data.sources import parallel_files
 from transformer_jax.data.tokenizer_training import KINDS, train_tokenizer

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from conftest import real_data
 from tokenizers import (
     decoders,
     models,
@@ -18,6 +17,7 @@ from tokenizers import (
     trainers,
 )
 
+from helpers.corpus import real_data
 from transformer_jax.data import tokenizer_files
 from transformer_jax.data.tokenizer_training import KINDS, train_tokenizer
 from transformer_jax.data.whole_texts import encode_texts

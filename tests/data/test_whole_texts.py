@@ -3,8 +3,8 @@
 import itertools
 
 import pytest
-from layouts import LAYOUTS, TEXT
 
+from helpers.layouts import LAYOUTS, TEXT
 from transformer_jax.data import whole_texts
 from transformer_jax.data.tokenizers import Tokenizer
 from transformer_jax.data.whole_texts import BATCH, OVERLAP, PART, encode_texts

@@ -5,8 +5,8 @@ import re
 
 import numpy as np
 import pytest
-from conftest import real_data
 
+from helpers.corpus import real_data
 from transformer_jax.data.annotated import squad_file
 from transformer_jax.data.sources import DataError
 from transformer_jax.data.streams import SpecialIds

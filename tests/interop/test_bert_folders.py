@@ -7,9 +7,23 @@ import json
 
 import numpy as np
 import pytest
-from folders import PRETRAINING, D, F, H, L, N, S, T, V, drawn, numbered, save, shapes
-from parity import flat, write_back
 
+from helpers.bert_folders import (
+    PRETRAINING,
+    D,
+    F,
+    H,
+    L,
+    N,
+    S,
+    T,
+    V,
+    drawn,
+    numbered,
+    save,
+    shapes,
+)
+from helpers.parity import flat, write_back
 from transformer_jax.data import tokenizer_files
 from transformer_jax.interop import huggingface
 from transformer_jax.interop.tensors import InteropError

@@ -6,12 +6,20 @@ import resource
 import numpy as np
 import pytest
 import tokenizers
-from abusing import refused, unharmed
-from conftest import write_corpus
-from folders import MASKED_LM, PRETRAINING, D, drawn, numbered, save, shapes
-from forked import script
 
 import transformer_jax
+from helpers.abusing import refused, unharmed
+from helpers.bert_folders import (
+    MASKED_LM,
+    PRETRAINING,
+    D,
+    drawn,
+    numbered,
+    save,
+    shapes,
+)
+from helpers.corpus import write_corpus
+from helpers.forked import script
 from transformer_jax import conversion
 from transformer_jax.config import ConfigError
 from transformer_jax.data.tokenizers import TokenizerError

@@ -8,10 +8,10 @@ import string
 
 import numpy as np
 import pytest
-from folders import numbered
-from forked import script
-from gpt_folders import GPT2, LLAMA, D, V, gpt2_shapes, llama_shapes, save
 
+from helpers.bert_folders import numbered
+from helpers.forked import script
+from helpers.gpt_folders import GPT2, LLAMA, D, V, gpt2_shapes, llama_shapes, save
 from transformer_jax.data import tokenizer_files
 from transformer_jax.data.tokenizer_training import train_tokenizer
 from transformer_jax.interop.tensors import Tensors

@@ -8,9 +8,9 @@ import string
 
 import numpy as np
 import pytest
-from forked import script
-from marian_folders import CONFIG, KINDS, V, save
 
+from helpers.forked import script
+from helpers.marian_folders import CONFIG, KINDS, V, save
 from transformer_jax import transfer
 from transformer_jax.data import sentencepiece, tokenizer_files
 from transformer_jax.data.tokenizer_training import train_tokenizer

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from gpt_folders import LLAMA, llama_shapes, save
 
+from helpers.gpt_folders import LLAMA, llama_shapes, save
 from transformer_jax import conversion
 from transformer_jax.data import tokenizer_files
 from transformer_jax.data.tokenizer_training import train_tokenizer

@@ -5,10 +5,10 @@ import json
 import os
 
 import pytest
-from disks import Disk
-from gpt_folders import LLAMA, llama_shapes, save
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from helpers.disks import Disk
+from helpers.gpt_folders import LLAMA, llama_shapes, save
 from transformer_jax.data import tokenizer_files
 from transformer_jax.errors import UserError
 from transformer_jax.interop import huggingface

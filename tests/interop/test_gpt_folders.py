@@ -7,9 +7,20 @@ import json
 
 import numpy as np
 import pytest
-from gpt_folders import GPT2, LLAMA, D, F, L, N, T, gpt2_shapes, llama_shapes, save
-from parity import flat, write_back
 
+from helpers.gpt_folders import (
+    GPT2,
+    LLAMA,
+    D,
+    F,
+    L,
+    N,
+    T,
+    gpt2_shapes,
+    llama_shapes,
+    save,
+)
+from helpers.parity import flat, write_back
 from transformer_jax.interop import gpt, huggingface
 from transformer_jax.interop.tensors import InteropError
 from transformer_jax.models.gpt import GPTConfig

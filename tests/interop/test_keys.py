@@ -4,12 +4,12 @@ silence.
 
 import json
 
-import marian_folders
 import pytest
-from folders import PRETRAINING, drawn
-from folders import save as save_bert
-from gpt_folders import GPT2, LLAMA, gpt2_shapes, llama_shapes, save
 
+from helpers import marian_folders
+from helpers.bert_folders import PRETRAINING, drawn
+from helpers.bert_folders import save as save_bert
+from helpers.gpt_folders import GPT2, LLAMA, gpt2_shapes, llama_shapes, save
 from transformer_jax.interop import gpt, huggingface
 from transformer_jax.interop.tensors import InteropError
 

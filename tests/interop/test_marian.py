@@ -6,7 +6,8 @@ import json
 
 import numpy as np
 import pytest
-from marian_folders import (
+
+from helpers.marian_folders import (
     CONFIG,
     IDS,
     KINDS,
@@ -20,8 +21,7 @@ from marian_folders import (
     V,
     save,
 )
-from parity import flat
-
+from helpers.parity import flat
 from transformer_jax.interop import huggingface
 from transformer_jax.interop.tensors import InteropError, Tensors
 from transformer_jax.models.transformer import TransformerConfig

@@ -3,8 +3,9 @@
 import json
 
 import numpy as np
-from conftest import on_devices
-from folders import PRETRAINING, drawn, save
+
+from helpers.bert_folders import PRETRAINING, drawn, save
+from helpers.processes import on_devices
 
 ON_EIGHT = """
 import jax, json, sys

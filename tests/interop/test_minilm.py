@@ -6,10 +6,10 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from conftest import real_data
-from oracle import relative
-from parity import MISSING
 
+from helpers.corpus import real_data
+from helpers.oracle import relative
+from helpers.parity import MISSING
 from transformer_jax.data.tokenizer_files import from_folder
 from transformer_jax.interop import huggingface
 from transformer_jax.models.bert import Bert

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from oracle import relative
-from parity import (
+
+from helpers.oracle import relative
+from helpers.parity import (
     check_gradients,
     check_loads,
     flat,
@@ -17,7 +18,6 @@ from parity import (
     random_model,
     write_back,
 )
-
 from transformer_jax import losses
 from transformer_jax.interop import huggingface
 from transformer_jax.models.bert import Bert

@@ -12,8 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
-from oracle import relative
-from parity import (
+
+import transformer_jax
+from helpers.oracle import relative
+from helpers.parity import (
     check_gradients,
     check_loads,
     flat,
@@ -21,8 +23,6 @@ from parity import (
     random_model,
     write_back,
 )
-
-import transformer_jax
 from transformer_jax import conversion, losses
 from transformer_jax.decoding.generation import Writer
 from transformer_jax.decoding.options import GenerationConfig

@@ -7,10 +7,16 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracle
 import pytest
-from parity import check_gradients, check_loads, flat, need_transformers, random_model
 
+from helpers import oracle
+from helpers.parity import (
+    check_gradients,
+    check_loads,
+    flat,
+    need_transformers,
+    random_model,
+)
 from transformer_jax import decoding, losses
 from transformer_jax.decoding import DecodingConfig
 from transformer_jax.interop import huggingface

@@ -4,9 +4,9 @@ transformers, with any kind of tokenizer.
 
 import numpy as np
 import pytest
-from parity import need_transformers, random_model
 
 import transformer_jax
+from helpers.parity import need_transformers, random_model
 from transformer_jax import conversion
 from transformer_jax.data import tokenizer_files
 from transformer_jax.data.tokenizer_training import train_tokenizer

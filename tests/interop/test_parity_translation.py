@@ -5,9 +5,9 @@ import json
 import shutil
 
 import pytest
-from parity import check_loads, need_transformers, random_model
 
 import transformer_jax
+from helpers.parity import check_loads, need_transformers, random_model
 from transformer_jax import conversion
 from transformer_jax.workdir import read
 

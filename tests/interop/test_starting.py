@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import small, write_corpus
-from folders import PRETRAINING, D, L, V, drawn, numbered, save, shapes
-from parity import flat
 
 import transformer_jax
+from helpers.bert_folders import PRETRAINING, D, L, V, drawn, numbered, save, shapes
+from helpers.corpus import write_corpus
+from helpers.parity import flat
+from helpers.runs import small
 from transformer_jax import experiment, transfer
 from transformer_jax.config import ConfigError, load_recipe, make_task, parse
 from transformer_jax.interop import huggingface

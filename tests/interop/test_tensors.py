@@ -8,8 +8,8 @@ import struct
 import ml_dtypes
 import numpy as np
 import pytest
-from parity import write_file
 
+from helpers.parity import write_file
 from transformer_jax.interop import tensors
 from transformer_jax.interop.tensors import InteropError, Tensors
 

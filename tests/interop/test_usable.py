@@ -7,13 +7,13 @@ import struct
 
 import numpy as np
 import pytest
-from folders import PRETRAINING, D, drawn, numbered, shapes
-from folders import save as save_bert
-from gpt_folders import GPT2, LLAMA, V, gpt2_shapes, llama_shapes, save
-from marian_folders import SHARED
-from marian_folders import save as save_marian
-from parity import flat, write_back, write_file
 
+from helpers.bert_folders import PRETRAINING, D, drawn, numbered, shapes
+from helpers.bert_folders import save as save_bert
+from helpers.gpt_folders import GPT2, LLAMA, V, gpt2_shapes, llama_shapes, save
+from helpers.marian_folders import SHARED
+from helpers.marian_folders import save as save_marian
+from helpers.parity import flat, write_back, write_file
 from transformer_jax.interop import huggingface
 from transformer_jax.interop.tensors import InteropError, Tensors
 

@@ -10,9 +10,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracle
 import pytest
 
+from helpers import oracle
 from transformer_jax.models import layers
 from transformer_jax.models.attention import (
     MultiHeadAttention,

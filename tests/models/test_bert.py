@@ -9,12 +9,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracle
-import papers
 import pytest
-from closed_forms import forward_flops, num_parameters
-from sizes import SINGLE_STACK
 
+from helpers import oracle, papers
+from helpers.closed_forms import forward_flops, num_parameters
+from helpers.sizes import SINGLE_STACK
 from transformer_jax.models import counting
 from transformer_jax.models.bert import (
     Bert,

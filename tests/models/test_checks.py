@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import on_devices
-from small_models import MODELS
 
+from helpers.processes import on_devices
+from helpers.small_models import MODELS
 from transformer_jax import models
 from transformer_jax.errors import UserError
 from transformer_jax.models import checks, masks

@@ -6,10 +6,10 @@ import inspect
 import flax.linen as nn
 import jax
 import numpy as np
-import oracle
 import pytest
-from small_models import MODELS
 
+from helpers import oracle
+from helpers.small_models import MODELS
 from transformer_jax.models import EncoderDecoder, Transformer
 from transformer_jax.models.stack import unstack_layers
 from transformer_jax.tasks.sequence_to_sequence import start, teacher_forced

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
-from small_models import MODELS
 
+from helpers.small_models import MODELS
 from transformer_jax import models
 from transformer_jax.errors import UserError
 from transformer_jax.models.attention import MultiHeadAttention

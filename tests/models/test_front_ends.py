@@ -3,10 +3,10 @@
 import flax.linen as nn
 import jax
 import numpy as np
-import oracle
 import pytest
-from small_models import MODELS
 
+from helpers import oracle
+from helpers.small_models import MODELS
 from transformer_jax.models.front_ends import Frames, Grid, Tokens
 from transformer_jax.models.layers import Dropout, Embedding, Linear
 from transformer_jax.models.positions import Positions

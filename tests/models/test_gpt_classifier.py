@@ -7,10 +7,10 @@ import dataclasses
 import flax.linen as nn
 import jax
 import numpy as np
-import oracle
 import pytest
-from sizes import SINGLE_STACK
 
+from helpers import oracle
+from helpers.sizes import SINGLE_STACK
 from transformer_jax.models.gpt import SPECIALS, GPTClassifier, GPTConfig, swapped
 
 B, T, V, CLASSES = 4, 11, 31, 5

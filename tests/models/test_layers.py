@@ -6,10 +6,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracle
 import pytest
 from jax.extend.core import jaxprs_in_params
 
+from helpers import oracle
 from transformer_jax.models.kernels import platforms
 from transformer_jax.models.kernels.products import product
 from transformer_jax.models.layers import (

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import on_devices
 from flax import nnx
 from flax.nnx import bridge
-from small_models import MODELS
 
+from helpers.processes import on_devices
+from helpers.small_models import MODELS
 from transformer_jax import models
 from transformer_jax.models.kernels.placement import Named
 from transformer_jax.models.stack import BlockConfig, Stack

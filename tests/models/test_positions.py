@@ -9,11 +9,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracle
 import pytest
-from closed_forms import forward_flops, num_parameters
-from sizes import ENCODER_DECODER
 
+from helpers import oracle
+from helpers.closed_forms import forward_flops, num_parameters
+from helpers.sizes import ENCODER_DECODER
 from transformer_jax.models import stack
 from transformer_jax.models.attention import MultiHeadAttention, dot_product_attention
 from transformer_jax.models.caches import SharedPast

@@ -10,10 +10,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracle
 import pytest
-from closed_forms import forward_flops, num_parameters
 
+from helpers import oracle
+from helpers.closed_forms import forward_flops, num_parameters
 from transformer_jax.models import counting
 from transformer_jax.models.alignment import damped_scores, local_weights
 from transformer_jax.models.attention import (

@@ -9,10 +9,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracle
 import pytest
-from closed_forms import forward_flops, num_parameters
 
+from helpers import oracle
+from helpers.closed_forms import forward_flops, num_parameters
 from transformer_jax.models import counting, layers
 from transformer_jax.models.recurrent_lm import RecurrentLM, RecurrentLMConfig
 

@@ -9,9 +9,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracle
 import pytest
 
+from helpers import oracle
 from transformer_jax.models.kernels.loop import unstack
 from transformer_jax.models.masks import CAUSAL, padding
 from transformer_jax.models.stack import Block, BlockConfig, Stack, unstack_layers

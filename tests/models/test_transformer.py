@@ -9,12 +9,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracle
 import pytest
-from closed_forms import forward_flops, num_parameters
-from papers import BASE, BIG, TABLE_3
-from sizes import ENCODER_DECODER
 
+from helpers import oracle
+from helpers.closed_forms import forward_flops, num_parameters
+from helpers.papers import BASE, BIG, TABLE_3
+from helpers.sizes import ENCODER_DECODER
 from transformer_jax.models import counting
 from transformer_jax.models.layers import Dropout
 from transformer_jax.models.stack import Block, BlockConfig, unstack_layers

@@ -9,10 +9,10 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
-from conftest import rows, run, small
-from forked import script
 
 import transformer_jax
+from helpers.forked import script
+from helpers.runs import rows, run, small
 from transformer_jax.config import ConfigError, make_task, parse
 from transformer_jax.tasks.text import segmented, valid
 from transformer_jax.training.evaluation import Evaluator

@@ -8,10 +8,10 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
-from conftest import run, small
-from forked import script
 
 import transformer_jax
+from helpers.forked import script
+from helpers.runs import run, small
 from transformer_jax.config import ConfigError, make_task, parse
 from transformer_jax.data.sources import DataError
 from transformer_jax.training.evaluation import Evaluator

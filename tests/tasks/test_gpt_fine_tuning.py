@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import oracle
 import pytest
-from conftest import small
 
+from helpers import oracle
+from helpers.runs import small
 from transformer_jax.config import ConfigError, make_task, parse
 from transformer_jax.models import counting
 from transformer_jax.models.layers import Head

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import small
 
+from helpers.runs import small
 from transformer_jax.config import fields, make_task, parse
 from transformer_jax.data.batching import Batches
 from transformer_jax.tasks import TASKS, config_class, task_class

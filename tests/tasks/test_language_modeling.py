@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import on_devices, run, shrink, small
 
 import transformer_jax
+from helpers.processes import on_devices
+from helpers.runs import run, shrink, small
 from transformer_jax.config import ConfigError, defaults, make_task, parse
 from transformer_jax.data.sources import DataError
 from transformer_jax.tasks import language_modeling

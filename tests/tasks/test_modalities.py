@@ -6,12 +6,13 @@ import json
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import modalities
 import numpy as np
 import pytest
-from conftest import on_devices, run
 
 import transformer_jax
+from helpers import modalities
+from helpers.processes import on_devices
+from helpers.runs import run
 from transformer_jax.config import ConfigError, make_task, parse
 from transformer_jax.report.attention import Sentence, write_report
 from transformer_jax.report.curves import score_by_length

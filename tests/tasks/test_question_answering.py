@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import rows, run, small
 
 import transformer_jax
+from helpers.runs import rows, run, small
 from transformer_jax.config import ConfigError, make_task, parse
 from transformer_jax.data.sources import DataError
 from transformer_jax.tasks.question_answering import best_spans

@@ -4,9 +4,9 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
-from conftest import run, shrink
 
 import transformer_jax
+from helpers.runs import run, shrink
 from transformer_jax.config import ConfigError, defaults, make_task, parse
 from transformer_jax.training.evaluation import Evaluator
 from transformer_jax.training.sharding import make_mesh

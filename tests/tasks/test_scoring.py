@@ -9,8 +9,9 @@ import jax
 import numpy as np
 import pytest
 import tokenizers as hugging_face
-from conftest import small, write_corpus
 
+from helpers.corpus import write_corpus
+from helpers.runs import small
 from transformer_jax.config import make_task, parse
 from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.running_text import RunningTextData

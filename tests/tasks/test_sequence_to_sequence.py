@@ -6,14 +6,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracle
 import pytest
 import sacrebleu
 import tokenizers as hugging_face
-from conftest import rows, run, small
 from ml_collections import ConfigDict
 
 import transformer_jax
+from helpers import oracle
+from helpers.runs import rows, run, small
 from transformer_jax.config import make_task, parse
 from transformer_jax.data.tokenizers import TokenizerError
 from transformer_jax.models.kernels import platforms

@@ -10,9 +10,9 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
-from conftest import rows, run, small
 
 import transformer_jax
+from helpers.runs import rows, run, small
 from transformer_jax import spans
 from transformer_jax.config import ConfigError, make_task, parse
 from transformer_jax.data import sources

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import small
-from disks import Disk
 from ml_collections import ConfigDict
 
+from helpers.disks import Disk
+from helpers.runs import small
 from transformer_jax import workdir as workdirs
 from transformer_jax.errors import UserError
 from transformer_jax.training import lock

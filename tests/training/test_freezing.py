@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import small
 from flax import traverse_util
 
+from helpers.runs import small
 from transformer_jax.config import make_task, parse
 from transformer_jax.models import counting
 from transformer_jax.training.engine import Engine, make_train_step

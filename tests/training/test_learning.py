@@ -5,8 +5,8 @@ import math
 
 import numpy as np
 import pytest
-from conftest import rows, run, small
 
+from helpers.runs import rows, run, small
 from transformer_jax.config import make_task, parse
 from transformer_jax.data.batching import Batches, entropy, label_entropy
 from transformer_jax.training.learning import Learning

@@ -14,12 +14,15 @@ import time
 from pathlib import Path
 
 import pytest
-from abusing import refused, unharmed
-from bucket import served
-from conftest import RECIPE, ROOT, STORES_NO_PROGRAMS, rows, write_corpus
 from etils import epath
-from forked import script
 
+from helpers import ROOT
+from helpers.abusing import refused, unharmed
+from helpers.bucket import served
+from helpers.corpus import write_corpus
+from helpers.forked import script
+from helpers.processes import STORES_NO_PROGRAMS
+from helpers.runs import RECIPE, rows
 from transformer_jax import experiment
 from transformer_jax.training import lock
 from transformer_jax.training.lock import InUse, held

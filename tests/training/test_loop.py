@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import rows, run, small, write_corpus
 from ml_collections import ConfigDict
 
 import transformer_jax
+from helpers.corpus import write_corpus
+from helpers.runs import rows, run, small
 from transformer_jax.config import ConfigError, make_task, parse
 from transformer_jax.errors import UserError
 from transformer_jax.tasks.sequence_to_sequence import SequenceToSequence

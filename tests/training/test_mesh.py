@@ -7,8 +7,11 @@ from pathlib import Path
 
 import jax
 import pytest
-from conftest import ROOT, get_config, on_devices, rows, shrink, small, write_corpus
 
+from helpers import ROOT
+from helpers.corpus import write_corpus
+from helpers.processes import on_devices
+from helpers.runs import get_config, rows, shrink, small
 from transformer_jax.training.sharding import AXES, check_rows
 
 RUN = f"""

@@ -3,9 +3,9 @@
 from typing import ClassVar
 
 import pytest
-from conftest import run
 
 import transformer_jax
+from helpers.runs import run
 from transformer_jax.config import ConfigError, parse
 from transformer_jax.errors import UserError
 from transformer_jax.tasks.sequence_to_sequence import SequenceToSequence

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import rows, run
 
 import transformer_jax
+from helpers.runs import rows, run
 from transformer_jax.config import make_task, parse
 from transformer_jax.training.checkpoint import (
     CheckpointConfig,

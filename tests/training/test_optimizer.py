@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import oracle
 import pytest
 
+from helpers import oracle
 from transformer_jax.models import Transformer, TransformerConfig
 from transformer_jax.models.alignment import ALIGNMENTS
 from transformer_jax.models.bert import (

@@ -7,9 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import on_devices, small, write_corpus
 from ml_collections import ConfigDict
 
+from helpers.corpus import write_corpus
+from helpers.processes import on_devices
+from helpers.runs import small
 from transformer_jax.config import make_task, parse
 from transformer_jax.training.checkpoint import Checkpoints
 from transformer_jax.training.engine import Engine

@@ -9,9 +9,10 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
-from conftest import on_devices, small
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
+from helpers.processes import on_devices
+from helpers.runs import small
 from transformer_jax.config import make_task, parse
 from transformer_jax.data.batching import Batches, Plan
 from transformer_jax.errors import UserError

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import on_devices
-from pretraining import SCALE, by_hand, make_batch, recorder, step_on
 
+from helpers.pretraining import SCALE, by_hand, make_batch, recorder, step_on
+from helpers.processes import on_devices
 from transformer_jax.losses import cross_entropy
 from transformer_jax.models.layers import Embedding
 from transformer_jax.models.transformer import (
@@ -408,10 +408,9 @@ def test_the_loss_is_told_the_updates_before(microbatches):
 
 
 ON_MESHES = """
-import json, sys
-sys.path.insert(0, FOLDER)
+import json
 import jax
-from pretraining import step_on
+from helpers.pretraining import step_on
 steps = [step_on(mesh, parts) for mesh in ((8, 1, 1), (2, 2, 2)) for parts in (1, 4)]
 print(json.dumps(steps))
 """
@@ -426,9 +425,7 @@ def test_terms_with_different_weights_add_up_to_the_sum_of_their_means():
         assert len({weights[part::4].sum() for part in range(4)}) > 1
         assert len({share.sum() for share in np.split(weights, 8)}) > 1
     means, gradient = by_hand()
-    eight = json.loads(
-        on_devices(8, ON_MESHES.replace("FOLDER", repr(str(Path(__file__).parent))))
-    )
+    eight = json.loads(on_devices(8, ON_MESHES))
     for metrics, found in [step_on((1, 1, 1), parts) for parts in (1, 4)] + eight:
         assert {name: metrics[name] for name in means} == pytest.approx(means, rel=1e-5)
         assert metrics["loss"] == pytest.approx(

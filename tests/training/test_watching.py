@@ -6,8 +6,9 @@ import types
 import jax
 import numpy as np
 import pytest
-from conftest import rows, run, small, write_corpus
 
+from helpers.corpus import write_corpus
+from helpers.runs import rows, run, small
 from transformer_jax.config import make_task, parse
 from transformer_jax.training import compilations, profiling, reporting
 from transformer_jax.training.task import Work

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import on_devices
 
+from helpers.processes import on_devices
 from transformer_jax.models import masks
 from transformer_jax.models.attention import dot_product_attention
 from transformer_jax.models.kernels import accelerators, short

@@ -5,8 +5,8 @@ import math
 
 import jax
 import numpy as np
-from conftest import on_devices
 
+from helpers.processes import on_devices
 from transformer_jax.models.kernels.bits import hashed_bits, indices
 from transformer_jax.models.layers import dropout
 

@@ -5,9 +5,9 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracle
 import pytest
 
+from helpers import oracle
 from transformer_jax.models.kernels import platforms
 from transformer_jax.models.kernels.products import plus_bias, product
 

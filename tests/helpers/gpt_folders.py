@@ -3,7 +3,8 @@
 import json
 
 import numpy as np
-from parity import write_file
+
+from helpers.parity import write_file
 
 V, D, N, F, L, T = 31, 30, 5, 23, 2, 11
 GPT2 = {

@@ -3,7 +3,8 @@
 import json
 
 import numpy as np
-from parity import write_file
+
+from helpers.parity import write_file
 
 V, D, N, H, F, T = 31, 21, 3, 7, 23, 37
 CONFIG = {

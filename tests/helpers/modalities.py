@@ -4,8 +4,9 @@ import wave
 from pathlib import Path
 
 import numpy as np
-from conftest import get_config, shrink
 from ml_collections import ConfigDict
+
+from helpers.runs import get_config, shrink
 
 SPLITS = {"train": 30, "val": 11, "test": 7}
 WORDS = ("zero", "one", "two")

@@ -6,8 +6,8 @@ import struct
 import numpy as np
 import pytest
 from flax import traverse_util
-from oracle import relative
 
+from helpers.oracle import relative
 from transformer_jax.interop import huggingface, layouts
 
 MISSING = (

@@ -4,7 +4,8 @@ import json
 import string
 
 import numpy as np
-from parity import write_file
+
+from helpers.parity import write_file
 
 V, D, N, H, F, L, T, S = 61, 21, 3, 7, 23, 2, 37, 3
 CONFIG = {

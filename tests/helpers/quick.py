@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-# Patterns of test files below this folder.
+# Patterns of test files below tests/.
 CHOSEN = (
     "models/test_*.py",
     "models/kernels/test_b*.py",
@@ -79,11 +79,11 @@ TRAINED = {
     "tagging": "finetune-task=wnut17",
 }
 TRAININGS = "test_configs.py"
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parents[1]
 
 
 def is_chosen(file: str) -> bool:
-    """Return True for a file, relative to this folder, whose tests are all run."""
+    """Return True for a file, relative to tests/, whose tests are all run."""
     return any(fnmatch(file, pattern) for pattern in CHOSEN) and file not in LEFT_OUT
 
 
@@ -94,7 +94,7 @@ def left_out() -> list[str]:
 
 
 def name_of(item: pytest.Item) -> str:
-    """Return the file, relative to this folder, and the name without the case."""
+    """Return the file, relative to tests/, and the name without the case."""
     return f"{item.path.relative_to(FOLDER)}::{item.name.partition('[')[0]}"
 
 

@@ -13,12 +13,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from helpers import ROOT
 from transformer_jax.training import profiling
 
-ROOT = Path(__file__).parents[1]
 PRELOADED = (
     "pytest",
-    "forked",
+    "helpers.forked",
     "transformer_jax.command_line",
     "transformer_jax.conversion",
     "transformer_jax.experiment",
