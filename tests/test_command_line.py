@@ -3,24 +3,24 @@
 Also records for a predictor, and long predictions.
 """
 
-import logging
+import errno
+import signal
+import sys
 from pathlib import Path
 
 import jax
 import pytest
 
-import transformer_jax
 from helpers import ROOT
 from helpers.abusing import refused, unharmed
 from helpers.forked import script
 from transformer_jax import command_line
-from transformer_jax.config import ConfigError, load_recipe
-from transformer_jax.data import progress
-from transformer_jax.predictor import Predictor
-from transformer_jax.training import processes
+from transformer_jax.errors import UserError
 
 SCRIPTS = sorted(path.stem for path in (ROOT / "scripts").glob("*.py"))
+
 OF_RUNS = ("evaluate", "predict", "attention_report")
+
 OF_RECIPES = ("train", "benchmark", "describe", "verify")
 
 
@@ -139,36 +139,6 @@ def test_broken_recipes(tmp_path, source, words):
         refused(script("train", *command), str(tmp_path / "recipe.py"), *words)
 
 
-@pytest.mark.parametrize(
-    "name", ["x" * 300, "~nobody-is-called-that/a.py", "a:" + "x" * 300]
-)
-def test_a_recipe_with_an_impossible_name(name):
-    with pytest.raises(ConfigError, match="there is no file"):
-        load_recipe(name)
-
-
-def test_a_dead_peer_is_told_from_other_errors(monkeypatch):
-    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
-    assert processes.peer_has_died(
-        ValueError("UNKNOWN: Gloo all-reduce failed: Connection closed by peer")
-    )
-    assert not processes.peer_has_died(ValueError("shapes do not match"))
-    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: False)
-    assert not processes.peer_has_died(ValueError("Gloo all-reduce failed"))
-
-
-def test_a_colon_in_the_path_of_a_recipe(tmp_path):
-    folder = tmp_path / "a:b"
-    folder.mkdir()
-    (folder / "recipe.py").write_text(
-        "from transformer_jax.config import defaults\n"
-        "def get_config(arg='none'):\n    config = defaults('sequence_to_sequence')\n "
-        "   config.data.directory = arg\n    return config\n"
-    )
-    assert load_recipe(f"{folder}/recipe.py").data.directory == "none"
-    assert load_recipe(f"{folder}/recipe.py:c:d").data.directory == "c:d"
-
-
 def test_a_recipe_of_ours_from_another_folder(tmp_path):
     done = script(
         "train",
@@ -181,49 +151,6 @@ def test_a_recipe_of_ours_from_another_folder(tmp_path):
         f"no file 'configs/dates.py' in {tmp_path}",
         f"write its full path, {ROOT / 'configs/dates.py'}",
     )
-
-
-@pytest.fixture(scope="module")
-def predictor(trained) -> Predictor:
-    return transformer_jax.load(trained)
-
-
-@pytest.mark.parametrize(
-    ("records", "words"),
-    [
-        ([None], "record 1 is None, of type NoneType: it must be a line of text"),
-        (["ek", 3], "record 2 is 3, of type int"),
-        ([b"ek"], "record 1 is b'ek', of type bytes: .*decode it"),
-        ([["ek"]], "record 1 is .* of type list"),
-        ([{"de": "dk"}], "record 1 has the fields de: it must have en"),
-        ([{}], r"record 1 has the fields \(none\): it must have en"),
-        ([{"en": None}], "record 1 has en = None: it must be text"),
-        (
-            "ek at",
-            "'ek at' is one record, not a list of records: put it in square brackets",
-        ),
-        ({"en": "ek"}, "is one record, not a list"),
-        (b"ek", "is one record, not a list"),
-        (None, "None is not a list of records"),
-        (5, "5 is not a list of records"),
-    ],
-)
-def test_what_is_no_record(predictor, records, words):
-    for method in (predictor.predict, predictor.attention):
-        with pytest.raises(ValueError, match=words):
-            method(records)
-
-
-def test_records_may_come_one_by_one(predictor):
-    assert len(predictor.predict(line for line in ("ek", "at", ""))) == 3
-    assert predictor.predict([]) == []
-
-
-def test_long_predictions_tell_how_far_they_are(predictor, monkeypatch, caplog):
-    monkeypatch.setattr(progress, "EVERY", (0.001, 0.001))
-    with caplog.at_level(logging.INFO, logger="transformer_jax"):
-        predictor.predict(["ek at ek"] * 5)
-    assert "0 of 5 examples done; compiling for the first batch" in caplog.text
 
 
 def test_files_of_a_run_are_no_output(tmp_path):
@@ -254,3 +181,93 @@ def test_names_in_a_bucket_are_compared_as_they_are():
     with pytest.raises(ValueError, match="is also the input"):
         command_line.check_output("gs://bucket/a", "gs://bucket/a")
     command_line.check_output("gs://bucket/a", "gs://bucket/b", str(Path("runs")))
+
+
+def test_commands_to_copy_are_quoted(recipe, tmp_path):
+    workdir = tmp_path / "my run; ls"
+    done = script(
+        "train",
+        f"--config={recipe}",
+        f"--workdir={workdir}",
+        "--config.training.steps=1",
+    )
+    assert (
+        f"  python scripts/evaluate.py '--workdir={workdir}'\n" in done.stderr.decode()
+    )
+
+
+@pytest.fixture
+def ended_by(monkeypatch, capsys):
+    """Return a function that lets a script raise an error, and returns its exit code
+    and what it says.
+    """
+    monkeypatch.setattr(command_line.console, "prepare", lambda: None)
+    monkeypatch.setattr(command_line.signals, "end_on_signals", lambda end: None)
+    monkeypatch.setattr(command_line.processes, "leave", sys.exit)
+    before = signal.getsignal(signal.SIGTERM)
+
+    def run(error: Exception) -> tuple[int, str]:
+        def main() -> None:
+            raise error
+
+        with pytest.raises(SystemExit) as ended:
+            command_line.run(main, ["script"], distributed=False)
+        assert signal.getsignal(signal.SIGTERM) is before
+        return ended.value.code, capsys.readouterr().err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "code", "said"),
+    [
+        (
+            MemoryError,
+            "Unable to allocate 4.00 TiB for an array",
+            2,
+            "error: out of memory (Unable to allocate 4.00",
+        ),
+        (
+            jax.errors.JaxRuntimeError,
+            "RESOURCE_EXHAUSTED: no memory",
+            2,
+            "error: out of memory (RESOURCE_EXHAUSTED",
+        ),
+        (
+            ValueError,
+            "RESOURCE_EXHAUSTED: quota of the bucket",
+            1,
+            "ValueError: RESOURCE_EXHAUSTED: quota",
+        ),
+    ],
+)
+def test_memory_that_runs_out_is_an_error_with_a_remedy(
+    ended_by, kind, text, code, said
+):
+    found, stderr = ended_by(kind(text))
+    assert found == code
+    assert said in stderr
+
+
+def test_an_error_of_the_disk_may_pass(ended_by):
+    code, stderr = ended_by(OSError(errno.ESTALE, "Stale file handle"))
+    assert code == 1
+    assert stderr.startswith("Traceback")
+    assert "Stale file handle" in stderr
+
+
+def test_an_error_for_the_user_is_a_message(ended_by):
+    assert ended_by(UserError("there is no such run")) == (
+        2,
+        "error: there is no such run\n",
+    )
+
+
+def test_the_survivor_of_a_dead_process_says_so(ended_by, monkeypatch):
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    code, stderr = ended_by(ValueError("Gloo all-reduce failed: Connection closed"))
+    assert code == 1
+    assert stderr.startswith(
+        "error: another process of this run has died or cannot be reached, so this one "
+        "cannot go on. Start all processes again"
+    )

@@ -547,3 +547,23 @@ def test_values_of_a_tuple_have_its_type(corpus):
         match=r"config.data.labels = \(0, 1\): its values must be of type str",
     ):
         parse(config)
+
+
+@pytest.mark.parametrize(
+    "name", ["x" * 300, "~nobody-is-called-that/a.py", "a:" + "x" * 300]
+)
+def test_a_recipe_with_an_impossible_name(name):
+    with pytest.raises(ConfigError, match="there is no file"):
+        load_recipe(name)
+
+
+def test_a_colon_in_the_path_of_a_recipe(tmp_path):
+    folder = tmp_path / "a:b"
+    folder.mkdir()
+    (folder / "recipe.py").write_text(
+        "from transformer_jax.config import defaults\n"
+        "def get_config(arg='none'):\n    config = defaults('sequence_to_sequence')\n "
+        "   config.data.directory = arg\n    return config\n"
+    )
+    assert load_recipe(f"{folder}/recipe.py").data.directory == "none"
+    assert load_recipe(f"{folder}/recipe.py:c:d").data.directory == "c:d"

@@ -2,20 +2,15 @@
 whose locale is not UTF-8.
 """
 
-import errno
 import json
 import os
-import signal
 import subprocess
 import sys
 
-import jax
 import pytest
 
 from helpers import ROOT
-from helpers.forked import begun, script
-from transformer_jax import command_line
-from transformer_jax.errors import UserError
+from helpers.forked import begun
 
 # Close the streams with these numbers, or send them to a full disk, like a shell, and
 # run a script.
@@ -135,94 +130,4 @@ def test_a_locale_without_utf8(tmp_path):
     assert done.returncode == 2
     assert done.stderr.decode().startswith(
         "error: --workdir=ñandú is not the folder of a run"
-    )
-
-
-def test_commands_to_copy_are_quoted(recipe, tmp_path):
-    workdir = tmp_path / "my run; ls"
-    done = script(
-        "train",
-        f"--config={recipe}",
-        f"--workdir={workdir}",
-        "--config.training.steps=1",
-    )
-    assert (
-        f"  python scripts/evaluate.py '--workdir={workdir}'\n" in done.stderr.decode()
-    )
-
-
-@pytest.fixture
-def ended_by(monkeypatch, capsys):
-    """Return a function that lets a script raise an error, and returns its exit code
-    and what it says.
-    """
-    monkeypatch.setattr(command_line.console, "prepare", lambda: None)
-    monkeypatch.setattr(command_line.signals, "end_on_signals", lambda end: None)
-    monkeypatch.setattr(command_line.processes, "leave", sys.exit)
-    before = signal.getsignal(signal.SIGTERM)
-
-    def run(error: Exception) -> tuple[int, str]:
-        def main() -> None:
-            raise error
-
-        with pytest.raises(SystemExit) as ended:
-            command_line.run(main, ["script"], distributed=False)
-        assert signal.getsignal(signal.SIGTERM) is before
-        return ended.value.code, capsys.readouterr().err
-
-    return run
-
-
-@pytest.mark.parametrize(
-    ("kind", "text", "code", "said"),
-    [
-        (
-            MemoryError,
-            "Unable to allocate 4.00 TiB for an array",
-            2,
-            "error: out of memory (Unable to allocate 4.00",
-        ),
-        (
-            jax.errors.JaxRuntimeError,
-            "RESOURCE_EXHAUSTED: no memory",
-            2,
-            "error: out of memory (RESOURCE_EXHAUSTED",
-        ),
-        (
-            ValueError,
-            "RESOURCE_EXHAUSTED: quota of the bucket",
-            1,
-            "ValueError: RESOURCE_EXHAUSTED: quota",
-        ),
-    ],
-)
-def test_memory_that_runs_out_is_an_error_with_a_remedy(
-    ended_by, kind, text, code, said
-):
-    found, stderr = ended_by(kind(text))
-    assert found == code
-    assert said in stderr
-
-
-def test_an_error_of_the_disk_may_pass(ended_by):
-    code, stderr = ended_by(OSError(errno.ESTALE, "Stale file handle"))
-    assert code == 1
-    assert stderr.startswith("Traceback")
-    assert "Stale file handle" in stderr
-
-
-def test_an_error_for_the_user_is_a_message(ended_by):
-    assert ended_by(UserError("there is no such run")) == (
-        2,
-        "error: there is no such run\n",
-    )
-
-
-def test_the_survivor_of_a_dead_process_says_so(ended_by, monkeypatch):
-    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
-    code, stderr = ended_by(ValueError("Gloo all-reduce failed: Connection closed"))
-    assert code == 1
-    assert stderr.startswith(
-        "error: another process of this run has died or cannot be reached, so this one "
-        "cannot go on. Start all processes again"
     )

@@ -11,64 +11,8 @@ import pytest
 from helpers import ROOT
 from helpers.processes import on_devices
 from helpers.runs import small
-from transformer_jax.compilation.collectives import Collective, read_collectives
+from transformer_jax.compilation.collectives import Collective
 from transformer_jax.compilation.description import Description, table_rows
-
-HLO = """HloModule jit_step, is_scheduled=true
-
-%add (x: f32[], y: f32[]) -> f32[] {
-  ROOT %sum = f32[] add(%x, %y)
-}
-
-%layer (p: (s32[], f32[4,8])) -> (s32[], f32[4,8]) {
-  %gathered = f32[16,8]{1,0} all-gather(%p), channel_id=1, replica_groups=[2,4]<=[8], dimensions={0}
-  %both = (f32[3]{0}, bf16[5]{0}) all-reduce(%a, %b), channel_id=2, replica_groups={{0,1},{2,3}}, to_apply=%add
-  ROOT %t = (s32[], f32[4,8]) tuple(%i, %x)
-}
-
-%chunk (p: f32[]) -> f32[] {
-  ROOT %r = f32[2,4]{1,0} reduce-scatter(%p), channel_id=3, replica_groups=mesh['a'=2,'b'=4] {'b'}, to_apply=%add
-}
-
-%condition (p: s32[]) -> pred[] {
-  ROOT %less = pred[] compare(%p, %n), direction=LT
-}
-
-ENTRY %main (p: f32[4,8]) -> f32[4,8] {
-  %loop = (s32[], f32[4,8]) while(%init), condition=%condition, body=%layer, x={"known_trip_count":{"n":"6"}}
-  %data = f32[] while(%zero), condition=%condition, body=%chunk
-  %either = f32[] conditional(%p, %a, %b), branch_computations={%chunk, %condition}
-  %start = (f32[5]{0}, f32[10]{0}) all-gather-start(%p), channel_id=5, replica_groups={{0,1},{2,3}}, dimensions={0}
-  %moved = f32[10]{0} collective-permute(%p), channel_id=4, source_target_pairs={{0,1},{1,0}}
-  ROOT %out = f32[4,8] get-tuple-element(%loop), index=1
-}
-"""
-
-
-def test_collectives_are_counted_with_their_loops():
-    found, guessed = read_collectives(HLO, turns=5)
-    assert guessed == 1
-    assert set(found) == {
-        Collective("all-gather", 4, 6, 6 * 16 * 8 * 4, 6 * 16 * 8 * 4 * 3 // 4),
-        # the bytes of its result, not of its operand
-        Collective("all-gather", 2, 1, 40, 20),
-        Collective("all-reduce", 2, 6, 6 * (12 + 10), 6 * (12 + 10)),
-        # in the loop and in a branch
-        Collective("reduce-scatter", 4, 5 + 1, 6 * 4 * 32, 6 * 4 * 32 * 3 // 4),
-        Collective("collective-permute", 1, 1, 40, 40),
-    }
-    assert [c.sent for c in found] == sorted((c.sent for c in found), reverse=True)
-
-
-@pytest.mark.parametrize("groups", ["all", "mesh['axis-0'=4] {'axis-0'}"])
-def test_groups_that_nobody_knows_are_an_error(groups):
-    with pytest.raises(
-        ValueError,
-        match="unknown notation for replica groups in XLA's output: %gathered",
-    ):
-        read_collectives(
-            HLO.replace("replica_groups=[2,4]<=[8]", f"replica_groups={groups}")
-        )
 
 
 def test_bytes_are_those_of_the_arrays(tmp_path):

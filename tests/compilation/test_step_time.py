@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
+from helpers.programs import GPU
 from transformer_jax.compilation.chips import Chip
-from transformer_jax.compilation.collectives import Collective, read_collectives
 from transformer_jax.compilation.hlo import parse
 from transformer_jax.compilation.step_time import (
     convolution_flops,
@@ -19,6 +19,7 @@ from transformer_jax.compilation.step_time import (
 
 # 1 FLOP/s, 1 byte/s and 1 cycle/s, so that seconds are FLOPs, bytes or cycles.
 UNIT = Chip(memory=1, peak=1, bandwidth=1, clock=1, topologies=())
+
 FORWARD = 'metadata={op_name="jit(train_step)/jvp(Transformer.hidden)/decoder'
 
 # A loop over 6 layers with a product, an update in place and a slice; a loop of unknown
@@ -270,64 +271,6 @@ def test_parts_are_read_from_op_names(op_name, part):
     assert part_of(op_name) == part
 
 
-# A chain of fusions gathers 8 × 3 numbers while a product is computed. Another one
-# waits at once. A third is not split.
-CHAINS = """HloModule jit_train_step, is_scheduled=true
-
-%start.1 (p: f32[3]) -> f32[24] {
-  %g.1 = f32[24]{0} all-gather(%p), replica_groups=[4,8]<=[32], frontend_attributes={chain_id="0"}
-  ROOT %c.1 = f32[24]{0} custom-call(%g.1), custom_call_target="AsyncCollectiveStart"
-}
-
-%within (p: f32[3]) -> f32[24] {
-  ROOT %g.2 = f32[24]{0} all-gather(%p), replica_groups=[4,8]<=[32], frontend_attributes={chain_id="0"}
-}
-
-%done.1 (p: f32[3]) -> f32[24] {
-  ROOT %g.3 = f32[24]{0} all-gather(%p), replica_groups=[4,8]<=[32], frontend_attributes={chain_id="0"}
-}
-
-%start.2 (p: f32[3]) -> f32[24] {
-  ROOT %g.4 = f32[24]{0} all-gather(%p), replica_groups=[4,8]<=[32], frontend_attributes={chain_id="1"}
-}
-
-%done.2 (p: f32[3]) -> f32[24] {
-  ROOT %g.5 = f32[24]{0} all-gather(%p), replica_groups=[4,8]<=[32], frontend_attributes={chain_id="1"}
-}
-
-%all-reduce-scatter.7 (p: f32[24]) -> f32[3] {
-  %whole = f32[24]{0} all-reduce(%p), replica_groups=[4,8]<=[32], to_apply=%add
-  ROOT %mine = f32[3]{0} dynamic-slice(%whole, %i)
-}
-
-%add (x: f32[], y: f32[]) -> f32[] {
-  ROOT %sum = f32[] add(%x, %y)
-}
-
-ENTRY %main (p: f32[3]) -> f32[3] {
-  %async-collective-start.1 = (f32[3]{0}, f32[24]{0}) fusion(%p), kind=kCustom, calls=%start.1
-  %product = f32[3]{0} fusion(%q), kind=kOutput, calls=%within, backend_config={"estimated_cycles":"70"}
-  %async-collective-done.1 = f32[24]{0} fusion(%product), kind=kCustom, calls=%done.1
-  %async-collective-start.2 = (f32[3]{0}, f32[24]{0}) fusion(%p), kind=kCustom, calls=%start.2
-  %async-collective-done.2 = f32[24]{0} fusion(%g), kind=kCustom, calls=%done.2
-  %reduce = f32[3]{0} fusion(%async-collective-done.2), kind=kCustom, calls=%all-reduce-scatter.7
-  %sum-start = f32[5]{0} all-reduce-start(%v), replica_groups=[4,8]<=[32], to_apply=%add
-  %other = f32[5]{0} negate(%v), backend_config={"estimated_cycles":"9"}
-  ROOT %sum-done = f32[5]{0} all-reduce-done(%sum-start)
-}
-"""
-
-
-def test_collectives_that_overlap_with_computation():
-    found, _ = read_collectives(CHAINS)
-    assert set(found) == {
-        # Each once, although a chain repeats it.
-        Collective("all-gather", 8, 2, 2 * 96, 2 * 84, overlapped=1, meanwhile=84),
-        Collective("reduce-scatter", 8, 1, 96, 84),
-        Collective("all-reduce", 8, 1, 20, 35, overlapped=1, meanwhile=35),
-    }
-
-
 # Lines of programs for H100 GPUs: calls of cuBLAS, the second with a batch axis, and a
 # product that Triton compiles.
 PRODUCTS = [
@@ -381,54 +324,6 @@ def test_products_on_gpus(line, left, flops):
     assert product_flops(instruction, left) == flops
 
 
-GPU = """HloModule jit_train_step, is_scheduled=true
-
-%gemm_fusion_dot.1_computation (parameter_0: bf16[3,5], parameter_1: bf16[5,7]) -> f32[3,7] {
-  %parameter_0 = bf16[3,5]{1,0} parameter(0)
-  %parameter_1 = bf16[5,7]{1,0} parameter(1)
-  ROOT %dot.2 = f32[3,7]{1,0} dot(%parameter_0, %parameter_1), lhs_contracting_dims={1}, rhs_contracting_dims={0}
-}
-
-%fused_scatter (table: f32[100,3], indices: s32[4,1], rows: f32[4,3]) -> f32[100,3] {
-  %table = f32[100,3]{1,0} parameter(0)
-  %indices = s32[4,1]{1,0} parameter(1)
-  %rows = f32[4,3]{1,0} parameter(2)
-  ROOT %scatter.1 = f32[100,3]{1,0} scatter(%table, %indices, %rows), update_window_dims={1}
-}
-
-%fused_add (p: f32[11]) -> f32[11] {
-  %p = f32[11]{0} parameter(0)
-  ROOT %sum = f32[11]{0} add(%p, %p)
-}
-
-ENTRY %main (x: bf16[3,5], w: bf16[5,7], v: f32[11]) -> f32[3,7] {
-  %x = bf16[3,5]{1,0} parameter(0)
-  %w = bf16[5,7]{1,0} parameter(1)
-  %v = f32[11]{0} parameter(2)
-  %all-gather-start.19 = ((f32[3]{0}, f32[5]{0}), (f32[24]{0}, f32[40]{0})) all-gather-start(%a, %b), channel_id=24, \
-replica_groups=mesh['axis_0'=8] {'axis_0'}, dimensions={0}, use_global_device_ids=true
-  %gemm_fusion_dot.1 = f32[3,7]{1,0} fusion(%x, %w), kind=kCustom, calls=%gemm_fusion_dot.1_computation, \
-metadata={op_name="jit(train_step)/jvp(GPT.hidden)/decoder/while/body/layers/self_attention/query/dot_general"}, \
-backend_config={"fusion_backend_config":{"kind":"__triton_nested_gemm_fusion"}}
-  %all-gather-done.19 = (f32[24]{0}, f32[40]{0}) all-gather-done(%all-gather-start.19)
-  %call = (f32[3,7]{1,0}, s8[33554432]{0}) custom-call(%x, %w), custom_call_target="__cublas$lt$matmul", \
-metadata={op_name="jit(train_step)/jvp(GPT.hidden)/decoder/while/body/layers/feed_forward/inner/dot_general"}, \
-backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}}
-  %reduce-scatter-start = ((f32[16,3]{1,0}), f32[2,3]{1,0}) reduce-scatter-start(%g), channel_id=82, \
-replica_groups=mesh['axis_0'=8,'axis_1'=1] {'axis_0'}, dimensions={0}
-  %bitcast.4 = f32[21]{0} bitcast(%gemm_fusion_dot.1)
-  %reduce-scatter-done = f32[2,3]{1,0} reduce-scatter-done(%reduce-scatter-start)
-  %loop_add_fusion = f32[11]{0} fusion(%v), kind=kLoop, calls=%fused_add, metadata={op_name="jit(train_step)/add"}
-  %zeros = f32[100,3]{1,0} parameter(3)
-  %ids = s32[4,1]{1,0} parameter(4)
-  %new = f32[4,3]{1,0} parameter(5)
-  %input_scatter_fusion = f32[100,3]{1,0} fusion(%zeros, %ids, %new), kind=kInput, calls=%fused_scatter, \
-metadata={op_name="jit(train_step)/transpose(jvp(GPT.hidden))/embedding/scatter-add"}
-  ROOT %copy.1 = f32[3,7]{0,1} copy(%gemm_fusion_dot.1)
-}
-"""
-
-
 def test_gpu_programs_have_only_bounds():
     found = read_step_time(parse(GPU), dataclasses.replace(UNIT, clock=None))
     product = 2 * 3 * 5 * 7
@@ -447,25 +342,3 @@ def test_gpu_programs_have_only_bounds():
     others = 2 * 4 * 21 + 2 * 4 * 11 + 4 * 4 + 2 * 4 * 4 * 3
     assert found.memory_s == 2 * size + others
     assert found.bound == 2 * product + others
-
-
-def test_collectives_of_gpu_programs():
-    """The bytes are those of full arrays: the results of an all-gather, the operands
-    of a reduce-scatter.
-    """
-    found, _ = read_collectives(GPU)
-    assert set(found) == {
-        Collective(
-            "all-gather",
-            8,
-            1,
-            4 * (24 + 40),
-            sent := 4 * (24 + 40) * 7 // 8,
-            overlapped=1,
-            meanwhile=sent,
-        ),
-        # only a bitcast runs
-        Collective(
-            "reduce-scatter", 8, 1, 4 * 16 * 3, 4 * 16 * 3 * 7 // 8, overlapped=0
-        ),
-    }

@@ -16,8 +16,6 @@ from helpers import ROOT
 from helpers.processes import in_a_new_process
 from transformer_jax.compilation import target, topologies
 from transformer_jax.compilation.chips import CHIPS
-from transformer_jax.compilation.collectives import Collective
-from transformer_jax.compilation.step_time import StepTime, Time
 from transformer_jax.tasks import TASKS
 
 RECIPE = """
@@ -28,35 +26,19 @@ def get_config(arg):
     shrink(config)
     return config
 """
+
 HAS_LIBTPU = importlib.util.find_spec("libtpu") is not None
+
 needs_libtpu = pytest.mark.skipif(
     not HAS_LIBTPU, reason=f"libtpu is not installed: {topologies.INSTALL}"
 )
+
 HAS_PLUGIN = importlib.util.find_spec("jax_cuda13_plugin") is not None
+
 needs_plugin = pytest.mark.skipif(
     not HAS_PLUGIN,
     reason=f"JAX's plugin for GPUs is not installed: {topologies.INSTALL_GPU}",
 )
-
-
-def test_chips_have_their_published_numbers():
-    """Clocks follow from peaks: 1.5 GHz for v5e and 1.75 GHz for v5p, and 1.05 GHz for
-    v4, a device of which is half a chip.
-    """
-    assert CHIPS["v5e"].peak == 197e12
-    assert {
-        kind: round(chip.clock / 1e9, 2) for kind, chip in CHIPS.items() if chip.clock
-    } == {
-        "v4": 1.05,
-        "v5e": 1.5,
-        "v5p": 1.75,
-        "v6e": 1.75,
-        "tpu7x": 2.2,
-    }
-    assert CHIPS["v4"].bandwidth == 614e9
-    assert CHIPS["h100"].peak == 989.5e12
-    assert CHIPS["h100"].bandwidth == 3.35e12
-    assert CHIPS["h200"].bandwidth == 4.8e12
 
 
 @pytest.mark.parametrize(
@@ -100,47 +82,6 @@ def test_without_their_compiler_the_message_says_how_to_install_it(monkeypatch):
         ),
     ):
         topologies.devices_of("h100:1x1x8")
-
-
-@pytest.mark.parametrize(
-    ("step", "held", "error", "words"),
-    [
-        (
-            "train",
-            2**31,
-            (
-                "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. "
-                "Used 38.30G of 15.75G hbm. Exceeded hbm capacity by 22.55G."
-            ),
-            [
-                "does not fit by 22.55 GiB: a device has 15.75 GiB",
-                "takes 2.00 GiB",
-                "training.microbatches",
-            ],
-        ),
-        (
-            "train",
-            10 * 2**30,
-            (
-                "RESOURCE_EXHAUSTED: the total memory "
-                "required for HLO temporaries (1.00T) exceeds available HBM (15.75G)."
-            ),
-            ["by 1008.25 GiB", "takes 10.00 GiB", "a larger fsdp or tensor in --mesh"],
-        ),
-        (
-            "predict",
-            2**30,
-            "RESOURCE_EXHAUSTED: of 15.75G",
-            ["does not fit on the device", "evaluation.batch_size"],
-        ),
-    ],
-)
-def test_what_does_not_fit_is_told_by_how_much_and_what_helps(step, held, error, words):
-    message = target.too_large(
-        target.largest_size(error), "v5e:2x2", CHIPS["v5e"], held, step
-    )
-    assert message.startswith("--topology=v5e:2x2: the step does not fit")
-    assert all(word in message for word in words), message
 
 
 def described(
@@ -428,33 +369,6 @@ def output_of(program, **environment):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
-
-
-@pytest.mark.parametrize(
-    ("estimate", "shown"),
-    [(0.1, "108.0 ms, at least 68.0 ms"), (None, "at least 68.0 ms")],
-)
-def test_communication_that_does_not_overlap_adds_to_the_time(estimate, shown):
-    """All-gathers send 1,000 bytes, of these 750 while the device computes.
-
-    The all-reduces do not overlap.
-    """
-    sent = [
-        Collective("all-gather", 8, 4, 0, 1_000, 1, 750),
-        Collective("all-reduce", 8, 5, 0, 1_750),
-    ]
-    found = target.Target(
-        *("v5e:2x4", {"data": 8}, "train", 1, {}, 1, 8.0, 0, 0, 0, 1, 0.0),
-        step_time=StepTime({"loss": Time(estimate, 0.06)}, 0, 0.0, 0),
-        collectives=sent,
-        turns=1,
-    )
-    rows = dict(target.table_rows(found, CHIPS["v5e"], link=250_000))
-    assert (
-        rows["communication at 0.00025 GB/s (estimate)"]
-        == "11 ms, 3 ms of it during computations"
-    )
-    assert rows["time with communication (estimate)"] == shown
 
 
 @needs_libtpu

@@ -5,6 +5,7 @@ number; padding; prefetching.
 import hashlib
 import itertools
 import json
+import math
 import threading
 
 import numpy as np
@@ -16,6 +17,8 @@ from transformer_jax.data.batching import (
     Batches,
     BatchPlan,
     Divided,
+    entropy,
+    label_entropy,
     ladder_lengths,
     lengths_of,
     pad,
@@ -388,3 +391,18 @@ def test_the_hash_of_arrays_needs_no_records():
     seen = {sha256(images), sha256(images + 1), sha256(images, ("a", "c"))}
     assert sha256(images) in seen
     assert len(seen) == 3
+
+
+def test_entropy_of_token_frequencies():
+    halves_and_quarters = np.array([5, 5, 0, 9], np.uint16)
+    assert entropy(halves_and_quarters) == pytest.approx(1.5 * math.log(2))
+    assert entropy(np.zeros(7, np.int32)) == 0.0
+    assert entropy(np.zeros(0, np.int32)) == 0.0
+
+
+def test_labels_have_an_entropy_and_numbers_have_none():
+    labels = label_entropy(np.array([1, 0, 1, 0], np.int32))
+    assert labels is not None
+    assert labels() == pytest.approx(math.log(2))
+    assert label_entropy(np.array([0.5, 2.0], np.float32)) is None
+    assert label_entropy(None) is None

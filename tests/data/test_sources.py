@@ -1,7 +1,6 @@
 import errno
 import gzip
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -96,54 +95,6 @@ def test_byte_order_mark_is_dropped_at_the_start_only(tmp_path):
     assert parallel_files(tmp_path, "train", ["en"]).column("en") == ["a", "\ufeffb"]
 
 
-def test_gz_is_read_where_there_is_no_plain_file(tmp_path):
-    (tmp_path / "train.en.gz").write_bytes(gzip.compress(b"zipped\n"))
-    write(tmp_path, train_de=b"plain\n")
-    for same in (None, gzip.compress(b"plain\n")):
-        if same:
-            (tmp_path / "train.de.gz").write_bytes(same)
-        assert parallel_files(tmp_path, "train", ["en", "de"])[0] == {
-            "en": "zipped",
-            "de": "plain",
-        }
-
-
-@pytest.mark.parametrize(
-    "other", [zipped(b"plain\nmore\n"), zipped(b"plaim\n"), b"no gzip", b""]
-)
-def test_two_different_files_of_one_text_are_refused(other, tmp_path):
-    write(tmp_path, train_de=b"plain\n")
-    (tmp_path / "train.de.gz").write_bytes(other)
-    with pytest.raises(
-        DataError,
-        match=r"train\.de and .*train\.de\.gz both exist, but their text differs",
-    ):
-        parallel_files(tmp_path, "train", ["de"])
-
-
-def test_missing_directory(tmp_path):
-    with pytest.raises(DataError, match=r"no directory .*absent: set data\.directory"):
-        parallel_files(tmp_path / "absent", "train", ["en"])
-
-
-def test_missing_file_lists_what_there_is(tmp_path):
-    write(tmp_path, train_en=b"a", train_de=b"a", val_en=b"a", README=b"")
-    (tmp_path / "test_2016.fr.gz").write_bytes(b"")
-    (tmp_path / "tok.d").mkdir()
-    with pytest.raises(DataError) as error:
-        parallel_files(tmp_path, "train", ["en", "fr"])
-    assert f"neither train.fr nor train.fr.gz in {tmp_path}" in str(error.value)
-    assert (
-        "The folder contains test_2016 (fr); "
-        "train (de, en); val (en). Set data.directory" in str(error.value)
-    )
-
-
-def test_missing_file_in_an_empty_directory(tmp_path):
-    with pytest.raises(DataError, match="The folder contains no text files"):
-        parallel_files(tmp_path, "train", ["en"])
-
-
 def test_unequal_numbers_of_lines(tmp_path):
     write(tmp_path, train_en=b"a\nb\n", train_de=b"a\nb\nalone\nd\n")
     with pytest.raises(DataError) as error:
@@ -167,63 +118,6 @@ def test_invalid_utf8_is_located(mark, tmp_path):
         DataError, match=r"train\.en:3 is not UTF-8: byte 0xef at offset 2 of the line"
     ):
         parallel_files(tmp_path, "train", ["en"])
-
-
-GOOD = zipped(bytes(range(256)) * 4)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (GOOD[:-20], "is truncated: its gzip data has no end. Copy it"),
-        (GOOD[:5], "is truncated: its gzip data has no end. Copy it"),
-        (b"", "is truncated: its gzip data has no end. Copy it"),
-        (GOOD[:50] + b"\0\0\0\0" + GOOD[54:], "is damaged: .*. Copy it"),
-        (GOOD[:-8] + bytes(8), "is damaged: CRC check failed.*. Copy it"),
-        (GOOD + b"more", "is damaged: .*. Copy it"),
-        (b"plain text\n", "is not a gzip file: it starts with b'plain te'. Rename it"),
-        (zipped(zipped(b"a\n")), "contains gzip data instead of text. Decompress it"),
-    ],
-)
-def test_broken_gz_is_named(content, message, tmp_path):
-    (tmp_path / "train.en.gz").write_bytes(content)
-    with pytest.raises(DataError, match=rf"train\.en\.gz {message}"):
-        parallel_files(tmp_path, "train", ["en"])
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda path: path.mkdir(), "is a folder: must be a text file"),
-        (os.mkfifo, "is neither a file nor a folder"),
-        (
-            lambda path: path.symlink_to("nowhere"),
-            r"is a broken link to nowhere \(No such file",
-        ),
-        (
-            lambda path: path.symlink_to(path.name),
-            r"is a broken link to train.en \(Too many levels",
-        ),
-        (
-            lambda path: path.symlink_to(path.parent),
-            "is a link to .*, which is not a file",
-        ),
-    ],
-)
-def test_what_is_not_a_file_is_called_what_it_is(make, message, tmp_path):
-    make(tmp_path / "train.en")
-    with pytest.raises(DataError, match=rf"train\.en {message}"):
-        parallel_files(tmp_path, "train", ["en"])
-
-
-@pytest.mark.parametrize("name", ["loop", "x" * 300])
-def test_a_folder_that_cannot_be_opened(name, tmp_path):
-    (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(
-        DataError,
-        match=rf"{name} cannot be read: (Too many|File name too).*set data\.directory",
-    ):
-        parallel_files(tmp_path / name, "train", ["en"])
 
 
 @pytest.mark.parametrize(
@@ -343,67 +237,6 @@ def test_a_zero_byte_is_a_character(text, tmp_path):
     assert list(
         parallel_files(tmp_path, "train", ["en"]).column("en")
     ) == text.removesuffix("\n").split("\n")
-
-
-def test_tables(tmp_path):
-    rows = 'sentence\tlabel\nWhat is \u2028 an atom ?\tDESC\r\n \t\n"quoted\tHUM\n'
-    write(tmp_path, train_tsv=rows.encode())
-    (tmp_path / "dev.tsv.gz").write_bytes(
-        gzip.compress(b"\xef\xbb\xbfid\tlabel\n7\tNUM")
-    )
-    source = tsv_file(tmp_path, "train", ["label", "sentence"])
-    assert list(source) == [
-        {"label": "DESC", "sentence": "What is \u2028 an atom ?"},
-        {"label": "", "sentence": " "},
-        {"label": "HUM", "sentence": '"quoted'},
-    ]
-    assert b"".join(source.column("label").blocks()) == b"DESC\n\nHUM\n"
-    assert list(tsv_file(tmp_path, "dev", ["id"])) == [{"id": "7"}]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (
-            b"sentence\tlabel\na\tb\nc\n",
-            r"train\.tsv:3 has 1 fields, but the first line names 2: sentence, label",
-        ),
-        (b"sentence\tlabel\na\tb\tc\n", r"train\.tsv:2 has 3 fields"),
-        (b"sentence\tlabel\na\tb\n\n", r"train\.tsv:3 has 1 fields"),
-        (
-            b"sentence\tclass\na\tb\n",
-            (
-                r"train\.tsv:1 must name these .* once each: label\. It names:"
-                r" sentence, class"
-            ),
-        ),
-        (
-            b"label\tlabel\na\tb\n",
-            (
-                r"train\.tsv:1 must name these columns once each: label\. It names:"
-                r" label, label"
-            ),
-        ),
-        (b"", r"train\.tsv:1 must name"),
-        (
-            b"label\n",
-            (
-                r"train\.tsv has only the line that names its columns: add a line for"
-                r" each example"
-            ),
-        ),
-        (b"label\na\n\xff\n", r"train\.tsv:3 is not UTF-8"),
-    ],
-)
-def test_broken_tables_are_located(content, message, tmp_path):
-    write(tmp_path, train_tsv=content)
-    with pytest.raises(DataError, match=message):
-        tsv_file(tmp_path, "train", ["label"])
-    with pytest.raises(
-        DataError,
-        match=r"neither test\.tsv nor test\.tsv\.gz .* contains train \(tsv\)",
-    ):
-        tsv_file(tmp_path, "test[:3]", ["label"])
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7])
@@ -654,37 +487,3 @@ def test_multi30k():
     source = parallel_files(data, "train", ["en", "de", "fr"])
     assert len(source) == 29_000
     assert source[0]["en"] == "two young , white males are outside near many bushes ."
-
-
-def test_a_tsv_file_with_carriage_returns_alone(tmp_path):
-    (tmp_path / "val.tsv").write_bytes(b"sentence\tlabel\ra\t0\rb\t1\r")
-    with pytest.raises(
-        DataError, match=r"val\.tsv is one line with carriage returns in it"
-    ):
-        tsv_file(tmp_path, "val", ("sentence", "label"))
-
-
-def test_an_empty_tsv_file(tmp_path):
-    (tmp_path / "val.tsv").write_bytes(b"")
-    with pytest.raises(
-        DataError,
-        match=(
-            r"val\.tsv:1 must name these columns once each: sentence\. It names:"
-            r" \(none\)"
-        ),
-    ):
-        tsv_file(tmp_path, "val", ("sentence",))
-
-
-def test_a_file_that_is_cut_while_it_is_used_is_an_error(tmp_path):
-    """Without the check, the system would end the process by SIGBUS."""
-    path = tmp_path / "train.txt"
-    path.write_text("line\n" * 10_000)
-    lines = sources.parse_lines(sources.files.read(path), str(path))
-    assert lines[9_999] == "line"
-    os.truncate(path, 10)
-    with pytest.raises(
-        DataError,
-        match=r"train.txt was cut from 50,000 to 10 bytes while it was read\. Restore",
-    ):
-        lines[9_999]

@@ -1,5 +1,7 @@
 """Files of GLUE are read as they are published."""
 
+import gzip
+
 import pytest
 
 from helpers.runs import get_config
@@ -117,3 +119,89 @@ def test_the_published_name_is_read_only_where_the_own_one_is_missing(tmp_path):
     assert list(tsv_file(tmp_path, "train", ["premise", "label"])) == [
         {"premise": "a", "label": "b"}
     ]
+
+
+def write(directory, **files):
+    for name, content in files.items():
+        (directory / name.replace("_", ".", 1)).write_bytes(content)
+
+
+def test_tables(tmp_path):
+    rows = 'sentence\tlabel\nWhat is \u2028 an atom ?\tDESC\r\n \t\n"quoted\tHUM\n'
+    write(tmp_path, train_tsv=rows.encode())
+    (tmp_path / "dev.tsv.gz").write_bytes(
+        gzip.compress(b"\xef\xbb\xbfid\tlabel\n7\tNUM")
+    )
+    source = tsv_file(tmp_path, "train", ["label", "sentence"])
+    assert list(source) == [
+        {"label": "DESC", "sentence": "What is \u2028 an atom ?"},
+        {"label": "", "sentence": " "},
+        {"label": "HUM", "sentence": '"quoted'},
+    ]
+    assert b"".join(source.column("label").blocks()) == b"DESC\n\nHUM\n"
+    assert list(tsv_file(tmp_path, "dev", ["id"])) == [{"id": "7"}]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            b"sentence\tlabel\na\tb\nc\n",
+            r"train\.tsv:3 has 1 fields, but the first line names 2: sentence, label",
+        ),
+        (b"sentence\tlabel\na\tb\tc\n", r"train\.tsv:2 has 3 fields"),
+        (b"sentence\tlabel\na\tb\n\n", r"train\.tsv:3 has 1 fields"),
+        (
+            b"sentence\tclass\na\tb\n",
+            (
+                r"train\.tsv:1 must name these .* once each: label\. It names:"
+                r" sentence, class"
+            ),
+        ),
+        (
+            b"label\tlabel\na\tb\n",
+            (
+                r"train\.tsv:1 must name these columns once each: label\. It names:"
+                r" label, label"
+            ),
+        ),
+        (b"", r"train\.tsv:1 must name"),
+        (
+            b"label\n",
+            (
+                r"train\.tsv has only the line that names its columns: add a line for"
+                r" each example"
+            ),
+        ),
+        (b"label\na\n\xff\n", r"train\.tsv:3 is not UTF-8"),
+    ],
+)
+def test_broken_tables_are_located(content, message, tmp_path):
+    write(tmp_path, train_tsv=content)
+    with pytest.raises(DataError, match=message):
+        tsv_file(tmp_path, "train", ["label"])
+    with pytest.raises(
+        DataError,
+        match=r"neither test\.tsv nor test\.tsv\.gz .* contains train \(tsv\)",
+    ):
+        tsv_file(tmp_path, "test[:3]", ["label"])
+
+
+def test_a_tsv_file_with_carriage_returns_alone(tmp_path):
+    (tmp_path / "val.tsv").write_bytes(b"sentence\tlabel\ra\t0\rb\t1\r")
+    with pytest.raises(
+        DataError, match=r"val\.tsv is one line with carriage returns in it"
+    ):
+        tsv_file(tmp_path, "val", ("sentence", "label"))
+
+
+def test_an_empty_tsv_file(tmp_path):
+    (tmp_path / "val.tsv").write_bytes(b"")
+    with pytest.raises(
+        DataError,
+        match=(
+            r"val\.tsv:1 must name these columns once each: sentence\. It names:"
+            r" \(none\)"
+        ),
+    ):
+        tsv_file(tmp_path, "val", ("sentence",))

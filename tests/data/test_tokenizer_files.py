@@ -5,9 +5,11 @@ Ids are compared by hand; others have an oracle.
 
 import json
 
+import numpy as np
 import pytest
 import tokenizers
 
+from helpers.tokenizing import rows, special_ids
 from transformer_jax.data import tokenizer_files
 from transformer_jax.data.tokenizer_training import train_tokenizer
 from transformer_jax.data.tokenizers import SPECIALS, Tokenizer, TokenizerError
@@ -39,16 +41,6 @@ def word_level(*names):
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens(list(names))
     return tokenizer
-
-
-def special_ids(tokenizer):
-    return (
-        tokenizer.pad_id,
-        tokenizer.bos_id,
-        tokenizer.eos_id,
-        tokenizer.unk_id,
-        tokenizer.mask_id,
-    )
 
 
 def test_gpt2_by_hand(tmp_path):
@@ -439,3 +431,71 @@ def test_a_file_that_is_not_utf_8(tmp_path):
         ValueError, match=r"tokenizer\.json is not a JSON object \(.utf-8"
     ):
         tokenizer_files.from_folder(tmp_path)
+
+
+def test_a_vocabulary_of_bert(tmp_path):
+    """The special tokens of original files are not the first: [PAD] is 0, and the
+    others follow 99 unused ones.
+    """
+    tokens = [
+        "[PAD]",
+        *(f"[unused{i}]" for i in range(99)),
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        "é",
+        "e",
+        "##b",
+        "E",
+    ]
+    path = tmp_path / "vocab.txt"
+    path.write_text("\r\n".join([*tokens, ""]), encoding="utf-8")
+    uncased, cased = (
+        tokenizer_files.from_vocabulary(path, lowercase) for lowercase in (True, False)
+    )
+    assert special_ids(uncased) == special_ids(cased) == (0, 101, 102, 100, 103)
+    assert uncased.tokens(range(uncased.size)) == tokens
+    assert uncased.encode_batch(["ébB [SEP]"]) == [[105, 106, 106, 100, 100, 100]]
+    assert cased.encode_batch(["ébb Eb"]) == [[104, 106, 106, 107, 106]]
+    assert np.flatnonzero(uncased.continues).tolist() == [106]
+    assert (
+        rows(uncased.encode(["E  ebb"] * 2, begin=101, end=102))
+        == [[101, 105, 105, 106, 106, 102]] * 2
+    )
+    path.write_text("[UNK]\n[SEP]\n[CLS]", encoding="utf-8")
+    assert special_ids(tokenizer_files.from_vocabulary(path, False)) == (
+        None,
+        2,
+        1,
+        0,
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            b"",
+            (
+                r"vocab\.txt has 0 lines, none of which is \[UNK\] or \[CLS\] or"
+                r" \[SEP\]: use the vocab\.txt of a BERT"
+            ),
+        ),
+        (b"[UNK]\n[SEP]\na\n", r"vocab\.txt has 3 lines, none of which is \[CLS\]: "),
+        (
+            b"[UNK]\na\nb\na\n[CLS]",
+            r"vocab\.txt:4 repeats 'a' of line 2: a token must have one id",
+        ),
+        (b"[UNK]\n\n[CLS]", r"vocab\.txt:2 is empty: each line must be a token"),
+        (b"[UNK]\na\xff\n", r"vocab\.txt:2 is not UTF-8"),
+        (None, r"Cannot read .*vocab\.txt"),
+    ],
+)
+def test_a_broken_vocabulary_is_named(content, message, tmp_path):
+    path = tmp_path / "vocab.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        tokenizer_files.from_vocabulary(path, lowercase=True)

@@ -8,11 +8,13 @@ import unicodedata
 import numpy as np
 import pytest
 
+from helpers.tokenizing import ids, rows
 from transformer_jax.data import tokenizer_files
 from transformer_jax.data.tokenizer_training import train_tokenizer
 from transformer_jax.data.tokenizers import TokenizerError
 
 KNOWN = [*"abAÉéİΣß日本😀.'#-«", "\u0301", "\u0327"]
+
 # spaces, characters that are removed, and an unknown one
 OTHERS = [*"     \t\u3000\u200b\0\ufffd☃"]
 
@@ -37,24 +39,6 @@ def random_lines():
             for _ in range(300)
         ),
     ]
-
-
-def ids(tokenizer, line):
-    return tokenizer.encode_batch([line])[0]
-
-
-def rows(ragged):
-    return [row.tolist() for row in ragged]
-
-
-def special_ids(tokenizer):
-    return (
-        tokenizer.pad_id,
-        tokenizer.bos_id,
-        tokenizer.eos_id,
-        tokenizer.unk_id,
-        tokenizer.mask_id,
-    )
 
 
 def basic(line, lowercase):
@@ -208,46 +192,6 @@ def test_bert_leaves_rare_characters_out():
         train_tokenizer("bert", lines, 8, min_count=2)
 
 
-def test_a_vocabulary_of_bert(tmp_path):
-    """The special tokens of original files are not the first: [PAD] is 0, and the
-    others follow 99 unused ones.
-    """
-    tokens = [
-        "[PAD]",
-        *(f"[unused{i}]" for i in range(99)),
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        "é",
-        "e",
-        "##b",
-        "E",
-    ]
-    path = tmp_path / "vocab.txt"
-    path.write_text("\r\n".join([*tokens, ""]), encoding="utf-8")
-    uncased, cased = (
-        tokenizer_files.from_vocabulary(path, lowercase) for lowercase in (True, False)
-    )
-    assert special_ids(uncased) == special_ids(cased) == (0, 101, 102, 100, 103)
-    assert uncased.tokens(range(uncased.size)) == tokens
-    assert uncased.encode_batch(["ébB [SEP]"]) == [[105, 106, 106, 100, 100, 100]]
-    assert cased.encode_batch(["ébb Eb"]) == [[104, 106, 106, 107, 106]]
-    assert np.flatnonzero(uncased.continues).tolist() == [106]
-    assert (
-        rows(uncased.encode(["E  ebb"] * 2, begin=101, end=102))
-        == [[101, 105, 105, 106, 106, 102]] * 2
-    )
-    path.write_text("[UNK]\n[SEP]\n[CLS]", encoding="utf-8")
-    assert special_ids(tokenizer_files.from_vocabulary(path, False)) == (
-        None,
-        2,
-        1,
-        0,
-        None,
-    )
-
-
 def test_a_trained_vocabulary_can_be_written_and_read(tmp_path):
     tokenizer, path = train(lowercase=False), tmp_path / "vocab.txt"
     path.write_text(
@@ -257,31 +201,3 @@ def test_a_trained_vocabulary_can_be_written_and_read(tmp_path):
         tokenizer_files.from_vocabulary(path, lowercase=False).sha256
         == tokenizer.sha256
     )
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (
-            b"",
-            (
-                r"vocab\.txt has 0 lines, none of which is \[UNK\] or \[CLS\] or"
-                r" \[SEP\]: use the vocab\.txt of a BERT"
-            ),
-        ),
-        (b"[UNK]\n[SEP]\na\n", r"vocab\.txt has 3 lines, none of which is \[CLS\]: "),
-        (
-            b"[UNK]\na\nb\na\n[CLS]",
-            r"vocab\.txt:4 repeats 'a' of line 2: a token must have one id",
-        ),
-        (b"[UNK]\n\n[CLS]", r"vocab\.txt:2 is empty: each line must be a token"),
-        (b"[UNK]\na\xff\n", r"vocab\.txt:2 is not UTF-8"),
-        (None, r"Cannot read .*vocab\.txt"),
-    ],
-)
-def test_a_broken_vocabulary_is_named(content, message, tmp_path):
-    path = tmp_path / "vocab.txt"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(ValueError, match=message):
-        tokenizer_files.from_vocabulary(path, lowercase=True)

@@ -8,7 +8,7 @@ import pytest
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.data.tokenizer_training import KINDS, bert, train_tokenizer
 from transformer_jax.data.tokenizers import Tokenizer
-from transformer_jax.data.words import subwords, whole_words, word_rows
+from transformer_jax.data.words import TaggingData, subwords, whole_words, word_rows
 
 PIECES = [
     "[PAD]",
@@ -25,6 +25,7 @@ PIECES = [
     "##eer",
     "-",
 ]
+
 SENTENCES = [["Jim", "Henson", "was"], [], ["a-Jím", "\x01", "puppeteer", "?"]]
 
 
@@ -144,4 +145,15 @@ def test_rows_by_hand(tokenizer, caplog):
     assert (
         "val: 2 of 3 sentences divided into rows of data.max_length = 5 tokens, "
         "the first is sentence 1" in caplog.text
+    )
+
+
+def test_the_tags_of_a_scheme():
+    assert TaggingData(types=("X", "Y")).tags == ("O", "B-X", "I-X", "B-Y", "I-Y")
+    assert TaggingData(types=("X",), scheme="bioes").tags == (
+        "O",
+        "B-X",
+        "I-X",
+        "E-X",
+        "S-X",
     )

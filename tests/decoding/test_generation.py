@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 
 from helpers.searching import BOS, EOS, IDS, PAD, log_softmax, random_logits
-from transformer_jax.decoding import GenerationConfig, Writer, penalize
-from transformer_jax.decoding.stopping import certain, cut_at
+from transformer_jax.decoding import GenerationConfig, Writer
 
 PRIME, V, E = 251, 13, 7
+
 TABLE = random_logits(31, PRIME, V, scale=2.0)
+
 TABLE[:, EOS] -= 1
+
 TABLE[:, [PAD, BOS]] += 5  # PAD and BOS must never be chosen, even if they are likely
+
 PROMPTS = [[5, 6, 7, 3, 9], [4], [8, 8, 3], []]
 
 
@@ -194,20 +197,6 @@ def test_frequencies():
     assert chi < freedom + 4 * np.sqrt(2 * freedom) + 4, (chi, freedom)
 
 
-def test_the_penalty_by_hand():
-    logits, seen = (
-        jnp.array([[3.0, -3.0, 2.0, -2.0, 0.5]]),
-        jnp.array([[True, True, False, False]]),
-    )
-    np.testing.assert_allclose(
-        penalize(logits, seen, 1.5), [[2.0, -4.5, 2.0, -2.0, 0.5]]
-    )
-    np.testing.assert_array_equal(penalize(logits, seen, 1.0), logits)
-    np.testing.assert_array_equal(
-        penalize(jnp.array([[-jnp.inf]]), seen[:, :1], 1.5), [[-np.inf]]
-    )
-
-
 def test_nothing_is_computed_once_all_rows_are_finished():
     calls = []
 
@@ -266,54 +255,3 @@ def test_a_vocabulary_without_an_end_is_written_to_the_limit():
     assert {PAD, BOS} & set(prefix)
     assert found.tokens.tolist() == [prefix[2:], [V] * E]
     assert found.finished.tolist() == [False, True]
-
-
-@pytest.mark.parametrize(
-    ("text", "stop", "cut"),
-    [
-        ("ab\ncd", ("\n",), "ab"),
-        ("ab\ncd", ("cd", "\nc", "x"), "ab"),
-        ("\nab", ("\n",), ""),
-        ("ab", ("\n", "abc"), None),
-        ("ab", (), None),
-    ],
-)
-def test_a_text_ends_before_the_first_stop_string(text, stop, cut):
-    assert cut_at(text, stop) == cut
-
-
-@pytest.mark.parametrize(
-    ("text", "stop", "stays"),
-    [
-        ("ab", (), "ab"),
-        ("ab\n", ("\n\nUser:",), "ab"),
-        ("ab\n\nUse", ("\n\nUser:", "e!"), "ab"),
-        ("abaa", ("aab", "x"), "ab"),
-        ("ab\ufffd", ("b?",), "a"),
-        ("\ufffda", (), "\ufffda"),
-    ],
-)
-def test_what_may_still_change_is_held_back(text, stop, stays):
-    assert certain(text, stop) == stays
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "rule"),
-    [
-        ("repetition_penalty", 0.0, "must be finite, positive; use 1.0 for none, 1.2"),
-        ("repetition_penalty", float("inf"), "must be finite"),
-        (
-            "stop_strings",
-            ("\n", ""),
-            r"must hold strings that are not empty, e.g. ('\n',); use () for none",
-        ),
-        ("stop_strings", (3,), "must hold strings"),
-    ],
-)
-def test_problems(field, value, rule):
-    assert not [
-        *GenerationConfig(stop_strings=("\n", "END"), repetition_penalty=0.7).problems()
-    ]
-    ((name, message),) = GenerationConfig(**{field: value}).problems()
-    assert name == field
-    assert rule in message

@@ -4,7 +4,6 @@ rows that draws depend on.
 
 import functools
 import itertools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -16,44 +15,21 @@ from helpers.searching import (
     EOS,
     IDS,
     PAD,
+    PLAIN,
+    PRIME,
+    SETTINGS,
+    expected_distribution,
+    hashed,
     log_softmax,
     markov,
+    padded,
+    prefix_logits_hashed,
     random_logits,
     search,
 )
-from transformer_jax.decoding import IMPOSSIBLE, sample, truncate
-
-SETTINGS = [
-    {"temperature": 1.0, "top_k": 0, "top_p": 1.0},
-    {"temperature": 0.7, "top_k": 0, "top_p": 1.0},
-    {"temperature": 1.3, "top_k": 5, "top_p": 1.0},
-    {"temperature": 1.3, "top_k": 0, "top_p": 0.8},
-    {"temperature": 1.3, "top_k": 5, "top_p": 0.8},
-    {"temperature": 0.7, "top_k": 99, "top_p": 0.99},
-    {"temperature": 0.7, "top_k": 3, "top_p": 1e-6},
-    {"temperature": 1.0, "top_k": 0, "top_p": 1e-46},
-]
-PLAIN = SETTINGS[0]
-
-
-def softmax(x):
-    return np.exp(log_softmax(x))
-
-
-def expected_distribution(logits, temperature, top_k, top_p):
-    """Return the probabilities (V,), computed one token at a time from the
-    definitions.
-    """
-    x = np.asarray(logits, np.float64) / temperature
-    order = sorted(range(len(x)), key=lambda v: (-x[v], v))[: top_k or None]
-    left = softmax([x[v] for v in order])
-    kept, mass = [], 0.0
-    while mass < top_p and len(kept) < len(order):
-        kept.append(order[len(kept)])
-        mass += left[len(kept) - 1]
-    found = np.zeros(len(x))
-    found[kept] = softmax(x[kept])
-    return found
+from transformer_jax.decoding import (
+    sample,
+)
 
 
 def draw(model, row_ids=None, seed=0, num_samples=3, max_length=7, **settings):
@@ -71,59 +47,6 @@ def draw(model, row_ids=None, seed=0, num_samples=3, max_length=7, **settings):
     return jax.tree.map(
         np.asarray, jax.jit(run)(cache, key=jax.random.key(seed), row_ids=ids)
     )
-
-
-@pytest.mark.parametrize("settings", SETTINGS)
-def test_truncated_distribution(settings):
-    logits = random_logits(3, 7, 53, scale=2.0)
-    # ties, but no -0.0, which top_k puts after 0.0
-    logits[3] = np.round(logits[3]) + 0.0
-    kept, tokens = jax.jit(functools.partial(truncate, **settings))(logits)
-    for row, x in enumerate(logits):
-        found = np.zeros(53)
-        found[np.asarray(tokens[row])] = jax.nn.softmax(kept[row])
-        np.testing.assert_allclose(
-            found, expected_distribution(x, **settings), rtol=1e-5, atol=1e-9
-        )
-        assert found[x.argmax()] > 0
-
-
-def test_top_p_keeps_the_smallest_set_that_reaches_it():
-    """Tokens are kept in the order 1/2, 1/4, then the first of the two 1/8."""
-    logits = jnp.log(jnp.array([[0.125, 0.5, 0.125, 0.25]]))
-    for top_p, count in (
-        (1e-3, 1),
-        (0.49, 1),
-        (0.51, 2),
-        (0.74, 2),
-        (0.76, 3),
-        (0.88, 4),
-    ):
-        kept, tokens = truncate(logits, temperature=1.0, top_k=0, top_p=top_p)
-        assert tokens[0][jnp.isfinite(kept[0])].tolist() == sorted([1, 3, 0, 2][:count])
-
-
-def test_what_is_impossible_stays_so_at_any_temperature():
-    kept, _ = truncate(
-        jnp.array([[0.0, IMPOSSIBLE, -3.0]]), temperature=1e12, top_k=0, top_p=1.0
-    )
-    np.testing.assert_allclose(jax.nn.softmax(kept[0]), [0.5, 0.0, 0.5])
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"temperature": t} for t in (0.0, 1e-38, math.inf)]
-    + [{"top_k": -1}]
-    + [{"top_p": p} for p in (0.0, 1.1)],
-)
-def test_truncate_refuses(wrong):
-    with pytest.raises(
-        ValueError,
-        match=(
-            r"temperature=.*top_k=.*top_p=.*must be at least 1e-06.*use 1.0, 0 and 1.0"
-        ),
-    ):
-        truncate(jnp.zeros((1, 3)), **{**PLAIN, **wrong})
 
 
 @pytest.mark.parametrize("settings", SETTINGS[:5])
@@ -248,3 +171,22 @@ def test_positions_draw_anew():
     table[:, :, EOS] = -np.inf
     found = draw(markov(table), num_samples=1, max_length=23).tokens[0, 0]
     assert len(set(found.tolist())) > 10
+
+
+def test_greedy_takes_the_most_probable_token():
+    table, multipliers = random_logits(11, PRIME, 13), [3, 5, 7, 11, 13]
+    found = search(hashed(table, multipliers), max_length=11)
+    for row, multiplier in enumerate(multipliers):
+        logits, prefix = prefix_logits_hashed(table, multiplier), [BOS]
+        while len(prefix) <= 11 and prefix[-1] != EOS:
+            allowed = np.array(logits(prefix))
+            allowed[[PAD, BOS]] = -np.inf
+            prefix.append(int(allowed.argmax()))
+        assert found.tokens[row, 0].tolist() == padded(prefix[1:], 11)
+        log_probabilities = [
+            log_softmax(logits(prefix[:i]))[y] for i, y in enumerate(prefix) if i
+        ]
+        np.testing.assert_allclose(
+            found.log_probabilities[row, 0], sum(log_probabilities), rtol=2e-5
+        )
+    np.testing.assert_array_equal(found.scores, found.log_probabilities)

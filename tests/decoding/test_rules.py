@@ -22,10 +22,11 @@ from helpers.searching import (
 )
 from transformer_jax import decoding
 from transformer_jax.decoding import DecodingConfig, GenerationConfig, Writer
-from transformer_jax.decoding.stopping import before_end
 
 V, T = 6, 4
+
 WIDE = DecodingConfig(beam_size=4**T, n_best=5, length_penalty=0.0)
+
 RULES = {
     "renormalize": {"renormalize": True},
     "bigrams": {"no_repeat_ngram": 2},
@@ -236,12 +237,6 @@ def test_continuations_keep_the_rules(rule):
         assert tokens == [*sequence[len(prompt) :], *[PAD] * (7 - written)]
         differ += plain != sequence or rule == "ends"
     assert differ
-
-
-def test_a_text_ends_before_the_first_end():
-    tokens = np.array([3, 4, 5, 4, PAD])
-    assert before_end(tokens, (5, 4)).tolist() == [3]
-    assert before_end(tokens, ()).tolist() == tokens.tolist()
 
 
 def test_the_default_options_add_nothing_to_the_program():

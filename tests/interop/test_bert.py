@@ -23,6 +23,7 @@ from helpers.bert_folders import (
     save,
     shapes,
 )
+from helpers.bert_folders import save as save_bert
 from helpers.parity import flat, write_back
 from transformer_jax.data import tokenizer_files
 from transformer_jax.interop import huggingface
@@ -183,6 +184,7 @@ def test_tied_decoders_and_buffers_need_no_place(tmp_path, tensors, name):
 
 
 TAGGED = shapes(("classifier", (5, D)))
+
 LABELS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 
 
@@ -494,3 +496,33 @@ def test_folders(tmp_path, tensors):
         match="tensors are mapped from local files; copy the folder to this machine",
     ):
         huggingface.read("gs://bucket/folder")
+
+
+IOB1 = ["B-LOC", "I-LOC", "I-PER", "O"]
+
+
+def test_tags_that_iob1_lacks_are_never_predicted(tmp_path):
+    tensors = drawn(shapes(("classifier", (4, D))))
+    save_bert(
+        tmp_path / "theirs",
+        tensors,
+        architectures=["BertForTokenClassification"],
+        **numbered(IOB1),
+    )
+    found = huggingface.read(tmp_path / "theirs")
+    assert found.outputs.settings == {
+        "data.types": ("LOC", "PER"),
+        "data.scheme": "iob2",
+    }
+    assert found.outputs.names == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
+    assert found.outputs.present == ("O", "B-LOC", "I-LOC", "I-PER")
+    params = flat(found.params())
+    kernel, bias = tensors["classifier.weight"].T, tensors["classifier.bias"]
+    np.testing.assert_array_equal(params["head/kernel"][:, [1, 2, 4, 0]], kernel)
+    np.testing.assert_array_equal(params["head/bias"][[1, 2, 4, 0]], bias)
+    assert not params["head/kernel"][:, 3].any()
+    assert params["head/bias"][3] == -1e4
+    write_back(found, found.params(), tmp_path / "again")
+    again = flat(huggingface.read(tmp_path / "again").params())
+    for path in ("head/kernel", "head/bias"):
+        np.testing.assert_array_equal(again[path], params[path])

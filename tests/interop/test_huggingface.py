@@ -8,12 +8,12 @@ import struct
 import numpy as np
 import pytest
 
-from helpers.bert_folders import PRETRAINING, D, drawn, numbered, shapes
+from helpers.bert_folders import PRETRAINING, D, drawn
 from helpers.bert_folders import save as save_bert
 from helpers.gpt_folders import GPT2, LLAMA, V, gpt2_shapes, llama_shapes, save
 from helpers.marian_folders import SHARED
 from helpers.marian_folders import save as save_marian
-from helpers.parity import flat, write_back, write_file
+from helpers.parity import flat, write_file
 from transformer_jax.interop import huggingface
 from transformer_jax.interop.tensors import InteropError, Tensors
 
@@ -37,6 +37,7 @@ MASKED = {
     "bert.embeddings.word_embeddings.weight": "cls.predictions.decoder.weight",
     "cls.predictions.bias": "cls.predictions.decoder.bias",
 }
+
 TIED = {
     "gpt2": (
         lambda f: save(f, GPT2, with_heads(gpt2_shapes())),
@@ -192,33 +193,3 @@ def test_adapters_that_are_not_merged_are_named_so(tmp_path):
         ),
     ):
         huggingface.read(tmp_path)
-
-
-IOB1 = ["B-LOC", "I-LOC", "I-PER", "O"]
-
-
-def test_tags_that_iob1_lacks_are_never_predicted(tmp_path):
-    tensors = drawn(shapes(("classifier", (4, D))))
-    save_bert(
-        tmp_path / "theirs",
-        tensors,
-        architectures=["BertForTokenClassification"],
-        **numbered(IOB1),
-    )
-    found = huggingface.read(tmp_path / "theirs")
-    assert found.outputs.settings == {
-        "data.types": ("LOC", "PER"),
-        "data.scheme": "iob2",
-    }
-    assert found.outputs.names == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
-    assert found.outputs.present == ("O", "B-LOC", "I-LOC", "I-PER")
-    params = flat(found.params())
-    kernel, bias = tensors["classifier.weight"].T, tensors["classifier.bias"]
-    np.testing.assert_array_equal(params["head/kernel"][:, [1, 2, 4, 0]], kernel)
-    np.testing.assert_array_equal(params["head/bias"][[1, 2, 4, 0]], bias)
-    assert not params["head/kernel"][:, 3].any()
-    assert params["head/bias"][3] == -1e4
-    write_back(found, found.params(), tmp_path / "again")
-    again = flat(huggingface.read(tmp_path / "again").params())
-    for path in ("head/kernel", "head/bias"):
-        np.testing.assert_array_equal(again[path], params[path])

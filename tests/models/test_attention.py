@@ -4,7 +4,6 @@ sequence.
 
 import functools
 import math
-import types
 
 import flax.linen as nn
 import jax
@@ -16,14 +15,15 @@ from helpers import oracle
 from transformer_jax.models import layers
 from transformer_jax.models.attention import (
     MultiHeadAttention,
+    additive_scores,
     attention_weights,
     dot_product_attention,
+    dot_scores,
+    general_scores,
     scaled_dot_product_scores,
 )
 from transformer_jax.models.caches import KeyValue
-from transformer_jax.models.kernels import accelerators, choose, platforms
-from transformer_jax.models.kernels.library import library_attention
-from transformer_jax.models.masks import CAUSAL, Mask, padding
+from transformer_jax.models.masks import CAUSAL
 from transformer_jax.models.positions import make_places
 
 B, T, S, N, H, W, D = 2, 3, 5, 7, 11, 13, 17
@@ -80,145 +80,6 @@ def test_attention_is_the_equation(mask_shape, bias_shape):
     np.testing.assert_array_equal(
         dot_product_attention(q, k, v, mask=mask, bias=bias), output
     )
-
-
-@pytest.mark.parametrize("mask_shape", [None, (B, N, T, S), (B, 1, 1, S), (1, 1, T, S)])
-def test_the_librarys_attention_is_the_equation(mask_shape):
-    q, k, _ = some_qkv()
-    v = normal(*k.shape, seed=7)  # as wide as the keys
-    mask = None if mask_shape is None else some_mask(*mask_shape)
-    if mask is not None:
-        mask[-1, 0, 0] = False
-    output = library_attention(q, k, v, mask=mask, dtype="float32")
-    assert oracle.relative(output, oracle.attention(q, k, v, mask)[0]) <= 1e-5
-    if mask is not None:
-        assert (np.asarray(output)[-1, 0, 0] == 0).all() or mask.shape[2] == 1
-    rounded = library_attention(q, k, v, mask=mask, dtype="bfloat16")
-    assert rounded.dtype == jnp.float32
-
-
-def test_the_librarys_attention_takes_rules():
-    q, k, _ = some_qkv()
-    v, valid = normal(*k.shape, seed=7), some_mask(B, S)
-    valid[-1] = np.arange(S) > 0  # the first query may attend to nothing
-    mask = CAUSAL & padding(valid) & Mask(allowed=some_mask(1, N, T, S))
-    whole = np.asarray(mask.whole(T, S))
-    output = library_attention(q, k, v, mask=mask)
-    assert oracle.relative(output, oracle.attention(q, k, v, whole)[0]) <= 1e-5
-    assert (output[-1, 0] == 0).all()
-
-
-@pytest.mark.parametrize(
-    ("implementation", "change", "message"),
-    [
-        *(
-            (implementation, change, message)
-            for implementation in ("splash", "cudnn", "jax")
-            for change, message in (
-                (
-                    {"dropout_rate": 0.1},
-                    (
-                        "this value of attention_dropout_rate; "
-                        "set it to 0, or use 'einsum'"
-                    ),
-                ),
-                (
-                    {"positions": "relative"},
-                    "this value of positions; set it to another value",
-                ),
-            )
-        ),
-        (
-            "short",
-            {"positions": "relative"},
-            "this value of positions; set it to another value",
-        ),
-        ("jax", {"value_dim": 8}, "this value of value_dim; set it to head_dim = 16"),
-        ("cudnn", {"value_dim": 8}, "this value of value_dim; set it to head_dim = 16"),
-        ("short", {"value_dim": 8}, "this value of value_dim; set it to head_dim = 16"),
-        *(
-            (
-                "short",
-                {"head_dim": n, "value_dim": n},
-                "this value of head_dim; set it to a divisor of 128, or a multiple",
-            )
-            for n in (20, 192)
-        ),
-        ("cudnn", {"dtype": "float32"}, "this value of dtype; set it to 'bfloat16'"),
-        (
-            "cudnn",
-            {"head_dim": 20, "value_dim": 20},
-            "this value of head_dim; set it to a multiple of 8, at most 128",
-        ),
-        (
-            "cudnn",
-            {"head_dim": 136, "value_dim": 136},
-            "this value of head_dim; set it to a multiple of 8, at most 128",
-        ),
-    ],
-)
-def test_what_an_implementation_does_not_support_is_refused(
-    implementation, change, message
-):
-    options = {"head_dim": 16, "value_dim": 16, "dtype": "bfloat16"} | change
-    module = MultiHeadAttention(2, 8, implementation=implementation, **options)
-    x = jnp.ones((1, 3, 8))
-    with pytest.raises(
-        ValueError,
-        match=f"implementation = '{implementation}': does not support {message}",
-    ):
-        module.init(jax.random.key(0), x, x)
-
-
-def test_splash_in_bfloat16_does_not_compile_where_products_of_float32_are_precise():
-    for precision, refused in (
-        ("highest", True),
-        ("tensorfloat32", True),
-        ("bfloat16", False),
-        (None, False),
-    ):
-        with jax.default_matmul_precision(precision):
-            assert [
-                name
-                for name, _ in choose.unsupported(
-                    "splash", 0.0, "none", "bfloat16", 64, 64
-                )
-            ] == ["dtype"] * refused
-            assert not list(
-                choose.unsupported("splash", 0.0, "none", "float32", 64, 64)
-            )
-
-
-@pytest.mark.parametrize(
-    ("implementation", "backend"),
-    [("splash", "cpu"), ("splash", "gpu"), ("short", "gpu"), ("cudnn", "tpu")],
-)
-def test_kernels_are_refused_on_other_platforms(implementation, backend, monkeypatch):
-    monkeypatch.setattr(platforms, "current", lambda: backend)
-    x = jnp.ones((1, 3, 8))
-    module = MultiHeadAttention(
-        2, 8, 8, 8, dtype="bfloat16", implementation=implementation
-    )
-    variables = jax.jit(module.init)(jax.random.key(0), x, x)
-    message = (
-        f"implementation = '{implementation}': "
-        f"does not run on this platform, '{backend}'; use 'auto'"
-    )
-    with pytest.raises(ValueError, match=message):
-        module.apply(variables, x, x)
-
-
-def test_short_attention_refuses_long_sequences(monkeypatch):
-    monkeypatch.setattr(platforms, "current", lambda: "tpu")
-    module = MultiHeadAttention(2, 8, 8, 8, implementation="short")
-    message = (
-        "supports at most 256 positions, "
-        "but there are 3 queries and 257 keys; use 'auto'"
-    )
-    x, memory = jnp.ones((1, 3, 8)), jnp.ones((1, 257, 8))
-    variables = jax.jit(module.init)(jax.random.key(0), x, memory)
-    with pytest.raises(ValueError, match=message):
-        module.apply(variables, x, memory)
 
 
 def test_weights_sum_to_one_and_are_zero_where_masked():
@@ -599,208 +460,6 @@ def test_bfloat16_products_and_float32_weights():
     )
 
 
-def used(module, x, mask, **kwargs):
-    """Return True if the attention of x to itself is computed in blocks: nothing
-    then has the shape of the weights.
-    """
-    variables = {
-        "params": nn.unbox(jax.eval_shape(module.init, jax.random.key(0), x, x))[
-            "params"
-        ]
-    }
-    program = jax.make_jaxpr(lambda v: module.apply(v, x, x, mask=mask, **kwargs))(
-        variables
-    )
-    return f"f32[{x.shape[0]},{module.num_heads},{x.shape[1]},{x.shape[1]}]" not in str(
-        program
-    )
-
-
-def forget_choices():
-    choose.choose.cache_clear()
-    choose._log_choice.cache_clear()
-
-
-def test_long_sequences_are_attended_to_in_blocks(monkeypatch, caplog):
-    monkeypatch.setitem(choose.BLOCKED_FROM, "cpu", 136)
-    forget_choices()
-    short, long = normal(1, 135, D), normal(1, 136, D)
-    auto = functools.partial(MultiHeadAttention, N, D, H, W)
-    with caplog.at_level("INFO"):
-        assert not used(auto(implementation="auto"), short, CAUSAL)
-        assert used(auto(implementation="auto"), long, CAUSAL)
-        assert used(auto(implementation="auto"), long, CAUSAL)
-        assert used(auto(implementation="auto"), normal(1, 144, D), CAUSAL)
-    lines = [
-        record.getMessage()
-        for record in caplog.records
-        if record.name == choose.log.name
-    ]
-    # once, and none for einsum
-    assert lines == ["attention: blocked, as there are at least 136 positions (cpu)"]
-    forget_choices()
-
-
-BFLOAT16 = {"dtype": "bfloat16"}
-NO_DROPOUT = "splash does not support this value of attention_dropout_rate"
-
-
-@pytest.mark.parametrize(
-    ("backend", "length", "key_length", "options", "name", "why"),
-    [
-        ("tpu", 16, 1024, {}, "short", "16 to 1024 (tpu)"),
-        ("tpu", 15, 1024, {}, "einsum", "fewer than 16 (tpu)"),
-        ("tpu", 256, 1025, {}, "splash", "at least 256 (tpu)"),
-        ("tpu", 255, 1025, {}, "einsum", "fewer than 256 (tpu)"),
-        ("tpu", 64, 2048, {}, "blocked", "at least 2048 (tpu)"),
-        (
-            "tpu",
-            512,
-            513,
-            {"head_dim": 256, "value_dim": 256},
-            "splash",
-            "at least 256 (tpu)",
-        ),
-        (
-            *("tpu", 255, 513, {"head_dim": 256, "value_dim": 256}, "einsum"),
-            (
-                "fewer than 256 (tpu; "
-                "short does not support more than 512 positions with this head_dim)"
-            ),
-        ),
-        ("tpu", 256, 300, {"value_dim": 8}, "splash", "at least 256 (tpu)"),
-        (
-            *("tpu", 64, 64, {"value_dim": 8}, "einsum"),
-            "fewer than 256 (tpu; short does not support this value of value_dim)",
-        ),
-        ("tpu", 512, 512, {"dropout_rate": 0.1}, "short", "16 to 1024 (tpu)"),
-        (
-            "tpu",
-            1025,
-            1025,
-            {"dropout_rate": 0.1},
-            "einsum",
-            f"fewer than 2048 (tpu; {NO_DROPOUT})",
-        ),
-        (
-            "tpu",
-            2048,
-            2048,
-            {"dropout_rate": 0.1},
-            "blocked",
-            f"at least 2048 (tpu; {NO_DROPOUT})",
-        ),
-        ("gpu", 128, 256, BFLOAT16, "cudnn", "at least 128 (gpu)"),
-        ("gpu", 127, 256, BFLOAT16, "einsum", "fewer than 128 (gpu)"),
-        ("cuda", 256, 256, BFLOAT16, "cudnn", "at least 128 (cuda)"),
-        (
-            "gpu",
-            256,
-            256,
-            {},
-            "einsum",
-            "fewer than 2048 (gpu; cudnn does not support this value of dtype)",
-        ),
-        (
-            *("gpu", 4096, 4096, BFLOAT16 | {"value_dim": 32}, "blocked"),
-            "at least 2048 (gpu; cudnn does not support this value of value_dim)",
-        ),
-        (
-            "old gpu",
-            256,
-            256,
-            BFLOAT16,
-            "einsum",
-            "fewer than 2048 (gpu; cudnn does not support this device)",
-        ),
-        ("cpu", 256, 256, BFLOAT16, "blocked", "at least 192 (cpu)"),
-    ],
-)
-def test_auto_is_a_kernel_of_the_platform(
-    backend, length, key_length, options, name, why, monkeypatch, caplog
-):
-    forget_choices()
-    monkeypatch.setattr(platforms, "current", lambda: backend.removeprefix("old "))
-    monkeypatch.setattr(
-        choose, "cudnn_runs_here", lambda: not backend.startswith("old")
-    )
-    called, dropping = [], []
-
-    def kernel(called_name):
-        def attend(query, key, value, **options):
-            called.append(called_name)
-            dropping.append((options.get("dropout_rate", 0), "dropout_key" in options))
-            return jnp.zeros((*query.shape[:3], value.shape[-1]))
-
-        return attend
-
-    for called_name in ("short", "splash", "cudnn", "blocked"):
-        monkeypatch.setitem(choose.FUNCTIONS, called_name, kernel(called_name))
-    module = MultiHeadAttention(
-        2, 8, implementation="auto", **{"head_dim": 64, "value_dim": 64, **options}
-    )
-    x, memory = normal(1, length, 8), normal(1, key_length, 8)
-    boxed = jax.eval_shape(
-        module.clone(implementation="einsum").init, jax.random.key(0), x, memory
-    )
-    variables = {"params": nn.unbox(boxed["params"])}
-
-    def run(rngs=None):
-        jax.eval_shape(lambda v: module.apply(v, x, memory, rngs=rngs), variables)
-
-    with caplog.at_level("INFO"):
-        for _ in range(2):
-            run({"dropout": jax.random.key(1)})
-    assert called == ([name] * 2 if name != "einsum" else [])
-    assert [r.getMessage() for r in caplog.records if r.name == choose.log.name] == [
-        f"attention: {name}, as there are {why.replace(' (', ' positions (', 1)}"
-    ]
-    rate = options.get("dropout_rate", 0)
-    assert set(dropping) == ({(rate, rate > 0)} if called else set())
-    if rate:
-        run()
-        assert dropping[-1] == (0, False)
-        # without a key, there is no dropout
-        assert called[-1] == ("short" if length <= 1024 else "splash")
-    forget_choices()
-
-
-@pytest.mark.parametrize(
-    ("capability", "runs"),
-    [("8.0", True), ("12.1", True), ("7.5", False), ("gfx942", False), (None, False)],
-)
-def test_cudnn_needs_a_recent_nvidia_gpu(capability, runs, monkeypatch):
-    device = (
-        types.SimpleNamespace()
-        if capability is None
-        else types.SimpleNamespace(compute_capability=capability)
-    )
-    monkeypatch.setattr(jax, "devices", lambda: [device])
-    assert accelerators.cudnn_runs_here() == runs
-
-
-@pytest.mark.parametrize("implementation", ["auto", "blocked"])
-def test_what_blocks_do_not_support_is_computed_without_them(
-    implementation, monkeypatch
-):
-    monkeypatch.setitem(choose.BLOCKED_FROM, "cpu", 136)
-    choose.choose.cache_clear()
-    x, mask = normal(1, 136, D), jnp.asarray(some_mask(1, 1, 136, 136))
-    module = MultiHeadAttention(N, D, H, W, implementation=implementation)
-    assert used(module, x, CAUSAL)
-    assert not used(module, x, mask)  # a mask of any form
-    assert not used(module, x, CAUSAL, mutable="intermediates")  # the weights are sown
-    assert not used(module, x, CAUSAL, bias=normal(1, 1, 136, 136))
-    assert not used(
-        MultiHeadAttention(
-            N, D, H, W, implementation=implementation, positions="relative"
-        ),
-        x,
-        CAUSAL,
-    )
-    choose.choose.cache_clear()
-
-
 def test_dropout_of_long_sequences_is_that_of_the_reference():
     x, keys = normal(B, 24, D), {"dropout": jax.random.key(1)}
     module, variables = make(dropout_rate=0.4)
@@ -826,3 +485,49 @@ def test_a_projected_memory_has_no_dropout(kv_heads):
         module.apply(variables, x, projected, rngs=rngs),
         module.apply(variables, x, projected),
     )
+
+
+def test_scores_against_their_equations():
+    b, t, s, d, c, a = 2, 3, 5, 7, 11, 13
+    query, key, v = normal(b, t, d), normal(b, s, c), normal(a)
+    w, between, same = normal(d + c, a), normal(d, c), normal(b, s, d)
+    general, dot = general_scores(query, key, between), dot_scores(query, same)
+    additive = additive_scores(query @ w[:d], key @ w[d:], v)
+    for i, j in np.ndindex(b, t):
+        state = np.float64(query[i, j])
+        assert (
+            oracle.relative(
+                additive[i, j], oracle.additive(state, key[i], w[:d], w[d:], v)
+            )
+            < 1e-5
+        )
+        assert (
+            oracle.relative(general[i, j], [state @ between @ h for h in key[i]]) < 1e-5
+        )
+        assert oracle.relative(dot[i, j], [state @ h for h in same[i]]) < 1e-5
+
+
+def test_concat_is_additive_with_stacked_matrices():
+    """W [s; h] = W_a s + U_a h, where W is W_a stacked on U_a."""
+    state, h, v = normal(7), normal(5, 11), normal(13)
+    w_a, u_a = normal(7, 13), normal(11, 13)
+    stacked = np.concatenate([w_a, u_a])
+    assert (
+        oracle.relative(
+            oracle.concat(state, h, stacked, v), oracle.additive(state, h, w_a, u_a, v)
+        )
+        < 1e-6
+    )
+    found = additive_scores((state @ w_a)[None, None], (h @ u_a)[None], v)[0, 0]
+    assert oracle.relative(found, oracle.concat(state, h, stacked, v)) < 1e-5
+
+
+def test_numbers():
+    """Compare with numbers that are printed in teaching texts."""
+    query = jnp.array([[[0.6, 1.2, -1.2, 1.8]]])
+    keys = jnp.array([[[-0.2, 0.4, 1.2, 0.8], [0.2, 0.4, -0.6, 0.6]]])
+    np.testing.assert_allclose(dot_scores(query, keys)[0, 0], [0.36, 2.4], rtol=1e-6)
+    scores = scaled_dot_product_scores(query[:, :, None], keys[:, :, None])[0, 0, 0]
+    np.testing.assert_allclose(scores, [0.18, 1.2], rtol=1e-6)
+    weights = attention_weights(jnp.array([[[[0.36, 2.4, -0.36, 0.36]]]]))[0, 0, 0]
+    np.testing.assert_allclose(weights, [0.0983, 0.7557, 0.0478, 0.0983], atol=5e-5)

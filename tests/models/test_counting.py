@@ -7,7 +7,6 @@ import pytest
 
 from transformer_jax.losses import cross_entropy
 from transformer_jax.models.counting import flops
-from transformer_jax.models.kernels import plain
 from transformer_jax.models.kernels.chunks import sum_in_chunks
 from transformer_jax.models.kernels.products import linear, product
 
@@ -17,7 +16,9 @@ def of(*shape):
 
 
 X, W, SQUARE = of(3, 5), of(5, 7), of(5, 5)
+
 ONE = 2 * 3 * 5 * 7  # X times W
+
 SQUARED = 2 * 3 * 5 * 5  # X times SQUARE
 
 
@@ -76,10 +77,3 @@ def test_a_loss_in_chunks_counts_every_position():
     labels = jax.ShapeDtypeStruct((2, 3), jnp.int32)
     arguments = W, of(2, 3, 5), labels, of(2, 3)
     assert flops(lambda *a: sum_in_chunks(loss, *a, chunk=4), *arguments) == 2 * ONE
-
-
-def test_the_equations_are_used_in_their_context_only():
-    assert not plain.is_on()
-    with plain.equations():
-        assert plain.is_on()
-    assert not plain.is_on()

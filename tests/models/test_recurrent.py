@@ -15,22 +15,18 @@ import pytest
 from helpers import oracle
 from helpers.closed_forms import forward_flops, num_parameters
 from transformer_jax.models import counting
-from transformer_jax.models.alignment import damped_scores, local_weights
-from transformer_jax.models.attention import (
-    additive_scores,
-    attention_weights,
-    dot_scores,
-    general_scores,
-    scaled_dot_product_scores,
-)
 from transformer_jax.models.recurrent import RecurrentSeq2Seq
 from transformer_jax.models.recurrent_config import RecurrentConfig
 from transformer_jax.tasks.sequence_to_sequence import start, teacher_forced
 
 SOURCE = np.array([[3, 4, 5, 6, 7], [8, 9, 10, 0, 0]])
+
 TARGET = np.array([[1, 4, 5, 6], [1, 5, 6, 0]])
+
 VALID = SOURCE != 0
+
 V = 23
+
 TINY = RecurrentConfig(
     source_vocab_size=20,
     target_vocab_size=V,
@@ -42,7 +38,9 @@ TINY = RecurrentConfig(
     readout_dim=7,
     vocab_multiple=4,
 )
+
 TWO_WAYS = {"bidirectional": True, "encoder_dim": 12}
+
 VARIANTS = [
     {},
     {"cell": "lstm", "num_layers": 2, "reverse_source": True},
@@ -316,152 +314,6 @@ def test_teacher_forcing():
         assert min(apart) < 1e-5
         fell.add(int(np.argmin(apart)))
     assert len(fell) > 2
-
-
-@pytest.mark.parametrize(
-    ("step", "rate"), [(0, 0.9), (50, 0.6), (100, 0.3), (1000, 0.3)]
-)
-def test_teacher_forcing_by_schedule(step, rate):
-    config = RecurrentConfig(
-        teacher_forcing=0.9, teacher_forcing_end=0.3, teacher_forcing_steps=100
-    )
-    np.testing.assert_allclose(config.teacher_forcing_at(step), rate, rtol=1e-6)
-    assert config.reads_itself
-    np.testing.assert_allclose(
-        RecurrentConfig(teacher_forcing=0.9).teacher_forcing_at(step), 0.9, rtol=1e-6
-    )
-
-
-def test_scores_against_their_equations():
-    b, t, s, d, c, a = 2, 3, 5, 7, 11, 13
-    query, key, v = normal(b, t, d), normal(b, s, c), normal(a)
-    w, between, same = normal(d + c, a), normal(d, c), normal(b, s, d)
-    general, dot = general_scores(query, key, between), dot_scores(query, same)
-    additive = additive_scores(query @ w[:d], key @ w[d:], v)
-    for i, j in np.ndindex(b, t):
-        state = np.float64(query[i, j])
-        assert (
-            oracle.relative(
-                additive[i, j], oracle.additive(state, key[i], w[:d], w[d:], v)
-            )
-            < 1e-5
-        )
-        assert (
-            oracle.relative(general[i, j], [state @ between @ h for h in key[i]]) < 1e-5
-        )
-        assert oracle.relative(dot[i, j], [state @ h for h in same[i]]) < 1e-5
-
-
-def test_concat_is_additive_with_stacked_matrices():
-    """W [s; h] = W_a s + U_a h, where W is W_a stacked on U_a."""
-    state, h, v = normal(7), normal(5, 11), normal(13)
-    w_a, u_a = normal(7, 13), normal(11, 13)
-    stacked = np.concatenate([w_a, u_a])
-    assert (
-        oracle.relative(
-            oracle.concat(state, h, stacked, v), oracle.additive(state, h, w_a, u_a, v)
-        )
-        < 1e-6
-    )
-    found = additive_scores((state @ w_a)[None, None], (h @ u_a)[None], v)[0, 0]
-    assert oracle.relative(found, oracle.concat(state, h, stacked, v)) < 1e-5
-
-
-def test_numbers():
-    """Compare with numbers that are printed in teaching texts."""
-    query = jnp.array([[[0.6, 1.2, -1.2, 1.8]]])
-    keys = jnp.array([[[-0.2, 0.4, 1.2, 0.8], [0.2, 0.4, -0.6, 0.6]]])
-    np.testing.assert_allclose(dot_scores(query, keys)[0, 0], [0.36, 2.4], rtol=1e-6)
-    scores = scaled_dot_product_scores(query[:, :, None], keys[:, :, None])[0, 0, 0]
-    np.testing.assert_allclose(scores, [0.18, 1.2], rtol=1e-6)
-    weights = attention_weights(jnp.array([[[[0.36, 2.4, -0.36, 0.36]]]]))[0, 0, 0]
-    np.testing.assert_allclose(weights, [0.0983, 0.7557, 0.0478, 0.0983], atol=5e-5)
-
-
-def test_damped_scores():
-    scores = normal(2, 3, 5)
-    np.testing.assert_array_equal(damped_scores(scores, jnp.array(0.0)), scores)
-    expected = np.float64(scores) * np.exp(-0.3 * np.float64(scores))
-    assert oracle.relative(damped_scores(scores, jnp.array(0.3)), expected) < 1e-6
-    gradient = jax.grad(lambda damping: damped_scores(scores, damping).sum())(0.0)
-    assert oracle.relative(gradient, -(np.float64(scores) ** 2).sum()) < 1e-5
-
-
-def test_local_weights():
-    """Luong et al. 2015, eq. 10: a softmax within the window, times a Gaussian.
-
-    Weights outside the window and on padding are zero.
-    """
-    scores, center, window = normal(1, 2, 9), np.array([[3.2, 40.0]], np.float32), 2
-    mask = (np.arange(9) != 4)[None, None]
-    weights = np.asarray(local_weights(scores, center, window, mask))
-    inside = [2, 3, 5]
-    gauss = np.exp(-((np.array(inside) - 3.2) ** 2) / 2)  # σ = 1
-    assert (
-        oracle.relative(
-            weights[0, 0, inside],
-            oracle.softmax(np.float64(scores[0, 0, inside])) * gauss,
-        )
-        < 1e-5
-    )
-    assert (np.delete(weights[0, 0], inside) == 0).all()
-    assert (weights[0, 1] == 0).all()
-
-
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"cell": "rnn"}, "cell"),
-        ({"attention": "local"}, "attention"),
-        ({"summary": "all"}, "summary"),
-        ({"readout": "deep"}, "readout"),
-        ({"num_layers": 0}, "num_layers"),
-        ({"dropout_rate": 1.0}, "dropout_rate"),
-        ({"teacher_forcing": 1.5}, "teacher_forcing"),
-        (
-            {"teacher_forcing_end": -0.5, "teacher_forcing_steps": 1},
-            "teacher_forcing_end",
-        ),
-        ({"teacher_forcing_end": 0.5}, "teacher_forcing_end"),
-        ({"teacher_forcing_steps": -1}, "teacher_forcing_steps"),
-        ({"dtype": "float16"}, "dtype"),
-        (
-            {"bidirectional": True, "encoder_dim": 7, "attention": "additive"},
-            "encoder_dim",
-        ),
-        (
-            {"bidirectional": True, "reverse_source": True, "attention": "additive"},
-            "reverse_source",
-        ),
-        ({"bidirectional": True}, "summary"),
-        ({"encoder_dim": 10}, "encoder_dim"),
-        ({"encoder_dim": 10, "bidirectional": True, "attention": "dot"}, "encoder_dim"),
-        ({"attention": "multi_head", "num_heads": 3}, "num_heads"),
-        ({"attention": "additive", "input_feeding": True}, "input_feeding"),
-        ({"local_window": 3}, "local_window"),
-        ({"attention": "multi_head", "local_window": 3}, "local_window"),
-        ({"damping": True}, "damping"),
-        ({"damping": True, "attention": "dot"}, "damping"),
-        ({"readout": "maxout"}, "readout"),
-        ({"summary": "every_step", "attention": "dot"}, "summary"),
-    ],
-)
-def test_config_problems(changes, field):
-    config = dataclasses.replace(TINY, **changes)
-    assert field in [name for name, _ in config.problems()]
-    with pytest.raises(ValueError, match=f"RecurrentConfig.{field} = "):
-        config.check()
-
-
-def test_all_problems_are_named():
-    config = dataclasses.replace(
-        TINY, attention="additive", input_feeding=True, local_window=3
-    )
-    assert [name for name, _ in config.problems()] == ["input_feeding", "local_window"]
-
-
-def test_config_without_problems():
-    assert not list(RecurrentConfig().problems())
 
 
 @pytest.mark.parametrize("attention", ["additive", "multi_head"])

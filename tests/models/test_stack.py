@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from helpers import oracle
-from transformer_jax.models.kernels.loop import unstack
 from transformer_jax.models.masks import CAUSAL, padding
 from transformer_jax.models.stack import Block, BlockConfig, Stack, unstack_layers
 
 B, T, S, D, L = 2, 5, 7, 17, 3
+
 CONFIG = BlockConfig(
     d_model=D,
     d_ff=19,
@@ -26,6 +26,7 @@ CONFIG = BlockConfig(
     norm="pre",
     positions="rotary",
 )
+
 VALID = np.arange(S) < np.array([7, 4])[:, None]
 
 
@@ -224,12 +225,3 @@ def test_a_block_with_cross_attention_needs_a_memory():
         match="a block with cross-attention needs a memory; pass one, or cross=False",
     ):
         Block(CONFIG, cross=True).init(jax.random.key(0), normal(B, T, D))
-
-
-def test_unstack():
-    tree = {"a": np.arange(12).reshape(2, 3, 2)}
-    first, second = unstack(tree, 2)
-    np.testing.assert_array_equal(first["a"], tree["a"][0])
-    np.testing.assert_array_equal(second["a"], tree["a"][1])
-    assert len(unstack(tree, 3, axis=1)) == 3
-    np.testing.assert_array_equal(unstack(tree, 3, axis=1)[2]["a"], tree["a"][:, 2])

@@ -15,20 +15,20 @@ from helpers import oracle
 from helpers.runs import small
 from transformer_jax.config import ConfigError, make_task, parse
 from transformer_jax.models import counting
-from transformer_jax.models.layers import Head
-from transformer_jax.tasks.backbones import next_token_per_text
 from transformer_jax.training.engine import Engine, make_train_step
 from transformer_jax.training.evaluation import Evaluator
 from transformer_jax.training.initialization import init_state
 from transformer_jax.training.sharding import make_mesh
 
 HEADER = ("one", "two", "gold")
+
 PAIRS = [
     ("ka ke", "mo", "yes"),
     ("su", "", "no"),
     ("ta ta ta", "ke ka", "yes"),
     ("mo", "su ta", "no"),
 ]
+
 NO_DROPOUT = {"model.dropout_rate": 0.0, "model.attention_dropout_rate": 0.0}
 
 
@@ -134,36 +134,6 @@ def test_a_tokenizer_without_special_ids_will_do(make):
     for name in ("bos_id", "eos_id"):
         setattr(task.corpus.tokenizers["text"], name, None)
     assert tokens_of(task, whole(task), 0)[0][0] == "[START]"
-
-
-def test_the_language_modeling_loss_by_numpy():
-    """It is a mean over the tokens of a text, then over texts.
-
-    A text of one token and padding do not count.
-    """
-    rng = np.random.default_rng(0)
-    x, embeddings, tokens = (
-        rng.normal(size=(4, 7, 5)),
-        rng.normal(size=(13, 5)),
-        rng.integers(0, 13, (4, 7)),
-    )
-    lengths = np.array([7, 3, 1, 0])
-    each = []
-    for row, n in zip(range(2), lengths, strict=False):
-        logits = x[row, : n - 1] @ embeddings.T
-        each.append(
-            oracle.cross_entropy(logits, tokens[row, 1:n], np.ones(n - 1))[0] / (n - 1)
-        )
-
-    valid = np.arange(7) < lengths[:, None]
-    found = next_token_per_text(
-        Head(jnp.float32(embeddings), None, 13),
-        jnp.float32(x),
-        tokens,
-        jnp.array(valid),
-    )
-    assert float(found.weight) == 2
-    np.testing.assert_allclose(found.sum, sum(each), rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -340,6 +310,7 @@ ONE, TWO = (
     {"data.text_column": "one"},
     {"data.text_column": "one", "data.second_column": "two"},
 )
+
 LEARNED = {
     "text": ("classification", ONE | {"data.labels": ("no", "yes")}),
     "pair": ("classification", TWO | {"data.labels": ("no", "yes")}),

@@ -28,6 +28,7 @@ SENTENCES = [
     ("Łódź liegt nicht in Bukow", "B-LOC O O O B-LOC"),
     ("nicht Anna", "O B-PER"),
 ]
+
 LONG = (
     " ".join(words for words, _ in SENTENCES * 2),
     " ".join(tags for _, tags in SENTENCES * 2),
@@ -296,17 +297,6 @@ def test_reading_tags_keeps_the_entities():
             (found,) = read_tags([" ".join(tags)], [length], data, place)
             assert spans.entities(found, "iob2") == spans.entities(tags, "iob2")
             assert not spans.malformed(found, "iob2")
-
-
-def test_the_tags_of_a_scheme():
-    assert TaggingData(types=("X", "Y")).tags == ("O", "B-X", "I-X", "B-Y", "I-Y")
-    assert TaggingData(types=("X",), scheme="bioes").tags == (
-        "O",
-        "B-X",
-        "I-X",
-        "E-X",
-        "S-X",
-    )
 
 
 @pytest.mark.parametrize(

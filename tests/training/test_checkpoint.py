@@ -1,5 +1,6 @@
 import errno
 import hashlib
+import json
 import logging
 import pathlib
 import shutil
@@ -12,7 +13,11 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.experimental import multihost_utils
 
-from transformer_jax.training import manifest
+import transformer_jax
+from helpers.runs import run
+from transformer_jax.training import (
+    manifest,
+)
 from transformer_jax.training.checkpoint import (
     CheckpointConfig,
     CheckpointError,
@@ -505,3 +510,39 @@ def test_checkpoints_belong_to_their_tokenizers():
         CheckpointError, match=r"target tokenizer: .* none in the checkpoints of run"
     ):
         check_fingerprint({"target tokenizer": "a" * 64}, meta, "run")
+
+
+def test_no_good_checkpoint_left_is_an_error(finished, copied):
+    for step in (2, 4, 6, 8):
+        shutil.rmtree(copied / "checkpoints" / str(step) / "state")
+    with pytest.raises(CheckpointError, match=r"has no valid checkpoint left"):
+        run(finished[0], copied)
+    assert (copied / "checkpoints" / "2").exists()
+
+
+def test_other_data_or_tokenizer_is_refused(finished, copied, corpus):
+    path = copied / "tokenizer.json"
+    stored = path.read_text()
+    ids = json.loads(stored)
+    ids["model"]["merges"].pop()
+    path.write_text(json.dumps(ids))
+    with pytest.raises(
+        CheckpointError, match=r"source tokenizer: sha256 .* they do not match"
+    ):
+        transformer_jax.load(str(copied))
+    path.write_text(stored)
+    for language in ("en", "de"):
+        with (corpus / f"train.{language}").open("a") as file:
+            file.write("ak\n")
+    with pytest.raises(CheckpointError, match="training data: sha256"):
+        run(finished[0], copied, training__steps=10, data__directory=str(corpus))
+
+
+def test_a_renamed_checkpoint_is_refused(finished, copied):
+    steps = copied / "checkpoints"
+    (steps / "8").rename(steps / "44")
+    with pytest.raises(
+        CheckpointError, match="44 holds step 8: rename the folder to 8"
+    ):
+        run(finished[0], copied, training__steps=50)
+    assert sorted(path.name for path in steps.iterdir()) == ["2", "4", "44", "6"]

@@ -17,6 +17,7 @@ import pytest
 
 from helpers.pretraining import SCALE, by_hand, make_batch, recorder, step_on
 from helpers.processes import on_devices
+from transformer_jax.config import make_task, parse
 from transformer_jax.losses import cross_entropy
 from transformer_jax.models.layers import Embedding
 from transformer_jax.models.transformer import (
@@ -24,7 +25,7 @@ from transformer_jax.models.transformer import (
     TransformerConfig,
     shift_right,
 )
-from transformer_jax.training.engine import make_train_step
+from transformer_jax.training.engine import Engine, make_train_step
 from transformer_jax.training.initialization import init_state
 from transformer_jax.training.matrices import blocks
 from transformer_jax.training.optimizer import (
@@ -32,10 +33,13 @@ from transformer_jax.training.optimizer import (
     make_optimizer,
     schedule,
 )
+from transformer_jax.training.sharding import feed
 from transformer_jax.training.task import Mean
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "step.json"
+
 BOS, EOS, VOCAB = 1, 2, 11
+
 CONFIG = TransformerConfig(
     source_vocab_size=VOCAB,
     target_vocab_size=VOCAB,
@@ -50,6 +54,7 @@ CONFIG = TransformerConfig(
     dropout_rate=0.0,
     vocab_multiple=8,
 )
+
 # Rows differ in their number of target tokens, so a mean of means is not the mean.
 BATCH = {
     "source": np.array(
@@ -490,3 +495,14 @@ def test_means_do_not_take_the_names_of_the_steps_own_metrics(names):
         make_train_step(Simple(loss), recorder, seed=0, microbatches=1)(
             simple_state(), BATCH
         )
+
+
+def test_one_compilation_for_each_shape(tiny, tmp_path):
+    tiny.data.max_buckets, tiny.data.batch_tokens = 3, 256
+    task = make_task(parse(tiny), tmp_path / "run")
+    batches = task.batches("train", 0)
+    engine = Engine(task)
+    state = engine.init(jax.random.key(0))
+    for fed in feed(batches, range(2 * len(batches.plan)), engine.mesh):
+        state, _ = engine.step(state, fed.placed)
+    assert 1 < engine.step._cache_size() == len(batches.plan.shapes) <= 3

@@ -1,30 +1,13 @@
 """A validation loss at the entropy of the training targets is warned of."""
 
 import logging
-import math
 
-import numpy as np
 import pytest
 
 from helpers.runs import rows, run, small
 from transformer_jax.config import make_task, parse
-from transformer_jax.data.batching import Batches, entropy, label_entropy
+from transformer_jax.data.batching import Batches
 from transformer_jax.training.learning import Learning
-
-
-def test_entropy_of_token_frequencies():
-    halves_and_quarters = np.array([5, 5, 0, 9], np.uint16)
-    assert entropy(halves_and_quarters) == pytest.approx(1.5 * math.log(2))
-    assert entropy(np.zeros(7, np.int32)) == 0.0
-    assert entropy(np.zeros(0, np.int32)) == 0.0
-
-
-def test_labels_have_an_entropy_and_numbers_have_none():
-    labels = label_entropy(np.array([1, 0, 1, 0], np.int32))
-    assert labels is not None
-    assert labels() == pytest.approx(math.log(2))
-    assert label_entropy(np.array([0.5, 2.0], np.float32)) is None
-    assert label_entropy(None) is None
 
 
 @pytest.mark.parametrize(

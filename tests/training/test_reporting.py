@@ -3,14 +3,11 @@
 import itertools
 import types
 
-import jax
-import numpy as np
 import pytest
 
-from helpers.corpus import write_corpus
 from helpers.runs import rows, run, small
 from transformer_jax.config import make_task, parse
-from transformer_jax.training import compilations, profiling, reporting
+from transformer_jax.training import profiling, reporting
 from transformer_jax.training.task import Work
 
 
@@ -43,109 +40,6 @@ def test_a_run_shows_its_first_batch_and_its_utilization(
     }
     assert shown["source"][-1] == shown["target"][-1] == "</s>"
     assert shown["decoder input"] == ["<s>", *shown["target"][:-1]]
-
-
-def pairs():
-    """Return arrays of a filler row and two pairs."""
-    arrays = {
-        side: np.array([[0, 0, 0], [5, 6, 2], [7, 2, 0]], np.int32)
-        for side in ("source", "target")
-    }
-    lengths = {
-        f"{side}_length": np.array([0, 3, 2], np.int32) for side in ("source", "target")
-    }
-    return {**arrays, **lengths, "index": np.array([-1, 4, 2], np.int32)}
-
-
-@pytest.fixture(scope="module")
-def taught(tmp_path_factory):
-    """A task with trained tokenizers."""
-    folder = tmp_path_factory.mktemp("taught")
-    write_corpus(folder / "corpus")
-    task = make_task(parse(small("sequence_to_sequence", folder / "corpus")), folder)
-    task.fingerprint(training=False)
-    return task
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (
-            {"target_length": 0},
-            "row 2 of the first batch has no position in its target",
-        ),
-        (
-            {"target": [5, 6, 7]},
-            r"row 2 of the first batch does not end in EOS in its target: \[5 6 7\]",
-        ),
-        (
-            {"source_length": 3},
-            r"row 2 of the first batch does not end in EOS in its source: \[7 2 0\]",
-        ),
-        (
-            {"target": [304, 2, 0]},
-            (
-                "row 2 of the first batch has ids "
-                "beyond the vocabulary of 304 in its target"
-            ),
-        ),
-    ],
-)
-def test_a_batch_that_must_be_wrong_is_refused(taught, damage, message):
-    arrays = pairs()
-    assert len(taught.preview(arrays)) == 4
-    for name, row in damage.items():
-        arrays[name][2] = row
-    with pytest.raises(ValueError, match=message):
-        taught.preview(arrays)
-    arrays["index"][2] = -1  # filler rows are not checked
-    assert len(taught.preview(arrays)) == 4
-
-
-def test_labels_that_could_be_read_off_are_refused(taught, monkeypatch):
-    monkeypatch.setattr(
-        "transformer_jax.tasks.sequence_to_sequence.shift_right",
-        lambda target, begin: target,
-    )
-    with pytest.raises(
-        ValueError, match="is not the target shifted by one: it may reveal the labels"
-    ):
-        taught.preview(pairs())
-
-
-def test_more_compilations_than_shapes_are_warned_of(caplog):
-    caplog.set_level("INFO", "transformer_jax")
-    step = jax.jit(lambda state, batch: state + batch["x"].sum())
-    compiled = compilations.Compilations(step, shapes=1)
-    batch = {"x": np.zeros((2, 3))}
-    assert compiled.compile(0.0, batch)
-    step(0.0, batch)
-    compiled.check()
-    assert not compiled.compile(0.0, batch)
-    assert not caplog.records
-    step(0, batch)  # a batch of another type compiles again
-    for _ in range(2):
-        compiled.check()
-    (warning,) = caplog.records
-    assert (
-        warning.getMessage()
-        == "compiled the step 2 times for 1 batch shapes: check what else changes"
-    )
-
-
-def test_a_compilation_is_announced_and_counts_in_the_estimate(caplog):
-    caplog.set_level("INFO", "transformer_jax")
-    step = jax.jit(lambda state, batch: state + batch["x"].sum())
-    compiled = compilations.Compilations(step, shapes=4)
-    compiled.compile(0.0, {"x": np.zeros((2, 3))})
-    assert compiled.left() is None  # the first was compiled ahead
-    compiled.compile(0.0, {"x": np.zeros((2, 5))})
-    compiled.compile(0.0, {"x": np.zeros((2, 7))})
-    assert compiled.left() == sum(compiled._seconds) / 2 > 0  # one is missing
-    assert [record.getMessage() for record in caplog.records] == [
-        "compiling the training step for batches of x 2 × 5, shape 2 of at most 4",
-        "compiling the training step for batches of x 2 × 7, shape 3 of at most 4",
-    ]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,9 @@ from transformer_jax.models import layers
 from transformer_jax.models.positions import POSITIONS
 from transformer_jax.models.transformer import TIES, Transformer, TransformerConfig
 from transformer_jax.tasks import TASKS
-from transformer_jax.training import sharding
+from transformer_jax.training import (
+    sharding,
+)
 from transformer_jax.training.engine import Engine
 from transformer_jax.training.evaluation import Evaluator
 from transformer_jax.training.sharding import (
@@ -34,6 +36,7 @@ from transformer_jax.training.sharding import (
 )
 
 NAMES = {name for name, _ in RULES}
+
 CONFIG = TransformerConfig(
     source_vocab_size=24,
     target_vocab_size=24,
@@ -278,3 +281,10 @@ assert held[6] == held[7] == [-1, -1], held
 print("equal")
 """
     assert on_devices(8, program) == "equal\n"
+
+
+def test_mesh_must_fit_the_devices():
+    with pytest.raises(ValueError, match="needs a multiple of 7 devices and there are"):
+        make_mesh(MeshConfig(data=7, fsdp=-1))
+    with pytest.raises(ValueError, match="needs exactly 7 devices and there are"):
+        make_mesh(MeshConfig(data=7))

@@ -12,8 +12,12 @@ from pathlib import Path
 import pytest
 
 from helpers.forked import Running, begun
+from transformer_jax.training import (
+    signals,
+)
 
 IGNORED = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
 STOPS = [
     signal.SIGTERM,
     signal.SIGINT,
@@ -23,6 +27,7 @@ STOPS = [
     ),
     signal.SIGUSR1,
 ]
+
 # Work in Python, in a library that does not return, in worker processes, and in a
 # thread that a pool waits for.
 WORK = {
@@ -55,7 +60,9 @@ with StopRequest() as request:
 """
     ),
 }
+
 BEFORE_TRAINING = [work for work in WORK if work != "steps"]
+
 # One of several processes, after jax.distributed has installed its own handler.
 WORK["distributed"] = """
 with socket.socket() as free:
@@ -65,6 +72,7 @@ processes.initialize(f"127.0.0.1:{port}", 1, 0)
 ready()
 while True: time.sleep(0.01)
 """
+
 PROGRAM = """
 import hashlib, signal, socket, sys, time
 from pathlib import Path
@@ -204,3 +212,32 @@ def test_workers_end_when_their_parent_is_killed(tmp_path):
     while any(map(alive, pids)):
         assert time.monotonic() < until, "a worker lives on"
         time.sleep(0.01)
+
+
+@pytest.fixture
+def interruptible():
+    """Make Ctrl-C raise KeyboardInterrupt.
+
+    Background jobs of a shell ignore it otherwise.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_a_background_job_goes_on_ignoring_ctrl_c():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with signals.StopRequest() as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert not stop.reached(1)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_the_second_ctrl_c_ends_at_once():
+    with signals.StopRequest() as stop:
+        assert not stop.reached(1)
+        signal.raise_signal(signal.SIGINT)
+        assert stop.reached(1)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)

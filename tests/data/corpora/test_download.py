@@ -10,7 +10,6 @@ import importlib.util
 import io
 import sys
 import tarfile
-import threading
 import time
 import zipfile
 from pathlib import Path
@@ -19,10 +18,10 @@ from types import SimpleNamespace
 import pytest
 from etils import epath
 
-from helpers.corpus import real_data
-from transformer_jax.data.corpora import download, multi30k
+from helpers.downloads import lines, rows, text
+from transformer_jax.data.corpora import download
 from transformer_jax.data.corpora.download import Downloads, prepare
-from transformer_jax.data.sources import DataError, parallel_files, tfds_source
+from transformer_jax.data.sources import DataError
 
 
 def pack(path: Path, files: dict[str, str | bytes], mode: str = "w:gz") -> None:
@@ -46,14 +45,6 @@ def sgm(language: str, lines: list[str]) -> str:
         f' origlang="{language}">\n<p>\n'
     )
     return f"{head}{segments}</p>\n</doc>\n</srcset>\n"
-
-
-def lines(corpus: str, language: str, count: int) -> list[str]:
-    return [f"{corpus} {language} {i} ä\u2028é" for i in range(count)]
-
-
-def text(corpus: str, language: str, count: int) -> str:
-    return "".join(line + "\n" for line in lines(corpus, language, count))
 
 
 def wmt14_archives(folder: Path, other: str) -> None:
@@ -126,13 +117,6 @@ def ted_archive(folder: Path) -> None:
 
 def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def rows(
-    name: str, directory: Path, split: str, languages: list[str]
-) -> list[tuple[str, ...]]:
-    source = tfds_source(name, directory, split, languages)
-    return list(zip(*(source.column(language) for language in languages), strict=True))
 
 
 @pytest.mark.parametrize("other", ["de", "fr"])
@@ -271,34 +255,6 @@ def test_folders_and_archives_that_are_not_there_or_broken(
         match=r"Cannot prepare ted_hrlr_translate/pt_to_en in .* extracting .*",
     ):
         prepare("ted_hrlr_translate/pt_to_en", tmp_path / "data", stand_ins)
-
-
-@pytest.fixture
-def server(tmp_path, monkeypatch):
-    """Serve the files of a folder by name, for http requests to any host.
-
-    Yield the folder.
-    """
-    folder = tmp_path / "served"
-    folder.mkdir()
-
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def translate_path(self, path):
-            return str(folder / path.partition("?")[0].rpartition("/")[2])
-
-        def log_message(self, *_):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        for name in ("http_proxy", "HTTP_PROXY"):
-            monkeypatch.setenv(name, f"http://127.0.0.1:{running.server_port}")
-        for name in ("no_proxy", "NO_PROXY"):
-            monkeypatch.delenv(name, raising=False)
-        thread = threading.Thread(target=running.serve_forever)
-        thread.start()
-        yield folder
-        running.shutdown()
-        thread.join()
 
 
 def test_archives_are_downloaded_once(stand_ins, server, tmp_path, caplog, monkeypatch):
@@ -490,68 +446,3 @@ def test_a_server_without_the_file(server, tmp_path):
         DataError, match=r"Cannot prepare ted_hrlr_translate/pt_to_en .*404"
     ):
         prepare("ted_hrlr_translate/pt_to_en", tmp_path / "data")
-
-
-MULTI30K_SIZES = dict(zip(multi30k.SPLITS, (7, 5, 3, 2, 4), strict=True))
-
-
-def multi30k_files(
-    folder: Path, splits=multi30k.SPLITS, languages=("en", "de", "fr")
-) -> None:
-    for split in splits:
-        for lang in languages:
-            content = gzip.compress(text(split, lang, MULTI30K_SIZES[split]).encode())
-            (folder / f"{split}.{lang}.gz").write_bytes(content)
-
-
-def test_multi30k_is_downloaded(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(multi30k, "URL", multi30k.URL.replace("https:", "http:"))
-    multi30k_files(server)
-    prepare("multi30k/en-fr", tmp_path / "data")
-    for split, count in MULTI30K_SIZES.items():
-        found = rows("multi30k/en-fr", tmp_path / "data", split, ["fr", "en"])
-        assert found == [
-            *zip(lines(split, "fr", count), lines(split, "en", count), strict=True)
-        ]
-
-
-def test_multi30k_from_a_folder(no_network, tmp_path):
-    fetched = tmp_path / "fetched"
-    fetched.mkdir()
-    multi30k_files(fetched, ("train", "val", "test_2017_flickr"), ("de", "fr"))
-    (fetched / "val.de").write_bytes(
-        gzip.decompress((fetched / "val.de.gz").read_bytes())
-    )
-    (fetched / "val.de.gz").unlink()
-    prepare("multi30k/de-fr", tmp_path / "data", fetched)
-    for split in ("train", "val", "test_2017_flickr"):
-        count = MULTI30K_SIZES[split]
-        expected = [
-            *zip(lines(split, "de", count), lines(split, "fr", count), strict=True)
-        ]
-        assert (
-            rows("multi30k/de-fr", tmp_path / "data", split, ["de", "fr"]) == expected
-        )
-    with pytest.raises(DataError, match="'train', 'val', 'test_2017_flickr'"):
-        tfds_source("multi30k/de-fr", tmp_path / "data", "test_2016_flickr", ["de"])
-    # Half a pair and a folder without val are refused.
-    with pytest.raises(DataError, match=r"neither train\.en nor train\.en\.gz"):
-        prepare("multi30k/en-de", tmp_path / "data", fetched)
-    for path in fetched.glob("val.*"):
-        path.unlink()
-    with pytest.raises(DataError, match=r"neither val\.de nor val\.de\.gz"):
-        prepare("multi30k/de-fr", tmp_path / "others", fetched)
-
-
-def test_multi30k_as_it_is(no_network, tmp_path):
-    folder = real_data("multi30k")
-    prepare("multi30k/en-de", tmp_path, folder)
-    for split, count in (
-        ("train", 29_000),
-        ("val", 1_014),
-        ("test_2016_flickr", 1_000),
-    ):
-        files = parallel_files(folder, split, ["en", "de"])
-        found = tfds_source("multi30k/en-de", tmp_path, split, ["en", "de"])
-        assert len(found) == count
-        assert all(found[i] == files[i] for i in range(count))
