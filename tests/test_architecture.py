@@ -325,11 +325,66 @@ def test_pages_beside_a_paper_are_not_dense():
     assert sum(tokens) / sum(lines) <= 7.5
 
 
+TESTS = ROOT / "tests"
+TEST_FILES = sorted(TESTS.rglob("test_*.py"))
+MODULES = sorted(path for path in FILES if path.name != "__init__.py")
+# Modules without a test file of their name → the file that tests them, and the words
+# with which it does.
+TESTED_IN = {
+    # plumbing: every run, error and task goes through it
+    "errors.py": ("test_command_line.py", "ended_by(UserError("),
+    "experiment.py": ("test_transfer.py", "experiment.run("),
+    "tasks/labelled_texts.py": ("tasks/test_classification.py", "task_of(config"),
+    "tasks/work.py": ("tasks/test_fine_tuning.py", "task.work("),
+    # parts of what is tested as a whole, against its equations or with real processes
+    "data/workers.py": ("training/test_signals.py", "with workers("),
+    "models/decoders.py": ("models/test_recurrent.py", "RecurrentSeq2Seq("),
+    "models/kernels/difference.py": ("models/kernels/test_checks.py", "TOLERANCES"),
+    "models/kernels/placement.py": ("integration/test_nnx.py", "Named"),
+    "models/kernels/platforms.py": ("models/kernels/test_choose.py", "platforms"),
+}
+
+
 @pytest.mark.parametrize(
-    "path", sorted((ROOT / "tests").rglob("test_*.py")), ids=lambda path: path.name
+    "path", TEST_FILES, ids=lambda path: str(path.relative_to(TESTS))
 )
 def test_test_modules_do_not_import_one_another(path):
     assert not re.search(r"^\s*(import|from) test_", path.read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE))
+)
+def test_every_module_has_a_test_file_of_its_name_or_is_listed(path):
+    module = path.relative_to(PACKAGE)
+    file = TESTS / module.with_name(f"test_{module.name}")
+    listed = TESTED_IN.get(str(module))
+    assert file.exists() != bool(listed)
+    if listed:
+        elsewhere, words = listed
+        assert words in (TESTS / elsewhere).read_text()
+
+
+def test_what_is_listed_without_a_test_file_is_a_module():
+    assert {*TESTED_IN} <= {str(path.relative_to(PACKAGE)) for path in MODULES}
+
+
+@pytest.mark.parametrize(
+    "path", TEST_FILES, ids=lambda path: str(path.relative_to(TESTS))
+)
+def test_a_test_file_is_of_a_module_or_an_integration_test(path):
+    """Its name is test_MODULE.py or test_MODULE_TOPIC.py, in the folder of the
+    module.
+    """
+    file = path.relative_to(TESTS)
+    words = file.stem.split("_")[1:]
+    names = ["_".join(words[: i + 1]) for i in range(len(words))]
+    modules = [PACKAGE / file.with_name(f"{name}.py") for name in names]
+    assert (
+        file.parts[0] == "integration"
+        or path == Path(__file__)
+        or any(module in MODULES for module in modules)
+    )
 
 
 def models_of(task: str) -> list[type]:

@@ -1,7 +1,4 @@
-"""--help, recipes and config keys on the command line.
-
-Also records for a predictor, and long predictions.
-"""
+"""--help, recipes and config keys on the command line, and how errors end a script."""
 
 import errno
 import signal

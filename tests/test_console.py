@@ -2,6 +2,7 @@
 whose locale is not UTF-8.
 """
 
+import errno
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 
 from helpers import ROOT
 from helpers.forked import begun
+from transformer_jax import console
 
 # Close the streams with these numbers, or send them to a full disk, like a shell, and
 # run a script.
@@ -131,3 +133,11 @@ def test_a_locale_without_utf8(tmp_path):
     assert done.stderr.decode().startswith(
         "error: --workdir=ñandú is not the folder of a run"
     )
+
+
+def test_an_error_of_stdout_says_so():
+    with (
+        pytest.raises(console.StreamError, match="stdout cannot be written: No space"),
+        console.named(),
+    ):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -1,4 +1,4 @@
-"""Cross-entropy against the explicit distribution, and in chunks."""
+"""Cross-entropy against the explicit distribution."""
 
 import jax
 import jax.numpy as jnp

@@ -1,5 +1,5 @@
-"""Descriptions of a step: bytes are those of the real arrays, and collectives are
-read from XLA programs.
+"""Descriptions of a step: bytes are those of the real arrays, and the table says what
+is an estimate.
 """
 
 import json

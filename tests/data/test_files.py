@@ -6,10 +6,7 @@ import os
 import pytest
 
 from transformer_jax.data import sources
-from transformer_jax.data.sources import (
-    DataError,
-    parallel_files,
-)
+from transformer_jax.data.sources import DataError, parallel_files
 
 
 def zipped(content: bytes) -> bytes:

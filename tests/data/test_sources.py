@@ -1,3 +1,5 @@
+"""Sources: lines, text, tables and data sets of tfds, and parts of their splits."""
+
 import errno
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Files of GLUE are read as they are published."""
+"""Tables, and files of GLUE as they are published."""
 
 import gzip
 

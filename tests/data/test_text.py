@@ -1,4 +1,4 @@
-"""Token streams and batches made from files, with the tokenizers of a workdir."""
+"""Config keys of texts and of pairs of texts."""
 
 import dataclasses
 

@@ -6,11 +6,7 @@ import dataclasses
 
 import pytest
 
-from helpers.pairs import (
-    pairs,
-    write,
-    write_pairs,
-)
+from helpers.pairs import pairs, write, write_pairs
 from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.sources import DataError, parallel_files
 from transformer_jax.data.tokenizers import TokenizerError

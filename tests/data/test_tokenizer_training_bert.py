@@ -1,7 +1,4 @@
-"""BERT's tokenizers: trained, or made from a vocabulary.
-
-Their oracle is BERT's algorithm in plain Python.
-"""
+"""BERT's tokenizers, trained. Their oracle is BERT's algorithm in plain Python."""
 
 import unicodedata
 

@@ -18,10 +18,7 @@ from helpers.tokenizing import (
     train,
 )
 from transformer_jax.data.tokenizer_training import KINDS, train_tokenizer
-from transformer_jax.data.tokenizers import (
-    Tokenizer,
-    TokenizerError,
-)
+from transformer_jax.data.tokenizers import Tokenizer, TokenizerError
 
 
 def test_decode_stops_at_the_first_end_and_drops_specials():

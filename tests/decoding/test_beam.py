@@ -1,6 +1,4 @@
-"""Greedy search and beam search against a search through all sequences, in NumPy
-float64.
-"""
+"""Beam search against a search through all sequences, in NumPy float64."""
 
 import functools
 
@@ -25,9 +23,7 @@ from helpers.searching import (
     search,
 )
 from transformer_jax import decoding
-from transformer_jax.decoding import (
-    lp,
-)
+from transformer_jax.decoding import lp
 
 FORMS = [
     ("wu", 0.0),

@@ -8,17 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers.searching import (
-    PLAIN,
-    SETTINGS,
-    expected_distribution,
-    random_logits,
-)
-from transformer_jax.decoding import (
-    IMPOSSIBLE,
-    penalize,
-    truncate,
-)
+from helpers.searching import PLAIN, SETTINGS, expected_distribution, random_logits
+from transformer_jax.decoding import IMPOSSIBLE, penalize, truncate
 from transformer_jax.decoding.distributions import k_largest
 
 

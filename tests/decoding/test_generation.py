@@ -1,6 +1,4 @@
-"""Continuations of prompts against loops in NumPy float64; pieces, stop strings and
-what draws depend on.
-"""
+"""Continuations of prompts against loops in NumPy float64, in pieces and as a whole."""
 
 import functools
 

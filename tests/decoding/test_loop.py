@@ -1,5 +1,5 @@
-"""Sampling: truncated distributions and frequencies against NumPy float64; seeds and
-rows that draws depend on.
+"""Greedy search, and samples: frequencies against NumPy float64; seeds and rows that
+draws depend on.
 """
 
 import functools
@@ -27,9 +27,7 @@ from helpers.searching import (
     random_logits,
     search,
 )
-from transformer_jax.decoding import (
-    sample,
-)
+from transformer_jax.decoding import sample
 
 
 def draw(model, row_ids=None, seed=0, num_samples=3, max_length=7, **settings):

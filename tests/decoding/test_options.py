@@ -4,11 +4,7 @@ import dataclasses
 
 import pytest
 
-from transformer_jax.decoding import (
-    DecodingConfig,
-    GenerationConfig,
-    SamplingConfig,
-)
+from transformer_jax.decoding import DecodingConfig, GenerationConfig, SamplingConfig
 
 VALID = DecodingConfig(
     beam_size=4,

@@ -11,38 +11,37 @@ import pytest
 # Patterns of test files below tests/.
 CHOSEN = (
     "models/test_*.py",
-    "models/kernels/test_b*.py",
-    "models/kernels/test_products.py",
+    "models/kernels/test_*.py",
+    "integration/test_parameters.py",
     "test_losses.py",
     "test_metrics.py",
     "test_spans.py",
     "data/test_*.py",
-    "test_decoding.py",
-    "test_generation.py",
-    "test_rules.py",
-    "test_sampling.py",
+    "data/corpora/test_digits.py",
+    "decoding/test_*.py",
 )
-# Chosen by the patterns, but not run: tests of downloads, of the corpus of dates, of
-# exported programs, and of other packages.
+# Chosen by the patterns, but not run: tests of other packages, and of kernels for
+# accelerators.
 LEFT_OUT = (
-    "data/test_dates.py",
-    "data/test_download.py",
-    "data/test_tokenizers_of_transformers.py",
-    "models/test_export.py",
-    "models/test_nnx.py",
+    "data/test_tokenizer_files_transformers.py",
+    "models/kernels/test_accelerators.py",
+    "models/kernels/test_checks.py",
+    "models/kernels/test_short.py",
 )
 # The most expensive tests of the chosen files, which are not run: tests on eight
 # devices, and of derivatives of derivatives.
 LEFT_OUT_TESTS = (
     "models/kernels/test_bits.py::test_hashed_bits_do_not_depend_on_the_mesh",
+    "models/kernels/test_chunks.py::test_chunks_on_eight_devices",
     "models/test_checks.py::test_a_mesh_with_explicit_axes_is_refused_with_the_call_that_works",
     "models/test_transformer.py::test_modes_of_differentiation_agree",
-    "test_losses.py::test_chunks_on_eight_devices",
 )
 # Of these tests, the first and the last case are run. Each case compiles programs of
 # its own, and other tests compare the same variants with their equations.
 TWO_CASES = (
     "models/kernels/test_blocked.py::test_equals_the_reference",
+    "models/kernels/test_chunks.py::test_chunks_give_the_value_and_the_gradient_of_the_plain_form",
+    "models/kernels/test_chunks.py::test_each_device_takes_chunks_of_its_rows",
     "models/kernels/test_products.py::test_bfloat16_products_rounds_operands_and_cotangents_and_nothing_else",
     "models/kernels/test_products.py::test_products_and_their_gradients_have_the_types_that_are_asked_for",
     "models/kernels/test_products.py::test_tangents_and_second_derivatives",
@@ -64,10 +63,8 @@ TWO_CASES = (
     "models/test_recurrent.py::test_gradients",
     "models/test_transformer.py::test_dropout_acts_when_given_a_key_wherever_it_has_a_rate",
     "models/test_transformer.py::test_other_ways_to_the_same",
-    "test_losses.py::test_chunks_give_the_value_and_the_gradient_of_the_plain_form",
-    "test_losses.py::test_each_device_takes_chunks_of_its_rows",
 )
-# The recipe that trains each task in test_configs.py.
+# The recipe that trains each task in integration/test_configs.py.
 TRAINED = {
     "sequence_to_sequence": "ted_hrlr-",
     "language_modeling": "gpt-lstm",
@@ -78,7 +75,7 @@ TRAINED = {
     "question_answering": "finetune-task=squad2",
     "tagging": "finetune-task=wnut17",
 }
-TRAININGS = "test_configs.py"
+TRAININGS = "integration/test_configs.py"
 FOLDER = Path(__file__).parents[1]
 
 

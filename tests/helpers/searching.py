@@ -6,10 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer_jax.decoding import (
-    beam_search,
-    greedy,
-)
+from transformer_jax.decoding import beam_search, greedy
 
 PAD, BOS, EOS = 0, 1, 2
 

@@ -45,4 +45,4 @@ def test_the_training_of_a_task_is_one_of_it(task):
 
 def test_what_is_run_is_not_said_to_be_left_out():
     assert {"test_losses.py", quick.TRAININGS}.isdisjoint(quick.left_out())
-    assert "test_docs.py" in quick.left_out()
+    assert "integration/test_docs.py" in quick.left_out()

@@ -1,6 +1,4 @@
-"""Keys of config.json and generation_config.json: none with an effect is dropped in
-silence.
-"""
+"""Keys of config.json: none with an effect is dropped in silence."""
 
 import json
 

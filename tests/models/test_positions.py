@@ -31,11 +31,7 @@ from transformer_jax.models.positions import (
     rotate,
     sinusoidal_positions,
 )
-from transformer_jax.models.transformer import (
-    Memory,
-    Transformer,
-    TransformerConfig,
-)
+from transformer_jax.models.transformer import Memory, Transformer, TransformerConfig
 from transformer_jax.tasks.sequence_to_sequence import start
 
 B, T, S, N, H, W, D = 2, 3, 11, 5, 6, 13, 17

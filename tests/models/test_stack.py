@@ -1,5 +1,5 @@
-"""A stack on its own, as part of an encoder or decoder: with or without a memory,
-and with a cache.
+"""A stack on its own, as part of an encoder or decoder: with or without a memory, and
+with a cache.
 """
 
 import dataclasses

@@ -1,6 +1,4 @@
-"""Classification and regression: pairs, scores, invalid data, and the scripts on
-lines of pairs.
-"""
+"""Classification: pairs, scores, invalid data, and the scripts on lines of pairs."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Language model: losses of packed documents, continuations of prompts, and scores."""
+"""Language model: losses of packed documents, windows, and scores."""
 
 import json
 

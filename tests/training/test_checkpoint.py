@@ -15,9 +15,7 @@ from jax.experimental import multihost_utils
 
 import transformer_jax
 from helpers.runs import run
-from transformer_jax.training import (
-    manifest,
-)
+from transformer_jax.training import manifest
 from transformer_jax.training.checkpoint import (
     CheckpointConfig,
     CheckpointError,

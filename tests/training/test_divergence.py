@@ -6,12 +6,8 @@ import pytest
 
 import transformer_jax
 from helpers.runs import run
-from transformer_jax.training import (
-    divergence,
-)
-from transformer_jax.training.checkpoint import (
-    CheckpointError,
-)
+from transformer_jax.training import divergence
+from transformer_jax.training.checkpoint import CheckpointError
 from transformer_jax.training.divergence import Diverged
 
 
@@ -81,3 +77,10 @@ def test_parameters_that_are_not_finite_are_not_saved(tiny, tmp_path, monkeypatc
     ):
         run(tiny, tmp_path / "run")
     assert not any((tmp_path / "run" / "checkpoints").glob("*"))
+
+
+def test_a_step_that_was_skipped_is_not_good_and_is_warned_of(caplog):
+    assert divergence.is_good(3, {"skipped": 0.0})
+    assert not caplog.records
+    assert not divergence.is_good(4, {"skipped": 1.0})
+    assert "step 4 is not saved: its loss or gradient is not finite" in caplog.text

@@ -28,11 +28,7 @@ from transformer_jax.models.transformer import (
 from transformer_jax.training.engine import Engine, make_train_step
 from transformer_jax.training.initialization import init_state
 from transformer_jax.training.matrices import blocks
-from transformer_jax.training.optimizer import (
-    OptimizerConfig,
-    make_optimizer,
-    schedule,
-)
+from transformer_jax.training.optimizer import OptimizerConfig, make_optimizer, schedule
 from transformer_jax.training.sharding import feed
 from transformer_jax.training.task import Mean
 
@@ -357,7 +353,7 @@ def test_one_step_gives_the_stored_values():
                 "the tests of models, losses and optimizer narrow it down."
             ),
             "If it is intended, say why in the commit, and store the new values with",
-            "UPDATE_GOLDEN=1 python -m pytest tests/training/test_train_step.py",
+            "UPDATE_GOLDEN=1 python -m pytest tests/training/test_engine.py",
         ]
     )
 

@@ -8,11 +8,7 @@ import types
 import pytest
 
 from helpers.runs import run
-from transformer_jax.training import (
-    compilations,
-    loop,
-    signals,
-)
+from transformer_jax.training import compilations, loop, signals
 from transformer_jax.training.keeping import Preempted
 
 

@@ -9,10 +9,7 @@ import pytest
 from helpers.runs import rows, run
 from transformer_jax.config import parse
 from transformer_jax.tasks.sequence_to_sequence import SequenceToSequence
-from transformer_jax.training.checkpoint import (
-    Checkpoints,
-    parameters_sha256,
-)
+from transformer_jax.training.checkpoint import Checkpoints, parameters_sha256
 from transformer_jax.training.engine import Engine
 from transformer_jax.training.evaluation import Evaluator
 from transformer_jax.training.keeping import Preempted

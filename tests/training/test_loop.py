@@ -1,4 +1,4 @@
-"""Training runs: they learn, report, and continue bitwise after any interruption."""
+"""Training runs: they learn, report, and continue bitwise where they were."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,9 +8,7 @@ import transformer_jax
 from helpers.runs import rows, run
 from transformer_jax.config import ConfigError, make_task, parse
 from transformer_jax.tasks.sequence_to_sequence import SequenceToSequence
-from transformer_jax.training.checkpoint import (
-    parameters_sha256,
-)
+from transformer_jax.training.checkpoint import parameters_sha256
 from transformer_jax.training.engine import Engine
 from transformer_jax.training.loop import train
 from transformer_jax.training.optimizer import schedule as make_schedule

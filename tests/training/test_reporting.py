@@ -1,4 +1,4 @@
-"""Reports of a run in progress: its first batch, utilization, compilations."""
+"""Reports of a run in progress: its first batch, its utilization and its loss."""
 
 import itertools
 import types

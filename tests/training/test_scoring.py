@@ -8,9 +8,7 @@ from ml_collections import ConfigDict
 from helpers.runs import run
 from transformer_jax.config import parse
 from transformer_jax.tasks.sequence_to_sequence import SequenceToSequence
-from transformer_jax.training.checkpoint import (
-    Checkpoints,
-)
+from transformer_jax.training.checkpoint import Checkpoints
 
 
 def test_scores_that_do_not_mean_the_same_are_not_compared(finished, copied, caplog):

@@ -5,9 +5,7 @@ import pytest
 
 from helpers.runs import run
 from transformer_jax.errors import UserError
-from transformer_jax.training import (
-    settings,
-)
+from transformer_jax.training import settings
 
 
 def test_settings_of_jax_that_change_the_run_are_refused(

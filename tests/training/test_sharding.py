@@ -20,9 +20,7 @@ from transformer_jax.models import layers
 from transformer_jax.models.positions import POSITIONS
 from transformer_jax.models.transformer import TIES, Transformer, TransformerConfig
 from transformer_jax.tasks import TASKS
-from transformer_jax.training import (
-    sharding,
-)
+from transformer_jax.training import sharding
 from transformer_jax.training.engine import Engine
 from transformer_jax.training.evaluation import Evaluator
 from transformer_jax.training.sharding import (

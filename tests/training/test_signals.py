@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 
 from helpers.forked import Running, begun
-from transformer_jax.training import (
-    signals,
-)
+from transformer_jax.training import signals
 
 IGNORED = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 

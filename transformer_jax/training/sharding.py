@@ -40,7 +40,7 @@ RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
     ("mlp", "tensor"),
     # A sharded recurrent state would be gathered at every time step. If "embed" were
     # sharded too, XLA's gradient of the loop would be wrong (jax 0.10;
-    # tests/training/test_mesh.py).
+    # tests/integration/test_mesh.py).
     ("state", None),
     ("vocab", ("tensor", "fsdp")),
     ("vocab", "tensor"),

@@ -39,7 +39,7 @@ def replaced(make):
     return change
 
 
-# Files whose messages tests/data/test_sources.py compares.
+# Files whose messages tests/data/test_files.py and test_sources.py compare.
 UNREADABLE = [
     (replaced(Path.mkdir), [], ["train.en is a folder"]),
     (replaced(os.mkfifo), [], ["train.en is neither a file nor a folder"]),

@@ -9,9 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer_jax.models.attention import (
-    MultiHeadAttention,
-)
+from transformer_jax.models.attention import MultiHeadAttention
 from transformer_jax.models.kernels import accelerators, choose, platforms
 from transformer_jax.models.masks import CAUSAL
 

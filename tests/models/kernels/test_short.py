@@ -21,9 +21,7 @@ from helpers.kernels import (
 )
 from transformer_jax.models import masks
 from transformer_jax.models.kernels import short
-from transformer_jax.models.kernels.accelerators import (
-    short_attention,
-)
+from transformer_jax.models.kernels.accelerators import short_attention
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,22 @@
+"""Columns of arrays as records."""
+
+import numpy as np
+
+from transformer_jax.data.arrays import Arrays
+from transformer_jax.data.columns import ArrayRecords
+
+IMAGES = np.arange(12).reshape(3, 2, 2)
+
+
+def test_the_records_of_a_column_are_its_entries_under_its_name():
+    records = ArrayRecords("image", IMAGES)
+    assert len(records) == 3
+    np.testing.assert_array_equal(records[-1]["image"], IMAGES[2])
+    first, last = records[::2]
+    assert first.keys() == last.keys() == {"image"}
+    np.testing.assert_array_equal(last["image"], IMAGES[2])
+
+
+def test_records_are_hashed_as_their_column():
+    column = Arrays(IMAGES)
+    assert list(ArrayRecords("image", column).blocks()) == list(column.blocks())
