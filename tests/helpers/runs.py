@@ -42,6 +42,24 @@ def get_config(arg=None):
 """
 
 
+# Task → keys of config.data that name what `write_corpus` writes.
+IN_THE_CORPUS: dict[str, dict[str, Any]] = {
+    "classification": {
+        "text_column": "sentence",
+        "label_column": "label",
+        "labels": ("even", "odd"),
+    },
+    "regression": {"text_column": "sentence", "label_column": "value"},
+    "multiple_choice": {
+        "text_column": "sentence",
+        "second_column": "",
+        "choice_columns": ("reversed", "label"),
+        "label_column": "number",
+    },
+    "tagging": {"types": ("LOC",)},
+}
+
+
 def shrink(config: ConfigDict, directory: Path, steps: int = 4) -> ConfigDict:
     """Shrink `config` in place to train on the corpus of `write_corpus` in seconds.
 
@@ -49,27 +67,16 @@ def shrink(config: ConfigDict, directory: Path, steps: int = 4) -> ConfigDict:
     """
     make_small(config)
     data = config.data
-    data.source, data.directory = "files", str(directory)
-    if "choice_columns" in data:
-        data.update(
-            text_column="sentence",
-            second_column="",
-            choice_columns=("reversed", "label"),
-        )
-        data.label_column = "number"
-    elif "label_column" in data:
-        data.text_column, data.second_column = (
-            "sentence",
-            data.second_column and "reversed",
-        )
-        data.label_column = "label" if "labels" in data else "value"
-    for key, value in {"labels": ("even", "odd"), "types": ("LOC",)}.items():
-        if key in data:
-            data[key] = value
+    data.source = "files"
+    data.directory = str(directory)
+    data.update(IN_THE_CORPUS.get(config.task, {}))
+    if data.get("second_column"):
+        data.second_column = "reversed"
+    every = 2
     config.training.steps = steps
-    config.training.log_every = config.training.evaluate_every = (
-        config.checkpoint.every
-    ) = 2
+    config.training.log_every = every
+    config.training.evaluate_every = every
+    config.checkpoint.every = every
     return config
 
 

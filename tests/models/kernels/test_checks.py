@@ -24,7 +24,7 @@ def compared(model):
 
 
 # Right kernels take half a minute. The test of the choice below also has a right one,
-# and test_accelerators.py compares both kernels with the reference.
+# and test_short.py and test_accelerators.py compare the kernels with the reference.
 @pytest.mark.parametrize("right", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_kernels_of_the_platform_are_compared_with_the_reference(right, monkeypatch):
     """As if this were a TPU. A wrong kernel forgets the mask."""
