@@ -335,7 +335,7 @@ TESTED_IN = {
     "errors.py": ("test_command_line.py", "ended_by(UserError("),
     "experiment.py": ("test_transfer.py", "experiment.run("),
     "tasks/labelled_texts.py": ("tasks/test_classification.py", "task_of(config"),
-    "tasks/work.py": ("tasks/test_fine_tuning.py", "task.work("),
+    "training/flops.py": ("tasks/test_fine_tuning.py", "task.work("),
     # parts of what is tested as a whole, against its equations or with real processes
     "data/workers.py": ("training/test_signals.py", "with workers("),
     "models/decoders.py": ("models/test_recurrent.py", "RecurrentSeq2Seq("),
