@@ -182,7 +182,7 @@ DEATHS = {
 }
 
 
-@pytest.mark.parametrize("survivor", [1, -6])
+@pytest.mark.parametrize("survivor", [1, pytest.param(-6, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("code", "restarts"), DEATHS.values(), ids=DEATHS)
 def test_local_restarts_unless_the_user_must_act(
     supervise, tmp_path, code, restarts, survivor

@@ -735,9 +735,9 @@ def loss_and_gradient(config):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"remat": "full"},
+        pytest.param({"remat": "full"}, marks=pytest.mark.slow),
         {"remat": "scores", "unroll": 2},
-        {"attention_implementation": "jax"},
+        pytest.param({"attention_implementation": "jax"}, marks=pytest.mark.slow),
         {"attention_implementation": "blocked"},
     ],
 )
@@ -815,6 +815,7 @@ def test_nothing_is_wrong_with_the_papers_configs(changes):
     assert not list(TransformerConfig(**changes).problems())
 
 
+@pytest.mark.slow
 def test_modes_of_differentiation_agree():
     """Compare forward mode with reverse mode, for the logits of the whole model and
     for a Hessian.

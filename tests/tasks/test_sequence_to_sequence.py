@@ -359,6 +359,7 @@ def test_score(task):
     assert task.score({}, several, ["a b c d"])["bleu"] == pytest.approx(100)
 
 
+@pytest.mark.slow
 def test_bleu_is_by_the_tokenizer_of_the_config_while_training_and_after(
     tiny, tmp_path
 ):
