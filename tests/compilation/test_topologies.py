@@ -501,7 +501,7 @@ print(json.dumps([program.memory_analysis().temp_size_in_bytes, arrays]))
 @pytest.mark.parametrize(
     ("topology", "memory", "arrays"),
     [
-        pytest.param("v5e:1x1", 2**24, 0, marks=needs_libtpu),
+        pytest.param("v5e:1x1", 2**24, 0, marks=[needs_libtpu, pytest.mark.slow]),
         pytest.param("h100:1x1x1", math.inf, 1, marks=needs_plugin),
     ],
 )

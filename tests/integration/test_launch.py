@@ -348,6 +348,7 @@ def test_local_processes_train_and_score_together(stubs):
     assert "restarting all processes" not in result.stderr
 
 
+@pytest.mark.slow
 def test_slurm(stubs, tmp_path):
     script = ["bash", str(LAUNCH / "slurm.sbatch")]
     trained_by_two(stubs([*script, *stubs.flags], SLURM_JOB_ID="7"), stubs.workdir)

@@ -99,7 +99,9 @@ def test_off_there_is_no_array_of_it(tiny, tmp_path):
 
 
 @pytest.mark.usefixtures("without_search")
-def test_it_is_resumed_bitwise_and_evaluated_by_those_who_ask_for_it(tiny, tmp_path):
+def test_it_is_resumed_bitwise_and_evaluated_by_those_who_ask_for_it(
+    tiny, tmp_path, without_search
+):
     tiny.training.ema_decay = 0.9
     whole = run(
         tiny, tmp_path / "whole", training__steps=4, evaluation__checkpoint="ema"
