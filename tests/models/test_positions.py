@@ -590,10 +590,9 @@ def test_half_precision_stays_near(kind):
         for one, other in zip(
             jax.tree.leaves(gradient[name]), jax.tree.leaves(exact[name]), strict=True
         ):
-            assert (
-                oracle.relative(one, np.float64(other)) <= 0.05
-                or np.abs(other).max() < 1e-3
-            )
+            # that of a bias of keys may be 0, as it cancels in the softmax
+            atol = 0.05 * max(np.abs(other).max(), 10)
+            np.testing.assert_allclose(one, other, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("kind", POSITIONS)

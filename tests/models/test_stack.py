@@ -118,10 +118,10 @@ def test_layers_without_a_loop_are_those_of_a_loop(remat):
     ]
     assert loops[0] > loops[1] == 0
     for found, expected in zip(run(L), run(1), strict=True):
+        largest = max(np.abs(found).max(), np.abs(expected).max())
         assert (
-            oracle.relative(found, np.float64(expected)) <= 1e-5
-            or np.abs(expected).max() < 1e-5
-        )
+            oracle.relative(found, np.float64(expected)) <= 1e-5 or largest < 1e-5
+        )  # some gradients are zero
 
 
 @pytest.mark.parametrize("cross", [False, True])

@@ -162,18 +162,23 @@ def test_another_users_process_that_cannot_be_looked_at_lives(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "text",
-    [owner(machine="other", host="far"), "", "{}", '{"pid": -1}', '{"pid": 1', "[3]"],
+    ("text", "name"),
+    [
+        (owner(machine="other", host="far"), f"process {os.getpid()} on far"),
+        ("", "an unknown run"),
+        ("{}", "an unknown run"),
+        ('{"pid": -1}', "an unknown run"),
+        ('{"pid": 1', "an unknown run"),
+        ("[3]", "an unknown run"),
+    ],
 )
-def test_on_another_machine_a_run_without_a_heartbeat_is_dead(left, text, caplog):
+def test_on_another_machine_a_run_without_a_heartbeat_is_dead(left, text, name, caplog):
     workdir = left(text)
     start = time.monotonic()
     with held(workdir):
         assert time.monotonic() - start > lock.EXPIRY
-    assert "waiting up to 2 s for a heartbeat" in caplog.text
-    assert (
-        "process" in caplog.text and "on far" in caplog.text
-    ) or "an unknown run" in caplog.text
+    assert f"waiting up to 2 s for a heartbeat of {name}" in caplog.text
+    assert f"taken over from {name}" in caplog.text
 
 
 @pytest.mark.parametrize("beat", ["touched", "written"])

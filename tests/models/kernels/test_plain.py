@@ -1,6 +1,16 @@
 """Plain equations, for counting."""
 
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from transformer_jax.models.attention import dot_product_attention
 from transformer_jax.models.kernels import plain
+from transformer_jax.models.kernels.blocked import blocked_attention
+from transformer_jax.models.kernels.choose import kernel_for
+from transformer_jax.models.kernels.loop import over_layers
+from transformer_jax.models.masks import CAUSAL
 
 
 def test_the_equations_are_used_in_their_context_only():
@@ -8,3 +18,34 @@ def test_the_equations_are_used_in_their_context_only():
     with plain.equations():
         assert plain.is_on()
     assert not plain.is_on()
+
+
+def test_no_kernel_replaces_the_equation_of_attention():
+    x = jnp.zeros((1, 3, 2, 4))
+    options = {"mask": CAUSAL, "dropout_rate": 0.0, "dtype": "float32"}
+    options["equation"] = dot_product_attention
+    assert kernel_for("blocked", x, x, x, **options) is blocked_attention
+    with plain.equations():
+        assert kernel_for("blocked", x, x, x, **options) is None
+
+
+def test_layers_are_a_loop_in_which_nothing_is_computed_again():
+    def layer(carry, inputs):
+        scale, _ = inputs
+        return jnp.sin(scale * carry), carry
+
+    def primitives(function, *arguments):
+        return {x.primitive for x in jax.make_jaxpr(function)(*arguments).eqns}
+
+    def layers():
+        options = {"num_layers": 2, "unroll": 2, "remat": "full"}
+        run = functools.partial(over_layers, layer, **options)
+        return primitives(run, jnp.ones(2), jnp.zeros(2), jnp.ones(3))
+
+    again = primitives(jax.checkpoint(jnp.sin), 1.0)
+    loop = primitives(lambda x: jax.lax.scan(layer, x, (x, x)), jnp.ones(2))
+    assert loop & layers() == set()
+    assert again <= layers()
+    with plain.equations():
+        assert loop <= layers()
+        assert again & layers() == set()
