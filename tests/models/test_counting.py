@@ -7,6 +7,7 @@ import pytest
 
 from transformer_jax.losses import cross_entropy
 from transformer_jax.models.counting import flops
+from transformer_jax.models.kernels import plain
 from transformer_jax.models.kernels.chunks import sum_in_chunks
 from transformer_jax.models.kernels.products import linear, product
 
@@ -77,3 +78,11 @@ def test_a_loss_in_chunks_counts_every_position():
     labels = jax.ShapeDtypeStruct((2, 3), jnp.int32)
     arguments = W, of(2, 3, 5), labels, of(2, 3)
     assert flops(lambda *a: sum_in_chunks(loss, *a, chunk=4), *arguments) == 2 * ONE
+
+
+def test_the_equations_are_counted_even_if_a_kernel_was_traced_before():
+    def both(x, w):
+        return x @ w if plain.is_on() else x
+
+    jax.make_jaxpr(both)(X, W)
+    assert flops(both, X, W) == ONE

@@ -21,7 +21,8 @@ def flops(function: Callable, *arguments: Any) -> float:
     most FLOPs counts.
     """
     with plain.equations():
-        program = jax.make_jaxpr(function)(*arguments)
+        # a new function, because JAX keeps the traces of functions that it knows
+        program = jax.make_jaxpr(lambda *given: function(*given))(*arguments)
     return _count(program.jaxpr)
 
 
