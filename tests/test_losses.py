@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from helpers import oracle
-from transformer_jax.losses import cross_entropy, next_token
+from transformer_jax.losses import cross_entropy, token_cross_entropy
 from transformer_jax.models.kernels import platforms
 from transformer_jax.models.layers import Head
 
@@ -146,11 +146,11 @@ def positions(rows, width, filled, seed=0):
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-def test_the_next_tokens_loss_is_that_of_the_heads_logits(label_smoothing):
+def test_the_loss_in_chunks_is_that_of_the_heads_logits(label_smoothing):
     table, x, labels, weights = positions(4, 5, 0.7)
     valid = weights > 0
     head = Head(table, None, V)
-    found = next_token(head, x, labels, valid, label_smoothing)
+    found = token_cross_entropy(head, x, labels, valid, label_smoothing)
     expected = cross_entropy(
         x @ table.T, labels, valid, vocab_size=V, label_smoothing=label_smoothing
     )

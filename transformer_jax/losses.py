@@ -48,7 +48,7 @@ def cross_entropy(
     return (losses * weights).sum(), weights.sum()
 
 
-def next_token(
+def token_cross_entropy(
     head: Head,
     x: Array,
     labels: Array,

@@ -107,7 +107,7 @@ def compiled(model):
             capture_intermediates=captured,
             mutable="intermediates",
         )
-        total, weight = losses.next_token(head, x, target, TARGET_VALID)
+        total, weight = losses.token_cross_entropy(head, x, target, TARGET_VALID)
         return total / weight, (head(x), state["intermediates"])
 
     return jax.jit(jax.value_and_grad(loss, has_aux=True))

@@ -265,7 +265,9 @@ def next_token_per_text(
     ahead = jnp.pad(valid[:, 1:], ((0, 0), (0, 1)))
     count = ahead.sum(axis=1, keepdims=True)
     next_tokens = jnp.roll(tokens, -1, axis=1)
-    loss, _ = losses.next_token(head, x, next_tokens, ahead / jnp.maximum(count, 1))
+    loss, _ = losses.token_cross_entropy(
+        head, x, next_tokens, ahead / jnp.maximum(count, 1)
+    )
     return Mean(loss, (count > 0).sum().astype(jnp.float32))
 
 

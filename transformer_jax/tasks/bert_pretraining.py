@@ -136,7 +136,7 @@ class BertPretraining(Task):
 
     def _means(self, outputs: Any, batch: DeviceArrays, counted: jax.Array) -> Means:
         vectors, head, follows = outputs
-        masked = losses.next_token(head, vectors, batch["label"], counted)
+        masked = losses.token_cross_entropy(head, vectors, batch["label"], counted)
         means = {"masked_lm": Mean(*masked)}
         if self.config.masking.next_sentence:
             paired = (batch["paired"] > 0) & (batch["text_length"] > 0)

@@ -140,7 +140,7 @@ class LanguageModeling(Task, Growing):
             method=text.hidden_and_head,
         )
         counted = valid & (batch["counted"] > 0) if "counted" in batch else valid
-        total, weight = losses.next_token(head, x, batch["target"], counted)
+        total, weight = losses.token_cross_entropy(head, x, batch["target"], counted)
         return Mean(total, weight)
 
     def loss(

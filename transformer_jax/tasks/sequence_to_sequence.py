@@ -330,7 +330,7 @@ class SequenceToSequence(Task):
             rngs=None if key is None else {"dropout": key},
             method=teacher_forced,
         )
-        total, weight = losses.next_token(
+        total, weight = losses.token_cross_entropy(
             head, x, target, target_valid, label_smoothing
         )
         return Mean(total, weight)
