@@ -55,6 +55,20 @@ export.register_namedtuple_serialization(
 )
 
 
+class Reading(NamedTuple):
+    """Which words the decoder reads in scheduled sampling (Bengio et al. 2015).
+
+    The word at a position is that of the reference or the decoder's own: the most
+    probable word after the previous position. Both fields are bool, (T,).
+
+    reference: True where the decoder reads the word of the reference.
+    own_is_next: True where it reads its own word at the next position.
+    """
+
+    reference: Array
+    own_is_next: Array
+
+
 class Encoder(nn.Module):
     """A stack of recurrent layers, unidirectional or bidirectional.
 
@@ -225,14 +239,15 @@ class RecurrentSeq2Seq(nn.Module):
         draw it for each word. Unlike in decoding, the most probable word may be padding
         or the begin-of-sentence id.
         """
-        forced = None
+        reading = None
         if self.has_rng("dropout") and self.config.reads_itself:
             rate = self.config.teacher_forcing_at(step)
             key = self.make_rng("dropout")
-            forced = jax.random.bernoulli(key, rate, target.shape[1:])
-            forced = forced.at[0].set(True)
+            reference = jax.random.bernoulli(key, rate, target.shape[1:])
+            reference = reference.at[0].set(True)
+            reading = Reading(reference, jnp.append(~reference[1:], False))
         cache = self.start(memory, target.shape[1])
-        _, outputs, weights = self._read(cache, target, forced)
+        _, outputs, weights = self._read(cache, target, reading)
         self.sow("intermediates", "weights", weights)
         return self.dropout(outputs)
 
@@ -280,19 +295,15 @@ class RecurrentSeq2Seq(nn.Module):
         self,
         cache: Cache,
         target: Array,
-        forced: Array | None = None,
+        reading: Reading | None = None,
     ) -> tuple[State, Array, Array]:
         """Read target ids (B, T) → the last state, outputs, weights (B, N, T, S).
 
-        The outputs are (B, T, output_dim). Where `forced` (T,) is False, the decoder
-        reads the most probable word after the previous position, not the target's. None
-        stands for True everywhere.
+        The outputs are (B, T, output_dim). Without `reading`, the decoder reads the
+        target at all positions.
         """
         check_ids("target", target, self.config.target_vocab_size)
         head = self.head()
-        forced_and_next = None
-        if forced is not None:
-            forced_and_next = jnp.stack([forced, jnp.roll(forced, -1)], axis=1)
 
         def word(model: RecurrentSeq2Seq, ids: Array) -> Array:
             return model.dropout(model.target_embedding(ids))
@@ -304,20 +315,20 @@ class RecurrentSeq2Seq(nn.Module):
         def step(
             model: RecurrentSeq2Seq,
             before: tuple[State, Array],
-            inputs: tuple[Array, Array | None],
+            inputs: tuple[Array, Reading | None],
         ) -> tuple[tuple[State, Array], tuple[Array, Array]]:
             state, predicted = before
-            y, forced = inputs
-            if forced is not None:
-                other = word(model, predicted[:, None])[:, 0]
-                y = jnp.where(forced[0], y, other)
+            y, reading = inputs
+            if reading is not None:
+                own = word(model, predicted[:, None])[:, 0]
+                y = jnp.where(reading.reference, y, own)
             state, output, weights = model.decoder(state, y, cache.memory)
             # Compute the most probable word only if the next step reads it.
-            if forced is not None:
+            if reading is not None:
                 predicted = jax.lax.cond(
-                    forced[1],
-                    lambda output: predicted,
+                    reading.own_is_next,
                     most_probable,
+                    lambda output: predicted,
                     jax.lax.stop_gradient(output),
                 )
             return (state, predicted), (output, weights)
@@ -331,6 +342,6 @@ class RecurrentSeq2Seq(nn.Module):
         )
         before = (cache.past, target[:, 0])
         words = word(self, target)
-        after, (outputs, weights) = scan(self, before, (words, forced_and_next))
+        after, (outputs, weights) = scan(self, before, (words, reading))
         state, _ = after
         return state, outputs, weights
