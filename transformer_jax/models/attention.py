@@ -25,7 +25,7 @@ from transformer_jax.models.checks import (
     check_vectors,
     differ,
 )
-from transformer_jax.models.kernels.choose import kernel_for, unsupported
+from transformer_jax.models.kernels.choose import Needs, kernel_for, unsupported
 from transformer_jax.models.kernels.heads import repeat_heads
 from transformer_jax.models.kernels.products import product, rounded_product
 from transformer_jax.models.layers import Linear, constrain, dropout
@@ -475,14 +475,14 @@ class MultiHeadAttention(nn.Module):
 
     def _check_options(self) -> None:
         """Raise UserError if options of this module do not fit together."""
-        options = (
+        needs = Needs(
             self.dropout_rate,
             self.positions,
             self.dtype,
             self.head_dim,
             self.value_dim,
         )
-        for name, remedy in unsupported(self.implementation, *options):
+        for name, remedy in unsupported(self.implementation, needs):
             raise UserError(
                 f"implementation = {self.implementation!r}: does not support this "
                 f"value of {name}; set it to {remedy}, or use 'einsum'"

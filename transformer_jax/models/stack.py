@@ -23,6 +23,7 @@ from transformer_jax.models.caches import KeyValue, Past, SelfAttentionCache, Sh
 from transformer_jax.models.checks import check_vectors
 from transformer_jax.models.kernels.choose import (
     IMPLEMENTATIONS,
+    Needs,
     shares_past,
     unsupported,
 )
@@ -131,7 +132,7 @@ class BlockConfig:
             if getattr(self, name) not in allowed:
                 yield name, f"must be one of {', '.join(allowed)}"
         implementation = self.attention_implementation
-        options = (
+        needs = Needs(
             self.attention_dropout_rate,
             self.positions,
             self.dtype,
@@ -142,7 +143,7 @@ class BlockConfig:
             f"is not supported by attention_implementation = {implementation!r}: "
             "set that to 'auto', or this to"
         )
-        for name, remedy in unsupported(implementation, *options):
+        for name, remedy in unsupported(implementation, needs):
             yield name, f"{rule} {remedy}"
         if self.positions == "rotary" and self.head_dim % 2:
             yield (

@@ -34,9 +34,11 @@ def test_kernels_of_the_platform_are_compared_with_the_reference(right, monkeypa
             *inputs, mask=mask if right else None, interpret=True, **options
         )
 
-    monkeypatch.setitem(choose.KERNELS, "cpu", choose.KERNELS["tpu"])
-    for name in ("short", "splash"):
-        monkeypatch.setitem(choose.FUNCTIONS, name, interpreted(choose.FUNCTIONS[name]))
+    kernels = tuple(
+        kernel._replace(function=interpreted(kernel.function))
+        for kernel in choose.KERNELS["tpu"]
+    )
+    monkeypatch.setitem(choose.KERNELS, "cpu", kernels)
     rows = compared(model(64))
     names = [
         f"attention: {name} vs. einsum, {dtype}"
@@ -73,17 +75,15 @@ def test_auto_takes_the_short_kernel_only_if_its_check_passes(
         return output if right else output + 0.1
 
     monkeypatch.setitem(
-        choose.KERNELS, "cpu", {"short": choose.KERNELS["tpu"]["short"]}
+        choose.KERNELS, "cpu", (choose.SHORT._replace(function=kernel),)
     )
-    monkeypatch.setitem(choose.FUNCTIONS, "short", kernel)
-    choose.choose.cache_clear()
     choose._is_right.cache_clear()
     query = np.random.default_rng(0).normal(size=(1, 17, 2, 64)).astype(np.float32)
     with caplog.at_level("WARNING"):
         output, weights = jax.jit(functools.partial(attend, how="auto"))(
             query, query, query
         )
-    choose.choose.cache_clear()
+    choose._log_once.cache_clear()
     choose._is_right.cache_clear()
     assert (weights is None) == right
     assert len(calls) == 1 + right  # the first is the check's

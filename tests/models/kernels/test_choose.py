@@ -94,15 +94,11 @@ def test_splash_in_bfloat16_does_not_compile_where_products_of_float32_are_preci
         (None, False),
     ):
         with jax.default_matmul_precision(precision):
-            assert [
-                name
-                for name, _ in choose.unsupported(
-                    "splash", 0.0, "none", "bfloat16", 64, 64
-                )
-            ] == ["dtype"] * refused
-            assert not list(
-                choose.unsupported("splash", 0.0, "none", "float32", 64, 64)
-            )
+            needs = choose.Needs(0.0, "none", "bfloat16", 64, 64)
+            lacks = list(choose.SPLASH.unsupported(needs))
+            assert [name for name, _ in lacks] == ["dtype"] * refused
+            needs = needs._replace(dtype="float32")
+            assert not list(choose.SPLASH.unsupported(needs))
 
 
 @pytest.mark.parametrize(
@@ -154,14 +150,9 @@ def used(module, x, mask, **kwargs):
     )
 
 
-def forget_choices():
-    choose.choose.cache_clear()
-    choose._log_choice.cache_clear()
-
-
 def test_long_sequences_are_attended_to_in_blocks(monkeypatch, caplog):
     monkeypatch.setitem(choose.BLOCKED_FROM, "cpu", 136)
-    forget_choices()
+    choose._log_once.cache_clear()
     short, long = normal(1, 135, D), normal(1, 136, D)
     auto = functools.partial(MultiHeadAttention, N, D, H, W)
     with caplog.at_level("INFO"):
@@ -176,7 +167,7 @@ def test_long_sequences_are_attended_to_in_blocks(monkeypatch, caplog):
     ]
     # once, and none for einsum
     assert lines == ["attention: blocked, as there are at least 136 positions (cpu)"]
-    forget_choices()
+    choose._log_once.cache_clear()
 
 
 BFLOAT16 = {"dtype": "bfloat16"}
@@ -258,11 +249,8 @@ NO_DROPOUT = "splash does not support this value of attention_dropout_rate"
 def test_auto_is_a_kernel_of_the_platform(
     backend, length, key_length, options, name, why, monkeypatch, caplog
 ):
-    forget_choices()
+    choose._log_once.cache_clear()
     monkeypatch.setattr(platforms, "current", lambda: backend.removeprefix("old "))
-    monkeypatch.setattr(
-        choose, "cudnn_runs_here", lambda: not backend.startswith("old")
-    )
     called, dropping = [], []
 
     def kernel(called_name):
@@ -273,8 +261,18 @@ def test_auto_is_a_kernel_of_the_platform(
 
         return attend
 
-    for called_name in ("short", "splash", "cudnn", "blocked"):
-        monkeypatch.setitem(choose.FUNCTIONS, called_name, kernel(called_name))
+    def counted(kernels):
+        return tuple(
+            each._replace(
+                function=kernel(each.name),
+                runs_here=lambda: not backend.startswith("old"),
+            )
+            for each in kernels
+        )
+
+    for platform, kernels in choose.KERNELS.items():
+        monkeypatch.setitem(choose.KERNELS, platform, counted(kernels))
+    monkeypatch.setattr(choose, "blocked_attention", kernel("blocked"))
     module = MultiHeadAttention(
         2, 8, implementation="auto", **{"head_dim": 64, "value_dim": 64, **options}
     )
@@ -301,7 +299,7 @@ def test_auto_is_a_kernel_of_the_platform(
         assert dropping[-1] == (0, False)
         # without a key, there is no dropout
         assert called[-1] == ("short" if length <= 1024 else "splash")
-    forget_choices()
+    choose._log_once.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -323,7 +321,6 @@ def test_what_blocks_do_not_support_is_computed_without_them(
     implementation, monkeypatch
 ):
     monkeypatch.setitem(choose.BLOCKED_FROM, "cpu", 136)
-    choose.choose.cache_clear()
     x, mask = normal(1, 136, D), jnp.asarray(some_mask(1, 1, 136, 136))
     module = MultiHeadAttention(N, D, H, W, implementation=implementation)
     assert used(module, x, CAUSAL)
@@ -337,4 +334,3 @@ def test_what_blocks_do_not_support_is_computed_without_them(
         x,
         CAUSAL,
     )
-    choose.choose.cache_clear()

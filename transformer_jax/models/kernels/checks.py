@@ -7,7 +7,6 @@ from typing import Any
 import jax
 
 from transformer_jax.models.kernels import choose
-from transformer_jax.models.kernels.accelerators import cudnn_runs_here
 from transformer_jax.models.kernels.difference import DROPPED, TOLERANCES, difference
 
 
@@ -24,22 +23,20 @@ def compare_kernels(
     """
     if "attention_implementation" not in model:
         return
-    widths = model["head_dim"], model["value_dim"]
-    kernels = choose.KERNELS.get(jax.default_backend(), {})
+    kernels = choose.KERNELS.get(jax.default_backend(), ())
     for kernel, (dtype, allowed) in itertools.product(kernels, TOLERANCES.items()):
-        if any(choose.unsupported(kernel, 0.0, "none", dtype, *widths)):
+        needs = choose.Needs(0.0, "none", dtype, model["head_dim"], model["value_dim"])
+        if any(kernel.unsupported(needs)):
             continue
-        drops = not any(choose.unsupported(kernel, DROPPED, "none", dtype, *widths))
-        rate = DROPPED if drops else 0.0
         apart = None
-        if kernel != "cudnn" or cudnn_runs_here():
+        if kernel.runs_here():
             apart = difference(
-                choose.FUNCTIONS[kernel],
+                kernel.function,
                 reference,
-                length=choose.longest(kernel, widths[0], dtype),
-                dropout_rate=rate,
+                length=kernel.longest(needs.head_dim, dtype),
+                dropout_rate=DROPPED if kernel.has_dropout else 0.0,
                 dtype=dtype,
-                head_dim=widths[0],
-                value_dim=widths[1],
+                head_dim=needs.head_dim,
+                value_dim=needs.value_dim,
             )
-        yield f"attention: {kernel} vs. einsum, {dtype}", apart, allowed
+        yield f"attention: {kernel.name} vs. einsum, {dtype}", apart, allowed
