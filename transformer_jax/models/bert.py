@@ -161,7 +161,9 @@ class Bert(nn.Module):
         outputs = self.encoder.outputs(
             self._embed(tokens, valid, segments), self._mask(valid)
         )
-        if self.is_initializing():  # so that the parameters are those of `__call__`
+        if self.is_initializing():
+            # Flax makes the parameters of a layer in its first call. Features need no
+            # pooler, but the checkpoints that the encoder starts from have one.
             self.pooler(outputs[:, 0, 0])
         return jnp.concatenate([outputs[:, i] for i in range(-last, 0)], axis=-1)
 

@@ -467,7 +467,8 @@ class Stack(nn.Module):
     def _run(self, body: Callable, carry: Any) -> tuple[Any, Any]:
         """Run body(block, carry) → (carry, output) for each layer.
 
-        Outputs are stacked along axis 1.
+        Outputs are stacked along axis 1. Flax's scan makes the parameters and collects
+        what is sown. Otherwise `over_layers` computes the same, faster: see there.
         """
         if self.is_initializing() or self.is_mutable_collection("intermediates"):
             scan = nn.scan(

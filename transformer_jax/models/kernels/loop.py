@@ -1,9 +1,11 @@
 """A loop over the layers of a stack, whose parameters are stacked along axis 0.
 
 It computes what `flax.linen.scan` computes, and differs from it in three ways. Layers
-can be written out one after the other (see `BlockConfig.unroll`). Their parameters can
-be unstacked once, before a loop over decoding steps. And the variables of the modules
-around the layers are not traced into the loop.
+can be written out one after the other (see `BlockConfig.unroll`): by the compiler's
+estimate, a training step of wmt14.py:big on a v5e then takes 163 ms instead of 239
+(docs/results/accelerators.md, "One chip"). Their parameters can be unstacked once,
+before a loop over decoding steps. And the variables of the modules around the layers
+are not traced into the loop.
 """
 
 from collections.abc import Callable
