@@ -2,8 +2,8 @@
 
 import jax.numpy as jnp
 
-from transformer_jax.decoding.caches import for_beams, reorder, repeat
-from transformer_jax.models.caches import Cache, KeyValue, Past
+from transformer_jax.decoding.caches import for_beams, packing, reorder, repeat
+from transformer_jax.models.caches import Cache, KeyValue, Past, pack, unpack
 
 ROWS = jnp.array([[1], [2]])
 
@@ -33,3 +33,15 @@ def test_rows_continue_others_of_their_group():
     parents = jnp.array([[1, 1]])
     assert reorder({"x": ROWS}, parents)["x"].tolist() == [[2], [2]]
     assert reorder(arranged(), parents).past.layers[0].key.ravel().tolist() == [1, 1]
+
+
+def test_a_single_row_has_no_axis_between_the_steps_of_a_loop():
+    def step(cache, newest, position):
+        return newest, cache + 1
+
+    for rows, shape in ((1, (3,)), (2, (2, 3))):
+        cache = jnp.zeros((rows, 3))
+        packed = pack(cache, rows)
+        _, after = packing(step, rows)(packed, jnp.zeros(rows), 0)
+        assert after.shape == shape
+        assert unpack(after, rows).tolist() == (cache + 1).tolist()

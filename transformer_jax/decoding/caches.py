@@ -8,7 +8,8 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 import jax
 
-from transformer_jax.models.caches import reorder_rows, repeat_rows
+from transformer_jax.decoding.steps import Step
+from transformer_jax.models.caches import pack, reorder_rows, repeat_rows, unpack
 
 
 @runtime_checkable
@@ -44,3 +45,15 @@ def reorder(cache: Any, parents: jax.Array) -> Any:
     if isinstance(cache, Arranged):
         return cache.reorder(parents)
     return reorder_rows(cache, parents)
+
+
+def packing(step: Step, rows: int) -> Step:
+    """Return `step` for a loop whose state is the packed cache: see `pack`."""
+
+    def packed_step(
+        packed: Any, newest: jax.Array, position: jax.Array
+    ) -> tuple[jax.Array, Any]:
+        logits, cache = step(unpack(packed, rows), newest, position)
+        return logits, pack(cache, rows)
+
+    return packed_step

@@ -15,12 +15,13 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.decoding import loop
+from transformer_jax.decoding.caches import packing
 from transformer_jax.decoding.distributions import draw, row_keys
 from transformer_jax.decoding.loop import Continuations
 from transformer_jax.decoding.options import GenerationConfig
 from transformer_jax.decoding.rules import rules
 from transformer_jax.decoding.steps import Cache, never_chosen
-from transformer_jax.models.caches import repeat_rows
+from transformer_jax.models.caches import pack, repeat_rows, unpack
 
 # Maps (cache, tokens (N, T), their place in the cache, the places (N,) at which the
 # rows begin) to logits (N, T, V) and the cache with the tokens added.
@@ -104,33 +105,23 @@ class Writer:
         integers that identify the prompts.
         """
         begins = jnp.repeat(width - lengths, self.copies)
-        # Between steps, the cache of a single row has no axis for rows: with it, XLA
-        # for CPUs would copy the cache four times at every step.
-        single = len(written.newest) == 1
-
-        def with_rows(cache: Cache) -> Cache:
-            return jax.tree.map(lambda x: x[None], cache) if single else cache
-
-        def without_rows(cache: Cache) -> Cache:
-            return jax.tree.map(lambda x: x[0], cache) if single else cache
+        rows = len(written.newest)
 
         def step(
             cache: Cache, newest: jax.Array, position: jax.Array
         ) -> tuple[jax.Array, Cache]:
-            logits, cache = self.extend(
-                with_rows(cache), newest[:, None], position, begins
-            )
-            return logits[:, 0], without_rows(cache)
+            logits, cache = self.extend(cache, newest[:, None], position, begins)
+            return logits[:, 0], cache
 
         written = loop.write(
-            step,
+            packing(step, rows),
             self._choose(width, begins, row_ids),
-            written._replace(cache=without_rows(written.cache)),
+            written._replace(cache=pack(written.cache, rows)),
             ends=self._ends,
             fill=self.fill,
             most=steps,
         )
-        return written._replace(cache=with_rows(written.cache))
+        return written._replace(cache=unpack(written.cache, rows))
 
     @property
     def _ends(self) -> tuple[int, ...]:

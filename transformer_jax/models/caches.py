@@ -52,6 +52,31 @@ def reorder_rows(
     return jax.tree.map(reorder, tree)
 
 
+# In a loop over steps, XLA for CPUs copies the cache of a single row at every step if
+# its axis of rows is in the loop's state or takes part in an update. So `pack` removes
+# this axis between steps, and `put` within a step.
+
+
+def pack(cache: Any, rows: int) -> Any:
+    """Return a cache of `rows` rows as the state of a loop."""
+    return jax.tree.map(lambda x: x[0], cache) if rows == 1 else cache
+
+
+def unpack(packed: Any, rows: int) -> Any:
+    """Return the cache of which `pack` made `packed`."""
+    return jax.tree.map(lambda x: x[None], packed) if rows == 1 else packed
+
+
+def put(old: Array, new: Array, at: Array | int) -> Array:
+    """Return `old` (B, K, S, H) with `new` (B, K, T, H) from entry `at` on."""
+    update = jax.lax.dynamic_update_slice_in_dim
+    new = new.astype(old.dtype)
+    if old.shape[0] == 1:
+        row = update(old[0], new[0], at, axis=1)
+        return row[None]
+    return update(old, new, at, axis=2)
+
+
 class Cache(NamedTuple):
     """The state of an encoder–decoder between the steps of decoding.
 
@@ -117,22 +142,7 @@ class KeyValue(NamedTuple):
         at: Array | int,
     ) -> "KeyValue":
         """Return the cache with the entries of `new` from entry `at` on."""
-
-        update = jax.lax.dynamic_update_slice_in_dim
-
-        def put(
-            old: Array,
-            new: Array,
-        ) -> Array:
-            new = new.astype(old.dtype)
-            if old.shape[0] == 1:
-                # In the loop of a single row, XLA for CPUs would copy the cache if the
-                # axis of rows took part in the update.
-                row = update(old[0], new[0], at, axis=1)
-                return row[None]
-            return update(old, new, at, axis=2)
-
-        return jax.tree.map(put, self, new)
+        return KeyValue(put(self.key, new.key, at), put(self.value, new.value, at))
 
 
 class SelfAttentionCache(Protocol):
