@@ -18,7 +18,6 @@ import jax
 import numpy as np
 
 from transformer_jax.data.batching import Batches
-from transformer_jax.data.corpus import Corpus
 from transformer_jax.errors import UserError
 from transformer_jax.fields import free
 from transformer_jax.training import flops
@@ -147,6 +146,31 @@ class Network(Protocol):
     def init(self, key: jax.Array) -> Params: ...
 
     def attention(self, params: Params, batch: DeviceArrays) -> Attention: ...
+
+
+class Stream(Protocol):
+    """The members of `data.streams.Stream` that the defaults of `Task` use."""
+
+    @property
+    def column(self) -> str: ...
+
+    @property
+    def limit(self) -> int | None: ...
+
+    def shown(self, row: np.ndarray) -> tuple[list[str], str]: ...
+
+    def dummy(
+        self, draw: np.random.Generator, lengths: np.ndarray, width: int
+    ) -> np.ndarray: ...
+
+
+class Corpus(Protocol):
+    """The members of `data.corpus.Corpus` that the defaults of `Task` use."""
+
+    @property
+    def streams(self) -> Mapping[str, Stream]: ...
+
+    def fingerprint(self, training: bool) -> dict[str, str]: ...
 
 
 def streams(batch: Mapping[str, Any]) -> list[str]:
