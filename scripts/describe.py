@@ -68,6 +68,7 @@ from transformer_jax.config import make_task, parse  # noqa: E402
 from transformer_jax.data.batching import Arrays  # noqa: E402
 from transformer_jax.models.kernels.chunks import chunk_size  # noqa: E402
 from transformer_jax.training.engine import Engine  # noqa: E402
+from transformer_jax.training.sharding import row_shards  # noqa: E402
 from transformer_jax.training.task import Config  # noqa: E402
 
 CONFIG = command_line.define_recipe()
@@ -148,7 +149,7 @@ def describe_simulated(raw: ConfigDict) -> None:
     raw.mesh.update(MESH_SIZES)
     config = parse(raw)
     length = length_of(config)
-    shards = MESH_SIZES["data"] * MESH_SIZES["fsdp"] * config.training.microbatches
+    shards = row_shards(MESH_SIZES) * config.training.microbatches
     task = make_task(config, None)
     batch = task.dummy_batch(training_rows(config, shards, length), length)
     described = description.describe(Engine(task), batch, chunks(batch, shards))
@@ -178,7 +179,7 @@ def describe_target(raw: ConfigDict) -> None:
     raw.mesh.update(sizes)
     config = parse(raw)
     length = length_of(config)
-    shards = sizes["data"] * sizes["fsdp"]
+    shards = row_shards(sizes)
     if STEP.value == "train":
         parts = shards * config.training.microbatches
         rows = training_rows(config, parts, length)
