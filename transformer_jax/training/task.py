@@ -288,6 +288,10 @@ class Config:
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (dotted key, rule and remedy) for incompatible values."""
+        words, longest = self.longest
+        if longest > self.data.max_length:
+            for field, rule in self.data.no_room(longest, words):
+                yield f"data.{field}", rule
         rows = self.data.rows_multiple
         parts = self.training.microbatches
         if rows % parts:
