@@ -36,6 +36,7 @@ from transformer_jax.training.sharding import (
     check_rows,
     feed,
     place,
+    row_shards,
     rows_here,
 )
 
@@ -150,7 +151,7 @@ def random_batch(engine: Engine, length: int) -> Timed:
     config = engine.task.config
     mesh = engine.mesh
     command_line.check_length(length, *config.longest)
-    parts = mesh.shape["data"] * mesh.shape["fsdp"] * config.training.microbatches
+    parts = row_shards(mesh.shape) * config.training.microbatches
     rows = max(config.data.batch_tokens // length // parts, 1) * parts
     arrays = engine.task.dummy_batch(rows, length)
     here = rows_here(batch_sharding(mesh), rows)

@@ -58,7 +58,6 @@ os.environ["XLA_FLAGS"] = (
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax  # noqa: E402
-import numpy as np  # noqa: E402
 from absl import flags  # noqa: E402
 from ml_collections import ConfigDict  # noqa: E402
 
@@ -68,7 +67,8 @@ from transformer_jax.config import make_task, parse  # noqa: E402
 from transformer_jax.data.batching import Arrays  # noqa: E402
 from transformer_jax.models.kernels.chunks import chunk_size  # noqa: E402
 from transformer_jax.training.engine import Engine  # noqa: E402
-from transformer_jax.training.task import Config  # noqa: E402
+from transformer_jax.training.sharding import row_shards  # noqa: E402
+from transformer_jax.training.task import Config, Task  # noqa: E402
 
 CONFIG = command_line.define_recipe()
 MESH = flags.DEFINE_string(
@@ -148,10 +148,10 @@ def describe_simulated(raw: ConfigDict) -> None:
     raw.mesh.update(MESH_SIZES)
     config = parse(raw)
     length = length_of(config)
-    shards = MESH_SIZES["data"] * MESH_SIZES["fsdp"] * config.training.microbatches
+    shards = row_shards(MESH_SIZES) * config.training.microbatches
     task = make_task(config, None)
     batch = task.dummy_batch(training_rows(config, shards, length), length)
-    described = description.describe(Engine(task), batch, chunks(batch, shards))
+    described = description.describe(Engine(task), batch, chunks(task, batch, shards))
     link = LINK.value * 1e9
     peak = PEAK.value * 1e12
     times = dict(
@@ -178,7 +178,7 @@ def describe_target(raw: ConfigDict) -> None:
     raw.mesh.update(sizes)
     config = parse(raw)
     length = length_of(config)
-    shards = sizes["data"] * sizes["fsdp"]
+    shards = row_shards(sizes)
     if STEP.value == "train":
         parts = shards * config.training.microbatches
         rows = training_rows(config, parts, length)
@@ -187,9 +187,10 @@ def describe_target(raw: ConfigDict) -> None:
         rows = -(-config.evaluation.batch_size // shards) * shards
     engine = Engine(make_task(config, None), devices)
     batch = engine.task.dummy_batch(rows, length)
-    turns = (
-        length if STEP.value == "predict" else chunks(batch, parts, devices[0].platform)
-    )
+    if STEP.value == "predict":
+        turns = length
+    else:
+        turns = chunks(engine.task, batch, parts, devices[0].platform)
     described, text = target.compile_for(
         TOPOLOGY.value, chip, engine, batch, STEP.value, turns
     )
@@ -234,15 +235,11 @@ def training_rows(config: Config, shards: int, length: int) -> int:
     return max(config.data.batch_tokens // length // shards, 1) * shards
 
 
-def chunks(batch: Arrays, shards: int, platform: str = "cpu") -> int:
+def chunks(task: Task, batch: Arrays, shards: int, platform: str = "cpu") -> int:
     """Return the number of chunks in which the loss of a shard's positions is
     computed on this platform.
-
-    The loss predicts ids. They are integers, unlike vectors of a sound or an image.
     """
-    positions = max(
-        array.size for array in batch.values() if np.issubdtype(array.dtype, np.integer)
-    )
+    positions = task.work(batch).tokens
     return -(-positions // (shards * chunk_size(platform)))
 
 

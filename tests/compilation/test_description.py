@@ -139,7 +139,8 @@ def test_the_script_prints_json_without_data():
 
 
 def test_the_loss_of_a_sound_has_the_positions_of_its_text():
-    assert run_described("spoken_digits", "[describe.chunks(batch(64), 1)]") == [1]
+    expression = "[describe.chunks(task, batch(64), 1)]"
+    assert run_described("spoken_digits", expression) == [1]
 
 
 def test_the_longest_stream_decides_the_length_and_the_size_of_a_batch():
@@ -155,7 +156,8 @@ def run_described(recipe, expression, message=""):
 
     The `message` is on stderr.
 
-    `config` is that of the recipe, and batch(length) returns a dummy batch.
+    `config` and `task` are those of the recipe, and batch(length) returns a dummy
+    batch.
     """
     program = f"""
 import json, sys
@@ -167,7 +169,8 @@ flags.FLAGS.mark_as_parsed()
 raw = load_recipe("configs/{recipe}.py")
 raw.data.directory = "(none)"
 config = parse(raw)
-batch = lambda length: make_task(config, None).dummy_batch(16, length)
+task = make_task(config, None)
+batch = lambda length: task.dummy_batch(16, length)
 print(json.dumps({expression}))
 """
     done = subprocess.run(

@@ -6,6 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers.runs import get_config
+from transformer_jax.config import ConfigError, parse
 from transformer_jax.data.streams import Frames, Grid
 from transformer_jax.training.task import (
     Columns,
@@ -32,6 +34,18 @@ def test_the_interface_does_not_grow(interface, members):
     assert {name for name in declared if not name.startswith("_")} == members
     assert len(MEMBERS) == 14
     assert len(GROWING) == 5
+
+
+def test_batches_must_hold_rows_multiple_examples_of_the_longest_stream():
+    config = get_config("spoken_digits", "")
+    config.data.directory = "somewhere"
+    config.input.max_positions = 129
+    message = (
+        r"batch_tokens = 1024: must have room for rows_multiple = 8 rows "
+        r"of input\.max_positions = 129: set it to 1032 or more"
+    )
+    with pytest.raises(ConfigError, match=message):
+        parse(config)
 
 
 def test_a_score_without_a_direction_is_refused():

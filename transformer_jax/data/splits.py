@@ -49,15 +49,21 @@ class SplitData:
         for name in ("max_length", "batch_tokens", "max_buckets", "rows_multiple"):
             if getattr(self, name) < 1:
                 yield name, "must be at least 1"
-        if (
-            self.rows_multiple >= 1
-            and self.batch_tokens < self.max_length * self.rows_multiple
-        ):
+        if self.rows_multiple >= 1:
+            yield from self.no_room(self.max_length, f"max_length = {self.max_length}")
+
+    def no_room(self, length: int, words: str) -> Iterator[tuple[str, str]]:
+        """Yield (field, rule and remedy) if a batch may have no room for its rows.
+
+        `length` is the most positions of the widest stream, and `words` what it is
+        called in the config.
+        """
+        least = length * self.rows_multiple
+        if self.batch_tokens < least:
             yield (
                 "batch_tokens",
                 (
                     f"must have room for rows_multiple = {self.rows_multiple} "
-                    f"rows of max_length = {self.max_length}: "
-                    f"set it to {self.max_length * self.rows_multiple} or more"
+                    f"rows of {words}: set it to {least} or more"
                 ),
             )

@@ -43,11 +43,11 @@ class Backbone(abc.ABC):
     embeddings: ClassVar[tuple[str, ...]]
     layers: ClassVar[str]
 
-    def __init__(self, config: Any, views: int):
+    def __init__(self, config: Any):
         """`config` is a `FineTuningTaskConfig`."""
         self.model = config.model
         self.options = config.fine_tuning
-        self.views = views
+        self.views: int = config.fine_tuning.views
 
     @staticmethod
     @abc.abstractmethod
@@ -119,8 +119,8 @@ class BertBackbone(Backbone):
 
     @staticmethod
     def problems(fine_tuning: Any) -> Iterator[tuple[str, str]]:
-        for name in ("auxiliary_weight", "both_orders", "plain_text"):
-            if getattr(fine_tuning, name, 0):
+        for name in fine_tuning.gpt_keys:
+            if getattr(fine_tuning, name):
                 yield (
                     f"fine_tuning.{name}",
                     (
@@ -164,17 +164,9 @@ class GPTBackbone(Backbone):
                 "fine_tuning.feature_layers",
                 "must be 0 with GPT, whose new tokens must be trained",
             )
-        if getattr(fine_tuning, "both_orders", False) and fine_tuning.plain_text:
-            yield (
-                "fine_tuning.plain_text",
-                (
-                    "must be False with fine_tuning.both_orders, "
-                    "which needs special tokens"
-                ),
-            )
 
-    def __init__(self, config: Any, views: int):
-        super().__init__(config, views)
+    def __init__(self, config: Any):
+        super().__init__(config)
         self._specials = not self.options.plain_text
         self._ids = range(
             self.model.vocab_size,

@@ -14,6 +14,7 @@ from etils import epath
 from transformer_jax import losses, metrics
 from transformer_jax.data.annotated import documents_file
 from transformer_jax.data.batching import Batches
+from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.examples import columns_of
 from transformer_jax.data.masking import (
     MaskingConfig,
@@ -112,6 +113,7 @@ class BertPretraining(Task):
         "masked_accuracy": Metric("masked_accuracy", better="higher"),
         "next_sentence_accuracy": Metric("next_sentence_accuracy", better="higher"),
     }
+    corpus: Corpus
 
     def __init__(self, config: PretrainingConfig, workdir: epath.PathLike | None):
         corpus = text.make_corpus(

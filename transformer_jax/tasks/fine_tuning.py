@@ -4,6 +4,7 @@ the model with a new head.
 
 import dataclasses
 from collections.abc import Iterator
+from typing import ClassVar
 
 import flax.linen as nn
 import numpy as np
@@ -36,6 +37,13 @@ class FineTuningConfig:
     frozen_layers: int = 0
     feature_layers: int = fields.outputs(0)
     transferred_layers: int = -1
+
+    gpt_keys: ClassVar[tuple[str, ...]] = ()  # keys that only GPT supports
+
+    @property
+    def views(self) -> int:
+        """How often the model reads each text."""
+        return 1
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""
@@ -87,6 +95,8 @@ class AuxiliaryConfig(FineTuningConfig):
     auxiliary_weight: float = 0.0
     plain_text: bool = fields.outputs(False)
 
+    gpt_keys: ClassVar[tuple[str, ...]] = ("auxiliary_weight", "plain_text")
+
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""
         yield from super().problems()
@@ -109,12 +119,8 @@ class FineTuningTaskConfig(Config):
 
     @property
     def backbone(self) -> Backbone:
-        """The pre-trained model.
-
-        It reads pairs twice if their order means nothing.
-        """
-        views = 1 + getattr(self.fine_tuning, "both_orders", False)
-        return BACKBONES[self.model.architecture](self, views)
+        """The pre-trained model."""
+        return BACKBONES[self.model.architecture](self)
 
     @property
     def frozen(self) -> Parts:

@@ -4,7 +4,7 @@ sections and the batches of classification and regression.
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from etils import epath
@@ -70,6 +70,24 @@ class PairConfig(AuxiliaryConfig):
     """
 
     both_orders: bool = fields.outputs(False)
+
+    gpt_keys: ClassVar[tuple[str, ...]] = (*AuxiliaryConfig.gpt_keys, "both_orders")
+
+    @property
+    def views(self) -> int:
+        return 2 if self.both_orders else 1
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (field, rule and remedy) for every invalid value."""
+        yield from super().problems()
+        if self.both_orders and self.plain_text:
+            yield (
+                "plain_text",
+                (
+                    "must be False with fine_tuning.both_orders, "
+                    "which needs special tokens"
+                ),
+            )
 
 
 def pair_problems(config: Any) -> Iterator[tuple[str, str]]:

@@ -15,6 +15,7 @@ from etils import epath
 from transformer_jax import losses, metrics
 from transformer_jax.data import sources
 from transformer_jax.data.batching import Batches
+from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.running_text import (
     RunningTextData,
     ids_sha256,
@@ -108,6 +109,7 @@ class LanguageModeling(Task, Growing):
         "perplexity": PERPLEXITY,
         "bits_per_byte": BITS_PER_BYTE,
     }
+    corpus: Corpus
 
     def __init__(self, config: LanguageModelingConfig, workdir: epath.PathLike | None):
         config = dataclasses.replace(config, decoding=config.fitted_decoding)

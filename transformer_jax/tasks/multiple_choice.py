@@ -19,6 +19,7 @@ from transformer_jax.data.batching import (
     label_entropy,
     padded_arrays,
 )
+from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.corpus_batches import example_plan
 from transformer_jax.data.examples import Labels, columns_of, laid_out, records_of
 from transformer_jax.data.text import TextData
@@ -125,6 +126,7 @@ class MultipleChoice(Task):
     """
 
     metrics: ClassVar = {"loss": LOSS, "accuracy": ACCURACY}
+    corpus: Corpus
 
     def __init__(self, config: MultipleChoiceConfig, workdir: epath.PathLike | None):
         data = config.data

@@ -16,6 +16,7 @@ from etils import epath
 from transformer_jax import losses, spans
 from transformer_jax.data import annotated
 from transformer_jax.data.batching import Batches
+from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.corpus_batches import example_batches
 from transformer_jax.data.examples import columns_of, records_of, warn
 from transformer_jax.data.windows import (
@@ -124,6 +125,7 @@ class QuestionAnswering(Task):
         "exact_match": Metric("exact_match", better="higher"),
         "f1": F1,
     }
+    corpus: Corpus
 
     def __init__(self, config: QuestionAnsweringConfig, workdir: epath.PathLike | None):
         streams = {"question": "question", "text": "context"}

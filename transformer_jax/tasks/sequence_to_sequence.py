@@ -274,6 +274,7 @@ class SequenceToSequence(Task):
         "bleu_tokenized": Metric("bleu_tokenized (greedy)", better="higher"),
         "exact_match": Metric("exact_match (greedy)", better="higher"),
     }
+    corpus: Corpus
 
     def __init__(
         self, config: SequenceToSequenceConfig, workdir: epath.PathLike | None

@@ -17,6 +17,7 @@ from etils import epath
 from transformer_jax import losses, metrics, spans
 from transformer_jax.data import annotated
 from transformer_jax.data.batching import Batches
+from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.corpus_batches import example_batches
 from transformer_jax.data.examples import columns_of
 from transformer_jax.data.ragged import Ragged
@@ -135,6 +136,7 @@ class Tagging(Task):
         "recall": Metric("recall", better="higher"),
         "f1": F1,
     }
+    corpus: Corpus
 
     def __init__(self, config: TaggingConfig, workdir: epath.PathLike | None):
         tags = config.data.tags

@@ -31,6 +31,7 @@ from transformer_jax.training.sharding import (
     on_mesh,
     place,
     replicated,
+    row_shards,
 )
 from transformer_jax.training.task import (
     Axis,
@@ -234,7 +235,7 @@ class Evaluator:
         """Return batches of as few rows as the mesh allows, to spend no memory on
         rows without an example.
         """
-        rows = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
+        rows = row_shards(self.mesh.shape)
         return batches._replace(plan=Divided(batches.plan, rows))
 
     def _compile(self, params: Params, fed: Fed, greedy: bool, stop: Stopping) -> None:

@@ -5,7 +5,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from etils import epath
@@ -41,7 +41,7 @@ from transformer_jax.training.sharding import (
     rows_here,
     shown,
 )
-from transformer_jax.training.task import Params, Work
+from transformer_jax.training.task import Params, Task, Work
 
 log = logging.getLogger(__name__)
 
@@ -86,9 +86,10 @@ def train(
     training = config.training
     workdir = epath.Path(workdir)
     checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint, task.metrics)
-    with signals.StopRequest() as request, contextlib.ExitStack() as opened:
+    with signals.StopRequest() as request, contextlib.ExitStack() as resources:
         stop = Stopping(request)
-        batches, evaluator, meta, meaning, state = _start(engine, checkpoints, initial)
+        opened, state = _start(engine, checkpoints, initial)
+        batches = opened.batches
         first = int(state.step)
         pending = first > 0 and processes.first_says(
             lambda: checkpoints.is_pending(first)
@@ -104,19 +105,21 @@ def train(
         compiled = Compilations(engine.step, len(batches.plan.shapes))
         learning = Learning(batches, training.steps)
         again = config.data.validation_split if pending else ""
-        writer = opened.enter_context(
+        writer = resources.enter_context(
             contextlib.closing(MetricsWriter(workdir, first, listeners, again))
         )
-        location = opened.enter_context(contextlib.closing(Location(workdir)))
-        keeper = Keeper(checkpoints, location, config, meta, meaning, first)
-        examiner = _Examiner(evaluator, writer, keeper, stop)
+        location = resources.enter_context(contextlib.closing(Location(workdir)))
+        keeper = Keeper(
+            checkpoints, location, config, opened.meta, opened.meaning, first
+        )
+        examiner = _Examiner(opened.evaluator, writer, keeper, stop)
         if pending:
             examiner.make_up(first, state)
         metrics: Metrics = None
-        profile = opened.enter_context(
+        profile = resources.enter_context(
             contextlib.closing(profiling.Trace(workdir / "profile", trace))
         )
-        loaded = opened.enter_context(
+        loaded = resources.enter_context(
             contextlib.closing(prefetch(_load(engine, batches, first)))
         )
         report = Report(
@@ -128,7 +131,7 @@ def train(
             first,
             first - engine.updates(state),
         )
-        opened.callback(report.close)
+        resources.callback(report.close)
         run = _Run(engine, stop, compiled, profile, report, keeper, examiner, learning)
         for step, (batch, work) in zip(
             range(first + 1, training.steps + 1), loaded, strict=True
@@ -213,70 +216,125 @@ class _Run:
             self.report.pace.leave_out(start, recurring=True)
 
 
-def _start(
-    engine: Engine,
-    checkpoints: Checkpoints,
-    initial: Params | None,
-) -> tuple[Batches, Evaluator, dict[str, Any], dict[str, Any], TrainState]:
-    """Open the data while the first programs compile; restore or create the state.
+class _Opened(NamedTuple):
+    """The data of a run, and what is stored with each of its checkpoints.
 
-    Also return what is stored with every checkpoint: what the run depends on, and what
-    its scores depend on.
+    batches: the batches of the training split.
+    evaluator: scores parameters on the validation split, which is open.
+    meta: what the run depends on: data, tokenizers and settings of JAX.
+    meaning: what its scores depend on, see `scoring.of`.
     """
+
+    batches: Batches
+    evaluator: Evaluator
+    meta: dict[str, Any]
+    meaning: dict[str, Any]
+
+
+def _start(
+    engine: Engine, checkpoints: Checkpoints, initial: Params | None
+) -> tuple[_Opened, TrainState]:
+    """Open the data while the first programs compile; restore or create the state."""
     task = engine.task
-    config = engine.config
     newest = checkpoints.newest()
-    now = settings.current()
-    processes.agree("settings of JAX", lambda: settings.shared(now))
-    if newest is not None:
-        settings.check(
-            checkpoints.meta(newest).get("settings", {}),
-            now,
-            checkpoints.directory / str(newest),
-        )
+    first = newest or 0
+    now = _checked_settings(checkpoints, newest)
     with (
         compiling_ahead() as compile_ahead,
         progress("preparing the training data and compiling"),
     ):
-        # the first process trains them
-        processes.first_then_others(lambda: task.fingerprint(training=False))
-        meta = None if newest is None else checkpoints.meta(newest)
-        stored = None if meta is None else meta["fingerprint"].keys()
-        fingerprint = task.fingerprint(training=True, stored=stored)
-        processes.agree("tokenizers or training data", lambda: fingerprint)
-        if meta is not None:
-            check_fingerprint(fingerprint, meta, checkpoints.directory)
+        fingerprint = _checked_fingerprint(task, checkpoints, newest)
         evaluator = Evaluator(task, engine.mesh)
-        held_out = evaluator.open(config.data.validation_split)
-        meaning = scoring.of(task, held_out)
-        processes.agree("validation data", lambda: meaning)
-        if newest is not None:
-            scoring.compare(checkpoints.scoring(newest), meaning, newest)
-        key = jax.random.key(config.training.seed)
+        meaning = _checked_meaning(evaluator, checkpoints, newest)
         init_compiled = None
         if newest is None and initial is None:
+            key = jax.random.key(engine.config.training.seed)
             init_compiled = compile_ahead(engine.init, key)
-        batches = task.batches(config.data.train_split, config.training.seed)
-        check_rows(
-            (rows for rows, *_ in batches.plan.shapes),
-            engine.mesh,
-            config.training.microbatches,
-        )
-        if (first := newest or 0) < config.training.steps:
-            arrays = batches.load(batches.plan.batch(first))
-            log.info("%s", announcement(arrays, 1, len(batches.plan.shapes)))
-            compile_ahead(
-                engine.step, engine.abstract_state, abstract_batch(arrays, engine.mesh)
-            )
-            for line in task.preview(arrays):
-                log.info("%s", line)
+        batches = _training_batches(engine)
+        if first < engine.config.training.steps:
+            _show_and_compile(engine, batches, first, compile_ahead)
         if init_compiled is not None:
             init_compiled.result()
         state = engine.restore_or_init(checkpoints, newest, initial)
         count = sum(x.size for x in jax.tree.leaves(state.params))
         log.info("%s on %s", counted(count, "parameter"), _devices(engine.mesh))
     meta = {"fingerprint": fingerprint, "scored": scoring.part(task), "settings": now}
-    return batches, evaluator, meta, meaning, state
+    return _Opened(batches, evaluator, meta, meaning), state
+
+
+def _checked_settings(checkpoints: Checkpoints, newest: int | None) -> dict[str, Any]:
+    """Return the settings of JAX.
+
+    Raises UserError if numbers would not mean what they did at the step `newest`.
+    """
+    now = settings.current()
+    processes.agree("settings of JAX", lambda: settings.shared(now))
+    if newest is not None:
+        stored = checkpoints.meta(newest).get("settings", {})
+        settings.check(stored, now, checkpoints.directory / str(newest))
+    return now
+
+
+def _checked_fingerprint(
+    task: Task, checkpoints: Checkpoints, newest: int | None
+) -> dict[str, str]:
+    """Return the hashes of the tokenizers and the training data.
+
+    Raises CheckpointError if they are not those of the step `newest`.
+    """
+    # the first process trains the tokenizers
+    processes.first_then_others(lambda: task.fingerprint(training=False))
+    meta = None if newest is None else checkpoints.meta(newest)
+    stored = None if meta is None else meta["fingerprint"].keys()
+    fingerprint = task.fingerprint(training=True, stored=stored)
+    processes.agree("tokenizers or training data", lambda: fingerprint)
+    if meta is not None:
+        check_fingerprint(fingerprint, meta, checkpoints.directory)
+    return fingerprint
+
+
+def _checked_meaning(
+    evaluator: Evaluator, checkpoints: Checkpoints, newest: int | None
+) -> dict[str, Any]:
+    """Open the validation split, and return what scores on it depend on.
+
+    Warn if its data are not those of the step `newest`.
+    """
+    task = evaluator.task
+    held_out = evaluator.open(task.config.data.validation_split)
+    meaning = scoring.of(task, held_out)
+    processes.agree("validation data", lambda: meaning)
+    if newest is not None:
+        scoring.compare(checkpoints.scoring(newest), meaning, newest)
+    return meaning
+
+
+def _training_batches(engine: Engine) -> Batches:
+    """Return the batches of the training split.
+
+    Raises UserError if they cannot be divided among the devices.
+    """
+    config = engine.config
+    batches = engine.task.batches(config.data.train_split, config.training.seed)
+    check_rows(
+        (rows for rows, *_ in batches.plan.shapes),
+        engine.mesh,
+        config.training.microbatches,
+    )
+    return batches
+
+
+def _show_and_compile(
+    engine: Engine, batches: Batches, first: int, compile_ahead: Callable[..., Any]
+) -> None:
+    """Log the first batch, number `first`, while the step compiles for its shape."""
+    arrays = batches.load(batches.plan.batch(first))
+    log.info("%s", announcement(arrays, 1, len(batches.plan.shapes)))
+    compile_ahead(
+        engine.step, engine.abstract_state, abstract_batch(arrays, engine.mesh)
+    )
+    for line in engine.task.preview(arrays):
+        log.info("%s", line)
 
 
 def _devices(mesh: Mesh) -> str:

@@ -22,13 +22,14 @@ from transformer_jax.data.progress import counted
 from transformer_jax.errors import UserError
 
 AXES = ("data", "fsdp", "tensor")
+ROW_AXES = ("data", "fsdp")  # the rows of a batch are divided along these
 
 # Logical axis → mesh axes. For each axis of an array, the first rule whose mesh axes
 # are still unused in this array applies. An embedding table is sharded along its rows
 # only: if both axes were sharded, XLA would rematerialize it for every lookup.
 RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
     # Activations.
-    ("batch", ("data", "fsdp")),
+    ("batch", ROW_AXES),
     ("length", None),
     ("features", None),
     ("logits", "tensor"),
@@ -163,9 +164,17 @@ def on_mesh(function: Callable, mesh: Mesh, **options: Any) -> Any:
     return jax.jit(traced, **options)
 
 
+def row_shards(sizes: Mapping[str, int]) -> int:
+    """Return the number of parts into which a mesh divides the rows of a batch.
+
+    `sizes` are those of the axes of the mesh, e.g. `mesh.shape`.
+    """
+    return math.prod(sizes[axis] for axis in ROW_AXES)
+
+
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Return the sharding of a batch: rows are divided over data and fsdp."""
-    return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+    return NamedSharding(mesh, PartitionSpec(ROW_AXES))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -227,7 +236,7 @@ def check_rows(rows: Iterable[int], mesh: Mesh, microbatches: int = 1) -> None:
     """Raise ValueError if the microbatches of a batch cannot be divided among data ×
     fsdp devices.
     """
-    devices = mesh.shape["data"] * mesh.shape["fsdp"]
+    devices = row_shards(mesh.shape)
     for count in rows:
         if count % (devices * microbatches):
             raise UserError(
@@ -270,7 +279,7 @@ def feed(
     Each process loads the rows of its own devices, or all rows if `whole`, as
     evaluation needs to decode them.
     """
-    multiple = mesh.shape["data"] * mesh.shape["fsdp"]
+    multiple = row_shards(mesh.shape)
     for number in numbers:
         batch = batches.plan.batch(number)
         missing = -len(batch.indices) % multiple

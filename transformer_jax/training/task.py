@@ -18,7 +18,6 @@ import jax
 import numpy as np
 
 from transformer_jax.data.batching import Batches
-from transformer_jax.data.corpus import Corpus
 from transformer_jax.errors import UserError
 from transformer_jax.fields import free
 from transformer_jax.training import flops
@@ -149,6 +148,31 @@ class Network(Protocol):
     def attention(self, params: Params, batch: DeviceArrays) -> Attention: ...
 
 
+class Stream(Protocol):
+    """The members of `data.streams.Stream` that the defaults of `Task` use."""
+
+    @property
+    def column(self) -> str: ...
+
+    @property
+    def limit(self) -> int | None: ...
+
+    def shown(self, row: np.ndarray) -> tuple[list[str], str]: ...
+
+    def dummy(
+        self, draw: np.random.Generator, lengths: np.ndarray, width: int
+    ) -> np.ndarray: ...
+
+
+class Corpus(Protocol):
+    """The members of `data.corpus.Corpus` that the defaults of `Task` use."""
+
+    @property
+    def streams(self) -> Mapping[str, Stream]: ...
+
+    def fingerprint(self, training: bool) -> dict[str, str]: ...
+
+
 def streams(batch: Mapping[str, Any]) -> list[str]:
     """Return the names of the streams of a batch."""
     return [name for name in batch if f"{name}_length" in batch]
@@ -264,6 +288,10 @@ class Config:
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (dotted key, rule and remedy) for incompatible values."""
+        words, longest = self.longest
+        if longest > self.data.max_length:
+            for field, rule in self.data.no_room(longest, words):
+                yield f"data.{field}", rule
         rows = self.data.rows_multiple
         parts = self.training.microbatches
         if rows % parts:

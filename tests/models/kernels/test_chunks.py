@@ -1,5 +1,6 @@
 """Sums over positions in chunks against the plain form."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +10,7 @@ from jax.sharding import AbstractMesh, AxisType
 from helpers.processes import on_devices
 from transformer_jax.losses import cross_entropy
 from transformer_jax.models.kernels.chunks import sum_in_chunks
+from transformer_jax.training.sharding import RULES
 
 B, T, V = 3, 5, 7
 
@@ -42,7 +44,7 @@ def on_mesh(function, data, fsdp=1):
     mesh = AbstractMesh((data, fsdp), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
 
     def traced(*arguments):
-        with jax.sharding.use_abstract_mesh(mesh):
+        with jax.sharding.use_abstract_mesh(mesh), nn.logical_axis_rules(RULES):
             return function(*arguments)
 
     return jax.jit(traced)
@@ -174,6 +176,7 @@ def test_chunks_on_eight_devices():
     """
     program = """
 import jax, jax.numpy as jnp, numpy as np
+from flax.linen import logical_axis_rules
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from transformer_jax.losses import cross_entropy
 from transformer_jax.models.kernels.chunks import sum_in_chunks
@@ -197,7 +200,11 @@ for axes in ((8, 1), (4, 2)):
 
     def chunked(table, x, labels, weights):
         total = lambda t, x: sum_in_chunks(loss, t, x, labels, weights, 5)
-        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        rules = (("batch", "fsdp"),)
+        with (
+            jax.sharding.use_abstract_mesh(mesh.abstract_mesh),
+            logical_axis_rules(rules),
+        ):
             return jax.value_and_grad(total, (0, 1))(table, x)
 
     run = jax.jit(chunked, in_shardings=(vocab, rows, rows, rows))

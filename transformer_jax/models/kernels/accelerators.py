@@ -15,13 +15,13 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
 from transformer_jax.models.kernels import short
 from transformer_jax.models.kernels.heads import heads_first, repeat_heads
+from transformer_jax.models.kernels.placement import mesh_axes
 from transformer_jax.models.masks import Mask, only_rules
 
 Array = jax.Array
@@ -294,10 +294,9 @@ def _on_devices(
 
         If this number does not divide `size`: None and 1.
         """
-        (axes,) = nn.logical_to_mesh_axes((axis,)) or (None,)
-        names = (axes,) if isinstance(axes, str) else axes or ()
-        devices = math.prod(mesh.shape[name] for name in names)
-        return (None, 1) if size % devices else (axes, devices)
+        axes = mesh_axes(axis)
+        devices = math.prod(mesh.shape[name] for name in axes)
+        return (None, 1) if size % devices else (axes or None, devices)
 
     rows, _ = share("batch", query.shape[0])
     heads, devices = share("heads", query.shape[2])

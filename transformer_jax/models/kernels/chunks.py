@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.models.kernels import plain, platforms
+from transformer_jax.models.kernels.placement import mesh_axes
 
 Array = jax.Array
 
@@ -73,16 +74,15 @@ def sum_in_chunks(
     order of summation differs from loss(params, x, labels, weights).
 
     Positions stay on their devices. Each device processes its own rows in chunks, and
-    the sums are added once, at the end. The axes "data" and "fsdp" of the mesh in scope
-    determine which device has which rows.
+    the sums are added once, at the end. The rule in scope for the logical axis "batch"
+    says along which axes of the mesh rows are divided.
 
     Differentiable with respect to `params` and `x`, once and in reverse mode only.
     """
     if plain.is_on():
         return loss(params, x, labels, weights)
     mesh = jax.sharding.get_abstract_mesh()
-    sizes = [mesh.shape.get(axis, 1) for axis in ("data", "fsdp")]
-    shards = math.prod(sizes)
+    shards = math.prod(mesh.shape.get(axis, 1) for axis in mesh_axes("batch"))
     return _sum_in_chunks(
         loss,
         params,

@@ -53,6 +53,14 @@ def named(init: Callable[..., Array], axes: tuple[str, ...]) -> Callable[..., An
     return lambda *args: Named(init(*args), axes)
 
 
+def mesh_axes(axis: str) -> tuple[str, ...]:
+    """Return the mesh axes that a logical axis is divided along, by the rules in
+    scope.
+    """
+    (axes,) = nn.logical_to_mesh_axes((axis,)) or (None,)
+    return (axes,) if isinstance(axes, str) else axes or ()
+
+
 def check_placement(name: str, x: Any) -> None:
     """Raise UserError if x belongs to a mesh with explicit axes.
 
