@@ -171,6 +171,7 @@ def test_another_users_process_that_cannot_be_looked_at_lives(monkeypatch):
         ('{"pid": 1', "an unknown run"),
         ("[3]", "an unknown run"),
     ],
+    ids=["a run", "nothing", "no keys", "no number", "half a file", "a list"],
 )
 def test_on_another_machine_a_run_without_a_heartbeat_is_dead(left, text, name, caplog):
     workdir = left(text)
