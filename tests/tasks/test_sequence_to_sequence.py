@@ -198,7 +198,11 @@ def predictions(tiny, tmp_path, params, lines, greedy=False, batch_size=8, **opt
     return Evaluator(task, make_mesh(task.config.mesh)).predict(params, lines, greedy)
 
 
-@pytest.mark.parametrize("greedy", [True, False], ids=["greedy", "beam"])
+@pytest.mark.parametrize(
+    "greedy",
+    [True, pytest.param(False, marks=pytest.mark.slow)],
+    ids=["greedy", "beam"],
+)
 def test_predictions_come_in_order_one_for_one(tiny, tmp_path, params, greedy, caplog):
     lines = ["ek", "", "ak ek it", "ek " * 50, "ak", " \t ", "em is ot uk"]
     together = predictions(tiny, tmp_path, params, lines, greedy)

@@ -27,7 +27,13 @@ from transformer_jax.training.sharding import feed
 RATES = {"sgd": 0.1, "adadelta": 1.0, "lion": 1e-3, "adafactor": 1e-2}
 
 
+# Adafactor and Muon keep states of other shapes than the parameters. The others differ
+# from AdamW, with which all other runs are trained, in a line.
 FACTORED = ("adafactor", "muon")
+NAMES = [
+    pytest.param(name, marks=[pytest.mark.slow] * (name not in FACTORED))
+    for name in OPTIMIZERS
+]
 
 
 def config_of(name: str, directory: Path) -> ConfigDict:
@@ -40,15 +46,7 @@ def config_of(name: str, directory: Path) -> ConfigDict:
     return config
 
 
-# Adafactor and Muon keep states of other shapes than the parameters. The others differ
-# from AdamW, with which all other runs are trained, in a line.
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] * (name not in FACTORED))
-        for name in OPTIMIZERS
-    ],
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_it_learns_and_continues_bitwise(name, corpus, tmp_path):
     task = make_task(parse(config_of(name, corpus)), tmp_path)
     engine, batches = Engine(task), task.batches("train", 0)
@@ -73,7 +71,7 @@ def test_it_learns_and_continues_bitwise(name, corpus, tmp_path):
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_updates_are_counted(name, tmp_path):
     engine = Engine(make_task(parse(config_of(name, tmp_path)), None))
     state = engine.init(jax.random.key(0))

@@ -95,7 +95,12 @@ def test_blocks_are_few_equal_and_at_most_512_positions():
     [
         ("splash", "1x2x128x8", ""),
         pytest.param("short", "1x128x128", "", marks=pytest.mark.slow),
-        ("short", "1x128x128", ", dropout_rate=0.4, dropout_key=jax.random.key(2)"),
+        pytest.param(
+            "short",
+            "1x128x128",
+            ", dropout_rate=0.4, dropout_key=jax.random.key(2)",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_eight_devices_compute_what_one_does(kernel, share, dropping):
