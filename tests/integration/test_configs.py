@@ -61,9 +61,7 @@ def test_an_attention_is_one_key(attention, size, cell):
 # Recipes that others cover almost entirely: the data of all are the same files here.
 SLOW = {
     ("bert", "large,ltr"),
-    ("digits", ""),  # tests/tasks/test_inputs.py trains it
-    ("digits", "transformer"),
-    ("spoken_digits", ""),  # the same
+    ("spoken_digits", ""),  # tests/tasks/test_inputs.py trains it
     ("dates", ""),  # docs/walkthroughs/attention_map.md trains it
     ("finetune", "model=gpt,task=stsb"),
     ("finetune", "model=gpt,task=swag"),
