@@ -56,7 +56,7 @@ export.register_namedtuple_serialization(
 
 
 class Reading(NamedTuple):
-    """Which words the decoder reads in scheduled sampling (Bengio et al. 2015).
+    """The words that the decoder reads in scheduled sampling (Bengio et al. 2015).
 
     The word at a position is that of the reference or the decoder's own: the most
     probable word after the previous position. Both fields are bool, (T,).

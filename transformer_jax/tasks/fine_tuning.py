@@ -42,7 +42,7 @@ class FineTuningConfig:
 
     @property
     def views(self) -> int:
-        """How often the model reads each text."""
+        """The number of times that the model reads each text."""
         return 1
 
     def problems(self) -> Iterator[tuple[str, str]]:

@@ -40,7 +40,7 @@ IMPLEMENTATIONS = ("auto", "einsum", "blocked", "short", "splash", "cudnn", "jax
 
 
 class Needs(NamedTuple):
-    """What a model asks of a kernel. The names are those of `BlockConfig`."""
+    """The demands of a model on a kernel. The names are those of `BlockConfig`."""
 
     dropout_rate: float
     positions: str
