@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from transformer_jax.data.batching import Batches
-from transformer_jax.training.task import Task
+from transformer_jax.training.task import Config, Task
 
 log = logging.getLogger(__name__)
 
 VALIDATION = "validation data"
-# of a config; of "data", only sizes that may change in a run
-SECTIONS = ("evaluation", "decoding", "answers", "data")
+# sections that may change in a run but do not affect its scores
+NOT_IN_SCORES = ("checkpoint", "mesh")
 # keys that evaluations during training do not use
 NOT_IN_TRAINING = ("checkpoint", "average_last", "batch_size")
 
@@ -32,16 +32,22 @@ def of(task: Task, held_out: Batches) -> dict[str, Any]:
     """
     config = task.config
     facts = {"scored": part(task), VALIDATION: held_out.sha256()}
-    for section in SECTIONS:
-        values = getattr(config, section, None)
-        if values is None:
-            continue
+    for section in _sections(config):
+        values = getattr(config, section)
         for field in dataclasses.fields(values):
             if "how" in field.metadata or field.name in NOT_IN_TRAINING:
                 continue
             if section != "data" or {"free", "small"} <= field.metadata.keys():
                 facts[f"{section}.{field.name}"] = getattr(values, field.name)
     return json.loads(json.dumps(facts))
+
+
+def _sections(config: Config) -> list[str]:
+    """Return the sections on which scores depend: those that may change in a run, and
+    "data", of which only sizes may change.
+    """
+    free = [x.name for x in dataclasses.fields(config) if x.metadata.get("free")]
+    return ["data", *(name for name in free if name not in NOT_IN_SCORES)]
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any], step: int) -> None:
