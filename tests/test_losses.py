@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from helpers import oracle
+from helpers.labelled import positions
 from transformer_jax.losses import cross_entropy, token_cross_entropy
 from transformer_jax.models.kernels import platforms
 from transformer_jax.models.layers import Head
@@ -124,25 +125,6 @@ def test_sums_of_parts_add_up():
         for b in range(B)
     ]
     np.testing.assert_allclose(np.sum(parts, axis=0), whole, rtol=1e-5)
-
-
-D = 4
-
-
-def positions(rows, width, filled, seed=0):
-    """Return a table (V, D), x (B, T, D), labels, and weights.
-
-    Padding is anywhere in a row, not only at its end.
-    """
-    draw = np.random.default_rng(seed)
-    x, table = (
-        np.float32(draw.normal(size=(rows, width, D))),
-        np.float32(draw.normal(size=(V, D))),
-    )
-    weights = np.float32(
-        (draw.random((rows, width)) < filled) * draw.random((rows, width))
-    )
-    return table, x, draw.integers(0, V, (rows, width)), weights
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])

@@ -7,30 +7,13 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType
 
+from helpers.labelled import D, positions
 from helpers.processes import on_devices
 from transformer_jax.losses import cross_entropy
 from transformer_jax.models.kernels.chunks import sum_in_chunks
 from transformer_jax.training.sharding import RULES
 
 B, T, V = 3, 5, 7
-
-D = 4
-
-
-def positions(rows, width, filled, seed=0):
-    """Return a table (V, D), x (B, T, D), labels, and weights.
-
-    Padding is anywhere in a row, not only at its end.
-    """
-    draw = np.random.default_rng(seed)
-    x, table = (
-        np.float32(draw.normal(size=(rows, width, D))),
-        np.float32(draw.normal(size=(V, D))),
-    )
-    weights = np.float32(
-        (draw.random((rows, width)) < filled) * draw.random((rows, width))
-    )
-    return table, x, draw.integers(0, V, (rows, width)), weights
 
 
 def projected(table, x, labels, weights):
