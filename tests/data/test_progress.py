@@ -18,35 +18,35 @@ def lines(monkeypatch, caplog):
     return caplog
 
 
-def wait_for(lines, message):
-    """Wait until the log has a message."""
+def appears(message, lines):
+    """Return True as soon as the log has a message, False if it does not come."""
     for _ in range(10_000):
         if message in lines.messages:
-            return
+            return True
         time.sleep(0.001)
-    raise AssertionError(f"{message!r} is not in the log: {lines.messages}")
+    return False
 
 
 def test_long_work_is_logged_with_its_progress(lines):
     with progress.progress("reading", 1200) as advance:
         advance(700)
-        wait_for(lines, "reading: 700 of 1,200 lines")
+        assert appears("reading: 700 of 1,200 lines", lines)
 
 
 def test_work_of_unknown_length_is_logged_with_its_time(lines):
     with progress.progress("training"):
-        wait_for(lines, "training: 0 s so far")
+        assert appears("training: 0 s so far", lines)
 
 
 def test_only_the_innermost_work_is_logged(lines):
     with progress.progress("outer"):
         with progress.progress("inner"):
-            wait_for(lines, "inner: 0 s so far")
+            assert appears("inner: 0 s so far", lines)
             time.sleep(0.01)  # for what the outer work may have begun to write
             lines.clear()
-            wait_for(lines, "inner: 0 s so far")
+            assert appears("inner: 0 s so far", lines)
             assert set(lines.messages) == {"inner: 0 s so far"}
-        wait_for(lines, "outer: 0 s so far")
+        assert appears("outer: 0 s so far", lines)
 
 
 def test_short_work_is_silent(caplog):

@@ -200,6 +200,7 @@ def test_a_stop_before_training_counts_though_a_process_aborts(supervise, tmp_pa
     until(lambda: len(started(tmp_path)) == 2)
     process.send_signal(heard(signal.SIGHUP))
     ends(process, 75)
+    assert not alive(tmp_path)
 
 
 @pytest.mark.parametrize(
