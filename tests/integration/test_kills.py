@@ -239,7 +239,8 @@ class Watched:
         os.kill(int(found[0]), signal.SIGKILL)
 
     def end(self) -> None:
-        assert self.process.wait(timeout=600) == 0, self._said.read_text()[-3000:]
+        """Wait for the job, which must end well. A job that hangs fails."""
+        assert self.process.wait(timeout=3600) == 0, self._said.read_text()[-3000:]
 
 
 @pytest.mark.parametrize("count", [2, 4])
