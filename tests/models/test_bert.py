@@ -229,11 +229,16 @@ def test_heads_of_pretraining(name):
     params = oracle.randomized(initial(model))
     x, pooled = oracle.bert(params["bert"], config, TOKENS, VALID, SEGMENTS)
     places = np.random.default_rng(2).integers(0, T, (B, 7))
-    for positions in (places, None):
-        vectors, head, follows = jax.jit(model.apply)(
+
+    @jax.jit
+    def run(positions):
+        vectors, head, follows = model.apply(
             {"params": params}, TOKENS, VALID, SEGMENTS, positions
         )
-        logits = np.asarray(head(vectors))
+        return head(vectors), follows
+
+    for positions in (places, None):
+        logits, follows = map(np.asarray, run(positions))
         chosen = (
             x if positions is None else np.stack([x[b, places[b]] for b in range(B)])
         )
@@ -273,9 +278,8 @@ def test_attention_maps():
     )
     for model in (Bert(SMALL), *heads):
         params = oracle.randomized(initial(model))
-        _, sown = model.apply(
-            {"params": params}, TOKENS, VALID, mutable="intermediates"
-        )
+        apply = jax.jit(functools.partial(model.apply, mutable="intermediates"))
+        _, sown = apply({"params": params}, TOKENS, VALID)
         maps = model.attention_maps(sown["intermediates"])
         assert list(maps) == [("self-attention", "text", "text")]
         weights = np.asarray(maps["self-attention", "text", "text"])
@@ -337,7 +341,8 @@ def test_dropout_acts_on_embeddings_and_on_the_pooled_vector():
     params = oracle.randomized(initial(model))
     silent = jax.tree.map(jnp.zeros_like, params["bert"]["encoder"]["layers"])
     bert = params["bert"] | {"encoder": params["bert"]["encoder"] | {"layers": silent}}
-    run = functools.partial(Bert(config).apply, {"params": bert}, TOKENS, VALID)
+    apply = jax.jit(Bert(config).apply)
+    run = functools.partial(apply, {"params": bert}, TOKENS, VALID)
     assert (run()[0] != run(rngs=rngs)[0]).any(axis=-1).all()
 
     pooler = {"kernel": np.zeros((17, 17), np.float32), "bias": np.ones(17, np.float32)}
@@ -347,7 +352,9 @@ def test_dropout_acts_on_embeddings_and_on_the_pooled_vector():
         "bias": np.zeros(CLASSES, np.float32),
     }
     logits = np.asarray(
-        model.apply({"params": params | {"head": head}}, TOKENS, VALID, rngs=rngs)
+        jax.jit(model.apply)(
+            {"params": params | {"head": head}}, TOKENS, VALID, rngs=rngs
+        )
     )
     np.testing.assert_allclose(logits[logits != 0], 2 * np.tanh(1), rtol=1e-5)
     assert 0 < (logits == 0).sum() < logits.size

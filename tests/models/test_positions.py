@@ -481,8 +481,9 @@ def test_hypotheses_of_a_beam_have_the_logits_of_their_own_tokens(
     hypotheses, length, rows = 4, 6, np.arange(3)[:, None]
     sources, valid = (np.repeat(x, hypotheses, axis=0) for x in (source, SOURCE_VALID))
     whole = jax.jit(apply)
+    begin = jax.jit(functools.partial(apply, method=start), static_argnums=(2, 3))
     extend = jax.jit(functools.partial(apply, method=Transformer.extend))
-    cache = apply(source, SOURCE_VALID, length, hypotheses, method=start)
+    cache = begin(source, SOURCE_VALID, length, hypotheses)
     assert isinstance(cache.past, SharedPast)
     generator = np.random.default_rng(5)
     tokens = np.zeros((3, hypotheses, length), np.int32)
@@ -583,8 +584,10 @@ def test_half_precision_stays_near(kind):
     gradient = jax.jit(jax.grad(lambda p: module.apply({"params": p}, x, x).sum()))(
         params
     )
-    exact = jax.grad(
-        lambda p: module.clone(dtype="float32").apply({"params": p}, x, x).sum()
+    exact = jax.jit(
+        jax.grad(
+            lambda p: module.clone(dtype="float32").apply({"params": p}, x, x).sum()
+        )
     )(params)
     for name in params:
         for one, other in zip(

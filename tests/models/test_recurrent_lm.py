@@ -39,22 +39,20 @@ def test_the_model_is_its_equations(changes):
 
     @jax.jit
     def forward(variables):
-        extend = functools.partial(model.apply, variables, method=RecurrentLM.extend)
-        column, cache = extend(
-            model.apply(variables, B, T, method=RecurrentLM.start), TOKENS[:, :3], 0
-        )
-        columns = [column]
-        for t in range(3, T):
-            column, cache = extend(cache, TOKENS[:, t : t + 1], t)
-            columns.append(column)
         logits = model.apply(variables, TOKENS)
-        return (
-            logits,
-            model.apply(variables, TOKENS, None, segments),
-            jnp.concatenate(columns, axis=1),
-        )
+        return logits, model.apply(variables, TOKENS, None, segments)
 
-    whole, packed, cached = forward(variables)
+    whole, packed = forward(variables)
+    extend = jax.jit(
+        functools.partial(model.apply, variables, method=RecurrentLM.extend)
+    )
+    cache = model.apply(variables, B, T, method=RecurrentLM.start)
+    column, cache = extend(cache, TOKENS[:, :3], 0)
+    columns = [column]
+    for t in range(3, T):
+        column, cache = extend(cache, TOKENS[:, t : t + 1], t)
+        columns.append(column)
+    cached = np.concatenate(columns, axis=1)
     assert whole.shape == (B, T, 12)
     assert whole.dtype == np.float32
     assert (np.asarray(jax.nn.softmax(whole))[..., V:] == 0).all()

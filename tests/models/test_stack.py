@@ -179,9 +179,9 @@ def test_pieces_with_a_cache_give_the_causal_whole(cross):
     x, memory = normal(B, T, D), normal(B, S, D) if cross else None
     seen = padding(VALID) if cross else None
     whole = jax.jit(model.apply)({"params": params}, x, CAUSAL, memory, seen)
+    project = jax.jit(functools.partial(model.apply, method=Stack.project))
+    projected = project({"params": params}, memory) if cross else None
     for p in (params, unstack_layers(params)):
-        project = jax.jit(functools.partial(model.apply, method=Stack.project))
-        projected = project({"params": params}, memory) if cross else None
         extend = jax.jit(
             functools.partial(model.apply, {"params": p}, method=Stack.extend)
         )
@@ -211,7 +211,8 @@ def test_each_call_draws_its_own_dropout(unroll):
         Twice(dataclasses.replace(CONFIG, dropout_rate=0.5, unroll=unroll)),
         normal(B, T, D),
     )
-    variables = jax.jit(model.init)(jax.random.key(0), x)
+    shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), x))
+    variables = {"params": oracle.randomized(shapes["params"])}
     apply = jax.jit(model.apply)
     first, second = apply(variables, x, rngs={"dropout": jax.random.key(1)})
     assert (first != second).any()
@@ -224,4 +225,6 @@ def test_a_block_with_cross_attention_needs_a_memory():
         ValueError,
         match="a block with cross-attention needs a memory; pass one, or cross=False",
     ):
-        Block(CONFIG, cross=True).init(jax.random.key(0), normal(B, T, D))
+        jax.eval_shape(
+            Block(CONFIG, cross=True).init, jax.random.key(0), normal(B, T, D)
+        )

@@ -207,27 +207,42 @@ def test_layers_start_different_and_as_one_layer_does():
 # gradient of the inputs of encoder and decoder, position by position.
 BY_GRADIENT = dataclasses.replace(SMALL, positions="learned", max_length=S)
 SOURCE_VALID = np.arange(S) < np.array([13, 7, 3])[:, None]
+ALL_VALID = {"source": np.ones((3, S), bool), "target": np.ones((3, T), bool)}
 
 
-def sensitivities(side, source_valid=None, target_valid=None, output="logits"):
-    """Return an array (3, outputs, inputs), True where the output depends on that
-    position of `side`.
+@jax.jit
+def jacobians(source_valid, target_valid):
+    """Return the derivatives of logits and memory, (3, outputs, positions, D), by each
+    table of positions.
     """
     params, (source, target) = parameters(BY_GRADIENT), some_ids(BY_GRADIENT, rows=3)
     model = Transformer(BY_GRADIENT)
 
-    def run(table):
-        variables = {"params": params | {f"{side}_positions": {"table": table}}}
-        if output == "memory":
-            y, _ = model.apply(variables, source, source_valid, method=model.encode)
-        else:
-            y = model.apply(variables, source, target, source_valid, target_valid)
-        return y @ normal(y.shape[-1])
+    def run(tables):
+        variables = {"params": params | tables}
+        memory = model.apply(variables, source, source_valid, method=model.encode)
+        logits = model.apply(variables, source, target, source_valid, target_valid)
+        return {"memory": memory[0] @ normal(5), "logits": logits @ normal(31)}
 
-    jacobian = jax.jit(jax.jacrev(run))(params[f"{side}_positions"]["table"])
-    inputs = source.shape[1] if side == "source" else target.shape[1]
+    return jax.jacrev(run)(
+        {name: params[name] for name in ("source_positions", "target_positions")}
+    )
+
+
+def sensitivities(
+    side,
+    source_valid=ALL_VALID["source"],
+    target_valid=ALL_VALID["target"],
+    output="logits",
+):
+    """Return an array (3, outputs, inputs), True where the output depends on that
+    position of `side`.
+    """
+    found = jacobians(source_valid, target_valid)[output]
+    jacobian = np.asarray(found[f"{side}_positions"]["table"])
+    inputs = ALL_VALID[side].shape[1]
     assert (jacobian[:, :, inputs:] == 0).all()
-    return np.asarray((jacobian != 0).any(axis=-1))[:, :, :inputs]
+    return (jacobian != 0).any(axis=-1)[:, :, :inputs]
 
 
 def test_the_decoder_is_causal():
@@ -790,11 +805,12 @@ def test_modules_refuse_a_config_that_is_wrong():
 
 
 def test_a_cache_beyond_the_positions_is_refused():
-    token, valid = jnp.ones((1, 3), jnp.int32), jnp.ones((1, 3), bool)
-    model = Transformer(dataclasses.replace(TINY, max_length=8))
-    params = model.init(jax.random.key(0), token, token)
-    with pytest.raises(ValueError, match=r"length=9: must be at most max_length = 8"):
-        model.apply(params, token, valid, 9, method=start)
+    source, valid = np.ones((1, 3), np.int32), np.ones((1, 3), bool)
+    begin = functools.partial(Transformer(SMALL).apply, method=start)
+    with pytest.raises(ValueError, match=r"length=38: must be at most max_length = 37"):
+        jax.eval_shape(
+            lambda params: begin({"params": params}, source, valid, 38), shapes(SMALL)
+        )
 
 
 def test_all_that_is_wrong_is_said_at_once():
