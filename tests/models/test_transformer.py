@@ -366,7 +366,7 @@ def test_attention_weights_can_be_looked_at():
 )
 def test_decoding_with_a_cache_gives_the_logits_of_the_whole(change):
     """Use prompts of every length, followed by single tokens."""
-    config, length = dataclasses.replace(SMALL, **change), 5
+    config, length = dataclasses.replace(SMALL, **change), 4
     params, (source, target) = (
         parameters(config),
         some_ids(config, rows=3, length=length),
