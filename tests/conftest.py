@@ -46,9 +46,10 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     settings: dict[str, Any] = {
         "jax_disable_most_optimizations": True,
         "jax_compilation_cache_dir": PROGRAMS,
-        # JAX locks a cache of limited size only
+        # JAX locks a cache of limited size only, and looks at all its files before it
+        # writes one. Reading a program takes 0.15 s.
         "jax_compilation_cache_max_size": 2**31,
-        "jax_persistent_cache_min_compile_time_secs": 0.1,
+        "jax_persistent_cache_min_compile_time_secs": 0.5,
     }
     for key, value in settings.items():
         os.environ[key.upper()] = str(value)
