@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax import export
 
+from helpers import oracle
 from helpers.small_models import MODELS
 from transformer_jax import models
 from transformer_jax.errors import UserError
@@ -19,10 +20,9 @@ B, S, T, D = 3, 5, 4, 8
 LIMITS = ("s <= 16", "t <= 16")
 
 
-def initial(module, *args):
-    return nn.unbox(
-        module.init(jax.random.key(0), *(np.zeros(x.shape, x.dtype) for x in args))
-    )
+def parameters(module, *args):
+    shapes = jax.eval_shape(module.init, jax.random.key(0), *args)
+    return {"params": oracle.randomized(nn.unbox(shapes)["params"])}
 
 
 def check_export(module, shapes, *args):
@@ -40,11 +40,11 @@ def check_export(module, shapes, *args):
         jax.ShapeDtypeStruct(export.symbolic_shape(shape, scope=scope), x.dtype)
         for shape, x in zip(shapes, args, strict=True)
     ]
-    params = initial(module, *args)
-    data = export.export(jax.jit(module.apply))(params, *symbols).serialize()
+    params, apply = parameters(module, *args), jax.jit(module.apply)
+    data = export.export(apply)(params, *symbols).serialize()
     found, expected = (
         export.deserialize(data).call(params, *args),
-        module.apply(params, *args),
+        apply(params, *args),
     )
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
@@ -87,14 +87,15 @@ def test_decoding_of_encoder_decoders(name):
         return model.extend(cache, target, 0)[0]
 
     model = MODELS[name]
-    params = initial(model, SOURCE, TARGET)
+    params = parameters(model, SOURCE, TARGET)
     (b, s, t) = export.symbolic_shape("b, s, t", constraints=LIMITS)
     shapes = [jax.ShapeDtypeStruct(x, jnp.int32) for x in ((b, s), (b, t))]
 
+    @jax.jit
     def call(params, source, target, valid):
         return model.apply(params, source, target, valid, method=decode)
 
-    exported = export.export(jax.jit(call))(
+    exported = export.export(call)(
         params, *shapes, jax.ShapeDtypeStruct((b, s), jnp.bool_)
     )
     found = exported.call(params, SOURCE, TARGET, SOURCE_VALID)
@@ -105,17 +106,18 @@ def test_decoding_of_encoder_decoders(name):
 
 @pytest.mark.parametrize("name", ["GPT", "RecurrentLM"])
 def test_decoding_of_language_models_with_a_cache_as_an_argument(name):
+    @jax.jit
     def extend(params, cache, tokens, position):
         return model.apply(params, cache, tokens, position, method=model.extend)
 
     model = MODELS[name]
-    params = initial(model, TARGET)
+    params = parameters(model, TARGET)
     cache = model.apply(params, B, 16, method=model.start)
     (b,) = export.symbolic_shape("b")
     free = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((b, *x.shape[1:]), x.dtype), cache
     )
-    exported = export.export(jax.jit(extend))(
+    exported = export.export(extend)(
         params, free, jax.ShapeDtypeStruct((b, 1), jnp.int32), jnp.int32(0)
     )
     arguments = params, cache, TARGET[:, :1], jnp.int32(2)
@@ -131,12 +133,10 @@ def test_boxed_parameters_can_be_serialized():
         "flatbuffers", reason="serializing exported functions needs flatbuffers"
     )
     module = MultiHeadAttention(2, D, 4, 4)
-    params = module.init(jax.random.key(0), X, X)
-    data = export.export(jax.jit(module.apply))(params, X, X).serialize()
+    params, apply = jax.jit(module.init)(jax.random.key(0), X, X), jax.jit(module.apply)
+    data = export.export(apply)(params, X, X).serialize()
     np.testing.assert_allclose(
-        export.deserialize(data).call(params, X, X),
-        module.apply(params, X, X),
-        atol=1e-6,
+        export.deserialize(data).call(params, X, X), apply(params, X, X), atol=1e-6
     )
 
 
@@ -146,7 +146,7 @@ def test_a_length_without_a_limit_is_refused_where_positions_have_one():
     with pytest.raises(
         UserError, match=r"t positions: must be at most 16 .*constraints=\['t <= 16'\]"
     ):
-        export.export(jax.jit(model.apply))(initial(model, TARGET), tokens)
+        export.export(jax.jit(model.apply))(parameters(model, TARGET), tokens)
 
 
 def test_blocks_need_fixed_lengths():
@@ -155,4 +155,4 @@ def test_blocks_need_fixed_lengths():
     with pytest.raises(
         UserError, match="'blocked': does not support the symbolic lengths t and t"
     ):
-        export.export(jax.jit(module.apply))(initial(module, X, X), x, x)
+        export.export(jax.jit(module.apply))(parameters(module, X, X), x, x)

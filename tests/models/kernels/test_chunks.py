@@ -33,6 +33,9 @@ def on_mesh(function, data, fsdp=1):
     return jax.jit(traced)
 
 
+plain_form = jax.jit(jax.value_and_grad(projected, (0, 1)))
+
+
 @pytest.mark.parametrize("filled", [0.0, 0.1, 0.7, 1.0])
 @pytest.mark.parametrize(
     ("rows", "width", "chunk", "shards"),
@@ -42,7 +45,7 @@ def test_chunks_give_the_value_and_the_gradient_of_the_plain_form(
     rows, width, chunk, shards, filled
 ):
     table, x, labels, weights = positions(rows, width, filled)
-    plain = jax.value_and_grad(projected, (0, 1))(table, x, labels, weights)
+    plain = plain_form(table, x, labels, weights)
 
     def chunked(table, x):
         return sum_in_chunks(projected, table, x, labels, weights, chunk)
