@@ -101,7 +101,7 @@ import flax.linen as nn
 from ml_collections import ConfigDict
 from transformer_jax.config import make_task, parse
 task = make_task(parse(ConfigDict({config.to_dict()!r})), None)
-params = nn.unbox(jax.jit(task.init)(jax.random.key(0)))
+params = nn.unbox(task.init(jax.random.key(0)))
 batch = task.dummy_batch(16, 8, seed=1)
 key = jax.random.key(1)
 
@@ -226,7 +226,7 @@ config.mesh.data, config.mesh.fsdp, config.mesh.tensor = 2, 2, 2
 config = parse(config)
 task = make_task(config, None)
 mesh = make_mesh(config.mesh)
-boxed = jax.jit(task.init)(jax.random.key(0))
+boxed = task.init(jax.random.key(0))
 params = nn.unbox(boxed)
 batch = task.dummy_batch(16, 12, seed=1)
 gradient = jax.grad(

@@ -2,6 +2,7 @@
 
 import functools
 import json
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -34,9 +35,14 @@ def task(config, tmp_path):
     return make_task(parse(config), tmp_path / "run")
 
 
+INITIAL: dict[str, Any] = {}
+
+
 @pytest.fixture
-def params(task):
-    return nn.unbox(jax.jit(task.init)(jax.random.key(0)))
+def params(name, task):
+    if name not in INITIAL:
+        INITIAL[name] = nn.unbox(jax.jit(task.init)(jax.random.key(0)))
+    return INITIAL[name]
 
 
 def first_batch(task, split="val"):
