@@ -18,7 +18,14 @@ def recurrent(corpus):
     return shrink(defaults("sequence_to_sequence", "recurrent"), corpus)
 
 
-@pytest.mark.parametrize("attention", ["none", "additive", "general", "multi_head"])
+# tests/models/test_recurrent.py compares both with the equations of every attention.
+@pytest.mark.parametrize(
+    "attention",
+    [
+        *("none", "additive"),
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("general", "multi_head")),
+    ],
+)
 def test_cached_is_whole_and_no_token_is_seen_before_its_place(recurrent, attention):
     recurrent.model.attention = attention
     task = make_task(parse(recurrent), None)
