@@ -8,5 +8,8 @@ source "$(dirname "$0")/environment.sh" ".[test${EXTRAS:+,$EXTRAS}]"
 ruff check .
 ruff format --check .
 mypy
-# More processes than cores, since many tests wait. Neighbouring tests share a process, and so its fixtures.
-python -m pytest -n 3 --dist worksteal "$@"
+# More processes than cores, since many tests wait, those of --quick less. Neighbouring tests share a process, and so
+# its fixtures.
+processes=4
+if [[ " $* " = *" --quick "* ]]; then processes=3; fi
+python -m pytest -n "$processes" --dist worksteal "$@"
