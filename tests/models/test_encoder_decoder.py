@@ -40,10 +40,10 @@ def test_a_model_takes_the_arguments_of_the_interface(name, method):
 def test_hypotheses_that_continue_others_have_the_logits_of_their_own_tokens(name):
     model = MODELS[name]
     params = initial(model, SOURCE, VALID, SOURCE)
+    begin = functools.partial(model.apply, {"params": params}, method=start)
+    cache = jax.jit(begin, static_argnums=(2, 3))(SOURCE, VALID, T, J)
     apply = functools.partial(model.apply, {"params": unstack_layers(params)})
     extend = jax.jit(functools.partial(apply, method=model.extend))
-    begin = jax.jit(functools.partial(apply, method=start), static_argnums=(2, 3))
-    cache = begin(SOURCE, VALID, T, J)
     generator = np.random.default_rng(5)
     read = np.zeros((B, J, T), np.int32)
     for t in range(T):
