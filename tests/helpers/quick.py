@@ -37,7 +37,8 @@ LEFT_OUT_TESTS = (
     "models/test_transformer.py::test_modes_of_differentiation_agree",
 )
 # Of these tests, the first and the last case are run. Each case compiles programs of
-# its own, and other tests compare the same variants with their equations.
+# its own, and other tests compare the same variants, or their parts, with their
+# equations.
 TWO_CASES = (
     "models/kernels/test_blocked.py::test_equals_the_reference",
     "models/kernels/test_chunks.py::test_chunks_give_the_value_and_the_gradient_of_the_plain_form",
@@ -53,6 +54,7 @@ TWO_CASES = (
     "models/test_checks.py::test_wrong_ids_are_refused",
     "models/test_checks.py::test_wrong_validity_is_refused",
     "models/test_gpt.py::test_a_cache_gives_the_logits_of_the_whole",
+    "models/test_gpt.py::test_documents_packed_in_rows_are_like_separate_ones",
     "models/test_gpt.py::test_other_ways_to_the_same",
     "models/test_gpt.py::test_rows_of_a_cache_may_begin_at_different_places",
     "models/test_positions.py::test_a_prompt_and_then_pieces_give_what_the_whole_gives",
@@ -61,8 +63,10 @@ TWO_CASES = (
     "models/test_recurrent.py::test_bfloat16",
     "models/test_recurrent.py::test_forward_flops",
     "models/test_recurrent.py::test_gradients",
+    "models/test_recurrent.py::test_model_is_its_equations",
     "models/test_transformer.py::test_dropout_acts_when_given_a_key_wherever_it_has_a_rate",
     "models/test_transformer.py::test_other_ways_to_the_same",
+    "models/test_transformer.py::test_the_model_is_the_equations",
 )
 # The recipe that trains each task in integration/test_configs.py.
 TRAINED = {
