@@ -7,9 +7,13 @@ set -euo pipefail
 source "$(dirname "$0")/environment.sh" ".[test${EXTRAS:+,$EXTRAS}]"
 ruff check .
 ruff format --check .
-mypy
+# The type checker runs beside the tests and prints its result among theirs.
+mypy &
+types=$!
 # More processes than cores, since many tests wait, those of --quick less. Neighbouring tests share a process, and so
 # its fixtures.
 processes=4
 if [[ " $* " = *" --quick "* ]]; then processes=3; fi
-python -m pytest -n "$processes" --dist worksteal "$@"
+python -m pytest -n "$processes" --dist worksteal "$@" || tests=$?
+wait "$types"
+exit "${tests:-0}"
