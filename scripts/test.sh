@@ -10,8 +10,8 @@ ruff format --check .
 # The type checker runs beside the tests and prints its result among theirs.
 mypy &
 types=$!
-# More processes than cores, since many tests wait, those of --quick less. Neighbouring tests share a process, and so
-# its fixtures.
+# There are more processes than cores, since many tests wait; those of --quick wait less. Neighbouring tests share a
+# process, and so its fixtures.
 processes=4
 if [[ " $* " = *" --quick "* ]]; then processes=3; fi
 python -m pytest -n "$processes" --dist worksteal "$@" || tests=$?
