@@ -1,15 +1,19 @@
 """Front ends: what a model reads becomes vectors.
 
 A front end is a module that maps inputs and their validity (B, S) to vectors (B, S', D)
-and their validity (B, S'). S' may be smaller than S. The validity is None if there is
-no padding. A front end owns the limit on S. It faces a stream of the data, which turns
-what files contain into the inputs.
+and their validity (B, S'). The validity is None if there is no padding. A front end
+owns the limit on S. It faces a stream of the data, which turns what files contain into
+the inputs.
+
+S' may differ from S: a convolution may skip frames, and an image that is one position
+may become a grid of vectors. Such a front end is a `FrontEnd`, whose `layout` says what
+its vectors stand for. Models read only the vectors, so they need no change.
 
 Shapes: B batch · S source positions · T target positions · C features of a frame or a
 cell · D width of the vectors.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -30,7 +34,33 @@ from transformer_jax.models.positions import Positions, check_length
 Array = jax.Array
 
 
-class Tokens(nn.Module):
+class Layout(NamedTuple):
+    """What the vectors of one example stand for. They come in reading order.
+
+    rows: of a grid of vectors; 1 for a sequence.
+    columns: vectors in a row.
+    stride: in a sequence, vector i stands for the `stride` positions from i · stride
+        on. There may be fewer of them at the end.
+    """
+
+    rows: int
+    columns: int
+    stride: int = 1
+
+
+class FrontEnd(nn.Module):
+    """Base class of front ends, and the layout of most of them."""
+
+    @nn.nowrap
+    def layout(self, length: int) -> Layout:
+        """Return the layout of the vectors of an example of `length` positions.
+
+        The default is a vector for each position.
+        """
+        return Layout(1, length)
+
+
+class Tokens(FrontEnd):
     """Token embeddings plus positions (Vaswani et al. 2017, Sections 3.4 and 3.5).
 
     The model creates the parts, because it may share them: source and target can have
@@ -76,7 +106,7 @@ class Tokens(nn.Module):
             check_length(self.positions.kind, room, self.positions.max_length)
 
 
-class Frames(nn.Module):
+class Frames(FrontEnd):
     """A linear map of each frame, plus positions (Dong et al. 2018).
 
     Differs: There are no convolutions before the linear map.
@@ -101,7 +131,7 @@ class Frames(nn.Module):
         return Dropout(self.dropout_rate)(x), valid
 
 
-class Grid(nn.Module):
+class Grid(FrontEnd):
     """A linear map of each cell of an image (Dosovitskiy et al. 2021, eq. 1), plus a
     learned vector for its row and one for its column.
 
@@ -137,6 +167,10 @@ class Grid(nn.Module):
         x = x + of_rows[row][None]
         x = x + of_columns[column][None]
         return Dropout(self.dropout_rate)(x), valid
+
+    @nn.nowrap
+    def layout(self, length: int) -> Layout:
+        return Layout(-(-length // self.columns), self.columns)
 
     def _table(self, name: str, size: int) -> Array:
         axes = ("position", "embed")

@@ -2,10 +2,12 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import flax.linen as nn
+import numpy as np
 
 from transformer_jax import fields
 from transformer_jax.data import sources
@@ -15,6 +17,33 @@ from transformer_jax.data.sound import sounds_table
 from transformer_jax.data.streams import Frames, Grid, Stream
 from transformer_jax.models import front_ends
 from transformer_jax.models.positions import Positions
+
+
+def layout_of(front_end: nn.Module | None, length: int) -> front_ends.Layout:
+    """Return the layout of the vectors that a front end makes of `length` positions.
+
+    A module that is no `FrontEnd`, or None for tokens, makes a vector for each.
+    """
+    if isinstance(front_end, front_ends.FrontEnd):
+        return front_end.layout(length)
+    return front_ends.Layout(1, length)
+
+
+def shown_vectors(
+    stream: Stream, front_end: nn.Module | None, row: np.ndarray
+) -> tuple[list[str], str]:
+    """Return a label for each vector that a front end makes of a row of a stream, and
+    the row as text.
+
+    In a sequence, it is the label of the first position that the vector stands for; in
+    a grid, it is the row and the column of the vector, from 1.
+    """
+    labels, text = stream.shown(row)
+    layout = layout_of(front_end, len(row))
+    if layout.rows == 1:
+        return labels[:: layout.stride], text
+    cells = itertools.product(range(layout.rows), range(layout.columns))
+    return [f"{y + 1},{x + 1}" for y, x in cells], text
 
 
 @dataclasses.dataclass(frozen=True)

@@ -38,7 +38,7 @@ from transformer_jax.models.transformer import (
     TransformerConfig,
     shift_right,
 )
-from transformer_jax.tasks.inputs import InputConfig
+from transformer_jax.tasks.inputs import InputConfig, shown_vectors
 from transformer_jax.tasks.text import (
     TextTaskConfig,
     cache_and_causality,
@@ -442,7 +442,10 @@ class SequenceToSequence(Task):
             mutable="intermediates",
         )
         length = batch["target_length"]
-        source, target = (stream.shown for stream in self.streams.values())
+        target = self.streams["target"].shown
+        source = functools.partial(
+            shown_vectors, self.streams["source"], self.model.front_end
+        )
         axes = {
             "source": Axis(batch["source"], batch["source_length"], source),
             "target": Axis(batch["target"], length, target),

@@ -1,0 +1,74 @@
+"""Front ends that return fewer vectors than they read positions, in attention maps."""
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+
+from helpers import modalities
+from transformer_jax.config import make_task, parse
+from transformer_jax.data.streams import Frames, Grid
+from transformer_jax.models import front_ends
+from transformer_jax.tasks.inputs import shown_vectors
+from transformer_jax.training.evaluation import Evaluator
+from transformer_jax.training.sharding import make_mesh
+
+SOUND = Frames("file", rate=8000, bands=5, stacked=1, limit=50)
+
+
+class Fourths(front_ends.Frames):
+    """A front end that keeps the first of every four vectors."""
+
+    def __call__(self, frames, valid=None):
+        x, valid = super().__call__(frames, valid)
+        return x[:, ::4], None if valid is None else valid[:, ::4]
+
+    def layout(self, length):
+        return front_ends.Layout(1, -(-length // 4), stride=4)
+
+
+class Cells(front_ends.FrontEnd):
+    """A front end that makes 2×3 vectors of a position."""
+
+    def layout(self, length):
+        return front_ends.Layout(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("length", "labels"),
+    [(1, ["0.00 s"]), (8, ["0.00 s", "0.04 s"]), (9, ["0.00 s", "0.04 s", "0.08 s"])],
+)
+def test_a_vector_has_the_label_of_the_first_position_that_it_stands_for(
+    length, labels
+):
+    shown, text = shown_vectors(SOUND, Fourths(5, 8), np.zeros((length, 5)))
+    assert (shown, text) == (labels, "")
+
+
+@pytest.mark.parametrize("front_end", [None, front_ends.Frames(5, 8)])
+def test_without_another_layout_each_position_has_its_label(front_end):
+    row = np.zeros((3, 5), np.float32)
+    assert shown_vectors(SOUND, front_end, row) == SOUND.shown(row)
+
+
+def test_the_vectors_of_a_grid_are_named_by_row_and_column():
+    expected = ["1,1", "1,2", "1,3", "2,1", "2,2", "2,3"]
+    whole = Grid("image", (2, 3, 1), cell=1)
+    for front_end in (Cells(), front_ends.Grid(1, 8, rows=2, columns=3)):
+        shown, _ = shown_vectors(whole, front_end, np.zeros((6, 1)))
+        assert shown == expected
+
+
+def test_attention_maps_have_a_column_for_each_vector(tmp_path):
+    config = modalities.small_recipe("spoken_digits", "", tmp_path / "corpus")
+    task = make_task(parse(config), tmp_path / "run")
+    task.model = task.model.clone(front_end=Fourths(160, 16))
+    params = nn.unbox(jax.jit(task.init)(jax.random.key(0)))
+    file = str(tmp_path / "corpus" / "test3.wav")
+    mesh = make_mesh(parse(config).mesh)
+    (maps,) = Evaluator(task, mesh).attention(params, [file])
+    across = next(found for found in maps if found.name == "cross-attention")
+    length = len(task.streams["source"].vectors(file))
+    assert len(across.keys) == -(-length // 4) < length
+    assert across.keys[1] == "0.16 s"  # a position is 40 ms
+    np.testing.assert_allclose(across.weights.sum(axis=-1), 1, rtol=1e-4)
