@@ -341,6 +341,10 @@ TESTED_IN = {
     # plumbing: every run, error and task goes through it
     "errors.py": ("test_command_line.py", "UserError"),
     "experiment.py": ("test_transfer.py", "run"),
+    "tasks/sequence_to_sequence_config.py": (
+        "tasks/test_sequence_to_sequence_captions.py",
+        "parse",
+    ),
     "tasks/labelled_texts.py": ("tasks/test_classification.py", "batches"),
     # parts of what is tested as a whole, against its equations or with real processes
     "data/workers.py": ("training/test_signals.py", "workers"),

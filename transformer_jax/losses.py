@@ -79,3 +79,15 @@ def token_cross_entropy(
 
     total = sum_in_chunks(loss, head, x, labels, valid)
     return total, valid.sum().astype(jnp.float32)
+
+
+def doubly_stochastic(weights: Array, valid: Array) -> Array:
+    """Return Σ_i (1 - Σ_t α_ti)², summed over the batch (Xu et al. 2015, eq. 14).
+
+    It is small if the decoder looks at every position of the source about once.
+
+    weights α (B, T, S) are those of attention; valid (B, T) is True at the target.
+    Padding of the source, where all weights are 0, does not count.
+    """
+    looks = jnp.where(valid[:, :, None], weights, 0).sum(axis=1)
+    return jnp.where(looks > 0, jnp.square(1 - looks), 0).sum()

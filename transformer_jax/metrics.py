@@ -17,10 +17,14 @@ EXTRAS = {"ja-mecab": "ja", "ko-mecab": "ko"}
 
 
 def bleu(
-    hypotheses: Sequence[str], references: Sequence[str], tokenizer: str = "13a"
+    hypotheses: Sequence[str],
+    references: Sequence[str | Sequence[str]],
+    tokenizer: str = "13a",
 ) -> dict[str, float | str]:
     """Return corpus BLEU (Papineni et al. 2002), from 0 to 100, as computed by
     sacreBLEU (Post 2018).
+
+    A hypothesis has one reference, or a list of as many as the others.
 
     The result has three keys. "bleu" uses sacreBLEU's `tokenizer`, one of
     `BLEU_TOKENIZERS`, and is meant for raw text; "bleu_signature" is its sacreBLEU
@@ -30,11 +34,40 @@ def bleu(
     # `force`: no warning that the text looks tokenized
     standard = sacrebleu.BLEU(tokenize=tokenizer, force=True)
     as_given = sacrebleu.BLEU(lowercase=True, tokenize="none", force=True)
+    streams = _streams(references)
     return {
-        "bleu": standard.corpus_score(hypotheses, [references]).score,
+        "bleu": standard.corpus_score(hypotheses, streams).score,
         "bleu_signature": str(standard.get_signature()),
-        "bleu_tokenized": as_given.corpus_score(hypotheses, [references]).score,
+        "bleu_tokenized": as_given.corpus_score(hypotheses, streams).score,
     }
+
+
+def caption_scores(
+    hypotheses: Sequence[str], references: Sequence[Sequence[str]]
+) -> dict[str, float]:
+    """Return the scores that papers on captions report, from 0 to 100.
+
+    "bleu_1" to "bleu_4" are corpus BLEU with n-grams up to this length, lower-cased,
+    with the tokens as given, over all references of a hypothesis; "bleu_4" is
+    "bleu_tokenized" of `bleu`. "chrf" is chrF2 (Popović 2015) of sacreBLEU,
+    lower-cased, with the best reference of each hypothesis.
+    """
+    streams = _streams(references)
+    scores = {}
+    for n in range(1, 5):
+        as_given = sacrebleu.BLEU(
+            lowercase=True, tokenize="none", force=True, max_ngram_order=n
+        )
+        scores[f"bleu_{n}"] = as_given.corpus_score(hypotheses, streams).score
+    characters = sacrebleu.CHRF(lowercase=True)
+    scores["chrf"] = characters.corpus_score(hypotheses, streams).score
+    return scores
+
+
+def _streams(references: Sequence[str | Sequence[str]]) -> list[list[str]]:
+    """Return a list of the first reference of each hypothesis, one of the second, …"""
+    lists = [[entry] if isinstance(entry, str) else entry for entry in references]
+    return [list(stream) for stream in zip(*lists, strict=True)]
 
 
 def missing_extra(tokenizer: str) -> str:
@@ -51,15 +84,19 @@ def missing_extra(tokenizer: str) -> str:
     return ""
 
 
-def exact_match(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    """Return the share of hypotheses that are equal to their references, from 0 to 1.
+def exact_match(
+    hypotheses: Sequence[str], references: Sequence[str | Sequence[str]]
+) -> float:
+    """Return the share of hypotheses that are equal to their reference, or to one of
+    them, from 0 to 1.
 
     Raises:
         ValueError: The numbers of hypotheses and references differ.
     """
-    return sum(h == r for h, r in zip(hypotheses, references, strict=True)) / len(
-        references
-    )
+    matches = 0
+    for hypothesis, entry in zip(hypotheses, references, strict=True):
+        matches += hypothesis in ([entry] if isinstance(entry, str) else entry)
+    return matches / len(references)
 
 
 def loss_and_perplexity(means: Mapping[str, float]) -> dict[str, float]:

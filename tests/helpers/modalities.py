@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from helpers.runs import get_config, shrink
 
 SPLITS = {"train": 30, "val": 11, "test": 7}
+COLOURS = ("red", "green", "blue")
 WORDS = ("zero", "one", "two")
 
 
@@ -43,9 +44,34 @@ def write_sounds(directory: Path, rate: int = 8000) -> None:
         (directory / f"{split}.tsv").write_text("\n".join(table) + "\n")
 
 
-def write(modality: str, directory: Path) -> None:
-    """Write the corpus of a modality that is not text."""
-    (write_images if modality == "grid" else write_sounds)(directory)
+def write_captions(
+    directory: Path, shape: tuple[int, ...], references: int = 5
+) -> None:
+    """Write `{split}.image.npy` and captions.tsv: a colour, in as many words as the
+    caption has a number.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    draw = np.random.default_rng(0)
+    lines = ["image\tsplit\tcaption"]
+    for split, count in SPLITS.items():
+        colours = draw.integers(0, 3, count)
+        features = draw.integers(-9, 9, (count, *shape)) + 20 * colours[:, *[None] * 3]
+        np.save(directory / f"{split}.image.npy", features.astype(np.int8))
+        for i, colour in enumerate(colours):
+            for number in range(references):
+                words = " ".join([COLOURS[colour]] * (1 + number))
+                lines.append(f'{split}{i}.png\t{split}\tA "{words}" .')
+    (directory / "captions.tsv").write_text("\n".join(lines) + "\n")
+
+
+def write(config: ConfigDict, directory: Path) -> None:
+    """Write the corpus of a recipe whose source is not text."""
+    if config.data.table:
+        write_captions(directory, config.input.grid_shape)
+    elif config.input.modality == "grid":
+        write_images(directory)
+    else:
+        write_sounds(directory)
 
 
 def entries(modality: str, directory: Path) -> list[str]:
@@ -60,5 +86,5 @@ def entries(modality: str, directory: Path) -> list[str]:
 def small_recipe(name: str, arg: str, directory: Path) -> ConfigDict:
     """Return a recipe, shrunk, with a corpus of its modality in `directory`."""
     config = get_config(name, arg)
-    write(config.input.modality, directory)
+    write(config, directory)
     return shrink(config, directory)

@@ -645,6 +645,8 @@ class Recurrent:
 
     def encode(self, source):
         c, p, x, first = self.c, self.p["encoder"], self.embed("source", source), []
+        if c.encoder == "none":
+            return self.annotations(x)
         for layer in range(c.num_layers):
             carry, forward = self.read(p[f"forward_{layer}"], x, c.reverse_source)
             if not c.bidirectional:
@@ -661,6 +663,18 @@ class Recurrent:
                 bridged.append(np.tanh(part @ bridge["kernel"] + bridge["bias"]))
             first.append(bridged[0] if c.cell == "gru" else tuple(bridged))
         return x, summary, first
+
+    def annotations(self, x):
+        """Xu et al. 2015, Section 3.1.2."""
+        mean = sum(x) / len(x)
+        first = []
+        for layer in range(self.c.num_layers):
+            parts = [
+                np.tanh(linear(self.p["encoder"][f"first_{layer}_{i}"], mean))
+                for i in range(2 if self.c.cell == "lstm" else 1)
+            ]
+            first.append(tuple(parts) if self.c.cell == "lstm" else parts[0])
+        return x, mean, first
 
     def look(self, s, h):
         """Return the context (C,) and the weights (N, S)."""
@@ -727,6 +741,8 @@ class Recurrent:
                     before = carries[-1] if c.cell == "gru" else carries[-1][1]
                     context, weights = self.look(before, h)
                     all_weights.append(weights)
+                if c.context_gate:
+                    context = sigmoid(p["gate_w"] @ before + p["gate_b"]) * context
                 s = recur(np.concatenate([y, context]))
                 output = np.concatenate([s, context, y])
                 if c.readout == "maxout":

@@ -26,6 +26,7 @@ ARGUMENTS = {
         *("task=sick", "task=stsb", "task=swag", "task=squad2", "task=wnut17"),
         *("model=gpt,task=stsb", "model=gpt,task=swag"),
     ],
+    "captions": ["", "transformer"],
     "dates": [""],
     "digits": ["transformer"],
     "gpt": ["", "shakespeare-cpu-long", "llama-tiny", "lstm", "mini", "gpt2-small"],
@@ -97,7 +98,7 @@ def test_recipe_runs(name, arg, tmp_path: Path):
     modality = config.input.modality if "input" in config else "tokens"
     lines = ["ek", ""]
     if modality != "tokens":
-        modalities.write(modality, corpus)
+        modalities.write(config, corpus)
         lines = modalities.entries(modality, corpus)
     if name == "finetune":
         data.train_split, data.validation_split, data.test_split = (

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from transformer_jax.data.columns import ArrayRecords
-from transformer_jax.data.ragged import Ragged, ranges
+from transformer_jax.data.ragged import Grouped, Ragged, Shared, ranges
 from transformer_jax.errors import UserError
 
 Item = TypeVar("Item")
@@ -427,7 +427,7 @@ def _bucket_ends(
         ends.append(start)
 
 
-def pad(rows: Ragged, indices: np.ndarray, length: int) -> np.ndarray:
+def pad(rows: Ragged | Shared, indices: np.ndarray, length: int) -> np.ndarray:
     """Return rows[i] for each index i, padded with zeros: (len(indices), length, …).
 
     Where i is -1, all entries are zeros. The type is that of `device_dtype`.
@@ -454,7 +454,7 @@ def device_dtype(values: np.ndarray) -> np.typing.DTypeLike:
     return np.float32 if np.issubdtype(values.dtype, np.floating) else np.int32
 
 
-def lengths_of(rows: Ragged, indices: np.ndarray) -> np.ndarray:
+def lengths_of(rows: Ragged | Shared, indices: np.ndarray) -> np.ndarray:
     """Return (len(indices),) int32, the length of rows[i] for each index i; 0 where
     i is -1.
     """
@@ -465,20 +465,24 @@ def lengths_of(rows: Ragged, indices: np.ndarray) -> np.ndarray:
 
 
 def padded_arrays(
-    streams: Mapping[str, Ragged],
+    streams: Mapping[str, Ragged | Shared | Grouped],
     more_arrays: Mapping[str, np.ndarray | Ragged],
     batch: Batch,
 ) -> Arrays:
     """Return the arrays of a batch: int32, or float32 for floats.
 
     - For stream i, called `name`: the rows {name} (B, batch.shape[i], …) and their
-      lengths {name}_length (B,).
+      lengths {name}_length (B,). If examples have R rows each, both have an axis of
+      length R after the first.
     - For each of `more_arrays`: the values of the rows, 0 in filler rows. They are
       (B,), or (B, batch.shape[0]) if there is one per position of the first stream.
     - "index" (B,): the example in each row, -1 in filler rows.
     """
     arrays: Arrays = {}
     for (name, rows), length in zip(streams.items(), batch.shape, strict=True):
+        if isinstance(rows, Grouped):
+            arrays |= _grouped_arrays(name, rows, batch.indices, length)
+            continue
         arrays[name] = pad(rows, batch.indices, length)
         arrays[f"{name}_length"] = lengths_of(rows, batch.indices)
     is_filled = batch.indices >= 0
@@ -490,6 +494,21 @@ def padded_arrays(
         arrays[name] = column.astype(device_dtype(values))
     arrays["index"] = batch.indices.astype(np.int32)
     return arrays
+
+
+def _grouped_arrays(
+    name: str, groups: Grouped, indices: np.ndarray, length: int
+) -> Arrays:
+    """Return the R rows of each example (B, R, length, …), and their lengths (B, R)."""
+    of_rows = [
+        np.where(indices >= 0, indices * groups.size + number, -1)
+        for number in range(groups.size)
+    ]
+    rows = groups.rows
+    return {
+        name: np.stack([pad(rows, each, length) for each in of_rows], axis=1),
+        f"{name}_length": np.stack([lengths_of(rows, i) for i in of_rows], axis=1),
+    }
 
 
 def prefetch(iterator: Iterator[Item], size: int = 2) -> Generator[Item]:

@@ -17,7 +17,8 @@ from transformer_jax.data.batching import (
 )
 from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.progress import counted
-from transformer_jax.data.ragged import Ragged
+from transformer_jax.data.ragged import Grouped, Ragged, Shared
+from transformer_jax.data.references import References
 from transformer_jax.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ def ladder_batches(
     Args:
         corpus: corpus whose streams encode the columns.
         columns: a column for each of one or more streams, keyed by stream; entry i of
-            one belongs to entry i of the others.
+            one belongs to entry i of the others. One may be `References`.
         rows: number of rows of every batch.
         limit: most positions of an example, in streams without a limit of their own.
         source: name of the source of the columns, for warnings.
@@ -99,16 +100,16 @@ def ladder_batches(
         first column, `references` those of the second. `lengths` are given for
         vectors.
     """
-    streams = {}
+    streams: dict[str, Ragged | Grouped] = {}
     limits = []
     for name, column in columns.items():
         stream = corpus.streams[name]
-        encoded = stream.encode(column, begin, end)
+        encoded = stream.encode(one_by_one(column), begin, end)
         most = stream.limit or limit
         words = stream.limit_words if stream.limit else f"{key} = {limit}"
         has_begin = begin and stream.added(True, False) > 0
         has_end = end and stream.added(False, True) > 0
-        streams[name] = cut(
+        rows_of_stream = cut(
             encoded,
             most,
             source,
@@ -116,9 +117,12 @@ def ladder_batches(
             has_begin,
             has_end,
             tail,
-            entry=stream.entry,
+            entry="reference" if isinstance(column, References) else stream.entry,
             unit=stream.unit,
         )
+        streams[name] = rows_of_stream
+        if isinstance(column, References):
+            streams[name] = Grouped(rows_of_stream, column.size)
         limits.append(most)
     first, *further = columns
     first_stream = corpus.streams[first]
@@ -163,16 +167,19 @@ def bucket_batches(
 
     An example is left out if one of its entries is empty or has more positions than the
     limit of its stream, by default `data.max_length`, or if one has more than
-    `max_ratio` times as many as another (0: no limit).
+    `max_ratio` times as many as another (0: no limit). Each of several references is an
+    example of its own, so an epoch has each of them once.
 
     Raises:
         ValueError: no example is left to train on.
     """
     data = corpus.config
-    streams = {
-        name: corpus.encode(name, column, begin, end)
-        for name, column in columns.items()
-    }
+    sizes = [i.size for i in columns.values() if isinstance(i, References)]
+    streams: dict[str, Ragged | Shared] = {}
+    for name, column in columns.items():
+        rows = corpus.encode(name, one_by_one(column), begin, end)
+        is_shared = sizes and not isinstance(column, References)
+        streams[name] = Shared(rows, sizes[0]) if is_shared else rows
     added = [corpus.streams[name].added(begin, end) for name in streams]
     limits = [corpus.streams[name].limit or data.max_length for name in streams]
     lengths = np.stack([encoded.lengths for encoded in streams.values()], axis=1)
@@ -217,6 +224,13 @@ def bucket_batches(
         baseline = functools.partial(entropy, streams[predicted].values)
     load = functools.partial(padded_arrays, streams, more_arrays)
     return Batches(plan, load, baseline=baseline)
+
+
+def one_by_one(column: Sequence[Any]) -> Sequence[Any]:
+    """Return the entries of a column, or all references one after another."""
+    if isinstance(column, References):
+        return [text for texts in column for text in texts]
+    return column
 
 
 def _too_long(corpus: Corpus, names: Iterable[str]) -> str:

@@ -9,7 +9,12 @@ from typing import Any, Self
 import numpy as np
 from etils import epath
 
-from transformer_jax.data.arrays import Arrays, read_array
+from transformer_jax.data.arrays import (
+    Arrays,
+    array_file,
+    is_array_file,
+    read_array,
+)
 from transformer_jax.data.columns import Column
 from transformer_jax.data.files import DataError
 from transformer_jax.data.sources import Source, parallel_files
@@ -63,6 +68,38 @@ class Grids(Column):
 
     def part(self, start: int, stop: int) -> Self:
         return type(self)(self._lines[start:stop], self._directory, self._where)
+
+
+def grids_of(
+    directory: epath.PathLike,
+    split: str,
+    table: Source,
+    column: str,
+    shape: tuple[int, ...],
+) -> Column:
+    """Return the grids of a table: `{split}.{column}.npy`, whose rows are in the order
+    of the table, or if there is no such file, what the table names, see `grid_of`.
+
+    Raises:
+        DataError: the file has another number of grids, or they have another shape.
+    """
+    name = f"{split}.{column}"
+    if not is_array_file(directory, name):
+        return Grids(table.column(column), directory, table.where)
+    path, grids = array_file(directory, name)
+    if len(grids) != len(table):
+        raise DataError(
+            f"{path} has {len(grids)} rows, but {table.where} has {len(table)} "
+            f"{column}s of the split {split}: they must be the same, in the same order"
+        )
+    *sizes, channels = shape
+    of_file = grids.values.shape[1:]
+    if of_file != tuple(shape) and not (channels == 1 and of_file == tuple(sizes)):
+        raise DataError(
+            f"{path} has grids of the shape {of_file}: "
+            f"must be input.grid_shape = {shape}; make the file again or change the key"
+        )
+    return grids
 
 
 def grid_files(directory: epath.PathLike, split: str, columns: Sequence[str]) -> Source:

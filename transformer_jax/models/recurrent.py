@@ -39,7 +39,8 @@ class Encoded(NamedTuple):
     """The encoded source.
 
     outputs: h (B, S, C), those of the top layer.
-    summary: (B, C), the last state of each direction in the top layer, concatenated.
+    summary: (B, C), the last state of each direction in the top layer, concatenated;
+        the mean of h without a recurrent encoder.
     carries: the first carry of each layer of the decoder.
     valid: (B, S), True at the source and False at its padding.
     """
@@ -112,20 +113,49 @@ class Encoder(nn.Module):
 
     def _bridge(self, carry: Carry, layer: int) -> Carry:
         """Map a carry of half the encoder's width to a carry of the decoder."""
-        c = self.config
-        shape = (c.encoder_dim // 2, c.d_model)
         leaves, structure = jax.tree.flatten(carry)
-        bridged = []
-        for i, h in enumerate(leaves):
-            bridge = Linear(
-                "BE,ED->BD",
-                shape,
-                ("embed", "state"),
-                dtype=c.dtype,
-                name=f"bridge_{layer}_{i}",
-            )
-            bridged.append(jnp.tanh(bridge(h)))
+        bridged = [
+            bridge(self.config, h, f"bridge_{layer}_{i}") for i, h in enumerate(leaves)
+        ]
         return jax.tree.unflatten(structure, bridged)
+
+
+class Annotations(nn.Module):
+    """The vectors of a front end as they are, e.g. of the parts of an image.
+
+    Every carry of the decoder starts as tanh(W · + b) of their mean (Xu et al. 2015,
+    Section 3.1.2).
+
+    Differs: The paper has multilayer perceptrons of unstated depth there.
+    """
+
+    config: RecurrentConfig
+
+    @nn.compact
+    def __call__(self, x: Array, valid: Array) -> Encoded:
+        """Return x (B, S, C) and the first carries, see `Encoder`."""
+        c = self.config
+        count = jnp.maximum(valid.sum(axis=1, keepdims=True), 1)
+        mean = jnp.where(valid[:, :, None], x, 0).sum(axis=1) / count
+        carries = []
+        for layer in range(c.num_layers):
+            cell = make_cell(c.cell, c.d_model)
+            zeros = cell.initialize_carry(jax.random.key(0), (1, c.d_model))
+            leaves, structure = jax.tree.flatten(zeros)
+            first = [bridge(c, mean, f"first_{layer}_{i}") for i in range(len(leaves))]
+            carries.append(jax.tree.unflatten(structure, first))
+        return Encoded(x, mean, tuple(carries), valid)
+
+
+def bridge(c: RecurrentConfig, h: Array, name: str) -> Array:
+    """Map h (B, E) to a part of the decoder's first carry, tanh(h W + b) (B, D).
+
+    Call it in a module, which gets the parameters of the map.
+    """
+    shape = (h.shape[-1], c.d_model)
+    axes = ("embed", "state")
+    linear = Linear("BE,ED->BD", shape, axes, dtype=c.dtype, name=name)
+    return jnp.tanh(linear(h))
 
 
 def run_cell(
@@ -177,7 +207,7 @@ class RecurrentSeq2Seq(nn.Module):
             c.target_vocab_size, c.embedding_dim, c.vocab_multiple
         )
         self.source = self.front_end or Tokens(self.source_embedding)
-        self.encoder = Encoder(c)
+        self.encoder = Annotations(c) if c.encoder == "none" else Encoder(c)
         self.decoder = DECODERS[c.decoder](c)
         self.output = OutputLayer(
             c.target_vocab_size,

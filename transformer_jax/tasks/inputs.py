@@ -8,12 +8,15 @@ from typing import Any, ClassVar
 
 import flax.linen as nn
 import numpy as np
+from etils import epath
 
 from transformer_jax import fields
 from transformer_jax.data import sources
+from transformer_jax.data.columns import Column
 from transformer_jax.data.corpus import Reader
-from transformer_jax.data.images import grid_files
-from transformer_jax.data.sound import sounds_table
+from transformer_jax.data.images import grid_files, grids_of
+from transformer_jax.data.sound import Sounds, sounds_table
+from transformer_jax.data.sources import Source
 from transformer_jax.data.streams import Frames, Grid, Stream
 from transformer_jax.models import front_ends
 from transformer_jax.models.positions import Positions
@@ -121,6 +124,16 @@ class InputConfig:
         if self.modality == "grid":
             return grid_files
         return sources.parallel_files
+
+    def named(
+        self, directory: epath.PathLike, split: str, table: Source, column: str
+    ) -> Column:
+        """Return the column of sources that a table of references has or names."""
+        if self.modality == "frames":
+            return Sounds(table.column(column), directory, self.sample_rate)
+        if self.modality == "grid":
+            return grids_of(directory, split, table, column, self.grid_shape)
+        return table.column(column)
 
     def front_end(self, stream: Stream, model: Any) -> nn.Module | None:
         """Return the front end that faces a stream, given the config of the model.

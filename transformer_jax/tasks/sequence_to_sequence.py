@@ -16,22 +16,26 @@ from etils import epath
 
 from transformer_jax import decoding, losses, metrics
 from transformer_jax.data.batching import Batches
-from transformer_jax.data.columns import ArrayRecords
-from transformer_jax.data.corpus import Corpus
+from transformer_jax.data.columns import ArrayRecords, texts_of
+from transformer_jax.data.corpus import Corpus, Reader
 from transformer_jax.data.corpus_batches import bucket_batches, ladder_batches
-from transformer_jax.data.examples import columns_of
+from transformer_jax.data.examples import as_object, columns_of
+from transformer_jax.data.references import numbered_files, references_table
 from transformer_jax.data.streams import Stream, Tokens
 from transformer_jax.decoding.stopping import before_end
 from transformer_jax.errors import UserError
 from transformer_jax.files import one_line
-from transformer_jax.models.caches import Cache
+from transformer_jax.models.caches import Cache, repeat_rows
 from transformer_jax.models.encoder_decoder import EncoderDecoder
 from transformer_jax.models.layers import Head
 from transformer_jax.models.recurrent import RecurrentSeq2Seq
 from transformer_jax.models.stack import unstack_layers
 from transformer_jax.models.transformer import Transformer, shift_right
 from transformer_jax.tasks.inputs import shown_vectors
-from transformer_jax.tasks.sequence_to_sequence_config import SequenceToSequenceConfig
+from transformer_jax.tasks.sequence_to_sequence_config import (
+    SEVERAL_REFERENCES,
+    SequenceToSequenceConfig,
+)
 from transformer_jax.tasks.text import cache_and_causality, valid, with_weights
 from transformer_jax.training.metric import LOSS, PERPLEXITY, Metric
 from transformer_jax.training.task import (
@@ -66,9 +70,13 @@ def teacher_forced(
     """Return the decoder's output (B, T, D) if it reads ids (B, T), and the head that
     maps it to logits.
 
+    The source may have fewer rows, B / R. Then R adjacent rows of ids share one.
+
     Pass it to `model.apply` as the method.
     """
     memory = model.encode(source, source_valid)
+    if read.shape[0] > source.shape[0]:
+        memory = repeat_rows(memory, read.shape[0] // source.shape[0])
     return model.hidden(memory, read, target_valid, step), model.head()
 
 
@@ -97,12 +105,28 @@ def _tokens(config: SequenceToSequenceConfig, side: str, column: str) -> Tokens:
     )
 
 
+def _reader(config: SequenceToSequenceConfig) -> Reader:
+    """Return the function that reads the files of a split."""
+    data = config.data
+    if data.table:
+        return functools.partial(
+            references_table,
+            table=data.table,
+            count=data.references,
+            read=config.input.named,
+        )
+    if data.references > 1:
+        return functools.partial(numbered_files, count=data.references)
+    return config.input.reader()
+
+
 class SequenceToSequence(Task):
     """Prediction of a target text from a source.
 
     A batch holds the ids "source" (B, S) and "target" (B, T), each ending in EOS, their
     lengths "source_length" and "target_length" (B,), and the number of each example,
-    "index" (B,). A source that is not text is an array of vectors (B, S, C).
+    "index" (B,). A source that is not text is an array of vectors (B, S, C). In an
+    evaluation with R references, the target is (B, R, T), with lengths (B, R).
     """
 
     metrics: ClassVar = {
@@ -111,6 +135,11 @@ class SequenceToSequence(Task):
         "bleu": Metric("bleu (greedy)", better="higher"),
         "bleu_tokenized": Metric("bleu_tokenized (greedy)", better="higher"),
         "exact_match": Metric("exact_match (greedy)", better="higher"),
+        # only with several references
+        **{
+            name: Metric(f"{name} (greedy)", better="higher")
+            for name in SEVERAL_REFERENCES
+        },
     }
     corpus: Corpus
 
@@ -130,7 +159,7 @@ class SequenceToSequence(Task):
             data,
             streams,
             workdir,
-            config.input.reader(),
+            _reader(config),
             start=config.init_from or None,
         )
         super().__init__(config, corpus)
@@ -148,18 +177,25 @@ class SequenceToSequence(Task):
         method: Any = teacher_forced
         return self.model.init(key, source, valid, target, method=method)["params"]
 
-    def _cross_entropy(
+    def _means(
         self,
         params: Params,
         batch: Mapping[str, jax.Array],
         key: jax.Array | None = None,
         step: jax.Array | int = 0,
         label_smoothing: float = 0.0,
-    ) -> Mean:
-        """Return the mean cross-entropy over the target's tokens, including EOS."""
+        regularization: float = 0.0,
+    ) -> dict[str, Mean]:
+        """Return the mean cross-entropy over the tokens of all references, including
+        EOS, and if there is a `regularization`, that of attention for each of them.
+        """
         target = jnp.asarray(batch["target"])
-        target_valid = valid(batch, "target")
-        x, head = self.model.apply(
+        lengths = batch["target_length"]
+        if target.ndim == 3:
+            target = target.reshape(-1, target.shape[2])
+            lengths = lengths.reshape(-1)
+        target_valid = valid({"target": target, "target_length": lengths}, "target")
+        output: Any = self.model.apply(
             {"params": params},
             batch["source"],
             valid(batch, "source"),
@@ -168,11 +204,20 @@ class SequenceToSequence(Task):
             step,
             rngs=None if key is None else {"dropout": key},
             method=teacher_forced,
+            mutable=["intermediates"] if regularization else False,
         )
+        (x, head), sown = output if regularization else (output, {})
         total, weight = losses.token_cross_entropy(
             head, x, target, target_valid, label_smoothing
         )
-        return Mean(total, weight)
+        means = {"loss": Mean(total, weight)}
+        if regularization:
+            maps = self.model.attention_maps(sown["intermediates"])
+            (of_layers,) = maps.values()
+            over_heads = of_layers.mean(axis=(1, 2))
+            uneven = losses.doubly_stochastic(over_heads, target_valid)
+            means["uneven_attention"] = Mean(uneven, weight, regularization)
+        return means
 
     def loss(
         self,
@@ -181,12 +226,21 @@ class SequenceToSequence(Task):
         key: jax.Array,
         step: jax.Array | int,
     ) -> dict[str, Mean]:
-        """Return label-smoothed cross-entropy over the target's tokens."""
-        return {
-            "loss": self._cross_entropy(
-                params, batch, key, step, self.config.training.label_smoothing
-            )
-        }
+        """Return label-smoothed cross-entropy over the target's tokens, and with
+        `attention_regularization` λ the term λ Σ_i (1 - Σ_t α_ti)² of each target.
+
+        Both are divided by the number of tokens, so that λ weights them as in Xu et al.
+        2015, eq. 14, where both are sums.
+        """
+        training = self.config.training
+        return self._means(
+            params,
+            batch,
+            key,
+            step,
+            training.label_smoothing,
+            training.attention_regularization,
+        )
 
     def evaluate(
         self, params: Params, batch: Mapping[str, jax.Array], greedy: bool
@@ -197,9 +251,7 @@ class SequenceToSequence(Task):
         The outputs are tokens (B, K, T), scores (B, K) and log_probabilities (B, K).
         With `greedy`, K is 1.
         """
-        means = (
-            {"loss": self._cross_entropy(params, batch)} if "target" in batch else {}
-        )
+        means = self._means(params, batch) if "target" in batch else {}
         return means, self._translate(params, batch, greedy)._asdict()
 
     def _translate(
@@ -315,11 +367,16 @@ class SequenceToSequence(Task):
         """Return batches in which a record's padded source length, and hence its
         translation, depends only on itself.
 
-        A sampled translation also depends on the position of the record.
+        A sampled translation also depends on the position of the record. A record of a
+        source that is not text may be a JSON object as text.
         """
         names, needed = self.config.columns
-        arrays = () if self.reads_text else names[:1]
-        source, target = columns_of(records, names, needed, arrays)
+        rows: Sequence[str | Mapping[str, Any]] = records
+        arrays: Sequence[str] = ()
+        if not self.reads_text:
+            arrays = names[:1]
+            rows = [as_object(row, names, i) for i, row in enumerate(records, 1)]
+        source, target = columns_of(rows, names, needed, arrays)
         columns = {"source": source or []}
         if target is not None:
             columns["target"] = target
@@ -392,12 +449,15 @@ class SequenceToSequence(Task):
             for prediction in predictions
         ]
         # as in the predictions
-        references = [one_line(reference) for reference in references]
-        return {
+        of_lines = [[one_line(i) for i in texts_of(entry)] for entry in references]
+        scores = {
             **metrics.loss_and_perplexity(means),
-            **metrics.bleu(lines, references, self.config.evaluation.bleu_tokenizer),
-            "exact_match": metrics.exact_match(lines, references),
+            **metrics.bleu(lines, of_lines, self.config.evaluation.bleu_tokenizer),
+            "exact_match": metrics.exact_match(lines, of_lines),
         }
+        if self.config.data.references > 1:
+            scores |= metrics.caption_scores(lines, of_lines)
+        return scores
 
     def work(self, batch: Arrays) -> Work:
         """Return the work. Its tokens are those of the target."""

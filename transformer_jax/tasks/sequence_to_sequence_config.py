@@ -12,6 +12,8 @@ from transformer_jax.tasks.inputs import InputConfig
 from transformer_jax.tasks.text import TextTaskConfig
 from transformer_jax.training.task import Columns, EvaluationConfig, TrainingConfig
 
+# scores that need data.references above 1
+SEVERAL_REFERENCES = ("bleu_1", "bleu_2", "bleu_3", "bleu_4", "chrf")
 WIDE_BEAM = 50  # larger beams cause a warning about their cost
 
 
@@ -20,12 +22,19 @@ class SequenceToSequenceTraining(TrainingConfig):
     """The training keys of the engine and of this objective."""
 
     label_smoothing: float = 0.1  # ε
+    # λ of doubly stochastic attention (Xu et al. 2015, eq. 14), 1.0 there; 0: none
+    attention_regularization: float = 0.0
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""
         yield from super().problems()
         if not 0 <= self.label_smoothing < 1:
             yield "label_smoothing", "must be in [0, 1), e.g. 0.1; 0 disables it"
+        if self.attention_regularization < 0:
+            yield (
+                "attention_regularization",
+                "must be at least 0, e.g. 1.0; 0 disables it",
+            )
 
     @property
     def loss_label(self) -> str:
@@ -117,6 +126,7 @@ class SequenceToSequenceConfig(TextTaskConfig):
                     "make them equal, or set this key to False"
                 ),
             )
+        yield from self._problems_of_captions()
         if self.decoding.beam_size > model.target_vocab_size:
             yield (
                 "decoding.beam_size",
@@ -141,6 +151,35 @@ class SequenceToSequenceConfig(TextTaskConfig):
                     "requires data.joint_tokenizer = True, or the tokenizers "
                     "of an init_from in which both have the same ids; "
                     "otherwise set it to 'decoder'"
+                ),
+            )
+
+    def _problems_of_captions(self) -> Iterator[tuple[str, str]]:
+        """Yield problems with several references, and with attention to a source that
+        no encoder reads.
+        """
+        model = self.model
+        chosen = self.checkpoint.best_metric
+        if chosen in SEVERAL_REFERENCES and self.data.references == 1:
+            rule = "needs data.references above 1: choose bleu_tokenized or loss"
+            yield "checkpoint.best_metric", rule
+        has_alignment = isinstance(model, RecurrentConfig) and model.attention != "none"
+        if self.training.attention_regularization and not has_alignment:
+            yield (
+                "training.attention_regularization",
+                "needs a recurrent model with attention: set it to 0.0",
+            )
+        if (
+            isinstance(model, RecurrentConfig)
+            and model.encoder == "none"
+            and self.input.modality == "tokens"
+            and model.embedding_dim != model.encoder_dim
+        ):
+            yield (
+                "model.encoder_dim",
+                (
+                    f"must be equal to model.embedding_dim = {model.embedding_dim} "
+                    "with model.encoder = 'none', whose vectors are the embeddings"
                 ),
             )
 
