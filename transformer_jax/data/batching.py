@@ -450,7 +450,11 @@ def pad(rows: Ragged | Shared, indices: np.ndarray, length: int) -> np.ndarray:
 
 
 def device_dtype(values: np.ndarray) -> np.typing.DTypeLike:
-    """Return the type in which values go to a device: float32 or int32."""
+    """Return the type in which values go to a device: float32 or int32, or uint8 for
+    pixels.
+    """
+    if values.dtype == np.uint8:
+        return np.uint8
     return np.float32 if np.issubdtype(values.dtype, np.floating) else np.int32
 
 
@@ -469,7 +473,7 @@ def padded_arrays(
     more_arrays: Mapping[str, np.ndarray | Ragged],
     batch: Batch,
 ) -> Arrays:
-    """Return the arrays of a batch: int32, or float32 for floats.
+    """Return the arrays of a batch, in their `device_dtype`.
 
     - For stream i, called `name`: the rows {name} (B, batch.shape[i], …) and their
       lengths {name}_length (B,). If examples have R rows each, both have an axis of

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from transformer_jax.errors import UserError
 from transformer_jax.models.attention import Valid
 from transformer_jax.models.checks import check_ids, check_valid, exceeds
+from transformer_jax.models.convolutions import ResidualNetwork, flipped, shifted
 from transformer_jax.models.layers import (
     Dropout,
     Embedding,
@@ -29,9 +30,11 @@ from transformer_jax.models.layers import (
     make_initializer,
     parameter,
 )
-from transformer_jax.models.positions import Positions, check_length
+from transformer_jax.models.positions import Positions, check_length, grid_positions
 
 Array = jax.Array
+
+GRID_POSITIONS = ("learned", "sinusoidal", "none")
 
 
 class Layout(NamedTuple):
@@ -132,12 +135,14 @@ class Frames(FrontEnd):
 
 
 class Grid(FrontEnd):
-    """A linear map of each cell of an image (Dosovitskiy et al. 2021, eq. 1), plus a
-    learned vector for its row and one for its column.
+    """A linear map of each cell of an image (Dosovitskiy et al. 2021, eq. 1), plus its
+    position.
 
     Differs: The paper has one learned vector for each cell.
 
     columns: the number of cells in a row. Cells come in reading order.
+    positions: one of GRID_POSITIONS. "learned": a vector for the row of a cell and one
+        for its column; "sinusoidal": see `grid_positions`.
     """
 
     features: int
@@ -146,6 +151,7 @@ class Grid(FrontEnd):
     columns: int
     dropout_rate: float = 0.0
     dtype: str = "float32"
+    positions: str = "learned"
 
     @nn.compact
     def __call__(
@@ -161,21 +167,95 @@ class Grid(FrontEnd):
                 "cut the grid or raise input.grid_shape"
             )
         x = _projected(self, cells, valid)
-        row, column = jnp.divmod(jnp.arange(length), self.columns)
-        of_rows = self._table("rows", self.rows)
-        of_columns = self._table("columns", self.columns)
-        x = x + of_rows[row][None]
-        x = x + of_columns[column][None]
+        x = _placed(self, x, self.rows, self.columns)
         return Dropout(self.dropout_rate)(x), valid
 
     @nn.nowrap
     def layout(self, length: int) -> Layout:
         return Layout(-(-length // self.columns), self.columns)
 
-    def _table(self, name: str, size: int) -> Array:
+
+class Image(FrontEnd):
+    """The grid of vectors of a `ResidualNetwork`, mapped to width D, plus positions.
+
+    In training, i.e. with a "dropout" key, an image is moved by up to `shift` rows and
+    columns, and with `flip` half of the images are mirrored.
+
+    size: (rows, columns) of an image.
+    channels: of the first convolution and of each stage. Each halves the image.
+    blocks: residual blocks of a stage.
+    positions: see `Grid`.
+    """
+
+    size: tuple[int, int]
+    width: int
+    channels: tuple[int, ...]
+    blocks: int = 1
+    shift: int = 0
+    flip: bool = False
+    positions: str = "learned"
+    dropout_rate: float = 0.0
+    dtype: str = "float32"
+
+    @nn.compact
+    def __call__(
+        self,
+        images: Array,
+        valid: Valid = None,
+    ) -> tuple[Array, Valid]:
+        """Map images (B, 1, rows, columns, 3) to vectors (B, S', D).
+
+        The images are bytes. `valid` (B, 1) is False where there is no image; that of
+        the vectors is (B, S').
+        """
+        x = images[:, 0] / jnp.float32(127.5) - 1
+        if self.has_rng("dropout"):
+            x = self._varied(x)
+        network = ResidualNetwork(
+            self.channels, self.blocks, self.dtype, name="network"
+        )
+        x = network(x)
+        _, rows, columns, channels = x.shape
+        x = x.reshape(-1, rows * columns, channels)
+        shape = (channels, self.width)
+        axes = ("features", "embed")
+        x = Linear("BSC,CD->BSD", shape, axes, dtype=self.dtype, name="map")(x)
+        x = _placed(self, x, rows, columns)
+        if valid is not None:
+            valid = jnp.repeat(valid, rows * columns, axis=1)
+        return Dropout(self.dropout_rate)(x), valid
+
+    @nn.nowrap
+    def layout(self, length: int) -> Layout:
+        return Layout(*ResidualNetwork(self.channels).size(self.size))
+
+    def _varied(self, x: Array) -> Array:
+        if self.shift:
+            x = shifted(x, self.make_rng("dropout"), self.shift)
+        if self.flip:
+            x = flipped(x, self.make_rng("dropout"))
+        return x
+
+
+def _placed(module: Grid | Image, x: Array, rows: int, columns: int) -> Array:
+    """Add positions to the cells x (B, S, D) of a grid, with tables of the module."""
+    length = x.shape[1]
+    if module.positions == "sinusoidal":
+        waves = grid_positions(rows, columns, module.width)
+        return x + jnp.asarray(waves[:length])[None]
+    if module.positions == "none":
+        return x
+
+    def table(name: str, size: int) -> Array:
         axes = ("position", "embed")
         init = make_initializer("normal")
-        return parameter(self, name, init, (size, self.width), axes)
+        return parameter(module, name, init, (size, module.width), axes)
+
+    row, column = jnp.divmod(jnp.arange(length), columns)
+    of_rows = table("rows", rows)
+    of_columns = table("columns", columns)
+    x = x + of_rows[row][None]
+    return x + of_columns[column][None]
 
 
 def _projected(module: Frames | Grid, inputs: Array, valid: Valid) -> Array:

@@ -15,10 +15,12 @@ from transformer_jax.data import sources
 from transformer_jax.data.columns import Column
 from transformer_jax.data.corpus import Reader
 from transformer_jax.data.images import grid_files, grids_of
+from transformer_jax.data.photographs import photographs_of, photographs_table
 from transformer_jax.data.sound import Sounds, sounds_table
 from transformer_jax.data.sources import Source
-from transformer_jax.data.streams import Frames, Grid, Stream
+from transformer_jax.data.streams import Frames, Grid, Image, Stream
 from transformer_jax.models import front_ends
+from transformer_jax.models.convolutions import GROUPS
 from transformer_jax.models.positions import Positions
 
 
@@ -56,11 +58,11 @@ class InputConfig:
     For another kind, name it in `modalities` of a subclass and override `stream`,
     `front_end` and, if its files are read in another way, `reader`.
 
-    modality: "tokens" for text, "frames" for sound, or "grid" for images and grids of
-        features.
+    modality: "tokens" for text, "frames" for sound, "grid" for grids of numbers, e.g.
+        features of a network or small images, or "image" for photographs.
     """
 
-    modalities: ClassVar[tuple[str, ...]] = ("tokens", "frames", "grid")
+    modalities: ClassVar[tuple[str, ...]] = ("tokens", "frames", "grid", "image")
 
     modality: str = fields.inputs("tokens")
     # frames: most positions of a sound
@@ -72,6 +74,19 @@ class InputConfig:
     # grid: (rows, columns, channels) of every image
     grid_shape: tuple[int, ...] = fields.inputs((8, 8, 1))
     cell_size: int = fields.inputs(1)  # grid: height and width of a position
+    # grid and image: positions that are added, see `front_ends.Grid`
+    grid_positions: str = fields.inputs("learned")
+    # image: (rows, columns) that photographs are scaled to
+    image_size: tuple[int, ...] = fields.size((96, 96), (16, 16))
+    # image: of the first convolution and of each stage of residual blocks, each of
+    # which halves the image
+    channels: tuple[int, ...] = fields.size((32, 64, 128, 256), (8, 16))
+    blocks: int = fields.inputs(1)  # image: residual blocks of a stage
+    # image: most rows and columns by which training moves a photograph
+    shift: int = fields.random(0, 0)
+    flip: bool = fields.random(False, False)  # image: training mirrors half of them
+    # grid and image: all are replaced by zeros, to see what the target alone tells
+    blind: bool = fields.inputs(False)
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""
@@ -88,6 +103,22 @@ class InputConfig:
             size % self.cell_size for size in self.grid_shape[:2]
         ):
             yield "cell_size", f"must divide the rows and columns of {self.grid_shape}"
+        yield from self._problems_of_images()
+
+    def _problems_of_images(self) -> Iterator[tuple[str, str]]:
+        if self.grid_positions not in front_ends.GRID_POSITIONS:
+            choices = ", ".join(front_ends.GRID_POSITIONS)
+            yield "grid_positions", f"must be one of {choices}"
+        if len(self.image_size) != 2 or min(self.image_size) < 1:
+            yield "image_size", "must be (rows, columns), each at least 1"
+        if not self.channels or any(i < 1 or i % GROUPS for i in self.channels):
+            yield "channels", f"must be one or more multiples of {GROUPS}"
+        if self.blocks < 1:
+            yield "blocks", "must be at least 1"
+        if self.blind and self.modality not in ("grid", "image"):
+            yield "blind", "needs modality = 'grid' or 'image': set this to False"
+        if self.shift < 0:
+            yield "shift", "must be at least 0"
 
     def conflicts(self, model: Any, data: Any) -> Iterator[tuple[str, str]]:
         """Yield (dotted key, rule and remedy) for what only a source of text has."""
@@ -114,7 +145,9 @@ class InputConfig:
                 self.max_positions,
             )
         if self.modality == "grid":
-            return Grid(column, self.grid_shape, self.cell_size)
+            return Grid(column, self.grid_shape, self.cell_size, self.blind)
+        if self.modality == "image":
+            return Image(column, self.image_size, self.blind)
         return None
 
     def reader(self) -> Reader:
@@ -123,6 +156,8 @@ class InputConfig:
             return functools.partial(sounds_table, rate=self.sample_rate)
         if self.modality == "grid":
             return grid_files
+        if self.modality == "image":
+            return functools.partial(photographs_table, size=self.image_size)
         return sources.parallel_files
 
     def named(
@@ -133,6 +168,8 @@ class InputConfig:
             return Sounds(table.column(column), directory, self.sample_rate)
         if self.modality == "grid":
             return grids_of(directory, split, table, column, self.grid_shape)
+        if self.modality == "image":
+            return photographs_of(directory, split, table, column, self.image_size)
         return table.column(column)
 
     def front_end(self, stream: Stream, model: Any) -> nn.Module | None:
@@ -150,6 +187,24 @@ class InputConfig:
         if isinstance(stream, Grid):
             rows = stream.limit // stream.columns
             return front_ends.Grid(
-                stream.features, width, rows, stream.columns, rate, model.dtype
+                stream.features,
+                width,
+                rows,
+                stream.columns,
+                rate,
+                model.dtype,
+                self.grid_positions,
+            )
+        if isinstance(stream, Image):
+            return front_ends.Image(
+                stream.size,
+                width,
+                self.channels,
+                self.blocks,
+                self.shift,
+                self.flip,
+                self.grid_positions,
+                rate,
+                model.dtype,
             )
         return None
