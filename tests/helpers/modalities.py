@@ -1,6 +1,7 @@
 """Small corpora of images and sounds, for the recipes that read them."""
 
 import wave
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -64,9 +65,29 @@ def write_captions(
     (directory / "captions.tsv").write_text("\n".join(lines) + "\n")
 
 
+def write_photographs(directory: Path) -> None:
+    """Write what `write_captions` does, and `{split}.zip` with PNG files in the colours
+    of the captions.
+    """
+    from PIL import Image
+
+    write_captions(directory, (1, 1, 1))
+    lines = (directory / "captions.tsv").read_text().splitlines()[1::5]
+    for split in SPLITS:
+        with zipfile.ZipFile(directory / f"{split}.zip", "w") as archive:
+            for line in lines:
+                name, of_line, caption = line.split("\t")
+                if of_line == split:
+                    colour = caption.split('"')[1]
+                    Image.new("RGB", (20, 20), colour).save(directory / name)
+                    archive.write(directory / name, name)
+
+
 def write(config: ConfigDict, directory: Path) -> None:
     """Write the corpus of a recipe whose source is not text."""
-    if config.data.table:
+    if config.input.modality == "image":
+        write_photographs(directory)
+    elif config.data.table:
         write_captions(directory, config.input.grid_shape)
     elif config.input.modality == "grid":
         write_images(directory)
@@ -76,8 +97,9 @@ def write(config: ConfigDict, directory: Path) -> None:
 
 def entries(modality: str, directory: Path) -> list[str]:
     """Return two records: names of files."""
-    if modality == "frames":
-        return [str(directory / f"test{i}.wav") for i in range(2)]
+    if modality in ("frames", "image"):
+        ending = "wav" if modality == "frames" else "png"
+        return [str(directory / f"test{i}.{ending}") for i in range(2)]
     for i, image in enumerate(np.load(directory / "test.image.npy")[:2]):
         np.save(directory / f"image{i}.npy", image)
     return [str(directory / f"image{i}.npy") for i in range(2)]

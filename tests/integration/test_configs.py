@@ -26,7 +26,7 @@ ARGUMENTS = {
         *("task=sick", "task=stsb", "task=swag", "task=squad2", "task=wnut17"),
         *("model=gpt,task=stsb", "model=gpt,task=swag"),
     ],
-    "captions": ["", "transformer"],
+    "captions": ["blind", "photographs", "transformer,photographs"],
     "dates": [""],
     "digits": ["transformer"],
     "gpt": ["", "shakespeare-cpu-long", "llama-tiny", "lstm", "mini", "gpt2-small"],
@@ -63,6 +63,7 @@ def test_an_attention_is_one_key(attention, size, cell):
 SLOW = {
     ("bert", "large,ltr"),
     ("spoken_digits", ""),  # tests/tasks/test_inputs.py trains it
+    ("captions", "transformer,photographs"),
     ("dates", ""),  # docs/walkthroughs/attention_map.md trains it
     ("finetune", "model=gpt,task=stsb"),
     ("finetune", "model=gpt,task=swag"),

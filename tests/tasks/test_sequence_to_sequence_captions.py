@@ -17,6 +17,7 @@ from transformer_jax.training.sharding import make_mesh
 
 def made(tmp_path, arg="", **keys):
     config = modalities.small_recipe("captions", arg, tmp_path / "corpus")
+    config.training.attention_regularization = 0.0
     for key, value in keys.items():
         section, name = key.split("__")
         config[section][name] = value
@@ -72,7 +73,7 @@ def test_the_objective_has_the_unevenness_of_attention(tmp_path):
     key = jax.random.key(0)
     means = jax.jit(lambda p: task.loss(p, arrays, key, 0))(params)
     assert means["uneven_attention"].scale == 0.7
-    assert means["uneven_attention"].weight == means["loss"].weight
+    assert means["uneven_attention"].weight == means["cross_entropy"].weight
     maps, _ = jax.jit(task.attention)(params, arrays)
     weights = np.asarray(maps["alignment", "target", "source"])[:, 0, 0]
     expected = 0.0
@@ -117,8 +118,8 @@ def test_a_record_is_a_path_or_an_object(tmp_path):
         ),
         (
             "",
-            {"input.modality": "tokens"},
-            "encoder_dim = 512: must be equal to model.embedding_dim = 256 with",
+            {"input.modality": "tokens", "model.encoder_dim": 300},
+            "encoder_dim = 300: must be equal to model.embedding_dim = 256 with",
         ),
         ("", {"data.max_length": 41}, "max_length = 41: must not exceed model.max_len"),
     ],

@@ -79,6 +79,14 @@ class Stream(ABC):
         "" if it is no text.
         """
 
+    def picture(self, row: np.ndarray) -> np.ndarray | None:
+        """Return RGB bytes (height, width, 3) that show a row, or None.
+
+        Its positions, or the vectors that a front end makes of them, divide the picture
+        into equal parts.
+        """
+        return None
+
     @abstractmethod
     def dummy(
         self, draw: np.random.Generator, lengths: np.ndarray, width: int
@@ -390,6 +398,9 @@ class Image(Stream):
     def shown(self, row: np.ndarray) -> tuple[list[str], str]:
         rows, columns = self.size
         return [f"{rows} × {columns} pixels"] * len(row), ""
+
+    def picture(self, row: np.ndarray) -> np.ndarray | None:
+        return row[0] if len(row) else None
 
     def dummy(
         self, draw: np.random.Generator, lengths: np.ndarray, width: int

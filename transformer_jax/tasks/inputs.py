@@ -22,6 +22,7 @@ from transformer_jax.data.streams import Frames, Grid, Image, Stream
 from transformer_jax.models import front_ends
 from transformer_jax.models.convolutions import GROUPS
 from transformer_jax.models.positions import Positions
+from transformer_jax.training.task import Picture
 
 
 def layout_of(front_end: nn.Module | None, length: int) -> front_ends.Layout:
@@ -49,6 +50,20 @@ def shown_vectors(
         return labels[:: layout.stride], text
     cells = itertools.product(range(layout.rows), range(layout.columns))
     return [f"{y + 1},{x + 1}" for y, x in cells], text
+
+
+def picture_of(
+    stream: Stream, front_end: nn.Module | None, row: np.ndarray
+) -> Picture | None:
+    """Return the rectangle of the vectors that a front end makes of a row of a stream.
+
+    None: they are a sequence without a picture.
+    """
+    rows, columns, _ = layout_of(front_end, len(row))
+    pixels = stream.picture(row)
+    if rows == 1 and pixels is None:
+        return None
+    return Picture(rows, columns, pixels)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,7 +31,7 @@ from transformer_jax.models.layers import Head
 from transformer_jax.models.recurrent import RecurrentSeq2Seq
 from transformer_jax.models.stack import unstack_layers
 from transformer_jax.models.transformer import Transformer, shift_right
-from transformer_jax.tasks.inputs import shown_vectors
+from transformer_jax.tasks.inputs import picture_of, shown_vectors
 from transformer_jax.tasks.sequence_to_sequence_config import (
     SEVERAL_REFERENCES,
     SequenceToSequenceConfig,
@@ -187,7 +187,7 @@ class SequenceToSequence(Task):
         regularization: float = 0.0,
     ) -> dict[str, Mean]:
         """Return the mean cross-entropy over the tokens of all references, including
-        EOS, and if there is a `regularization`, that of attention for each of them.
+        EOS, and if there is a `regularization`, that of attention.
         """
         target = jnp.asarray(batch["target"])
         lengths = batch["target_length"]
@@ -210,14 +210,15 @@ class SequenceToSequence(Task):
         total, weight = losses.token_cross_entropy(
             head, x, target, target_valid, label_smoothing
         )
-        means = {"loss": Mean(total, weight)}
-        if regularization:
-            maps = self.model.attention_maps(sown["intermediates"])
-            (of_layers,) = maps.values()
-            over_heads = of_layers.mean(axis=(1, 2))
-            uneven = losses.doubly_stochastic(over_heads, target_valid)
-            means["uneven_attention"] = Mean(uneven, weight, regularization)
-        return means
+        if not regularization:
+            return {"loss": Mean(total, weight)}
+        (of_layers,) = self.model.attention_maps(sown["intermediates"]).values()
+        over_heads = of_layers.mean(axis=(1, 2))
+        uneven = losses.doubly_stochastic(over_heads, target_valid)
+        return {
+            "cross_entropy": Mean(total, weight),
+            "uneven_attention": Mean(uneven, weight, regularization),
+        }
 
     def loss(
         self,
@@ -333,11 +334,14 @@ class SequenceToSequence(Task):
         )
         length = batch["target_length"]
         target = self.streams["target"].shown
-        source = functools.partial(
-            shown_vectors, self.streams["source"], self.model.front_end
-        )
+        read_by = (self.streams["source"], self.model.front_end)
         axes = {
-            "source": Axis(batch["source"], batch["source_length"], source),
+            "source": Axis(
+                batch["source"],
+                batch["source_length"],
+                functools.partial(shown_vectors, *read_by),
+                functools.partial(picture_of, *read_by),
+            ),
             "target": Axis(batch["target"], length, target),
             "input": Axis(read, length, target),
         }
