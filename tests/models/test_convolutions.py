@@ -1,5 +1,7 @@
 """Convolutions, group normalization and residual blocks against NumPy."""
 
+import itertools
+
 import flax.linen as nn
 import jax
 import numpy as np
@@ -141,3 +143,17 @@ def test_half_of_the_images_are_mirrored():
     is_mirrored = (found == images[:, :, ::-1]).all(axis=(1, 2, 3))
     assert (is_same ^ is_mirrored).all()
     assert 16 < is_same.sum() < 48
+
+
+def test_parameters_of_a_network_are_counted():
+    channels = (32, 64, 128, 256)
+    module = ResidualNetwork(channels)
+    image = np.zeros((1, 96, 96, 3), np.float32)
+    shapes = nn.unbox(jax.eval_shape(module.init, jax.random.key(0), image))
+    # a convolution has no bias, a norm has two numbers for each channel
+    expected = 9 * 3 * 32 + 2 * 32
+    for before, after in itertools.pairwise(channels):
+        expected += 9 * before * after + 9 * after * after + before * after
+        expected += 3 * 2 * after
+    found = sum(leaf.size for leaf in jax.tree.leaves(shapes))
+    assert found == expected == 1_207_840
