@@ -7,9 +7,9 @@ import pytest
 
 from helpers import modalities
 from transformer_jax.config import make_task, parse
-from transformer_jax.data.streams import Frames, Grid
+from transformer_jax.data.streams import Frames, Grid, Image
 from transformer_jax.models import front_ends
-from transformer_jax.tasks.inputs import shown_vectors
+from transformer_jax.tasks.inputs import picture_of, shown_vectors
 from transformer_jax.training.evaluation import Evaluator
 from transformer_jax.training.sharding import make_mesh
 
@@ -72,3 +72,15 @@ def test_attention_maps_have_a_column_for_each_vector(tmp_path):
     assert len(across.keys) == -(-length // 4) < length
     assert across.keys[1] == "0.16 s"  # a position is 40 ms
     np.testing.assert_allclose(across.weights.sum(axis=-1), 1, rtol=1e-4)
+
+
+def test_vectors_lie_on_the_picture_of_their_stream():
+    image = np.random.default_rng(0).integers(0, 256, (1, 9, 5, 3), np.uint8)
+    read = front_ends.Image((9, 5), 8, (8,))
+    rows, columns, pixels = picture_of(Image("image", (9, 5)), read, image)
+    assert (rows, columns) == (5, 3)
+    np.testing.assert_array_equal(pixels, image[0])
+    cells = Grid("image", (2, 3, 1), cell=1)
+    of_cells = front_ends.Grid(1, 8, rows=2, columns=3)
+    assert picture_of(cells, of_cells, np.zeros((6, 1))) == (2, 3, None)
+    assert picture_of(SOUND, Fourths(5, 8), np.zeros((9, 5))) is None
