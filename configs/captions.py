@@ -90,7 +90,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.optimizer.learning_rate = 1e-3
     config.optimizer.warmup_steps = share(config, 20)
 
-    config.training.steps = 14_000 if reads_photographs else 7000
+    config.training.steps = 9000 if reads_photographs else 7000
     config.training.evaluate_every = share(config, 10)
     config.training.label_smoothing = 0.1
     if not is_transformer:
