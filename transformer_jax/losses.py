@@ -81,7 +81,10 @@ def token_cross_entropy(
     return total, valid.sum().astype(jnp.float32)
 
 
-def doubly_stochastic(weights: Array, valid: Array) -> Array:
+def doubly_stochastic(
+    weights: Array,
+    valid: Array,
+) -> Array:
     """Return Σ_i (1 - Σ_t α_ti)², summed over the batch (Xu et al. 2015, eq. 14).
 
     It is small if the decoder looks at every position of the source about once.

@@ -241,10 +241,14 @@ class Bahdanau(Decoder):
         output = self.read_out(state.top, context, y)
         return Step(state, output, weights)
 
-    def _gate(self, s: Array) -> Array:
+    def _gate(
+        self,
+        s: Array,
+    ) -> Array:
         """Return β (B, 1) from states s (B, D)."""
         score = product("BD,D->B", s, self.gate_w, self.config.dtype)
-        return nn.sigmoid(score + self.gate_b)[:, None]
+        gate = nn.sigmoid(score + self.gate_b)
+        return gate[:, None]
 
 
 class Luong(Decoder):

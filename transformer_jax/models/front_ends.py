@@ -55,7 +55,10 @@ class FrontEnd(nn.Module):
     """Base class of front ends, and the layout of most of them."""
 
     @nn.nowrap
-    def layout(self, length: int) -> Layout:
+    def layout(
+        self,
+        length: int,
+    ) -> Layout:
         """Return the layout of the vectors of an example of `length` positions.
 
         The default is a vector for each position.
@@ -171,7 +174,10 @@ class Grid(FrontEnd):
         return Dropout(self.dropout_rate)(x), valid
 
     @nn.nowrap
-    def layout(self, length: int) -> Layout:
+    def layout(
+        self,
+        length: int,
+    ) -> Layout:
         return Layout(-(-length // self.columns), self.columns)
 
 
@@ -212,24 +218,38 @@ class Image(FrontEnd):
         if self.has_rng("dropout"):
             x = self._varied(x)
         network = ResidualNetwork(
-            self.channels, self.blocks, self.dtype, name="network"
+            self.channels,
+            self.blocks,
+            self.dtype,
+            name="network",
         )
         x = network(x)
         _, rows, columns, channels = x.shape
         x = x.reshape(-1, rows * columns, channels)
-        shape = (channels, self.width)
-        axes = ("features", "embed")
-        x = Linear("BSC,CD->BSD", shape, axes, dtype=self.dtype, name="map")(x)
+        linear = Linear(
+            "BSC,CD->BSD",
+            shape=(channels, self.width),
+            axes=("features", "embed"),
+            dtype=self.dtype,
+            name="map",
+        )
+        x = linear(x)
         x = _placed(self, x, rows, columns)
         if valid is not None:
             valid = jnp.repeat(valid, rows * columns, axis=1)
         return Dropout(self.dropout_rate)(x), valid
 
     @nn.nowrap
-    def layout(self, length: int) -> Layout:
+    def layout(
+        self,
+        length: int,
+    ) -> Layout:
         return Layout(*ResidualNetwork(self.channels).size(self.size))
 
-    def _varied(self, x: Array) -> Array:
+    def _varied(
+        self,
+        x: Array,
+    ) -> Array:
         if self.shift:
             x = shifted(x, self.make_rng("dropout"), self.shift)
         if self.flip:
@@ -237,7 +257,12 @@ class Image(FrontEnd):
         return x
 
 
-def _placed(module: Grid | Image, x: Array, rows: int, columns: int) -> Array:
+def _placed(
+    module: Grid | Image,
+    x: Array,
+    rows: int,
+    columns: int,
+) -> Array:
     """Add positions to the cells x (B, S, D) of a grid, with tables of the module."""
     length = x.shape[1]
     if module.positions == "sinusoidal":
@@ -246,10 +271,14 @@ def _placed(module: Grid | Image, x: Array, rows: int, columns: int) -> Array:
     if module.positions == "none":
         return x
 
-    def table(name: str, size: int) -> Array:
+    def table(
+        name: str,
+        size: int,
+    ) -> Array:
         axes = ("position", "embed")
+        shape = (size, module.width)
         init = make_initializer("normal")
-        return parameter(module, name, init, (size, module.width), axes)
+        return parameter(module, name, init, shape, axes)
 
     row, column = jnp.divmod(jnp.arange(length), columns)
     of_rows = table("rows", rows)

@@ -74,9 +74,9 @@ def grid_positions(
     """
     of_rows = sinusoidal_positions(rows, (d_model + 1) // 2)
     of_columns = sinusoidal_positions(columns, d_model // 2)
-    return np.concatenate(
-        [np.repeat(of_rows, columns, axis=0), np.tile(of_columns, (rows, 1))], axis=1
-    )
+    of_rows = np.repeat(of_rows, columns, axis=0)
+    of_columns = np.tile(of_columns, (rows, 1))
+    return np.concatenate([of_rows, of_columns], axis=1)
 
 
 def rotary_waves(

@@ -114,9 +114,10 @@ class Encoder(nn.Module):
     def _bridge(self, carry: Carry, layer: int) -> Carry:
         """Map a carry of half the encoder's width to a carry of the decoder."""
         leaves, structure = jax.tree.flatten(carry)
-        bridged = [
-            bridge(self.config, h, f"bridge_{layer}_{i}") for i, h in enumerate(leaves)
-        ]
+        bridged = []
+        for i, h in enumerate(leaves):
+            name = f"bridge_{layer}_{i}"
+            bridged.append(bridge(self.config, h, name))
         return jax.tree.unflatten(structure, bridged)
 
 
@@ -132,29 +133,47 @@ class Annotations(nn.Module):
     config: RecurrentConfig
 
     @nn.compact
-    def __call__(self, x: Array, valid: Array) -> Encoded:
+    def __call__(
+        self,
+        x: Array,
+        valid: Array,
+    ) -> Encoded:
         """Return x (B, S, C) and the first carries, see `Encoder`."""
         c = self.config
-        count = jnp.maximum(valid.sum(axis=1, keepdims=True), 1)
-        mean = jnp.where(valid[:, :, None], x, 0).sum(axis=1) / count
+        count = valid.sum(axis=1, keepdims=True)
+        count = jnp.maximum(count, 1)
+        total = jnp.where(valid[:, :, None], x, 0).sum(axis=1)
+        mean = total / count
         carries = []
         for layer in range(c.num_layers):
             cell = make_cell(c.cell, c.d_model)
             zeros = cell.initialize_carry(jax.random.key(0), (1, c.d_model))
             leaves, structure = jax.tree.flatten(zeros)
-            first = [bridge(c, mean, f"first_{layer}_{i}") for i in range(len(leaves))]
-            carries.append(jax.tree.unflatten(structure, first))
+            first = []
+            for i in range(len(leaves)):
+                name = f"first_{layer}_{i}"
+                first.append(bridge(c, mean, name))
+            carry = jax.tree.unflatten(structure, first)
+            carries.append(carry)
         return Encoded(x, mean, tuple(carries), valid)
 
 
-def bridge(c: RecurrentConfig, h: Array, name: str) -> Array:
+def bridge(
+    c: RecurrentConfig,
+    h: Array,
+    name: str,
+) -> Array:
     """Map h (B, E) to a part of the decoder's first carry, tanh(h W + b) (B, D).
 
     Call it in a module, which gets the parameters of the map.
     """
-    shape = (h.shape[-1], c.d_model)
-    axes = ("embed", "state")
-    linear = Linear("BE,ED->BD", shape, axes, dtype=c.dtype, name=name)
+    linear = Linear(
+        "BE,ED->BD",
+        shape=(h.shape[-1], c.d_model),
+        axes=("embed", "state"),
+        dtype=c.dtype,
+        name=name,
+    )
     return jnp.tanh(linear(h))
 
 
