@@ -3,11 +3,12 @@
 The training loop divides one by the other only once, after adding up all devices and
 microbatches.
 
-Shapes: B batch · T target positions · D d_model · V vocabulary.
+Shapes: B batch · S source positions · T target positions · D d_model · V vocabulary.
 """
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from transformer_jax.errors import UserError
 from transformer_jax.models.kernels.chunks import expected_logit, sum_in_chunks
@@ -94,3 +95,38 @@ def doubly_stochastic(
     """
     looks = jnp.where(valid[:, :, None], weights, 0).sum(axis=1)
     return jnp.where(looks > 0, jnp.square(1 - looks), 0).sum()
+
+
+def ctc(
+    logits: Array,
+    valid: Array,
+    labels: Array,
+    label_valid: Array,
+    blank: int,
+) -> tuple[Array, Array]:
+    """Return the loss of connectionist temporal classification, -ln P(labels), and
+    where it is defined, both (B,).
+
+    At each position of the source, softmax(logits) has the probabilities of a label or
+    of none, the id `blank`. P is the sum over all alignments, i.e. sequences of S ids
+    that become the labels once equal neighbours are merged and blanks removed (Graves
+    et al. 2006, eqs. 3 and 8).
+
+    There is no alignment if the labels and a blank between each pair of equal
+    neighbours need more positions than the source has. The loss is then 0 and not
+    defined.
+
+    logits (B, S, V), valid (B, S), labels (B, T), label_valid (B, T). Padding follows
+    positions and labels.
+    """
+    losses = optax.ctc_loss(
+        logits.astype(jnp.float32),
+        1.0 - valid,
+        labels,
+        1.0 - label_valid,
+        blank_id=blank,
+    )
+    is_repeated = (labels[:, 1:] == labels[:, :-1]) & label_valid[:, 1:]
+    needed = label_valid.sum(axis=1) + is_repeated.sum(axis=1)
+    defined = needed <= valid.sum(axis=1)
+    return jnp.where(defined, losses, 0.0), defined

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -97,6 +98,73 @@ def exact_match(
     for hypothesis, entry in zip(hypotheses, references, strict=True):
         matches += hypothesis in ([entry] if isinstance(entry, str) else entry)
     return matches / len(references)
+
+
+class Edits(NamedTuple):
+    """The numbers of edits that turn a reference into a hypothesis, or sums of them."""
+
+    substitutions: int
+    deletions: int
+    insertions: int
+
+
+def edits(hypothesis: Sequence[Hashable], reference: Sequence[Hashable]) -> Edits:
+    """Return the fewest edits that turn a reference into a hypothesis (Levenshtein
+    1966).
+
+    Several alignments may have as few. The result is that with most substitutions.
+    """
+    # Each cost is a number of edits times `unit`, plus a number of indels below `unit`.
+    unit = len(hypothesis) + len(reference) + 1
+    indel = unit + 1
+    ids = {word: i for i, word in enumerate({*hypothesis, *reference})}
+    words = np.array([ids[word] for word in hypothesis], np.int64)
+    skipped = indel * np.arange(len(hypothesis) + 1)
+    costs = skipped  # of each prefix of the hypothesis, for no word of the reference
+    for word in reference:
+        deleted = costs + indel
+        aligned = costs[:-1] + unit * (words != ids[word])
+        costs = deleted.copy()
+        costs[1:] = np.minimum(deleted[1:], aligned)
+        # insert any number of words after the cheapest prefix
+        costs = skipped + np.minimum.accumulate(costs - skipped)
+    count, indels = divmod(int(costs[-1]), unit)
+    longer = len(hypothesis) - len(reference)
+    insertions = (indels + longer) // 2
+    return Edits(count - indels, insertions - longer, insertions)
+
+
+def word_error_rate(
+    hypotheses: Sequence[str], references: Sequence[str]
+) -> dict[str, float]:
+    """Return the edits that turn the references into the hypotheses, as a share of the
+    references' words.
+
+    Words are separated by spaces. "word_error_rate" is the sum of "substitutions",
+    "deletions" and "insertions". It is 0 if all texts are equal, 1 if all hypotheses
+    are empty, and exceeds 1 if more words are wrong or too many than the references
+    have.
+
+    Raises:
+        ValueError: The numbers of hypotheses and references differ or are 0, or the
+            references have no word.
+    """
+    check_pairs(hypotheses, references)
+    words = sum(len(reference.split()) for reference in references)
+    if not words:
+        raise UserError(
+            f"{len(references)} references have no word: "
+            "a word error rate needs at least one; check the references"
+        )
+    found = [
+        edits(hypothesis.split(), reference.split())
+        for hypothesis, reference in zip(hypotheses, references, strict=True)
+    ]
+    rates = {
+        name: sum(counts) / words
+        for name, counts in zip(Edits._fields, zip(*found, strict=True), strict=True)
+    }
+    return {"word_error_rate": sum(rates.values()), **rates}
 
 
 def loss_and_perplexity(means: Mapping[str, float]) -> dict[str, float]:

@@ -3,8 +3,8 @@
 import functools
 import logging
 import types
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,18 @@ from transformer_jax.data.references import References
 from transformer_jax.errors import UserError
 
 log = logging.getLogger(__name__)
+
+
+class Rule(NamedTuple):
+    """A rule that leaves examples out of training.
+
+    words: what these examples are, e.g. "with too few positions for the text".
+    broken: function from the rows of each stream to the examples (n,), True where they
+        are left out.
+    """
+
+    words: str
+    broken: Callable[[Mapping[str, Ragged]], np.ndarray]
 
 
 def cut(
@@ -159,6 +171,7 @@ def bucket_batches(
     begin: bool = False,
     end: bool = True,
     more_arrays: Mapping[str, np.ndarray] = types.MappingProxyType({}),
+    rule: Rule | None = None,
 ) -> Batches:
     """Return batches for training, with examples of similar length together.
 
@@ -167,8 +180,8 @@ def bucket_batches(
 
     An example is left out if one of its entries is empty or has more positions than the
     limit of its stream, by default `data.max_length`, or if one has more than
-    `max_ratio` times as many as another (0: no limit). Each of several references is an
-    example of its own, so an epoch has each of them once.
+    `max_ratio` times as many as another (0: no limit), or if it breaks `rule`. Each of
+    several references is an example of its own, so an epoch has each of them once.
 
     Raises:
         ValueError: no example is left to train on.
@@ -190,21 +203,26 @@ def bucket_batches(
     allowed = max_ratio * shorter
     fits = (lengths <= limits).all(axis=1)
     uneven = (allowed > 0) & (longer > allowed) & fits
+    barred = np.zeros(len(lengths), bool)
+    if rule is not None:
+        barred = rule.broken(streams) & fits & ~empty & ~uneven
     # the plan drops them together with those that are too long
-    lengths[empty | uneven] = max(limits) + 1
+    lengths[empty | uneven | barred] = max(limits) + 1
     too_long = _too_long(corpus, streams)
     if (lengths > limits).any(axis=1).all():
+        others = f"{too_long} or {rule.words}" if rule else too_long
         raise UserError(
             f"{split}: none of {len(lengths)} examples is left to train on: "
             f"{empty.sum()} have an empty side, {uneven.sum()} "
             f"exceed data.max_ratio = {max_ratio:g}, and the others are "
-            f"{too_long}: check the files, or raise the limits"
+            f"{others}: check the files, or raise the limits"
         )
     plan = corpus.plan(lengths, seed, max_lengths=limits)
     reasons = {
-        too_long: plan.dropped - empty.sum() - uneven.sum(),
+        too_long: plan.dropped - empty.sum() - uneven.sum() - barred.sum(),
         "with an empty side": empty.sum(),
         f"above data.max_ratio = {max_ratio:g}": uneven.sum(),
+        rule.words if rule else "": barred.sum(),
     }
     left_out = ", ".join(
         f"{count:,} {reason}" for reason, count in reasons.items() if count

@@ -50,6 +50,11 @@ class Encoded(NamedTuple):
     carries: tuple[Carry, ...]
     valid: Array
 
+    @property
+    def vectors(self) -> Array:
+        """The outputs, under the name that they have in the Transformer's memory."""
+        return self.outputs
+
 
 export.register_namedtuple_serialization(
     Encoded, serialized_name="transformer_jax.recurrent.Encoded"

@@ -242,6 +242,16 @@ class RecurrentConfig:
         return self.encoder_dim if self.encoder == "none" else self.embedding_dim
 
     @property
+    def memory_width(self) -> int:
+        """The width of the vectors that the encoder writes."""
+        return self.encoder_dim
+
+    @property
+    def memory_stride(self) -> int:
+        """The positions that the encoder reads for each that it writes."""
+        return 1
+
+    @property
     def source_dropout_rate(self) -> float:
         """The dropout of front ends. It is 0 if an encoder follows that has its own."""
         return self.dropout_rate if self.encoder == "none" else 0.0

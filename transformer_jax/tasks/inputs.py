@@ -36,20 +36,21 @@ def layout_of(front_end: nn.Module | None, length: int) -> front_ends.Layout:
 
 
 def shown_vectors(
-    stream: Stream, front_end: nn.Module | None, row: np.ndarray
+    stream: Stream, front_end: nn.Module | None, row: np.ndarray, stride: int = 1
 ) -> tuple[list[str], str]:
     """Return a label for each vector that a front end makes of a row of a stream, and
     the row as text.
 
     In a sequence, it is the label of the first position that the vector stands for; in
-    a grid, it is the row and the column of the vector, from 1.
+    a grid, it is the row and the column of the vector, from 1. An encoder may make one
+    vector of `stride` of them, which has the label of the first.
     """
     labels, text = stream.shown(row)
     layout = layout_of(front_end, len(row))
     if layout.rows == 1:
-        return labels[:: layout.stride], text
+        return labels[:: layout.stride][::stride], text
     cells = itertools.product(range(layout.rows), range(layout.columns))
-    return [f"{y + 1},{x + 1}" for y, x in cells], text
+    return [f"{y + 1},{x + 1}" for y, x in cells][::stride], text
 
 
 def picture_of(

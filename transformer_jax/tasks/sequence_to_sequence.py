@@ -253,21 +253,23 @@ class SequenceToSequence(Task):
         With `greedy`, K is 1.
         """
         means = self._means(params, batch) if "target" in batch else {}
-        return means, self._translate(params, batch, greedy)._asdict()
+        step, cache = self.decoder(params, batch, greedy)
+        return means, self.search(step, cache, batch, greedy)._asdict()
 
-    def _translate(
+    def decoder(
         self, params: Params, batch: Mapping[str, jax.Array], greedy: bool
-    ) -> decoding.Hypotheses:
+    ) -> tuple[decoding.Step, Cache]:
+        """Return the step that reads a token and scores the next one, and its cache for
+        the sources of a batch, see `search`.
+        """
         source = batch["source"]
         options = self.config.decoding
         special = self.corpus.special_ids("target")
-        rows, length = source.shape[:2]
-        max_length = min(options.max_length(length), self.config.model.max_length)
         cache: Any = self.model.apply(
             {"params": params},
             source,
             valid(batch, "source"),
-            max_length,
+            self.most_tokens(batch),
             decoding.beams(options, greedy),
             method=start,
         )
@@ -288,18 +290,65 @@ class SequenceToSequence(Task):
             end = decoding.certain(special.end, logits.shape[-1])[None]
             return jnp.where(empty, end, logits[:, 0]), cache
 
+        return step, cache
+
+    def most_tokens(self, batch: Mapping[str, jax.Array]) -> int:
+        """Return the largest number of tokens that is written for a source, including
+        EOS.
+        """
+        length = batch["source"].shape[1]
+        longest = self.config.decoding.max_length(length)
+        return min(longest, self.config.model.max_length)
+
+    def search(
+        self,
+        step: decoding.Step,
+        cache: Any,
+        batch: Mapping[str, jax.Array],
+        greedy: bool,
+    ) -> decoding.Hypotheses:
+        """Return the outputs with the best scores of a step, by the method that the
+        config selects, or by greedy search.
+        """
+        special = self.corpus.special_ids("target")
         return decoding.search(
             step,
             cache,
-            options,
+            self.config.decoding,
             only_greedy=greedy,
             row_ids=batch["index"],
             vocab_size=self.corpus.size("target"),
-            batch_size=rows,
-            max_length=max_length,
+            batch_size=batch["source"].shape[0],
+            max_length=self.most_tokens(batch),
             bos_id=special.begin,
             eos_id=special.end,
             pad_id=special.pad,
+        )
+
+    def with_output(
+        self, batch: Mapping[str, jax.Array], outputs: decoding.Hypotheses
+    ) -> dict[str, jax.Array]:
+        """Return the batch with the best output of each row as its target."""
+        tokens = outputs.tokens[:, 0]
+        end_id = self.corpus.special_ids("target").end
+        end = decoding.is_end(tokens, (end_id, *self.config.decoding.end_ids))
+        ended = jnp.cumsum(end, axis=1) - end
+        return {
+            **batch,
+            "target": tokens,
+            "target_length": (ended == 0).sum(axis=1),
+        }
+
+    def source_axis(self, batch: Mapping[str, jax.Array]) -> Axis:
+        """Return what the vectors of the memory stand for."""
+        read_by = (self.streams["source"], self.model.front_end)
+        return Axis(
+            batch["source"],
+            batch["source_length"],
+            functools.partial(
+                shown_vectors, *read_by, stride=self.config.model.memory_stride
+            ),
+            functools.partial(picture_of, *read_by),
         )
 
     def attention(
@@ -311,18 +360,13 @@ class SequenceToSequence(Task):
         The ids under "input" are what the decoder reads, and those under "target" are
         what it predicts.
         """
-        special = self.corpus.special_ids("target")
         if "target" not in batch:
-            tokens = self._translate(params, batch, greedy=False).tokens[:, 0]
-            end = decoding.is_end(tokens, (special.end, *self.config.decoding.end_ids))
-            ended = jnp.cumsum(end, axis=1) - end
-            batch = {
-                **batch,
-                "target": tokens,
-                "target_length": (ended == 0).sum(axis=1),
-            }
+            step, cache = self.decoder(params, batch, greedy=False)
+            outputs = self.search(step, cache, batch, greedy=False)
+            batch = self.with_output(batch, outputs)
+        begin = self.corpus.special_ids("target").begin
         model = self.model.clone(config=with_weights(self.config.model))
-        read = shift_right(jnp.asarray(batch["target"]), special.begin)
+        read = shift_right(jnp.asarray(batch["target"]), begin)
         _, sown = model.apply(
             {"params": params},
             batch["source"],
@@ -334,14 +378,8 @@ class SequenceToSequence(Task):
         )
         length = batch["target_length"]
         target = self.streams["target"].shown
-        read_by = (self.streams["source"], self.model.front_end)
         axes = {
-            "source": Axis(
-                batch["source"],
-                batch["source_length"],
-                functools.partial(shown_vectors, *read_by),
-                functools.partial(picture_of, *read_by),
-            ),
+            "source": self.source_axis(batch),
             "target": Axis(batch["target"], length, target),
             "input": Axis(read, length, target),
         }
@@ -350,13 +388,11 @@ class SequenceToSequence(Task):
     # On the host.
 
     def batches(self, split: str, seed: int | None) -> Batches:
-        source = self.corpus.open(split)
-        data = self.config.data
-        names = self.config.columns.names
-        columns = dict(zip(self.streams, map(source.column, names), strict=True))
+        columns = self.columns(split)
         if seed is None:
             return self._in_order(columns, split)
-        if advice := data.size_advice(len(source)):
+        data = self.config.data
+        if advice := data.size_advice(len(columns["source"])):
             log.warning("%s", advice)
         return bucket_batches(
             self.corpus,
@@ -366,6 +402,12 @@ class SequenceToSequence(Task):
             max_ratio=data.max_ratio,
             predicted="target",
         )
+
+    def columns(self, split: str) -> dict[str, Sequence[Any]]:
+        """Return the column of each stream in a split."""
+        source = self.corpus.open(split)
+        names = self.config.columns.names
+        return dict(zip(self.streams, map(source.column, names), strict=True))
 
     def batches_of(self, records: Sequence[Record]) -> Batches:
         """Return batches in which a record's padded source length, and hence its

@@ -1,0 +1,449 @@
+"""Transcription: the words of a recording.
+
+Three models: an encoder–decoder with attention, an encoder with connectionist temporal
+classification (CTC, Graves et al. 2006), or both with one encoder (Kim et al. 2017).
+`training.ctc_weight` selects the model, and `decoding.ctc_weight` what its outputs are
+scored by. The decoder with attention is that of `SequenceToSequence`. What is new here
+is CTC, and the word error rate.
+"""
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+
+from transformer_jax import decoding, fields, losses, metrics
+from transformer_jax.data.batching import Batches
+from transformer_jax.data.corpus_batches import Rule, bucket_batches
+from transformer_jax.data.ragged import Ragged
+from transformer_jax.data.text import ParallelData
+from transformer_jax.decoding import DecodingConfig, ctc
+from transformer_jax.files import one_line
+from transformer_jax.models.encoder_decoder import EncoderDecoder
+from transformer_jax.models.layers import Head, OutputLayer
+from transformer_jax.models.recurrent_config import RecurrentConfig
+from transformer_jax.models.transformer import TransformerConfig, shift_right
+from transformer_jax.tasks.inputs import layout_of
+from transformer_jax.tasks.sequence_to_sequence import SequenceToSequence
+from transformer_jax.tasks.sequence_to_sequence_config import (
+    SequenceToSequenceConfig,
+    SequenceToSequenceEvaluation,
+    SequenceToSequenceTraining,
+)
+from transformer_jax.tasks.speech import SpeechInput
+from transformer_jax.tasks.text import valid
+from transformer_jax.training.metric import LOSS, Metric
+from transformer_jax.training.task import (
+    Arrays,
+    Attention,
+    Axis,
+    Columns,
+    Config,
+    DeviceArrays,
+    EvaluationConfig,
+    Mean,
+    Means,
+    Outputs,
+    Params,
+    Predictions,
+    Record,
+    Scores,
+    Step,
+    Task,
+    Work,
+)
+
+log = logging.getLogger(__name__)
+
+SHOWN = 3  # examples that a warning names
+
+
+@dataclasses.dataclass(frozen=True)
+class TranscriptionTraining(SequenceToSequenceTraining):
+    """The keys of the attention decoder, and the weight of CTC.
+
+    ctc_weight: λ, the share of CTC in the objective. 0: there is no CTC. 1: there is no
+        attention decoder.
+    """
+
+    ctc_weight: float = fields.outputs(0.3)
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (field, rule and remedy) for every invalid value."""
+        yield from super().problems()
+        if not 0 <= self.ctc_weight <= 1:
+            yield "ctc_weight", "must be in [0, 1]: 0 for attention alone, 1 for CTC"
+
+
+@dataclasses.dataclass(frozen=True)
+class TranscriptionDecoding(DecodingConfig):
+    """The keys of a search, and the weight of CTC.
+
+    ctc_weight: μ, the share of CTC in the score of an output. 0: the attention decoder
+        alone. 1: CTC alone; with `beam_size` 1, the labels of the most probable
+        alignment.
+    """
+
+    ctc_weight: float = 0.3
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (field, rule and remedy) for every invalid value."""
+        yield from super().problems()
+        if not 0 <= self.ctc_weight <= 1:
+            yield "ctc_weight", "must be in [0, 1]: 0 for attention alone, 1 for CTC"
+
+
+@dataclasses.dataclass(frozen=True)
+class TranscriptionConfig(Config):
+    """The config sections of transcription."""
+
+    model: TransformerConfig | RecurrentConfig
+    data: ParallelData
+    input: SpeechInput
+    training: TranscriptionTraining
+    evaluation: EvaluationConfig = dataclasses.field(metadata={"free": True})
+    decoding: TranscriptionDecoding = dataclasses.field(metadata={"free": True})
+
+    @property
+    def written(self) -> SequenceToSequenceConfig:
+        """The config of the same task without CTC."""
+        sections = {
+            field.name: getattr(self, field.name) for field in dataclasses.fields(self)
+        }
+        keys = dataclasses.asdict(self.evaluation)
+        sections["evaluation"] = SequenceToSequenceEvaluation(**keys)
+        return SequenceToSequenceConfig(**sections)
+
+    @property
+    def columns(self) -> Columns:
+        return self.written.columns
+
+    @property
+    def longest(self) -> tuple[str, int]:
+        return self.written.longest
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (dotted key, rule and remedy) for values that are inconsistent with
+        each other.
+        """
+        yield from self.written.problems()
+        trained = self.training.ctc_weight
+        if self.decoding.ctc_weight > 0 and trained == 0:
+            yield (
+                "decoding.ctc_weight",
+                "must be 0 with training.ctc_weight = 0, which trains no CTC",
+            )
+        if self.decoding.ctc_weight < 1 and trained == 1:
+            yield (
+                "decoding.ctc_weight",
+                "must be 1 with training.ctc_weight = 1, which trains no decoder",
+            )
+
+    def advice(self) -> Iterator[str]:
+        """Yield warnings about settings that are allowed but unwise."""
+        yield from self.written.advice()
+
+
+def read(
+    model: EncoderDecoder,
+    source: jax.Array,
+    source_valid: jax.Array,
+    target: jax.Array,
+    target_valid: jax.Array,
+    step: Step,
+) -> tuple[Any, jax.Array, Head]:
+    """Return the memory, the decoder's output (B, T, D) if it reads ids (B, T), and the
+    head that maps it to logits.
+
+    Pass it to `model.apply` as the method.
+    """
+    memory = model.encode(source, source_valid)
+    x = model.hidden(memory, target, target_valid, step)
+    return memory, x, model.head()
+
+
+class Transcription(Task):
+    """Prediction of the words of a recording.
+
+    A batch is that of `SequenceToSequence`. The parameters are "model", those of the
+    encoder and the decoder, and with CTC also "ctc", those of its output layer. Its
+    blank has the id of EOS, which is no label.
+    """
+
+    metrics: ClassVar = {
+        "loss": LOSS,
+        "word_error_rate": Metric("word_error_rate (greedy)", better="lower"),
+        "substitutions": Metric("substitutions (greedy)", better="lower"),
+        "deletions": Metric("deletions (greedy)", better="lower"),
+        "insertions": Metric("insertions (greedy)", better="lower"),
+        "exact_match": Metric("exact_match (greedy)", better="higher"),
+    }
+
+    def __init__(self, config: TranscriptionConfig, workdir: epath.PathLike | None):
+        self.writer = SequenceToSequence(config.written, workdir)
+        super().__init__(config, self.writer.corpus)
+        self.streams = self.writer.streams
+        self.model = self.writer.model
+        self.has_ctc = config.training.ctc_weight > 0
+        self.has_decoder = config.training.ctc_weight < 1
+        self.ctc = OutputLayer(
+            config.model.target_vocab_size,
+            config.model.memory_width,
+            config.model.vocab_multiple,
+            use_bias=True,
+            dtype=config.model.dtype,
+        )
+
+    # On the device.
+
+    def init(self, key: jax.Array) -> Params:
+        params = {}
+        if self.has_decoder:
+            params["model"] = self.writer.init(key)
+        else:
+            stream = self.streams["source"]
+            source = jnp.zeros((1, 1, *stream.trailing), stream.dtype)
+            encode: Any = self.model.encode
+            params["model"] = self.model.init(key, source, method=encode)["params"]
+        if self.has_ctc:
+            key = jax.random.fold_in(key, 1)
+            params["ctc"] = self.ctc.init(key, method=OutputLayer.head)["params"]
+        return params
+
+    def _ctc_logits(self, params: Params, memory: Any) -> jax.Array:
+        """Return the logits (B, S', V) of CTC at each position of the memory."""
+        head: Any = self.ctc.apply({"params": params["ctc"]}, method=OutputLayer.head)
+        return head(memory.vectors)
+
+    def _means(
+        self,
+        params: Params,
+        batch: DeviceArrays,
+        key: jax.Array | None = None,
+        step: Step = 0,
+        label_smoothing: float = 0.0,
+    ) -> Means:
+        """Return the terms of the objective per token of the target, including EOS:
+        (1 - λ) · attention + λ · CTC (Kim et al. 2017, eq. 8).
+
+        Rows without an alignment have no weight in CTC.
+        """
+        apply: Any = functools.partial(
+            self.model.apply,
+            {"params": params["model"]},
+            batch["source"],
+            valid(batch, "source"),
+            rngs=None if key is None else {"dropout": key},
+        )
+        target = jnp.asarray(batch["target"])
+        target_valid = valid(batch, "target")
+        weight = self.config.training.ctc_weight
+        means = {}
+        if self.has_decoder:
+            reading = shift_right(target, self.corpus.special_ids("target").begin)
+            memory, x, head = apply(reading, target_valid, step, method=read)
+            total, count = losses.token_cross_entropy(
+                head, x, target, target_valid, label_smoothing
+            )
+            means["attention"] = Mean(total, count, scale=1 - weight)
+        else:
+            memory = apply(method=self.model.encode)
+        if self.has_ctc:
+            # the labels are the tokens before EOS
+            label_valid = jnp.pad(target_valid[:, 1:], ((0, 0), (0, 1)))
+            logits = self._ctc_logits(params, memory)
+            each, defined = losses.ctc(
+                logits, memory.valid, target, label_valid, self.blank
+            )
+            count = (target_valid.sum(axis=1) * defined).sum()
+            means["ctc"] = Mean(each.sum(), count.astype(jnp.float32), scale=weight)
+        return means
+
+    def loss(
+        self, params: Params, batch: DeviceArrays, key: jax.Array, step: Step
+    ) -> Means:
+        smoothing = self.config.training.label_smoothing
+        return self._means(params, batch, key, step, smoothing)
+
+    def evaluate(
+        self, params: Params, batch: DeviceArrays, greedy: bool
+    ) -> tuple[Means, Outputs]:
+        """Return the terms of the loss without smoothing, and the outputs of
+        `SequenceToSequence.evaluate`.
+        """
+        means = self._means(params, batch) if "target" in batch else {}
+        return means, self._transcribe(params, batch, greedy)._asdict()
+
+    @property
+    def blank(self) -> int:
+        """The id of no label at a position: that of EOS."""
+        return self.corpus.special_ids("target").end
+
+    def _posteriors(self, params: Params, batch: DeviceArrays) -> jax.Array:
+        """Return the log-probabilities (B, S', V) of CTC."""
+        memory: Any = self.model.apply(
+            {"params": params["model"]},
+            batch["source"],
+            valid(batch, "source"),
+            method=self.model.encode,
+        )
+        logits = self._ctc_logits(params, memory)
+        return ctc.log_probabilities(logits, memory.valid, self.blank)
+
+    def _transcribe(
+        self, params: Params, batch: DeviceArrays, greedy: bool
+    ) -> decoding.Hypotheses:
+        """Return the best outputs by (1 - μ) · log P of the decoder + μ · log P of CTC
+        (Watanabe et al. 2017, Section II-C), found in one search.
+        """
+        options = self.config.decoding
+        weight = options.ctc_weight
+        scorers: list[tuple[decoding.Step, Any]] = []
+        if weight < 1:
+            scorers.append(self.writer.decoder(params["model"], batch, greedy))
+        if weight > 0:
+            posteriors = self._posteriors(params, batch)
+            if weight == 1 and decoding.copies(options, greedy) == 1:
+                longest = self.writer.most_tokens(batch)
+                return ctc.best_path(posteriors, longest, self.blank)
+            scorers.append(ctc.prefixes(posteriors, self.blank))
+        if len(scorers) == 2:
+            beams = decoding.beams(options, greedy)
+            unused = self.corpus.special_ids("target").begin
+            scorers = [ctc.joint(*scorers, weight, beams, unused)]
+        ((step, cache),) = scorers
+        return self.writer.search(step, cache, batch, greedy)
+
+    def attention(self, params: Params, batch: DeviceArrays) -> Attention:
+        """Return attention weights while the decoder reads the target, or the task's
+        own output without one, and the probabilities of CTC at each position.
+        """
+        if "target" not in batch:
+            outputs = self._transcribe(params, batch, greedy=False)
+            batch = self.writer.with_output(batch, outputs)
+        maps, axes = {}, {}
+        if self.has_decoder:
+            maps, axes = self.writer.attention(params["model"], batch)
+        if self.has_ctc:
+            posteriors = jnp.exp(self._posteriors(params, batch))
+            rows, _, size = posteriors.shape
+            labels = jnp.broadcast_to(jnp.arange(size), (rows, size))
+            maps["CTC", "source", "label"] = posteriors[:, None, None]
+            axes |= {
+                "source": self.writer.source_axis(batch),
+                "label": Axis(labels, jnp.full(rows, size), self._labels),
+            }
+        return maps, axes
+
+    def _labels(self, ids: np.ndarray) -> tuple[list[str], str]:
+        """Return the readable ids of CTC, "–" for the blank, and no text."""
+        labels, _ = self.streams["target"].shown(ids)
+        labels[self.blank] = "–"
+        return labels, ""
+
+    # On the host.
+
+    def positions(self, length: int) -> int:
+        """Return the number of positions that the encoder makes of `length` ones."""
+        layout = layout_of(self.model.front_end, length)
+        return -(-layout.rows * layout.columns // self.config.model.memory_stride)
+
+    def batches(self, split: str, seed: int | None) -> Batches:
+        """Return batches of a split. In training, a recording is left out if CTC has
+        no alignment of its text.
+        """
+        if seed is None or not self.has_ctc:
+            return self.writer.batches(split, seed)
+        source = self.corpus.open(split)
+
+        def broken(streams: Mapping[str, Ragged]) -> np.ndarray:
+            room = self._positions_of(streams["source"].lengths)
+            needed = aligned_positions(streams["target"])
+            for i in np.flatnonzero(needed > room)[:SHOWN]:
+                log.warning(
+                    "%s:%d is left out: CTC needs %d positions for the text, "
+                    "and the encoder makes %d of the recording",
+                    source.where,
+                    source.first_line + i,
+                    needed[i],
+                    room[i],
+                )
+            return needed > room
+
+        return bucket_batches(
+            self.corpus,
+            self.writer.columns(split),
+            split=split,
+            seed=seed,
+            rule=Rule("with too few positions for CTC", broken),
+        )
+
+    def _positions_of(self, lengths: np.ndarray) -> np.ndarray:
+        """Return the positions of the memory for sources of `lengths` (n,)."""
+        distinct, inverse = np.unique(lengths, return_inverse=True)
+        return np.array([*map(self.positions, distinct)])[inverse]
+
+    def batches_of(self, records: Sequence[Record]) -> Batches:
+        return self.writer.batches_of(records)
+
+    def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
+        """See `SequenceToSequence.decode`."""
+        return self.writer.decode(outputs, batch)
+
+    def score(
+        self,
+        means: Mapping[str, float],
+        predictions: Predictions,
+        references: Sequence[Any],
+    ) -> Scores:
+        """Return the loss, the word error rate, see `metrics.word_error_rate`, and the
+        share of texts without an error.
+        """
+        lines = [
+            prediction.get("hypotheses", [prediction])[0]["text"]
+            for prediction in predictions
+        ]
+        references = [one_line(reference) for reference in references]
+        share = self.config.training.ctc_weight
+        weights = {"attention": 1 - share, "ctc": share}
+        loss: Scores = {}
+        if means:
+            loss["loss"] = sum(weights[name] * value for name, value in means.items())
+        return {
+            **loss,
+            **metrics.word_error_rate(lines, references),
+            "exact_match": metrics.exact_match(lines, references),
+        }
+
+    def preview(self, arrays: Arrays) -> list[str]:
+        """See `SequenceToSequence.preview`."""
+        return self.writer.preview(arrays)
+
+    def work(self, batch: Arrays) -> Work:
+        """Return the work. Its tokens are those of the target."""
+        tokens = int(batch["target_length"].sum())
+        return super().work(batch)._replace(tokens=tokens)
+
+    def checks(self, params: Params, batch: DeviceArrays) -> Mapping[str, float]:
+        """Return those of `SequenceToSequence`, and compare the log-probabilities of
+        the target by the loss of CTC and by the scores of its labels in a search.
+        """
+        if self.has_decoder:
+            return self.writer.checks(params["model"], batch)
+        return {}
+
+
+def aligned_positions(texts: Ragged) -> np.ndarray:
+    """Return the fewest positions (n,) of an alignment of each text, whose last id is
+    EOS: one for each label, and a blank between equal neighbours.
+    """
+    labels = texts.lengths - 1
+    is_same = texts.values[1:] == texts.values[:-1]
+    before = np.concatenate([[0], np.cumsum(is_same)])
+    return labels + before[texts.offsets[1:] - 1] - before[texts.offsets[:-1]]
