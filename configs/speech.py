@@ -1,4 +1,5 @@
 """x"""
+
 from ml_collections import ConfigDict
 
 from transformer_jax.config import defaults, parse_arg, share
@@ -10,9 +11,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
         {"model": ("joint", "attention", "ctc", "las"), "data": ("strings", "words")},
     )
     is_recurrent = choice["model"] == "las"
-    config = defaults(
-        "transcription", "recurrent" if is_recurrent else "transformer"
-    )
+    config = defaults("transcription", "recurrent" if is_recurrent else "transformer")
     weight = {"joint": 0.3, "ctc": 1.0}.get(choice["model"], 0.0)
     config.training.ctc_weight = config.decoding.ctc_weight = weight
 

@@ -169,3 +169,27 @@ def test_a_blind_model_reads_zeros_of_the_same_lengths():
         assert rows.lengths.tolist() == [stream.limit] * 2
     with pytest.raises(DataError):
         Image("image", (4, 6), blind=True).encode(["missing.png"])
+
+
+def test_a_sound_is_cut_one_position_beyond_the_limit_before_it_is_encoded():
+    """So it is still too long, and an hour of sound needs little memory."""
+    frames = Frames("file", rate=8000, bands=5, stacked=3, limit=7)
+    draw = np.random.default_rng(0)
+    sound = draw.integers(-1000, 1000, 80_000).astype(np.int16)
+    assert len(frames.vectors(sound)) == 8
+    shorter = frames.vectors(sound[: 200 + 7 * 3 * 80 - 1])
+    assert len(shorter) == 7
+
+
+def test_a_sound_without_samples_is_empty_and_silence_is_not():
+    frames = Frames("file", rate=8000, bands=5, stacked=3, limit=7)
+    assert frames.vectors(np.zeros(0, np.int16)).shape == (0, 15)
+    silence = frames.vectors(np.zeros(800, np.int16))
+    assert silence.shape == (3, 15)
+    assert not silence.any()
+
+
+def test_a_sound_of_several_channels_is_refused():
+    frames = Frames("file", rate=8000, bands=5, stacked=3, limit=7)
+    with pytest.raises(ValueError, match=r"file 1: has the shape \(9, 2\): must be"):
+        frames.encode([np.zeros((9, 2))])

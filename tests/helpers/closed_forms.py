@@ -331,6 +331,9 @@ def _recurrent(config: RecurrentConfig) -> int:
     has_bridges = c.bidirectional or not has_encoder
     biases += c.num_layers * CARRIES[c.cell] * c.d_model * has_bridges
     biases += 2 * c.readout_dim * (c.readout == "maxout")
+    width = c.encoder_dim // (1 + c.bidirectional)
+    inputs = GATES[c.cell] * (2 * c.encoder_dim + width) + 4  # of a unit of a pyramid
+    source += c.pyramid_layers * c.encoder_dim * inputs
     vectors = ALIGNMENT_COUNTS[c.attention](c).vectors
     embeddings = (c.source_vocab_size + c.target_vocab_size) * c.embedding_dim
     return embeddings + sentence + source + target + biases + vectors + c.damping

@@ -647,7 +647,12 @@ class Recurrent:
         c, p, x, first = self.c, self.p["encoder"], self.embed("source", source), []
         if c.encoder == "none":
             return self.annotations(x)
-        for layer in range(c.num_layers):
+        for layer in range(c.num_layers + c.pyramid_layers):
+            if layer >= c.num_layers:
+                whole = [*x, np.zeros_like(x[0])][: len(x) + len(x) % 2]
+                x = np.array(
+                    [np.append(*whole[i : i + 2]) for i in range(0, len(whole), 2)]
+                )
             carry, forward = self.read(p[f"forward_{layer}"], x, c.reverse_source)
             if not c.bidirectional:
                 x, summary = forward, carry if c.cell == "gru" else carry[1]
@@ -658,11 +663,13 @@ class Recurrent:
             summary = np.concatenate([forward[-1], backward[0]])
             parts = [back] if c.cell == "gru" else list(back)
             bridged = []
+            if layer < c.pyramid_layers:
+                continue
             for i, part in enumerate(parts):
                 bridge = p[f"bridge_{layer}_{i}"]
                 bridged.append(np.tanh(part @ bridge["kernel"] + bridge["bias"]))
             first.append(bridged[0] if c.cell == "gru" else tuple(bridged))
-        return x, summary, first
+        return x, summary, first[-c.num_layers :]
 
     def annotations(self, x):
         """Xu et al. 2015, Section 3.1.2."""

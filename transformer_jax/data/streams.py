@@ -230,7 +230,7 @@ class Frames(Stream):
 
     Args:
         column: name of the column. An entry is an array of samples (n,), or the name of
-            a WAV file, relative to the working directory.
+            a file of sound, relative to the working directory.
         rate: samples per second.
         bands: number of mel bands.
         stacked: number of adjacent windows that form one position (Sak et al. 2015), so
@@ -251,14 +251,26 @@ class Frames(Stream):
         self.trailing = (self.features,)
 
     def vectors(self, entry: Any) -> np.ndarray:
-        """Return the vectors (S, C) of one sound.
+        """Return the vectors (S, C) of one sound, and none without a sample.
+
+        Of a sound of more positions than the limit, one more is returned.
 
         Raises:
-            ValueError: the file cannot be read or has another rate.
+            ValueError: the file cannot be read or has another rate, or the array has
+                several channels.
         """
+        longest = sound.samples_beyond(self.limit, self.stacked, self.rate)
         if isinstance(entry, str):
-            entry = sound.read_wave(Path(entry), self.rate)
-        frames = sound.log_mel(np.asarray(entry, np.float64), self.rate, self.bands)
+            entry = sound.read_sound(Path(entry), self.rate, longest)
+        samples = np.asarray(entry)[:longest]
+        if samples.ndim != 1:
+            raise UserError(
+                f"has the shape {samples.shape}: must be the samples (n,) of one "
+                "channel, e.g. the mean of several"
+            )
+        if not len(samples):
+            return np.zeros((0, self.features), np.float32)
+        frames = sound.log_mel(samples.astype(np.float64), self.rate, self.bands)
         missing = -len(frames) % self.stacked
         frames = np.pad(frames, ((0, missing), (0, 0)))
         return frames.reshape(-1, self.features)

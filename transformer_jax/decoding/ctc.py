@@ -34,7 +34,8 @@ def log_probabilities(logits: Array, valid: Array, blank: int) -> Array:
     labelling.
     """
     padding = certain(blank, logits.shape[-1])[None, None]
-    return jnp.where(valid[:, :, None], jax.nn.log_softmax(logits), padding)
+    scores = jnp.maximum(jax.nn.log_softmax(logits), IMPOSSIBLE)
+    return jnp.where(valid[:, :, None], scores, padding)
 
 
 def best_path(log_probabilities: Array, max_length: int, blank: int) -> Hypotheses:
@@ -90,7 +91,7 @@ def prefixes(log_probabilities: Array, blank: int) -> tuple[Step, Prefix]:
             lambda old, new: jnp.where(position > 0, new, old), prefix, longer
         )
         before = jnp.logaddexp(prefix.label, prefix.blank)[:, :-1, None]
-        repeated = jnp.arange(size) == prefix.last[:, None]
+        repeated = jnp.arange(size)[None] == prefix.last[:, None]
         before = jnp.where(repeated[:, None], prefix.blank[:, :-1, None], before)
         scores = jax.nn.logsumexp(before + emitted, axis=1)
         whole = jnp.logaddexp(prefix.label[:, -1], prefix.blank[:, -1])

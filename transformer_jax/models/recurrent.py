@@ -78,7 +78,9 @@ class Reading(NamedTuple):
 class Encoder(nn.Module):
     """A stack of recurrent layers, unidirectional or bidirectional.
 
-    No state depends on padding.
+    Each of the upper `pyramid_layers` reads pairs of outputs of the layer below, and so
+    has half as many positions (Chan et al. 2016, Section 3.1). No state depends on
+    padding.
     """
 
     config: RecurrentConfig
@@ -87,17 +89,20 @@ class Encoder(nn.Module):
     def __call__(self, x: Array, valid: Array) -> Encoded:
         """Read x (B, S, E), of which `valid` (B, S) is the source.
 
-        The last carry of a unidirectional encoder is the decoder's first carry. A
+        The last carries of the top layers are the decoder's first carries. A
         bidirectional encoder applies tanh(W · + b) to the last carry of its backward
         direction, which reads the first word last (Bahdanau et al. 2015, Section A.2.2:
         s₀ = tanh(W_s ←h₁)).
         """
         c = self.config
         lengths = valid.sum(axis=1)
-        carries = []
+        carries: list[Carry] = []
         ends: list[Carry] = []
-        for layer in range(c.num_layers):
+        for layer in range(c.num_layers + c.pyramid_layers):
             x = Dropout(c.dropout_rate)(x)
+            if layer >= c.num_layers:
+                x, valid = pairs(x, valid)
+                lengths = valid.sum(axis=1)
             if c.bidirectional:
                 width = c.encoder_dim // 2
                 forward = make_cell(c.cell, width, f"forward_{layer}")
@@ -106,12 +111,14 @@ class Encoder(nn.Module):
                 start, x_backward = run_cell(backward, x, lengths, backwards=True)
                 x = jnp.concatenate([x_forward, x_backward], axis=-1)
                 ends = [end, start]
-                carries.append(self._bridge(start, layer))
+                if layer >= c.pyramid_layers:
+                    carries.append(self._bridge(start, layer))
             else:
                 cell = make_cell(c.cell, c.encoder_dim, f"forward_{layer}")
                 end, x = run_cell(cell, x, lengths, backwards=c.reverse_source)
                 ends = [end]
-                carries.append(end)
+                if layer >= c.pyramid_layers:
+                    carries.append(end)
         last_states = [jax.tree.leaves(end)[-1] for end in ends]
         summary = jnp.concatenate(last_states, axis=-1)
         return Encoded(x, summary, tuple(carries), valid)
@@ -180,6 +187,18 @@ def bridge(
         name=name,
     )
     return jnp.tanh(linear(h))
+
+
+def pairs(x: Array, valid: Array) -> tuple[Array, Array]:
+    """Concatenate adjacent positions: [x_{2i}; x_{2i+1}] (B, ⌈S / 2⌉, 2E), of which
+    (B, ⌈S / 2⌉) are valid.
+
+    The partner of a last position is zero.
+    """
+    x = jnp.where(valid[:, :, None], x, 0)
+    rows, length, width = x.shape
+    x = jnp.pad(x, ((0, 0), (0, length % 2), (0, 0)))
+    return x.reshape(rows, -1, 2 * width), valid[:, ::2]
 
 
 def run_cell(

@@ -16,6 +16,7 @@ Array = jax.Array
 SUMMARIES = ("initial", "every_step")
 ENCODERS = ("recurrent", "none")
 READOUTS = ("linear", "maxout")
+MAY_BE_ZERO = ("pyramid_layers", "local_window", "teacher_forcing_steps")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,9 @@ class RecurrentConfig:
     target_vocab_size: int = fields.size(10_000, 304)
     cell: str = "gru"
     num_layers: int = 1
+    # further layers of the encoder, each with half the positions of the one below (Chan
+    # et al. 2016)
+    pyramid_layers: int = 0
     embedding_dim: int = fields.size(256, 8)  # E
     # C: output at each position, both directions together
     encoder_dim: int = fields.size(512, 32, like="d_model")
@@ -75,7 +79,7 @@ class RecurrentConfig:
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""
         for name, value in dataclasses.asdict(self).items():
-            least = 0 if name in ("local_window", "teacher_forcing_steps") else 1
+            least = 0 if name in MAY_BE_ZERO else 1
             if type(value) is int and value < least:
                 yield name, f"must be at least {least}"
         if not 0 <= self.dropout_rate < 1:
@@ -249,7 +253,7 @@ class RecurrentConfig:
     @property
     def memory_stride(self) -> int:
         """The positions that the encoder reads for each that it writes."""
-        return 1
+        return 2**self.pyramid_layers
 
     @property
     def source_dropout_rate(self) -> float:

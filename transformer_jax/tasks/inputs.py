@@ -16,7 +16,7 @@ from transformer_jax.data.columns import Column
 from transformer_jax.data.corpus import Reader
 from transformer_jax.data.images import grid_files, grids_of
 from transformer_jax.data.photographs import photographs_of, photographs_table
-from transformer_jax.data.sound import Sounds, sounds_table
+from transformer_jax.data.sound import Sounds, samples_beyond, sounds_table
 from transformer_jax.data.sources import Source
 from transformer_jax.data.streams import Frames, Grid, Image, Stream
 from transformer_jax.models import front_ends
@@ -166,10 +166,19 @@ class InputConfig:
             return Image(column, self.image_size, self.blind)
         return None
 
+    @property
+    def _longest_sound(self) -> int:
+        """The most samples to read of a recording: for one position too many."""
+        return samples_beyond(
+            self.max_positions, self.stacked_windows, self.sample_rate
+        )
+
     def reader(self) -> Reader:
         """Return the function that reads the files of a split."""
         if self.modality == "frames":
-            return functools.partial(sounds_table, rate=self.sample_rate)
+            return functools.partial(
+                sounds_table, rate=self.sample_rate, longest=self._longest_sound
+            )
         if self.modality == "grid":
             return grid_files
         if self.modality == "image":
@@ -181,7 +190,9 @@ class InputConfig:
     ) -> Column:
         """Return the column of sources that a table of references has or names."""
         if self.modality == "frames":
-            return Sounds(table.column(column), directory, self.sample_rate)
+            return Sounds(
+                table.column(column), directory, self.sample_rate, self._longest_sound
+            )
         if self.modality == "grid":
             return grids_of(directory, split, table, column, self.grid_shape)
         if self.modality == "image":

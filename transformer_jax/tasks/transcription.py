@@ -20,6 +20,7 @@ from etils import epath
 
 from transformer_jax import decoding, fields, losses, metrics
 from transformer_jax.data.batching import Batches
+from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.corpus_batches import Rule, bucket_batches
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.data.text import ParallelData
@@ -184,6 +185,7 @@ class Transcription(Task):
         "insertions": Metric("insertions (greedy)", better="lower"),
         "exact_match": Metric("exact_match (greedy)", better="higher"),
     }
+    corpus: Corpus
 
     def __init__(self, config: TranscriptionConfig, workdir: epath.PathLike | None):
         self.writer = SequenceToSequence(config.written, workdir)
@@ -285,14 +287,17 @@ class Transcription(Task):
         """The id of no label at a position: that of EOS."""
         return self.corpus.special_ids("target").end
 
-    def _posteriors(self, params: Params, batch: DeviceArrays) -> jax.Array:
-        """Return the log-probabilities (B, S', V) of CTC."""
-        memory: Any = self.model.apply(
+    def _encode(self, params: Params, batch: DeviceArrays) -> Any:
+        """Return the memory of the sources of a batch, without dropout."""
+        return self.model.apply(
             {"params": params["model"]},
             batch["source"],
             valid(batch, "source"),
             method=self.model.encode,
         )
+
+    def _posteriors(self, params: Params, memory: Any) -> jax.Array:
+        """Return the log-probabilities (B, S', V) of CTC."""
         logits = self._ctc_logits(params, memory)
         return ctc.log_probabilities(logits, memory.valid, self.blank)
 
@@ -302,23 +307,23 @@ class Transcription(Task):
         """Return the best outputs by (1 - μ) · log P of the decoder + μ · log P of CTC
         (Watanabe et al. 2017, Section II-C), found in one search.
         """
+        weight = self.config.decoding.ctc_weight
+        if weight == 0:
+            step, cache = self.writer.decoder(params["model"], batch, greedy)
+            return self.writer.search(step, cache, batch, greedy)
+        posteriors = self._posteriors(params, self._encode(params, batch))
         options = self.config.decoding
-        weight = options.ctc_weight
-        scorers: list[tuple[decoding.Step, Any]] = []
+        one = greedy or (options.beam_size == 1 and not options.temperature)
+        if weight == 1 and one:
+            longest = self.writer.most_tokens(batch)
+            return ctc.best_path(posteriors, longest, self.blank)
+        scorer: tuple[decoding.Step, Any] = ctc.prefixes(posteriors, self.blank)
         if weight < 1:
-            scorers.append(self.writer.decoder(params["model"], batch, greedy))
-        if weight > 0:
-            posteriors = self._posteriors(params, batch)
-            if weight == 1 and decoding.copies(options, greedy) == 1:
-                longest = self.writer.most_tokens(batch)
-                return ctc.best_path(posteriors, longest, self.blank)
-            scorers.append(ctc.prefixes(posteriors, self.blank))
-        if len(scorers) == 2:
+            decoder = self.writer.decoder(params["model"], batch, greedy)
             beams = decoding.beams(options, greedy)
             unused = self.corpus.special_ids("target").begin
-            scorers = [ctc.joint(*scorers, weight, beams, unused)]
-        ((step, cache),) = scorers
-        return self.writer.search(step, cache, batch, greedy)
+            scorer = ctc.joint(decoder, scorer, weight, beams, unused)
+        return self.writer.search(*scorer, batch, greedy)
 
     def attention(self, params: Params, batch: DeviceArrays) -> Attention:
         """Return attention weights while the decoder reads the target, or the task's
@@ -327,21 +332,20 @@ class Transcription(Task):
         if "target" not in batch:
             outputs = self._transcribe(params, batch, greedy=False)
             batch = self.writer.with_output(batch, outputs)
-        maps, axes = {}, {}
+        maps: dict[tuple[str, str, str], jax.Array] = {}
+        axes: dict[str, Axis] = {}
         if self.has_decoder:
             maps, axes = self.writer.attention(params["model"], batch)
         if self.has_ctc:
-            posteriors = jnp.exp(self._posteriors(params, batch))
+            posteriors = jnp.exp(self._posteriors(params, self._encode(params, batch)))
             rows, _, size = posteriors.shape
             labels = jnp.broadcast_to(jnp.arange(size), (rows, size))
             maps["CTC", "source", "label"] = posteriors[:, None, None]
-            axes |= {
-                "source": self.writer.source_axis(batch),
-                "label": Axis(labels, jnp.full(rows, size), self._labels),
-            }
+            axes["source"] = self.writer.source_axis(batch)
+            axes["label"] = Axis(labels, jnp.full(rows, size), self._shown_labels)
         return maps, axes
 
-    def _labels(self, ids: np.ndarray) -> tuple[list[str], str]:
+    def _shown_labels(self, ids: np.ndarray) -> tuple[list[str], str]:
         """Return the readable ids of CTC, "–" for the blank, and no text."""
         labels, _ = self.streams["target"].shown(ids)
         labels[self.blank] = "–"
@@ -431,12 +435,46 @@ class Transcription(Task):
         return super().work(batch)._replace(tokens=tokens)
 
     def checks(self, params: Params, batch: DeviceArrays) -> Mapping[str, float]:
-        """Return those of `SequenceToSequence`, and compare the log-probabilities of
-        the target by the loss of CTC and by the scores of its labels in a search.
+        """Return those of `SequenceToSequence`, and compare log P of the labels by the
+        loss of CTC with the sum of their scores in a search.
         """
+        found: dict[str, float] = {}
         if self.has_decoder:
-            return self.writer.checks(params["model"], batch)
-        return {}
+            found |= self.writer.checks(params["model"], batch)
+        if self.has_ctc:
+            loss, scores = jax.jit(self._by_both)(params, batch)
+            difference = jnp.abs(loss - scores).max() / jnp.abs(loss).max()
+            found["scores of CTC = loss of CTC"] = float(difference)
+        return found
+
+    def _by_both(
+        self, params: Params, batch: DeviceArrays
+    ) -> tuple[jax.Array, jax.Array]:
+        """Return log P of the labels of each row (B,) by CTC, as computed by the loss
+        and by a search. Both are 0 where there is no alignment.
+        """
+        target = jnp.asarray(batch["target"])
+        target_valid = valid(batch, "target")
+        memory = self._encode(params, batch)
+        posteriors = self._posteriors(params, memory)
+        step, empty = ctc.prefixes(posteriors, self.blank)
+
+        def add(
+            before: tuple[ctc.Prefix, jax.Array], t: jax.Array
+        ) -> tuple[tuple[ctc.Prefix, jax.Array], jax.Array]:
+            prefix, newest = before
+            logits, prefix = step(prefix, newest, t)
+            token = target[:, t]
+            scores = jax.nn.log_softmax(logits)
+            score = jnp.take_along_axis(scores, token[:, None], axis=1)[:, 0]
+            return (prefix, token), score * target_valid[:, t]
+
+        _, scores = jax.lax.scan(
+            add, (empty, target[:, 0]), jnp.arange(target.shape[1])
+        )
+        labels = jnp.pad(target_valid[:, 1:], ((0, 0), (0, 1)))
+        each, defined = losses.ctc(posteriors, memory.valid, target, labels, self.blank)
+        return -each, jnp.where(defined, scores.sum(axis=0), 0)
 
 
 def aligned_positions(texts: Ragged) -> np.ndarray:

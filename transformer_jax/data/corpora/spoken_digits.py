@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from absl import app, flags
 
-from transformer_jax.data.sound import read_wave
+from transformer_jax.data.sound import read_sound
 from transformer_jax.data.tables import tsv_file
 from transformer_jax.errors import UserError
 
@@ -66,7 +66,7 @@ def write(recordings: Path, directory: Path, kind: str, held_out: str = "") -> N
         table = ["\t".join(COLUMNS)]
         for i, parts in enumerate(chosen):
             name = f"{split}/{i:04}.wav"
-            sounds = [read_wave(recordings / part.file, RATE) for part in parts]
+            sounds = [read_sound(recordings / part.file, RATE) for part in parts]
             write_wave(directory / name, joined(sounds, draw))
             text = " ".join(part.text for part in parts)
             table.append(f"{name}\t{text}\t{parts[0].speaker}")
