@@ -153,11 +153,10 @@ def test_of_a_long_sound_only_what_the_model_can_read_is_read(tmp_path, caplog):
             content.setparams((1, 2, RATE, hour, "NONE", ""))
             content.writeframes(bytes(2))
         file.truncate(44 + 2 * hour)  # no disk space
-    header = bytearray((tmp_path / "hour.wav").open("rb").read(44))
-    header[4:8] = (36 + 2 * hour).to_bytes(4, "little")
-    header[40:44] = (2 * hour).to_bytes(4, "little")
-    with (tmp_path / "hour.wav").open("r+b") as file:
-        file.write(header)
+    with (tmp_path / "hour.wav").open("r+b") as file:  # sizes in its header
+        for offset, size in ((4, 36 + 2 * hour), (40, 2 * hour)):
+            file.seek(offset)
+            file.write(size.to_bytes(4, "little"))
     longest = samples_beyond(positions=4, stacked=3, rate=RATE)
     tracemalloc.start()
     samples = read_sound(tmp_path / "hour.wav", RATE, longest)

@@ -36,6 +36,7 @@ ARGUMENTS = {
         "annotated",
     ],
     "rnn": ["none,lstm,reversed"],
+    "speech": ["model=joint", "model=las,data=words"],
     "wmt14": ["big,norm=pre,en-fr"],
 }
 RECIPES = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
@@ -74,6 +75,7 @@ SLOW = {
     ("multi30k", "annotated"),
     ("multi30k", "de-en,size=small,relative"),
     ("own_files", ""),
+    ("speech", "model=las,data=words"),  # tests/tasks/test_transcription.py trains it
     ("wmt14", "big,norm=pre,en-fr"),
 }
 RUNS = [
@@ -128,6 +130,14 @@ def translated(written, scores, predictions):
     assert all(isinstance(prediction, str) for prediction in predictions)
 
 
+def transcribed(written, scores, predictions):
+    assert "ctc" in written[0] or "attention" in written[0]
+    edits = ("substitutions", "deletions", "insertions")
+    rate = sum(scores[name] for name in edits)
+    assert scores["word_error_rate"] == pytest.approx(rate)
+    assert all(isinstance(prediction, str) for prediction in predictions)
+
+
 def continued(written, scores, predictions):
     assert scores["perplexity"] == pytest.approx(math.exp(scores["loss"]))
     assert scores["bits_per_byte"] > 0
@@ -175,6 +185,7 @@ def tagged(written, scores, predictions):
 
 EXPECTED = {
     "sequence_to_sequence": translated,
+    "transcription": transcribed,
     "language_modeling": continued,
     "bert_pretraining": filled,
     "classification": classified,

@@ -25,11 +25,11 @@ class SpeechInput(InputConfig):
     convolution_channels: int = fields.inputs(0)
     # frames: masks in training (Park et al. 2019), and their largest widths
     frequency_masks: int = fields.random(0, 0)
-    frequency_width: int = fields.random(8, 8)
+    frequency_width: int = 8
     time_masks: int = fields.random(0, 0)
-    time_width: int = fields.random(20, 20)
+    time_width: int = 20
     # largest share of a recording that a mask in time covers
-    time_share: float = fields.random(0.2, 0.2)
+    time_share: float = 0.2
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""

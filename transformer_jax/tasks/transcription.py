@@ -370,11 +370,12 @@ class Transcription(Task):
             room = self._positions_of(streams["source"].lengths)
             needed = aligned_positions(streams["target"])
             for i in np.flatnonzero(needed > room)[:SHOWN]:
+                line = f":{source.first_line + i}"
                 log.warning(
-                    "%s:%d is left out: CTC needs %d positions for the text, "
+                    "%s is left out: CTC needs %d positions for the text, "
                     "and the encoder makes %d of the recording",
-                    source.where,
-                    source.first_line + i,
+                    source.where
+                    + (line if source.first_line else f", example {i + 1}"),
                     needed[i],
                     room[i],
                 )

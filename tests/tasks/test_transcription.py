@@ -1,0 +1,235 @@
+"""Transcription by attention, by CTC, and by both, of sounds of a few words."""
+
+import functools
+import logging
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+import transformer_jax
+from helpers import modalities, oracle
+from helpers.runs import get_config, run, shrink
+from transformer_jax.config import ConfigError, make_task, parse
+from transformer_jax.data.ragged import Ragged
+from transformer_jax.tasks.transcription import aligned_positions
+from transformer_jax.training.evaluation import Evaluator
+from transformer_jax.training.sharding import make_mesh
+
+MODELS = ("attention", "ctc", "joint", "las")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("corpus")
+    modalities.write_sounds(directory)
+    return directory
+
+
+def small(corpus, model, **changes):
+    config = ConfigDict(get_config("speech", f"model={model}").to_dict())
+    shrink(config, corpus)
+    config.update_from_flattened_dict(
+        {key.replace("__", "."): value for key, value in changes.items()}
+    )
+    return config
+
+
+@functools.cache
+def made(corpus, model, workdir):
+    """Return a task and parameters of it."""
+    task = make_task(parse(small(corpus, model)), workdir)
+    task.fingerprint(training=True)
+    return task, params_of(task)
+
+
+def params_of(task):
+    return oracle.randomized(nn.unbox(jax.eval_shape(task.init, jax.random.key(0))))
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    return tmp_path_factory.mktemp("run")
+
+
+def first_batch(task, split="val"):
+    batches = task.batches(split, seed=None)
+    return batches.load(batches.plan.batch(0))
+
+
+@pytest.mark.parametrize(
+    ("model", "parts", "decoder"),
+    [
+        ("attention", {"model"}, True),
+        ("ctc", {"model", "ctc"}, False),
+        ("joint", {"model", "ctc"}, True),
+        ("las", {"model"}, True),
+    ],
+)
+def test_a_model_has_the_parameters_that_it_needs(
+    corpus, workdir, model, parts, decoder
+):
+    _, params = made(corpus, model, workdir)
+    assert params.keys() == parts
+    assert ("decoder" in params["model"]) == decoder
+    assert ("target_embedding" in params["model"]) == decoder
+
+
+def test_the_objective_is_the_weighted_sum_of_both_losses(corpus, workdir):
+    task, params = made(corpus, "joint", workdir)
+    batch = first_batch(task)
+    key = jax.random.key(0)
+    terms = jax.jit(task.loss)(params, batch, key, 0)
+    weight = task.config.training.ctc_weight
+    assert {name: mean.scale for name, mean in terms.items()} == {
+        "attention": 1 - weight,
+        "ctc": weight,
+    }
+    tokens = batch["target_length"].sum()
+    assert {float(mean.weight) for mean in terms.values()} == {tokens}
+    assert task.score({"attention": 1.0, "ctc": 3.0}, [{"text": "a"}], ["a"])[
+        "loss"
+    ] == pytest.approx(1 + 2 * weight)
+
+
+def test_a_loss_does_not_see_padding(corpus, workdir):
+    task, params = made(corpus, "joint", workdir)
+    batch = first_batch(task)
+    changed = {
+        name: np.pad(x, [(0, 2)] + [(0, 0)] * (x.ndim - 1)) for name, x in batch.items()
+    }
+    changed["source"] = np.pad(changed["source"], [(0, 0), (0, 3), (0, 0)])
+    places = np.arange(changed["source"].shape[1])[None]
+    padding = places >= changed["source_length"][:, None]
+    changed["source"] = np.where(padding[:, :, None], 7, changed["source"])
+    changed["source"] = changed["source"].astype(np.float32)
+
+    @jax.jit
+    def means(params, batch):
+        return task.evaluate(params, batch, True)[0]
+
+    expected = means(params, batch)
+    for name, mean in means(params, changed).items():
+        np.testing.assert_allclose(mean.sum, expected[name].sum, rtol=1e-5)
+        assert mean.weight == expected[name].weight
+
+
+@pytest.mark.parametrize("model", ["ctc", "joint"])
+def test_scores_of_a_search_are_those_of_the_loss(corpus, workdir, model):
+    task, params = made(corpus, model, workdir)
+    checks = task.checks(params, first_batch(task))
+    assert "scores of CTC = loss of CTC" in checks
+    assert len(checks) == (1 if model == "ctc" else 3)
+    for name, difference in checks.items():
+        assert difference < 1e-5, name
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("ctc", {"beam_size": 1}),
+        ("ctc", {"beam_size": 3, "n_best": 2}),
+        ("joint", {"ctc_weight": 0.5}),
+    ],
+)
+def test_an_output_does_not_depend_on_the_other_recordings(
+    corpus, workdir, model, options
+):
+    """An empty one has no words."""
+    task, params = made(corpus, model, workdir)
+    config = small(corpus, model, evaluation__batch_size=3)
+    config.decoding.update(options)
+    task = make_task(parse(config), workdir)
+    evaluator = Evaluator(task, make_mesh(task.config.mesh))
+    files = modalities.entries("frames", corpus)
+    empty = {"file": np.zeros(0, np.int16)}
+    found = evaluator.predict(params, [*files, empty])
+    (alone,) = evaluator.predict(params, files[1:])
+    outputs = [row.get("hypotheses", [row]) for row in (found[1], alone, found[2])]
+    together, alone, nothing = outputs
+    assert [row["text"] for row in together] == [row["text"] for row in alone]
+    for one, other in zip(together, alone, strict=True):
+        assert one["score"] == pytest.approx(other["score"], rel=1e-4)
+    assert [row["text"] for row in nothing] == [""]
+
+
+def test_a_text_needs_a_position_for_each_label_and_between_equal_neighbours():
+    texts = Ragged.of([[5, 6, 2], [5, 5, 2], [2], [5, 5, 5, 6, 6, 2], [6, 2]])
+    assert aligned_positions(texts).tolist() == [2, 3, 0, 8, 1]
+
+
+def test_a_recording_too_short_for_its_text_is_left_out_of_training(
+    corpus, tmp_path, caplog
+):
+    """It is named by file and line, and still evaluated, without a loss of CTC."""
+    for path in corpus.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    for split in ("train", "val"):
+        path = tmp_path / f"{split}.tsv"
+        lines = path.read_text().splitlines()
+        lines[2] = lines[2].split("\t")[0] + "\tone one one one one"
+        path.write_text("\n".join(lines) + "\n")
+    caplog.set_level(logging.INFO)
+    task = make_task(parse(small(tmp_path, "ctc")), tmp_path / "run")
+    kept = task.batches("train", seed=0).plan.kept
+    assert sorted(kept) == [0, *range(2, 30)]
+    assert (
+        "train.tsv:3 is left out: CTC needs 9 positions for the text, "
+        "and the encoder makes 4 of the recording"
+    ) in caplog.text
+    assert "left out: 1 with too few positions for CTC" in caplog.text
+    batch = first_batch(task)
+    params = params_of(task)
+    means, _ = jax.jit(task.evaluate, static_argnums=2)(params, batch, True)
+    others = batch["target_length"][batch["target_length"] < 6]
+    assert means["ctc"].weight == others.sum()
+    assert means["ctc"].sum < 1e3
+
+
+def test_the_report_shows_the_probabilities_of_ctc(corpus, workdir):
+    task, params = made(corpus, "joint", workdir)
+    evaluator = Evaluator(task, make_mesh(task.config.mesh))
+    files = modalities.entries("frames", corpus)
+    ((*maps, posteriors),) = evaluator.attention(params, files[:1])
+    assert posteriors.name == "CTC"
+    assert posteriors.queries[:2] == ["0.00 s", "0.04 s"]
+    assert posteriors.keys[2] == "–"
+    np.testing.assert_allclose(posteriors.weights.sum(axis=-1), 1, rtol=1e-5)
+    across = next(found for found in maps if found.name == "cross-attention")
+    assert across.keys == posteriors.queries
+    assert across.weights.shape[3] == len(across.keys)
+
+
+@pytest.mark.parametrize("model", ["ctc", "las"])
+def test_it_trains_evaluates_and_predicts(corpus, tmp_path, model):
+    run(small(corpus, model), tmp_path / "run")
+    predictor = transformer_jax.load(str(tmp_path / "run"))
+    scores = predictor.evaluate("test")
+    assert scores["examples"] == 7
+    edits = ("substitutions", "deletions", "insertions")
+    rate = sum(scores[name] for name in edits)
+    assert scores["word_error_rate"] == pytest.approx(rate)
+    assert scores["loss"] > 0
+    files = modalities.entries("frames", corpus)
+    assert all(isinstance(text, str) for text in predictor.predict(files))
+
+
+@pytest.mark.parametrize(
+    ("model", "key", "value"),
+    [
+        ("joint", "training.ctc_weight", 1.5),
+        ("joint", "decoding.ctc_weight", -0.1),
+        ("attention", "decoding.ctc_weight", 0.1),
+        ("ctc", "decoding.ctc_weight", 0.5),
+        ("ctc", "input.time_masks", -1),
+        ("las", "model.pyramid_layers", -1),
+        ("joint", "decoding.beam_size", 99),  # a rule of sequence_to_sequence
+    ],
+)
+def test_what_does_not_fit_is_refused(corpus, model, key, value):
+    config = small(corpus, model)
+    config.update_from_flattened_dict({key: value})
+    with pytest.raises(ConfigError, match=key.replace(".", r"\.")):
+        parse(config)
