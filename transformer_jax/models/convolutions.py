@@ -22,6 +22,8 @@ class Convolution(nn.Module):
 
     With a stride (rows, columns), ⌈H / rows⌉ × ⌈W / columns⌉ results are kept. The
     kernel is initialized by He et al. 2015, eq. 10.
+
+    padding: "SAME", or the zeros before and after the rows, and the columns.
     """
 
     channels: int
@@ -29,6 +31,7 @@ class Convolution(nn.Module):
     stride: tuple[int, int] = (1, 1)
     use_bias: bool = False
     dtype: str = "float32"
+    padding: str | tuple[tuple[int, int], tuple[int, int]] = "SAME"
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -40,7 +43,7 @@ class Convolution(nn.Module):
             x.astype(self.dtype),
             kernel.astype(self.dtype),
             self.stride,
-            "SAME",
+            self.padding,
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
         )
         y = y.astype(jnp.float32)

@@ -188,6 +188,8 @@ class RecurrentConfig:
         for name in ("bidirectional", "reverse_source"):
             if getattr(self, name):
                 yield name, "needs encoder = 'recurrent': set this to False"
+        if self.pyramid_layers:
+            yield "pyramid_layers", "needs encoder = 'recurrent': set this to 0"
 
     @property
     def decoder(self) -> str:

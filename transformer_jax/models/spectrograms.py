@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from transformer_jax.models.attention import Valid
 from transformer_jax.models.checks import check_valid
+from transformer_jax.models.convolutions import Convolution
 from transformer_jax.models.front_ends import FrontEnd, Layout
-from transformer_jax.models.kernels.placement import named
 from transformer_jax.models.layers import Dropout, Linear
 from transformer_jax.models.positions import Positions
 
@@ -49,7 +49,7 @@ class Convolutions(FrontEnd):
             if valid is not None:
                 x = jnp.where(valid[:, :, None, None], x, 0)
                 valid = valid[:, ::2]
-            x = nn.relu(self._convolution(number)(x)).astype(jnp.float32)
+            x = nn.relu(self._convolution(number)(x))
         rows, length, bands, channels = x.shape
         x = x.reshape(rows, length, bands * channels)
         shape = (bands * channels, self.width)
@@ -63,17 +63,17 @@ class Convolutions(FrontEnd):
     def layout(self, length: int) -> Layout:
         return Layout(1, -(-length // 4), stride=4)
 
-    def _convolution(self, number: int) -> nn.Conv:
-        """Return a convolution whose output i is centred at input 2i."""
-        init = nn.initializers.he_normal()
-        return nn.Conv(
+    @nn.nowrap
+    def _convolution(self, number: int) -> Convolution:
+        """Return a convolution whose output i is centred at input 2i, however many
+        inputs there are.
+        """
+        return Convolution(
             self.channels,
-            kernel_size=(3, 3),
-            strides=2,
-            padding=1,
+            stride=(2, 2),
+            use_bias=True,
             dtype=self.dtype,
-            kernel_init=named(init, ("time", "band", "channels", "features")),
-            bias_init=named(nn.initializers.zeros, ("features",)),
+            padding=((1, 1), (1, 1)),
             name=f"convolution_{number}",
         )
 

@@ -7,10 +7,9 @@ scored by. The decoder with attention is that of `SequenceToSequence`. What is n
 is CTC, and the word error rate.
 """
 
-import dataclasses
 import functools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -18,36 +17,26 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from transformer_jax import decoding, fields, losses, metrics
+from transformer_jax import decoding, losses, metrics
 from transformer_jax.data.batching import Batches
 from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.corpus_batches import Rule, bucket_batches
 from transformer_jax.data.ragged import Ragged
-from transformer_jax.data.text import ParallelData
-from transformer_jax.decoding import DecodingConfig, ctc
+from transformer_jax.decoding import ctc
 from transformer_jax.files import one_line
 from transformer_jax.models.encoder_decoder import EncoderDecoder
 from transformer_jax.models.layers import Head, OutputLayer
-from transformer_jax.models.recurrent_config import RecurrentConfig
-from transformer_jax.models.transformer import TransformerConfig, shift_right
+from transformer_jax.models.transformer import shift_right
 from transformer_jax.tasks.inputs import layout_of
 from transformer_jax.tasks.sequence_to_sequence import SequenceToSequence
-from transformer_jax.tasks.sequence_to_sequence_config import (
-    SequenceToSequenceConfig,
-    SequenceToSequenceEvaluation,
-    SequenceToSequenceTraining,
-)
-from transformer_jax.tasks.speech import SpeechInput
 from transformer_jax.tasks.text import valid
+from transformer_jax.tasks.transcription_config import TranscriptionConfig
 from transformer_jax.training.metric import LOSS, Metric
 from transformer_jax.training.task import (
     Arrays,
     Attention,
     Axis,
-    Columns,
-    Config,
     DeviceArrays,
-    EvaluationConfig,
     Mean,
     Means,
     Outputs,
@@ -63,92 +52,6 @@ from transformer_jax.training.task import (
 log = logging.getLogger(__name__)
 
 SHOWN = 3  # examples that a warning names
-
-
-@dataclasses.dataclass(frozen=True)
-class TranscriptionTraining(SequenceToSequenceTraining):
-    """The keys of the attention decoder, and the weight of CTC.
-
-    ctc_weight: λ, the share of CTC in the objective. 0: there is no CTC. 1: there is no
-        attention decoder.
-    """
-
-    ctc_weight: float = fields.outputs(0.3)
-
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield (field, rule and remedy) for every invalid value."""
-        yield from super().problems()
-        if not 0 <= self.ctc_weight <= 1:
-            yield "ctc_weight", "must be in [0, 1]: 0 for attention alone, 1 for CTC"
-
-
-@dataclasses.dataclass(frozen=True)
-class TranscriptionDecoding(DecodingConfig):
-    """The keys of a search, and the weight of CTC.
-
-    ctc_weight: μ, the share of CTC in the score of an output. 0: the attention decoder
-        alone. 1: CTC alone; with `beam_size` 1, the labels of the most probable
-        alignment.
-    """
-
-    ctc_weight: float = 0.3
-
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield (field, rule and remedy) for every invalid value."""
-        yield from super().problems()
-        if not 0 <= self.ctc_weight <= 1:
-            yield "ctc_weight", "must be in [0, 1]: 0 for attention alone, 1 for CTC"
-
-
-@dataclasses.dataclass(frozen=True)
-class TranscriptionConfig(Config):
-    """The config sections of transcription."""
-
-    model: TransformerConfig | RecurrentConfig
-    data: ParallelData
-    input: SpeechInput
-    training: TranscriptionTraining
-    evaluation: EvaluationConfig = dataclasses.field(metadata={"free": True})
-    decoding: TranscriptionDecoding = dataclasses.field(metadata={"free": True})
-
-    @property
-    def written(self) -> SequenceToSequenceConfig:
-        """The config of the same task without CTC."""
-        sections = {
-            field.name: getattr(self, field.name) for field in dataclasses.fields(self)
-        }
-        keys = dataclasses.asdict(self.evaluation)
-        sections["evaluation"] = SequenceToSequenceEvaluation(**keys)
-        return SequenceToSequenceConfig(**sections)
-
-    @property
-    def columns(self) -> Columns:
-        return self.written.columns
-
-    @property
-    def longest(self) -> tuple[str, int]:
-        return self.written.longest
-
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield (dotted key, rule and remedy) for values that are inconsistent with
-        each other.
-        """
-        yield from self.written.problems()
-        trained = self.training.ctc_weight
-        if self.decoding.ctc_weight > 0 and trained == 0:
-            yield (
-                "decoding.ctc_weight",
-                "must be 0 with training.ctc_weight = 0, which trains no CTC",
-            )
-        if self.decoding.ctc_weight < 1 and trained == 1:
-            yield (
-                "decoding.ctc_weight",
-                "must be 1 with training.ctc_weight = 1, which trains no decoder",
-            )
-
-    def advice(self) -> Iterator[str]:
-        """Yield warnings about settings that are allowed but unwise."""
-        yield from self.written.advice()
 
 
 def read(

@@ -55,10 +55,6 @@ RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
     ("segment", None),
     ("classes", None),
     ("layers", None),
-    # of the kernels of convolutions, besides "features"
-    ("time", None),
-    ("band", None),
-    ("channels", None),
 )
 # For error messages: the config key that usually sets the size of a sharded axis.
 KEYS = {
