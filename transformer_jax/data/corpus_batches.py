@@ -33,7 +33,7 @@ class Rule(NamedTuple):
     """
 
     words: str
-    broken: Callable[[Mapping[str, Ragged]], np.ndarray]
+    broken: Callable[[Mapping[str, Any]], np.ndarray]
 
 
 def cut(
