@@ -343,7 +343,7 @@ TESTED_IN = {
     "experiment.py": ("test_transfer.py", "run"),
     "tasks/sequence_to_sequence_config.py": (
         "tasks/test_sequence_to_sequence_captions.py",
-        "parse",
+        "score",
     ),
     "tasks/labelled_texts.py": ("tasks/test_classification.py", "batches"),
     # parts of what is tested as a whole, against its equations or with real processes
