@@ -569,11 +569,13 @@ class Other:
 def readers(section: type) -> list[Path]:
     """Return the files that may read a section.
 
-    Only models read their own keys; other code reads the rest.
+    Only models read their own keys; other code reads the rest. The folders of the
+    classes that a section extends may read their keys too.
     """
     if section.__module__.split(".")[1] == "models":
         return [path for path in FILES if room(path) == "models"]
-    rooms = {section.__module__.split(".")[1], "data", "tasks", "training", "predictor"}
+    extended = {room_of(cls) for cls in section.__mro__} - {""}
+    rooms = extended | {"data", "tasks", "training", "predictor"}
     return [path for path in FILES if room(path) in rooms]
 
 
