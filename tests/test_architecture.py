@@ -284,6 +284,7 @@ PAGES = (
     "models.masks",
     "models.positions",
     "models.recurrent",
+    "models.recurrent_encoders",
     "models.recurrent_lm",
     "models.stack",
     "models.transformer",

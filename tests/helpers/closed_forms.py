@@ -13,7 +13,7 @@ import numpy as np
 
 from transformer_jax.models.bert import BertConfig
 from transformer_jax.models.gpt import GPTConfig
-from transformer_jax.models.recurrent import RecurrentConfig
+from transformer_jax.models.recurrent_config import RecurrentConfig
 from transformer_jax.models.recurrent_lm import RecurrentLMConfig
 from transformer_jax.models.stack import BlockConfig
 from transformer_jax.models.transformer import TransformerConfig

@@ -7,8 +7,9 @@ import pytest
 
 from helpers import oracle
 from helpers.closed_forms import num_parameters
-from transformer_jax.models.recurrent import RecurrentSeq2Seq, pairs
+from transformer_jax.models.recurrent import RecurrentSeq2Seq
 from transformer_jax.models.recurrent_config import RecurrentConfig
+from transformer_jax.models.recurrent_encoders import pairs
 
 # Sentences of 7, 4 and 1 words are read as 2, 1 and 1 positions.
 LENGTHS = np.array([7, 4, 1])
