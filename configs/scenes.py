@@ -51,13 +51,13 @@ def get_config(arg: str | None = None) -> ConfigDict:
     else:
         model.encoder = "none"
         model.attention = "additive"
-        model.embedding_dim, model.encoder_dim, model.attention_dim = 64, 128, 128
+        model.embedding_dim, model.encoder_dim, model.attention_dim = 64, 128, 64
 
     config.optimizer.schedule = "cosine"
     config.optimizer.learning_rate = 2e-3
     config.optimizer.warmup_steps = share(config, 20)
 
-    config.training.steps = 4000
+    config.training.steps = 3000
     config.training.evaluate_every = share(config, 4)
     config.training.label_smoothing = 0.0
 

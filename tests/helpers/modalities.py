@@ -66,21 +66,24 @@ def write_captions(
 
 
 def write_photographs(directory: Path) -> None:
-    """Write what `write_captions` does, and `{split}.zip` with PNG files in the colours
-    of the captions.
+    """Write what `write_captions` does, `{split}.zip` with PNG files in the colours of
+    the captions, and `{split}.tsv` with the first caption of each.
     """
     from PIL import Image
 
     write_captions(directory, (1, 1, 1))
     lines = (directory / "captions.tsv").read_text().splitlines()[1::5]
     for split in SPLITS:
+        table = ["image\tcaption"]
         with zipfile.ZipFile(directory / f"{split}.zip", "w") as archive:
             for line in lines:
                 name, of_line, caption = line.split("\t")
                 if of_line == split:
+                    table.append(f"{name}\t{caption}")
                     colour = caption.split('"')[1]
                     Image.new("RGB", (20, 20), colour).save(directory / name)
                     archive.write(directory / name, name)
+        (directory / f"{split}.tsv").write_text("\n".join(table) + "\n")
 
 
 def write(config: ConfigDict, directory: Path) -> None:

@@ -75,6 +75,7 @@ SLOW = {
     ("multi30k", "annotated"),
     ("multi30k", "de-en,size=small,relative"),
     ("own_files", ""),
+    ("scenes", ""),  # captions:photographs has the same parts
     ("speech", "model=las,data=words"),  # tests/tasks/test_transcription.py trains it
     ("wmt14", "big,norm=pre,en-fr"),
 }
