@@ -28,20 +28,19 @@ from transformer_jax.data.photographs import read_photograph
 from transformer_jax.errors import UserError
 from transformer_jax.predictor import Predictor
 from transformer_jax.report.attention import (
-    MOST_PIXELS,
+    LONGEST_SIDE,
     Sentence,
-    on_picture,
+    with_picture,
     write_report,
 )
 from transformer_jax.training import processes
+from transformer_jax.training.evaluation import AttentionMap
 
 INPUT = flags.DEFINE_string("input", "-", "text file, or - for stdin")
 OUTPUT = flags.DEFINE_string("output", "report.html", "HTML file to write")
 SENTENCES = flags.DEFINE_integer(
     "sentences", 20, "maximum number of input lines to draw", lower_bound=1
 )
-
-
 PICTURES = flags.DEFINE_string(
     "pictures",
     None,
@@ -82,8 +81,7 @@ def main(config: ConfigDict) -> None:
     ]
     maps = predictor.attention(records)
     if pictures:
-        pairs = zip(maps, pictures, strict=True)
-        maps = [[on_picture(i, pixels) for i in found] for found, pixels in pairs]
+        maps = _with_pictures(maps, pictures)
     if processes.is_first():
         titles = [
             record if isinstance(record, str) else record[columns[0]]
@@ -100,14 +98,28 @@ def main(config: ConfigDict) -> None:
 
 def _pictures(numbers: Sequence[int]) -> list[np.ndarray]:
     """Return the images for input lines, which are counted from 1."""
-    paths = command_line.read_lines(PICTURES.value)
+    paths = command_line.read_lines(PICTURES.value, "pictures")
     if len(paths) < numbers[-1]:
         raise UserError(
             f"--pictures={PICTURES.value} has {len(paths)} lines, but the input has "
             f"{numbers[-1]} or more: write the path of an image for each input line"
         )
-    size = (MOST_PIXELS, MOST_PIXELS)
+    size = (LONGEST_SIDE, LONGEST_SIDE)
     return [read_photograph(paths[number - 1], size) for number in numbers]
+
+
+def _with_pictures(
+    maps: Sequence[Sequence[AttentionMap]], pictures: Sequence[np.ndarray]
+) -> list[list[AttentionMap]]:
+    """Return the maps of each record with a picture of its keys."""
+    keys = [i.picture for found in maps for i in found]
+    if all(picture is None or picture.pixels is not None for picture in keys):
+        raise UserError(
+            f"--pictures={PICTURES.value}: this model reads no grids of features to "
+            "draw on; leave this option out"
+        )
+    pairs = zip(maps, pictures, strict=True)
+    return [[with_picture(i, pixels) for i in found] for found, pixels in pairs]
 
 
 if __name__ == "__main__":

@@ -91,7 +91,9 @@ def doubly_stochastic(
     It is small if the decoder looks at every position of the source about once.
 
     weights α (B, T, S) are those of attention; valid (B, T) is True at the target.
-    Padding of the source, where all weights are 0, does not count.
+
+    Differs: A position whose weights are all 0 does not count. This is padding of the
+    source, or what is outside of all windows of local attention.
     """
     looks = jnp.where(valid[:, :, None], weights, 0).sum(axis=1)
     return jnp.where(looks > 0, jnp.square(1 - looks), 0).sum()

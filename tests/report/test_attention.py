@@ -15,8 +15,8 @@ import pytest
 from transformer_jax.report.attention import (
     Sentence,
     entropy,
-    on_picture,
     png,
+    with_picture,
     write_report,
 )
 from transformer_jax.training.evaluation import AttentionMap
@@ -90,9 +90,9 @@ def test_pictures_of_keys_are_in_the_file_once_each(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (3, 5, 3), np.uint8)
     plain = some_map()
     empty = plain._replace(picture=Picture(1, 3))
-    drawn = on_picture(empty, pixels)
-    assert on_picture(plain, pixels) is plain
-    assert on_picture(drawn, 0 * pixels) is drawn
+    drawn = with_picture(empty, pixels)
+    assert with_picture(plain, pixels) is plain
+    assert with_picture(drawn, 0 * pixels) is drawn
     sentences = [Sentence("a", [plain, empty, drawn]), Sentence("b", [drawn])]
     write_report(tmp_path / "report.html", "t", sentences)
     data = content((tmp_path / "report.html").read_text())

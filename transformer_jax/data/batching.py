@@ -153,7 +153,8 @@ class BatchPlan(Plan):
 
     All batches of a bucket have the same shape, with as many rows as `tokens` positions
     of the widest stream allow. The plan chooses the division into at most `max_buckets`
-    buckets that has the least padding per epoch, including filler rows.
+    buckets that has the least padding per epoch, including filler rows. A stream whose
+    lengths are all equal, e.g. of images, does not tell examples apart.
 
     With a seed (training), each epoch shuffles the examples within their buckets, and
     then the batches. Without one (evaluation), every epoch takes the buckets in order
@@ -203,23 +204,29 @@ class BatchPlan(Plan):
                 f"All {len(lengths)} examples exceed max_lengths={max_lengths}: "
                 "raise the limits."
             )
+        of_kept = lengths[kept]
+        is_constant = (of_kept == of_kept[0]).all(axis=0)
+        if is_constant.all():
+            is_constant[:] = False
+        constant = of_kept[0, is_constant].max(initial=1)
         # An empty example takes one position, so that no array has length 0.
-        width = np.maximum(lengths[kept].max(axis=1), 1)
+        width = np.maximum(of_kept[:, ~is_constant].max(axis=1), 1)
         # the search for buckets needs memory quadratic in the number of widths
         step = -(-width.max() // MAX_WIDTHS)
         rounded = np.minimum(-(-width // step) * step, width.max())
         widths, width_index = np.unique(rounded, return_inverse=True)
-        least = widths[-1] * rows_multiple
+        widest = np.maximum(widths, constant)  # of all streams
+        least = widest[-1] * rows_multiple
         if tokens < least:
             raise UserError(
                 f"data.batch_tokens={tokens} is too small for {rows_multiple} row(s) "
-                f"of the longest example, {widths[-1]} positions: set {least} or more."
+                f"of the longest example, {widest[-1]} positions: set {least} or more."
             )
         # for each width, the longest of each stream
         longest = np.ones((len(widths), lengths.shape[1]), np.int64)
         for stream, longest_of_stream in enumerate(longest.T):
-            np.maximum.at(longest_of_stream, width_index, lengths[kept, stream])
-        rows = tokens // widths // rows_multiple * rows_multiple
+            np.maximum.at(longest_of_stream, width_index, of_kept[:, stream])
+        rows = tokens // widest // rows_multiple * rows_multiple
         counts = np.bincount(width_index)
         ends = _bucket_ends(counts, longest, rows, max_buckets)
         starts = np.concatenate([[0], ends[:-1]])

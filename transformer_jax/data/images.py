@@ -44,13 +44,15 @@ class Grids(Column):
     Args:
         lines: the texts.
         directory: folder of the files that they name.
-        where: file of the lines, for messages.
+        places: file and line of each text, for messages.
     """
 
-    def __init__(self, lines: Sequence[str], directory: epath.PathLike, where: str):
+    def __init__(
+        self, lines: Sequence[str], directory: epath.PathLike, places: Sequence[str]
+    ):
         self._lines = lines
         self._directory = directory
-        self._where = where
+        self._places = places
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -59,7 +61,7 @@ class Grids(Column):
         try:
             return grid_of(self._lines[i], self._directory)
         except DataError as error:
-            raise DataError(f"{self._where}, example {i + 1}: {error}") from error
+            raise DataError(f"{self._places[i]}: {error}") from error
 
     def blocks(self) -> Iterator[bytes]:
         for grid in self:
@@ -67,7 +69,8 @@ class Grids(Column):
             yield grid.tobytes()
 
     def part(self, start: int, stop: int) -> Self:
-        return type(self)(self._lines[start:stop], self._directory, self._where)
+        lines = self._lines[start:stop]
+        return type(self)(lines, self._directory, self._places[start:stop])
 
 
 def grids_of(
@@ -85,7 +88,7 @@ def grids_of(
     """
     name = f"{split}.{column}"
     if not is_array_file(directory, name):
-        return Grids(table.column(column), directory, table.where)
+        return Grids(table.column(column), directory, _places(table))
     path, grids = array_file(directory, name)
     if len(grids) != len(table):
         raise DataError(
@@ -102,6 +105,11 @@ def grids_of(
     return grids
 
 
+def _places(source: Source) -> list[str]:
+    """Return file and line of each entry of a source."""
+    return [source.place(i) for i in range(len(source))]
+
+
 def grid_files(directory: epath.PathLike, split: str, columns: Sequence[str]) -> Source:
     """Read columns as `parallel_files` does. If the first is no file of arrays, its
     lines are arrays as JSON, or names of .npy files relative to `directory`.
@@ -110,5 +118,5 @@ def grid_files(directory: epath.PathLike, split: str, columns: Sequence[str]) ->
     read = {name: source.column(name) for name in columns}
     first = read[columns[0]]
     if not isinstance(first, Arrays):
-        read[columns[0]] = Grids(first, directory, source.where)
+        read[columns[0]] = Grids(first, directory, _places(source))
     return Source(read, source.where, source.first_line)

@@ -14,6 +14,7 @@ A picture becomes RGB bytes of one size, whatever its file holds:
 
 from __future__ import annotations
 
+import contextlib
 import io
 import struct
 import warnings
@@ -66,7 +67,7 @@ def photograph(content: bytes, size: tuple[int, ...]) -> np.ndarray:
         # only the header is read so far
         if image.width * image.height > MOST_PIXELS:
             raise DataError(f"is {image.width} × {image.height}, but {limit}")
-        if image.mode in DEEP:
+        if _is_deep(image):
             raise DataError("has more than 8 bits in a channel: convert it to 8 bits")
         return _scaled(_rgb(image), size)
     except Image.DecompressionBombError as error:
@@ -79,6 +80,25 @@ def photograph(content: bytes, size: tuple[int, ...]) -> np.ndarray:
             f"cannot be read as a picture: {reason}. Copy it again, or save it as "
             f"one of {', '.join(FORMATS)}"
         ) from error
+
+
+def _is_deep(image: Any) -> bool:
+    """Return True for a picture with more than 8 bits in a channel.
+
+    Pillow reads colours of 16 bits in a mode of 8 bits. Only the arguments of the
+    decoder tell: the mode of the file, e.g. "RGB;16B", or the largest value of a PPM
+    file.
+    """
+    if image.mode in DEEP:
+        return True
+    for tile in image.tile:
+        arguments = tile[3] if isinstance(tile[3], tuple) else (tile[3],)
+        for argument in arguments:
+            if isinstance(argument, str) and ";16" in argument:
+                return True
+            if image.format == "PPM" and isinstance(argument, int) and argument > 255:
+                return True
+    return False
 
 
 def _rgb(image: Any) -> Any:
@@ -108,9 +128,8 @@ def read_photograph(path: epath.PathLike, size: tuple[int, ...]) -> np.ndarray:
     Raises:
         DataError: see there, or the file cannot be read. The message names the file.
     """
-    content = _content(epath.Path(path).expanduser())
     try:
-        return photograph(content, size)
+        return photograph(_content(epath.Path(path).expanduser()), size)
     except DataError as error:
         raise DataError(f"{path} {error}") from error
 
@@ -123,7 +142,7 @@ def _content(path: epath.Path) -> bytes:
             raise
         reason = error.strerror or str(error)
         raise DataError(
-            f"{path} cannot be read: {reason}. Check the name, or copy the file"
+            f"cannot be read: {reason}. Check the name, or copy the file"
         ) from error
 
 
@@ -155,16 +174,23 @@ class Photographs(Column):
     def __getitem__(self, i: Any) -> Any:
         if isinstance(i, slice):
             return [self[j] for j in range(*i.indices(len(self)))]
-        name = self._names[i]
-        try:
-            return photograph(self._read(name), self._size)
-        except DataError as error:
-            raise DataError(f"{self._places[i]}: {name} {error}") from error
+        with self._placed(i):
+            return photograph(self._read(self._names[i]), self._size)
 
     def blocks(self) -> Iterator[bytes]:
-        for name in self._names:
+        for i, name in enumerate(self._names):
             yield f"{name}\0".encode()
-            yield self._read(name)
+            with self._placed(i):
+                content = self._read(name)
+            yield content
+
+    @contextlib.contextmanager
+    def _placed(self, i: int) -> Iterator[None]:
+        """Add the file and the line that name picture i, and its name, to errors."""
+        try:
+            yield
+        except DataError as error:
+            raise DataError(f"{self._places[i]}: {self._names[i]} {error}") from error
 
     def part(self, start: int, stop: int) -> Self:
         return type(self)(

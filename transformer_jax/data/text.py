@@ -15,7 +15,8 @@ class TextData(SplitData):
     """Location, tokenization and batching of text."""
 
     tokenizer: str = fields.tokenizer("bpe_bytes")
-    # lines to train it on, spread evenly over the training split; 0: all, in memory
+    # lines to train it on, spread evenly over the training split, with several
+    # references of an example as one line; 0: all, in memory
     tokenizer_lines: int = 500_000
     # a vocab.txt of BERT to use instead of training a tokenizer of kind "bert"
     vocabulary: str = fields.path("", makes_tokenizer=True)
@@ -80,6 +81,12 @@ class ParallelData(TextData):
             yield "target_language", "must differ from source_language"
         if self.references < 1:
             yield "references", "must be at least 1"
+        if self.source != "files":
+            only_files = f"with data.source = {self.source!r}"
+            if self.references != 1:
+                yield "references", f"must be 1 {only_files}"
+            if self.table:
+                yield "table", f"must be '' {only_files}"
         if not (self.max_ratio == 0 or 1 <= self.max_ratio < math.inf):
             yield "max_ratio", "must be at least 1, or 0 for no limit"
         if len(self.meant_for) not in (0, 2):

@@ -55,7 +55,8 @@ class Convolution(nn.Module):
 
 
 class GroupNorm(nn.Module):
-    """Group normalization of x (B, H, W, C) (Wu and He 2018, eqs. 1 to 7).
+    """Group normalization of x (B, H, W, C) (Wu and He 2018, eqs. 1, 2, 6
+    and 7).
 
     Zero mean and unit variance over the grid and the channels of a group, then a gain
     and a bias for each channel.
@@ -124,7 +125,7 @@ class ResidualNetwork(nn.Module):
     `channels`. Each of the n entries halves rows and columns.
 
     Differs: The networks of He et al. 2016 for small images (Section 4.2) do not halve
-    at the first convolution and have 3 stages of up to 18 blocks.
+    at the first convolution and have 3 stages.
     """
 
     channels: tuple[int, ...]

@@ -44,11 +44,13 @@ class Layout(NamedTuple):
     columns: vectors in a row.
     stride: in a sequence, vector i stands for the `stride` positions from i · stride
         on. There may be fewer of them at the end.
+    is_grid: False for a sequence, which has one row.
     """
 
     rows: int
     columns: int
     stride: int = 1
+    is_grid: bool = False
 
 
 class FrontEnd(nn.Module):
@@ -178,7 +180,8 @@ class Grid(FrontEnd):
         self,
         length: int,
     ) -> Layout:
-        return Layout(-(-length // self.columns), self.columns)
+        rows = -(-length // self.columns)
+        return Layout(rows, self.columns, is_grid=True)
 
 
 class Image(FrontEnd):
@@ -214,9 +217,10 @@ class Image(FrontEnd):
         The images are bytes. `valid` (B, 1) is False where there is no image; that of
         the vectors is (B, S').
         """
-        x = images[:, 0] / jnp.float32(127.5) - 1
+        x = images[:, 0] / jnp.float32(255)
         if self.has_rng("dropout"):
             x = self._varied(x)
+        x = 2 * x - 1
         network = ResidualNetwork(
             self.channels,
             self.blocks,
@@ -244,7 +248,8 @@ class Image(FrontEnd):
         self,
         length: int,
     ) -> Layout:
-        return Layout(*ResidualNetwork(self.channels).size(self.size))
+        rows, columns = ResidualNetwork(self.channels).size(self.size)
+        return Layout(rows, columns, is_grid=True)
 
     def _varied(
         self,

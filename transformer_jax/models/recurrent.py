@@ -49,8 +49,9 @@ class RecurrentSeq2Seq(nn.Module):
     `model.apply(params, source, target)` returns logits, as for `Transformer`. The
     other methods are those of `EncoderDecoder`.
 
-    front_end: maps what the encoder reads to vectors (B, S, E), see `front_ends`. None:
-        the source consists of tokens.
+    front_end: maps the source to vectors (B, S, E), which the encoder reads, see
+        `front_ends`; without an encoder, to (B, S, C). None: the source consists of
+        tokens.
 
     Differs:
 

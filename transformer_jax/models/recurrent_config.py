@@ -40,7 +40,8 @@ class RecurrentConfig:
     d_model: int = fields.size(512, 16)  # D: the decoder's state
     bidirectional: bool = False
     # "none": attention reads the vectors of the front end, e.g. of an image (Xu et al.
-    # 2015). The keys above and below are those of "recurrent".
+    # 2015), and `encoder_dim` is their width. `pyramid_layers`, `bidirectional` and
+    # `reverse_source` need "recurrent".
     encoder: str = "recurrent"
     # a unidirectional encoder reads the source backwards (Sutskever et al. 2014)
     reverse_source: bool = False

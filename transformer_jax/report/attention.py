@@ -52,10 +52,10 @@ def _by_text(texts: Mapping[str, str]) -> dict[str, list[str]]:
     return names
 
 
-MOST_PIXELS = 256  # rows and columns of a picture in the file
+LONGEST_SIDE = 256  # most rows and columns of a picture in the file
 
 
-def on_picture(found: AttentionMap, pixels: np.ndarray) -> AttentionMap:
+def with_picture(found: AttentionMap, pixels: np.ndarray) -> AttentionMap:
     """Return a map with a picture of its keys, if they lie on a grid without one."""
     if found.picture is None or found.picture.pixels is not None:
         return found
@@ -78,8 +78,10 @@ def png(pixels: np.ndarray) -> bytes:
 
 
 def _url(pixels: np.ndarray) -> str:
-    """Return a picture as a URL that holds it, with at most MOST_PIXELS a side."""
-    step = -(-max(pixels.shape[:2]) // MOST_PIXELS)
+    """Return a picture as a URL that holds it, with at most LONGEST_SIDE rows and
+    columns.
+    """
+    step = -(-max(pixels.shape[:2]) // LONGEST_SIDE)
     return (
         "data:image/png;base64,"
         + base64.b64encode(png(pixels[::step, ::step])).decode()

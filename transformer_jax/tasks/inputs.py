@@ -47,24 +47,25 @@ def shown_vectors(
     """
     labels, text = stream.shown(row)
     layout = layout_of(front_end, len(row))
-    if layout.rows == 1:
+    if not layout.is_grid:
         return labels[:: layout.stride][::stride], text
     cells = itertools.product(range(layout.rows), range(layout.columns))
     return [f"{y + 1},{x + 1}" for y, x in cells][::stride], text
 
 
 def picture_of(
-    stream: Stream, front_end: nn.Module | None, row: np.ndarray
+    stream: Stream, front_end: nn.Module | None, row: np.ndarray, stride: int = 1
 ) -> Picture | None:
     """Return the rectangle of the vectors that a front end makes of a row of a stream.
 
-    None: they are a sequence without a picture.
+    None: they are a sequence without a picture, or an encoder makes one vector of
+    `stride` of them, which are no rectangle.
     """
-    rows, columns, _ = layout_of(front_end, len(row))
+    layout = layout_of(front_end, len(row))
     pixels = stream.picture(row)
-    if rows == 1 and pixels is None:
+    if stride > 1 or (not layout.is_grid and pixels is None):
         return None
-    return Picture(rows, columns, pixels)
+    return Picture(layout.rows, layout.columns, pixels)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +73,7 @@ class InputConfig:
     """The kind of a source, and how it becomes a sequence of vectors.
 
     For another kind, name it in `modalities` of a subclass and override `stream`,
-    `front_end` and, if its files are read in another way, `reader`.
+    `front_end` and, if its files are read in another way, `reader` and `source_column`.
 
     modality: "tokens" for text, "frames" for sound, "grid" for grids of numbers, e.g.
         features of a network or small images, or "image" for photographs.
@@ -93,10 +94,10 @@ class InputConfig:
     # grid and image: positions that are added, see `front_ends.Grid`
     grid_positions: str = fields.inputs("learned")
     # image: (rows, columns) that photographs are scaled to
-    image_size: tuple[int, ...] = fields.size((96, 96), (16, 16))
+    image_size: tuple[int, ...] = fields.size((96, 96), (16, 16), is_model=True)
     # image: of the first convolution and of each stage of residual blocks, each of
     # which halves the image
-    channels: tuple[int, ...] = fields.size((32, 64, 128, 256), (8, 16))
+    channels: tuple[int, ...] = fields.size((32, 64, 128, 256), (8, 16), is_model=True)
     blocks: int = fields.inputs(1)  # image: residual blocks of a stage
     # image: most rows and columns by which training moves a photograph
     shift: int = fields.random(0, 0)
@@ -147,6 +148,8 @@ class InputConfig:
             yield "data.max_ratio", f"must be 0 {needs}"
         if data.source != "files":
             yield "data.source", f"must be 'files' {needs}"
+        if data.references > 1 and not data.table:
+            yield "data.table", f"must name a table {needs} and several references"
         if model.shares_tables:
             yield "model.tie_embeddings", f"must be 'decoder' or 'none' {needs}"
 
@@ -185,7 +188,7 @@ class InputConfig:
             return functools.partial(photographs_table, size=self.image_size)
         return sources.parallel_files
 
-    def named(
+    def source_column(
         self, directory: epath.PathLike, split: str, table: Source, column: str
     ) -> Column:
         """Return the column of sources that a table of references has or names."""

@@ -113,7 +113,7 @@ def _reader(config: SequenceToSequenceConfig) -> Reader:
             references_table,
             table=data.table,
             count=data.references,
-            read=config.input.named,
+            read=config.input.source_column,
         )
     if data.references > 1:
         return functools.partial(numbered_files, count=data.references)
@@ -342,13 +342,12 @@ class SequenceToSequence(Task):
     def source_axis(self, batch: Mapping[str, jax.Array]) -> Axis:
         """Return what the vectors of the memory stand for."""
         read_by = (self.streams["source"], self.model.front_end)
+        stride = self.config.model.memory_stride
         return Axis(
             batch["source"],
             batch["source_length"],
-            functools.partial(
-                shown_vectors, *read_by, stride=self.config.model.memory_stride
-            ),
-            functools.partial(picture_of, *read_by),
+            functools.partial(shown_vectors, *read_by, stride=stride),
+            functools.partial(picture_of, *read_by, stride=stride),
         )
 
     def attention(

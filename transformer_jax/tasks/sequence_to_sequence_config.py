@@ -38,7 +38,12 @@ class SequenceToSequenceTraining(TrainingConfig):
 
     @property
     def loss_label(self) -> str:
-        return "loss (with label smoothing)" if self.label_smoothing else "loss"
+        terms = []
+        if self.label_smoothing:
+            terms.append("label smoothing")
+        if self.attention_regularization:
+            terms.append("attention regularization")
+        return f"loss (with {' and '.join(terms)})" if terms else "loss"
 
 
 @dataclasses.dataclass(frozen=True)
