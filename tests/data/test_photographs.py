@@ -2,7 +2,9 @@
 
 import io
 import re
+import struct
 import zipfile
+import zlib
 
 import numpy as np
 import pytest
@@ -120,12 +122,23 @@ def header(width, height):
     """Return the start of a PNG file of this size, without any pixels."""
     small = content(Image.new("L", (1, 1)))
     head = small[8:33]  # length, IHDR, 13 bytes, checksum
-    import struct
-    import zlib
-
     body = b"IHDR" + struct.pack(">II", width, height) + head[16:21]
     chunk = struct.pack(">I", 13) + body + struct.pack(">I", zlib.crc32(body))
     return small[:8] + chunk + small[33:]
+
+
+def deep_png():
+    """Return a PNG file of one pixel with 16 bits in each of three channels."""
+    chunks = [
+        (b"IHDR", struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0)),
+        (b"IDAT", zlib.compress(bytes(7))),
+        (b"IEND", b""),
+    ]
+    file = b"\x89PNG\r\n\x1a\n"
+    for kind, body in chunks:
+        checksum = struct.pack(">I", zlib.crc32(kind + body))
+        file += struct.pack(">I", len(body)) + kind + body + checksum
+    return file
 
 
 @pytest.mark.parametrize(
@@ -145,6 +158,8 @@ def header(width, height):
             content(Image.new("I;16", (6, 4), 40_000)),
             "has more than 8 bits in a channel: convert it to 8 bits",
         ),
+        (deep_png(), "has more than 8 bits in a channel: convert it to 8 bits"),
+        (b"P6 2 1 65535 " + bytes(12), "has more than 8 bits in a channel"),
     ],
 )
 def test_what_cannot_be_read_is_refused(file, message):

@@ -136,12 +136,13 @@ def test_an_image_becomes_a_grid_of_vectors():
     x, valid = front_end.apply(variables, PICTURES, np.array([[True], [False]]))
     np.testing.assert_allclose(x, expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(valid, [[True] * 15, [False] * 15])
-    assert front_end.layout(1) == Layout(5, 3)
+    assert front_end.layout(1) == Layout(5, 3, is_grid=True)
     assert front_end.apply(variables, PICTURES)[1] is None
 
 
-def test_images_vary_in_training_alone_and_as_the_key_says():
-    front_end = Image((9, 5), D, (8,), shift=2, flip=True)
+@pytest.mark.parametrize(("shift", "flip"), [(2, False), (0, True)])
+def test_images_vary_in_training_alone_and_as_the_key_says(shift, flip):
+    front_end = Image((9, 5), D, (8,), shift=shift, flip=flip)
     variables = initial(front_end, PICTURES)
 
     def vectors(seed=None):
@@ -151,8 +152,19 @@ def test_images_vary_in_training_alone_and_as_the_key_says():
     plain = vectors()
     np.testing.assert_array_equal(plain, vectors())
     np.testing.assert_array_equal(vectors(1), vectors(1))
-    assert np.abs(vectors(1) - plain).max() > 1e-3
-    assert np.abs(vectors(1) - vectors(2)).max() > 1e-3
+    of_seeds = [vectors(seed) for seed in range(1, 6)]
+    assert max(np.abs(found - plain).max() for found in of_seeds) > 1e-3
+    assert max(np.abs(found - of_seeds[0]).max() for found in of_seeds) > 1e-3
+
+
+def test_what_a_shift_uncovers_is_black():
+    """So the vectors of a black image do not vary."""
+    front_end = Image((9, 5), D, (8,), shift=2)
+    variables = initial(front_end, PICTURES)
+    black = np.zeros_like(PICTURES)
+    moved, _ = front_end.apply(variables, black, rngs={"dropout": jax.random.key(0)})
+    plain, _ = front_end.apply(variables, black)
+    np.testing.assert_allclose(moved, plain, rtol=1e-6)
 
 
 class Halves(nn.Module):

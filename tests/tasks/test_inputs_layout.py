@@ -31,7 +31,7 @@ class Cells(front_ends.FrontEnd):
     """A front end that makes 2×3 vectors of a position."""
 
     def layout(self, length):
-        return front_ends.Layout(2, 3)
+        return front_ends.Layout(2, 3, is_grid=True)
 
 
 @pytest.mark.parametrize(
@@ -84,3 +84,15 @@ def test_vectors_lie_on_the_picture_of_their_stream():
     of_cells = front_ends.Grid(1, 8, rows=2, columns=3)
     assert picture_of(cells, of_cells, np.zeros((6, 1))) == (2, 3, None)
     assert picture_of(SOUND, Fourths(5, 8), np.zeros((9, 5))) is None
+    # pairs of vectors are no rectangle
+    assert picture_of(cells, of_cells, np.zeros((6, 1)), stride=2) is None
+
+
+def test_a_grid_may_have_one_row():
+    image = np.zeros((1, 2, 5, 3), np.uint8)
+    stream = Image("image", (2, 5))
+    read = front_ends.Image((2, 5), 8, (8,))
+    shown, _ = shown_vectors(stream, read, image)
+    assert shown == ["1,1", "1,2", "1,3"]
+    rows, columns, _ = picture_of(stream, read, image)
+    assert (rows, columns) == (1, 3)

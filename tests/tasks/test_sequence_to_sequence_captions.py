@@ -95,6 +95,18 @@ def test_a_record_is_a_path_or_an_object(tmp_path):
     assert found[0] == found[1] == found[2]
 
 
+def test_the_log_names_the_terms_of_the_objective():
+    config = get_config("captions", "")
+    config.data.directory = "somewhere"
+    terms = "label smoothing and attention regularization"
+    assert parse(config).training.loss_label == f"loss (with {terms})"
+    config.training.label_smoothing = 0.0
+    expected = "loss (with attention regularization)"
+    assert parse(config).training.loss_label == expected
+    config.training.attention_regularization = 0.0
+    assert parse(config).training.loss_label == "loss"
+
+
 @pytest.mark.parametrize(
     ("arg", "keys", "message"),
     [
@@ -122,6 +134,18 @@ def test_a_record_is_a_path_or_an_object(tmp_path):
             "encoder_dim = 300: must be equal to model.embedding_dim = 256 with",
         ),
         ("", {"data.max_length": 41}, "max_length = 41: must not exceed model.max_len"),
+        ("", {"data.table": ""}, "data.table = '': must name a table with input.mod"),
+        ("", {"data.source": "tfds"}, "data.references = 5: must be 1 with data.sour"),
+        ("", {"input.grid_positions": "x"}, "grid_positions = 'x': must be one of le"),
+        ("", {"input.image_size": (0, 3)}, r"image_size = \(0, 3\): must be \(rows,"),
+        ("", {"input.channels": (12,)}, r"channels = \(12,\): must be one or more mul"),
+        ("", {"input.blocks": 0}, "blocks = 0: must be at least 1"),
+        ("", {"input.shift": -1}, "shift = -1: must be at least 0"),
+        (
+            "",
+            {"input.modality": "frames", "input.blind": True},
+            "blind = True: needs modality = 'grid' or 'image'",
+        ),
     ],
 )
 def test_settings_that_cannot_be(arg, keys, message):
