@@ -28,7 +28,7 @@ from transformer_jax.data.photographs import read_photograph
 from transformer_jax.errors import UserError
 from transformer_jax.predictor import Predictor
 from transformer_jax.report.attention import (
-    LONGEST_SIDE,
+    SIDE,
     Sentence,
     with_picture,
     write_report,
@@ -104,7 +104,7 @@ def _pictures(numbers: Sequence[int]) -> list[np.ndarray]:
             f"--pictures={PICTURES.value} has {len(paths)} lines, but the input has "
             f"{numbers[-1]} or more: write the path of an image for each input line"
         )
-    size = (LONGEST_SIDE, LONGEST_SIDE)
+    size = (SIDE, SIDE)
     return [read_photograph(paths[number - 1], size) for number in numbers]
 
 

@@ -115,11 +115,11 @@ def test_a_picture_is_a_png_file(shape):
 
 
 def test_a_large_picture_is_scaled_down(tmp_path):
-    drawn = some_map()._replace(picture=Picture(1, 3, np.zeros((600, 90, 3), np.uint8)))
+    drawn = some_map()._replace(picture=Picture(1, 3, np.zeros((900, 300, 3), np.uint8)))
     write_report(tmp_path / "report.html", "t", [Sentence("a", [drawn])])
     (url,) = content((tmp_path / "report.html").read_text())["images"]
     size = base64.b64decode(url.partition(",")[2])[16:24]
-    assert struct.unpack(">II", size) == (30, 200)
+    assert struct.unpack(">II", size) == (100, 300)
 
 
 def test_entropy():

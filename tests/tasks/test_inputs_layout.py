@@ -83,9 +83,29 @@ def test_vectors_lie_on_the_picture_of_their_stream():
     cells = Grid("image", (2, 3, 1), cell=1)
     of_cells = front_ends.Grid(1, 8, rows=2, columns=3)
     assert picture_of(cells, of_cells, np.zeros((6, 1))) == (2, 3, None)
-    assert picture_of(SOUND, Fourths(5, 8), np.zeros((9, 5))) is None
+    assert picture_of(SOUND, None, np.zeros((0, 5))) is None
     # pairs of vectors are no rectangle
     assert picture_of(cells, of_cells, np.zeros((6, 1)), stride=2) is None
+
+
+def test_vectors_of_a_sound_divide_its_spectrogram():
+    """Nine windows, of which a vector stands for four, or of which a pyramid makes one
+    vector of eight.
+    """
+    row = np.zeros((9, 5), np.float32)
+    row[2, 0] = 9.0  # the lowest band of the third window
+    rows, columns, pixels = picture_of(SOUND, Fourths(5, 8), row)
+    assert (rows, columns) == (1, 3)
+    assert pixels.shape == (5, 12, 3)
+    assert np.argwhere(pixels == 255).tolist() == [[4, 2, i] for i in range(3)]
+    assert (pixels[:, 9:] == 0).all()
+    assert (pixels[:, :9] >= 128).all()
+    _, columns, pixels = picture_of(SOUND, Fourths(5, 8), row, stride=2)
+    assert (columns, pixels.shape) == (2, (5, 16, 3))
+    stacked = Frames("file", rate=8000, bands=5, stacked=3, limit=50)
+    _, columns, pixels = picture_of(stacked, None, row.reshape(3, 15))
+    assert (columns, pixels.shape) == (3, (5, 9, 3))
+    assert pixels[4, 2, 0] == 255
 
 
 def test_a_grid_may_have_one_row():

@@ -6,6 +6,7 @@ import base64
 import html
 import importlib.resources
 import json
+import math
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
@@ -52,7 +53,7 @@ def _by_text(texts: Mapping[str, str]) -> dict[str, list[str]]:
     return names
 
 
-LONGEST_SIDE = 256  # most rows and columns of a picture in the file
+SIDE = 256  # a picture in the file has at most SIDE² pixels
 
 
 def with_picture(found: AttentionMap, pixels: np.ndarray) -> AttentionMap:
@@ -78,10 +79,9 @@ def png(pixels: np.ndarray) -> bytes:
 
 
 def _url(pixels: np.ndarray) -> str:
-    """Return a picture as a URL that holds it, with at most LONGEST_SIDE rows and
-    columns.
-    """
-    step = -(-max(pixels.shape[:2]) // LONGEST_SIDE)
+    """Return a picture as a URL that holds it, with at most SIDE² pixels."""
+    height, width, _ = pixels.shape
+    step = math.ceil(math.sqrt(height * width) / SIDE)
     return (
         "data:image/png;base64,"
         + base64.b64encode(png(pixels[::step, ::step])).decode()

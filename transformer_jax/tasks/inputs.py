@@ -58,14 +58,22 @@ def picture_of(
 ) -> Picture | None:
     """Return the rectangle of the vectors that a front end makes of a row of a stream.
 
-    None: they are a sequence without a picture, or an encoder makes one vector of
-    `stride` of them, which are no rectangle.
+    An encoder may make one vector of `stride` of them. None: they are a sequence
+    without a picture, or `stride` cells of a grid, which are no rectangle.
     """
     layout = layout_of(front_end, len(row))
     pixels = stream.picture(row)
-    if stride > 1 or (not layout.is_grid and pixels is None):
+    if layout.is_grid:
+        whole = Picture(layout.rows, layout.columns, pixels)
+        return whole if stride == 1 else None
+    if pixels is None:
         return None
-    return Picture(layout.rows, layout.columns, pixels)
+    columns = -(-layout.columns // stride)
+    # the last vector may stand for fewer positions than the others
+    missing = columns * layout.stride * stride - len(row)
+    width = pixels.shape[1] // len(row)  # of a position
+    pixels = np.pad(pixels, ((0, 0), (0, missing * width), (0, 0)))
+    return Picture(1, columns, pixels)
 
 
 @dataclasses.dataclass(frozen=True)
