@@ -115,7 +115,9 @@ def test_a_picture_is_a_png_file(shape):
 
 
 def test_a_large_picture_is_scaled_down(tmp_path):
-    drawn = some_map()._replace(picture=Picture(1, 3, np.zeros((900, 300, 3), np.uint8)))
+    drawn = some_map()._replace(
+        picture=Picture(1, 3, np.zeros((900, 300, 3), np.uint8))
+    )
     write_report(tmp_path / "report.html", "t", [Sentence("a", [drawn])])
     (url,) = content((tmp_path / "report.html").read_text())["images"]
     size = base64.b64decode(url.partition(",")[2])[16:24]
