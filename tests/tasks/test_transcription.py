@@ -14,6 +14,7 @@ from helpers import modalities, oracle
 from helpers.runs import get_config, run, shrink
 from transformer_jax.config import make_task, parse
 from transformer_jax.data.ragged import Ragged
+from transformer_jax.data.streams import SpecialIds
 from transformer_jax.tasks.transcription import aligned_positions
 from transformer_jax.training.evaluation import Evaluator
 from transformer_jax.training.sharding import make_mesh
@@ -155,6 +156,111 @@ def test_an_output_does_not_depend_on_the_other_recordings(
     assert [row["text"] for row in nothing] == [""]
 
 
+@pytest.mark.parametrize("model", ["ctc", "joint"])
+def test_rules_for_single_tokens_change_no_empty_recording(corpus, workdir, model):
+    """Nor a row that only fills a batch: the first batch has two of them."""
+    _, params = made(corpus, model, workdir)
+    config = small(corpus, model, evaluation__batch_size=3)
+    config.decoding.update({"min_tokens": 2, "first_id": 4, "beam_size": 2})
+    task = make_task(parse(config), workdir)
+    evaluator = Evaluator(task, make_mesh(task.config.mesh))
+    files = modalities.entries("frames", corpus)
+    (alone,) = evaluator.predict(params, files[:1])
+    empty = {"file": np.zeros(0, np.int16)}
+    found, nothing = evaluator.predict(params, [files[0], empty])
+    assert found["text"] == alone["text"] != ""
+    assert nothing["text"] == ""
+
+
+def test_an_id_that_no_output_contains(corpus, workdir, monkeypatch):
+    task, _ = made(corpus, "joint", workdir)
+    for special, unused in [
+        (SpecialIds(1, 2, 0), 0),
+        (SpecialIds(1, 2, None), 1),
+        (SpecialIds(2, 2, 0), 0),
+    ]:
+        monkeypatch.setattr(task.corpus, "special_ids", lambda _, ids=special: ids)
+        assert task._unused_id() == unused
+    only_end = SpecialIds(2, 2, None)
+    monkeypatch.setattr(task.corpus, "special_ids", lambda _: only_end)
+    with pytest.raises(ValueError, match="together needs a tokenizer with an id for"):
+        task.preview({})
+
+
+def test_masks_and_dropout_change_the_loss_alone(corpus, workdir):
+    config = small(corpus, "joint", input__frequency_masks=0, model__dropout_rate=0.0)
+    config.training.label_smoothing = 0.0
+    task = make_task(parse(config), workdir)
+    params = params_of(task)
+    batch = first_batch(task)
+    loss = jax.jit(task.loss)
+    losses = [loss(params, batch, jax.random.key(seed), 0) for seed in (0, 1, 2)]
+    means, _ = jax.jit(task.evaluate, static_argnums=2)(params, batch, True)
+    for name, mean in means.items():
+        assert len({float(terms[name].sum) for terms in losses}) > 1
+        assert all(float(terms[name].sum) != float(mean.sum) for terms in losses[:1])
+    unmasked = small(
+        corpus,
+        "joint",
+        input__frequency_masks=0,
+        input__time_masks=0,
+        model__dropout_rate=0.0,
+        training__label_smoothing=0.1,
+    )
+    task = make_task(parse(unmasked), workdir)
+    smoothed = jax.jit(task.loss)(params, batch, jax.random.key(0), 0)
+    assert smoothed["ctc"].sum == pytest.approx(float(means["ctc"].sum), rel=1e-5)
+    difference = smoothed["attention"].sum - means["attention"].sum
+    assert abs(difference) > 1e-2
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_texts_of_a_synthetic_batch_have_an_alignment(corpus, seed):
+    task = make_task(parse(small(corpus, "ctc")), None)
+    batch = task.dummy_batch(64, 12, seed)
+    rows = zip(batch["target"], batch["target_length"], strict=True)
+    texts = [row[:length].tolist() for row, length in rows]
+    needed = aligned_positions(Ragged.of(texts))
+    room = np.array([task.positions(length) for length in batch["source_length"]])
+    assert (needed <= room).all()
+    assert (needed == room).any()
+    assert all(text[-1] == 2 and 2 not in text[:-1] for text in texts)
+    places = np.arange(batch["target"].shape[1])
+    assert (batch["target"][places >= batch["target_length"][:, None]] == 0).all()
+    params = params_of(task)
+    for difference in task.checks(params, batch).values():
+        assert difference < 1e-5
+
+
+def test_a_text_is_transcribed_too_and_an_empty_line_stays_empty(tmp_path):
+    for split, count in {"train": 30, "val": 6, "test": 6}.items():
+        lines = ["a b c d", "b a d c"] * (count // 2)
+        (tmp_path / f"{split}.file").write_text("\n".join(lines) + "\n")
+        (tmp_path / f"{split}.text").write_text("\n".join(lines) + "\n")
+    config = small(tmp_path, "ctc", input__modality="tokens")
+    config.input.convolution_channels = 0
+    config.data.tokenizer = "words"
+    config.decoding.beam_size = 3
+    task = make_task(parse(config), tmp_path / "run")
+    task.fingerprint(training=True)
+    evaluator = Evaluator(task, make_mesh(task.config.mesh))
+    found = evaluator.predict(params_of(task), ["a b c", "", " "])
+    assert [prediction["text"] == "" for prediction in found] == [False, True, True]
+    batch = task.dummy_batch(64, 12, seed=1)
+    assert (batch["target_length"][batch["source_length"] == 1] == 1).all()
+
+
+def test_training_data_follows_the_rules_of_every_pair(corpus, workdir, caplog):
+    config = small(corpus, "joint", data__max_ratio=3.0, data__meant_for=(99, 0))
+    task = make_task(parse(config), workdir)
+    with pytest.raises(ValueError, match=r"exceed data.max_ratio = 3"):
+        task.batches("train", seed=0)
+    assert "meant for at least 99" in caplog.text
+    config.data.max_ratio = 100.0
+    batches = make_task(parse(config), workdir).batches("train", seed=0)
+    assert batches.baseline() > 0
+
+
 def test_a_text_needs_a_position_for_each_label_and_between_equal_neighbours():
     texts = Ragged.of([[5, 6, 2], [5, 5, 2], [2], [5, 5, 5, 6, 6, 2], [6, 2]])
     assert aligned_positions(texts).tolist() == [2, 3, 0, 8, 1]
@@ -170,11 +276,13 @@ def test_a_recording_too_short_for_its_text_is_left_out_of_training(
         path = tmp_path / f"{split}.tsv"
         lines = path.read_text().splitlines()
         lines[2] = lines[2].split("\t")[0] + "\tone one one one one"
+        lines[4] = lines[4].split("\t")[0] + "\t" + "one " * 30  # too long in any case
         path.write_text("\n".join(lines) + "\n")
     caplog.set_level(logging.INFO)
     task = make_task(parse(small(tmp_path, "ctc")), tmp_path / "run")
     kept = task.batches("train", seed=0).plan.kept
-    assert sorted(kept) == [0, *range(2, 30)]
+    assert sorted(kept) == [0, 2, *range(4, 30)]
+    assert "train.tsv:5" not in caplog.text
     assert (
         "train.tsv:3 is left out: CTC needs 9 positions for the text, "
         "and the encoder makes 4 of the recording"
