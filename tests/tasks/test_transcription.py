@@ -251,7 +251,7 @@ def test_a_text_is_read_too_and_an_empty_line_stays_empty(tmp_path):
     task.fingerprint(training=True)
     evaluator = Evaluator(task, make_mesh(task.config.mesh))
     params = params_of(task)
-    params["ctc"]["bias"][task.blank] = -99
+    params["ctc"]["bias"][4:7] = 99  # the labels a, b and c
     found = evaluator.predict(params, ["a b c", "", " "])
     assert [prediction["text"] == "" for prediction in found] == [False, True, True]
     batch = task.dummy_batch(64, 12, seed=1)
