@@ -46,9 +46,9 @@ def test_a_pair_is_two_adjacent_positions():
 CONFIGS = {
     "one layer": CONFIG,
     "two layers": dataclasses.replace(CONFIG, num_layers=2),
-    "one direction": dataclasses.replace(CONFIG, bidirectional=False),
+    "one direction": dataclasses.replace(CONFIG, bidirectional=False, encoder_dim=6),
     "two layers in one direction": dataclasses.replace(
-        CONFIG, num_layers=2, bidirectional=False
+        CONFIG, bidirectional=False, encoder_dim=6, num_layers=2
     ),
 }
 

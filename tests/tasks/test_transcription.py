@@ -187,31 +187,44 @@ def test_an_id_that_no_output_contains(corpus, workdir, monkeypatch):
         task.preview({})
 
 
-def test_masks_and_dropout_change_the_loss_alone(corpus, workdir):
-    config = small(corpus, "joint", input__frequency_masks=0, model__dropout_rate=0.0)
-    config.training.label_smoothing = 0.0
-    task = make_task(parse(config), workdir)
+def without_randomness(corpus, **changes):
+    """Return a task without masks, dropout and label smoothing, but for `changes`."""
+    off = {
+        "input__frequency_masks": 0,
+        "input__time_masks": 0,
+        "model__dropout_rate": 0.0,
+        "training__label_smoothing": 0.0,
+    }
+    return parse(small(corpus, "joint", **(off | changes)))
+
+
+def test_masks_in_time_change_the_loss_and_no_evaluation(corpus, workdir):
+    task = make_task(without_randomness(corpus, input__time_masks=2), workdir)
     params = params_of(task)
     batch = first_batch(task)
     loss = jax.jit(task.loss)
-    losses = [loss(params, batch, jax.random.key(seed), 0) for seed in (0, 1, 2)]
-    means, _ = jax.jit(task.evaluate, static_argnums=2)(params, batch, True)
-    for name, mean in means.items():
-        assert len({float(terms[name].sum) for terms in losses}) > 1
-        assert all(float(terms[name].sum) != float(mean.sum) for terms in losses[:1])
-    unmasked = small(
-        corpus,
-        "joint",
-        input__frequency_masks=0,
-        input__time_masks=0,
-        model__dropout_rate=0.0,
-        training__label_smoothing=0.1,
-    )
-    task = make_task(parse(unmasked), workdir)
-    smoothed = jax.jit(task.loss)(params, batch, jax.random.key(0), 0)
-    assert smoothed["ctc"].sum == pytest.approx(float(means["ctc"].sum), rel=1e-5)
-    difference = smoothed["attention"].sum - means["attention"].sum
-    assert abs(difference) > 1e-2
+    masked = [loss(params, batch, jax.random.key(seed), 0) for seed in (0, 1)]
+    evaluated, _ = jax.jit(task.evaluate, static_argnums=2)(params, batch, True)
+    plain = make_task(without_randomness(corpus), workdir)
+    unmasked = jax.jit(plain.loss)(params, batch, jax.random.key(0), 0)
+    for name in ("attention", "ctc"):
+        assert masked[0][name].sum != masked[1][name].sum
+        assert masked[0][name].sum != unmasked[name].sum
+        expected = pytest.approx(float(unmasked[name].sum), rel=1e-5)
+        assert evaluated[name].sum == expected
+
+
+def test_labels_are_smoothed_for_attention_and_not_for_ctc(corpus, workdir):
+    sums = []
+    for smoothing in (0.0, 0.1):
+        config = without_randomness(corpus, training__label_smoothing=smoothing)
+        task = make_task(config, workdir)
+        terms = jax.jit(task.loss)(
+            params_of(task), first_batch(task), jax.random.key(0), 0
+        )
+        sums.append({name: float(mean.sum) for name, mean in terms.items()})
+    assert sums[1]["ctc"] == pytest.approx(sums[0]["ctc"], rel=1e-5)
+    assert abs(sums[1]["attention"] / sums[0]["attention"] - 1) > 1e-3
 
 
 @pytest.mark.parametrize("seed", [None, 1, 2])
