@@ -38,6 +38,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
     share_of_ctc = {"joint": 0.3, "ctc": 1.0}.get(choice["model"], 0.0)
     config.training.ctc_weight = share_of_ctc
     config.decoding.ctc_weight = share_of_ctc
+    if choice["model"] == "ctc":
+        config.training.label_smoothing = 0.0  # it is of the attention decoder
 
     config.input.modality = "frames"
     config.input.frequency_masks, config.input.frequency_width = 2, 8
@@ -90,6 +92,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.evaluation.checkpoint = "best"
 
     config.decoding.beam_size = 4
+    config.decoding.length_penalty = 0.0
     config.decoding.max_ratio = 0.0
     config.decoding.max_extra = 8
     return config

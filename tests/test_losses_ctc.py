@@ -61,3 +61,11 @@ def test_a_row_without_an_alignment_has_no_gradient():
     of_rows = np.abs(gradient(LOGITS)).max(axis=(1, 2))
     assert (of_rows > 0).tolist() == [True, True, True, True, False, False, True]
     assert np.isfinite(of_rows).all()
+
+
+def test_no_matrix_product_is_rounded_on_accelerators():
+    program = str(jax.make_jaxpr(ctc)(LOGITS, *padded(0)))
+    products = program.count("dot_general[")
+    highest = program.count("precision=(Precision.HIGHEST, Precision.HIGHEST)")
+    assert products == program.count("precision=")
+    assert products == highest > 0

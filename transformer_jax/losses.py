@@ -1,7 +1,7 @@
-"""Losses, returned as a weighted sum and a sum of weights.
+"""Losses. Those of tokens are a weighted sum and a sum of weights; `ctc` is per row.
 
-The training loop divides one by the other only once, after adding up all devices and
-microbatches.
+The training loop divides one sum by the other only once, after adding up all devices
+and microbatches.
 
 Shapes: B batch · S source positions · T target positions · D d_model · V vocabulary.
 """
@@ -121,13 +121,15 @@ def ctc(
     logits (B, S, V), valid (B, S), labels (B, T), label_valid (B, T). Padding follows
     positions and labels.
     """
-    losses = optax.ctc_loss(
-        logits.astype(jnp.float32),
-        1.0 - valid,
-        labels,
-        1.0 - label_valid,
-        blank_id=blank,
-    )
+    # optax selects log-probabilities by a matrix product, which must not round them
+    with jax.default_matmul_precision("highest"):
+        losses = optax.ctc_loss(
+            logits.astype(jnp.float32),
+            1.0 - valid,
+            labels,
+            1.0 - label_valid,
+            blank_id=blank,
+        )
     is_repeated = (labels[:, 1:] == labels[:, :-1]) & label_valid[:, 1:]
     needed = label_valid.sum(axis=1) + is_repeated.sum(axis=1)
     defined = needed <= valid.sum(axis=1)

@@ -1,5 +1,6 @@
 """Files of sound and log-mel features."""
 
+import struct
 import sys
 import tracemalloc
 import wave
@@ -133,6 +134,43 @@ def test_other_wav_files_are_refused(tmp_path):
     }.items():
         with pytest.raises(DataError, match=rf"{name}\.wav {message}"):
             read_sound(tmp_path / f"{name}.wav", RATE)
+
+
+def header(code, width, more=b""):
+    """Return the start of a WAV file of one channel with a format of this number."""
+    size = width * RATE
+    form = struct.pack("<HHIIHH", code, 1, RATE, size, width, 8 * width) + more
+    sound = bytes(width * 100)
+    chunks = b"fmt " + struct.pack("<I", len(form)) + form
+    chunks += b"data" + struct.pack("<I", len(sound)) + sound
+    return b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WAVE" + chunks
+
+
+def test_wav_files_of_other_formats_are_refused(tmp_path):
+    """As written by e.g. `ffmpeg -c:a pcm_f32le` and `-c:a pcm_s24le`."""
+    pcm = bytes.fromhex("0100000000001000800000aa00389b71")
+    extension = struct.pack("<HHI", 22, 24, 4) + pcm
+    (tmp_path / "float.wav").write_bytes(header(3, 4))
+    (tmp_path / "wide.wav").write_bytes(header(65534, 3, extension))
+    (tmp_path / "law.wav").write_bytes(header(6, 1))
+    for name, message in {
+        "float": "is a WAV file with floating-point numbers: must be one channel of 16 "
+        "bits in the plain format, PCM. To convert a file: ffmpeg",
+        # Python 3.12 and later read this header
+        "wide": r"(is .* with the extended format|has 1 channel\(s\) of 24 bits)",
+        "law": "cannot be read as WAV: unknown format: 6",
+    }.items():
+        with pytest.raises(DataError, match=rf"{name}\.wav {message}"):
+            read_sound(tmp_path / f"{name}.wav", RATE)
+
+
+def test_a_part_that_is_read_may_be_followed_by_a_missing_one(tmp_path):
+    write_wave(tmp_path / "a.wav", tone(500))
+    content = (tmp_path / "a.wav").read_bytes()
+    (tmp_path / "a.wav").write_bytes(content[:-1000])
+    assert len(read_sound(tmp_path / "a.wav", RATE, 1900)) == 1900
+    with pytest.raises(DataError, match="the file is cut off"):
+        read_sound(tmp_path / "a.wav", RATE, 1901)
 
 
 @pytest.mark.parametrize("missing", [1, 2, 101, 4000])

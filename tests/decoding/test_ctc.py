@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from helpers import labellings
-from transformer_jax.decoding import beam_search, ctc, greedy
+from transformer_jax.decoding import (
+    IMPOSSIBLE,
+    beam_search,
+    certain,
+    ctc,
+    greedy,
+    sample,
+)
 
 S, V, T, BLANK, PAD, BOS = 4, 5, 5, 2, 0, 1
 LENGTHS = np.array([4, 3, 0])
@@ -112,34 +119,46 @@ def test_the_next_label_has_the_probability_of_all_labellings_that_begin_so():
         assert np.exp(logits[0, BLANK]) == pytest.approx(whole, rel=1e-4)
 
 
+WEIGHT = 0.4
+# The scores of a language model of three sources after two labels. It needs its cache:
+# the source, and the label before the newest.
+LANGUAGE = np.random.default_rng(4).normal(size=(ROWS, V, V, V)).astype(np.float32)
+LANGUAGE[..., [PAD, BOS]] -= 30
+
+
 def decoder(cache, newest, position):
-    """A language model of labels, the same after each label."""
-    logits = jnp.array([-9.0, -9.0, 0.5, 0.2, -0.7])
-    return jnp.tile(logits, (len(newest), 1)), cache
+    source, previous = cache
+    return jnp.asarray(LANGUAGE)[source, previous, newest], (source, newest)
+
+
+def joint(beams):
+    start = (jnp.arange(ROWS), jnp.full(ROWS, BOS))
+    search = ctc.prefixes(posteriors(), BLANK)
+    return ctc.joint((decoder, start), search, WEIGHT, beams=beams, unused=BOS)
+
+
+def weighted(row, labels):
+    """Return the weighted sum of both log-probabilities of a labelling."""
+    read = [BOS, BOS, *labels]
+    scores = jax.nn.log_softmax(LANGUAGE[row])
+    written = [*labels, BLANK]
+    of_language = sum(
+        float(scores[read[i], read[i + 1], label]) for i, label in enumerate(written)
+    )
+    return WEIGHT * np.log(SHARES[row][labels]) + (1 - WEIGHT) * of_language
 
 
 def test_a_joint_search_ranks_by_the_weighted_sum_of_both_scores():
-    weight = 0.4
-
     @jax.jit
     def search():
-        step, cache = ctc.joint(
-            (decoder, jnp.zeros((ROWS, 1))),
-            ctc.prefixes(posteriors(), BLANK),
-            weight,
-            beams=32,
-            unused=BOS,
-        )
         options = {"batch_size": ROWS, "beam_size": 32, **RANKING}
-        return beam_search(step, cache, **options, **SEARCH)
+        return beam_search(*joint(beams=32), **options, **SEARCH)
 
     found = search()
-    language = jax.nn.log_softmax(decoder(None, [0], 0)[0][0])
     for row in range(ROWS):
         expected = {
-            labels: weight * np.log(share)
-            + (1 - weight) * float(sum(language[i] for i in (*labels, BLANK)))
-            for labels, share in SHARES[row].items()
+            labels: weighted(row, labels)
+            for labels in SHARES[row]
             if set(labels) <= {3, 4}
         }
         best = sorted(expected, key=lambda labels: -expected[labels])[:4]
@@ -148,3 +167,37 @@ def test_a_joint_search_ranks_by_the_weighted_sum_of_both_scores():
             assert found.scores[row, place] == pytest.approx(
                 expected[labels], rel=1e-4, abs=1e-5
             )
+
+
+def test_a_joint_sample_has_the_weighted_sum_of_both_scores():
+    @jax.jit
+    def draw():
+        return sample(
+            *joint(beams=1),
+            key=jax.random.key(0),
+            row_ids=jnp.arange(ROWS),
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            num_samples=6,
+            batch_size=ROWS,
+            **SEARCH,
+        )
+
+    drawn = draw()
+    for row in range(ROWS):
+        for tokens, score in zip(drawn.tokens[row], drawn.scores[row], strict=True):
+            expected = weighted(row, labels_of(tokens))
+            assert score == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+def test_two_steps_that_are_certain_leave_nothing_else_possible():
+    def ended(cache, newest, position):
+        return jnp.tile(certain(BLANK, V), (len(newest), 1)), cache
+
+    nothing = ctc.log_probabilities(jnp.zeros((1, S, V)), jnp.zeros((1, S), bool), 2)
+    search = ctc.prefixes(nothing, BLANK)
+    step, cache = ctc.joint((ended, jnp.zeros(1)), search, 0.5, beams=1, unused=BOS)
+    logits, _ = step(cache, jnp.array([BOS]), jnp.int32(0))
+    expected = [[IMPOSSIBLE, IMPOSSIBLE, 0, IMPOSSIBLE, IMPOSSIBLE]]
+    np.testing.assert_array_equal(logits, np.float32(expected))

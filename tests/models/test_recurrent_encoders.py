@@ -1,5 +1,7 @@
 """The pyramidal encoder of Listen, Attend and Spell (Chan et al. 2016)."""
 
+import dataclasses
+
 import flax.linen as nn
 import jax
 import numpy as np
@@ -41,10 +43,23 @@ def test_a_pair_is_two_adjacent_positions():
     np.testing.assert_array_equal(valid, [[True, False]])
 
 
-@pytest.fixture(scope="module")
-def outputs():
-    """The parameters, and logits and weights of three sentences in one batch."""
-    model = RecurrentSeq2Seq(CONFIG)
+CONFIGS = {
+    "one layer": CONFIG,
+    "two layers": dataclasses.replace(CONFIG, num_layers=2),
+    "one direction": dataclasses.replace(CONFIG, bidirectional=False, encoder_dim=6),
+    "two layers in one direction": dataclasses.replace(
+        CONFIG, bidirectional=False, encoder_dim=6, num_layers=2
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def outputs(request):
+    """The config, parameters, and logits and weights of three sentences in one
+    batch.
+    """
+    config = CONFIGS[request.param]
+    model = RecurrentSeq2Seq(config)
     shapes = jax.eval_shape(model.init, jax.random.key(0), SOURCE, TARGET)["params"]
     params = oracle.randomized(nn.unbox(shapes))
 
@@ -55,14 +70,14 @@ def outputs():
         )
         return logits, sown["intermediates"]["weights"][0]
 
-    return params, *forward(params)
+    return config, params, *forward(params)
 
 
 @pytest.mark.parametrize("row", range(3))
 def test_a_sentence_in_a_batch_is_that_sentence_by_the_equations(outputs, row):
-    params, logits, weights = outputs
+    config, params, logits, weights = outputs
     length = LENGTHS[row]
-    expected, looked = oracle.Recurrent(CONFIG, params)(
+    expected, looked = oracle.Recurrent(config, params)(
         SOURCE[row, :length], TARGET[row]
     )
     assert oracle.relative(logits[row], expected) < 1e-5
@@ -73,7 +88,7 @@ def test_a_sentence_in_a_batch_is_that_sentence_by_the_equations(outputs, row):
 
 
 def test_parameters_are_counted(outputs):
-    params, *_ = outputs
+    config, params, *_ = outputs
     leaves = jax.tree.leaves(params)
-    assert num_parameters(CONFIG) == sum(leaf.size for leaf in leaves)
-    assert CONFIG.memory_stride == 4
+    assert num_parameters(config) == sum(leaf.size for leaf in leaves)
+    assert config.memory_stride == 4

@@ -31,6 +31,8 @@ def test_a_sound_is_masked_and_then_mapped_or_convolved(model):
     assert isinstance(inner, Convolutions)
     assert (inner.bands, inner.channels, inner.width) == (20, 5, model.source_width)
     assert inner.positions.kind == model.source_positions
+    limit = convolutions.max_positions
+    assert inner.positions.max_length == inner.layout(limit).columns == -(-limit // 4)
 
 
 def test_other_sources_have_the_front_ends_of_every_input():
@@ -57,8 +59,12 @@ def test_other_sources_have_the_front_ends_of_every_input():
 )
 def test_impossible_values_are_refused(field, value, rule):
     assert not list(SOUND.problems())
-    changed = dataclasses.replace(SOUND, **{field: value})
+    changed = dataclasses.replace(SOUND, **{"frequency_masks": 1, field: value})
     assert re.search(rule, dict(changed.problems())[field])
+
+
+def test_the_width_of_masks_does_not_matter_without_masks():
+    assert not list(dataclasses.replace(SOUND, frequency_width=21).problems())
 
 
 def test_convolutions_read_adjacent_windows():

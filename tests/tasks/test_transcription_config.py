@@ -14,7 +14,9 @@ def test_every_variant_of_the_recipe_is_valid(model, data):
     parsed = parse(config)
     assert parsed.columns.names == ("file", "text")
     assert parsed.longest[1] == parsed.input.max_positions
-    assert parsed.training.loss_label == "loss (with label smoothing)"
+    smoothed = "loss" if model == "ctc" else "loss (with label smoothing)"
+    assert parsed.training.loss_label == smoothed
+    assert parsed.decoding.length_penalty == 0
 
 
 @pytest.mark.parametrize(
@@ -25,6 +27,9 @@ def test_every_variant_of_the_recipe_is_valid(model, data):
         ("attention", "decoding.ctc_weight", 0.1, "which trains no CTC"),
         ("ctc", "decoding.ctc_weight", 0.5, "which trains no decoder"),
         ("ctc", "data.references", 2, "a recording has one text"),
+        ("joint", "data.table", "all.tsv", "must be '': write a table for each split"),
+        ("ctc", "training.label_smoothing", 0.1, r"must be 0\.0 .* no decoder"),
+        ("joint", "decoding.renormalize", True, "must be False with"),
         # rules of the sections and of sequence_to_sequence
         ("ctc", "input.time_masks", -1, "at least 0"),
         ("las", "model.pyramid_layers", -1, "at least 0"),
@@ -39,3 +44,11 @@ def test_what_does_not_fit_is_refused(model, key, value, rule):
     config.update_from_flattened_dict({key: value})
     with pytest.raises(ConfigError, match=rf"config\.{key} = .*{rule}"):
         parse(config)
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+def test_one_part_alone_may_be_renormalized(weight):
+    config = get_config("speech", "model=joint")
+    config.decoding.renormalize = True
+    config.decoding.ctc_weight = weight
+    assert parse(config).decoding.renormalize

@@ -28,12 +28,12 @@ class Rule(NamedTuple):
     """A rule that leaves examples out of training.
 
     words: what these examples are, e.g. "with too few positions for the text".
-    broken: function from the rows of each stream to the examples (n,), True where they
-        are left out.
+    broken: function from the rows of each stream, and the examples (n,) that nothing
+        else leaves out, to those of them (n,) that the rule leaves out.
     """
 
     words: str
-    broken: Callable[[Mapping[str, Any]], np.ndarray]
+    broken: Callable[[Mapping[str, Any], np.ndarray], np.ndarray]
 
 
 def cut(
@@ -205,7 +205,7 @@ def bucket_batches(
     uneven = (allowed > 0) & (longer > allowed) & fits
     barred = np.zeros(len(lengths), bool)
     if rule is not None:
-        barred = rule.broken(streams) & fits & ~empty & ~uneven
+        barred = rule.broken(streams, fits & ~empty & ~uneven)
     # the plan drops them together with those that are too long
     lengths[empty | uneven | barred] = max(limits) + 1
     too_long = _too_long(corpus, streams)

@@ -27,6 +27,12 @@ HOP = 0.010  # seconds between the starts of two windows
 # files that soundfile reads
 OTHER_FORMATS = (".flac", ".ogg", ".opus", ".mp3")
 FLOOR = 1e-8  # least energy, as a share of the largest
+# WAV formats for which the message of `wave` gives a number alone
+FORMATS = {
+    "unknown format: 3": "floating-point numbers",
+    # Python 3.12 and later read it
+    "unknown format: 65534": "the extended format, e.g. for 24 or 32 bits",
+}
 
 
 def read_sound(path: Any, rate: int, longest: int | None = None) -> np.ndarray:
@@ -59,6 +65,11 @@ def read_sound(path: Any, rate: int, longest: int | None = None) -> np.ndarray:
     except (OSError, EOFError, wave.Error) as error:
         if isinstance(error, OSError) and not is_for_user(error):
             raise
+        if content := FORMATS.get(str(error)):
+            raise DataError(
+                f"{path} is a WAV file with {content}: must be one channel of 16 bits "
+                f"in the plain format, PCM. {_conversion(rate)}"
+            ) from error
         reason = str(error) or "it ends within its header"
         raise DataError(
             f"{path} cannot be read as WAV: {reason}. Replace it. {_conversion(rate)}"

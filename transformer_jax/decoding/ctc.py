@@ -6,9 +6,10 @@ neighbours are merged and blanks removed, and P(l) is the sum over its alignment
 
 So CTC is also a distribution over the next label: P(c | g) = P(g·c …) / P(g …), where
 P(g …) is the sum over all labellings that begin with g. `prefixes` is this distribution
-as a `Step`. Beam search with it is the prefix search of Graves et al., Section 3.2,
-with K prefixes at a time, and its scores are exact: log P(l) for a whole labelling. A
-weighted sum with the scores of a decoder is the joint decoding of Watanabe et al. 2017.
+as a `Step`. Beam search with it is the prefix search of Graves et al. 2006, Section
+3.2, with K prefixes at a time, and its scores are exact: log P(l) for a whole
+labelling. A weighted sum with the scores of a decoder is the joint decoding of Watanabe
+et al. 2017.
 
 The blank has the id that ends a labelling, which is no label.
 
@@ -59,7 +60,8 @@ def best_path(log_probabilities: Array, max_length: int, blank: int) -> Hypothes
 
 class Prefix(NamedTuple):
     """Log-probabilities of the alignments of the first s positions, s = 0, …, S, whose
-    labelling is a prefix g: the forward variables γ of Graves et al. 2006, Section 3.2.
+    labelling is a prefix g: the logarithms of γ in Graves 2012, "Supervised Sequence
+    Labelling with Recurrent Neural Networks", where prefix search is given in full.
 
     label: (N, 1 + S), those that end in the last label of g.
     blank: (N, 1 + S), those that end in a blank.
@@ -80,22 +82,31 @@ def prefixes(log_probabilities: Array, blank: int) -> tuple[Step, Prefix]:
 
     log_probabilities: (B, S, V), see the function of this name.
     """
-    rows, _, size = log_probabilities.shape
+    rows = len(log_probabilities)
     blanks = log_probabilities[:, :, blank]
 
+    def emitted(label: Array) -> Array:
+        """Return the log-probabilities (N, S) of one label (N,) for each prefix."""
+        labels = label.reshape(rows, 1, -1)  # (B, 1, K)
+        columns = jnp.take_along_axis(log_probabilities, labels, axis=2)
+        return columns.swapaxes(1, 2).reshape(len(label), -1)
+
     def step(prefix: Prefix, newest: Array, position: Array) -> tuple[Array, Prefix]:
-        shared = prefix.last.shape[0] // rows  # K beams of a row
-        emitted = jnp.repeat(log_probabilities, shared, axis=0)
-        longer = _extended(prefix, newest, emitted, blank)
+        beams = len(newest) // rows
+        silence = jnp.repeat(blanks, beams, axis=0)
+        longer = _extended(prefix, newest, emitted(newest), silence)
         prefix = jax.tree.map(
             lambda old, new: jnp.where(position > 0, new, old), prefix, longer
         )
-        before = jnp.logaddexp(prefix.label, prefix.blank)[:, :-1, None]
-        repeated = jnp.arange(size)[None] == prefix.last[:, None]
-        before = jnp.where(repeated[:, None], prefix.blank[:, :-1, None], before)
-        scores = jax.nn.logsumexp(before + emitted, axis=1)
-        whole = jnp.logaddexp(prefix.label[:, -1], prefix.blank[:, -1])
-        return scores.at[:, blank].set(whole), prefix
+        before = jnp.logaddexp(prefix.label, prefix.blank)
+        of_row = before[:, :-1].reshape(rows, beams, -1, 1)  # (B, K, S, 1)
+        scores = jax.nn.logsumexp(of_row + log_probabilities[:, None], axis=2)
+        scores = scores.reshape(len(newest), -1)
+        # the last label is new only after a blank
+        repeated = prefix.blank[:, :-1] + emitted(prefix.last)
+        every = jnp.arange(len(newest))
+        scores = scores.at[every, prefix.last].set(jax.nn.logsumexp(repeated, axis=1))
+        return scores.at[:, blank].set(before[:, -1]), prefix
 
     silent = jnp.pad(jnp.cumsum(blanks, axis=1), ((0, 0), (1, 0)))
     empty = Prefix(
@@ -106,8 +117,9 @@ def prefixes(log_probabilities: Array, blank: int) -> tuple[Step, Prefix]:
     return step, empty
 
 
-def _extended(prefix: Prefix, label: Array, emitted: Array, blank: int) -> Prefix:
-    """Return g·c, given g, the label c (N,), and log-probabilities (N, S, V).
+def _extended(prefix: Prefix, label: Array, emitted: Array, silence: Array) -> Prefix:
+    """Return g·c, given g, the label c (N,), and the log-probabilities of c and of the
+    blank at each position, both (N, S).
 
     γ_label(s, g·c) = p_s(c) · (γ_label(s - 1, g·c) + φ(s - 1)), where φ is P of the
     alignments of g that c may follow: all, or those that end in a blank if c is the
@@ -115,7 +127,6 @@ def _extended(prefix: Prefix, label: Array, emitted: Array, blank: int) -> Prefi
     """
     after = jnp.logaddexp(prefix.label, prefix.blank)
     after = jnp.where((label == prefix.last)[:, None], prefix.blank, after)
-    of_label = jnp.take_along_axis(emitted, label[:, None, None], axis=2)[:, :, 0]
 
     def advance(
         before: tuple[Array, Array], inputs: tuple[Array, Array, Array]
@@ -129,7 +140,7 @@ def _extended(prefix: Prefix, label: Array, emitted: Array, blank: int) -> Prefi
         return now, now
 
     nothing = jnp.full(label.shape, IMPOSSIBLE)
-    inputs = (after[:, :-1].T, of_label.T, emitted[:, :, blank].T)
+    inputs = (after[:, :-1].T, emitted.T, silence.T)
     _, (in_label, in_blank) = jax.lax.scan(advance, (nothing, nothing), inputs)
     begin = ((0, 0), (1, 0))
     return Prefix(
@@ -168,29 +179,32 @@ def joint(
     unused: int,
 ) -> tuple[Step, Joint]:
     """Return the step whose log-probabilities are (1 - μ) · those of the first step + μ
-    · those of the second, where μ is `weight` (Watanabe et al. 2017, Section II-C), and
-    its cache with `beams` beams of each row.
+    · those of the second, where μ is `weight` (Watanabe et al. 2017, in the part on
+    decoding), and its cache with `beams` beams of each row.
 
     The probabilities of a step must sum to 1, and these sum to less. The rest is that
     of the id `unused`, which is never chosen. So the score of an output is the weighted
-    sum of the two log-probabilities.
+    sum of the two log-probabilities. If both steps are certain, there is no rest.
     """
-    one, its_cache = first
-    other, other_cache = second
+    first_step, first_cache = first
+    second_step, second_cache = second
 
     def step(cache: Joint, newest: Array, position: Array) -> tuple[Array, Joint]:
-        logits, after = one(cache.first, newest, position)
-        others, after_other = other(cache.second, newest, position)
-        p = jax.nn.log_softmax(logits)
-        q = jax.nn.log_softmax(others)
+        first_logits, after_first = first_step(cache.first, newest, position)
+        second_logits, after_second = second_step(cache.second, newest, position)
+        p = jax.nn.log_softmax(first_logits)
+        q = jax.nn.log_softmax(second_logits)
         possible = jnp.minimum(p, q) > IMPOSSIBLE / 2
         scores = jnp.where(possible, (1 - weight) * p + weight * q, IMPOSSIBLE)
         scores = scores.at[:, unused].set(IMPOSSIBLE)
         rest = 1 - jnp.exp(scores).sum(axis=-1)
-        rest = jnp.log(jnp.maximum(rest, jnp.finfo(rest.dtype).tiny))
-        return scores.at[:, unused].set(rest), Joint(after, after_other)
+        tiny = jnp.finfo(rest.dtype).tiny
+        rest = jnp.where(rest > 0, jnp.log(jnp.maximum(rest, tiny)), IMPOSSIBLE)
+        cache = Joint(after_first, after_second)
+        return scores.at[:, unused].set(rest), cache
 
     cache = Joint(
-        caches.for_beams(its_cache, beams), caches.for_beams(other_cache, beams)
+        first=caches.for_beams(first_cache, beams),
+        second=caches.for_beams(second_cache, beams),
     )
     return step, cache

@@ -18,7 +18,7 @@ from transformer_jax import decoding, losses, metrics
 from transformer_jax.data.batching import Batches
 from transformer_jax.data.columns import ArrayRecords, texts_of
 from transformer_jax.data.corpus import Corpus, Reader
-from transformer_jax.data.corpus_batches import bucket_batches, ladder_batches
+from transformer_jax.data.corpus_batches import Rule, bucket_batches, ladder_batches
 from transformer_jax.data.examples import as_object, columns_of
 from transformer_jax.data.references import numbered_files, references_table
 from transformer_jax.data.streams import Stream, Tokens
@@ -387,9 +387,15 @@ class SequenceToSequence(Task):
     # On the host.
 
     def batches(self, split: str, seed: int | None) -> Batches:
-        columns = self.columns(split)
         if seed is None:
-            return self._in_order(columns, split)
+            return self._in_order(self.columns(split), split)
+        return self.training_batches(split, seed)
+
+    def training_batches(
+        self, split: str, seed: int, rule: Rule | None = None
+    ) -> Batches:
+        """Return batches for training, without the examples that break `rule`."""
+        columns = self.columns(split)
         data = self.config.data
         if advice := data.size_advice(len(columns["source"])):
             log.warning("%s", advice)
@@ -400,6 +406,7 @@ class SequenceToSequence(Task):
             seed=seed,
             max_ratio=data.max_ratio,
             predicted="target",
+            rule=rule,
         )
 
     def columns(self, split: str) -> dict[str, Sequence[Any]]:

@@ -40,7 +40,7 @@ class SpeechInput(InputConfig):
         for name in ("frequency_width", "time_width"):
             if getattr(self, name) < 1:
                 yield name, "must be at least 1; for no masks, set their number to 0"
-        if self.frequency_width > self.mel_bands:
+        if self.frequency_masks > 0 and self.frequency_width > self.mel_bands:
             yield "frequency_width", f"must not exceed mel_bands = {self.mel_bands}"
         if not 0 < self.time_share <= 1:
             yield "time_share", "must be in (0, 1], e.g. 0.2"
@@ -58,11 +58,12 @@ class SpeechInput(InputConfig):
             return front_end
         if self.convolution_channels:
             width = model.source_width
+            most_vectors = -(-stream.limit // 4)
             front_end = Convolutions(
                 self.mel_bands,
                 self.convolution_channels,
                 width,
-                Positions(model.source_positions, stream.limit, width),
+                Positions(model.source_positions, most_vectors, width),
                 model.source_dropout_rate,
                 model.dtype,
             )

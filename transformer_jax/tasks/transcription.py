@@ -20,9 +20,11 @@ from etils import epath
 from transformer_jax import decoding, losses, metrics
 from transformer_jax.data.batching import Batches
 from transformer_jax.data.corpus import Corpus
-from transformer_jax.data.corpus_batches import Rule, bucket_batches
+from transformer_jax.data.corpus_batches import Rule
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.decoding import ctc
+from transformer_jax.decoding.steps import never_chosen
+from transformer_jax.errors import UserError
 from transformer_jax.files import one_line
 from transformer_jax.models.encoder_decoder import EncoderDecoder
 from transformer_jax.models.layers import Head, OutputLayer
@@ -54,7 +56,7 @@ log = logging.getLogger(__name__)
 SHOWN = 3  # examples that a warning names
 
 
-def read(
+def memory_and_teacher_forced(
     model: EncoderDecoder,
     source: jax.Array,
     source_valid: jax.Array,
@@ -91,10 +93,10 @@ class Transcription(Task):
     corpus: Corpus
 
     def __init__(self, config: TranscriptionConfig, workdir: epath.PathLike | None):
-        self.writer = SequenceToSequence(config.written, workdir)
-        super().__init__(config, self.writer.corpus)
-        self.streams = self.writer.streams
-        self.model = self.writer.model
+        self.attention_task = SequenceToSequence(config.without_ctc, workdir)
+        super().__init__(config, self.attention_task.corpus)
+        self.streams = self.attention_task.streams
+        self.model = self.attention_task.model
         self.has_ctc = config.training.ctc_weight > 0
         self.has_decoder = config.training.ctc_weight < 1
         self.ctc = OutputLayer(
@@ -110,7 +112,7 @@ class Transcription(Task):
     def init(self, key: jax.Array) -> Params:
         params = {}
         if self.has_decoder:
-            params["model"] = self.writer.init(key)
+            params["model"] = self.attention_task.init(key)
         else:
             stream = self.streams["source"]
             source = jnp.zeros((1, 1, *stream.trailing), stream.dtype)
@@ -135,7 +137,7 @@ class Transcription(Task):
         label_smoothing: float = 0.0,
     ) -> Means:
         """Return the terms of the objective per token of the target, including EOS:
-        (1 - λ) · attention + λ · CTC (Kim et al. 2017, eq. 8).
+        (1 - λ) · attention + λ · CTC (Kim et al. 2017).
 
         Rows without an alignment have no weight in CTC.
         """
@@ -152,7 +154,9 @@ class Transcription(Task):
         means = {}
         if self.has_decoder:
             reading = shift_right(target, self.corpus.special_ids("target").begin)
-            memory, x, head = apply(reading, target_valid, step, method=read)
+            memory, x, head = apply(
+                reading, target_valid, step, method=memory_and_teacher_forced
+            )
             total, count = losses.token_cross_entropy(
                 head, x, target, target_valid, label_smoothing
             )
@@ -199,34 +203,57 @@ class Transcription(Task):
             method=self.model.encode,
         )
 
-    def _posteriors(self, params: Params, memory: Any) -> jax.Array:
-        """Return the log-probabilities (B, S', V) of CTC."""
+    def _posteriors(self, params: Params, batch: DeviceArrays) -> jax.Array:
+        """Return the log-probabilities (B, S', V) of CTC for the sources of a batch.
+
+        An empty source is certainly blank, even if its row has an EOS.
+        """
+        memory = self._encode(params, batch)
         logits = self._ctc_logits(params, memory)
-        return ctc.log_probabilities(logits, memory.valid, self.blank)
+        added = self.streams["source"].added(begin=False, end=True)
+        is_empty = jnp.asarray(batch["source_length"])[:, None] <= added
+        return ctc.log_probabilities(logits, memory.valid & ~is_empty, self.blank)
+
+    def _unused_id(self) -> int:
+        """Return an id that no output contains, see `ctc.joint`.
+
+        Raises:
+            ValueError: the tokenizer has no such id.
+        """
+        special = self.corpus.special_ids("target")
+        ends = (special.end, *self.config.decoding.end_ids)
+        unused = never_chosen(special.begin, special.pad, ends)
+        if not unused:
+            raise UserError(
+                "decoding by attention and CTC together needs a tokenizer with an id "
+                "for padding or for the begin of a text: use one, or set "
+                "decoding.ctc_weight to 0.0 or 1.0"
+            )
+        return unused[0]
 
     def _transcribe(
         self, params: Params, batch: DeviceArrays, greedy: bool
     ) -> decoding.Hypotheses:
-        """Return the best outputs by (1 - μ) · log P of the decoder + μ · log P of CTC
-        (Watanabe et al. 2017, Section II-C), found in one search.
+        """Return the best outputs by (1 - μ) · log P of the decoder + μ · log P of CTC,
+        divided by the length penalty (Watanabe et al. 2017), found in one search.
         """
         weight = self.config.decoding.ctc_weight
         if weight == 0:
-            step, cache = self.writer.decoder(params["model"], batch, greedy)
-            return self.writer.search(step, cache, batch, greedy)
-        posteriors = self._posteriors(params, self._encode(params, batch))
+            step, cache = self.attention_task.decoder(params["model"], batch, greedy)
+            return self.attention_task.search(step, cache, batch, greedy)
+        posteriors = self._posteriors(params, batch)
         options = self.config.decoding
-        one = greedy or (options.beam_size == 1 and not options.temperature)
-        if weight == 1 and one:
-            longest = self.writer.most_tokens(batch)
+        is_sampled = options.temperature > 0
+        has_one_output = greedy or (options.beam_size == 1 and not is_sampled)
+        if weight == 1 and has_one_output:
+            longest = self.attention_task.most_tokens(batch)
             return ctc.best_path(posteriors, longest, self.blank)
         scorer: tuple[decoding.Step, Any] = ctc.prefixes(posteriors, self.blank)
         if weight < 1:
-            decoder = self.writer.decoder(params["model"], batch, greedy)
+            decoder = self.attention_task.decoder(params["model"], batch, greedy)
             beams = decoding.beams(options, greedy)
-            unused = self.corpus.special_ids("target").begin
-            scorer = ctc.joint(decoder, scorer, weight, beams, unused)
-        return self.writer.search(*scorer, batch, greedy)
+            scorer = ctc.joint(decoder, scorer, weight, beams, self._unused_id())
+        return self.attention_task.search(*scorer, batch, greedy)
 
     def attention(self, params: Params, batch: DeviceArrays) -> Attention:
         """Return attention weights while the decoder reads the target, or the task's
@@ -234,17 +261,17 @@ class Transcription(Task):
         """
         if "target" not in batch:
             outputs = self._transcribe(params, batch, greedy=False)
-            batch = self.writer.with_output(batch, outputs)
+            batch = self.attention_task.with_output(batch, outputs)
         maps: dict[tuple[str, str, str], jax.Array] = {}
         axes: dict[str, Axis] = {}
         if self.has_decoder:
-            maps, axes = self.writer.attention(params["model"], batch)
+            maps, axes = self.attention_task.attention(params["model"], batch)
         if self.has_ctc:
-            posteriors = jnp.exp(self._posteriors(params, self._encode(params, batch)))
+            posteriors = jnp.exp(self._posteriors(params, batch))
             rows, _, size = posteriors.shape
             labels = jnp.broadcast_to(jnp.arange(size), (rows, size))
             maps["CTC", "source", "label"] = posteriors[:, None, None]
-            axes["source"] = self.writer.source_axis(batch)
+            axes["source"] = self.attention_task.source_axis(batch)
             axes["label"] = Axis(labels, jnp.full(rows, size), self._shown_labels)
         return maps, axes
 
@@ -266,31 +293,25 @@ class Transcription(Task):
         no alignment of its text.
         """
         if seed is None or not self.has_ctc:
-            return self.writer.batches(split, seed)
-        source = self.corpus.open(split)
+            return self.attention_task.batches(split, seed)
+        table = self.corpus.open(split)
 
-        def broken(streams: Mapping[str, Ragged]) -> np.ndarray:
+        def broken(streams: Mapping[str, Ragged], others: np.ndarray) -> np.ndarray:
             room = self._positions_of(streams["source"].lengths)
             needed = aligned_positions(streams["target"])
-            for i in np.flatnonzero(needed > room)[:SHOWN]:
-                line = f":{source.first_line + i}"
+            too_short = (needed > room) & others
+            for i in np.flatnonzero(too_short)[:SHOWN]:
                 log.warning(
                     "%s is left out: CTC needs %d positions for the text, "
                     "and the encoder makes %d of the recording",
-                    source.where
-                    + (line if source.first_line else f", example {i + 1}"),
+                    table.place(i),
                     needed[i],
                     room[i],
                 )
-            return needed > room
+            return too_short
 
-        return bucket_batches(
-            self.corpus,
-            self.writer.columns(split),
-            split=split,
-            seed=seed,
-            rule=Rule("with too few positions for CTC", broken),
-        )
+        rule = Rule("with too few positions for CTC", broken)
+        return self.attention_task.training_batches(split, seed, rule)
 
     def _positions_of(self, lengths: np.ndarray) -> np.ndarray:
         """Return the positions of the memory for sources of `lengths` (n,)."""
@@ -298,11 +319,35 @@ class Transcription(Task):
         return np.array([*map(self.positions, distinct)])[inverse]
 
     def batches_of(self, records: Sequence[Record]) -> Batches:
-        return self.writer.batches_of(records)
+        return self.attention_task.batches_of(records)
+
+    def dummy_batch(
+        self, rows: int, length: int, seed: int | None = None, references: bool = True
+    ) -> Arrays:
+        """See `Task.dummy_batch`. With CTC, texts are cut so that each has an
+        alignment.
+        """
+        batch = super().dummy_batch(rows, length, seed, references)
+        if not self.has_ctc or "target" not in batch:
+            return batch
+        target = batch["target"]
+        added = self.streams["source"].added(begin=False, end=True)
+        room = self._positions_of(batch["source_length"])
+        room = np.where(batch["source_length"] > added, room, 0)
+        is_same = np.pad(target[:, 1:] == target[:, :-1], ((0, 0), (1, 0)))
+        needed = np.cumsum(1 + is_same, axis=1)
+        fitting = (needed <= room[:, None]).sum(axis=1)
+        labels = np.minimum(fitting, batch["target_length"] - 1)
+        place = np.arange(target.shape[1])
+        target = np.where(place < labels[:, None], target, 0)
+        target[np.arange(rows), labels] = self.blank
+        batch["target"] = target
+        batch["target_length"] = (labels + 1).astype(np.int32)
+        return batch
 
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
         """See `SequenceToSequence.decode`."""
-        return self.writer.decode(outputs, batch)
+        return self.attention_task.decode(outputs, batch)
 
     def score(
         self,
@@ -318,11 +363,11 @@ class Transcription(Task):
             for prediction in predictions
         ]
         references = [one_line(reference) for reference in references]
-        share = self.config.training.ctc_weight
-        weights = {"attention": 1 - share, "ctc": share}
+        weight = self.config.training.ctc_weight
+        scales = {"attention": 1 - weight, "ctc": weight}
         loss: Scores = {}
         if means:
-            loss["loss"] = sum(weights[name] * value for name, value in means.items())
+            loss["loss"] = sum(scales[name] * value for name, value in means.items())
         return {
             **loss,
             **metrics.word_error_rate(lines, references),
@@ -330,8 +375,14 @@ class Transcription(Task):
         }
 
     def preview(self, arrays: Arrays) -> list[str]:
-        """See `SequenceToSequence.preview`."""
-        return self.writer.preview(arrays)
+        """See `SequenceToSequence.preview`.
+
+        Raises:
+            ValueError: also if the tokenizer has no id that joint decoding needs.
+        """
+        if 0 < self.config.decoding.ctc_weight < 1:
+            self._unused_id()
+        return self.attention_task.preview(arrays)
 
     def work(self, batch: Arrays) -> Work:
         """Return the work. Its tokens are those of the target."""
@@ -344,14 +395,16 @@ class Transcription(Task):
         """
         found: dict[str, float] = {}
         if self.has_decoder:
-            found |= self.writer.checks(params["model"], batch)
+            found |= self.attention_task.checks(params["model"], batch)
         if self.has_ctc:
-            loss, scores = jax.jit(self._by_both)(params, batch)
-            difference = jnp.abs(loss - scores).max() / jnp.abs(loss).max()
+            loss, scores = jax.jit(self._log_p_by_loss_and_search)(params, batch)
+            # all may be 0
+            largest = jnp.maximum(jnp.abs(loss).max(), 1e-9)
+            difference = jnp.abs(loss - scores).max() / largest
             found["scores of CTC = loss of CTC"] = float(difference)
         return found
 
-    def _by_both(
+    def _log_p_by_loss_and_search(
         self, params: Params, batch: DeviceArrays
     ) -> tuple[jax.Array, jax.Array]:
         """Return log P of the labels of each row (B,) by CTC, as computed by the loss
@@ -359,8 +412,7 @@ class Transcription(Task):
         """
         target = jnp.asarray(batch["target"])
         target_valid = valid(batch, "target")
-        memory = self._encode(params, batch)
-        posteriors = self._posteriors(params, memory)
+        posteriors = self._posteriors(params, batch)
         step, empty = ctc.prefixes(posteriors, self.blank)
 
         def add(
@@ -377,7 +429,8 @@ class Transcription(Task):
             add, (empty, target[:, 0]), jnp.arange(target.shape[1])
         )
         labels = jnp.pad(target_valid[:, 1:], ((0, 0), (0, 1)))
-        each, defined = losses.ctc(posteriors, memory.valid, target, labels, self.blank)
+        of_source = self._encode(params, batch).valid
+        each, defined = losses.ctc(posteriors, of_source, target, labels, self.blank)
         return -each, jnp.where(defined, scores.sum(axis=0), 0)
 
 

@@ -82,7 +82,7 @@ class TranscriptionConfig(Config):
     decoding: TranscriptionDecoding = dataclasses.field(metadata={"free": True})
 
     @property
-    def written(self) -> SequenceToSequenceConfig:
+    def without_ctc(self) -> SequenceToSequenceConfig:
         """The config of the same task without CTC."""
         sections = {
             field.name: getattr(self, field.name) for field in dataclasses.fields(self)
@@ -94,20 +94,41 @@ class TranscriptionConfig(Config):
 
     @property
     def columns(self) -> Columns:
-        return self.written.columns
+        return self.without_ctc.columns
 
     @property
     def longest(self) -> tuple[str, int]:
-        return self.written.longest
+        return self.without_ctc.longest
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (dotted key, rule and remedy) for values that are inconsistent with
         each other.
         """
-        yield from self.written.problems()
+        yield from self.without_ctc.problems()
         if self.data.references > 1:
             yield "data.references", "must be 1: a recording has one text"
+        if self.data.table:
+            yield (
+                "data.table",
+                (
+                    "must be '': write a table for each split, "
+                    "e.g. train.tsv, with a line for each recording"
+                ),
+            )
         trained = self.training.ctc_weight
+        if trained == 1 and self.training.label_smoothing > 0:
+            yield (
+                "training.label_smoothing",
+                "must be 0.0 with training.ctc_weight = 1, which trains no decoder",
+            )
+        if self.decoding.renormalize and 0 < self.decoding.ctc_weight < 1:
+            yield (
+                "decoding.renormalize",
+                (
+                    "must be False with decoding.ctc_weight between 0 and 1: it would "
+                    "change the weighted sum by which outputs are ranked"
+                ),
+            )
         if self.decoding.ctc_weight > 0 and trained == 0:
             yield (
                 "decoding.ctc_weight",
@@ -121,4 +142,4 @@ class TranscriptionConfig(Config):
 
     def advice(self) -> Iterator[str]:
         """Yield warnings about settings that are allowed but unwise."""
-        yield from self.written.advice()
+        yield from self.without_ctc.advice()

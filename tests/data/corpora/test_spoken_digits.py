@@ -117,8 +117,40 @@ def test_a_speaker_who_is_held_out_is_in_test_alone(recordings, tmp_path, kind):
             assert all(len(numbers) == 1 for _, _, numbers in rows)
 
 
+@pytest.mark.parametrize("kind", spoken_digits.KINDS)
+def test_all_speakers_are_held_out_each_in_a_folder(recordings, tmp_path, kind):
+    spoken_digits.write(recordings, tmp_path / "all", kind, "all")
+    folders = sorted(path.name for path in (tmp_path / "all").iterdir())
+    assert folders == [*SPEAKERS]
+    spoken_digits.write(recordings, tmp_path / "bob", kind, "bob")
+    files = sorted(path for path in (tmp_path / "bob").rglob("*") if path.is_file())
+    for path in files:
+        same = tmp_path / "all" / path.relative_to(tmp_path)
+        assert same.read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("held_out", ["", "bob"])
+def test_the_folder_of_the_recordings_is_not_overwritten(recordings, held_out):
+    tables = {path: path.read_bytes() for path in recordings.glob("*.tsv")}
+    same = recordings / ".." / recordings.name
+    with pytest.raises(ValueError, match="is the folder of the recordings"):
+        spoken_digits.write(recordings, same, "words", held_out)
+    assert {path: path.read_bytes() for path in recordings.glob("*.tsv")} == tables
+    assert not (recordings / "train").exists()
+
+
+def test_a_speaker_folder_that_is_that_of_the_recordings_is_refused(tmp_path):
+    folder = tmp_path / "ann"
+    folder.mkdir()
+    write_wave(folder / "1.wav", np.ones(10, np.int16))
+    for split in COUNTS:
+        (folder / f"{split}.tsv").write_text("file\ttext\tspeaker\n1.wav\tone\tann\n")
+    with pytest.raises(ValueError, match="is the folder of the recordings"):
+        spoken_digits.write(folder, tmp_path, "words", "all")
+
+
 def test_an_unknown_speaker_is_refused(recordings, tmp_path):
-    with pytest.raises(ValueError, match="zoe: must be one of ann, bob, eve"):
+    with pytest.raises(ValueError, match="zoe: must be one of ann, bob, eve, or all"):
         spoken_digits.write(recordings, tmp_path, "words", "zoe")
 
 

@@ -13,7 +13,9 @@ split are made from recordings of the same split, so those of val and test never
 in train. `--kind=words` copies single recordings instead.
 
 With `--held_out=NAME`, this speaker's recordings of all splits are test, and train and
-val have those of the others. Each run makes the same files.
+val have the recordings of the others in the same split. The others' recordings of test
+are left out. `--held_out=all` makes such files for each speaker, in a folder
+`DIRECTORY/NAME`. Each run makes the same files.
 """
 
 import wave
@@ -35,6 +37,7 @@ STRINGS = {"train": 3000, "val": 200, "test": 400}
 SHORTEST = 3  # recordings of a string
 LONGEST = 6
 GAP = 0.4  # seconds, at most
+ALL = "all"
 
 
 class Recording(NamedTuple):
@@ -46,15 +49,32 @@ class Recording(NamedTuple):
 
 
 def write(recordings: Path, directory: Path, kind: str, held_out: str = "") -> None:
-    """Write all files to a folder.
+    """Write all files to a folder, or with `held_out` = "all" to one for each speaker.
 
     Raises:
-        UserError: no recording is of the speaker `held_out`.
+        UserError: no recording is of the speaker `held_out`, or the folder is that of
+            the recordings.
         DataError: a table or a recording cannot be read.
     """
     splits = {split: read(recordings, split) for split in STRINGS}
-    if held_out:
-        splits = without(splits, held_out)
+    if held_out == ALL:
+        for speaker in speakers_of(splits):
+            _write(recordings, directory / speaker, kind, without(splits, speaker))
+    elif held_out:
+        _write(recordings, directory, kind, without(splits, held_out))
+    else:
+        _write(recordings, directory, kind, splits)
+
+
+def _write(
+    recordings: Path, directory: Path, kind: str, splits: dict[str, list[Recording]]
+) -> None:
+    """Write the files of splits to one folder."""
+    if directory.resolve() == recordings.resolve():
+        raise UserError(
+            f"--directory={directory} is the folder of the recordings, whose tables "
+            "would be overwritten: choose another folder, e.g. runs/data/strings"
+        )
     for number, (split, rows) in enumerate(splits.items()):
         (directory / split).mkdir(parents=True, exist_ok=True)
         if kind == "strings":
@@ -70,7 +90,8 @@ def write(recordings: Path, directory: Path, kind: str, held_out: str = "") -> N
             write_wave(directory / name, joined(sounds, draw))
             text = " ".join(part.text for part in parts)
             table.append(f"{name}\t{text}\t{parts[0].speaker}")
-        (directory / f"{split}.tsv").write_text("\n".join(table) + "\n")
+        content = "\n".join(table) + "\n"
+        (directory / f"{split}.tsv").write_text(content, encoding="utf-8")
 
 
 def read(directory: Path, split: str) -> list[Recording]:
@@ -80,6 +101,11 @@ def read(directory: Path, split: str) -> list[Recording]:
     return [Recording(*row) for row in zip(*columns, strict=True)]
 
 
+def speakers_of(splits: dict[str, list[Recording]]) -> list[str]:
+    """Return the speakers in alphabetical order."""
+    return sorted({row.speaker for rows in splits.values() for row in rows})
+
+
 def without(
     splits: dict[str, list[Recording]], held_out: str
 ) -> dict[str, list[Recording]]:
@@ -87,10 +113,11 @@ def without(
     have none. The others' recordings of test are left out.
     """
     everything = [row for rows in splits.values() for row in rows]
-    speakers = sorted({row.speaker for row in everything})
+    speakers = speakers_of(splits)
     if held_out not in speakers:
         raise UserError(
-            f"--held_out={held_out}: must be one of {', '.join(speakers)}, or empty"
+            f"--held_out={held_out}: must be one of {', '.join(speakers)}, "
+            f"or {ALL}, or empty"
         )
     others = {
         split: [row for row in splits[split] if row.speaker != held_out]
@@ -142,7 +169,10 @@ if __name__ == "__main__":
     )
     KIND = flags.DEFINE_enum("kind", KINDS[0], KINDS, "what a sound holds")
     HELD_OUT = flags.DEFINE_string(
-        "held_out", "", "speaker of all recordings of test; empty: all are in train"
+        "held_out",
+        "",
+        "speaker of all recordings of test; all: a folder for each speaker; "
+        "empty: the splits of the tables",
     )
     app.run(
         lambda _: write(
