@@ -36,7 +36,7 @@ ARGUMENTS = {
         "annotated",
     ],
     "rnn": ["none,lstm,reversed"],
-    "speech": ["model=joint", "model=las,data=words"],
+    "speech": ["model=ctc", "model=joint", "model=las,data=words"],
     "wmt14": ["big,norm=pre,en-fr"],
 }
 RECIPES = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
@@ -64,7 +64,9 @@ def test_an_attention_is_one_key(attention, size, cell):
 SLOW = {
     ("bert", "large,ltr"),
     ("spoken_digits", ""),  # tests/tasks/test_inputs.py trains it
+    ("captions", "blind"),  # captions,photographs has the same decoder
     ("captions", "transformer,photographs"),
+    ("digits", "transformer"),  # tests/tasks/test_inputs.py trains the other
     ("dates", ""),  # docs/walkthroughs/attention_map.md trains it
     ("finetune", "model=gpt,task=stsb"),
     ("finetune", "model=gpt,task=swag"),
@@ -73,9 +75,12 @@ SLOW = {
     ("gpt", "mini"),
     ("gpt", "shakespeare-cpu-long"),
     ("multi30k", "annotated"),
+    ("multi30k", "en-de,quick,positions=rotary,wordpiece"),
     ("multi30k", "de-en,size=small,relative"),
     ("own_files", ""),
     ("scenes", ""),  # captions:photographs has the same parts
+    ("rnn", "none,lstm,reversed"),  # tests/models/test_recurrent.py has its equations
+    ("speech", "model=joint"),
     ("speech", "model=las,data=words"),  # tests/tasks/test_transcription.py trains it
     ("wmt14", "big,norm=pre,en-fr"),
 }

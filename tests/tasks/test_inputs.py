@@ -21,7 +21,9 @@ from transformer_jax.training.sharding import make_mesh
 
 # test_configs.py runs the others
 RECIPES = {"image, recurrent": ("digits", ""), "sound": ("spoken_digits", "")}
-pytestmark = pytest.mark.parametrize("name", RECIPES)
+pytestmark = pytest.mark.parametrize(
+    "name", ["image, recurrent", pytest.param("sound", marks=pytest.mark.slow)]
+)
 
 
 @pytest.fixture

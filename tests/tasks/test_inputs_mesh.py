@@ -35,7 +35,11 @@ print(json.dumps(found))
 
 @pytest.mark.parametrize(
     ("recipe", "arg"),
-    [("spoken_digits", ""), ("captions", ""), ("captions", "photographs")],
+    [
+        pytest.param("spoken_digits", "", marks=pytest.mark.slow),
+        pytest.param("captions", "", marks=pytest.mark.slow),
+        ("captions", "photographs"),
+    ],
 )
 def test_eight_devices_train_as_one(recipe, arg, tmp_path):
     config = modalities.small_recipe(recipe, arg, tmp_path / "corpus")
