@@ -284,6 +284,7 @@ PAGES = (
     "models.masks",
     "models.positions",
     "models.recurrent",
+    "models.recurrent_encoders",
     "models.recurrent_lm",
     "models.stack",
     "models.transformer",
@@ -341,6 +342,10 @@ TESTED_IN = {
     # plumbing: every run, error and task goes through it
     "errors.py": ("test_command_line.py", "UserError"),
     "experiment.py": ("test_transfer.py", "run"),
+    "tasks/sequence_to_sequence_config.py": (
+        "tasks/test_sequence_to_sequence_captions.py",
+        "score",
+    ),
     "tasks/labelled_texts.py": ("tasks/test_classification.py", "batches"),
     # parts of what is tested as a whole, against its equations or with real processes
     "data/workers.py": ("training/test_signals.py", "workers"),
@@ -440,8 +445,8 @@ for _task in TASKS:
         SPECIAL |= names(_section)
     SPECIAL |= {_model.architecture for _model in models_of(_task)}
 # Names with a second meaning: `engine.init`, `optax.tree.norm`, "attention" as a
-# method, and axes of arrays.
-SPECIAL -= GENERAL | {"init", "norm", "attention", "head_dim", "seed"}
+# method, `Batches.references`, and axes of arrays.
+SPECIAL -= GENERAL | {"init", "norm", "attention", "references", "head_dim", "seed"}
 # sharding.py is left out: its error messages name the keys that set the sizes of axes.
 GENERIC_MODULES = (
     "config",
@@ -565,11 +570,13 @@ class Other:
 def readers(section: type) -> list[Path]:
     """Return the files that may read a section.
 
-    Only models read their own keys; other code reads the rest.
+    Only models read their own keys; other code reads the rest. The folders of the
+    classes that a section extends may read their keys too.
     """
     if section.__module__.split(".")[1] == "models":
         return [path for path in FILES if room(path) == "models"]
-    rooms = {section.__module__.split(".")[1], "data", "tasks", "training", "predictor"}
+    extended = {room_of(cls) for cls in section.__mro__} - {""}
+    rooms = extended | {"data", "tasks", "training", "predictor"}
     return [path for path in FILES if room(path) in rooms]
 
 

@@ -7,7 +7,11 @@ import pytest
 
 from helpers import oracle
 from helpers.labelled import positions
-from transformer_jax.losses import cross_entropy, token_cross_entropy
+from transformer_jax.losses import (
+    cross_entropy,
+    doubly_stochastic,
+    token_cross_entropy,
+)
 from transformer_jax.models.kernels import platforms
 from transformer_jax.models.layers import Head
 
@@ -136,4 +140,19 @@ def test_the_loss_in_chunks_is_that_of_the_heads_logits(label_smoothing):
     expected = cross_entropy(
         x @ table.T, labels, valid, vocab_size=V, label_smoothing=label_smoothing
     )
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_doubly_stochastic_attention_is_equation_14_of_xu_et_al():
+    """Σ_i (1 - Σ_t α_ti)² of each row, without padding of target and source."""
+    draw = np.random.default_rng(0)
+    weights = draw.random((2, 3, 5)).astype(np.float32)
+    weights[1, :, 3:] = 0  # padding of the source
+    valid = np.array([[True, True, True], [True, False, False]])
+    expected = 0.0
+    for row, (words, size) in enumerate([(3, 5), (1, 3)]):
+        for i in range(size):
+            looks = sum(float(weights[row, t, i]) for t in range(words))
+            expected += (1 - looks) ** 2
+    found = doubly_stochastic(weights, valid)
     np.testing.assert_allclose(found, expected, rtol=1e-5)

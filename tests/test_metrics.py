@@ -11,6 +11,7 @@ import sacrebleu
 from transformer_jax.metrics import (
     BLEU_TOKENIZERS,
     bleu,
+    caption_scores,
     exact_match,
     f1,
     loss_and_perplexity,
@@ -331,3 +332,38 @@ def test_correlations_are_those_of_scipy(distinct):
         y = x + draw.integers(0, distinct, size)
         assert pearson(x, y) == pytest.approx(stats.pearsonr(x, y).statistic)
         assert spearman(x, y) == pytest.approx(stats.spearmanr(x, y).statistic)
+
+
+CAPTIONS = ["a dog runs on grass .", "two men sit"]
+OF_SEVERAL = [
+    ["A dog runs on the grass .", "the black dog runs ."],
+    ["Two people sit", "two men are sitting there"],
+]
+
+
+def test_bleu_of_captions_by_hand():
+    """n-grams that some reference has, and the references of the closest lengths."""
+    scores = caption_scores(CAPTIONS, OF_SEVERAL)
+    # 1: all 9 words; 2: a dog, dog runs, runs on, grass . of 5 + two men of
+    # 2; 3: a dog runs, dog runs on of 4 + none of 1; 4: a dog runs on of 3 + none of 0
+    precisions = [9 / 9, 5 / 7, 2 / 5, 1 / 3]
+    brevity = 1  # 7 and 5 are equally close to 6: the shorter one counts
+    for n in range(1, 5):
+        expected = 100 * brevity * math.prod(precisions[:n]) ** (1 / n)
+        assert scores[f"bleu_{n}"] == pytest.approx(expected), n
+    several = bleu(CAPTIONS, OF_SEVERAL)
+    assert several["bleu_tokenized"] == pytest.approx(scores["bleu_4"])
+    assert "nrefs:2" in several["bleu_signature"]
+
+
+def test_chrf_of_captions_takes_the_best_reference_and_no_case():
+    equal = caption_scores(["A DOG"], [["a cat", "a dog"]])
+    assert equal["chrf"] == pytest.approx(100)
+    worse = caption_scores(["A DOG"], [["a cat", "a log"]])
+    assert 0 < worse["chrf"] < 100
+
+
+def test_scores_of_one_reference_are_those_of_a_list_of_it():
+    lists = [[reference] for reference in SENTENCES]
+    assert bleu(SENTENCES[::-1], lists) == bleu(SENTENCES[::-1], SENTENCES)
+    assert exact_match(["a", "b"], [["b", "a"], ["a", "c"]]) == 0.5

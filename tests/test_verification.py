@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from helpers import ROOT
+from helpers.runs import get_config
 from transformer_jax import verification
 from transformer_jax.models import stack, transformer
 from transformer_jax.models.masks import Mask
@@ -41,6 +42,14 @@ def test_all_holds(tiny):
     assert [row.name for row in rows if row.difference is None] == [
         "1 device = 1 × 1 × 1 (data, fsdp, tensor)"
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["joint", "ctc"])
+def test_all_holds_for_speech(model):
+    rows = list(verify(get_config("speech", f"model={model}")))
+    assert [row.name for row in rows if not row.held] == []
+    assert "scores of CTC = loss of CTC" in [row.name for row in rows]
 
 
 @pytest.mark.slow

@@ -429,10 +429,10 @@ def _belongs_to_run(file: epath.Path, workdir: epath.Path) -> bool:
     )
 
 
-def read_lines(path: str) -> list[str]:
+def read_lines(path: str, flag: str = "input") -> list[str]:
     """Return the lines of a file, or of stdin for "-".
 
-    All processes must read the same lines.
+    All processes must read the same lines. `flag` is the option that names the file.
 
     Raises ValueError if the file cannot be read, is not UTF-8, or differs between
     processes.
@@ -441,11 +441,11 @@ def read_lines(path: str) -> list[str]:
         data = sys.stdin.buffer.read() if path == "-" else epath.Path(path).read_bytes()
     except OSError as error:
         raise UserError(
-            f"--input={path} cannot be read: {error.strerror or error}; "
+            f"--{flag}={path} cannot be read: {error.strerror or error}; "
             "name a text file"
         ) from error
     lines = decode_lines(data, "stdin" if path == "-" else path)
-    processes.agree("input", lambda: lines)
+    processes.agree(flag, lambda: lines)
     return lines
 
 

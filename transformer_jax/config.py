@@ -489,7 +489,8 @@ def shrink(config: ConfigDict) -> None:
     for key, field in field_of.items():
         section, name = key.split(".")
         value = before[section][name]
-        if "small" in field.metadata and type(value) is int and value:
+        is_size = type(value) in (int, tuple) and value
+        if "small" in field.metadata and is_size:
             like = field.metadata["like"]
             if like and value == before[section][like]:
                 field = field_of[f"{section}.{like}"]

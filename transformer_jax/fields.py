@@ -6,18 +6,27 @@ import dataclasses
 from typing import Any
 
 
-def size(default: Any, small: Any, like: str = "", free: bool = False) -> Any:
+def size(
+    default: Any,
+    small: Any,
+    like: str = "",
+    free: bool = False,
+    is_model: bool = False,
+) -> Any:
     """A size.
 
     Tests and verification set it to `small`; if it equals the field `like`, they keep
     the two equal.
 
     For a dimension that a mesh shards, `small` is divisible by eight devices. `free`
-    means what `fields.free` does.
+    means what `fields.free` does. `is_model` marks a size outside the model section
+    that defines the model.
     """
     metadata = {"small": small, "like": like}
     if free:
         metadata["free"] = True
+    if is_model:
+        metadata["model"] = True
     return dataclasses.field(default=default, metadata=metadata)
 
 

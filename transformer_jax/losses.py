@@ -1,13 +1,14 @@
-"""Losses, returned as a weighted sum and a sum of weights.
+"""Losses. Those of tokens are a weighted sum and a sum of weights; `ctc` is per row.
 
-The training loop divides one by the other only once, after adding up all devices and
-microbatches.
+The training loop divides one sum by the other only once, after adding up all devices
+and microbatches.
 
-Shapes: B batch · T target positions · D d_model · V vocabulary.
+Shapes: B batch · S source positions · T target positions · D d_model · V vocabulary.
 """
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from transformer_jax.errors import UserError
 from transformer_jax.models.kernels.chunks import expected_logit, sum_in_chunks
@@ -79,3 +80,57 @@ def token_cross_entropy(
 
     total = sum_in_chunks(loss, head, x, labels, valid)
     return total, valid.sum().astype(jnp.float32)
+
+
+def doubly_stochastic(
+    weights: Array,
+    valid: Array,
+) -> Array:
+    """Return Σ_i (1 - Σ_t α_ti)², summed over the batch (Xu et al. 2015, eq. 14).
+
+    It is small if the decoder looks at every position of the source about once.
+
+    weights α (B, T, S) are those of attention; valid (B, T) is True at the target.
+
+    Differs: A position whose weights are all 0 does not count. This is padding of the
+    source, or what is outside of all windows of local attention.
+    """
+    looks = jnp.where(valid[:, :, None], weights, 0).sum(axis=1)
+    return jnp.where(looks > 0, jnp.square(1 - looks), 0).sum()
+
+
+def ctc(
+    logits: Array,
+    valid: Array,
+    labels: Array,
+    label_valid: Array,
+    blank: int,
+) -> tuple[Array, Array]:
+    """Return the loss of connectionist temporal classification, -ln P(labels), and
+    where it is defined, both (B,).
+
+    At each position of the source, softmax(logits) has the probabilities of a label or
+    of none, the id `blank`. P is the sum over all alignments, i.e. sequences of S ids
+    that become the labels once equal neighbours are merged and blanks removed (Graves
+    et al. 2006, eqs. 3 and 8).
+
+    There is no alignment if the labels and a blank between each pair of equal
+    neighbours need more positions than the source has. The loss is then 0 and not
+    defined.
+
+    logits (B, S, V), valid (B, S), labels (B, T), label_valid (B, T). Padding follows
+    positions and labels.
+    """
+    # optax selects log-probabilities by a matrix product, which must not round them
+    with jax.default_matmul_precision("highest"):
+        losses = optax.ctc_loss(
+            logits.astype(jnp.float32),
+            1.0 - valid,
+            labels,
+            1.0 - label_valid,
+            blank_id=blank,
+        )
+    is_repeated = (labels[:, 1:] == labels[:, :-1]) & label_valid[:, 1:]
+    needed = label_valid.sum(axis=1) + is_repeated.sum(axis=1)
+    defined = needed <= valid.sum(axis=1)
+    return jnp.where(defined, losses, 0.0), defined

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +18,14 @@ EXTRAS = {"ja-mecab": "ja", "ko-mecab": "ko"}
 
 
 def bleu(
-    hypotheses: Sequence[str], references: Sequence[str], tokenizer: str = "13a"
+    hypotheses: Sequence[str],
+    references: Sequence[str | Sequence[str]],
+    tokenizer: str = "13a",
 ) -> dict[str, float | str]:
     """Return corpus BLEU (Papineni et al. 2002), from 0 to 100, as computed by
     sacreBLEU (Post 2018).
+
+    A hypothesis has one reference, or a list of as many as the others.
 
     The result has three keys. "bleu" uses sacreBLEU's `tokenizer`, one of
     `BLEU_TOKENIZERS`, and is meant for raw text; "bleu_signature" is its sacreBLEU
@@ -30,11 +35,40 @@ def bleu(
     # `force`: no warning that the text looks tokenized
     standard = sacrebleu.BLEU(tokenize=tokenizer, force=True)
     as_given = sacrebleu.BLEU(lowercase=True, tokenize="none", force=True)
+    streams = _streams(references)
     return {
-        "bleu": standard.corpus_score(hypotheses, [references]).score,
+        "bleu": standard.corpus_score(hypotheses, streams).score,
         "bleu_signature": str(standard.get_signature()),
-        "bleu_tokenized": as_given.corpus_score(hypotheses, [references]).score,
+        "bleu_tokenized": as_given.corpus_score(hypotheses, streams).score,
     }
+
+
+def caption_scores(
+    hypotheses: Sequence[str], references: Sequence[Sequence[str]]
+) -> dict[str, float]:
+    """Return the scores that papers on captions report, from 0 to 100.
+
+    "bleu_1" to "bleu_4" are corpus BLEU with n-grams up to this length, lower-cased,
+    with the tokens as given, over all references of a hypothesis; "bleu_4" is
+    "bleu_tokenized" of `bleu`. "chrf" is chrF2 (Popović 2015) of sacreBLEU,
+    lower-cased, with the best reference of each hypothesis.
+    """
+    streams = _streams(references)
+    scores = {}
+    for n in range(1, 5):
+        as_given = sacrebleu.BLEU(
+            lowercase=True, tokenize="none", force=True, max_ngram_order=n
+        )
+        scores[f"bleu_{n}"] = as_given.corpus_score(hypotheses, streams).score
+    characters = sacrebleu.CHRF(lowercase=True)
+    scores["chrf"] = characters.corpus_score(hypotheses, streams).score
+    return scores
+
+
+def _streams(references: Sequence[str | Sequence[str]]) -> list[list[str]]:
+    """Return a list of the first reference of each hypothesis, one of the second, …"""
+    lists = [[entry] if isinstance(entry, str) else entry for entry in references]
+    return [list(stream) for stream in zip(*lists, strict=True)]
 
 
 def missing_extra(tokenizer: str) -> str:
@@ -51,15 +85,86 @@ def missing_extra(tokenizer: str) -> str:
     return ""
 
 
-def exact_match(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    """Return the share of hypotheses that are equal to their references, from 0 to 1.
+def exact_match(
+    hypotheses: Sequence[str], references: Sequence[str | Sequence[str]]
+) -> float:
+    """Return the share of hypotheses that are equal to their reference, or to one of
+    them, from 0 to 1.
 
     Raises:
         ValueError: The numbers of hypotheses and references differ.
     """
-    return sum(h == r for h, r in zip(hypotheses, references, strict=True)) / len(
-        references
-    )
+    matches = 0
+    for hypothesis, entry in zip(hypotheses, references, strict=True):
+        matches += hypothesis in ([entry] if isinstance(entry, str) else entry)
+    return matches / len(references)
+
+
+class Edits(NamedTuple):
+    """The numbers of edits that turn a reference into a hypothesis, or sums of them."""
+
+    substitutions: int
+    deletions: int
+    insertions: int
+
+
+def edits(hypothesis: Sequence[Hashable], reference: Sequence[Hashable]) -> Edits:
+    """Return the fewest edits that turn a reference into a hypothesis (Levenshtein
+    1966).
+
+    Several alignments may have as few. The result is that with most substitutions.
+    """
+    # Each cost is a number of edits times `unit`, plus a number of indels below `unit`.
+    unit = len(hypothesis) + len(reference) + 1
+    indel = unit + 1
+    ids = {word: i for i, word in enumerate({*hypothesis, *reference})}
+    words = np.array([ids[word] for word in hypothesis], np.int64)
+    skipped = indel * np.arange(len(hypothesis) + 1)
+    costs = skipped  # of each prefix of the hypothesis, for no word of the reference
+    for word in reference:
+        deleted = costs + indel
+        aligned = costs[:-1] + unit * (words != ids[word])
+        costs = deleted.copy()
+        costs[1:] = np.minimum(deleted[1:], aligned)
+        # insert any number of words after the cheapest prefix
+        costs = skipped + np.minimum.accumulate(costs - skipped)
+    count, indels = divmod(int(costs[-1]), unit)
+    longer = len(hypothesis) - len(reference)
+    insertions = (indels + longer) // 2
+    return Edits(count - indels, insertions - longer, insertions)
+
+
+def word_error_rate(
+    hypotheses: Sequence[str], references: Sequence[str]
+) -> dict[str, float]:
+    """Return the edits that turn the references into the hypotheses, as a share of the
+    references' words.
+
+    Words are separated by spaces. "word_error_rate" is the sum of "substitutions",
+    "deletions" and "insertions". It is 0 if all texts are equal, 1 if all hypotheses
+    are empty, and exceeds 1 if more words are wrong or too many than the references
+    have.
+
+    Raises:
+        ValueError: The numbers of hypotheses and references differ or are 0, or the
+            references have no word.
+    """
+    check_pairs(hypotheses, references)
+    words = sum(len(reference.split()) for reference in references)
+    if not words:
+        raise UserError(
+            f"{len(references)} references have no word: "
+            "a word error rate needs at least one; check the references"
+        )
+    found = [
+        edits(hypothesis.split(), reference.split())
+        for hypothesis, reference in zip(hypotheses, references, strict=True)
+    ]
+    rates = {
+        name: sum(counts) / words
+        for name, counts in zip(Edits._fields, zip(*found, strict=True), strict=True)
+    }
+    return {"word_error_rate": sum(rates.values()), **rates}
 
 
 def loss_and_perplexity(means: Mapping[str, float]) -> dict[str, float]:

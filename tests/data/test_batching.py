@@ -271,6 +271,28 @@ def test_plan_of_a_million_examples():
     assert len(np.unique(plan.batch(0).indices)) == len(plan.batch(0).indices)
 
 
+def test_streams_of_one_length_do_not_choose_buckets():
+    """But they bound the rows: 49 positions of an image, and short and long texts."""
+    texts = np.repeat([5, 20], 60)
+    lengths = np.stack([np.full(120, 49), texts], axis=1)
+    plan = BatchPlan(
+        lengths, max_lengths=None, tokens=49 * 10, max_buckets=2, seed=None
+    )
+    assert plan.shapes == [(10, 49, 5), (10, 49, 20)]
+    assert plan.fill == (1.0, 1.0)
+    # one longer image, and the widest stream decides
+    lengths[0, 0] = 50
+    plan = BatchPlan(
+        lengths, max_lengths=None, tokens=50 * 10, max_buckets=1, seed=None
+    )
+    assert plan.shapes == [(10, 50, 20)]
+    same = np.full((30, 2), [49, 7])
+    plan = BatchPlan(same, max_lengths=None, tokens=490, max_buckets=2, seed=None)
+    assert plan.shapes == [(10, 49, 7)]
+    with pytest.raises(ValueError, match="49 positions: set 49 or more"):
+        BatchPlan(same, max_lengths=None, tokens=48, seed=None)
+
+
 def test_the_search_for_buckets_is_bounded_where_lengths_are_not():
     lengths = np.arange(1, 200_001, 3)[:, None]
     plan = BatchPlan(

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from transformer_jax.data.files import DataError
-from transformer_jax.data.images import grid_files, grid_of
+from transformer_jax.data.images import grid_files, grid_of, grids_of
+from transformer_jax.data.sources import Source, held
 from transformer_jax.data.streams import Grid
 
 IMAGE = np.arange(24, dtype=np.uint8).reshape(4, 6)
@@ -59,3 +60,40 @@ def test_what_is_no_array_is_refused(folder):
     for i in range(len(lines)):
         with pytest.raises(DataError, match=rf"train\.image .*, example {i + 1}: "):
             column[i]
+
+
+def of_table(folder, count=2, shape=(4, 6, 1)):
+    """Return the grids for a table of `count` images."""
+    table = Source({"image": held(["a.npy"] * count)}, "captions.tsv", lines=[2, 7])
+    return grids_of(folder, "test", table, "image", shape)
+
+
+def test_the_grids_of_a_table_are_an_array_or_files_that_it_names(folder):
+    np.testing.assert_array_equal(of_table(folder)[1], IMAGE)
+    np.save(folder / "test.image.npy", np.stack([IMAGE, IMAGE + 1]))
+    grids = of_table(folder)
+    assert isinstance(grids.values, np.memmap)
+    np.testing.assert_array_equal(grids[1], IMAGE + 1)
+
+
+@pytest.mark.parametrize(
+    ("count", "shape", "message"),
+    [
+        (
+            3,
+            (4, 6, 1),
+            r"test.image.npy has 2 rows, but captions.tsv has 3 images of the split "
+            "test: they must be the same, in the same order",
+        ),
+        (
+            2,
+            (4, 3, 2),
+            r"test.image.npy has grids of the shape \(4, 6\): must be input.",
+        ),
+        (2, (4, 6, 2), r"has grids of the shape \(4, 6\): must be input.grid_shape = "),
+    ],
+)
+def test_grids_of_other_images_or_shapes_are_refused(folder, count, shape, message):
+    np.save(folder / "test.image.npy", np.stack([IMAGE, IMAGE + 1]))
+    with pytest.raises(DataError, match=message):
+        of_table(folder, count, shape)

@@ -9,7 +9,7 @@ import pytest
 from transformer_jax.data.batching import Batch, padded_arrays
 from transformer_jax.data.files import DataError
 from transformer_jax.data.sound import Sounds, log_mel
-from transformer_jax.data.streams import Frames, Grid, Tokens
+from transformer_jax.data.streams import Frames, Grid, Image, Tokens
 
 GRID = Grid("image", (4, 6, 1), cell=2)
 IMAGE = np.arange(24, dtype=np.uint8).reshape(4, 6)
@@ -129,3 +129,67 @@ def test_a_sound_of_a_table_that_cannot_be_read_is_refused_with_its_number(tmp_p
     column = Sounds(["a.wav"], tmp_path, 8000)
     with pytest.raises(DataError, match=r"file 1: .*a\.wav cannot be read as WAV"):
         Frames("file", 8000, 5, 3, 64).encode(column)
+
+
+PICTURE = np.random.default_rng(0).integers(0, 256, (4, 6, 3), np.uint8)
+
+
+def test_a_photograph_is_one_position_of_bytes():
+    stream = Image("image", (4, 6))
+    rows = stream.encode([PICTURE, PICTURE + 1])
+    assert rows.lengths.tolist() == [1, 1]
+    np.testing.assert_array_equal(rows[1], PICTURE[None] + 1)
+    np.testing.assert_array_equal(stream.picture(rows[0]), PICTURE)
+    assert stream.shown(rows[0]) == (["4 × 6 pixels"], "")
+    batch = Batch(0, np.array([1, -1]), (1,))
+    arrays = padded_arrays({"source": rows}, {}, batch)
+    dummy = stream.dummy(np.random.default_rng(0), np.array([1, 1]), 1)
+    for found in (arrays["source"], dummy):
+        assert (found.dtype, found.shape) == (np.uint8, (2, 1, 4, 6, 3))
+    assert arrays["source_length"].tolist() == [1, 0]
+    assert not arrays["source"][1].any()
+
+
+@pytest.mark.parametrize("entry", [PICTURE[:3], PICTURE / 255, PICTURE[..., :1]])
+def test_an_array_that_is_no_photograph_is_refused(entry):
+    with pytest.raises(
+        DataError, match=r"image 1: has the shape .*: must be \(4, 6, 3\)"
+    ):
+        Image("image", (4, 6)).encode([entry])
+
+
+def test_a_blind_model_reads_zeros_of_the_same_lengths():
+    for stream, entry in (
+        (Image("image", (4, 6), blind=True), PICTURE),
+        (Grid("image", (4, 6, 1), cell=2, blind=True), IMAGE + 1),
+    ):
+        rows = stream.encode([entry, entry])
+        assert not rows.values.any()
+        assert rows.values.shape[1:] == stream.trailing
+        assert rows.lengths.tolist() == [stream.limit] * 2
+    with pytest.raises(DataError):
+        Image("image", (4, 6), blind=True).encode(["missing.png"])
+
+
+def test_a_sound_is_cut_one_position_beyond_the_limit_before_it_is_encoded():
+    """So it is still too long, and an hour of sound needs little memory."""
+    frames = Frames("file", rate=8000, bands=5, stacked=3, limit=7)
+    draw = np.random.default_rng(0)
+    sound = draw.integers(-1000, 1000, 80_000).astype(np.int16)
+    assert len(frames.vectors(sound)) == 8
+    shorter = frames.vectors(sound[: 200 + 7 * 3 * 80 - 1])
+    assert len(shorter) == 7
+
+
+def test_a_sound_without_samples_is_empty_and_silence_is_not():
+    frames = Frames("file", rate=8000, bands=5, stacked=3, limit=7)
+    assert frames.vectors(np.zeros(0, np.int16)).shape == (0, 15)
+    silence = frames.vectors(np.zeros(800, np.int16))
+    assert silence.shape == (3, 15)
+    assert not silence.any()
+
+
+def test_a_sound_of_several_channels_is_refused():
+    frames = Frames("file", rate=8000, bands=5, stacked=3, limit=7)
+    with pytest.raises(ValueError, match=r"file 1: has the shape \(9, 2\): must be"):
+        frames.encode([np.zeros((9, 2))])

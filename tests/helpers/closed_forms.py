@@ -13,7 +13,7 @@ import numpy as np
 
 from transformer_jax.models.bert import BertConfig
 from transformer_jax.models.gpt import GPTConfig
-from transformer_jax.models.recurrent import RecurrentConfig
+from transformer_jax.models.recurrent_config import RecurrentConfig
 from transformer_jax.models.recurrent_lm import RecurrentLMConfig
 from transformer_jax.models.stack import BlockConfig
 from transformer_jax.models.transformer import TransformerConfig
@@ -297,15 +297,21 @@ def _recurrent_products(config: RecurrentConfig) -> _Products:
             else 0
         )
     alignment = ALIGNMENT_COUNTS[c.attention](c)
+    encoder = directions * recurrence(e, width, c.embedding_dim)
+    bridges = c.num_layers * CARRIES[c.cell] * width * d * c.bidirectional
+    if c.encoder == "none":
+        encoder = 0
+        bridges = c.num_layers * CARRIES[c.cell] * e * d
     return _Products(
-        sentence=c.num_layers * CARRIES[c.cell] * width * d * c.bidirectional,
-        source=directions * recurrence(e, width, c.embedding_dim) + alignment.source,
+        sentence=bridges,
+        source=encoder + alignment.source,
         target=(
             recurrence(d, d, c.embedding_dim + more)
             + readout
             + c.output_dim * c.target_vocab_size
             + alignment.target
             + (d * d + d) * (c.local_window > 0)
+            + d * c.context_gate
         ),
         pair=alignment.pair,
     )
@@ -319,9 +325,15 @@ def _recurrent(config: RecurrentConfig) -> int:
     maxout and output.
     """
     c, (sentence, source, target, _) = config, _recurrent_products(config)
-    biases = 4 * c.num_layers * (c.encoder_dim + c.d_model) + c.target_vocab_size
-    biases += c.num_layers * CARRIES[c.cell] * c.d_model * c.bidirectional
+    has_encoder = c.encoder == "recurrent"
+    units = c.encoder_dim * has_encoder + c.d_model
+    biases = 4 * c.num_layers * units + c.target_vocab_size + c.context_gate
+    has_bridges = c.bidirectional or not has_encoder
+    biases += c.num_layers * CARRIES[c.cell] * c.d_model * has_bridges
     biases += 2 * c.readout_dim * (c.readout == "maxout")
+    width = c.encoder_dim // (1 + c.bidirectional)
+    inputs = GATES[c.cell] * (2 * c.encoder_dim + width) + 4  # of a unit of a pyramid
+    source += c.pyramid_layers * c.encoder_dim * inputs
     vectors = ALIGNMENT_COUNTS[c.attention](c).vectors
     embeddings = (c.source_vocab_size + c.target_vocab_size) * c.embedding_dim
     return embeddings + sentence + source + target + biases + vectors + c.damping

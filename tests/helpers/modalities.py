@@ -1,6 +1,7 @@
 """Small corpora of images and sounds, for the recipes that read them."""
 
 import wave
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from ml_collections import ConfigDict
 from helpers.runs import get_config, shrink
 
 SPLITS = {"train": 30, "val": 11, "test": 7}
+COLOURS = ("red", "green", "blue")
 WORDS = ("zero", "one", "two")
 
 
@@ -43,15 +45,64 @@ def write_sounds(directory: Path, rate: int = 8000) -> None:
         (directory / f"{split}.tsv").write_text("\n".join(table) + "\n")
 
 
-def write(modality: str, directory: Path) -> None:
-    """Write the corpus of a modality that is not text."""
-    (write_images if modality == "grid" else write_sounds)(directory)
+def write_captions(
+    directory: Path, shape: tuple[int, ...], references: int = 5
+) -> None:
+    """Write `{split}.image.npy` and captions.tsv: a colour, in as many words as the
+    caption has a number.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    draw = np.random.default_rng(0)
+    lines = ["image\tsplit\tcaption"]
+    for split, count in SPLITS.items():
+        colours = draw.integers(0, 3, count)
+        features = draw.integers(-9, 9, (count, *shape)) + 20 * colours[:, *[None] * 3]
+        np.save(directory / f"{split}.image.npy", features.astype(np.int8))
+        for i, colour in enumerate(colours):
+            for number in range(references):
+                words = " ".join([COLOURS[colour]] * (1 + number))
+                lines.append(f'{split}{i}.png\t{split}\tA "{words}" .')
+    (directory / "captions.tsv").write_text("\n".join(lines) + "\n")
+
+
+def write_photographs(directory: Path) -> None:
+    """Write what `write_captions` does, `{split}.zip` with PNG files in the colours of
+    the captions, and `{split}.tsv` with the first caption of each.
+    """
+    from PIL import Image
+
+    write_captions(directory, (1, 1, 1))
+    lines = (directory / "captions.tsv").read_text().splitlines()[1::5]
+    for split in SPLITS:
+        table = ["image\tcaption"]
+        with zipfile.ZipFile(directory / f"{split}.zip", "w") as archive:
+            for line in lines:
+                name, of_line, caption = line.split("\t")
+                if of_line == split:
+                    table.append(f"{name}\t{caption}")
+                    colour = caption.split('"')[1]
+                    Image.new("RGB", (20, 20), colour).save(directory / name)
+                    archive.write(directory / name, name)
+        (directory / f"{split}.tsv").write_text("\n".join(table) + "\n")
+
+
+def write(config: ConfigDict, directory: Path) -> None:
+    """Write the corpus of a recipe whose source is not text."""
+    if config.input.modality == "image":
+        write_photographs(directory)
+    elif config.data.table:
+        write_captions(directory, config.input.grid_shape)
+    elif config.input.modality == "grid":
+        write_images(directory)
+    else:
+        write_sounds(directory)
 
 
 def entries(modality: str, directory: Path) -> list[str]:
     """Return two records: names of files."""
-    if modality == "frames":
-        return [str(directory / f"test{i}.wav") for i in range(2)]
+    if modality in ("frames", "image"):
+        ending = "wav" if modality == "frames" else "png"
+        return [str(directory / f"test{i}.{ending}") for i in range(2)]
     for i, image in enumerate(np.load(directory / "test.image.npy")[:2]):
         np.save(directory / f"image{i}.npy", image)
     return [str(directory / f"image{i}.npy") for i in range(2)]
@@ -60,5 +111,5 @@ def entries(modality: str, directory: Path) -> list[str]:
 def small_recipe(name: str, arg: str, directory: Path) -> ConfigDict:
     """Return a recipe, shrunk, with a corpus of its modality in `directory`."""
     config = get_config(name, arg)
-    write(config.input.modality, directory)
+    write(config, directory)
     return shrink(config, directory)

@@ -645,7 +645,14 @@ class Recurrent:
 
     def encode(self, source):
         c, p, x, first = self.c, self.p["encoder"], self.embed("source", source), []
-        for layer in range(c.num_layers):
+        if c.encoder == "none":
+            return self.annotations(x)
+        for layer in range(c.num_layers + c.pyramid_layers):
+            if layer >= c.num_layers:
+                whole = [*x, np.zeros_like(x[0])][: len(x) + len(x) % 2]
+                x = np.array(
+                    [np.append(*whole[i : i + 2]) for i in range(0, len(whole), 2)]
+                )
             carry, forward = self.read(p[f"forward_{layer}"], x, c.reverse_source)
             if not c.bidirectional:
                 x, summary = forward, carry if c.cell == "gru" else carry[1]
@@ -656,11 +663,25 @@ class Recurrent:
             summary = np.concatenate([forward[-1], backward[0]])
             parts = [back] if c.cell == "gru" else list(back)
             bridged = []
+            if layer < c.pyramid_layers:
+                continue
             for i, part in enumerate(parts):
                 bridge = p[f"bridge_{layer}_{i}"]
                 bridged.append(np.tanh(part @ bridge["kernel"] + bridge["bias"]))
             first.append(bridged[0] if c.cell == "gru" else tuple(bridged))
-        return x, summary, first
+        return x, summary, first[-c.num_layers :]
+
+    def annotations(self, x):
+        """Xu et al. 2015, Section 3.1.2."""
+        mean = sum(x) / len(x)
+        first = []
+        for layer in range(self.c.num_layers):
+            parts = [
+                np.tanh(linear(self.p["encoder"][f"first_{layer}_{i}"], mean))
+                for i in range(2 if self.c.cell == "lstm" else 1)
+            ]
+            first.append(tuple(parts) if self.c.cell == "lstm" else parts[0])
+        return x, mean, first
 
     def look(self, s, h):
         """Return the context (C,) and the weights (N, S)."""
@@ -727,6 +748,8 @@ class Recurrent:
                     before = carries[-1] if c.cell == "gru" else carries[-1][1]
                     context, weights = self.look(before, h)
                     all_weights.append(weights)
+                if c.context_gate:
+                    context = sigmoid(p["gate_w"] @ before + p["gate_b"]) * context
                 s = recur(np.concatenate([y, context]))
                 output = np.concatenate([s, context, y])
                 if c.readout == "maxout":

@@ -10,6 +10,7 @@ import pytest
 
 from transformer_jax.report.attention import Sentence, write_report
 from transformer_jax.training.evaluation import AttentionMap
+from transformer_jax.training.task import Picture
 
 EVIL = "</script><img src=x onerror=\"document.title='broken out'\">"
 SOURCE, TARGET = ["ein", "Haus", EVIL, "</s>"], ["<s>", "a", "house"]
@@ -220,3 +221,32 @@ def test_a_browser_that_cannot_unpack_says_so(browser, tmp_path):
     browser.get((tmp_path / "report.html").as_uri())
     browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
     assert "cannot decompress the weights: ReferenceError" in said(browser)
+
+
+def test_a_picture_is_bright_where_a_word_looks(browser, tmp_path):
+    """Two words on a white picture of two parts: each looks at one of them."""
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    white = np.full((20, 40, 3), 255, np.uint8)
+    weights = np.array([[1.0, 0.0], [0.25, 0.75]])[None, None]
+    found = AttentionMap(
+        "alignment", ["a", "dog"], ["1,1", "1,2"], weights, {}, Picture(1, 2, white)
+    )
+    write_report(tmp_path / "r.html", "A title", [Sentence("dog.jpg", [found])])
+    browser.get((tmp_path / "r.html").as_uri())
+    WebDriverWait(browser, 10).until(
+        lambda browser: len(browser.find_elements("css selector", "canvas")) >= 2
+    )
+    read = """
+        return [...document.querySelectorAll("#pictures canvas")].map(canvas => {
+            const pen = canvas.getContext("2d");
+            const y = canvas.height / 2;
+            const red = x => pen.getImageData(x * canvas.width, y, 1, 1).data[0];
+            return [red(0.25), red(0.75)];
+        });
+    """
+    WebDriverWait(browser, 10).until(lambda browser: browser.execute_script(read)[0][0])
+    first, second = browser.execute_script(read)[:2]
+    assert first[0] == 255
+    assert first[1] < 100
+    assert second[0] < second[1] == 255

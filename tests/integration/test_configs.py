@@ -26,6 +26,7 @@ ARGUMENTS = {
         *("task=sick", "task=stsb", "task=swag", "task=squad2", "task=wnut17"),
         *("model=gpt,task=stsb", "model=gpt,task=swag"),
     ],
+    "captions": ["blind", "photographs", "transformer,photographs"],
     "dates": [""],
     "digits": ["transformer"],
     "gpt": ["", "shakespeare-cpu-long", "llama-tiny", "lstm", "mini", "gpt2-small"],
@@ -35,6 +36,7 @@ ARGUMENTS = {
         "annotated",
     ],
     "rnn": ["none,lstm,reversed"],
+    "speech": ["model=ctc", "model=joint", "model=las,data=words"],
     "wmt14": ["big,norm=pre,en-fr"],
 }
 RECIPES = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
@@ -62,6 +64,9 @@ def test_an_attention_is_one_key(attention, size, cell):
 SLOW = {
     ("bert", "large,ltr"),
     ("spoken_digits", ""),  # tests/tasks/test_inputs.py trains it
+    ("captions", "blind"),  # captions,photographs has the same decoder
+    ("captions", "transformer,photographs"),
+    ("digits", "transformer"),  # tests/tasks/test_inputs.py trains the other
     ("dates", ""),  # docs/walkthroughs/attention_map.md trains it
     ("finetune", "model=gpt,task=stsb"),
     ("finetune", "model=gpt,task=swag"),
@@ -70,8 +75,13 @@ SLOW = {
     ("gpt", "mini"),
     ("gpt", "shakespeare-cpu-long"),
     ("multi30k", "annotated"),
+    ("multi30k", "en-de,quick,positions=rotary,wordpiece"),
     ("multi30k", "de-en,size=small,relative"),
     ("own_files", ""),
+    ("scenes", ""),  # captions:photographs has the same parts
+    ("rnn", "none,lstm,reversed"),  # tests/models/test_recurrent.py has its equations
+    ("speech", "model=joint"),
+    ("speech", "model=las,data=words"),  # tests/tasks/test_transcription.py trains it
     ("wmt14", "big,norm=pre,en-fr"),
 }
 RUNS = [
@@ -97,7 +107,7 @@ def test_recipe_runs(name, arg, tmp_path: Path):
     modality = config.input.modality if "input" in config else "tokens"
     lines = ["ek", ""]
     if modality != "tokens":
-        modalities.write(modality, corpus)
+        modalities.write(config, corpus)
         lines = modalities.entries(modality, corpus)
     if name == "finetune":
         data.train_split, data.validation_split, data.test_split = (
@@ -123,6 +133,14 @@ def test_recipe_runs(name, arg, tmp_path: Path):
 def translated(written, scores, predictions):
     assert scores["examples"] == 7
     assert {"loss", "bleu", "bleu_tokenized", "exact_match"} <= set(scores)
+    assert all(isinstance(prediction, str) for prediction in predictions)
+
+
+def transcribed(written, scores, predictions):
+    assert "ctc" in written[0] or "attention" in written[0]
+    edits = ("substitutions", "deletions", "insertions")
+    rate = sum(scores[name] for name in edits)
+    assert scores["word_error_rate"] == pytest.approx(rate)
     assert all(isinstance(prediction, str) for prediction in predictions)
 
 
@@ -173,6 +191,7 @@ def tagged(written, scores, predictions):
 
 EXPECTED = {
     "sequence_to_sequence": translated,
+    "transcription": transcribed,
     "language_modeling": continued,
     "bert_pretraining": filled,
     "classification": classified,

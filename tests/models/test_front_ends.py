@@ -7,9 +7,10 @@ import pytest
 
 from helpers import oracle
 from helpers.small_models import MODELS
-from transformer_jax.models.front_ends import Frames, Grid, Tokens
+from transformer_jax.models.convolutions import ResidualNetwork
+from transformer_jax.models.front_ends import Frames, Grid, Image, Layout, Tokens
 from transformer_jax.models.layers import Dropout, Embedding, Linear
-from transformer_jax.models.positions import Positions
+from transformer_jax.models.positions import Positions, grid_positions
 
 B, S, T, D, V = 2, 5, 4, 3, 11
 SOURCE = np.random.default_rng(0).integers(0, V, (B, S)).astype(np.int32)
@@ -107,6 +108,63 @@ def test_cells_are_a_linear_map_a_row_and_a_column():
     np.testing.assert_allclose(x, expected, rtol=1e-5, atol=1e-6)
     with pytest.raises(ValueError, match="5 cells are more than 2 rows of 2"):
         Grid(7, D, rows=2, columns=2).apply(variables, FRAMES)
+
+
+@pytest.mark.parametrize("kind", ["sinusoidal", "none"])
+def test_cells_may_have_other_positions(kind):
+    front_end = Grid(7, D, rows=2, columns=3, positions=kind)
+    variables = initial(front_end, FRAMES)
+    assert set(variables["params"]) == {"map"}
+    x, _ = front_end.apply(variables, FRAMES)
+    expected = mapped(variables, FRAMES)
+    if kind == "sinusoidal":
+        expected += grid_positions(2, 3, D)[:S]
+    np.testing.assert_allclose(x, expected, rtol=1e-5, atol=1e-6)
+
+
+PICTURES = np.random.default_rng(4).integers(0, 256, (B, 1, 9, 5, 3), np.uint8)
+
+
+def test_an_image_becomes_a_grid_of_vectors():
+    front_end = Image((9, 5), D, (8,), positions="sinusoidal")
+    variables = initial(front_end, PICTURES)
+    network = {"params": variables["params"]["network"]}
+    cells = ResidualNetwork((8,)).apply(network, PICTURES[:, 0] / np.float32(127.5) - 1)
+    assert cells.shape == (B, 5, 3, 8)
+    expected = mapped(variables, np.asarray(cells).reshape(B, 15, 8))
+    expected += grid_positions(5, 3, D)
+    x, valid = front_end.apply(variables, PICTURES, np.array([[True], [False]]))
+    np.testing.assert_allclose(x, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(valid, [[True] * 15, [False] * 15])
+    assert front_end.layout(1) == Layout(5, 3, is_grid=True)
+    assert front_end.apply(variables, PICTURES)[1] is None
+
+
+@pytest.mark.parametrize(("shift", "flip"), [(2, False), (0, True)])
+def test_images_vary_in_training_alone_and_as_the_key_says(shift, flip):
+    front_end = Image((9, 5), D, (8,), shift=shift, flip=flip)
+    variables = initial(front_end, PICTURES)
+
+    def vectors(seed=None):
+        rngs = None if seed is None else {"dropout": jax.random.key(seed)}
+        return np.asarray(front_end.apply(variables, PICTURES, rngs=rngs)[0])
+
+    plain = vectors()
+    np.testing.assert_array_equal(plain, vectors())
+    np.testing.assert_array_equal(vectors(1), vectors(1))
+    of_seeds = [vectors(seed) for seed in range(1, 6)]
+    assert max(np.abs(found - plain).max() for found in of_seeds) > 1e-3
+    assert max(np.abs(found - of_seeds[0]).max() for found in of_seeds) > 1e-3
+
+
+def test_what_a_shift_uncovers_is_black():
+    """So the vectors of a black image do not vary."""
+    front_end = Image((9, 5), D, (8,), shift=2)
+    variables = initial(front_end, PICTURES)
+    black = np.zeros_like(PICTURES)
+    moved, _ = front_end.apply(variables, black, rngs={"dropout": jax.random.key(0)})
+    plain, _ = front_end.apply(variables, black)
+    np.testing.assert_allclose(moved, plain, rtol=1e-6)
 
 
 class Halves(nn.Module):

@@ -24,6 +24,7 @@ from transformer_jax.models.positions import (
     Positions,
     Relations,
     clipped_distances,
+    grid_positions,
     make_places,
     relative_scores,
     relative_values,
@@ -660,3 +661,13 @@ def test_learned_positions_start_as_the_initializer_says(initializer, deviation)
     np.testing.assert_allclose(table.std(), deviation, rtol=0.02)
     if initializer == "xavier_uniform":
         assert np.abs(table).max() <= 3**0.5 * deviation * 1.001
+
+
+def test_positions_of_a_grid_are_those_of_its_rows_beside_those_of_its_columns():
+    found = grid_positions(3, 5, 7)
+    rows = oracle.sinusoids(3, 4)
+    columns = oracle.sinusoids(5, 3)
+    assert found.shape == (15, 7)
+    for y, x in np.ndindex(3, 5):
+        expected = np.concatenate([rows[y], columns[x]])
+        np.testing.assert_allclose(found[5 * y + x], expected, atol=1e-6)

@@ -39,6 +39,7 @@ TINY = RecurrentConfig(
 )
 
 TWO_WAYS = {"bidirectional": True, "encoder_dim": 12}
+EQUAL = {"embedding_dim": 6, "encoder_dim": 6}  # without an encoder
 
 VARIANTS = [
     {},
@@ -59,6 +60,9 @@ VARIANTS = [
     {"attention": "general", "local_window": 2, **TWO_WAYS},
     {"attention": "scaled_dot", "damping": True},
     {"attention": "multi_head", **TWO_WAYS},
+    {"encoder": "none", "attention": "additive", "context_gate": True, **EQUAL},
+    {"encoder": "none", "attention": "multi_head", "cell": "lstm", **EQUAL},
+    {"encoder": "none", "summary": "every_step", "num_layers": 2, **EQUAL},
 ]
 
 

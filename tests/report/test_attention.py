@@ -3,15 +3,24 @@ it.
 """
 
 import base64
+import io
 import json
 import re
+import struct
 import zlib
 
 import numpy as np
 import pytest
 
-from transformer_jax.report.attention import Sentence, entropy, write_report
+from transformer_jax.report.attention import (
+    Sentence,
+    entropy,
+    png,
+    with_picture,
+    write_report,
+)
 from transformer_jax.training.evaluation import AttentionMap
+from transformer_jax.training.task import Picture
 
 EVIL = '</script><script>alert("DATA & <b>")</script>'
 
@@ -70,6 +79,49 @@ def test_the_texts_are_shown_once_each(tmp_path):
         [EVIL, "source"],
         ["x", "target = input"],
     ]
+
+
+def content(page):
+    text = re.search(r'type="application/json">(.*?)</script>', page, re.DOTALL)[1]
+    return json.loads(text)
+
+
+def test_pictures_of_keys_are_in_the_file_once_each(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 5, 3), np.uint8)
+    plain = some_map()
+    empty = plain._replace(picture=Picture(1, 3))
+    drawn = with_picture(empty, pixels)
+    assert with_picture(plain, pixels) is plain
+    assert with_picture(drawn, 0 * pixels) is drawn
+    sentences = [Sentence("a", [plain, empty, drawn]), Sentence("b", [drawn])]
+    write_report(tmp_path / "report.html", "t", sentences)
+    data = content((tmp_path / "report.html").read_text())
+    found = [i["picture"] for sentence in data["sentences"] for i in sentence["maps"]]
+    on_image = {"rows": 1, "columns": 3, "image": 0}
+    assert found == [None, {"rows": 1, "columns": 3, "image": -1}, on_image, on_image]
+    (url,) = data["images"]
+    kind, _, encoded = url.partition(",")
+    assert kind == "data:image/png;base64"
+    assert base64.b64decode(encoded) == png(pixels)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 3), (1, 1, 3)])
+def test_a_picture_is_a_png_file(shape):
+    images = pytest.importorskip("PIL.Image")
+    pixels = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    image = images.open(io.BytesIO(png(pixels)))
+    assert (image.format, image.mode) == ("PNG", "RGB")
+    np.testing.assert_array_equal(np.asarray(image), pixels)
+
+
+def test_a_large_picture_is_scaled_down(tmp_path):
+    drawn = some_map()._replace(
+        picture=Picture(1, 3, np.zeros((900, 300, 3), np.uint8))
+    )
+    write_report(tmp_path / "report.html", "t", [Sentence("a", [drawn])])
+    (url,) = content((tmp_path / "report.html").read_text())["images"]
+    size = base64.b64decode(url.partition(",")[2])[16:24]
+    assert struct.unpack(">II", size) == (100, 300)
 
 
 def test_entropy():

@@ -22,6 +22,11 @@ def block_of(shape, names):
         ((2, 3, 5), ("kv_heads", "head_dim", "embed"), Block((0, 1), (2,))),
         ((4, 2, 3, 5), ("layers", "heads", "head_dim", "embed"), Block((1, 2), (3,))),
         ((5, 2, 3), ("embed", "state", "head_dim"), Block((0,), (1, 2))),
+        (
+            (3, 3, 5, 7),
+            ("kernel_rows", "kernel_columns", "features", "channels"),
+            Block((0, 1, 2), (3,)),
+        ),
         ((11, 5), ("vocab", "vector"), Block((0,), (1,), True)),
         ((5, 3), ("embed", "classes"), Block((0,), (1,), True)),
         ((9, 3), ("distance", "head_dim"), Block((0,), (1,), True)),

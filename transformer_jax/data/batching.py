@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from transformer_jax.data.columns import ArrayRecords
-from transformer_jax.data.ragged import Ragged, ranges
+from transformer_jax.data.ragged import Grouped, Ragged, Shared, ranges
 from transformer_jax.errors import UserError
 
 Item = TypeVar("Item")
@@ -153,7 +153,8 @@ class BatchPlan(Plan):
 
     All batches of a bucket have the same shape, with as many rows as `tokens` positions
     of the widest stream allow. The plan chooses the division into at most `max_buckets`
-    buckets that has the least padding per epoch, including filler rows.
+    buckets that has the least padding per epoch, including filler rows. A stream whose
+    lengths are all equal, e.g. of images, does not tell examples apart.
 
     With a seed (training), each epoch shuffles the examples within their buckets, and
     then the batches. Without one (evaluation), every epoch takes the buckets in order
@@ -203,23 +204,29 @@ class BatchPlan(Plan):
                 f"All {len(lengths)} examples exceed max_lengths={max_lengths}: "
                 "raise the limits."
             )
+        of_kept = lengths[kept]
+        is_constant = (of_kept == of_kept[0]).all(axis=0)
+        if is_constant.all():
+            is_constant[:] = False
+        constant = of_kept[0, is_constant].max(initial=1)
         # An empty example takes one position, so that no array has length 0.
-        width = np.maximum(lengths[kept].max(axis=1), 1)
+        width = np.maximum(of_kept[:, ~is_constant].max(axis=1), 1)
         # the search for buckets needs memory quadratic in the number of widths
         step = -(-width.max() // MAX_WIDTHS)
         rounded = np.minimum(-(-width // step) * step, width.max())
         widths, width_index = np.unique(rounded, return_inverse=True)
-        least = widths[-1] * rows_multiple
+        widest = np.maximum(widths, constant)  # of all streams
+        least = widest[-1] * rows_multiple
         if tokens < least:
             raise UserError(
                 f"data.batch_tokens={tokens} is too small for {rows_multiple} row(s) "
-                f"of the longest example, {widths[-1]} positions: set {least} or more."
+                f"of the longest example, {widest[-1]} positions: set {least} or more."
             )
         # for each width, the longest of each stream
         longest = np.ones((len(widths), lengths.shape[1]), np.int64)
         for stream, longest_of_stream in enumerate(longest.T):
-            np.maximum.at(longest_of_stream, width_index, lengths[kept, stream])
-        rows = tokens // widths // rows_multiple * rows_multiple
+            np.maximum.at(longest_of_stream, width_index, of_kept[:, stream])
+        rows = tokens // widest // rows_multiple * rows_multiple
         counts = np.bincount(width_index)
         ends = _bucket_ends(counts, longest, rows, max_buckets)
         starts = np.concatenate([[0], ends[:-1]])
@@ -427,7 +434,7 @@ def _bucket_ends(
         ends.append(start)
 
 
-def pad(rows: Ragged, indices: np.ndarray, length: int) -> np.ndarray:
+def pad(rows: Ragged | Shared, indices: np.ndarray, length: int) -> np.ndarray:
     """Return rows[i] for each index i, padded with zeros: (len(indices), length, …).
 
     Where i is -1, all entries are zeros. The type is that of `device_dtype`.
@@ -450,11 +457,15 @@ def pad(rows: Ragged, indices: np.ndarray, length: int) -> np.ndarray:
 
 
 def device_dtype(values: np.ndarray) -> np.typing.DTypeLike:
-    """Return the type in which values go to a device: float32 or int32."""
+    """Return the type in which values go to a device: float32 or int32, or uint8 for
+    pixels.
+    """
+    if values.dtype == np.uint8:
+        return np.uint8
     return np.float32 if np.issubdtype(values.dtype, np.floating) else np.int32
 
 
-def lengths_of(rows: Ragged, indices: np.ndarray) -> np.ndarray:
+def lengths_of(rows: Ragged | Shared, indices: np.ndarray) -> np.ndarray:
     """Return (len(indices),) int32, the length of rows[i] for each index i; 0 where
     i is -1.
     """
@@ -465,20 +476,24 @@ def lengths_of(rows: Ragged, indices: np.ndarray) -> np.ndarray:
 
 
 def padded_arrays(
-    streams: Mapping[str, Ragged],
+    streams: Mapping[str, Ragged | Shared | Grouped],
     more_arrays: Mapping[str, np.ndarray | Ragged],
     batch: Batch,
 ) -> Arrays:
-    """Return the arrays of a batch: int32, or float32 for floats.
+    """Return the arrays of a batch, in their `device_dtype`.
 
     - For stream i, called `name`: the rows {name} (B, batch.shape[i], …) and their
-      lengths {name}_length (B,).
+      lengths {name}_length (B,). If examples have R rows each, both have an axis of
+      length R after the first.
     - For each of `more_arrays`: the values of the rows, 0 in filler rows. They are
       (B,), or (B, batch.shape[0]) if there is one per position of the first stream.
     - "index" (B,): the example in each row, -1 in filler rows.
     """
     arrays: Arrays = {}
     for (name, rows), length in zip(streams.items(), batch.shape, strict=True):
+        if isinstance(rows, Grouped):
+            arrays |= _grouped_arrays(name, rows, batch.indices, length)
+            continue
         arrays[name] = pad(rows, batch.indices, length)
         arrays[f"{name}_length"] = lengths_of(rows, batch.indices)
     is_filled = batch.indices >= 0
@@ -490,6 +505,21 @@ def padded_arrays(
         arrays[name] = column.astype(device_dtype(values))
     arrays["index"] = batch.indices.astype(np.int32)
     return arrays
+
+
+def _grouped_arrays(
+    name: str, groups: Grouped, indices: np.ndarray, length: int
+) -> Arrays:
+    """Return the R rows of each example (B, R, length, …), and their lengths (B, R)."""
+    of_rows = [
+        np.where(indices >= 0, indices * groups.size + number, -1)
+        for number in range(groups.size)
+    ]
+    rows = groups.rows
+    return {
+        name: np.stack([pad(rows, each, length) for each in of_rows], axis=1),
+        f"{name}_length": np.stack([lengths_of(rows, i) for i in of_rows], axis=1),
+    }
 
 
 def prefetch(iterator: Iterator[Item], size: int = 2) -> Generator[Item]:

@@ -19,6 +19,11 @@ class Column(Sequence[Any]):
         """Return the entries `start` to `stop` - 1."""
 
 
+def texts_of(entry: str | Sequence[str]) -> Sequence[str]:
+    """Return the texts of an entry, which may be a single one."""
+    return [entry] if isinstance(entry, str) else entry
+
+
 class ArrayRecords(Sequence[dict[str, Any]]):
     """The entries of a column of arrays as records, {column: array}."""
 

@@ -11,6 +11,7 @@ from etils import epath
 
 from transformer_jax.data import sources
 from transformer_jax.data.batching import BatchPlan
+from transformer_jax.data.columns import texts_of
 from transformer_jax.data.progress import progress
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.data.streams import SpecialIds, Stream, Tokens
@@ -80,7 +81,8 @@ class Corpus:
                 if isinstance(stream, Tokens)
             )
             for name in dict.fromkeys(texts):
-                if not any(line.strip() for line in source.column(name)):
+                column = source.column(name)
+                if not any(text.strip() for i in column for text in texts_of(i)):
                     raise sources.DataError(
                         f"{source.where}: all {len(source)} "
                         f"lines of {name} in the split {split} are blank: "

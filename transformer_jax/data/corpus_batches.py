@@ -3,8 +3,8 @@
 import functools
 import logging
 import types
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,10 +17,23 @@ from transformer_jax.data.batching import (
 )
 from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.progress import counted
-from transformer_jax.data.ragged import Ragged
+from transformer_jax.data.ragged import Grouped, Ragged, Shared
+from transformer_jax.data.references import References
 from transformer_jax.errors import UserError
 
 log = logging.getLogger(__name__)
+
+
+class Rule(NamedTuple):
+    """A rule that leaves examples out of training.
+
+    words: what these examples are, e.g. "with too few positions for the text".
+    broken: function from the rows of each stream, and the examples (n,) that nothing
+        else leaves out, to those of them (n,) that the rule leaves out.
+    """
+
+    words: str
+    broken: Callable[[Mapping[str, Any], np.ndarray], np.ndarray]
 
 
 def cut(
@@ -84,7 +97,7 @@ def ladder_batches(
     Args:
         corpus: corpus whose streams encode the columns.
         columns: a column for each of one or more streams, keyed by stream; entry i of
-            one belongs to entry i of the others.
+            one belongs to entry i of the others. One may be `References`.
         rows: number of rows of every batch.
         limit: most positions of an example, in streams without a limit of their own.
         source: name of the source of the columns, for warnings.
@@ -99,16 +112,16 @@ def ladder_batches(
         first column, `references` those of the second. `lengths` are given for
         vectors.
     """
-    streams = {}
+    streams: dict[str, Ragged | Grouped] = {}
     limits = []
     for name, column in columns.items():
         stream = corpus.streams[name]
-        encoded = stream.encode(column, begin, end)
+        encoded = stream.encode(one_by_one(column), begin, end)
         most = stream.limit or limit
         words = stream.limit_words if stream.limit else f"{key} = {limit}"
         has_begin = begin and stream.added(True, False) > 0
         has_end = end and stream.added(False, True) > 0
-        streams[name] = cut(
+        rows_of_stream = cut(
             encoded,
             most,
             source,
@@ -116,9 +129,12 @@ def ladder_batches(
             has_begin,
             has_end,
             tail,
-            entry=stream.entry,
+            entry="reference" if isinstance(column, References) else stream.entry,
             unit=stream.unit,
         )
+        streams[name] = rows_of_stream
+        if isinstance(column, References):
+            streams[name] = Grouped(rows_of_stream, column.size)
         limits.append(most)
     first, *further = columns
     first_stream = corpus.streams[first]
@@ -155,6 +171,7 @@ def bucket_batches(
     begin: bool = False,
     end: bool = True,
     more_arrays: Mapping[str, np.ndarray] = types.MappingProxyType({}),
+    rule: Rule | None = None,
 ) -> Batches:
     """Return batches for training, with examples of similar length together.
 
@@ -163,16 +180,19 @@ def bucket_batches(
 
     An example is left out if one of its entries is empty or has more positions than the
     limit of its stream, by default `data.max_length`, or if one has more than
-    `max_ratio` times as many as another (0: no limit).
+    `max_ratio` times as many as another (0: no limit), or if it breaks `rule`. Each of
+    several references is an example of its own, so an epoch has each of them once.
 
     Raises:
         ValueError: no example is left to train on.
     """
     data = corpus.config
-    streams = {
-        name: corpus.encode(name, column, begin, end)
-        for name, column in columns.items()
-    }
+    sizes = [i.size for i in columns.values() if isinstance(i, References)]
+    streams: dict[str, Ragged | Shared] = {}
+    for name, column in columns.items():
+        rows = corpus.encode(name, one_by_one(column), begin, end)
+        is_shared = sizes and not isinstance(column, References)
+        streams[name] = Shared(rows, sizes[0]) if is_shared else rows
     added = [corpus.streams[name].added(begin, end) for name in streams]
     limits = [corpus.streams[name].limit or data.max_length for name in streams]
     lengths = np.stack([encoded.lengths for encoded in streams.values()], axis=1)
@@ -183,21 +203,26 @@ def bucket_batches(
     allowed = max_ratio * shorter
     fits = (lengths <= limits).all(axis=1)
     uneven = (allowed > 0) & (longer > allowed) & fits
+    barred = np.zeros(len(lengths), bool)
+    if rule is not None:
+        barred = rule.broken(streams, fits & ~empty & ~uneven)
     # the plan drops them together with those that are too long
-    lengths[empty | uneven] = max(limits) + 1
+    lengths[empty | uneven | barred] = max(limits) + 1
     too_long = _too_long(corpus, streams)
     if (lengths > limits).any(axis=1).all():
+        others = f"{too_long} or {rule.words}" if rule else too_long
         raise UserError(
             f"{split}: none of {len(lengths)} examples is left to train on: "
             f"{empty.sum()} have an empty side, {uneven.sum()} "
             f"exceed data.max_ratio = {max_ratio:g}, and the others are "
-            f"{too_long}: check the files, or raise the limits"
+            f"{others}: check the files, or raise the limits"
         )
     plan = corpus.plan(lengths, seed, max_lengths=limits)
     reasons = {
-        too_long: plan.dropped - empty.sum() - uneven.sum(),
+        too_long: plan.dropped - empty.sum() - uneven.sum() - barred.sum(),
         "with an empty side": empty.sum(),
         f"above data.max_ratio = {max_ratio:g}": uneven.sum(),
+        rule.words if rule else "": barred.sum(),
     }
     left_out = ", ".join(
         f"{count:,} {reason}" for reason, count in reasons.items() if count
@@ -217,6 +242,13 @@ def bucket_batches(
         baseline = functools.partial(entropy, streams[predicted].values)
     load = functools.partial(padded_arrays, streams, more_arrays)
     return Batches(plan, load, baseline=baseline)
+
+
+def one_by_one(column: Sequence[Any]) -> Sequence[Any]:
+    """Return the entries of a column, or all references one after another."""
+    if isinstance(column, References):
+        return [text for texts in column for text in texts]
+    return column
 
 
 def _too_long(corpus: Corpus, names: Iterable[str]) -> str:

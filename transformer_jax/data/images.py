@@ -9,7 +9,12 @@ from typing import Any, Self
 import numpy as np
 from etils import epath
 
-from transformer_jax.data.arrays import Arrays, read_array
+from transformer_jax.data.arrays import (
+    Arrays,
+    array_file,
+    is_array_file,
+    read_array,
+)
 from transformer_jax.data.columns import Column
 from transformer_jax.data.files import DataError
 from transformer_jax.data.sources import Source, parallel_files
@@ -39,13 +44,15 @@ class Grids(Column):
     Args:
         lines: the texts.
         directory: folder of the files that they name.
-        where: file of the lines, for messages.
+        places: file and line of each text, for messages.
     """
 
-    def __init__(self, lines: Sequence[str], directory: epath.PathLike, where: str):
+    def __init__(
+        self, lines: Sequence[str], directory: epath.PathLike, places: Sequence[str]
+    ):
         self._lines = lines
         self._directory = directory
-        self._where = where
+        self._places = places
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -54,7 +61,7 @@ class Grids(Column):
         try:
             return grid_of(self._lines[i], self._directory)
         except DataError as error:
-            raise DataError(f"{self._where}, example {i + 1}: {error}") from error
+            raise DataError(f"{self._places[i]}: {error}") from error
 
     def blocks(self) -> Iterator[bytes]:
         for grid in self:
@@ -62,7 +69,45 @@ class Grids(Column):
             yield grid.tobytes()
 
     def part(self, start: int, stop: int) -> Self:
-        return type(self)(self._lines[start:stop], self._directory, self._where)
+        lines = self._lines[start:stop]
+        return type(self)(lines, self._directory, self._places[start:stop])
+
+
+def grids_of(
+    directory: epath.PathLike,
+    split: str,
+    table: Source,
+    column: str,
+    shape: tuple[int, ...],
+) -> Column:
+    """Return the grids of a table: `{split}.{column}.npy`, whose rows are in the order
+    of the table, or if there is no such file, what the table names, see `grid_of`.
+
+    Raises:
+        DataError: the file has another number of grids, or they have another shape.
+    """
+    name = f"{split}.{column}"
+    if not is_array_file(directory, name):
+        return Grids(table.column(column), directory, _places(table))
+    path, grids = array_file(directory, name)
+    if len(grids) != len(table):
+        raise DataError(
+            f"{path} has {len(grids)} rows, but {table.where} has {len(table)} "
+            f"{column}s of the split {split}: they must be the same, in the same order"
+        )
+    *sizes, channels = shape
+    of_file = grids.values.shape[1:]
+    if of_file != tuple(shape) and not (channels == 1 and of_file == tuple(sizes)):
+        raise DataError(
+            f"{path} has grids of the shape {of_file}: "
+            f"must be input.grid_shape = {shape}; make the file again or change the key"
+        )
+    return grids
+
+
+def _places(source: Source) -> list[str]:
+    """Return file and line of each entry of a source."""
+    return [source.place(i) for i in range(len(source))]
 
 
 def grid_files(directory: epath.PathLike, split: str, columns: Sequence[str]) -> Source:
@@ -73,5 +118,5 @@ def grid_files(directory: epath.PathLike, split: str, columns: Sequence[str]) ->
     read = {name: source.column(name) for name in columns}
     first = read[columns[0]]
     if not isinstance(first, Arrays):
-        read[columns[0]] = Grids(first, directory, source.where)
+        read[columns[0]] = Grids(first, directory, _places(source))
     return Source(read, source.where, source.first_line)

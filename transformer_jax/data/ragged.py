@@ -58,6 +58,32 @@ def ranges(starts: np.ndarray | int, lengths: np.ndarray) -> np.ndarray:
     return np.arange(lengths.sum()) + np.repeat(starts - before, lengths)
 
 
+class Shared:
+    """The rows of a `Ragged`, each of which `times` adjacent examples have."""
+
+    def __init__(self, rows: Ragged, times: int):
+        self._rows = rows
+        self._times = times
+        self.values = rows.values
+        self.lengths = np.repeat(rows.lengths, times)
+
+    def take(self, indices: np.ndarray) -> Ragged:
+        """Return the rows of the examples at `indices`, see `Ragged.take`."""
+        return self._rows.take(indices // self._times)
+
+
+class Grouped(NamedTuple):
+    """The rows of a `Ragged`, of which each example has `size` adjacent ones."""
+
+    rows: Ragged
+    size: int
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """The length of the longest row of each example."""
+        return self.rows.lengths.reshape(-1, self.size).max(axis=1)
+
+
 class Ragged:
     """Rows of unequal length. Row i is `values[offsets[i] : offsets[i + 1]]`.
 

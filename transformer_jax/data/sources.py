@@ -162,13 +162,29 @@ class Source(Sequence[dict[str, Any]]):
     length.
 
     `where` names the files of the records in messages. `first_line` is the line of the
-    first record, if each record is a line of a file, or else 0.
+    first record, if each record is a line of a file, or else 0. `lines` are instead the
+    lines of all records, if they are not adjacent.
     """
 
-    def __init__(self, columns: Mapping[str, Column], where: str, first_line: int = 0):
+    def __init__(
+        self,
+        columns: Mapping[str, Column],
+        where: str,
+        first_line: int = 0,
+        lines: Sequence[int] = (),
+    ):
         self._columns = columns
         self.where = where
         self.first_line = first_line
+        self._lines = lines
+
+    def place(self, i: int) -> str:
+        """Return the file and the line of record i, or its number, for messages."""
+        if self._lines:
+            return f"{self.where}:{self._lines[i]}"
+        if self.first_line:
+            return f"{self.where}:{self.first_line + i}"
+        return f"{self.where}, example {i + 1}"
 
     def __len__(self) -> int:
         return len(next(iter(self._columns.values())))

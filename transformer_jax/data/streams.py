@@ -19,6 +19,7 @@ import numpy as np
 from transformer_jax.data import sound
 from transformer_jax.data.files import DataError
 from transformer_jax.data.images import grid_of
+from transformer_jax.data.photographs import read_photograph
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.data.tokenizers import Tokenizer, TokenizerError
 from transformer_jax.errors import UserError
@@ -77,6 +78,14 @@ class Stream(ABC):
         """Return a readable label for each position of a row, and the row as text, or
         "" if it is no text.
         """
+
+    def picture(self, row: np.ndarray) -> np.ndarray | None:
+        """Return RGB bytes (height, width, 3) that show a row, or None.
+
+        Its positions, or the vectors that a front end makes of them, divide the picture
+        into equal parts.
+        """
+        return None
 
     @abstractmethod
     def dummy(
@@ -221,7 +230,7 @@ class Frames(Stream):
 
     Args:
         column: name of the column. An entry is an array of samples (n,), or the name of
-            a WAV file, relative to the working directory.
+            a file of sound, relative to the working directory.
         rate: samples per second.
         bands: number of mel bands.
         stacked: number of adjacent windows that form one position (Sak et al. 2015), so
@@ -242,14 +251,26 @@ class Frames(Stream):
         self.trailing = (self.features,)
 
     def vectors(self, entry: Any) -> np.ndarray:
-        """Return the vectors (S, C) of one sound.
+        """Return the vectors (S, C) of one sound, and none without a sample.
+
+        Of a sound of more positions than the limit, one more is returned.
 
         Raises:
-            ValueError: the file cannot be read or has another rate.
+            ValueError: the file cannot be read or has another rate, or the array has
+                several channels.
         """
+        longest = sound.samples_beyond(self.limit, self.stacked, self.rate)
         if isinstance(entry, str):
-            entry = sound.read_wave(Path(entry), self.rate)
-        frames = sound.log_mel(np.asarray(entry, np.float64), self.rate, self.bands)
+            entry = sound.read_sound(Path(entry), self.rate, longest)
+        samples = np.asarray(entry)[:longest]
+        if samples.ndim != 1:
+            raise UserError(
+                f"has the shape {samples.shape}: must be the samples (n,) of one "
+                "channel, e.g. the mean of several"
+            )
+        if not len(samples):
+            return np.zeros((0, self.features), np.float32)
+        frames = sound.log_mel(samples.astype(np.float64), self.rate, self.bands)
         missing = -len(frames) % self.stacked
         frames = np.pad(frames, ((0, missing), (0, 0)))
         return frames.reshape(-1, self.features)
@@ -257,12 +278,25 @@ class Frames(Stream):
     def encode(
         self, column: Sequence[Any], begin: bool = False, end: bool = True
     ) -> Ragged:
-        return _stacked(self.vectors, column, self.column, self.features)
+        return _stacked(self.vectors, column, self.column, self.trailing)
 
     def shown(self, row: np.ndarray) -> tuple[list[str], str]:
         """Return the time in seconds at which each position starts."""
         seconds = np.arange(len(row)) * self.stacked * sound.HOP
         return [f"{time:.2f} s" for time in seconds], ""
+
+    def picture(self, row: np.ndarray) -> np.ndarray | None:
+        """Return the spectrogram: time from left to right, high bands at the top, and
+        bright where they are strong.
+        """
+        if not len(row):
+            return None
+        windows = np.asarray(row).reshape(-1, self.bands)
+        # features have mean 0 and variance 1
+        brightness = np.clip((windows + 3) / 6, 0, 1)
+        grey = np.round(255 * brightness).astype(np.uint8)
+        upright = grey.T[::-1]
+        return np.repeat(upright[:, :, None], 3, axis=2)
 
     def dummy(
         self, draw: np.random.Generator, lengths: np.ndarray, width: int
@@ -279,13 +313,17 @@ class Grid(Stream):
             to the working directory. Unsigned bytes are divided by 255.
         shape: (rows, columns, channels) of every entry.
         cell: height and width of a cell, so C = cell² · channels.
+        blind: replace all grids by zeros.
     """
 
     limit: int
 
-    def __init__(self, column: str, shape: tuple[int, ...], cell: int):
+    def __init__(
+        self, column: str, shape: tuple[int, ...], cell: int, blind: bool = False
+    ):
         rows, columns, channels = shape
         self.column = column
+        self.blind = blind
         self.shape = (rows, columns, channels)
         self.cell = cell
         self.columns = columns // cell
@@ -319,7 +357,9 @@ class Grid(Stream):
     def encode(
         self, column: Sequence[Any], begin: bool = False, end: bool = True
     ) -> Ragged:
-        return _stacked(self.vectors, column, self.column, self.features)
+        return _stacked(
+            self.vectors, column, self.column, self.trailing, blind=self.blind
+        )
 
     def shown(self, row: np.ndarray) -> tuple[list[str], str]:
         """Return the row and the column of each cell, from 1."""
@@ -335,13 +375,77 @@ class Grid(Stream):
         return _dummy_vectors(draw, lengths, width, self.features)
 
 
+class Image(Stream):
+    """A photograph as one position, its RGB bytes (rows, columns, 3).
+
+    Args:
+        column: name of the column. An entry is an array of such bytes, or the name of a
+            file, relative to the working directory, see `photographs`.
+        size: (rows, columns) that files are scaled to.
+        blind: replace all images by zeros.
+    """
+
+    limit = 1
+    limit_words = "one image"
+    dtype = np.uint8
+
+    def __init__(self, column: str, size: tuple[int, ...], blind: bool = False):
+        rows, columns = size
+        self.column = column
+        self.blind = blind
+        self.size = (rows, columns)
+        self.trailing = (rows, columns, 3)
+
+    def pixels(self, entry: Any) -> np.ndarray:
+        """Return the one position of an entry (1, rows, columns, 3).
+
+        Raises:
+            ValueError: the file cannot be read, or the array has another shape or type.
+        """
+        if isinstance(entry, str):
+            entry = read_photograph(entry, self.size)
+        image = np.asarray(entry)
+        if image.shape != self.trailing or image.dtype != np.uint8:
+            raise UserError(
+                f"has the shape {image.shape} and the type {image.dtype}: must be "
+                f"{self.trailing} and uint8, from input.image_size = {self.size}"
+            )
+        return image[None]
+
+    def encode(
+        self, column: Sequence[Any], begin: bool = False, end: bool = True
+    ) -> Ragged:
+        trailing = self.trailing
+        return _stacked(
+            self.pixels, column, self.column, trailing, np.uint8, self.blind
+        )
+
+    def shown(self, row: np.ndarray) -> tuple[list[str], str]:
+        rows, columns = self.size
+        return [f"{rows} × {columns} pixels"] * len(row), ""
+
+    def picture(self, row: np.ndarray) -> np.ndarray | None:
+        return row[0] if len(row) else None
+
+    def dummy(
+        self, draw: np.random.Generator, lengths: np.ndarray, width: int
+    ) -> np.ndarray:
+        """Return random pixels."""
+        shape = (len(lengths), width, *self.trailing)
+        return draw.integers(0, 256, shape, np.uint8)
+
+
 def _stacked(
     vectors: Callable[[Any], np.ndarray],
     column: Sequence[Any],
     name: str,
-    features: int,
+    trailing: tuple[int, ...],
+    dtype: type = np.float32,
+    blind: bool = False,
 ) -> Ragged:
-    """Return the vectors of each entry of a column.
+    """Return the positions of each entry of a column, which have the shape `trailing`.
+
+    With `blind`, they are read, but replaced by zeros.
 
     They are written to one array, which grows by an eighth when it is full. So memory
     need not hold them twice.
@@ -349,7 +453,7 @@ def _stacked(
     Raises:
         DataError: an entry cannot be read or encoded. The message gives its number.
     """
-    values = np.empty((0, features), np.float32)
+    values: np.ndarray = np.empty((0, *trailing), dtype)
     lengths = np.zeros(len(column), np.int32)
     filled = 0
     for i in range(len(column)):
@@ -359,11 +463,11 @@ def _stacked(
             raise DataError(f"{name} {i + 1}: {error}") from error
         end = filled + len(rows)
         if end > len(values):
-            values.resize((end + end // 8, features), refcheck=False)
-        values[filled:end] = rows
+            values.resize((end + end // 8, *trailing), refcheck=False)
+        values[filled:end] = 0 if blind else rows
         lengths[i] = len(rows)
         filled = end
-    values.resize((filled, features), refcheck=False)
+    values.resize((filled, *trailing), refcheck=False)
     return Ragged(values, lengths)
 
 

@@ -15,7 +15,8 @@ class TextData(SplitData):
     """Location, tokenization and batching of text."""
 
     tokenizer: str = fields.tokenizer("bpe_bytes")
-    # lines to train it on, spread evenly over the training split; 0: all, in memory
+    # lines to train it on, spread evenly over the training split, with several
+    # references of an example as one line; 0: all, in memory
     tokenizer_lines: int = 500_000
     # a vocab.txt of BERT to use instead of training a tokenizer of kind "bert"
     vocabulary: str = fields.path("", makes_tokenizer=True)
@@ -61,6 +62,11 @@ class ParallelData(TextData):
 
     source_language: str = "en"
     target_language: str = "de"
+    # texts of the target for each source; all are used for training and for scores
+    references: int = 1
+    # name of a table of all splits with the column "split" and those of source and
+    # target, e.g. "captions.tsv"; each source has `references` lines. "": `{split}.*`
+    table: str = ""
     joint_tokenizer: bool = True  # one tokenizer and vocabulary for both languages
     # largest length ratio of a training pair, longer over shorter side in tokens; 0: no
     # limit
@@ -73,6 +79,14 @@ class ParallelData(TextData):
         yield from super().problems()
         if self.source_language == self.target_language:
             yield "target_language", "must differ from source_language"
+        if self.references < 1:
+            yield "references", "must be at least 1"
+        if self.source != "files":
+            only_files = f"with data.source = {self.source!r}"
+            if self.references != 1:
+                yield "references", f"must be 1 {only_files}"
+            if self.table:
+                yield "table", f"must be '' {only_files}"
         if not (self.max_ratio == 0 or 1 <= self.max_ratio < math.inf):
             yield "max_ratio", "must be at least 1, or 0 for no limit"
         if len(self.meant_for) not in (0, 2):

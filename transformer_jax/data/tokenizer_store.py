@@ -8,6 +8,7 @@ from etils import epath
 
 from transformer_jax import files
 from transformer_jax.data import tokenizer_files
+from transformer_jax.data.columns import texts_of
 from transformer_jax.data.progress import counted, progress
 from transformer_jax.data.sources import Source
 from transformer_jax.data.streams import Tokens
@@ -99,7 +100,10 @@ class TokenizerStore:
         chosen: Sequence[int] = range(len(text))
         if share < len(text):
             chosen = [i * len(text) // share for i in range(share)]
-        lines = [text.column(column)[i] for column in columns for i in chosen]
+        lines = list[str]()
+        for column in map(text.column, columns):
+            for i in chosen:
+                lines += texts_of(column[i])
         try:
             with progress(f"training {name} on {counted(len(lines), 'line')}"):
                 tokenizer = train_tokenizer(

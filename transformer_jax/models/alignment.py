@@ -33,7 +33,7 @@ class Memory(NamedTuple):
 
     keys: in the shape that the score function expects.
     values: (B, N, S, H).
-    summary: (B, C), see `recurrent.Encoded`.
+    summary: (B, C), see `recurrent_encoders.Encoded`.
     valid: (B, S), True at the source and False at its padding.
     """
 

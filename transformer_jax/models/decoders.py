@@ -17,7 +17,8 @@ from jax import export
 from transformer_jax.models.alignment import ALIGNMENTS, Memory
 from transformer_jax.models.caches import reorder_rows
 from transformer_jax.models.cells import Carry, make_cell
-from transformer_jax.models.layers import Dropout, Linear
+from transformer_jax.models.kernels.products import product
+from transformer_jax.models.layers import Dropout, Linear, parameter
 from transformer_jax.models.recurrent_config import RecurrentConfig
 
 Array = jax.Array
@@ -213,8 +214,19 @@ class Cho(Decoder):
 class Bahdanau(Decoder):
     """s_t = f(s_{t-1}, [y_{t-1}; c_t]), output g(s_t, c_t, y_{t-1}).
 
-    c_t is attended from s_{t-1} (Bahdanau et al. 2015, Section A.2.2).
+    c_t is attended from s_{t-1} (Bahdanau et al. 2015, Section A.2.2). With
+    `context_gate`, it is multiplied by β_t = σ(w · s_{t-1} + b), a scalar (Xu et al.
+    2015, Section 4.2.1).
     """
+
+    def setup(self) -> None:
+        super().setup()
+        if self.config.context_gate:
+            d = self.config.d_model
+            init = nn.initializers.normal(d**-0.5)
+            zeros = nn.initializers.zeros
+            self.gate_w = parameter(self, "gate_w", init, (d,), ("state",))
+            self.gate_b = parameter(self, "gate_b", zeros, (), ())
 
     def __call__(
         self,
@@ -223,9 +235,20 @@ class Bahdanau(Decoder):
         memory: Memory,
     ) -> Step:
         context, weights = self.attend(state.top, memory)
+        if self.config.context_gate:
+            context = self._gate(state.top) * context
         state = self.recur(state, concat(y, context))
         output = self.read_out(state.top, context, y)
         return Step(state, output, weights)
+
+    def _gate(
+        self,
+        s: Array,
+    ) -> Array:
+        """Return β (B, 1) from states s (B, D)."""
+        score = product("BD,D->B", s, self.gate_w, self.config.dtype)
+        gate = nn.sigmoid(score + self.gate_b)
+        return gate[:, None]
 
 
 class Luong(Decoder):

@@ -62,6 +62,23 @@ def _sinusoids(
     return waves
 
 
+def grid_positions(
+    rows: int,
+    columns: int,
+    d_model: int,
+) -> np.ndarray:
+    """Return sinusoidal positions of a grid in reading order, (rows · columns, d).
+
+    The first half of the features is `sinusoidal_positions` of the row, the rest that
+    of the column (Parmar et al. 2018, Section 3.1, "Image Transformer").
+    """
+    of_rows = sinusoidal_positions(rows, (d_model + 1) // 2)
+    of_columns = sinusoidal_positions(columns, d_model // 2)
+    of_rows = np.repeat(of_rows, columns, axis=0)
+    of_columns = np.tile(of_columns, (rows, 1))
+    return np.concatenate([of_rows, of_columns], axis=1)
+
+
 def rotary_waves(
     positions: np.ndarray | Array,
     room: Any,

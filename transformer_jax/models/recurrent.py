@@ -3,8 +3,9 @@
 `RecurrentConfig.attention` selects the model: Sutskever et al. 2014 or Cho et al. 2014
 ("none"), Bahdanau et al. 2015 ("additive"), Luong et al. 2015 ("concat", "dot",
 "general"), or Luong's decoder with the queries, keys and values of Vaswani et al. 2017
-("scaled_dot", "multi_head"). This module has the encoder and the whole. The steps of
-the decoders are in `decoders`, the score functions in `alignment`.
+("scaled_dot", "multi_head"). This module has the whole. The encoders are in
+`recurrent_encoders`, the steps of the decoders in `decoders`, the score functions in
+`alignment`.
 
 Shapes: B batch · S source positions · T target positions · E embedding · C encoder's
 output · D decoder's state (d_model) · N heads · V vocabulary.
@@ -15,44 +16,17 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax import export
 
 from transformer_jax.models.attention import Valid
 from transformer_jax.models.caches import Cache, repeat_rows
-from transformer_jax.models.cells import Carry, make_cell
 from transformer_jax.models.checks import check_ids, check_valid
 from transformer_jax.models.decoders import DECODERS, State
 from transformer_jax.models.front_ends import Tokens
-from transformer_jax.models.layers import (
-    Dropout,
-    Embedding,
-    Head,
-    Linear,
-    OutputLayer,
-)
+from transformer_jax.models.layers import Dropout, Embedding, Head, OutputLayer
 from transformer_jax.models.recurrent_config import RecurrentConfig
+from transformer_jax.models.recurrent_encoders import Annotations, Encoded, Encoder
 
 Array = jax.Array
-
-
-class Encoded(NamedTuple):
-    """The encoded source.
-
-    outputs: h (B, S, C), those of the top layer.
-    summary: (B, C), the last state of each direction in the top layer, concatenated.
-    carries: the first carry of each layer of the decoder.
-    valid: (B, S), True at the source and False at its padding.
-    """
-
-    outputs: Array
-    summary: Array
-    carries: tuple[Carry, ...]
-    valid: Array
-
-
-export.register_namedtuple_serialization(
-    Encoded, serialized_name="transformer_jax.recurrent.Encoded"
-)
 
 
 class Reading(NamedTuple):
@@ -69,87 +43,15 @@ class Reading(NamedTuple):
     own_is_next: Array
 
 
-class Encoder(nn.Module):
-    """A stack of recurrent layers, unidirectional or bidirectional.
-
-    No state depends on padding.
-    """
-
-    config: RecurrentConfig
-
-    @nn.compact
-    def __call__(self, x: Array, valid: Array) -> Encoded:
-        """Read x (B, S, E), of which `valid` (B, S) is the source.
-
-        The last carry of a unidirectional encoder is the decoder's first carry. A
-        bidirectional encoder applies tanh(W · + b) to the last carry of its backward
-        direction, which reads the first word last (Bahdanau et al. 2015, Section A.2.2:
-        s₀ = tanh(W_s ←h₁)).
-        """
-        c = self.config
-        lengths = valid.sum(axis=1)
-        carries = []
-        ends: list[Carry] = []
-        for layer in range(c.num_layers):
-            x = Dropout(c.dropout_rate)(x)
-            if c.bidirectional:
-                width = c.encoder_dim // 2
-                forward = make_cell(c.cell, width, f"forward_{layer}")
-                end, x_forward = run_cell(forward, x, lengths, backwards=False)
-                backward = make_cell(c.cell, width, f"backward_{layer}")
-                start, x_backward = run_cell(backward, x, lengths, backwards=True)
-                x = jnp.concatenate([x_forward, x_backward], axis=-1)
-                ends = [end, start]
-                carries.append(self._bridge(start, layer))
-            else:
-                cell = make_cell(c.cell, c.encoder_dim, f"forward_{layer}")
-                end, x = run_cell(cell, x, lengths, backwards=c.reverse_source)
-                ends = [end]
-                carries.append(end)
-        last_states = [jax.tree.leaves(end)[-1] for end in ends]
-        summary = jnp.concatenate(last_states, axis=-1)
-        return Encoded(x, summary, tuple(carries), valid)
-
-    def _bridge(self, carry: Carry, layer: int) -> Carry:
-        """Map a carry of half the encoder's width to a carry of the decoder."""
-        c = self.config
-        shape = (c.encoder_dim // 2, c.d_model)
-        leaves, structure = jax.tree.flatten(carry)
-        bridged = []
-        for i, h in enumerate(leaves):
-            bridge = Linear(
-                "BE,ED->BD",
-                shape,
-                ("embed", "state"),
-                dtype=c.dtype,
-                name=f"bridge_{layer}_{i}",
-            )
-            bridged.append(jnp.tanh(bridge(h)))
-        return jax.tree.unflatten(structure, bridged)
-
-
-def run_cell(
-    cell: Any,
-    x: Array,
-    lengths: Array,
-    backwards: bool,
-) -> tuple[Carry, Array]:
-    """Run a cell over x (B, S, E) → the last carry, outputs (B, S, C).
-
-    `lengths` (B,) are those of the rows without padding.
-    """
-    rnn = nn.RNN(cell, return_carry=True, reverse=backwards, keep_order=True)
-    return rnn(x, seq_lengths=lengths)
-
-
 class RecurrentSeq2Seq(nn.Module):
     """A recurrent encoder–decoder.
 
     `model.apply(params, source, target)` returns logits, as for `Transformer`. The
     other methods are those of `EncoderDecoder`.
 
-    front_end: maps what the encoder reads to vectors (B, S, E), see `front_ends`. None:
-        the source consists of tokens.
+    front_end: maps the source to vectors (B, S, E), which the encoder reads, see
+        `front_ends`; without an encoder, to (B, S, C). None: the source consists of
+        tokens.
 
     Differs:
 
@@ -177,7 +79,7 @@ class RecurrentSeq2Seq(nn.Module):
             c.target_vocab_size, c.embedding_dim, c.vocab_multiple
         )
         self.source = self.front_end or Tokens(self.source_embedding)
-        self.encoder = Encoder(c)
+        self.encoder = Annotations(c) if c.encoder == "none" else Encoder(c)
         self.decoder = DECODERS[c.decoder](c)
         self.output = OutputLayer(
             c.target_vocab_size,

@@ -14,7 +14,9 @@ from transformer_jax.models.cells import CELLS
 Array = jax.Array
 
 SUMMARIES = ("initial", "every_step")
+ENCODERS = ("recurrent", "none")
 READOUTS = ("linear", "maxout")
+MAY_BE_ZERO = ("pyramid_layers", "local_window", "teacher_forcing_steps")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,11 +31,18 @@ class RecurrentConfig:
     target_vocab_size: int = fields.size(10_000, 304)
     cell: str = "gru"
     num_layers: int = 1
+    # further layers of the encoder, each with half the positions of the one below (Chan
+    # et al. 2016)
+    pyramid_layers: int = 0
     embedding_dim: int = fields.size(256, 8)  # E
     # C: output at each position, both directions together
     encoder_dim: int = fields.size(512, 32, like="d_model")
     d_model: int = fields.size(512, 16)  # D: the decoder's state
     bidirectional: bool = False
+    # "none": attention reads the vectors of the front end, e.g. of an image (Xu et al.
+    # 2015), and `encoder_dim` is their width. `pyramid_layers`, `bidirectional` and
+    # `reverse_source` need "recurrent".
+    encoder: str = "recurrent"
     # a unidirectional encoder reads the source backwards (Sutskever et al. 2014)
     reverse_source: bool = False
     attention: str = "none"
@@ -49,6 +58,8 @@ class RecurrentConfig:
     # D of Luong et al.'s local-p attention; 0 for global attention
     local_window: int = 0
     damping: bool = False  # see `alignment.damped_scores`
+    # a scalar gate on the context of "additive" attention (Xu et al. 2015)
+    context_gate: bool = False
     # How additive attention and summary = "every_step" combine state, context and
     # previous word before the output layer. "linear": concatenated. "maxout": a maxout
     # layer (Goodfellow et al. 2013).
@@ -69,7 +80,7 @@ class RecurrentConfig:
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""
         for name, value in dataclasses.asdict(self).items():
-            least = 0 if name in ("local_window", "teacher_forcing_steps") else 1
+            least = 0 if name in MAY_BE_ZERO else 1
             if type(value) is int and value < least:
                 yield name, f"must be at least {least}"
         if not 0 <= self.dropout_rate < 1:
@@ -81,6 +92,7 @@ class RecurrentConfig:
             "cell": tuple(CELLS),
             "attention": ("none", *ALIGNMENTS),
             "summary": SUMMARIES,
+            "encoder": ENCODERS,
             "readout": READOUTS,
         }
         choices |= {"architecture": ("recurrent",), "dtype": ("float32", "bfloat16")}
@@ -108,7 +120,9 @@ class RecurrentConfig:
                 "reverse_source",
                 "needs a unidirectional encoder: set this or bidirectional to False",
             )
-        if not self.bidirectional and self.encoder_dim != self.d_model:
+        if self.encoder == "none":
+            yield from self._problems_without_encoder()
+        elif not self.bidirectional and self.encoder_dim != self.d_model:
             rule = (
                 f"must be equal to d_model = {self.d_model}, "
                 "because the encoder's last state is the decoder's first"
@@ -117,6 +131,11 @@ class RecurrentConfig:
         if self.attention == "dot" and self.encoder_dim != self.d_model:
             rule = f"must be equal to d_model = {self.d_model} for 'dot' attention"
             yield "encoder_dim", f"{rule}: change it or set attention to 'general'"
+        if self.context_gate and self.attention != "additive":
+            yield (
+                "context_gate",
+                "needs attention = 'additive': change that, or set this to False",
+            )
         if self.attention == "multi_head" and self.d_model % self.num_heads:
             yield "num_heads", f"must divide d_model = {self.d_model}"
         if (
@@ -165,6 +184,13 @@ class RecurrentConfig:
                     "set attention to 'scaled_dot' or 'multi_head', or damping to False"
                 ),
             )
+
+    def _problems_without_encoder(self) -> Iterator[tuple[str, str]]:
+        for name in ("bidirectional", "reverse_source"):
+            if getattr(self, name):
+                yield name, "needs encoder = 'recurrent': set this to False"
+        if self.pyramid_layers:
+            yield "pyramid_layers", "needs encoder = 'recurrent': set this to 0"
 
     @property
     def decoder(self) -> str:
@@ -219,13 +245,23 @@ class RecurrentConfig:
 
     @property
     def source_width(self) -> int:
-        """The width of the vectors that the encoder reads."""
-        return self.embedding_dim
+        """The width of the vectors that front ends return."""
+        return self.encoder_dim if self.encoder == "none" else self.embedding_dim
+
+    @property
+    def memory_width(self) -> int:
+        """The width of the vectors that the encoder writes."""
+        return self.encoder_dim
+
+    @property
+    def memory_stride(self) -> int:
+        """The positions that the encoder reads for each that it writes."""
+        return 2**self.pyramid_layers
 
     @property
     def source_dropout_rate(self) -> float:
-        """The dropout of front ends. It is 0, because the encoder has its own."""
-        return 0.0
+        """The dropout of front ends. It is 0 if an encoder follows that has its own."""
+        return self.dropout_rate if self.encoder == "none" else 0.0
 
     @property
     def source_positions(self) -> str:

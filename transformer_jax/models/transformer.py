@@ -88,6 +88,16 @@ class TransformerConfig(BlockConfig):
         return self.d_model
 
     @property
+    def memory_width(self) -> int:
+        """The width of the vectors that the encoder writes."""
+        return self.d_model
+
+    @property
+    def memory_stride(self) -> int:
+        """The positions that the encoder reads for each that it writes."""
+        return 1
+
+    @property
     def source_dropout_rate(self) -> float:
         """The dropout of front ends."""
         return self.dropout_rate

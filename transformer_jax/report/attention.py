@@ -6,6 +6,8 @@ import base64
 import html
 import importlib.resources
 import json
+import math
+import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -16,6 +18,7 @@ from etils import epath
 from transformer_jax import files
 from transformer_jax.errors import UserError
 from transformer_jax.training.evaluation import AttentionMap
+from transformer_jax.training.task import Picture
 
 
 class Sentence(NamedTuple):
@@ -50,12 +53,63 @@ def _by_text(texts: Mapping[str, str]) -> dict[str, list[str]]:
     return names
 
 
+SIDE = 256  # a picture in the file has at most SIDE² pixels
+
+
+def with_picture(found: AttentionMap, pixels: np.ndarray) -> AttentionMap:
+    """Return a map with a picture of its keys, if they lie on a grid without one."""
+    if found.picture is None or found.picture.pixels is not None:
+        return found
+    return found._replace(picture=found.picture._replace(pixels=pixels))
+
+
+def png(pixels: np.ndarray) -> bytes:
+    """Return RGB bytes (height, width, 3) as a PNG file (ISO/IEC 15948)."""
+    height, width, _ = pixels.shape
+    no_filter = np.zeros((height, 1), np.uint8)
+    lines = np.concatenate([no_filter, pixels.reshape(height, -1)], axis=1)
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 9))]
+    file = b"\x89PNG\r\n\x1a\n"
+    for kind, content in [*chunks, (b"IEND", b"")]:
+        checksum = zlib.crc32(kind + content)
+        file += struct.pack(">I", len(content)) + kind + content
+        file += struct.pack(">I", checksum)
+    return file
+
+
+def _url(pixels: np.ndarray) -> str:
+    """Return a picture as a URL that holds it, with at most SIDE² pixels."""
+    height, width, _ = pixels.shape
+    step = math.ceil(math.sqrt(height * width) / SIDE)
+    return (
+        "data:image/png;base64,"
+        + base64.b64encode(png(pixels[::step, ::step])).decode()
+    )
+
+
+def _rectangle(
+    picture: Picture | None, images: dict[str, int]
+) -> dict[str, int] | None:
+    """Return how keys lie on a picture, with its number in `images`, or -1 for none.
+
+    A new picture is added there.
+    """
+    if picture is None:
+        return None
+    number = -1
+    if picture.pixels is not None:
+        number = images.setdefault(_url(picture.pixels), len(images))
+    return {"rows": picture.rows, "columns": picture.columns, "image": number}
+
+
 def write_report(
     path: epath.PathLike, title: str, sentences: Sequence[Sentence]
 ) -> int:
     """Write the report and return its size in bytes.
 
-    The report shows each text above the weights of its tokens. Weights are rounded to
+    The report shows each text above the weights of its tokens, and where keys have a
+    picture, the weights of each query on it. Weights are rounded to
     multiples of 1 / 255 and compressed; entropies are computed from the exact weights.
     Twenty sentences of 30 tokens with six layers of eight heads take about a megabyte.
 
@@ -65,6 +119,7 @@ def write_report(
     if not sentences:
         raise UserError("there is no sentence to show: pass at least one")
     shown = []
+    images: dict[str, int] = {}  # URL → its number
     for sentence in sentences:
         if not sentence.maps:
             raise UserError(
@@ -72,7 +127,7 @@ def write_report(
                 "use a model with attention"
             )
         maps = []
-        for name, rows, columns, weights, texts in sentence.maps:
+        for name, rows, columns, weights, texts, picture in sentence.maps:
             if not weights.size:
                 raise UserError(
                     f"{name} of {sentence.name!r} has shape {weights.shape}: "
@@ -102,15 +157,15 @@ def write_report(
                     "weights": (
                         base64.b64encode(zlib.compress(stored.tobytes(), 9)).decode()
                     ),
+                    "picture": _rectangle(picture, images),
                     "entropy": np.round(entropy(weights), 3).tolist(),
                 }
             )
         shown.append({"name": sentence.name, "maps": maps})
     # A script element is read verbatim up to its closing tag, so the data must not
     # contain "<".
-    data = json.dumps({"title": title, "sentences": shown}, ensure_ascii=False).replace(
-        "<", "\\u003c"
-    )
+    content = {"title": title, "sentences": shown, "images": list(images)}
+    data = json.dumps(content, ensure_ascii=False).replace("<", "\\u003c")
     template = (
         importlib.resources.files(__package__)
         .joinpath("attention.html")

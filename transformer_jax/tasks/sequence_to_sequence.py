@@ -3,11 +3,10 @@
 Label-smoothed cross-entropy, beam search, BLEU. An example is translation.
 """
 
-import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -17,204 +16,47 @@ from etils import epath
 
 from transformer_jax import decoding, losses, metrics
 from transformer_jax.data.batching import Batches
-from transformer_jax.data.columns import ArrayRecords
-from transformer_jax.data.corpus import Corpus
-from transformer_jax.data.corpus_batches import bucket_batches, ladder_batches
-from transformer_jax.data.examples import columns_of
+from transformer_jax.data.columns import ArrayRecords, texts_of
+from transformer_jax.data.corpus import Corpus, Reader
+from transformer_jax.data.corpus_batches import Rule, bucket_batches, ladder_batches
+from transformer_jax.data.examples import as_object, columns_of
+from transformer_jax.data.references import numbered_files, references_table
 from transformer_jax.data.streams import Stream, Tokens
-from transformer_jax.data.text import ParallelData
-from transformer_jax.decoding import DecodingConfig
 from transformer_jax.decoding.stopping import before_end
 from transformer_jax.errors import UserError
 from transformer_jax.files import one_line
-from transformer_jax.models.caches import Cache
+from transformer_jax.models.caches import Cache, repeat_rows
 from transformer_jax.models.encoder_decoder import EncoderDecoder
 from transformer_jax.models.layers import Head
 from transformer_jax.models.recurrent import RecurrentSeq2Seq
-from transformer_jax.models.recurrent_config import RecurrentConfig
 from transformer_jax.models.stack import unstack_layers
-from transformer_jax.models.transformer import (
-    Transformer,
-    TransformerConfig,
-    shift_right,
+from transformer_jax.models.transformer import Transformer, shift_right
+from transformer_jax.tasks.inputs import picture_of, shown_vectors
+from transformer_jax.tasks.sequence_to_sequence_config import (
+    SEVERAL_REFERENCES,
+    SequenceToSequenceConfig,
 )
-from transformer_jax.tasks.inputs import InputConfig
-from transformer_jax.tasks.text import (
-    TextTaskConfig,
-    cache_and_causality,
-    valid,
-    with_weights,
-)
+from transformer_jax.tasks.text import cache_and_causality, valid, with_weights
 from transformer_jax.training.metric import LOSS, PERPLEXITY, Metric
 from transformer_jax.training.task import (
     Arrays,
     Axis,
-    Columns,
-    EvaluationConfig,
     Mean,
     Outputs,
     Params,
     Record,
     Task,
-    TrainingConfig,
     Work,
     check_rows,
 )
 
 log = logging.getLogger(__name__)
 
-WIDE_BEAM = 50  # larger beams cause a warning about their cost
 # Each is an `EncoderDecoder`.
 ARCHITECTURES: dict[str, Any] = {
     "transformer": Transformer,
     "recurrent": RecurrentSeq2Seq,
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class SequenceToSequenceTraining(TrainingConfig):
-    """The training keys of the engine and of this objective."""
-
-    label_smoothing: float = 0.1  # ε
-
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield (field, rule and remedy) for every invalid value."""
-        yield from super().problems()
-        if not 0 <= self.label_smoothing < 1:
-            yield "label_smoothing", "must be in [0, 1), e.g. 0.1; 0 disables it"
-
-    @property
-    def loss_label(self) -> str:
-        return "loss (with label smoothing)" if self.label_smoothing else "loss"
-
-
-@dataclasses.dataclass(frozen=True)
-class SequenceToSequenceEvaluation(EvaluationConfig):
-    """The engine's keys and the tokenizer of BLEU.
-
-    bleu_tokenizer: the tokenizer of sacreBLEU for the metric `bleu`. "13a" splits at
-    spaces and around ASCII punctuation, "intl" around all Unicode punctuation and
-    symbols, "none" at spaces only. For languages without spaces, "zh" splits Chinese
-    into characters and "char" does so with any text; "ja-mecab" and "ko-mecab" split
-    Japanese and Korean into morphemes and need the extras "ja" and "ko" of this
-    package. Scores by different tokenizers are not comparable; `bleu_signature` names
-    the tokenizer.
-    """
-
-    bleu_tokenizer: str = "13a"
-
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield (field, rule and remedy) for every invalid value."""
-        yield from super().problems()
-        if self.bleu_tokenizer not in metrics.BLEU_TOKENIZERS:
-            yield (
-                "bleu_tokenizer",
-                (
-                    f"must be one of {', '.join(metrics.BLEU_TOKENIZERS)}; "
-                    "use 13a if in doubt"
-                ),
-            )
-        elif extra := metrics.missing_extra(self.bleu_tokenizer):
-            yield (
-                "bleu_tokenizer",
-                (
-                    "needs MeCab and its dictionary: "
-                    f"pip install -c constraints.txt -e '.[{extra}]' "
-                    "in the folder of transformer_jax, or set it to another, e.g. char"
-                ),
-            )
-
-
-@dataclasses.dataclass(frozen=True)
-class SequenceToSequenceConfig(TextTaskConfig):
-    """The config sections of this task."""
-
-    model: TransformerConfig | RecurrentConfig
-    data: ParallelData
-    input: InputConfig
-    training: SequenceToSequenceTraining
-    evaluation: SequenceToSequenceEvaluation = dataclasses.field(
-        metadata={"free": True}
-    )
-    decoding: DecodingConfig = dataclasses.field(metadata={"free": True})
-
-    @property
-    def columns(self) -> Columns:
-        return Columns((self.data.source_language, self.data.target_language))
-
-    @property
-    def longest(self) -> tuple[str, int]:
-        source = self.input.stream(self.data.source_language)
-        if source is None or source.limit is None:
-            return super().longest
-        if source.limit < self.data.max_length:
-            return super().longest
-        return source.limit_words, source.limit
-
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield (dotted key, rule and remedy) for values that are inconsistent with
-        each other.
-        """
-        yield from super().problems()
-        model = self.model
-        data = self.data
-        yield from self.input.conflicts(model, data)
-        if (
-            self.input.modality == "tokens"
-            and data.joint_tokenizer
-            and model.source_vocab_size != model.target_vocab_size
-        ):
-            yield (
-                "data.joint_tokenizer",
-                (
-                    "requires equal vocabulary sizes, "
-                    f"but model.source_vocab_size = {model.source_vocab_size} "
-                    f"and model.target_vocab_size = {model.target_vocab_size}: "
-                    "make them equal, or set this key to False"
-                ),
-            )
-        if self.decoding.beam_size > model.target_vocab_size:
-            yield (
-                "decoding.beam_size",
-                (
-                    "must not exceed "
-                    f"model.target_vocab_size = {model.target_vocab_size}, "
-                    "the number of tokens to choose from; 4 to 10 are usual"
-                ),
-            )
-        if self.decoding.first_id >= model.target_vocab_size:
-            yield (
-                "decoding.first_id",
-                (
-                    "must be below "
-                    f"model.target_vocab_size = {model.target_vocab_size}, or -1"
-                ),
-            )
-        if model.shares_tables and not data.joint_tokenizer and not self.init_from:
-            yield (
-                "model.tie_embeddings",
-                (
-                    "requires data.joint_tokenizer = True, or the tokenizers "
-                    "of an init_from in which both have the same ids; "
-                    "otherwise set it to 'decoder'"
-                ),
-            )
-
-    def advice(self) -> Iterator[str]:
-        """Yield warnings about settings that are allowed but unwise."""
-        yield from super().advice()
-        if self.decoding.beam_size > WIDE_BEAM:
-            yield (
-                f"config.decoding.beam_size = {self.decoding.beam_size}: "
-                f"the search takes {self.decoding.beam_size} times the work of greedy "
-                "search; 4 to 10 are usual, and wider beams seldom score better"
-            )
-        if self.model.needs_warmup and self.optimizer.warmup_steps == 0:
-            yield (
-                "config.optimizer.warmup_steps = 0 with config.model.norm = 'post': "
-                "post-LN seldom trains without warm-up (Xiong et al. "
-                "2020); set it to a few thousand steps, or model.norm to 'pre'"
-            )
 
 
 def teacher_forced(
@@ -228,9 +70,13 @@ def teacher_forced(
     """Return the decoder's output (B, T, D) if it reads ids (B, T), and the head that
     maps it to logits.
 
+    The source may have fewer rows, B / R. Then R adjacent rows of ids share one.
+
     Pass it to `model.apply` as the method.
     """
     memory = model.encode(source, source_valid)
+    if read.shape[0] > source.shape[0]:
+        memory = repeat_rows(memory, read.shape[0] // source.shape[0])
     return model.hidden(memory, read, target_valid, step), model.head()
 
 
@@ -259,12 +105,28 @@ def _tokens(config: SequenceToSequenceConfig, side: str, column: str) -> Tokens:
     )
 
 
+def _reader(config: SequenceToSequenceConfig) -> Reader:
+    """Return the function that reads the files of a split."""
+    data = config.data
+    if data.table:
+        return functools.partial(
+            references_table,
+            table=data.table,
+            count=data.references,
+            read=config.input.source_column,
+        )
+    if data.references > 1:
+        return functools.partial(numbered_files, count=data.references)
+    return config.input.reader()
+
+
 class SequenceToSequence(Task):
     """Prediction of a target text from a source.
 
     A batch holds the ids "source" (B, S) and "target" (B, T), each ending in EOS, their
     lengths "source_length" and "target_length" (B,), and the number of each example,
-    "index" (B,). A source that is not text is an array of vectors (B, S, C).
+    "index" (B,). A source that is not text is an array of vectors (B, S, C). In an
+    evaluation with R references, the target is (B, R, T), with lengths (B, R).
     """
 
     metrics: ClassVar = {
@@ -273,6 +135,11 @@ class SequenceToSequence(Task):
         "bleu": Metric("bleu (greedy)", better="higher"),
         "bleu_tokenized": Metric("bleu_tokenized (greedy)", better="higher"),
         "exact_match": Metric("exact_match (greedy)", better="higher"),
+        # only with several references
+        **{
+            name: Metric(f"{name} (greedy)", better="higher")
+            for name in SEVERAL_REFERENCES
+        },
     }
     corpus: Corpus
 
@@ -292,7 +159,7 @@ class SequenceToSequence(Task):
             data,
             streams,
             workdir,
-            config.input.reader(),
+            _reader(config),
             start=config.init_from or None,
         )
         super().__init__(config, corpus)
@@ -310,18 +177,25 @@ class SequenceToSequence(Task):
         method: Any = teacher_forced
         return self.model.init(key, source, valid, target, method=method)["params"]
 
-    def _cross_entropy(
+    def _means(
         self,
         params: Params,
         batch: Mapping[str, jax.Array],
         key: jax.Array | None = None,
         step: jax.Array | int = 0,
         label_smoothing: float = 0.0,
-    ) -> Mean:
-        """Return the mean cross-entropy over the target's tokens, including EOS."""
+        regularization: float = 0.0,
+    ) -> dict[str, Mean]:
+        """Return the mean cross-entropy over the tokens of all references, including
+        EOS, and if there is a `regularization`, that of attention.
+        """
         target = jnp.asarray(batch["target"])
-        target_valid = valid(batch, "target")
-        x, head = self.model.apply(
+        lengths = batch["target_length"]
+        if target.ndim == 3:
+            target = target.reshape(-1, target.shape[2])
+            lengths = lengths.reshape(-1)
+        target_valid = valid({"target": target, "target_length": lengths}, "target")
+        output: Any = self.model.apply(
             {"params": params},
             batch["source"],
             valid(batch, "source"),
@@ -330,11 +204,21 @@ class SequenceToSequence(Task):
             step,
             rngs=None if key is None else {"dropout": key},
             method=teacher_forced,
+            mutable=["intermediates"] if regularization else False,
         )
+        (x, head), sown = output if regularization else (output, {})
         total, weight = losses.token_cross_entropy(
             head, x, target, target_valid, label_smoothing
         )
-        return Mean(total, weight)
+        if not regularization:
+            return {"loss": Mean(total, weight)}
+        (of_layers,) = self.model.attention_maps(sown["intermediates"]).values()
+        over_heads = of_layers.mean(axis=(1, 2))
+        uneven = losses.doubly_stochastic(over_heads, target_valid)
+        return {
+            "cross_entropy": Mean(total, weight),
+            "uneven_attention": Mean(uneven, weight, regularization),
+        }
 
     def loss(
         self,
@@ -343,12 +227,21 @@ class SequenceToSequence(Task):
         key: jax.Array,
         step: jax.Array | int,
     ) -> dict[str, Mean]:
-        """Return label-smoothed cross-entropy over the target's tokens."""
-        return {
-            "loss": self._cross_entropy(
-                params, batch, key, step, self.config.training.label_smoothing
-            )
-        }
+        """Return label-smoothed cross-entropy over the target's tokens, and with
+        `attention_regularization` λ the term λ Σ_i (1 - Σ_t α_ti)² of each target.
+
+        Both are divided by the number of tokens, so that λ weights them as in Xu et al.
+        2015, eq. 14, where both are sums.
+        """
+        training = self.config.training
+        return self._means(
+            params,
+            batch,
+            key,
+            step,
+            training.label_smoothing,
+            training.attention_regularization,
+        )
 
     def evaluate(
         self, params: Params, batch: Mapping[str, jax.Array], greedy: bool
@@ -359,24 +252,24 @@ class SequenceToSequence(Task):
         The outputs are tokens (B, K, T), scores (B, K) and log_probabilities (B, K).
         With `greedy`, K is 1.
         """
-        means = (
-            {"loss": self._cross_entropy(params, batch)} if "target" in batch else {}
-        )
-        return means, self._translate(params, batch, greedy)._asdict()
+        means = self._means(params, batch) if "target" in batch else {}
+        step, cache = self.decoder(params, batch, greedy)
+        return means, self.search(step, cache, batch, greedy)._asdict()
 
-    def _translate(
+    def decoder(
         self, params: Params, batch: Mapping[str, jax.Array], greedy: bool
-    ) -> decoding.Hypotheses:
+    ) -> tuple[decoding.Step, Cache]:
+        """Return the step that reads a token and scores the next one, and its cache for
+        the sources of a batch, see `search`.
+        """
         source = batch["source"]
         options = self.config.decoding
         special = self.corpus.special_ids("target")
-        rows, length = source.shape[:2]
-        max_length = min(options.max_length(length), self.config.model.max_length)
         cache: Any = self.model.apply(
             {"params": params},
             source,
             valid(batch, "source"),
-            max_length,
+            self.most_tokens(batch),
             decoding.beams(options, greedy),
             method=start,
         )
@@ -397,18 +290,64 @@ class SequenceToSequence(Task):
             end = decoding.certain(special.end, logits.shape[-1])[None]
             return jnp.where(empty, end, logits[:, 0]), cache
 
+        return step, cache
+
+    def most_tokens(self, batch: Mapping[str, jax.Array]) -> int:
+        """Return the largest number of tokens that is written for a source, including
+        EOS.
+        """
+        length = batch["source"].shape[1]
+        longest = self.config.decoding.max_length(length)
+        return min(longest, self.config.model.max_length)
+
+    def search(
+        self,
+        step: decoding.Step,
+        cache: Any,
+        batch: Mapping[str, jax.Array],
+        greedy: bool,
+    ) -> decoding.Hypotheses:
+        """Return the outputs with the best scores of a step, by the method that the
+        config selects, or by greedy search.
+        """
+        special = self.corpus.special_ids("target")
         return decoding.search(
             step,
             cache,
-            options,
+            self.config.decoding,
             only_greedy=greedy,
             row_ids=batch["index"],
             vocab_size=self.corpus.size("target"),
-            batch_size=rows,
-            max_length=max_length,
+            batch_size=batch["source"].shape[0],
+            max_length=self.most_tokens(batch),
             bos_id=special.begin,
             eos_id=special.end,
             pad_id=special.pad,
+        )
+
+    def with_output(
+        self, batch: Mapping[str, jax.Array], outputs: decoding.Hypotheses
+    ) -> dict[str, jax.Array]:
+        """Return the batch with the best output of each row as its target."""
+        tokens = outputs.tokens[:, 0]
+        end_id = self.corpus.special_ids("target").end
+        end = decoding.is_end(tokens, (end_id, *self.config.decoding.end_ids))
+        ended = jnp.cumsum(end, axis=1) - end
+        return {
+            **batch,
+            "target": tokens,
+            "target_length": (ended == 0).sum(axis=1),
+        }
+
+    def source_axis(self, batch: Mapping[str, jax.Array]) -> Axis:
+        """Return what the vectors of the memory stand for."""
+        read_by = (self.streams["source"], self.model.front_end)
+        stride = self.config.model.memory_stride
+        return Axis(
+            batch["source"],
+            batch["source_length"],
+            functools.partial(shown_vectors, *read_by, stride=stride),
+            functools.partial(picture_of, *read_by, stride=stride),
         )
 
     def attention(
@@ -420,18 +359,13 @@ class SequenceToSequence(Task):
         The ids under "input" are what the decoder reads, and those under "target" are
         what it predicts.
         """
-        special = self.corpus.special_ids("target")
         if "target" not in batch:
-            tokens = self._translate(params, batch, greedy=False).tokens[:, 0]
-            end = decoding.is_end(tokens, (special.end, *self.config.decoding.end_ids))
-            ended = jnp.cumsum(end, axis=1) - end
-            batch = {
-                **batch,
-                "target": tokens,
-                "target_length": (ended == 0).sum(axis=1),
-            }
+            step, cache = self.decoder(params, batch, greedy=False)
+            outputs = self.search(step, cache, batch, greedy=False)
+            batch = self.with_output(batch, outputs)
+        begin = self.corpus.special_ids("target").begin
         model = self.model.clone(config=with_weights(self.config.model))
-        read = shift_right(jnp.asarray(batch["target"]), special.begin)
+        read = shift_right(jnp.asarray(batch["target"]), begin)
         _, sown = model.apply(
             {"params": params},
             batch["source"],
@@ -442,9 +376,9 @@ class SequenceToSequence(Task):
             mutable="intermediates",
         )
         length = batch["target_length"]
-        source, target = (stream.shown for stream in self.streams.values())
+        target = self.streams["target"].shown
         axes = {
-            "source": Axis(batch["source"], batch["source_length"], source),
+            "source": self.source_axis(batch),
             "target": Axis(batch["target"], length, target),
             "input": Axis(read, length, target),
         }
@@ -453,13 +387,17 @@ class SequenceToSequence(Task):
     # On the host.
 
     def batches(self, split: str, seed: int | None) -> Batches:
-        source = self.corpus.open(split)
-        data = self.config.data
-        names = self.config.columns.names
-        columns = dict(zip(self.streams, map(source.column, names), strict=True))
         if seed is None:
-            return self._in_order(columns, split)
-        if advice := data.size_advice(len(source)):
+            return self._in_order(self.columns(split), split)
+        return self.training_batches(split, seed)
+
+    def training_batches(
+        self, split: str, seed: int, rule: Rule | None = None
+    ) -> Batches:
+        """Return batches for training, without the examples that break `rule`."""
+        columns = self.columns(split)
+        data = self.config.data
+        if advice := data.size_advice(len(columns["source"])):
             log.warning("%s", advice)
         return bucket_batches(
             self.corpus,
@@ -468,17 +406,29 @@ class SequenceToSequence(Task):
             seed=seed,
             max_ratio=data.max_ratio,
             predicted="target",
+            rule=rule,
         )
+
+    def columns(self, split: str) -> dict[str, Sequence[Any]]:
+        """Return the column of each stream in a split."""
+        source = self.corpus.open(split)
+        names = self.config.columns.names
+        return dict(zip(self.streams, map(source.column, names), strict=True))
 
     def batches_of(self, records: Sequence[Record]) -> Batches:
         """Return batches in which a record's padded source length, and hence its
         translation, depends only on itself.
 
-        A sampled translation also depends on the position of the record.
+        A sampled translation also depends on the position of the record. A record of a
+        source that is not text may be a JSON object as text.
         """
         names, needed = self.config.columns
-        arrays = () if self.reads_text else names[:1]
-        source, target = columns_of(records, names, needed, arrays)
+        rows: Sequence[str | Mapping[str, Any]] = records
+        arrays: Sequence[str] = ()
+        if not self.reads_text:
+            arrays = names[:1]
+            rows = [as_object(row, names, i) for i, row in enumerate(records, 1)]
+        source, target = columns_of(rows, names, needed, arrays)
         columns = {"source": source or []}
         if target is not None:
             columns["target"] = target
@@ -551,12 +501,15 @@ class SequenceToSequence(Task):
             for prediction in predictions
         ]
         # as in the predictions
-        references = [one_line(reference) for reference in references]
-        return {
+        of_lines = [[one_line(i) for i in texts_of(entry)] for entry in references]
+        scores = {
             **metrics.loss_and_perplexity(means),
-            **metrics.bleu(lines, references, self.config.evaluation.bleu_tokenizer),
-            "exact_match": metrics.exact_match(lines, references),
+            **metrics.bleu(lines, of_lines, self.config.evaluation.bleu_tokenizer),
+            "exact_match": metrics.exact_match(lines, of_lines),
         }
+        if self.config.data.references > 1:
+            scores |= metrics.caption_scores(lines, of_lines)
+        return scores
 
     def work(self, batch: Arrays) -> Work:
         """Return the work. Its tokens are those of the target."""

@@ -39,6 +39,7 @@ from transformer_jax.training.task import (
     Growing,
     Mean,
     Params,
+    Picture,
     Piece,
     Predicting,
     Record,
@@ -62,6 +63,7 @@ class AttentionMap(NamedTuple):
     weights: np.ndarray
     # of queries and keys by name, e.g. "source"; "" for what is no text
     texts: Mapping[str, str] = types.MappingProxyType({})
+    picture: Picture | None = None  # of the keys
 
 
 class Evaluator:
@@ -290,17 +292,19 @@ def _maps_of(
     `weights` maps (name, sequence of the queries, sequence of the keys) to weights (B,
     L, N, T, S). `axes` are the sequences.
     """
-    shown = {
-        name: axis.shown(np.asarray(axis.ids)[row, : axis.lengths[row]])
+    rows = {
+        name: np.asarray(axis.ids)[row, : axis.lengths[row]]
         for name, axis in axes.items()
     }
+    shown = {name: axis.shown(rows[name]) for name, axis in axes.items()}
     maps = []
     for (name, query_axis, key_axis), all_rows in weights.items():
         queries, _ = shown[query_axis]
         keys, _ = shown[key_axis]
         texts = {axis: shown[axis][1] for axis in (key_axis, query_axis)}
         of_row = all_rows[row, :, :, : len(queries), : len(keys)]
-        maps.append(AttentionMap(name, queries, keys, of_row, texts))
+        picture = axes[key_axis].picture(rows[key_axis])
+        maps.append(AttentionMap(name, queries, keys, of_row, texts, picture))
     return maps
 
 

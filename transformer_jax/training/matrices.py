@@ -2,7 +2,8 @@
 
 A stack keeps the parameters of its L layers in one array with a first axis "layers",
 and a projection to N heads of width H has a kernel (D, N, H). For an optimizer, these
-are L matrices, and a matrix D × NH.
+are L matrices, and a matrix D × NH. A convolution over C features has a kernel (rows,
+columns, C, C'), which is a matrix from all features of a window to C'.
 """
 
 import math
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 HEADS = ("heads", "kv_heads", "state")
+WINDOW = ("kernel_rows", "kernel_columns")
 # axes that number tokens, places or classes, in tables of vectors and in classifiers
 NUMBERED = {"vocab", "position", "distance", "segment", "classes"}
 
@@ -69,7 +71,8 @@ def _block(names: PartitionSpec, ndim: int) -> Block:
     for axis, name in enumerate(names):
         if name == "layers":
             continue
-        if name == "head_dim" and axis > 0 and names[axis - 1] in HEADS:
+        before = names[axis - 1] if axis > 0 else ""
+        if before in WINDOW or (name == "head_dim" and before in HEADS):
             groups[-1].append(axis)
         else:
             groups.append([axis])

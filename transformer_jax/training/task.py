@@ -119,6 +119,25 @@ class Piece(NamedTuple):
     state: Any
 
 
+class Picture(NamedTuple):
+    """A rectangle on which the positions of an axis lie, in reading order.
+
+    rows: of positions; 1 for e.g. times.
+    columns: positions in a row.
+    pixels: what the positions are parts of, e.g. a photograph or a spectrogram: RGB
+        bytes (height, width, 3). None: there is no picture.
+    """
+
+    rows: int
+    columns: int
+    pixels: np.ndarray | None = None
+
+
+def no_picture(row: np.ndarray) -> Picture | None:
+    """Return None: the positions of the row are shown by their labels alone."""
+    return None
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Axis:
@@ -127,11 +146,15 @@ class Axis:
     ids: (B, T), or vectors (B, T, C).
     lengths: (B,).
     shown: a function of the host from a row to readable labels and the text.
+    picture: a function of the host from a row to its picture.
     """
 
     ids: jax.Array
     lengths: jax.Array
     shown: Shown = dataclasses.field(metadata={"static": True})
+    picture: Callable[[np.ndarray], Picture | None] = dataclasses.field(
+        default=no_picture, metadata={"static": True}
+    )
 
 
 # (name, queries, keys) → weights (B, L, N, T, S), and the axes of queries and keys
