@@ -27,9 +27,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
     )
 
     config.input.modality = "image"
-    config.input.image_size = (36, 36)
-    config.input.channels = (32, 64)  # 9×9 vectors, 3×3 for each place
-    config.input.shift = 2
+    config.input.image_size = (72, 72)
+    config.input.channels = (32, 64, 64)  # 9×9 vectors, 3×3 for each place
+    config.input.shift = 4
 
     config.data.directory = "runs/data/scenes"
     config.data.source_language = "image"

@@ -32,7 +32,8 @@ def looks(predictor, directory, split, count):
         across = next(
             found for found in maps if found.name in ("alignment", "cross-attention")
         )
-        digits = [i for i, word in enumerate(across.queries) if word in DIGITS]
+        words = [word.strip(",") for word in across.queries]
+        digits = [i for i, word in enumerate(words) if word in DIGITS]
         for query, place in zip(digits, of_digits.split(), strict=True):
             rectangle = (across.picture.rows, across.picture.columns)
             weights = across.weights.mean(axis=(0, 1))[query].reshape(rectangle)

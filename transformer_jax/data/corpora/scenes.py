@@ -2,8 +2,8 @@ r"""Make images of scattered handwritten digits, and sentences that say where th
 
     python -m transformer_jax.data.corpora.scenes --directory=runs/data/scenes
 
-A scene has 3 rows of 3 places of 12×12 pixels. Two to five places have a digit of 8×8
-pixels somewhere in it. Its caption names the digits in reading order, and says where
+A scene has 3 rows of 3 places of 24×24 pixels. Two to five places have a digit of
+16×16 pixels somewhere in it. Its caption names the digits in reading order, and says where
 each lies from the next one, e.g. "a three above a seven, left of a nine": the seven is
 in the column of the three, and the nine in the row of the seven. In another row and
 another column, a digit is "above and left of" the next one, or "above and right of" it.
@@ -30,7 +30,8 @@ from transformer_jax.errors import UserError
 
 ROWS = 3
 COLUMNS = 3
-PLACE = 12  # height and width of a place in pixels
+SCALE = 2  # height and width of a pixel of a digit
+PLACE = 24  # height and width of a place in pixels
 FEWEST = 2  # digits of a scene
 MOST = 5
 # split → number of scenes, and its digits in a shuffled order
@@ -54,7 +55,7 @@ NAMES = (
 
 
 class Scene(NamedTuple):
-    """An image (36, 36) of bytes, and the digits and places (row, column) in it, in
+    """An image (72, 72) of bytes, and the digits and places (row, column) in it, in
     reading order.
     """
 
@@ -93,12 +94,14 @@ def compose(digits: np.ndarray, labels: np.ndarray, draw: np.random.Generator) -
     chosen = draw.choice(len(digits), count, replace=False)
     numbers = np.sort(draw.choice(ROWS * COLUMNS, count, replace=False))
     places = [divmod(int(number), COLUMNS) for number in numbers]
-    offsets = draw.integers(PLACE - PIXELS + 1, size=(count, 2))
+    size = SCALE * PIXELS
+    offsets = draw.integers(PLACE - size + 1, size=(count, 2))
 
     image = np.zeros((ROWS * PLACE, COLUMNS * PLACE), np.uint8)
     corners = np.array(places) * PLACE + offsets
-    for digit, (top, left) in zip(digits[chosen], corners, strict=True):
-        image[top : top + PIXELS, left : left + PIXELS] = digit
+    large = digits[chosen].repeat(SCALE, axis=1).repeat(SCALE, axis=2)
+    for digit, (top, left) in zip(large, corners, strict=True):
+        image[top : top + size, left : left + size] = digit
     return Scene(image, [int(label) for label in labels[chosen]], places)
 
 
