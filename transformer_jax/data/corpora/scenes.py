@@ -3,11 +3,11 @@ r"""Make images of scattered handwritten digits, and sentences that say where th
     python -m transformer_jax.data.corpora.scenes --directory=runs/data/scenes
 
 A scene has 3 rows of 3 places of 24×24 pixels. Two to five places have a digit of
-16×16 pixels somewhere in it. Its caption names the digits in reading order, and says where
-each lies from the next one, e.g. "a three above a seven, left of a nine": the seven is
-in the column of the three, and the nine in the row of the seven. In another row and
-another column, a digit is "above and left of" the next one, or "above and right of" it.
-So a scene has one right caption.
+16×16 pixels somewhere in it. Its caption names the digits in reading order, and says
+where each lies from the next one, e.g. "a three above a seven, left of a nine": the
+seven is in the column of the three, and the nine in the row of the seven. In another
+row and another column, a digit is "above and left of" the next one, or "above and right
+of" it. So a scene has one right caption.
 
 The digits are those of `corpora.digits`. No digit is in scenes of two splits. Each run
 makes the same files: `{split}.zip` with a PNG file for each scene, and `{split}.tsv`
