@@ -332,6 +332,7 @@ def test_the_report_shows_the_probabilities_of_ctc(corpus, workdir):
     assert across.weights.shape[3] == len(across.keys)
 
 
+@pytest.mark.slow
 def test_it_trains_evaluates_and_predicts(corpus, tmp_path):
     """tests/integration/test_configs.py does so with CTC."""
     run(small(corpus, "las"), tmp_path / "run")
