@@ -16,8 +16,8 @@ Data: spoken strings of digits from recordings of the Free Spoken Digit Dataset:
 Command: python scripts/train.py --config=configs/speech.py:model=joint \
     --workdir=runs/speech
 Cost: model=joint takes 12 minutes of CPU time, model=ctc 13.
-Expected: on unseen strings by known speakers, model=joint has a word error rate of 1.9
-%, and model=ctc of 3.7 % (docs/results/speech.md). `attention`, `las`, `data=words` and
+Expected: word error rates on unseen strings by known speakers: 1.9 % for model=joint,
+3.7 % for model=ctc (docs/results/speech.md). `attention`, `las`, `data=words` and
 held-out speakers were not measured yet.
 Differs: The models are small, and predict words instead of characters. Dong et al. have
 their attention over time and frequency between the convolutions and the encoder, and
