@@ -67,8 +67,13 @@ def caption_scores(
 
 def _streams(references: Sequence[str | Sequence[str]]) -> list[list[str]]:
     """Return a list of the first reference of each hypothesis, one of the second, …"""
-    lists = [[entry] if isinstance(entry, str) else entry for entry in references]
+    lists = map(_listed, references)
     return [list(stream) for stream in zip(*lists, strict=True)]
+
+
+def _listed(entry: str | Sequence[str]) -> Sequence[str]:
+    """Return the references of a hypothesis, which may be a single one."""
+    return [entry] if isinstance(entry, str) else entry
 
 
 def missing_extra(tokenizer: str) -> str:
@@ -96,7 +101,7 @@ def exact_match(
     """
     matches = 0
     for hypothesis, entry in zip(hypotheses, references, strict=True):
-        matches += hypothesis in ([entry] if isinstance(entry, str) else entry)
+        matches += hypothesis in _listed(entry)
     return matches / len(references)
 
 

@@ -38,7 +38,7 @@ GRID_POSITIONS = ("learned", "sinusoidal", "none")
 
 
 class Layout(NamedTuple):
-    """What the vectors of one example stand for. They come in reading order.
+    """The meaning of the vectors of one example, which come in reading order.
 
     rows: of a grid of vectors; 1 for a sequence.
     columns: vectors in a row.
