@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,6 +56,17 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
         os.environ[key.upper()] = str(value)
         jax.config.update(key, value)
 logging.getLogger("transformer_jax").setLevel(logging.INFO)
+
+
+def _hang_up(number: int, _: Any) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+# libtpu makes a process ignore SIGHUP unless it has a handler, and scripts that the
+# process starts would inherit that.
+if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+    signal.signal(signal.SIGHUP, _hang_up)
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -269,6 +270,15 @@ def test_a_second_process_with_libtpu(tiny):
         "wait until it" in refused.stderr
     )
     assert "v5e:2x2 has 4 devices" in loaded.stderr
+
+
+@needs_libtpu
+def test_children_of_a_process_with_libtpu_heed_sighup():
+    """By itself, libtpu makes a process ignore it; see tests/conftest.py."""
+    topologies.devices_of("v5e:2x2")
+    program = "import signal; print(signal.getsignal(signal.SIGHUP).name)"
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # by nohup
+    assert in_a_new_process(program) == f"SIG_{'IGN' if ignored else 'DFL'}\n"
 
 
 @needs_libtpu
