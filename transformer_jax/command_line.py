@@ -189,6 +189,10 @@ def parse_flags(argv: list[str] | None) -> None:
             f"{rest[0]!r} is not an option: write options as --name=value; "
             "--help lists them"
         )
+    if overrides and flags.FLAGS.config is None:
+        raise flags.Error(
+            f"{overrides[0]} changes a key of a recipe: name one with --config=FILE"
+        )
     if overrides:
         override(flags.FLAGS.config, overrides)
 
@@ -458,14 +462,14 @@ class _RecipeParser(flags.ArgumentParser[ConfigDict]):
         return load_recipe(argument)
 
 
-def define_recipe() -> flags.FlagHolder[ConfigDict]:
+def define_recipe(required: bool = True) -> flags.FlagHolder[ConfigDict]:
     """Define the flag --config.
 
     `run` applies the overrides `--config.a.b=v` to its value.
     """
     define_task()
     words = "recipe, configs/NAME.py[:ARG]"
-    return flags.DEFINE(_RecipeParser(), "config", None, words, required=True)
+    return flags.DEFINE(_RecipeParser(), "config", None, words, required=required)
 
 
 class _TaskParser(flags.ArgumentParser[str]):

@@ -233,18 +233,8 @@ def parse(config: ConfigDict | Mapping[str, Any]) -> Config:
             "must be the workdir of another run, or '' for none"
         )
         start = ""
-    parsed = {}
-    for name, section_class in classes.items():
-        of_section = _check_section(name, section_class, raw.get(name, {}))
-        if not of_section:
-            section = section_class(**raw[name])
-            of_section = [
-                f"config.{name}.{key} = {raw[name][key]!r}: {rule}"
-                for key, rule in section.problems()
-            ]
-        if not of_section:
-            parsed[name] = section
-        problems += of_section
+    parsed, of_sections = parse_sections(raw, classes)
+    problems += of_sections
     if len(parsed) == len(classes):
         checked = cls(task=raw["task"], init_from=os.path.expanduser(start), **parsed)
         for key, rule in checked.problems():
@@ -258,6 +248,30 @@ def parse(config: ConfigDict | Mapping[str, Any]) -> Config:
     for advice in checked.advice():
         log.warning("%s", advice)
     return checked
+
+
+def parse_sections(
+    raw: Mapping[str, Any], classes: Mapping[str, type]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the sections of a config as dataclasses, and a message for each invalid
+    key.
+
+    A section with an invalid key is left out. `classes` are the dataclasses by name.
+    """
+    parsed: dict[str, Any] = {}
+    problems = list[str]()
+    for name, section_class in classes.items():
+        of_section = _check_section(name, section_class, raw.get(name, {}))
+        if not of_section:
+            section = section_class(**raw[name])
+            of_section = [
+                f"config.{name}.{key} = {raw[name][key]!r}: {rule}"
+                for key, rule in section.problems()
+            ]
+        if not of_section:
+            parsed[name] = section
+        problems += of_section
+    return parsed, problems
 
 
 def _check_best_metric(config: Config, metrics: Iterable[str]) -> list[str]:

@@ -63,12 +63,12 @@ def settled(workdir: epath.PathLike, config: ConfigDict) -> ConfigDict:
     for name, field in field_of.items():
         section, key = name.split(".")
         if "path" in field.metadata and key in copy.get(section, {}):
-            copy[section][key] = _absolute(copy[section][key])
-    copy["init_from"] = _absolute(copy.get("init_from", ""))
+            copy[section][key] = absolute(copy[section][key])
+    copy["init_from"] = absolute(copy.get("init_from", ""))
     workdir = epath.Path(workdir)
     if files.exists(workdir / "checkpoints") and files.exists(workdir / "config.json"):
         stored = read(workdir, task=config.task)
-        if _absolute(stored.init_from) == copy["init_from"]:
+        if absolute(stored.init_from) == copy["init_from"]:
             copy["init_from"] = stored.init_from
         for name in shares(config):
             section, key = name.split(".")
@@ -77,7 +77,7 @@ def settled(workdir: epath.PathLike, config: ConfigDict) -> ConfigDict:
     return ConfigDict(copy)
 
 
-def _absolute(path: Any) -> Any:
+def absolute(path: Any) -> Any:
     """Return the absolute path of a local file or folder, with symbolic links in it."""
     if not isinstance(path, str) or not path or "://" in path:
         return path
@@ -106,7 +106,7 @@ def continued_from(source: str) -> dict[str, Any] | None:
             workdir / "config.json"
         ):
             config = read(workdir).to_dict()
-            if _absolute(config["init_from"]) == _absolute(source):
+            if absolute(config["init_from"]) == absolute(source):
                 return config
     return None
 
@@ -401,6 +401,8 @@ def _check_task(name: Any) -> None:
             f"--task={name}, or in Python transformer_jax.load(…, task={name!r})"
         )
     remedy = ""
+    if name == "ngram":
+        remedy = ". An n-gram model is counted, not trained: use scripts/ngram.py"
     if name == "translation":
         remedy = (
             ". Version 0.1 had 'translation', with other config keys; "

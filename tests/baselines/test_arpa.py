@@ -1,4 +1,4 @@
-"""ARPA files, read back by a few lines of Python, and by KenLM where it is installed."""
+"""ARPA files, read back by some lines of Python, and by KenLM where it is there."""
 
 import math
 import random

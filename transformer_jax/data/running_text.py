@@ -263,11 +263,11 @@ def text_batches(
         return Batches(
             plan, load, baseline=functools.partial(entropy, text.documents.values)
         )
-    _warn_of_unknown(text.documents, tokenizer, where)
+    warn_of_unknown(text.documents, tokenizer, where)
     return Batches(plan, load, references=[(total, text.size, corpus.sha256(split))])
 
 
-def _warn_of_unknown(documents: Ragged, tokenizer: Tokenizer, where: str) -> None:
+def warn_of_unknown(documents: Ragged, tokenizer: Tokenizer, where: str) -> None:
     """Log a warning with the number of tokens that the tokenizer does not know, if
     there are any.
     """

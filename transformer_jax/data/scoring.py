@@ -99,7 +99,7 @@ def scored_batches(
         DataError: see `read_given`; a choice has no tokens.
     """
     given = [read_given(record, number) for number, record in enumerate(records, 1)]
-    ids, context = _encoded(corpus, stream, given, begin)
+    ids, context = encode_given(corpus, stream, given, begin)
     windows = _windows(ids, context, limit)
     read = ids.parts(windows)
     per_token = {
@@ -114,11 +114,11 @@ def scored_batches(
     return Batches(plan, load, records, owners=owners[windows.owners], join=join)
 
 
-def _encoded(
+def encode_given(
     corpus: Corpus, stream: str, given: Sequence[Given], begin: bool
 ) -> tuple[Ragged, np.ndarray]:
     """Return the ids of each text and its context, and how many of them precede the
-    text (texts,).
+    text (texts,). See `scored_batches`.
 
     Raises:
         DataError: a choice has no tokens.
@@ -187,12 +187,17 @@ def _joined(
             window_count = first_window[i + 1] - first_window[i]
             parts_of_text = list(itertools.islice(parts_of_record, window_count))
             scores.append(score(parts_of_text, len(texts[i].encode())))
-        if not given[number].choice:
-            return scores[0]
-        best = int(np.argmax([each["per_token"] for each in scores]))
-        return {"choice": best, "scores": scores}
+        return prediction_of(given[number], scores)
 
     return join
+
+
+def prediction_of(given: Given, scores: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the prediction of a record, given the scores of its texts."""
+    if not given.choice:
+        return scores[0]
+    best = int(np.argmax([each["per_token"] for each in scores]))
+    return {"choice": best, "scores": list(scores)}
 
 
 def score(parts: Sequence[Mapping[str, Any]], size: int) -> dict[str, Any]:
