@@ -18,7 +18,14 @@ from transformer_jax.training.evaluation import (
     restore_parameters,
 )
 from transformer_jax.training.sharding import make_mesh
-from transformer_jax.training.task import Columns, Growing, Params, Record, Task
+from transformer_jax.training.task import (
+    Columns,
+    Growing,
+    Params,
+    Record,
+    Scoring,
+    Task,
+)
 
 
 class Predictor:
@@ -72,7 +79,8 @@ class Predictor:
         A record is an object with the fields `config.columns`, not all of which are
         needed. If only one is needed, a string may take its place.
         With `scored`, predicted text is returned in an object together with its score;
-        a language model scores the text of the records instead of continuing it. Raises
+        a language model, also a masked one, scores the text of the records instead of
+        predicting. Raises
         ValueError for other records, and for a single record that is not in a list.
         """
         evaluator = self._scorer if scored else self._evaluator
@@ -81,6 +89,11 @@ class Predictor:
         if scored:
             return list(predictions)
         return [prediction.get("text", prediction) for prediction in predictions]
+
+    @property
+    def scores_texts(self) -> bool:
+        """True if `predict` with `scored` returns the log-likelihood of given texts."""
+        return isinstance(self.task, Scoring)
 
     @property
     def streamed(self) -> str:
@@ -134,7 +147,7 @@ class Predictor:
 
     @functools.cached_property
     def _scorer(self) -> Evaluator:
-        if not isinstance(self.task, Growing):
+        if not isinstance(self.task, Scoring):
             return self._evaluator
         return Evaluator(self.task.scorer(), self._evaluator.mesh)
 

@@ -110,7 +110,7 @@ def scored_batches(
     owners = np.repeat(np.arange(len(given)), text_counts)
     plan = BatchPlan.ladder(read.lengths, ladder_lengths(limit), rows)
     load = functools.partial(padded_arrays, {stream: read}, per_token)
-    join = _joined(given, windows)
+    join = joined(given, windows.owners)
     return Batches(plan, load, records, owners=owners[windows.owners], join=join)
 
 
@@ -170,22 +170,24 @@ def _counted(windows: Windows, context: np.ndarray, limit: int) -> np.ndarray:
     return (is_new & is_text).astype(np.int32)
 
 
-def _joined(
-    given: Sequence[Given], windows: Windows
+def joined(
+    given: Sequence[Given], owners: np.ndarray
 ) -> Callable[[int, Sequence[dict[str, Any]]], dict[str, Any]]:
-    """Return `join` of `Batches`."""
+    """Return `join` of `Batches`, for rows that belong to the texts `owners` (rows,),
+    ascending.
+    """
     texts = [text for each in given for text in each.texts]
     sizes = [len(each.texts) for each in given]
     first_text = [0, *itertools.accumulate(sizes)]
     numbers = np.arange(len(texts) + 1)
-    first_window = np.searchsorted(windows.owners, numbers).tolist()
+    first_row = np.searchsorted(owners, numbers).tolist()
 
     def join(number: int, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         scores = []
         parts_of_record = iter(parts)
         for i in range(first_text[number], first_text[number + 1]):
-            window_count = first_window[i + 1] - first_window[i]
-            parts_of_text = list(itertools.islice(parts_of_record, window_count))
+            count = first_row[i + 1] - first_row[i]
+            parts_of_text = list(itertools.islice(parts_of_record, count))
             scores.append(score(parts_of_text, len(texts[i].encode())))
         return prediction_of(given[number], scores)
 

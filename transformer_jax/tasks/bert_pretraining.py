@@ -26,6 +26,7 @@ from transformer_jax.data.text import TextData
 from transformer_jax.models.bert import BertConfig, Pretraining
 from transformer_jax.models.layers import Head
 from transformer_jax.tasks import text
+from transformer_jax.tasks.pseudo_likelihood import PseudoLikelihood
 from transformer_jax.training.metric import LOSS, PERPLEXITY, Metric
 from transformer_jax.training.task import (
     Arrays,
@@ -37,6 +38,7 @@ from transformer_jax.training.task import (
     Predictions,
     Record,
     Scores,
+    Scoring,
     Step,
     Task,
 )
@@ -99,12 +101,12 @@ class PretrainingConfig(text.TextTaskConfig):
                 )
 
 
-class BertPretraining(Task):
+class BertPretraining(Task, Scoring):
     """Prediction of masked tokens, and of whether one segment follows another.
 
     A batch holds the arrays of `data.masking.document_batches`. A causal model predicts
     every next token instead. In prediction, [MASK] in a text stands for a token to
-    predict.
+    predict. Given texts are scored by their `PseudoLikelihood`.
     """
 
     metrics: ClassVar = {
@@ -215,6 +217,9 @@ class BertPretraining(Task):
             limit=model.max_length,
             rows=self.config.evaluation.batch_size,
         )
+
+    def scorer(self) -> PseudoLikelihood:
+        return PseudoLikelihood(self.config, self.network, self.corpus)
 
     def decode(self, outputs: Arrays, batch: Arrays) -> list[dict[str, Any]]:
         """Return {"masks": for each [MASK], the most probable tokens with their

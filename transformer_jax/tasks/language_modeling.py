@@ -43,6 +43,7 @@ from transformer_jax.training.task import (
     Predictions,
     Record,
     Scores,
+    Scoring,
     Step,
     Task,
 )
@@ -97,7 +98,7 @@ def _piece(written: Continuations, rows: int) -> Piece:
     return Piece(outputs, state=written)
 
 
-class LanguageModeling(Task, Growing):
+class LanguageModeling(Task, Growing, Scoring):
     """Prediction of the next token.
 
     A batch holds the arrays of `data.running_text.text_batches`. One of prompts, which

@@ -611,6 +611,13 @@ class Growing(ABC):
     def unfinished(self, outputs: Arrays, batch: Arrays) -> np.ndarray:
         """Return where outputs are to grow further, in the shape of "finished"."""
 
+
+class Scoring(ABC):
+    """A further member of a task whose model says how probable given texts are."""
+
     @abstractmethod
     def scorer(self) -> Predicting:
-        """Return what scores given texts, with the same parameters."""
+        """Return what scores given texts, with the same parameters.
+
+        Its predictions have the fields of `data.scoring.score`.
+        """
