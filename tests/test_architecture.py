@@ -46,6 +46,7 @@ MAY_IMPORT = {
     "losses": {"models.kernels", "models.layers"},
     "metrics": set(),
     "spans": {"metrics"},
+    "minimal_pairs": {"data"},
     "decoding": {"models.caches"},
     "training": {"data.batching", "data.progress"},
     "training.flops": {"models.counting"},

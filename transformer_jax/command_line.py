@@ -513,7 +513,10 @@ def split_overrides() -> tuple[list[str], list[str]]:
     return overrides, rest
 
 
-def run_on_workdir(main: Callable[[ConfigDict], None]) -> None:
+def run_on_workdir(
+    main: Callable[[ConfigDict], None],
+    read_config: Callable[[epath.PathLike], ConfigDict] = read,
+) -> None:
     """Run the `main` of a script that reads the config from --workdir and overrides
     it by `--config.a.b=v`.
     """
@@ -522,7 +525,7 @@ def run_on_workdir(main: Callable[[ConfigDict], None]) -> None:
     workdir = flags.DEFINE_string("workdir", None, "folder of a run", required=True)
 
     def overridden() -> None:
-        config = read(workdir.value)
+        config = read_config(workdir.value)
         override(config, overrides)
         main(config)
 
