@@ -2,6 +2,8 @@
 
 import math
 import random
+import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -83,6 +85,29 @@ def test_kenlm_scores_sentences_alike(model, tmp_path):
         ours = model.log_probabilities(Ragged.of([changed]))[1:] / math.log(10)
         scores = [score for score, _, _ in theirs.full_scores(" ".join(words))]
         np.testing.assert_allclose(scores, ours, rtol=1e-5, atol=1e-6)
+
+
+def test_kenlm_estimates_the_same_model(tmp_path):
+    if shutil.which("lmplz") is None:
+        pytest.skip("KenLM's lmplz is not on PATH")
+    rows = texts(5, 300)
+    predicted = np.array([False, False, *[True] * 5, False])
+    names = [*NAMES[:-1], "unused"]
+    rows.values[rows.values == 7] = 4
+    lines = [" ".join(names[i] for i in rows[n][1:-1]) for n in range(len(rows))]
+    command = ["lmplz", "-o", "3", "-S", "50M", "-T", str(tmp_path)]
+    done = subprocess.run(
+        [*command, "--discount_fallback"],
+        input="\n".join([*lines, ""]),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    theirs, _ = parsed(done.stdout.splitlines())
+    ours, _ = parsed(arpa_lines(estimate(rows, 3, predicted), names, BEGIN))
+    assert ours.keys() == theirs.keys()
+    for gram in ours.keys() - {("<s>",)}:  # lmplz writes log10 P = 0 for it
+        assert ours[gram] == pytest.approx(theirs[gram], abs=2e-6)
 
 
 @pytest.mark.parametrize(

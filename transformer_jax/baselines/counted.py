@@ -10,6 +10,7 @@ language models.
 import dataclasses
 import logging
 import math
+import zipfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -47,6 +48,8 @@ from transformer_jax.errors import UserError
 TASK = "ngram"  # config.task
 FILE = "ngram.npz"
 STREAM = "text"
+# errors of a file that is missing or damaged
+DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
 
 log = logging.getLogger(__name__)
 
@@ -241,7 +244,7 @@ class NgramRun:
                     ],
                     tokenizer.size,
                 )
-        except (OSError, ValueError, KeyError, EOFError) as error:
+        except DAMAGED as error:
             if isinstance(error, OSError) and not files.is_for_user(error):
                 raise
             raise UserError(
