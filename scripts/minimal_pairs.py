@@ -60,11 +60,11 @@ def main(config: ConfigDict) -> None:
     scores = minimal_pairs.accuracies(pairs, values[:count], values[count:])
     if not processes.is_first():
         return
-    table = minimal_pairs.table(scores) + "\n"
+    text = minimal_pairs.readable(scores) + "\n"
     if OUTPUT.value is None:
-        print(table, end="", file=sys.stderr)
+        print(text, end="", file=sys.stderr)
     else:
-        files.write(OUTPUT.value, table.encode())
+        files.write(OUTPUT.value, text.encode())
     print(json_line(described | scores))
 
 

@@ -50,7 +50,7 @@ def test_the_mean_is_over_paradigms_and_ties_are_wrong(tmp_path, name):
         "phenomena": {"islands": 0.75, "binding": 0.0, "npi": 0.5},
         "paradigms": {"a": 0.5, "b": 1.0, "c": 0.0, "d": 0.5},
     }
-    lines = minimal_pairs.table(scores).splitlines()
+    lines = minimal_pairs.readable(scores).splitlines()
     assert lines[0].split() == ["islands", "75.0"]
     assert lines[-2].split() == ["mean", "of", "4", "paradigms", "50.0"]
     assert lines[-1].startswith("2 of 6 pairs are ties")

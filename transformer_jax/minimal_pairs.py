@@ -111,7 +111,7 @@ def _means(
     return {name: float(np.mean(values)) for name, values in grouped.items()}
 
 
-def table(scores: Mapping[str, Any]) -> str:
+def readable(scores: Mapping[str, Any]) -> str:
     """Return the accuracies in percent as lines of text: phenomena, fields and the
     mean.
     """

@@ -32,7 +32,7 @@ def arpa_lines(model: NgramModel, tokens: Sequence[str], begin: int) -> Iterator
     """
     written = np.isfinite(model.levels[0].log_probability)
     written[begin] = True
-    _check_names([tokens[i] for i in np.flatnonzero(written)])
+    _check_names([tokens[i] for i in np.flatnonzero(written).tolist()])
     yield "\\data\\"
     for k, level in enumerate(model.levels, 1):
         count = int(written.sum()) if k == 1 else len(level.keys)
@@ -42,7 +42,7 @@ def arpa_lines(model: NgramModel, tokens: Sequence[str], begin: int) -> Iterator
         names = _names(level, names, tokens)
         yield ""
         yield f"\\{k}-grams:"
-        rows = np.flatnonzero(written) if k == 1 else range(len(names))
+        rows = np.flatnonzero(written).tolist() if k == 1 else range(len(names))
         probabilities = _log10(level.log_probability)
         backoffs = _log10(level.log_backoff)
         for row in rows:

@@ -220,7 +220,8 @@ class NgramRun:
 
     def save(self) -> None:
         """Write the model to ngram.npz."""
-        arrays = {"tokenizer": np.array(self.corpus.tokenizers[STREAM].sha256)}
+        sha256 = self.corpus.tokenizers[STREAM].sha256
+        arrays: dict[str, Any] = {"tokenizer": np.array(sha256)}
         for k, level in enumerate(self.model.levels, 1):
             arrays |= {f"{name}_{k}": x for name, x in level._asdict().items()}
         with files.replacing(self.workdir / FILE) as file:

@@ -121,9 +121,11 @@ class PseudoLikelihood:
         """Return log P of the masked token of each row (B,), 0 without one, and the
         number of masked tokens (B,).
         """
-        vectors, head, _ = self.network.model.apply(
-            {"params": params}, *self.network.arguments(batch), batch["positions"]
+        arguments = self.network.arguments(batch)
+        outputs: Any = self.network.model.apply(
+            {"params": params}, *arguments, batch["positions"]
         )
+        vectors, head, _ = outputs
         scores = log_probability(head(vectors)[:, 0], batch["label"][:, 0])
         masked = batch["masked"]
         return {}, {
