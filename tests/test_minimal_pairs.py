@@ -40,19 +40,19 @@ def test_the_mean_is_over_paradigms_and_ties_are_wrong(tmp_path, name):
     pairs = read_pairs(written(tmp_path / name, ROWS))
     assert pairs.good == [row[3] for row in ROWS]
     good = np.array([2.0, 2.0, 2.0, 1.0, 2.0, 2.0])
-    bad = np.array([1.0, 3.0, 1.0, 1.0, 2.0, 1.0])
+    bad = np.array([1.0, 1.0, 1.0, 1.0, 2.0 - 1e-12, 1.0])
     scores = accuracies(pairs, good, bad)
     assert scores == {
-        "accuracy": (0.5 + 1 + 0 + 0.5) / 4,
+        "accuracy": (1 + 1 + 0 + 0.5) / 4,
         "pairs": 6,
         "ties": 2,
-        "fields": {"syntax": 0.5, "semantics": 0.5},
-        "phenomena": {"islands": 0.75, "binding": 0.0, "npi": 0.5},
-        "paradigms": {"a": 0.5, "b": 1.0, "c": 0.0, "d": 0.5},
+        "fields": {"syntax": 2 / 3, "semantics": 0.5},
+        "phenomena": {"islands": 1.0, "binding": 0.0, "npi": 0.5},
+        "paradigms": {"a": 1.0, "b": 1.0, "c": 0.0, "d": 0.5},
     }
     lines = minimal_pairs.readable(scores).splitlines()
-    assert lines[0].split() == ["islands", "75.0"]
-    assert lines[-2].split() == ["mean", "of", "4", "paradigms", "50.0"]
+    assert lines[0].split() == ["islands", "100.0"]
+    assert lines[-2].split() == ["mean", "of", "4", "paradigms", "62.5"]
     assert lines[-1].startswith("2 of 6 pairs are ties")
 
 

@@ -16,6 +16,9 @@ from transformer_jax.errors import UserError
 
 COLUMNS = ("field", "phenomenon", "paradigm", "sentence_good", "sentence_bad")
 CHUNK = 10_000  # sentences scored at a time, to bound memory
+# Sums of the same numbers in another order differ by rounding: a smaller relative
+# difference is a tie.
+ROUNDING = 1e-9
 
 # sentences → an object with "log_likelihood" for each
 Score = Callable[[Sequence[str]], Sequence[Any]]
@@ -79,22 +82,24 @@ def log_likelihoods(sentences: Sequence[str], score: Score) -> np.ndarray:
 def accuracies(pairs: Pairs, good: np.ndarray, bad: np.ndarray) -> dict[str, Any]:
     """Return the accuracies, given the log-likelihoods of the sentences (n,).
 
-    A pair is right if the good sentence has the higher one. A tie is wrong. Accuracies
-    are from 0 to 1.
+    A pair is right if the good sentence has the higher one. A tie, i.e. a difference
+    within rounding, is wrong. Accuracies are from 0 to 1.
 
     Returns:
         "accuracy": the mean over paradigms; "pairs" and "ties": their numbers; and
         "fields", "phenomena", "paradigms": {name: accuracy}, of fields and phenomena
         the mean over their paradigms.
     """
+    is_tie = np.isclose(good, bad, rtol=ROUNDING, atol=0)
+    right = (good > bad) & ~is_tie
     by_paradigm = defaultdict[tuple[str, str, str], list[bool]](list)
-    for group, is_right in zip(pairs.groups, (good > bad).tolist(), strict=True):
+    for group, is_right in zip(pairs.groups, right.tolist(), strict=True):
         by_paradigm[group].append(is_right)
     of_paradigm = {group: float(np.mean(x)) for group, x in by_paradigm.items()}
     return {
         "accuracy": float(np.mean([*of_paradigm.values()])),
         "pairs": len(pairs.groups),
-        "ties": int((good == bad).sum()),
+        "ties": int(is_tie.sum()),
         "fields": _means(of_paradigm, 0),
         "phenomena": _means(of_paradigm, 1),
         "paradigms": _means(of_paradigm, 2),

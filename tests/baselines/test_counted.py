@@ -72,6 +72,8 @@ def test_one_text_goes_on_over_line_breaks(corpus, tmp_path):
     chosen, *alone = model.predict([{"choices": ["ek", "qqq"]}, "ek", "qqq"])
     assert chosen == {"choice": 0, "scores": alone}
     assert model.predict([]) == []
+    end = model.corpus.special_ids("text").end
+    assert model.model.levels[0].log_probability[end] == -math.inf
 
 
 def test_the_tokens_and_bytes_are_those_of_a_language_model(corpus, tmp_path):

@@ -30,7 +30,7 @@ def accuracies(predict):
     for line in TABLE.splitlines()[1:]:
         _, _, paradigm, good, bad = line.split("\t")
         one, other = (predict([text], scored=True)[0] for text in (good, bad))
-        right[paradigm].append(one["log_likelihood"] > other["log_likelihood"])
+        right[paradigm].append(one["log_likelihood"] > other["log_likelihood"] + 1e-6)
     return {name: sum(values) / len(values) for name, values in right.items()}
 
 

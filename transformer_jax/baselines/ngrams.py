@@ -94,7 +94,7 @@ def find_ngrams(
         contexts = rows[starts]
         wanted = contexts * vocab_size + tokens[starts + k - 1]
         found = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-        is_known = (contexts >= 0) & (known[found] == wanted)
+        is_known = known[found] == wanted  # negative after an unknown context
         places = Places(starts + k - 1, contexts, np.where(is_known, found, -1))
         yield places
         rows = np.full(len(tokens), -1)
