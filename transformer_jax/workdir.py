@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from transformer_jax import files
 from transformer_jax.config import ConfigError, defaults, fields, shares
-from transformer_jax.tasks import TASKS, allow, is_known
+from transformer_jax.tasks import NOT_TRAINED, TASKS, allow, is_known
 from transformer_jax.training.task import Config, Task
 
 log = logging.getLogger(__name__)
@@ -393,6 +393,10 @@ def _check_task(name: Any) -> None:
     """Raise ConfigError for a task that a folder may not choose."""
     if is_known(name):
         return
+    if str(name) in NOT_TRAINED:
+        raise ConfigError(
+            f"config.task = {name!r} is not a task: {NOT_TRAINED[str(name)]}"
+        )
     if isinstance(name, str) and ":" in name:
         raise ConfigError(
             f"config.task = {name!r} is not a task of transformer_jax, "
@@ -401,8 +405,6 @@ def _check_task(name: Any) -> None:
             f"--task={name}, or in Python transformer_jax.load(…, task={name!r})"
         )
     remedy = ""
-    if name == "ngram":
-        remedy = ". An n-gram model is counted, not trained: use scripts/ngram.py"
     if name == "translation":
         remedy = (
             ". Version 0.1 had 'translation', with other config keys; "

@@ -214,12 +214,15 @@ PARSE = """
 import runpy, sys
 from absl import flags
 from transformer_jax import command_line, config, tasks
+from transformer_jax.baselines import counted
 
 def run(main, argv=None, **options):
     overrides, others = command_line.split_overrides()
     command_line.parse_flags(others)
-    if "config" in flags.FLAGS:
-        recipe = flags.FLAGS.config
+    recipe = flags.FLAGS.config if "config" in flags.FLAGS else None
+    if recipe is not None and recipe.task == counted.TASK:
+        counted.NgramRun(recipe, "run")
+    elif recipe is not None:
         random = sys.argv[0].endswith("benchmark.py") and flags.FLAGS.length
         if random or sys.argv[0].endswith(("describe.py", "verify.py")):
             # they need no data
@@ -235,7 +238,7 @@ def run(main, argv=None, **options):
         if len(problems) == len(tasks.TASKS):
             raise problems[0]
 
-def run_on_workdir(main):
+def run_on_workdir(main, read=None):
     command_line.define_task()
     flags.DEFINE_string("workdir", None, "", required=True)
     run(main)

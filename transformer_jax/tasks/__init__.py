@@ -28,6 +28,9 @@ TASKS = {
     "question_answering": "transformer_jax.tasks.question_answering:QuestionAnswering",
 }
 
+# names in configs of models that are not trained → the remedy
+NOT_TRAINED = {"ngram": "an n-gram model is counted, not trained: use scripts/ngram.py"}
+
 _named: set[str] = set()  # the names of tasks that `find` has returned
 
 
@@ -55,6 +58,10 @@ def find(name: str) -> TaskType:
 
     Raises ValueError for an unknown name, and for a task that cannot be imported.
     """
+    if str(name) in NOT_TRAINED:
+        raise UserError(
+            f"config.task = {name!r} is not a task: {NOT_TRAINED[str(name)]}"
+        )
     module, colon, attribute = TASKS.get(str(name), str(name)).partition(":")
     if not colon:
         raise UserError(

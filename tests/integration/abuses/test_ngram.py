@@ -48,6 +48,7 @@ def place(tmp_path_factory):
             ("config.task = 'language_modeling': must be 'ngram'", "train.py"),
         ),
         ("ngram", (RUN, "--split=x", "--input=@/pairs.tsv"), ("give one of them",)),
+        ("train", (RUN, RECIPE), ("config.task = 'ngram'", "use scripts/ngram.py")),
         ("evaluate", (RUN,), ("config.task = 'ngram'", "use scripts/ngram.py")),
         (
             "minimal_pairs",
