@@ -40,6 +40,7 @@ def main(config: ConfigDict) -> None:
     if OUTPUT.value is not None:
         command_line.check_output(OUTPUT.value, INPUT.value, workdir)
     pairs = minimal_pairs.read_pairs(INPUT.value)
+    processes.agree("input", lambda: [*pairs.good, *pairs.bad])
     described = {}
     run: Predictor | counted.NgramRun
     if config.task == counted.TASK:

@@ -132,6 +132,15 @@ def test_a_folder_keeps_its_model(corpus, tmp_path):
         counted.load(tmp_path / "trained")
 
 
+def test_a_tokenizer_that_is_there_is_used(corpus, tmp_path):
+    counted.count(config_of(corpus, tokenizer="characters"), tmp_path / "run")
+    (tmp_path / "other").mkdir()
+    path = tmp_path / "other" / "tokenizer.json"
+    path.write_text((tmp_path / "run" / "tokenizer.json").read_text())
+    model = counted.count(config_of(corpus), tmp_path / "other")
+    assert model.predict(["ek"])[0]["tokens"] == 3
+
+
 def test_a_damaged_folder_is_refused(corpus, tmp_path):
     counted.count(config_of(corpus), tmp_path / "run")
     path = tmp_path / "run" / counted.FILE
