@@ -10,8 +10,9 @@ Command: python scripts/ngram.py --config=configs/lm.py:ngram,order=5 \
 Data: for `shakespeare`, DIR holds input.txt. For `sentences`, it holds train.txt and
 val.txt, e.g. from scripts/documents.py.
 Score: the command prints it, and so does python scripts/ngram.py --workdir=runs/ngram.
-Cost: seconds on one CPU core per million tokens.
-Expected: nats per character on the held-out text, see docs/results/gpt.md.
+Cost: about two seconds on one CPU core per million tokens.
+Expected: nats per character on the held-out text, for the orders 2 to 8: 2.484, 2.038,
+1.719, 1.561, 1.523, 1.517 and 1.519 (docs/results/gpt.md).
 Differs: a text begins with one begin token, not with n - 1, as in KenLM.
 """
 

@@ -417,7 +417,7 @@ def test_recipes_without_a_range_of_sizes_take_any_data():
     assert parse(config).data.size_advice(1) == ""
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", [*RECIPES, *COUNTED])
 def test_recipe_refuses_unknown_arguments(name):
     with pytest.raises(ConfigError, match="config argument 'nonsense' is unknown"):
         get_config(name, "nonsense")
@@ -441,7 +441,7 @@ def test_rnn_refuses_words_that_do_not_go_together(arg, words):
         get_config("rnn", arg)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", [*RECIPES, *COUNTED])
 def test_recipe_says_what_it_is(name):
     doc = (ROOT / "configs" / f"{name}.py").read_text()
     for word in ("Paper:", "Command:", "Cost:", "Expected:"):
