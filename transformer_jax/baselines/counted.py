@@ -12,7 +12,7 @@ import logging
 import math
 import zipfile
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from etils import epath
@@ -74,6 +74,10 @@ class NgramData:
     vocabulary: str = fields.path("")
     lowercase: bool = False
     min_count: int = 1
+
+    # texts begin with no tokens of languages, see `TextData`
+    marks: ClassVar[tuple[str, ...]] = ()
+    apart: ClassVar[bool] = False
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""
