@@ -19,6 +19,7 @@ import numpy as np
 from transformer_jax.data import sound
 from transformer_jax.data.files import DataError
 from transformer_jax.data.images import grid_of
+from transformer_jax.data.languages import encode_marked
 from transformer_jax.data.photographs import read_photograph
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.data.tokenizers import Tokenizer, TokenizerError
@@ -117,6 +118,7 @@ class Tokens(Stream):
         key: config key of `vocab_size`, for messages, e.g. "model.source_vocab_size".
         load: function that returns the tokenizer, given by the corpus. None: there is
             no workdir, and special ids are those of tokenizers trained by this package.
+        marks: tokens of which each text must begin with one, see `languages`.
     """
 
     column: str
@@ -127,6 +129,7 @@ class Tokens(Stream):
     limit: int | None = None
     limit_words: str = ""
     dtype: type = np.int32
+    marks: tuple[str, ...] = ()
     entry = "line"
     unit = "tokens"
 
@@ -156,6 +159,7 @@ class Tokens(Stream):
 
         Raises:
             TokenizerError: the tokenizer has no id for what is requested.
+            DataError: a line does not begin with one of `marks`.
         """
         tokenizer = self.tokenizer
         added: dict[str, int | None] = {}
@@ -169,6 +173,8 @@ class Tokens(Stream):
                     f"{self.file} has no special id for the {name} of a line: "
                     "use a tokenizer that has one"
                 )
+        if self.marks:
+            return encode_marked(tokenizer, column, self.marks, **added)
         return tokenizer.encode(column, **added)
 
     def shown(self, row: np.ndarray) -> tuple[list[str], str]:

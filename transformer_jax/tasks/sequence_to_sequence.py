@@ -20,6 +20,7 @@ from transformer_jax.data.columns import ArrayRecords, texts_of
 from transformer_jax.data.corpus import Corpus, Reader
 from transformer_jax.data.corpus_batches import Rule, bucket_batches, ladder_batches
 from transformer_jax.data.examples import as_object, columns_of
+from transformer_jax.data.languages import directions_files
 from transformer_jax.data.references import numbered_files, references_table
 from transformer_jax.data.streams import Stream, Tokens
 from transformer_jax.decoding.stopping import before_end
@@ -102,6 +103,7 @@ def _tokens(config: SequenceToSequenceConfig, side: str, column: str) -> Tokens:
         "tokenizer.json" if joint else f"tokenizer.{side}.json",
         getattr(config.model, key),
         f"model.{key}",
+        marks=config.data.marks if side == "source" else (),
     )
 
 
@@ -115,6 +117,8 @@ def _reader(config: SequenceToSequenceConfig) -> Reader:
             count=data.references,
             read=config.input.source_column,
         )
+    if data.directions:
+        return functools.partial(directions_files, directions=data.directions)
     if data.references > 1:
         return functools.partial(numbered_files, count=data.references)
     return config.input.reader()
