@@ -65,7 +65,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
     if choice["recurrent"]:
         model.attention = "additive"
         model.embedding_dim = 256
-        model.encoder_dim = 256
+        model.encoder_dim = 512
+        model.bidirectional = True
         model.d_model = 512
         model.attention_dim = 256
         model.dropout_rate = 0.3

@@ -107,10 +107,10 @@ def test_recipe_runs(name, arg, tmp_path: Path):
     write_corpus(corpus, languages=tuple(dict.fromkeys(named)))
     shutil.copy(corpus / "train.txt", corpus / "input.txt")
     modality = config.input.modality if "input" in config else "tokens"
-    lines = [
-        f"{mark_of(languages_of(directions[0])[1])} ek" if directions else "ek",
-        "",
-    ]
+    lines = ["ek", ""]
+    if directions:
+        _, target = languages_of(directions[0])
+        lines[0] = f"{mark_of(target)} ek"
     if modality != "tokens":
         modalities.write(config, corpus)
         lines = modalities.entries(modality, corpus)
