@@ -1,18 +1,22 @@
 r"""One model that translates into several languages, on Multi30k.
 
 A token before the source names the language of the target, e.g. "<2de> A man sleeps."
-All directions share every parameter.
+By default, all directions share every parameter.
 
-Paper: Johnson et al. 2017, "Google's Multilingual Neural Machine Translation System".
+Paper: Johnson et al. 2017, "Google's Multilingual Neural Machine Translation System";
+for `decoders=each` Dong et al. 2015, "Multi-Task Learning for Multiple Language
+Translation".
 Arguments:
 `directions=many` (the default): from English to German, French and Czech.
 `directions=pivot`: between English and German, and English and French, in both
     directions. Then the model also translates from German to French, which it has never
     seen ("zero-shot", Section 4.4 there).
 `directions=en-de|en-fr|en-cs`: one direction, without a token, to compare.
+`decoders=each`: a decoder with embeddings of its own for each target language, and one
+    encoder for all. The token selects the decoder, and is not read.
 `recurrent`: GRUs with additive attention (Bahdanau et al. 2015) instead of the
     Transformer.
-Every model has the same size and the same number of steps.
+Every encoder and decoder has the same size, and every model the same number of steps.
 Data: DIR holds train, val and test_2016_flickr of Multi30k, tokenized, with one file
 for each of en, de, fr and cs, e.g. train.cs; see configs/multi30k.py.
 Command: python scripts/train.py --config=configs/languages.py:directions=many \
@@ -26,7 +30,7 @@ Differs: The paper has LSTMs of 1,024 units with 8 layers, and 32,000 word piece
 
 from ml_collections import ConfigDict
 
-from transformer_jax.config import defaults, parse_arg, share
+from transformer_jax.config import ConfigError, defaults, parse_arg, share
 
 DIRECTIONS = {
     "many": ("en-de", "en-fr", "en-cs"),
@@ -38,12 +42,19 @@ DIRECTIONS = {
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    words = {"directions": tuple(DIRECTIONS)}
+    words = {"directions": tuple(DIRECTIONS), "decoders": ("one", "each")}
     choice = parse_arg(arg, words, flags=("recurrent",))
-    architecture = "recurrent" if choice["recurrent"] else "transformer"
-    config = defaults("sequence_to_sequence", architecture)
-
     directions = DIRECTIONS[choice["directions"]]
+    has_several_decoders = choice["decoders"] == "each"
+    if has_several_decoders and not directions:
+        raise ConfigError(
+            "config argument 'decoders=each' needs several directions: "
+            "choose directions=many or directions=pivot"
+        )
+    task = "several_decoders" if has_several_decoders else "sequence_to_sequence"
+    architecture = "recurrent" if choice["recurrent"] else "transformer"
+    config = defaults(task, architecture)
+
     config.data.directions = directions
     if directions:
         config.data.source_language = "source"
@@ -77,6 +88,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
         model.num_heads, model.head_dim, model.value_dim = 4, 64, 64
         model.norm = "pre"
         model.dropout_rate = 0.15
+
+    if has_several_decoders and not choice["recurrent"]:
+        model.tie_embeddings = "decoder"
 
     config.optimizer.schedule = "cosine"
     config.optimizer.learning_rate = 2e-3 if not choice["recurrent"] else 1e-3

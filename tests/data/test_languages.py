@@ -122,7 +122,7 @@ def test_a_token_is_one_id_and_no_text_is_encoded_as_it(kind):
         assert tokenizer.encode_batch(text) == plain.encode_batch(text)
 
     texts = ["<2fr> a dog <2de>", "", "<2de>"]
-    rows = encode_marked(tokenizer, texts, marks, end=tokenizer.eos_id)
+    rows = encode_marked(tokenizer, texts, marks, marks, end=tokenizer.eos_id)
     (text,) = plain.encode_batch(["a dog <2de>"])
     end = tokenizer.eos_id
     expected = [[ids[1], *text, end], [end], [ids[0], end]]
@@ -140,7 +140,7 @@ def test_many_lines_are_encoded_by_word_as_without_the_tokens():
     lines = ["a dog barks", "a cat"] * 50
     tokenizer = train_tokenizer("bpe_metaspace", lines, 40, marks=("<2de>",))
     marked = [f"<2de> {line}" for line in lines]
-    rows = encode_marked(tokenizer, marked, ("<2de>",))
+    rows = encode_marked(tokenizer, marked, ("<2de>",), ("<2de>",))
     mark = tokenizer.id_of("<2de>")
     expected = [[mark, *ids] for ids in tokenizer.encode_batch(lines)]
     assert rows.values.tolist() == [i for row in expected for i in row]
@@ -149,7 +149,7 @@ def test_many_lines_are_encoded_by_word_as_without_the_tokens():
 def test_a_line_without_a_token_is_refused_with_its_number():
     tokenizer = train_tokenizer("words", ["a b"], 9, marks=("<2de>", "<2fr>"))
     with pytest.raises(DataError) as error:
-        encode_marked(tokenizer, ["<2de> a", "<2cs> b"], ("<2de>", "<2fr>"))
+        encode_marked(tokenizer, ["<2de> a", "<2cs> b"], ("<2de>", "<2fr>"), ())
     assert str(error.value) == (
         "line 2 is '<2cs> b': it must begin with the language of the translation, "
         "which is one of <2de>, <2fr>, and a space"
@@ -158,8 +158,9 @@ def test_a_line_without_a_token_is_refused_with_its_number():
 
 def test_a_tokenizer_without_a_token_is_refused():
     tokenizer = train_tokenizer("words", ["a b"], 9, marks=("<2de>",))
+    marks = ("<2de>", "<2fr>", "<2cs>")
     with pytest.raises(DataError, match="the tokenizer has no token <2fr>, <2cs>: use"):
-        encode_marked(tokenizer, ["<2de> a"], ("<2de>", "<2fr>", "<2cs>"))
+        encode_marked(tokenizer, ["<2de> a"], marks, marks)
 
 
 @pytest.fixture

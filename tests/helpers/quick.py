@@ -89,6 +89,7 @@ TWO_CASES = (
 # The recipe that trains each task in integration/test_configs.py.
 TRAINED = {
     "sequence_to_sequence": "ted_hrlr-",
+    "several_decoders": "languages-pivot,decoders=each",
     "transcription": "speech-model=ctc",
     "language_modeling": "gpt-lstm",
     "bert_pretraining": "bert-mini",

@@ -110,7 +110,8 @@ def ladder_batches(
     Returns:
         Batches with arrays as in `padded_arrays`. `records` are the entries of the
         first column, `references` those of the second. `lengths` are given for
-        vectors.
+        vectors. If a stream divides the examples into groups, the rows of a batch are
+        of one group, and "group" (B,) has its number.
     """
     streams: dict[str, Ragged | Grouped] = {}
     limits = []
@@ -141,8 +142,9 @@ def ladder_batches(
     is_empty = streams[first].lengths == first_stream.added(begin, end)
     _warn_of_empty(is_empty, source, first_stream.entry)
     lengths = np.stack([encoded.lengths for encoded in streams.values()], axis=1)
-    plan = BatchPlan.ladder(lengths, ladder_lengths(max(limits)), rows, limits)
-    load = functools.partial(padded_arrays, streams, more_arrays)
+    groups = _groups(corpus, columns)
+    plan = BatchPlan.ladder(lengths, ladder_lengths(max(limits)), rows, limits, groups)
+    load = functools.partial(padded_arrays, streams, _with_groups(more_arrays, groups))
     references = columns[further[0]] if further else ()
     first_lengths = lengths[:, 0] if first_stream.trailing else None
     return Batches(plan, load, columns[first], references, lengths=first_lengths)
@@ -217,7 +219,8 @@ def bucket_batches(
             f"exceed data.max_ratio = {max_ratio:g}, and the others are "
             f"{others}: check the files, or raise the limits"
         )
-    plan = corpus.plan(lengths, seed, max_lengths=limits)
+    groups = _groups(corpus, columns)
+    plan = corpus.plan(lengths, seed, max_lengths=limits, groups=groups)
     reasons = {
         too_long: plan.dropped - empty.sum() - uneven.sum() - barred.sum(),
         "with an empty side": empty.sum(),
@@ -240,8 +243,23 @@ def bucket_batches(
     baseline = None
     if predicted:
         baseline = functools.partial(entropy, streams[predicted].values)
-    load = functools.partial(padded_arrays, streams, more_arrays)
+    load = functools.partial(padded_arrays, streams, _with_groups(more_arrays, groups))
     return Batches(plan, load, baseline=baseline)
+
+
+def _groups(corpus: Corpus, columns: Mapping[str, Sequence[Any]]) -> np.ndarray | None:
+    """Return the groups of the examples (n,), if a stream divides them into some."""
+    for name, column in columns.items():
+        groups = corpus.streams[name].groups(column)
+        if groups is not None:
+            return groups
+    return None
+
+
+def _with_groups(
+    more_arrays: Mapping[str, np.ndarray], groups: np.ndarray | None
+) -> Mapping[str, np.ndarray]:
+    return more_arrays if groups is None else {**more_arrays, "group": groups}
 
 
 def one_by_one(column: Sequence[Any]) -> Sequence[Any]:

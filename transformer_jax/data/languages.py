@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
+import numpy as np
 from etils import epath
 
 from transformer_jax.data.columns import Column
@@ -158,23 +159,35 @@ def directions_files(
     return Source(dict(zip(columns, joined, strict=True)), ", ".join(places))
 
 
+def groups_of(lines: Sequence[str], marks: Sequence[str]) -> np.ndarray:
+    """Return the number of each line's token among `marks` (n,), 0 for a blank line."""
+    numbers = {mark: number for number, mark in enumerate(marks)}
+    found = (numbers.get(divided(line, marks)[0], 0) for line in lines)
+    return np.fromiter(found, np.int32, len(lines))
+
+
 def encode_marked(
-    tokenizer: Tokenizer, lines: Sequence[str], marks: Sequence[str], **added: int
+    tokenizer: Tokenizer,
+    lines: Sequence[str],
+    marks: Sequence[str],
+    kept: Sequence[str],
+    **added: int,
 ) -> Ragged:
     """Return the ids of each line, of which the first is that of its token.
 
     A blank line has no token.
 
     Args:
-        tokenizer: has an id for each of `marks`.
+        tokenizer: has an id for each of `kept`.
         lines: texts, each behind one of `marks` and a space.
         marks: the tokens that may stand there.
+        kept: those of them that have an id in the result; all, or none.
         added: see `Tokenizer.encode`.
 
     Raises:
         DataError: a line begins with none of `marks`, or the tokenizer lacks one.
     """
-    ids = {mark: tokenizer.id_of(mark) for mark in marks}
+    ids = {mark: tokenizer.id_of(mark) for mark in kept}
     if missing := [mark for mark, i in ids.items() if i is None]:
         raise DataError(
             f"the tokenizer has no token {', '.join(missing)}: "
@@ -189,6 +202,6 @@ def encode_marked(
                 f"line {number} is {line[:60]!r}: it must begin with the language of "
                 f"the translation, which is one of {', '.join(marks)}, and a space"
             )
-        first.append([ids[mark]] if mark else [])
+        first.append([ids[mark]] if mark in ids else [])
         texts.append(text)
     return Ragged.beside([Ragged.of(first), tokenizer.encode(texts, **added)])

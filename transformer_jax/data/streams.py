@@ -19,7 +19,7 @@ import numpy as np
 from transformer_jax.data import sound
 from transformer_jax.data.files import DataError
 from transformer_jax.data.images import grid_of
-from transformer_jax.data.languages import encode_marked
+from transformer_jax.data.languages import encode_marked, groups_of
 from transformer_jax.data.photographs import read_photograph
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.data.tokenizers import Tokenizer, TokenizerError
@@ -98,6 +98,12 @@ class Stream(ABC):
         """Return the number of positions that `encode` adds to a row."""
         return 0
 
+    def groups(self, column: Sequence[Any]) -> np.ndarray | None:
+        """Return the group of each entry (n,), from 0, if entries of different groups
+        must not be in one batch, or None.
+        """
+        return None
+
     def faults(self, rows: np.ndarray, lengths: np.ndarray) -> dict[str, np.ndarray]:
         """Return {what may be wrong with a padded row: (B,), True where it is}."""
         return {}
@@ -119,6 +125,7 @@ class Tokens(Stream):
         load: function that returns the tokenizer, given by the corpus. None: there is
             no workdir, and special ids are those of tokenizers trained by this package.
         marks: tokens of which each text must begin with one, see `languages`.
+        apart: the token is no part of the row. It says to which group the row belongs.
     """
 
     column: str
@@ -130,6 +137,7 @@ class Tokens(Stream):
     limit_words: str = ""
     dtype: type = np.int32
     marks: tuple[str, ...] = ()
+    apart: bool = False
     entry = "line"
     unit = "tokens"
 
@@ -174,8 +182,12 @@ class Tokens(Stream):
                     "use a tokenizer that has one"
                 )
         if self.marks:
-            return encode_marked(tokenizer, column, self.marks, **added)
+            kept = () if self.apart else self.marks
+            return encode_marked(tokenizer, column, self.marks, kept, **added)
         return tokenizer.encode(column, **added)
+
+    def groups(self, column: Sequence[Any]) -> np.ndarray | None:
+        return groups_of(column, self.marks) if self.apart else None
 
     def shown(self, row: np.ndarray) -> tuple[list[str], str]:
         return self.tokenizer.shown(row), self.tokenizer.decode(row)

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterator
+from typing import ClassVar
 
 from transformer_jax import fields
 from transformer_jax.data.files import DataError
@@ -26,6 +27,9 @@ class TextData(SplitData):
     # minimum count of words and characters in a vocabulary, and of BPE and WordPiece
     # merges
     min_count: int = fields.tokenizer(1, compared=False)
+
+    # True: the tokens of `marks` select a part of the model, instead of being read
+    apart: ClassVar[bool] = False
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -139,3 +143,21 @@ class ParallelData(TextData):
             f"of this recipe are meant for {rule}: choose another size of the recipe, "
             "or set data.meant_for=() to keep these settings without this warning"
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class SeparateDirections(ParallelData):
+    """Pairs in several directions, of which a batch has one target language."""
+
+    apart: ClassVar[bool] = True
+
+    directions: tuple[str, ...] = ("en-de", "en-fr")
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (field, rule and remedy) for every invalid value."""
+        yield from super().problems()
+        if not self.directions:
+            yield (
+                "directions",
+                'must name the directions of translation, e.g. ("en-de", "en-fr")',
+            )

@@ -104,6 +104,7 @@ def _tokens(config: SequenceToSequenceConfig, side: str, column: str) -> Tokens:
         getattr(config.model, key),
         f"model.{key}",
         marks=config.data.marks if side == "source" else (),
+        apart=config.data.apart,
     )
 
 
