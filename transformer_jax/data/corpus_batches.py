@@ -143,8 +143,9 @@ def ladder_batches(
     _warn_of_empty(is_empty, source, first_stream.entry)
     lengths = np.stack([encoded.lengths for encoded in streams.values()], axis=1)
     groups = _groups(corpus, columns)
-    plan = BatchPlan.ladder(lengths, ladder_lengths(max(limits)), rows, limits, groups)
-    load = functools.partial(padded_arrays, streams, _with_groups(more_arrays, groups))
+    boundaries = ladder_lengths(max(limits))
+    plan = BatchPlan.ladder(lengths, boundaries, rows, limits, groups.get("group"))
+    load = functools.partial(padded_arrays, streams, {**more_arrays, **groups})
     references = columns[further[0]] if further else ()
     first_lengths = lengths[:, 0] if first_stream.trailing else None
     return Batches(plan, load, columns[first], references, lengths=first_lengths)
@@ -220,13 +221,27 @@ def bucket_batches(
             f"{others}: check the files, or raise the limits"
         )
     groups = _groups(corpus, columns)
-    plan = corpus.plan(lengths, seed, max_lengths=limits, groups=groups)
+    plan = corpus.plan(lengths, seed, limits, groups.get("group"))
     reasons = {
         too_long: plan.dropped - empty.sum() - uneven.sum() - barred.sum(),
         "with an empty side": empty.sum(),
         f"above data.max_ratio = {max_ratio:g}": uneven.sum(),
         rule.words if rule else "": barred.sum(),
     }
+    _log_plan(plan, split, list(streams)[-1], reasons)
+    baseline = None
+    if predicted:
+        baseline = functools.partial(entropy, streams[predicted].values)
+    load = functools.partial(padded_arrays, streams, {**more_arrays, **groups})
+    return Batches(plan, load, baseline=baseline)
+
+
+def _log_plan(
+    plan: BatchPlan, split: str, stream: str, reasons: Mapping[str, int]
+) -> None:
+    """Log the batches of a split, how full they are in one stream, and how many
+    examples are left out for each reason.
+    """
     left_out = ", ".join(
         f"{count:,} {reason}" for reason, count in reasons.items() if count
     )
@@ -237,29 +252,20 @@ def bucket_batches(
         counted(len(plan), "batch", "batches"),
         counted(len(plan.shapes), "shape"),
         100 * plan.fill[-1],
-        list(streams)[-1],
+        stream,
         left_out or "none",
     )
-    baseline = None
-    if predicted:
-        baseline = functools.partial(entropy, streams[predicted].values)
-    load = functools.partial(padded_arrays, streams, _with_groups(more_arrays, groups))
-    return Batches(plan, load, baseline=baseline)
 
 
-def _groups(corpus: Corpus, columns: Mapping[str, Sequence[Any]]) -> np.ndarray | None:
-    """Return the groups of the examples (n,), if a stream divides them into some."""
+def _groups(
+    corpus: Corpus, columns: Mapping[str, Sequence[Any]]
+) -> dict[str, np.ndarray]:
+    """Return the groups of the examples (n,) as "group", if a stream has some."""
     for name, column in columns.items():
         groups = corpus.streams[name].groups(column)
         if groups is not None:
-            return groups
-    return None
-
-
-def _with_groups(
-    more_arrays: Mapping[str, np.ndarray], groups: np.ndarray | None
-) -> Mapping[str, np.ndarray]:
-    return more_arrays if groups is None else {**more_arrays, "group": groups}
+            return {"group": groups}
+    return {}
 
 
 def one_by_one(column: Sequence[Any]) -> Sequence[Any]:

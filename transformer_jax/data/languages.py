@@ -171,7 +171,7 @@ def encode_marked(
     lines: Sequence[str],
     marks: Sequence[str],
     kept: Sequence[str],
-    **added: int,
+    **added: int | None,
 ) -> Ragged:
     """Return the ids of each line, of which the first is that of its token.
 
@@ -187,8 +187,8 @@ def encode_marked(
     Raises:
         DataError: a line begins with none of `marks`, or the tokenizer lacks one.
     """
-    ids = {mark: tokenizer.id_of(mark) for mark in kept}
-    if missing := [mark for mark, i in ids.items() if i is None]:
+    ids = {mark: i for mark in kept if (i := tokenizer.id_of(mark)) is not None}
+    if missing := [mark for mark in kept if mark not in ids]:
         raise DataError(
             f"the tokenizer has no token {', '.join(missing)}: "
             "use one that was trained with the same data.directions"

@@ -7,7 +7,7 @@ decoder is trained in a step.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -20,11 +20,21 @@ from flax.core import meta
 from transformer_jax.data.batching import Batches
 from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.text import SeparateDirections
+from transformer_jax.decoding import DecodingConfig
+from transformer_jax.models.recurrent_config import RecurrentConfig
+from transformer_jax.models.transformer import TransformerConfig
+from transformer_jax.tasks.inputs import InputConfig
 from transformer_jax.tasks.sequence_to_sequence import SequenceToSequence
-from transformer_jax.tasks.sequence_to_sequence_config import SequenceToSequenceConfig
+from transformer_jax.tasks.sequence_to_sequence_config import (
+    SequenceToSequenceConfig,
+    SequenceToSequenceEvaluation,
+    SequenceToSequenceTraining,
+)
 from transformer_jax.training.task import (
     Arrays,
     Attention,
+    Columns,
+    Config,
     DeviceArrays,
     Means,
     Outputs,
@@ -39,10 +49,41 @@ from transformer_jax.training.task import (
 
 
 @dataclasses.dataclass(frozen=True)
-class SeveralDecodersConfig(SequenceToSequenceConfig):
-    """The config sections of this task."""
+class SeveralDecodersConfig(Config):
+    """The config sections of this task: those of `SequenceToSequence`."""
 
+    model: TransformerConfig | RecurrentConfig
     data: SeparateDirections
+    input: InputConfig
+    training: SequenceToSequenceTraining
+    evaluation: SequenceToSequenceEvaluation = dataclasses.field(
+        metadata={"free": True}
+    )
+    decoding: DecodingConfig = dataclasses.field(metadata={"free": True})
+
+    @property
+    def of_pairs(self) -> SequenceToSequenceConfig:
+        """The config of the same task with one decoder."""
+        names = [field.name for field in dataclasses.fields(self)]
+        return SequenceToSequenceConfig(**{name: getattr(self, name) for name in names})
+
+    @property
+    def columns(self) -> Columns:
+        return self.of_pairs.columns
+
+    @property
+    def longest(self) -> tuple[str, int]:
+        return self.of_pairs.longest
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (dotted key, rule and remedy) for values that are inconsistent with
+        each other.
+        """
+        yield from self.of_pairs.problems()
+
+    def advice(self) -> Iterator[str]:
+        """Yield warnings about settings that are allowed but unwise."""
+        yield from self.of_pairs.advice()
 
 
 class SeveralDecoders(Task):
@@ -62,7 +103,7 @@ class SeveralDecoders(Task):
     corpus: Corpus
 
     def __init__(self, config: SeveralDecodersConfig, workdir: epath.PathLike | None):
-        self.pairs = SequenceToSequence(config, workdir)
+        self.pairs = SequenceToSequence(config.of_pairs, workdir)
         super().__init__(config, self.pairs.corpus)
         self.decoders = len(config.data.marks)
 
