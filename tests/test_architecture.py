@@ -276,6 +276,7 @@ PAGES = (
     "models.attention",
     "models.bert",
     "models.caches",
+    "models.convs2s",
     "models.decoders",
     "models.encoder_decoder",
     "models.front_ends",

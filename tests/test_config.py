@@ -456,7 +456,7 @@ def test_another_architecture_has_other_keys():
     assert "cell" in recurrent.model
     with pytest.raises(
         ConfigError,
-        match=r"'gpt': must be one of transformer, recurrent for config.task",
+        match=r"'gpt': must be one of transformer, recurrent, convs2s for config.task",
     ):
         defaults("sequence_to_sequence", "gpt")
     recurrent.model.architecture = "transformer"

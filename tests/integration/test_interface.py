@@ -30,6 +30,7 @@ VARIANTS: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "classification of GPT": ("classification", "gpt", GPT),
     "regression of GPT": ("regression", "gpt", GPT | PAIRS),
     "multiple choice of GPT": ("multiple_choice", "gpt", GPT),
+    "convolutions": ("sequence_to_sequence", "convs2s", {}),
 }
 pytestmark = pytest.mark.parametrize("name", VARIANTS)
 

@@ -27,6 +27,7 @@ from transformer_jax.decoding.stopping import before_end
 from transformer_jax.errors import UserError
 from transformer_jax.files import one_line
 from transformer_jax.models.caches import Cache, repeat_rows
+from transformer_jax.models.convs2s import ConvS2S
 from transformer_jax.models.encoder_decoder import EncoderDecoder
 from transformer_jax.models.layers import Head
 from transformer_jax.models.recurrent import RecurrentSeq2Seq
@@ -57,6 +58,7 @@ log = logging.getLogger(__name__)
 ARCHITECTURES: dict[str, Any] = {
     "transformer": Transformer,
     "recurrent": RecurrentSeq2Seq,
+    "convs2s": ConvS2S,
 }
 
 

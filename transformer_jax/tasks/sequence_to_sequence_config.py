@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from transformer_jax import metrics
 from transformer_jax.data.text import ParallelData
 from transformer_jax.decoding import DecodingConfig
+from transformer_jax.models.convs2s_config import ConvS2SConfig
 from transformer_jax.models.recurrent_config import RecurrentConfig
 from transformer_jax.models.transformer import TransformerConfig
 from transformer_jax.tasks.inputs import InputConfig
@@ -87,7 +88,7 @@ class SequenceToSequenceEvaluation(EvaluationConfig):
 class SequenceToSequenceConfig(TextTaskConfig):
     """The config sections of this task."""
 
-    model: TransformerConfig | RecurrentConfig
+    model: TransformerConfig | RecurrentConfig | ConvS2SConfig
     data: ParallelData
     input: InputConfig
     training: SequenceToSequenceTraining

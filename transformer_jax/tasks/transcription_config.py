@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from transformer_jax import fields
 from transformer_jax.data.text import ParallelData
 from transformer_jax.decoding import DecodingConfig
+from transformer_jax.models.convs2s_config import ConvS2SConfig
 from transformer_jax.models.recurrent_config import RecurrentConfig
 from transformer_jax.models.transformer import TransformerConfig
 from transformer_jax.tasks.sequence_to_sequence_config import (
@@ -74,7 +75,7 @@ class TranscriptionDecoding(DecodingConfig):
 class TranscriptionConfig(Config):
     """The config sections of transcription."""
 
-    model: TransformerConfig | RecurrentConfig
+    model: TransformerConfig | RecurrentConfig | ConvS2SConfig
     data: ParallelData
     input: SpeechInput
     training: TranscriptionTraining
