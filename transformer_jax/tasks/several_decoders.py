@@ -21,6 +21,7 @@ from transformer_jax.data.batching import Batches
 from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.text import SeparateDirections
 from transformer_jax.decoding import DecodingConfig
+from transformer_jax.models.convs2s_config import ConvS2SConfig
 from transformer_jax.models.recurrent_config import RecurrentConfig
 from transformer_jax.models.transformer import TransformerConfig
 from transformer_jax.tasks.inputs import InputConfig
@@ -52,7 +53,7 @@ from transformer_jax.training.task import (
 class SeveralDecodersConfig(Config):
     """The config sections of this task: those of `SequenceToSequence`."""
 
-    model: TransformerConfig | RecurrentConfig
+    model: TransformerConfig | RecurrentConfig | ConvS2SConfig
     data: SeparateDirections
     input: InputConfig
     training: SequenceToSequenceTraining
