@@ -1,10 +1,13 @@
 """Keep parts of a model as they are while the rest is trained."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from transformer_jax.data.progress import counted
 
 # Path of a subtree of the parameters, e.g. "bert/encoder" → None: all of it; k: the
 # first k entries of its arrays along their first axis, e.g. the first k of stacked
@@ -18,6 +21,22 @@ def part_with(name: str, parts: Parts) -> str | None:
         if f"{name}/".startswith(f"{path}/"):
             return path
     return None
+
+
+def in_words(params: Any, frozen: Parts) -> str:
+    """Return the number of parameters, and of those that are frozen, if any are."""
+    total = sum(x.size for x in jax.tree.leaves(params))
+    held = 0
+
+    def count(leaf: jax.Array, entries: int | None) -> jax.Array:
+        nonlocal held
+        kept = leaf.shape[:1] if entries is None else (min(entries, leaf.shape[0]),)
+        held += math.prod((*kept, *leaf.shape[1:]))
+        return leaf
+
+    _on_frozen(count, params, frozen)
+    words = counted(total, "parameter")
+    return f"{words}, of which {held:,} are frozen" if held else words
 
 
 def hold(params: Any, frozen: Parts) -> Any:
