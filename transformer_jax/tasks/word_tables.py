@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from transformer_jax.data import word_vectors
-from transformer_jax.data.progress import counted
 from transformer_jax.data.word_vectors import VectorsConfig
 from transformer_jax.errors import UserError
 from transformer_jax.models.layers import TokenVectors
@@ -119,23 +118,18 @@ class WordTable:
         return vectors / np.float32(self.vectors.factor), given
 
     def _report(self, tokens: Sequence[str], found: np.ndarray) -> None:
+        """Log how many tokens have a vector, and the first of those that have none."""
         lacking = [
             token for token, has in zip(tokens, found, strict=True) if token and not has
         ]
-        log.info(
-            "%s: %s of the vocabulary in %s; %s",
-            self.section,
-            counted(int(found.sum()), "token"),
-            self.options.file,
-            _words_for(lacking, BEGINNINGS[self.options.missing]),
+        total = int(found.sum()) + len(lacking)
+        line = (
+            f"{self.section}: {self.options.file} has {found.sum():,} of the "
+            f"{total:,} tokens of the vocabulary"
         )
-
-
-def _words_for(lacking: Sequence[str], beginning: str) -> str:
-    """Return the number of tokens without a vector, and the first of them."""
-    if not lacking:
-        return "none is missing"
-    names = " ".join(lacking[:SHOWN])
-    if len(lacking) > SHOWN:
-        names += " …"
-    return f"{len(lacking):,} missing ones {beginning}: {names}"
+        if lacking:
+            names = " ".join(lacking[:SHOWN])
+            more = " …" if len(lacking) > SHOWN else ""
+            beginning = BEGINNINGS[self.options.missing]
+            line += f"; the other {len(lacking):,} {beginning}: {names}{more}"
+        log.info("%s", line)
