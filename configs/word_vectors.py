@@ -24,7 +24,8 @@ sst2.
 Differs: Kim trains a convolutional network with 300-dimensional vectors of word2vec.
 The best checkpoint is chosen on held-out training examples (sick: on its dev split),
 and sst2 is scored on its dev split. The vocabulary has the words of the training split,
-so other words of a test are unknown, also if FILE has them.
+so other words of a test are unknown, also if FILE has them. Words are what stands
+between spaces: those of sick include the commas that follow them.
 """
 
 from ml_collections import ConfigDict

@@ -9,6 +9,7 @@ import pytest
 from helpers.runs import small
 from helpers.vectors import reading_words, write_vectors
 from transformer_jax.config import ConfigError, parse
+from transformer_jax.data.files import DataError
 from transformer_jax.data.tokenizer_training import KINDS
 from transformer_jax.data.word_vectors import VectorsConfig
 from transformer_jax.errors import UserError
@@ -104,6 +105,15 @@ def test_vectors_of_another_width_are_refused(file):
     assert str(error.value) == (
         f"config.vectors.file = {str(file)!r}: its vectors have 3 numbers, but "
         "config.model.d_model = 4: set model.d_model to 3, or name another file"
+    )
+
+
+def test_a_file_that_is_missing_is_named_with_its_key(file):
+    with pytest.raises(DataError) as error:
+        table(file).check()
+    assert str(error.value) == (
+        f"config.vectors.file: {file} cannot be read: No such file or directory. "
+        "Name a file of word vectors."
     )
 
 

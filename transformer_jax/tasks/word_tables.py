@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from transformer_jax.data import word_vectors
+from transformer_jax.data.files import DataError
 from transformer_jax.data.word_vectors import VectorsConfig
 from transformer_jax.errors import UserError
 from transformer_jax.models.layers import TokenVectors
@@ -83,7 +84,10 @@ class WordTable:
         This reads only the first line.
         """
         file = self.options.file
-        width = word_vectors.width_of(file)
+        try:
+            width = word_vectors.width_of(file)
+        except DataError as error:
+            raise DataError(f"config.{self.section}.file: {error}") from error
         if width != self.vectors.width:
             key = f"model.{self.vectors.key}"
             raise UserError(
