@@ -25,18 +25,25 @@ def part_with(name: str, parts: Parts) -> str | None:
 
 def in_words(params: Any, frozen: Parts) -> str:
     """Return the number of parameters, and of those that are frozen, if any are."""
-    total = sum(x.size for x in jax.tree.leaves(params))
+    total = 0
     held = 0
-
-    def count(leaf: jax.Array, entries: int | None) -> jax.Array:
-        nonlocal held
-        kept = leaf.shape[:1] if entries is None else (min(entries, leaf.shape[0]),)
-        held += math.prod((*kept, *leaf.shape[1:]))
-        return leaf
-
-    _on_frozen(count, params, frozen)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        total += leaf.size
+        part = part_with(_name(path), frozen)
+        if part is None:
+            continue
+        count = frozen[part]
+        if count is None:
+            held += leaf.size
+        else:
+            held += min(count, leaf.shape[0]) * math.prod(leaf.shape[1:])
     words = counted(total, "parameter")
     return f"{words}, of which {held:,} are frozen" if held else words
+
+
+def _name(path: Any) -> str:
+    """Return the name of a parameter, e.g. "bert/norm/scale"."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def hold(params: Any, frozen: Parts) -> Any:
@@ -74,8 +81,7 @@ def _on_frozen(change: Any, tree: Any, frozen: Parts) -> Any:
         return tree
 
     def changed(path: Any, leaf: jax.Array) -> jax.Array:
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        part = part_with(name, frozen)
+        part = part_with(_name(path), frozen)
         return leaf if part is None else change(leaf, frozen[part])
 
     return jax.tree_util.tree_map_with_path(changed, tree)
