@@ -447,8 +447,9 @@ for _task in TASKS:
         SPECIAL |= names(_section)
     SPECIAL |= {_model.architecture for _model in models_of(_task)}
 # Names with a second meaning: `engine.init`, `optax.tree.norm`, "attention" as a
-# method, `Batches.references`, and axes of arrays.
+# method, `Batches.references`, axes of arrays, and `Config.frozen`.
 SPECIAL -= GENERAL | {"init", "norm", "attention", "references", "head_dim", "seed"}
+SPECIAL -= {"frozen"}
 # sharding.py is left out: its error messages name the keys that set the sizes of axes.
 GENERIC_MODULES = (
     "config",

@@ -439,7 +439,9 @@ def test_defaults_name_every_key():
         "checkpoint",
         "mesh",
     }
-    assert set(defaults("sequence_to_sequence")) == common | {"decoding", "input"}
+    several = common | {"source_vectors", "target_vectors"}
+    assert set(defaults("sequence_to_sequence")) == several | {"decoding", "input"}
+    common.add("vectors")
     assert set(defaults("language_modeling")) == common | {"decoding"}
     assert set(defaults("bert_pretraining")) == common | {"masking"}
     assert (

@@ -38,6 +38,7 @@ ARGUMENTS = {
         "annotated",
     ],
     "rnn": ["none,lstm,reversed"],
+    "word_vectors": ["task=sick"],
     "speech": ["model=ctc", "model=joint", "model=las,data=words"],
     "wmt14": ["big,norm=pre,en-fr"],
 }
@@ -86,6 +87,7 @@ SLOW = {
     ("speech", "model=joint"),
     ("speech", "model=las,data=words"),  # tests/tasks/test_transcription.py trains it
     ("wmt14", "big,norm=pre,en-fr"),
+    ("word_vectors", "task=sick"),  # finetune-task=sick has the same parts
 }
 RUNS = [
     pytest.param(name, arg, marks=pytest.mark.slow if (name, arg) in SLOW else ())
@@ -115,7 +117,7 @@ def test_recipe_runs(name, arg, tmp_path: Path):
     if modality != "tokens":
         modalities.write(config, corpus)
         lines = modalities.entries(modality, corpus)
-    if name == "finetune":
+    if name in ("finetune", "word_vectors"):
         data.train_split, data.validation_split, data.test_split = (
             "train",
             "val",
@@ -318,6 +320,27 @@ def test_every_task_on_texts_is_valid_for_gpt(task):
             assert parsed.optimizer.warmup_steps == pytest.approx(
                 0.002 * parsed.training.steps, abs=1
             )
+
+
+@pytest.mark.parametrize("task", ["trec", "sst2", "sick"])
+def test_kinds_of_word_vectors_differ_in_two_keys(task):
+    def of(kind):
+        config = get_config("word_vectors", f"task={task},vectors={kind}")
+        config.data.directory = "none"
+        return parse(config)
+
+    random = of("random")
+    assert not random.given_tables
+    assert not random.frozen
+    assert get_config("finetune", f"task={task}").data.labels == random.data.labels
+    glove = of("glove")
+    (table,) = glove.given_tables
+    assert table.vectors.width == 50
+    assert not glove.frozen
+    assert dataclasses.replace(glove, vectors=random.vectors) == random
+    frozen = of("frozen")
+    assert frozen.frozen == {table.path: table.size}
+    assert dataclasses.replace(frozen, vectors=glove.vectors) == glove
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from transformer_jax import fields
 from transformer_jax.errors import UserError
+from transformer_jax.models.layers import TokenVectors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +63,11 @@ class ConvS2SConfig:
     def shares_tables(self) -> bool:
         """Always False: source and target have separate embeddings."""
         return False
+
+    @property
+    def token_vectors(self) -> TokenVectors:
+        """The vectors of source and target tokens."""
+        return TokenVectors("embedding_dim", self.embedding_dim, 1.0, False)
 
     @property
     def source_width(self) -> int:

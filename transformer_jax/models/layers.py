@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -376,6 +376,21 @@ class Embedding(nn.Module):
         This is done once for the look-up, and once for all chunks of a loss.
         """
         return constrain(self.table, "logits", "vector")
+
+
+class TokenVectors(NamedTuple):
+    """The vectors that a model reads for tokens, see `Embedding`.
+
+    key: the field of the model's config that has their width.
+    width: their width.
+    factor: the number that rows of the table are multiplied by when they are looked up.
+    is_output: the table of the predicted tokens is also the output layer.
+    """
+
+    key: str
+    width: int
+    factor: float
+    is_output: bool
 
 
 class OutputLayer(nn.Module):

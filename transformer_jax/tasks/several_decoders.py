@@ -20,6 +20,7 @@ from flax.core import meta
 from transformer_jax.data.batching import Batches
 from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.text import SeparateDirections
+from transformer_jax.data.word_vectors import VectorsConfig
 from transformer_jax.decoding import DecodingConfig
 from transformer_jax.models.convs2s_config import ConvS2SConfig
 from transformer_jax.models.recurrent_config import RecurrentConfig
@@ -51,7 +52,9 @@ from transformer_jax.training.task import (
 
 @dataclasses.dataclass(frozen=True)
 class SeveralDecodersConfig(Config):
-    """The config sections of this task: those of `SequenceToSequence`."""
+    """The config sections of this task: those of `SequenceToSequence` except those of
+    word vectors.
+    """
 
     model: TransformerConfig | RecurrentConfig | ConvS2SConfig
     data: SeparateDirections
@@ -65,8 +68,13 @@ class SeveralDecodersConfig(Config):
     @property
     def of_pairs(self) -> SequenceToSequenceConfig:
         """The config of the same task with one decoder."""
-        names = [field.name for field in dataclasses.fields(self)]
-        return SequenceToSequenceConfig(**{name: getattr(self, name) for name in names})
+        sections = {
+            field.name: getattr(self, field.name) for field in dataclasses.fields(self)
+        }
+        none = VectorsConfig()
+        return SequenceToSequenceConfig(
+            **sections, source_vectors=none, target_vectors=none
+        )
 
     @property
     def columns(self) -> Columns:
