@@ -20,6 +20,10 @@ TABLES = {
         "source_vectors": "source_embedding/table",
         "target_vectors": "target_embedding/table",
     },
+    ("sequence_to_sequence", "convs2s"): {
+        "source_vectors": "source_embedding/table",
+        "target_vectors": "target_embedding/table",
+    },
     ("sequence_to_sequence", "recurrent"): {
         "source_vectors": "source_embedding/table",
         "target_vectors": "target_embedding/table",
