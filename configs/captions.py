@@ -11,10 +11,12 @@ image, and {split}.image.npy with grids of 7×7×96 or {split}.zip with photogra
 docs/data.md shows the layout.
 Command: python scripts/train.py --config=configs/captions.py --workdir=runs/captions \
     --config.data.directory=DIR
-Cost: not measured yet.
-Expected: not measured yet. The aim is BLEU-4 of 20 or more on the test images with the
-features, by python scripts/evaluate.py --workdir=runs/captions. As far as we know, Xu
-et al. report BLEU-1 67 and BLEU-4 19.5 with other features.
+Score: python scripts/evaluate.py --workdir=runs/captions
+Cost: with features, 4,000 steps took 37 minutes on a core that other programs used as
+well.
+Expected: BLEU-4 of 22.8 and BLEU-1 of 66.3 on the test images, with features. As far as
+we know, Xu et al. report 19.5 and 67 with other features. The other variants were not
+measured yet.
 Differs: The grid is 7×7 instead of 14×14, a learned linear map reads it, and it has
 learned positions for Transformers. The output is a maxout layer (Goodfellow et al.
 2013) instead of a sum of three linear maps. There is label smoothing. Training takes
@@ -91,7 +93,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.optimizer.learning_rate = 1e-3
     config.optimizer.warmup_steps = share(config, 20)
 
-    config.training.steps = 9000 if reads_photographs else 7000
+    config.training.steps = 9000 if reads_photographs else 4000
     config.training.evaluate_every = share(config, 10)
     config.training.label_smoothing = 0.1
     if not is_transformer:
@@ -104,6 +106,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.evaluation.checkpoint = "best"
 
     config.decoding.beam_size = 5
+    config.decoding.length_penalty = 1.0
     config.decoding.max_ratio = 0.0
     config.decoding.max_extra = 30
     return config

@@ -8,8 +8,10 @@ et al. 2016) that is trained with the decoder; `attention=transformer` selects t
 Transformer of Vaswani et al. 2017 on the same grid.
 Data: python -m transformer_jax.data.corpora.scenes --directory=runs/data/scenes
 Command: python scripts/train.py --config=configs/scenes.py --workdir=runs/scenes
-Cost: not measured yet.
-Expected: not measured yet.
+Cost: 8,000 steps took 45 minutes on a core that other programs used as well.
+Expected: 98.3 % of the sentences of the test images are exactly right, and at 99.7 % of
+the digit words the largest attention weight lies on the digit that is named
+(docs/results/captions.md). `attention=transformer` was not measured yet.
 Differs: A GRU instead of an LSTM, no gate on the context, one linear map before the
 softmax, learned positions, and no regularization of attention.
 """
@@ -37,7 +39,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.data.joint_tokenizer = False
     config.data.tokenizer = "words"
     config.data.max_length = 32
-    config.data.batch_tokens = 64 * 32  # 64 images, or more with short sentences
+    config.data.batch_tokens = 32 * 32  # 32 images, or more with short sentences
     config.data.max_buckets = 2
 
     model = config.model
@@ -59,7 +61,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.optimizer.learning_rate = 2e-3
     config.optimizer.warmup_steps = share(config, 20)
 
-    config.training.steps = 3000
+    config.training.steps = 8000
     config.training.evaluate_every = share(config, 4)
     config.training.label_smoothing = 0.0
 

@@ -282,6 +282,7 @@ PAGES = (
     "models.attention",
     "models.bert",
     "models.caches",
+    "models.convs2s",
     "models.decoders",
     "models.encoder_decoder",
     "models.front_ends",
@@ -352,6 +353,7 @@ TESTED_IN = {
         "tasks/test_sequence_to_sequence_captions.py",
         "score",
     ),
+    "tasks/pairs.py": ("tasks/test_sequence_to_sequence.py", "batches"),
     "tasks/labelled_texts.py": ("tasks/test_classification.py", "batches"),
     # parts of what is tested as a whole, against its equations or with real processes
     "data/workers.py": ("training/test_signals.py", "workers"),
@@ -451,8 +453,9 @@ for _task in TASKS:
         SPECIAL |= names(_section)
     SPECIAL |= {_model.architecture for _model in models_of(_task)}
 # Names with a second meaning: `engine.init`, `optax.tree.norm`, "attention" as a
-# method, `Batches.references`, and axes of arrays.
+# method, `Batches.references`, axes of arrays, and `Config.frozen`.
 SPECIAL -= GENERAL | {"init", "norm", "attention", "references", "head_dim", "seed"}
+SPECIAL -= {"frozen"}
 # sharding.py is left out: its error messages name the keys that set the sizes of axes.
 GENERIC_MODULES = (
     "config",

@@ -439,7 +439,9 @@ def test_defaults_name_every_key():
         "checkpoint",
         "mesh",
     }
-    assert set(defaults("sequence_to_sequence")) == common | {"decoding", "input"}
+    several = common | {"source_vectors", "target_vectors"}
+    assert set(defaults("sequence_to_sequence")) == several | {"decoding", "input"}
+    common.add("vectors")
     assert set(defaults("language_modeling")) == common | {"decoding"}
     assert set(defaults("bert_pretraining")) == common | {"masking"}
     assert (
@@ -456,7 +458,7 @@ def test_another_architecture_has_other_keys():
     assert "cell" in recurrent.model
     with pytest.raises(
         ConfigError,
-        match=r"'gpt': must be one of transformer, recurrent for config.task",
+        match=r"'gpt': must be one of transformer, recurrent, convs2s for config.task",
     ):
         defaults("sequence_to_sequence", "gpt")
     recurrent.model.architecture = "transformer"

@@ -53,7 +53,7 @@ def run(
         processes.first(lambda: workdirs.claim(workdir, config))
         engine = Engine(task)
         memory.check_fits(task.config, engine.abstract_state)
-        starts = bool(task.config.init_from)
+        starts = bool(task.config.init_from or task.config.given_tables)
         if starts and _checkpoints(task, workdir).newest() is not None:
             starts = False  # it goes on
         state = train(
@@ -73,9 +73,17 @@ def _checkpoints(task: Task, workdir: epath.Path) -> Checkpoints:
 
 
 def _initial(engine: Engine) -> Params:
-    """Return the parameters of a new run that starts from `config.init_from`."""
+    """Return the parameters of a new run that starts from `config.init_from`, or with
+    rows from files.
+    """
     task = engine.task
-    source = transfer.source_of(task, engine.mesh)
-    # the first process copies the tokenizers
+    transfer.check_files(task)
+    source = None
+    if task.config.init_from:
+        source = transfer.source_of(task, engine.mesh)
+    # the first process copies or trains the tokenizers
     processes.first_then_others(lambda: task.fingerprint(training=False))
-    return transfer.merge(task, source, initial_parameters(task, engine.mesh))
+    params = initial_parameters(task, engine.mesh)
+    if source is not None:
+        params = transfer.merge(task, source, params)
+    return transfer.with_files(task, params)

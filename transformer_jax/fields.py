@@ -83,3 +83,12 @@ def path(default: Any, makes_tokenizer: bool = False) -> Any:
     if makes_tokenizer:
         metadata["makes_tokenizer"] = True
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def beginning(default: Any) -> Any:
+    """A file that a run reads only when it begins.
+
+    The key may not change when a run is resumed, but the file is not needed then. A run
+    stores the absolute path.
+    """
+    return dataclasses.field(default=default, metadata={"path": True})

@@ -1,5 +1,5 @@
 """Start a run from the parameters of another one, or of a Hugging Face folder
-(`config.init_from`).
+(`config.init_from`), or with rows of its embeddings from files.
 """
 
 import dataclasses
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from etils import epath
 from flax import traverse_util
 from jax.sharding import Mesh
@@ -217,6 +218,45 @@ def merge(task: Task, source: Source, fresh: Params, *, as_is: bool = False) -> 
         order = orders.get(head)
         merged[path] = _reordered(value, order) if order else value
     return traverse_util.unflatten_dict(merged, sep="/")
+
+
+def check_files(task: Task) -> None:
+    """Raise ValueError if a file with rows of the parameters is unusable, as far as its
+    beginning shows.
+    """
+    for table in task.config.given_tables:
+        table.check()
+
+
+def with_files(task: Task, params: Params) -> Params:
+    """Return the parameters with the rows that the config takes from files, e.g. word
+    vectors.
+
+    Raises ValueError if a file is invalid, or the model has no such table.
+    """
+    corpus: Any = task.corpus
+    ours = traverse_util.flatten_dict(params, sep="/")
+    for given in task.config.given_tables:
+        if given.path not in ours:
+            raise ConfigError(
+                f"the model has no embedding {given.path} for the {given.stream}: "
+                "leave out the file of its vectors"
+            )
+        tokenizer = corpus.tokenizers[given.stream]
+        rows, used = given.rows(tokenizer.tokens(range(tokenizer.size)))
+        ours[given.path] = _with_rows(ours[given.path], rows, used)
+    return traverse_util.unflatten_dict(ours, sep="/")
+
+
+def _with_rows(ours: jax.Array, rows: np.ndarray, used: np.ndarray) -> jax.Array:
+    """Return a table (V, D) with the first rows (n, D), where `used` (n,) is True."""
+
+    def join(ours: jax.Array, rows: jax.Array, used: jax.Array) -> jax.Array:
+        count = len(rows)
+        first = jnp.where(used[:, None], rows, ours[:count])
+        return jnp.concatenate([first, ours[count:]])
+
+    return jax.jit(join, out_shardings=ours.sharding)(ours, rows, used)
 
 
 def _lacks_module(params: Mapping[str, Any], module: str) -> bool:

@@ -111,6 +111,7 @@ def described(
 
 # The tasks whose steps differ most: both stacks of the Transformer, and recurrence.
 FAMILIES = ("sequence_to_sequence", "sequence_to_sequence,recurrent")
+OTHER_MODELS = ("sequence_to_sequence,recurrent", "sequence_to_sequence,convs2s")
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +125,7 @@ def tiny(tmp_path_factory):
     "task",
     [
         pytest.param(task, marks=[pytest.mark.slow] * (task not in FAMILIES))
-        for task in (*TASKS, "sequence_to_sequence,recurrent")
+        for task in (*TASKS, *OTHER_MODELS)
     ],
 )
 @pytest.mark.parametrize(

@@ -68,6 +68,47 @@ def test_every_kept_example_once_an_epoch_within_its_shape(seed):
             assert (lengths[indices[indices >= 0]] <= shape).all()
 
 
+@pytest.mark.parametrize("seed", [None, 5])
+def test_a_batch_has_examples_of_one_group(seed):
+    lengths = some_lengths()
+    groups = np.random.default_rng(1).integers(0, 3, len(lengths))
+    options = {"max_lengths": (40, 43), "tokens": 331, "max_buckets": 5}
+    plan = BatchPlan(lengths, **options, seed=seed, groups=groups)
+    whole = BatchPlan(lengths, **options, seed=seed)
+    assert plan.shapes == whole.shapes
+    for number in (0, 3):
+        batches = epoch(plan, number)
+        assert sorted(examples(batches)) == whole.kept.tolist()
+        of_batches = [groups[batch.indices[batch.indices >= 0]] for batch in batches]
+        assert all(len(set(found.tolist())) == 1 for found in of_batches)
+        assert {int(found[0]) for found in of_batches} == {0, 1, 2}
+        for batch in batches:
+            indices = batch.indices[batch.indices >= 0]
+            assert (lengths[indices] <= batch.shape).all()
+    if seed is not None:
+        order = [int(groups[batch.indices[0]]) for batch in epoch(plan)]
+        assert order != sorted(order)
+
+
+def test_a_ladder_has_examples_of_one_group_in_their_order():
+    lengths = some_lengths(200)
+    groups = np.random.default_rng(1).integers(0, 3, len(lengths))
+    boundaries = ladder_lengths(64)
+    plan = BatchPlan.ladder(lengths, boundaries, 7, groups=groups)
+    batches = epoch(plan)
+    assert sorted(examples(batches)) == list(range(200))
+    for batch in batches:
+        indices = batch.indices[batch.indices >= 0]
+        assert len(set(groups[indices].tolist())) == 1
+        assert indices.tolist() == sorted(indices)
+        (padded,) = {ladder_of(length, boundaries) for length in lengths[indices, 0]}
+        assert padded == batch.shape[0]
+
+
+def ladder_of(length, boundaries):
+    return next(boundary for boundary in boundaries if boundary >= length)
+
+
 def test_fill_is_the_useful_share_of_each_stream():
     lengths = some_lengths()
     plan = BatchPlan(lengths, max_lengths=None, tokens=331, seed=1)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from transformer_jax.models.bert import BertConfig
+from transformer_jax.models.convs2s_config import ConvS2SConfig
 from transformer_jax.models.gpt import GPTConfig
 from transformer_jax.models.recurrent_config import RecurrentConfig
 from transformer_jax.models.recurrent_lm import RecurrentLMConfig
@@ -217,6 +218,9 @@ def _bert_flops(config: BertConfig, *lengths: np.ndarray) -> np.ndarray:
     )
 
 
+_Map = tuple[int, int]  # inputs and outputs of an affine map
+
+
 class _Products(NamedTuple):
     """Multiplications per sentence, source position, target position and pair of both.
 
@@ -374,3 +378,40 @@ def _recurrent_lm_flops(config: RecurrentLMConfig, *lengths: np.ndarray) -> np.n
         * length
         * (c.num_layers * 2 * GATES[c.cell] * c.d_model**2 + c.d_model * c.vocab_size)
     )
+
+
+def _convs2s_maps(config: ConvS2SConfig) -> tuple[list[_Map], list[_Map]]:
+    """Return (inputs, outputs) of each affine map of a source and a target position.
+
+    An encoder layer has a convolution, K·D → 2·D. A decoder layer also has two maps
+    around its attention, D → E and E → D.
+    """
+    c, e, d = config, config.embedding_dim, config.d_model
+    convolution = (c.encoder_kernel_width * d, 2 * d)
+    source = [(e, d), *[convolution] * c.num_encoder_layers, (d, e)]
+    convolution = (c.decoder_kernel_width * d, 2 * d)
+    layers = [convolution, (d, e), (e, d)] * c.num_decoder_layers
+    return source, [(e, d), *layers, (d, e), (e, c.target_vocab_size)]
+
+
+@num_parameters.register
+def _convs2s(config: ConvS2SConfig) -> int:
+    """Count n·m weights and m biases of a map from n to m units, and with weight
+    normalization m gains.
+    """
+    source, target = _convs2s_maps(config)
+    vectors = 1 + config.weight_norm
+    maps = sum(m * (n + vectors) for n, m in source + target)
+    rows = config.source_vocab_size + config.target_vocab_size + 2 * config.max_length
+    return maps + rows * config.embedding_dim
+
+
+@forward_flops.register
+def _convs2s_flops(config: ConvS2SConfig, *lengths: np.ndarray) -> np.ndarray:
+    """Count E for a score of a pair of positions, and E for its part of the context."""
+    s, t = _float(lengths)
+    of_source, of_target = (
+        sum(n * m for n, m in maps) for maps in _convs2s_maps(config)
+    )
+    pairs = 2 * config.num_decoder_layers * config.embedding_dim
+    return 2 * (s * of_source + t * of_target + s * t * pairs)

@@ -766,3 +766,84 @@ class Recurrent:
         return np.array(logits), np.array(all_weights).swapaxes(
             0, 1
         ) if all_weights else None
+
+
+class ConvS2S:
+    """ConvS2S (Gehring et al. 2017) that reads one sentence, position by position,
+    without padding.
+
+    `c` is its config, `p` its parameters. With `of_z`, other parameters compute z, the
+    encoder's output; the embedding e in the values of attention is that of `p`.
+    """
+
+    def __init__(self, c, p, of_z=None):
+        self.c, self.p = c, float64(p)
+        self.of_z = self.p if of_z is None else float64(of_z)
+
+    def affine(self, p, x):
+        """Return W x + b for a vector x, where W = g v / ‖v‖ for each output with
+        weight normalization.
+        """
+        y = np.zeros(len(p["bias"]))
+        for output, row in enumerate(p["kernel"].T):
+            if self.c.weight_norm:
+                row = p["scale"][output] * row / math.sqrt(sum(row**2))
+            y[output] = sum(row * x) + p["bias"][output]
+        return y
+
+    def block(self, p, x, width, left):
+        """Return (v(W [x_{i-left}, …] + b) + x_i) √0.5 at each position i, where each
+        window has `width` positions, v([A B]) = A ⊗ σ(B), and x is zero outside.
+        """
+        outputs = []
+        for i in range(len(x)):
+            window = []
+            for j in range(i - left, i - left + width):
+                window.extend(x[j] if 0 <= j < len(x) else np.zeros(self.c.d_model))
+            y = self.affine(p["convolution"], np.array(window))
+            gated = y[: self.c.d_model] * sigmoid(y[self.c.d_model :])
+            outputs.append((gated + x[i]) * math.sqrt(0.5))
+        return outputs
+
+    def embed(self, p, side, ids):
+        words, positions = p[f"{side}_embedding"], p[f"{side}_positions"]
+        return [
+            words["table"][id_] + positions["table"][i] for i, id_ in enumerate(ids)
+        ]
+
+    def encode(self, p, source):
+        """Return z, with parameters p."""
+        x = [
+            self.affine(p["encoder"]["first"], e)
+            for e in self.embed(p, "source", source)
+        ]
+        width = self.c.encoder_kernel_width
+        for layer in range(self.c.num_encoder_layers):
+            x = self.block(p["encoder"][f"block_{layer}"], x, width, (width - 1) // 2)
+        return [self.affine(p["encoder"]["last"], x_j) for x_j in x]
+
+    def attend(self, p, h, g, z, e):
+        """Return c and the weights at one position (eqs. 1 and 2, Section 3.4)."""
+        m = len(z)
+        d = self.affine(p["query"], h) + g
+        a = softmax(np.array([sum(d * z_j) for z_j in z]))
+        c = sum(a[j] * (z[j] + e[j]) for j in range(m)) * m * math.sqrt(1 / m)
+        return self.affine(p["context"], c), a
+
+    def __call__(self, source, target):
+        """Return logits (T, V) and weights (L, T, S)."""
+        p, width = self.p["decoder"], self.c.decoder_kernel_width
+        z, e = self.encode(self.of_z, source), self.embed(self.p, "source", source)
+        g, all_weights = self.embed(self.p, "target", target), []
+        x = [self.affine(p["first"], g_i) for g_i in g]
+        for layer in range(self.c.num_decoder_layers):
+            h = self.block(p[f"block_{layer}"], x, width, width - 1)
+            attention = p[f"attention_{layer}"]
+            seen = [
+                self.attend(attention, *pair, z, e) for pair in zip(h, g, strict=True)
+            ]
+            x = [h_i + c_i for h_i, (c_i, _) in zip(h, seen, strict=True)]
+            all_weights.append([weights for _, weights in seen])
+        output = {**self.p["output"], "kernel": self.p["output"]["kernel"].T}
+        logits = [self.affine(output, self.affine(p["last"], x_i)) for x_i in x]
+        return np.array(logits)[:, : self.c.target_vocab_size], np.array(all_weights)

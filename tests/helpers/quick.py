@@ -73,6 +73,9 @@ TWO_CASES = (
     "models/test_bert.py::test_what_sees_what",
     "models/test_checks.py::test_wrong_ids_are_refused",
     "models/test_checks.py::test_wrong_validity_is_refused",
+    "models/test_convs2s.py::test_forward_flops",
+    "models/test_convs2s.py::test_gradients",
+    "models/test_convs2s.py::test_the_model_is_its_equations",
     "models/test_gpt.py::test_a_cache_gives_the_logits_of_the_whole",
     "models/test_gpt.py::test_documents_packed_in_rows_are_like_separate_ones",
     "models/test_gpt.py::test_rows_of_a_cache_may_begin_at_different_places",
@@ -89,6 +92,7 @@ TWO_CASES = (
 # The recipe that trains each task in integration/test_configs.py.
 TRAINED = {
     "sequence_to_sequence": "ted_hrlr-",
+    "several_decoders": "languages-pivot,decoders=each",
     "transcription": "speech-model=ctc",
     "language_modeling": "gpt-lstm",
     "bert_pretraining": "bert-mini",

@@ -32,6 +32,16 @@ MODELS = {
             attention="additive",
         )
     ),
+    "ConvS2S": models.ConvS2S(
+        models.ConvS2SConfig(
+            **PAIR,
+            embedding_dim=3,
+            d_model=8,
+            num_encoder_layers=1,
+            num_decoder_layers=2,
+            max_length=16,
+        )
+    ),
     "GPT": models.GPT(models.GPTConfig(**SINGLE)),
     "GPTClassifier": models.GPTClassifier(
         models.GPTConfig(**SINGLE | {"vocab_size": 8}), 3
@@ -44,3 +54,5 @@ MODELS = {
     "Classifier": models.Classifier(BERT, 3),
     "TokenClassifier": models.TokenClassifier(BERT, 3),
 }
+# Those that are an `EncoderDecoder`.
+PAIRS = ("Transformer", "RecurrentSeq2Seq", "ConvS2S")

@@ -17,6 +17,7 @@ from helpers.corpus import write_corpus
 from helpers.papers import GPT, TABLE_3
 from helpers.runs import get_config, other_than, rows, run, shrink
 from transformer_jax.config import ConfigError, parse
+from transformer_jax.data.languages import languages_of, mark_of
 from transformer_jax.models.transformer import TransformerConfig
 from transformer_jax.tasks import task_class
 
@@ -30,12 +31,14 @@ ARGUMENTS = {
     "dates": [""],
     "digits": ["transformer"],
     "gpt": ["", "shakespeare-cpu-long", "llama-tiny", "lstm", "mini", "gpt2-small"],
+    "languages": ["recurrent", "pivot,decoders=each"],
     "multi30k": [
         "de-en,size=small,relative",
         "en-de,quick,positions=rotary,wordpiece",
         "annotated",
     ],
     "rnn": ["none,lstm,reversed"],
+    "word_vectors": ["task=sick"],
     "speech": ["model=ctc", "model=joint", "model=las,data=words"],
     "wmt14": ["big,norm=pre,en-fr"],
 }
@@ -73,6 +76,7 @@ SLOW = {
     ("finetune", "model=gpt,task=stsb"),
     ("finetune", "model=gpt,task=swag"),
     ("gpt", ""),
+    ("languages", "recurrent"),  # tests/tasks trains a Transformer
     ("gpt", "gpt2-small"),
     ("gpt", "mini"),
     ("gpt", "shakespeare-cpu-long"),
@@ -85,6 +89,7 @@ SLOW = {
     ("speech", "model=joint"),
     ("speech", "model=las,data=words"),  # tests/tasks/test_transcription.py trains it
     ("wmt14", "big,norm=pre,en-fr"),
+    ("word_vectors", "task=sick"),  # finetune-task=sick has the same parts
 }
 RUNS = [
     pytest.param(name, arg, marks=pytest.mark.slow if (name, arg) in SLOW else ())
@@ -98,20 +103,23 @@ def test_recipe_runs(name, arg, tmp_path: Path):
     config = get_config(name, arg)
     data = config.data
     corpus = tmp_path / "corpus"
-    write_corpus(
-        corpus,
-        languages=(
-            data.get("source_language", "en"),
-            data.get("target_language", "de"),
-        ),
-    )
+    directions = data.get("directions", ())
+    named = [
+        data.get("source_language", "en"),
+        data.get("target_language", "de"),
+        *(language for pair in directions for language in languages_of(pair)),
+    ]
+    write_corpus(corpus, languages=tuple(dict.fromkeys(named)))
     shutil.copy(corpus / "train.txt", corpus / "input.txt")
     modality = config.input.modality if "input" in config else "tokens"
     lines = ["ek", ""]
+    if directions:
+        _, target = languages_of(directions[0])
+        lines[0] = f"{mark_of(target)} ek"
     if modality != "tokens":
         modalities.write(config, corpus)
         lines = modalities.entries(modality, corpus)
-    if name == "finetune":
+    if name in ("finetune", "word_vectors"):
         data.train_split, data.validation_split, data.test_split = (
             "train",
             "val",
@@ -133,7 +141,7 @@ def test_recipe_runs(name, arg, tmp_path: Path):
 
 
 def translated(written, scores, predictions):
-    assert scores["examples"] == 7
+    assert scores["examples"] in (7, 21, 28)  # in one, three or four directions
     assert {"loss", "bleu", "bleu_tokenized", "exact_match"} <= set(scores)
     assert all(isinstance(prediction, str) for prediction in predictions)
 
@@ -193,6 +201,7 @@ def tagged(written, scores, predictions):
 
 EXPECTED = {
     "sequence_to_sequence": translated,
+    "several_decoders": translated,
     "transcription": transcribed,
     "language_modeling": continued,
     "bert_pretraining": filled,
@@ -313,6 +322,27 @@ def test_every_task_on_texts_is_valid_for_gpt(task):
             assert parsed.optimizer.warmup_steps == pytest.approx(
                 0.002 * parsed.training.steps, abs=1
             )
+
+
+@pytest.mark.parametrize("task", ["trec", "sst2", "sick"])
+def test_kinds_of_word_vectors_differ_in_two_keys(task):
+    def of(kind):
+        config = get_config("word_vectors", f"task={task},vectors={kind}")
+        config.data.directory = "none"
+        return parse(config)
+
+    random = of("random")
+    assert not random.given_tables
+    assert not random.frozen
+    assert get_config("finetune", f"task={task}").data.labels == random.data.labels
+    glove = of("glove")
+    (table,) = glove.given_tables
+    assert table.vectors.width == 50
+    assert not glove.frozen
+    assert dataclasses.replace(glove, vectors=random.vectors) == random
+    frozen = of("frozen")
+    assert frozen.frozen == {table.path: table.size}
+    assert dataclasses.replace(frozen, vectors=glove.vectors) == glove
 
 
 @pytest.mark.parametrize(

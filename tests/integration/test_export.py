@@ -10,8 +10,7 @@ import pytest
 from jax import export
 
 from helpers import oracle
-from helpers.small_models import MODELS
-from transformer_jax import models
+from helpers.small_models import MODELS, PAIRS
 from transformer_jax.errors import UserError
 from transformer_jax.models.attention import MultiHeadAttention
 from transformer_jax.models.stack import BlockConfig, Stack
@@ -74,13 +73,13 @@ def test_attention_with_each_general_implementation(implementation):
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name):
     model = MODELS[name]
-    if isinstance(model, models.Transformer | models.RecurrentSeq2Seq):
+    if name in PAIRS:
         check_export(model, ["b,s", "b,t", "b,s"], SOURCE, TARGET, SOURCE_VALID)
     else:
         check_export(model, ["b,t", "b,t"], TARGET, VALID)
 
 
-@pytest.mark.parametrize("name", ["Transformer", "RecurrentSeq2Seq"])
+@pytest.mark.parametrize("name", PAIRS)
 def test_decoding_of_encoder_decoders(name):
     def decode(model, source, target, valid):
         cache = model.start(model.encode(source, valid), 16)

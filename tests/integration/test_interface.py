@@ -30,6 +30,7 @@ VARIANTS: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "classification of GPT": ("classification", "gpt", GPT),
     "regression of GPT": ("regression", "gpt", GPT | PAIRS),
     "multiple choice of GPT": ("multiple_choice", "gpt", GPT),
+    "convolutions": ("sequence_to_sequence", "convs2s", {}),
 }
 pytestmark = pytest.mark.parametrize("name", VARIANTS)
 
@@ -65,8 +66,10 @@ def batch_of(task, split="val"):
 
 def records_of(task, lines):
     """Return records that have the line as the text of every column that a
-    prediction needs.
+    prediction needs, behind the token of a language if there must be one.
     """
+    (mark, *_) = (*getattr(task.config.data, "marks", ()), "")
+    lines = [f"{mark} {line}".strip() for line in lines]
     return [dict.fromkeys(task.config.columns.inputs, line) for line in lines]
 
 
@@ -246,6 +249,8 @@ def test_predictions_come_in_order_whatever_the_batch(task, params):
     assert together == [rounded(prediction) for prediction in alone]
     assert together[0] == rounded(together[3])
     if task.config.columns.needed == 1:
+        (column,) = task.config.columns.inputs
+        lines = [record[column] for record in records]
         assert evaluator.predict(params, lines, greedy=True) == together
 
 

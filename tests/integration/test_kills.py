@@ -17,6 +17,7 @@ import pytest
 
 from helpers import ROOT
 from helpers.corpus import real_data
+from helpers.modalities import small_recipe
 from helpers.processes import STORES_NO_PROGRAMS
 
 pytestmark = pytest.mark.slow
@@ -124,6 +125,30 @@ def test_a_run_killed_twenty_times(recipe, tmp_path):
         sorted(random.sample(range(2 * EVERY, steps - 20 * EVERY), 20))
     ):
         kill(run, tmp_path / "killed", moment, in_save=number % 4 == 3)
+    finish(run, tmp_path / "killed")
+    assert parameters(tmp_path / "killed") == parameters(tmp_path / "whole")
+
+
+SETTINGS = """
+from ml_collections import ConfigDict
+
+def get_config():
+    return ConfigDict({settings!r})
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "arg"),
+    [("captions", ""), ("captions", "image=photographs"), ("speech", "model=joint")],
+)
+def test_pictures_and_speech_killed_three_times(name, arg, tmp_path):
+    config = small_recipe(name, arg, tmp_path / "data")
+    path = tmp_path / f"{name}.py"
+    path.write_text(SETTINGS.format(settings=config.to_dict()))
+    run = training(str(path), 200)
+    finish(run, tmp_path / "whole")
+    for number, moment in enumerate((20, 70, 120)):
+        kill(run, tmp_path / "killed", moment, in_save=number == 1)
     finish(run, tmp_path / "killed")
     assert parameters(tmp_path / "killed") == parameters(tmp_path / "whole")
 

@@ -196,20 +196,21 @@ def test_rows_that_do_not_divide_are_refused():
 
 
 @pytest.mark.parametrize(
-    "attention",
+    ("recipe", "arg"),
     [
-        pytest.param("additive", marks=pytest.mark.slow),
-        pytest.param("scaled_dot", marks=pytest.mark.slow),
-        "multi_head",
+        pytest.param("rnn", "additive", marks=pytest.mark.slow),
+        pytest.param("rnn", "scaled_dot", marks=pytest.mark.slow),
+        ("rnn", "multi_head"),
+        ("convs2s", ""),
     ],
 )
-def test_recurrent_gradients_are_those_of_one_device(attention):
+def test_gradients_of_other_encoder_decoders_are_those_of_one_device(recipe, arg):
     """The mesh has two devices along each of data, fsdp and tensor."""
-    config = shrink(get_config("rnn", attention), Path("none"))
+    config = shrink(get_config(recipe, arg), Path("none"))
     config.data.rows_multiple = 8
-    config.model.update(
-        {"dropout_rate": 0.0, "teacher_forcing": 1.0, "vocab_multiple": 8}
-    )
+    config.model.update({"dropout_rate": 0.0, "vocab_multiple": 8})
+    if recipe == "rnn":
+        config.model.teacher_forcing = 1.0
     program = f"""
 import jax, numpy as np
 import flax.linen as nn

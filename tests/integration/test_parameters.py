@@ -13,6 +13,8 @@ from transformer_jax.models import (
     Bert,
     BertConfig,
     Classifier,
+    ConvS2S,
+    ConvS2SConfig,
     GPTConfig,
     RecurrentConfig,
     RecurrentLM,
@@ -126,6 +128,14 @@ def gru(name):
     return cell(name, ("ir", "iz", "in", "hn"), ("hr", "hz"))
 
 
+def affine(name, *axes, of_outputs="channels"):
+    """Return the axes of a map with weight normalization in ConvS2S."""
+    axes = axes or ("embed", of_outputs)
+    bias = (of_outputs,)
+    return linear(name, *axes, bias=bias) | below(name, {"scale": bias})
+
+
+CONVOLUTIONS = affine("first") | affine("block_0/convolution") | affine("last")
 BERT = (
     embeddings("")
     | {"segments": ("segment", "vector")}
@@ -233,6 +243,16 @@ MODELS = {
         below("bert", BERT)
         | below("masked_lm", MASKED_LM)
         | linear("next_sentence", "embed", "classes", bias=("classes",)),
+    ),
+    "convs2s": (
+        ConvS2S(ConvS2SConfig(num_encoder_layers=1, num_decoder_layers=1)),
+        embeddings("source_", "target_")
+        | affine("output", "vocab", "embed", of_outputs="vocab")
+        | below("encoder", CONVOLUTIONS)
+        | below(
+            "decoder",
+            CONVOLUTIONS | affine("attention_0/query") | affine("attention_0/context"),
+        ),
     ),
     "recurrent": (
         RecurrentSeq2Seq(RecurrentConfig()),

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from helpers.processes import on_devices
-from helpers.small_models import MODELS
-from transformer_jax import models
+from helpers.small_models import MODELS, PAIRS
 from transformer_jax.errors import UserError
 from transformer_jax.models import checks, masks
 from transformer_jax.models.attention import (
@@ -172,11 +171,7 @@ def call(name, ids=IDS, valid=VALID):
     Only `ids` and `valid` vary.
     """
     model = MODELS[name]
-    args = (
-        (IDS, IDS)
-        if isinstance(model, models.Transformer | models.RecurrentSeq2Seq)
-        else (IDS,)
-    )
+    args = (IDS, IDS) if name in PAIRS else (IDS,)
     params = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), *args, VALID))
     params = jax.tree.map(lambda p: np.zeros(p.shape, p.dtype), params)
     return model.apply(params, ids, *args[1:], valid)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from helpers import oracle
-from helpers.small_models import MODELS
+from helpers.small_models import MODELS, PAIRS
 from transformer_jax.models import EncoderDecoder, Transformer
 from transformer_jax.models.stack import unstack_layers
 from transformer_jax.tasks.sequence_to_sequence import start, teacher_forced
@@ -26,7 +26,7 @@ def initial(model, *inputs):
     return oracle.randomized(nn.unbox(shapes)["params"])
 
 
-@pytest.mark.parametrize("name", ["Transformer", "RecurrentSeq2Seq"])
+@pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_model_takes_the_arguments_of_the_interface(name, method):
     expected = inspect.signature(getattr(EncoderDecoder, method)).parameters.values()
@@ -36,7 +36,7 @@ def test_a_model_takes_the_arguments_of_the_interface(name, method):
     ]
 
 
-@pytest.mark.parametrize("name", ["Transformer", "RecurrentSeq2Seq"])
+@pytest.mark.parametrize("name", PAIRS)
 def test_hypotheses_that_continue_others_have_the_logits_of_their_own_tokens(name):
     model = MODELS[name]
     params = initial(model, SOURCE, VALID, SOURCE)
@@ -58,7 +58,7 @@ def test_hypotheses_that_continue_others_have_the_logits_of_their_own_tokens(nam
     assert oracle.relative(logits[:, 0], head(x)[:, -1]) <= 1e-5
 
 
-@pytest.mark.parametrize("name", ["Transformer", "RecurrentSeq2Seq"])
+@pytest.mark.parametrize("name", PAIRS)
 def test_repeated_rows_share_what_the_decoder_reads_of_the_source(name):
     model = MODELS[name]
     params = initial(model, SOURCE, VALID, SOURCE)

@@ -181,7 +181,7 @@ class Halves(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("name", "width"), [("Transformer", 8), ("RecurrentSeq2Seq", 3)]
+    ("name", "width"), [("Transformer", 8), ("RecurrentSeq2Seq", 3), ("ConvS2S", 3)]
 )
 def test_a_front_end_replaces_tokens(name, width):
     """Padding of the frames changes nothing."""

@@ -1,4 +1,6 @@
-"""Models of images and sounds train on eight devices as on one."""
+"""Models of images and sounds, and those of several decoders, train on eight devices
+as on one.
+"""
 
 import json
 
@@ -7,6 +9,7 @@ import pytest
 
 from helpers import modalities
 from helpers.processes import on_devices
+from helpers.runs import small
 
 PROGRAM = """
 import json
@@ -43,6 +46,17 @@ print(json.dumps(found))
 )
 def test_eight_devices_train_as_one(recipe, arg, tmp_path):
     config = modalities.small_recipe(recipe, arg, tmp_path / "corpus")
+    train_on_one_and_eight(config, tmp_path)
+
+
+def test_eight_devices_train_several_decoders_as_one(corpus, tmp_path):
+    config = small("several_decoders", corpus)
+    config.data.directions = ("en-de", "en-fr", "fr-en")
+    train_on_one_and_eight(config, tmp_path)
+
+
+def train_on_one_and_eight(config, tmp_path):
+    """Compare the losses of three steps on eight devices with those on one."""
     config.model.num_heads = 8
     for key in ("head_dim", "value_dim"):
         if key in config.model:

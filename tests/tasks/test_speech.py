@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from transformer_jax.models.convs2s_config import ConvS2SConfig
 from transformer_jax.models.front_ends import Frames, Grid
 from transformer_jax.models.recurrent_config import RecurrentConfig
 from transformer_jax.models.spectrograms import Convolutions, SpecAugment
@@ -18,7 +19,9 @@ def front_end(config, model):
     return config.front_end(config.stream("file"), model)
 
 
-@pytest.mark.parametrize("model", [TransformerConfig(), RecurrentConfig()])
+@pytest.mark.parametrize(
+    "model", [TransformerConfig(), RecurrentConfig(), ConvS2SConfig()]
+)
 def test_a_sound_is_masked_and_then_mapped_or_convolved(model):
     stacked = dataclasses.replace(SOUND, stacked_windows=3, time_masks=2, time_width=7)
     masked = front_end(stacked, model)

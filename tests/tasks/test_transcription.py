@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 import transformer_jax
 from helpers import modalities, oracle
 from helpers.runs import get_config, run, shrink
-from transformer_jax.config import make_task, parse
+from transformer_jax.config import defaults, make_task, parse
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.data.streams import SpecialIds
 from transformer_jax.tasks.transcription import aligned_positions
@@ -30,7 +30,11 @@ def corpus(tmp_path_factory):
 
 
 def small(corpus, model, **changes):
-    config = ConfigDict(get_config("speech", f"model={model}").to_dict())
+    recipe = "joint" if model == "convolutions" else model
+    config = ConfigDict(get_config("speech", f"model={recipe}").to_dict())
+    if model == "convolutions":
+        with config.unlocked():
+            config.model = defaults("transcription", "convs2s").model
     shrink(config, corpus)
     config.update_from_flattened_dict(
         {key.replace("__", "."): value for key, value in changes.items()}
@@ -67,6 +71,7 @@ def first_batch(task, split="val"):
         ("ctc", {"model", "ctc"}, False),
         ("joint", {"model", "ctc"}, True),
         ("las", {"model"}, True),
+        ("convolutions", {"model", "ctc"}, True),
     ],
 )
 def test_a_model_has_the_parameters_that_it_needs(
@@ -95,8 +100,9 @@ def test_the_objective_is_the_weighted_sum_of_both_losses(corpus, workdir):
     ] == pytest.approx(1 + 2 * weight)
 
 
-def test_a_loss_does_not_see_padding(corpus, workdir):
-    task, params = made(corpus, "joint", workdir)
+@pytest.mark.parametrize("model", ["joint", "convolutions"])
+def test_a_loss_does_not_see_padding(corpus, workdir, model):
+    task, params = made(corpus, model, workdir)
     batch = first_batch(task)
     changed = {
         name: np.pad(x, [(0, 2)] + [(0, 0)] * (x.ndim - 1)) for name, x in batch.items()
@@ -117,7 +123,7 @@ def test_a_loss_does_not_see_padding(corpus, workdir):
         assert mean.weight == expected[name].weight
 
 
-@pytest.mark.parametrize("model", ["ctc", "joint"])
+@pytest.mark.parametrize("model", ["ctc", "joint", "convolutions"])
 def test_scores_of_a_search_are_those_of_the_loss(corpus, workdir, model):
     task, params = made(corpus, model, workdir)
     checks = task.checks(params, first_batch(task))

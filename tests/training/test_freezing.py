@@ -14,7 +14,7 @@ from helpers.runs import small
 from transformer_jax.config import make_task, parse
 from transformer_jax.models import counting
 from transformer_jax.training.engine import Engine, make_train_step
-from transformer_jax.training.freezing import hold, without_updates
+from transformer_jax.training.freezing import hold, in_words, without_updates
 from transformer_jax.training.initialization import init_state
 
 TREE = {
@@ -63,6 +63,20 @@ def test_only_what_is_not_frozen_has_gradients_and_updates(frozen, trained):
             np.testing.assert_array_equal(
                 value, np.broadcast_to(trained[key], value.shape)
             )
+
+
+@pytest.mark.parametrize(
+    ("frozen", "words"),
+    [
+        ({}, "15 parameters"),
+        ({"e": None}, "15 parameters"),
+        ({"a": None}, "15 parameters, of which 9 are frozen"),
+        ({"a": 2, "d": None}, "15 parameters, of which 7 are frozen"),
+        ({"ab": 6}, "15 parameters, of which 5 are frozen"),
+    ],
+)
+def test_frozen_parameters_are_counted(frozen, words):
+    assert in_words(TREE, frozen) == words
 
 
 def classification(**changes):

@@ -19,6 +19,8 @@ from transformer_jax.models.bert import (
     Pretraining,
     TokenClassifier,
 )
+from transformer_jax.models.convs2s import ConvS2S
+from transformer_jax.models.convs2s_config import ConvS2SConfig
 from transformer_jax.models.gpt import GPT, GPTConfig
 from transformer_jax.models.positions import POSITIONS
 from transformer_jax.models.recurrent import RecurrentSeq2Seq
@@ -217,6 +219,7 @@ MODELS |= {
     "recurrent language model": RecurrentLM(
         RecurrentLMConfig(vocab_size=11, d_model=7)
     ),
+    "convs2s": ConvS2S(ConvS2SConfig(source_vocab_size=11, target_vocab_size=13)),
     "recurrent: Luong": recurrent(
         attention="general", input_feeding=True, local_window=2
     ),

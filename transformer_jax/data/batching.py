@@ -168,6 +168,8 @@ class BatchPlan(Plan):
         max_buckets: most buckets, and hence shapes.
         rows_multiple: the number of rows of every batch is a multiple of this.
         seed: seed for shuffling, or None.
+        groups: (n,) the group of each example, from 0. Examples of different groups
+            are never in one batch. None: all are in one group.
 
     Attributes:
         shapes: [(rows, length of stream 0, …)], one per bucket, narrowest first.
@@ -190,6 +192,7 @@ class BatchPlan(Plan):
         max_buckets: int = 8,
         rows_multiple: int = 1,
         seed: int | None,
+        groups: np.ndarray | None = None,
     ):
         lengths = np.asarray(lengths)
         if lengths.ndim != 2 or not lengths.size:
@@ -233,7 +236,7 @@ class BatchPlan(Plan):
         padded = np.maximum.reduceat(longest, starts)
         shapes = np.column_stack([rows[ends - 1], padded])
         bucket = np.searchsorted(ends, width_index, side="right")
-        self._arrange(lengths, kept, bucket, shapes, seed)
+        self._arrange(lengths, kept, bucket, shapes, seed, groups)
 
     @classmethod
     def ladder(
@@ -242,6 +245,7 @@ class BatchPlan(Plan):
         boundaries: Sequence[int],
         rows: int,
         limits: Sequence[int] | None = None,
+        groups: np.ndarray | None = None,
     ) -> BatchPlan:
         """Return a plan for evaluation and prediction, with padded lengths taken from
         `boundaries`.
@@ -257,6 +261,7 @@ class BatchPlan(Plan):
             boundaries: padded lengths, ascending, e.g. from `ladder_lengths`.
             rows: number of rows of every batch.
             limits: (k,) most positions of each stream. No stream is padded to more.
+            groups: see the class.
 
         Raises:
             ValueError: there is nothing to batch, or an example exceeds the last
@@ -282,7 +287,7 @@ class BatchPlan(Plan):
             padded = np.minimum(padded, limits)
         shapes = np.insert(padded, 0, rows, axis=1)
         plan = cls.__new__(cls)
-        plan._arrange(lengths, np.arange(len(lengths)), bucket, shapes, None)
+        plan._arrange(lengths, np.arange(len(lengths)), bucket, shapes, None, groups)
         return plan
 
     def _arrange(
@@ -292,14 +297,23 @@ class BatchPlan(Plan):
         bucket: np.ndarray,
         shapes: np.ndarray,
         seed: int | None,
+        groups: np.ndarray | None,
     ) -> None:
         """Lay out an epoch from the bucket (m,) of each kept example and the shapes
         (buckets, 1 + k).
+
+        A bucket is divided if it has examples of several groups.
         """
         self.kept = kept
         self.dropped = len(lengths) - len(kept)
         self._seed = seed
         self.shapes: list[tuple[int, ...]] = [tuple(shape) for shape in shapes.tolist()]
+        if groups is not None:
+            count = groups.max() + 1
+            divided = bucket * count + groups[kept]
+            used, bucket = np.unique(divided, return_inverse=True)
+            shapes = shapes[used // count]
+        self._shapes = shapes
         # NumPy sorts 16-bit integers in linear time
         self._bucket = bucket.astype(np.int16)
         rows = shapes[:, 0]
@@ -326,7 +340,7 @@ class BatchPlan(Plan):
     ) -> tuple[np.ndarray, tuple[int, ...]]:
         examples, order = self._order(0 if self._seed is None else epoch)
         batch = order[position]
-        rows, *shape = self.shapes[self._batch_bucket[batch]]
+        rows, *shape = self._shapes[self._batch_bucket[batch]].tolist()
         indices = examples[self._starts[batch] : self._stops[batch]]
         return filled_up(indices, rows), tuple(shape)
 

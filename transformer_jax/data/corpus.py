@@ -135,10 +135,16 @@ class Corpus:
         return self.streams[name].encode(column, begin, end)
 
     def plan(
-        self, lengths: np.ndarray, seed: int, max_lengths: Sequence[int] | None = None
+        self,
+        lengths: np.ndarray,
+        seed: int,
+        max_lengths: Sequence[int] | None = None,
+        groups: np.ndarray | None = None,
     ) -> BatchPlan:
         """Return a shuffled plan for training on examples of `lengths` (n, k), with
         the config's bucket options.
+
+        Examples of different `groups` (n,) are never in one batch.
         """
         data = self.config
         return BatchPlan(
@@ -148,6 +154,7 @@ class Corpus:
             max_buckets=data.max_buckets,
             rows_multiple=data.rows_multiple,
             seed=seed,
+            groups=groups,
         )
 
     def fingerprint(self, training: bool) -> dict[str, str]:

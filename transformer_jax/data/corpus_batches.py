@@ -110,7 +110,8 @@ def ladder_batches(
     Returns:
         Batches with arrays as in `padded_arrays`. `records` are the entries of the
         first column, `references` those of the second. `lengths` are given for
-        vectors.
+        vectors. If a stream divides the examples into groups, the rows of a batch are
+        of one group, and "group" (B,) has its number.
     """
     streams: dict[str, Ragged | Grouped] = {}
     limits = []
@@ -141,8 +142,10 @@ def ladder_batches(
     is_empty = streams[first].lengths == first_stream.added(begin, end)
     _warn_of_empty(is_empty, source, first_stream.entry)
     lengths = np.stack([encoded.lengths for encoded in streams.values()], axis=1)
-    plan = BatchPlan.ladder(lengths, ladder_lengths(max(limits)), rows, limits)
-    load = functools.partial(padded_arrays, streams, more_arrays)
+    groups = _groups(corpus, columns)
+    boundaries = ladder_lengths(max(limits))
+    plan = BatchPlan.ladder(lengths, boundaries, rows, limits, groups.get("group"))
+    load = functools.partial(padded_arrays, streams, {**more_arrays, **groups})
     references = columns[further[0]] if further else ()
     first_lengths = lengths[:, 0] if first_stream.trailing else None
     return Batches(plan, load, columns[first], references, lengths=first_lengths)
@@ -217,13 +220,28 @@ def bucket_batches(
             f"exceed data.max_ratio = {max_ratio:g}, and the others are "
             f"{others}: check the files, or raise the limits"
         )
-    plan = corpus.plan(lengths, seed, max_lengths=limits)
+    groups = _groups(corpus, columns)
+    plan = corpus.plan(lengths, seed, limits, groups.get("group"))
     reasons = {
         too_long: plan.dropped - empty.sum() - uneven.sum() - barred.sum(),
         "with an empty side": empty.sum(),
         f"above data.max_ratio = {max_ratio:g}": uneven.sum(),
         rule.words if rule else "": barred.sum(),
     }
+    _log_plan(plan, split, list(streams)[-1], reasons)
+    baseline = None
+    if predicted:
+        baseline = functools.partial(entropy, streams[predicted].values)
+    load = functools.partial(padded_arrays, streams, {**more_arrays, **groups})
+    return Batches(plan, load, baseline=baseline)
+
+
+def _log_plan(
+    plan: BatchPlan, split: str, stream: str, reasons: Mapping[str, int]
+) -> None:
+    """Log the batches of a split, how full they are in one stream, and how many
+    examples are left out for each reason.
+    """
     left_out = ", ".join(
         f"{count:,} {reason}" for reason, count in reasons.items() if count
     )
@@ -234,14 +252,20 @@ def bucket_batches(
         counted(len(plan), "batch", "batches"),
         counted(len(plan.shapes), "shape"),
         100 * plan.fill[-1],
-        list(streams)[-1],
+        stream,
         left_out or "none",
     )
-    baseline = None
-    if predicted:
-        baseline = functools.partial(entropy, streams[predicted].values)
-    load = functools.partial(padded_arrays, streams, more_arrays)
-    return Batches(plan, load, baseline=baseline)
+
+
+def _groups(
+    corpus: Corpus, columns: Mapping[str, Sequence[Any]]
+) -> dict[str, np.ndarray]:
+    """Return the groups of the examples (n,) as "group", if a stream has some."""
+    for name, column in columns.items():
+        groups = corpus.streams[name].groups(column)
+        if groups is not None:
+            return {"group": groups}
+    return {}
 
 
 def one_by_one(column: Sequence[Any]) -> Sequence[Any]:

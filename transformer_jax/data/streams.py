@@ -19,6 +19,7 @@ import numpy as np
 from transformer_jax.data import sound
 from transformer_jax.data.files import DataError
 from transformer_jax.data.images import grid_of
+from transformer_jax.data.languages import encode_marked, groups_of
 from transformer_jax.data.photographs import read_photograph
 from transformer_jax.data.ragged import Ragged
 from transformer_jax.data.tokenizers import Tokenizer, TokenizerError
@@ -97,6 +98,12 @@ class Stream(ABC):
         """Return the number of positions that `encode` adds to a row."""
         return 0
 
+    def groups(self, column: Sequence[Any]) -> np.ndarray | None:
+        """Return the group of each entry (n,), from 0, if entries of different groups
+        must not be in one batch, or None.
+        """
+        return None
+
     def faults(self, rows: np.ndarray, lengths: np.ndarray) -> dict[str, np.ndarray]:
         """Return {what may be wrong with a padded row: (B,), True where it is}."""
         return {}
@@ -117,6 +124,8 @@ class Tokens(Stream):
         key: config key of `vocab_size`, for messages, e.g. "model.source_vocab_size".
         load: function that returns the tokenizer, given by the corpus. None: there is
             no workdir, and special ids are those of tokenizers trained by this package.
+        marks: tokens of which each text must begin with one, see `languages`.
+        apart: the token is no part of the row. It says to which group the row belongs.
     """
 
     column: str
@@ -127,6 +136,8 @@ class Tokens(Stream):
     limit: int | None = None
     limit_words: str = ""
     dtype: type = np.int32
+    marks: tuple[str, ...] = ()
+    apart: bool = False
     entry = "line"
     unit = "tokens"
 
@@ -156,6 +167,7 @@ class Tokens(Stream):
 
         Raises:
             TokenizerError: the tokenizer has no id for what is requested.
+            DataError: a line does not begin with one of `marks`.
         """
         tokenizer = self.tokenizer
         added: dict[str, int | None] = {}
@@ -169,7 +181,13 @@ class Tokens(Stream):
                     f"{self.file} has no special id for the {name} of a line: "
                     "use a tokenizer that has one"
                 )
+        if self.marks:
+            kept = () if self.apart else self.marks
+            return encode_marked(tokenizer, column, self.marks, kept, **added)
         return tokenizer.encode(column, **added)
+
+    def groups(self, column: Sequence[Any]) -> np.ndarray | None:
+        return groups_of(column, self.marks) if self.apart else None
 
     def shown(self, row: np.ndarray) -> tuple[list[str], str]:
         return self.tokenizer.shown(row), self.tokenizer.decode(row)

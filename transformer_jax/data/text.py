@@ -3,8 +3,11 @@
 import dataclasses
 import math
 from collections.abc import Iterator
+from typing import ClassVar
 
 from transformer_jax import fields
+from transformer_jax.data.files import DataError
+from transformer_jax.data.languages import languages_of, marks_of
 from transformer_jax.data.progress import counted
 from transformer_jax.data.splits import SplitData
 from transformer_jax.data.tokenizer_training import KINDS
@@ -24,6 +27,14 @@ class TextData(SplitData):
     # minimum count of words and characters in a vocabulary, and of BPE and WordPiece
     # merges
     min_count: int = fields.tokenizer(1, compared=False)
+
+    # True: the tokens of `marks` select a part of the model, instead of being read
+    apart: ClassVar[bool] = False
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Tokens at the beginning of texts, each of which a tokenizer has as one id."""
+        return ()
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""
@@ -67,6 +78,9 @@ class ParallelData(TextData):
     # name of a table of all splits with the column "split" and those of source and
     # target, e.g. "captions.tsv"; each source has `references` lines. "": `{split}.*`
     table: str = ""
+    # pairs of languages, e.g. ("en-de", "en-fr"), for one model that translates in all
+    # of these directions, see `languages`; (): from source_language to target_language
+    directions: tuple[str, ...] = ()
     joint_tokenizer: bool = True  # one tokenizer and vocabulary for both languages
     # largest length ratio of a training pair, longer over shorter side in tokens; 0: no
     # limit
@@ -74,11 +88,17 @@ class ParallelData(TextData):
     # (least, most) training pairs for these settings; most = 0: no limit
     meant_for: tuple[int, ...] = fields.free(())
 
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The tokens of the languages of targets, if there are several directions."""
+        return marks_of(self.directions)
+
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule and remedy) for every invalid value."""
         yield from super().problems()
         if self.source_language == self.target_language:
             yield "target_language", "must differ from source_language"
+        yield from self._problems_of_directions()
         if self.references < 1:
             yield "references", "must be at least 1"
         if self.source != "files":
@@ -95,6 +115,21 @@ class ParallelData(TextData):
                 "must be two numbers of pairs, (least, most), or () for no warning",
             )
 
+    def _problems_of_directions(self) -> Iterator[tuple[str, str]]:
+        for direction in self.directions:
+            try:
+                languages_of(direction)
+            except DataError as error:
+                yield "directions", f"must hold pairs of languages: {error}"
+        if len(set(self.directions)) < len(self.directions):
+            yield "directions", "must name each direction once"
+        if not self.directions:
+            return
+        needed = {"source": "files", "references": 1, "table": "", "vocabulary": ""}
+        for name, value in needed.items():
+            if getattr(self, name) != value:
+                yield name, f"must be {value!r} with data.directions"
+
     def size_advice(self, pairs: int) -> str:
         """Return a warning if these settings are meant for another number of
         training pairs, or "".
@@ -108,3 +143,21 @@ class ParallelData(TextData):
             f"of this recipe are meant for {rule}: choose another size of the recipe, "
             "or set data.meant_for=() to keep these settings without this warning"
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class SeparateDirections(ParallelData):
+    """Pairs in several directions, of which a batch has one target language."""
+
+    apart: ClassVar[bool] = True
+
+    directions: tuple[str, ...] = ("en-de", "en-fr")
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (field, rule and remedy) for every invalid value."""
+        yield from super().problems()
+        if not self.directions:
+            yield (
+                "directions",
+                'must name the directions of translation, e.g. ("en-de", "en-fr")',
+            )

@@ -9,6 +9,7 @@ from etils import epath
 from transformer_jax import files
 from transformer_jax.data import tokenizer_files
 from transformer_jax.data.columns import texts_of
+from transformer_jax.data.languages import divided
 from transformer_jax.data.progress import counted, progress
 from transformer_jax.data.sources import Source
 from transformer_jax.data.streams import Tokens
@@ -103,7 +104,7 @@ class TokenizerStore:
         lines = list[str]()
         for column in map(text.column, columns):
             for i in chosen:
-                lines += texts_of(column[i])
+                lines += [divided(text, data.marks)[1] for text in texts_of(column[i])]
         try:
             with progress(f"training {name} on {counted(len(lines), 'line')}"):
                 tokenizer = train_tokenizer(
@@ -112,6 +113,7 @@ class TokenizerStore:
                     vocab_size,
                     min_count=data.min_count,
                     lowercase=data.lowercase,
+                    marks=() if data.apart else data.marks,
                 )
         except TokenizerError as error:
             raise TokenizerError(

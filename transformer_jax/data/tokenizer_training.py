@@ -80,8 +80,11 @@ def train_tokenizer(
     *,
     min_count: int = 1,
     lowercase: bool = False,
+    marks: Sequence[str] = (),
 ) -> Tokenizer:
     """Train a tokenizer with at most `vocab_size` ids, including special ids.
+
+    The last ids are those of `marks`, special tokens that stand for no text.
 
     The same lines give the same `sha256`.
 
@@ -106,23 +109,45 @@ def train_tokenizer(
             "set it to 1."
         )
     lines = lines if isinstance(lines, Sequence) else list(lines)
+    arguments = (kind, lines, vocab_size - len(marks), min_count, lowercase)
+    return Tokenizer(_with_marks(_trained(*arguments), marks))
+
+
+def _trained(
+    kind: str, lines: Sequence[str], vocab_size: int, min_count: int, lowercase: bool
+) -> str:
+    """Return the JSON of a tokenizer, which another process trains if there are many
+    lines.
+    """
     if len(lines) >= ours.MANY:
         # In this process, `command_line.keep_freed_memory` would make the library's
         # threads contend for memory.
         try:
             with workers(1) as submit:
-                return Tokenizer(
-                    submit(
-                        _train, kind, list(lines), vocab_size, min_count, lowercase
-                    ).result()
-                )
+                return submit(
+                    _train, kind, list(lines), vocab_size, min_count, lowercase
+                ).result()
         except NO_PROCESSES as error:
             log.warning(
                 "could not start a process, or it died (%s): "
                 "training the tokenizer in this process",
                 error,
             )
-    return Tokenizer(_train(kind, lines, vocab_size, min_count, lowercase))
+    return _train(kind, lines, vocab_size, min_count, lowercase)
+
+
+def _with_marks(text: str, marks: Sequence[str]) -> str:
+    """Return the JSON of a tokenizer with further special tokens."""
+    if not marks:
+        return text
+    tokenizer = tokenizers.Tokenizer.from_str(text)
+    if pieces := [mark for mark in marks if tokenizer.token_to_id(mark) is not None]:
+        raise TokenizerError(
+            f"the text itself has the piece {', '.join(pieces)}, which is a token "
+            "of this run: replace it in the text."
+        )
+    tokenizer.add_special_tokens(list(marks))
+    return tokenizer.to_str()
 
 
 def _train(

@@ -399,8 +399,10 @@ def _trained_here(content: Mapping[str, Any]) -> bool:
             "normalizers", [{"type": None}]
         )
     }
+    added = content["added_tokens"]
     return (
-        [token["content"] for token in content["added_tokens"]] == list(SPECIALS)
+        [token["content"] for token in added[: len(SPECIALS)]] == list(SPECIALS)
+        and all(token["special"] for token in added)
         and splits.get("pretokenizers", [splits])[0] in SPLITS
         and normalizations <= {"Lowercase", "Prepend", "Replace"}
     )

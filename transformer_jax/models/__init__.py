@@ -7,6 +7,8 @@ from transformer_jax.models.bert import (
     Pretraining,
     TokenClassifier,
 )
+from transformer_jax.models.convs2s import ConvS2S
+from transformer_jax.models.convs2s_config import ConvS2SConfig
 from transformer_jax.models.encoder_decoder import EncoderDecoder
 from transformer_jax.models.gpt import GPT, GPTClassifier, GPTConfig
 from transformer_jax.models.recurrent import RecurrentSeq2Seq
@@ -19,6 +21,8 @@ __all__ = [
     "Bert",
     "BertConfig",
     "Classifier",
+    "ConvS2S",
+    "ConvS2SConfig",
     "EncoderDecoder",
     "GPTClassifier",
     "GPTConfig",

@@ -20,9 +20,10 @@ Array = jax.Array
 class EncoderDecoder(Protocol):
     """A Flax module that maps a source to a distribution over target sequences.
 
-    `Transformer` and `RecurrentSeq2Seq` are examples. Call methods with `model.apply`,
-    e.g. `model.apply(variables, source, valid, method=Transformer.encode)`. A function
-    that takes the model as its first argument can call several of them at once:
+    `Transformer`, `RecurrentSeq2Seq` and `ConvS2S` are examples. Call methods with
+    `model.apply`, e.g. `model.apply(variables, source, valid,
+    method=Transformer.encode)`. A function that takes the model as its first argument
+    can call several of them at once:
 
         def logits(model, source, valid, target):
             memory = model.encode(source, valid)

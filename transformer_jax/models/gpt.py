@@ -16,7 +16,13 @@ import jax.numpy as jnp
 from transformer_jax.models import layers, masks
 from transformer_jax.models.caches import SelfAttentionCache
 from transformer_jax.models.checks import check_ids, check_valid
-from transformer_jax.models.layers import Embedding, Head, Linear, OutputLayer
+from transformer_jax.models.layers import (
+    Embedding,
+    Head,
+    Linear,
+    OutputLayer,
+    TokenVectors,
+)
 from transformer_jax.models.masks import CAUSAL, padding
 from transformer_jax.models.positions import Positions, check_length
 from transformer_jax.models.stack import SingleStackConfig, Stack, sown_weights
@@ -41,6 +47,11 @@ class GPTConfig(SingleStackConfig):
     init: str = "normal"
     norm_epsilon: float = 1e-5
     tie_embeddings: bool = True  # the token embedding is also the output layer
+
+    @property
+    def token_vectors(self) -> TokenVectors:
+        """The vectors of tokens."""
+        return super().token_vectors._replace(is_output=self.tie_embeddings)
 
     def choices(self) -> dict[str, tuple[str, ...]]:
         return super().choices() | {"architecture": ("gpt",)}

@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -83,19 +83,20 @@ def make_initializer(
     name: str,
     inputs: Sequence[int] = (0,),
     outputs: Sequence[int] = (1,),
+    stddev: float = STDDEV,
 ) -> Callable[..., Array]:
     """Return the initializer `name`, one of INITS.
 
     It is for a kernel with input axes `inputs` and output axes `outputs`.
 
-    "xavier_uniform": Glorot and Bengio 2010. "normal": standard deviation 0.02.
+    "xavier_uniform": Glorot and Bengio 2010. "normal": standard deviation `stddev`.
     "truncated_normal": the same distribution, truncated at two standard deviations, as
     in the code of BERT's authors.
     """
     if name == "normal":
-        return nn.initializers.normal(STDDEV)
+        return nn.initializers.normal(stddev)
     if name == "truncated_normal":
-        return nn.initializers.truncated_normal(STDDEV)
+        return nn.initializers.truncated_normal(stddev)
     return nn.initializers.variance_scaling(
         1.0, "fan_avg", "uniform", tuple(inputs), tuple(outputs)
     )
@@ -325,9 +326,9 @@ class Embedding(nn.Module):
     `vocab_multiple` rows, so that it can be sharded; see `mask_padding`.
 
     `initializer` is one of INITS. With `scale`, "normal" has variance 1 / d_model, so
-    that the scaled vectors have unit variance; without, it has standard deviation 0.02.
-    The variance is that of tensor2tensor, the authors' code; the paper does not specify
-    the initialization.
+    that the scaled vectors have unit variance; without, it has standard deviation
+    `stddev`. The variance is that of tensor2tensor, the authors' code; the paper does
+    not specify the initialization.
     """
 
     vocab_size: int
@@ -335,6 +336,7 @@ class Embedding(nn.Module):
     vocab_multiple: int = 1
     initializer: str = "normal"
     scale: bool = True
+    stddev: float = STDDEV
 
     def setup(self) -> None:
         def table_init(
@@ -342,7 +344,7 @@ class Embedding(nn.Module):
             shape: tuple[int, int],
             dtype: jnp.dtype,
         ) -> Array:
-            init = make_initializer(self.initializer)
+            init = make_initializer(self.initializer, stddev=self.stddev)
             if self.scale and self.initializer == "normal":
                 init = nn.initializers.normal(self.d_model**-0.5)
             table = init(key, (self.vocab_size, self.d_model), dtype)
@@ -374,6 +376,21 @@ class Embedding(nn.Module):
         This is done once for the look-up, and once for all chunks of a loss.
         """
         return constrain(self.table, "logits", "vector")
+
+
+class TokenVectors(NamedTuple):
+    """The vectors that a model reads for tokens, see `Embedding`.
+
+    key: the field of the model's config that has their width.
+    width: their width.
+    factor: the number that rows of the table are multiplied by when they are looked up.
+    is_output: the table of the predicted tokens is also the output layer.
+    """
+
+    key: str
+    width: int
+    factor: float
+    is_output: bool
 
 
 class OutputLayer(nn.Module):

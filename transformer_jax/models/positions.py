@@ -18,7 +18,7 @@ import numpy as np
 from transformer_jax.errors import UserError
 from transformer_jax.models.checks import check_ids, exceeds
 from transformer_jax.models.kernels.products import product
-from transformer_jax.models.layers import make_initializer, parameter
+from transformer_jax.models.layers import STDDEV, make_initializer, parameter
 
 Array = jax.Array
 
@@ -288,6 +288,7 @@ class Positions(nn.Module):
         "rotary" act in attention, so their vectors here are zeros.
     initializer: of learned positions, one of `layers.INITS`. "xavier_uniform" treats
         the table as one (max_length, d_model) matrix.
+    stddev: see `layers.make_initializer`.
 
     Raises:
         ValueError: T exceeds `max_length`, unless `kind` is "relative" or "rotary". The
@@ -298,6 +299,7 @@ class Positions(nn.Module):
     max_length: int
     d_model: int
     initializer: str = "normal"
+    stddev: float = STDDEV
 
     @nn.compact
     def __call__(
@@ -316,7 +318,7 @@ class Positions(nn.Module):
             table = parameter(
                 self,
                 "table",
-                make_initializer(self.initializer),
+                make_initializer(self.initializer, stddev=self.stddev),
                 shape,
                 ("position", "embed"),
             )

@@ -10,6 +10,7 @@ from transformer_jax import fields
 from transformer_jax.errors import UserError
 from transformer_jax.models.alignment import ALIGNMENTS
 from transformer_jax.models.cells import CELLS
+from transformer_jax.models.layers import TokenVectors
 
 Array = jax.Array
 
@@ -242,6 +243,12 @@ class RecurrentConfig:
     def shares_tables(self) -> bool:
         """Always False: source and target have separate embeddings."""
         return False
+
+    @property
+    def token_vectors(self) -> TokenVectors:
+        """The vectors of source and target tokens."""
+        factor = self.embedding_dim**0.5
+        return TokenVectors("embedding_dim", self.embedding_dim, factor, False)
 
     @property
     def source_width(self) -> int:

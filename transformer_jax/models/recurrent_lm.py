@@ -19,7 +19,13 @@ from transformer_jax.errors import UserError
 from transformer_jax.models.attention import Valid
 from transformer_jax.models.cells import CELLS, Carry, make_cell
 from transformer_jax.models.checks import check_ids, check_valid
-from transformer_jax.models.layers import Dropout, Embedding, Head, OutputLayer
+from transformer_jax.models.layers import (
+    Dropout,
+    Embedding,
+    Head,
+    OutputLayer,
+    TokenVectors,
+)
 
 Array = jax.Array
 
@@ -60,6 +66,12 @@ class RecurrentLMConfig:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 yield name, f"must be one of {', '.join(allowed)}"
+
+    @property
+    def token_vectors(self) -> TokenVectors:
+        """The vectors of tokens."""
+        factor = self.d_model**0.5
+        return TokenVectors("d_model", self.d_model, factor, self.tie_embeddings)
 
     def check(self) -> None:
         """Raise ValueError for the first of `problems`."""

@@ -33,7 +33,12 @@ from transformer_jax.models.kernels.loop import (
     over_layers,
     unstack,
 )
-from transformer_jax.models.layers import NORM_TYPES, FeedForward, Residual
+from transformer_jax.models.layers import (
+    NORM_TYPES,
+    FeedForward,
+    Residual,
+    TokenVectors,
+)
 from transformer_jax.models.masks import Mask
 from transformer_jax.models.positions import (
     IN_ATTENTION,
@@ -194,6 +199,12 @@ class SingleStackConfig(BlockConfig):
     embedding_scale: bool = False  # token embeddings are multiplied by √d_model
     # the embedding table is padded to a multiple of this many rows
     vocab_multiple: int = 1
+
+    @property
+    def token_vectors(self) -> TokenVectors:
+        """The vectors of tokens, of a model whose output layer has its own table."""
+        factor = self.d_model**0.5 if self.embedding_scale else 1.0
+        return TokenVectors("d_model", self.d_model, factor, is_output=False)
 
     def choices(self) -> dict[str, tuple[str, ...]]:
         return super().choices() | {"embedding_init": layers.INITS}

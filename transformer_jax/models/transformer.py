@@ -18,7 +18,13 @@ from transformer_jax.models import layers
 from transformer_jax.models.attention import Valid
 from transformer_jax.models.caches import Cache, KeyValue
 from transformer_jax.models.front_ends import Tokens
-from transformer_jax.models.layers import Embedding, Head, OutputLayer, parameter
+from transformer_jax.models.layers import (
+    Embedding,
+    Head,
+    OutputLayer,
+    TokenVectors,
+    parameter,
+)
 from transformer_jax.models.masks import CAUSAL, padding
 from transformer_jax.models.positions import Positions
 from transformer_jax.models.stack import BlockConfig, Stack, sown_weights
@@ -81,6 +87,13 @@ class TransformerConfig(BlockConfig):
     def shares_tables(self) -> bool:
         """True if source and target share one embedding."""
         return self.tie_embeddings == "all"
+
+    @property
+    def token_vectors(self) -> TokenVectors:
+        """The vectors of source and target tokens."""
+        factor = self.d_model**0.5 if self.embedding_scale else 1.0
+        is_output = self.tie_embeddings != "none"
+        return TokenVectors("d_model", self.d_model, factor, is_output)
 
     @property
     def source_width(self) -> int:

@@ -18,6 +18,7 @@ TASKS = {
     "sequence_to_sequence": (
         "transformer_jax.tasks.sequence_to_sequence:SequenceToSequence"
     ),
+    "several_decoders": "transformer_jax.tasks.several_decoders:SeveralDecoders",
     "transcription": "transformer_jax.tasks.transcription:Transcription",
     "language_modeling": "transformer_jax.tasks.language_modeling:LanguageModeling",
     "bert_pretraining": "transformer_jax.tasks.bert_pretraining:BertPretraining",

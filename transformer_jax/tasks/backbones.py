@@ -33,8 +33,8 @@ class Backbone(abc.ABC):
 
     Attributes:
         module: its name in the model of the task.
-        embeddings, layers: the modules in it that come before the layers, and the one
-            that holds the stacked layers.
+        embeddings, layers: the modules in it that come before the layers, first the
+            embedding of tokens, and the one that holds the stacked layers.
         views: how often the model reads each text of a batch: 2 for both orders of
             pairs.
     """
@@ -67,6 +67,11 @@ class Backbone(abc.ABC):
     @abc.abstractmethod
     def arguments(self, batch: DeviceArrays, valid: jax.Array) -> tuple[Any, ...]:
         """Return the arguments of the model. `valid` (B, T) is True at tokens."""
+
+    @property
+    def table(self) -> str:
+        """The path of the embedding of tokens in the parameters."""
+        return f"{self.module}/{self.embeddings[0]}/table"
 
     def bottom(self, count: int) -> dict[str, int | None]:
         """Return the embeddings and the first `count` layers."""

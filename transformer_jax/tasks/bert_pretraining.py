@@ -23,14 +23,17 @@ from transformer_jax.data.masking import (
     most_masked,
 )
 from transformer_jax.data.text import TextData
+from transformer_jax.data.word_vectors import VectorsConfig
 from transformer_jax.models.bert import BertConfig, Pretraining
 from transformer_jax.models.layers import Head
 from transformer_jax.tasks import text
 from transformer_jax.tasks.pseudo_likelihood import PseudoLikelihood
+from transformer_jax.tasks.word_tables import WordTable
 from transformer_jax.training.metric import LOSS, PERPLEXITY, Metric
 from transformer_jax.training.task import (
     Arrays,
     DeviceArrays,
+    GivenTable,
     Mean,
     Means,
     Outputs,
@@ -78,6 +81,16 @@ class PretrainingConfig(text.TextTaskConfig):
     model: BertConfig
     data: DocumentsData
     masking: MaskingConfig
+    vectors: VectorsConfig
+
+    @property
+    def given_tables(self) -> tuple[GivenTable, ...]:
+        if not self.vectors.file:
+            return ()
+        # the head of masked tokens has no table of its own
+        of_tokens = self.model.token_vectors._replace(is_output=True)
+        path = "bert/embedding/table"
+        return (WordTable("vectors", self.vectors, of_tokens, "text", path),)
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (dotted key, rule and remedy) for values that are inconsistent with

@@ -11,11 +11,13 @@ import numpy as np
 
 from transformer_jax import fields
 from transformer_jax.data.corpus import Corpus
+from transformer_jax.data.word_vectors import VectorsConfig
 from transformer_jax.models.bert import BertConfig
 from transformer_jax.models.gpt import GPTConfig
 from transformer_jax.tasks import text
 from transformer_jax.tasks.backbones import BACKBONES, Backbone
-from transformer_jax.training.task import Config, Parts
+from transformer_jax.tasks.word_tables import WordTable
+from transformer_jax.training.task import Config, GivenTable, Parts
 
 PARTS = ("frozen_layers", "feature_layers", "transferred_layers")
 
@@ -116,6 +118,23 @@ class FineTuningTaskConfig(Config):
 
     model: BertConfig | GPTConfig
     fine_tuning: FineTuningConfig
+    vectors: VectorsConfig
+
+    @property
+    def given_tables(self) -> tuple[GivenTable, ...]:
+        if not self.vectors.file:
+            return ()
+        model = self.model
+        return (
+            WordTable(
+                "vectors",
+                self.vectors,
+                model.token_vectors,
+                "text",
+                self.backbone.table,
+                size=model.vocab_size,
+            ),
+        )
 
     @property
     def backbone(self) -> Backbone:
@@ -124,7 +143,7 @@ class FineTuningTaskConfig(Config):
 
     @property
     def frozen(self) -> Parts:
-        return self.backbone.frozen()
+        return {**super().frozen, **self.backbone.frozen()}
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (dotted key, rule and remedy) for values that are inconsistent with

@@ -158,6 +158,8 @@ class InputConfig:
             yield "data.source", f"must be 'files' {needs}"
         if data.references > 1 and not data.table:
             yield "data.table", f"must name a table {needs} and several references"
+        if data.directions:
+            yield "data.directions", f"must be () {needs}"
         if model.shares_tables:
             yield "model.tie_embeddings", f"must be 'decoder' or 'none' {needs}"
 

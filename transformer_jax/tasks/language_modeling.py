@@ -23,6 +23,7 @@ from transformer_jax.data.running_text import (
     same_by_line,
     text_batches,
 )
+from transformer_jax.data.word_vectors import VectorsConfig
 from transformer_jax.decoding import Continuations, GenerationConfig, Writer
 from transformer_jax.models.gpt import GPT, GPTConfig
 from transformer_jax.models.recurrent_lm import RecurrentLM, RecurrentLMConfig
@@ -30,10 +31,12 @@ from transformer_jax.models.stack import unstack_layers
 from transformer_jax.tasks import text
 from transformer_jax.tasks.continuations import ContinuedTexts, prompt_batches
 from transformer_jax.tasks.text_scoring import TextScoring
+from transformer_jax.tasks.word_tables import WordTable
 from transformer_jax.training.metric import BITS_PER_BYTE, LOSS, PERPLEXITY
 from transformer_jax.training.task import (
     Arrays,
     DeviceArrays,
+    GivenTable,
     Growing,
     Mean,
     Means,
@@ -60,6 +63,15 @@ class LanguageModelingConfig(text.TextTaskConfig):
     model: GPTConfig | RecurrentLMConfig
     data: RunningTextData
     decoding: GenerationConfig = dataclasses.field(metadata={"free": True})
+    vectors: VectorsConfig
+
+    @property
+    def given_tables(self) -> tuple[GivenTable, ...]:
+        if not self.vectors.file:
+            return ()
+        of_tokens = self.model.token_vectors
+        path = "embedding/table"
+        return (WordTable("vectors", self.vectors, of_tokens, "text", path),)
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (dotted key, rule and remedy) for values that are inconsistent with

@@ -17,21 +17,22 @@ from etils import epath
 from transformer_jax import decoding, losses, metrics
 from transformer_jax.data.batching import Batches
 from transformer_jax.data.columns import ArrayRecords, texts_of
-from transformer_jax.data.corpus import Corpus, Reader
+from transformer_jax.data.corpus import Corpus
 from transformer_jax.data.corpus_batches import Rule, bucket_batches, ladder_batches
 from transformer_jax.data.examples import as_object, columns_of
-from transformer_jax.data.references import numbered_files, references_table
-from transformer_jax.data.streams import Stream, Tokens
+from transformer_jax.data.streams import Stream
 from transformer_jax.decoding.stopping import before_end
 from transformer_jax.errors import UserError
 from transformer_jax.files import one_line
 from transformer_jax.models.caches import Cache, repeat_rows
+from transformer_jax.models.convs2s import ConvS2S
 from transformer_jax.models.encoder_decoder import EncoderDecoder
 from transformer_jax.models.layers import Head
 from transformer_jax.models.recurrent import RecurrentSeq2Seq
 from transformer_jax.models.stack import unstack_layers
 from transformer_jax.models.transformer import Transformer, shift_right
 from transformer_jax.tasks.inputs import picture_of, shown_vectors
+from transformer_jax.tasks.pairs import reader_of, tokens_of
 from transformer_jax.tasks.sequence_to_sequence_config import (
     SEVERAL_REFERENCES,
     SequenceToSequenceConfig,
@@ -56,6 +57,7 @@ log = logging.getLogger(__name__)
 ARCHITECTURES: dict[str, Any] = {
     "transformer": Transformer,
     "recurrent": RecurrentSeq2Seq,
+    "convs2s": ConvS2S,
 }
 
 
@@ -94,32 +96,6 @@ def start(
     return model.start(model.encode(source, source_valid), room, hypotheses)
 
 
-def _tokens(config: SequenceToSequenceConfig, side: str, column: str) -> Tokens:
-    joint = config.data.joint_tokenizer
-    key = f"{side}_vocab_size"
-    return Tokens(
-        column,
-        "tokenizer.json" if joint else f"tokenizer.{side}.json",
-        getattr(config.model, key),
-        f"model.{key}",
-    )
-
-
-def _reader(config: SequenceToSequenceConfig) -> Reader:
-    """Return the function that reads the files of a split."""
-    data = config.data
-    if data.table:
-        return functools.partial(
-            references_table,
-            table=data.table,
-            count=data.references,
-            read=config.input.source_column,
-        )
-    if data.references > 1:
-        return functools.partial(numbered_files, count=data.references)
-    return config.input.reader()
-
-
 class SequenceToSequence(Task):
     """Prediction of a target text from a source.
 
@@ -149,8 +125,8 @@ class SequenceToSequence(Task):
         data = config.data
         source = config.input.stream(data.source_language)
         streams: dict[str, Stream] = {
-            "source": source or _tokens(config, "source", data.source_language),
-            "target": _tokens(config, "target", data.target_language),
+            "source": source or tokens_of(config, "source", data.source_language),
+            "target": tokens_of(config, "target", data.target_language),
         }
         front_end = config.input.front_end(streams["source"], config.model)
         architecture = ARCHITECTURES[config.model.architecture]
@@ -159,7 +135,7 @@ class SequenceToSequence(Task):
             data,
             streams,
             workdir,
-            _reader(config),
+            reader_of(config),
             start=config.init_from or None,
         )
         super().__init__(config, corpus)

@@ -5,12 +5,19 @@ from collections.abc import Iterator
 
 from transformer_jax import metrics
 from transformer_jax.data.text import ParallelData
+from transformer_jax.data.word_vectors import VectorsConfig
 from transformer_jax.decoding import DecodingConfig
+from transformer_jax.models.convs2s_config import ConvS2SConfig
 from transformer_jax.models.recurrent_config import RecurrentConfig
 from transformer_jax.models.transformer import TransformerConfig
 from transformer_jax.tasks.inputs import InputConfig
 from transformer_jax.tasks.text import TextTaskConfig
-from transformer_jax.training.task import Columns, EvaluationConfig, TrainingConfig
+from transformer_jax.tasks.word_tables import WordTable
+from transformer_jax.training.task import (
+    Columns,
+    EvaluationConfig,
+    TrainingConfig,
+)
 
 # scores that need data.references above 1
 SEVERAL_REFERENCES = ("bleu_1", "bleu_2", "bleu_3", "bleu_4", "chrf")
@@ -87,14 +94,33 @@ class SequenceToSequenceEvaluation(EvaluationConfig):
 class SequenceToSequenceConfig(TextTaskConfig):
     """The config sections of this task."""
 
-    model: TransformerConfig | RecurrentConfig
+    model: TransformerConfig | RecurrentConfig | ConvS2SConfig
     data: ParallelData
     input: InputConfig
+    source_vectors: VectorsConfig
+    target_vectors: VectorsConfig
     training: SequenceToSequenceTraining
     evaluation: SequenceToSequenceEvaluation = dataclasses.field(
         metadata={"free": True}
     )
     decoding: DecodingConfig = dataclasses.field(metadata={"free": True})
+
+    @property
+    def given_tables(self) -> tuple[WordTable, ...]:
+        tables = []
+        for side, options in (
+            ("source", self.source_vectors),
+            ("target", self.target_vectors),
+        ):
+            if options.file:
+                of_tokens = self.model.token_vectors
+                if side == "source":
+                    of_tokens = of_tokens._replace(is_output=False)
+                path = f"{side}_embedding/table"
+                tables.append(
+                    WordTable(f"{side}_vectors", options, of_tokens, side, path)
+                )
+        return tuple(tables)
 
     @property
     def columns(self) -> Columns:
@@ -131,6 +157,7 @@ class SequenceToSequenceConfig(TextTaskConfig):
                     "make them equal, or set this key to False"
                 ),
             )
+        yield from self._problems_of_vectors()
         yield from self._problems_of_captions()
         if self.decoding.beam_size > model.target_vocab_size:
             yield (
@@ -156,6 +183,26 @@ class SequenceToSequenceConfig(TextTaskConfig):
                     "requires data.joint_tokenizer = True, or the tokenizers "
                     "of an init_from in which both have the same ids; "
                     "otherwise set it to 'decoder'"
+                ),
+            )
+
+    def _problems_of_vectors(self) -> Iterator[tuple[str, str]]:
+        """Yield problems with word vectors of a source that has no embedding of its
+        own.
+        """
+        if not self.source_vectors.file:
+            return
+        if self.input.modality != "tokens":
+            yield (
+                "source_vectors.file",
+                f"must be '' with input.modality = {self.input.modality!r}",
+            )
+        if self.model.shares_tables:
+            yield (
+                "source_vectors.file",
+                (
+                    "must be '', because source and target share one embedding: "
+                    "set target_vectors.file, or model.tie_embeddings to 'decoder'"
                 ),
             )
 

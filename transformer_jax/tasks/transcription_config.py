@@ -5,7 +5,9 @@ from collections.abc import Iterator
 
 from transformer_jax import fields
 from transformer_jax.data.text import ParallelData
+from transformer_jax.data.word_vectors import VectorsConfig
 from transformer_jax.decoding import DecodingConfig
+from transformer_jax.models.convs2s_config import ConvS2SConfig
 from transformer_jax.models.recurrent_config import RecurrentConfig
 from transformer_jax.models.transformer import TransformerConfig
 from transformer_jax.tasks.sequence_to_sequence_config import (
@@ -18,6 +20,7 @@ from transformer_jax.training.task import (
     Columns,
     Config,
     EvaluationConfig,
+    GivenTable,
     TrainingConfig,
 )
 
@@ -74,9 +77,10 @@ class TranscriptionDecoding(DecodingConfig):
 class TranscriptionConfig(Config):
     """The config sections of transcription."""
 
-    model: TransformerConfig | RecurrentConfig
+    model: TransformerConfig | RecurrentConfig | ConvS2SConfig
     data: ParallelData
     input: SpeechInput
+    target_vectors: VectorsConfig
     training: TranscriptionTraining
     evaluation: EvaluationConfig = dataclasses.field(metadata={"free": True})
     decoding: TranscriptionDecoding = dataclasses.field(metadata={"free": True})
@@ -87,10 +91,18 @@ class TranscriptionConfig(Config):
         sections = {
             field.name: getattr(self, field.name) for field in dataclasses.fields(self)
         }
+        sections["source_vectors"] = VectorsConfig()
         sections["training"] = self.training.of_decoder
         keys = dataclasses.asdict(self.evaluation)
         sections["evaluation"] = SequenceToSequenceEvaluation(**keys)
         return SequenceToSequenceConfig(**sections)
+
+    @property
+    def given_tables(self) -> tuple[GivenTable, ...]:
+        return tuple(
+            dataclasses.replace(table, path=f"model/{table.path}")
+            for table in self.without_ctc.given_tables
+        )
 
     @property
     def columns(self) -> Columns:
@@ -120,6 +132,11 @@ class TranscriptionConfig(Config):
             yield (
                 "training.label_smoothing",
                 "must be 0.0 with training.ctc_weight = 1, which trains no decoder",
+            )
+        if trained == 1 and self.target_vectors.file:
+            yield (
+                "target_vectors.file",
+                "must be '' with training.ctc_weight = 1, which reads no tokens",
             )
         if self.decoding.renormalize and 0 < self.decoding.ctc_weight < 1:
             yield (

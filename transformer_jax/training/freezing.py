@@ -1,10 +1,13 @@
 """Keep parts of a model as they are while the rest is trained."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from transformer_jax.data.progress import counted
 
 # Path of a subtree of the parameters, e.g. "bert/encoder" → None: all of it; k: the
 # first k entries of its arrays along their first axis, e.g. the first k of stacked
@@ -18,6 +21,29 @@ def part_with(name: str, parts: Parts) -> str | None:
         if f"{name}/".startswith(f"{path}/"):
             return path
     return None
+
+
+def in_words(params: Any, frozen: Parts) -> str:
+    """Return the number of parameters, and of those that are frozen, if any are."""
+    total = 0
+    held = 0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        total += leaf.size
+        part = part_with(_name(path), frozen)
+        if part is None:
+            continue
+        count = frozen[part]
+        if count is None:
+            held += leaf.size
+        else:
+            held += min(count, leaf.shape[0]) * math.prod(leaf.shape[1:])
+    words = counted(total, "parameter")
+    return f"{words}, of which {held:,} are frozen" if held else words
+
+
+def _name(path: Any) -> str:
+    """Return the name of a parameter, e.g. "bert/norm/scale"."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def hold(params: Any, frozen: Parts) -> Any:
@@ -55,8 +81,7 @@ def _on_frozen(change: Any, tree: Any, frozen: Parts) -> Any:
         return tree
 
     def changed(path: Any, leaf: jax.Array) -> jax.Array:
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        part = part_with(name, frozen)
+        part = part_with(_name(path), frozen)
         return leaf if part is None else change(leaf, frozen[part])
 
     return jax.tree_util.tree_map_with_path(changed, tree)

@@ -12,8 +12,9 @@ from etils import epath
 from jax.sharding import Mesh
 
 from transformer_jax.data.batching import Batches, prefetch
-from transformer_jax.data.progress import counted, progress
+from transformer_jax.data.progress import progress
 from transformer_jax.training import (
+    freezing,
     processes,
     profiling,
     scoring,
@@ -256,8 +257,8 @@ def _start(
         if init_compiled is not None:
             init_compiled.result()
         state = engine.restore_or_init(checkpoints, newest, initial)
-        count = sum(x.size for x in jax.tree.leaves(state.params))
-        log.info("%s on %s", counted(count, "parameter"), _devices(engine.mesh))
+        size = freezing.in_words(state.params, engine.config.frozen)
+        log.info("%s on %s", size, _devices(engine.mesh))
     meta = {"fingerprint": fingerprint, "scored": scoring.part(task), "settings": now}
     return _Opened(batches, evaluator, meta, meaning), state
 

@@ -55,6 +55,7 @@ RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
     ("segment", None),
     ("classes", None),
     ("layers", None),
+    ("decoders", None),
 )
 # For error messages: the config key that usually sets the size of a sharded axis.
 KEYS = {

@@ -171,6 +171,36 @@ class Network(Protocol):
     def attention(self, params: Params, batch: DeviceArrays) -> Attention: ...
 
 
+class GivenTable(Protocol):
+    """A table of the parameters, e.g. an embedding, of which a new run reads rows from
+    a file.
+    """
+
+    @property
+    def stream(self) -> str:
+        """The name of the stream whose tokens the rows stand for."""
+
+    @property
+    def path(self) -> str:
+        """The path of the table in the parameters."""
+
+    @property
+    def frozen(self) -> Parts:
+        """The rows that training leaves as they are."""
+
+    def problems(self, config: Any) -> Iterator[tuple[str, str]]:
+        """Yield (dotted key, rule and remedy), given the whole config."""
+
+    def advice(self) -> Iterator[str]:
+        """Yield warnings about values that are valid but probably unintended."""
+
+    def check(self) -> None:
+        """Raise ValueError if the beginning of the file shows that it is unusable."""
+
+    def rows(self, tokens: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the first rows (n, D), and (n,), True for those to use."""
+
+
 class Stream(Protocol):
     """The members of `data.streams.Stream` that the defaults of `Task` use."""
 
@@ -300,9 +330,17 @@ class Config:
         return f"data.max_length = {self.data.max_length}", self.data.max_length
 
     @property
+    def given_tables(self) -> tuple[GivenTable, ...]:
+        """The tables of which a new run reads rows from files."""
+        return ()
+
+    @property
     def frozen(self) -> Parts:
         """The parameters that training leaves as they are."""
-        return NOTHING
+        parts: dict[str, int | None] = {}
+        for table in self.given_tables:
+            parts |= table.frozen
+        return parts
 
     @property
     def inherited(self) -> Inherited:
@@ -357,6 +395,8 @@ class Config:
                     "with e.g. 0.999, or set this to 'latest', 'best' or 'average'"
                 ),
             )
+        for table in self.given_tables:
+            yield from table.problems(self)
 
     def advice(self) -> Iterator[str]:
         """Yield warnings about values that are valid but probably unintended."""
@@ -368,6 +408,8 @@ class Config:
                 f"rate stays at {self.optimizer.end_fraction:g} of its peak "
                 f"until training.steps = {steps}; set it to 0 to decay over all steps"
             )
+        for table in self.given_tables:
+            yield from table.advice()
 
 
 class Task(ABC):
