@@ -69,10 +69,11 @@ class BlockConfig:
     norm: str = "post"  # where norms are: see `Residual`
     norm_type: str = "layer_norm"
     positions: str = "sinusoidal"
-    # Of "relative" positions, k: longer distances are clipped to it. Of
-    # "relative_bias", where the last bucket begins: see `buckets_of_distances`.
+    # k of "relative" positions: longer distances are clipped to it
     max_relative_distance: int = 16
-    relative_buckets: int = 32  # of "relative_bias" positions
+    # of "relative_bias" positions: see `buckets_of_distances`
+    relative_buckets: int = 32
+    max_bucket_distance: int = 128
     rotary_base: float = 10000.0  # θ of "rotary" positions
     # on the output of each sub-layer and on the sums of embeddings
     dropout_rate: float = fields.random(0.1, 0.0)
@@ -127,15 +128,14 @@ class BlockConfig:
             yield "norm_epsilon", "must be positive, e.g. 1e-6"
         if not self.rotary_base > 0:
             yield "rotary_base", "must be positive, e.g. 10000"
-        if self.positions == "relative_bias":
-            exact = self.relative_buckets // 2
-            if exact < 2:
-                yield "relative_buckets", "must be at least 4, e.g. 32"
-            if self.max_relative_distance <= exact:
-                yield (
-                    "max_relative_distance",
-                    f"must be above {exact}, half of relative_buckets, e.g. 128",
-                )
+        exact = self.relative_buckets // 2
+        if exact < 2:
+            yield "relative_buckets", "must be at least 4, e.g. 32"
+        if self.max_bucket_distance <= exact:
+            yield (
+                "max_bucket_distance",
+                f"must be above {exact}, half of relative_buckets, e.g. 128",
+            )
         if self.num_kv_heads > 0 and self.num_heads % self.num_kv_heads:
             yield (
                 "num_kv_heads",
@@ -338,7 +338,7 @@ class Stack(nn.Module):
         self.layers = Block(c, self.cross, scale)
         if c.positions == "relative_bias":
             self.relative_bias = RelativeBias(
-                c.num_heads, c.relative_buckets, c.max_relative_distance, c.d_model
+                c.num_heads, c.relative_buckets, c.max_bucket_distance, c.d_model
             )
         if c.norm == "pre":
             self.final_norm = NORM_TYPES[c.norm_type](c.norm_epsilon)

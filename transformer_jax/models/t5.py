@@ -21,14 +21,14 @@ COMMON: dict[str, Any] = {
     "norm_epsilon": 1e-6,
     "positions": "relative_bias",
     "relative_buckets": 32,
-    "max_relative_distance": 128,
+    "max_bucket_distance": 128,
     "attention_bias": False,
     "feed_forward_bias": False,
     "scale_scores": False,
     "embedding_scale": False,
     "init": "fan_in",
     "embedding_init": "standard_normal",
-    # 32,000 word pieces, the specials and 100 sentinels, rounded up to a multiple of 128
+    # 32,000 word pieces and 100 sentinels, rounded up to a multiple of 128
     "source_vocab_size": 32128,
     "target_vocab_size": 32128,
 }
