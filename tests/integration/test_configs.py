@@ -36,6 +36,7 @@ ARGUMENTS = {
         "annotated",
     ],
     "rnn": ["none,lstm,reversed"],
+    "t5": ["mini", "small"],
     "speech": ["model=ctc", "model=joint", "model=las,data=words"],
     "wmt14": ["big,norm=pre,en-fr"],
 }
@@ -82,6 +83,7 @@ SLOW = {
     ("rnn", "none,lstm,reversed"),  # tests/models/test_recurrent.py has its equations
     ("speech", "model=joint"),
     ("speech", "model=las,data=words"),  # tests/tasks/test_transcription.py trains it
+    ("t5", "small"),
     ("wmt14", "big,norm=pre,en-fr"),
 }
 RUNS = [
