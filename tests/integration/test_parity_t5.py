@@ -133,7 +133,7 @@ def test_searches_are_those_of_generate(pair, beams, alpha, stopping, monkeypatc
         length_penalty=alpha,
         length_penalty_form="power",
         stopping_rule=RULES[stopping],
-        at_limit="cut",
+        at_limit="rank",
     )
     ours = searching(found.model, options, PAD, EOS)(params, source)
     more = {"length_penalty": alpha, "early_stopping": stopping} if beams > 1 else {}

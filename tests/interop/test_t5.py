@@ -207,7 +207,7 @@ def test_settings_of_generate_are_those_of_decoding(tmp_path):
         "length_penalty": 1.0,
         "length_penalty_form": "power",
         "stopping_rule": "hf_false",
-        "at_limit": "cut",
+        "at_limit": "rank",
         "max_ratio": 0.0,
         "max_extra": 199,
     }

@@ -151,6 +151,7 @@ def beam_search(
     pad_id: int | None,
     n_best: int | None = None,
     stopping_rule: str = "exact",
+    ranks_cut: bool = False,
     end_ids: Sequence[int] = (),
     change: Change | None = None,
 ) -> Hypotheses:
@@ -170,6 +171,9 @@ def beam_search(
     `n_best`, the caller uses only the first `n_best` places, and the search stops once
     none of these can change. The result in these places is the same but is found
     earlier. Other rules: STOPPING_RULES.
+
+    Hypotheses of `max_length` tokens that have not ended rank below all that have, or
+    with `ranks_cut`, among them.
 
     With `change`, the log-probabilities of the next tokens are changed first, and log P
     is the sum of the changed ones. `change` excludes PAD and BOS, and returns no
@@ -219,6 +223,8 @@ def beam_search(
         cache = caches.reorder(cache, take(parents, kept))
 
         # rounding could exceed the bound in rows that are done
+        if ranks_cut:
+            ended = ended | (position + 1 == max_length)
         may_end = ranking.may_end(ended) & ~state.done[:, None]
         new = jnp.where(may_end, totals, IMPOSSIBLE)
         new_scores = ranking.score(new, position + 1)

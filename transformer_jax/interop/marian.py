@@ -220,7 +220,7 @@ class Translation(Head):
     Its settings are those of `generate`: beams, length penalty and lengths.
 
     forced_end: the forced_eos_token_id of a folder that names none; None if outputs
-        that reach the limit are cut.
+        that reach the limit are ranked as they are.
     longest: the key of config.json for the longest output if `generate` has no limit,
         and its default.
     """
@@ -252,7 +252,7 @@ class Translation(Head):
             "length_penalty_form": "power",
             "stopping_rule": STOPPING[stopping],
             "at_limit": (
-                "cut"
+                "rank"
                 if config.get("forced_eos_token_id", self.forced_end) is None
                 else "end"
             ),
