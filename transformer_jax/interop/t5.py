@@ -3,7 +3,9 @@
 Both versions are supported, also as one of them is written by transformers 5: there,
 tie_word_embeddings is always true, and scale_decoder_outputs tells the versions apart.
 
-Differs: The decoder never writes the id of padding, with which it begins.
+Differs: The decoder never writes the id of padding, with which it begins, nor ids that
+only fill up the embedding. Without a limit in the folder, outputs have up to
+n_positions tokens.
 """
 
 from collections.abc import Mapping
@@ -31,6 +33,15 @@ FEED_FORWARDS = {
     "gated-relu": ("gated", "relu"),
     "gated-silu": ("gated", "silu"),
 }
+# the linear maps of a sub-layer: our name → their name and its layout there
+ATTENTION = {
+    "query": ("q", LINEAR),
+    "key": ("k", LINEAR),
+    "value": ("v", LINEAR),
+    "output": ("o", JOINING),
+}
+PLAIN = {"inner": ("wi", LINEAR), "outer": ("wo", LINEAR)}
+GATED = {"gate": ("wi_0", LINEAR), "inner": ("wi_1", LINEAR), "outer": ("wo", LINEAR)}
 # the keys of config.json that repeat what feed_forward_proj says
 ACTIVATION = "dense_act_fn"
 IS_GATED = "is_gated_act"
@@ -174,32 +185,23 @@ def table(model: TransformerConfig, outputs: Outputs) -> list[Entry]:
 
 
 def _stack(name: str, model: TransformerConfig) -> list[Entry]:
-    sub_layers = {"self_attention": "SelfAttention"}
+    feed_forward = GATED if model.feed_forward == "gated" else PLAIN
+    sub_layers = [("self_attention", "SelfAttention", ATTENTION)]
     if name == "decoder":
-        sub_layers["cross_attention"] = "EncDecAttention"
-    sub_layers["feed_forward"] = "DenseReluDense"
-    inner = {"inner": "wi"}
-    if model.feed_forward == "gated":
-        inner = {"gate": "wi_0", "inner": "wi_1"}
-    maps = {
-        "feed_forward": {part: (theirs, LINEAR) for part, theirs in inner.items()},
-    }
-    maps["feed_forward"]["outer"] = ("wo", LINEAR)
-    of_attention = {part: (part[0], LINEAR) for part in ("query", "key", "value")}
-    of_attention["output"] = ("o", JOINING)
+        sub_layers.append(("cross_attention", "EncDecAttention", ATTENTION))
+    sub_layers.append(("feed_forward", "DenseReluDense", feed_forward))
     first = f"{name}.block.0.layer.0.SelfAttention"
     entries = [
         Entry(f"{name}/relative_bias/table", f"{first}.relative_attention_bias.weight"),
         Entry(f"{name}/final_norm/scale", f"{name}.final_layer_norm.weight"),
     ]
-    for number, (ours, theirs) in enumerate(sub_layers.items()):
+    for number, (ours, theirs, maps) in enumerate(sub_layers):
         layer = f"{name}.block.{{}}.layer.{number}"
         norm = f"{name}/layers/{ours}_residual/rms_norm/scale"
         entries.append(Entry(norm, f"{layer}.layer_norm.weight"))
-        for part, (called, layout) in maps.get(ours, of_attention).items():
+        for part, (tensor, layout) in maps.items():
             path = f"{name}/layers/{ours}/{part}/kernel"
-            tensor = f"{layer}.{theirs}.{called}.weight"
-            entries.append(Entry(path, tensor, layout))
+            entries.append(Entry(path, f"{layer}.{theirs}.{tensor}.weight", layout))
     return entries
 
 
