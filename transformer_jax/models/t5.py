@@ -1,13 +1,15 @@
 """T5 (Raffel et al. 2020): `Transformer` with other settings.
 
-Section 2.1 lists what differs from Vaswani et al. 2017: pre-LN, norms that only rescale
-(`RMSNorm`), no biases, and positions that are scalars added to scores. The rest is in
-the authors' code: scores are not divided by √d_k, which is part of the initial weights
-instead, and dropout acts on everything between two weights. Version 1.1 has gated GELU
-(Shazeer 2020) and an output layer with its own table.
+Section 2.1 says what differs from Vaswani et al. 2017: norms precede the sub-layers and
+only rescale (`RMSNorm`), positions are scalars that are added to scores, and dropout
+acts inside of feed-forward networks, on residual connections, on attention weights, and
+on inputs and outputs of the stacks. The rest is in the authors' code: linear maps have
+no biases, and scores are not divided by √d_k, which is part of the initial weights
+instead. Version 1.1 has gated GELU (Shazeer 2020) and an output layer with its own
+table.
 
-Differs: In the authors' code, dropout on attention weights drops a key for all queries
-of a row or for none; here, it drops each weight on its own.
+Differs: In the authors' code, all positions of a sequence drop the same units. Here,
+each position draws its own.
 """
 
 from typing import Any
