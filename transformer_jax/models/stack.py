@@ -352,7 +352,9 @@ class Stack(nn.Module):
     ) -> Array:
         """Run x (B, T, D) through all layers.
 
-        `mask` and `memory_mask` broadcast to (B, N, T, T) and (B, N, T, S).
+        `mask` and `memory_mask` broadcast to (B, N, T, T) and (B, N, T, S). For
+        "relative_bias" positions, a mask is causal only if it has this rule, and never
+        if it is an array.
         """
         places = self._places(x.shape[1], mask)
 
